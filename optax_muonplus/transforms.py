@@ -1,0 +1,304 @@
+"""The links of Muon+ as Optax transformations, and the chain of them that an optimizer uses.
+
+Each link works in float32 at least. :func:`momentum` hands on what it accumulated unrounded; the
+others keep the dtype that they are given.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_muonplus.dimension_numbers import DimensionNumbersTree
+from optax_muonplus.lifting import (
+    MatrixFunction,
+    apply_to_matrices,
+    check_function,
+    check_inexact,
+)
+from optax_muonplus.normalization import (
+    Norm,
+    check_norm,
+    match_frobenius_norm,
+    normalize_matrix,
+)
+from optax_muonplus.polar import (
+    DEFAULT_EPS,
+    Polar,
+    PolarFunction,
+    Preconditioning,
+    accumulation_dtype,
+    polar_function,
+)
+from optax_muonplus.shape_factor import ShapeScale, check_shape_scale, shape_factor
+
+
+class MomentumState(NamedTuple):
+    """State of :func:`momentum`.
+
+    Attributes:
+      mu: one buffer for each parameter, of its shape.
+      count: number of updates so far, for bias correction; None without it.
+    """
+
+    mu: optax.Updates
+    count: Any
+
+
+def momentum(
+    beta: Any = 0.95,
+    *,
+    nesterov: bool = False,
+    bias_correction: bool = False,
+    mu_dtype: Any = None,
+) -> optax.GradientTransformation:
+    r"""Exponential moving average of the gradients.
+
+    .. math::
+      M_t = \beta M_{t-1} + (1 - \beta) G_t
+
+    and hands on :math:`M_t`, or :math:`\beta M_t + (1 - \beta) G_t` with ``nesterov``.
+
+    Args:
+      beta: decay, in [0, 1).
+      nesterov: whether to look one step ahead. Off in the paper, on in its published code.
+      bias_correction: divides by what the zero start left out: :math:`M_t` by
+        :math:`1-\beta^t`; with ``nesterov`` :math:`M_t` by :math:`1-\beta^{t+1}` and :math:`G_t` by
+        :math:`1-\beta^t` (Dozat 2016), as ``optax.contrib.muon`` does. A polar factor sees it with
+        ``nesterov`` only, where it changes the mixture.
+      mu_dtype: dtype of the buffer; None means the parameter's. Sums are in float32 at least.
+
+    Returns:
+      A transformation with :class:`MomentumState`. Updates leave in the dtype of the sums, at least
+      float32.
+
+    Raises:
+      ValueError: if ``beta`` is a Python number outside [0, 1), or at init for integer parameters.
+
+    Source: Zhang et al., arXiv:2602.21545, equation 1.
+    """
+    if isinstance(beta, int | float) and not 0 <= beta < 1:
+        raise ValueError(f"beta must be in [0, 1), got {beta}.")
+    mu_dtype = None if mu_dtype is None else jax.dtypes.canonicalize_dtype(mu_dtype)
+
+    def init_fn(params: optax.Params) -> Any:
+        check_inexact(params)
+        mu = optax.tree.zeros_like(params, dtype=mu_dtype)
+        return MomentumState(mu, jnp.zeros([], jnp.int32) if bias_correction else None)
+
+    def update_fn(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        del params
+        grads = jax.tree.map(_accumulable, updates)
+        mu = jax.tree.map(lambda m, g: _mix(m, g, beta), state.mu, grads)
+        count = None if state.count is None else optax.safe_increment(state.count)
+        ahead, now = mu, grads
+        if count is not None:
+            ahead = optax.tree.bias_correction(mu, beta, count + 1 if nesterov else count)
+            now = optax.tree.bias_correction(grads, beta, count)
+        direction = jax.tree.map(lambda m, g: _mix(m, g, beta), ahead, now) if nesterov else ahead
+        stored = jax.tree.map(lambda m, old: m.astype(old.dtype), mu, state.mu)
+        return direction, MomentumState(stored, count)
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _accumulable(x: jax.Array) -> jax.Array:
+    return jnp.asarray(x).astype(accumulation_dtype(jnp.result_type(x)))
+
+
+def _mix(m: jax.Array, g: jax.Array, beta: Any) -> jax.Array:
+    """``beta m + (1 - beta) g`` in the wider of their dtypes, whatever that of ``beta``."""
+    dtype = jnp.promote_types(m.dtype, g.dtype)
+    weight = jnp.asarray(beta).astype(jnp.finfo(dtype).dtype)
+    return weight * m.astype(dtype) + (1 - weight) * g.astype(dtype)
+
+
+def orthogonalize(
+    ns_coeffs: str | Sequence[Any] = "jordan",
+    ns_steps: Any = 5,
+    eps: Any = DEFAULT_EPS,
+    *,
+    polar: Polar | PolarFunction = "auto",
+    preconditioning: Preconditioning = "frobenius",
+    compute_dtype: Any = None,
+    weight_dimension_numbers: DimensionNumbersTree = None,
+) -> optax.GradientTransformation:
+    """Replaces every matrix by its polar factor, exact or approximate.
+
+    Args:
+      ns_coeffs: see :func:`optax_muonplus.polar.newton_schulz`, as for the next four.
+      ns_steps: number of Newton-Schulz steps.
+      eps: added to the norm that divides.
+      polar: ``"auto"``, ``"newton_schulz"``, ``"svd"``, or a function
+        ``(*batch, out, in) -> (*batch, out, in)``.
+      preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"`` or ``"schatten"``.
+      compute_dtype: dtype of the operands of matrix products.
+      weight_dimension_numbers: tree, prefix tree or function of the updates; None means the default
+        rules by path. Every leaf must be a matrix.
+
+    Raises:
+      ValueError: for unknown words and too few rows when built, for leaves that are not matrices at
+        init.
+    """
+    function = polar_function(polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
+    return lift(function, weight_dimension_numbers)
+
+
+def normalize(
+    norm: Norm = "col_row",
+    norm_eps: Any = 1e-8,
+    *,
+    match_frobenius: bool = False,
+    weight_dimension_numbers: DimensionNumbersTree = None,
+) -> optax.GradientTransformation:
+    """Divides the rows, the columns, or one after the other, of every matrix by their norms.
+
+    Args:
+      norm: ``"none"``, ``"col"``, ``"row"``, ``"col_row"`` (columns first) or ``"row_col"``.
+      norm_eps: inside the root, see :func:`optax_muonplus.normalization.normalize_matrix`.
+      match_frobenius: whether to restore each matrix's Frobenius norm afterwards.
+      weight_dimension_numbers: as in :func:`orthogonalize`.
+    """
+    return lift(_normalizer(norm, norm_eps, match_frobenius), weight_dimension_numbers)
+
+
+def scale_by_shape(
+    shape_scale: ShapeScale = "spectral",
+    consistent_rms: Any = None,
+    *,
+    norm: Norm = "none",
+    match_frobenius: bool = False,
+    weight_dimension_numbers: DimensionNumbersTree = None,
+) -> optax.GradientTransformation:
+    """Multiplies every matrix by a factor of its shape.
+
+    Args:
+      shape_scale: ``"spectral"`` sqrt(out/in), ``"max"`` sqrt(max(1, out/in)) or ``"none"``.
+      consistent_rms: if given, the factor instead gives updates this root mean square.
+      norm: the normalization that came before, which ``consistent_rms`` has to know.
+      match_frobenius: whether that restored the Frobenius norm, likewise.
+      weight_dimension_numbers: as in :func:`orthogonalize`.
+
+    See :func:`optax_muonplus.shape_factor.shape_factor` for the equations.
+    """
+    scaler = _scaler(shape_scale, consistent_rms, norm, match_frobenius)
+    return lift(scaler, weight_dimension_numbers)
+
+
+def scale_by_muonplus(
+    ns_coeffs: str | Sequence[Any] = "jordan",
+    ns_steps: Any = 5,
+    beta: Any = 0.95,
+    eps: Any = DEFAULT_EPS,
+    mu_dtype: Any = None,
+    *,
+    norm: Norm = "col_row",
+    norm_eps: Any = 1e-8,
+    match_frobenius: bool = False,
+    shape_scale: ShapeScale = "spectral",
+    consistent_rms: Any = None,
+    nesterov: bool = False,
+    bias_correction: bool = False,
+    polar: Polar | PolarFunction = "auto",
+    preconditioning: Preconditioning = "frobenius",
+    adaptive: bool = False,
+    compute_dtype: Any = None,
+    weight_dimension_numbers: DimensionNumbersTree = None,
+) -> optax.GradientTransformation:
+    r"""The matrix part of Muon+: no learning rate, no weight decay, no partition.
+
+    .. math::
+      M_t = \beta M_{t-1} + (1-\beta) G_t, \qquad
+      O_t = \mathrm{Norm}(\mathrm{Ortho}(M_t)), \qquad \text{update} = \sqrt{m/n}\, O_t
+
+    The same as ``optax.chain(momentum(...), orthogonalize(...), normalize(...),
+    scale_by_shape(...))``, with the last three done in one visit to each matrix. Arguments are
+    those of the links and of :func:`optax_muonplus.muonplus`. Updates leave in the gradients'
+    dtype.
+
+    Source: Zhang et al., arXiv:2602.21545, equation 2 and Algorithm 1.
+    """
+    orthogonalizer = polar_function(polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
+    normalizer = _normalizer(norm, norm_eps, match_frobenius)
+    scaler = _scaler(shape_scale, consistent_rms, norm, match_frobenius)
+
+    def matrix_step(m: jax.Array) -> jax.Array:
+        o = normalizer(orthogonalizer(m))
+        return scaler(_times_dual_norm(o, m) if adaptive else o)
+
+    return keep_dtype(
+        optax.chain(
+            momentum(beta, nesterov=nesterov, bias_correction=bias_correction, mu_dtype=mu_dtype),
+            lift(matrix_step, weight_dimension_numbers),
+        )
+    )
+
+
+def lift(
+    function: MatrixFunction, weight_dimension_numbers: DimensionNumbersTree = None
+) -> optax.GradientTransformation:
+    """A stateless transformation that applies ``function`` to every matrix of the updates.
+
+    Args:
+      function: shape-preserving, on arrays ``(batch, out, in)``.
+      weight_dimension_numbers: as in :func:`orthogonalize`.
+    """
+
+    def init_fn(params: optax.Params) -> Any:
+        check_function(function, params, weight_dimension_numbers)
+        return optax.EmptyState()
+
+    def update_fn(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        del params
+        return apply_to_matrices(function, updates, weight_dimension_numbers), state
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def keep_dtype(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """``inner`` with its updates rounded, once and last, to the dtype of the incoming ones."""
+
+    def update_fn(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        wide, state = inner.update(updates, state, params)
+        return jax.tree.map(lambda u, g: u.astype(jnp.result_type(g)), wide, updates), state
+
+    return optax.GradientTransformation(inner.init, update_fn)
+
+
+def _normalizer(norm: Norm, norm_eps: Any, match_frobenius: bool) -> MatrixFunction:
+    check_norm(norm)
+    if isinstance(norm_eps, int | float) and norm_eps < 0:
+        raise ValueError(f"norm_eps must not be negative, got {norm_eps}.")
+
+    def normalizer(x: jax.Array) -> jax.Array:
+        y = normalize_matrix(x, norm, norm_eps)
+        return match_frobenius_norm(y, x) if match_frobenius else y
+
+    return normalizer
+
+
+def _scaler(
+    shape_scale: ShapeScale, consistent_rms: Any, norm: Norm, match_frobenius: bool
+) -> MatrixFunction:
+    check_shape_scale(shape_scale)
+    check_norm(norm)
+
+    def scaler(x: jax.Array) -> jax.Array:
+        fan_out, fan_in = x.shape[-2:]
+        factor = shape_factor(fan_out, fan_in, shape_scale, consistent_rms, norm, match_frobenius)
+        return (x * factor).astype(x.dtype)
+
+    return scaler
+
+
+def _times_dual_norm(o: jax.Array, m: jax.Array) -> jax.Array:
+    """``o`` times the real part of <m, o>; for a polar factor that is the nuclear norm of m."""
+    return o * jnp.real(jnp.sum(m.conj() * o, axis=(-2, -1), keepdims=True)).astype(o.dtype)

@@ -1,0 +1,16 @@
+"""Settings that must be made before JAX starts: CPU only, eight devices, a compilation cache."""
+
+import os
+import pathlib
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+# Compilation is most of the suite's time; the second run reads it from here.
+_CACHE = pathlib.Path(__file__).parent.parent / ".cache" / "jax"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+import jax  # noqa: E402
+
+# A (3,) added to a (4, 3) by accident is an error; it is never meant in this package.
+jax.config.update("jax_numpy_rank_promotion", "raise")
