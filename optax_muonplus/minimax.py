@@ -52,7 +52,9 @@ def polar_express(
         fit_low = max(low, cushion * high)
         row = np.array(minimax(fit_low, high, degree))
         if fit_low > low:
-            row *= 2 / (_evaluate(row, low) + _evaluate(row, high))
+            # The largest value of p is 1 + E, where 1 - E = p(fit_low); at the top end only if the
+            # number of terms is odd.
+            row *= 2 / (_evaluate(row, low) + 2 - _evaluate(row, fit_low))
         if step < steps - 1:
             row /= (1 + safety) ** (2 * np.arange(len(row)) + 1)
         rows.append(tuple(row.tolist()))

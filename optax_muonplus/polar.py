@@ -240,12 +240,13 @@ def _product(dtype: jnp.dtype, operand: Any) -> Callable[..., jax.Array]:
 
 
 def _unit_max(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``x`` divided by its largest magnitude, and that magnitude ``(*batch, 1, 1)`` (1 for zero).
+    """``x`` over about its largest magnitude, and that magnitude ``(*batch, 1, 1)`` (1 for zero).
 
     Squares of what is left neither overflow nor vanish as a whole.
     """
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
-    magnitude = jnp.where(largest > 0, largest, 1)
+    # XLA may multiply by the reciprocal, which must not be a subnormal number: those count as 0.
+    magnitude = jnp.clip(jnp.where(largest > 0, largest, 1), max=jnp.finfo(largest.dtype).max / 8)
     return x / magnitude, magnitude
 
 

@@ -1,0 +1,82 @@
+"""The house rule: imports run strictly downwards, and each floor sees only what it may."""
+
+import ast
+import inspect
+import pathlib
+import sys
+
+import pytest
+
+import optax_muonplus
+
+PACKAGE = pathlib.Path(optax_muonplus.__file__).parent
+ROOT = PACKAGE.parent
+
+# A module may import from lines above its own, never from its own line or below. The first set of
+# lines is floor 0, then 1, 2 and 3.
+FLOORS = [
+    [{"minimax", "normalization"}, {"coefficients", "shape_factor"}, {"polar"}],
+    [{"dimension_numbers"}, {"partition"}, {"lifting", "table"}],
+    [{"transforms"}],
+    [{"optimizers"}],
+    [{"__init__"}],
+]
+# What a floor may import from outside, besides the standard library.
+OUTSIDE = [
+    {"jax", "numpy"},
+    {"jax", "numpy", "optax.contrib"},
+    {"jax", "optax"},
+    {"optax"},
+    set(),
+]
+
+
+def imports(module):
+    """Full names of what a module of the package imports."""
+    tree = ast.parse((PACKAGE / f"{module}.py").read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            if node.module == PACKAGE.name:
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def test_every_module_has_its_line():
+    placed = set().union(*(line for floor in FLOORS for line in floor))
+    assert placed == {path.stem for path in PACKAGE.glob("*.py")}
+
+
+@pytest.mark.parametrize("floor", range(len(FLOORS)))
+def test_imports_run_downwards(floor):
+    below = set().union(*(line for lower in FLOORS[:floor] for line in lower))
+    for line in FLOORS[floor]:
+        for module in line:
+            for name in imports(module):
+                first, _, rest = name.partition(".")
+                if first == PACKAGE.name:
+                    assert rest.split(".")[0] in below, f"{module} imports {rest}"
+                elif first not in sys.stdlib_module_names:
+                    allowed = OUTSIDE[floor]
+                    assert name in allowed or first in allowed, f"{module} imports {name}"
+        below |= line
+
+
+def test_public_names_are_documented_and_in_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    public = [name for name in vars(optax_muonplus) if not name.startswith("_")]
+    modules = {path.stem for path in PACKAGE.glob("*.py")}
+    exported = [name for name in public if name not in modules or name in ("coefficients", "polar")]
+    for name in exported:
+        assert inspect.getdoc(getattr(optax_muonplus, name)), name
+        assert name in readme, f"{name} is not in the README"
+
+
+def test_files_have_names_that_say_something():
+    said_nothing = {"utils", "helpers", "common", "misc"}
+    for folder in ("optax_muonplus", "examples", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert path.stem not in said_nothing, path
