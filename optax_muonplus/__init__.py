@@ -2,13 +2,13 @@
 
 from optax_muonplus import coefficients as coefficients
 from optax_muonplus import polar as polar
-from optax_muonplus.table import describe as describe
 from optax_muonplus.dimension_numbers import MatrixSpec as MatrixSpec
 from optax_muonplus.dimension_numbers import MuonDimensionNumbers as MuonDimensionNumbers
 from optax_muonplus.optimizers import muon as muon
 from optax_muonplus.optimizers import muonplus as muonplus
 from optax_muonplus.partition import muon_dimension_numbers as muon_dimension_numbers
 from optax_muonplus.partition import partition_labels as partition_labels
+from optax_muonplus.table import describe as describe
 from optax_muonplus.transforms import momentum as momentum
 from optax_muonplus.transforms import normalize as normalize
 from optax_muonplus.transforms import orthogonalize as orthogonalize

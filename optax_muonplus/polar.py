@@ -42,11 +42,16 @@ def polar_function(
     Args:
       polar: ``"newton_schulz"``, ``"svd"``, a function of the caller's own, or ``"auto"``: the
         cheapest of the library's Newton-Schulz methods for the shape.
-      ns_coeffs: see :func:`newton_schulz`; unused by ``"svd"`` and by a function.
-      ns_steps: as above.
-      eps: as above.
-      preconditioning: as above.
-      compute_dtype: as above.
+      ns_coeffs: coefficients, for Newton-Schulz methods only, like all that follow; see
+        :func:`newton_schulz`.
+      ns_steps: number of steps.
+      eps: added to the norm that divides.
+      preconditioning: which norm divides.
+      compute_dtype: dtype of the operands of products.
+
+    Raises:
+      ValueError: for an unknown word, too few rows, ``ns_steps < 1``, a negative ``eps`` or a dtype
+        that is not floating-point.
     """
     if callable(polar):
         return polar

@@ -5,6 +5,12 @@ import io
 import pathlib
 import re
 
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import optax_muonplus
+
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
 
 
@@ -30,3 +36,33 @@ def test_file_tree_names_files_that_exist():
     assert len(named) > 15
     for path in named:
         assert path.exists(), path
+
+
+def test_other_code_blocks_run():
+    """They speak of a model with a convolution, experts, fused QKV and a classifier."""
+    kernels = {
+        "conv": (3, 3, 4, 8),
+        "experts/w_in": (2, 3, 4, 8),
+        "qkv/kernel": (8, 3 * 768),
+        "classifier": (8, 10),
+    }
+    params = {}
+    for path, shape in kernels.items():
+        first, *rest = path.split("/")
+        params[first] = {rest[0]: jnp.ones(shape)} if rest else jnp.ones(shape)
+    layouts, links = re.findall(r"```py\n(.*?)```", README, re.S)
+    names = {"omp": optax_muonplus, "optax": optax, "params": params}
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(compile(layouts, "README.md", "exec"), names)
+    assert "768x8x1 + 768x8x1 + 768x8x1" in output.getvalue()
+    assert "8x4x6" in output.getvalue()
+    names["tx"].init(params)
+
+    names["params"] = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.ones(8)}}
+    exec(compile(links, "README.md", "exec"), names)
+    updates, _ = names["tx"].update(
+        names["params"], names["tx"].init(names["params"]), names["params"]
+    )
+    # Columns end with unit norms, times sqrt(8 / 4), plus the decay, times the learning rate.
+    step = -updates["dense"]["kernel"] / 0.02 - 0.1
+    np.testing.assert_allclose(jnp.linalg.norm(step, axis=1), np.sqrt(2), rtol=1e-5)
