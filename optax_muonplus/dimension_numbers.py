@@ -3,6 +3,7 @@
 This is the only place that knows about the layout of parameters.
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from optax import MaskedNode
 from optax.contrib import MuonDimensionNumbers
 
 Axes = int | Sequence[int]
@@ -178,25 +180,35 @@ def _split_axis(
     return axis
 
 
-def path_components(path: Sequence[Any]) -> tuple[str, ...]:
-    """The names on a JAX key path: ``('blocks', '0', 'qkv', 'kernel')``.
+def flatten_with_names(
+    tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
+) -> tuple[list[tuple[str, ...]], list[Any]]:
+    """The leaves of ``tree``, in order, and the names on their paths.
 
-    Flax NNX variables add a last ``value`` at init that is gone at update; it is dropped. Names
-    with slashes in them, as Haiku's, count as several.
+    A path is ``('blocks', '0', 'qkv', 'kernel')``. Flax NNX variables add a last ``value`` at init
+    that is gone at update: it is dropped, where nothing else stands beside it. Names with slashes
+    in them, as Haiku's, count as several.
     """
-    names = jax.tree_util.keystr(tuple(path), simple=True, separator="/").split("/")
-    is_variable = path and path[-1] == jax.tree_util.GetAttrKey("value")
-    return tuple(name for name in (names[:-1] if is_variable else names) if name)
-
-
-def flatten_with_names(tree: Any) -> tuple[list[tuple[str, ...]], list[Any], Any]:
-    """Path components and leaves of ``tree``, in order, and its tree definition."""
-    with_path, treedef = jax.tree_util.tree_flatten_with_path(tree)
-    return (
-        [path_components(path) for path, _ in with_path],
-        [leaf for _, leaf in with_path],
-        treedef,
+    with_path, _ = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda x: _is_hole(x) or is_leaf(x)
     )
+    beside = collections.Counter(path[:-1] for path, _ in with_path)
+    variable = jax.tree_util.GetAttrKey("value")
+    names, leaves = [], []
+    for path, leaf in with_path:
+        if _is_hole(leaf) and not is_leaf(leaf):
+            continue
+        if path and path[-1] == variable and beside[path[:-1]] == 1:
+            path = path[:-1]
+        joined = jax.tree_util.keystr(path, simple=True, separator="/")
+        names.append(tuple(name for name in joined.split("/") if name))
+        leaves.append(leaf)
+    return names, leaves
+
+
+def _is_hole(x: Any) -> bool:
+    """Where a leaf was taken out; it still counts as standing beside others."""
+    return x is None or isinstance(x, MaskedNode)
 
 
 def resolve(
@@ -222,7 +234,7 @@ def resolve(
     if callable(dimension_numbers) and jax.tree_util.all_leaves([dimension_numbers]):
         dimension_numbers = dimension_numbers(tree)
     entries = _entries(dimension_numbers)
-    names, _, _ = flatten_with_names(tree)
+    names, _ = flatten_with_names(tree)
     used: set[tuple[str, ...]] = set()
     found, uncovered = [], []
     for path in names:
@@ -240,10 +252,10 @@ def resolve(
 
 
 def _entries(dimension_numbers: Any) -> dict[tuple[str, ...], DimensionNumbers | None]:
-    with_path, _ = jax.tree_util.tree_flatten_with_path(
+    names, leaves = flatten_with_names(
         dimension_numbers, is_leaf=lambda x: x is None or is_dimension_numbers(x)
     )
-    entries = {path_components(path): leaf for path, leaf in with_path}
+    entries = dict(zip(names, leaves, strict=True))
     wrong = [
         f"{'/'.join(path) or 'the root'}: {leaf!r}"
         for path, leaf in entries.items()

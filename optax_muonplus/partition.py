@@ -87,7 +87,7 @@ def muon_dimension_numbers(params: Any, rules: Iterable[Sequence[Any]] = ()) -> 
         guessing its layout could mix experts or heads.
     """
     own = [_rule(rule) for rule in rules]
-    names, leaves, treedef = flatten_with_names(params)
+    names, leaves = flatten_with_names(params)
     paths = ["/".join(path) for path in names]
     idle = [
         r for r in own if not any(_matches(r, p, x) for p, x in zip(paths, leaves, strict=True))
@@ -111,7 +111,7 @@ def muon_dimension_numbers(params: Any, rules: Iterable[Sequence[Any]] = ()) -> 
             " optax.contrib.MuonDimensionNumbers(reduction_axis=..., output_axis=...), or None for"
             " AdamW. Axes in neither (layers, experts, separate heads) are batch axes."
         )
-    return jax.tree_util.tree_unflatten(treedef, specs)
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(params), specs)
 
 
 def partition_labels(
@@ -149,7 +149,7 @@ def plan(tree: Any, dimension_numbers: DimensionNumbersTree = None) -> list[Leaf
       ValueError: naming every leaf whose dimension numbers do not fit its shape.
     """
     specs = resolve(dimension_numbers, tree, muon_dimension_numbers)
-    names, leaves, _ = flatten_with_names(tree)
+    names, leaves = flatten_with_names(tree)
     plans, wrong = [], []
     for path, leaf, spec in zip(names, leaves, specs, strict=True):
         name = "/".join(path) or "(root)"

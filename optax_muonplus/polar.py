@@ -264,25 +264,22 @@ def _precondition(
     preconditioning: Preconditioning,
 ) -> tuple[jax.Array, jax.Array]:
     """``y`` over its norm, and the Gram matrix of that: two norms are read off the Gram matrix."""
+
+    def over(norm: jax.Array) -> jax.Array:
+        # The norm is 0 for a zero matrix, and for a zero row under aol, whatever eps is.
+        return jnp.where(norm > 0, 1 / jnp.where(norm > 0, headroom * norm + eps, 1), 0)
+
     if preconditioning == "frobenius" or preconditioning == "spectral":
         if preconditioning == "frobenius":
             norm = jnp.sqrt(sum_of_squares(y, (-2, -1)))
         else:
             norm = jnp.linalg.norm(y, ord=2, axis=(-2, -1), keepdims=True)
-        y = y * _inverse(headroom * norm + eps)
+        y = y * over(norm)
         return y, gram(y)
     square = gram(y)
     if preconditioning == "schatten":
-        norm = sum_of_squares(square, (-2, -1)) ** 0.25
-        scale = _inverse(headroom * norm + eps)
+        scale = over(sum_of_squares(square, (-2, -1)) ** 0.25)
         return y * scale, square * scale**2
-    norm = jnp.sqrt(jnp.sum(jnp.abs(square), axis=-1, keepdims=True))
-    scale = _inverse(headroom * norm + eps)
+    scale = over(jnp.sqrt(jnp.sum(jnp.abs(square), axis=-1, keepdims=True)))
     other = jnp.swapaxes(scale, -1, -2)
     return y * (scale if left else other), square * scale * other
-
-
-def _inverse(norm: jax.Array) -> jax.Array:
-    """1 / norm, and 0 where the norm is 0 (a zero matrix, or a zero row under aol)."""
-    positive = norm > 0
-    return jnp.where(positive, 1 / jnp.where(positive, norm, 1), 0)

@@ -24,7 +24,7 @@ FLOORS = [
 # What a floor may import from outside, besides the standard library.
 OUTSIDE = [
     {"jax", "numpy"},
-    {"jax", "numpy", "optax.contrib"},
+    {"jax", "numpy", "optax", "optax.contrib"},
     {"jax", "optax"},
     {"optax"},
     set(),
