@@ -1,0 +1,1 @@
+"""Text to batches: which documents, which tokenizer, which rows."""

@@ -1,0 +1,122 @@
+"""Which documents a run reads, and which of them are held out for validation."""
+
+import codecs
+import hashlib
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+from examples.config import DataConfig
+from examples.errors import UserError
+
+SUFFIXES = (".txt", ".md", ".py")
+# Tests are missing from slim installations; encodings and topics.py are tables rather than code.
+SKIPPED_FOLDERS = {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages"}
+SKIPPED_FILES = {"pydoc_data/topics.py"}
+SHORTEST_PIECE = 64  # characters; a text is not cut finer than this
+
+
+def read(config: DataConfig) -> list[str]:
+    """The documents, in an order that depends on their content alone.
+
+    Copies of a file count once, so that none is in both the training and the validation text.
+    """
+    files = named_files(config.paths) if config.paths else standard_library()
+    texts = set()
+    room = config.max_bytes
+    for path in sorted(files, key=lambda path: digest(path.name + str(path.stat().st_size))):
+        if room <= 0:
+            break
+        text = decode(path, room, strict=bool(config.paths))
+        room -= len(text.encode())
+        texts.add(text)
+    if not any(text.strip() for text in texts):
+        raise UserError(
+            f"no text in {', '.join(config.paths)}: give files that are not empty."
+            if config.paths
+            else "Python's standard library has no source here: give text files as --data.paths."
+        )
+    # No document is longer than a quarter of the validation text, so that the split can come
+    # out near the wanted share, from a single file too.
+    longest = max(SHORTEST_PIECE, int(config.val_fraction * sum(map(len, texts)) / 4))
+    return sorted((piece for text in texts for piece in cut(text, longest)), key=digest)
+
+
+def split(documents: list[str], val_fraction: float) -> tuple[list[str], list[str]]:
+    """Training and validation documents; `documents` come in the order of their digests.
+
+    The first documents with `val_fraction` of the text are held out, so that the choice is
+    stable: it depends on content only, and another document moves only the border.
+    """
+    wanted = val_fraction * sum(map(len, documents))
+    held_out = 0
+    size = 0
+    while held_out < len(documents) and size < wanted:
+        size += len(documents[held_out])
+        held_out += 1
+    if held_out == len(documents):
+        raise UserError(
+            f"too little text: {size} characters cannot be split into training and validation "
+            "text. Give more."
+        )
+    return documents[held_out:], documents[:held_out]
+
+
+def digest(text: str) -> str:
+    """A name for a content, equal on all machines."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def standard_library() -> Iterable[Path]:
+    """The source of Python's standard library: text that is on every machine that runs this."""
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in root.rglob("*.py"):
+        relative = path.relative_to(root)
+        skipped = relative.as_posix() in SKIPPED_FILES
+        if not skipped and not SKIPPED_FOLDERS.intersection(relative.parts):
+            yield path
+
+
+def named_files(paths: Iterable[str]) -> Iterable[Path]:
+    """The files given, and those with a known suffix in the folders given."""
+    for given in map(Path, paths):
+        if given.is_dir():
+            found = [p for p in given.rglob("*") if p.suffix in SUFFIXES and p.is_file()]
+            if not found:
+                raise UserError(f"{given} holds no {', '.join(SUFFIXES)} file.")
+            yield from found
+        elif given.is_file():
+            yield given
+        else:
+            raise UserError(f"{given} does not exist: give text files or folders of them.")
+
+
+def decode(path: Path, size: int, strict: bool) -> str:
+    """The first `size` bytes of a file, exactly; not strict: an odd file counts as empty."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(size)
+        # A character that the limit cuts in two is left out; at the end of a file it is an error.
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        return decoder.decode(content, final=len(content) < size)
+    except UnicodeDecodeError as error:
+        if not strict:
+            return ""
+        raise UserError(f"{path} is not UTF-8 text ({error}): convert it or omit it.") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}.") from None
+
+
+def cut(text: str, size: int) -> Iterable[str]:
+    """Pieces of at most `size` characters that end a line, or else a word, and join to `text`."""
+    start = 0
+    while start < len(text):
+        end = min(start + size, len(text))
+        if end < len(text):
+            for mark in ("\n", " "):
+                found = text.rfind(mark, start, end)
+                if found > start:
+                    end = found + 1
+                    break
+        yield text[start:end]
+        start = end

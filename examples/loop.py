@@ -1,0 +1,107 @@
+"""The training loop: steps, measurements, evaluations, checkpoints, and Ctrl-C."""
+
+import dataclasses
+import math
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+import jax
+
+from examples.errors import UserError
+from examples.job import Job
+from examples.progress import Display
+from examples.runs import Metrics
+from examples.training import TrainState
+
+
+class Interrupt:
+    """Turns the first Ctrl-C into a request to stop after the step; the second one is as usual."""
+
+    asked = False
+
+    def __enter__(self) -> "Interrupt":
+        self.before = signal.signal(signal.SIGINT, self.ask)
+        return self
+
+    def ask(self, number: int, frame: FrameType | None) -> None:
+        """Handles the signal."""
+        self.asked = True
+        signal.signal(signal.SIGINT, self.before)
+
+    def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGINT, self.before)
+
+
+@dataclass
+class Loop:
+    """What the steps of a run need."""
+
+    job: Job
+    save: Callable[[int, TrainState], None]
+    metrics: Metrics
+    display: Display
+    saved: int = 0
+    """The last step that was saved."""
+    clock: tuple[int, float] | None = None
+    """The step and time from which speed is measured; None after a pause and at the start."""
+
+    def run(self, state: TrainState, start: int) -> tuple[TrainState, int]:
+        """Trains from `start` steps to the end or to Ctrl-C; the state, saved, and its step."""
+        step = self.saved = start
+        waiting: tuple[int, jax.Array] | None = None
+        with Interrupt() as interrupt, self.display:
+            while step < self.job.config.steps and not interrupt.asked:
+                state, loss = self.job.train_step(state, *self.job.loader.batch(step))
+                step += 1
+                # The device works on this step while the loss of the one before is written.
+                if waiting:
+                    self.record(*waiting)
+                waiting = (step, loss)
+                if self.is_due(step):
+                    self.record(*waiting)
+                    waiting = None
+                    self.pause(step, state)
+            if waiting:
+                self.record(*waiting)
+            if step > self.saved:
+                self.save(step, state)
+        return state, step
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step is followed by an evaluation or a checkpoint."""
+        config = self.job.config
+        every = (config.eval_every, config.checkpoint_every, config.steps)
+        return any(step % n == 0 for n in every)
+
+    def pause(self, step: int, state: TrainState) -> None:
+        """Evaluates and saves as is due after a step."""
+        config = self.job.config
+        if step == config.steps or step % config.eval_every == 0:
+            evaluation = self.job.evaluate(state.params)
+            self.metrics.add(step, **dataclasses.asdict(evaluation))
+            self.display.evaluated(step, evaluation)
+        if step % config.checkpoint_every == 0:
+            self.save(step, state)
+            self.saved = step
+        self.clock = None
+
+    def record(self, step: int, loss: jax.Array) -> None:
+        """Waits for the loss of a step and writes it down."""
+        value = float(loss)
+        if not math.isfinite(value):
+            raise UserError(
+                f"the loss of step {step} is {value}: lower --optimizer.learning-rate or "
+                "--optimizer.adam-learning-rate."
+            )
+        now = time.monotonic()
+        measured = {"train_loss": value}
+        if self.clock is None:
+            self.clock = (step, now)
+        else:
+            tokens = (step - self.clock[0]) * self.job.loader.batch_size * self.job.loader.context
+            measured["tokens_per_second"] = round(tokens / (now - self.clock[1]), 1)
+        self.metrics.add(step, **measured)
+        self.display.trained(step, value, measured.get("tokens_per_second"))

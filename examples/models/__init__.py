@@ -1,0 +1,1 @@
+"""Models, one file each, readable on their own."""

@@ -1,0 +1,96 @@
+"""GPT: learned positions, pre-norm blocks, GELU, a head tied to the token embedding.
+
+Glossary of shapes: B rows, T tokens in a row, D model width, H heads, K = D / H, V vocabulary.
+Every weight is a 2-D (in, out) kernel, so that the default rules of `optax_muonplus` apply.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from examples.config import ModelConfig
+
+INIT = nnx.initializers.normal(0.02)  # as in GPT-2 and the paper's GPT
+
+
+def linear(d_in: int, d_out: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Linear:
+    """A linear layer with a float32 kernel that multiplies in `dtype`."""
+    return nnx.Linear(
+        d_in, d_out, kernel_init=INIT, dtype=dtype, param_dtype=jnp.float32, rngs=rngs
+    )
+
+
+class Attention(nnx.Module):
+    """Causal self-attention."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        d, dtype = config.d_model, jnp.dtype(config.compute_dtype)
+        self.n_head = config.n_head
+        self.query = linear(d, d, dtype, rngs)
+        self.key = linear(d, d, dtype, rngs)
+        self.value = linear(d, d, dtype, rngs)
+        self.out = linear(d, d, dtype, rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Lets each position read from itself and those before it."""
+        b, t, d = x.shape
+        heads = (b, t, self.n_head, d // self.n_head)
+        q = self.query(x).reshape(heads)  # [B, T, H, K]
+        k = self.key(x).reshape(heads)
+        v = self.value(x).reshape(heads)
+        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)  # [B, T, H, K]
+        return self.out(mixed.reshape(b, t, d))  # [B, T, D]
+
+
+class MLP(nnx.Module):
+    """Two layers, four times wider in between."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        d, dtype = config.d_model, jnp.dtype(config.compute_dtype)
+        self.up = linear(d, 4 * d, dtype, rngs)
+        self.down = linear(4 * d, d, dtype, rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Applies the same function to each position."""
+        return self.down(jax.nn.gelu(self.up(x)))  # [B, T, D]
+
+
+class Block(nnx.Module):
+    """Attention, then an MLP, each on a normalized copy and added back."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        dtype = jnp.dtype(config.compute_dtype)
+        self.ln_1 = nnx.LayerNorm(config.d_model, dtype=dtype, rngs=rngs)
+        self.attn = Attention(config, rngs)
+        self.ln_2 = nnx.LayerNorm(config.d_model, dtype=dtype, rngs=rngs)
+        self.mlp = MLP(config, rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """One layer of the model."""
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))  # [B, T, D]
+
+
+class GPT(nnx.Module):
+    """Token ids to next-token logits."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
+        d, dtype = config.d_model, jnp.dtype(config.compute_dtype)
+        self.wte = nnx.Embed(vocab_size, d, embedding_init=INIT, dtype=dtype, rngs=rngs)
+        self.wpe = nnx.Embed(config.context, d, embedding_init=INIT, dtype=dtype, rngs=rngs)
+        self.blocks = nnx.List([Block(config, rngs) for _ in range(config.n_layer)])
+        self.ln_f = nnx.LayerNorm(d, dtype=dtype, rngs=rngs)
+        self.lm_head = (
+            None
+            if config.tied
+            else nnx.Linear(d, vocab_size, use_bias=False, kernel_init=INIT, dtype=dtype, rngs=rngs)
+        )
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """The logits of the token after each position."""
+        x = self.wte(tokens) + self.wpe(jnp.arange(tokens.shape[1]))[None]  # [B, T, D]
+        for block in self.blocks:
+            x = block(x)
+        x = self.ln_f(x)
+        logits = self.wte.attend(x) if self.lm_head is None else self.lm_head(x)
+        return logits.astype(jnp.float32)  # [B, T, V]

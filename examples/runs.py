@@ -1,0 +1,90 @@
+"""The folder of a run: its name, its configuration, its measurements."""
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from examples.config import RunConfig, from_dict
+from examples.errors import UserError
+from examples.files import write_atomically
+
+
+def choose_folder(config: RunConfig, preset: str) -> Path:
+    """The folder of a new run: the one that was named, or the first unused."""
+    root = Path(config.runs_dir)
+    if config.name:
+        folder = root / config.name
+        if folder.exists():
+            raise UserError(
+                f"{folder} exists: choose another --name, or continue it with\n"
+                f"  {resume_command(folder)}"
+            )
+        return folder
+    base = f"{preset}-{config.optimizer.name}"
+    number = 1
+    while (folder := root / (base if number == 1 else f"{base}-{number}")).exists():
+        number += 1
+    return folder
+
+
+def resume_command(folder: Path) -> str:
+    """What to type to continue a run."""
+    return f"python -m examples.train --resume {shlex.quote(str(folder))}"
+
+
+def create(folder: Path, config: RunConfig, data_key: str) -> None:
+    """Makes the folder and writes down what the run is about."""
+    try:
+        folder.mkdir(parents=True)
+        content = json.dumps(about(config, data_key), indent=2).encode()
+        write_atomically(folder / "config.json", content)
+    except OSError as error:
+        raise UserError(f"cannot make the run folder {folder}: {error.strerror}.") from None
+
+
+def about(config: RunConfig, data_key: str) -> dict[str, Any]:
+    """The configuration and the name of the data, as JSON values."""
+    return {"config": dataclasses.asdict(config), "data": data_key}
+
+
+def reopen(folder: Path) -> tuple[RunConfig, str]:
+    """The configuration and the name of the data of an earlier run."""
+    path = folder / "config.json"
+    try:
+        written = json.loads(path.read_text())
+        return from_dict(RunConfig, written["config"]), written["data"]
+    except FileNotFoundError:
+        raise UserError(f"{folder} is no run folder: it has no config.json.") from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} was not written by this version: {error!r}.") from None
+
+
+class Metrics:
+    """`metrics.jsonl`: one object per record, with `step` and what was measured at it."""
+
+    def __init__(self, path: Path, step: int):
+        """Keeps what an earlier process wrote up to `step`; later records will come again."""
+        kept = [record for record in read_metrics(path) if record["step"] <= step]
+        write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
+        self.file = path.open("a")
+
+    def add(self, step: int, **measured: float) -> None:
+        """Appends a record, at once visible to others."""
+        self.file.write(json.dumps({"step": step, **measured}) + "\n")
+        self.file.flush()
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All records; a last line that was cut off by a crash is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")  # what follows the last line end is not a whole record
+    return [json.loads(line) for line in lines[:-1]]
