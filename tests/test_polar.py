@@ -1,5 +1,7 @@
 """Polar factors on plain arrays: spectra, preconditioning, precision, extreme inputs."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,8 +84,13 @@ def test_svd_is_the_exact_factor_and_a_partial_isometry_for_lower_rank():
     np.testing.assert_allclose(result, uu @ vh, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32, jnp.complex64])
-@pytest.mark.parametrize("preconditioning", ["frobenius", "spectral", "schatten", "aol"])
+@pytest.mark.parametrize(
+    "dtype, preconditioning",
+    [
+        *itertools.product([jnp.bfloat16, jnp.float16, jnp.complex64], ["frobenius"]),
+        *itertools.product([jnp.float32], ["frobenius", "spectral", "schatten", "aol"]),
+    ],
+)
 def test_degenerate_matrices_stay_finite_and_zero_stays_zero(dtype, preconditioning):
     info = jnp.finfo(dtype)
     names = ["zero", "zero row", "rank one", "largest numbers", "smallest numbers"]
@@ -96,7 +103,7 @@ def test_degenerate_matrices_stay_finite_and_zero_stays_zero(dtype, precondition
             np.full((6, 10), float(info.tiny)),
         ]
     )
-    for x in (cases, cases.swapaxes(1, 2), cases[:, :1], cases[:, :, :1]):
+    for x in (cases, cases[:, :1], cases[:, :, :1]):
         x = jnp.asarray(x, dtype)
         result = polar.newton_schulz(x, preconditioning=preconditioning, eps=0)
         assert result.dtype == dtype
