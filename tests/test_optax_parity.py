@@ -78,7 +78,9 @@ def assert_parity(params, grads, tolerance=1e-5, ours=None, learning_rate=0.02, 
     ids=str,
 )
 def test_same_keywords_same_updates(options):
-    assert_parity(*random_trees(0), **options)
+    # Square matrices are a case of their own for the norms of the pre-normalization only.
+    names = MATRICES if "preconditioning" in options else ("query", "experts")
+    assert_parity(*random_trees(0, names), **options)
 
 
 @pytest.mark.parametrize("preconditioning", ["frobenius", "spectral", "aol"])
@@ -90,7 +92,7 @@ def test_complex_matrices(preconditioning):
 
 def test_narrow_momentum_buffer():
     """bfloat16 keeps 8 bits. Optax rounds beta and beta * M to it too, which stay float32 here."""
-    assert_parity(*random_trees(7), tolerance=2e-2, mu_dtype="bfloat16")
+    assert_parity(*random_trees(7, ("query", "experts")), tolerance=2e-2, mu_dtype="bfloat16")
 
 
 def test_adaptive():
