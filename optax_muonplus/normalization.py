@@ -38,7 +38,8 @@ def normalize_matrix(x: jax.Array, norm: Norm = "col_row", norm_eps: Any = 1e-8)
       x: matrices ``(*batch, out, in)``, real or complex.
       norm: which sides, in which order; ``"none"`` returns ``x``.
       norm_eps: inside the root. A row whose norm is well below its root shrinks to zero instead of
-        being blown up; a zero row stays zero.
+        being blown up; a zero row stays zero. With 0 a row of rounding errors, such as an SVD
+        leaves for a dead input, becomes a unit row.
 
     Returns:
       An array of ``x``'s shape and dtype.
@@ -50,7 +51,7 @@ def normalize_matrix(x: jax.Array, norm: Norm = "col_row", norm_eps: Any = 1e-8)
     for side in normalized_sides(norm):
         squares = sum_of_squares(y, (_AXIS[side],))
         # rsqrt(0) would be infinite for a zero row with norm_eps=0.
-        y = y * jnp.where(squares > 0, jax.lax.rsqrt(squares + norm_eps), 0)
+        y = y * jnp.where(squares > 0, jax.lax.rsqrt(squares + as_real(norm_eps, squares.dtype)), 0)
     return y.astype(x.dtype)
 
 
@@ -67,3 +68,8 @@ def sum_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     squares = jnp.real(x) ** 2 + jnp.imag(x) ** 2 if jnp.iscomplexobj(x) else x * x
     return jnp.sum(squares, axis=axes, keepdims=True)
+
+
+def as_real(number: Any, dtype: Any) -> jax.Array:
+    """A hyperparameter in a real dtype; inject_hyperparams makes all complex if one leaf is."""
+    return jnp.real(jnp.asarray(number)).astype(dtype)

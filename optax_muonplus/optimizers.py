@@ -176,7 +176,8 @@ def partitioned(
     def for_tree(tree: Any) -> optax.GradientTransformationExtraArgs:
         specs = resolve_tree(tree, muon_weight_dimension_numbers)
         labels = partition_labels(tree, specs)
-        return optax.partition({MUON: matrices(specs), ADAM: others}, labels)
+        # As a function: Optax would call a tree of labels that is an Equinox module with __call__.
+        return optax.partition({MUON: matrices(specs), ADAM: others}, lambda _: labels)
 
     def init_fn(params: optax.Params) -> optax.OptState:
         check_inexact(params)

@@ -42,9 +42,10 @@ class Rule(NamedTuple):
 _LAST_TWO = r"(?i)(^|/)({})(/[^/]*)?$"
 DEFAULT_RULES: tuple[Rule, ...] = (
     Rule(r"(?i)(^|/|_)(bias|scale|offset|gain|gamma|beta)(_?\d+)?$", None),
-    Rule(r"(^|/)b$", None),  # Haiku's bias
+    Rule(r"[^/]/b$", None),  # Haiku's bias, which has a module above it
     Rule(_LAST_TWO.format(r"[^/]*embed[^/]*|([^/]*_)?emb(_[^/]*|\d+)?|w[tp]e"), None),
-    Rule(_LAST_TWO.format(r"[^/]*norm[^/]*|ln(_[^/]*|\d+)?|rms(_[^/]*|\d+)?"), None),
+    # A norm has no kernel: "norm_proj/kernel" is a matrix.
+    Rule(r"(?i)(^|/)([^/]*norm|ln|rms)(_[^/]*|\d+)?(/(?!kernel$|w$)[^/]*)?$", None),
     Rule(
         _LAST_TWO.format(r"(?!multi)([^/]*_)?(head|logits|unembed|readout)(_dense)?(_?\d+)?"), None
     ),

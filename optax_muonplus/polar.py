@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus import coefficients
-from optax_muonplus.normalization import sum_of_squares
+from optax_muonplus.normalization import as_real, sum_of_squares
 
 Polar = Literal["auto", "newton_schulz", "svd"]
 Preconditioning = Literal["frobenius", "spectral", "aol", "schatten"]
@@ -171,7 +171,7 @@ def _newton_schulz(
         return row[0] * y + (product(factor, y) if left else product(y, factor))
 
     y, magnitude = _unit_max(x.astype(dtype))
-    floor = jnp.asarray(eps, magnitude.dtype) / magnitude
+    floor = as_real(eps, magnitude.dtype) / magnitude
     y, square = _precondition(y, gram, left, headroom, floor, preconditioning)
     y = step(y, square, rows[0])
     table = np.asarray(rows, magnitude.dtype)

@@ -20,6 +20,7 @@ from optax_muonplus.lifting import (
 )
 from optax_muonplus.normalization import (
     Norm,
+    as_real,
     check_norm,
     match_frobenius_norm,
     normalize_matrix,
@@ -79,12 +80,18 @@ def momentum(
 
     Source: Zhang et al., arXiv:2602.21545, equation 1.
     """
+    if callable(beta):
+        raise ValueError(
+            f"beta must be a number, got the function {beta!r}. Only learning rates take schedules"
+            " directly; optax.inject_hyperparams makes one of any other number."
+        )
     if isinstance(beta, int | float) and not 0 <= beta < 1:
         raise ValueError(f"beta must be in [0, 1), got {beta}.")
     mu_dtype = None if mu_dtype is None else jax.dtypes.canonicalize_dtype(mu_dtype)
 
     def init_fn(params: optax.Params) -> Any:
         check_inexact(params)
+        _check_mu_dtype(params, mu_dtype)
         mu = optax.tree.zeros_like(params, dtype=mu_dtype)
         return MomentumState(mu, jnp.zeros([], jnp.int32) if bias_correction else None)
 
@@ -106,6 +113,17 @@ def momentum(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
+def _check_mu_dtype(params: optax.Params, mu_dtype: Any) -> None:
+    """A real buffer would drop the imaginary parts of a complex parameter's momentum."""
+    if mu_dtype is None or jnp.issubdtype(mu_dtype, jnp.complexfloating):
+        return
+    if any(jnp.iscomplexobj(leaf) for leaf in jax.tree.leaves(params)):
+        raise ValueError(
+            f"mu_dtype={mu_dtype} cannot hold the momentum of complex parameters. Leave it None, or"
+            " treat them in a group of their own."
+        )
+
+
 def _accumulable(x: jax.Array) -> jax.Array:
     return jnp.asarray(x).astype(accumulation_dtype(jnp.result_type(x)))
 
@@ -113,7 +131,7 @@ def _accumulable(x: jax.Array) -> jax.Array:
 def _mix(m: jax.Array, g: jax.Array, beta: Any) -> jax.Array:
     """``beta m + (1 - beta) g`` in the wider of their dtypes, whatever that of ``beta``."""
     dtype = jnp.promote_types(m.dtype, g.dtype)
-    weight = jnp.asarray(beta).astype(jnp.finfo(dtype).dtype)
+    weight = as_real(beta, jnp.finfo(dtype).dtype)
     return weight * m.astype(dtype) + (1 - weight) * g.astype(dtype)
 
 

@@ -30,6 +30,7 @@ MATRIX = {"up": {"kernel": jnp.ones((4, 6))}}
         ({"preconditioning": "l1"}, "Unknown preconditioning 'l1'. Known: frobenius"),
         ({"beta": 1.0}, r"beta must be in \[0, 1\), got 1.0"),
         ({"beta": -0.1}, r"beta must be in \[0, 1\), got -0.1"),
+        ({"beta": lambda step: 0.9}, "beta must be a number, got the function.*inject_hyperparams"),
         ({"eps": -1.0}, "eps must not be negative"),
         ({"compute_dtype": "int32"}, "compute_dtype must be a floating-point dtype"),
     ],
@@ -54,6 +55,11 @@ def test_build_errors(build, arguments, message):
             {"compute_dtype": "bfloat16"},
             "up/kernel: compute_dtype=bfloat16 does not go with matrices of dtype complex64",
         ),
+        (
+            {"up": {"kernel": jnp.ones((4, 6), jnp.complex64)}},
+            {"mu_dtype": "bfloat16"},
+            "mu_dtype=bfloat16 cannot hold the momentum of complex parameters",
+        ),
     ],
 )
 def test_init_errors_name_the_leaf(params, arguments, message):
@@ -73,6 +79,16 @@ def test_traced_numbers_pass():
     expected = tx.update(MATRIX, tx.init(MATRIX), MATRIX)[0]
     result = update(0.9, 1e-12, 1e-6, 0.2)["up"]["kernel"]
     np.testing.assert_allclose(result, expected["up"]["kernel"], rtol=1e-5)
+
+
+def test_injected_numbers_may_be_complex():
+    """optax.inject_hyperparams gives all of them the dtype of the parameters."""
+    params = {"w": jnp.ones((4, 6), jnp.complex64)}
+    injected = optax.inject_hyperparams(omp.muonplus)(0.1)
+    updates, _ = injected.update(params, injected.init(params), params)
+    plain = omp.muonplus(0.1)
+    expected, _ = plain.update(params, plain.init(params), params)
+    np.testing.assert_allclose(updates["w"], expected["w"], rtol=1e-5)
 
 
 def test_muon_takes_what_muonplus_takes_but_the_norm():

@@ -484,7 +484,7 @@ def test_batch_axes_are_independent_matrices():
         "both": MuonDimensionNumbers(1, 2),
         "transposed": MuonDimensionNumbers(-1, 0),
     }
-    options = {"polar": "svd", "adaptive": True, "match_frobenius": True, "norm": "col_row"}
+    options = {"adaptive": True, "match_frobenius": True, "norm": "col_row"}
     updates = _updates(grads, dims, **options)
     alone = _updates(dict(enumerate(matrices)), None, **options)
     for i in range(3):

@@ -111,6 +111,12 @@ KNOWN = [
     ("attn/query/bias", (2, 4), None),
     ("blocks/mlp/Dense_0/bias", (4, 8), None),
     ("linear/b", (3, 8), None),
+    ("b", (3, 8), Dims(0, 1)),
+    ("final_norm/weight", (4, 8), None),
+    ("q_norm", (4, 8), None),
+    ("norm_proj/kernel", (8, 8), Dims(0, 1)),
+    ("normalizer/kernel", (8, 8), Dims(0, 1)),
+    ("subnormal", (8, 8), Dims(0, 1)),
     ("layer_norm/offset", (8,), None),
     ("h/0/attn/qkv/kernel", (8, 24), Dims(0, 1)),
     ("attention/output/dense/kernel", (8, 8), Dims(0, 1)),
@@ -243,10 +249,10 @@ def test_describe_shows_groups_shapes_and_factors():
     table = omp.describe(params, dims)
     lines = {line.split()[0]: line.split()[1:] for line in table.splitlines()}
     assert lines["blocks/{0..10}/qkv/kernel"] == (
-        "8x24 muon 8x8x1 + 8x8x1 + 8x8x1 1 + 1 + 1 3".split()
+        ["8x24", "muon", "8x8x1", "+", "8x8x1", "+", "8x8x1", "1", "+", "1", "+", "1", "3"]
     )
-    assert lines["moe/w"] == "3x8x32 muon 32x8x3 2 1".split()
-    assert lines["wte/embedding"] == "50x8 adam 1".split()
+    assert lines["moe/w"] == ["3x8x32", "muon", "32x8x3", "2", "1"]
+    assert lines["wte/embedding"] == ["50x8", "adam", "1"]
     assert "muon: 4 parameters, 12 matrices, 1,344 numbers; adam: 2 parameters" in table
     rms = omp.describe(params, dims, norm="row", consistent_rms=0.2)
     assert (
