@@ -1,5 +1,6 @@
 """Settings that must be made before JAX starts: CPU only, eight devices, a compilation cache."""
 
+import inspect
 import os
 import pathlib
 
@@ -14,6 +15,23 @@ _LEVEL = "--xla_backend_optimization_level=0"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_LEVEL}".strip()
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 # A (3,) added to a (4, 3) by accident is an error; it is never meant in this package.
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """No test reads or writes the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A file of about 100 kB of plain text."""
+    path = tmp_path_factory.mktemp("text") / "own.txt"
+    path.write_text(inspect.getsource(inspect), encoding="utf-8")
+    return path

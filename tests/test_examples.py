@@ -1,7 +1,6 @@
 """The trainer at toy size: whole runs, resuming, the errors a person meets, and the data."""
 
 import dataclasses
-import inspect
 import json
 import math
 import signal
@@ -27,22 +26,6 @@ TOY = (
     f"--steps {STEPS} --batch-size 8 --eval-every 10 --checkpoint-every 8 --eval-batches 2 "
     "--sample-tokens 20"
 ).split()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """No test reads or writes the user's own cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """A file of about 100 kB of plain text."""
-    path = tmp_path_factory.mktemp("text") / "own.txt"
-    path.write_text(inspect.getsource(inspect), encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")

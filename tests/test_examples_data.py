@@ -1,8 +1,6 @@
 """The data of the trainer: which text, the tokenizer, the cache, and the batches."""
 
 import dataclasses
-import inspect
-import subprocess
 
 import numpy as np
 import pytest
@@ -12,23 +10,6 @@ from examples.config import DataConfig
 from examples.data import corpus, tokenizer
 from examples.data.loader import Loader
 from examples.data.prepare import cache_folder, prepare
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """No test reads or writes the user's own cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """A file of about 60 kB of plain text."""
-    path = tmp_path_factory.mktemp("text") / "own.txt"
-    path.write_text(inspect.getsource(subprocess), encoding="utf-8")
-    return path
-
 
 # Text and tokens
 
