@@ -212,6 +212,19 @@ def test_equinox_loop():
     )
 
 
+def test_equinox_trees_that_can_be_called():
+    """Dimension numbers and decay masks in the shape of a module are trees, not functions."""
+    params = eqx.filter(eqx.nn.Linear(4, 6, key=jax.random.key(0)), eqx.is_inexact_array)
+    dims = omp.muon_dimension_numbers(params)
+    assert callable(dims)
+    mask = jax.tree.map(lambda x: x.ndim == 2, params)
+    options = {"weight_decay": 0.5, "polar": "svd"}
+    given = omp.muonplus(1.0, muon_weight_dimension_numbers=dims, weight_decay_mask=mask, **options)
+    plain = omp.muonplus(1.0, **options)
+    updates, expected = (tx.update(params, tx.init(params), params)[0] for tx in (given, plain))
+    np.testing.assert_allclose(updates.weight, expected.weight, rtol=1e-6)
+
+
 def test_haiku_loop():
     def forward(tokens):
         x = hk.Embed(VOCABULARY, WIDTH, name="token_embedding")(tokens)

@@ -147,9 +147,11 @@ def test_narrow_products_round_the_operands_and_nothing_else(compute_dtype, tole
 
 
 def test_temporary_memory_does_not_grow_with_the_number_of_steps():
+    """Of several matrices, whose iterations an unrolled program may interleave."""
+
     def temporary_bytes(steps):
-        f = jax.jit(lambda x: polar.newton_schulz(x, "jordan", steps))
-        compiled = f.lower(jax.ShapeDtypeStruct((64, 128), jnp.float32)).compile()
+        f = jax.jit(lambda xs: [polar.newton_schulz(x, "jordan", steps) for x in xs])
+        compiled = f.lower([jax.ShapeDtypeStruct((64, 128), jnp.float32)] * 6).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary_bytes(10) == temporary_bytes(3)
