@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.dimension_numbers import DimensionNumbersTree
+from optax_muonplus.dimension_numbers import DimensionNumbersTree, flatten_with_names
 from optax_muonplus.partition import LeafPlan, plan
 
 MatrixFunction = Callable[[jax.Array], jax.Array]
@@ -81,10 +81,10 @@ def check_function(
 
 def check_inexact(tree: Any) -> None:
     """Raises ValueError for leaves that are not floating-point or complex, naming them."""
-    with_path, _ = jax.tree_util.tree_flatten_with_path(tree)
+    names, leaves = flatten_with_names(tree)
     wrong = [
-        f"{jax.tree_util.keystr(path, simple=True, separator='/')} ({jnp.result_type(leaf)})"
-        for path, leaf in with_path
+        f"{'/'.join(path)} ({jnp.result_type(leaf)})"
+        for path, leaf in zip(names, leaves, strict=True)
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
     ]
     if wrong:

@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
+from optax_muonplus.precision import accumulable, as_real, sum_of_squares
+
 Norm = Literal["none", "col", "row", "col_row", "row_col"]
 
 _AXIS = {"row": -1, "col": -2}
@@ -47,7 +49,7 @@ def normalize_matrix(x: jax.Array, norm: Norm = "col_row", norm_eps: Any = 1e-8)
     Source: Zhang et al., Muon+, arXiv:2602.21545, equations 3-8 and Algorithm 1.
     """
     check_norm(norm)
-    y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    y = accumulable(x)
     for side in normalized_sides(norm):
         squares = sum_of_squares(y, (_AXIS[side],))
         # rsqrt(0) would be infinite for a zero row with norm_eps=0.
@@ -61,15 +63,3 @@ def match_frobenius_norm(x: jax.Array, like: jax.Array) -> jax.Array:
     want = sum_of_squares(like, (-2, -1))
     ratio = jnp.sqrt(jnp.where(have > 0, want / jnp.where(have > 0, have, 1), 0))
     return (x * ratio).astype(x.dtype)
-
-
-def sum_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Sum of ``|x|^2`` over ``axes``, kept as axes of size 1, in float32 at least."""
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    squares = jnp.real(x) ** 2 + jnp.imag(x) ** 2 if jnp.iscomplexobj(x) else x * x
-    return jnp.sum(squares, axis=axes, keepdims=True)
-
-
-def as_real(number: Any, dtype: Any) -> jax.Array:
-    """A hyperparameter in a real dtype; inject_hyperparams makes all complex if one leaf is."""
-    return jnp.real(jnp.asarray(number)).astype(dtype)

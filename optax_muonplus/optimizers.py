@@ -10,7 +10,7 @@ import optax
 from optax_muonplus.dimension_numbers import DimensionNumbersTree
 from optax_muonplus.lifting import check_inexact
 from optax_muonplus.normalization import Norm
-from optax_muonplus.partition import ADAM, MUON, partition_labels, resolve_tree
+from optax_muonplus.partition import ADAM, MUON, groups
 from optax_muonplus.polar import DEFAULT_EPS, Polar, PolarFunction, Preconditioning
 from optax_muonplus.shape_factor import ShapeScale
 from optax_muonplus.transforms import scale_by_muonplus
@@ -174,8 +174,7 @@ def partitioned(
     """
 
     def for_tree(tree: Any) -> optax.GradientTransformationExtraArgs:
-        specs = resolve_tree(tree, muon_weight_dimension_numbers)
-        labels = partition_labels(tree, specs)
+        specs, labels = groups(tree, muon_weight_dimension_numbers)
         # As a function: Optax would call a tree of labels that is an Equinox module with __call__.
         return optax.partition({MUON: matrices(specs), ADAM: others}, lambda _: labels)
 

@@ -124,15 +124,17 @@ def partition_labels(
       params: parameters or updates.
       muon_weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`.
     """
+    return groups(params, muon_weight_dimension_numbers)[1]
+
+
+def groups(
+    params: Any, muon_weight_dimension_numbers: DimensionNumbersTree = None
+) -> tuple[Any, Any]:
+    """Two trees with the structure of ``params``: dimension numbers or None, and labels."""
     specs = resolve(muon_weight_dimension_numbers, params, muon_dimension_numbers)
+    labels = [ADAM if spec is None else MUON for spec in specs]
     treedef = jax.tree_util.tree_structure(params)
-    return jax.tree_util.tree_unflatten(treedef, [ADAM if s is None else MUON for s in specs])
-
-
-def resolve_tree(params: Any, muon_weight_dimension_numbers: DimensionNumbersTree = None) -> Any:
-    """Dimension numbers, or None for AdamW, of every leaf: a tree with ``params``'s structure."""
-    specs = resolve(muon_weight_dimension_numbers, params, muon_dimension_numbers)
-    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(params), specs)
+    return treedef.unflatten(specs), treedef.unflatten(labels)
 
 
 class LeafPlan(NamedTuple):

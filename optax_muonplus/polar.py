@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus import coefficients
-from optax_muonplus.normalization import as_real, sum_of_squares
+from optax_muonplus.precision import accumulable, accumulation_dtype, as_real, sum_of_squares
 
 Polar = Literal["auto", "newton_schulz", "svd"]
 Preconditioning = Literal["frobenius", "spectral", "aol", "schatten"]
@@ -22,11 +22,6 @@ PolarFunction = Callable[[jax.Array], jax.Array]
 
 # Below any sum of squares that float32 gradients can make, above float32's smallest normal number.
 DEFAULT_EPS = 1e-30
-
-
-def accumulation_dtype(dtype: Any) -> jnp.dtype:
-    """The dtype that sums and polynomial combinations use: ``dtype``, but at least float32."""
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def polar_function(
@@ -197,7 +192,7 @@ def svd(x: jax.Array) -> jax.Array:
     Returns:
       An array of ``x``'s shape and dtype, computed in float32 at least.
     """
-    y, _ = _unit_max(x.astype(accumulation_dtype(x.dtype)))
+    y, _ = _unit_max(accumulable(x))
     u, s, vh = jnp.linalg.svd(y, full_matrices=False)
     tolerance = max(x.shape[-2:]) * jnp.finfo(s.dtype).eps
     kept = (s > tolerance * s[..., :1]).astype(u.dtype)
@@ -269,12 +264,11 @@ def _precondition(
         # The norm is 0 for a zero matrix, and for a zero row under aol, whatever eps is.
         return jnp.where(norm > 0, 1 / jnp.where(norm > 0, headroom * norm + eps, 1), 0)
 
-    if preconditioning == "frobenius" or preconditioning == "spectral":
-        if preconditioning == "frobenius":
-            norm = jnp.sqrt(sum_of_squares(y, (-2, -1)))
-        else:
-            norm = jnp.linalg.norm(y, ord=2, axis=(-2, -1), keepdims=True)
-        y = y * over(norm)
+    if preconditioning == "frobenius":
+        y = y * over(jnp.sqrt(sum_of_squares(y, (-2, -1))))
+        return y, gram(y)
+    if preconditioning == "spectral":
+        y = y * over(jnp.linalg.norm(y, ord=2, axis=(-2, -1), keepdims=True))
         return y, gram(y)
     square = gram(y)
     if preconditioning == "schatten":

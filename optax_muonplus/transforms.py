@@ -20,7 +20,6 @@ from optax_muonplus.lifting import (
 )
 from optax_muonplus.normalization import (
     Norm,
-    as_real,
     check_norm,
     match_frobenius_norm,
     normalize_matrix,
@@ -30,9 +29,9 @@ from optax_muonplus.polar import (
     Polar,
     PolarFunction,
     Preconditioning,
-    accumulation_dtype,
     polar_function,
 )
+from optax_muonplus.precision import accumulable, as_real
 from optax_muonplus.shape_factor import ShapeScale, check_shape_scale, shape_factor
 
 
@@ -99,7 +98,7 @@ def momentum(
         updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, Any]:
         del params
-        grads = jax.tree.map(_accumulable, updates)
+        grads = jax.tree.map(accumulable, updates)
         mu = jax.tree.map(lambda m, g: _mix(m, g, beta), state.mu, grads)
         count = None if state.count is None else optax.safe_increment(state.count)
         ahead, now = mu, grads
@@ -122,10 +121,6 @@ def _check_mu_dtype(params: optax.Params, mu_dtype: Any) -> None:
             f"mu_dtype={mu_dtype} cannot hold the momentum of complex parameters. Leave it None, or"
             " treat them in a group of their own."
         )
-
-
-def _accumulable(x: jax.Array) -> jax.Array:
-    return jnp.asarray(x).astype(accumulation_dtype(jnp.result_type(x)))
 
 
 def _mix(m: jax.Array, g: jax.Array, beta: Any) -> jax.Array:
