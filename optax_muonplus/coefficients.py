@@ -16,6 +16,7 @@ from optax_muonplus.minimax import Row, scaled
 from optax_muonplus.minimax import evaluate as evaluate
 from optax_muonplus.minimax import minimax as minimax
 from optax_muonplus.minimax import polar_express as polar_express
+from optax_muonplus.restarts import choose_restarts
 
 
 class Table(NamedTuple):
@@ -27,27 +28,32 @@ class Table(NamedTuple):
         composition then converges.
       headroom: the pre-normalization divides by ``headroom * norm`` instead of ``norm``.
       source: where the numbers are from.
+      restarts: for one step, two steps and so on, where the Gram iteration starts anew, as
+        ``choose_restarts`` has it. It is asked for numbers of steps that are not listed.
     """
 
     rows: tuple[Row, ...]
     repeats_last: bool
     headroom: float
     source: str
+    restarts: tuple[tuple[int, ...], ...] = ()
 
 
 class Coefficients(NamedTuple):
-    """What one Newton-Schulz run uses: its rows, how many steps of them, and the headroom.
+    """What one Newton-Schulz run uses: its rows, how many steps of them, headroom and restarts.
 
     Attributes:
       rows: exactly ``steps`` rows, or the whole table if ``steps`` is a traced array (the last row
         then serves every further step).
       steps: number of steps, a Python int or a traced integer array.
       headroom: see :class:`Table`.
+      restarts: steps at which the Gram iteration starts anew; None if ``steps`` is traced.
     """
 
     rows: tuple[Row, ...]
     steps: Any
     headroom: float
+    restarts: tuple[int, ...] | None
 
 
 _JORDAN = ((3.4445, -4.7750, 2.0315),)
@@ -99,34 +105,50 @@ _CANS = (
     (1.875, -1.25, 0.375),
 )
 
+_NONE: tuple[int, ...] = ()
+
 TABLES: dict[str, Table] = {
     "jordan": Table(
-        _JORDAN, True, 1.0, "Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/ (2024)"
+        _JORDAN,
+        True,
+        1.0,
+        "Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/ (2024)",
+        restarts=(*[_NONE] * 5, (3,), (4,), (4,)),
     ),
-    "you": Table(_YOU, False, 1.0, "Jiacheng You, in arXiv:2602.21545, appendix; first rows used"),
+    "you": Table(
+        _YOU,
+        False,
+        1.0,
+        "Jiacheng You, in arXiv:2602.21545, appendix; first rows used",
+        restarts=(_NONE,) * 6,
+    ),
     "dion": Table(
         _DION,
         False,
         1.0,
         "Jiacheng You, https://x.com/YouJiacheng/status/1905861218138804534; optax preset 'dion'",
+        restarts=(_NONE,) * 5,
     ),
     "polar_express": Table(
         (*scaled(_POLAR_EXPRESS[:-1], 1.01), _POLAR_EXPRESS[-1]),
         True,
         1.01,
         "Amsel et al., The Polar Express, arXiv:2505.16932, appendix A",
+        restarts=(*[_NONE] * 6, (2,), (2,)),
     ),
     "turbo": Table(
         _DION[-4:],
         False,
         1.0,
         "Boissin et al., Turbo-Muon, arXiv:2512.04632: 4 steps, meant for preconditioning='aol'",
+        restarts=(_NONE,) * 4,
     ),
     "cans": Table(
         _CANS,
         True,
         1.0,
         "Grishina et al., arXiv:2506.10935, as NVIDIA Emerging-Optimizers rounds them",
+        restarts=(*[_NONE] * 5, (1,), (1,), (2,)),
     ),
 }
 # optax.contrib.muon's name for the same row.
@@ -155,7 +177,7 @@ def resolve(ns_coeffs: str | Sequence[Any] = "jordan", ns_steps: Any = 5) -> Coe
                 f" rows ({len(table.rows)}). Pass ns_steps as a Python int; under"
                 " optax.inject_hyperparams add static_args=('ns_steps',)."
             )
-        return Coefficients(table.rows, ns_steps, table.headroom)
+        return Coefficients(table.rows, ns_steps, table.headroom, None)
     try:
         steps = operator.index(ns_steps)
     except TypeError:
@@ -171,7 +193,9 @@ def resolve(ns_coeffs: str | Sequence[Any] = "jordan", ns_steps: Any = 5) -> Coe
         )
     missing = max(0, steps - len(table.rows))
     rows = (table.rows + table.rows[-1:] * missing)[:steps]
-    return Coefficients(rows, steps, table.headroom)
+    listed = steps <= len(table.restarts)
+    restarts = table.restarts[steps - 1] if listed else choose_restarts(rows)
+    return Coefficients(rows, steps, table.headroom, restarts)
 
 
 def _table(ns_coeffs: str | Sequence[Any]) -> Table:

@@ -71,26 +71,40 @@ class MatrixView:
     split_axis: int | None = None
     split_sizes: tuple[int, ...] = ()
 
+    @property
+    def transposed(self) -> bool:
+        """Whether matrices lie in memory as (in, out), so that reading them so copies nothing."""
+        return min(self.reduction_axes) < min(self.output_axes)
+
     def block_shapes(self) -> list[tuple[int, int, int]]:
         """``(batch, out, in)`` of each block."""
         return [self._matrix_shape(block) for block in self._blocks()]
 
     def to_matrices(self, x: jax.Array) -> list[jax.Array]:
-        """The blocks of ``x`` as arrays ``(batch, out, in)``."""
-        order = self.batch_axes + self.output_axes + self.reduction_axes
+        """The blocks of ``x`` as arrays ``(batch, out, in)``, or (batch, in, out) if transposed."""
         return [
-            part.transpose(order).reshape(self._matrix_shape(part.shape)) for part in self._cut(x)
+            part.transpose(self._order()).reshape(self._stored_shape(part.shape))
+            for part in self._cut(x)
         ]
 
     def from_matrices(self, matrices: Sequence[jax.Array]) -> jax.Array:
         """The inverse of :meth:`to_matrices`."""
-        order = self.batch_axes + self.output_axes + self.reduction_axes
+        order = self._order()
         inverse = tuple(order.index(axis) for axis in range(len(order)))
         parts = [
             matrix.reshape([block[axis] for axis in order]).transpose(inverse)
             for matrix, block in zip(matrices, self._blocks(), strict=True)
         ]
         return parts[0] if self.split_axis is None else jnp.concatenate(parts, self.split_axis)
+
+    def _order(self) -> tuple[int, ...]:
+        if self.transposed:
+            return self.batch_axes + self.reduction_axes + self.output_axes
+        return self.batch_axes + self.output_axes + self.reduction_axes
+
+    def _stored_shape(self, block: Sequence[int]) -> tuple[int, int, int]:
+        batch, rows, columns = self._matrix_shape(block)
+        return (batch, columns, rows) if self.transposed else (batch, rows, columns)
 
     def _matrix_shape(self, block: Sequence[int]) -> tuple[int, int, int]:
         def size(axes: tuple[int, ...]) -> int:

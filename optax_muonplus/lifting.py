@@ -1,45 +1,48 @@
-"""The one place where a function on matrices becomes a function on a tree of parameters.
+"""The one place where functions on matrices become functions on a tree of parameters.
 
-Views, blocks and precision are dealt with here; grouping by shape and placement on a mesh belong
-here too. What is lifted sees arrays ``(*batch, out, in)`` and nothing else.
+Views, blocks, groups of equal shapes and precision are dealt with here and in ``grouping``;
+placement on a mesh belongs here too. What is lifted sees stacks of matrices and nothing else.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from optax_muonplus.dimension_numbers import DimensionNumbersTree, flatten_with_names
+from optax_muonplus.grouping import Stored, apply_grouped
+from optax_muonplus.orientation import MatrixFunction, in_turn
 from optax_muonplus.partition import LeafPlan, plan
-
-MatrixFunction = Callable[[jax.Array], jax.Array]
 
 
 def apply_to_matrices(
-    function: MatrixFunction, tree: Any, dimension_numbers: DimensionNumbersTree = None
+    functions: Sequence[MatrixFunction], tree: Any, dimension_numbers: DimensionNumbersTree = None
 ) -> Any:
-    """Applies ``function`` to every matrix of every leaf of ``tree``.
+    """Applies ``functions``, one after the other, to every matrix of every leaf of ``tree``.
 
     Args:
-      function: shape-preserving function of arrays ``(batch, out, in)``.
+      functions: shape-preserving functions of matrices.
       tree: updates; every leaf must be a matrix.
       dimension_numbers: as in :func:`optax_muonplus.muonplus`.
 
     Returns:
       A tree of ``tree``'s structure, shapes and dtypes.
     """
-    plans = check_matrices(tree, dimension_numbers)
-    results = [_apply_to_leaf(function, leaf_plan) for leaf_plan in plans]
+    leaves = [
+        (jnp.asarray(leaf), view)
+        for _, leaf, view in check_matrices(tree, dimension_numbers)
+        if view is not None
+    ]
+    blocks = [
+        Stored(block, view.transposed) for leaf, view in leaves for block in view.to_matrices(leaf)
+    ]
+    done = iter(apply_grouped(functions, blocks))
+    results = [
+        view.from_matrices([next(done) for _ in view.block_shapes()]).astype(leaf.dtype)
+        for leaf, view in leaves
+    ]
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), results)
-
-
-def _apply_to_leaf(function: MatrixFunction, leaf_plan: LeafPlan) -> jax.Array:
-    view = leaf_plan.view
-    assert view is not None  # check_matrices
-    leaf = jnp.asarray(leaf_plan.leaf)
-    matrices = [function(matrix) for matrix in view.to_matrices(leaf)]
-    return view.from_matrices(matrices).astype(leaf.dtype)
 
 
 def check_matrices(tree: Any, dimension_numbers: DimensionNumbersTree = None) -> list[LeafPlan]:
@@ -57,12 +60,13 @@ def check_matrices(tree: Any, dimension_numbers: DimensionNumbersTree = None) ->
 
 
 def check_function(
-    function: MatrixFunction, tree: Any, dimension_numbers: DimensionNumbersTree = None
+    functions: Sequence[MatrixFunction], tree: Any, dimension_numbers: DimensionNumbersTree = None
 ) -> None:
-    """Raises ValueError unless ``function`` is defined, and keeps the shape, on all matrices.
+    """Raises ValueError unless ``functions`` are defined, and keep the shape, on all matrices.
 
     Nothing is computed: each distinct shape is traced once.
     """
+    function = in_turn(functions).upright
     shapes: dict[jax.ShapeDtypeStruct, str] = {}
     for path, leaf, view in check_matrices(tree, dimension_numbers):
         for shape in view.block_shapes() if view else ():

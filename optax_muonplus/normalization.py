@@ -26,6 +26,17 @@ def normalized_sides(norm: Norm) -> tuple[str, ...]:
     return () if norm == "none" else tuple(norm.split("_"))
 
 
+def transposed_norm(norm: Norm) -> Norm:
+    """What ``norm`` is for the transposed matrix: rows are columns there."""
+    other: dict[Norm, Norm] = {
+        "col": "row",
+        "row": "col",
+        "col_row": "row_col",
+        "row_col": "col_row",
+    }
+    return other.get(norm, norm)
+
+
 def normalize_matrix(x: jax.Array, norm: Norm = "col_row", norm_eps: Any = 1e-8) -> jax.Array:
     r"""Divides rows, columns, or one after the other, by their l2 norms.
 

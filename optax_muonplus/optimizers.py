@@ -79,7 +79,9 @@ def muonplus(
         0.2 matches AdamW's, so that one learning rate serves both groups.
       nesterov: whether the momentum looks one step ahead; for the matrices.
       bias_correction: see :func:`optax_muonplus.momentum`.
-      polar: ``"auto"``, ``"newton_schulz"``, ``"svd"``, or a function on ``(*batch, out, in)``.
+      polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix), ``"svd"``, a
+        function on ``(*batch, out, in)``, or ``"auto"``: of the first two, what does fewer
+        operations for each shape, where products are float32 or better.
       preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"`` or ``"schatten"``, see
         :func:`optax_muonplus.polar.newton_schulz`.
       adaptive: multiplies each update by its inner product with the momentum, the dual norm.

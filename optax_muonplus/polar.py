@@ -11,13 +11,12 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from optax_muonplus import coefficients
-from optax_muonplus.precision import accumulable, accumulation_dtype, as_real, sum_of_squares
+from optax_muonplus.newton_schulz import Preconditioning, every_step, iterate, operations
+from optax_muonplus.precision import accumulable, accumulation_dtype, unit_max
 
-Polar = Literal["auto", "newton_schulz", "svd"]
-Preconditioning = Literal["frobenius", "spectral", "aol", "schatten"]
+Polar = Literal["auto", "newton_schulz", "gram", "svd"]
 PolarFunction = Callable[[jax.Array], jax.Array]
 
 # Below any sum of squares that float32 gradients can make, above float32's smallest normal number.
@@ -35,8 +34,9 @@ def polar_function(
     """The function ``(*batch, out, in) -> (*batch, out, in)`` that the words ask for, validated.
 
     Args:
-      polar: ``"newton_schulz"``, ``"svd"``, a function of the caller's own, or ``"auto"``: the
-        cheapest of the library's Newton-Schulz methods for the shape.
+      polar: ``"newton_schulz"``, ``"gram"``, ``"svd"``, a function of the caller's own, or
+        ``"auto"``: of the first two the one that does fewer operations for the shape, where
+        products are exact enough for both.
       ns_coeffs: coefficients, for Newton-Schulz methods only, like all that follow; see
         :func:`newton_schulz`.
       ns_steps: number of steps.
@@ -45,8 +45,8 @@ def polar_function(
       compute_dtype: dtype of the operands of products.
 
     Raises:
-      ValueError: for an unknown word, too few rows, ``ns_steps < 1``, a negative ``eps`` or a dtype
-        that is not floating-point.
+      ValueError: for an unknown word, too few rows, ``ns_steps < 1``, a negative ``eps``, a dtype
+        that is not floating-point, or one that ``"gram"`` cannot use.
     """
     if callable(polar):
         return polar
@@ -57,7 +57,55 @@ def polar_function(
         )
     if polar == "svd":
         return svd
-    return _newton_schulz_function(ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
+    rows, steps, headroom, restarts = coefficients.resolve(ns_coeffs, ns_steps)
+    operand = _checked_dtype(compute_dtype)
+    _check_numbers(eps, preconditioning)
+    options = {
+        "rows": rows,
+        "headroom": headroom,
+        "eps": eps,
+        "preconditioning": preconditioning,
+        "compute_dtype": operand,
+    }
+    if polar == "gram":
+        _check_gram(ns_steps, restarts, operand)
+        return _gram(restarts=restarts, **options)
+    if polar == "auto" and restarts is not None:
+        return functools.partial(_cheapest, restarts=restarts, **options)
+    return functools.partial(
+        iterate, restarts=every_step(rows), steps=None if restarts is not None else steps, **options
+    )
+
+
+def _checked_dtype(compute_dtype: Any) -> jnp.dtype | None:
+    operand = None if compute_dtype is None else jnp.dtype(compute_dtype)
+    if operand is not None and not jnp.issubdtype(operand, jnp.inexact):
+        raise ValueError(f"compute_dtype must be a floating-point dtype, got {operand}.")
+    return operand
+
+
+def _check_numbers(eps: Any, preconditioning: str) -> None:
+    if preconditioning not in get_args(Preconditioning):
+        raise ValueError(
+            f"Unknown preconditioning {preconditioning!r}."
+            f" Known: {', '.join(get_args(Preconditioning))}."
+        )
+    if isinstance(eps, int | float) and eps < 0:
+        raise ValueError(f"eps must not be negative, got {eps}.")
+
+
+def _check_gram(ns_steps: Any, restarts: Any, operand: jnp.dtype | None) -> None:
+    if restarts is None:
+        raise ValueError(
+            f"ns_steps={ns_steps} is traced, but polar='gram' plans its restarts for a given number"
+            " of steps. Pass a Python int; under optax.inject_hyperparams add"
+            " static_args=('ns_steps',). Or polar='newton_schulz'."
+        )
+    if not _holds_float32(operand):
+        raise ValueError(
+            f"polar='gram' diverges in products of less than float32, got compute_dtype={operand}."
+            " Pass polar='newton_schulz' or 'auto', or leave compute_dtype None."
+        )
 
 
 def newton_schulz(
@@ -102,82 +150,90 @@ def newton_schulz(
     Source: Jordan et al. 2024 (Muon); Boissin et al., arXiv:2512.04632 (aol); Grishina et al.,
     arXiv:2506.10935 (schatten).
     """
-    return _newton_schulz_function(ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)(x)
-
-
-def _newton_schulz_function(
-    ns_coeffs: str | Sequence[Any],
-    ns_steps: Any,
-    eps: Any,
-    preconditioning: Preconditioning,
-    compute_dtype: Any,
-) -> PolarFunction:
-    """:func:`newton_schulz` with its arguments checked and its rows looked up."""
-    rows, steps, headroom = coefficients.resolve(ns_coeffs, ns_steps)
-    if preconditioning not in get_args(Preconditioning):
-        raise ValueError(
-            f"Unknown preconditioning {preconditioning!r}."
-            f" Known: {', '.join(get_args(Preconditioning))}."
-        )
-    if isinstance(eps, int | float) and eps < 0:
-        raise ValueError(f"eps must not be negative, got {eps}.")
-    operand = None if compute_dtype is None else jnp.dtype(compute_dtype)
-    if operand is not None and not jnp.issubdtype(operand, jnp.inexact):
-        raise ValueError(f"compute_dtype must be a floating-point dtype, got {operand}.")
-    return functools.partial(
-        _newton_schulz,
-        eps=eps,
-        steps=None if isinstance(steps, int) else steps,
-        rows=rows,
-        headroom=headroom,
-        preconditioning=preconditioning,
-        compute_dtype=operand,
+    function = polar_function(
+        "newton_schulz", ns_coeffs, ns_steps, eps, preconditioning, compute_dtype
     )
+    return function(x)
 
 
-# Compiled once for each shape also where the caller is not under jit: a loop outside of one would
-# be compiled anew at every call.
+def gram_newton_schulz(
+    x: jax.Array,
+    ns_coeffs: str | Sequence[Any] = "jordan",
+    ns_steps: int = 5,
+    *,
+    eps: Any = DEFAULT_EPS,
+    preconditioning: Preconditioning = "frobenius",
+    compute_dtype: Any = None,
+) -> jax.Array:
+    r"""The same polynomial as :func:`newton_schulz`, iterated on the Gram matrix.
+
+    With :math:`R_0 = X X^H` for the shorter side n,
+
+    .. math::
+      P_i = c_0 I + c_1 R_i + c_2 R_i^2 + \dots, \qquad R_{i+1} = R_i P_i^2, \qquad
+      \text{result} = (P_{T-1} \cdots P_0) X
+
+    touches the longer side m twice instead of 2 T times: 4 n^2 m + 2 n^3 (4T - 3) operations in
+    place of T (4 n^2 m + 2 n^3), fewer where m > 1.5 n. Tables that would let rounding errors in R
+    grow take R anew once or twice on the way (``coefficients.resolve(...).restarts``).
+
+    Products are made at the highest precision that the device has for float32: at less (TF32,
+    bfloat16) the iteration may diverge.
+
+    Args:
+      x: as in :func:`newton_schulz`, like the others.
+      ns_coeffs: see above.
+      ns_steps: number of steps, a Python int.
+      eps: see above.
+      preconditioning: see above.
+      compute_dtype: None, or float32 at least.
+
+    Raises:
+      ValueError: as :func:`newton_schulz`, for a traced ``ns_steps`` and a narrower
+        ``compute_dtype``.
+
+    Source: Dao-AILab, gram-newton-schulz (2026).
+    """
+    return polar_function("gram", ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)(x)
+
+
+# Compiled once for each shape, as `iterate` is: outside of jit a choice by platform would not be.
 @functools.partial(
-    jax.jit, static_argnames=("rows", "headroom", "preconditioning", "compute_dtype")
+    jax.jit,
+    static_argnames=("rows", "restarts", "headroom", "preconditioning", "compute_dtype"),
 )
-def _newton_schulz(
+def _cheapest(
     x: jax.Array,
     *,
-    eps: Any,
-    steps: Any,
     rows: tuple[coefficients.Row, ...],
-    headroom: float,
-    preconditioning: Preconditioning,
-    compute_dtype: Any,
+    restarts: tuple[int, ...],
+    compute_dtype: jnp.dtype | None,
+    **options: Any,
 ) -> jax.Array:
-    """:func:`newton_schulz` with the rows looked up; ``steps=None`` means one for each row."""
-    dtype = _product_dtype(accumulation_dtype(x.dtype), compute_dtype)
-    product = _product(dtype, compute_dtype)
-    # The shorter side; a square matrix counts as the input side, as optax.contrib.muon has it.
-    left = x.shape[-2] < x.shape[-1]
+    """Plain or Gram Newton-Schulz, whichever does fewer operations at sufficient precision."""
+    plain = functools.partial(
+        iterate, rows=rows, restarts=every_step(rows), compute_dtype=compute_dtype, **options
+    )
+    gram = _gram(rows=rows, restarts=restarts, compute_dtype=compute_dtype, **options)
+    fewer = operations(x.shape, rows, restarts) < operations(x.shape, rows, every_step(rows))
+    if not fewer or not _holds_float32(compute_dtype):
+        return plain(x)
+    if accumulation_dtype(x.dtype) in (jnp.float64, jnp.complex128) or (
+        jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
+        in ("highest", "float32")
+    ):
+        return gram(x)
+    # Elsewhere float32 products are TF32 or bfloat16 by default and several times as fast as the
+    # exact ones that the Gram iteration needs.
+    return jax.lax.platform_dependent(x, cpu=gram, default=plain)
 
-    def gram(y: jax.Array) -> jax.Array:
-        return product(y, _adjoint(y)) if left else product(_adjoint(y), y)
 
-    def step(y: jax.Array, square: jax.Array, row: Any) -> jax.Array:
-        factor = row[-1] * square
-        for c in row[-2:0:-1]:
-            factor = product(square, factor) + c * square
-        return row[0] * y + (product(factor, y) if left else product(y, factor))
+def _gram(**options: Any) -> PolarFunction:
+    return functools.partial(iterate, precision=jax.lax.Precision.HIGHEST, **options)
 
-    y, magnitude = _unit_max(x.astype(dtype))
-    floor = as_real(eps, magnitude.dtype) / magnitude
-    y, square = _precondition(y, gram, left, headroom, floor, preconditioning)
-    y = step(y, square, rows[0])
-    table = np.asarray(rows, magnitude.dtype)
 
-    def body(i: Any, y: jax.Array) -> jax.Array:
-        row = jnp.asarray(table)[jnp.minimum(i, len(rows) - 1)]
-        return step(y, gram(y), tuple(row))
-
-    # A loop, not an unrolled chain: temporary memory must not grow with the number of steps.
-    y = jax.lax.fori_loop(1, len(rows) if steps is None else steps, body, y)
-    return y.astype(x.dtype)
+def _holds_float32(compute_dtype: jnp.dtype | None) -> bool:
+    return compute_dtype is None or jnp.finfo(compute_dtype).nmant >= jnp.finfo(jnp.float32).nmant
 
 
 def svd(x: jax.Array) -> jax.Array:
@@ -192,88 +248,8 @@ def svd(x: jax.Array) -> jax.Array:
     Returns:
       An array of ``x``'s shape and dtype, computed in float32 at least.
     """
-    y, _ = _unit_max(accumulable(x))
+    y, _ = unit_max(accumulable(x))
     u, s, vh = jnp.linalg.svd(y, full_matrices=False)
     tolerance = max(x.shape[-2:]) * jnp.finfo(s.dtype).eps
     kept = (s > tolerance * s[..., :1]).astype(u.dtype)
     return jnp.matmul(u * kept[..., None, :], vh).astype(x.dtype)
-
-
-def _product_dtype(dtype: jnp.dtype, compute_dtype: jnp.dtype | None) -> jnp.dtype:
-    """The dtype of sums and combinations, for matrices of ``dtype``."""
-    if compute_dtype is None:
-        return dtype
-    if jnp.issubdtype(dtype, jnp.complexfloating) != jnp.issubdtype(
-        compute_dtype, jnp.complexfloating
-    ):
-        raise ValueError(
-            f"compute_dtype={compute_dtype} does not go with matrices of dtype {dtype}: real"
-            " products for real parameters, complex ones for complex. None serves both."
-        )
-    return jnp.promote_types(dtype, compute_dtype)
-
-
-def _adjoint(x: jax.Array) -> jax.Array:
-    return jnp.conj(jnp.swapaxes(x, -1, -2))
-
-
-def _product(dtype: jnp.dtype, operand: Any) -> Callable[..., jax.Array]:
-    """A matrix product with operands rounded to ``operand`` and the result in ``dtype``."""
-    if operand is None or operand == dtype:
-        return jnp.matmul
-
-    def narrow(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.matmul(a.astype(operand), b.astype(operand), preferred_element_type=dtype)
-
-    def rounded(a: jax.Array) -> jax.Array:
-        if jnp.iscomplexobj(a):
-            return a.astype(operand).astype(dtype)
-        info = jnp.finfo(operand)  # a pair of casts would be optimized away
-        return jax.lax.reduce_precision(a, info.nexp, info.nmant)
-
-    def emulated(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.matmul(rounded(a), rounded(b))
-
-    # XLA's CPU runtime has no product of narrow operands with a wide result (jaxlib 0.10: "DotThunk
-    # BF16 x BF16 = F32"); the same product of the same rounded numbers in the wide dtype it has.
-    return functools.partial(jax.lax.platform_dependent, cpu=emulated, default=narrow)
-
-
-def _unit_max(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``x`` over about its largest magnitude, and that magnitude ``(*batch, 1, 1)`` (1 for zero).
-
-    Squares of what is left neither overflow nor vanish as a whole.
-    """
-    largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
-    # XLA may multiply by the reciprocal, which must not be a subnormal number: those count as 0.
-    magnitude = jnp.clip(jnp.where(largest > 0, largest, 1), max=jnp.finfo(largest.dtype).max / 8)
-    return x / magnitude, magnitude
-
-
-def _precondition(
-    y: jax.Array,
-    gram: Callable[[jax.Array], jax.Array],
-    left: bool,
-    headroom: float,
-    eps: jax.Array,
-    preconditioning: Preconditioning,
-) -> tuple[jax.Array, jax.Array]:
-    """``y`` over its norm, and the Gram matrix of that: two norms are read off the Gram matrix."""
-
-    def over(norm: jax.Array) -> jax.Array:
-        # The norm is 0 for a zero matrix, and for a zero row under aol, whatever eps is.
-        return jnp.where(norm > 0, 1 / jnp.where(norm > 0, headroom * norm + eps, 1), 0)
-
-    if preconditioning == "frobenius":
-        y = y * over(jnp.sqrt(sum_of_squares(y, (-2, -1))))
-        return y, gram(y)
-    if preconditioning == "spectral":
-        y = y * over(jnp.linalg.norm(y, ord=2, axis=(-2, -1), keepdims=True))
-        return y, gram(y)
-    square = gram(y)
-    if preconditioning == "schatten":
-        scale = over(sum_of_squares(square, (-2, -1)) ** 0.25)
-        return y * scale, square * scale**2
-    scale = over(jnp.sqrt(jnp.sum(jnp.abs(square), axis=-1, keepdims=True)))
-    other = jnp.swapaxes(scale, -1, -2)
-    return y * (scale if left else other), square * scale * other

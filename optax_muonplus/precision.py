@@ -1,4 +1,4 @@
-"""In which dtype sums are taken: float32 at least, whatever the parameters are stored in."""
+"""Numbers that sums and squares can hold: float32 at least, and of moderate size."""
 
 from typing import Any
 
@@ -26,3 +26,14 @@ def sum_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 def as_real(number: Any, dtype: Any) -> jax.Array:
     """A hyperparameter in a real dtype; inject_hyperparams makes all complex if one leaf is."""
     return jnp.real(jnp.asarray(number)).astype(dtype)
+
+
+def unit_max(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``x`` over about its largest magnitude, and that magnitude ``(*batch, 1, 1)`` (1 for zero).
+
+    Squares of what is left neither overflow nor vanish as a whole.
+    """
+    largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
+    # XLA may multiply by the reciprocal, which must not be a subnormal number: those count as 0.
+    magnitude = jnp.clip(jnp.where(largest > 0, largest, 1), max=jnp.finfo(largest.dtype).max / 8)
+    return x / magnitude, magnitude

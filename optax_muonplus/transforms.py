@@ -4,6 +4,7 @@ Each link works in float32 at least. :func:`momentum` hands on what it accumulat
 others keep the dtype that they are given.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,17 +13,20 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus.dimension_numbers import DimensionNumbersTree
-from optax_muonplus.lifting import (
-    MatrixFunction,
-    apply_to_matrices,
-    check_function,
-    check_inexact,
-)
+from optax_muonplus.lifting import apply_to_matrices, check_function, check_inexact
 from optax_muonplus.normalization import (
     Norm,
     check_norm,
     match_frobenius_norm,
     normalize_matrix,
+    transposed_norm,
+)
+from optax_muonplus.orientation import (
+    ArrayFunction,
+    MatrixFunction,
+    either_way,
+    in_turn,
+    upright_only,
 )
 from optax_muonplus.polar import (
     DEFAULT_EPS,
@@ -146,7 +150,7 @@ def orthogonalize(
       ns_coeffs: see :func:`optax_muonplus.polar.newton_schulz`, as for the next four.
       ns_steps: number of Newton-Schulz steps.
       eps: added to the norm that divides.
-      polar: ``"auto"``, ``"newton_schulz"``, ``"svd"``, or a function
+      polar: ``"auto"``, ``"newton_schulz"``, ``"gram"``, ``"svd"``, or a function
         ``(*batch, out, in) -> (*batch, out, in)``.
       preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"`` or ``"schatten"``.
       compute_dtype: dtype of the operands of matrix products.
@@ -157,8 +161,8 @@ def orthogonalize(
       ValueError: for unknown words and too few rows when built, for leaves that are not matrices at
         init.
     """
-    function = polar_function(polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
-    return lift(function, weight_dimension_numbers)
+    function = _orthogonalizer(polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
+    return lift([function], weight_dimension_numbers)
 
 
 def normalize(
@@ -176,7 +180,7 @@ def normalize(
       match_frobenius: whether to restore each matrix's Frobenius norm afterwards.
       weight_dimension_numbers: as in :func:`orthogonalize`.
     """
-    return lift(_normalizer(norm, norm_eps, match_frobenius), weight_dimension_numbers)
+    return lift([_normalizer(norm, norm_eps, match_frobenius)], weight_dimension_numbers)
 
 
 def scale_by_shape(
@@ -199,7 +203,7 @@ def scale_by_shape(
     See :func:`optax_muonplus.shape_factor.shape_factor` for the equations.
     """
     scaler = _scaler(shape_scale, consistent_rms, norm, match_frobenius)
-    return lift(scaler, weight_dimension_numbers)
+    return lift([scaler], weight_dimension_numbers)
 
 
 def scale_by_muonplus(
@@ -235,41 +239,42 @@ def scale_by_muonplus(
 
     Source: Zhang et al., arXiv:2602.21545, equation 2 and Algorithm 1.
     """
-    orthogonalizer = polar_function(polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
+    orthogonalizer = _orthogonalizer(
+        polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype
+    )
     normalizer = _normalizer(norm, norm_eps, match_frobenius)
     scaler = _scaler(shape_scale, consistent_rms, norm, match_frobenius)
-
-    def matrix_step(m: jax.Array) -> jax.Array:
-        o = normalizer(orthogonalizer(m))
-        return scaler(_times_dual_norm(o, m) if adaptive else o)
+    steps = [orthogonalizer, normalizer, scaler]
+    if adaptive:
+        steps = [_times_dual_norm(in_turn([orthogonalizer, normalizer])), scaler]
 
     return keep_dtype(
         optax.chain(
             momentum(beta, nesterov=nesterov, bias_correction=bias_correction, mu_dtype=mu_dtype),
-            lift(matrix_step, weight_dimension_numbers),
+            lift(steps, weight_dimension_numbers),
         )
     )
 
 
 def lift(
-    function: MatrixFunction, weight_dimension_numbers: DimensionNumbersTree = None
+    functions: Sequence[MatrixFunction], weight_dimension_numbers: DimensionNumbersTree = None
 ) -> optax.GradientTransformation:
-    """A stateless transformation that applies ``function`` to every matrix of the updates.
+    """A stateless transformation that applies functions to every matrix of the updates.
 
     Args:
-      function: shape-preserving, on arrays ``(batch, out, in)``.
+      functions: shape-preserving, applied one after the other in one visit to each matrix.
       weight_dimension_numbers: as in :func:`orthogonalize`.
     """
 
     def init_fn(params: optax.Params) -> Any:
-        check_function(function, params, weight_dimension_numbers)
+        check_function(functions, params, weight_dimension_numbers)
         return optax.EmptyState()
 
     def update_fn(
         updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, Any]:
         del params
-        return apply_to_matrices(function, updates, weight_dimension_numbers), state
+        return apply_to_matrices(functions, updates, weight_dimension_numbers), state
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -286,16 +291,32 @@ def keep_dtype(inner: optax.GradientTransformation) -> optax.GradientTransformat
     return optax.GradientTransformation(inner.init, update_fn)
 
 
+def _orthogonalizer(
+    polar: Polar | PolarFunction,
+    ns_coeffs: str | Sequence[Any],
+    ns_steps: Any,
+    eps: Any,
+    preconditioning: Preconditioning,
+    compute_dtype: Any,
+) -> MatrixFunction:
+    function = polar_function(polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
+    # Nothing is known of a caller's function, and aol scales the input side of a square matrix.
+    indifferent = not callable(polar) and preconditioning != "aol"
+    return either_way(function) if indifferent else upright_only(function)
+
+
 def _normalizer(norm: Norm, norm_eps: Any, match_frobenius: bool) -> MatrixFunction:
     check_norm(norm)
     if isinstance(norm_eps, int | float) and norm_eps < 0:
         raise ValueError(f"norm_eps must not be negative, got {norm_eps}.")
 
-    def normalizer(x: jax.Array) -> jax.Array:
+    def normalizer(norm: Norm, x: jax.Array) -> jax.Array:
         y = normalize_matrix(x, norm, norm_eps)
         return match_frobenius_norm(y, x) if match_frobenius else y
 
-    return normalizer
+    return MatrixFunction(
+        functools.partial(normalizer, norm), functools.partial(normalizer, transposed_norm(norm))
+    )
 
 
 def _scaler(
@@ -304,14 +325,21 @@ def _scaler(
     check_shape_scale(shape_scale)
     check_norm(norm)
 
-    def scaler(x: jax.Array) -> jax.Array:
-        fan_out, fan_in = x.shape[-2:]
+    def scaled(x: jax.Array, fan_out: int, fan_in: int) -> jax.Array:
         factor = shape_factor(fan_out, fan_in, shape_scale, consistent_rms, norm, match_frobenius)
         return (x * factor).astype(x.dtype)
 
-    return scaler
+    return MatrixFunction(
+        lambda x: scaled(x, x.shape[-2], x.shape[-1]), lambda x: scaled(x, x.shape[-1], x.shape[-2])
+    )
 
 
-def _times_dual_norm(o: jax.Array, m: jax.Array) -> jax.Array:
-    """``o`` times the real part of <m, o>; for a polar factor that is the nuclear norm of m."""
-    return o * jnp.real(jnp.sum(m.conj() * o, axis=(-2, -1), keepdims=True)).astype(o.dtype)
+def _times_dual_norm(function: MatrixFunction) -> MatrixFunction:
+    """``O = f(M)`` times the real part of <M, O>; for a polar factor the nuclear norm of M."""
+
+    def times(function: ArrayFunction, m: jax.Array) -> jax.Array:
+        o = function(m)
+        inner = jnp.real(jnp.sum(m.conj() * o, axis=(-2, -1), keepdims=True))
+        return o * inner.astype(o.dtype)
+
+    return MatrixFunction(*(functools.partial(times, f) for f in function))

@@ -23,7 +23,7 @@ MATRIX = {"up": {"kernel": jnp.ones((4, 6))}}
             {"shape_scale": "moonlight"},
             "Unknown shape_scale 'moonlight'. Known: spectral, max, none",
         ),
-        ({"polar": "qr"}, "Unknown polar 'qr'. Known: auto, newton_schulz, svd"),
+        ({"polar": "qr"}, "Unknown polar 'qr'. Known: auto, newton_schulz, gram, svd"),
         ({"ns_coeffs": "muonn"}, "Unknown ns_coeffs 'muonn'. Known names: jordan, you"),
         ({"ns_coeffs": "turbo"}, "4 rows, too few for ns_steps=5"),
         ({"ns_steps": 0}, "ns_steps must be an integer of at least 1, got 0"),

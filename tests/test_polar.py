@@ -27,7 +27,7 @@ def test_newton_schulz_maps_singular_values_and_keeps_vectors(name, shape):
     """U diag(s) V^T goes to U diag(p(s / ||s||)) V^T: an oracle without products of matrices."""
     s = np.logspace(0, -2, 16)
     x, u, v = with_spectrum(np.random.default_rng(0), shape, s)
-    rows, steps, headroom = coefficients.resolve(name, TABLES[name])
+    rows, steps, headroom, _ = coefficients.resolve(name, TABLES[name])
     expected = u * coefficients.evaluate(rows, s / (headroom * np.linalg.norm(s))) @ v.T
     result = polar.newton_schulz(jnp.asarray(x, jnp.float32), name, steps)
     # Slopes at 0 reach 1000: float32 rounding of the input comes out as 1000 * 6e-8.
@@ -160,7 +160,7 @@ def test_temporary_memory_does_not_grow_with_the_number_of_steps():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"polar": "qr"}, "Unknown polar 'qr'. Known: auto, newton_schulz, svd"),
+        ({"polar": "qr"}, "Unknown polar 'qr'. Known: auto, newton_schulz, gram, svd"),
         ({"preconditioning": "l1"}, "Unknown preconditioning 'l1'. Known: frobenius, spectral"),
         ({"eps": -1.0}, "eps must not be negative"),
         ({"compute_dtype": "int8"}, "compute_dtype must be a floating-point dtype, got int8"),

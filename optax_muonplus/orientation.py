@@ -1,0 +1,58 @@
+"""Functions on matrices, for both ways in which a matrix may lie in memory.
+
+A Flax kernel is stored as (in, out), the transpose of the matrix W of ``y = W x``. Transposing it
+would cost a copy each way; instead every function also knows what to do with the transposed matrix.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+ArrayFunction = Callable[[jax.Array], jax.Array]
+
+
+class MatrixFunction(NamedTuple):
+    """A shape-preserving function f of matrices.
+
+    Attributes:
+      upright: f, on arrays ``(batch, out, in)``.
+      transposed: ``f(x^T)^T``, on arrays ``(batch, in, out)``. The same object as ``upright`` says
+        that f does not see the difference, so that both kinds can be stacked.
+    """
+
+    upright: ArrayFunction
+    transposed: ArrayFunction
+
+    def of(self, transposed: bool) -> ArrayFunction:
+        """The function for matrices that are, or are not, transposed."""
+        return self.transposed if transposed else self.upright
+
+
+def either_way(function: ArrayFunction) -> MatrixFunction:
+    """For a function with ``f(x^T) = f(x)^T``, such as the polar factor."""
+    return MatrixFunction(function, function)
+
+
+def upright_only(function: ArrayFunction) -> MatrixFunction:
+    """For any function on ``(batch, out, in)``: transposed matrices are turned there and back."""
+    return MatrixFunction(function, lambda x: _turn(function(_turn(x))))
+
+
+def in_turn(functions: Sequence[MatrixFunction]) -> MatrixFunction:
+    """One function after the other, as one."""
+
+    def composed(transposed: bool) -> ArrayFunction:
+        def apply(x: jax.Array) -> jax.Array:
+            for function in functions:
+                x = function.of(transposed)(x)
+            return x
+
+        return apply
+
+    return MatrixFunction(composed(False), composed(True))
+
+
+def _turn(x: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x, -1, -2)
