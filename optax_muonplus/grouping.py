@@ -146,13 +146,11 @@ def _stacked(
 
     for group in _groups(range(len(arrays)), key):
         members = sorted(group, key=lambda i: transposed[i])  # so that each stack has one border
-        done = []
+        done: list[jax.Array] = []
         for chunk in _chunks(members, lambda i: wide[i].size * wide[i].dtype.itemsize):
-            # One after the other, or the compiler may hold all stacks at the same time.
-            parts, done = jax.lax.optimization_barrier(([wide[i] for i in chunk], done))
             upright = sum(wide[i].shape[0] for i in chunk if not transposed[i])
-            stops = itertools.accumulate(part.shape[0] for part in parts)
-            stack = _on_stack(functions, jnp.concatenate(parts), upright)
+            stops = itertools.accumulate(wide[i].shape[0] for i in chunk)
+            stack = _on_stack(functions, jnp.concatenate([wide[i] for i in chunk]), upright)
             done += jnp.split(stack, list(stops)[:-1])
         for i, result in zip(members, done, strict=True):
             results[i] = jnp.swapaxes(result, -1, -2) if tall[i] else result

@@ -22,20 +22,20 @@ _LIMIT = 2000.0
 _MOST_SETS = 1000
 
 
-def condition(rows: tuple[Row, ...], restarts: tuple[int, ...]) -> float:
+def condition(rows: tuple[Row, ...], restarts: tuple[int, ...], error: float = _ERROR) -> float:
     """The largest condition number that the accumulated factor Q reaches, for any spectrum.
 
     Singular values from 1 to 1e-10 are followed through the steps, each as if rounding had lowered
-    the eigenvalue of R that belongs to it.
+    the eigenvalue of R that belongs to it by ``error``.
     """
     x = np.logspace(0, -10, 10_000)
-    q, r = np.ones_like(x), x**2 - _ERROR
+    q, r = np.ones_like(x), x**2 - error
     worst = 1.0
     with np.errstate(over="ignore", invalid="ignore"):
         for i, row in enumerate(rows):
             if i in restarts:
                 x = x * q
-                q, r = np.ones_like(x), x**2 - _ERROR
+                q, r = np.ones_like(x), x**2 - error
             p = np.polynomial.polynomial.polyval(r, row)
             q, r = q * p, r * p**2
             smallest, largest = np.min(np.abs(q)), np.max(np.abs(q))

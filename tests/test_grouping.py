@@ -1,0 +1,178 @@
+"""Matrices of one shape are worked on together: same numbers, and programs that do not grow."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_muonplus as omp
+from optax_muonplus import grouping, lifting
+
+D = 16
+
+
+def layers(count, dtype=jnp.float32):
+    """A transformer of ``count`` layers as Flax names it, in three shapes of matrices."""
+    shapes = {"q": (D, D), "k": (D, D), "o": (D, D), "up": (D, 4 * D), "down": (4 * D, D)}
+    return {
+        f"block_{i}": {
+            name: {"kernel": jax.ShapeDtypeStruct(shape, dtype)} for name, shape in shapes.items()
+        }
+        for i in range(count)
+    }
+
+
+def random_like(tree, seed=0):
+    leaves, treedef = jax.tree.flatten(tree)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    return treedef.unflatten(
+        [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
+    )
+
+
+def traced_update(tx, params):
+    return jax.jit(tx.update).trace(params, jax.eval_shape(tx.init, params), params)
+
+
+def everywhere_stacked(monkeypatch, stack_bytes=grouping.STACK_BYTES):
+    """What other devices than CPUs do, on this one."""
+    monkeypatch.setattr(grouping, "STACK_BYTES", stack_bytes)
+    monkeypatch.setattr(grouping, "_looped", grouping._stacked)
+
+
+# Tall, wide, square, stored either way, stacked over layers and experts, fused, narrow.
+MIXED = {
+    **layers(2),
+    "torch": {"weight": jax.ShapeDtypeStruct((D, D), jnp.float32)},
+    "wide": {"weight": jax.ShapeDtypeStruct((D, 4 * D), jnp.float32)},
+    "scanned": {"kernel": jax.ShapeDtypeStruct((5, D, 4 * D), jnp.float32)},
+    "experts": {"kernel": jax.ShapeDtypeStruct((2, 3, D, D), jnp.bfloat16)},
+    "attention": {"query": {"kernel": jax.ShapeDtypeStruct((D, 4, 4), jnp.float32)}},
+    "fused": {"kernel": jax.ShapeDtypeStruct((D, 3 * D), jnp.float32)},
+}
+RULES = [
+    ("scanned", omp.MuonDimensionNumbers(-2, -1)),
+    ("experts", omp.MuonDimensionNumbers(-1, -2)),
+    ("fused", omp.MatrixSpec(0, 1, split_sizes=(D, D, D))),
+]
+MIXED_DIMS = functools.partial(omp.muon_dimension_numbers, rules=RULES)
+
+
+def centred(x):
+    """A function that is not the same on transposed matrices."""
+    return x - x.mean(axis=-1, keepdims=True)
+
+
+OPTIONS = {
+    "default": {},
+    "row": {"norm": "row", "nesterov": True},
+    "aol": {"preconditioning": "aol"},
+    "adaptive": {"adaptive": True, "match_frobenius": True},
+    "own function": {"polar": centred, "consistent_rms": 0.2},
+    "bfloat16": {"compute_dtype": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("stack_bytes", [1, 3 * 4 * D * D, 2**27], ids=["one", "three", "all"])
+def test_loops_and_stacks_give_what_each_leaf_gives_by_itself(name, stack_bytes, monkeypatch):
+    grads = random_like(MIXED)
+    tx = omp.scale_by_muonplus(weight_dimension_numbers=MIXED_DIMS, **OPTIONS[name])
+    state = tx.init(grads)
+    eager, _ = tx.update(grads, state)
+    looped, _ = jax.jit(tx.update)(grads, state)
+    everywhere_stacked(monkeypatch, stack_bytes)
+    stacked, _ = jax.jit(lambda g, s: tx.update(g, s))(grads, state)
+    # The same products in another order; narrow operands may round to the other neighbour.
+    tolerance = 3e-2 if name == "bfloat16" else 2e-5
+    for found in (looped, stacked):
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(eager), strict=True):
+            assert a.dtype == b.dtype and a.shape == b.shape
+            a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+            narrow = 1e-2 if jnp.bfloat16 in (a.dtype, b.dtype) else 0
+            assert np.linalg.norm(a - b) <= (tolerance + narrow) * np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_programs_hold_one_iteration_for_each_shape(platform):
+    """Six layers have as many products in their program as two."""
+
+    def products(count):
+        lowered = traced_update(omp.muonplus(0.1), layers(count))
+        text = lowered.lower(lowering_platforms=(platform,)).as_text()
+        return text.count("dot_general")
+
+    assert products(6) == products(2)
+    assert products(6) <= {"cpu": 3, "cuda": 2, "tpu": 2}[platform] * 8
+
+
+def test_the_compiled_program_does_not_grow_either():
+    def products(count):
+        text = traced_update(omp.muonplus(0.1), layers(count)).lower().compile().as_text()
+        return text.count(" dot(")
+
+    assert 0 < products(6) == products(2) <= 3 * 8
+
+
+def temporary_bytes(tx, params):
+    compiled = traced_update(tx, params).lower().compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_temporary_memory_grows_neither_with_layers_nor_with_steps():
+    few = temporary_bytes(omp.muonplus(0.1), layers(6))
+    # Some 800 bytes of flags and pointers for each layer; a copy of its matrices would be 11 kB.
+    assert temporary_bytes(omp.muonplus(0.1), layers(24)) - few < 18 * 1000
+    steps = temporary_bytes(omp.muonplus(0.1, ns_steps=5 + 9), layers(6))
+    assert steps == pytest.approx(few, abs=1000)
+
+
+def test_a_stack_holds_tall_and_wide_matrices_and_stops_at_the_bound(monkeypatch):
+    everywhere_stacked(monkeypatch, 4 * (4 * D * D) * 4)
+    seen = []
+
+    def watched(x):
+        seen.append(x.shape)
+        return x
+
+    either = lifting.MatrixFunction(watched, watched)
+    tree = {**layers(4), "scanned": {"kernel": jax.ShapeDtypeStruct((9, D, 4 * D), jnp.float32)}}
+    dims = functools.partial(omp.muon_dimension_numbers, rules=RULES[:1])
+    jax.eval_shape(lambda t: lifting.apply_to_matrices([either], t, dims), tree)
+    # Twelve squares together; four up and four down, in two stacks; nine layers, four at a time,
+    # and one that is left. Each is traced twice, for CPUs and for other devices.
+    expected = [(12, D, D), (4, D, 4 * D), (4, D, 4 * D), (1, D, 4 * D), (1, D, 4 * D)]
+    assert sorted(seen) == sorted(2 * expected)
+
+
+def test_updates_can_be_differentiated():
+    """The derivative along a direction, forward and backward, against a difference quotient."""
+    with jax.enable_x64(True):
+        grads, direction, weights = (random_like(layers(2, jnp.float64), i) for i in range(3))
+        tx = omp.muonplus(1.0)
+        state = tx.init(grads)
+
+        @jax.jit
+        def weighted(t):
+            moved = jax.tree.map(lambda g, d: g + t * d, grads, direction)
+            return optax.tree.vdot(tx.update(moved, state, grads)[0], weights)
+
+        quotient = (weighted(1e-5) - weighted(-1e-5)) / 2e-5
+        for derivative in (jax.grad, jax.jacfwd):
+            found = jax.jit(derivative(weighted))(0.0)
+            np.testing.assert_allclose(found, quotient, rtol=1e-6)
+
+
+def test_updates_of_several_models_at_once():
+    """Under vmap: an ensemble is so many models of their own."""
+    grads = [random_like(layers(2), seed) for seed in range(3)]
+    tx = omp.scale_by_muonplus()
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *grads)
+    together = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g))[0]))(stacked)
+    for i, g in enumerate(grads):
+        alone = jax.jit(lambda g: tx.update(g, tx.init(g))[0])(g)
+        for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(a[i], b, atol=1e-5)
