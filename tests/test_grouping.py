@@ -166,6 +166,19 @@ def test_updates_can_be_differentiated():
             np.testing.assert_allclose(found, quotient, rtol=1e-6)
 
 
+def test_updates_can_be_differentiated_by_hyperparameters():
+    with jax.enable_x64(True):
+        grads, weights = (random_like(layers(2, jnp.float64), i) for i in range(2))
+
+        @jax.jit
+        def weighted(norm_eps):
+            tx = omp.scale_by_muonplus(norm_eps=norm_eps)
+            return optax.tree.vdot(tx.update(grads, tx.init(grads))[0], weights)
+
+        quotient = (weighted(0.1 + 1e-5) - weighted(0.1 - 1e-5)) / 2e-5
+        np.testing.assert_allclose(jax.grad(weighted)(0.1), quotient, rtol=1e-6)
+
+
 def test_updates_of_several_models_at_once():
     """Under vmap: an ensemble is so many models of their own."""
     grads = [random_like(layers(2), seed) for seed in range(3)]
