@@ -96,25 +96,19 @@ def test_loops_and_stacks_give_what_each_leaf_gives_by_itself(name, stack_bytes,
             assert np.linalg.norm(a - b) <= (tolerance + narrow) * np.linalg.norm(b)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
-def test_programs_hold_one_iteration_for_each_shape(platform):
-    """Six layers have as many products in their program as two."""
-
-    def products(count):
-        lowered = traced_update(omp.muonplus(0.1), layers(count))
-        text = lowered.lower(lowering_platforms=(platform,)).as_text()
-        return text.count("dot_general")
-
-    assert products(6) == products(2)
-    assert products(6) <= {"cpu": 3, "cuda": 2, "tpu": 2}[platform] * 8
+# Five steps: 3 products each where plain; on a CPU, 4 each but for the first with its 3, for the
+# two shapes that are not square, which count separately there.
+PRODUCTS = {"cpu": 15 + 19 + 19, "cuda": 15 + 15, "tpu": 15 + 15}
 
 
-def test_the_compiled_program_does_not_grow_either():
-    def products(count):
-        text = traced_update(omp.muonplus(0.1), layers(count)).lower().compile().as_text()
-        return text.count(" dot(")
-
-    assert 0 < products(6) == products(2) <= 3 * 8
+@pytest.mark.parametrize("count", [2, 6])
+def test_programs_hold_one_iteration_for_each_shape(count):
+    traced = traced_update(omp.muonplus(0.1), layers(count))
+    for platform, products in PRODUCTS.items():
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert text.count("dot_general") == products
+    # Nor does the compiler add any.
+    assert traced.lower().compile().as_text().count(" dot(") == PRODUCTS["cpu"]
 
 
 def temporary_bytes(tx, params):

@@ -1,0 +1,1 @@
+"""Speed, memory and accuracy of the update, measured: README.md has the tables."""

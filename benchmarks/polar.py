@@ -1,0 +1,192 @@
+"""Accuracy of polar factors against time: `python -m benchmarks.polar`, `--help` for more."""
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from matplotlib.figure import Figure  # and not pyplot, which may look for a window
+from matplotlib.ticker import LogLocator
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks import machine
+from optax_muonplus import polar
+from optax_muonplus.normalization import normalize_matrix
+
+# Each table with its usual number of steps and, where it goes on, with more.
+RUNS = (
+    ("jordan", 5), ("you", 5), ("you", 6), ("dion", 5), ("turbo", 4),
+    ("polar_express", 5), ("polar_express", 6), ("polar_express", 8), ("cans", 5), ("cans", 8),
+)  # fmt: skip
+METHODS = (("newton_schulz", "float32"), ("gram", "float32"), ("newton_schulz", "bfloat16"))
+# Okabe and Ito: told apart with any colour vision.
+COLOURS = {
+    ("newton_schulz", "float32"): "#0072B2",
+    ("gram", "float32"): "#D55E00",
+    ("newton_schulz", "bfloat16"): "#009E73",
+    ("svd", "float32"): "#000000",
+}
+MARKS = {
+    "jordan": "o", "you": "s", "dion": "^", "turbo": "v", "polar_express": "D", "cans": "P",
+    "exact": "*",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Which matrices, and how often."""
+
+    short: int = 512
+    """Length of the shorter side."""
+    long: int = 2048
+    """Length of the longer side."""
+    count: int = 4
+    """How many matrices are worked on at a time."""
+    smallest: float = 1e-3
+    """Smallest singular value of the log-spaced spectrum; the largest is 1."""
+    rounds: int = 7
+    """How often each is timed."""
+    out: Path = Path("benchmarks/results")
+    """Folder for the JSON file and the picture."""
+
+
+def main(config: Config) -> None:
+    """Measures, prints the table, writes it as JSON, and draws it."""
+    console = Console(width=max(Console().width, 180))
+    inputs = spectra(config)
+    functions = {("exact", 0, "svd", "float32"): jax.jit(polar.svd)}
+    for (method, dtype), (table, steps) in itertools.product(METHODS, RUNS):
+        function = polar.polar_function(
+            method,
+            table,
+            steps,
+            preconditioning="aol" if table == "turbo" else "frobenius",  # what it is made for
+            compute_dtype=dtype,
+        )
+        functions[table, steps, method, dtype] = jax.jit(function)
+    gaussian = inputs["gaussian"][0]
+    with Progress(console=console) as progress:
+        task = progress.add_task("rounds", total=config.rounds)
+        seconds = machine.interleaved(
+            {name: lambda f=f: f(gaussian) for name, f in functions.items()},
+            config.rounds,
+            lambda done: progress.update(task, completed=done),
+        )
+    rows = [
+        dict(zip(("table", "steps", "method", "dtype"), name, strict=True))
+        | {"ms_per_matrix": 1e3 * float(np.median(seconds[name])) / config.count}
+        | {kind: accuracy(f(x), exact) for kind, (x, exact) in inputs.items()}
+        for name, f in functions.items()
+    ]
+    result = {
+        "machine": machine.describe(),
+        "config": {**dataclasses.asdict(config), "out": str(config.out)},
+        "rows": rows,
+    }
+    show(console, rows)
+    config.out.mkdir(parents=True, exist_ok=True)
+    stem = config.out / f"polar-{config.short}x{config.long}-{jax.default_backend()}"
+    stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    draw(rows, config, stem.with_suffix(".png"))
+    console.print(f"written to {stem}.json and {stem}.png")
+
+
+def spectra(config: Config) -> dict[str, tuple[jax.Array, np.ndarray]]:
+    """Matrices of two kinds with their exact polar factors, in float64 by NumPy."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((config.count, config.short, config.long))
+    u, s, vh = np.linalg.svd(x, full_matrices=False)
+    spread = np.logspace(0, np.log10(config.smallest), s.shape[-1])
+    exact = u @ vh
+    inputs = {"gaussian": x, "log-spaced": (u * spread) @ vh}
+    return {kind: (jnp.asarray(x, jnp.float32), exact) for kind, x in inputs.items()}
+
+
+def accuracy(result: jax.Array, exact: np.ndarray) -> dict[str, float]:
+    """Distance to the exact factor, and largest over smallest norm before and after ``col_row``."""
+    o = np.asarray(result, np.float64)
+    return {
+        "distance": float(np.linalg.norm(o - exact) / np.linalg.norm(exact)),
+        **spreads(o, ""),
+        **spreads(np.asarray(normalize_matrix(result, "col_row"), np.float64), "_after"),
+    }
+
+
+def spreads(x: np.ndarray, suffix: str) -> dict[str, float]:
+    """Largest over smallest norm, of rows and of columns."""
+    rows, columns = np.linalg.norm(x, axis=-1), np.linalg.norm(x, axis=-2)
+    return {
+        f"row_spread{suffix}": float(np.max(rows.max(-1) / rows.min(-1))),
+        f"col_spread{suffix}": float(np.max(columns.max(-1) / columns.min(-1))),
+    }
+
+
+def show(console: Console, rows: list[dict[str, Any]]) -> None:
+    """The table, in Markdown, so that it can be pasted into the README."""
+    header = [
+        "table", "steps", "method", "products", "ms a matrix", "distance, Gaussian",
+        "distance, log-spaced", "row spread", "after", "col spread", "after",
+    ]  # fmt: skip
+    table = Table(box=box.MARKDOWN)
+    for column in header:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        wide = row["log-spaced"]
+        norms = ("row_spread", "row_spread_after", "col_spread", "col_spread_after")
+        table.add_row(
+            row["table"],
+            str(row["steps"] or ""),
+            row["method"],
+            row["dtype"],
+            f"{row['ms_per_matrix']:.1f}",
+            f"{row['gaussian']['distance']:.2e}",
+            f"{wide['distance']:.2e}",
+            *(f"{wide[name]:.4f}" for name in norms),
+        )
+    console.print(table)
+
+
+def draw(rows: list[dict[str, Any]], config: Config, path: Path) -> None:
+    """Time against distance to the exact factor, for both spectra."""
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    panels = figure.subplots(1, 2)
+    titles = {
+        "gaussian": "Gaussian matrices",
+        "log-spaced": f"singular values log-spaced, 1 to {config.smallest:g}",
+    }
+    for axes, (kind, title) in zip(panels, titles.items(), strict=True):
+        for row in rows:
+            axes.scatter(
+                row["ms_per_matrix"],
+                row[kind]["distance"],
+                s=10 * (row["steps"] or 5),
+                color=COLOURS[row["method"], row["dtype"]],
+                marker=MARKS[row["table"]],
+                alpha=0.8,
+            )
+        axes.set(xscale="log", yscale="log", xlabel="milliseconds a matrix", title=title)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("relative distance to the exact polar factor")
+    for (method, dtype), colour in COLOURS.items():
+        panels[1].scatter([], [], color=colour, marker="s", label=f"{method}, {dtype}")
+    for table, mark in MARKS.items():
+        panels[1].scatter([], [], color="#777777", marker=mark, label=table)
+    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    processor = machine.describe()["processor"]
+    figure.suptitle(f"{config.short} x {config.long} on {processor}. Larger marks: more steps")
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, prog="python -m benchmarks.polar", description=__doc__))

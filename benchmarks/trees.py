@@ -1,0 +1,50 @@
+"""Parameters of the paper's models as shapes, named as Flax names them."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Size(NamedTuple):
+    """One row of the paper's tables of architectures (its appendix "Architecture")."""
+
+    width: int
+    layers: int
+    feed_forward: int
+    gated: bool  # LLaMA's SwiGLU has a third matrix
+
+
+SIZES = {
+    "gpt-384": Size(384, 6, 4 * 384, False),  # GPT-Small cut to what two CPU cores do in a second
+    "gpt-small": Size(768, 12, 4 * 768, False),
+    "llama-350m": Size(1024, 24, 2736, True),
+    "llama-1b": Size(2048, 24, 5461, True),
+}
+
+
+def shapes(size: Size, vocabulary: int = 0, dtype: Any = jnp.float32) -> dict[str, Any]:
+    """A tree of shapes. Without a vocabulary there is no embedding, which all rows treat alike."""
+
+    def kernel(fan_in: int, fan_out: int) -> dict[str, Any]:
+        return {"kernel": jax.ShapeDtypeStruct((fan_in, fan_out), dtype)}
+
+    d, f = size.width, size.feed_forward
+    scale = {"scale": jax.ShapeDtypeStruct((d,), dtype)}
+    block = {name: kernel(d, d) for name in ("q", "k", "v", "o")}
+    block |= {"up": kernel(d, f), "down": kernel(f, d), "norm_1": scale, "norm_2": scale}
+    if size.gated:
+        block["gate"] = kernel(d, f)
+    tree: dict[str, Any] = {f"block_{i}": block for i in range(size.layers)}
+    tree["norm_out"] = scale
+    if vocabulary:
+        tree["embed"] = {"embedding": jax.ShapeDtypeStruct((vocabulary, d), dtype)}
+    return tree
+
+
+def random_like(tree: Any, seed: int) -> Any:
+    """Gaussian numbers in the shapes of ``tree``."""
+    leaves, treedef = jax.tree.flatten(tree)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    make = jax.jit(jax.random.normal, static_argnums=(1, 2))
+    return treedef.unflatten([make(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)])
