@@ -26,6 +26,7 @@ from optax_muonplus.normalization import Norm
 
 REFERENCE = "optax.contrib.muon"
 SAME_UPDATE = "omp.muon, Optax's update"
+MUON = "omp.muon"
 DEEPER = 4  # times as many layers, to see what grows with them
 
 
@@ -43,6 +44,8 @@ class Config:
     """How often each update is timed."""
     layers: int | None = None
     """Number of layers, if not the model's own."""
+    width: int | None = None
+    """Width, if not the model's own; the feed-forward width goes with it."""
     out: Path = Path("benchmarks/results")
     """Folder for the JSON file."""
 
@@ -65,7 +68,7 @@ def optimizers(config: Config, dimension_numbers: Any) -> dict[str, optax.Gradie
         "optax.adamw": optax.adamw(0.01),
         REFERENCE: optax.contrib.muon(0.01, **dims),
         SAME_UPDATE: omp.muon(0.01, **as_optax),
-        "omp.muon": omp.muon(0.01, **ours),
+        MUON: omp.muon(0.01, **ours),
         "omp.muon, newton_schulz": omp.muon(0.01, polar="newton_schulz", **ours),
         **{f"omp.muonplus, {norm}": omp.muonplus(0.01, norm=norm, **ours) for norm in norms},
     }
@@ -75,10 +78,16 @@ def main(config: Config) -> None:
     """Measures, prints the table and writes it with the machine's description as JSON."""
     console = Console(width=max(Console().width, 180))  # the table is wide
     size = trees.SIZES[config.tree]
-    size = size._replace(layers=config.layers or size.layers)
+    width = config.width or size.width
+    size = size._replace(
+        layers=config.layers or size.layers,
+        width=width,
+        feed_forward=size.feed_forward * width // size.width,
+    )
     shapes = trees.shapes(size, config.vocabulary, config.dtype)
     dims = omp.muon_dimension_numbers(shapes)
-    deeper = trees.shapes(size._replace(layers=DEEPER * size.layers), config.vocabulary)
+    more_layers = size._replace(layers=DEEPER * size.layers)
+    deeper = trees.shapes(more_layers, config.vocabulary, config.dtype)
     params, grads = trees.random_like(shapes, 0), trees.random_like(shapes, 1)
 
     rows, programs, updates = {}, {}, {}
@@ -107,7 +116,7 @@ def main(config: Config) -> None:
         )
     per_product = product_seconds(chains, seconds)
     for name, row in rows.items():
-        row |= timings(seconds[name], seconds[REFERENCE])
+        row |= timings(seconds[name], seconds[REFERENCE], seconds[MUON])
         if name != "optax.adamw":
             gram = name not in (REFERENCE, "omp.muon, newton_schulz")
             row |= work(size, config.dtype, gram, per_product, row["median_s"])
@@ -124,7 +133,9 @@ def main(config: Config) -> None:
     }
     show(console, result)
     config.out.mkdir(parents=True, exist_ok=True)
-    path = config.out / f"step-{config.tree}-{config.dtype}-{jax.default_backend()}.json"
+    changed = [f"{name}{value}" for name in ("width", "layers") if (value := getattr(config, name))]
+    parts = ["step", config.tree, *changed, config.dtype, jax.default_backend()]
+    path = config.out / f"{'-'.join(parts)}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     console.print(f"written to {path}")
 
@@ -171,13 +182,14 @@ def matrices(size: trees.Size) -> list[tuple[tuple[int, int], int]]:
     return list(collections.Counter(views).items())
 
 
-def timings(seconds: np.ndarray, reference: np.ndarray) -> dict[str, Any]:
-    """Median, spread and ratio; the ratio is taken within each round."""
+def timings(seconds: np.ndarray, reference: np.ndarray, muon: np.ndarray) -> dict[str, Any]:
+    """Median, spread and ratios; ratios are taken within each round."""
     low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75])
     return {
         "median_s": float(median),
         "quartiles_s": [float(low), float(high)],
         "times_faster": float(np.median(reference / seconds)),
+        "percent_over_muon": 100 * float(np.median(seconds / muon) - 1),
     }
 
 
@@ -235,8 +247,9 @@ def flags(config: Config) -> list[str]:
 def show(console: Console, result: dict[str, Any]) -> None:
     """The table, in Markdown, so that it can be pasted into the README."""
     header = [
-        "update", "ms (quartiles)", "times faster", "GFLOP", "GFLOP/s", "of products",
-        "compile s", f"{DEEPER}x layers", "temporary MB", f"{DEEPER}x layers", "state MB",
+        "update", "ms (quartiles)", "times faster", "over omp.muon",
+        "GFLOP", "GFLOP/s", "of products", "compile s",
+        f"{DEEPER}x layers", "temporary MB", f"{DEEPER}x layers", "state MB",
     ]  # fmt: skip
     table = Table(box=box.MARKDOWN)
     for column in header:
@@ -248,6 +261,7 @@ def show(console: Console, result: dict[str, Any]) -> None:
             name,
             f"{1e3 * row['median_s']:.1f} ({low:.1f}-{high:.1f})",
             f"{row['times_faster']:.2f}",
+            f"{row['percent_over_muon']:+.1f}%" if "muonplus" in name else "",
             *products,
             f"{row['compile_s']:.2f}",
             f"{row['compile_deeper_s']:.2f}",

@@ -1,0 +1,73 @@
+"""The benchmarks run, on models too small to say anything, and write what the README describes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import machine, polar, step
+
+
+def test_step_writes_every_figure(tmp_path):
+    step.main(step.Config(layers=1, width=16, vocabulary=20, rounds=2, out=tmp_path))
+    (file,) = tmp_path.iterdir()
+    result = json.loads(file.read_text())
+    assert result["command"] == (
+        "python -m benchmarks.step --vocabulary 20 --rounds 2 --layers 1 --width 16"
+    )
+    assert {"device", "processor", "jax", "optax_muonplus"} <= result["machine"].keys()
+    rows = result["rows"]
+    assert list(rows)[:2] == ["optax.adamw", "optax.contrib.muon"]
+    assert [name for name in rows if "muonplus" in name] == [
+        f"omp.muonplus, {norm}" for norm in ("col", "row", "col_row", "row_col")
+    ]
+    for name, row in rows.items():
+        assert row["median_s"] > 0 and row["compile_s"] > 0 and row["temporary_bytes"] > 0
+        assert ("share_of_products" in row) == (name != "optax.adamw")
+    # One buffer of 4 bytes for each of 12 * 16^2 numbers in matrices; two for the others; counts.
+    others = 16 * 20 + 3 * 16
+    assert rows["omp.muonplus, row"]["state_bytes"] == 4 * (12 * 16**2 + 2 * others + 1)
+    # The same update as Optax's, from the same gradients.
+    assert result["largest_difference"] < 1e-4
+
+
+def test_counted_work_is_the_table_of_operations():
+    """Per layer of width d: 30 d^3 for each square, 50 d^3 for each 1:4 under Gram, else 90 d^3."""
+    size = step.trees.SIZES["gpt-384"]._replace(layers=2)
+    per_product = dict.fromkeys([(384, 384, 384), (384, 1536, 384), (384, 384, 1536)], 1.0)
+    for gram, cube in ((True, 4 * 30 + 2 * 50), (False, 4 * 30 + 2 * 90)):
+        work = step.work(size, "float32", gram, per_product, seconds=1.0)
+        assert work["gflop"] * 1e9 == 2 * cube * 384**3
+    # Each product takes a second here: 4 * 15 + 2 * (15 plain).
+    assert work["share_of_products"] == 2 * (4 * 15 + 2 * 15)
+
+
+def test_product_chains_keep_the_size_of_numbers_and_say_what_they_did():
+    for n, m in ((8, 8), (8, 24)):
+        program, done = machine.product_chain(n, m, np.float32, batch=2)
+        norm = np.linalg.norm(np.asarray(program()), axis=(-2, -1))
+        np.testing.assert_allclose(norm, np.sqrt(n), rtol=1e-4)
+        assert sum(done.values()) == 2 * 32 * (2 if m > n else 1)
+
+
+def test_rounds_are_interleaved():
+    order = []
+    programs = {name: lambda name=name: order.append(name) for name in "ab"}
+    seconds = machine.interleaved(programs, 3, report=lambda done: None)
+    assert order == list("ab" * 4)  # the first round warms up
+    assert [len(values) for values in seconds.values()] == [3, 3]
+
+
+@pytest.mark.filterwarnings("ignore:This figure includes Axes")
+def test_polar_writes_table_and_picture(tmp_path):
+    polar.main(polar.Config(short=8, long=16, count=2, rounds=1, out=tmp_path))
+    rows = json.loads((tmp_path / "polar-8x16-cpu.json").read_text())["rows"]
+    assert len(rows) == 1 + 3 * len(polar.RUNS)
+    exact = rows[0]
+    assert exact["method"] == "svd" and exact["log-spaced"]["distance"] < 1e-3
+    for row in rows:
+        # The paper's point: rows are even after the normalization, and were not before.
+        assert row["gaussian"]["row_spread_after"] == pytest.approx(1, abs=1e-5)
+        if row["table"] == "jordan":
+            assert row["log-spaced"]["row_spread"] > 1.05
+    assert (tmp_path / "polar-8x16-cpu.png").read_bytes().startswith(b"\x89PNG")
