@@ -56,7 +56,7 @@ def product_chain(
 
     def turn(_: Any, y: jax.Array) -> jax.Array:
         for _ in range(_CHAINED):
-            y = y @ x if m == n else (y @ y.mT) @ y
+            y = y @ x if m == n else (y @ x.mT) @ x
         return y
 
     program = jax.jit(lambda x: jax.lax.fori_loop(0, _TURNS, turn, x))

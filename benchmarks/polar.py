@@ -18,7 +18,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks import machine
-from optax_muonplus import polar
+from optax_muonplus import coefficients, polar
 from optax_muonplus.normalization import normalize_matrix
 
 # Each table with its usual number of steps and, where it goes on, with more.
@@ -64,6 +64,8 @@ def main(config: Config) -> None:
     inputs = spectra(config)
     functions = {("exact", 0, "svd", "float32"): jax.jit(polar.svd)}
     for (method, dtype), (table, steps) in itertools.product(METHODS, RUNS):
+        if dtype != "float32" and coefficients.TABLES[table].needs_float32:
+            continue
         function = polar.polar_function(
             method,
             table,

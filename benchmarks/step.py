@@ -124,7 +124,9 @@ def main(config: Config) -> None:
         "command": "python -m benchmarks.step " + " ".join(flags(config)),
         "machine": machine.describe(),
         "config": {**dataclasses.asdict(config), "out": str(config.out)},
-        "largest_difference": largest_difference(updates[SAME_UPDATE], updates[REFERENCE]),
+        "largest_difference": largest_difference(
+            updates[SAME_UPDATE], updates[REFERENCE], omp.partition_labels(shapes)
+        ),
         "products": {
             "x".join(map(str, shape)): {"gflop_per_s": 2 * math.prod(shape) / s / 1e9}
             for shape, s in per_product.items()
@@ -204,7 +206,7 @@ def work(
 
     Five steps of the default coefficients. Gram where ``polar="auto"`` chooses it here.
     """
-    rows, _, _, restarts = coefficients.resolve("jordan", 5)
+    rows, _, _, restarts, _ = coefficients.resolve("jordan", 5)
     assert restarts is not None  # the number of steps is a plain one
     plain = newton_schulz.every_step(rows)
     gram = gram and dtype == "float32" and jax.default_backend() == "cpu"
@@ -224,14 +226,16 @@ def work(
     }
 
 
-def largest_difference(ours: Any, theirs: Any) -> float:
+def largest_difference(ours: Any, theirs: Any, labels: Any) -> float:
     """Largest relative distance between two updates of one matrix."""
 
     def norm(x: jax.Array) -> float:
         return float(np.linalg.norm(np.asarray(x, np.float32)))
 
-    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
-    return max(norm(a - b) / norm(b) for a, b in pairs if a.ndim > 1)
+    leaves = (jax.tree.leaves(tree) for tree in (ours, theirs, labels))
+    return max(
+        norm(a - b) / norm(b) for a, b, label in zip(*leaves, strict=True) if label == "muon"
+    )
 
 
 def flags(config: Config) -> list[str]:

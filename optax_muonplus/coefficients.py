@@ -30,6 +30,8 @@ class Table(NamedTuple):
       source: where the numbers are from.
       restarts: for one step, two steps and so on, where the Gram iteration starts anew, as
         ``choose_restarts`` has it. It is asked for numbers of steps that are not listed.
+      needs_float32: whether each polynomial ends where the next one's good interval does, so that
+        the rounding of narrower products throws singular values out of it, and they diverge.
     """
 
     rows: tuple[Row, ...]
@@ -37,6 +39,7 @@ class Table(NamedTuple):
     headroom: float
     source: str
     restarts: tuple[tuple[int, ...], ...] = ()
+    needs_float32: bool = False
 
 
 class Coefficients(NamedTuple):
@@ -48,12 +51,14 @@ class Coefficients(NamedTuple):
       steps: number of steps, a Python int or a traced integer array.
       headroom: see :class:`Table`.
       restarts: steps at which the Gram iteration starts anew; None if ``steps`` is traced.
+      needs_float32: see :class:`Table`.
     """
 
     rows: tuple[Row, ...]
     steps: Any
     headroom: float
     restarts: tuple[int, ...] | None
+    needs_float32: bool
 
 
 _JORDAN = ((3.4445, -4.7750, 2.0315),)
@@ -149,6 +154,7 @@ TABLES: dict[str, Table] = {
         1.0,
         "Grishina et al., arXiv:2506.10935, as NVIDIA Emerging-Optimizers rounds them",
         restarts=(*[_NONE] * 5, (1,), (1,), (2,)),
+        needs_float32=True,
     ),
 }
 # optax.contrib.muon's name for the same row.
@@ -177,7 +183,7 @@ def resolve(ns_coeffs: str | Sequence[Any] = "jordan", ns_steps: Any = 5) -> Coe
                 f" rows ({len(table.rows)}). Pass ns_steps as a Python int; under"
                 " optax.inject_hyperparams add static_args=('ns_steps',)."
             )
-        return Coefficients(table.rows, ns_steps, table.headroom, None)
+        return Coefficients(table.rows, ns_steps, table.headroom, None, table.needs_float32)
     try:
         steps = operator.index(ns_steps)
     except TypeError:
@@ -195,7 +201,7 @@ def resolve(ns_coeffs: str | Sequence[Any] = "jordan", ns_steps: Any = 5) -> Coe
     rows = (table.rows + table.rows[-1:] * missing)[:steps]
     listed = steps <= len(table.restarts)
     restarts = table.restarts[steps - 1] if listed else choose_restarts(rows)
-    return Coefficients(rows, steps, table.headroom, restarts)
+    return Coefficients(rows, steps, table.headroom, restarts, table.needs_float32)
 
 
 def _table(ns_coeffs: str | Sequence[Any]) -> Table:

@@ -57,19 +57,28 @@ def polar_function(
         )
     if polar == "svd":
         return svd
-    rows, steps, headroom, restarts = coefficients.resolve(ns_coeffs, ns_steps)
+    rows, steps, headroom, restarts, needs_float32 = coefficients.resolve(ns_coeffs, ns_steps)
     operand = _checked_dtype(compute_dtype)
     _check_numbers(eps, preconditioning)
+    exact = needs_float32 or polar == "gram"
+    if exact and not _holds_float32(operand):
+        cause = f"ns_coeffs={ns_coeffs!r}" if needs_float32 else "polar='gram'"
+        raise ValueError(
+            f"{cause} diverges in products of less than float32, got compute_dtype={operand}. Leave"
+            " that None, or pass polar='newton_schulz' with other coefficients, such as"
+            " 'polar_express'."
+        )
     options = {
         "rows": rows,
         "headroom": headroom,
         "eps": eps,
         "preconditioning": preconditioning,
         "compute_dtype": operand,
+        "precision": jax.lax.Precision.HIGHEST if exact else None,
     }
     if polar == "gram":
-        _check_gram(ns_steps, restarts, operand)
-        return _gram(restarts=restarts, **options)
+        _check_gram(ns_steps, restarts)
+        return functools.partial(iterate, restarts=restarts, **options)
     if polar == "auto" and restarts is not None:
         return functools.partial(_cheapest, restarts=restarts, **options)
     return functools.partial(
@@ -94,17 +103,12 @@ def _check_numbers(eps: Any, preconditioning: str) -> None:
         raise ValueError(f"eps must not be negative, got {eps}.")
 
 
-def _check_gram(ns_steps: Any, restarts: Any, operand: jnp.dtype | None) -> None:
+def _check_gram(ns_steps: Any, restarts: Any) -> None:
     if restarts is None:
         raise ValueError(
             f"ns_steps={ns_steps} is traced, but polar='gram' plans its restarts for a given number"
             " of steps. Pass a Python int; under optax.inject_hyperparams add"
             " static_args=('ns_steps',). Or polar='newton_schulz'."
-        )
-    if not _holds_float32(operand):
-        raise ValueError(
-            f"polar='gram' diverges in products of less than float32, got compute_dtype={operand}."
-            " Pass polar='newton_schulz' or 'auto', or leave compute_dtype None."
         )
 
 
@@ -139,7 +143,8 @@ def newton_schulz(
         the polar factor of the input but starts closer to one.
       compute_dtype: dtype of the matrix products' operands; they accumulate, and are combined, in
         float32 at least. None means the input's dtype, at least float32, at JAX's default matmul
-        precision.
+        precision; ``"cans"``, which diverges in less than float32, asks for the highest and takes
+        no narrower ``compute_dtype``.
 
     Returns:
       An array of ``x``'s shape and dtype.
@@ -200,36 +205,37 @@ def gram_newton_schulz(
 # Compiled once for each shape, as `iterate` is: outside of jit a choice by platform would not be.
 @functools.partial(
     jax.jit,
-    static_argnames=("rows", "restarts", "headroom", "preconditioning", "compute_dtype"),
-)
+    static_argnames=(
+        "rows", "restarts", "headroom", "preconditioning", "compute_dtype", "precision"
+    ),
+)  # fmt: skip
 def _cheapest(
     x: jax.Array,
     *,
     rows: tuple[coefficients.Row, ...],
     restarts: tuple[int, ...],
     compute_dtype: jnp.dtype | None,
+    precision: jax.lax.Precision | None,
     **options: Any,
 ) -> jax.Array:
     """Plain or Gram Newton-Schulz, whichever does fewer operations at sufficient precision."""
-    plain = functools.partial(
-        iterate, rows=rows, restarts=every_step(rows), compute_dtype=compute_dtype, **options
-    )
-    gram = _gram(rows=rows, restarts=restarts, compute_dtype=compute_dtype, **options)
+    highest = jax.lax.Precision.HIGHEST
+    both = functools.partial(iterate, rows=rows, compute_dtype=compute_dtype, **options)
+    plain = functools.partial(both, restarts=every_step(rows), precision=precision)
+    gram = functools.partial(both, restarts=restarts, precision=highest)
     fewer = operations(x.shape, rows, restarts) < operations(x.shape, rows, every_step(rows))
     if not fewer or not _holds_float32(compute_dtype):
         return plain(x)
-    if accumulation_dtype(x.dtype) in (jnp.float64, jnp.complex128) or (
-        jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
+    if (
+        precision == highest
+        or accumulation_dtype(x.dtype) in (jnp.float64, jnp.complex128)
+        or jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
         in ("highest", "float32")
     ):
         return gram(x)
     # Elsewhere float32 products are TF32 or bfloat16 by default and several times as fast as the
     # exact ones that the Gram iteration needs.
     return jax.lax.platform_dependent(x, cpu=gram, default=plain)
-
-
-def _gram(**options: Any) -> PolarFunction:
-    return functools.partial(iterate, precision=jax.lax.Precision.HIGHEST, **options)
 
 
 def _holds_float32(compute_dtype: jnp.dtype | None) -> bool:

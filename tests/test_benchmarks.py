@@ -62,7 +62,7 @@ def test_rounds_are_interleaved():
 def test_polar_writes_table_and_picture(tmp_path):
     polar.main(polar.Config(short=8, long=16, count=2, rounds=1, out=tmp_path))
     rows = json.loads((tmp_path / "polar-8x16-cpu.json").read_text())["rows"]
-    assert len(rows) == 1 + 3 * len(polar.RUNS)
+    assert len(rows) == 1 + 3 * len(polar.RUNS) - 2  # cans has no narrow form
     exact = rows[0]
     assert exact["method"] == "svd" and exact["log-spaced"]["distance"] < 1e-3
     for row in rows:

@@ -176,7 +176,7 @@ def counted_operations(jaxpr, times=1):
 @pytest.mark.parametrize("table, steps", [("jordan", 5), ("jordan", 6), ("cans", 8)])
 def test_no_product_is_done_twice(shape, table, steps):
     """The traced program does exactly the products that the formulas count."""
-    rows, _, _, chosen = coefficients.resolve(table, steps)
+    rows, _, _, chosen, _ = coefficients.resolve(table, steps)
     n, m = sorted(shape)
     segments = len(chosen) + 1
     formula = {
@@ -216,8 +216,9 @@ def test_auto_counts_operations_and_asks_for_float32_products():
         assert chooses_gram(wide, "cuda", jnp.float64)
 
 
-def test_gram_products_are_exact_on_every_platform():
-    function = jax.jit(polar.polar_function("gram"))
+@pytest.mark.parametrize("kind, table", [("gram", "jordan"), ("newton_schulz", "cans")])
+def test_products_that_must_be_exact_are_so_on_every_platform(kind, table):
+    function = jax.jit(polar.polar_function(kind, table))
     traced = function.trace(jax.ShapeDtypeStruct((1, 32, 64), jnp.float32))
     for platform in ("cuda", "tpu"):
         text = traced.lower(lowering_platforms=(platform,)).as_text()
@@ -225,7 +226,8 @@ def test_gram_products_are_exact_on_every_platform():
 
 
 def test_gram_errors_say_what_to_do():
-    with pytest.raises(ValueError, match=r"diverges in products of less than float32.*bfloat16"):
-        polar.polar_function("gram", compute_dtype="bfloat16")
+    for arguments, name in ((("gram",), "polar='gram'"), (("auto", "cans"), "ns_coeffs='cans'")):
+        with pytest.raises(ValueError, match=f"{name} diverges in products of less than float32"):
+            polar.polar_function(*arguments, compute_dtype="bfloat16")
     with pytest.raises(ValueError, match=r"traced, but polar='gram'.*static_args"):
         jax.jit(lambda x, n: polar.gram_newton_schulz(x, ns_steps=n))(jnp.ones((2, 4)), 5)

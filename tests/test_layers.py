@@ -83,6 +83,6 @@ def test_public_names_are_documented_and_in_the_readme():
 
 def test_files_have_names_that_say_something():
     said_nothing = {"utils", "helpers", "common", "misc"}
-    for folder in ("optax_muonplus", "examples", "tests"):
+    for folder in ("optax_muonplus", "benchmarks", "examples", "tests"):
         for path in (ROOT / folder).rglob("*.py"):
             assert path.stem not in said_nothing, path
