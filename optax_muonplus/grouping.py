@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.core
 import jax.numpy as jnp
+from jax.experimental.shard_alike import shard_alike
 
 from optax_muonplus.orientation import ArrayFunction, MatrixFunction, in_turn
 
@@ -67,7 +68,9 @@ def apply_grouped(
     def elsewhere(*arrays: jax.Array) -> list[jax.Array]:
         return _stacked(functions, arrays, turned)
 
-    return jax.lax.platform_dependent(*arrays, cpu=on_cpu, default=elsewhere)
+    results = jax.lax.platform_dependent(*arrays, cpu=on_cpu, default=elsewhere)
+    # On a mesh the compiler would else choose for the loop's results what suits the loop.
+    return [shard_alike(y, x)[0] for y, x in zip(results, arrays, strict=True)]
 
 
 def _looped(

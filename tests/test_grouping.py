@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
 from optax_muonplus import grouping, lifting
@@ -183,3 +184,37 @@ def test_updates_of_several_models_at_once():
         alone = jax.jit(lambda g: tx.update(g, tx.init(g))[0])(g)
         for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
             np.testing.assert_allclose(a[i], b, atol=1e-5)
+
+
+def auto_mesh():
+    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+
+def test_updates_keep_the_sharding_that_the_compiler_knows():
+    """On a mesh with Auto axes, without anyone saying how outputs are sharded."""
+    grads = random_like(layers(2))
+    sharding = NamedSharding(auto_mesh(), PartitionSpec("data", "model"))
+    sharded = jax.device_put(grads, sharding)
+    tx = omp.muonplus(0.1)
+    updates, state = jax.jit(tx.update)(sharded, tx.init(sharded), sharded)
+    expected, _ = jax.jit(tx.update)(grads, tx.init(grads), grads)
+    for found, update in zip(jax.tree.leaves(updates), jax.tree.leaves(expected), strict=True):
+        assert found.sharding == sharding
+        np.testing.assert_allclose(found, update, atol=1e-6)
+    for momentum in jax.tree.leaves(state.inner_states["muon"].inner_state[0][0].mu):
+        assert momentum.sharding == sharding
+
+
+def test_updates_inside_a_shard_map():
+    """Replicated parameters, gradients averaged by hand: each device does the same update."""
+    grads = random_like(layers(2))
+    tx = omp.scale_by_muonplus()
+
+    def step(g):
+        return tx.update(jax.lax.pmean(g, "data"), tx.init(g))[0]
+
+    everywhere = PartitionSpec()
+    mapped = jax.shard_map(step, mesh=auto_mesh(), in_specs=everywhere, out_specs=everywhere)
+    alone, _ = jax.jit(tx.update)(grads, tx.init(grads))
+    for a, b in zip(jax.tree.leaves(jax.jit(mapped)(grads)), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
