@@ -21,9 +21,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.core
 import jax.numpy as jnp
-from jax.experimental.shard_alike import shard_alike
 
 from optax_muonplus.orientation import ArrayFunction, MatrixFunction, in_turn
+
+try:
+    from jax.experimental.shard_alike import shard_alike
+except ImportError:  # gone in jax 0.12
+    shard_alike = None
 
 # Of one stack: 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. The iteration needs about
 # four times as much beside it.
@@ -56,9 +60,11 @@ def apply_grouped(
     """
     arrays = [stored.array for stored in matrices]
     turned = [stored.transposed for stored in matrices]
-    if not any(isinstance(array, jax.core.Tracer) for array in arrays):
+    traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
+    if not traced or (shard_alike is None and jax.device_count() > 1):
         # Outside of jit each operation is a program of its own, and a loop would be compiled anew
-        # at every call.
+        # at every call. And where arrays may be sharded over devices, by a compiler that cannot be
+        # told to leave results where their inputs are, only functions of one array keep the place.
         whole = in_turn(functions)
         return [whole.of(t)(array) for array, t in zip(arrays, turned, strict=True)]
 
@@ -69,7 +75,9 @@ def apply_grouped(
         return _stacked(functions, arrays, turned)
 
     results = jax.lax.platform_dependent(*arrays, cpu=on_cpu, default=elsewhere)
-    # On a mesh the compiler would else choose for the loop's results what suits the loop.
+    if shard_alike is None:
+        return results
+    # On a mesh the compiler would else choose for the results what suits the loop or the stack.
     return [shard_alike(y, x)[0] for y, x in zip(results, arrays, strict=True)]
 
 
