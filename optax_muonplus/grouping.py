@@ -24,11 +24,6 @@ import jax.numpy as jnp
 
 from optax_muonplus.orientation import ArrayFunction, MatrixFunction, in_turn
 
-try:
-    from jax.experimental.shard_alike import shard_alike
-except ImportError:  # gone in jax 0.12
-    shard_alike = None
-
 # Of one stack: 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. The iteration needs about
 # four times as much beside it.
 STACK_BYTES = 2**27
@@ -60,11 +55,9 @@ def apply_grouped(
     """
     arrays = [stored.array for stored in matrices]
     turned = [stored.transposed for stored in matrices]
-    traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
-    if not traced or (shard_alike is None and jax.device_count() > 1):
+    if not any(isinstance(array, jax.core.Tracer) for array in arrays):
         # Outside of jit each operation is a program of its own, and a loop would be compiled anew
-        # at every call. And where arrays may be sharded over devices, by a compiler that cannot be
-        # told to leave results where their inputs are, only functions of one array keep the place.
+        # at every call.
         whole = in_turn(functions)
         return [whole.of(t)(array) for array, t in zip(arrays, turned, strict=True)]
 
@@ -75,10 +68,12 @@ def apply_grouped(
         return _stacked(functions, arrays, turned)
 
     results = jax.lax.platform_dependent(*arrays, cpu=on_cpu, default=elsewhere)
-    if shard_alike is None:
+    if jax.device_count() == 1:
         return results
-    # On a mesh the compiler would else choose for the results what suits the loop or the stack.
-    return [shard_alike(y, x)[0] for y, x in zip(results, arrays, strict=True)]
+    # On a mesh with Auto axes the compiler would else choose for the results what suits the loop or
+    # the stack: a choice that it cannot see through ties them to where their inputs are.
+    never = jax.lax.optimization_barrier(jnp.array(False))
+    return [jax.lax.select(never, x, y) for x, y in zip(arrays, results, strict=True)]
 
 
 def _looped(

@@ -38,13 +38,6 @@ def traced_update(tx, params):
     return jax.jit(tx.update).trace(params, jax.eval_shape(tx.init, params), params)
 
 
-@pytest.fixture(autouse=True)
-def grouped(request, monkeypatch):
-    """Without shard_alike (jax 0.12) grouping is for one device; pretend that there is one."""
-    if grouping.shard_alike is None and "mesh" not in request.keywords:
-        monkeypatch.setattr(jax, "device_count", lambda: 1)
-
-
 def everywhere_stacked(monkeypatch, stack_bytes=grouping.STACK_BYTES):
     """What other devices than CPUs do, on this one."""
     monkeypatch.setattr(grouping, "STACK_BYTES", stack_bytes)
@@ -197,7 +190,6 @@ def auto_mesh():
     return jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
 
-@pytest.mark.mesh
 @pytest.mark.parametrize("stacked", [False, True])
 def test_updates_keep_the_sharding_that_the_compiler_knows(stacked, monkeypatch):
     """On a mesh with Auto axes, without anyone saying how outputs are sharded."""
@@ -216,7 +208,6 @@ def test_updates_keep_the_sharding_that_the_compiler_knows(stacked, monkeypatch)
         assert momentum.sharding == sharding
 
 
-@pytest.mark.mesh
 def test_updates_inside_a_shard_map():
     """Replicated parameters, gradients averaged by hand: each device does the same update."""
     grads = random_like(layers(2))
