@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -66,16 +68,15 @@ def product_chain(
 
 
 def interleaved(
-    programs: Mapping[Name, Callable[[], Any]], rounds: int, report: Callable[[int], None]
+    programs: Mapping[Name, Callable[[], Any]], rounds: int, console: Console
 ) -> dict[Name, np.ndarray]:
     """Seconds of each program in each round, one after the other in every round."""
     for program in programs.values():
         jax.block_until_ready(program())
     seconds = collections.defaultdict(list)
-    for i in range(rounds):
+    for _ in track(range(rounds), "rounds", console=console):
         for name, program in programs.items():
             begin = time.perf_counter()
             jax.block_until_ready(program())
             seconds[name].append(time.perf_counter() - begin)
-        report(i + 1)
     return {name: np.array(values) for name, values in seconds.items()}

@@ -1,6 +1,7 @@
 """Accuracy of polar factors against time: `python -m benchmarks.polar`, `--help` for more."""
 
 import dataclasses
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -14,7 +15,6 @@ from matplotlib.figure import Figure  # and not pyplot, which may look for a win
 from matplotlib.ticker import LogLocator
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks import machine
@@ -75,13 +75,8 @@ def main(config: Config) -> None:
         )
         functions[table, steps, method, dtype] = jax.jit(function)
     gaussian = inputs["gaussian"][0]
-    with Progress(console=console) as progress:
-        task = progress.add_task("rounds", total=config.rounds)
-        seconds = machine.interleaved(
-            {name: lambda f=f: f(gaussian) for name, f in functions.items()},
-            config.rounds,
-            lambda done: progress.update(task, completed=done),
-        )
+    programs = {name: functools.partial(f, gaussian) for name, f in functions.items()}
+    seconds = machine.interleaved(programs, config.rounds, console)
     rows = [
         dict(zip(("table", "steps", "method", "dtype"), name, strict=True))
         | {"ms_per_matrix": 1e3 * float(np.median(seconds[name])) / config.count}

@@ -16,7 +16,6 @@ import optax
 import tyro
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 import optax_muonplus as omp
@@ -109,11 +108,7 @@ def main(config: Config) -> None:
             updates[name] = programs[name]()[0]
     chains = product_chains(size, config.dtype)
     programs |= {name: chain for name, (chain, _) in chains.items()}
-    with Progress(console=console) as progress:
-        task = progress.add_task("rounds", total=config.rounds)
-        seconds = machine.interleaved(
-            programs, config.rounds, lambda done: progress.update(task, completed=done)
-        )
+    seconds = machine.interleaved(programs, config.rounds, console)
     per_product = product_seconds(chains, seconds)
     for name, row in rows.items():
         row |= timings(seconds[name], seconds[REFERENCE], seconds[MUON])

@@ -42,7 +42,7 @@ def shapes(size: Size, vocabulary: int = 0, dtype: Any = jnp.float32) -> dict[st
     return tree
 
 
-def random_like(tree: Any, seed: int) -> Any:
+def random_like(tree: Any, seed: int = 0) -> Any:
     """Gaussian numbers in the shapes of ``tree``."""
     leaves, treedef = jax.tree.flatten(tree)
     keys = jax.random.split(jax.random.key(seed), len(leaves))

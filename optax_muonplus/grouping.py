@@ -7,8 +7,9 @@ of 384 x 1536 in float32 on 2 cores: 11.3 ms each one by one, 13.8 ms in a stack
 6.6 ms). There each shape is one loop over its matrices, which reads and writes them where they lie.
 
 Elsewhere small matrices leave most of the device idle, and a loop that chooses a matrix at run time
-waits for the host at every turn. There matrices are stacked, up to a bound on the stack's size, so
-that temporary memory does not grow with the model; a tall matrix is turned to join the wide ones.
+waits for the host at every turn. There matrices are stacked, a tall one turned to join the wide
+ones, up to a bound on the stack's size, so that what the iteration needs beside its input does not
+grow with the model. That part is reasoned, not measured: no accelerator was at hand.
 """
 
 import functools
@@ -24,8 +25,8 @@ import jax.numpy as jnp
 
 from optax_muonplus.orientation import ArrayFunction, MatrixFunction, in_turn
 
-# Of one stack: 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. The iteration needs about
-# four times as much beside it.
+# Of one stack: 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. By count, the iteration on
+# square matrices needs four times as much beside it: R, R^2, P and the next X.
 STACK_BYTES = 2**27
 
 
@@ -197,7 +198,7 @@ def _groups(items: Sequence[int], key: Callable[[int], Hashable]) -> Iterator[li
 def _chunks(items: Sequence[int], size: Callable[[int], int]) -> Iterator[list[int]]:
     """Runs of ``items`` that together stay within the bound, or have a single member."""
     chunk: list[int] = []
-    total: Any = 0
+    total = 0
     for item in items:
         if chunk and total + size(item) > STACK_BYTES:
             yield chunk

@@ -62,14 +62,17 @@ def every_step(rows: tuple[Row, ...]) -> tuple[int, ...]:
     return tuple(range(1, len(rows)))
 
 
-# Compiled once for each shape also where the caller is not under jit: a loop outside of one would
-# be compiled anew at every call.
-@functools.partial(
+# Compiled once for each shape also where the caller is not under jit: outside of one a loop, or a
+# choice by platform, would be compiled anew at every call.
+compiled_once = functools.partial(
     jax.jit,
     static_argnames=(
         "rows", "restarts", "headroom", "preconditioning", "compute_dtype", "precision"
     ),
 )  # fmt: skip
+
+
+@compiled_once
 def iterate(
     x: jax.Array,
     *,
@@ -98,7 +101,7 @@ def iterate(
     """
     given = x
     if math.prod(x.shape[:-2]) == 1:
-        # XLA's CPU products are 5 to 9% slower with an axis of size 1 in front (jaxlib 0.10.2).
+        # XLA's CPU products are 5 to 10% slower with an axis of size 1 in front (jaxlib 0.10.2).
         x = x.reshape(x.shape[-2:])
     dtype = product_dtype(x.dtype, compute_dtype)
     operand = compute_dtype or dtype

@@ -13,7 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus import coefficients
-from optax_muonplus.newton_schulz import Preconditioning, every_step, iterate, operations
+from optax_muonplus.newton_schulz import (
+    Preconditioning,
+    compiled_once,
+    every_step,
+    iterate,
+    operations,
+)
 from optax_muonplus.precision import accumulable, accumulation_dtype, unit_max
 
 Polar = Literal["auto", "newton_schulz", "gram", "svd"]
@@ -81,9 +87,8 @@ def polar_function(
         return functools.partial(iterate, restarts=restarts, **options)
     if polar == "auto" and restarts is not None:
         return functools.partial(_cheapest, restarts=restarts, **options)
-    return functools.partial(
-        iterate, restarts=every_step(rows), steps=None if restarts is not None else steps, **options
-    )
+    traced_steps = steps if restarts is None else None
+    return functools.partial(iterate, restarts=every_step(rows), steps=traced_steps, **options)
 
 
 def _checked_dtype(compute_dtype: Any) -> jnp.dtype | None:
@@ -202,13 +207,7 @@ def gram_newton_schulz(
     return polar_function("gram", ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)(x)
 
 
-# Compiled once for each shape, as `iterate` is: outside of jit a choice by platform would not be.
-@functools.partial(
-    jax.jit,
-    static_argnames=(
-        "rows", "restarts", "headroom", "preconditioning", "compute_dtype", "precision"
-    ),
-)  # fmt: skip
+@compiled_once
 def _cheapest(
     x: jax.Array,
     *,

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from benchmarks import machine, polar, step
 
@@ -53,7 +54,7 @@ def test_product_chains_keep_the_size_of_numbers_and_say_what_they_did():
 def test_rounds_are_interleaved():
     order = []
     programs = {name: lambda name=name: order.append(name) for name in "ab"}
-    seconds = machine.interleaved(programs, 3, report=lambda done: None)
+    seconds = machine.interleaved(programs, 3, Console(quiet=True))
     assert order == list("ab" * 4)  # the first round warms up
     assert [len(values) for values in seconds.values()] == [3, 3]
 
