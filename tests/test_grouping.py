@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -176,6 +177,27 @@ def test_updates_of_several_models_at_once():
         alone = jax.jit(lambda g: tx.update(g, tx.init(g))[0])(g)
         for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
             np.testing.assert_allclose(a[i], b, atol=1e-5)
+
+
+def test_a_second_eager_update_compiles_nothing():
+    """Outside of jit, where a loop made anew at every call would be compiled anew."""
+    grads = random_like(layers(2))
+    tx = omp.muonplus(0.1)
+    _, state = tx.update(grads, tx.init(grads), grads)
+    compiled = []
+
+    def listen(event, duration, **_):
+        if "backend_compile" in event:
+            compiled.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        tx.update(grads, state, grads)
+        assert not compiled
+        jax.jit(lambda x: x * 3.25)(1.0)
+        assert compiled  # the listener does hear
+    finally:
+        jax.monitoring.clear_event_listeners()
 
 
 def auto_mesh():
