@@ -3,7 +3,6 @@
 This is the only place that knows about the layout of parameters.
 """
 
-import collections
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -11,8 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from optax import MaskedNode
 from optax.contrib import MuonDimensionNumbers
+
+from optax_muonplus.paths import by_path
 
 Axes = int | Sequence[int]
 
@@ -75,6 +75,26 @@ class MatrixView:
     def transposed(self) -> bool:
         """Whether matrices lie in memory as (in, out), so that reading them so copies nothing."""
         return min(self.reduction_axes) < min(self.output_axes)
+
+    @property
+    def matrix_axes(self) -> tuple[int, ...]:
+        """Axes that are not batch axes, in the order of the parameter's."""
+        return tuple(axis for axis in range(len(self.shape)) if axis not in self.batch_axes)
+
+    def stacked(self, count: int) -> "MatrixView":
+        """The view of ``count`` slices, one for each index of a new first axis.
+
+        A slice is what is left of the parameter at one index of its batch axes.
+        """
+        place = {axis: i for i, axis in enumerate(self.matrix_axes, 1)}
+        return MatrixView(
+            (count, *(self.shape[axis] for axis in self.matrix_axes)),
+            (0,),
+            tuple(place[axis] for axis in self.output_axes),
+            tuple(place[axis] for axis in self.reduction_axes),
+            None if self.split_axis is None else place[self.split_axis],
+            self.split_sizes,
+        )
 
     def block_shapes(self) -> list[tuple[int, int, int]]:
         """``(batch, out, in)`` of each block."""
@@ -194,45 +214,10 @@ def _split_axis(
     return axis
 
 
-def flatten_with_names(
-    tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
-) -> tuple[list[tuple[str, ...]], list[Any]]:
-    """The leaves of ``tree``, in order, and the names on their paths.
-
-    A path is ``('blocks', '0', 'qkv', 'kernel')``. Flax NNX variables add a last ``value`` at init
-    that is gone at update: it is dropped, where nothing else stands beside it. Names with slashes
-    in them, as Haiku's, count as several.
-    """
-    with_path, _ = jax.tree_util.tree_flatten_with_path(
-        tree, is_leaf=lambda x: _is_hole(x) or is_leaf(x)
-    )
-    beside = collections.Counter(path[:-1] for path, _ in with_path)
-    variable = jax.tree_util.GetAttrKey("value")
-    names, leaves = [], []
-    for path, leaf in with_path:
-        if _is_hole(leaf) and not is_leaf(leaf):
-            continue
-        if path and path[-1] == variable and beside[path[:-1]] == 1:
-            path = path[:-1]
-        joined = jax.tree_util.keystr(path, simple=True, separator="/")
-        names.append(tuple(name for name in joined.split("/") if name))
-        leaves.append(leaf)
-    return names, leaves
-
-
-def _is_hole(x: Any) -> bool:
-    """Where a leaf was taken out; it still counts as standing beside others."""
-    return x is None or isinstance(x, MaskedNode)
-
-
 def resolve(
     dimension_numbers: DimensionNumbersTree, tree: Any, default: Callable[[Any], Any]
 ) -> list[DimensionNumbers | None]:
     """The dimension numbers of each leaf of ``tree``, in order; None means not a matrix.
-
-    Leaves are matched by their paths, so that dimension numbers written for one container (a dict)
-    serve the same parameters in another (FrozenDict, nnx.State). An entry higher up in the tree
-    holds for everything below it.
 
     Args:
       dimension_numbers: tree, prefix tree, function of ``tree``, or None for the default.
@@ -240,56 +225,12 @@ def resolve(
       default: function of ``tree`` that stands for ``dimension_numbers=None``.
 
     Raises:
-      ValueError: if a leaf is covered by no entry, or an entry covers no leaf.
+      ValueError: as :func:`optax_muonplus.paths.by_path`.
     """
-    if dimension_numbers is None:
-        dimension_numbers = default
-    # A tree may be callable itself: an Equinox module that holds dimension numbers is.
-    if callable(dimension_numbers) and jax.tree_util.all_leaves([dimension_numbers]):
-        dimension_numbers = dimension_numbers(tree)
-    entries = _entries(dimension_numbers)
-    names, _ = flatten_with_names(tree)
-    used: set[tuple[str, ...]] = set()
-    found, uncovered = [], []
-    for path in names:
-        prefixes = [path[:n] for n in range(len(path), -1, -1) if path[:n] in entries]
-        if not prefixes:
-            uncovered.append("/".join(path))
-            continue
-        used.add(prefixes[0])
-        found.append(entries[prefixes[0]])
-    # None beside no leaf is how Equinox and optax.masked write "nothing here".
-    idle = ["/".join(p) for p, spec in entries.items() if p not in used and spec is not None]
-    if uncovered or idle:
-        raise ValueError(_mismatch(uncovered, idle))
-    return found
-
-
-def _entries(dimension_numbers: Any) -> dict[tuple[str, ...], DimensionNumbers | None]:
-    names, leaves = flatten_with_names(
-        dimension_numbers, is_leaf=lambda x: x is None or is_dimension_numbers(x)
+    return by_path(
+        default if dimension_numbers is None else dimension_numbers,
+        tree,
+        is_dimension_numbers,
+        "dimension numbers",
+        "MuonDimensionNumbers, MatrixSpec, or None for AdamW",
     )
-    entries = dict(zip(names, leaves, strict=True))
-    wrong = [
-        f"{'/'.join(path) or 'the root'}: {leaf!r}"
-        for path, leaf in entries.items()
-        if leaf is not None and not is_dimension_numbers(leaf)
-    ]
-    if wrong:
-        raise ValueError(
-            "Dimension numbers must be MuonDimensionNumbers, MatrixSpec or None, got"
-            f" {'; '.join(wrong)}."
-        )
-    return entries
-
-
-def _mismatch(uncovered: list[str], idle: list[str]) -> str:
-    lines = ["The tree of dimension numbers does not match the parameters."]
-    if uncovered:
-        lines.append(f"Parameters without an entry: {', '.join(uncovered)}.")
-    if idle:
-        lines.append(f"Entries without a parameter: {', '.join(idle)}.")
-    lines.append(
-        "Give every parameter (or a subtree above it) dimension numbers, or None for AdamW."
-    )
-    return " ".join(lines)

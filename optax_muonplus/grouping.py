@@ -56,6 +56,8 @@ def apply_grouped(
     """
     arrays = [stored.array for stored in matrices]
     turned = [stored.transposed for stored in matrices]
+    if not arrays:
+        return []
     if not any(isinstance(array, jax.core.Tracer) for array in arrays):
         # Outside of jit each operation is a program of its own, and a loop would be compiled anew
         # at every call.
@@ -68,13 +70,25 @@ def apply_grouped(
     def elsewhere(*arrays: jax.Array) -> list[jax.Array]:
         return _stacked(functions, arrays, turned)
 
-    results = jax.lax.platform_dependent(*arrays, cpu=on_cpu, default=elsewhere)
-    if jax.device_count() == 1:
+    return jax.lax.platform_dependent(*arrays, cpu=on_cpu, default=elsewhere)
+
+
+def where_they_were(
+    matrices: Sequence[Stored], results: Sequence[jax.Array]
+) -> Sequence[jax.Array]:
+    """``results``, on a mesh with Auto axes sharded as the ``matrices`` that they were made of.
+
+    The compiler would else choose for them what suits a loop or a stack. Costs another read of each
+    matrix, which is saved where there is one device.
+    """
+    traced = any(isinstance(stored.array, jax.core.Tracer) for stored in matrices)
+    if not traced or jax.device_count() == 1:
         return results
-    # On a mesh with Auto axes the compiler would else choose for the results what suits the loop or
-    # the stack: a choice that it cannot see through ties them to where their inputs are.
+    # A choice that the compiler cannot see through ties them together.
     never = jax.lax.optimization_barrier(jnp.array(False))
-    return [jax.lax.select(never, x, y) for x, y in zip(arrays, results, strict=True)]
+    return [
+        jax.lax.select(never, stored.array, y) for stored, y in zip(matrices, results, strict=True)
+    ]
 
 
 def _looped(

@@ -10,14 +10,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.dimension_numbers import DimensionNumbersTree, flatten_with_names
-from optax_muonplus.grouping import Stored, apply_grouped
+from optax_muonplus.dimension_numbers import DimensionNumbersTree
+from optax_muonplus.grouping import Stored, apply_grouped, where_they_were
 from optax_muonplus.orientation import MatrixFunction, in_turn
 from optax_muonplus.partition import LeafPlan, plan
+from optax_muonplus.paths import flatten_with_names
+from optax_muonplus.placement import ShardingTree, homes
+from optax_muonplus.sharded import Placed, apply_sharded
 
 
 def apply_to_matrices(
-    functions: Sequence[MatrixFunction], tree: Any, dimension_numbers: DimensionNumbersTree = None
+    functions: Sequence[MatrixFunction],
+    tree: Any,
+    dimension_numbers: DimensionNumbersTree = None,
+    *,
+    sharding: ShardingTree = None,
+    moved_as: Any = None,
+    like: Any = None,
 ) -> Any:
     """Applies ``functions``, one after the other, to every matrix of every leaf of ``tree``.
 
@@ -25,24 +34,35 @@ def apply_to_matrices(
       functions: shape-preserving functions of matrices.
       tree: updates; every leaf must be a matrix.
       dimension_numbers: as in :func:`optax_muonplus.muonplus`.
+      sharding: likewise.
+      moved_as: dtype in which sharded matrices travel to where they are worked on, if it is
+        narrower than theirs and has its exponents.
+      like: tree whose dtypes the results have; None means ``tree``.
 
     Returns:
-      A tree of ``tree``'s structure, shapes and dtypes.
+      A tree of ``tree``'s structure, shapes and shardings.
     """
-    leaves = [
-        (jnp.asarray(leaf), view)
-        for _, leaf, view in check_matrices(tree, dimension_numbers)
-        if view is not None
-    ]
+    plans = check_matrices(tree, dimension_numbers)
+    treedef = jax.tree_util.tree_structure(tree)
+    arrays = [jnp.asarray(p.leaf) for p in plans]
+    dtypes = [jnp.result_type(x) for x in jax.tree.leaves(tree if like is None else like)]
+    results: list[Any] = [None] * len(plans)
+    here, placed = [], []
+    for i, home in enumerate(homes(tree, sharding)):
+        (here if home is None else placed).append((i, home))
+    if placed:
+        there = [Placed(arrays[i], plans[i].view, home, dtypes[i]) for i, home in placed]
+        for (i, _), result in zip(placed, apply_sharded(functions, there, moved_as), strict=True):
+            results[i] = result
     blocks = [
-        Stored(block, view.transposed) for leaf, view in leaves for block in view.to_matrices(leaf)
+        [Stored(block, plans[i].view.transposed) for block in plans[i].view.to_matrices(arrays[i])]
+        for i, _ in here
     ]
-    done = iter(apply_grouped(functions, blocks))
-    results = [
-        view.from_matrices([next(done) for _ in view.block_shapes()]).astype(leaf.dtype)
-        for leaf, view in leaves
-    ]
-    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), results)
+    whole = [stored for leaf in blocks for stored in leaf]
+    done = iter(where_they_were(whole, apply_grouped(functions, whole)))
+    for (i, _), leaf in zip(here, blocks, strict=True):
+        results[i] = plans[i].view.from_matrices([next(done) for _ in leaf]).astype(dtypes[i])
+    return treedef.unflatten(results)
 
 
 def check_matrices(tree: Any, dimension_numbers: DimensionNumbersTree = None) -> list[LeafPlan]:

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import optax
@@ -11,9 +11,10 @@ from optax_muonplus.dimension_numbers import DimensionNumbersTree
 from optax_muonplus.lifting import check_inexact
 from optax_muonplus.normalization import Norm
 from optax_muonplus.partition import ADAM, MUON, groups
+from optax_muonplus.placement import ShardingTree, sharding_by_label
 from optax_muonplus.polar import DEFAULT_EPS, Polar, PolarFunction, Preconditioning
 from optax_muonplus.shape_factor import ShapeScale
-from optax_muonplus.transforms import scale_by_muonplus
+from optax_muonplus.transforms import scale_by_muonplus, settled
 
 
 def muonplus(
@@ -44,6 +45,7 @@ def muonplus(
     adam_weight_decay: Any = 0.0,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Muon+: Muon with one normalization step after the orthogonalization.
 
@@ -97,6 +99,12 @@ def muonplus(
         of ``optax.contrib.MuonDimensionNumbers``, ``MatrixSpec`` and None (AdamW), or a function
         from the parameters to one. None means the default rules,
         :func:`optax_muonplus.muon_dimension_numbers`.
+      sharding: where the parameters lie: a tree or prefix tree of ``jax.sharding.NamedSharding`` on
+        one mesh (None where it is not known), or a function from the parameters to one. With it
+        each matrix is moved once to a device that works on it whole, and once back, and replicas
+        divide the work; the state is sharded like the parameters from init on. Not needed where
+        the mesh has Explicit axes, since arrays tell there. None on a mesh with Auto axes leaves
+        the distribution to the compiler, which moves matrices at every step of the iteration.
 
     Returns:
       A transformation for the whole parameter tree.
@@ -140,9 +148,9 @@ def muonplus(
     )
     matrix_part()  # checks the arguments now rather than at init
 
-    def matrices(dimension_numbers: DimensionNumbersTree) -> optax.GradientTransformation:
+    def matrices(dims: DimensionNumbersTree, own: ShardingTree) -> optax.GradientTransformation:
         return optax.chain(
-            matrix_part(weight_dimension_numbers=dimension_numbers),
+            matrix_part(weight_dimension_numbers=dims, sharding=own),
             optax.add_decayed_weights(weight_decay, weight_decay_mask),
             optax.scale_by_learning_rate(learning_rate),
         )
@@ -155,13 +163,14 @@ def muonplus(
         eps_root=adam_eps_root,
         weight_decay=adam_weight_decay,
     )
-    return partitioned(matrices, others, muon_weight_dimension_numbers)
+    return partitioned(matrices, others, muon_weight_dimension_numbers, sharding)
 
 
 def partitioned(
-    matrices: Callable[[DimensionNumbersTree], optax.GradientTransformation],
+    matrices: Callable[[DimensionNumbersTree, ShardingTree], optax.GradientTransformation],
     others: optax.GradientTransformation,
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
 ) -> optax.GradientTransformationExtraArgs:
     """One transformation for the matrices of a tree and another for everything else.
 
@@ -170,15 +179,22 @@ def partitioned(
     and plain arrays later), and no tree of labels is kept.
 
     Args:
-      matrices: from the tree's dimension numbers to the transformation of its matrices.
+      matrices: from the tree's dimension numbers and shardings to the transformation of its
+        matrices.
       others: transformation of the rest.
       muon_weight_dimension_numbers: as in :func:`muonplus`.
+      sharding: as in :func:`muonplus`.
     """
 
     def for_tree(tree: Any) -> optax.GradientTransformationExtraArgs:
         specs, labels = groups(tree, muon_weight_dimension_numbers)
+        own = sharding_by_label(tree, sharding, labels)
+        rules: dict[Hashable, optax.GradientTransformation] = {
+            MUON: matrices(specs, own[MUON]),
+            ADAM: settled(others, own[ADAM]),
+        }
         # As a function: Optax would call a tree of labels that is an Equinox module with __call__.
-        return optax.partition({MUON: matrices(specs), ADAM: others}, lambda _: labels)
+        return optax.partition(rules, lambda _: labels)
 
     def init_fn(params: optax.Params) -> optax.OptState:
         check_inexact(params)

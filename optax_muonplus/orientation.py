@@ -25,9 +25,13 @@ class MatrixFunction(NamedTuple):
     upright: ArrayFunction
     transposed: ArrayFunction
 
-    def of(self, transposed: bool) -> ArrayFunction:
-        """The function for matrices that are, or are not, transposed."""
-        return self.transposed if transposed else self.upright
+    def of(self, transposed: bool | jax.Array) -> ArrayFunction:
+        """The function for matrices that are, or are not, transposed, as is known or traced."""
+        if self.upright is self.transposed:
+            return self.upright
+        if isinstance(transposed, bool):
+            return self.transposed if transposed else self.upright
+        return lambda x: jax.lax.cond(transposed, self.transposed, self.upright, x)
 
 
 def either_way(function: ArrayFunction) -> MatrixFunction:

@@ -13,11 +13,11 @@ from optax_muonplus.dimension_numbers import (
     MatrixSpec,
     MatrixView,
     MuonDimensionNumbers,
-    flatten_with_names,
     is_dimension_numbers,
     matrix_view,
     resolve,
 )
+from optax_muonplus.paths import flatten_with_names, path_name
 
 MUON, ADAM = "muon", "adam"
 
@@ -155,7 +155,7 @@ def plan(tree: Any, dimension_numbers: DimensionNumbersTree = None) -> list[Leaf
     names, leaves = flatten_with_names(tree)
     plans, wrong = [], []
     for path, leaf, spec in zip(names, leaves, specs, strict=True):
-        name = "/".join(path) or "(root)"
+        name = path_name(path)
         try:
             view = None if spec is None else matrix_view(np.shape(leaf), spec)
         except ValueError as error:

@@ -5,7 +5,7 @@ others keep the dtype that they are given.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +28,7 @@ from optax_muonplus.orientation import (
     in_turn,
     upright_only,
 )
+from optax_muonplus.placement import ShardingTree, check_sharding, settle
 from optax_muonplus.polar import (
     DEFAULT_EPS,
     Polar,
@@ -143,6 +144,7 @@ def orthogonalize(
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: Any = None,
     weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
 ) -> optax.GradientTransformation:
     """Replaces every matrix by its polar factor, exact or approximate.
 
@@ -156,13 +158,15 @@ def orthogonalize(
       compute_dtype: dtype of the operands of matrix products.
       weight_dimension_numbers: tree, prefix tree or function of the updates; None means the default
         rules by path. Every leaf must be a matrix.
+      sharding: as in :func:`optax_muonplus.muonplus`.
 
     Raises:
       ValueError: for unknown words and too few rows when built, for leaves that are not matrices at
         init.
     """
     function = _orthogonalizer(polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
-    return lift([function], weight_dimension_numbers)
+    moved_as = _moved_as(polar, compute_dtype)
+    return lift([function], weight_dimension_numbers, sharding, moved_as=moved_as)
 
 
 def normalize(
@@ -171,6 +175,7 @@ def normalize(
     *,
     match_frobenius: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
 ) -> optax.GradientTransformation:
     """Divides the rows, the columns, or one after the other, of every matrix by their norms.
 
@@ -179,8 +184,10 @@ def normalize(
       norm_eps: inside the root, see :func:`optax_muonplus.normalization.normalize_matrix`.
       match_frobenius: whether to restore each matrix's Frobenius norm afterwards.
       weight_dimension_numbers: as in :func:`orthogonalize`.
+      sharding: as in :func:`orthogonalize`.
     """
-    return lift([_normalizer(norm, norm_eps, match_frobenius)], weight_dimension_numbers)
+    function = _normalizer(norm, norm_eps, match_frobenius)
+    return lift([function], weight_dimension_numbers, sharding)
 
 
 def scale_by_shape(
@@ -190,6 +197,7 @@ def scale_by_shape(
     norm: Norm = "none",
     match_frobenius: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
 ) -> optax.GradientTransformation:
     """Multiplies every matrix by a factor of its shape.
 
@@ -199,11 +207,12 @@ def scale_by_shape(
       norm: the normalization that came before, which ``consistent_rms`` has to know.
       match_frobenius: whether that restored the Frobenius norm, likewise.
       weight_dimension_numbers: as in :func:`orthogonalize`.
+      sharding: as in :func:`orthogonalize`.
 
     See :func:`optax_muonplus.shape_factor.shape_factor` for the equations.
     """
     scaler = _scaler(shape_scale, consistent_rms, norm, match_frobenius)
-    return lift([scaler], weight_dimension_numbers)
+    return lift([scaler], weight_dimension_numbers, sharding)
 
 
 def scale_by_muonplus(
@@ -225,6 +234,7 @@ def scale_by_muonplus(
     adaptive: bool = False,
     compute_dtype: Any = None,
     weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
 ) -> optax.GradientTransformation:
     r"""The matrix part of Muon+: no learning rate, no weight decay, no partition.
 
@@ -233,7 +243,8 @@ def scale_by_muonplus(
       O_t = \mathrm{Norm}(\mathrm{Ortho}(M_t)), \qquad \text{update} = \sqrt{m/n}\, O_t
 
     The same as ``optax.chain(momentum(...), orthogonalize(...), normalize(...),
-    scale_by_shape(...))``, with the last three done in one visit to each matrix. Arguments are
+    scale_by_shape(...))``, with the last three done in one visit to each matrix; on a mesh they
+    move it once. Arguments are
     those of the links and of :func:`optax_muonplus.muonplus`. Updates leave in the gradients'
     dtype.
 
@@ -246,51 +257,103 @@ def scale_by_muonplus(
     scaler = _scaler(shape_scale, consistent_rms, norm, match_frobenius)
     steps = [orthogonalizer, normalizer, scaler]
     if adaptive:
-        steps = [_times_dual_norm(in_turn([orthogonalizer, normalizer])), scaler]
-
-    return keep_dtype(
-        optax.chain(
-            momentum(beta, nesterov=nesterov, bias_correction=bias_correction, mu_dtype=mu_dtype),
-            lift(steps, weight_dimension_numbers),
-        )
+        steps = [_times_dual_norm(orthogonalizer, normalizer), scaler]
+    first = settled(
+        momentum(beta, nesterov=nesterov, bias_correction=bias_correction, mu_dtype=mu_dtype),
+        sharding,
     )
+    then = lift(steps, weight_dimension_numbers, sharding, moved_as=_moved_as(polar, compute_dtype))
+
+    def init_fn(params: optax.Params) -> Any:
+        return first.init(params), then.init(params)
+
+    def update_fn(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        moments, first_state = first.update(updates, state[0], params)
+        done, then_state = then.update(moments, state[1], params, like=updates)
+        return done, (first_state, then_state)
+
+    return optax.GradientTransformation(init_fn, update_fn)
 
 
 def lift(
-    functions: Sequence[MatrixFunction], weight_dimension_numbers: DimensionNumbersTree = None
-) -> optax.GradientTransformation:
+    functions: Sequence[MatrixFunction],
+    weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+    *,
+    moved_as: Any = None,
+) -> optax.GradientTransformationExtraArgs:
     """A stateless transformation that applies functions to every matrix of the updates.
 
     Args:
       functions: shape-preserving, applied one after the other in one visit to each matrix.
       weight_dimension_numbers: as in :func:`orthogonalize`.
+      sharding: as in :func:`optax_muonplus.muonplus`.
+      moved_as: dtype in which sharded matrices travel to the device that works on them, if it is
+        narrower than theirs and has its exponents.
+
+    Its ``update`` takes an extra argument ``like``, updates whose dtypes its results shall have.
     """
 
     def init_fn(params: optax.Params) -> Any:
         check_function(functions, params, weight_dimension_numbers)
+        check_sharding(params, sharding)
         return optax.EmptyState()
 
     def update_fn(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        *,
+        like: optax.Updates | None = None,
+        **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
-        del params
-        return apply_to_matrices(functions, updates, weight_dimension_numbers), state
+        del params, extra_args
+        done = apply_to_matrices(
+            functions,
+            updates,
+            weight_dimension_numbers,
+            sharding=sharding,
+            moved_as=moved_as,
+            like=like,
+        )
+        return done, state
 
-    return optax.GradientTransformation(init_fn, update_fn)
-
-
-def keep_dtype(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """``inner`` with its updates rounded, once and last, to the dtype of the incoming ones."""
-
-    def update_fn(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, Any]:
-        wide, state = inner.update(updates, state, params)
-        return jax.tree.map(lambda u, g: u.astype(jnp.result_type(g)), wide, updates), state
-
-    return optax.GradientTransformation(inner.init, update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
+def settled(
+    inner: optax.GradientTransformation, sharding: ShardingTree
+) -> optax.GradientTransformation:
+    """``inner``, with the state that it makes for each parameter sharded as ``sharding`` says."""
+
+    def init_fn(params: optax.Params) -> Any:
+        return settle(inner.init(params), params, sharding)
+
+    return optax.GradientTransformation(init_fn, inner.update)
+
+
+def _remembered(make: Callable[..., MatrixFunction]) -> Callable[..., MatrixFunction]:
+    """``make``, giving the same object for the same arguments, where those can be compared.
+
+    Outside of ``jax.jit`` programs are kept by the functions in them, and optimizers are built anew
+    for each tree.
+    """
+    kept = functools.lru_cache(maxsize=128, typed=True)(make)
+
+    @functools.wraps(make)
+    def remembering(*args: Any) -> MatrixFunction:
+        try:
+            hash(args)
+        except TypeError:  # arrays, from optax.inject_hyperparams, and lists
+            return make(*args)
+        return kept(*args)
+
+    return remembering
+
+
+@_remembered
 def _orthogonalizer(
     polar: Polar | PolarFunction,
     ns_coeffs: str | Sequence[Any],
@@ -305,6 +368,13 @@ def _orthogonalizer(
     return either_way(function) if indifferent else upright_only(function)
 
 
+def _moved_as(polar: Polar | PolarFunction, compute_dtype: Any) -> Any:
+    """The dtype that matrices are rounded to on arrival, and so may travel in."""
+    rounded = polar in ("auto", "newton_schulz") and compute_dtype is not None
+    return jnp.dtype(compute_dtype) if rounded else None
+
+
+@_remembered
 def _normalizer(norm: Norm, norm_eps: Any, match_frobenius: bool) -> MatrixFunction:
     check_norm(norm)
     if isinstance(norm_eps, int | float) and norm_eps < 0:
@@ -319,6 +389,7 @@ def _normalizer(norm: Norm, norm_eps: Any, match_frobenius: bool) -> MatrixFunct
     )
 
 
+@_remembered
 def _scaler(
     shape_scale: ShapeScale, consistent_rms: Any, norm: Norm, match_frobenius: bool
 ) -> MatrixFunction:
@@ -334,8 +405,10 @@ def _scaler(
     )
 
 
-def _times_dual_norm(function: MatrixFunction) -> MatrixFunction:
+@_remembered
+def _times_dual_norm(*functions: MatrixFunction) -> MatrixFunction:
     """``O = f(M)`` times the real part of <M, O>; for a polar factor the nuclear norm of M."""
+    function = in_turn(functions)
 
     def times(function: ArrayFunction, m: jax.Array) -> jax.Array:
         o = function(m)

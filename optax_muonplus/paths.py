@@ -1,0 +1,112 @@
+"""Leaves of trees by their paths, so that what is written for one container serves another."""
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from optax import MaskedNode
+
+Path = tuple[str, ...]
+
+
+def flatten_with_names(
+    tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
+) -> tuple[list[Path], list[Any]]:
+    """The leaves of ``tree``, in order, and the names on their paths.
+
+    A path is ``('blocks', '0', 'qkv', 'kernel')``. Flax NNX variables add a last ``value`` at init
+    that is gone at update: it is dropped, where nothing else stands beside it. Names with slashes
+    in them, as Haiku's, count as several.
+    """
+    with_path, _ = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda x: _is_hole(x) or is_leaf(x)
+    )
+    beside = collections.Counter(path[:-1] for path, _ in with_path)
+    variable = jax.tree_util.GetAttrKey("value")
+    names, leaves = [], []
+    for path, leaf in with_path:
+        if _is_hole(leaf) and not is_leaf(leaf):
+            continue
+        if path and path[-1] == variable and beside[path[:-1]] == 1:
+            path = path[:-1]
+        joined = jax.tree_util.keystr(path, simple=True, separator="/")
+        names.append(tuple(name for name in joined.split("/") if name))
+        leaves.append(leaf)
+    return names, leaves
+
+
+def path_name(path: Path) -> str:
+    """``path`` as messages show it."""
+    return "/".join(path) or "(root)"
+
+
+def by_path(
+    given: Any, tree: Any, is_entry: Callable[[Any], bool], what: str, expected: str
+) -> list[Any]:
+    """The entry of ``given`` for each leaf of ``tree``, in order.
+
+    Leaves are matched by their paths, so that entries written for one container (a dict) serve the
+    same parameters in another (FrozenDict, nnx.State). An entry higher up in the tree holds for
+    everything below it.
+
+    Args:
+      given: tree or prefix tree of entries and None, or a function from ``tree`` to one.
+      tree: parameters or updates; arrays or anything with a shape.
+      is_entry: whether something is an entry.
+      what: what the entries are, for messages.
+      expected: what an entry may be, for messages.
+
+    Raises:
+      ValueError: if a leaf is covered by no entry, an entry covers no leaf, or something is neither
+        an entry nor None.
+    """
+    # A tree may be callable itself: an Equinox module that holds dimension numbers is.
+    if callable(given) and jax.tree_util.all_leaves([given]):
+        given = given(tree)
+    entries = _entries(given, is_entry, what, expected)
+    names, _ = flatten_with_names(tree)
+    used: set[Path] = set()
+    found, uncovered = [], []
+    for path in names:
+        prefixes = [path[:n] for n in range(len(path), -1, -1) if path[:n] in entries]
+        if not prefixes:
+            uncovered.append("/".join(path))
+            continue
+        used.add(prefixes[0])
+        found.append(entries[prefixes[0]])
+    # None beside no leaf is how Equinox and optax.masked write "nothing here".
+    idle = ["/".join(p) for p, entry in entries.items() if p not in used and entry is not None]
+    if uncovered or idle:
+        raise ValueError(_mismatch(uncovered, idle, what, expected))
+    return found
+
+
+def _entries(
+    given: Any, is_entry: Callable[[Any], bool], what: str, expected: str
+) -> dict[Path, Any]:
+    names, leaves = flatten_with_names(given, is_leaf=lambda x: x is None or is_entry(x))
+    entries = dict(zip(names, leaves, strict=True))
+    wrong = [
+        f"{'/'.join(path) or 'the root'}: {leaf!r}"
+        for path, leaf in entries.items()
+        if leaf is not None and not is_entry(leaf)
+    ]
+    if wrong:
+        raise ValueError(f"{what.capitalize()} must be {expected}, got {'; '.join(wrong)}.")
+    return entries
+
+
+def _mismatch(uncovered: list[str], idle: list[str], what: str, expected: str) -> str:
+    lines = [f"The tree of {what} does not match the parameters."]
+    if uncovered:
+        lines.append(f"Parameters without an entry: {', '.join(uncovered)}.")
+    if idle:
+        lines.append(f"Entries without a parameter: {', '.join(idle)}.")
+    lines.append(f"Give every parameter, or a subtree above it, {expected}.")
+    return " ".join(lines)
+
+
+def _is_hole(x: Any) -> bool:
+    """Where a leaf was taken out; it still counts as standing beside others."""
+    return x is None or isinstance(x, MaskedNode)
