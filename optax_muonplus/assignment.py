@@ -1,26 +1,30 @@
 """Which device works on which matrix: planned in plain Python before anything is traced.
 
 Devices that hold shards of the same matrices share them out. Every device gets as many matrices of
-each kind as divide evenly; of what is left, matrices of one shape fill slots in which each device
-has one of some kind, and the last ones, too few for all, go to the devices with the least to do.
-So shapes that do not divide the devices fill each other's gaps instead of being padded one by one.
+each kind as divide evenly. The rest is dealt out one by one, the largest first, to the device with
+the least to do: kinds that do not divide the devices fill each other's gaps instead of being padded
+each by itself.
 
 Over which devices, is chosen by cost: the operations of the device with the most to do, and the
 bytes that a device receives. Few matrices are better gathered by some than sent to all.
 """
 
+import collections
 import dataclasses
+import heapq
 import itertools
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-# As long as the move of one byte takes. By the vendors' figures an H100 does 0.8e15 operations a
-# second in bfloat16 and receives 0.45e12 bytes over NVLink; a TPU v5p 0.46e15 and 0.2e12.
-OPERATIONS_PER_BYTE = 2000
+# As long as the move of one byte takes: an H100 does about 0.25e15 operations of float32 products a
+# second as TF32, and receives 0.45e12 bytes over NVLink. It does twice as many in bfloat16; links
+# between hosts are slower. With this figure replicas share out matrices of 70 rows and more.
+OPERATIONS_PER_BYTE = 500
 
-# Of one shipment, on each device. What lies in transit is a second copy of the matrices.
-SHIPMENT_BYTES = 2**28
+# Of one shipment, on each device: what lies in transit is memory beside the matrices. Without a
+# bound it took 4 times the shards of 48 layers; in shipments of a twentieth of them, 1.7 times.
+SHIPMENT_BYTES = 2**27
 
 _STEPS = 5  # of Newton-Schulz, in the estimate of operations
 
@@ -90,7 +94,9 @@ class Route:
       spread: mesh axes over which matrices are spread by all-to-all.
       gathered: mesh axes along which they are gathered, and the work is repeated.
       divided: mesh axes of replicas that divide the work; the results are gathered along them.
-      workers: devices along ``divided`` and ``spread``, in this order.
+      devices: how many hold shards or copies of these matrices.
+      workers: how many of them have work of their own: along ``divided`` and ``spread``, in this
+        order.
       shipments: the assignment to them.
       operations: of the device with the most to do.
       numbers: that a device receives on the way out and on the way home.
@@ -99,6 +105,7 @@ class Route:
     spread: tuple[str, ...]
     gathered: tuple[str, ...]
     divided: tuple[str, ...]
+    devices: int
     workers: int
     shipments: tuple[Shipment, ...]
     operations: int
@@ -122,7 +129,7 @@ def cheapest_route(
       itemsizes: bytes of a number on the way out and on the way home.
     """
     routes = [
-        _route(stocks, sharding, spread, divided, sizes, itemsizes)
+        _route(stocks, (sharding, replicas), spread, divided, sizes, itemsizes)
         for spread in _subsets(sharding)
         for divided in _subsets(replicas)
     ]
@@ -142,18 +149,20 @@ def _subsets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 def _route(
     stocks: Sequence[Stock],
-    sharding: tuple[str, ...],
+    held: tuple[tuple[str, ...], tuple[str, ...]],
     spread: tuple[str, ...],
     divided: tuple[str, ...],
     sizes: Mapping[str, int],
     itemsizes: tuple[int, int],
 ) -> Route:
+    sharding, replicas = held
+    devices = math.prod(sizes[axis] for axis in sharding + replicas)
     gathered = tuple(axis for axis in sharding if axis not in spread)
     a, g, q = (math.prod(sizes[axis] for axis in axes) for axes in (spread, gathered, divided))
     shipments, operations = assign(stocks, a * q, SHIPMENT_BYTES // max(itemsizes))
     row = sum(shipment.row for shipment in shipments)
     numbers = ((a - 1) + a * (g - 1)) * row, ((a - 1) + a * (q - 1)) * row
-    return Route(spread, gathered, divided, a * q, shipments, operations, numbers)
+    return Route(spread, gathered, divided, devices, a * q, shipments, operations, numbers)
 
 
 def assign(stocks: Sequence[Stock], workers: int, most: int) -> tuple[tuple[Shipment, ...], int]:
@@ -164,81 +173,82 @@ def assign(stocks: Sequence[Stock], workers: int, most: int) -> tuple[tuple[Ship
       workers: number of devices.
       most: numbers in a shipment on one device, unless one slot alone has more.
     """
-    full = [*_even(stocks, workers, most), *_mixed(stocks, workers)]
+    # A last round that is not dealt out evenly may level what other kinds leave uneven.
+    plans = (_planned(stocks, workers, most, undealt) for undealt in (0, 1))
+    return min(plans, key=lambda plan: plan[1])
+
+
+def _planned(
+    stocks: Sequence[Stock], workers: int, most: int, undealt: int
+) -> tuple[tuple[Shipment, ...], int]:
+    shares = [max(0, stock.count // workers - undealt) for stock in stocks]
     shipments: list[Shipment] = []
     waiting: list[Slot] = []
     row = 0
-    for slot in full:
-        size = stocks[slot.blocks[0].kind].size * slot.blocks[0].each
+    for block in _even(stocks, shares, workers, most):
+        size = stocks[block.kind].size * block.each
         if waiting and (row + size) * workers > most:
             shipments.append(Shipment(tuple(waiting), row))
             waiting, row = [], 0
-        waiting.append(Slot(tuple(block._replace(offset=row) for block in slot.blocks)))
+        waiting.append(Slot((block._replace(offset=row),)))
         row += size
-    partial, rows = _partial(stocks, workers, row)
-    done = sum(stocks[b.kind].operations * b.items for slot in full for b in slot.blocks)
-    loads = [done // workers] * workers
-    for slot in partial:
-        for block in slot.blocks:
-            for worker in range(block.start, block.stop):
-                loads[worker] += stocks[block.kind].operations
-    if waiting or partial:
-        shipments.append(Shipment((*waiting, *partial), max(rows)))
-    return tuple(shipments), max(loads)
+    piles = _piles(stocks, shares, workers)
+    longest = max(sum(stocks[kind].size for kind, _ in pile) for pile in piles)
+    if waiting and (row + longest) * workers > most:
+        shipments.append(Shipment(tuple(waiting), row))
+        waiting, row = [], 0
+    waiting += _uneven(stocks, piles, row)
+    if waiting:
+        shipments.append(Shipment(tuple(waiting), row + longest))
+    dealt = sum(share * s.operations for share, s in zip(shares, stocks, strict=True))
+    most_left = max(sum(stocks[kind].operations for kind, _ in pile) for pile in piles)
+    return tuple(shipments), dealt + most_left
 
 
-def _even(stocks: Sequence[Stock], workers: int, most: int) -> Iterator[Slot]:
-    """What divides evenly, in runs that fit into a shipment."""
-    for kind, stock in enumerate(stocks):
-        share = stock.count // workers
+def _even(
+    stocks: Sequence[Stock], shares: Sequence[int], workers: int, most: int
+) -> Iterator[Block]:
+    """What all workers get as many of, in runs that fit into a shipment."""
+    for kind, (stock, share) in enumerate(zip(stocks, shares, strict=True)):
         at_once = max(1, most // (stock.size * workers))
         for start in range(0, share, at_once):
             each = min(at_once, share - start)
-            yield Slot((Block(kind, start * workers, 0, workers, each),))
+            yield Block(kind, start * workers, 0, workers, each)
 
 
-def _leftovers(stocks: Sequence[Stock], workers: int) -> list[list[tuple[int, int]]]:
-    """(kind, item) of what does not divide evenly, by the shapes that are worked on."""
-    found: dict[Hashable, list[tuple[int, int]]] = {}
-    for kind, stock in enumerate(stocks):
-        rest = range(stock.count - stock.count % workers, stock.count)
-        found.setdefault((stock.shapes, stock.size), []).extend((kind, item) for item in rest)
-    return list(found.values())
+def _piles(
+    stocks: Sequence[Stock], shares: Sequence[int], workers: int
+) -> list[list[tuple[int, int]]]:
+    """(kind, item) of the rest for each worker: the largest first, to whom has the least to do."""
+    piles: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
+    queue = [(0, worker) for worker in range(workers)]
+    for kind in sorted(range(len(stocks)), key=lambda kind: -stocks[kind].operations):
+        for item in range(shares[kind] * workers, stocks[kind].count):
+            load, worker = heapq.heappop(queue)
+            piles[worker].append((kind, item))
+            heapq.heappush(queue, (load + stocks[kind].operations, worker))
+    return piles
 
 
-def _mixed(stocks: Sequence[Stock], workers: int) -> Iterator[Slot]:
-    """Slots that all workers have something in, though not all of the same kind."""
-    for items in _leftovers(stocks, workers):
-        for start in range(0, len(items) - workers + 1, workers):
-            yield _slot(
-                [Block(*item, w, w + 1) for w, item in enumerate(items[start : start + workers])]
-            )
-
-
-def _partial(stocks: Sequence[Stock], workers: int, row: int) -> tuple[list[Slot], list[int]]:
-    """Slots for the last ones, the largest first, and the length of each worker's row.
-
-    Args:
-      stocks: the kinds of matrices.
-      workers: number of devices.
-      row: where the rows stand before.
-    """
-    slots, rows, loads = [], [row] * workers, [0] * workers
-    last = [items[len(items) - len(items) % workers :] for items in _leftovers(stocks, workers)]
-    last = [items for items in last if items]
-    for items in sorted(last, key=lambda items: -stocks[items[0][0]].operations):
-        chosen = sorted(sorted(range(workers), key=loads.__getitem__)[: len(items)])
-        blocks = []
-        for worker, (kind, item) in zip(chosen, items, strict=True):
-            blocks.append(Block(kind, item, worker, worker + 1, 1, rows[worker]))
+def _uneven(
+    stocks: Sequence[Stock], piles: Sequence[Sequence[tuple[int, int]]], row: int
+) -> list[Slot]:
+    """A slot for the first item of some shapes on each worker, one for the second, and so on."""
+    rows = [row] * len(piles)
+    slots: dict[Hashable, list[Block]] = {}
+    for worker, pile in enumerate(piles):
+        seen: collections.Counter[Hashable] = collections.Counter()
+        for kind, item in pile:
+            alike = stocks[kind].shapes, stocks[kind].size
+            block = Block(kind, item, worker, worker + 1, 1, rows[worker])
+            slots.setdefault((alike, seen[alike]), []).append(block)
+            seen[alike] += 1
             rows[worker] += stocks[kind].size
-            loads[worker] += stocks[kind].operations
-        slots.append(_slot(blocks))
-    return slots, rows
+    return [_slot(blocks) for blocks in slots.values()]
 
 
 def _slot(blocks: Sequence[Block]) -> Slot:
-    """``blocks`` of one item each, those joined that can be."""
+    """``blocks`` of one item each on rising workers, those joined that can be."""
     joined: list[Block] = []
     for block in blocks:
         before = joined[-1] if joined else None

@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.dimension_numbers import DimensionNumbersTree
+from optax_muonplus.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus.grouping import Stored, apply_grouped, where_they_were
 from optax_muonplus.orientation import MatrixFunction, in_turn
-from optax_muonplus.partition import LeafPlan, plan
-from optax_muonplus.paths import flatten_with_names
+from optax_muonplus.partition import plan
+from optax_muonplus.paths import flatten_with_names, path_name
 from optax_muonplus.placement import ShardingTree, homes
-from optax_muonplus.sharded import Placed, apply_sharded
+from optax_muonplus.sharded import Layout, apply_sharded
 
 
 def apply_to_matrices(
@@ -42,31 +42,38 @@ def apply_to_matrices(
     Returns:
       A tree of ``tree``'s structure, shapes and shardings.
     """
-    plans = check_matrices(tree, dimension_numbers)
-    treedef = jax.tree_util.tree_structure(tree)
-    arrays = [jnp.asarray(p.leaf) for p in plans]
+    views = check_matrices(tree, dimension_numbers)
+    leaves, treedef = jax.tree_util.tree_flatten(tree)
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
     dtypes = [jnp.result_type(x) for x in jax.tree.leaves(tree if like is None else like)]
-    results: list[Any] = [None] * len(plans)
-    here, placed = [], []
-    for i, home in enumerate(homes(tree, sharding)):
-        (here if home is None else placed).append((i, home))
-    if placed:
-        there = [Placed(arrays[i], plans[i].view, home, dtypes[i]) for i, home in placed]
-        for (i, _), result in zip(placed, apply_sharded(functions, there, moved_as), strict=True):
-            results[i] = result
+    known = homes(tree, sharding)
+    here = [i for i, home in enumerate(known) if home is None]
+    there = {i: home for i, home in enumerate(known) if home is not None}
+    done = _apply_here(functions, [arrays[i] for i in here], [views[i] for i in here])
+    results = dict(zip(here, done, strict=True))
+    layouts = [Layout(views[i], home, arrays[i].dtype, dtypes[i]) for i, home in there.items()]
+    done = apply_sharded(functions, [arrays[i] for i in there], layouts, moved_as)
+    results |= zip(there, done, strict=True)
+    return treedef.unflatten([results[i].astype(dtype) for i, dtype in enumerate(dtypes)])
+
+
+def _apply_here(
+    functions: Sequence[MatrixFunction], arrays: Sequence[jax.Array], views: Sequence[MatrixView]
+) -> list[jax.Array]:
+    """On one device, or as the compiler distributes it."""
+    parts = [view.to_matrices(x) for x, view in zip(arrays, views, strict=True)]
     blocks = [
-        [Stored(block, plans[i].view.transposed) for block in plans[i].view.to_matrices(arrays[i])]
-        for i, _ in here
+        Stored(x, view.transposed) for part, view in zip(parts, views, strict=True) for x in part
     ]
-    whole = [stored for leaf in blocks for stored in leaf]
-    done = iter(where_they_were(whole, apply_grouped(functions, whole)))
-    for (i, _), leaf in zip(here, blocks, strict=True):
-        results[i] = plans[i].view.from_matrices([next(done) for _ in leaf]).astype(dtypes[i])
-    return treedef.unflatten(results)
+    done = iter(where_they_were(blocks, apply_grouped(functions, blocks)))
+    return [
+        view.from_matrices([next(done) for _ in part])
+        for part, view in zip(parts, views, strict=True)
+    ]
 
 
-def check_matrices(tree: Any, dimension_numbers: DimensionNumbersTree = None) -> list[LeafPlan]:
-    """The plan of each leaf of ``tree``; an error unless all are floating-point matrices."""
+def check_matrices(tree: Any, dimension_numbers: DimensionNumbersTree = None) -> list[MatrixView]:
+    """The view of each leaf of ``tree``; an error unless all are floating-point matrices."""
     plans = plan(tree, dimension_numbers)
     check_inexact(tree)
     vectors = [p.path for p in plans if p.view is None]
@@ -76,7 +83,7 @@ def check_matrices(tree: Any, dimension_numbers: DimensionNumbersTree = None) ->
             " the others to AdamW with optax_muonplus.muonplus, or with optax.partition and"
             " optax_muonplus.partition_labels; or give these leaves dimension numbers."
         )
-    return plans
+    return [p.view for p in plans if p.view is not None]
 
 
 def check_function(
@@ -88,9 +95,12 @@ def check_function(
     """
     function = in_turn(functions).upright
     shapes: dict[jax.ShapeDtypeStruct, str] = {}
-    for path, leaf, view in check_matrices(tree, dimension_numbers):
-        for shape in view.block_shapes() if view else ():
-            shapes.setdefault(jax.ShapeDtypeStruct(shape, jnp.result_type(leaf)), path)
+    names, leaves = flatten_with_names(tree)
+    views = check_matrices(tree, dimension_numbers)
+    for path, leaf, view in zip(names, leaves, views, strict=True):
+        for shape in view.block_shapes():
+            probe = jax.ShapeDtypeStruct(shape, jnp.result_type(leaf))
+            shapes.setdefault(probe, path_name(path))
     for probe, path in shapes.items():
         try:
             result = jax.eval_shape(function, probe)

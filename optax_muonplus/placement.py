@@ -32,12 +32,18 @@ class Home(NamedTuple):
 
     Attributes:
       mesh: the mesh.
-      axes: for each axis of the parameter the mesh axes that it is cut along, major first. Mesh
-        axes of size 1 are left out.
+      spec: for each axis of the parameter the mesh axes that it is cut along, major first.
     """
 
     mesh: Mesh | AbstractMesh
-    axes: tuple[tuple[str, ...], ...]
+    spec: tuple[tuple[str, ...], ...]
+
+    @property
+    def cuts(self) -> tuple[tuple[str, ...], ...]:
+        """``spec`` without mesh axes of size 1."""
+        return tuple(
+            tuple(name for name in names if self.mesh.shape[name] > 1) for names in self.spec
+        )
 
 
 def homes(tree: Any, sharding: ShardingTree = None) -> list[Home | None]:
@@ -133,14 +139,38 @@ def settle(state: Any, params: Any, sharding: ShardingTree) -> Any:
 
     def settled(path: Path, leaf: Any) -> Any:
         suffixes = (path[i:] for i in range(len(path) + 1))
-        shape, given = next((shapes[s] for s in suffixes if s in shapes), (None, None))
-        return jax.lax.with_sharding_constraint(leaf, given) if np.shape(leaf) == shape else leaf
+        own = next((shapes[s] for s in suffixes if s in shapes), None)
+        if own is None or np.shape(leaf) != own[0]:
+            return leaf
+        return _constrained(leaf, own[1])
 
     if not shapes:
         return state
     names, values = flatten_with_names(state)
     done = [settled(path, value) for path, value in zip(names, values, strict=True)]
     return jax.tree_util.tree_structure(state).unflatten(done)
+
+
+def _constrained(leaf: Any, given: NamedSharding) -> Any:
+    """``leaf`` cut along the Auto axes of ``given``; along Explicit ones it is by its type."""
+    own = _own(leaf)
+    auto = _axes_of_type(given.mesh, AxisType.Auto)
+    inside = _axes_of_type(jax.typeof(leaf).sharding.mesh, AxisType.Manual)
+    if not auto or inside or (own is not None and own.is_equivalent_to(given, leaf.ndim)):
+        return leaf
+    spec = [tuple(name for name in names if name in auto) for names in _entries(given.spec)]
+    return jax.lax.with_sharding_constraint(leaf, NamedSharding(given.mesh, PartitionSpec(*spec)))
+
+
+def _entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
+    """The mesh axes of each axis, of ``ndim`` axes at least."""
+    entries = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
+    return entries + [()] * (ndim - len(entries))
+
+
+def _axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
+    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, own in pairs if own == kind)
 
 
 def _home(leaf: Any, given: NamedSharding | None) -> Home | None:
@@ -164,11 +194,8 @@ def _home(leaf: Any, given: NamedSharding | None) -> Home | None:
 
 def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     """The axes that no surrounding ``jax.shard_map`` has taken."""
-    return tuple(
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind != AxisType.Manual
-    )
+    taken = _axes_of_type(mesh, AxisType.Manual)
+    return tuple(name for name in mesh.axis_names if name not in taken)
 
 
 def _own(leaf: Any) -> NamedSharding | None:
@@ -181,35 +208,34 @@ def _own(leaf: Any) -> NamedSharding | None:
 def _axes(
     spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
 ) -> tuple[tuple[str, ...], ...]:
-    """The mesh axes of each axis, those of size 1 left out."""
+    """The mesh axes of each axis, checked."""
     if len(spec) > len(shape):
         raise ValueError(f"{spec} has more entries than the shape {shape} has axes")
-    found = []
-    for size, entry in zip(shape, (*spec, *[None] * (len(shape) - len(spec))), strict=True):
-        if entry is PartitionSpec.UNCONSTRAINED:
-            raise ValueError(f"{spec} leaves an axis unconstrained; say how it is sharded")
-        names = (entry,) if isinstance(entry, str) else tuple(entry or ())
-        taken = [name for name in names if name not in usable_axes(mesh)]
-        if taken:
+    if PartitionSpec.UNCONSTRAINED in spec:
+        raise ValueError(f"{spec} leaves an axis unconstrained; say how it is sharded")
+    entries = _entries(spec, len(shape))
+    taken = {name for names in entries for name in names} - set(usable_axes(mesh))
+    if taken:
+        raise ValueError(
+            f"{spec} names {', '.join(sorted(taken))}, which a surrounding jax.shard_map has taken;"
+            " arrays inside of it are single shards, and a shard of a matrix has no polar factor"
+        )
+    explicit = _axes_of_type(mesh, AxisType.Explicit)
+    for size, names in zip(shape, entries, strict=True):
+        if [name in explicit for name in names] != sorted(n in explicit for n in names)[::-1]:
             raise ValueError(
-                f"{spec} names {', '.join(taken)}, over which a surrounding jax.shard_map works;"
-                " the arrays inside are single shards, and a shard of a matrix has no polar factor"
+                f"{spec} cuts an axis along an Auto mesh axis first and an Explicit one then, which"
+                " jax drops in the next operation; name the Explicit one first"
             )
-        names = tuple(name for name in names if mesh.shape[name] > 1)
         shards = math.prod(mesh.shape[name] for name in names)
         if size % shards:
             raise ValueError(f"{spec} cuts an axis of {shape}, of size {size}, into {shards}")
-        found.append(names)
-    return tuple(found)
+    return tuple(entries)
 
 
 def _check_fully_typed(typed: NamedSharding) -> None:
-    mesh = typed.mesh
-    unknown = [
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind == AxisType.Auto and mesh.shape[name] > 1
-    ]
+    auto = _axes_of_type(typed.mesh, AxisType.Auto)
+    unknown = [name for name in auto if typed.mesh.shape[name] > 1]
     if unknown:
         raise ValueError(
             f"its type says {typed.spec}, but nothing about {', '.join(unknown)}, which are Auto"
@@ -223,17 +249,10 @@ def _check_against_type(given: NamedSharding, typed: NamedSharding, ndim: int) -
         return
     if dict(given.mesh.shape) != dict(typed.mesh.shape):
         raise ValueError(f"sharding= is on {given.mesh}, the array on {typed.mesh}")
-    mesh = typed.mesh
-    explicit = {
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind == AxisType.Explicit
-    }
+    explicit = _axes_of_type(typed.mesh, AxisType.Explicit)
 
     def seen(spec: PartitionSpec) -> list[tuple[str, ...]]:
-        entries = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
-        entries += [()] * (ndim - len(entries))
-        return [tuple(name for name in entry if name in explicit) for entry in entries]
+        return [tuple(n for n in names if n in explicit) for names in _entries(spec, ndim)]
 
     if seen(given.spec) != seen(typed.spec):
         raise ValueError(f"sharding= says {given.spec}, the array's type {typed.spec}")

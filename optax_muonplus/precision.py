@@ -29,11 +29,15 @@ def as_real(number: Any, dtype: Any) -> jax.Array:
 
 
 def unit_max(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``x`` over about its largest magnitude, and that magnitude ``(*batch, 1, 1)`` (1 for zero).
+    """``x`` over a power of two near its largest entry, and that power ``(*batch, 1, 1)``.
 
-    Squares of what is left neither overflow nor vanish as a whole.
+    Squares of what is left neither overflow nor vanish as a whole; and since the division is exact,
+    it does not matter whether ``x`` was rounded to fewer digits before or is rounded afterwards.
+    The power is 1 for a matrix of zeros.
     """
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
+    info = jnp.finfo(largest.dtype)
     # XLA may multiply by the reciprocal, which must not be a subnormal number: those count as 0.
-    magnitude = jnp.clip(jnp.where(largest > 0, largest, 1), max=jnp.finfo(largest.dtype).max / 8)
-    return x / magnitude, magnitude
+    power = jax.lax.reduce_precision(jnp.clip(largest, max=info.max / 8), info.nexp, 0)
+    power = jnp.where(power > 0, power, 1)
+    return x / power, power

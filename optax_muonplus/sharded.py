@@ -1,8 +1,7 @@
 """Functions on matrices that lie in shards on a mesh, each matrix whole on one of its devices."""
 
-import collections
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,70 +9,127 @@ import jax.core
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from optax_muonplus.assignment import cheapest_route
+from optax_muonplus.assignment import Route, cheapest_route
 from optax_muonplus.dimension_numbers import MatrixView
 from optax_muonplus.exchange import Kind, exchanged
 from optax_muonplus.orientation import MatrixFunction
 from optax_muonplus.placement import Home, usable_axes
 
 
-class Placed(NamedTuple):
-    """One parameter-sized array on a mesh.
+class Layout(NamedTuple):
+    """What is known of a parameter-sized array on a mesh before its numbers are.
 
     Attributes:
-      array: it, this device's shard of it, or None where only the rest is meant.
       view: its matrices.
       home: where it lies.
-      result_dtype: dtype of what is made of it.
+      dtype: of its numbers.
+      result_dtype: of what is made of it.
     """
 
-    array: Any
     view: MatrixView
     home: Home
+    dtype: Any
     result_dtype: Any
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Its axes, batch axes first."""
+        return self.view.batch_axes + self.view.matrix_axes
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of a shard."""
+        sizes = self.home.mesh.shape
+        return tuple(
+            n // math.prod(sizes[name] for name in names)
+            for n, names in zip(self.view.shape, self.home.spec, strict=True)
+        )
+
+    @property
+    def items(self) -> int:
+        """How many indices of the batch axes a device has."""
+        return math.prod(self.local_shape[axis] for axis in self.view.batch_axes)
+
+
+class Convoy(NamedTuple):
+    """Arrays that travel together: along the same mesh axes, in the same dtypes.
+
+    Attributes:
+      members: for each kind of matrices in them the indices of the arrays.
+      route: their route.
+      dtypes: on the way out, at work, and on the way home.
+    """
+
+    members: dict[Kind, list[int]]
+    route: Route
+    dtypes: tuple[Any, Any, Any]
+
+
+def convoys(layouts: Sequence[Layout], moved_as: Any = None) -> list[Convoy]:
+    """How arrays with these ``layouts`` travel; see :func:`apply_sharded`."""
+    mesh = layouts[0].home.mesh
+    sizes = {name: mesh.shape[name] for name in usable_axes(mesh)}
+    together: dict[Any, dict[Kind, list[int]]] = {}
+    for i, layout in enumerate(layouts):
+        cuts = layout.home.cuts
+        axes = tuple(cuts[axis] for axis in layout.view.matrix_axes)
+        cut = {name for names in axes for name in names}
+        batch = {name for axis in layout.view.batch_axes for name in cuts[axis]}
+        sharding = tuple(name for name in sizes if name in cut)
+        replicas = tuple(name for name in sizes if sizes[name] > 1 and name not in cut | batch)
+        dtypes = _narrower(layout.dtype, moved_as), layout.dtype, layout.result_dtype
+        kind = Kind(layout.view.stacked(1), axes, tuple(sizes.items()))
+        members = together.setdefault((sharding, replicas, dtypes), {})
+        members.setdefault(kind, []).append(i)
+    found = []
+    for (sharding, replicas, dtypes), members in together.items():
+        stocks = [kind.stock(sum(layouts[i].items for i in own)) for kind, own in members.items()]
+        itemsizes = dtypes[0].itemsize, dtypes[2].itemsize
+        route = cheapest_route(stocks, sharding, replicas, sizes, itemsizes)
+        found.append(Convoy(members, route, dtypes))
+    return found
 
 
 def apply_sharded(
-    functions: Sequence[MatrixFunction], placed: Sequence[Placed], moved_as: Any = None
+    functions: Sequence[MatrixFunction],
+    arrays: Sequence[jax.Array],
+    layouts: Sequence[Layout],
+    moved_as: Any = None,
 ) -> list[jax.Array]:
     """Applies ``functions``, one after the other, to every matrix of every array.
 
     Args:
       functions: shape-preserving.
-      placed: arrays, all on one mesh.
+      arrays: all on one mesh.
+      layouts: of each array.
       moved_as: dtype on the way to where an array is worked on, if it is narrower than the array's
         and has its exponents. Results travel in their own dtype.
 
     Returns:
-      One array for each of ``placed``, in order, where that one lies.
+      One array for each of ``arrays``, in order, where that one lies.
     """
-    arrays = [p.array for p in placed]
-    layouts = tuple(p._replace(array=None) for p in placed)
+    if not arrays:
+        return []
+    static = {"functions": tuple(functions), "layouts": tuple(layouts), "moved_as": moved_as}
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
-        return _mapped(*arrays, functions=tuple(functions), layouts=layouts, moved_as=moved_as)
-    return _compiled(*arrays, functions=tuple(functions), layouts=layouts, moved_as=moved_as)
+        return _mapped(*arrays, **static)
+    return _compiled(*arrays, **static)
 
 
 def _mapped(
     *arrays: jax.Array,
     functions: tuple[MatrixFunction, ...],
-    layouts: tuple[Placed, ...],
+    layouts: tuple[Layout, ...],
     moved_as: Any,
 ) -> list[jax.Array]:
     mesh = layouts[0].home.mesh
-    names = usable_axes(mesh)
-    sizes = {name: mesh.shape[name] for name in names}
-    specs = tuple(PartitionSpec(*(cut or None for cut in p.home.axes)) for p in layouts)
-    convoys: dict[Any, list[int]] = collections.defaultdict(list)
-    for i, (p, array) in enumerate(zip(layouts, arrays, strict=True)):
-        convoys[(*_axes(p, sizes), array.dtype, p.result_dtype)].append(i)
+    specs = tuple(PartitionSpec(*(names or None for names in x.home.spec)) for x in layouts)
+    plans = convoys(layouts, moved_as)
 
     def on_each_device(*shards: jax.Array) -> tuple[jax.Array, ...]:
         results = list(shards)
-        for (sharding, replicas, *_), members in convoys.items():
-            local = [layouts[i]._replace(array=shards[i]) for i in members]
-            done = _convoy(functions, local, sharding, replicas, sizes, moved_as)
-            for i, result in zip(members, done, strict=True):
+        for convoy in plans:
+            for i, result in _travelled(functions, convoy, shards, layouts).items():
                 results[i] = result
         return tuple(results)
 
@@ -82,7 +138,7 @@ def _mapped(
         mesh=mesh,
         in_specs=specs,
         out_specs=specs,
-        axis_names=set(names),
+        axis_names=set(usable_axes(mesh)),
         check_vma=False,  # what is gathered is the same on all devices, which it cannot see
     )
     return list(mapped(*arrays))
@@ -92,60 +148,38 @@ def _mapped(
 _compiled = jax.jit(_mapped, static_argnames=("functions", "layouts", "moved_as"))
 
 
-def _axes(p: Placed, sizes: Mapping[str, int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The mesh axes that cut the matrices, and those along which they are the same."""
-    cut = {name for axis in p.view.matrix_axes for name in p.home.axes[axis]}
-    batch = {name for axis in p.view.batch_axes for name in p.home.axes[axis]}
-    sharding = tuple(name for name in sizes if name in cut)
-    replicas = tuple(name for name in sizes if sizes[name] > 1 and name not in cut | batch)
-    return sharding, replicas
-
-
-def _convoy(
+def _travelled(
     functions: Sequence[MatrixFunction],
-    local: Sequence[Placed],
-    sharding: tuple[str, ...],
-    replicas: tuple[str, ...],
-    sizes: Mapping[str, int],
-    moved_as: Any,
-) -> list[jax.Array]:
-    """What travels along the same mesh axes, in the same dtypes."""
-    dtype, result_dtype = local[0].array.dtype, jnp.dtype(local[0].result_dtype)
-    moved = _narrower(dtype, moved_as)
-    members: dict[Kind, list[int]] = collections.defaultdict(list)
-    for i, p in enumerate(local):
-        axes = tuple(p.home.axes[axis] for axis in p.view.matrix_axes)
-        members[Kind(p.view.stacked(1), axes, tuple(sizes.items()))].append(i)
-    items = [_items(p).astype(moved) for p in local]
-    shards = [jnp.concatenate([items[i] for i in kind]) for kind in members.values()]
-    route = cheapest_route(
-        [kind.stock(len(x)) for kind, x in zip(members, shards, strict=True)],
-        sharding,
-        replicas,
-        sizes,
-        (jnp.dtype(moved).itemsize, result_dtype.itemsize),
-    )
-    done = exchanged(functions, list(members), shards, route, (dtype, result_dtype))
-    results: list[Any] = [None] * len(local)
-    for kind, whole in zip(members.values(), done, strict=True):
+    convoy: Convoy,
+    shards: Sequence[jax.Array],
+    layouts: Sequence[Layout],
+) -> dict[int, jax.Array]:
+    """The results for the arrays in ``convoy``, by index; on each device."""
+    moved, dtype, result_dtype = convoy.dtypes
+    items = [
+        jnp.concatenate([_to_items(shards[i], layouts[i]) for i in own]).astype(moved)
+        for own in convoy.members.values()
+    ]
+    kinds = list(convoy.members)
+    done = exchanged(functions, kinds, items, convoy.route, (dtype, result_dtype))
+    results = {}
+    for own, whole in zip(convoy.members.values(), done, strict=True):
         stop = 0
-        for i in kind:
-            start, stop = stop, stop + len(items[i])
-            results[i] = _from_items(whole[start:stop], local[i])
+        for i in own:
+            start, stop = stop, stop + layouts[i].items
+            results[i] = _from_items(whole[start:stop], layouts[i])
     return results
 
 
-def _items(p: Placed) -> jax.Array:
-    """``(items, numbers)``: this device's shards at each index of its part of the batch axes."""
-    moved = p.array.transpose(p.view.batch_axes + p.view.matrix_axes)
-    return moved.reshape(math.prod(p.array.shape[axis] for axis in p.view.batch_axes), -1)
+def _to_items(shard: jax.Array, layout: Layout) -> jax.Array:
+    """``(items, numbers)``."""
+    return shard.transpose(layout.order).reshape(layout.items, -1)
 
 
-def _from_items(items: jax.Array, p: Placed) -> jax.Array:
-    """The inverse of :func:`_items`."""
-    order = p.view.batch_axes + p.view.matrix_axes
-    moved = items.reshape([p.array.shape[axis] for axis in order])
-    return moved.transpose([order.index(axis) for axis in range(len(order))])
+def _from_items(items: jax.Array, layout: Layout) -> jax.Array:
+    """The inverse of :func:`_to_items`."""
+    moved = items.reshape([layout.local_shape[axis] for axis in layout.order])
+    return moved.transpose([layout.order.index(axis) for axis in range(moved.ndim)])
 
 
 def _narrower(dtype: Any, moved_as: Any) -> Any:

@@ -2,14 +2,19 @@
 
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus.dimension_numbers import DimensionNumbersTree
 from optax_muonplus.normalization import Norm
 from optax_muonplus.partition import ADAM, MUON, LeafPlan, plan
+from optax_muonplus.placement import Home, ShardingTree, homes
+from optax_muonplus.precision import accumulation_dtype
 from optax_muonplus.shape_factor import ShapeScale, shape_factor
+from optax_muonplus.sharded import Layout, convoys
 
 _HEADER = ("parameter", "shape", "group", "out x in x batch", "scale", "count")
 
@@ -22,13 +27,16 @@ def describe(
     match_frobenius: bool = False,
     shape_scale: ShapeScale = "spectral",
     consistent_rms: float | None = None,
+    sharding: ShardingTree = None,
 ) -> str:
     """What :func:`optax_muonplus.muonplus` with the same arguments does with each parameter.
 
     One line for each parameter: path, shape, group, the matrices in it as out x in x batch (a fused
     parameter has several, joined by +), and the factor that multiplies their updates. Parameters
     that differ in the numbers on their path only share a line, and ``count`` says how many they
-    are.
+    are. On a mesh there is a column that says along which of its axes a parameter is cut, and a
+    last line for matrices that travel together: who works on them, the operations of the device
+    with the most to do against an even share, and what a device receives at an update.
 
     Args:
       params: parameters, or their shapes from ``jax.eval_shape``.
@@ -37,30 +45,67 @@ def describe(
       match_frobenius: see above.
       shape_scale: see above.
       consistent_rms: see above.
+      sharding: see above; None takes what the parameters themselves tell.
 
     Returns:
       The table as text.
     """
     plans = plan(params, muon_weight_dimension_numbers)
+    known = homes(params, sharding)
+    on_mesh = any(known)
 
-    def cells(leaf_plan: LeafPlan) -> tuple[str, str, str, str]:
+    def cells(leaf_plan: LeafPlan, home: Home | None) -> tuple[str, ...]:
         shape = "x".join(map(str, np.shape(leaf_plan.leaf))) or "scalar"
+        where = (_spec(home),) if on_mesh else ()
         if leaf_plan.view is None:
-            return shape, ADAM, "", ""
+            return shape, *where, ADAM, "", ""
         blocks = leaf_plan.view.block_shapes()
         factors = [
             shape_factor(m, n, shape_scale, consistent_rms, norm, match_frobenius)
             for _, m, n in blocks
         ]
         matrices = " + ".join(f"{m}x{n}x{batch}" for batch, m, n in blocks)
-        return shape, MUON, matrices, " + ".join(f"{factor:.4g}" for factor in factors)
+        return shape, *where, MUON, matrices, " + ".join(f"{factor:.4g}" for factor in factors)
 
     rows: dict[tuple[str, ...], list[str]] = {}
-    for leaf_plan in plans:
+    for leaf_plan, home in zip(plans, known, strict=True):
         pattern = re.sub(r"\d+", "*", leaf_plan.path)
-        rows.setdefault((pattern, *cells(leaf_plan)), []).append(leaf_plan.path)
+        rows.setdefault((pattern, *cells(leaf_plan, home)), []).append(leaf_plan.path)
     lines = [(_merged(paths), *rest, str(len(paths))) for (_, *rest), paths in rows.items()]
-    return "\n".join([*_align([_HEADER, *lines]), _totals(plans)])
+    header = _HEADER if not on_mesh else (*_HEADER[:2], "sharding", *_HEADER[2:])
+    return "\n".join([*_align([header, *lines]), _totals(plans), *_travel(plans, known)])
+
+
+def _spec(home: Home | None) -> str:
+    """``(data, -)``: along which mesh axes each axis is cut."""
+    if home is None:
+        return "?"
+    return f"({', '.join('.'.join(names) or '-' for names in home.spec)})"
+
+
+def _travel(plans: list[LeafPlan], known: list[Home | None]) -> Iterator[str]:
+    """A line for matrices that travel together."""
+    layouts = [
+        # Momentum is summed in float32 at least; results go home as updates.
+        Layout(p.view, home, accumulation_dtype(dtype := jnp.result_type(p.leaf)), dtype)
+        for p, home in zip(plans, known, strict=True)
+        if p.view is not None and home is not None
+    ]
+    for convoy in convoys(layouts) if layouts else ():
+        route = convoy.route
+        counts = [sum(layouts[i].items for i in own) for own in convoy.members.values()]
+        stocks = [kind.stock(n) for kind, n in zip(convoy.members, counts, strict=True)]
+        total = sum(stock.operations * stock.count for stock in stocks)
+        itemsizes = convoy.dtypes[0].itemsize, convoy.dtypes[2].itemsize
+        received = sum(n * size for n, size in zip(route.numbers, itemsizes, strict=True))
+        groups = layouts[0].home.mesh.size // route.devices
+        yield (
+            (f"in each of {groups} groups: " if groups > 1 else "")
+            + f"{sum(stock.count * len(stock.shapes) for stock in stocks)} matrices shared out"
+            f" among {route.workers} of {route.devices} devices, the busiest has"
+            f" {route.operations * route.devices / total:.2f} x an even share; each receives"
+            f" {received / 1e6:.1f} MB at an update"
+        )
 
 
 def _merged(paths: list[str]) -> str:

@@ -329,6 +329,7 @@ def settled(
     """``inner``, with the state that it makes for each parameter sharded as ``sharding`` says."""
 
     def init_fn(params: optax.Params) -> Any:
+        check_sharding(params, sharding)
         return settle(inner.init(params), params, sharding)
 
     return optax.GradientTransformation(init_fn, inner.update)

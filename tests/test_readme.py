@@ -5,6 +5,7 @@ import io
 import pathlib
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -50,13 +51,16 @@ def test_other_code_blocks_run():
     for path, shape in kernels.items():
         first, *rest = path.split("/")
         params[first] = {rest[0]: jnp.ones(shape)} if rest else jnp.ones(shape)
-    layouts, links = re.findall(r"```py\n(.*?)```", README, re.S)
+    layouts, mesh, links = re.findall(r"```py\n(.*?)```", README, re.S)
     names = {"omp": optax_muonplus, "optax": optax, "params": params}
     with contextlib.redirect_stdout(io.StringIO()) as output:
         exec(compile(layouts, "README.md", "exec"), names)
     assert "768x8x1 + 768x8x1 + 768x8x1" in output.getvalue()
     assert "8x4x6" in output.getvalue()
     names["tx"].init(params)
+    plain = {"params": {"dense": {"kernel": jnp.ones((8, 8))}}, "jax": jax}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(mesh, "README.md", "exec"), names | plain)
 
     names["params"] = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.ones(8)}}
     exec(compile(links, "README.md", "exec"), names)
