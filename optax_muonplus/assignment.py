@@ -1,51 +1,30 @@
-"""Which device works on which matrix: planned in plain Python before anything is traced.
+"""Which device works on which matrix: dealt out in plain Python before anything is traced.
 
-Devices that hold shards of the same matrices share them out. Every device gets as many matrices of
-each kind as divide evenly. The rest is dealt out one by one, the largest first, to the device with
-the least to do: kinds that do not divide the devices fill each other's gaps instead of being padded
-each by itself.
-
-Over which devices, is chosen by cost: the operations of the device with the most to do, and the
-bytes that a device receives. Few matrices are better gathered by some than sent to all.
+Every worker gets as many matrices of each kind as divide evenly. The rest is dealt out one by one,
+the largest first, to the worker with the least to do: kinds that do not divide the workers fill
+each other's gaps instead of being padded each by itself.
 """
 
 import collections
-import dataclasses
 import heapq
-import itertools
-import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
-
-# As long as the move of one byte takes: an H100 does about 0.25e15 operations of float32 products a
-# second as TF32, and receives 0.45e12 bytes over NVLink. It does twice as many in bfloat16; links
-# between hosts are slower. With this figure replicas share out matrices of 70 rows and more.
-OPERATIONS_PER_BYTE = 500
-
-# Of one shipment, on each device: what lies in transit is memory beside the matrices. Without a
-# bound it took 4 times the shards of 48 layers; in shipments of a twentieth of them, 1.7 times.
-SHIPMENT_BYTES = 2**27
-
-_STEPS = 5  # of Newton-Schulz, in the estimate of operations
 
 
 class Stock(NamedTuple):
     """Matrices of one kind: alike in shape, layout and sharding.
 
     Attributes:
-      count: how many there are.
-      size: numbers in one shard.
-      shapes: (shorter, longer side) of what one item consists of; several for a fused parameter.
+      count: how many items there are.
+      size: numbers in one shard of an item.
+      shapes: (shorter, longer side) of the matrices in an item; a fused parameter has several.
+      operations: that the work on an item takes.
     """
 
     count: int
     size: int
     shapes: tuple[tuple[int, int], ...]
-
-    @property
-    def operations(self) -> int:
-        """Of five Newton-Schulz steps: two products with the longer side, one without."""
-        return sum(_STEPS * (4 * n * n * m + 2 * n**3) for n, m in self.shapes)
+    operations: int
 
 
 class Block(NamedTuple):
@@ -86,102 +65,27 @@ class Shipment(NamedTuple):
     row: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Route:
-    """Where matrices go to, and what comes of it.
-
-    Attributes:
-      spread: mesh axes over which matrices are spread by all-to-all.
-      gathered: mesh axes along which they are gathered, and the work is repeated.
-      divided: mesh axes of replicas that divide the work; the results are gathered along them.
-      devices: how many hold shards or copies of these matrices.
-      workers: how many of them have work of their own: along ``divided`` and ``spread``, in this
-        order.
-      shipments: the assignment to them.
-      operations: of the device with the most to do.
-      numbers: that a device receives on the way out and on the way home.
-    """
-
-    spread: tuple[str, ...]
-    gathered: tuple[str, ...]
-    divided: tuple[str, ...]
-    devices: int
-    workers: int
-    shipments: tuple[Shipment, ...]
-    operations: int
-    numbers: tuple[int, int]
-
-
-def cheapest_route(
-    stocks: Sequence[Stock],
-    sharding: tuple[str, ...],
-    replicas: tuple[str, ...],
-    sizes: Mapping[str, int],
-    itemsizes: tuple[int, int],
-) -> Route:
-    """The route of least cost.
-
-    Args:
-      stocks: the kinds of matrices on these devices.
-      sharding: mesh axes that the matrices are sharded over.
-      replicas: mesh axes along which all devices hold the same.
-      sizes: of the mesh axes.
-      itemsizes: bytes of a number on the way out and on the way home.
-    """
-    routes = [
-        _route(stocks, (sharding, replicas), spread, divided, sizes, itemsizes)
-        for spread in _subsets(sharding)
-        for divided in _subsets(replicas)
-    ]
-
-    def cost(route: Route) -> int:
-        moved = sum(n * size for n, size in zip(route.numbers, itemsizes, strict=True))
-        return route.operations + OPERATIONS_PER_BYTE * moved
-
-    return min(routes, key=cost)
-
-
-def _subsets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """All of them, the whole first."""
-    for length in range(len(axes), -1, -1):
-        yield from itertools.combinations(axes, length)
-
-
-def _route(
-    stocks: Sequence[Stock],
-    held: tuple[tuple[str, ...], tuple[str, ...]],
-    spread: tuple[str, ...],
-    divided: tuple[str, ...],
-    sizes: Mapping[str, int],
-    itemsizes: tuple[int, int],
-) -> Route:
-    sharding, replicas = held
-    devices = math.prod(sizes[axis] for axis in sharding + replicas)
-    gathered = tuple(axis for axis in sharding if axis not in spread)
-    a, g, q = (math.prod(sizes[axis] for axis in axes) for axes in (spread, gathered, divided))
-    shipments, operations = assign(stocks, a * q, SHIPMENT_BYTES // max(itemsizes))
-    row = sum(shipment.row for shipment in shipments)
-    numbers = ((a - 1) + a * (g - 1)) * row, ((a - 1) + a * (q - 1)) * row
-    return Route(spread, gathered, divided, devices, a * q, shipments, operations, numbers)
-
-
-def assign(stocks: Sequence[Stock], workers: int, most: int) -> tuple[tuple[Shipment, ...], int]:
-    """Shipments for ``workers`` devices, and the operations of the one with the most to do.
+def assign(
+    stocks: Sequence[Stock], loads: Sequence[int], most: int
+) -> tuple[tuple[Shipment, ...], list[int]]:
+    """Shipments for the workers, and their loads with the work on them.
 
     Args:
       stocks: the kinds of matrices.
-      workers: number of devices.
+      loads: operations that each worker has to do besides.
       most: numbers in a shipment on one device, unless one slot alone has more.
     """
     # A last round that is not dealt out evenly may level what other kinds leave uneven.
-    plans = (_planned(stocks, workers, most, undealt) for undealt in (0, 1))
-    return min(plans, key=lambda plan: plan[1])
+    plans = (_planned(stocks, loads, most, undealt) for undealt in (0, 1))
+    return min(plans, key=lambda plan: max(plan[1]))
 
 
 def _planned(
-    stocks: Sequence[Stock], workers: int, most: int, undealt: int
-) -> tuple[tuple[Shipment, ...], int]:
+    stocks: Sequence[Stock], loads: Sequence[int], most: int, undealt: int
+) -> tuple[tuple[Shipment, ...], list[int]]:
+    workers = len(loads)
     shares = [max(0, stock.count // workers - undealt) for stock in stocks]
+    dealt = sum(share * stock.operations for share, stock in zip(shares, stocks, strict=True))
     shipments: list[Shipment] = []
     waiting: list[Slot] = []
     row = 0
@@ -192,7 +96,7 @@ def _planned(
             waiting, row = [], 0
         waiting.append(Slot((block._replace(offset=row),)))
         row += size
-    piles = _piles(stocks, shares, workers)
+    piles, loads = _piles(stocks, shares, [load + dealt for load in loads])
     longest = max(sum(stocks[kind].size for kind, _ in pile) for pile in piles)
     if waiting and (row + longest) * workers > most:
         shipments.append(Shipment(tuple(waiting), row))
@@ -200,9 +104,7 @@ def _planned(
     waiting += _uneven(stocks, piles, row)
     if waiting:
         shipments.append(Shipment(tuple(waiting), row + longest))
-    dealt = sum(share * s.operations for share, s in zip(shares, stocks, strict=True))
-    most_left = max(sum(stocks[kind].operations for kind, _ in pile) for pile in piles)
-    return tuple(shipments), dealt + most_left
+    return tuple(shipments), loads
 
 
 def _even(
@@ -217,17 +119,19 @@ def _even(
 
 
 def _piles(
-    stocks: Sequence[Stock], shares: Sequence[int], workers: int
-) -> list[list[tuple[int, int]]]:
-    """(kind, item) of the rest for each worker: the largest first, to whom has the least to do."""
-    piles: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
-    queue = [(0, worker) for worker in range(workers)]
+    stocks: Sequence[Stock], shares: Sequence[int], loads: Sequence[int]
+) -> tuple[list[list[tuple[int, int]]], list[int]]:
+    """(kind, item) of the rest for each worker, and the loads that come of it."""
+    piles: list[list[tuple[int, int]]] = [[] for _ in loads]
+    queue = [(load, worker) for worker, load in enumerate(loads)]
+    heapq.heapify(queue)
     for kind in sorted(range(len(stocks)), key=lambda kind: -stocks[kind].operations):
-        for item in range(shares[kind] * workers, stocks[kind].count):
-            load, worker = heapq.heappop(queue)
+        for item in range(shares[kind] * len(loads), stocks[kind].count):
+            load, worker = queue[0]
             piles[worker].append((kind, item))
-            heapq.heappush(queue, (load + stocks[kind].operations, worker))
-    return piles
+            heapq.heapreplace(queue, (load + stocks[kind].operations, worker))
+    done = {worker: load for load, worker in queue}
+    return piles, [done[worker] for worker in range(len(loads))]
 
 
 def _uneven(

@@ -3,7 +3,7 @@
 All matrices that are cut along the same mesh axes travel together. Each device packs its shards in
 one row for each worker, an all-to-all exchanges the rows, the workers put their matrices together
 and work on them, and the way home is the same in reverse. Who works on what is planned beforehand,
-see ``assignment``; nothing moves while work is done.
+see ``routes``; nothing moves while work is done.
 
 These are explicit collectives under ``jax.shard_map``. Sharding constraints on a stack made the
 compiler gather all of it ("involuntary full rematerialization") on a 4 x 2 mesh.
@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_muonplus.assignment import Block, Route, Shipment, Slot, Stock
+from optax_muonplus.assignment import Block, Shipment, Slot, Stock
 from optax_muonplus.dimension_numbers import MatrixView
 from optax_muonplus.grouping import Stored, apply_grouped
 from optax_muonplus.orientation import MatrixFunction
+from optax_muonplus.routes import Route
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +47,13 @@ class Kind:
             for n, names in zip(self.view.shape[1:], self.axes, strict=True)
         )
 
-    def stock(self, count: int) -> Stock:
-        """``count`` items, as the planner counts them."""
-        blocks = [(min(m, n), max(m, n)) for _, m, n in self.view.block_shapes()]
-        return Stock(count, math.prod(self.local_shape), tuple(blocks))
+    def stock(self, count: int, functions: Sequence[MatrixFunction]) -> Stock:
+        """``count`` items to apply ``functions`` to, as the planner counts them."""
+        shapes = [shape[1:] for shape in self.view.block_shapes()]
+        operations = math.prod(self.view.shape)  # one for each number, if nothing else
+        operations += sum(f.operations(shape) for shape in shapes for f in functions)
+        sides = tuple((min(shape), max(shape)) for shape in shapes)
+        return Stock(count, math.prod(self.local_shape), sides, operations)
 
     def joined(self, shards: jax.Array, names: tuple[str, ...]) -> jax.Array:
         """Items ``(count, *shape)`` of shards ``(devices along names, count, numbers)``."""

@@ -11,6 +11,13 @@ import jax
 import jax.numpy as jnp
 
 ArrayFunction = Callable[[jax.Array], jax.Array]
+Operations = Callable[[tuple[int, int]], int]
+
+
+def no_operations(shape: tuple[int, int]) -> int:
+    """Of a function that works on numbers one by one, or adds them up."""
+    del shape
+    return 0
 
 
 class MatrixFunction(NamedTuple):
@@ -20,10 +27,13 @@ class MatrixFunction(NamedTuple):
       upright: f, on arrays ``(batch, out, in)``.
       transposed: ``f(x^T)^T``, on arrays ``(batch, in, out)``. The same object as ``upright`` says
         that f does not see the difference, so that both kinds can be stacked.
+      operations: of f on a matrix of a given (out, in), besides those on single numbers; what
+        devices have to do is compared by it.
     """
 
     upright: ArrayFunction
     transposed: ArrayFunction
+    operations: Operations = no_operations
 
     def of(self, transposed: bool | jax.Array) -> ArrayFunction:
         """The function for matrices that are, or are not, transposed, as is known or traced."""
@@ -34,14 +44,14 @@ class MatrixFunction(NamedTuple):
         return lambda x: jax.lax.cond(transposed, self.transposed, self.upright, x)
 
 
-def either_way(function: ArrayFunction) -> MatrixFunction:
+def either_way(function: ArrayFunction, operations: Operations = no_operations) -> MatrixFunction:
     """For a function with ``f(x^T) = f(x)^T``, such as the polar factor."""
-    return MatrixFunction(function, function)
+    return MatrixFunction(function, function, operations)
 
 
-def upright_only(function: ArrayFunction) -> MatrixFunction:
+def upright_only(function: ArrayFunction, operations: Operations = no_operations) -> MatrixFunction:
     """For any function on ``(batch, out, in)``: transposed matrices are turned there and back."""
-    return MatrixFunction(function, lambda x: _turn(function(_turn(x))))
+    return MatrixFunction(function, lambda x: _turn(function(_turn(x))), operations)
 
 
 def in_turn(functions: Sequence[MatrixFunction]) -> MatrixFunction:
@@ -55,7 +65,10 @@ def in_turn(functions: Sequence[MatrixFunction]) -> MatrixFunction:
 
         return apply
 
-    return MatrixFunction(composed(False), composed(True))
+    def operations(shape: tuple[int, int]) -> int:
+        return sum(function.operations(shape) for function in functions)
+
+    return MatrixFunction(composed(False), composed(True), operations)
 
 
 def _turn(x: jax.Array) -> jax.Array:

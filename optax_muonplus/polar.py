@@ -91,6 +91,31 @@ def polar_function(
     return functools.partial(iterate, restarts=every_step(rows), steps=traced_steps, **options)
 
 
+def polar_operations(
+    polar: Polar | PolarFunction = "auto",
+    ns_coeffs: str | Sequence[Any] = "jordan",
+    ns_steps: Any = 5,
+    compute_dtype: Any = None,
+) -> Callable[[tuple[int, int]], int]:
+    """Operations that ``polar_function`` of the same arguments does on a float32 matrix of a shape.
+
+    Other methods than Newton-Schulz are taken for five steps of it, which is their order.
+    """
+    if callable(polar) or polar == "svd":
+        ns_coeffs, ns_steps, compute_dtype, polar = "jordan", 5, None, "newton_schulz"
+    rows, _, _, restarts, needs_float32 = coefficients.resolve(ns_coeffs, ns_steps)
+    exact = needs_float32 or _float32_is_exact() or jax.default_backend() == "cpu"
+    either = polar == "auto" and exact and _holds_float32(_checked_dtype(compute_dtype))
+    cuts = [] if polar == "gram" else [every_step(rows)]
+    if restarts is not None and (polar == "gram" or either):
+        cuts.append(restarts)
+
+    def count(shape: tuple[int, int]) -> int:
+        return min(operations(shape, rows, cut) for cut in cuts)
+
+    return count
+
+
 def _checked_dtype(compute_dtype: Any) -> jnp.dtype | None:
     operand = None if compute_dtype is None else jnp.dtype(compute_dtype)
     if operand is not None and not jnp.issubdtype(operand, jnp.inexact):
@@ -228,13 +253,18 @@ def _cheapest(
     if (
         precision == highest
         or accumulation_dtype(x.dtype) in (jnp.float64, jnp.complex128)
-        or jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
-        in ("highest", "float32")
+        or _float32_is_exact()
     ):
         return gram(x)
     # Elsewhere float32 products are TF32 or bfloat16 by default and several times as fast as the
     # exact ones that the Gram iteration needs.
     return jax.lax.platform_dependent(x, cpu=gram, default=plain)
+
+
+def _float32_is_exact() -> bool:
+    """Whether JAX is told to make float32 products as such on every device."""
+    precision = jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
+    return precision in ("highest", "float32")
 
 
 def _holds_float32(compute_dtype: jnp.dtype | None) -> bool:

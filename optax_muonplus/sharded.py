@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
-from optax_muonplus.assignment import Route, cheapest_route
 from optax_muonplus.dimension_numbers import MatrixView
 from optax_muonplus.exchange import Kind, exchanged
 from optax_muonplus.orientation import MatrixFunction
 from optax_muonplus.placement import Home, usable_axes
+from optax_muonplus.routes import Route, cheapest_route
 
 
 class Layout(NamedTuple):
@@ -65,8 +66,13 @@ class Convoy(NamedTuple):
     dtypes: tuple[Any, Any, Any]
 
 
-def convoys(layouts: Sequence[Layout], moved_as: Any = None) -> list[Convoy]:
-    """How arrays with these ``layouts`` travel; see :func:`apply_sharded`."""
+def convoys(
+    functions: Sequence[MatrixFunction], layouts: Sequence[Layout], moved_as: Any = None
+) -> list[Convoy]:
+    """How arrays with these ``layouts`` travel; see :func:`apply_sharded`.
+
+    The last one's route has the loads of all.
+    """
     mesh = layouts[0].home.mesh
     sizes = {name: mesh.shape[name] for name in usable_axes(mesh)}
     together: dict[Any, dict[Kind, list[int]]] = {}
@@ -81,12 +87,22 @@ def convoys(layouts: Sequence[Layout], moved_as: Any = None) -> list[Convoy]:
         kind = Kind(layout.view.stacked(1), axes, tuple(sizes.items()))
         members = together.setdefault((sharding, replicas, dtypes), {})
         members.setdefault(kind, []).append(i)
+    stocks = {
+        way: [
+            kind.stock(sum(layouts[i].items for i in own), functions)
+            for kind, own in members.items()
+        ]
+        for way, members in together.items()
+    }
     found = []
-    for (sharding, replicas, dtypes), members in together.items():
-        stocks = [kind.stock(sum(layouts[i].items for i in own)) for kind, own in members.items()]
+    loads = np.zeros(list(sizes.values()), np.int64)
+    # The largest matrices first: smaller ones then fill what they leave uneven.
+    for way in sorted(together, key=lambda way: -max(stock.operations for stock in stocks[way])):
+        sharding, replicas, dtypes = way
         itemsizes = dtypes[0].itemsize, dtypes[2].itemsize
-        route = cheapest_route(stocks, sharding, replicas, sizes, itemsizes)
-        found.append(Convoy(members, route, dtypes))
+        route = cheapest_route(stocks[way], sharding, replicas, sizes, itemsizes, loads)
+        loads = route.loads
+        found.append(Convoy(together[way], route, dtypes))
     return found
 
 
@@ -124,7 +140,7 @@ def _mapped(
 ) -> list[jax.Array]:
     mesh = layouts[0].home.mesh
     specs = tuple(PartitionSpec(*(names or None for names in x.home.spec)) for x in layouts)
-    plans = convoys(layouts, moved_as)
+    plans = convoys(functions, layouts, moved_as)
 
     def on_each_device(*shards: jax.Array) -> tuple[jax.Array, ...]:
         results = list(shards)

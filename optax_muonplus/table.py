@@ -10,8 +10,10 @@ import numpy as np
 
 from optax_muonplus.dimension_numbers import DimensionNumbersTree
 from optax_muonplus.normalization import Norm
+from optax_muonplus.orientation import either_way
 from optax_muonplus.partition import ADAM, MUON, LeafPlan, plan
 from optax_muonplus.placement import Home, ShardingTree, homes
+from optax_muonplus.polar import polar_operations
 from optax_muonplus.precision import accumulation_dtype
 from optax_muonplus.shape_factor import ShapeScale, shape_factor
 from optax_muonplus.sharded import Layout, convoys
@@ -35,8 +37,8 @@ def describe(
     parameter has several, joined by +), and the factor that multiplies their updates. Parameters
     that differ in the numbers on their path only share a line, and ``count`` says how many they
     are. On a mesh there is a column that says along which of its axes a parameter is cut, and a
-    last line for matrices that travel together: who works on them, the operations of the device
-    with the most to do against an even share, and what a device receives at an update.
+    last line about the devices: the operations of the busiest against an even share, for the
+    default ``polar``, and what each receives at an update.
 
     Args:
       params: parameters, or their shapes from ``jax.eval_shape``.
@@ -84,28 +86,30 @@ def _spec(home: Home | None) -> str:
 
 
 def _travel(plans: list[LeafPlan], known: list[Home | None]) -> Iterator[str]:
-    """A line for matrices that travel together."""
+    """A line about the devices that work on the matrices."""
     layouts = [
         # Momentum is summed in float32 at least; results go home as updates.
         Layout(p.view, home, accumulation_dtype(dtype := jnp.result_type(p.leaf)), dtype)
         for p, home in zip(plans, known, strict=True)
         if p.view is not None and home is not None
     ]
-    for convoy in convoys(layouts) if layouts else ():
-        route = convoy.route
-        counts = [sum(layouts[i].items for i in own) for own in convoy.members.values()]
-        stocks = [kind.stock(n) for kind, n in zip(convoy.members, counts, strict=True)]
-        total = sum(stock.operations * stock.count for stock in stocks)
-        itemsizes = convoy.dtypes[0].itemsize, convoy.dtypes[2].itemsize
-        received = sum(n * size for n, size in zip(route.numbers, itemsizes, strict=True))
-        groups = layouts[0].home.mesh.size // route.devices
-        yield (
-            (f"in each of {groups} groups: " if groups > 1 else "")
-            + f"{sum(stock.count * len(stock.shapes) for stock in stocks)} matrices shared out"
-            f" among {route.workers} of {route.devices} devices, the busiest has"
-            f" {route.operations * route.devices / total:.2f} x an even share; each receives"
-            f" {received / 1e6:.1f} MB at an update"
-        )
+    if not layouts:
+        return
+    operations = polar_operations()
+    planned = convoys([either_way(lambda x: x, operations)], layouts)
+    loads = planned[-1].route.loads
+    blocks = [block for layout in layouts for block in layout.view.block_shapes()]
+    share = sum(batch * operations((m, n)) for batch, m, n in blocks) / loads.size
+    received = sum(
+        n * dtype.itemsize
+        for convoy in planned
+        for n, dtype in zip(convoy.route.numbers, convoy.dtypes[::2], strict=True)
+    )
+    yield (
+        f"{sum(batch for batch, _, _ in blocks)} matrices shared out among {loads.size} devices:"
+        f" the busiest has {loads.max() / share:.2f} x an even share; each receives"
+        f" {received / 1e6:.1f} MB at an update"
+    )
 
 
 def _merged(paths: list[str]) -> str:

@@ -35,6 +35,7 @@ from optax_muonplus.polar import (
     PolarFunction,
     Preconditioning,
     polar_function,
+    polar_operations,
 )
 from optax_muonplus.precision import accumulable, as_real
 from optax_muonplus.shape_factor import ShapeScale, check_shape_scale, shape_factor
@@ -366,7 +367,8 @@ def _orthogonalizer(
     function = polar_function(polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
     # Nothing is known of a caller's function, and aol scales the input side of a square matrix.
     indifferent = not callable(polar) and preconditioning != "aol"
-    return either_way(function) if indifferent else upright_only(function)
+    operations = polar_operations(polar, ns_coeffs, ns_steps, compute_dtype)
+    return (either_way if indifferent else upright_only)(function, operations)
 
 
 def _moved_as(polar: Polar | PolarFunction, compute_dtype: Any) -> Any:
@@ -416,4 +418,7 @@ def _times_dual_norm(*functions: MatrixFunction) -> MatrixFunction:
         inner = jnp.real(jnp.sum(m.conj() * o, axis=(-2, -1), keepdims=True))
         return o * inner.astype(o.dtype)
 
-    return MatrixFunction(*(functools.partial(times, f) for f in function))
+    return function._replace(
+        upright=functools.partial(times, function.upright),
+        transposed=functools.partial(times, function.transposed),
+    )

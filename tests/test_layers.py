@@ -24,6 +24,7 @@ FLOORS = [
     ],
     [
         {"paths", "grouping", "assignment"},
+        {"routes"},
         {"dimension_numbers", "placement"},
         {"partition", "exchange"},
         {"sharded"},

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
 from benchmarks.trees import random_like
-from optax_muonplus import assignment, grouping, polar
+from optax_muonplus import grouping, polar, routes
 
 P = PartitionSpec
 D = 16
@@ -527,7 +527,7 @@ def test_shards_inside_a_shard_map_are_refused():
 
 @pytest.mark.parametrize("spec", [P("a", "b"), P(None, "b"), P()])
 def test_derivatives_go_through_the_moves(spec, monkeypatch):
-    monkeypatch.setattr(assignment, "OPERATIONS_PER_BYTE", 0)  # also small replicas are shared out
+    monkeypatch.setattr(routes, "OPERATIONS_PER_BYTE", 0)  # also small replicas are shared out
     mesh = make_mesh((4, 2), "ab")
     grads = random_like({f"{i}": {"kernel": shape(D, 2 * D)} for i in range(3)})
     weights = random_like(grads, seed=1)
@@ -548,7 +548,7 @@ def test_derivatives_go_through_the_moves(spec, monkeypatch):
 
 
 def test_shipments_one_after_the_other(monkeypatch):
-    monkeypatch.setattr(assignment, "SHIPMENT_BYTES", 4 * D * D)
+    monkeypatch.setattr(routes, "SHIPMENT_BYTES", 4 * D * D)
     mesh = make_mesh((4, 2), "ab")
     wanted = shardings(mesh, "a", "b")
     tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=wanted)
@@ -564,11 +564,11 @@ def test_table_says_where_and_who():
     assert "sharding" in table.splitlines()[0]
     assert "(a, -)" in table and "(a)" in table
     share = 2 / (12 / 8)
-    assert f"12 matrices shared out among 8 of 8 devices, the busiest has {share:.2f} x" in table
+    assert f"12 matrices shared out among 8 devices: the busiest has {share:.2f} x" in table
     experts = {"kernel": shape(8, 4, D, D)}
     cut = NamedSharding(mesh, P("a", None, "b"))
     table = omp.describe(experts, omp.MuonDimensionNumbers(-2, -1), sharding=cut)
-    assert "in each of 4 groups: 8 matrices shared out among 2 of 2 devices" in table
+    assert "32 matrices shared out among 8 devices: the busiest has 1.00 x" in table
     concrete = jax.device_put({"q": {"kernel": jnp.ones((D, D))}}, NamedSharding(mesh, P("b")))
     assert "(b, -)" in omp.describe(concrete)
     assert "sharding" not in omp.describe(tree)
