@@ -26,6 +26,8 @@ class ModelConfig:
     """Use the token embedding as output head, as the paper's GPT does."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the activations; parameters stay float32. bfloat16 is slower on most CPUs."""
+    remat: bool = False
+    """Compute the activations of each block again in the backward pass: less memory, more time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +88,9 @@ class RunConfig:
     steps: int = 400
     """Optimizer steps."""
     batch_size: int = 16
-    """Rows per step; a step sees batch_size x context tokens."""
+    """Rows per step, on all devices together; a step sees batch_size x context tokens."""
+    accumulate: int = 1
+    """Pieces a step's rows are worked through in: as many times less memory for activations."""
     eval_every: int = 100
     """Steps between evaluations; the last step is always evaluated."""
     eval_batches: int = 20
@@ -97,6 +101,22 @@ class RunConfig:
     """Start of the sample written at the end; empty: the start of a document."""
     sample_tokens: int = 200
     """Length of the sample in tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineConfig:
+    """Where a run is computed, which is no part of the run: it may change with each --resume."""
+
+    mesh: str = ""
+    """How devices are arranged, as data=2,fsdp=4,tensor=1; empty: all of them on fsdp."""
+    distributed: bool = False
+    """This is one of several processes, as SLURM, Open MPI or JAX_COORDINATOR_ADDRESS tell it."""
+    coordinator: str = ""
+    """HOST:PORT of process 0, where they do not find each other; implies --distributed."""
+    num_processes: int | None = None
+    """Number of processes, likewise."""
+    process_id: int | None = None
+    """Number of this process, from 0, likewise."""
 
 
 PRESETS: dict[str, tuple[str, RunConfig]] = {
@@ -125,6 +145,7 @@ def check(config: RunConfig) -> None:
     positive = {
         "--steps": config.steps,
         "--batch-size": config.batch_size,
+        "--accumulate": config.accumulate,
         "--eval-every": config.eval_every,
         "--eval-batches": config.eval_batches,
         "--checkpoint-every": config.checkpoint_every,

@@ -1,17 +1,19 @@
-"""A configuration and its text, put together to the functions that a run calls."""
+"""A configuration, its text and a mesh, put together to the functions that a run calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
 import optax
+from jax.sharding import Mesh
 
-from examples import optimizers
+from examples import optimizers, sharding, training
 from examples.config import RunConfig
 from examples.data.loader import Loader
 from examples.data.prepare import Dataset
 from examples.errors import UserError
 from examples.evaluate import Evaluation, make_evaluate
-from examples.training import Apply, TrainState, TrainStep, make_apply, make_init, make_train_step
+from examples.training import Apply, TrainState, TrainStep
 
 
 @dataclass(frozen=True)
@@ -19,16 +21,20 @@ class Job:
     """Everything about a run but where it is kept and how far it is; holds no arrays."""
 
     config: RunConfig
+    mesh: Mesh
     dataset: Dataset
     loader: Loader
     apply: Apply
+    abstract: TrainState
+    """The shapes, types and places of the state."""
     init: Callable[[], TrainState]
     train_step: TrainStep
     evaluate: Callable[[optax.Params], Evaluation]
 
 
-def assemble(config: RunConfig, dataset: Dataset) -> Job:
-    """The parts of a run; raises `UserError` if the text is too short for them."""
+def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> Job:
+    """The parts of a run; raises `UserError` if its text or its rows do not suffice for them."""
+    check_rows(config, mesh)
     loader = Loader(dataset.train.ids, config.model.context, config.batch_size, config.seed)
     if loader.n_windows < config.batch_size:
         raise UserError(
@@ -37,14 +43,35 @@ def assemble(config: RunConfig, dataset: Dataset) -> Job:
             "--batch-size or --model.context."
         )
     vocab_size = dataset.tokenizer.get_vocab_size()
-    apply = make_apply(config, vocab_size)
-    optimizer = optimizers.build(config.optimizer, config.steps)
+    apply = training.make_apply(config, vocab_size, mesh)
+    init_params = training.make_init_params(config, vocab_size)
+    places = sharding.of_params(jax.eval_shape(init_params), mesh)
+    optimizer = optimizers.build(config.optimizer, config.steps, places if mesh.size > 1 else None)
+    init = training.make_init(config, init_params, optimizer)
+    abstract = training.abstract_state(init, mesh)
     return Job(
         config=config,
+        mesh=mesh,
         dataset=dataset,
         loader=loader,
         apply=apply,
-        init=make_init(config, vocab_size, optimizer),
-        train_step=make_train_step(apply, optimizer),
-        evaluate=make_evaluate(apply, config, dataset.val),
+        abstract=abstract,
+        init=training.place_init(init, abstract),
+        train_step=training.make_train_step(apply, optimizer, abstract, mesh, config.accumulate),
+        evaluate=make_evaluate(apply, config, dataset.val, mesh),
     )
+
+
+def check_rows(config: RunConfig, mesh: Mesh) -> None:
+    """Refuses rows that cannot be dealt out evenly."""
+    devices = sharding.split(mesh, sharding.RULES["batch"])
+    parts = devices * config.accumulate
+    if config.batch_size % parts:
+        more = -(-config.batch_size // parts) * parts
+        pieces = f" in --accumulate {config.accumulate} pieces" if config.accumulate > 1 else ""
+        mesh_too = ", or put devices on tensor, as --mesh tensor=2,... does" if devices > 1 else ""
+        raise UserError(
+            f"--batch-size {config.batch_size} cannot be dealt out to data x fsdp = {devices} "
+            f"{'devices' if devices > 1 else 'device'}{pieces}: give a multiple of {parts}, for "
+            f"example --batch-size {more}{mesh_too}."
+        )

@@ -1,38 +1,21 @@
-"""The training loop: steps, measurements, evaluations, checkpoints, and Ctrl-C."""
+"""The training loop: steps, measurements, evaluations, checkpoints, and requests to stop."""
 
 import dataclasses
 import math
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 
 import jax
 
+from examples import sharding
+from examples.data.placement import place_batch
 from examples.errors import UserError
 from examples.job import Job
 from examples.progress import Display
 from examples.runs import Metrics
+from examples.signals import StopRequests
 from examples.training import TrainState
-
-
-class Interrupt:
-    """Turns the first Ctrl-C into a request to stop after the step; the second one is as usual."""
-
-    asked = False
-
-    def __enter__(self) -> "Interrupt":
-        self.before = signal.signal(signal.SIGINT, self.ask)
-        return self
-
-    def ask(self, number: int, frame: FrameType | None) -> None:
-        """Handles the signal."""
-        self.asked = True
-        signal.signal(signal.SIGINT, self.before)
-
-    def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGINT, self.before)
 
 
 @dataclass
@@ -41,6 +24,9 @@ class Loop:
 
     job: Job
     save: Callable[[int, TrainState], None]
+    """Begins to save the state; it is on disk when `settle` has returned."""
+    settle: Callable[[], None]
+    stop: StopRequests
     metrics: Metrics
     display: Display
     saved: int = 0
@@ -49,12 +35,14 @@ class Loop:
     """The step and time from which speed is measured; None after a pause and at the start."""
 
     def run(self, state: TrainState, start: int) -> tuple[TrainState, int]:
-        """Trains from `start` steps to the end or to Ctrl-C; the state, saved, and its step."""
+        """Trains from `start` steps to the end or to a stop; the state, saved, and its step."""
+        place = sharding.of_batch(self.job.mesh)
         step = self.saved = start
         waiting: tuple[int, jax.Array] | None = None
-        with Interrupt() as interrupt, self.display:
-            while step < self.job.config.steps and not interrupt.asked:
-                state, loss = self.job.train_step(state, *self.job.loader.batch(step))
+        with self.stop, self.display:
+            while step < self.job.config.steps and not self.stop.stop():
+                batch = place_batch(self.job.loader, step, place)
+                state, loss = self.job.train_step(state, *batch)
                 step += 1
                 # The device works on this step while the loss of the one before is written.
                 if waiting:
@@ -68,6 +56,7 @@ class Loop:
                 self.record(*waiting)
             if step > self.saved:
                 self.save(step, state)
+            self.settle()
         return state, step
 
     def is_due(self, step: int) -> bool:

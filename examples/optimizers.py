@@ -1,6 +1,7 @@
 """Configuration to Optax transformation: the only place where an optimizer is chosen by name."""
 
 import functools
+from typing import Any
 
 import jax
 import optax
@@ -22,8 +23,10 @@ def schedule(config: OptimizerConfig, peak: float, steps: int) -> optax.Schedule
     return optax.warmup_cosine_decay_schedule(peak / warmup, peak, warmup, max(steps, warmup + 1))
 
 
-def build(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """The transformation for a run of `steps` steps."""
+def build(
+    config: OptimizerConfig, steps: int, sharding: Any = None
+) -> optax.GradientTransformation:
+    """The transformation for a run of `steps` steps; `sharding` is that of each parameter."""
     rate = schedule(config, config.learning_rate, steps)
     adam_rate = schedule(config, config.adam_learning_rate, steps)
     if config.name == "adamw":
@@ -35,14 +38,14 @@ def build(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
             mask=is_matrix,
         )
     else:
-        rule = matrix_rule(config, rate, adam_rate)
+        rule = matrix_rule(config, rate, adam_rate, sharding)
     if config.clip_norm is None:
         return rule
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
 
 
 def matrix_rule(
-    config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule
+    config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule, sharding: Any
 ) -> optax.GradientTransformation:
     """Muon+ or Muon on the matrices, AdamW on the rest."""
     rule = omp.muon if config.name == "muon" else functools.partial(omp.muonplus, norm=config.norm)
@@ -54,6 +57,7 @@ def matrix_rule(
         adam_learning_rate=adam_rate,
         adam_b1=config.adam_b1,
         adam_b2=config.adam_b2,
+        sharding=sharding,
     )
 
 

@@ -4,23 +4,18 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import optax
-
-from examples.generate import sample_text
-from examples.job import Job
 from examples.plots import plot_losses
 from examples.runs import read_metrics
 
 SMOOTHED = 20  # steps in the mean that is reported as training loss: single batches are noisy
 
 
-def write_results(job: Job, folder: Path, params: optax.Params) -> tuple[str, str]:
-    """Writes `losses.png` and `sample.txt`; the sample, and the summary without the time."""
+def write_results(folder: Path, sample: str) -> str:
+    """Writes `losses.png` and `sample.txt`; the summary without the time."""
     records = read_metrics(folder / "metrics.jsonl")
     plot_losses(records, folder.name, folder / "losses.png")
-    sample = sample_text(job.apply, params, job.dataset.tokenizer, job.config)
     (folder / "sample.txt").write_text(sample + "\n", encoding="utf-8")
-    return sample, summary(records)
+    return summary(records)
 
 
 def summary(records: list[dict[str, Any]]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from examples.config import RunConfig, from_dict
 from examples.errors import UserError
 from examples.files import write_atomically
+from examples.processes import is_first
 
 
 def choose_folder(config: RunConfig, preset: str) -> Path:
@@ -35,7 +36,14 @@ def resume_command(folder: Path) -> str:
 
 
 def create(folder: Path, config: RunConfig, data_key: str) -> None:
-    """Makes the folder and writes down what the run is about."""
+    """Makes the folder and writes down what the run is about; process 0 does so for all."""
+    if not is_first():
+        if not (folder / "config.json").exists():
+            raise UserError(
+                f"{folder}, which process 0 has made, is not there: give a --runs-dir on a disk "
+                "that all processes share."
+            )
+        return
     try:
         folder.mkdir(parents=True)
         content = json.dumps(about(config, data_key), indent=2).encode()
@@ -47,6 +55,11 @@ def create(folder: Path, config: RunConfig, data_key: str) -> None:
 def about(config: RunConfig, data_key: str) -> dict[str, Any]:
     """The configuration and the name of the data, as JSON values."""
     return {"config": dataclasses.asdict(config), "data": data_key}
+
+
+def about_step(config: RunConfig, data_key: str, step: int) -> dict[str, Any]:
+    """The same, and how far a run is; the loader is at `rows` rows after the first."""
+    return {**about(config, data_key), "step": step, "rows": step * config.batch_size}
 
 
 def reopen(folder: Path) -> tuple[RunConfig, str]:
@@ -66,12 +79,17 @@ class Metrics:
 
     def __init__(self, path: Path, step: int):
         """Keeps what an earlier process wrote up to `step`; later records will come again."""
+        self.file = None
+        if not is_first():  # which has the same numbers, and writes them
+            return
         kept = [record for record in read_metrics(path) if record["step"] <= step]
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         self.file = path.open("a")
 
     def add(self, step: int, **measured: float) -> None:
         """Appends a record, at once visible to others."""
+        if self.file is None:
+            return
         self.file.write(json.dumps({"step": step, **measured}) + "\n")
         self.file.flush()
 
@@ -79,7 +97,8 @@ class Metrics:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.file.close()
+        if self.file is not None:
+            self.file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

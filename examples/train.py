@@ -1,96 +1,92 @@
 """Pretrains a small GPT with Muon+: `python -m examples.train`, `--help` for more."""
 
+import functools
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-import tyro
 from rich.console import Console
 
+from examples import command, optimizers, processes, runs, sharding
 from examples import config as configs
-from examples import optimizers, runs
 from examples.checkpoint import Checkpoints
+from examples.command import NewRun, Resume
 from examples.config import RunConfig
 from examples.data.prepare import cache_folder, prepare
 from examples.errors import UserError
+from examples.generate import sample_text
 from examples.job import Job, assemble
 from examples.loop import Loop
 from examples.progress import Display
 from examples.results import write_results
-from examples.training import TrainState, abstract_state, first_state
-
-PROGRAM = "python -m examples.train"
-DESCRIPTION = f"""Pretrains a language model.
-
-`{PROGRAM}` alone runs the preset {configs.DEFAULT_PRESET}; flags without a preset change that one.
-`{PROGRAM} PRESET --help` lists the flags.
-`{PROGRAM} --resume runs/NAME` continues a run that was stopped."""
-INTERRUPTED = 130  # what a shell reports for a program that ended by Ctrl-C
-
-
-@dataclass(frozen=True)
-class Resume:
-    """Continue a run that was stopped, with the configuration it began with."""
-
-    resume: Path
-    """Its folder."""
+from examples.signals import StopRequests, exit_status
+from examples.training import TrainState
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    console = Console(highlight=False, markup=False, soft_wrap=True)
     try:
-        return launch(argv, console)
+        asked, preset = command.parse(argv)
+        processes.join(asked.machine)
+        return launch(asked, preset)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error{processes.which()}: {error}", file=sys.stderr)
         return 2
+    except jax.errors.JaxRuntimeError as error:
+        if not jax.distributed.is_initialized():
+            raise
+        processes.abandon(error)
     except KeyboardInterrupt:
-        console.print("\nstopped before the run began.")
-        return INTERRUPTED
+        print("\nstopped before the run began.")
+        return exit_status(signal.SIGINT)
 
 
-def launch(argv: Sequence[str], console: Console) -> int:
+def launch(asked: NewRun | Resume, preset: str) -> int:
     """A new run, or the rest of an old one."""
     started = time.monotonic()
-    folder, config, data_key = open_run(argv)
-    configs.check(config)
+    console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not processes.is_first())
     keep_compiled_programs()
-    job = assemble(config, prepare(config.data, console.print))
-    if data_key is None:
-        runs.create(folder, config, job.dataset.key)
-    elif data_key != job.dataset.key:
-        raise UserError(
-            f"the text is not the one that {folder} was trained on, so that resuming would "
-            "give another run. Put the files back, or start anew."
-        )
+    folder, job = processes.in_turn(lambda: make_ready(asked, preset, console))
+    folder = Path(processes.from_first(str(folder)))
+    processes.check_same(repr((job.config, job.dataset.key, job.mesh.shape)))
+    if isinstance(asked, NewRun):
+        processes.in_turn(lambda: runs.create(folder, job.config, job.dataset.key))
     try:
-        finished = train(job, folder, console)
+        stopped_by = train(job, folder, console)
+        processes.wait_for_all()
     except KeyboardInterrupt:  # the second one, or one outside of the loop
-        finished = False
-    if not finished:
+        stopped_by = signal.SIGINT
+    if stopped_by:
         console.print(f"continue with\n  {runs.resume_command(folder)}")
-        return INTERRUPTED
+        return exit_status(stopped_by)
     minutes = (time.monotonic() - started) / 60
     console.print(f"minutes          {minutes:.1f}\nfiles            {folder}")
     return 0
 
 
-def open_run(argv: Sequence[str]) -> tuple[Path, RunConfig, str | None]:
+def open_run(asked: NewRun | Resume, preset: str) -> tuple[Path, RunConfig, str | None]:
     """The folder and configuration of a run, and the name of its data if it is an old one."""
-    if any(word.split("=")[0] == "--resume" for word in argv):
-        folder = tyro.cli(Resume, args=argv, prog=PROGRAM).resume
-        return folder, *runs.reopen(folder)
-    words = list(argv)
-    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
-        words.insert(0, configs.DEFAULT_PRESET)
-    config = tyro.extras.overridable_config_cli(
-        configs.PRESETS, args=words, prog=PROGRAM, description=DESCRIPTION
-    )
-    return runs.choose_folder(config, words[0]), config, None
+    if isinstance(asked, Resume):
+        return asked.resume, *runs.reopen(asked.resume)
+    return runs.choose_folder(asked.config, preset), asked.config, None
+
+
+def make_ready(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Path, Job]:
+    """The folder and the parts of a run; makes no arrays, and no folder of a run."""
+    folder, config, data_key = open_run(asked, preset)
+    configs.check(config)
+    mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
+    job = assemble(config, prepare(config.data, console.print), mesh)
+    if data_key not in (None, job.dataset.key):
+        raise UserError(
+            f"the text is not the one that {folder} was trained on, so that resuming would "
+            "give another run. Put the files back, or start anew."
+        )
+    return folder, job
 
 
 def keep_compiled_programs() -> None:
@@ -100,47 +96,54 @@ def keep_compiled_programs() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def train(job: Job, folder: Path, console: Console) -> bool:
-    """Trains from the last checkpoint on and reports; False if Ctrl-C came before the end."""
-    about = runs.about(job.config, job.dataset.key)
-    with Checkpoints(folder / "checkpoints") as checkpoints:
+def train(job: Job, folder: Path, console: Console) -> int:
+    """Trains from the last checkpoint on and reports; the signal that came before the end, or 0."""
+    about = functools.partial(runs.about_step, job.config, job.dataset.key)
+    with Checkpoints(folder / "checkpoints", about) as checkpoints:
         start = checkpoints.latest_step()
-        if start == 0:
-            state = first_state(job.init)
-        else:
-            state = checkpoints.restore(start, abstract_state(job.init))
+        state = checkpoints.restore(start, job.abstract) if start else job.init()
         introduce(job, folder, state, start, console)
         with runs.Metrics(folder / "metrics.jsonl", start) as metrics:
             loop = Loop(
                 job=job,
-                save=lambda step, state: checkpoints.save(step, state, about),
+                save=checkpoints.save,
+                settle=checkpoints.settle,
+                stop=StopRequests(processes.Agreement(job.mesh)),
                 metrics=metrics,
                 display=Display(console, start, job.config.steps),
             )
             state, step = loop.run(state, start)
     if step < job.config.steps:
         console.print(f"\nstopped after step {step}; the run is saved.")
-        return False
-    sample, summary = write_results(job, folder, state.params)
-    console.print(f"\n{sample}\n", style="dim")
-    console.print(summary)
-    return True
+        return loop.stop.agreed
+    sample = sample_text(job.apply, state, job.dataset.tokenizer, job.config)
+    if processes.is_first():
+        summary = write_results(folder, sample)
+        console.print(f"\n{sample}\n", style="dim")
+        console.print(summary)
+    return 0
 
 
 def introduce(job: Job, folder: Path, state: TrainState, start: int, console: Console) -> None:
-    """Says what is about to be trained, and on what."""
+    """Says what is about to be trained, on what, and where."""
     config, data = job.config, job.dataset
     size = sum(x.size for x in jax.tree.leaves(state.params))
     tokens_per_step = config.batch_size * config.model.context
     epochs = config.steps * config.batch_size / job.loader.n_windows
-    console.print(
-        f"{optimizers.describe(config.optimizer, state.params)}\n"
-        f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}\n"
+    lines = [
+        optimizers.describe(config.optimizer, state.params),
+        f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}",
         f"text   {data.train.meta.tokens:,} training and {data.val.meta.tokens:,} validation "
-        f"tokens, {data.tokenizer.get_vocab_size()} in the vocabulary\n"
+        f"tokens, {data.tokenizer.get_vocab_size()} in the vocabulary",
+    ]
+    if job.mesh.size > 1:
+        lines.append(f"mesh   {sharding.describe(job.mesh)}")
+        lines += [f"       {line}" for line in sharding.uncut(state.params, job.mesh)]
+    lines.append(
         f"run    step {start} to {config.steps} of {tokens_per_step:,} tokens "
         f"({epochs:.2f} epochs), in {folder}"
     )
+    console.print("\n".join(lines))
 
 
 if __name__ == "__main__":

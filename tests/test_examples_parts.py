@@ -12,6 +12,7 @@ from examples.config import ModelConfig, OptimizerConfig, RunConfig
 from examples.data.loader import Tokens, TokensMeta
 from examples.evaluate import bits_per_byte, make_evaluate
 from examples.generate import sample_ids
+from examples.sharding import make_mesh
 
 
 @pytest.mark.parametrize(("name", "equal"), [("muonplus", True), ("muon", False)])
@@ -55,7 +56,7 @@ def test_evaluation_of_a_uniform_model():
         jax.debug.callback(lambda x: seen.append(x.tolist()), inputs, ordered=True)
         return jnp.zeros((*inputs.shape, 300))
 
-    evaluate = make_evaluate(uniform, config, tokens)
+    evaluate = make_evaluate(uniform, config, tokens, make_mesh("", jax.devices()[:1]))
     evaluation = evaluate({})
     assert evaluation.val_perplexity == pytest.approx(300, rel=1e-5)
     assert evaluation.val_bits_per_byte == pytest.approx(math.log2(300) / 4, rel=1e-5)

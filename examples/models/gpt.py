@@ -79,6 +79,7 @@ class GPT(nnx.Module):
         self.wte = nnx.Embed(vocab_size, d, embedding_init=INIT, dtype=dtype, rngs=rngs)
         self.wpe = nnx.Embed(config.context, d, embedding_init=INIT, dtype=dtype, rngs=rngs)
         self.blocks = nnx.List([Block(config, rngs) for _ in range(config.n_layer)])
+        self.remat = config.remat
         self.ln_f = nnx.LayerNorm(d, dtype=dtype, rngs=rngs)
         self.lm_head = (
             None
@@ -89,8 +90,9 @@ class GPT(nnx.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """The logits of the token after each position."""
         x = self.wte(tokens) + self.wpe(jnp.arange(tokens.shape[1]))[None]  # [B, T, D]
+        run = nnx.remat(Block.__call__) if self.remat else Block.__call__
         for block in self.blocks:
-            x = block(x)
+            x = run(block, x)
         x = self.ln_f(x)
         logits = self.wte.attend(x) if self.lm_head is None else self.lm_head(x)
         return logits.astype(jnp.float32)  # [B, T, V]

@@ -1,0 +1,216 @@
+"""Checkpoints of the trainer: what they hold, when they are whole, and where they can go on."""
+
+import json
+import os
+import shutil
+import signal
+import time
+import unittest.mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_examples import STEPS, TOY, losses, run_shell, saved_step, stop_at, train
+from test_trainer_sharding import CUBE, job
+
+from examples.checkpoint import Checkpoints
+from examples.data.placement import place_batch
+from examples.errors import UserError
+from examples.sharding import of_batch
+from examples.train import main
+from examples.training import TrainState
+
+
+def equal(a, b):
+    """Bit for bit, keys included."""
+    raw = [
+        jax.tree.map(np.asarray, state._replace(key=jax.random.key_data(state.key)))
+        for state in (a, b)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *raw)
+
+
+def about(step):
+    return {"step": step}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, text):
+    """A run on eight devices that was never stopped."""
+    root = tmp_path_factory.mktemp("runs")
+    assert train(text, root, "--name", "whole", "--mesh", CUBE) == 0
+    return root / "whole"
+
+
+# What is saved
+
+
+def test_saved_bytes_are_of_their_step(tmp_path):
+    # The state is large, so that it is still being written while the next steps, which are given
+    # its memory, run. The CPU has no copy of it: device and host memory are the same.
+    add_one = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
+    state = add_one((jnp.zeros((1 << 23,)), jnp.zeros(3)))
+    overlapped = 0
+    with Checkpoints(tmp_path / "c", about) as checkpoints:
+        checkpoints.save(1, TrainState(*state, jax.random.key(7)))
+        for _ in range(5):
+            state = add_one(state)
+            overlapped += checkpoints.manager.is_saving_in_progress()
+        jax.block_until_ready(state)
+        checkpoints.settle()
+        place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            TrainState(*state, jax.random.key(7)),
+        )
+        restored = checkpoints.restore(1, abstract)
+    assert overlapped, "the save was over before a step came: enlarge the state"
+    assert float(state[0][0]) == 6
+    assert float(restored.params.min()) == float(restored.params.max()) == 1
+    assert jax.random.key_data(restored.key).tolist() == [0, 7]
+
+
+def test_run_goes_on_while_it_is_saved(tmp_path, text):
+    toy = job(text)
+    state = toy.init()
+    kept = {}
+    with Checkpoints(tmp_path / "c", about) as checkpoints:
+        for step in range(1, 4):
+            batch = place_batch(toy.loader, step - 1, of_batch(toy.mesh))
+            state, _ = toy.train_step(state, *batch)
+            kept[step] = jax.tree.map(lambda x: x.copy(), state)
+            checkpoints.save(step, state)
+        checkpoints.settle()
+        for step in (2, 3):  # two are kept
+            equal(checkpoints.restore(step, toy.abstract), kept[step])
+        elsewhere = job(text, "tensor=2", 2).abstract
+        restored = checkpoints.restore(3, elsewhere)
+    equal(restored, kept[3])
+    places = [x.sharding for x in jax.tree.leaves(restored.params)]
+    assert places == [x.sharding for x in jax.tree.leaves(elsewhere.params)]
+
+
+def test_contents_of_a_checkpoint(finished):
+    [item] = (finished / "checkpoints" / str(STEPS) / "about").glob("metadata")
+    written = json.loads(item.read_text())
+    config = json.loads((finished / "config.json").read_text())
+    assert written == {**config, "step": STEPS, "rows": STEPS * 8}
+    assert "mesh" not in written["config"]  # nor does anything else say where it was computed
+
+
+# Going on
+
+
+def test_sigterm_then_resume_is_exact_on_a_mesh(tmp_path, text, finished, capsys):
+    with stop_at(11, lambda: signal.raise_signal(signal.SIGTERM)):
+        assert train(text, tmp_path, "--name", "x", "--mesh", CUBE) == 143
+    folder = tmp_path / "x"
+    assert 11 <= saved_step(folder) <= 12
+    assert f"python -m examples.train --resume {folder}" in capsys.readouterr().out
+    assert main(["--resume", str(folder), "--mesh", CUBE]) == 0
+    for kind in ("train_loss", "val_loss"):
+        assert losses(folder, kind) == losses(finished, kind)
+    assert (folder / "sample.txt").read_text() == (finished / "sample.txt").read_text()
+
+
+def test_resume_on_another_mesh(tmp_path, text, finished, capsys):
+    with stop_at(11, lambda: signal.raise_signal(signal.SIGTERM)):
+        assert train(text, tmp_path, "--name", "x", "--mesh", CUBE) == 143
+    with unittest.mock.patch.object(jax, "devices", return_value=jax.devices()[:2]):
+        assert main(["--resume", str(tmp_path / "x"), "--mesh", "data=2"]) == 0
+    assert "mesh   2 cpu devices, data=2 fsdp=1 tensor=1" in capsys.readouterr().out
+    one, other = losses(tmp_path / "x"), losses(finished)
+    assert list(one.values()) == pytest.approx(list(other.values()), abs=1e-5)
+
+
+def test_resume_takes_no_flags_of_the_run(finished, capsys):
+    with pytest.raises(SystemExit):
+        main(["--resume", str(finished), "--steps", "3"])
+    assert "--steps" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--resume", "--help"])
+    shown = capsys.readouterr().out
+    assert "--mesh" in shown and "--coordinator" in shown and "--batch-size" not in shown
+
+
+# What can be damaged
+
+
+@pytest.mark.parametrize("damaged", ["state/_METADATA", "about/metadata"])
+def test_damaged_checkpoint_is_named(tmp_path, text, damaged):
+    toy = job(text, "", 1)
+    state = toy.init()
+    with Checkpoints(tmp_path / "c", about) as checkpoints:
+        checkpoints.save(3, state)
+        checkpoints.settle()
+        path = tmp_path / "c" / "3" / damaged
+        path.write_bytes(path.read_bytes()[:10])
+        with pytest.raises(UserError, match=rf"{tmp_path}/c/3 cannot be read(.|\n)*remove that"):
+            checkpoints.restore(3, toy.abstract)
+
+
+def test_cut_off_arrays_are_named(tmp_path, finished):
+    # In a process of its own, since TensorStore's threads complain when Orbax stops at an error.
+    folder = tmp_path / "x"
+    shutil.copytree(finished, folder)
+    state = folder / "checkpoints" / str(STEPS) / "state"
+    for path in state.glob("**/d/*"):
+        path.write_bytes(path.read_bytes()[:100])
+    process = run_shell("--resume", str(folder))
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, shown
+    assert f"the checkpoint {state.parent} cannot be read" in shown and "remove that" in shown
+    shutil.rmtree(state.parent)
+    assert saved_step(folder) < STEPS
+    with unittest.mock.patch.object(jax, "devices", return_value=jax.devices()[:1]):
+        assert main(["--resume", str(folder)]) == 0
+    assert list(losses(folder)) == list(range(1, STEPS + 1))
+
+
+def test_edited_config_is_refused(tmp_path, text, capsys):
+    with stop_at(3, lambda: signal.raise_signal(signal.SIGTERM)):
+        assert train(text, tmp_path, "--name", "x") == 143
+    path = tmp_path / "x" / "config.json"
+    path.write_text(path.read_text().replace('"batch_size": 8', '"batch_size": 16'))
+    assert main(["--resume", str(tmp_path / "x")]) == 2
+    assert "is of another run than config.json says" in capsys.readouterr().err
+
+
+# Killed
+
+
+def wait_for(happened, *processes, seconds=60):
+    """Looks often, since a save is short."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        for process in processes:
+            assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def saving_after(folder, step):
+    """Whether a checkpoint after `step` is being written."""
+    names = os.listdir(folder) if folder.exists() else []
+    return any(int(n.split(".")[0]) > step for n in names if "orbax-checkpoint-tmp" in n)
+
+
+def test_killed_while_saving_then_resume_is_exact(tmp_path, text):
+    # With a checkpoint after each step a save is nearly always under way.
+    flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--checkpoint-every=1"]
+    folder = tmp_path / "killed"
+    command = [*flags, "--name", "killed"]
+    for step in (0, 4, 12):
+        process = run_shell(*command)
+        wait_for(lambda step=step: saving_after(folder / "checkpoints", step), process)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        command = ["--resume", str(folder)]
+    with unittest.mock.patch.object(jax, "devices", return_value=jax.devices()[:1]):
+        assert train(text, tmp_path, "--name", "whole") == 0
+        assert main(["--resume", str(folder)]) == 0
+    for kind in ("train_loss", "val_loss"):
+        assert losses(folder, kind) == losses(tmp_path / "whole", kind)
+    assert not list((folder / "checkpoints").glob("*tmp*"))
