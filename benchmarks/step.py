@@ -76,13 +76,7 @@ def optimizers(config: Config, dimension_numbers: Any) -> dict[str, optax.Gradie
 def main(config: Config) -> None:
     """Measures, prints the table and writes it with the machine's description as JSON."""
     console = Console(width=max(Console().width, 180))  # the table is wide
-    size = trees.SIZES[config.tree]
-    width = config.width or size.width
-    size = size._replace(
-        layers=config.layers or size.layers,
-        width=width,
-        feed_forward=size.feed_forward * width // size.width,
-    )
+    size = trees.resized(trees.SIZES[config.tree], config.layers, config.width)
     shapes = trees.shapes(size, config.vocabulary, config.dtype)
     dims = omp.muon_dimension_numbers(shapes)
     more_layers = size._replace(layers=DEEPER * size.layers)
@@ -201,16 +195,10 @@ def work(
 
     Five steps of the default coefficients. Gram where ``polar="auto"`` chooses it here.
     """
-    rows, _, _, restarts, _ = coefficients.resolve("jordan", 5)
-    assert restarts is not None  # the number of steps is a plain one
-    plain = newton_schulz.every_step(rows)
     gram = gram and dtype == "float32" and jax.default_backend() == "cpu"
     operations, floor = 0, 0.0
     for shape, count in matrices(size):
-        fewest = min(
-            [plain, restarts], key=lambda cuts: newton_schulz.operations(shape, rows, cuts)
-        )
-        cuts = fewest if gram else plain
+        rows, cuts = method(shape, gram)
         operations += count * newton_schulz.operations(shape, rows, cuts)
         products = newton_schulz.product_shapes(shape, rows, cuts)
         floor += count * sum(per_product[product] for product in products)
@@ -219,6 +207,17 @@ def work(
         "gflop_per_s": operations / seconds / 1e9,
         "share_of_products": floor / seconds,
     }
+
+
+def method(
+    shape: tuple[int, int], gram: bool
+) -> tuple[tuple[coefficients.Row, ...], tuple[int, ...]]:
+    """The default's five rows of coefficients and where to restart: plainly, or at least cost."""
+    rows, _, _, restarts, _ = coefficients.resolve("jordan", 5)
+    assert restarts is not None  # the number of steps is a plain one
+    plain = newton_schulz.every_step(rows)
+    choices = [plain, restarts] if gram else [plain]
+    return rows, min(choices, key=lambda cuts: newton_schulz.operations(shape, rows, cuts))
 
 
 def largest_difference(ours: Any, theirs: Any, labels: Any) -> float:
@@ -233,13 +232,16 @@ def largest_difference(ours: Any, theirs: Any, labels: Any) -> float:
     )
 
 
-def flags(config: Config) -> list[str]:
+def flags(config: Any) -> list[str]:
     """The command line that gives ``config``."""
-    default = Config()
-    return [
-        f"--{field.name.replace('_', '-')} {getattr(config, field.name)}"
+    default = type(config)()
+    changed = {
+        field.name.replace("_", "-"): getattr(config, field.name)
         for field in dataclasses.fields(config)
         if getattr(config, field.name) != getattr(default, field.name) and field.name != "out"
+    }
+    return [
+        f"--no-{name}" if value is False else f"--{name} {value}" for name, value in changed.items()
     ]
 
 

@@ -16,11 +16,25 @@ class Size(NamedTuple):
 
 
 SIZES = {
+    "gpt-256": Size(256, 12, 4 * 256, False),  # the smallest that benchmarks.collectives looks at
     "gpt-384": Size(384, 6, 4 * 384, False),  # GPT-Small cut to what two CPU cores do in a second
     "gpt-small": Size(768, 12, 4 * 768, False),
+    "gpt-base": Size(1024, 24, 4 * 1024, False),
+    "gpt-large": Size(1280, 36, 4 * 1280, False),
+    "gpt-huge": Size(4096, 32, 4 * 4096, False),
+    "llama-60m": Size(512, 8, 1376, True),
+    "llama-130m": Size(768, 12, 2048, True),
     "llama-350m": Size(1024, 24, 2736, True),
     "llama-1b": Size(2048, 24, 5461, True),
+    "llama-7b": Size(4096, 32, 11008, True),
 }
+
+
+def resized(size: Size, layers: int | None, width: int | None) -> Size:
+    """``size`` with another depth or width; the feed-forward width goes with the latter."""
+    width = width or size.width
+    feed_forward = size.feed_forward * width // size.width
+    return size._replace(layers=layers or size.layers, width=width, feed_forward=feed_forward)
 
 
 def shapes(size: Size, vocabulary: int = 0, dtype: Any = jnp.float32) -> dict[str, Any]:

@@ -1,0 +1,157 @@
+"""Which branch of a conditional a device takes, where that depends on its number alone.
+
+The devices of one program differ in their number only (``partition-id``). A branch that is chosen
+by it, such as "do I have a matrix of this shape", follows from the program without running it: the
+few instructions that lead from the number to the choice are evaluated here, all on integers.
+"""
+
+import dataclasses
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.hlo import Instruction, Program
+
+
+class UnknownError(Exception):
+    """The value depends on data, or on an instruction that is not among those below."""
+
+
+@dataclasses.dataclass(eq=False)
+class Frame:
+    """A computation as one device runs it.
+
+    Attributes:
+      program: the program that it is part of.
+      name: of the computation.
+      device: number of the device.
+      arguments: for each parameter, the frame and name of its value; None where they are data, or
+        change in a loop.
+    """
+
+    program: Program
+    name: str
+    device: int
+    arguments: list[tuple["Frame", str]] | None
+    _values: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def called(self, name: str, operands: list[str]) -> "Frame":
+        """The frame of a computation that an instruction of this one runs."""
+        return Frame(self.program, name, self.device, [(self, operand) for operand in operands])
+
+    def value(self, name: str) -> Any:
+        """The integers of an instruction; for a tuple, the frame and name of each of its parts.
+
+        Raises:
+          UnknownError: if they are not known before the program runs.
+        """
+        if name not in self._values:
+            instruction = self.program.computations[self.name].instructions[name]
+            self._values[name] = _value(self, instruction)
+        return self._values[name]
+
+    def result(self) -> Any:
+        """The value that the computation returns."""
+        return self.value(self.program.computations[self.name].root)
+
+    def branch(self, conditional: Instruction) -> "Frame":
+        """The frame of the branch that ``conditional`` takes here."""
+        index, *arguments = conditional.operands
+        branches = conditional.called
+        chosen = int(self.value(index))
+        chosen = chosen if 0 <= chosen < len(branches) else len(branches) - 1
+        return self.called(branches[chosen], [arguments[chosen]])
+
+
+def _value(frame: Frame, instruction: Instruction) -> Any:
+    match instruction.opcode:
+        case "parameter":
+            if frame.arguments is None:
+                raise UnknownError(instruction.name)
+            source, name = frame.arguments[int(instruction.inside)]
+            return source.value(name)
+        case "tuple":
+            return [(frame, name) for name in instruction.operands]
+        case "get-tuple-element":
+            (whole,) = instruction.operands
+            index = re.search(r"index=(\d+)", instruction.attributes)
+            assert index is not None
+            source, name = frame.value(whole)[int(index[1])]
+            return source.value(name)
+        case "fusion" | "call":
+            return frame.called(instruction.called[0], instruction.operands).result()
+        case "conditional":
+            return frame.branch(instruction).result()
+        case _:
+            return _integers(frame, instruction)
+
+
+def _integers(frame: Frame, instruction: Instruction) -> np.ndarray:
+    ((kind, shape),) = instruction.shapes
+    if kind not in _DTYPES:
+        raise UnknownError(f"{instruction.name} is no integer")
+    if instruction.opcode == "partition-id":
+        return np.asarray(frame.device, _DTYPES[kind])
+    if instruction.opcode == "constant":
+        words = re.findall(r"true|false|-?\d+", instruction.inside)
+        numbers = [int(_TRUTH.get(word, word)) for word in words]
+        return np.array(numbers, _DTYPES[kind]).reshape(shape)
+    values = [frame.value(name) for name in instruction.operands]
+    if instruction.opcode == "dynamic-slice":
+        result = _dynamic_slice(values[0], values[1:], shape)
+    elif instruction.opcode == "slice":
+        ranges = re.findall(r"\[(\d+):(\d+)\]", instruction.attributes)
+        result = values[0][tuple(slice(int(start), int(stop)) for start, stop in ranges)]
+    elif instruction.opcode == "compare":
+        direction = re.search(r"direction=(\w+)", instruction.attributes)
+        assert direction is not None
+        result = _COMPARED[direction[1]](*values)
+    elif instruction.opcode == "bitcast" and sum(n > 1 for n in shape) > 1:
+        raise UnknownError(f"{instruction.name} may change the order of numbers")
+    elif instruction.opcode in _ELEMENTWISE:
+        result = _ELEMENTWISE[instruction.opcode](*values)
+    else:
+        raise UnknownError(f"{instruction.name} is by {instruction.opcode}")
+    return np.asarray(result, _DTYPES[kind]).reshape(shape)
+
+
+def _dynamic_slice(x: np.ndarray, starts: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    ranges = []
+    for start, size, length in zip(starts, x.shape, shape, strict=True):
+        first = min(max(int(start), 0), size - length)  # as XLA does
+        ranges.append(slice(first, first + length))
+    return x[tuple(ranges)]
+
+
+def _same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+_TRUTH = {"true": "1", "false": "0"}
+_DTYPES = {"pred": bool, "s32": np.int32, "u32": np.uint32, "s64": np.int64, "u64": np.uint64}
+_COMPARED: dict[str, Callable[..., Any]] = {
+    "EQ": operator.eq,
+    "NE": operator.ne,
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+}
+_ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.floordiv,  # of numbers that are not negative
+    "remainder": operator.mod,
+    "and": operator.and_,
+    "or": operator.or_,
+    "shift-right-logical": operator.rshift,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "select": np.where,
+    "clamp": lambda low, x, high: np.clip(x, low, high),
+    **dict.fromkeys(("convert", "bitcast", "reshape", "copy"), _same),
+}

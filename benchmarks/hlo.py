@@ -1,0 +1,125 @@
+"""Reads the text of a compiled program: its computations, and the instructions in each."""
+
+import functools
+import re
+from typing import Any, NamedTuple
+
+from jaxlib import _hlo  # ty: ignore[import-not-found]
+
+# Of one array: dtype and dimensions.
+Shape = tuple[str, tuple[int, ...]]
+
+_HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$")
+_CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{(.*?)\}")
+_TWO_BRANCHES = re.compile(r"true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+
+
+class Instruction(NamedTuple):
+    """One line of a computation.
+
+    Attributes:
+      name: of its result.
+      opcode: what it does.
+      shapes: of its result; more than one for a tuple.
+      inside: what stands in its brackets: names of operands, or the number of a constant.
+      attributes: what stands behind them.
+    """
+
+    name: str
+    opcode: str
+    shapes: tuple[Shape, ...]
+    inside: str
+    attributes: str
+
+    @property
+    def operands(self) -> list[str]:
+        """Names of the instructions whose results it takes."""
+        return re.findall(r"%([\w.\-]+)", self.inside)
+
+    @property
+    def called(self) -> list[str]:
+        """The computations that it runs; of a conditional, those that it chooses from."""
+        if self.opcode == "conditional":
+            if two := _TWO_BRANCHES.search(self.attributes):
+                return [two[2], two[1]]  # the index of the true one is 1
+            branches = _BRANCHES.search(self.attributes)
+            assert branches is not None
+            return [name.strip().lstrip("%") for name in branches[1].split(",")]
+        if self.opcode in ("while", "fusion", "call", "async-start"):
+            return _CALLED.findall(self.attributes)
+        return []
+
+    @property
+    def trips(self) -> int | None:
+        """How often a loop runs, if the compiler knows it."""
+        found = _TRIPS.search(self.attributes)
+        return int(found[1]) if found else None
+
+    def numbers(self, attribute: str) -> list[int]:
+        """``attribute={1,2}`` as numbers."""
+        found = re.search(rf"\b{attribute}=\{{([\d,]*)\}}", self.attributes)
+        return [int(n) for n in found[1].split(",") if n] if found else []
+
+
+class Computation(NamedTuple):
+    """A function of the program: instructions by name, and the one whose result it returns."""
+
+    instructions: dict[str, Instruction]
+    root: str
+
+
+class Program(NamedTuple):
+    """A compiled program for one of ``devices`` equal devices."""
+
+    computations: dict[str, Computation]
+    entry: str
+    devices: int
+
+
+def program_of(compiled: Any) -> Program:
+    """The program of ``jax.jit(...).lower(...).compile()``.
+
+    ``compiled.as_text()`` would leave out the numbers of constants with more than ten.
+    """
+    (module,) = compiled.runtime_executable().hlo_modules()
+    options = _hlo.HloPrintOptions()
+    options.print_large_constants = True
+    options.print_metadata = False
+    options.print_operand_shape = False
+    options.include_layout_in_shapes = False
+    return parsed(module.to_string(options))
+
+
+def parsed(text: str) -> Program:
+    """The program that ``text`` describes."""
+    computations: dict[str, Computation] = {}
+    entry = name = root = ""
+    instructions: dict[str, Instruction] = {}
+    for line in text.splitlines():
+        if found := _LINE.match(line):
+            instruction = _instruction(*found.groups()[1:])
+            instructions[instruction.name] = instruction
+            root = instruction.name if found[1] else root
+        elif found := _HEADER.match(line):
+            name, instructions = found[2], {}
+            entry = name if found[1] else entry
+        elif line.startswith("}"):
+            computations[name] = Computation(instructions, root)
+    devices = re.search(r"num_partitions=(\d+)", text.split("\n", 1)[0])
+    return Program(computations, entry, int(devices[1]) if devices else 1)
+
+
+def _instruction(name: str, shape: str, opcode: str, rest: str) -> Instruction:
+    inside, _, attributes = rest.partition(")")
+    return Instruction(name, opcode, _shapes(shape), inside, attributes)
+
+
+@functools.cache
+def _shapes(text: str) -> tuple[Shape, ...]:
+    return tuple(
+        (dtype, tuple(int(n.lstrip("<=")) for n in dimensions.split(",") if n))
+        for dtype, dimensions in re.findall(r"(\w+)\[([\d,<=]*)\]", text)
+    )

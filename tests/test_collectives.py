@@ -1,0 +1,239 @@
+"""What `benchmarks.collectives` reads off compiled programs, and what it must find in ours."""
+
+import collections
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from benchmarks import collectives, hlo, meshes, programs, step, trees
+
+MESH = "data=4,model=2"
+
+
+def counted(function):
+    """The counts of each device for ``function`` of its 8 x 8 shard, on a 4 x 2 mesh."""
+    mesh, spec = meshes.simulated(MESH), P("data", "model")
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    whole = jax.ShapeDtypeStruct((32, 16), jnp.float32)
+    return programs.counted(hlo.program_of(jax.jit(mapped).lower(whole).compile()))
+
+
+def moves(x):
+    """One move of each kind, of a shard of 8 x 8 float32: 256 bytes."""
+    x = jax.lax.all_to_all(x, "data", 0, 0, tiled=True)
+    x = jnp.sin(jax.lax.all_gather(x, "model")).sum(0)
+    x = jax.lax.psum(x, "data")
+    x = jax.lax.ppermute(x, "data", [(i, (i + 1) % 4) for i in range(4)])
+    return jnp.tile(jax.lax.psum_scatter(x, "data", tiled=True), (4, 1))
+
+
+RECEIVED = {
+    "all-to-all": 256 * 3 // 4,
+    "all-gather": 256,
+    "all-reduce": 2 * 256 * 3 // 4,
+    "collective-permute": 256,
+    "reduce-scatter": 256 * 3 // 4,
+}
+RETURNED = 256 + 2 * 256 + 256 + 256 + 256 // 4
+
+
+def test_every_kind_of_move_is_counted_with_its_bytes():
+    (found,) = counted(moves)
+    assert found.collectives == dict.fromkeys(RECEIVED, 1)
+    assert found.received == RECEIVED
+    assert found.returned == RETURNED
+    assert (found.in_loops, found.operations) == (0, 0)
+
+
+def test_a_loop_counts_as_often_as_it_runs():
+    def nested(x):
+        inner = functools.partial(jax.lax.fori_loop, 0, 7, lambda _, y: jnp.sin(y @ y))
+        return jax.lax.fori_loop(0, 5, lambda _, y: inner(moves(y)), x)
+
+    (found,) = counted(nested)
+    assert found.collectives == dict.fromkeys(RECEIVED, 5)
+    assert found.received == {kind: 5 * size for kind, size in RECEIVED.items()}
+    assert found.returned == 5 * RETURNED
+    assert found.in_loops == 5 * len(RECEIVED)
+    assert found.operations == 5 * 7 * 2 * 8**3
+
+
+def test_a_choice_by_device_is_followed_on_each():
+    table = np.array([3, 0, 1, 0, 0, 2, 0, 7])  # 7 is beyond the last branch
+
+    def times(n):
+        return lambda x: functools.reduce(lambda y, _: jnp.sin(y @ y), range(n), x)
+
+    def worker(x):
+        here = jnp.asarray(table)[jax.lax.axis_index(("data", "model"))]
+        x = jax.lax.switch(here, [times(n) for n in range(4)], x)
+        return jax.lax.cond(here == 1, times(10), times(0), x)
+
+    expected = [3, 0, 11, 0, 0, 2, 0, 3]
+    assert [x.operations for x in counted(worker)] == [n * 2 * 8**3 for n in expected]
+
+
+def test_of_a_choice_by_data_the_branch_with_most_operations_counts():
+    def chosen(x):
+        return jax.lax.cond(x[0, 0] > 0, lambda y: y @ y, lambda y: y @ y @ y, x)
+
+    assert {found.operations for found in counted(chosen)} == {2 * 2 * 8**3}
+
+
+def test_products_in_a_loop_of_unknown_length_are_refused():
+    def until(x):
+        return jax.lax.while_loop(lambda y: y[0, 0] < 1, lambda y: y @ y, x)
+
+    with pytest.raises(ValueError, match="nobody knows how often"):
+        counted(until)
+
+
+TEXT = """HloModule small, num_partitions=8
+
+ENTRY %main (x: f32[8,4]) -> f32[8,4] {{
+  %x = f32[8,4]{{1,0}} parameter(0)
+  ROOT %y = f32[8,4]{{1,0}} {}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("groups", "size"),
+    [
+        ("{{0,1},{2,3},{4,5},{6,7}}", 2),
+        ("{{0,1,2,3,4,5,6,7}}", 8),
+        ("{}", 8),
+        ("[2,4]<=[8]", 4),
+        ("[4,2]<=[4,2]T(1,0)", 2),
+        ("mesh['axis_0'=1,'axis_1'=4,'axis_2'=2] {'axis_2'}", 2),
+        ("mesh['axis_0'=4,'axis_1'=2] {'axis_0','axis_1'}", 8),
+        ("mesh['axis_0'=8] {'axis_0':(2)4}", 4),
+    ],
+)
+def test_groups_in_every_spelling(groups, size):
+    text = TEXT.format(f"all-gather(%x), replica_groups={groups}, dimensions={{0}}")
+    (found,) = programs.counted(hlo.parsed(text))
+    assert found.received == {"all-gather": (size - 1) * 8 * 4 * 4}
+
+
+@pytest.mark.parametrize(
+    ("instruction", "message"),
+    [
+        ("all-gather(%x), replica_groups=<odd>, dimensions={0}", "groups that are not understood"),
+        ("all-gather(%x), replica_groups={{0,1},{2,3,4}}", "groups that are not understood"),
+        ('custom-call(%x, %x), custom_call_target="__onednn$matmul"', "custom-call"),
+        ("ragged-all-to-all(%x), replica_groups={}", "ragged-all-to-all"),
+    ],
+)
+def test_what_would_be_missed_is_refused(instruction, message):
+    with pytest.raises(ValueError, match=message):
+        programs.counted(hlo.parsed(TEXT.format(instruction)))
+
+
+def test_an_asynchronous_move_counts_once():
+    groups = "replica_groups={{0,1},{2,3},{4,5},{6,7}}"
+    text = TEXT.format("all-gather-done(%z)").replace(
+        "  ROOT", f"  %z = (f32[8,4], f32[16,4]) all-gather-start(%x), {groups}\n  ROOT"
+    )
+    (found,) = programs.counted(hlo.parsed(text))
+    assert found.collectives == {"all-gather": 1} and found.received == {"all-gather": 128}
+
+
+@functools.cache
+def ours(layers, **changes):
+    """The figures of our update for a GPT of width 32, every matrix cut along both mesh axes."""
+    config = collectives.Config(layers=layers, width=32, rivals=False, **changes)
+    size = trees.resized(trees.SIZES[config.tree], config.layers, config.width)
+    placed = meshes.placed(trees.shapes(size), meshes.simulated(config.mesh), config.spec)
+    rows = collectives.optimizers(config, placed)
+    operations = collectives.method_operations(size, collectives.OURS, config.dtype)
+    return collectives.figures(rows[collectives.OURS], placed, operations)
+
+
+@pytest.mark.parametrize("layers", [12, 24])
+def test_each_matrix_moves_once_out_and_once_home(layers):
+    row = ours(layers)
+    assert row["collectives"] == {"all-to-all": 2}
+    assert row["collectives_in_loops"] == 0
+    assert row["received_ratio"] <= 1.15
+    assert row["lowered_bytes"] == row["received_bytes"]
+    assert 1 <= row["operations_ratio"] <= 1.05
+
+
+def test_work_that_does_not_divide_is_done_once_and_shared_out():
+    row = ours(3)  # 12 squares and 6 others: no device has what another has
+    done = sum(count * work for work, count in row["operations_of_devices"].items())
+    even = row["operations"] / row["operations_ratio"]
+    assert len(row["operations_of_devices"]) > 1
+    assert done == pytest.approx(8 * even, rel=1e-6) and row["operations"] > even
+
+
+def test_replicas_share_the_work():
+    row = ours(12, mesh="replica=2,data=2,model=2")
+    assert sum(row["collectives"].values()) <= 4 and row["collectives_in_loops"] == 0
+    assert row["received_ratio"] <= 1.15 and row["operations_ratio"] <= 1.05
+
+
+def test_fewest_bytes_is_each_shard_out_and_home():
+    shapes = trees.shapes(trees.SIZES["gpt-256"])
+    mesh = meshes.simulated(MESH)
+    total = 4 * 12 * 12 * 256**2
+    both = meshes.fewest_bytes(meshes.placed(shapes, mesh, "data,model"))
+    assert both == 2 * total / 8 * 7 / 8 and both == pytest.approx(8.26e6, rel=1e-3)
+    # Cut in four, two replicas: each works on an eighth and lacks three quarters of that.
+    rows = meshes.fewest_bytes(meshes.placed(shapes, mesh, "data"))
+    assert rows == total / 8 * 3 / 4 + total / 4 * 7 / 8
+    assert meshes.fewest_bytes(meshes.placed(shapes, mesh, "-")) == total * 7 / 8
+
+
+def test_where_an_axis_does_not_divide_the_other_is_cut():
+    shapes = trees.shapes(trees.SIZES["llama-1b"]._replace(layers=1))  # 5461 is odd
+    placed = meshes.placed(shapes, meshes.simulated(MESH), "data,model")
+    block = {name: leaf["kernel"] for name, leaf in placed["block_0"].items() if "kernel" in leaf}
+    assert block["up"].sharding.shard_shape(block["up"].shape) == (2048 // 8, 5461)
+    assert block["down"].sharding.shard_shape(block["down"].shape) == (5461, 2048 // 8)
+    assert block["q"].sharding.shard_shape(block["q"].shape) == (2048 // 4, 2048 // 2)
+    assert meshes.described(placed) == [
+        "1 of 5461 x 2048, cut along nothing and data x model",
+        "2 of 2048 x 5461, cut along data x model and nothing",
+        "4 of 2048 x 2048, cut along data and model",
+    ]
+
+
+def test_state_lies_where_parameters_do():
+    placed = meshes.placed(
+        trees.shapes(trees.SIZES["gpt-256"]._replace(layers=1)), meshes.simulated(MESH), "data"
+    )
+    for tx in collectives.optimizers(collectives.Config(spec="data"), placed).values():
+        state = meshes.placed_state(jax.eval_shape(tx.init, placed), placed)
+        specs = collections.Counter(
+            x.sharding.spec for x in jax.tree.leaves(state) if len(x.shape) == 2
+        )
+        assert specs == {P("data", None): 6}
+
+
+def test_main_writes_every_row(tmp_path):
+    config = collectives.Config(width=16, layers=1, out=tmp_path)
+    collectives.main(config)
+    (file,) = tmp_path.iterdir()
+    result = json.loads(file.read_text())
+    assert result["command"] == "python -m benchmarks.collectives --layers 1 --width 16"
+    assert file.stem == "collectives-gpt-256-data4-model2-by-data-model-width16-layers1-float32"
+    assert list(result["rows"]) == [
+        collectives.REFERENCE, collectives.COMPILER, collectives.OURS, collectives.NARROW
+    ]  # fmt: skip
+    for row in result["rows"].values():
+        assert row["received_bytes"] > 0 and row["operations_ratio"] > 0.99
+    # bfloat16 on the way out, as asked for; XLA's CPU backend moves float32.
+    moved, narrow = (result["rows"][name] for name in (collectives.OURS, collectives.NARROW))
+    assert narrow["received_bytes"] == moved["received_bytes"] == moved["lowered_bytes"]
+    assert moved["lowered_bytes"] / 2 < narrow["lowered_bytes"] < moved["lowered_bytes"]
+
+
+def test_flags_name_a_switch_that_is_off():
+    assert step.flags(collectives.Config(rivals=False)) == ["--no-rivals"]
