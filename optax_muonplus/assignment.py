@@ -86,36 +86,41 @@ def _planned(
     workers = len(loads)
     shares = [max(0, stock.count // workers - undealt) for stock in stocks]
     dealt = sum(share * stock.operations for share, stock in zip(shares, stocks, strict=True))
+    piles, loads = _piles(stocks, shares, [load + dealt for load in loads])
+    slots = [*_even(stocks, shares, workers, most), *_uneven(stocks, piles)]
+    return _shipped(stocks, slots, workers, most), loads
+
+
+def _shipped(
+    stocks: Sequence[Stock], slots: Sequence[Sequence[Block]], workers: int, most: int
+) -> tuple[Shipment, ...]:
+    """``slots`` in shipments, each block at the end of its worker's row."""
     shipments: list[Shipment] = []
     waiting: list[Slot] = []
-    row = 0
-    for block in _even(stocks, shares, workers, most):
-        size = stocks[block.kind].size * block.each
-        if waiting and (row + size) * workers > most:
-            shipments.append(Shipment(tuple(waiting), row))
-            waiting, row = [], 0
-        waiting.append(Slot((block._replace(offset=row),)))
-        row += size
-    piles, loads = _piles(stocks, shares, [load + dealt for load in loads])
-    longest = max(sum(stocks[kind].size for kind, _ in pile) for pile in piles)
-    if waiting and (row + longest) * workers > most:
-        shipments.append(Shipment(tuple(waiting), row))
-        waiting, row = [], 0
-    waiting += _uneven(stocks, piles, row)
+    rows = [0] * workers
+    for blocks in slots:
+        size = stocks[blocks[0].kind].size * blocks[0].each
+        if waiting and (max(rows) + size) * workers > most:
+            shipments.append(Shipment(tuple(waiting), max(rows)))
+            waiting, rows = [], [0] * workers
+        waiting.append(_slot([block._replace(offset=rows[block.start]) for block in blocks]))
+        for block in blocks:
+            for worker in range(block.start, block.stop):
+                rows[worker] += size
     if waiting:
-        shipments.append(Shipment(tuple(waiting), row + longest))
-    return tuple(shipments), loads
+        shipments.append(Shipment(tuple(waiting), max(rows)))
+    return tuple(shipments)
 
 
 def _even(
     stocks: Sequence[Stock], shares: Sequence[int], workers: int, most: int
-) -> Iterator[Block]:
-    """What all workers get as many of, in runs that fit into a shipment."""
+) -> Iterator[list[Block]]:
+    """Slots for what all workers get as many of, in runs that fit into a shipment."""
     for kind, (stock, share) in enumerate(zip(stocks, shares, strict=True)):
         at_once = max(1, most // (stock.size * workers))
         for start in range(0, share, at_once):
             each = min(at_once, share - start)
-            yield Block(kind, start * workers, 0, workers, each)
+            yield [Block(kind, start * workers, 0, workers, each)]
 
 
 def _piles(
@@ -135,24 +140,21 @@ def _piles(
 
 
 def _uneven(
-    stocks: Sequence[Stock], piles: Sequence[Sequence[tuple[int, int]]], row: int
-) -> list[Slot]:
+    stocks: Sequence[Stock], piles: Sequence[Sequence[tuple[int, int]]]
+) -> list[list[Block]]:
     """A slot for the first item of some shapes on each worker, one for the second, and so on."""
-    rows = [row] * len(piles)
     slots: dict[Hashable, list[Block]] = {}
     for worker, pile in enumerate(piles):
         seen: collections.Counter[Hashable] = collections.Counter()
         for kind, item in pile:
             alike = stocks[kind].shapes, stocks[kind].size
-            block = Block(kind, item, worker, worker + 1, 1, rows[worker])
-            slots.setdefault((alike, seen[alike]), []).append(block)
+            slots.setdefault((alike, seen[alike]), []).append(Block(kind, item, worker, worker + 1))
             seen[alike] += 1
-            rows[worker] += stocks[kind].size
-    return [_slot(blocks) for blocks in slots.values()]
+    return list(slots.values())
 
 
 def _slot(blocks: Sequence[Block]) -> Slot:
-    """``blocks`` of one item each on rising workers, those joined that can be."""
+    """``blocks``, on rising workers; those of single items joined where they can be."""
     joined: list[Block] = []
     for block in blocks:
         before = joined[-1] if joined else None

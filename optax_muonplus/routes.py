@@ -21,7 +21,7 @@ OPERATIONS_PER_BYTE = 500
 
 # Of one shipment, on each device: what lies in transit is memory beside the matrices. Without a
 # bound it took 4 times the shards of 48 layers; in shipments of a twentieth of them, 1.7 times.
-SHIPMENT_BYTES = 2**27
+SHIPMENT_BYTES = 2**28
 
 
 @dataclasses.dataclass(frozen=True)

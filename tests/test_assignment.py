@@ -60,12 +60,14 @@ def test_every_matrix_has_one_place(stocks, busy, most):
     assert max(done) <= max(busy) + padded
 
 
-def test_shipments_are_bounded():
-    stocks = [Stock(100, 10, SQUARE, 6), Stock(55, 40, LONG, 18)]
-    shipments, _ = assign(stocks, [0] * 8, 1000)
-    assert len(shipments) > 1
-    for shipment in shipments[:-1]:
-        assert shipment.row * 8 <= 1000
+@given(stocks, st.integers(1, 9), st.integers(1, 2000))
+def test_shipments_are_bounded(stocks, workers, most):
+    shipments, _ = assign(stocks, [0] * workers, most)
+    for shipment in shipments:
+        assert shipment.row * workers <= most or len(shipment.slots) == 1
+        for slot in shipment.slots:
+            block = slot.blocks[0]
+            assert block.each == 1 or stocks[block.kind].size * block.each * workers <= most
 
 
 def blocks(shipments):

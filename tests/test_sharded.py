@@ -298,8 +298,8 @@ def test_state_is_sharded_from_init_on(types):
     wanted = shardings(mesh, "a", "b")
     params = jax.device_put(gradients(), wanted)
     tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=wanted)
-    abstract = jax.eval_shape(tx.init, params)
     with jax.set_mesh(mesh):
+        abstract = jax.eval_shape(tx.init, params)
         states = [tx.init(params), jax.jit(tx.init)(params)]
     for state in states:
         assert jax.tree.structure(state) == jax.tree.structure(abstract)
