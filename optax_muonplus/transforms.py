@@ -4,8 +4,7 @@ Each link works in float32 at least. :func:`momentum` hands on what it accumulat
 others keep the dtype that they are given.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,31 +13,19 @@ import optax
 
 from optax_muonplus.dimension_numbers import DimensionNumbersTree
 from optax_muonplus.lifting import apply_to_matrices, check_function, check_inexact
-from optax_muonplus.normalization import (
-    Norm,
-    check_norm,
-    match_frobenius_norm,
-    normalize_matrix,
-    transposed_norm,
-)
-from optax_muonplus.orientation import (
-    ArrayFunction,
-    MatrixFunction,
-    either_way,
-    in_turn,
-    upright_only,
-)
+from optax_muonplus.normalization import Norm
+from optax_muonplus.orientation import MatrixFunction
 from optax_muonplus.placement import ShardingTree, check_sharding, settle
-from optax_muonplus.polar import (
-    DEFAULT_EPS,
-    Polar,
-    PolarFunction,
-    Preconditioning,
-    polar_function,
-    polar_operations,
-)
+from optax_muonplus.polar import DEFAULT_EPS, Polar, PolarFunction, Preconditioning
 from optax_muonplus.precision import accumulable, as_real
-from optax_muonplus.shape_factor import ShapeScale, check_shape_scale, shape_factor
+from optax_muonplus.shape_factor import ShapeScale
+from optax_muonplus.steps import (
+    dual_norm_step,
+    normalize_step,
+    orthogonalize_step,
+    rounded_on_arrival,
+    scale_step,
+)
 
 
 class MomentumState(NamedTuple):
@@ -165,8 +152,8 @@ def orthogonalize(
       ValueError: for unknown words and too few rows when built, for leaves that are not matrices at
         init.
     """
-    function = _orthogonalizer(polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
-    moved_as = _moved_as(polar, compute_dtype)
+    function = orthogonalize_step(polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
+    moved_as = rounded_on_arrival(polar, compute_dtype)
     return lift([function], weight_dimension_numbers, sharding, moved_as=moved_as)
 
 
@@ -187,7 +174,7 @@ def normalize(
       weight_dimension_numbers: as in :func:`orthogonalize`.
       sharding: as in :func:`orthogonalize`.
     """
-    function = _normalizer(norm, norm_eps, match_frobenius)
+    function = normalize_step(norm, norm_eps, match_frobenius)
     return lift([function], weight_dimension_numbers, sharding)
 
 
@@ -212,8 +199,8 @@ def scale_by_shape(
 
     See :func:`optax_muonplus.shape_factor.shape_factor` for the equations.
     """
-    scaler = _scaler(shape_scale, consistent_rms, norm, match_frobenius)
-    return lift([scaler], weight_dimension_numbers, sharding)
+    function = scale_step(shape_scale, consistent_rms, norm, match_frobenius)
+    return lift([function], weight_dimension_numbers, sharding)
 
 
 def scale_by_muonplus(
@@ -244,26 +231,24 @@ def scale_by_muonplus(
       O_t = \mathrm{Norm}(\mathrm{Ortho}(M_t)), \qquad \text{update} = \sqrt{m/n}\, O_t
 
     The same as ``optax.chain(momentum(...), orthogonalize(...), normalize(...),
-    scale_by_shape(...))``, with the last three done in one visit to each matrix; on a mesh they
-    move it once. Arguments are
-    those of the links and of :func:`optax_muonplus.muonplus`. Updates leave in the gradients'
-    dtype.
+    scale_by_shape(...))``, with the last three done in one visit to each matrix, and one move there
+    and back where it lies in shards. Arguments are those of the links and of
+    :func:`optax_muonplus.muonplus`. Updates leave in the gradients' dtype.
 
     Source: Zhang et al., arXiv:2602.21545, equation 2 and Algorithm 1.
     """
-    orthogonalizer = _orthogonalizer(
-        polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype
-    )
-    normalizer = _normalizer(norm, norm_eps, match_frobenius)
-    scaler = _scaler(shape_scale, consistent_rms, norm, match_frobenius)
-    steps = [orthogonalizer, normalizer, scaler]
+    polar_step = orthogonalize_step(polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
+    norm_step = normalize_step(norm, norm_eps, match_frobenius)
+    shape_step = scale_step(shape_scale, consistent_rms, norm, match_frobenius)
+    steps = [polar_step, norm_step, shape_step]
     if adaptive:
-        steps = [_times_dual_norm(orthogonalizer, normalizer), scaler]
+        steps = [dual_norm_step(polar_step, norm_step), shape_step]
     first = settled(
         momentum(beta, nesterov=nesterov, bias_correction=bias_correction, mu_dtype=mu_dtype),
         sharding,
     )
-    then = lift(steps, weight_dimension_numbers, sharding, moved_as=_moved_as(polar, compute_dtype))
+    moved_as = rounded_on_arrival(polar, compute_dtype)
+    then = lift(steps, weight_dimension_numbers, sharding, moved_as=moved_as)
 
     def init_fn(params: optax.Params) -> Any:
         return first.init(params), then.init(params)
@@ -334,91 +319,3 @@ def settled(
         return settle(inner.init(params), params, sharding)
 
     return optax.GradientTransformation(init_fn, inner.update)
-
-
-def _remembered(make: Callable[..., MatrixFunction]) -> Callable[..., MatrixFunction]:
-    """``make``, giving the same object for the same arguments, where those can be compared.
-
-    Outside of ``jax.jit`` programs are kept by the functions in them, and optimizers are built anew
-    for each tree.
-    """
-    kept = functools.lru_cache(maxsize=128, typed=True)(make)
-
-    @functools.wraps(make)
-    def remembering(*args: Any) -> MatrixFunction:
-        try:
-            hash(args)
-        except TypeError:  # arrays, from optax.inject_hyperparams, and lists
-            return make(*args)
-        return kept(*args)
-
-    return remembering
-
-
-@_remembered
-def _orthogonalizer(
-    polar: Polar | PolarFunction,
-    ns_coeffs: str | Sequence[Any],
-    ns_steps: Any,
-    eps: Any,
-    preconditioning: Preconditioning,
-    compute_dtype: Any,
-) -> MatrixFunction:
-    function = polar_function(polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
-    # Nothing is known of a caller's function, and aol scales the input side of a square matrix.
-    indifferent = not callable(polar) and preconditioning != "aol"
-    operations = polar_operations(polar, ns_coeffs, ns_steps, compute_dtype)
-    return (either_way if indifferent else upright_only)(function, operations)
-
-
-def _moved_as(polar: Polar | PolarFunction, compute_dtype: Any) -> Any:
-    """The dtype that matrices are rounded to on arrival, and so may travel in."""
-    rounded = polar in ("auto", "newton_schulz") and compute_dtype is not None
-    return jnp.dtype(compute_dtype) if rounded else None
-
-
-@_remembered
-def _normalizer(norm: Norm, norm_eps: Any, match_frobenius: bool) -> MatrixFunction:
-    check_norm(norm)
-    if isinstance(norm_eps, int | float) and norm_eps < 0:
-        raise ValueError(f"norm_eps must not be negative, got {norm_eps}.")
-
-    def normalizer(norm: Norm, x: jax.Array) -> jax.Array:
-        y = normalize_matrix(x, norm, norm_eps)
-        return match_frobenius_norm(y, x) if match_frobenius else y
-
-    return MatrixFunction(
-        functools.partial(normalizer, norm), functools.partial(normalizer, transposed_norm(norm))
-    )
-
-
-@_remembered
-def _scaler(
-    shape_scale: ShapeScale, consistent_rms: Any, norm: Norm, match_frobenius: bool
-) -> MatrixFunction:
-    check_shape_scale(shape_scale)
-    check_norm(norm)
-
-    def scaled(x: jax.Array, fan_out: int, fan_in: int) -> jax.Array:
-        factor = shape_factor(fan_out, fan_in, shape_scale, consistent_rms, norm, match_frobenius)
-        return (x * factor).astype(x.dtype)
-
-    return MatrixFunction(
-        lambda x: scaled(x, x.shape[-2], x.shape[-1]), lambda x: scaled(x, x.shape[-1], x.shape[-2])
-    )
-
-
-@_remembered
-def _times_dual_norm(*functions: MatrixFunction) -> MatrixFunction:
-    """``O = f(M)`` times the real part of <M, O>; for a polar factor the nuclear norm of M."""
-    function = in_turn(functions)
-
-    def times(function: ArrayFunction, m: jax.Array) -> jax.Array:
-        o = function(m)
-        inner = jnp.real(jnp.sum(m.conj() * o, axis=(-2, -1), keepdims=True))
-        return o * inner.astype(o.dtype)
-
-    return function._replace(
-        upright=functools.partial(times, function.upright),
-        transposed=functools.partial(times, function.transposed),
-    )

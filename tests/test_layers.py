@@ -21,6 +21,7 @@ FLOORS = [
         {"coefficients", "shape_factor"},
         {"newton_schulz"},
         {"polar"},
+        {"steps"},
     ],
     [
         {"paths", "grouping", "assignment"},

@@ -1,0 +1,122 @@
+"""The steps of Muon and Muon+ as functions on matrices, made from the words that choose them."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optax_muonplus.normalization import (
+    Norm,
+    check_norm,
+    match_frobenius_norm,
+    normalize_matrix,
+    transposed_norm,
+)
+from optax_muonplus.orientation import (
+    ArrayFunction,
+    MatrixFunction,
+    either_way,
+    in_turn,
+    upright_only,
+)
+from optax_muonplus.polar import (
+    Polar,
+    PolarFunction,
+    Preconditioning,
+    polar_function,
+    polar_operations,
+)
+from optax_muonplus.shape_factor import ShapeScale, check_shape_scale, shape_factor
+
+
+def _remembered(make: Callable[..., MatrixFunction]) -> Callable[..., MatrixFunction]:
+    """``make``, giving the same object for the same arguments, where those can be compared.
+
+    Outside of ``jax.jit`` programs are kept by the functions in them, and optimizers are built anew
+    for each tree.
+    """
+    kept = functools.lru_cache(maxsize=128, typed=True)(make)
+
+    @functools.wraps(make)
+    def remembering(*args: Any) -> MatrixFunction:
+        try:
+            hash(args)
+        except TypeError:  # arrays, from optax.inject_hyperparams, and lists
+            return make(*args)
+        return kept(*args)
+
+    return remembering
+
+
+@_remembered
+def orthogonalize_step(
+    polar: Polar | PolarFunction,
+    ns_coeffs: str | Sequence[Any],
+    ns_steps: Any,
+    eps: Any,
+    preconditioning: Preconditioning,
+    compute_dtype: Any,
+) -> MatrixFunction:
+    """The polar factor."""
+    function = polar_function(polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
+    # Nothing is known of a caller's function, and aol scales the input side of a square matrix.
+    indifferent = not callable(polar) and preconditioning != "aol"
+    operations = polar_operations(polar, ns_coeffs, ns_steps, compute_dtype)
+    return (either_way if indifferent else upright_only)(function, operations)
+
+
+def rounded_on_arrival(polar: Polar | PolarFunction, compute_dtype: Any) -> Any:
+    """The dtype that :func:`orthogonalize_step` rounds matrices to first, or None."""
+    rounded = polar in ("auto", "newton_schulz") and compute_dtype is not None
+    return jnp.dtype(compute_dtype) if rounded else None
+
+
+@_remembered
+def normalize_step(norm: Norm, norm_eps: Any, match_frobenius: bool) -> MatrixFunction:
+    """Rows and columns over their norms."""
+    check_norm(norm)
+    if isinstance(norm_eps, int | float) and norm_eps < 0:
+        raise ValueError(f"norm_eps must not be negative, got {norm_eps}.")
+
+    def normalizer(norm: Norm, x: jax.Array) -> jax.Array:
+        y = normalize_matrix(x, norm, norm_eps)
+        return match_frobenius_norm(y, x) if match_frobenius else y
+
+    return MatrixFunction(
+        functools.partial(normalizer, norm), functools.partial(normalizer, transposed_norm(norm))
+    )
+
+
+@_remembered
+def scale_step(
+    shape_scale: ShapeScale, consistent_rms: Any, norm: Norm, match_frobenius: bool
+) -> MatrixFunction:
+    """A factor of the shape."""
+    check_shape_scale(shape_scale)
+    check_norm(norm)
+
+    def scaled(x: jax.Array, fan_out: int, fan_in: int) -> jax.Array:
+        factor = shape_factor(fan_out, fan_in, shape_scale, consistent_rms, norm, match_frobenius)
+        return (x * factor).astype(x.dtype)
+
+    return MatrixFunction(
+        lambda x: scaled(x, x.shape[-2], x.shape[-1]), lambda x: scaled(x, x.shape[-1], x.shape[-2])
+    )
+
+
+@_remembered
+def dual_norm_step(*functions: MatrixFunction) -> MatrixFunction:
+    """``O = f(M)`` times the real part of <M, O>; for a polar factor the nuclear norm of M."""
+    function = in_turn(functions)
+
+    def times(function: ArrayFunction, m: jax.Array) -> jax.Array:
+        o = function(m)
+        inner = jnp.real(jnp.sum(m.conj() * o, axis=(-2, -1), keepdims=True))
+        return o * inner.astype(o.dtype)
+
+    return function._replace(
+        upright=functools.partial(times, function.upright),
+        transposed=functools.partial(times, function.transposed),
+    )
