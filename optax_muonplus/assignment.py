@@ -94,13 +94,17 @@ def _planned(
 def _shipped(
     stocks: Sequence[Stock], slots: Sequence[Sequence[Block]], workers: int, most: int
 ) -> tuple[Shipment, ...]:
-    """``slots`` in shipments, each block at the end of its worker's row."""
+    """``slots`` in shipments, each block at the end of its worker's row.
+
+    A slot that only fills up shorter rows goes with the others, since all rows are as long.
+    """
     shipments: list[Shipment] = []
     waiting: list[Slot] = []
     rows = [0] * workers
     for blocks in slots:
         size = stocks[blocks[0].kind].size * blocks[0].each
-        if waiting and (max(rows) + size) * workers > most:
+        longest = max(rows[worker] for b in blocks for worker in range(b.start, b.stop)) + size
+        if waiting and longest > max(rows) and longest * workers > most:
             shipments.append(Shipment(tuple(waiting), max(rows)))
             waiting, rows = [], [0] * workers
         waiting.append(_slot([block._replace(offset=rows[block.start]) for block in blocks]))

@@ -1,7 +1,7 @@
 """The one place where functions on matrices become functions on a tree of parameters.
 
-Views, blocks, groups of equal shapes and precision are dealt with here and in ``grouping``;
-placement on a mesh belongs here too. What is lifted sees stacks of matrices and nothing else.
+Views, blocks and precision are dealt with here, groups of equal shapes in ``grouping``, meshes in
+``sharded``. What is lifted sees stacks of whole matrices and nothing else.
 """
 
 from collections.abc import Sequence

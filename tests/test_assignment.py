@@ -64,10 +64,15 @@ def test_every_matrix_has_one_place(stocks, busy, most):
 def test_shipments_are_bounded(stocks, workers, most):
     shipments, _ = assign(stocks, [0] * workers, most)
     for shipment in shipments:
-        assert shipment.row * workers <= most or len(shipment.slots) == 1
+        # Or no longer than its first slot.
+        assert shipment.row * workers <= most or shipment.row == width(shipment.slots[0], stocks)
         for slot in shipment.slots:
             block = slot.blocks[0]
             assert block.each == 1 or stocks[block.kind].size * block.each * workers <= most
+
+
+def width(slot, stocks):
+    return stocks[slot.blocks[0].kind].size * slot.blocks[0].each
 
 
 def blocks(shipments):
@@ -89,6 +94,12 @@ def test_kinds_fill_each_others_gaps():
     # And what the devices have to do besides is counted.
     _, loads = assign([Stock(4, 2, SQUARE, 6)], [18] * 4 + [0] * 4, 10**9)
     assert loads == [18] * 4 + [6] * 4
+
+
+def test_gaps_are_filled_beyond_the_bound():
+    """Rows are all as long as the longest, so that it costs nothing."""
+    shipments, _ = assign([Stock(4, 2, SQUARE, 6), Stock(4, 8, LONG, 18)], [0] * 8, 1)
+    assert [shipment.row for shipment in shipments] == [8]
 
 
 def test_even_numbers_are_dealt_out_evenly():
