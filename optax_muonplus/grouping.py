@@ -197,7 +197,8 @@ def _on_stack(functions: Sequence[MatrixFunction], x: jax.Array, upright: int) -
         if upright in (0, len(x)) or function.upright is function.transposed:
             x = function.of(upright == 0)(x)
         else:
-            x = jnp.concatenate([function.upright(x[:upright]), function.transposed(x[upright:])])
+            parts = function.of(False)(x[:upright]), function.of(True)(x[upright:])
+            x = jnp.concatenate(parts)
     return x
 
 

@@ -93,7 +93,7 @@ def check_function(
 
     Nothing is computed: each distinct shape is traced once.
     """
-    function = in_turn(functions).upright
+    function = in_turn(functions).of(False)
     shapes: dict[jax.ShapeDtypeStruct, str] = {}
     names, leaves = flatten_with_names(tree)
     views = check_matrices(tree, dimension_numbers)

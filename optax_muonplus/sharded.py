@@ -126,13 +126,16 @@ def apply_sharded(
     """
     if not arrays:
         return []
-    static = {"functions": tuple(functions), "layouts": tuple(layouts), "moved_as": moved_as}
+    bare = tuple(function._replace(numbers=()) for function in functions)
+    numbers = [function.numbers for function in functions]
+    static = {"functions": bare, "layouts": tuple(layouts), "moved_as": moved_as}
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
-        return _mapped(*arrays, **static)
-    return _compiled(*arrays, **static)
+        return _mapped(numbers, *arrays, **static)
+    return _compiled(numbers, *arrays, **static)
 
 
 def _mapped(
+    numbers: Sequence[tuple[jax.Array, ...]],
     *arrays: jax.Array,
     functions: tuple[MatrixFunction, ...],
     layouts: tuple[Layout, ...],
@@ -142,22 +145,25 @@ def _mapped(
     specs = tuple(PartitionSpec(*(names or None for names in x.home.spec)) for x in layouts)
     plans = convoys(functions, layouts, moved_as)
 
-    def on_each_device(*shards: jax.Array) -> tuple[jax.Array, ...]:
+    def on_each_device(
+        numbers: Sequence[tuple[jax.Array, ...]], *shards: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        whole = [f._replace(numbers=own) for f, own in zip(functions, numbers, strict=True)]
         results = list(shards)
         for convoy in plans:
-            for i, result in _travelled(functions, convoy, shards, layouts).items():
+            for i, result in _travelled(whole, convoy, shards, layouts).items():
                 results[i] = result
         return tuple(results)
 
     mapped = jax.shard_map(
         on_each_device,
         mesh=mesh,
-        in_specs=specs,
+        in_specs=(PartitionSpec(), *specs),
         out_specs=specs,
         axis_names=set(usable_axes(mesh)),
         check_vma=False,  # what is gathered is the same on all devices, which it cannot see
     )
-    return list(mapped(*arrays))
+    return list(mapped(numbers, *arrays))
 
 
 # Outside of jit every operation would be a program of its own, and compiled anew at every call.

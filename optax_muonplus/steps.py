@@ -14,13 +14,7 @@ from optax_muonplus.normalization import (
     normalize_matrix,
     transposed_norm,
 )
-from optax_muonplus.orientation import (
-    ArrayFunction,
-    MatrixFunction,
-    either_way,
-    in_turn,
-    upright_only,
-)
+from optax_muonplus.orientation import MatrixFunction, either_way, in_turn, upright_only
 from optax_muonplus.polar import (
     Polar,
     PolarFunction,
@@ -31,26 +25,44 @@ from optax_muonplus.polar import (
 from optax_muonplus.shape_factor import ShapeScale, check_shape_scale, shape_factor
 
 
-def _remembered(make: Callable[..., MatrixFunction]) -> Callable[..., MatrixFunction]:
-    """``make``, giving the same object for the same arguments, where those can be compared.
+def _step(make: Callable[..., MatrixFunction]) -> Callable[..., MatrixFunction]:
+    """``make``, giving the same object for the same arguments, and handing arrays among them on.
 
     Outside of ``jax.jit`` programs are kept by the functions in them, and optimizers are built anew
-    for each tree.
+    for each tree. Arrays, which ``optax.inject_hyperparams`` makes of hyperparameters, become the
+    numbers of the function.
     """
     kept = functools.lru_cache(maxsize=128, typed=True)(make)
 
     @functools.wraps(make)
-    def remembering(*args: Any) -> MatrixFunction:
+    def made(*args: Any) -> MatrixFunction:
+        if any(isinstance(arg, jax.Array) for arg in args):
+            return _with_numbers(make, args)
         try:
             hash(args)
-        except TypeError:  # arrays, from optax.inject_hyperparams, and lists
+        except TypeError:  # lists
             return make(*args)
         return kept(*args)
 
-    return remembering
+    return made
 
 
-@_remembered
+def _with_numbers(make: Callable[..., MatrixFunction], args: Sequence[Any]) -> MatrixFunction:
+    """``make(*args)`` with the arrays in ``args`` as its numbers."""
+    places = [i for i, arg in enumerate(args) if isinstance(arg, jax.Array)]
+
+    def function(transposed: bool, x: jax.Array, *numbers: jax.Array) -> jax.Array:
+        now = dict(zip(places, numbers, strict=True))
+        return make(*(now.get(i, arg) for i, arg in enumerate(args))).of(transposed)(x)
+
+    upright = functools.partial(function, False)
+    example = make(*args)
+    indifferent = example.upright is example.transposed
+    transposed = upright if indifferent else functools.partial(function, True)
+    return MatrixFunction(upright, transposed, example.operations, tuple(args[i] for i in places))
+
+
+@_step
 def orthogonalize_step(
     polar: Polar | PolarFunction,
     ns_coeffs: str | Sequence[Any],
@@ -73,7 +85,7 @@ def rounded_on_arrival(polar: Polar | PolarFunction, compute_dtype: Any) -> Any:
     return jnp.dtype(compute_dtype) if rounded else None
 
 
-@_remembered
+@_step
 def normalize_step(norm: Norm, norm_eps: Any, match_frobenius: bool) -> MatrixFunction:
     """Rows and columns over their norms."""
     check_norm(norm)
@@ -89,7 +101,7 @@ def normalize_step(norm: Norm, norm_eps: Any, match_frobenius: bool) -> MatrixFu
     )
 
 
-@_remembered
+@_step
 def scale_step(
     shape_scale: ShapeScale, consistent_rms: Any, norm: Norm, match_frobenius: bool
 ) -> MatrixFunction:
@@ -106,13 +118,13 @@ def scale_step(
     )
 
 
-@_remembered
+@_step
 def dual_norm_step(*functions: MatrixFunction) -> MatrixFunction:
     """``O = f(M)`` times the real part of <M, O>; for a polar factor the nuclear norm of M."""
     function = in_turn(functions)
 
-    def times(function: ArrayFunction, m: jax.Array) -> jax.Array:
-        o = function(m)
+    def times(function: Callable[..., jax.Array], m: jax.Array, *numbers: jax.Array) -> jax.Array:
+        o = function(m, *numbers)
         inner = jnp.real(jnp.sum(m.conj() * o, axis=(-2, -1), keepdims=True))
         return o * inner.astype(o.dtype)
 

@@ -572,3 +572,24 @@ def test_table_says_where_and_who():
     concrete = jax.device_put({"q": {"kernel": jnp.ones((D, D))}}, NamedSharding(mesh, P("b")))
     assert "(b, -)" in omp.describe(concrete)
     assert "sharding" not in omp.describe(tree)
+
+
+@pytest.mark.parametrize("types", [AUTO, EXPLICIT, (AUTO, EXPLICIT)])
+@pytest.mark.parametrize("options", [{}, {"adaptive": True, "consistent_rms": 0.2}])
+def test_injected_hyperparameters_that_lie_on_the_mesh(types, options):
+    """As those do that a step before gave back."""
+    mesh = make_mesh((4, 2), "ab", types)
+    sharding = NamedSharding(mesh, P("a", "b"))
+    whole = jax.device_get(small()[0])
+    grads = jax.device_put(whole, sharding)
+    build = optax.inject_hyperparams(omp.muonplus)
+    tx = build(0.1, sharding=sharding, **options)
+    update, state = jax.jit(tx.update), tx.init(grads)
+    alone = build(0.1, **options)
+    _, alone_state = alone.update(whole, alone.init(whole), whole)
+    _, state = update(grads, state, grads)
+    state.hyperparams["norm_eps"] = state.hyperparams["norm_eps"] * 10
+    alone_state.hyperparams["norm_eps"] = alone_state.hyperparams["norm_eps"] * 10
+    expected, _ = alone.update(whole, alone_state, whole)
+    assert_same(update(grads, state, grads)[0], expected, grads_like(sharding))
+    assert_same(tx.update(grads, state, grads)[0], expected, grads_like(sharding))
