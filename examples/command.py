@@ -1,5 +1,6 @@
-"""The command line: a preset with flags, or a run to continue."""
+"""The command line: a preset or recipe with flags, or a run to continue."""
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ import tyro
 
 from examples import config as configs
 from examples.config import MachineConfig, RunConfig
+from examples.errors import UserError
 
 PROGRAM = "python -m examples.train"
 DESCRIPTION = f"""Pretrains a language model.
@@ -50,8 +52,18 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
     words = list(argv)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         words.insert(0, configs.DEFAULT_PRESET)
+    check_preset(words[0])
     presets = {name: (text, NewRun(config)) for name, (text, config) in configs.PRESETS.items()}
     command = tyro.extras.overridable_config_cli(
         presets, args=words, prog=PROGRAM, description=DESCRIPTION
     )
     return command, words[0]
+
+
+def check_preset(word: str) -> None:
+    """Refuses a name that is none, with those that are like it."""
+    if word.startswith("-") or word in configs.PRESETS:
+        return
+    near = difflib.get_close_matches(word, configs.PRESETS, n=3)
+    meant = f"did you mean {' or '.join(near)}?" if near else "--help lists them."
+    raise UserError(f"there is no preset or recipe {word!r}: {meant}")

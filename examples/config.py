@@ -7,41 +7,37 @@ import dataclasses
 import types
 from typing import Any, Literal, get_type_hints
 
+from examples import recipes
 from examples.errors import UserError
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """The shape of the network; the vocabulary size comes from the tokenizer."""
-
-    n_layer: int = 4
-    """Number of transformer blocks."""
-    n_head: int = 4
-    """Attention heads; divides d_model."""
-    d_model: int = 128
-    """Width of the residual stream."""
-    context: int = 128
-    """Tokens per row, the longest the model can look back."""
-    tied: bool = True
-    """Use the token embedding as output head, as the paper's GPT does."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the activations; parameters stay float32. bfloat16 is slower on most CPUs."""
-    remat: bool = False
-    """Compute the activations of each block again in the backward pass: less memory, more time."""
+from examples.models.config import ModelConfig
+from examples.models.config import check as check_model
+from examples.recipes import Recipe
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """Which text, and how it becomes tokens."""
 
+    source: Literal["files", "fineweb"] = "files"
+    """files: those of paths, or the default text; fineweb: streamed from the Hugging Face hub."""
     paths: tuple[str, ...] = ()
-    """Text files, or folders searched for .txt, .md and .py; empty: Python's standard library."""
+    """Text files, or folders searched for .txt, .md, .py, .jsonl and .parquet; empty: Python's
+    standard library."""
+    text_field: str = "text"
+    """Where the rows of .jsonl and .parquet files have their text; each row is a document."""
     max_bytes: int = 16_000_000
-    """Read at most this many bytes of text, in a fixed random order of the files."""
+    """Read at most this many bytes of files, in a fixed random order; they are held in memory."""
+    tokens: float = 1e9
+    """Training tokens to take from fineweb; validation tokens come on top."""
+    tokenizer: str = ""
+    """gpt2, llama2 or a tokenizer.json; empty: trained on the text of files, gpt2 for fineweb."""
     vocab_size: int = 2048
-    """Tokens in the byte-pair vocabulary, at least 257 (each byte and the end of a text)."""
+    """Tokens of a tokenizer that is trained, at least 257 (each byte and the end of a text)."""
     val_fraction: float = 0.05
     """Share of the text that is held out for validation."""
+    verify: bool = False
+    """Check all tokens against their hashes at the start, also of texts above 256 MB, which costs
+    a reading of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +52,18 @@ class OptimizerConfig:
     """Peak learning rate of what AdamW updates: everything under adamw."""
     norm: Literal["none", "col", "row", "col_row", "row_col"] = "col_row"
     """Which norms muonplus sets to one after the polar step, in this order."""
+    ns_coeffs: Literal["jordan", "you", "polar_express"] = "jordan"
+    """Polynomials of the polar step, by the paper's names."""
+    ns_steps: int = 5
+    """How many of them, as in all of the paper's runs."""
     beta: float = 0.95
     """Decay of the momentum of the matrices."""
     nesterov: bool = True
     """Look one step ahead with the momentum, as the official code does."""
     weight_decay: float = 0.1
-    """Decoupled decay of the matrices, times the learning rate; the rest is not decayed."""
+    """Decoupled decay of the matrices, times their learning rate."""
+    adam_weight_decay: float = 0.0
+    """The same for the rest, times its own; the paper's code gives it that of the matrices."""
     adam_b1: float = 0.9
     """AdamW's decay of the gradient mean."""
     adam_b2: float = 0.95
@@ -76,7 +78,7 @@ class OptimizerConfig:
 class RunConfig:
     """One training run."""
 
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     name: str = ""
@@ -119,21 +121,84 @@ class MachineConfig:
     """Number of this process, from 0, likewise."""
 
 
+def of_recipe(recipe: Recipe) -> RunConfig:
+    """All settings of a run of the paper; those it does not name are the defaults above."""
+    return RunConfig(
+        model=model_of_recipe(recipe),
+        data=DataConfig(
+            source="fineweb",
+            tokens=recipe.billions * 1e9,
+            tokenizer="gpt2" if recipe.size.family == "gpt" else "llama2",
+        ),
+        optimizer=optimizer_of_recipe(recipe),
+        steps=recipe.steps,
+        batch_size=recipes.BATCH,
+        eval_every=500,  # 20 batches of validation text: 1 to 2% of the time
+        checkpoint_every=500,
+    )
+
+
+def model_of_recipe(recipe: Recipe) -> ModelConfig:
+    """Its network."""
+    size = recipe.size
+    return ModelConfig(
+        family=size.family,
+        n_layer=size.n_layer,
+        n_head=size.n_head,
+        d_model=size.d_model,
+        d_ff=size.d_ff,
+        context=recipe.context,
+        tied=size.family == "gpt",
+        compute_dtype="bfloat16",
+        remat=True,  # these two change no result; they let deep models fit and compile
+        scan=True,
+    )
+
+
+def optimizer_of_recipe(recipe: Recipe) -> OptimizerConfig:
+    """Its update rule."""
+    return OptimizerConfig(
+        name=recipe.optimizer,
+        learning_rate=recipe.learning_rate,
+        adam_learning_rate=recipe.learning_rate,
+        norm=recipe.norm,
+        weight_decay=recipe.weight_decay,
+        adam_weight_decay=recipe.weight_decay,
+        adam_b1=0.95,  # both as in the paper's code
+        adam_b2=0.95,
+        schedule="constant_linear" if recipe.size.family == "gpt" else "warmup_cosine",
+    )
+
+
+LLAMA_TINY = RunConfig(
+    model=ModelConfig(family="llama", tied=False),
+    optimizer=OptimizerConfig(schedule="warmup_cosine"),
+)
+
+MICRO = RunConfig(
+    model=ModelConfig(n_layer=2, n_head=2, d_model=32, context=32),
+    data=DataConfig(max_bytes=300_000, vocab_size=512),
+    steps=40,
+    batch_size=8,
+    eval_every=20,
+    eval_batches=4,
+    checkpoint_every=20,
+    sample_tokens=40,
+)
+
 PRESETS: dict[str, tuple[str, RunConfig]] = {
-    "gpt-tiny": ("a 4-layer GPT on a laptop CPU in a few minutes (the default)", RunConfig()),
-    "gpt-micro": (
-        "a 2-layer GPT in seconds, to see that everything works",
-        RunConfig(
-            model=ModelConfig(n_layer=2, n_head=2, d_model=32, context=32),
-            data=DataConfig(max_bytes=300_000, vocab_size=512),
-            steps=40,
-            batch_size=8,
-            eval_every=20,
-            eval_batches=4,
-            checkpoint_every=20,
-            sample_tokens=40,
+    "gpt-tiny": ("a 4-layer GPT, minutes on a laptop (the default)", RunConfig()),
+    "gpt-micro": ("a 2-layer GPT in seconds, to see that all works", MICRO),
+    "llama-tiny": ("a 4-layer LLaMA, minutes on a laptop", LLAMA_TINY),
+    "llama-micro": (
+        "a 2-layer LLaMA in seconds",
+        dataclasses.replace(
+            MICRO,
+            model=dataclasses.replace(MICRO.model, family="llama", tied=False),
+            optimizer=LLAMA_TINY.optimizer,
         ),
     ),
+    **{name: (recipe.line, of_recipe(recipe)) for name, recipe in recipes.named()},
 }
 """Name to (one line of help, configuration)."""
 
@@ -151,19 +216,12 @@ def check(config: RunConfig) -> None:
         "--checkpoint-every": config.checkpoint_every,
         "--sample-tokens": config.sample_tokens,
         "--data.max-bytes": config.data.max_bytes,
-        **{
-            f"--model.{field.replace('_', '-')}": getattr(config.model, field)
-            for field in ("n_layer", "n_head", "d_model", "context")
-        },
+        "--optimizer.ns-steps": config.optimizer.ns_steps,
     }
     for flag, value in positive.items():
         if value < 1:
             raise UserError(f"{flag} is {value}: give at least 1.")
-    if config.model.d_model % config.model.n_head:
-        raise UserError(
-            f"--model.d-model {config.model.d_model} cannot be cut into {config.model.n_head} "
-            f"heads: choose a multiple of --model.n-head."
-        )
+    check_model(config.model)
     if not 0 < config.data.val_fraction < 1:
         raise UserError(f"--data.val-fraction {config.data.val_fraction}: give a number in (0, 1).")
     if config.data.vocab_size < 257:

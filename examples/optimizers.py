@@ -1,6 +1,7 @@
 """Configuration to Optax transformation: the only place where an optimizer is chosen by name."""
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -11,6 +12,9 @@ from examples.config import OptimizerConfig
 
 HOLD = 0.4  # share of the run at the peak rate, the paper's GPT schedule
 WARMUP = 0.1  # share of the run spent rising to the peak rate, the paper's LLaMA schedule
+
+# Of the parameters of blocks under --model.scan, [layer, in, out]: each layer is a matrix.
+STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 3)
 
 
 def schedule(config: OptimizerConfig, peak: float, steps: int) -> optax.Schedule:
@@ -30,18 +34,22 @@ def build(
     rate = schedule(config, config.learning_rate, steps)
     adam_rate = schedule(config, config.adam_learning_rate, steps)
     if config.name == "adamw":
-        rule = optax.adamw(
-            adam_rate,
-            b1=config.adam_b1,
-            b2=config.adam_b2,
-            weight_decay=config.weight_decay,
-            mask=is_matrix,
-        )
+        rule = adamw(config, adam_rate)
     else:
         rule = matrix_rule(config, rate, adam_rate, sharding)
     if config.clip_norm is None:
         return rule
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
+
+
+def adamw(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
+    """AdamW on all parameters, with the decay that each has under the other rules."""
+    return optax.chain(
+        optax.scale_by_adam(b1=config.adam_b1, b2=config.adam_b2),
+        optax.add_decayed_weights(config.weight_decay, mask=is_matrix),
+        optax.add_decayed_weights(config.adam_weight_decay, mask=is_no_matrix),
+        optax.scale_by_learning_rate(rate),
+    )
 
 
 def matrix_rule(
@@ -51,23 +59,46 @@ def matrix_rule(
     rule = omp.muon if config.name == "muon" else functools.partial(omp.muonplus, norm=config.norm)
     return rule(
         rate,
+        ns_coeffs=config.ns_coeffs,
+        ns_steps=config.ns_steps,
         beta=config.beta,
         nesterov=config.nesterov,
         weight_decay=config.weight_decay,
         adam_learning_rate=adam_rate,
         adam_b1=config.adam_b1,
         adam_b2=config.adam_b2,
+        adam_weight_decay=config.adam_weight_decay,
+        muon_weight_dimension_numbers=dimension_numbers,
         sharding=sharding,
     )
 
 
+def dimension_numbers(params: optax.Params) -> Any:
+    """Which axes of each parameter make a matrix; None for those that get AdamW.
+
+    By the default rules of the library, which do not guess what three axes are, and one for
+    stacked blocks where there are any.
+    """
+    leaves = jax.tree.leaves_with_path(params)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    stacked = any(re.search(STACKED[0], name) for name in names)
+    return omp.muon_dimension_numbers(params, rules=[STACKED] if stacked else [])
+
+
 def is_matrix(params: optax.Params) -> optax.Params:
     """True where muonplus would see a matrix, so that adamw decays the same parameters."""
-    return jax.tree.map(lambda label: label == "muon", omp.partition_labels(params))
+    labels = omp.partition_labels(params, dimension_numbers)
+    return jax.tree.map(lambda label: label == "muon", labels)
+
+
+def is_no_matrix(params: optax.Params) -> optax.Params:
+    """True elsewhere."""
+    return jax.tree.map(lambda matrix: not matrix, is_matrix(params))
 
 
 def describe(config: OptimizerConfig, params: optax.Params) -> str:
     """A table of what becomes of each parameter."""
     if config.name == "adamw":
         return "all parameters: adamw"
-    return omp.describe(params, norm=config.norm if config.name == "muonplus" else "none")
+    norm = config.norm if config.name == "muonplus" else "none"
+    return omp.describe(params, dimension_numbers, norm=norm)

@@ -14,18 +14,19 @@ from examples.errors import UserError
 MESH_AXES = ("data", "fsdp", "tensor")
 
 # The end of a parameter's path to the logical axes of its dimensions; the first that fits. The
-# same paths end those of the optimizer's moments. None: never cut.
+# same paths end those of the optimizer's moments. None: never cut. Where blocks are stacked
+# (--model.scan), the axis of layers comes before these, and is never cut.
 LOGICAL_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"wte/embedding", ("vocab", "embed")),
     (r"wpe/embedding", (None, "embed")),
     (r"attn/(query|key|value)/kernel", ("embed", "heads")),
     (r"attn/(query|key|value)/bias", ("heads",)),
     (r"attn/out/kernel", ("heads", "embed")),
-    (r"mlp/up/kernel", ("embed", "mlp")),
+    (r"mlp/(gate|up)/kernel", ("embed", "mlp")),
     (r"mlp/up/bias", ("mlp",)),
     (r"mlp/down/kernel", ("mlp", "embed")),
     (r"lm_head/kernel", ("embed", "vocab")),
-    (r"(attn/out|mlp/down)/bias|ln_\w+/(scale|bias)", (None,)),  # small, and needed everywhere
+    (r"(attn/out|mlp/down)/bias|(ln|norm)_\w+/(scale|bias)", (None,)),  # small
 )
 
 # Logical axis to the axes of the mesh that cut it.
@@ -85,7 +86,7 @@ def logical_axes(path: str) -> tuple[str | None, ...] | None:
     """The logical axes of the parameter that a path ends in; None if it ends in none."""
     for pattern, axes in LOGICAL_AXES:
         if re.search(rf"(^|/)({pattern})$", path):
-            return axes
+            return (None, *axes) if re.search(r"(^|/)blocks/\D", path) else axes
     return None
 
 

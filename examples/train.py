@@ -1,4 +1,4 @@
-"""Pretrains a small GPT with Muon+: `python -m examples.train`, `--help` for more."""
+"""Pretrains a language model with Muon+: `python -m examples.train`, `--help` for more."""
 
 import functools
 import os

@@ -11,10 +11,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
-from examples import sharding
+from examples import models, sharding
 from examples.config import RunConfig
 from examples.loss import next_token_loss
-from examples.models.gpt import GPT
 
 Apply = Callable[[optax.Params, ArrayLike], jax.Array]
 """Parameters and tokens (B, T) to logits (B, T, V)."""
@@ -34,7 +33,7 @@ TrainStep = Callable[[TrainState, ArrayLike, ArrayLike], tuple[TrainState, jax.A
 
 def make_apply(config: RunConfig, vocab_size: int, mesh: Mesh) -> Apply:
     """The model as a function of its parameters; makes no arrays."""
-    model = nnx.eval_shape(lambda: GPT(config.model, vocab_size, nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: models.build(config.model, vocab_size, nnx.Rngs(0)))
     graph, _ = nnx.split(model)
 
     def apply(params: optax.Params, tokens: ArrayLike) -> jax.Array:
@@ -46,7 +45,7 @@ def make_apply(config: RunConfig, vocab_size: int, mesh: Mesh) -> Apply:
 def make_init_params(config: RunConfig, vocab_size: int) -> Callable[[], optax.Params]:
     """The first parameters as a function of nothing but the configuration."""
     return lambda: nnx.to_pure_dict(
-        nnx.state(GPT(config.model, vocab_size, nnx.Rngs(config.seed)), nnx.Param)
+        nnx.state(models.build(config.model, vocab_size, nnx.Rngs(config.seed)), nnx.Param)
     )
 
 

@@ -261,6 +261,11 @@ def test_numbers_that_cannot_be(flags, words, capsys):
     assert words in error_of(capsys, *TOY, *flags)
 
 
+def test_unknown_preset(capsys):
+    assert "did you mean gpt-small" in error_of(capsys, "gpt-smal", "--steps", "3")
+    assert "--help lists them" in error_of(capsys, "colour")
+
+
 def test_resume_needs_a_run(tmp_path, capsys):
     assert "no config.json" in error_of(capsys, "--resume", str(tmp_path))
     (tmp_path / "config.json").write_text('{"config": {"colour": 1}}')

@@ -96,7 +96,7 @@ def test_rows_that_cannot_be_dealt_out(flags, words, text, tmp_path, capsys):
 # Where things are
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", ["gpt-tiny", "gpt-micro"])  # others: test_models.py
 def test_every_parameter_and_moment_has_a_place(preset):
     config = dataclasses.replace(PRESETS[preset][1])
     model = dataclasses.replace(config.model, tied=False)

@@ -1,15 +1,14 @@
 """Which documents a run reads, and which of them are held out for validation."""
 
-import codecs
 import hashlib
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
 from examples.config import DataConfig
+from examples.data.files import SUFFIXES, decode, texts
 from examples.errors import UserError
 
-SUFFIXES = (".txt", ".md", ".py")
 # Tests are missing from slim installations; encodings and topics.py are tables rather than code.
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages"}
 SKIPPED_FILES = {"pydoc_data/topics.py"}
@@ -22,15 +21,18 @@ def read(config: DataConfig) -> list[str]:
     Copies of a file count once, so that none is in both the training and the validation text.
     """
     files = named_files(config.paths) if config.paths else standard_library()
-    texts = set()
+    found = set()
     room = config.max_bytes
     for path in sorted(files, key=lambda path: digest(path.name + str(path.stat().st_size))):
         if room <= 0:
             break
-        text = decode(path, room, strict=bool(config.paths))
-        room -= len(text.encode())
-        texts.add(text)
-    if not any(text.strip() for text in texts):
+        for text in texts(path, room, config.text_field) if config.paths else source(path, room):
+            content = text.encode()
+            found.add(content[:room].decode(errors="ignore"))
+            room -= len(content)
+            if room <= 0:
+                break
+    if not any(text.strip() for text in found):
         raise UserError(
             f"no text in {', '.join(config.paths)}: give files that are not empty."
             if config.paths
@@ -38,8 +40,8 @@ def read(config: DataConfig) -> list[str]:
         )
     # No document is longer than a quarter of the validation text, so that the split can come
     # out near the wanted share, from a single file too.
-    longest = max(SHORTEST_PIECE, int(config.val_fraction * sum(map(len, texts)) / 4))
-    return sorted((piece for text in texts for piece in cut(text, longest)), key=digest)
+    longest = max(SHORTEST_PIECE, int(config.val_fraction * sum(map(len, found)) / 4))
+    return sorted((piece for text in found for piece in cut(text, longest)), key=digest)
 
 
 def split(documents: list[str], val_fraction: float) -> tuple[list[str], list[str]]:
@@ -91,18 +93,12 @@ def named_files(paths: Iterable[str]) -> Iterable[Path]:
             raise UserError(f"{given} does not exist: give text files or folders of them.")
 
 
-def decode(path: Path, size: int, strict: bool) -> str:
-    """The first `size` bytes of a file, exactly; not strict: an odd file counts as empty."""
+def source(path: Path, size: int) -> Iterable[str]:
+    """The first `size` bytes of a file that nobody asked for: an odd one counts as empty."""
     try:
-        with path.open("rb") as file:
-            content = file.read(size)
-        # A character that the limit cuts in two is left out; at the end of a file it is an error.
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        return decoder.decode(content, final=len(content) < size)
-    except UnicodeDecodeError as error:
-        if not strict:
-            return ""
-        raise UserError(f"{path} is not UTF-8 text ({error}): convert it or omit it.") from None
+        return [decode(path, size)]
+    except UnicodeDecodeError:
+        return []
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}.") from None
 

@@ -1,116 +1,73 @@
-"""Text to a tokenizer and token files, once; later runs find them in the cache."""
+"""Text to a tokenizer and token shards, once; later runs find them in the cache."""
 
 import hashlib
-import json
-import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from examples.config import DataConfig
-from examples.data import corpus, tokenizer
-from examples.data.loader import Tokens, TokensMeta, open_tokens, write_tokens
+from examples.data import cache, corpus, fineweb, tokenizer
+from examples.data.cache import Dataset, cache_folder
+from examples.data.shards import Writer
 from examples.errors import DamagedFileError, UserError
-from examples.files import write_atomically
 
-FORMAT = 1  # raise it when the same text and settings would give other files
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """What a run needs to know about its text."""
-
-    tokenizer: Tokenizer
-    train: Tokens
-    val: Tokens
-    key: str
-    """Names the content: equal keys mean equal tokens."""
-
-
-def cache_folder() -> Path:
-    """The folder for what can be computed again, by the XDG rule."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG rule says that a relative path is to be ignored.
-    root = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
-    return root / "optax_muonplus"
+TRAINED = "trained"  # the name of a tokenizer that was made for its text
 
 
 def prepare(config: DataConfig, say: Callable[[str], None]) -> Dataset:
     """The tokens of the configured text, from the cache if they are there and whole."""
+    if config.source == "fineweb":
+        if config.paths:
+            raise UserError("--data.source fineweb reads no --data.paths: give one of them.")
+        return fineweb.prepare(config, cache_folder(), say)
     documents = corpus.read(config)
-    key = cache_key(config, documents)
-    folder = cache_folder() / key
-    if (folder / "meta.json").exists():  # the last file that `fill` writes
+    given = None
+    if config.tokenizer:
+        kept = cache_folder() / "tokenizers"
+        with cache.writing(kept):
+            given = tokenizer.named(config.tokenizer, kept)
+    folder = cache_folder() / cache_key(config, documents, given)
+    if cache.is_whole(folder):
         try:
-            return open_dataset(folder, key)
+            return cache.open_dataset(folder, config.verify)
         except DamagedFileError as error:
             say(f"{error} Making it again.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        fill(folder, config, documents, say)
-    except OSError as error:
-        raise UserError(
-            f"cannot write the cache {folder}: {error.strerror}. "
-            "Set XDG_CACHE_HOME to a folder that can be written."
-        ) from None
-    return open_dataset(folder, key)
+    with cache.writing(folder):
+        fill(folder, config, documents, given, say)
+    return cache.open_dataset(folder, config.verify)
 
 
-def cache_key(config: DataConfig, documents: list[str]) -> str:
+def cache_key(config: DataConfig, documents: list[str], given: Tokenizer | None) -> str:
     """Names the tokens that `fill` would make."""
-    hasher = hashlib.sha256(f"{FORMAT} {config.vocab_size} {config.val_fraction}".encode())
+    made_by = corpus.digest(given.to_str()) if given else config.vocab_size
+    hasher = hashlib.sha256(f"{cache.FORMAT} {made_by} {config.val_fraction}".encode())
     for document in documents:
         hasher.update(corpus.digest(document).encode())
     return hasher.hexdigest()[:16]
 
 
 def fill(
-    folder: Path, config: DataConfig, documents: list[str], say: Callable[[str], None]
+    folder: Path,
+    config: DataConfig,
+    documents: list[str],
+    given: Tokenizer | None,
+    say: Callable[[str], None],
 ) -> None:
-    """Trains the tokenizer and writes all files of a cache folder."""
+    """Trains the tokenizer, if none is given, and writes all files of a cache folder."""
     start = time.monotonic()
     train, val = corpus.split(documents, config.val_fraction)
-    sizes = {"train": n_bytes(train), "val": n_bytes(val)}
-    say(f"tokenizing {sum(sizes.values()) / 1e6:.1f} MB of text, which is done once ...")
-    path = folder / "tokenizer.json"
-    write_atomically(path, tokenizer.train(train, config.vocab_size).to_str().encode())
-    encoder = tokenizer.load(path)
-    meta: dict[str, object] = {"tokenizer": file_digest(path)}
-    for name, texts in (("train", train), ("val", val)):
-        ids = tokenizer.encode(encoder, texts)
-        vocab_size = encoder.get_vocab_size()
-        meta[name] = asdict(write_tokens(folder / f"{name}.bin", ids, sizes[name], vocab_size))
-    write_atomically(folder / "meta.json", json.dumps(meta, indent=2).encode())
+    size = sum(len(document.encode()) for document in documents)
+    say(f"tokenizing {size / 1e6:.1f} MB of text, which is done once ...")
+    cache.keep_tokenizer(folder, given or tokenizer.train(train, config.vocab_size))
+    name = Path(config.tokenizer).name[:80] if given else TRAINED
+    encoder, stamp = cache.load_tokenizer(folder, name)
+    writers = [Writer(folder, split, stamp) for split in ("train", "val")]
+    for writer, texts in zip(writers, (train, val), strict=True):
+        for read, (text, ids) in enumerate(tokenizer.encode(encoder, texts), 1):
+            writer.add(ids, len(text.encode()))
+            if writer.is_full or read == len(texts):
+                writer.flush(read)
+    cache.finish(folder, stamp, *writers)
     say(f"tokenized in {time.monotonic() - start:.0f} s, kept in {folder}")
-
-
-def open_dataset(folder: Path, key: str) -> Dataset:
-    """What `fill` wrote; raises `DamagedFileError` naming a file that is not."""
-    path = folder / "tokenizer.json"
-    try:
-        meta = json.loads((folder / "meta.json").read_text())
-        train, val = TokensMeta(**meta["train"]), TokensMeta(**meta["val"])
-        whole = file_digest(path) == meta["tokenizer"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DamagedFileError(f"{folder}/meta.json does not fit its folder: {error!r}.") from None
-    if not whole:
-        raise DamagedFileError(f"{path} is truncated or from elsewhere.")
-    return Dataset(
-        tokenizer.load(path),
-        open_tokens(folder / "train.bin", train),
-        open_tokens(folder / "val.bin", val),
-        key,
-    )
-
-
-def n_bytes(documents: list[str]) -> int:
-    """The size of the documents in UTF-8."""
-    return sum(len(document.encode()) for document in documents)
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,13 +1,21 @@
-"""A lossless byte-level BPE that is trained on the text at hand."""
+"""The tokenizer: a lossless byte-level BPE trained on the text at hand, or one that is named."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from examples.errors import DamagedFileError
+from examples.data import hub
+from examples.errors import DamagedFileError, UserError
+from examples.files import write_atomically
 
 END = "<|endoftext|>"
+ENDS = (END, "<s>", "</s>")  # of `train` and GPT-2; of LLaMA; the first that is there is used
+HUB = {  # the LLaMA-2 of Meta is gated; this copy is not
+    "gpt2": "openai-community/gpt2",
+    "llama2": "hf-internal-testing/llama-tokenizer",
+}
 SAMPLE_BYTES = 2_000_000  # text that merges are learned from; more takes longer and changes little
 
 
@@ -35,6 +43,25 @@ def head(documents: Iterable[str], size: int) -> Iterator[str]:
         yield document
 
 
+def named(name: str, folder: Path) -> Tokenizer:
+    """A tokenizer of the hub or of a file; `folder`, which exists, keeps what was downloaded."""
+    if name not in HUB:
+        if not Path(name).is_file():
+            raise UserError(
+                f"--data.tokenizer {name} is neither {' nor '.join(HUB)} nor a tokenizer.json: "
+                "give one of them, or omit it to train one on the text."
+            )
+        return load(Path(name))
+    path = folder / f"{name}.json"
+    if not path.exists():
+        try:
+            content = Tokenizer.from_pretrained(HUB[name]).to_str().encode()
+        except Exception as error:  # of the network, of the hub, of the file: no common class
+            raise hub.unreachable(f"the tokenizer {HUB[name]}", error) from None
+        write_atomically(path, content)
+    return load(path)
+
+
 def load(path: Path) -> Tokenizer:
     """A saved tokenizer, under which END inside a text is text and no end of a document."""
     try:
@@ -42,20 +69,30 @@ def load(path: Path) -> Tokenizer:
     except Exception as error:  # the package raises nothing narrower
         raise DamagedFileError(f"{path} is not a tokenizer: {error}.") from None
     tokenizer.encode_special_tokens = True
+    # LLaMA's would put a start in front of all that is encoded; `encode` puts it where it belongs.
+    tokenizer.post_processor = None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if max(tokenizer.get_vocab().values()) >= tokenizer.get_vocab_size():
+        raise UserError(f"{path} leaves out numbers in its vocabulary: give one that does not.")
     return tokenizer
 
 
 def end_id(tokenizer: Tokenizer) -> int:
     """The id of the token that stands between documents."""
-    end = tokenizer.token_to_id(END)
-    if end is None:
-        raise DamagedFileError(f"the tokenizer has no {END}: it was not made by `train`.")
-    return end
+    ids = [i for i in map(tokenizer.token_to_id, ENDS) if i is not None]
+    if not ids:
+        raise UserError(
+            f"the tokenizer has none of {', '.join(ENDS)} to stand between documents: give "
+            "another --data.tokenizer."
+        )
+    return ids[0]
 
 
-def encode(tokenizer: Tokenizer, documents: list[str]) -> Iterator[list[int]]:
-    """The ids of each document, after an END that starts it."""
+def encode(tokenizer: Tokenizer, documents: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
+    """Each document with its ids, after an END that starts it."""
     end = end_id(tokenizer)
-    for start in range(0, len(documents), 256):  # enough for all cores, little in memory
-        for encoding in tokenizer.encode_batch_fast(documents[start : start + 256]):
-            yield [end, *encoding.ids]
+    waiting = iter(documents)
+    while batch := list(itertools.islice(waiting, 256)):  # enough for all cores, little in memory
+        for document, encoding in zip(batch, tokenizer.encode_batch_fast(batch), strict=True):
+            yield document, [end, *encoding.ids]

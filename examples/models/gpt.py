@@ -1,14 +1,16 @@
 """GPT: learned positions, pre-norm blocks, GELU, a head tied to the token embedding.
 
-Glossary of shapes: B rows, T tokens in a row, D model width, H heads, K = D / H, V vocabulary.
-Every weight is a 2-D (in, out) kernel, so that the default rules of `optax_muonplus` apply.
+Glossary of shapes: B rows, T tokens in a row, D model width, H heads, K = D / H, F width inside an
+MLP, V vocabulary. Every weight is a 2-D (in, out) kernel, so that the default rules of
+`optax_muonplus` apply.
 """
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from examples.config import ModelConfig
+from examples.models import stack
+from examples.models.config import ModelConfig, hidden_width
 
 INIT = nnx.initializers.normal(0.02)  # as in GPT-2 and the paper's GPT
 
@@ -43,12 +45,12 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """Two layers, four times wider in between."""
+    """Two layers, wider in between."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        d, dtype = config.d_model, jnp.dtype(config.compute_dtype)
-        self.up = linear(d, 4 * d, dtype, rngs)
-        self.down = linear(4 * d, d, dtype, rngs)
+        d, f, dtype = config.d_model, hidden_width(config), jnp.dtype(config.compute_dtype)
+        self.up = linear(d, f, dtype, rngs)
+        self.down = linear(f, d, dtype, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Applies the same function to each position."""
@@ -76,10 +78,10 @@ class GPT(nnx.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
         d, dtype = config.d_model, jnp.dtype(config.compute_dtype)
+        self.config = config
         self.wte = nnx.Embed(vocab_size, d, embedding_init=INIT, dtype=dtype, rngs=rngs)
         self.wpe = nnx.Embed(config.context, d, embedding_init=INIT, dtype=dtype, rngs=rngs)
-        self.blocks = nnx.List([Block(config, rngs) for _ in range(config.n_layer)])
-        self.remat = config.remat
+        self.blocks = stack.make(Block, config, rngs)
         self.ln_f = nnx.LayerNorm(d, dtype=dtype, rngs=rngs)
         self.lm_head = (
             None
@@ -90,9 +92,6 @@ class GPT(nnx.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """The logits of the token after each position."""
         x = self.wte(tokens) + self.wpe(jnp.arange(tokens.shape[1]))[None]  # [B, T, D]
-        run = nnx.remat(Block.__call__) if self.remat else Block.__call__
-        for block in self.blocks:
-            x = run(block, x)
-        x = self.ln_f(x)
+        x = self.ln_f(stack.run(self.blocks, self.config, x))
         logits = self.wte.attend(x) if self.lm_head is None else self.lm_head(x)
         return logits.astype(jnp.float32)  # [B, T, V]

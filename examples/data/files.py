@@ -1,0 +1,91 @@
+"""The documents in a file: plain text is one, .jsonl and .parquet have one in each row."""
+
+import codecs
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from examples.data import extra
+from examples.errors import UserError
+
+SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
+ROWS_AT_ONCE = 1024  # of a .parquet file in memory
+
+
+def texts(path: Path, size: int, field: str) -> Iterator[str]:
+    """The documents of a file that was asked for; of plain text the first `size` bytes.
+
+    `field` is where the rows of .jsonl and .parquet files have their text.
+    """
+    try:
+        if path.suffix == ".jsonl":
+            yield from json_lines(path, field)
+        elif path.suffix == ".parquet":
+            yield from parquet_rows(path, field)
+        else:
+            yield decode(path, size)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error}): convert it or omit it.") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}.") from None
+
+
+def decode(path: Path, size: int) -> str:
+    """The first `size` bytes of a text file, exactly; raises `UnicodeDecodeError`, `OSError`."""
+    with path.open("rb") as file:
+        content = file.read(size)
+    # A character that the limit cuts in two is left out; at the end of a file it is an error.
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    return decoder.decode(content, final=len(content) < size)
+
+
+def json_lines(path: Path, field: str) -> Iterator[str]:
+    """The text in each line's object; empty lines and nulls count as no text."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(
+                    f"{path}, line {number} is not JSON ({error}): a .jsonl file has one object "
+                    "in each line."
+                ) from None
+            yield text_of(row, field, f"{path}, line {number}")
+
+
+def text_of(row: object, field: str, place: str) -> str:
+    """The text of a row; `place` names the row in errors."""
+    if not isinstance(row, dict) or field not in row:
+        has = ", ".join(map(str, row)) if isinstance(row, dict) else f"a {type(row).__name__}"
+        raise UserError(
+            f"{place} has no field {field!r}, but {has or 'nothing'}: name the one that holds the "
+            "text with --data.text-field."
+        )
+    text = row[field]
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise UserError(f"{place} has no text in {field!r}, but {str(text)[:40]!r}: omit it.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can write half of a character: "\ud800"
+        raise UserError(f"{place} is not text that UTF-8 can write ({error}): omit it.") from None
+    return text
+
+
+def parquet_rows(path: Path, field: str) -> Iterator[str]:
+    """The text in each row of a table; nulls count as no text."""
+    parquet = extra.load("pyarrow.parquet", f"{path}, a .parquet file,")
+    arrow = extra.load("pyarrow", "a .parquet file")
+    try:
+        with parquet.ParquetFile(path) as table:
+            names = table.schema_arrow.names
+            if field not in names:
+                text_of(dict.fromkeys(names), field, str(path))
+            for batch in table.iter_batches(ROWS_AT_ONCE, columns=[field]):
+                for text in batch.column(0).to_pylist():
+                    yield text_of({field: text}, field, str(path))
+    except arrow.ArrowException as error:
+        raise UserError(f"{path} cannot be read as a .parquet file: {error}") from None

@@ -1,0 +1,118 @@
+"""LLaMA: rotary positions, pre-norm blocks with RMSNorm, SwiGLU, no biases, a head of its own.
+
+Glossary of shapes: B rows, T tokens in a row, D model width, H heads, K = D / H, F width inside an
+MLP, V vocabulary. Every weight is a 2-D (in, out) kernel, so that the default rules of
+`optax_muonplus` apply.
+
+Source: Touvron et al., LLaMA (arXiv 2302.13971), section 2.2; sizes are in `examples/recipes.py`.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from examples.models import stack
+from examples.models.config import ModelConfig, hidden_width
+
+INIT = nnx.initializers.normal(0.02)  # initializer_range of the LLaMA in Hugging Face transformers
+EPSILON = 1e-6  # under the root of RMSNorm, as in the first LLaMA
+ROPE_BASE = 10_000.0  # the slowest pair turns once in about 2 pi times as many tokens
+
+
+def linear(d_in: int, d_out: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Linear:
+    """A linear layer with a float32 kernel that multiplies in `dtype`."""
+    return nnx.Linear(d_in, d_out, use_bias=False, kernel_init=INIT, dtype=dtype, rngs=rngs)
+
+
+def norm(d: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.RMSNorm:
+    """Layer norm without mean and bias: x / sqrt(mean(x^2) + eps) * scale."""
+    return nnx.RMSNorm(d, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+
+
+def angles(length: int, k: int) -> jax.Array:
+    """How far each pair of numbers in a head is turned at each position, (T, K / 2)."""
+    speeds = ROPE_BASE ** (-jnp.arange(0, k, 2) / k)  # radians per token, from 1 down
+    return jnp.arange(length)[:, None] * speeds[None]
+
+
+def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Turns the pairs (i, i + K / 2) of each head of `x` (B, T, H, K) by (T, K / 2) `angles`.
+
+    The product of a query and a key then depends on their positions only by the difference.
+    """
+    cos, sin = jnp.cos(angles)[None, :, None], jnp.sin(angles)[None, :, None]
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Causal self-attention with rotary positions."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        d, dtype = config.d_model, jnp.dtype(config.compute_dtype)
+        self.n_head = config.n_head
+        self.query = linear(d, d, dtype, rngs)
+        self.key = linear(d, d, dtype, rngs)
+        self.value = linear(d, d, dtype, rngs)
+        self.out = linear(d, d, dtype, rngs)
+
+    def __call__(self, x: jax.Array, angles: jax.Array) -> jax.Array:
+        """Lets each position read from itself and those before it."""
+        b, t, d = x.shape
+        heads = (b, t, self.n_head, d // self.n_head)
+        q = rotate(self.query(x).reshape(heads), angles)  # [B, T, H, K]
+        k = rotate(self.key(x).reshape(heads), angles)
+        v = self.value(x).reshape(heads)
+        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)  # [B, T, H, K]
+        return self.out(mixed.reshape(b, t, d))  # [B, T, D]
+
+
+class MLP(nnx.Module):
+    """SwiGLU: what goes up is multiplied by a gate."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        d, f, dtype = config.d_model, hidden_width(config), jnp.dtype(config.compute_dtype)
+        self.gate = linear(d, f, dtype, rngs)
+        self.up = linear(d, f, dtype, rngs)
+        self.down = linear(f, d, dtype, rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Applies the same function to each position."""
+        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))  # [B, T, D]
+
+
+class Block(nnx.Module):
+    """Attention, then an MLP, each on a normalized copy and added back."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        dtype = jnp.dtype(config.compute_dtype)
+        self.norm_1 = norm(config.d_model, dtype, rngs)
+        self.attn = Attention(config, rngs)
+        self.norm_2 = norm(config.d_model, dtype, rngs)
+        self.mlp = MLP(config, rngs)
+
+    def __call__(self, x: jax.Array, angles: jax.Array) -> jax.Array:
+        """One layer of the model."""
+        x = x + self.attn(self.norm_1(x), angles)
+        return x + self.mlp(self.norm_2(x))  # [B, T, D]
+
+
+class LLaMA(nnx.Module):
+    """Token ids to next-token logits."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
+        d, dtype = config.d_model, jnp.dtype(config.compute_dtype)
+        self.config = config
+        self.wte = nnx.Embed(vocab_size, d, embedding_init=INIT, dtype=dtype, rngs=rngs)
+        self.blocks = stack.make(Block, config, rngs)
+        self.norm_f = norm(d, dtype, rngs)
+        self.lm_head = None if config.tied else linear(d, vocab_size, dtype, rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """The logits of the token after each position."""
+        x = self.wte(tokens)  # [B, T, D]
+        turns = angles(tokens.shape[1], self.config.d_model // self.config.n_head)
+        x = self.norm_f(stack.run(self.blocks, self.config, x, turns))
+        logits = self.wte.attend(x) if self.lm_head is None else self.lm_head(x)
+        return logits.astype(jnp.float32)  # [B, T, V]
