@@ -120,14 +120,10 @@ def test_help_has_a_line_for_each(capsys):
         assert any(f" {name} " in row and line in row for row in shown), name
 
 
-def test_unknown_names(capsys):
-    for words, expected in (
-        (["gpt-smal"], "gpt-small"),
-        (["llama-60m", "--optimizer.learning-rat", "1"], "--optimizer.learning-rate"),
-    ):
-        with pytest.raises(SystemExit):
-            command.parse(words)
-        assert expected in capsys.readouterr().err
+def test_unknown_field(capsys):
+    with pytest.raises(SystemExit):
+        command.parse(["llama-60m", "--optimizer.learning-rat", "1"])
+    assert "--optimizer.learning-rate" in capsys.readouterr().err
 
 
 # One step
