@@ -5,28 +5,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from examples import recipes
+
 
 class Size(NamedTuple):
-    """One row of the paper's tables of architectures (its appendix "Architecture")."""
+    """Width, depth, width inside an MLP, and whether that has LLaMA's third matrix."""
 
     width: int
     layers: int
     feed_forward: int
-    gated: bool  # LLaMA's SwiGLU has a third matrix
+    gated: bool
 
 
 SIZES = {
     "gpt-256": Size(256, 12, 4 * 256, False),  # the smallest that benchmarks.collectives looks at
     "gpt-384": Size(384, 6, 4 * 384, False),  # GPT-Small cut to what two CPU cores do in a second
-    "gpt-small": Size(768, 12, 4 * 768, False),
-    "gpt-base": Size(1024, 24, 4 * 1024, False),
-    "gpt-large": Size(1280, 36, 4 * 1280, False),
-    "gpt-huge": Size(4096, 32, 4 * 4096, False),
-    "llama-60m": Size(512, 8, 1376, True),
-    "llama-130m": Size(768, 12, 2048, True),
-    "llama-350m": Size(1024, 24, 2736, True),
-    "llama-1b": Size(2048, 24, 5461, True),
-    "llama-7b": Size(4096, 32, 11008, True),
+    **{
+        name: Size(size.d_model, size.n_layer, size.d_ff, size.family == "llama")
+        for name, size in recipes.SIZES.items()
+    },
 }
 
 

@@ -102,9 +102,9 @@ def exchanged(
     dtype, result_dtype = dtypes
     parts: list[dict[int, jax.Array]] = [{} for _ in kinds]
     for shipment in route.shipments:
-        row = _out(_pack(shipment, shards, route), route)
+        row = _moved(_pack(shipment, shards, route), route.divided, route.spread, route.gathered)
         row = _work(functions, kinds, shipment, row, route, dtype).astype(result_dtype)
-        rows = _home(row, route)
+        rows = _moved(row, route.gathered, route.spread, route.divided)
         for block in _blocks(shipment):
             width = block.each * shards[block.kind].shape[1]
             place = rows[block.start : block.stop, block.offset : block.offset + width]
@@ -127,28 +127,28 @@ def _pack(shipment: Shipment, shards: Sequence[jax.Array], route: Route) -> jax.
     return rows
 
 
-def _out(rows: jax.Array, route: Route) -> jax.Array:
-    """From one row for each worker to the worker's own, one of each device it comes from."""
-    if route.divided:  # all replicas have all shards: each sends for the workers among its own
-        rows = rows.reshape(jax.lax.axis_size(route.divided), -1, rows.shape[-1])
-        rows = jax.lax.dynamic_index_in_dim(rows, jax.lax.axis_index(route.divided), 0, False)
-    if route.spread:
-        rows = jax.lax.all_to_all(rows, route.spread, 0, 0, tiled=True)
-    if route.gathered:
-        rows = jax.lax.all_gather(rows, route.gathered, axis=0, tiled=True)
+def _moved(
+    rows: jax.Array, divided: tuple[str, ...], spread: tuple[str, ...], gathered: tuple[str, ...]
+) -> jax.Array:
+    """Rows from each device to where they are for, one of each device that they come from.
+
+    The way home is the same with ``divided`` and ``gathered`` exchanged: replicas that divide the
+    work gather its results, and where work was repeated each has what it must send.
+
+    Args:
+      rows: one for each device along ``divided`` and ``spread``.
+      divided: axes along which devices have the same rows: each sends for those at its own place.
+      spread: axes over which rows are exchanged.
+      gathered: axes along which all shall have the same.
+    """
+    if divided:
+        rows = rows.reshape(jax.lax.axis_size(divided), -1, rows.shape[-1])
+        rows = jax.lax.dynamic_index_in_dim(rows, jax.lax.axis_index(divided), 0, False)
+    if spread:
+        rows = jax.lax.all_to_all(rows, spread, 0, 0, tiled=True)
+    if gathered:
+        rows = jax.lax.all_gather(rows, gathered, axis=0, tiled=True)
     return rows
-
-
-def _home(row: jax.Array, route: Route) -> jax.Array:
-    """The way back of :func:`_out`."""
-    if route.gathered:  # work was repeated there: each has what it must send
-        row = row.reshape(jax.lax.axis_size(route.gathered), -1, row.shape[-1])
-        row = jax.lax.dynamic_index_in_dim(row, jax.lax.axis_index(route.gathered), 0, False)
-    if route.spread:
-        row = jax.lax.all_to_all(row, route.spread, 0, 0, tiled=True)
-    if route.divided:
-        row = jax.lax.all_gather(row, route.divided, axis=0, tiled=True)
-    return row
 
 
 def _work(

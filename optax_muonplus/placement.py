@@ -99,7 +99,7 @@ def sharding_by_label(tree: Any, sharding: ShardingTree, labels: Any) -> dict[st
     marks = treedef.flatten_up_to(labels)
     parts = {
         mark: [x if own == mark else None for x, own in zip(given, marks, strict=True)]
-        for mark in marks
+        for mark in set(marks)
     }
     return collections.defaultdict(
         lambda: None,

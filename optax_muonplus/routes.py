@@ -32,8 +32,7 @@ class Route:
       spread: mesh axes over which matrices are spread by all-to-all.
       gathered: mesh axes along which they are gathered, and the work is repeated.
       divided: mesh axes of replicas that divide the work; the results are gathered along them.
-      devices: how many hold shards or copies of these matrices.
-      workers: how many of them have work of their own: along ``divided`` and ``spread``, in this
+      workers: how many devices have work of their own: along ``divided`` and ``spread``, in this
         order.
       shipments: the assignment to them.
       loads: operations of each device of the mesh, with what it had to do before.
@@ -43,7 +42,6 @@ class Route:
     spread: tuple[str, ...]
     gathered: tuple[str, ...]
     divided: tuple[str, ...]
-    devices: int
     workers: int
     shipments: tuple[Shipment, ...]
     loads: np.ndarray
@@ -69,7 +67,7 @@ def cheapest_route(
       loads: operations that each device of the mesh has to do besides.
     """
     routes = [
-        _route(stocks, (sharding, replicas), spread, divided, sizes, itemsizes, loads)
+        _route(stocks, sharding, spread, divided, sizes, itemsizes, loads)
         for spread in _subsets(sharding)
         for divided in _subsets(replicas)
     ]
@@ -89,15 +87,13 @@ def _subsets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 def _route(
     stocks: Sequence[Stock],
-    held: tuple[tuple[str, ...], tuple[str, ...]],
+    sharding: tuple[str, ...],
     spread: tuple[str, ...],
     divided: tuple[str, ...],
     sizes: Mapping[str, int],
     itemsizes: tuple[int, int],
     loads: np.ndarray,
 ) -> Route:
-    sharding, replicas = held
-    devices = math.prod(sizes[axis] for axis in sharding + replicas)
     gathered = tuple(axis for axis in sharding if axis not in spread)
     a, g, q = (math.prod(sizes[axis] for axis in axes) for axes in (spread, gathered, divided))
     # Devices along other axes do the same, or their like: the busiest of them counts.
@@ -112,4 +108,4 @@ def _route(
     row = sum(shipment.row for shipment in shipments)
     numbers = ((a - 1) + a * (g - 1)) * row, ((a - 1) + a * (q - 1)) * row
     total = loads + np.expand_dims(added, others)
-    return Route(spread, gathered, divided, devices, a * q, shipments, total, numbers)
+    return Route(spread, gathered, divided, a * q, shipments, total, numbers)

@@ -243,15 +243,13 @@ def scale_by_muonplus(
     steps = [polar_step, norm_step, shape_step]
     if adaptive:
         steps = [dual_norm_step(polar_step, norm_step), shape_step]
-    first = settled(
-        momentum(beta, nesterov=nesterov, bias_correction=bias_correction, mu_dtype=mu_dtype),
-        sharding,
-    )
+    first = momentum(beta, nesterov=nesterov, bias_correction=bias_correction, mu_dtype=mu_dtype)
     moved_as = rounded_on_arrival(polar, compute_dtype)
     then = lift(steps, weight_dimension_numbers, sharding, moved_as=moved_as)
 
     def init_fn(params: optax.Params) -> Any:
-        return first.init(params), then.init(params)
+        first_state, then_state = first.init(params), then.init(params)
+        return settle(first_state, params, sharding), then_state
 
     def update_fn(
         updates: optax.Updates, state: Any, params: optax.Params | None = None
