@@ -52,6 +52,10 @@ class OptimizerConfig:
     """Peak learning rate of what AdamW updates: everything under adamw."""
     norm: Literal["none", "col", "row", "col_row", "row_col"] = "col_row"
     """Which norms muonplus sets to one after the polar step, in this order."""
+    match_frobenius: bool = False
+    """Give the normalized update of muonplus the Frobenius norm that it had before."""
+    polar: Literal["auto", "newton_schulz", "gram", "svd"] = "auto"
+    """How the polar step is computed: by polynomials (auto: in the cheaper way), or exactly."""
     ns_coeffs: Literal["jordan", "you", "polar_express"] = "jordan"
     """Polynomials of the polar step, by the paper's names."""
     ns_steps: int = 5
@@ -93,6 +97,9 @@ class RunConfig:
     """Rows per step, on all devices together; a step sees batch_size x context tokens."""
     accumulate: int = 1
     """Pieces a step's rows are worked through in: as many times less memory for activations."""
+    max_skipped: int = 10
+    """Steps in a row that are left out because their loss or gradient is not finite, as one bad
+    batch can make it; one more stops the run."""
     eval_every: int = 100
     """Steps between evaluations; the last step is always evaluated."""
     eval_batches: int = 20

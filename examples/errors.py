@@ -5,5 +5,20 @@ class UserError(Exception):
     """Something the user can put right; printed without a traceback."""
 
 
+class Diverged(UserError):
+    """Training cannot go on from where it is."""
+
+    def __init__(self, step: int, skipped: int, saved: int):
+        self.step = step
+        steps = f"at {skipped} steps in a row" if skipped > 1 else "at a step"
+        kept = f"the last checkpoint is of step {saved}" if saved else "there is no checkpoint yet"
+        super().__init__(
+            f"the loss or its gradient was not finite {steps}, the last of them step {step}. None "
+            f"of them changed the parameters; {kept}. Start anew with a lower "
+            "--optimizer.learning-rate or --optimizer.adam-learning-rate, or, if it is some texts "
+            "and not the rates, with a larger --max-skipped."
+        )
+
+
 class DamagedFileError(UserError):
     """A file is not what was written to it."""

@@ -1,22 +1,18 @@
 """Validation loss, perplexity and bits per byte."""
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
 import optax
 from jax.sharding import Mesh
-from jax.typing import ArrayLike
 
 from examples import sharding
 from examples.config import RunConfig
 from examples.data.loader import Loader, Tokens
 from examples.data.placement import place_batch
 from examples.errors import UserError
-from examples.loss import next_token_loss
-from examples.training import Apply
+from examples.training import Loss
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ def bits_per_byte(nats_per_token: float, tokens: int, n_bytes: int) -> float:
 
 
 def make_evaluate(
-    apply: Apply, config: RunConfig, val: Tokens, mesh: Mesh
+    loss_of: Loss, config: RunConfig, val: Tokens, mesh: Mesh
 ) -> Callable[[optax.Params], Evaluation]:
     """A function from parameters to their evaluation, each time on the same batches."""
     # As many rows at once as a step has: what fits into memory there fits here.
@@ -50,12 +46,8 @@ def make_evaluate(
             "--data.val-fraction, or a smaller --batch-size or --model.context."
         )
 
-    @functools.partial(jax.jit, out_shardings=sharding.replicated(mesh))
-    def batch_loss(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> jax.Array:
-        return next_token_loss(apply(params, inputs), targets)
-
     def evaluate(params: optax.Params) -> Evaluation:
-        losses = [batch_loss(params, *place_batch(loader, i, place)) for i in range(n_batches)]
+        losses = [loss_of(params, *place_batch(loader, i, place)) for i in range(n_batches)]
         loss = math.fsum(map(float, losses)) / n_batches
         return Evaluation(
             val_loss=loss,

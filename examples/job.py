@@ -1,5 +1,6 @@
 """A configuration, its text and a mesh, put together to the functions that a run calls."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from examples.data.loader import Loader
 from examples.data.prepare import Dataset
 from examples.errors import UserError
 from examples.evaluate import Evaluation, make_evaluate
-from examples.training import Apply, TrainState, TrainStep
+from examples.training import Program, TrainState
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,11 @@ class Job:
     mesh: Mesh
     dataset: Dataset
     loader: Loader
-    apply: Apply
-    abstract: TrainState
-    """The shapes, types and places of the state."""
+    program: Program
     init: Callable[[], TrainState]
-    train_step: TrainStep
+    """The state before the first step, of the seed of the configuration."""
+    train_step: Callable[..., tuple[TrainState, jax.Array]]
+    """State, inputs and targets to the next state and the loss, at the rates of the same."""
     evaluate: Callable[[optax.Params], Evaluation]
 
 
@@ -42,23 +43,25 @@ def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> Job:
             f"{config.batch_size} x {config.model.context}. Give more text, or a smaller "
             "--batch-size or --model.context."
         )
-    vocab_size = dataset.tokenizer.get_vocab_size()
-    apply = training.make_apply(config, vocab_size, mesh)
-    init_params = training.make_init_params(config, vocab_size)
-    places = sharding.of_params(jax.eval_shape(init_params), mesh)
-    optimizer = optimizers.build(config.optimizer, config.steps, places if mesh.size > 1 else None)
-    init = training.make_init(config, init_params, optimizer)
-    abstract = training.abstract_state(init, mesh)
+    optimizer = config.optimizer
+    program = training.make_program(
+        model=config.model,
+        rule=dataclasses.replace(optimizer, learning_rate=0.0, adam_learning_rate=0.0),
+        steps=config.steps,
+        accumulate=config.accumulate,
+        vocab_size=dataset.tokenizer.get_vocab_size(),
+        mesh=mesh,
+    )
+    rates = optimizers.rates(optimizer)
     return Job(
         config=config,
         mesh=mesh,
         dataset=dataset,
         loader=loader,
-        apply=apply,
-        abstract=abstract,
-        init=training.place_init(init, abstract),
-        train_step=training.make_train_step(apply, optimizer, abstract, mesh, config.accumulate),
-        evaluate=make_evaluate(apply, config, dataset.val, mesh),
+        program=program,
+        init=lambda: program.init(config.seed),
+        train_step=lambda state, *batch: program.train_step(state, rates, *batch),
+        evaluate=make_evaluate(program.loss, config, dataset.val, mesh),
     )
 
 

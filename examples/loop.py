@@ -10,9 +10,9 @@ import jax
 
 from examples import sharding
 from examples.data.placement import place_batch
-from examples.errors import UserError
+from examples.errors import Diverged
 from examples.job import Job
-from examples.progress import Display
+from examples.progress import Watcher
 from examples.runs import Metrics
 from examples.signals import StopRequests
 from examples.training import TrainState
@@ -28,9 +28,11 @@ class Loop:
     settle: Callable[[], None]
     stop: StopRequests
     metrics: Metrics
-    display: Display
+    display: Watcher
     saved: int = 0
     """The last step that was saved."""
+    skipped: int = 0
+    """Steps in a row, up to the last recorded one, that changed nothing."""
     clock: tuple[int, float] | None = None
     """The step and time from which speed is measured; None after a pause and at the start."""
 
@@ -81,10 +83,9 @@ class Loop:
         """Waits for the loss of a step and writes it down."""
         value = float(loss)
         if not math.isfinite(value):
-            raise UserError(
-                f"the loss of step {step} is {value}: lower --optimizer.learning-rate or "
-                "--optimizer.adam-learning-rate."
-            )
+            self.skip(step)
+            return
+        self.skipped = 0
         now = time.monotonic()
         measured = {"train_loss": value}
         if self.clock is None:
@@ -94,3 +95,12 @@ class Loop:
             measured["tokens_per_second"] = round(tokens / (now - self.clock[1]), 1)
         self.metrics.add(step, **measured)
         self.display.trained(step, value, measured.get("tokens_per_second"))
+
+    def skip(self, step: int) -> None:
+        """Notes a step whose loss or gradient was not finite; stops after too many in a row."""
+        self.skipped += 1
+        self.metrics.add(step, skipped=self.skipped)
+        self.display.skipped(step)
+        self.clock = None
+        if self.skipped > self.job.config.max_skipped:
+            raise Diverged(step, self.skipped, self.saved)

@@ -2,10 +2,11 @@
 
 import functools
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
+from jax.typing import ArrayLike
 
 import optax_muonplus as omp
 from examples.config import OptimizerConfig
@@ -17,22 +18,40 @@ WARMUP = 0.1  # share of the run spent rising to the peak rate, the paper's LLaM
 STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 3)
 
 
-def schedule(config: OptimizerConfig, peak: float, steps: int) -> optax.Schedule:
+class Rates(NamedTuple):
+    """Peak learning rates; arrays that a compiled step is given, so that it serves all rates."""
+
+    matrices: ArrayLike
+    rest: ArrayLike
+
+
+def rates(config: OptimizerConfig) -> Rates:
+    """Those that a configuration asks for."""
+    return Rates(config.learning_rate, config.adam_learning_rate)
+
+
+def schedule(config: OptimizerConfig, peak: ArrayLike, steps: int) -> optax.Schedule:
     """Learning rate by step; it would reach zero at `steps`, one after the last step."""
     if config.schedule == "constant_linear":
         hold = int(HOLD * steps)
-        return optax.linear_schedule(peak, 0.0, steps - hold, transition_begin=hold)
-    warmup = max(1, int(WARMUP * steps))
-    # From peak / warmup and not from zero, so that the first step is not lost.
-    return optax.warmup_cosine_decay_schedule(peak / warmup, peak, warmup, max(steps, warmup + 1))
+        share = optax.linear_schedule(1.0, 0.0, steps - hold, transition_begin=hold)
+    else:
+        warmup = max(1, int(WARMUP * steps))
+        # From 1 / warmup and not from zero, so that the first step is not lost.
+        share = optax.warmup_cosine_decay_schedule(1 / warmup, 1.0, warmup, max(steps, warmup + 1))
+    return lambda step: peak * share(step)
 
 
 def build(
-    config: OptimizerConfig, steps: int, sharding: Any = None
+    config: OptimizerConfig, steps: int, sharding: Any = None, peaks: Rates | None = None
 ) -> optax.GradientTransformation:
-    """The transformation for a run of `steps` steps; `sharding` is that of each parameter."""
-    rate = schedule(config, config.learning_rate, steps)
-    adam_rate = schedule(config, config.adam_learning_rate, steps)
+    """The transformation for a run of `steps` steps; `sharding` is that of each parameter.
+
+    `peaks` come in place of the rates of the configuration.
+    """
+    peaks = peaks or rates(config)
+    rate = schedule(config, peaks.matrices, steps)
+    adam_rate = schedule(config, peaks.rest, steps)
     if config.name == "adamw":
         rule = adamw(config, adam_rate)
     else:
@@ -56,9 +75,14 @@ def matrix_rule(
     config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule, sharding: Any
 ) -> optax.GradientTransformation:
     """Muon+ or Muon on the matrices, AdamW on the rest."""
-    rule = omp.muon if config.name == "muon" else functools.partial(omp.muonplus, norm=config.norm)
+    rule = omp.muon
+    if config.name == "muonplus":
+        rule = functools.partial(
+            omp.muonplus, norm=config.norm, match_frobenius=config.match_frobenius
+        )
     return rule(
         rate,
+        polar=config.polar,
         ns_coeffs=config.ns_coeffs,
         ns_steps=config.ns_steps,
         beta=config.beta,

@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn from its metrics alone."""
+"""The picture of a run, drawn from its metrics alone."""
 
 from pathlib import Path
 from typing import Any

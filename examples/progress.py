@@ -1,6 +1,7 @@
 """What a person sees during training: a live bar, or plain lines where there is no terminal."""
 
 import time
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -8,10 +9,30 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from examples.evaluate import Evaluation
 
 
+class Watcher(Protocol):
+    """What a loop reports to."""
+
+    def begin(self, step: int) -> None:
+        """The run goes on from this step."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def trained(self, step: int, loss: float, tokens_per_second: float | None) -> None:
+        """A step is done."""
+
+    def skipped(self, step: int) -> None:
+        """A step changed nothing, since its loss or gradient was not finite."""
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        """The state after a step was evaluated."""
+
+
 class Display:
     """Shows step, loss, speed and the time that is left."""
 
-    def __init__(self, console: Console, start: int, steps: int):
+    def __init__(self, console: Console, steps: int):
         self.console = console
         self.steps = steps
         self.first: tuple[int, float] | None = None
@@ -24,7 +45,11 @@ class Display:
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.bar.add_task("", completed=start, total=steps, numbers=self.numbers)
+        self.task = self.bar.add_task("", total=steps, numbers=self.numbers)
+
+    def begin(self, step: int) -> None:
+        """Says how many steps are done before the first one is shown."""
+        self.bar.update(self.task, completed=step)
 
     def __enter__(self) -> "Display":
         if not self.console.is_terminal and not self.bar.finished:
@@ -51,6 +76,10 @@ class Display:
             return ""
         seconds = round((now - time_0) / (step - step_0) * (self.steps - step))
         return f"{seconds // 60}:{seconds % 60:02d} left"
+
+    def skipped(self, step: int) -> None:
+        """Writes down that a step changed nothing."""
+        self.console.print(f"step {step}/{self.steps}  loss or gradient not finite: left out")
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         """Writes a line that stays."""

@@ -1,7 +1,5 @@
 """Pretrains a language model with Muon+: `python -m examples.train`, `--help` for more."""
 
-import functools
-import os
 import signal
 import sys
 import time
@@ -13,17 +11,17 @@ from rich.console import Console
 
 from examples import command, optimizers, processes, runs, sharding
 from examples import config as configs
-from examples.checkpoint import Checkpoints
 from examples.command import NewRun, Resume
+from examples.compilation import keep_compiled_programs
 from examples.config import RunConfig
-from examples.data.prepare import cache_folder, prepare
+from examples.data.prepare import prepare
 from examples.errors import UserError
+from examples.execute import execute
 from examples.generate import sample_text
 from examples.job import Job, assemble
-from examples.loop import Loop
 from examples.progress import Display
 from examples.results import write_results
-from examples.signals import StopRequests, exit_status
+from examples.signals import exit_status
 from examples.training import TrainState
 
 
@@ -89,34 +87,18 @@ def make_ready(asked: NewRun | Resume, preset: str, console: Console) -> tuple[P
     return folder, job
 
 
-def keep_compiled_programs() -> None:
-    """Lets later runs load what this one compiles."""
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
 def train(job: Job, folder: Path, console: Console) -> int:
     """Trains from the last checkpoint on and reports; the signal that came before the end, or 0."""
-    about = functools.partial(runs.about_step, job.config, job.dataset.key)
-    with Checkpoints(folder / "checkpoints", about) as checkpoints:
-        start = checkpoints.latest_step()
-        state = checkpoints.restore(start, job.abstract) if start else job.init()
-        introduce(job, folder, state, start, console)
-        with runs.Metrics(folder / "metrics.jsonl", start) as metrics:
-            loop = Loop(
-                job=job,
-                save=checkpoints.save,
-                settle=checkpoints.settle,
-                stop=StopRequests(processes.Agreement(job.mesh)),
-                metrics=metrics,
-                display=Display(console, start, job.config.steps),
-            )
-            state, step = loop.run(state, start)
-    if step < job.config.steps:
-        console.print(f"\nstopped after step {step}; the run is saved.")
-        return loop.stop.agreed
-    sample = sample_text(job.apply, state, job.dataset.tokenizer, job.config)
+    outcome = execute(
+        job,
+        folder,
+        Display(console, job.config.steps),
+        lambda state, start: introduce(job, folder, state, start, console),
+    )
+    if outcome.stopped_by:
+        console.print(f"\nstopped after step {outcome.step}; the run is saved.")
+        return outcome.stopped_by
+    sample = sample_text(job.program.apply, outcome.state, job.dataset.tokenizer, job.config)
     if processes.is_first():
         summary = write_results(folder, sample)
         console.print(f"\n{sample}\n", style="dim")

@@ -1,6 +1,7 @@
 """The trainer at toy size: whole runs, resuming, the errors a person meets, and the data."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -281,12 +282,30 @@ def test_resume_with_another_text(tmp_path, text, capsys):
     assert "the text is not the one" in error_of(capsys, "--resume", str(tmp_path / "x"))
 
 
+def losses_are(broken, loss=math.nan):
+    """Makes the loss of some steps be read as `loss`."""
+    calls = itertools.count(1)
+    return unittest.mock.patch.object(
+        loop, "float", lambda x: loss if next(calls) in broken else float(x), create=True
+    )
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_diverging_run(tmp_path, text, capsys, loss):
-    with unittest.mock.patch.object(loop, "float", lambda array: loss, create=True):
-        assert train(text, tmp_path) == 2
-    shown = capsys.readouterr().err
-    assert "the loss of step 1 is" in shown and "lower --optimizer.learning-rate" in shown
+    with losses_are(range(4, STEPS + 1), loss):
+        assert train(text, tmp_path, "--name", "x", "--max-skipped", "5") == 2
+    shown = capsys.readouterr()
+    assert "at 6 steps in a row, the last of them step 9" in shown.err
+    assert "the last checkpoint is of step 8" in shown.err and saved_step(tmp_path / "x") == 8
+    assert "lower --optimizer.learning-rate" in shown.err and "--max-skipped" in shown.err
+    assert f"step 4/{STEPS}  loss or gradient not finite: left out" in shown.out
+
+
+def test_skipped_steps(tmp_path, text):
+    with losses_are({2, 3, 5, 6}):  # never more than two in a row
+        assert train(text, tmp_path, "--name", "x", "--max-skipped", "2") == 0
+    assert losses(tmp_path / "x", "skipped") == {2: 1, 3: 2, 5: 1, 6: 2}
+    assert list(losses(tmp_path / "x")) == [1, 4, *range(7, STEPS + 1)]
 
 
 def test_config_survives_json():

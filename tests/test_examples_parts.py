@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from examples import optimizers
+from examples import optimizers, training
 from examples.config import ModelConfig, OptimizerConfig, RunConfig
 from examples.data.loader import Tokens, TokensMeta
 from examples.evaluate import bits_per_byte, make_evaluate
 from examples.generate import sample_ids
-from examples.sharding import make_mesh
+from examples.loss import next_token_loss
+from examples.sharding import make_mesh, replicated
 
 
 @pytest.mark.parametrize(("name", "equal"), [("muonplus", True), ("muon", False)])
@@ -56,7 +57,10 @@ def test_evaluation_of_a_uniform_model():
         jax.debug.callback(lambda x: seen.append(x.tolist()), inputs, ordered=True)
         return jnp.zeros((*inputs.shape, 300))
 
-    evaluate = make_evaluate(uniform, config, tokens, make_mesh("", jax.devices()[:1]))
+    def loss(params, inputs, targets):
+        return next_token_loss(uniform(params, inputs), targets)
+
+    evaluate = make_evaluate(jax.jit(loss), config, tokens, make_mesh("", jax.devices()[:1]))
     evaluation = evaluate({})
     assert evaluation.val_perplexity == pytest.approx(300, rel=1e-5)
     assert evaluation.val_bits_per_byte == pytest.approx(math.log2(300) / 4, rel=1e-5)
@@ -92,3 +96,36 @@ def test_schedules():
     np.testing.assert_allclose(
         [cosine(i) for i in (0, 10, 55, 100)], [0.05, 0.5, 0.25, 0], atol=1e-6
     )
+
+
+# Steps
+
+
+def test_a_step_that_is_not_finite_changes_nothing():
+    mesh = make_mesh("", jax.devices()[:1])
+
+    def loss(params, inputs, targets):  # infinite, or with such a slope
+        bad = jnp.where(inputs[0, 0] == 1, jnp.inf, 1.0) * jnp.sum(targets)
+        return jnp.sum(params["up"]["kernel"] ** 2) * bad + jnp.sqrt(params["scale"] - inputs[0, 1])
+
+    def optimizer(rates):
+        return optimizers.build(OptimizerConfig(), 10, peaks=rates)
+
+    params = {"up": {"kernel": jnp.ones((4, 3))}, "scale": jnp.asarray(5.0)}
+    init = training.make_init(lambda seed: params, optimizer(optimizers.Rates(0.0, 0.0)))
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)),
+        jax.eval_shape(init, 0),
+    )
+    step = training.make_train_step(loss, optimizer, abstract, mesh, accumulate=1)
+    rates = optimizers.Rates(0.1, 0.1)
+    state, value = step(init(0), rates, np.array([[0, 0]]), np.array([[1, 1]]))
+    assert jnp.isfinite(value) and state.params["scale"] != 5
+    before = jax.tree.map(np.asarray, (state.params, state.opt_state))
+    root_of_zero = np.asarray(state.params["scale"])
+    for bad in ([[1.0, 0.0]], [[0.0, root_of_zero]]):
+        state, value = step(state, rates, np.array(bad, np.float32), np.array([[1, 1]]))
+        assert jnp.isnan(value)
+        jax.tree.map(np.testing.assert_array_equal, before, (state.params, state.opt_state))
+    state, value = step(state, rates, np.array([[0, 0]]), np.array([[1, 1]]))
+    assert jnp.isfinite(value) and state.params["scale"] != root_of_zero

@@ -48,7 +48,7 @@ def gradients(text):
 
 
 def loss_of(job, params, inputs, targets):
-    return next_token_loss(job.apply(params, inputs), targets)
+    return next_token_loss(job.program.apply(params, inputs), targets)
 
 
 # Numbers

@@ -83,8 +83,8 @@ def test_run_goes_on_while_it_is_saved(tmp_path, text):
             checkpoints.save(step, state)
         checkpoints.settle()
         for step in (2, 3):  # two are kept
-            equal(checkpoints.restore(step, toy.abstract), kept[step])
-        elsewhere = job(text, "tensor=2", 2).abstract
+            equal(checkpoints.restore(step, toy.program.abstract), kept[step])
+        elsewhere = job(text, "tensor=2", 2).program.abstract
         restored = checkpoints.restore(3, elsewhere)
     equal(restored, kept[3])
     places = [x.sharding for x in jax.tree.leaves(restored.params)]
@@ -147,7 +147,7 @@ def test_damaged_checkpoint_is_named(tmp_path, text, damaged):
         path = tmp_path / "c" / "3" / damaged
         path.write_bytes(path.read_bytes()[:10])
         with pytest.raises(UserError, match=rf"{tmp_path}/c/3 cannot be read(.|\n)*remove that"):
-            checkpoints.restore(3, toy.abstract)
+            checkpoints.restore(3, toy.program.abstract)
 
 
 def test_cut_off_arrays_are_named(tmp_path, finished):

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_examples import TOY, losses, train
 
-from examples import command, sharding, training
+from examples import command, optimizers, sharding, training
 from examples.config import PRESETS, OptimizerConfig
 from examples.data.loader import Loader
 from examples.data.placement import place_batch
@@ -49,7 +49,9 @@ def compiled_step(job, **options):
     rows = jax.ShapeDtypeStruct(
         (job.loader.batch_size, job.loader.context), jnp.int32, sharding=sharding.of_batch(job.mesh)
     )
-    return job.train_step.lower(job.abstract, rows, rows).compile(compiler_options=options or None)
+    return job.program.train_step.lower(
+        job.program.abstract, optimizers.Rates(0.1, 0.1), rows, rows
+    ).compile(compiler_options=options or None)
 
 
 # The flag
@@ -98,11 +100,9 @@ def test_rows_that_cannot_be_dealt_out(flags, words, text, tmp_path, capsys):
 
 @pytest.mark.parametrize("preset", ["gpt-tiny", "gpt-micro"])  # others: test_models.py
 def test_every_parameter_and_moment_has_a_place(preset):
-    config = dataclasses.replace(PRESETS[preset][1])
-    model = dataclasses.replace(config.model, tied=False)
-    init = training.make_init_params(dataclasses.replace(config, model=model), 512)
+    model = dataclasses.replace(PRESETS[preset][1].model, tied=False)
     mesh = sharding.make_mesh(CUBE, jax.devices())
-    params = jax.eval_shape(init)
+    params = jax.eval_shape(training.make_init_params(model, 512), 0)
     placed = sharding.of_params(params, mesh)
     block = placed["blocks"][0]
     assert block["attn"]["query"]["kernel"].spec == P("fsdp", "tensor")
@@ -114,7 +114,7 @@ def test_every_parameter_and_moment_has_a_place(preset):
 
 
 def test_moments_are_with_their_parameters(text):
-    abstract = job(text).abstract
+    abstract = job(text).program.abstract
     kernel = ["blocks/0/mlp/up/kernel", P("fsdp", "tensor")]
     found = [
         (jax.tree_util.keystr(path, simple=True, separator="/"), x.sharding.spec)
@@ -132,7 +132,9 @@ def test_parameter_without_a_row_is_an_error():
 
 
 def test_parameters_are_never_whole_on_a_device(text):
-    shapes = set(re.findall(r"f32\[(\d+,\d+)\]", job(text).init.lower().compile().as_text()))
+    shapes = set(
+        re.findall(r"f32\[(\d+,\d+)\]", job(text).program.init.lower(0).compile().as_text())
+    )
     assert "150,8" in shapes and "8,32" in shapes  # of wte (300, 16) and up/kernel (16, 64)
     assert not shapes & {"300,16", "16,64", "64,16", "16,16"}
 
@@ -235,7 +237,10 @@ def test_remat_changes_no_loss(text):
 
 def test_bfloat16_keeps_float32_parameters(text):
     toy = job(text, compute_dtype="bfloat16")
-    dtypes = {x.dtype for x in jax.tree.leaves((toy.abstract.params, toy.abstract.opt_state))}
+    dtypes = {
+        x.dtype
+        for x in jax.tree.leaves((toy.program.abstract.params, toy.program.abstract.opt_state))
+    }
     assert dtypes == {jnp.dtype("float32"), jnp.dtype("int32")}
     assert "bf16[" in compiled_step(toy).as_text()
     # 8 bits of mantissa: 0.4 % of activations; the loss is a mean over many.

@@ -1,0 +1,104 @@
+"""Figures of sweeps."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from examples.grid import Cell, Method
+from examples.plots import BLUE, ORANGE
+from examples.tables import ADAMW, MUON, Sweep
+
+# The rest of Okabe and Ito's colours; marks besides, for print in grey.
+GREEN, SKY, YELLOW, BLACK = "#009E73", "#56B4E9", "#E69F00", "#000000"
+STYLES = {
+    ADAMW: (YELLOW, "v"),
+    MUON: (BLACK, "o"),
+    Method("muonplus", "col", "jordan", "free"): (SKY, "<"),
+    Method("muonplus", "row", "jordan", "free"): (BLUE, ">"),
+    Method("muonplus", "col_row", "jordan", "free"): (ORANGE, "s"),
+    Method("muonplus", "row_col", "jordan", "free"): (GREEN, "D"),
+}
+SHADES = (SKY, BLUE, YELLOW, ORANGE, BLACK)
+"""For rates, from low to high; as many of the highest are drawn."""
+
+
+def panels(sweeps: Sequence[Sweep], rows: int = 1) -> tuple[Figure, list[list[Axes]]]:
+    """A figure with a column for each sweep."""
+    n = len(sweeps)
+    figure = Figure(figsize=(1 + 5 * n, 0.4 + 3.8 * rows), layout="constrained")
+    return figure, figure.subplots(rows, n, squeeze=False).tolist()
+
+
+def plot_rates(sweeps: Sequence[Sweep], path: Path) -> None:
+    """Perplexity of the first seed against the learning rate, for each method."""
+    figure, (row,) = panels(sweeps)
+    for axes, sweep in zip(row, sweeps, strict=True):
+        for method in drawn(sweep):
+            losses = [(rate, sweep.losses(method, rate)[0]) for rate in sweep.rates(method)]
+            points = [(rate, math.exp(loss)) for rate, loss in losses if loss < math.inf]
+            colour, mark = STYLES[method]
+            axes.plot(*columns(points), color=colour, marker=mark, label=method.name)
+        axes.set(xscale="log", xlabel="peak learning rate", title=sweep.name)
+        rates = sorted({cell.rate for cell in sweep.results})
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates], rotation=60)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    row[0].set_ylabel("validation perplexity")
+    row[-1].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def plot_curves(sweeps: Sequence[Sweep], path: Path) -> None:
+    """Validation loss by step, and below it the difference from Muon."""
+    figure, (above, below) = panels(sweeps, rows=2)
+    for axes, gaps, sweep in zip(above, below, sweeps, strict=True):
+        muon = dict(sweep.curve(MUON)) if MUON in sweep.methods() else {}
+        for method in drawn(sweep):
+            colour, mark = STYLES[method]
+            curve = sweep.curve(method)
+            label = f"{method.name}, rate {sweep.best_rate(method):g}"
+            axes.plot(*columns(curve), color=colour, marker=mark, markersize=4, label=label)
+            if method.optimizer != "adamw":
+                gap = [(step, loss - muon[step]) for step, loss in curve if step in muon]
+                gaps.plot(*columns(gap), color=colour, marker=mark, markersize=4)
+        axes.set(title=sweep.name)
+        gaps.set(xlabel="step")
+        axes.legend(frameon=False)
+        for one in (axes, gaps):
+            one.grid(alpha=0.3)
+    above[0].set_ylabel("validation loss (nats per token)")
+    below[0].set_ylabel("difference from Muon")
+    figure.savefig(path, dpi=150)
+
+
+def plot_stability(sweeps: Sequence[Sweep], path: Path) -> None:
+    """Training loss of Muon and of the best Muon+ at each rate."""
+    figure, grid = panels(sweeps, rows=2)
+    for which, row in enumerate(grid):
+        for axes, sweep in zip(row, sweeps, strict=True):
+            methods = [m for m in (MUON,) if m in sweep.methods()] if which == 0 else sweep.plus()
+            if not methods:
+                continue
+            method = min(methods, key=lambda method: sweep.best(method)[0])
+            rates = sweep.rates(method)[-len(SHADES) :]
+            for rate, colour in zip(rates, SHADES[-len(rates) :], strict=True):
+                curve = sweep.results[Cell(method, rate, 0)].train
+                axes.plot(*columns(curve), color=colour, linewidth=1, label=f"rate {rate:g}")
+            axes.set(title=f"{sweep.name}: {method.name}", xlabel="step")
+            axes.grid(alpha=0.3)
+            axes.legend(frameon=False)
+        row[0].set_ylabel("training loss (nats per token)")
+    figure.savefig(path, dpi=150)
+
+
+def drawn(sweep: Sweep) -> list[Method]:
+    """The methods of the paper's own comparison."""
+    return [method for method in STYLES if method in sweep.methods()]
+
+
+def columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """The first and the second numbers."""
+    return [x for x, _ in points], [y for _, y in points]

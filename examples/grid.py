@@ -1,0 +1,176 @@
+"""The runs of a sweep: which there are, what each changes, and which are still to be done."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from examples.config import OptimizerConfig, RunConfig
+from examples.errors import UserError
+from examples.recipes import ROWS
+
+Ortho = Literal["jordan", "you", "polar_express", "svd"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """What is varied; methods x rates with the first seed, then each method's best rate."""
+
+    optimizers: tuple[Literal["adamw", "muon", "muonplus"], ...] = ("adamw", "muon", "muonplus")
+    """Update rules of the matrices."""
+    norms: tuple[Literal["col", "row", "col_row", "row_col"], ...] = (
+        "col",
+        "row",
+        "col_row",
+        "row_col",
+    )
+    """Normalizations of muonplus."""
+    rates: tuple[float, ...] = (0.01, 0.014, 0.02, 0.028, 0.04)
+    """Peak learning rates of the matrices under all but adamw."""
+    adam_rates: tuple[float, ...] = (0.0003, 0.0006, 0.00125, 0.0025, 0.005)
+    """Peak learning rates of all parameters under adamw."""
+    same_rate: bool = False
+    """Give all parameters the rate of the matrices, as the paper's code does."""
+    orthos: tuple[Ortho, ...] = ("jordan",)
+    """Polar steps: polynomials by the paper's names, or svd for the exact one."""
+    frobenius: tuple[Literal["free", "matched"], ...] = ("free",)
+    """matched: the normalized update of muonplus gets the Frobenius norm it had before."""
+    seeds: int = 1
+    """Seeds from 0; those after the first are run at the best rate of each method only."""
+
+
+VARIED = {
+    "name": "optimizers",
+    "norm": "norms",
+    "match_frobenius": "frobenius",
+    "ns_coeffs": "orthos",
+    "learning_rate": "rates",
+}
+"""Fields of OptimizerConfig that a grid decides, with those of Grid that list their values."""
+
+PAPER_RATES = {
+    "gpt": (0.003, 0.005, 0.01, 0.02, 0.04),
+    "llama": (0.005, 0.01, 0.02, 0.04, 0.06, 0.08),
+}
+"""Of the paper's appendix "Detailed Sweep Experiments"."""
+
+
+def default_grid(preset: str) -> Grid:
+    """The paper's rates for its recipes."""
+    row = ROWS.get(preset.removesuffix("-muon"))
+    if row is None:
+        return Grid()
+    rates = PAPER_RATES[row[0].size.family]
+    return Grid(rates=rates, adam_rates=rates, same_rate=True)
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Method:
+    """An update rule without its rate: a row of the tables."""
+
+    optimizer: str
+    norm: str = ""
+    ortho: str = ""
+    frobenius: str = ""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        rule = {"adamw": "AdamW", "muon": "Muon", "muonplus": "Muon+"}[self.optimizer]
+        ortho = "" if self.ortho in ("", "jordan") else self.ortho
+        matched = "matched norm" if self.frobenius == "matched" else ""
+        return " ".join(filter(None, (rule, self.norm, ortho, matched)))
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Cell:
+    """One run."""
+
+    method: Method
+    rate: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The folder of the run."""
+        words = (*dataclasses.astuple(self.method), f"{self.rate:g}", f"seed{self.seed}")
+        return "-".join(filter(None, words))
+
+
+def methods(grid: Grid) -> Iterator[Method]:
+    """The rows of the grid, each once."""
+    for optimizer in dict.fromkeys(grid.optimizers):
+        if optimizer == "adamw":
+            yield Method(optimizer)
+            continue
+        norms, frobenius = (grid.norms, grid.frobenius) if optimizer == "muonplus" else ([""], [""])
+        for ortho, norm, size in itertools.product(grid.orthos, norms, frobenius):
+            yield Method(optimizer, norm, ortho, size)
+
+
+def rates(grid: Grid, method: Method) -> tuple[float, ...]:
+    """The columns of a row."""
+    return grid.adam_rates if method.optimizer == "adamw" else grid.rates
+
+
+def wanted(grid: Grid, losses: dict[Cell, float]) -> Iterator[Cell]:
+    """The runs that are known to be needed, in order, finished ones (in `losses`) among them."""
+    for method in methods(grid):
+        first = [Cell(method, rate, seed=0) for rate in rates(grid, method)]
+        yield from first
+        if all(cell in losses for cell in first):
+            best = min(first, key=lambda cell: losses[cell])
+            for seed in range(1, grid.seeds):
+                yield dataclasses.replace(best, seed=seed)
+
+
+def count(grid: Grid) -> int:
+    """The number of runs."""
+    return sum(len(rates(grid, method)) + grid.seeds - 1 for method in methods(grid))
+
+
+def configure(base: RunConfig, grid: Grid, cell: Cell, runs_dir: str) -> RunConfig:
+    """The settings of a run."""
+    return dataclasses.replace(
+        base,
+        optimizer=optimizer(base.optimizer, grid, cell),
+        seed=cell.seed,
+        name=cell.name,
+        runs_dir=runs_dir,
+    )
+
+
+def optimizer(base: OptimizerConfig, grid: Grid, cell: Cell) -> OptimizerConfig:
+    """The update rule of a run, at its rate."""
+    method = cell.method
+    if method.optimizer == "adamw":
+        return dataclasses.replace(base, name="adamw", adam_learning_rate=cell.rate)
+    polar = {"polar": "svd"} if method.ortho == "svd" else {"ns_coeffs": method.ortho}
+    return dataclasses.replace(
+        base,
+        name=method.optimizer,
+        norm=method.norm or "none",
+        match_frobenius=method.frobenius == "matched",
+        learning_rate=cell.rate,
+        adam_learning_rate=cell.rate if grid.same_rate else base.adam_learning_rate,
+        **polar,
+    )
+
+
+def check(grid: Grid) -> None:
+    """Refuses what gives no run, or no better one."""
+    lists: dict[str, Sequence[object]] = {
+        field.name: value
+        for field in dataclasses.fields(grid)
+        if isinstance(value := getattr(grid, field.name), tuple)
+    }
+    for name, values in lists.items():
+        flag = f"--grid.{name.replace('_', '-')}"
+        if not values:
+            raise UserError(f"{flag} is empty: give at least one.")
+        if len(set(values)) < len(values):
+            raise UserError(f"{flag} {' '.join(map(str, values))}: give each once.")
+    if min(*grid.rates, *grid.adam_rates) <= 0:
+        raise UserError("--grid.rates and --grid.adam-rates: give numbers above 0.")
+    if grid.seeds < 1:
+        raise UserError(f"--grid.seeds is {grid.seeds}: give at least 1.")
