@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import optax
 import orbax.checkpoint as ocp
 from absl import logging
 
@@ -91,6 +92,34 @@ class Checkpoints:
         # After an error a save may wait for a process that is gone.
         if kind is None or jax.process_count() == 1:
             self.manager.close()
+
+
+def restore_params(
+    folder: Path, step: int | None, abstract: optax.Params
+) -> tuple[int, optax.Params]:
+    """The step, by default the last, and parameters of a checkpoint; reads nothing else of it."""
+    if not folder.is_dir():
+        raise UserError(f"{folder.parent} has no checkpoints yet.")
+    options = ocp.CheckpointManagerOptions(read_only=True)
+    with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
+        steps = manager.all_steps()
+        if not steps or (step is not None and step not in steps):
+            there = f"those of {', '.join(map(str, sorted(steps)))}" if steps else "none"
+            raise UserError(f"{folder} has no checkpoint of --step {step}: there are {there}.")
+        step = max(steps) if step is None else step
+        item = {"params": abstract}
+        part = ocp.args.PyTreeRestore(
+            item=item,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+            partial_restore=True,
+        )
+        try:
+            restored = manager.restore(step, args=ocp.args.Composite(state=part))
+        except (ValueError, KeyError, OSError) as error:
+            raise UserError(
+                f"the checkpoint {folder / str(step)} cannot be read: {reason(error)}"
+            ) from error
+    return step, restored["state"]["params"]
 
 
 def agrees(saved: Any, now: Any) -> bool:

@@ -1,7 +1,8 @@
 """The command line: a preset or recipe with flags, or a run to continue."""
 
 import difflib
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -88,6 +89,16 @@ def parse_sweep(argv: Sequence[str]) -> tuple[NewSweep, str]:
                 f"values with --grid.{flag}."
             )
     return asked, preset
+
+
+def run_command(work: Callable[[], None]) -> int:
+    """Does what a command line asks for; the exit status."""
+    try:
+        work()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def choose(

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from examples import figures, tables
+from examples.command import run_command
 from examples.errors import UserError
 from examples.tables import Sweep
 
@@ -16,12 +17,7 @@ PROGRAM = "python -m examples.report"
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    try:
-        print(tyro.cli(report, args=argv, prog=PROGRAM))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command(lambda: print(tyro.cli(report, args=argv, prog=PROGRAM)))
 
 
 def report(folders: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path) -> Path:

@@ -6,10 +6,16 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from examples.config import RunConfig, from_dict
+from examples.data import tokenizer
+from examples.data.cache import Dataset
 from examples.errors import UserError
 from examples.files import write_atomically
 from examples.processes import is_first
+
+TOKENIZER = "tokenizer.json"
 
 
 def choose_folder(config: RunConfig, preset: str) -> Path:
@@ -35,7 +41,7 @@ def resume_command(folder: Path) -> str:
     return f"python -m examples.train --resume {shlex.quote(str(folder))}"
 
 
-def create(folder: Path, config: RunConfig, data_key: str) -> None:
+def create(folder: Path, config: RunConfig, dataset: Dataset) -> None:
     """Makes the folder and writes down what the run is about; process 0 does so for all."""
     if not is_first():
         if not (folder / "config.json").exists():
@@ -46,7 +52,8 @@ def create(folder: Path, config: RunConfig, data_key: str) -> None:
         return
     try:
         folder.mkdir(parents=True)
-        content = json.dumps(about(config, data_key), indent=2).encode()
+        write_atomically(folder / TOKENIZER, dataset.tokenizer.to_str().encode())
+        content = json.dumps(about(config, dataset.key), indent=2).encode()
         write_atomically(folder / "config.json", content)
     except OSError as error:
         raise UserError(f"cannot make the run folder {folder}: {error.strerror}.") from None
@@ -72,6 +79,14 @@ def reopen(folder: Path) -> tuple[RunConfig, str]:
         raise UserError(f"{folder} is no run folder: it has no config.json.") from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path} was not written by this version: {error!r}.") from None
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer that a run was trained with."""
+    path = folder / TOKENIZER
+    if not path.exists():
+        raise UserError(f"{folder} has no {TOKENIZER}: put back the one it was trained with.")
+    return tokenizer.load(path)
 
 
 class Metrics:

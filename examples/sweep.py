@@ -150,7 +150,7 @@ def run_cell(
     place = Path(config.runs_dir) / cell.name
     if not (place / "config.json").exists():
         shutil.rmtree(place, ignore_errors=True)  # what a kill left of it before it began
-        runs.create(place, config, dataset.key)
+        runs.create(place, config, dataset)
     mesh = sharding.make_mesh(asked.mesh, jax.devices())
     job = assemble(config, dataset, mesh)
     started, diverged_at = time.monotonic(), None

@@ -52,7 +52,7 @@ def launch(asked: NewRun | Resume, preset: str) -> int:
     folder = Path(processes.from_first(str(folder)))
     processes.check_same(repr((job.config, job.dataset.key, job.mesh.shape)))
     if isinstance(asked, NewRun):
-        processes.in_turn(lambda: runs.create(folder, job.config, job.dataset.key))
+        processes.in_turn(lambda: runs.create(folder, job.config, job.dataset))
     try:
         stopped_by = train(job, folder, console)
         processes.wait_for_all()
@@ -98,7 +98,7 @@ def train(job: Job, folder: Path, console: Console) -> int:
     if outcome.stopped_by:
         console.print(f"\nstopped after step {outcome.step}; the run is saved.")
         return outcome.stopped_by
-    sample = sample_text(job.program.apply, outcome.state, job.dataset.tokenizer, job.config)
+    sample = sample_text(job.program.extend, outcome.state, job.dataset.tokenizer, job.config)
     if processes.is_first():
         summary = write_results(folder, sample)
         console.print(f"\n{sample}\n", style="dim")

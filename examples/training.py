@@ -19,8 +19,9 @@ from examples.loss import next_token_loss
 from examples.models.config import ModelConfig
 from examples.optimizers import Rates
 
-Apply = Callable[[optax.Params, ArrayLike], jax.Array]
-"""Parameters and tokens (B, T) to logits (B, T, V)."""
+Extend = Callable[[optax.Params, ArrayLike, Any, jax.Array | int], tuple[jax.Array, Any]]
+"""Parameters, tokens (B, T), the past of `examples.models.attention` or None, and the position of
+the first token to logits (B, T, V) and the past with these tokens."""
 
 Loss = Callable[[optax.Params, ArrayLike, ArrayLike], jax.Array]
 """Parameters, inputs and targets (B, T) to nats per token."""
@@ -44,15 +45,18 @@ TrainStep = Callable[[TrainState, Rates, ArrayLike, ArrayLike], tuple[TrainState
 """State, peak rates, inputs and targets to the next state and the loss; see `make_train_step`."""
 
 
-def make_apply(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Apply:
+def make_extend(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Extend:
     """The model as a function of its parameters; makes no arrays."""
     model = nnx.eval_shape(lambda: models.build(config, vocab_size, nnx.Rngs(0)))
     graph, _ = nnx.split(model)
 
-    def apply(params: optax.Params, tokens: ArrayLike) -> jax.Array:
-        return nnx.merge(graph, sharding.gather_tables(params, mesh))(jnp.asarray(tokens))
+    def extend(
+        params: optax.Params, tokens: ArrayLike, past: Any, start: jax.Array | int
+    ) -> tuple[jax.Array, Any]:
+        model = nnx.merge(graph, sharding.gather_tables(params, mesh))
+        return model.extend(jnp.asarray(tokens), past, start)
 
-    return apply
+    return extend
 
 
 def make_init_params(config: ModelConfig, vocab_size: int) -> Callable[[Seed], optax.Params]:
@@ -162,7 +166,7 @@ def mean_over_pieces(
 class Program:
     """What is compiled for a run: it serves all runs that differ in seed and rates only."""
 
-    apply: Apply
+    extend: Extend
     abstract: TrainState
     """The shapes, types and places of the state."""
     init: Init
@@ -180,7 +184,7 @@ def make_program(
     mesh: Mesh,
 ) -> Program:
     """The functions of a run; compiles nothing before they are called."""
-    apply = make_apply(model, vocab_size, mesh)
+    extend = make_extend(model, vocab_size, mesh)
     init_params = make_init_params(model, vocab_size)
     places_of_params = sharding.of_params(jax.eval_shape(init_params, 0), mesh)
 
@@ -189,12 +193,13 @@ def make_program(
         return optimizers.build(rule, steps, moved, rates)
 
     def loss(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> jax.Array:
-        return next_token_loss(apply(params, inputs), targets)
+        logits, _ = extend(params, inputs, None, 0)
+        return next_token_loss(logits, targets)
 
     init = make_init(init_params, optimizer(Rates(0.0, 0.0)))
     abstract = abstract_state(init, mesh)
     return Program(
-        apply=apply,
+        extend=extend,
         abstract=abstract,
         init=place_init(init, abstract),
         train_step=make_train_step(loss, optimizer, abstract, mesh, accumulate),

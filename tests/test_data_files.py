@@ -3,7 +3,9 @@
 import json
 import sys
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 from tokenizers import Tokenizer, models, normalizers, processors
 
 from examples.config import DataConfig
@@ -66,10 +68,8 @@ def test_bad_rows_are_named(tmp_path, content, said):
 
 
 def test_rows_of_parquet(tmp_path):
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     texts = documents(30)
-    table = arrow.table({"id": range(31), "text": [*texts, None]})
+    table = pyarrow.table({"id": range(31), "text": [*texts, None]})
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7)
     config = DataConfig(paths=(str(tmp_path),), val_fraction=0.5)
     assert set(corpus.read(config)) == set(texts)

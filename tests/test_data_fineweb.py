@@ -3,8 +3,11 @@
 import sys
 import types
 
+import datasets
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 from tokenizers import Tokenizer
 
 from examples.config import DataConfig
@@ -142,14 +145,11 @@ def test_a_stream_that_ends_early(config, monkeypatch):
 
 
 def test_a_stream_of_the_package_itself(config, monkeypatch, tmp_path):
-    datasets = pytest.importorskip("datasets")
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     expected = prepare(config, quiet)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
     files = [str(tmp_path / f"{i}.parquet") for i in range(3)]
     for i, file in enumerate(files):
-        table = arrow.table({"id": range(400), "text": ROWS[400 * i : 400 * (i + 1)]})
+        table = pyarrow.table({"id": range(400), "text": ROWS[400 * i : 400 * (i + 1)]})
         parquet.write_table(table, file, row_group_size=90)
 
     def local():

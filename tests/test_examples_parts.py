@@ -15,6 +15,8 @@ from examples.generate import sample_ids
 from examples.loss import next_token_loss
 from examples.sharding import make_mesh, replicated
 
+SHORT = ModelConfig(n_layer=1, d_model=8, context=5)
+
 
 @pytest.mark.parametrize(("name", "equal"), [("muonplus", True), ("muon", False)])
 def test_muonplus_is_muon_with_equal_rows(name, equal):
@@ -69,19 +71,19 @@ def test_evaluation_of_a_uniform_model():
 
 
 def test_sample_follows_the_model():
-    def next_number(params, tokens):  # surely the token after the last one, modulo 7
-        return 1000.0 * jax.nn.one_hot((tokens + 1) % 7, 7)
+    def next_number(params, tokens, past, start):  # surely the token after the last, modulo 7
+        return 1000.0 * jax.nn.one_hot((jnp.asarray(tokens) + 1) % 7, 7), past
 
     # Longer than the window of 5, so that it has to move.
-    new = sample_ids(next_number, {}, [0], n_new=12, context=5, key=jax.random.key(0))
+    new = sample_ids(next_number, {}, [0], 12, SHORT, jax.random.key(0))
     assert new == [i % 7 for i in range(1, 13)]
 
 
 def test_sample_is_drawn():
-    def undecided(params, tokens):
-        return jnp.zeros((*tokens.shape, 60))
+    def undecided(params, tokens, past, start):
+        return jnp.zeros((*tokens.shape, 60)), past
 
-    new = sample_ids(undecided, {}, [0], n_new=40, context=5, key=jax.random.key(0))
+    new = sample_ids(undecided, {}, [0], 40, SHORT, jax.random.key(0))
     assert len(set(new)) > 10
 
 

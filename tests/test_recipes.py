@@ -14,7 +14,6 @@ from examples import command, optimizers, recipes, sharding
 from examples.config import PRESETS, DataConfig, RunConfig, check
 from examples.data.prepare import prepare
 from examples.job import assemble
-from examples.loss import next_token_loss
 
 RECIPES = dict(recipes.named())
 
@@ -48,7 +47,7 @@ def gradients(text):
 
 
 def loss_of(job, params, inputs, targets):
-    return next_token_loss(job.program.apply(params, inputs), targets)
+    return job.program.loss(params, inputs, targets)
 
 
 # Numbers

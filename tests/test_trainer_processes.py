@@ -181,4 +181,4 @@ def test_folder_on_a_disk_that_is_not_shared(tmp_path):
         unittest.mock.patch.object(runs, "is_first", return_value=False),
         pytest.raises(UserError, match="on a disk that all processes share"),
     ):
-        runs.create(tmp_path / "x", runs.RunConfig(), "key")
+        runs.create(tmp_path / "x", runs.RunConfig(), unittest.mock.Mock())

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from examples.data import extra
+from examples import extra
 from examples.errors import UserError
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
@@ -77,8 +77,8 @@ def text_of(row: object, field: str, place: str) -> str:
 
 def parquet_rows(path: Path, field: str) -> Iterator[str]:
     """The text in each row of a table; nulls count as no text."""
-    parquet = extra.load("pyarrow.parquet", f"{path}, a .parquet file,")
-    arrow = extra.load("pyarrow", "a .parquet file")
+    parquet = extra.load("pyarrow.parquet", f"{path}, a .parquet file,", "fineweb")
+    arrow = extra.load("pyarrow", "a .parquet file", "fineweb")
     try:
         with parquet.ParquetFile(path) as table:
             names = table.schema_arrow.names

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from examples import extra
 from examples.config import DataConfig
-from examples.data import cache, extra, hub, tokenizer
+from examples.data import cache, hub, tokenizer
 from examples.data.cache import Dataset
 from examples.data.shards import Stamp, Writer, read_header, shard_path
 from examples.errors import DamagedFileError, UserError
@@ -139,7 +140,7 @@ def is_held_out(text: str, val_fraction: float) -> bool:
 
 def open_stream() -> Any:
     """All rows of FineWeb, of which none is read yet."""
-    datasets = extra.load("datasets", "--data.source fineweb")
+    datasets = extra.load("datasets", "--data.source fineweb", "fineweb")
     try:
         return datasets.load_dataset(DATASET, name=SAMPLE, split="train", streaming=True)
     except Exception as error:  # of the network, of the hub, of the package: no common class

@@ -9,6 +9,11 @@ from examples.data.loader import Loader
 Index = tuple[slice, ...] | None
 
 
+def place_rows(rows: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """Rows that every process has, cut as `sharding` says."""
+    return jax.make_array_from_callback(rows.shape, sharding, lambda index: rows[index])
+
+
 def place_batch(loader: Loader, step: int, sharding: NamedSharding) -> tuple[jax.Array, jax.Array]:
     """Inputs and targets of a step, cut as `sharding` says; only rows of this process are read."""
     shape = (loader.batch_size, loader.context)

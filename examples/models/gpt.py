@@ -5,11 +5,14 @@ MLP, V vocabulary. Every weight is a 2-D (in, out) kernel, so that the default r
 `optax_muonplus` apply.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from examples.models import stack
+from examples.models.attention import attend
 from examples.models.config import ModelConfig, hidden_width
 
 INIT = nnx.initializers.normal(0.02)  # as in GPT-2 and the paper's GPT
@@ -33,15 +36,15 @@ class Attention(nnx.Module):
         self.value = linear(d, d, dtype, rngs)
         self.out = linear(d, d, dtype, rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, past: Any, start: jax.Array | int) -> tuple[jax.Array, Any]:
         """Lets each position read from itself and those before it."""
         b, t, d = x.shape
         heads = (b, t, self.n_head, d // self.n_head)
         q = self.query(x).reshape(heads)  # [B, T, H, K]
         k = self.key(x).reshape(heads)
         v = self.value(x).reshape(heads)
-        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)  # [B, T, H, K]
-        return self.out(mixed.reshape(b, t, d))  # [B, T, D]
+        mixed, past = attend(q, k, v, past, start)  # [B, T, H, K]
+        return self.out(mixed.reshape(b, t, d)), past  # [B, T, D]
 
 
 class MLP(nnx.Module):
@@ -67,10 +70,11 @@ class Block(nnx.Module):
         self.ln_2 = nnx.LayerNorm(config.d_model, dtype=dtype, rngs=rngs)
         self.mlp = MLP(config, rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, past: Any, start: jax.Array | int) -> tuple[jax.Array, Any]:
         """One layer of the model."""
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))  # [B, T, D]
+        read, past = self.attn(self.ln_1(x), past, start)
+        x = x + read
+        return x + self.mlp(self.ln_2(x)), past  # [B, T, D]
 
 
 class GPT(nnx.Module):
@@ -91,7 +95,13 @@ class GPT(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """The logits of the token after each position."""
-        x = self.wte(tokens) + self.wpe(jnp.arange(tokens.shape[1]))[None]  # [B, T, D]
-        x = self.ln_f(stack.run(self.blocks, self.config, x))
+        return self.extend(tokens, None, 0)[0]
+
+    def extend(self, tokens: jax.Array, past: Any, start: jax.Array | int) -> tuple[jax.Array, Any]:
+        """The same for tokens from position `start` on, after a `past` to which they are added."""
+        positions = start + jnp.arange(tokens.shape[1])
+        x = self.wte(tokens) + self.wpe(positions)[None]  # [B, T, D]
+        x, past = stack.run(self.blocks, self.config, x, past, start)
+        x = self.ln_f(x)
         logits = self.wte.attend(x) if self.lm_head is None else self.lm_head(x)
-        return logits.astype(jnp.float32)  # [B, T, V]
+        return logits.astype(jnp.float32), past  # [B, T, V]

@@ -7,11 +7,14 @@ MLP, V vocabulary. Every weight is a 2-D (in, out) kernel, so that the default r
 Source: Touvron et al., LLaMA (arXiv 2302.13971), section 2.2; sizes are in `examples/recipes.py`.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from examples.models import stack
+from examples.models.attention import attend
 from examples.models.config import ModelConfig, hidden_width
 
 INIT = nnx.initializers.normal(0.02)  # initializer_range of the LLaMA in Hugging Face transformers
@@ -29,10 +32,10 @@ def norm(d: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.RMSNorm:
     return nnx.RMSNorm(d, epsilon=EPSILON, dtype=dtype, rngs=rngs)
 
 
-def angles(length: int, k: int) -> jax.Array:
+def angles(positions: jax.Array, k: int) -> jax.Array:
     """How far each pair of numbers in a head is turned at each position, (T, K / 2)."""
     speeds = ROPE_BASE ** (-jnp.arange(0, k, 2) / k)  # radians per token, from 1 down
-    return jnp.arange(length)[:, None] * speeds[None]
+    return positions[:, None] * speeds[None]
 
 
 def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
@@ -57,15 +60,17 @@ class Attention(nnx.Module):
         self.value = linear(d, d, dtype, rngs)
         self.out = linear(d, d, dtype, rngs)
 
-    def __call__(self, x: jax.Array, angles: jax.Array) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, past: Any, start: jax.Array | int, angles: jax.Array
+    ) -> tuple[jax.Array, Any]:
         """Lets each position read from itself and those before it."""
         b, t, d = x.shape
         heads = (b, t, self.n_head, d // self.n_head)
         q = rotate(self.query(x).reshape(heads), angles)  # [B, T, H, K]
         k = rotate(self.key(x).reshape(heads), angles)
         v = self.value(x).reshape(heads)
-        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)  # [B, T, H, K]
-        return self.out(mixed.reshape(b, t, d))  # [B, T, D]
+        mixed, past = attend(q, k, v, past, start)  # [B, T, H, K]
+        return self.out(mixed.reshape(b, t, d)), past  # [B, T, D]
 
 
 class MLP(nnx.Module):
@@ -92,10 +97,13 @@ class Block(nnx.Module):
         self.norm_2 = norm(config.d_model, dtype, rngs)
         self.mlp = MLP(config, rngs)
 
-    def __call__(self, x: jax.Array, angles: jax.Array) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, past: Any, start: jax.Array | int, angles: jax.Array
+    ) -> tuple[jax.Array, Any]:
         """One layer of the model."""
-        x = x + self.attn(self.norm_1(x), angles)
-        return x + self.mlp(self.norm_2(x))  # [B, T, D]
+        read, past = self.attn(self.norm_1(x), past, start, angles)
+        x = x + read
+        return x + self.mlp(self.norm_2(x)), past  # [B, T, D]
 
 
 class LLaMA(nnx.Module):
@@ -111,8 +119,14 @@ class LLaMA(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """The logits of the token after each position."""
+        return self.extend(tokens, None, 0)[0]
+
+    def extend(self, tokens: jax.Array, past: Any, start: jax.Array | int) -> tuple[jax.Array, Any]:
+        """The same for tokens from position `start` on, after a `past` to which they are added."""
         x = self.wte(tokens)  # [B, T, D]
-        turns = angles(tokens.shape[1], self.config.d_model // self.config.n_head)
-        x = self.norm_f(stack.run(self.blocks, self.config, x, turns))
+        positions = start + jnp.arange(tokens.shape[1])
+        turns = angles(positions, self.config.d_model // self.config.n_head)
+        x, past = stack.run(self.blocks, self.config, x, past, start, turns)
+        x = self.norm_f(x)
         logits = self.wte.attend(x) if self.lm_head is None else self.lm_head(x)
-        return logits.astype(jnp.float32)  # [B, T, V]
+        return logits.astype(jnp.float32), past  # [B, T, V]

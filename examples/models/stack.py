@@ -21,17 +21,27 @@ def make(block: Callable[[ModelConfig, nnx.Rngs], Any], config: ModelConfig, rng
     return nnx.split_rngs(splits=config.n_layer)(build)(rngs)
 
 
-def run(blocks: Any, config: ModelConfig, x: jax.Array, *same: jax.Array) -> jax.Array:
-    """`x` after all blocks; each also gets `same`, what does not change from layer to layer."""
+def run(
+    blocks: Any, config: ModelConfig, x: jax.Array, past: Any, *same: jax.Array | int
+) -> tuple[jax.Array, Any]:
+    """`x` after all blocks, and the past that they leave.
 
-    def one(block: Any, x: jax.Array, *same: jax.Array) -> jax.Array:
-        return block(x, *same)
+    Each block gets its part of `past`, None if there is none, and `same`, what does not change
+    from layer to layer.
+    """
+
+    def one(block: Any, x: jax.Array, past: Any, *same: jax.Array | int) -> tuple[jax.Array, Any]:
+        return block(x, past, *same)
 
     step = nnx.remat(one) if config.remat else one
-    if not config.scan:
-        for block in blocks:
-            x = step(block, x, *same)
-        return x
-    return nnx.scan(
-        lambda x, block: step(block, x, *same), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry
-    )(x, blocks)
+    if config.scan:
+        return nnx.scan(
+            lambda x, block, past: step(block, x, past, *same),
+            in_axes=(nnx.Carry, 0, 0),
+            out_axes=(nnx.Carry, 0),
+        )(x, blocks, past)
+    left = []
+    for block, before in zip(blocks, past or [None] * len(blocks), strict=True):
+        x, after = step(block, x, before, *same)
+        left.append(after)
+    return x, left

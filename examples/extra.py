@@ -1,4 +1,4 @@
-"""Packages that only some texts need."""
+"""Packages that only some uses need."""
 
 import importlib
 from types import ModuleType
@@ -6,12 +6,12 @@ from types import ModuleType
 from examples.errors import UserError
 
 
-def load(module: str, use: str) -> ModuleType:
-    """A module of the extra `fineweb`, which `use` needs."""
+def load(module: str, use: str, extra: str) -> ModuleType:
+    """A module of an extra of this project, which `use` needs."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(
             f"{use} needs the package {module.split('.')[0]} ({error}): "
-            "pip install -e '.[examples,fineweb]'."
+            f"pip install -e '.[examples,{extra}]'."
         ) from None
