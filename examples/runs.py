@@ -1,5 +1,6 @@
 """The folder of a run: its name, its configuration, its measurements."""
 
+import contextlib
 import dataclasses
 import json
 import shlex
@@ -105,15 +106,22 @@ class Metrics:
         """Appends a record, at once visible to others."""
         if self.file is None:
             return
-        self.file.write(json.dumps({"step": step, **measured}) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json.dumps({"step": step, **measured}) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise UserError(
+                f"cannot write {self.file.name}: {error.strerror}. The checkpoints are whole: make "
+                "room or mend the disk, and resume."
+            ) from None
 
     def __enter__(self) -> "Metrics":
         return self
 
     def __exit__(self, *error: object) -> None:
         if self.file is not None:
-            self.file.close()
+            with contextlib.suppress(OSError):  # of a line that `add` has already complained about
+                self.file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

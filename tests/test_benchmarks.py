@@ -1,12 +1,14 @@
 """The benchmarks run, on models too small to say anything, and write what the README describes."""
 
 import json
+import unittest.mock
 
+import jax
 import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks import machine, polar, step
+from benchmarks import machine, polar, step, trainer
 
 
 def test_step_writes_every_figure(tmp_path):
@@ -72,3 +74,18 @@ def test_polar_writes_table_and_picture(tmp_path):
         if row["table"] == "jordan":
             assert row["log-spaced"]["row_spread"] > 1.05
     assert (tmp_path / "polar-8x16-cpu.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_trainer_writes_every_figure_and_steps_in_place(tmp_path):
+    with unittest.mock.patch.object(jax, "devices", return_value=jax.devices()[:1]):
+        trainer.main(
+            trainer.Config("gpt-micro", 300, tokens=(64,), rounds=2, starts=False, out=tmp_path)
+        )
+    (file,) = tmp_path.iterdir()
+    row = json.loads(file.read_text())["steps"]["64"]
+    params = 4 * (2 * (12 * 32**2 + 13 * 32) + (300 + 32 + 2) * 32)
+    for name in trainer.NAMES:
+        assert row[name]["median_s"] > 0 and row[name]["optimizer_share"] < 1
+        # Parameters and moments are written where they were: no second copy of them.
+        assert row[name]["in_place_bytes"] >= row[name]["state_bytes"]
+        assert row[name]["state_bytes"] > (3 if name == "adamw" else 2) * params

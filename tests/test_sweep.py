@@ -15,17 +15,21 @@ import pytest
 import reference
 from filelock import FileLock
 from test_examples import ROOT, TOY, losses, losses_are, stop_at
+from test_trainer_sharding import curve
 
-from examples import command, grid, optimizers, sweep, tables, train
+from examples import command, grid, optimizers, sharding, sweep, tables, train
 from examples import report as reports
 from examples.config import OptimizerConfig
+from examples.data.prepare import prepare
 from examples.errors import UserError
 from examples.grid import Cell, Grid, Method
+from examples.job import assemble
 from examples.ledger import Ledger, Result, smooth
 from examples.tables import ADAMW, MUON, Sweep
 
 EVERYTHING = Grid(orthos=("jordan", "you", "polar_express", "svd"), frobenius=("free", "matched"))
 PLUS = Method("muonplus", "col_row", "jordan", "free")
+MATCHED = dataclasses.replace(PLUS, frobenius="matched")
 SMALL = ["--grid.optimizers", "muon", "muonplus", "--grid.norms", "col_row", "--grid.seeds", "2"]
 
 
@@ -110,6 +114,19 @@ def test_one_step_of_every_method(method):
         )
     error = np.linalg.norm(updates["up"]["kernel"].T - expected) / np.linalg.norm(expected)
     assert error < 1e-5
+
+
+SEVERAL = [*grid.methods(Grid()), MUON, dataclasses.replace(MUON, ortho="svd"), MATCHED]
+
+
+@pytest.mark.parametrize("method", dict.fromkeys(SEVERAL), ids=lambda method: method.name)
+def test_loss_falls_with_every_method(method, text):
+    config = command.parse([*TOY, "--data.paths", str(text)])[0].config
+    rule = grid.optimizer(config.optimizer, Grid(), Cell(method, 0.02, 0))
+    mesh = sharding.make_mesh("", jax.devices()[:1])
+    config = dataclasses.replace(config, optimizer=rule)
+    losses = curve(assemble(config, prepare(config.data, lambda line: None), mesh), steps=10)
+    assert losses[-1] < losses[0] - 0.15
 
 
 def test_same_rate_for_all():
@@ -263,7 +280,7 @@ def result(*val):
 
 def made():
     """Muon ends at 2.0 and 2.2 after 30 steps; col_row is there after 20, and goes on."""
-    svd, matched = Method("muon", "", "svd"), dataclasses.replace(PLUS, frobenius="matched")
+    svd = dataclasses.replace(MUON, ortho="svd")
     runs = {
         Cell(MUON, 0.1, 0): result(4.0, 3.0, 2.0),
         Cell(MUON, 0.1, 1): result(4.0, 3.0, 2.2),
@@ -273,7 +290,7 @@ def made():
         Cell(PLUS, 0.2, 0): dataclasses.replace(result(4.0), diverged_at=12),
         Cell(svd, 0.1, 0): result(1.95),
         Cell(dataclasses.replace(PLUS, ortho="svd"), 0.1, 0): result(1.85),
-        Cell(matched, 0.1, 0): result(1.97),
+        Cell(MATCHED, 0.1, 0): result(1.97),
         Cell(ADAMW, 0.01, 0): result(4.0, 3.0, 2.6),
     }
     return Sweep("toy", runs)

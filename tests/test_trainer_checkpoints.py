@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import time
@@ -14,6 +15,7 @@ import pytest
 from test_examples import STEPS, TOY, losses, run_shell, saved_step, stop_at, train
 from test_trainer_sharding import CUBE, job
 
+from examples import runs
 from examples.checkpoint import Checkpoints
 from examples.data.placement import place_batch
 from examples.errors import UserError
@@ -214,3 +216,39 @@ def test_killed_while_saving_then_resume_is_exact(tmp_path, text):
     for kind in ("train_loss", "val_loss"):
         assert losses(folder, kind) == losses(tmp_path / "whole", kind)
     assert not list((folder / "checkpoints").glob("*tmp*"))
+
+
+def test_disk_that_is_full(tmp_path, text):
+    # A limit on the size of files stands for it: enough for losses, too little for arrays.
+    flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--name", "x"]
+    process = run_shell(*flags, "--steps", "120", "--max-skipped", "3")
+    wait_for(lambda: (tmp_path / "x" / "checkpoints" / "8").exists())
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert f"cannot save to {tmp_path}/x/checkpoints" in shown and "make room" in shown
+    assert 8 <= saved_step(tmp_path / "x") < 120
+    assert main(["--resume", str(tmp_path / "x")]) == 0
+    assert saved_step(tmp_path / "x") == 120
+    assert list(losses(tmp_path / "x")) == list(range(1, 121))
+
+
+def test_losses_that_cannot_be_written(tmp_path, text, capsys):
+    def fill_up():
+        os.dup2(full, metrics[0].file.fileno())
+
+    metrics, create = [], runs.Metrics.__init__
+
+    def remember(self, *args):
+        create(self, *args)
+        metrics.append(self)
+
+    full = os.open("/dev/full", os.O_WRONLY)
+    with unittest.mock.patch.object(runs.Metrics, "__init__", remember), stop_at(9, fill_up):
+        assert train(text, tmp_path, "--name", "x") == 2
+    os.close(full)
+    shown = capsys.readouterr().err
+    assert f"cannot write {tmp_path}/x/metrics.jsonl: No space left" in shown
+    assert saved_step(tmp_path / "x") == 8
+    assert main(["--resume", str(tmp_path / "x")]) == 0
+    assert list(losses(tmp_path / "x")) == list(range(1, STEPS + 1))
