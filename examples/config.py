@@ -44,10 +44,13 @@ class DataConfig:
 class OptimizerConfig:
     """The update rule; the matrices and the other parameters have separate learning rates."""
 
-    name: Literal["muonplus", "muon", "adamw"] = "muonplus"
+    name: Literal["muonplus", "muon", "normuon", "adamuon", "turbo_muon", "mano", "adamw"] = (
+        "muonplus"
+    )
     """Update rule of the matrices; embeddings, norms and biases always get AdamW."""
     learning_rate: float = 0.02
-    """Peak learning rate of the matrices under muonplus and muon."""
+    """Peak learning rate of the matrices under all but adamw; adamuon and mano, whose updates have
+    the size of AdamW's, need a tenth of this."""
     adam_learning_rate: float = 0.01
     """Peak learning rate of what AdamW updates: everything under adamw."""
     norm: Literal["none", "col", "row", "col_row", "row_col"] = "col_row"
@@ -63,7 +66,7 @@ class OptimizerConfig:
     beta: float = 0.95
     """Decay of the momentum of the matrices."""
     nesterov: bool = True
-    """Look one step ahead with the momentum, as the official code does."""
+    """Look one step ahead with the momentum, as the official code does; not under mano."""
     weight_decay: float = 0.1
     """Decoupled decay of the matrices, times their learning rate."""
     adam_weight_decay: float = 0.0

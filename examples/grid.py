@@ -9,6 +9,7 @@ from examples.config import OptimizerConfig, RunConfig
 from examples.errors import UserError
 from examples.recipes import ROWS
 
+Optimizer = Literal["adamw", "muon", "muonplus", "normuon", "adamuon", "turbo_muon", "mano"]
 Ortho = Literal["jordan", "you", "polar_express", "svd"]
 
 
@@ -16,7 +17,7 @@ Ortho = Literal["jordan", "you", "polar_express", "svd"]
 class Grid:
     """What is varied; methods x rates with the first seed, then each method's best rate."""
 
-    optimizers: tuple[Literal["adamw", "muon", "muonplus"], ...] = ("adamw", "muon", "muonplus")
+    optimizers: tuple[Optimizer, ...] = ("adamw", "muon", "muonplus")
     """Update rules of the matrices."""
     norms: tuple[Literal["col", "row", "col_row", "row_col"], ...] = (
         "col",
@@ -26,9 +27,10 @@ class Grid:
     )
     """Normalizations of muonplus."""
     rates: tuple[float, ...] = (0.01, 0.014, 0.02, 0.028, 0.04)
-    """Peak learning rates of the matrices under all but adamw."""
+    """Peak learning rates of the matrices under all but the following."""
     adam_rates: tuple[float, ...] = (0.0003, 0.0006, 0.00125, 0.0025, 0.005)
-    """Peak learning rates of all parameters under adamw."""
+    """Peak learning rates of all parameters under adamw, and of the matrices under adamuon and
+    mano, whose updates have the size of AdamW's."""
     same_rate: bool = False
     """Give all parameters the rate of the matrices, as the paper's code does."""
     orthos: tuple[Ortho, ...] = ("jordan",)
@@ -64,6 +66,18 @@ def default_grid(preset: str) -> Grid:
     return Grid(rates=rates, adam_rates=rates, same_rate=True)
 
 
+NAMES: dict[str, str] = {
+    "adamw": "AdamW",
+    "muon": "Muon",
+    "muonplus": "Muon+",
+    "normuon": "NorMuon",
+    "adamuon": "AdaMuon",
+    "turbo_muon": "Turbo-Muon",
+    "mano": "Mano",
+}
+"""What people call the optimizers."""
+
+
 @dataclasses.dataclass(frozen=True, order=True)
 class Method:
     """An update rule without its rate: a row of the tables."""
@@ -76,7 +90,7 @@ class Method:
     @property
     def name(self) -> str:
         """What a person calls it."""
-        rule = {"adamw": "AdamW", "muon": "Muon", "muonplus": "Muon+"}[self.optimizer]
+        rule = NAMES[self.optimizer]
         ortho = "" if self.ortho in ("", "jordan") else self.ortho
         matched = "matched norm" if self.frobenius == "matched" else ""
         return " ".join(filter(None, (rule, self.norm, ortho, matched)))
@@ -100,7 +114,7 @@ class Cell:
 def methods(grid: Grid) -> Iterator[Method]:
     """The rows of the grid, each once."""
     for optimizer in dict.fromkeys(grid.optimizers):
-        if optimizer == "adamw":
+        if optimizer not in ("muon", "muonplus"):
             yield Method(optimizer)
             continue
         norms, frobenius = (grid.norms, grid.frobenius) if optimizer == "muonplus" else ([""], [""])
@@ -110,7 +124,8 @@ def methods(grid: Grid) -> Iterator[Method]:
 
 def rates(grid: Grid, method: Method) -> tuple[float, ...]:
     """The columns of a row."""
-    return grid.adam_rates if method.optimizer == "adamw" else grid.rates
+    small = method.optimizer in ("adamw", "adamuon", "mano")
+    return grid.adam_rates if small else grid.rates
 
 
 def wanted(grid: Grid, losses: dict[Cell, float]) -> Iterator[Cell]:
@@ -145,7 +160,7 @@ def optimizer(base: OptimizerConfig, grid: Grid, cell: Cell) -> OptimizerConfig:
     method = cell.method
     if method.optimizer == "adamw":
         return dataclasses.replace(base, name="adamw", adam_learning_rate=cell.rate)
-    polar = {"polar": "svd"} if method.ortho == "svd" else {"ns_coeffs": method.ortho}
+    polar = {"polar": "svd"} if method.ortho == "svd" else {"ns_coeffs": method.ortho or "jordan"}
     return dataclasses.replace(
         base,
         name=method.optimizer,

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -74,19 +75,10 @@ def adamw(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransf
 def matrix_rule(
     config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule, sharding: Any
 ) -> optax.GradientTransformation:
-    """Muon+ or Muon on the matrices, AdamW on the rest."""
-    rule = omp.muon
-    if config.name == "muonplus":
-        rule = functools.partial(
-            omp.muonplus, norm=config.norm, match_frobenius=config.match_frobenius
-        )
-    return rule(
+    """One of Muon's kind on the matrices, AdamW on the rest."""
+    return chosen(config)(
         rate,
-        polar=config.polar,
-        ns_coeffs=config.ns_coeffs,
-        ns_steps=config.ns_steps,
         beta=config.beta,
-        nesterov=config.nesterov,
         weight_decay=config.weight_decay,
         adam_learning_rate=adam_rate,
         adam_b1=config.adam_b1,
@@ -95,6 +87,25 @@ def matrix_rule(
         muon_weight_dimension_numbers=dimension_numbers,
         sharding=sharding,
     )
+
+
+def chosen(config: OptimizerConfig) -> Callable[..., optax.GradientTransformation]:
+    """The rule for the matrices, with what is its own."""
+    if config.name == "mano":  # by default without Nesterov, and without a polar step
+        return omp.baselines.mano
+    nesterov = {"nesterov": config.nesterov}
+    if config.name == "turbo_muon":  # has a polar step of its own
+        return functools.partial(omp.baselines.turbo_muon, **nesterov)
+    polar = {"polar": config.polar, "ns_coeffs": config.ns_coeffs, "ns_steps": config.ns_steps}
+    if config.name == "muonplus":
+        norm = {"norm": config.norm, "match_frobenius": config.match_frobenius}
+        return functools.partial(omp.muonplus, **norm, **polar, **nesterov)
+    rules = {
+        "muon": omp.muon,
+        "normuon": omp.baselines.normuon,
+        "adamuon": omp.baselines.adamuon,
+    }
+    return functools.partial(rules[config.name], **polar, **nesterov)
 
 
 def dimension_numbers(params: optax.Params) -> Any:
@@ -124,5 +135,7 @@ def describe(config: OptimizerConfig, params: optax.Params) -> str:
     """A table of what becomes of each parameter."""
     if config.name == "adamw":
         return "all parameters: adamw"
+    if config.name not in ("muonplus", "muon"):
+        return omp.describe(params, dimension_numbers, norm="none", shape_scale="none")
     norm = config.norm if config.name == "muonplus" else "none"
     return omp.describe(params, dimension_numbers, norm=norm)

@@ -1,5 +1,6 @@
 """Muon+ for JAX: Muon with one normalization step after the orthogonalization, for Optax."""
 
+from optax_muonplus import baselines as baselines
 from optax_muonplus import coefficients as coefficients
 from optax_muonplus import polar as polar
 from optax_muonplus.dimension_numbers import MatrixSpec as MatrixSpec

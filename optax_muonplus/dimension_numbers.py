@@ -98,13 +98,13 @@ class MatrixView:
 
     def block_shapes(self) -> list[tuple[int, int, int]]:
         """``(batch, out, in)`` of each block."""
-        return [self._matrix_shape(block) for block in self._blocks()]
+        return [self.matrix_shape(block) for block in self._blocks()]
 
     def to_matrices(self, x: jax.Array) -> list[jax.Array]:
         """The blocks of ``x`` as arrays ``(batch, out, in)``, or (batch, in, out) if transposed."""
         return [
             part.transpose(self._order()).reshape(self._stored_shape(part.shape))
-            for part in self._cut(x)
+            for part in self.cut(x)
         ]
 
     def from_matrices(self, matrices: Sequence[jax.Array]) -> jax.Array:
@@ -115,7 +115,28 @@ class MatrixView:
             matrix.reshape([block[axis] for axis in order]).transpose(inverse)
             for matrix, block in zip(matrices, self._blocks(), strict=True)
         ]
-        return parts[0] if self.split_axis is None else jnp.concatenate(parts, self.split_axis)
+        return self.join(parts)
+
+    def cut(self, x: jax.Array) -> list[jax.Array]:
+        """The blocks of ``x``, which has the parameter's shape or is a statistic of its blocks.
+
+        Of a statistic that has one number for each block along the fused axis, those numbers.
+        """
+        axis = self.split_axis
+        if axis is None:
+            return [x]
+        sizes = self.split_sizes
+        if x.shape[axis] != sum(sizes):
+            sizes = (1,) * len(sizes)
+        stops = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        return [
+            jax.lax.slice_in_dim(x, stop - size, stop, axis=axis)
+            for stop, size in zip(stops, sizes, strict=True)
+        ]
+
+    def join(self, blocks: Sequence[jax.Array]) -> jax.Array:
+        """The inverse of :meth:`cut`."""
+        return blocks[0] if self.split_axis is None else jnp.concatenate(blocks, self.split_axis)
 
     def _order(self) -> tuple[int, ...]:
         if self.transposed:
@@ -123,10 +144,12 @@ class MatrixView:
         return self.batch_axes + self.output_axes + self.reduction_axes
 
     def _stored_shape(self, block: Sequence[int]) -> tuple[int, int, int]:
-        batch, rows, columns = self._matrix_shape(block)
+        batch, rows, columns = self.matrix_shape(block)
         return (batch, columns, rows) if self.transposed else (batch, rows, columns)
 
-    def _matrix_shape(self, block: Sequence[int]) -> tuple[int, int, int]:
+    def matrix_shape(self, block: Sequence[int]) -> tuple[int, int, int]:
+        """``(batch, out, in)`` of a block of a given shape."""
+
         def size(axes: tuple[int, ...]) -> int:
             return math.prod(block[axis] for axis in axes)
 
@@ -137,16 +160,6 @@ class MatrixView:
         if axis is None:
             return [self.shape]
         return [(*self.shape[:axis], n, *self.shape[axis + 1 :]) for n in self.split_sizes]
-
-    def _cut(self, x: jax.Array) -> list[jax.Array]:
-        axis = self.split_axis
-        if axis is None:
-            return [x]
-        stops = [sum(self.split_sizes[: i + 1]) for i in range(len(self.split_sizes))]
-        return [
-            jax.lax.slice_in_dim(x, stop - size, stop, axis=axis)
-            for stop, size in zip(stops, self.split_sizes, strict=True)
-        ]
 
 
 def matrix_view(shape: Sequence[int], spec: DimensionNumbers) -> MatrixView:

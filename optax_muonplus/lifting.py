@@ -4,7 +4,7 @@ Views, blocks and precision are dealt with here, groups of equal shapes in ``gro
 ``sharded``. What is lifted sees stacks of whole matrices and nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -70,6 +70,43 @@ def _apply_here(
         view.from_matrices([next(done) for _ in part])
         for part, view in zip(parts, views, strict=True)
     ]
+
+
+def apply_in_place(
+    function: Callable[..., tuple[jax.Array, ...]],
+    dimension_numbers: DimensionNumbersTree,
+    results: int,
+    tree: Any,
+    *others: Any,
+) -> tuple[Any, ...]:
+    """Applies ``function`` to every block of every leaf of ``tree`` as it lies.
+
+    For rules that work number by number and need sums over rows or matrices: nothing is turned,
+    stacked or moved, and of what lies in shards only the sums are.
+
+    Args:
+      function: of the leaf's :class:`MatrixView`, a block of the leaf, and those of ``others``. It
+        sums over ``view.output_axes`` and ``view.reduction_axes``.
+      dimension_numbers: as in :func:`optax_muonplus.muonplus`.
+      results: the number of arrays that ``function`` returns.
+      tree: updates; every leaf must be a matrix.
+      others: trees of the same structure, with leaves of the same shapes or statistics of their
+        rows or matrices, whose summed axes have size 1 (one for each block, where blocks are fused
+        along them).
+
+    Returns:
+      As many trees as ``results``.
+    """
+    views = check_matrices(tree, dimension_numbers)
+    treedef = jax.tree_util.tree_structure(tree)
+    columns = [treedef.flatten_up_to(each) for each in (tree, *others)]
+    done: list[list[jax.Array]] = [[] for _ in range(results)]
+    for view, *leaves in zip(views, *columns, strict=True):
+        blocks = zip(*(view.cut(jnp.asarray(leaf)) for leaf in leaves), strict=True)
+        parts = zip(*(function(view, *block) for block in blocks), strict=True)
+        for into, part in zip(done, parts, strict=True):
+            into.append(view.join(part))
+    return tuple(treedef.unflatten(leaves) for leaves in done)
 
 
 def check_matrices(tree: Any, dimension_numbers: DimensionNumbersTree = None) -> list[MatrixView]:

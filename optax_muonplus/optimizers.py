@@ -84,8 +84,8 @@ def muonplus(
       polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix), ``"svd"``, a
         function on ``(*batch, out, in)``, or ``"auto"``: of the first two, what does fewer
         operations for each shape, where products are float32 or better.
-      preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"`` or ``"schatten"``, see
-        :func:`optax_muonplus.polar.newton_schulz`.
+      preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"``, ``"aol_out"`` or
+        ``"schatten"``, see :func:`optax_muonplus.polar.newton_schulz`.
       adaptive: multiplies each update by its inner product with the momentum, the dual norm.
       compute_dtype: dtype of the operands of matrix products, for example ``"bfloat16"`` on
         accelerators; sums stay in float32 at least. None means the momentum's, at least float32.
@@ -147,6 +147,54 @@ def muonplus(
         compute_dtype=compute_dtype,
     )
     matrix_part()  # checks the arguments now rather than at init
+
+    return with_adamw(
+        matrix_part,
+        learning_rate,
+        weight_decay,
+        weight_decay_mask,
+        adam_b1=adam_b1,
+        adam_b2=adam_b2,
+        adam_eps=adam_eps,
+        adam_eps_root=adam_eps_root,
+        adam_weight_decay=adam_weight_decay,
+        adam_learning_rate=adam_learning_rate,
+        muon_weight_dimension_numbers=muon_weight_dimension_numbers,
+        sharding=sharding,
+    )
+
+
+def with_adamw(
+    matrix_part: Callable[..., optax.GradientTransformation],
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: Any,
+    weight_decay_mask: Any,
+    *,
+    adam_b1: Any,
+    adam_b2: Any,
+    adam_eps: Any,
+    adam_eps_root: Any,
+    adam_weight_decay: Any,
+    adam_learning_rate: optax.ScalarOrSchedule | None,
+    muon_weight_dimension_numbers: DimensionNumbersTree,
+    sharding: ShardingTree,
+) -> optax.GradientTransformationExtraArgs:
+    """A rule for matrices, with decoupled decay and learning rate, and AdamW for everything else.
+
+    Args:
+      matrix_part: from ``weight_dimension_numbers`` and ``sharding`` to the rule's own links.
+      learning_rate: as in :func:`muonplus`, like all that follow.
+      weight_decay: of the matrices.
+      weight_decay_mask: of the matrices.
+      adam_b1: AdamW's first decay.
+      adam_b2: AdamW's second decay.
+      adam_eps: AdamW's epsilon.
+      adam_eps_root: AdamW's epsilon inside the root.
+      adam_weight_decay: AdamW's weight decay.
+      adam_learning_rate: None means ``learning_rate``.
+      muon_weight_dimension_numbers: which parameters are matrices.
+      sharding: where the parameters lie.
+    """
 
     def matrices(dims: DimensionNumbersTree, own: ShardingTree) -> optax.GradientTransformation:
         return optax.chain(

@@ -169,8 +169,9 @@ def newton_schulz(
       preconditioning: the norm :math:`\nu`, which must bound the largest singular value by about 1:
         ``"frobenius"``; ``"spectral"``, exact, by an SVD; ``"schatten"``, the Schatten-4 norm
         :math:`\|X X^H\|_F^{1/2}`; ``"aol"``, a number for each unit of the shorter side (the input
-        side of a square matrix), :math:`(\sum_j |X X^H|_{ij})^{1/2}`, which is no longer exactly
-        the polar factor of the input but starts closer to one.
+        side of a square matrix; ``"aol_out"`` takes its output side),
+        :math:`(\sum_j |X X^H|_{ij})^{1/2}`, which is no longer exactly the polar factor of the
+        input but starts closer to one.
       compute_dtype: dtype of the matrix products' operands; they accumulate, and are combined, in
         float32 at least. None means the input's dtype, at least float32, at JAX's default matmul
         precision; ``"cans"``, which diverges in less than float32, asks for the highest and takes

@@ -73,8 +73,8 @@ def orthogonalize_step(
 ) -> MatrixFunction:
     """The polar factor."""
     function = polar_function(polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
-    # Nothing is known of a caller's function, and aol scales the input side of a square matrix.
-    indifferent = not callable(polar) and preconditioning != "aol"
+    # Nothing is known of a caller's function, and aol scales one side of a square matrix.
+    indifferent = not callable(polar) and preconditioning not in ("aol", "aol_out")
     operations = polar_operations(polar, ns_coeffs, ns_steps, compute_dtype)
     return (either_way if indifferent else upright_only)(function, operations)
 

@@ -72,13 +72,7 @@ def momentum(
 
     Source: Zhang et al., arXiv:2602.21545, equation 1.
     """
-    if callable(beta):
-        raise ValueError(
-            f"beta must be a number, got the function {beta!r}. Only learning rates take schedules"
-            " directly; optax.inject_hyperparams makes one of any other number."
-        )
-    if isinstance(beta, int | float) and not 0 <= beta < 1:
-        raise ValueError(f"beta must be in [0, 1), got {beta}.")
+    check_decay("beta", beta)
     mu_dtype = None if mu_dtype is None else jax.dtypes.canonicalize_dtype(mu_dtype)
 
     def init_fn(params: optax.Params) -> Any:
@@ -103,6 +97,17 @@ def momentum(
         return direction, MomentumState(stored, count)
 
     return optax.GradientTransformation(init_fn, update_fn)
+
+
+def check_decay(name: str, beta: Any) -> None:
+    """Raises ValueError unless ``beta`` can be the decay of a running mean."""
+    if callable(beta):
+        raise ValueError(
+            f"{name} must be a number, got the function {beta!r}. Only learning rates take"
+            " schedules directly; optax.inject_hyperparams makes one of any other number."
+        )
+    if isinstance(beta, int | float) and not 0 <= beta < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {beta}.")
 
 
 def _check_mu_dtype(params: optax.Params, mu_dtype: Any) -> None:
@@ -142,7 +147,7 @@ def orthogonalize(
       eps: added to the norm that divides.
       polar: ``"auto"``, ``"newton_schulz"``, ``"gram"``, ``"svd"``, or a function
         ``(*batch, out, in) -> (*batch, out, in)``.
-      preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"`` or ``"schatten"``.
+      preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"``, ``"aol_out"`` or ``"schatten"``.
       compute_dtype: dtype of the operands of matrix products.
       weight_dimension_numbers: tree, prefix tree or function of the updates; None means the default
         rules by path. Every leaf must be a matrix.

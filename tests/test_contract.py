@@ -303,7 +303,10 @@ def test_ensembles_under_vmap():
 # --- edge cases -----------------------------------------------------------------------------------
 
 POLARS = [
-    *({"preconditioning": word} for word in ("frobenius", "spectral", "schatten", "aol")),
+    *(
+        {"preconditioning": word}
+        for word in ("frobenius", "spectral", "schatten", "aol", "aol_out")
+    ),
     {"polar": "svd"},
 ]
 

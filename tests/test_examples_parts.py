@@ -1,6 +1,7 @@
 """The small parts of the trainer: optimizers, schedules, measures, samples."""
 
 import math
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from examples.config import ModelConfig, OptimizerConfig, RunConfig
 from examples.data.loader import Tokens, TokensMeta
 from examples.evaluate import bits_per_byte, make_evaluate
 from examples.generate import sample_ids
+from examples.grid import Optimizer
 from examples.loss import next_token_loss
 from examples.sharding import make_mesh, replicated
 
@@ -28,7 +30,7 @@ def test_muonplus_is_muon_with_equal_rows(name, equal):
     assert bool(np.ptp(rows) < 1e-4 * rows.mean()) == equal
 
 
-@pytest.mark.parametrize("name", ["muonplus", "muon", "adamw"])
+@pytest.mark.parametrize("name", get_args(Optimizer))
 def test_only_matrices_decay(name):
     config = OptimizerConfig(name=name)
     params = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.ones((4, 4))}}

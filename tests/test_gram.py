@@ -82,7 +82,7 @@ def test_gram_stays_near_plain_where_singular_values_vanish(table, steps):
         assert not found[kind][-1].any()
 
 
-@pytest.mark.parametrize("preconditioning", ["frobenius", "spectral", "schatten", "aol"])
+@pytest.mark.parametrize("preconditioning", ["frobenius", "spectral", "schatten", "aol", "aol_out"])
 def test_gram_with_every_preconditioning_and_orientation(preconditioning):
     for shape in ((24, 60), (60, 24), (24, 24)):
         found = results(

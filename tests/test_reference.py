@@ -166,7 +166,7 @@ def test_momentum_link_hands_on_what_the_oracle_does():
         np.testing.assert_allclose(actual["tall"], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("word", ["frobenius", "spectral", "schatten", "aol"])
+@pytest.mark.parametrize("word", ["frobenius", "spectral", "schatten", "aol", "aol_out"])
 def test_preconditionings(word):
     """Alone on complex matrices; with headroom and an `eps` that is felt on real ones."""
     turbo = ours_and_theirs(preconditioning=word, ns_coeffs="turbo", ns_steps=4)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import unittest.mock
+from typing import get_args
 
 import jax
 import numpy as np
@@ -116,17 +117,30 @@ def test_one_step_of_every_method(method):
     assert error < 1e-5
 
 
-SEVERAL = [*grid.methods(Grid()), MUON, dataclasses.replace(MUON, ortho="svd"), MATCHED]
+SEVERAL = [
+    *grid.methods(Grid(get_args(grid.Optimizer))),
+    MUON,
+    dataclasses.replace(MUON, ortho="svd"),
+    MATCHED,
+]
 
 
 @pytest.mark.parametrize("method", dict.fromkeys(SEVERAL), ids=lambda method: method.name)
 def test_loss_falls_with_every_method(method, text):
     config = command.parse([*TOY, "--data.paths", str(text)])[0].config
-    rule = grid.optimizer(config.optimizer, Grid(), Cell(method, 0.02, 0))
+    rate = 0.02 if method.optimizer not in ("adamuon", "mano") else 0.005
+    rule = grid.optimizer(config.optimizer, Grid(), Cell(method, rate, 0))
     mesh = sharding.make_mesh("", jax.devices()[:1])
     config = dataclasses.replace(config, optimizer=rule)
     losses = curve(assemble(config, prepare(config.data, lambda line: None), mesh), steps=10)
     assert losses[-1] < losses[0] - 0.15
+
+
+def test_rates_of_updates_of_adamws_size():
+    plan = Grid(get_args(grid.Optimizer))
+    for method in grid.methods(plan):
+        small = method.optimizer in ("adamw", "adamuon", "mano")
+        assert grid.rates(plan, method) == (plan.adam_rates if small else plan.rates)
 
 
 def test_same_rate_for_all():

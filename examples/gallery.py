@@ -1,0 +1,67 @@
+"""Relatives of Muon+ in a few lines each, from its links: matrices only, see `whole`.
+
+Row and column mean output unit and input feature, whatever the layout of the parameters.
+"""
+
+from typing import Any
+
+import jax
+import optax
+
+import optax_muonplus as omp
+
+
+def muon_eq(norm: Any = "row") -> optax.GradientTransformation:
+    """MuonEq (arXiv:2603.28254): rows of the momentum get norm 1 before the polar step."""
+    return optax.chain(
+        omp.momentum(0.95, nesterov=True),
+        omp.normalize(norm),
+        omp.orthogonalize(),
+        omp.scale_by_shape(consistent_rms=0.2),
+    )
+
+
+def rmnp() -> optax.GradientTransformation:
+    """RMNP (arXiv:2603.20527): rows of the momentum get norm 1, and no polar step follows."""
+    return optax.chain(omp.momentum(0.95), omp.normalize("row"), omp.scale_by_shape("max"))
+
+
+def muon_rms_norm() -> optax.GradientTransformation:
+    """Muon-RMS-Norm (xTimeCrystal): rows of the polar factor get the root mean square 0.2."""
+    return optax.chain(
+        omp.momentum(0.95, nesterov=True),
+        omp.orthogonalize(),
+        omp.normalize("row"),
+        omp.scale_by_shape(consistent_rms=0.2, norm="row"),
+    )
+
+
+def sink_gd(turns: int = 5) -> optax.GradientTransformation:
+    """SinkGD (arXiv:2502.06742): rows, then columns, of the gradient get RMS 1, several times."""
+    rows = (omp.normalize("row"), omp.scale_by_shape(consistent_rms=1.0, norm="row"))
+    columns = (omp.normalize("col"), omp.scale_by_shape(consistent_rms=1.0, norm="col"))
+    return optax.chain(*(rows + columns) * turns)
+
+
+def cautious_weight_decay(weight_decay: float) -> optax.GradientTransformation:
+    """Decay where the update moves a number towards zero anyway (arXiv:2510.12402).
+
+    Comes after the rule and before the learning rate, in place of `optax.add_decayed_weights`.
+    """
+
+    def decayed(u: jax.Array, w: jax.Array) -> jax.Array:
+        return u + weight_decay * w * (u * w >= 0).astype(u.dtype)
+
+    return optax.stateless(lambda updates, params: jax.tree.map(decayed, updates, params))
+
+
+def whole(
+    rule: optax.GradientTransformation, learning_rate: float, weight_decay: float = 0.0
+) -> optax.GradientTransformationExtraArgs:
+    """A rule for the matrices of a model, with cautious decay, and AdamW for the rest."""
+    matrices = optax.chain(
+        rule, cautious_weight_decay(weight_decay), optax.scale_by_learning_rate(learning_rate)
+    )
+    return optax.partition(
+        {"muon": matrices, "adam": optax.adamw(learning_rate)}, omp.partition_labels
+    )

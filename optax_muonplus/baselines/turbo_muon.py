@@ -1,0 +1,103 @@
+r"""Turbo-Muon: Muon with four Newton-Schulz steps after a scaling that brings matrices nearer to 1.
+
+Source: Boissin et al., arXiv:2512.04632; its code, thib-s/flash-newton-schulz @145260f.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import optax
+
+from optax_muonplus.dimension_numbers import DimensionNumbersTree
+from optax_muonplus.optimizers import muonplus
+from optax_muonplus.placement import ShardingTree
+from optax_muonplus.polar import DEFAULT_EPS
+from optax_muonplus.shape_factor import ShapeScale
+
+
+def turbo_muon(
+    learning_rate: optax.ScalarOrSchedule,
+    ns_coeffs: str | Sequence[Any] = "turbo",
+    ns_steps: Any = 4,
+    beta: Any = 0.95,
+    eps: Any = DEFAULT_EPS,
+    weight_decay: Any = 0.0,
+    weight_decay_mask: Any = None,
+    mu_dtype: Any = None,
+    *,
+    shape_scale: ShapeScale = "max",
+    nesterov: bool = True,
+    polar: Literal["auto", "newton_schulz", "gram"] = "auto",
+    compute_dtype: Any = None,
+    adam_b1: Any = 0.9,
+    adam_b2: Any = 0.999,
+    adam_eps: Any = 1e-8,
+    adam_eps_root: Any = 0.0,
+    adam_weight_decay: Any = 0.0,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Turbo-Muon on the matrices, AdamW on everything else.
+
+    Before the iteration the shorter side of a matrix X is scaled, so that no singular value is
+    above 1 (Gershgorin), by
+
+    .. math:: s_i = \Big(\textstyle\sum_j |(X X^T)_{ij}|\Big)^{-1/2}
+
+    which brings most of them nearer to 1 than a division by the Frobenius norm does; four steps
+    then are enough. The result is the polar factor of the scaled matrix, which differs from that of
+    X unless its rows are orthogonal. A square matrix is scaled on its output side, as in the code:
+    ``preconditioning="aol_out"`` (``"aol"`` has the input side, as Optax). The state is Muon's.
+
+    Args:
+      learning_rate: number or schedule; 0.02 in the code.
+      ns_coeffs: the code's four rows, which are the last of ``"dion"``.
+      ns_steps: Newton-Schulz steps.
+      beta: momentum decay.
+      eps: added to the root of the sum, which divides; the code has a least sum instead.
+      weight_decay: decoupled, of the matrices.
+      weight_decay_mask: for the matrices.
+      mu_dtype: dtype of the momentum buffer.
+      shape_scale: factor of the shape; the code has sqrt(max(1, m/n)).
+      nesterov: whether the momentum looks one step ahead.
+      polar: how the polar step is computed.
+      compute_dtype: dtype of the operands of matrix products.
+      adam_b1: AdamW's first decay.
+      adam_b2: AdamW's second decay.
+      adam_eps: AdamW's epsilon.
+      adam_eps_root: AdamW's epsilon inside the root.
+      adam_weight_decay: AdamW's weight decay.
+      adam_learning_rate: None means ``learning_rate``.
+      muon_weight_dimension_numbers: which parameters are matrices, and how.
+      sharding: where the parameters lie.
+
+    Raises:
+      ValueError: as :func:`optax_muonplus.muonplus`.
+
+    Source: Boissin et al., arXiv:2512.04632; thib-s/flash-newton-schulz @145260f.
+    """
+    return muonplus(
+        learning_rate,
+        ns_coeffs,
+        ns_steps,
+        beta,
+        eps,
+        weight_decay,
+        weight_decay_mask,
+        mu_dtype,
+        norm="none",
+        shape_scale=shape_scale,
+        nesterov=nesterov,
+        polar=polar,
+        preconditioning="aol_out",
+        compute_dtype=compute_dtype,
+        adam_b1=adam_b1,
+        adam_b2=adam_b2,
+        adam_eps=adam_eps,
+        adam_eps_root=adam_eps_root,
+        adam_weight_decay=adam_weight_decay,
+        adam_learning_rate=adam_learning_rate,
+        muon_weight_dimension_numbers=muon_weight_dimension_numbers,
+        sharding=sharding,
+    )
