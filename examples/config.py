@@ -48,11 +48,11 @@ class OptimizerConfig:
         "muonplus"
     )
     """Update rule of the matrices; embeddings, norms and biases always get AdamW."""
-    learning_rate: float = 0.02
-    """Peak learning rate of the matrices under all but adamw; adamuon and mano, whose updates have
-    the size of AdamW's, need a tenth of this."""
+    learning_rate: float | None = None
+    """Peak learning rate of the matrices; None: 0.02, or 0.002 under adamw, adamuon and mano, whose
+    updates are larger."""
     adam_learning_rate: float = 0.01
-    """Peak learning rate of what AdamW updates: everything under adamw."""
+    """Peak learning rate of the other parameters."""
     norm: Literal["none", "col", "row", "col_row", "row_col"] = "col_row"
     """Which norms muonplus sets to one after the polar step, in this order."""
     match_frobenius: bool = False

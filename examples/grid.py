@@ -7,6 +7,7 @@ from typing import Literal
 
 from examples.config import OptimizerConfig, RunConfig
 from examples.errors import UserError
+from examples.optimizers import LARGE_UPDATES
 from examples.recipes import ROWS
 
 Optimizer = Literal["adamw", "muon", "muonplus", "normuon", "adamuon", "turbo_muon", "mano"]
@@ -27,12 +28,11 @@ class Grid:
     )
     """Normalizations of muonplus."""
     rates: tuple[float, ...] = (0.01, 0.014, 0.02, 0.028, 0.04)
-    """Peak learning rates of the matrices under all but the following."""
-    adam_rates: tuple[float, ...] = (0.0003, 0.0006, 0.00125, 0.0025, 0.005)
-    """Peak learning rates of all parameters under adamw, and of the matrices under adamuon and
-    mano, whose updates have the size of AdamW's."""
+    """Peak learning rates of the matrices under all but adamw, adamuon and mano."""
+    adam_rates: tuple[float, ...] = (0.0005, 0.001, 0.002, 0.004, 0.008)
+    """The same under adamw, adamuon and mano, whose updates are larger."""
     same_rate: bool = False
-    """Give all parameters the rate of the matrices, as the paper's code does."""
+    """Give the other parameters the rate of the matrices, as the paper's code does."""
     orthos: tuple[Ortho, ...] = ("jordan",)
     """Polar steps: polynomials by the paper's names, or svd for the exact one."""
     frobenius: tuple[Literal["free", "matched"], ...] = ("free",)
@@ -124,8 +124,7 @@ def methods(grid: Grid) -> Iterator[Method]:
 
 def rates(grid: Grid, method: Method) -> tuple[float, ...]:
     """The columns of a row."""
-    small = method.optimizer in ("adamw", "adamuon", "mano")
-    return grid.adam_rates if small else grid.rates
+    return grid.adam_rates if method.optimizer in LARGE_UPDATES else grid.rates
 
 
 def wanted(grid: Grid, losses: dict[Cell, float]) -> Iterator[Cell]:
@@ -158,8 +157,6 @@ def configure(base: RunConfig, grid: Grid, cell: Cell, runs_dir: str) -> RunConf
 def optimizer(base: OptimizerConfig, grid: Grid, cell: Cell) -> OptimizerConfig:
     """The update rule of a run, at its rate."""
     method = cell.method
-    if method.optimizer == "adamw":
-        return dataclasses.replace(base, name="adamw", adam_learning_rate=cell.rate)
     polar = {"polar": "svd"} if method.ortho == "svd" else {"ns_coeffs": method.ortho or "jordan"}
     return dataclasses.replace(
         base,

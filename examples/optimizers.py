@@ -19,6 +19,10 @@ WARMUP = 0.1  # share of the run spent rising to the peak rate, the paper's LLaM
 STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 3)
 
 
+LARGE_UPDATES = ("adamw", "adamuon", "mano")
+"""Rules under which each number of a matrix moves by about the rate."""
+
+
 class Rates(NamedTuple):
     """Peak learning rates; arrays that a compiled step is given, so that it serves all rates."""
 
@@ -28,7 +32,10 @@ class Rates(NamedTuple):
 
 def rates(config: OptimizerConfig) -> Rates:
     """Those that a configuration asks for."""
-    return Rates(config.learning_rate, config.adam_learning_rate)
+    rate = config.learning_rate
+    if rate is None:
+        rate = 0.002 if config.name in LARGE_UPDATES else 0.02
+    return Rates(rate, config.adam_learning_rate)
 
 
 def schedule(config: OptimizerConfig, peak: ArrayLike, steps: int) -> optax.Schedule:
@@ -54,7 +61,7 @@ def build(
     rate = schedule(config, peaks.matrices, steps)
     adam_rate = schedule(config, peaks.rest, steps)
     if config.name == "adamw":
-        rule = adamw(config, adam_rate)
+        rule = adamw(config, rate, adam_rate)
     else:
         rule = matrix_rule(config, rate, adam_rate, sharding)
     if config.clip_norm is None:
@@ -62,13 +69,17 @@ def build(
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
 
 
-def adamw(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
-    """AdamW on all parameters, with the decay that each has under the other rules."""
-    return optax.chain(
-        optax.scale_by_adam(b1=config.adam_b1, b2=config.adam_b2),
-        optax.add_decayed_weights(config.weight_decay, mask=is_matrix),
-        optax.add_decayed_weights(config.adam_weight_decay, mask=is_no_matrix),
-        optax.scale_by_learning_rate(rate),
+def adamw(
+    config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule
+) -> optax.GradientTransformation:
+    """AdamW on all parameters, with the rates and decays that the groups have under other rules."""
+    rule = functools.partial(optax.adamw, b1=config.adam_b1, b2=config.adam_b2)
+    return optax.partition(
+        {
+            "muon": rule(rate, weight_decay=config.weight_decay),
+            "adam": rule(adam_rate, weight_decay=config.adam_weight_decay),
+        },
+        lambda params: omp.partition_labels(params, dimension_numbers),
     )
 
 
@@ -118,17 +129,6 @@ def dimension_numbers(params: optax.Params) -> Any:
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
     stacked = any(re.search(STACKED[0], name) for name in names)
     return omp.muon_dimension_numbers(params, rules=[STACKED] if stacked else [])
-
-
-def is_matrix(params: optax.Params) -> optax.Params:
-    """True where muonplus would see a matrix, so that adamw decays the same parameters."""
-    labels = omp.partition_labels(params, dimension_numbers)
-    return jax.tree.map(lambda label: label == "muon", labels)
-
-
-def is_no_matrix(params: optax.Params) -> optax.Params:
-    """True elsewhere."""
-    return jax.tree.map(lambda matrix: not matrix, is_matrix(params))
 
 
 def describe(config: OptimizerConfig, params: optax.Params) -> str:

@@ -38,8 +38,7 @@ def test_only_matrices_decay(name):
     rule = optimizers.build(config, steps=10)
     updates, _ = rule.update(grads, rule.init(params), params)
     # With zero gradients only the decay is left, and only on the matrix.
-    rate = config.adam_learning_rate if name == "adamw" else config.learning_rate
-    expected = -rate * config.weight_decay
+    expected = -optimizers.rates(config).matrices * config.weight_decay
     np.testing.assert_allclose(updates["up"]["kernel"], expected, rtol=1e-5)
     np.testing.assert_array_equal(updates["wte"]["embedding"], 0)
 
@@ -89,7 +88,17 @@ def test_sample_is_drawn():
     assert len(set(new)) > 10
 
 
-# Schedules
+# Rates and schedules
+
+
+def test_rates_by_default():
+    names = {name: optimizers.rates(OptimizerConfig(name=name)) for name in get_args(Optimizer)}
+    assert {name for name, rate in names.items() if rate.matrices == 0.002} == {
+        "adamw",
+        "adamuon",
+        "mano",
+    }
+    assert optimizers.rates(OptimizerConfig(learning_rate=0.5)).matrices == 0.5
 
 
 def test_schedules():

@@ -284,7 +284,7 @@ def test_adamw_decays_each_group_by_its_own():
         zeros = jax.tree.map(jnp.zeros_like, params)
         updates, _ = rule.update(zeros, rule.init(params), params)
         after = optax.apply_updates(params, updates)
-        rate = config.adam_learning_rate if name == "adamw" else config.learning_rate
+        rate = optimizers.rates(config).matrices
         np.testing.assert_allclose(after["up"]["kernel"], 1 - 0.2 * rate, rtol=1e-6)
         expected = 1 - 0.3 * config.adam_learning_rate
         np.testing.assert_allclose(after["wte"]["embedding"], expected, rtol=1e-6)

@@ -94,13 +94,14 @@ def test_one_step_of_every_method(method):
     grads = jax.tree.map(lambda x: np.asarray(rng.normal(size=x.shape), np.float32), params)
     rule = optimizers.build(config, steps=10)
     updates, _ = rule.update(grads, rule.init(params), params)
-    adam_rate = 0.03 if method == ADAMW else base.adam_learning_rate
-    adamw = {"b1": base.adam_b1, "b2": base.adam_b2, "learning_rate": adam_rate}
-    expected, *_ = reference.adamw_step(table, 0.0, 0.0, grads["wte"]["embedding"], 1, **adamw)
+    betas = {"b1": base.adam_b1, "b2": base.adam_b2}
+    g, rate = grads["wte"]["embedding"], base.adam_learning_rate
+    expected, *_ = reference.adamw_step(table, 0.0, 0.0, g, 1, learning_rate=rate, **betas)
     np.testing.assert_allclose(updates["wte"]["embedding"], expected, rtol=1e-5, atol=1e-7)
     w, g = kernel.T, grads["up"]["kernel"].T.astype(float)
     if method == ADAMW:
-        expected, *_ = reference.adamw_step(w, 0.0, 0.0, g, 1, weight_decay=0.1, **adamw)
+        options = {"learning_rate": 0.03, "weight_decay": 0.1, **betas}
+        expected, *_ = reference.adamw_step(w, 0.0, 0.0, g, 1, **options)
     else:
         expected, _ = reference.muonplus_step(
             w,
@@ -139,8 +140,8 @@ def test_loss_falls_with_every_method(method, text):
 def test_rates_of_updates_of_adamws_size():
     plan = Grid(get_args(grid.Optimizer))
     for method in grid.methods(plan):
-        small = method.optimizer in ("adamw", "adamuon", "mano")
-        assert grid.rates(plan, method) == (plan.adam_rates if small else plan.rates)
+        large = method.optimizer in ("adamw", "adamuon", "mano")
+        assert grid.rates(plan, method) == (plan.adam_rates if large else plan.rates)
 
 
 def test_same_rate_for_all():
