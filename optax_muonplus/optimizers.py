@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import optax
 
@@ -148,34 +148,29 @@ def muonplus(
     )
     matrix_part()  # checks the arguments now rather than at init
 
+    rest = AdamW(adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_eps_root, adam_weight_decay)
+    decay = optax.add_decayed_weights(weight_decay, weight_decay_mask)
     return with_adamw(
-        matrix_part,
-        learning_rate,
-        weight_decay,
-        weight_decay_mask,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_eps_root=adam_eps_root,
-        adam_weight_decay=adam_weight_decay,
-        adam_learning_rate=adam_learning_rate,
-        muon_weight_dimension_numbers=muon_weight_dimension_numbers,
-        sharding=sharding,
+        matrix_part, decay, learning_rate, rest, muon_weight_dimension_numbers, sharding
     )
+
+
+class AdamW(NamedTuple):
+    """Arguments of ``optax.adamw``; a learning rate that is None is that of the matrices."""
+
+    learning_rate: optax.ScalarOrSchedule | None
+    b1: Any
+    b2: Any
+    eps: Any
+    eps_root: Any
+    weight_decay: Any
 
 
 def with_adamw(
     matrix_part: Callable[..., optax.GradientTransformation],
+    decay: optax.GradientTransformation,
     learning_rate: optax.ScalarOrSchedule,
-    weight_decay: Any,
-    weight_decay_mask: Any,
-    *,
-    adam_b1: Any,
-    adam_b2: Any,
-    adam_eps: Any,
-    adam_eps_root: Any,
-    adam_weight_decay: Any,
-    adam_learning_rate: optax.ScalarOrSchedule | None,
+    rest: AdamW,
     muon_weight_dimension_numbers: DimensionNumbersTree,
     sharding: ShardingTree,
 ) -> optax.GradientTransformationExtraArgs:
@@ -183,34 +178,23 @@ def with_adamw(
 
     Args:
       matrix_part: from ``weight_dimension_numbers`` and ``sharding`` to the rule's own links.
-      learning_rate: as in :func:`muonplus`, like all that follow.
-      weight_decay: of the matrices.
-      weight_decay_mask: of the matrices.
-      adam_b1: AdamW's first decay.
-      adam_b2: AdamW's second decay.
-      adam_eps: AdamW's epsilon.
-      adam_eps_root: AdamW's epsilon inside the root.
-      adam_weight_decay: AdamW's weight decay.
-      adam_learning_rate: None means ``learning_rate``.
-      muon_weight_dimension_numbers: which parameters are matrices.
-      sharding: where the parameters lie.
+      decay: weight decay of the matrices.
+      learning_rate: of the matrices.
+      rest: AdamW's arguments.
+      muon_weight_dimension_numbers: as in :func:`muonplus`.
+      sharding: as in :func:`muonplus`.
     """
 
     def matrices(dims: DimensionNumbersTree, own: ShardingTree) -> optax.GradientTransformation:
         return optax.chain(
             matrix_part(weight_dimension_numbers=dims, sharding=own),
-            optax.add_decayed_weights(weight_decay, weight_decay_mask),
+            decay,
             optax.scale_by_learning_rate(learning_rate),
         )
 
-    others = optax.adamw(
-        learning_rate if adam_learning_rate is None else adam_learning_rate,
-        b1=adam_b1,
-        b2=adam_b2,
-        eps=adam_eps,
-        eps_root=adam_eps_root,
-        weight_decay=adam_weight_decay,
-    )
+    if rest.learning_rate is None:
+        rest = rest._replace(learning_rate=learning_rate)
+    others = optax.adamw(**rest._asdict())
     return partitioned(matrices, others, muon_weight_dimension_numbers, sharding)
 
 

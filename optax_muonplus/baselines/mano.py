@@ -14,7 +14,7 @@ import optax
 
 from optax_muonplus.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus.lifting import apply_in_place, check_matrices
-from optax_muonplus.optimizers import with_adamw
+from optax_muonplus.optimizers import AdamW, with_adamw
 from optax_muonplus.placement import ShardingTree, check_sharding, settle
 from optax_muonplus.precision import accumulable, as_real, sum_of_squares
 from optax_muonplus.transforms import momentum
@@ -66,23 +66,9 @@ def mano(
     with d = m for columns and n for rows, so that updates have the root mean square 0.2. M is the
     sum :math:`\beta M_{t-1} + G_t`. The state is one momentum buffer for each matrix and a counter.
 
-    Args:
-      learning_rate: number or schedule; of AdamW's order, 1e-3 in the code.
-      beta: momentum decay.
-      eps: the least norm that divides.
-      weight_decay: decoupled, of the matrices; 0.1 in the code.
-      weight_decay_mask: for the matrices.
-      mu_dtype: dtype of the momentum buffer.
-      nesterov: whether the momentum looks one step ahead.
-      adam_b1: AdamW's first decay.
-      adam_b2: AdamW's second decay.
-      adam_eps: AdamW's epsilon.
-      adam_eps_root: AdamW's epsilon inside the root.
-      adam_weight_decay: AdamW's weight decay.
-      adam_learning_rate: None means ``learning_rate``.
-      muon_weight_dimension_numbers: which parameters are matrices, and how.
-      sharding: where the parameters lie. Nothing is moved: sums over what lies in shards are left
-        to the compiler.
+    Arguments are those of :func:`optax_muonplus.muonplus`; ``eps`` is the least norm that divides,
+    and nothing is moved on a mesh: sums over what lies in shards are left to the compiler. The
+    learning rate is of AdamW's order, 1e-3 in the code, with weight decay 0.1.
 
     Raises:
       ValueError: as :func:`optax_muonplus.muonplus`, and at an update without ``params``.
@@ -91,19 +77,10 @@ def mano(
     """
     matrix_part = functools.partial(scale_by_mano, beta, eps, mu_dtype, nesterov=nesterov)
     matrix_part()  # checks the arguments now rather than at init
+    rest = AdamW(adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_eps_root, adam_weight_decay)
+    decay = optax.add_decayed_weights(weight_decay, weight_decay_mask)
     return with_adamw(
-        matrix_part,
-        learning_rate,
-        weight_decay,
-        weight_decay_mask,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_eps_root=adam_eps_root,
-        adam_weight_decay=adam_weight_decay,
-        adam_learning_rate=adam_learning_rate,
-        muon_weight_dimension_numbers=muon_weight_dimension_numbers,
-        sharding=sharding,
+        matrix_part, decay, learning_rate, rest, muon_weight_dimension_numbers, sharding
     )
 
 

@@ -14,7 +14,7 @@ import optax
 
 from optax_muonplus.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus.lifting import apply_in_place
-from optax_muonplus.optimizers import with_adamw
+from optax_muonplus.optimizers import AdamW, with_adamw
 from optax_muonplus.placement import ShardingTree, settle
 from optax_muonplus.polar import DEFAULT_EPS, Polar, PolarFunction, Preconditioning
 from optax_muonplus.precision import accumulable, as_real, sum_of_squares
@@ -77,35 +77,13 @@ def normuon(
     \epsilon)` by the published code, or :math:`0.2 \sqrt{mn}\, \hat O_t / \|\hat O_t\|_F` by the
     paper. The state is one momentum buffer and one number a row.
 
-    Args:
-      learning_rate: number or schedule; 0.02 in the code.
-      ns_coeffs: as in :func:`optax_muonplus.muonplus`, like all that is not explained here.
-      ns_steps: Newton-Schulz steps.
-      beta: momentum decay.
-      eps: guards the polar step.
-      weight_decay: decoupled, of the matrices.
-      weight_decay_mask: for the matrices.
-      mu_dtype: dtype of the momentum buffer.
-      beta2: decay of the running mean, in [0, 1).
-      nu_eps: guards the division by its root.
-      rule: ``"code"`` keeps each matrix's Frobenius norm, and ``shape_scale`` follows; ``"paper"``
-        gives every update the root mean square 0.2.
-      shape_scale: factor under ``"code"``.
-      nesterov: whether the momentum looks one step ahead.
-      polar: how the polar step is computed.
-      preconditioning: which norm divides before it.
-      compute_dtype: dtype of the operands of matrix products.
-      adam_b1: AdamW's first decay.
-      adam_b2: AdamW's second decay.
-      adam_eps: AdamW's epsilon.
-      adam_eps_root: AdamW's epsilon inside the root.
-      adam_weight_decay: AdamW's weight decay.
-      adam_learning_rate: None means ``learning_rate``.
-      muon_weight_dimension_numbers: which parameters are matrices, and how.
-      sharding: where the parameters lie.
+    Arguments are those of :func:`optax_muonplus.muonplus`, and ``beta2``, the decay of the running
+    mean, in [0, 1); ``nu_eps``, which guards the division by its root; ``rule``, ``"code"`` (keeps
+    each matrix's Frobenius norm, and ``shape_scale`` follows) or ``"paper"`` (gives every update
+    the root mean square 0.2). The code's learning rate is 0.02.
 
     Raises:
-      ValueError: as :func:`optax_muonplus.muonplus`.
+      ValueError: as :func:`optax_muonplus.muonplus`, and for an unknown ``rule``.
 
     Source: Li et al., arXiv:2510.05491; zichongli5/NorMuon @d45c9a4.
     """
@@ -126,19 +104,10 @@ def normuon(
         compute_dtype=compute_dtype,
     )
     matrix_part()  # checks the arguments now rather than at init
+    rest = AdamW(adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_eps_root, adam_weight_decay)
+    decay = optax.add_decayed_weights(weight_decay, weight_decay_mask)
     return with_adamw(
-        matrix_part,
-        learning_rate,
-        weight_decay,
-        weight_decay_mask,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_eps_root=adam_eps_root,
-        adam_weight_decay=adam_weight_decay,
-        adam_learning_rate=adam_learning_rate,
-        muon_weight_dimension_numbers=muon_weight_dimension_numbers,
-        sharding=sharding,
+        matrix_part, decay, learning_rate, rest, muon_weight_dimension_numbers, sharding
     )
 
 

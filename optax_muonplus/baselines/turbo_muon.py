@@ -50,27 +50,8 @@ def turbo_muon(
     X unless its rows are orthogonal. A square matrix is scaled on its output side, as in the code:
     ``preconditioning="aol_out"`` (``"aol"`` has the input side, as Optax). The state is Muon's.
 
-    Args:
-      learning_rate: number or schedule; 0.02 in the code.
-      ns_coeffs: the code's four rows, which are the last of ``"dion"``.
-      ns_steps: Newton-Schulz steps.
-      beta: momentum decay.
-      eps: added to the root of the sum, which divides; the code has a least sum instead.
-      weight_decay: decoupled, of the matrices.
-      weight_decay_mask: for the matrices.
-      mu_dtype: dtype of the momentum buffer.
-      shape_scale: factor of the shape; the code has sqrt(max(1, m/n)).
-      nesterov: whether the momentum looks one step ahead.
-      polar: how the polar step is computed.
-      compute_dtype: dtype of the operands of matrix products.
-      adam_b1: AdamW's first decay.
-      adam_b2: AdamW's second decay.
-      adam_eps: AdamW's epsilon.
-      adam_eps_root: AdamW's epsilon inside the root.
-      adam_weight_decay: AdamW's weight decay.
-      adam_learning_rate: None means ``learning_rate``.
-      muon_weight_dimension_numbers: which parameters are matrices, and how.
-      sharding: where the parameters lie.
+    Arguments are those of :func:`optax_muonplus.muonplus`; ``"turbo"`` are the rows of the
+    code, the last four of ``"dion"``. Its learning rate is 0.02.
 
     Raises:
       ValueError: as :func:`optax_muonplus.muonplus`.
