@@ -3,6 +3,7 @@
 from optax_muonplus import baselines as baselines
 from optax_muonplus import coefficients as coefficients
 from optax_muonplus import polar as polar
+from optax_muonplus import theory as theory
 from optax_muonplus.dimension_numbers import MatrixSpec as MatrixSpec
 from optax_muonplus.dimension_numbers import MuonDimensionNumbers as MuonDimensionNumbers
 from optax_muonplus.optimizers import muon as muon
