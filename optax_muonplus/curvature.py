@@ -73,7 +73,8 @@ def block_curvatures(
 
     It costs ``iterations + 1`` HVPs for each block and matrix: 768 x 21 for all rows of one 768 x
     768 kernel, 16 x 21 with ``blocks=16``. ``blocks_at_once`` of them are made together, each with
-    tangents of the parameter and of all activations. Put the call under ``jax.jit``, with batches as arguments of the jitted function::
+    tangents of the parameter and of all activations. Put the call under ``jax.jit``, with batches
+    as arguments of the jitted function::
 
       curvatures = jax.jit(
           lambda params, batch, key: block_curvatures(
