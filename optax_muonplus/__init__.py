@@ -2,6 +2,7 @@
 
 from optax_muonplus import baselines as baselines
 from optax_muonplus import coefficients as coefficients
+from optax_muonplus import diagnostics as diagnostics
 from optax_muonplus import polar as polar
 from optax_muonplus import theory as theory
 from optax_muonplus.dimension_numbers import MatrixSpec as MatrixSpec

@@ -23,7 +23,8 @@ FLOORS = [
         {"variance_shift"},
         {"newton_schulz"},
         {"polar"},
-        {"steps"},
+        {"steps", "imbalance"},
+        {"measures"},
     ],
     [
         {"paths", "grouping", "assignment"},
@@ -31,9 +32,13 @@ FLOORS = [
         {"dimension_numbers", "placement"},
         {"partition", "exchange"},
         {"sharded"},
-        {"lifting", "table"},
+        {"lifting", "table", "selection"},
     ],
-    [{"transforms", "curvature"}, {"descent"}, {"theory"}],
+    [
+        {"transforms", "curvature", "recording"},
+        {"descent", "replay", "readout"},
+        {"theory", "diagnostics"},
+    ],
     [{"optimizers"}],
     # Each is a rule, its link and its alias in one file.
     [
@@ -95,7 +100,7 @@ def test_imports_run_downwards(floor):
 def test_public_names_are_documented_and_in_the_readme():
     readme = (ROOT / "README.md").read_text()
     public = [name for name in vars(optax_muonplus) if not name.startswith("_")]
-    shown = ("baselines", "coefficients", "polar", "theory")
+    shown = ("baselines", "coefficients", "diagnostics", "polar", "theory")
     exported = [name for name in public if name not in MODULES or name in shown]
     for name in exported:
         assert inspect.getdoc(getattr(optax_muonplus, name)), name
