@@ -91,14 +91,13 @@ def parse_sweep(argv: Sequence[str]) -> tuple[NewSweep, str]:
     return asked, preset
 
 
-def run_command(work: Callable[[], None]) -> int:
-    """Does what a command line asks for; the exit status."""
+def run_command(work: Callable[[], int | None]) -> int:
+    """Does what a command line asks for; the exit status, that of `work` if it has one."""
     try:
-        work()
+        return work() or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 def choose(

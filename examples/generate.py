@@ -118,6 +118,7 @@ def check(sampling: Sampling) -> None:
         raise UserError(f"--top-k is {sampling.top_k}: give at least 1.")
 
 
+@functools.lru_cache(maxsize=2)  # many texts of one model are written one after the other
 def make_steps(
     extend: Extend, model: ModelConfig, everywhere: Any, sampling: Sampling
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:

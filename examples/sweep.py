@@ -42,11 +42,7 @@ PAUSE = 5.0  # seconds between looks at what other processes have finished
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     try:
-        asked, preset = command.parse_sweep(argv)
-        return sweep(asked, preset)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return command.run_command(lambda: sweep(*command.parse_sweep(argv)))
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on.")
         return 130

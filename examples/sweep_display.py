@@ -21,7 +21,7 @@ class SweepDisplay:
         self.grid = grid
         self.ledger = ledger
         self.live = Live(console=console, auto_refresh=False)
-        self.line = ""
+        self.rows: Table | None = None
 
     def __enter__(self) -> "SweepDisplay":
         if self.console.is_terminal:
@@ -32,7 +32,7 @@ class SweepDisplay:
 
     def __exit__(self, *error: object) -> None:
         if self.console.is_terminal:
-            self.show("")
+            self.show("", anew=True)
             self.live.stop()
 
     def done(self) -> dict[Cell, float]:
@@ -44,15 +44,17 @@ class SweepDisplay:
         """Writes a line that stays."""
         self.console.print(line)
 
-    def show(self, line: str) -> None:
-        """Draws the table, and the line below it that changes."""
-        self.line = line
-        if self.console.is_terminal:
-            self.live.update(Group(self.table(), line), refresh=True)
+    def show(self, line: str, anew: bool = False) -> None:
+        """Draws the table, read again from the ledger if `anew`, and the line below it."""
+        if not self.console.is_terminal:
+            return
+        if anew or self.rows is None:
+            self.rows = self.table()
+        self.live.update(Group(self.rows, line), refresh=True)
 
     def wait(self) -> None:
         """Says that other processes have the rest."""
-        self.show("waiting for the runs of other processes ...")
+        self.show("waiting for the runs of other processes ...", anew=True)
 
     def of(self, cell: Cell, steps: int) -> "RunDisplay":
         """What the loop of a run reports to."""
@@ -92,11 +94,10 @@ class RunDisplay:
         self.sweep = sweep
         self.name = cell.name
         self.steps = steps
-        self.shown = 0.0
 
     def begin(self, step: int) -> None:
         """Says which run it is."""
-        self.sweep.show(f"{self.name}  step {step}/{self.steps}  compiling ...")
+        self.sweep.show(f"{self.name}  step {step}/{self.steps}  compiling ...", anew=True)
 
     def __enter__(self) -> "RunDisplay":
         return self

@@ -80,6 +80,18 @@ def test_sample_follows_the_model():
     assert new == [i % 7 for i in range(1, 13)]
 
 
+def test_another_text_of_a_model_compiles_nothing():
+    traced = []
+
+    def undecided(params, tokens, past, start):
+        traced.append(tokens.shape)
+        return jnp.zeros((*tokens.shape, 60)), past
+
+    for seed in range(3):
+        sample_ids(undecided, {}, [0] * (seed + 1), 4, SHORT, jax.random.key(seed))
+    assert traced == [(1, 5), (1, 1)]
+
+
 def test_sample_is_drawn():
     def undecided(params, tokens, past, start):
         return jnp.zeros((*tokens.shape, 60)), past
