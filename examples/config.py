@@ -79,6 +79,10 @@ class OptimizerConfig:
     """Largest global gradient norm, as in the official code; None for no clipping."""
     schedule: Literal["constant_linear", "warmup_cosine"] = "constant_linear"
     """Paper's GPT: 40% constant, then linear to zero; LLaMA: 10% warmup, then cosine to zero."""
+    record_every: int = 0
+    """Updates between records, in matrices.jsonl, of how unequal the rows and columns of each
+    matrix are; 0 for none. Of muonplus and muon also inside of the rule; of the others only the
+    gradient and the whole update, in which there are learning rate and decay."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,6 +235,11 @@ def check(config: RunConfig) -> None:
     for flag, value in positive.items():
         if value < 1:
             raise UserError(f"{flag} is {value}: give at least 1.")
+    if config.optimizer.record_every < 0:
+        raise UserError(
+            f"--optimizer.record-every is {config.optimizer.record_every}: give a number of "
+            "updates, or 0 for no records."
+        )
     check_model(config.model)
     if not 0 < config.data.val_fraction < 1:
         raise UserError(f"--data.val-fraction {config.data.val_fraction}: give a number in (0, 1).")

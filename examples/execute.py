@@ -1,5 +1,6 @@
 """A run in its folder: from its last checkpoint to its end or to a request to stop."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,14 +35,27 @@ def execute(
         state = checkpoints.restore(start, job.program.abstract) if start else job.init()
         begin(state, start)
         display.begin(start)
-        with runs.Metrics(folder / "metrics.jsonl", start) as metrics:
+        with (
+            runs.Metrics(folder / "metrics.jsonl", start) as metrics,
+            record_to(folder, job, start) as matrices,
+        ):
             loop = Loop(
                 job=job,
                 save=checkpoints.save,
                 settle=checkpoints.settle,
                 stop=StopRequests(processes.Agreement(job.mesh)),
                 metrics=metrics,
+                matrices=matrices,
                 display=display,
             )
             state, step = loop.run(state, start)
     return Outcome(state, step, loop.stop.agreed if step < job.config.steps else 0)
+
+
+def record_to(
+    folder: Path, job: Job, start: int
+) -> contextlib.AbstractContextManager[runs.Metrics | None]:
+    """Where records of the matrices go, if any are made."""
+    if not job.config.optimizer.record_every:
+        return contextlib.nullcontext()
+    return runs.Metrics(folder / runs.MATRICES, start)

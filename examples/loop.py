@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import jax
 
+import optax_muonplus as omp
 from examples import sharding
 from examples.data.placement import place_batch
 from examples.errors import Diverged
@@ -28,11 +29,15 @@ class Loop:
     settle: Callable[[], None]
     stop: StopRequests
     metrics: Metrics
+    matrices: Metrics | None
+    """For the records of the matrices, if they are asked for."""
     display: Watcher
     saved: int = 0
     """The last step that was saved."""
     skipped: int = 0
     """Steps in a row, up to the last recorded one, that changed nothing."""
+    recorded: int = 0
+    """The last update whose matrices were written down."""
     clock: tuple[int, float] | None = None
     """The step and time from which speed is measured; None after a pause and at the start."""
 
@@ -50,6 +55,8 @@ class Loop:
                 if waiting:
                     self.record(*waiting)
                 waiting = (step, loss)
+                if self.matrices and step % self.job.config.optimizer.record_every == 0:
+                    self.record_matrices(self.matrices, step, state)
                 if self.is_due(step):
                     self.record(*waiting)
                     waiting = None
@@ -95,6 +102,14 @@ class Loop:
             measured["tokens_per_second"] = round(tokens / (now - self.clock[1]), 1)
         self.metrics.add(step, **measured)
         self.display.trained(step, value, measured.get("tokens_per_second"))
+
+    def record_matrices(self, matrices: Metrics, step: int, state: TrainState) -> None:
+        """Writes down what the optimizer has recorded, unless skipped steps have delayed it."""
+        record = omp.diagnostics.read(state.opt_state)
+        if record.step > self.recorded:
+            self.recorded = record.step
+            values = record.as_json()["values"]
+            matrices.add(step, update=record.step, values=values)
 
     def skip(self, step: int) -> None:
         """Notes a step whose loss or gradient was not finite; stops after too many in a row."""

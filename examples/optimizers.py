@@ -22,6 +22,9 @@ STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 
 LARGE_UPDATES = ("adamw", "adamuon", "mano")
 """Rules under which each number of a matrix moves by about the rate."""
 
+RECORDED_INSIDE = ("muonplus", "muon")
+"""Rules whose momentum and polar factors can be recorded, not only gradient and update."""
+
 
 class Rates(NamedTuple):
     """Peak learning rates; arrays that a compiled step is given, so that it serves all rates."""
@@ -64,6 +67,10 @@ def build(
         rule = adamw(config, rate, adam_rate)
     else:
         rule = matrix_rule(config, rate, adam_rate, sharding)
+    if config.name not in RECORDED_INSIDE:
+        rule = omp.diagnostics.watched(
+            rule, every=config.record_every, weight_dimension_numbers=dimension_numbers
+        )
     if config.clip_norm is None:
         return rule
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
@@ -87,7 +94,10 @@ def matrix_rule(
     config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule, sharding: Any
 ) -> optax.GradientTransformation:
     """One of Muon's kind on the matrices, AdamW on the rest."""
-    return chosen(config)(
+    rule = chosen(config)
+    if config.name in RECORDED_INSIDE:
+        rule = omp.diagnostics.recorded(rule, every=config.record_every)
+    return rule(
         rate,
         beta=config.beta,
         weight_decay=config.weight_decay,

@@ -17,6 +17,7 @@ from examples.files import write_atomically
 from examples.processes import is_first
 
 TOKENIZER = "tokenizer.json"
+MATRICES = "matrices.jsonl"
 
 
 def choose_folder(config: RunConfig, preset: str) -> Path:
@@ -91,7 +92,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 class Metrics:
-    """`metrics.jsonl`: one object per record, with `step` and what was measured at it."""
+    """A file of one JSON object per line, with `step` and what was measured at it."""
 
     def __init__(self, path: Path, step: int):
         """Keeps what an earlier process wrote up to `step`; later records will come again."""
@@ -102,7 +103,7 @@ class Metrics:
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
         self.file = path.open("a")
 
-    def add(self, step: int, **measured: float) -> None:
+    def add(self, step: int, **measured: Any) -> None:
         """Appends a record, at once visible to others."""
         if self.file is None:
             return

@@ -77,7 +77,9 @@ def keep_plan(folder: Path, asked: NewSweep, preset: str, dataset: Dataset) -> N
     path = folder / "sweep.json"
     if path.exists():
         old = json.loads(path.read_text())
-        if different := list(differences(old, json.loads(json.dumps(plan)))):
+        # As it would be written now: what has become a setting since has its default.
+        old["base"] = dataclasses.asdict(configs.from_dict(RunConfig, old["base"]))
+        if different := list(differences(old, plan)):
             raise UserError(
                 f"{folder} is of another sweep, which has another {', '.join(different)}: choose "
                 "another --name, or give the flags it was begun with."

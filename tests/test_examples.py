@@ -118,6 +118,20 @@ def test_lines_without_a_terminal(tmp_path, text, capsys):
     assert all(word in lines[0] for word in ("tokens/s", "perplexity", "bits per byte"))
 
 
+def test_records_of_the_matrices(tmp_path, text, finished):
+    assert not (finished / runs.MATRICES).exists()
+    with stop_at(18, crash), pytest.raises(RuntimeError):
+        train(text, tmp_path, "--name", "x", "--optimizer.record-every", "6")
+    assert main(["--resume", str(tmp_path / "x")]) == 0
+    assert losses(tmp_path / "x") == losses(finished)  # what is watched is not changed
+    records = runs.read_metrics(tmp_path / "x" / runs.MATRICES)
+    assert [(r["step"], r["update"]) for r in records] == [(n, n) for n in (6, 12, 18, 24)]
+    for record in records:
+        assert "blocks/0/mlp/up/kernel" in record["values"]
+        for values in record["values"].values():
+            assert 0 < values["update/row_variance"] < 1e-6 * values["polar/row_variance"]
+
+
 # Stopping and resuming
 
 
@@ -254,6 +268,7 @@ def test_folder_without_text(tmp_path, capsys):
     [
         (["--model.d-model", "17"], "--model.n-head"),
         (["--steps", "0"], "--steps is 0"),
+        (["--optimizer.record-every", "-1"], "--optimizer.record-every is -1"),
         (["--data.val-fraction", "1"], "--data.val-fraction"),
         (["--data.vocab-size", "100"], "--data.vocab-size"),
     ],

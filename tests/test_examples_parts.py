@@ -1,6 +1,7 @@
 """The small parts of the trainer: optimizers, schedules, measures, samples."""
 
 import math
+import unittest.mock
 from typing import get_args
 
 import jax
@@ -8,14 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import optax_muonplus as omp
 from examples import optimizers, training
 from examples.config import ModelConfig, OptimizerConfig, RunConfig
 from examples.data.loader import Tokens, TokensMeta
 from examples.evaluate import bits_per_byte, make_evaluate
 from examples.generate import sample_ids
 from examples.grid import Optimizer
+from examples.loop import Loop
 from examples.loss import next_token_loss
+from examples.runs import Metrics, read_metrics
 from examples.sharding import make_mesh, replicated
+from examples.training import TrainState
 
 SHORT = ModelConfig(n_layer=1, d_model=8, context=5)
 
@@ -41,6 +46,36 @@ def test_only_matrices_decay(name):
     expected = -optimizers.rates(config).matrices * config.weight_decay
     np.testing.assert_allclose(updates["up"]["kernel"], expected, rtol=1e-5)
     np.testing.assert_array_equal(updates["wte"]["embedding"], 0)
+
+
+@pytest.mark.parametrize("name", get_args(Optimizer))
+def test_every_rule_can_be_recorded(name):
+    params = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.eye(4, 8)}}
+    plain, recorded = (
+        optimizers.build(OptimizerConfig(name=name, record_every=every), 10) for every in (0, 1)
+    )
+    expected, _ = plain.update(params, plain.init(params), params)
+    updates, state = recorded.update(params, recorded.init(params), params)
+    jax.tree.map(np.testing.assert_array_equal, updates, expected)
+    record = omp.diagnostics.read(state)
+    assert record.step == 1 and list(record.values) == ["up/kernel"]
+    last = "update" if name in optimizers.RECORDED_INSIDE else "after"
+    assert record.values["up/kernel"][f"{last}/rms"] > 0
+
+
+def test_records_that_skipped_steps_delay(tmp_path):
+    tx = omp.diagnostics.recorded(omp.muonplus, every=2)(0.1)
+    params = {"up": {"kernel": jnp.eye(4, 8)}}
+    states = [tx.init(params)]
+    for _ in range(3):
+        states.append(tx.update(params, states[-1], params)[1])
+    own = unittest.mock.Mock(spec=Loop, recorded=0)
+    with Metrics(tmp_path / "matrices.jsonl", 0) as file:
+        for step, updates in ((2, 0), (4, 2), (6, 3)):  # how many steps did update something
+            state = TrainState(params, states[updates], jax.random.key(0))
+            Loop.record_matrices(own, file, step, state)
+    records = read_metrics(tmp_path / "matrices.jsonl")
+    assert [(record["step"], record["update"]) for record in records] == [(4, 2)]
 
 
 # Measures and samples

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -273,6 +274,14 @@ def test_what_cannot_be(flags, words, capsys):
 def test_another_sweep_in_the_folder(done, text, capsys):
     assert run(text, done.parent, "--steps", "25") == 2
     assert "which has another base.steps" in capsys.readouterr().err
+
+
+def test_a_sweep_begun_before_a_setting_came(done, tmp_path, text):
+    shutil.copytree(done, tmp_path / "s")
+    plan = json.loads((done / "sweep.json").read_text())
+    del plan["base"]["optimizer"]["record_every"]
+    (tmp_path / "s" / "sweep.json").write_text(json.dumps(plan))
+    assert run(text, tmp_path) == 0
 
 
 def test_damaged_ledger(tmp_path, capsys):
