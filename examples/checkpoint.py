@@ -3,10 +3,9 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
-import optax
 import orbax.checkpoint as ocp
 from absl import logging
 
@@ -94,10 +93,10 @@ class Checkpoints:
             self.manager.close()
 
 
-def restore_params(
-    folder: Path, step: int | None, abstract: optax.Params
-) -> tuple[int, optax.Params]:
-    """The step, by default the last, and parameters of a checkpoint; reads nothing else of it."""
+def restore_part(
+    folder: Path, step: int | None, part: Literal["params", "opt_state"], abstract: Any
+) -> tuple[int, Any]:
+    """The step, by default the last, and a part of its state; reads nothing else of it."""
     if not folder.is_dir():
         raise UserError(f"{folder.parent} has no checkpoints yet.")
     options = ocp.CheckpointManagerOptions(read_only=True)
@@ -107,19 +106,19 @@ def restore_params(
             there = f"those of {', '.join(map(str, sorted(steps)))}" if steps else "none"
             raise UserError(f"{folder} has no checkpoint of --step {step}: there are {there}.")
         step = max(steps) if step is None else step
-        item = {"params": abstract}
-        part = ocp.args.PyTreeRestore(
+        item = {part: abstract}
+        args = ocp.args.PyTreeRestore(
             item=item,
             restore_args=ocp.checkpoint_utils.construct_restore_args(item),
             partial_restore=True,
         )
         try:
-            restored = manager.restore(step, args=ocp.args.Composite(state=part))
+            restored = manager.restore(step, args=ocp.args.Composite(state=args))
         except (ValueError, KeyError, OSError) as error:
             raise UserError(
                 f"the checkpoint {folder / str(step)} cannot be read: {reason(error)}"
             ) from error
-    return step, restored["state"]["params"]
+    return step, restored["state"][part]
 
 
 def agrees(saved: Any, now: Any) -> bool:

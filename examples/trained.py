@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,10 @@ from jax.typing import ArrayLike
 from tokenizers import Tokenizer
 
 from examples import runs, sharding, training
-from examples.checkpoint import restore_params
+from examples.checkpoint import restore_part
 from examples.config import RunConfig
 from examples.training import Extend
+from optax_muonplus.transforms import MomentumState
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,34 @@ def load(place: Place) -> Trained:
         shapes,
         sharding.of_params(shapes, mesh),
     )
-    step, params = restore_params(place.run / "checkpoints", place.step, abstract)
+    step, params = restore_part(place.run / "checkpoints", place.step, "params", abstract)
     extend = training.make_extend(config.model, vocab_size, mesh)
     return Trained(config, tokenizer, mesh, step, params, extend)
+
+
+def load_momenta(place: Place) -> tuple[int, dict[str, jax.Array]]:
+    """The step of a checkpoint, and the momentum of each matrix by the path of its parameter."""
+    config, _ = runs.reopen(place.run)
+    program = training.make_program(
+        model=config.model,
+        rule=config.optimizer,
+        steps=config.steps,
+        accumulate=config.accumulate,
+        vocab_size=runs.read_tokenizer(place.run).get_vocab_size(),
+        mesh=sharding.make_mesh(place.mesh, jax.devices()),
+    )
+    abstract = program.abstract.opt_state
+    step, state = restore_part(place.run / "checkpoints", place.step, "opt_state", abstract)
+    (found,) = (x for x in jax.tree.leaves(state, is_leaf=has_momentum) if has_momentum(x))
+    return step, by_path(found.mu)
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by names such as blocks/0/attn/query/kernel."""
+    named = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in named}
+
+
+def has_momentum(x: object) -> bool:
+    """Whether part of an optimizer's state is the momentum of Muon's kind."""
+    return isinstance(x, MomentumState)

@@ -1,0 +1,178 @@
+"""Which of the paper's qualitative claims the figures' numbers bear out, as a Markdown table."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from examples.descent import NORMS
+from examples.imbalance import SIDES, kinds
+from examples.tables import MUON, Sweep, markdown
+
+Row = tuple[str, bool, str]
+"""Claim, whether it was seen, and the numbers."""
+
+PLUS = "Muon+ col_row"
+
+
+def table(
+    iterations: Mapping[str, Any],
+    training: Mapping[str, Any],
+    ranks: Mapping[str, Any],
+    curvature: Mapping[str, Any] | None,
+    sweeps: Sequence[Sweep],
+) -> str:
+    """A row for each claim."""
+    rows = [
+        amplified(iterations),
+        *fades(iterations),
+        equal_rows(training),
+        *rivals(training),
+        correlated(ranks),
+        *([] if curvature is None else flatter(curvature)),
+        *(row for sweep in sweeps for row in in_sweep(sweep)),
+    ]
+    lines = [[claim, "yes" if seen else "no", numbers] for claim, seen, numbers in rows]
+    return markdown(["claim of the paper", "seen here", "numbers"], lines)
+
+
+def amplified(data: Mapping[str, Any]) -> Row:
+    """Section 2.1: five steps amplify the variance of the momentum."""
+    ratios = [data[kind][side][5] / data[kind][side][0] for kind in kinds(data) for side in SIDES]
+    return (
+        "five Newton-Schulz steps amplify the variance of row and column norms",
+        min(ratios) > 1,
+        f"variance after 5 steps over that of M/‖M‖: {min(ratios):.3g} to {max(ratios):.3g}, "
+        f"above 1 in {sum(r > 1 for r in ratios)} of {len(ratios)} (kinds x sides)",
+    )
+
+
+def fades(data: Mapping[str, Any]) -> Iterator[Row]:
+    """Figure 2a: many steps, of square and other layers."""
+    last = data["iterations"][-1]
+    square = [kind for kind in kinds(data) if len(set(data[kind]["shape"])) == 1]
+    if square:
+        left = [data[kind][f"exact_{side}"] for kind in square for side in SIDES]
+        after = [data[kind][side][-1] / data[kind][side][5] for kind in square for side in SIDES]
+        yield (
+            "square layers: the exact polar factor has equal norms",
+            max(left) < 1e-6,
+            f"variance at most {max(left):.1e}; after {last} steps still {min(after):.2g} to "
+            f"{max(after):.2g} of that after 5 (Jordan's polynomial does not converge to 1)",
+        )
+    others = [kind for kind in kinds(data) if kind not in square]
+    if others:
+        # The longer side cannot have equal norms: its vectors lie in a space of fewer dimensions.
+        longer = [SIDES[data[k]["shape"][0] < data[k]["shape"][1]] for k in others]
+        left = [data[k][f"exact_{side}"] for k, side in zip(others, longer, strict=True)]
+        yield (
+            "other layers: one side stays unequal even with the exact factor",
+            min(left) > 1e-6,
+            f"variance of the longer side of {', '.join(others)}: {min(left):.2g} to "
+            f"{max(left):.2g}",
+        )
+
+
+def equal_rows(data: Mapping[str, Any]) -> Row:
+    """Figure 2b: Muon+ has no variance in the side normalized last, throughout training."""
+    shares = [
+        np.array(data[PLUS][kind]["row"]["max"]) / np.array(data["Muon"][kind]["row"]["min"])
+        for kind in kinds(data[PLUS])
+    ]
+    worst = float(np.max(shares))
+    return (
+        "Muon+ has no variance in the side normalized last, throughout training",
+        worst <= 1e-6,
+        f"largest of any matrix and record over the smallest of Muon's: {worst:.1e}",
+    )
+
+
+def rivals(data: Mapping[str, Any]) -> Iterator[Row]:
+    """Figures 2b and var_trend_all: the variants leave imbalance."""
+    for name in data:
+        if name in ("Muon", PLUS):
+            continue
+        shares = {
+            side: statistics.geometric_mean(
+                x / y
+                for kind in kinds(data[name])
+                for x, y in zip(
+                    data[name][kind][side]["mean"], data["Muon"][kind][side]["mean"], strict=True
+                )
+            )
+            for side in SIDES
+        }
+        numbers = ", ".join(f"{side}s {share:.2g}" for side, share in shares.items())
+        yield (
+            f"{name.replace('Muon polar_express', 'Polar Express')} leaves imbalance",
+            min(shares.values()) > 1e-6,
+            f"relative variance over Muon's, mean over kinds and training: {numbers}",
+        )
+
+
+def correlated(data: Mapping[str, Any]) -> Row:
+    """Appendix: rows that are large before the polar step are so after it."""
+    means = [mean for kind in kinds(data) for mean in data[kind]["row"]["mean"]]
+    by_kind = ", ".join(
+        f"{kind} {statistics.fmean(data[kind]['row']['mean']):.2f}" for kind in kinds(data)
+    )
+    return (
+        "row norms before and after Muon's polar step correlate positively throughout training",
+        min(means) > 0,
+        f"mean over layers: {by_kind}; lowest of a kind at a record {min(means):.2f}, positive in "
+        f"{sum(m > 0 for m in means)} of {len(means)}",
+    )
+
+
+def flatter(data: Mapping[str, Any]) -> Iterator[Row]:
+    """Theorem 1: the mean curvature that updates meet is lower with equal norms."""
+    for side in SIDES:
+        matrices = data[side].values()
+        numbers, lower = [], []
+        for norm in NORMS[1:]:
+            ratios = {
+                word: [m[norm][word] / m["none"][word] for m in matrices]
+                for word in ("mean_curvature", "decrease")
+            }
+            mean = {word: statistics.geometric_mean(found) for word, found in ratios.items()}
+            lower.append(mean["mean_curvature"] < 1)
+            count = sum(r < 1 for r in ratios["mean_curvature"])
+            numbers.append(
+                f"{norm} {mean['mean_curvature']:.3f} (lower in {count} of {len(matrices)}; "
+                f"guaranteed decrease {mean['decrease']:.3f})"
+            )
+        yield (
+            f"Muon+ meets less curvature, in blocks that are {side}s",
+            all(lower),
+            f"over Muon's, layer {data['layer']}, step {data['step']}: {'; '.join(numbers)}",
+        )
+
+
+def in_sweep(sweep: Sweep) -> Iterator[Row]:
+    """Section 2.3 and the experiments: stability at large rates, and the best of each."""
+    if MUON not in sweep.methods() or not sweep.plus():
+        return
+    plus = min(sweep.plus(), key=lambda method: sweep.best(method)[0])
+    rate = max(set(sweep.rates(MUON)) & set(sweep.rates(plus)), default=None)
+    if rate is not None:
+        rise = {
+            method.name: sweep.losses(method, rate)[0] - sweep.best(method)[0]
+            for method in (MUON, plus)
+        }
+        yield (
+            f"{sweep.name}: Muon+ is more stable at large rates",
+            rise[plus.name] < rise[MUON.name],
+            f"loss at rate {rate:g} less that at the best rate: "
+            + ", ".join(f"{name} {gap:.4f}" for name, gap in rise.items()),
+        )
+    pair = [sweep.best(method) for method in (plus, MUON)]
+    gaps = [pair[0][seed] - pair[1][seed] for seed in pair[0] if seed in pair[1]]
+    mean = statistics.fmean(gaps)
+    error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
+    yield (
+        f"{sweep.name}: Muon+ ends lower, best rate against best rate",
+        mean < -2 * error,
+        f"{plus.name} less Muon: {mean:+.4f}, standard error {error:.4f} over {len(gaps)} seeds",
+    )
