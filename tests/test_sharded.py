@@ -106,7 +106,11 @@ def alone(**options):
 
 def two_steps(tx, grads):
     update = jax.jit(tx.update)
-    _, state = update(grads, tx.init(grads), grads)
+    place = jax.tree.leaves(grads)[0].sharding
+    with jax.set_mesh(place.mesh) if isinstance(place, NamedSharding) else contextlib.nullcontext():
+        # As a program: the state lies where that of an update does, one compilation for both.
+        state = jax.jit(tx.init)(grads)
+    _, state = update(grads, state, grads)
     return update(jax.tree.map(lambda g: g + g * g, grads), state, grads)
 
 
