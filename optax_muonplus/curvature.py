@@ -13,19 +13,17 @@ Source: Zhang et al., Muon+, arXiv:2602.21545, theorem 1 and the appendix on blo
 import dataclasses
 import functools
 import operator
-import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 
 from optax_muonplus.dimension_numbers import DimensionNumbersTree, MatrixView
-from optax_muonplus.partition import LeafPlan, plan
+from optax_muonplus.imbalance import Side
 from optax_muonplus.power_iteration import spectral_norm
 from optax_muonplus.precision import accumulable, accumulation_dtype
-
-Side = Literal["row", "col"]
+from optax_muonplus.selection import Target, check_patterns, select
 
 
 @jax.tree_util.register_dataclass
@@ -105,14 +103,15 @@ def block_curvatures(
     """
     _check_words(side, iterations=iterations, blocks_at_once=blocks_at_once, blocks=blocks)
     leaves, treedef = jax.tree_util.tree_flatten(params)
-    chosen = _chosen(plan(params, weight_dimension_numbers), only)
+    targets = select(params, check_patterns(only), weight_dimension_numbers)
+    _check_dtypes(targets, leaves)
     _check_loss(loss, params)
 
     def of_leaf(i: int, leaf: jax.Array) -> jax.Array:
         return loss(treedef.unflatten([*leaves[:i], leaf, *leaves[i + 1 :]]))
 
     result = {}
-    for i, path, view in chosen:
+    for path, i, _, view, _ in targets:
         leaf, own = jnp.asarray(leaves[i]), jax.random.fold_in(key, i)
         index = _choices(jax.random.fold_in(own, 0), view, side, blocks)
         starts = jax.random.fold_in(own, 1)
@@ -201,30 +200,14 @@ def _of_block(
     return spectral_norm(product, start, iterations)
 
 
-def _chosen(
-    plans: list[LeafPlan], only: str | Sequence[str] | None
-) -> list[tuple[int, str, MatrixView]]:
-    """Number, path and view of each parameter to work on."""
-    patterns = [""] if only is None else [only] if isinstance(only, str) else only
-    matrices = [(i, p.path, p.view) for i, p in enumerate(plans) if p.view is not None]
-    idle = [q for q in patterns if not any(re.search(q, path) for _, path, _ in matrices)]
-    if idle or not patterns:
-        shapes = ", ".join(f"{p.path} {jnp.shape(p.leaf)}" for p in plans)
-        what = "" if only is None else f" whose path only={idle or only!r} finds"
-        raise ValueError(
-            f"No matrix{what} is among the parameters: {shapes or 'none'}. Vectors, and what goes"
-            " to AdamW, have no rows and columns. Pass other parameters or patterns, or say with"
-            " weight_dimension_numbers how they are matrices."
-        )
-    chosen = [m for m in matrices if any(re.search(q, m[1]) for q in patterns)]
-    dtypes = {path: jnp.result_type(plans[i].leaf) for i, path, _ in chosen}
+def _check_dtypes(targets: list[Target], leaves: list[Any]) -> None:
+    dtypes = {target.path: jnp.result_type(leaves[target.index]) for target in targets}
     wrong = [f"{p} ({d})" for p, d in dtypes.items() if not jnp.issubdtype(d, jnp.floating)]
     if wrong:
         raise ValueError(
             f"Curvature is that of real floating-point parameters, got {', '.join(wrong)}. Choose"
             " others with only=."
         )
-    return chosen
 
 
 def _check_words(side: str, **counts: int | None) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax.sharding import NamedSharding
 
 from optax_muonplus.dimension_numbers import (
@@ -49,6 +50,8 @@ def check_patterns(only: Sequence[str] | None) -> tuple[re.Pattern[str], ...] | 
     if only is None:
         return None
     given = (only,) if isinstance(only, str) else tuple(only)
+    if not given:
+        raise ValueError("only=() chooses no matrix. Pass regular expressions, or None for all.")
     try:
         return tuple(re.compile(pattern) for pattern in given)
     except (re.error, TypeError) as error:
@@ -86,9 +89,10 @@ def select(
     if not plans:  # the placeholder that optax.tree.map_params asks about has no leaves
         return []
     if not targets:
+        shapes = ", ".join(f"{own.path} {np.shape(own.leaf)}" for own in plans)
         raise ValueError(
-            f"None of {', '.join(own.path for own in plans)} is a matrix, so that there are no rows"
-            " and columns to measure. Give them dimension numbers, or leave the recorder out."
+            f"There is no matrix, and so no rows and columns, among {shapes}. Say with dimension"
+            " numbers how they are matrices, or leave this part of the tree out."
         )
     others = [own.path for own in plans if own.view is None]
     for pattern in only or ():

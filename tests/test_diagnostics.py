@@ -525,10 +525,12 @@ def test_errors_say_what_to_do():
         tx = recorded(omp.muonplus, only=["up", pattern])(0.1, muon_weight_dimension_numbers=DIMS)
         with pytest.raises(ValueError, match=message):
             tx.init(params)
-    with pytest.raises(ValueError, match="None of bias is a matrix"):
+    with pytest.raises(ValueError, match=r"no matrix, and so no rows .* among bias \(3,\)"):
         recorded(omp.muonplus)(0.1).init({"bias": jnp.ones(3)})
     with pytest.raises(ValueError, match=r"only='\(' must be regular expressions"):
         recorded(omp.muonplus, only="(")
+    with pytest.raises(ValueError, match="chooses no matrix"):
+        recorded(omp.muonplus, only=[])
     for wrong in ("rms", ["row_varience"]):
         with pytest.raises(ValueError, match=r"must be a sequence of words, of .'row_variance'"):
             recorded(omp.muonplus, measures=wrong, every=None)
