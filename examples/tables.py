@@ -110,11 +110,10 @@ def best_of_each(sweep: Sweep) -> str:
     rows = []
     for method in sweep.methods():
         best = sweep.best(method)
-        rate = f"{sweep.best_rate(method):g}{'*' if sweep.at_edge(method) else ''}"
         rows.append(
             [
                 method.name,
-                rate,
+                rate_of(sweep, method),
                 spread(list(best.values()), 4),
                 spread([math.exp(min(loss, 700.0)) for loss in best.values()], 2),
                 difference(sweep, method, MUON),
@@ -131,6 +130,28 @@ def difference(sweep: Sweep, method: Method, other: Method) -> str:
         return ""
     own, its = sweep.best(method), sweep.best(other)
     return spread([own[seed] - its[seed] for seed in own if seed in its], 4)
+
+
+def gains(sweeps: Sequence[Sweep]) -> str:
+    """Muon and the best Muon+ of each sweep, each at its best rate; differences seed by seed."""
+    rows = []
+    for sweep in sweeps:
+        if MUON not in sweep.methods() or not sweep.plus():
+            continue
+        plus = min(sweep.plus(), key=lambda method: sweep.best(method)[0])
+        cells = [
+            cell
+            for method in (MUON, plus)
+            for cell in (rate_of(sweep, method), spread(list(sweep.best(method).values()), 4))
+        ]
+        rows.append([sweep.name, *cells, plus.norm, difference(sweep, plus, MUON)])
+    head = ["sweep", "Muon's rate", "Muon", "Muon+'s rate", "Muon+", "norm", "Muon+ - Muon"]
+    return markdown(head, rows)
+
+
+def rate_of(sweep: Sweep, method: Method) -> str:
+    """The best rate, with a star if it is at the edge."""
+    return f"{sweep.best_rate(method):g}{'*' if sweep.at_edge(method) else ''}"
 
 
 def by_norm(sweeps: Sequence[Sweep]) -> str:
@@ -236,6 +257,7 @@ def sections(sweeps: Sequence[Sweep]) -> Iterable[tuple[str, str]]:
         yield f"{sweep.name}: each method at its best rate", best_of_each(sweep)
     several = [s for s in sweeps if len({m.ortho for m in s.methods()} & set(POLYNOMIALS)) > 1]
     together: list[tuple[str, Callable[[], str]]] = [
+        ("Muon+ against Muon, each at its best rate", lambda: gains(sweeps)),
         ("Perplexity by norm, each at its best rate", lambda: by_norm(sweeps)),
         (
             "Perplexity by polynomial, each at its best rate",

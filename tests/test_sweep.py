@@ -334,6 +334,13 @@ def test_table_of_best():
     assert found["Muon"][3].startswith(f"{mean:.2f} ±")
 
 
+def test_table_of_gains():
+    alone = Sweep("alone", {Cell(ADAMW, 0.01, 0): result(2.6)})
+    (row,) = rows(tables.gains([made(), alone]))
+    muon, plus = ["0.1*", "2.1000 ± 0.1414"], ["0.1*", "1.9500 ± 0.0707"]
+    assert row == ["toy", *muon, *plus, "col_row", "-0.1500 ± 0.0707"]
+
+
 def test_table_of_rates_and_norms():
     e = {x: f"{math.exp(x):.2f}" for x in (2.0, 1.9, 2.5)}
     assert rows(tables.by_rate(made())) == [
