@@ -79,19 +79,28 @@ def plot_stability(sweeps: Sequence[Sweep], path: Path) -> None:
     figure, grid = panels(sweeps, rows=2)
     for which, row in enumerate(grid):
         for axes, sweep in zip(row, sweeps, strict=True):
-            methods = [m for m in (MUON,) if m in sweep.methods()] if which == 0 else sweep.plus()
-            if not methods:
-                continue
-            method = min(methods, key=lambda method: sweep.best(method)[0])
-            rates = sweep.rates(method)[-len(SHADES) :]
-            for rate, colour in zip(rates, SHADES[-len(rates) :], strict=True):
-                curve = sweep.results[Cell(method, rate, 0)].train
-                axes.plot(*columns(curve), color=colour, linewidth=1, label=f"rate {rate:g}")
-            axes.set(title=f"{sweep.name}: {method.name}", xlabel="step")
-            axes.grid(alpha=0.3)
-            axes.legend(frameon=False)
+            for method, curves in list(training_curves(sweep).items())[which : which + 1]:
+                shades = SHADES[-len(curves) :]
+                for (rate, curve), colour in zip(curves.items(), shades, strict=True):
+                    axes.plot(*columns(curve), color=colour, linewidth=1, label=f"rate {rate:g}")
+                axes.set(title=f"{sweep.name}: {method}", xlabel="step")
+                axes.grid(alpha=0.3)
+                axes.legend(frameon=False)
         row[0].set_ylabel("training loss (nats per token)")
     figure.savefig(path, dpi=150)
+
+
+def training_curves(sweep: Sweep) -> dict[str, dict[float, list[tuple[float, float]]]]:
+    """Those of Muon and of the best Muon+, by name and then by rate: the highest of them."""
+    plus = sorted(sweep.plus(), key=lambda method: sweep.best(method)[0])[:1]
+    muon = [MUON] if MUON in sweep.methods() else []
+    return {
+        method.name: {
+            rate: sweep.results[Cell(method, rate, 0)].train
+            for rate in sweep.rates(method)[-len(SHADES) :]
+        }
+        for method in (*muon, *plus)
+    }
 
 
 def drawn(sweep: Sweep) -> list[Method]:

@@ -173,32 +173,45 @@ def momenta(own: Recorded, step: int | None) -> tuple[int, dict[str, jax.Array]]
 
 
 def by_iterations(moments: Mapping[str, jax.Array]) -> dict[str, Any]:
-    """Variance of squared norms after so many Newton-Schulz steps, by kind, mean over matrices."""
+    """Variance of squared norms after so many Newton-Schulz steps, by kind, mean over matrices.
 
-    def variances(polar: Callable[[jax.Array], jax.Array]) -> dict[str, dict[str, jax.Array]]:
-        found = {kind: polar(x) for kind, x in moments.items()}
-        return {
-            kind: {side: omp.diagnostics.norm_variance(x, side).mean() for side in SIDES}
-            for kind, x in found.items()
-        }
+    That of the paper, and relative to the squared mean of the squared norms.
+    """
+
+    def measured(polar: Callable[[jax.Array], jax.Array]) -> dict[str, dict[str, jax.Array]]:
+        return {kind: variances(polar(x)) for kind, x in moments.items()}
 
     @jax.jit
     def after(steps: jax.Array) -> dict[str, dict[str, jax.Array]]:
-        return variances(lambda x: omp.polar.newton_schulz(x, ns_steps=steps))
+        return measured(lambda x: omp.polar.newton_schulz(x, ns_steps=steps))
 
     counts = list(range(ITERATIONS + 1))
-    before = jax.jit(
-        lambda: variances(lambda x: x / jnp.linalg.norm(x, axis=(-2, -1), keepdims=True))
-    )
-    found = jax.device_get([before(), *(after(jnp.asarray(steps)) for steps in counts[1:])])
-    exact = jax.device_get(jax.jit(lambda: variances(omp.polar.svd))())
+    before = jax.jit(lambda: measured(lambda x: x / frobenius(x)))()
+    found = jax.device_get([before, *(after(jnp.asarray(steps)) for steps in counts[1:])])
+    exact = jax.device_get(jax.jit(lambda: measured(omp.polar.svd))())
     result: dict[str, Any] = {"iterations": counts}
     for kind, x in moments.items():
         result[kind] = {"shape": list(x.shape[-2:])}
-        for side in SIDES:
-            result[kind][side] = plain(one[kind][side] for one in found)
-            (result[kind][f"exact_{side}"],) = plain([exact[kind][side]])
+        for word in exact[kind]:
+            result[kind][word] = plain(one[kind][word] for one in found)
+            (result[kind][f"exact_{word}"],) = plain([exact[kind][word]])
     return result
+
+
+def variances(x: jax.Array) -> dict[str, jax.Array]:
+    """Means over matrices (matrices, out, in), for `row`, `col`, `relative_row`, `relative_col`."""
+    result = {}
+    for side, count in zip(SIDES, x.shape[-2:], strict=True):
+        variance = omp.diagnostics.norm_variance(x, side)
+        mean = frobenius(x)[:, 0, 0] ** 2 / count
+        result[side] = variance.mean()
+        result[f"relative_{side}"] = (variance / mean**2).mean()
+    return result
+
+
+def frobenius(x: jax.Array) -> jax.Array:
+    """Norms of matrices, with axes to divide by."""
+    return jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
 
 
 def entries(moments: Mapping[str, jax.Array], kind: str, layer: int) -> dict[str, Any]:

@@ -73,6 +73,8 @@ def draw(
         write(out / "curvature.json", bounds)
     compared = [tables.read(folder) for folder in sweeps]
     if compared:
+        curves = {sweep.name: figures.training_curves(sweep) for sweep in compared}
+        write(out / "stability.json", curves)
         figures.plot_stability(compared, out / "stability.png")
     path = out / "claims.md"
     path.write_text(claims.table(iterations, training, ranks, bounds, compared) + "\n")
