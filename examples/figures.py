@@ -33,21 +33,27 @@ def panels(sweeps: Sequence[Sweep], rows: int = 1) -> tuple[Figure, list[list[Ax
 
 
 def plot_rates(sweeps: Sequence[Sweep], path: Path) -> None:
-    """Perplexity of the first seed against the learning rate, for each method."""
-    figure, (row,) = panels(sweeps)
-    for axes, sweep in zip(row, sweeps, strict=True):
-        for method in drawn(sweep):
-            losses = [(rate, sweep.losses(method, rate)[0]) for rate in sweep.rates(method)]
-            points = [(rate, math.exp(loss)) for rate, loss in losses if loss < math.inf]
-            colour, mark = STYLES[method]
-            axes.plot(*columns(points), color=colour, marker=mark, label=method.name)
-        axes.set(xscale="log", xlabel="peak learning rate", title=sweep.name)
-        rates = sorted({cell.rate for cell in sweep.results})
-        axes.set_xticks(rates, [f"{rate:g}" for rate in rates], rotation=60)
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-    row[0].set_ylabel("validation perplexity")
-    row[-1].legend(frameon=False)
+    """Perplexity of the first seed against the learning rate, for each method.
+
+    AdamW has axes of its own: its rates and losses are of another size.
+    """
+    adamw = any(ADAMW in sweep.methods() for sweep in sweeps)
+    figure, grid = panels(sweeps, rows=1 + adamw)
+    for row, wanted in zip(grid, (False, True), strict=False):
+        for axes, sweep in zip(row, sweeps, strict=True):
+            methods = [method for method in drawn(sweep) if (method == ADAMW) == wanted]
+            rates = sorted({rate for method in methods for rate in sweep.rates(method)})
+            for method in methods:
+                losses = [(rate, sweep.losses(method, rate)[0]) for rate in sweep.rates(method)]
+                points = [(rate, math.exp(loss)) for rate, loss in losses if loss < math.inf]
+                colour, mark = STYLES[method]
+                axes.plot(*columns(points), color=colour, marker=mark, label=method.name)
+            axes.set(xscale="log", xlabel="peak learning rate", title=sweep.name)
+            axes.set_xticks(rates, [f"{rate:g}" for rate in rates], rotation=60)
+            axes.minorticks_off()
+            axes.grid(alpha=0.3)
+        row[0].set_ylabel("validation perplexity")
+        row[-1].legend(frameon=False)
     figure.savefig(path, dpi=150)
 
 
