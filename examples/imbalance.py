@@ -124,9 +124,9 @@ def spread(values: np.ndarray) -> dict[str, list[float | None]]:
     }
 
 
-def plain(values: Iterable[float]) -> list[float | None]:
-    """Six digits of each number; None for what is not finite."""
-    return [float(f"{x:.6g}") if math.isfinite(x) else None for x in values]
+def plain(values: Iterable[float], digits: int = 6) -> list[float | None]:
+    """So many digits of each number; None for what is not finite."""
+    return [float(f"{x:.{digits}g}") if math.isfinite(x) else None for x in values]
 
 
 def during_training(records: Sequence[Recorded]) -> dict[str, Any]:
@@ -188,10 +188,13 @@ def by_iterations(moments: Mapping[str, jax.Array]) -> dict[str, Any]:
     counts = list(range(ITERATIONS + 1))
     before = jax.jit(lambda: measured(lambda x: x / frobenius(x)))()
     found = jax.device_get([before, *(after(jnp.asarray(steps)) for steps in counts[1:])])
-    exact = jax.device_get(jax.jit(lambda: measured(omp.polar.svd))())
+    factors = {kind: jax.jit(omp.polar.svd)(x) for kind, x in moments.items()}
+    exact = jax.device_get({kind: variances(x) for kind, x in factors.items()})
     result: dict[str, Any] = {"iterations": counts}
     for kind, x in moments.items():
-        result[kind] = {"shape": list(x.shape[-2:])}
+        # Of the exact factor each direction has size 1, but those that rounding made are left out.
+        missing = len(x) * min(x.shape[-2:]) - float((frobenius(factors[kind]) ** 2).sum())
+        result[kind] = {"shape": list(x.shape[-2:]), "missing_directions": round(missing)}
         for word in exact[kind]:
             result[kind][word] = plain(one[kind][word] for one in found)
             (result[kind][f"exact_{word}"],) = plain([exact[kind][word]])
@@ -221,7 +224,7 @@ def entries(moments: Mapping[str, jax.Array], kind: str, layer: int) -> dict[str
         raise UserError(f"there is no {kind} of layer {layer}: choose among {sizes}.")
     update = omp.polar.newton_schulz(moments[kind][layer])
     both = {"Muon": update, "Muon+ col_row": normalize_matrix(update, "col_row")}
-    return {name: [plain(row) for row in np.abs(np.asarray(x))] for name, x in both.items()}
+    return {name: [plain(row, 3) for row in np.abs(np.asarray(x))] for name, x in both.items()}
 
 
 def regions() -> dict[str, Any]:

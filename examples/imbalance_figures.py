@@ -57,6 +57,7 @@ def plot_iterations(data: Mapping[str, Any], path: Path) -> None:
         axes.set(yscale="log", xlabel="Newton-Schulz steps", title=title)
         axes.set_xticks(range(0, counts[-1] + 1, 5))
         axes.grid(alpha=0.3)
+    axes.plot([], [], color="grey", linewidth=3, label="bars: exact factor, if on the axis")
     axes.legend(frameon=False, fontsize=8)
     figure.axes[0].set_ylabel("variance of squared norms")
     figure.savefig(path, dpi=150)
@@ -88,17 +89,31 @@ def plot_training(data: Mapping[str, Any], path: Path) -> None:
 
 
 def plot_entries(data: Mapping[str, Any], title: str, path: Path) -> None:
-    """Magnitudes of the entries of an update, before and after the normalization."""
+    """Magnitudes of the entries of an update, before and after the normalization.
+
+    Output units are in the order of Muon's norms, so that the picture shows how these differ.
+    """
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     arrays = {name: np.array(rows, float) for name, rows in data.items()}
+    order = np.argsort(np.linalg.norm(arrays["Muon"], axis=1))
     top = max(x.max() for x in arrays.values())
     for i, (name, x) in enumerate(arrays.items()):
         axes: Any = figure.add_subplot(1, len(arrays), i + 1, projection="3d")
         rows, columns = np.indices(x.shape)
         axes.plot_surface(
-            columns, rows, x, cmap="viridis", vmin=0, vmax=top, rcount=200, ccount=200, linewidth=0
+            columns,
+            rows,
+            x[order],
+            cmap="viridis",
+            vmin=0,
+            vmax=top,
+            rcount=200,
+            ccount=200,
+            linewidth=0,
         )
-        axes.set(xlabel="input feature", ylabel="output unit", zlabel="|entry|", zlim=(0, top))
+        axes.set(
+            xlabel="input feature", ylabel="output unit, by norm", zlabel="|entry|", zlim=(0, top)
+        )
         axes.set_title(name)
         axes.view_init(elev=28, azim=-55)
     figure.suptitle(title)

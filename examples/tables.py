@@ -80,9 +80,9 @@ def read(folder: Path) -> Sweep:
     return Sweep(folder.name, results)
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table, numbers to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = True) -> str:
+    """A table, whose columns after the first are on the right if they have numbers."""
+    lines = [head, ["---", *["---:" if numbers else "---"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -83,7 +83,7 @@ def test_entries(recorded, figures):
     update = reference.newton_schulz(x, steps=5)
     np.testing.assert_allclose(found["Muon"], np.abs(update), atol=2e-3)
     rows = np.linalg.norm(found["Muon+ col_row"], axis=1)
-    np.testing.assert_allclose(rows, 1, atol=1e-4)
+    np.testing.assert_allclose(rows, 1, atol=2e-3)
 
 
 def test_relative_variance_does_not_see_the_size_of_updates(recorded):
