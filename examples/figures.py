@@ -12,7 +12,7 @@ from examples.plots import BLUE, ORANGE
 from examples.tables import ADAMW, MUON, Sweep
 
 # The rest of Okabe and Ito's colours; marks besides, for print in grey.
-GREEN, SKY, YELLOW, BLACK = "#009E73", "#56B4E9", "#E69F00", "#000000"
+GREEN, SKY, YELLOW, PURPLE, BLACK = "#009E73", "#56B4E9", "#E69F00", "#CC79A7", "#000000"
 STYLES = {
     ADAMW: (YELLOW, "v"),
     MUON: (BLACK, "o"),
@@ -20,6 +20,7 @@ STYLES = {
     Method("muonplus", "row", "jordan", "free"): (BLUE, ">"),
     Method("muonplus", "col_row", "jordan", "free"): (ORANGE, "s"),
     Method("muonplus", "row_col", "jordan", "free"): (GREEN, "D"),
+    Method("muonplus", "col_row", "jordan", "matched"): (PURPLE, "P"),
 }
 SHADES = (SKY, BLUE, YELLOW, ORANGE, BLACK)
 """For rates, from low to high; as many of the highest are drawn."""
@@ -110,7 +111,7 @@ def training_curves(sweep: Sweep) -> dict[str, dict[float, list[tuple[float, flo
 
 
 def drawn(sweep: Sweep) -> list[Method]:
-    """The methods of the paper's own comparison."""
+    """The methods of the paper's own comparison, and one with Muon's Frobenius norm."""
     return [method for method in STYLES if method in sweep.methods()]
 
 

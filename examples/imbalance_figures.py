@@ -8,11 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from examples.figures import BLACK, GREEN, SKY, YELLOW
+from examples.figures import BLACK, GREEN, PURPLE, SKY, YELLOW
 from examples.imbalance import KINDS, kinds
 from examples.plots import BLUE, ORANGE
 
-PURPLE = "#CC79A7"
 METHODS = {
     "Muon": (BLACK, "o"),
     "Muon polar_express": (YELLOW, "v"),

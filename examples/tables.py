@@ -66,9 +66,9 @@ class Sweep:
             for points in zip(*curves, strict=False)
         ]
 
-    def plus(self) -> list[Method]:
-        """Muon+ as the paper has it, in each norm that was run."""
-        wanted = [Method("muonplus", norm, "jordan", "free") for norm in NORMS]
+    def plus(self, frobenius: str = "free") -> list[Method]:
+        """Muon+ in each norm that was run: as the paper has it, or with Muon's Frobenius norm."""
+        wanted = [Method("muonplus", norm, "jordan", frobenius) for norm in NORMS]
         return [method for method in wanted if method in self.methods()]
 
 
@@ -133,18 +133,25 @@ def difference(sweep: Sweep, method: Method, other: Method) -> str:
 
 
 def gains(sweeps: Sequence[Sweep]) -> str:
-    """Muon and the best Muon+ of each sweep, each at its best rate; differences seed by seed."""
+    """Muon and the best Muon+ of each sweep, each at its best rate; differences seed by seed.
+
+    Muon+ with Muon's Frobenius norm has a row of its own.
+    """
     rows = []
     for sweep in sweeps:
-        if MUON not in sweep.methods() or not sweep.plus():
+        if MUON not in sweep.methods():
             continue
-        plus = min(sweep.plus(), key=lambda method: sweep.best(method)[0])
-        cells = [
-            cell
-            for method in (MUON, plus)
-            for cell in (rate_of(sweep, method), spread(list(sweep.best(method).values()), 4))
-        ]
-        rows.append([sweep.name, *cells, plus.norm, difference(sweep, plus, MUON)])
+        for methods in (sweep.plus(), sweep.plus("matched")):
+            if not methods:
+                continue
+            plus = min(methods, key=lambda method: sweep.best(method)[0])
+            cells = [
+                cell
+                for method in (MUON, plus)
+                for cell in (rate_of(sweep, method), spread(list(sweep.best(method).values()), 4))
+            ]
+            norm = f"{plus.norm} matched norm" if plus.frobenius == "matched" else plus.norm
+            rows.append([sweep.name, *cells, norm, difference(sweep, plus, MUON)])
     head = ["sweep", "Muon's rate", "Muon", "Muon+'s rate", "Muon+", "norm", "Muon+ - Muon"]
     return markdown(head, rows)
 

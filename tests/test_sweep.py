@@ -336,9 +336,12 @@ def test_table_of_best():
 
 def test_table_of_gains():
     alone = Sweep("alone", {Cell(ADAMW, 0.01, 0): result(2.6)})
-    (row,) = rows(tables.gains([made(), alone]))
+    found = rows(tables.gains([made(), alone]))
     muon, plus = ["0.1*", "2.1000 ± 0.1414"], ["0.1*", "1.9500 ± 0.0707"]
-    assert row == ["toy", *muon, *plus, "col_row", "-0.1500 ± 0.0707"]
+    assert found == [
+        ["toy", *muon, *plus, "col_row", "-0.1500 ± 0.0707"],
+        ["toy", *muon, "0.1", "1.9700", "col_row matched norm", "-0.0300"],
+    ]
 
 
 def test_table_of_rates_and_norms():
