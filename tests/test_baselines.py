@@ -182,7 +182,7 @@ def test_size_of_the_gradient_does_not_count(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_half_precision_parameters(name):
-    params, grads = trees(dtype=jnp.bfloat16)
+    params, grads = jax.tree.map(jnp.asarray, trees(dtype=jnp.bfloat16))
     tx = build(name)
     updates, state = tx.update(grads[0], tx.init(params), params)
     assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(jnp.bfloat16)}
