@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from examples.descent import NORMS
+from examples.grid import Method
 from examples.imbalance import SIDES, kinds
 from examples.tables import MUON, Sweep, markdown
 
 Row = tuple[str, bool, str]
 """Claim, whether it was seen, and the numbers."""
 
-PLUS = "Muon+ col_row"
+PLUS = Method("muonplus", "col_row", "jordan", "free")
 
 
 def table(
@@ -98,7 +99,7 @@ def fades(data: Mapping[str, Any]) -> Iterator[Row]:
 
 def equal_rows(data: Mapping[str, Any]) -> Row:
     """Figure 2b: Muon+ has no variance in the side normalized last, throughout training."""
-    own, its = data[PLUS], data["Muon"]
+    own, its = data[PLUS.name], data[MUON.name]
     worst = max(
         most / least
         for kind in kinds(own)
@@ -114,13 +115,15 @@ def equal_rows(data: Mapping[str, Any]) -> Row:
 def rivals(data: Mapping[str, Any]) -> Iterator[Row]:
     """Figures 2b and var_trend_all: the variants leave imbalance."""
     for name in data:
-        if name in ("Muon", PLUS):
+        if name in (MUON.name, PLUS.name):
             continue
         shares = {
             side: statistics.geometric_mean(
                 x / y
                 for kind in kinds(data[name])
-                for x, y in known(data[name][kind][side]["mean"], data["Muon"][kind][side]["mean"])
+                for x, y in known(
+                    data[name][kind][side]["mean"], data[MUON.name][kind][side]["mean"]
+                )
             )
             for side in SIDES
         }

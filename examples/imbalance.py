@@ -19,7 +19,7 @@ import optax_muonplus as omp
 from examples import runs, tables, trained, training
 from examples.errors import UserError
 from examples.grid import Cell, Method
-from examples.tables import MUON
+from examples.optimizers import RECORDED_INSIDE
 from examples.trained import Place
 from optax_muonplus import theory
 from optax_muonplus.normalization import normalize_matrix
@@ -54,7 +54,7 @@ class Recorded:
 
     def stage(self) -> str:
         """What the update is called: baselines are recorded as a whole."""
-        return "update" if self.method.optimizer in ("muon", "muonplus") else "after"
+        return "update" if self.method.optimizer in RECORDED_INSIDE else "after"
 
     def relative_variance(self, kind: str, side: str) -> np.ndarray:
         """Variance of the update's squared norms over their squared mean; (records, matrices).
@@ -154,12 +154,16 @@ def rank_correlations(own: Recorded) -> dict[str, Any]:
     }
 
 
-def muon_of(records: Sequence[Recorded]) -> Recorded:
-    """The run with Muon."""
+def of(method: Method, records: Sequence[Recorded]) -> Recorded:
+    """The run with a method."""
     for own in records:
-        if own.method == MUON:
+        if own.method == method:
             return own
-    raise UserError("none of the recorded runs is Muon's: add --grid.optimizers muon.")
+    norm = f" --grid.norms {method.norm}" if method.norm else ""
+    raise UserError(
+        f"none of the recorded runs is {method.name}'s: add --grid.optimizers {method.optimizer}"
+        f"{norm} to the sweep."
+    )
 
 
 def momenta(own: Recorded, step: int | None) -> tuple[int, dict[str, jax.Array]]:

@@ -16,6 +16,7 @@ from examples import imbalance_figures as drawn
 from examples.command import run_command
 from examples.compilation import keep_compiled_programs
 from examples.errors import UserError
+from examples.tables import MUON
 from examples.trained import Place
 
 PROGRAM = "python -m examples.paper_figures"
@@ -48,9 +49,8 @@ def draw(
     """
     keep_compiled_programs()
     records = imbalance.read(recorded)
-    muon = imbalance.muon_of(records)
+    muon, _ = (imbalance.of(method, records) for method in (MUON, claims.PLUS))
     step, moments = imbalance.momenta(muon, step)
-    out.mkdir(parents=True, exist_ok=True)
     title = f"{kind} of layer {layer}, step {step} of {recorded.name}"
 
     def figure(name: str, data: Any, plot: Callable[[Any, Path], None]) -> Any:
@@ -84,6 +84,7 @@ def draw(
 def write(path: Path, data: Any) -> None:
     """The numbers behind a figure."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(data) + "\n")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}.") from None

@@ -12,6 +12,7 @@ from test_examples import TOY
 from test_sweep import PLUS, result
 
 from examples import claims, descent, imbalance, paper_figures, runs, sweep
+from examples.errors import UserError
 from examples.grid import Cell
 from examples.tables import MUON, Sweep, read
 from examples.trained import Place
@@ -57,7 +58,7 @@ def test_files(figures):
 
 
 def test_variance_by_iterations(recorded, figures):
-    muon = imbalance.muon_of(imbalance.read(recorded))
+    muon = imbalance.of(MUON, imbalance.read(recorded))
     step, moments = imbalance.momenta(muon, None)
     assert step == 24
     (x,) = np.asarray(moments["down"], np.float64)
@@ -77,7 +78,7 @@ def test_variance_by_iterations(recorded, figures):
 
 
 def test_entries(recorded, figures):
-    muon = imbalance.muon_of(imbalance.read(recorded))
+    muon = imbalance.of(MUON, imbalance.read(recorded))
     (x,) = np.asarray(imbalance.momenta(muon, None)[1]["query"], np.float64)
     found = data(figures, "entries")
     update = reference.newton_schulz(x, steps=5)
@@ -160,6 +161,9 @@ def test_what_cannot_be_drawn(recorded, tmp_path, capsys):
         return capsys.readouterr().err
 
     assert "choose among query 0 to 0" in error_of(str(recorded), "--kind", "head", "--layer", "0")
+    records = imbalance.read(recorded)
+    with pytest.raises(UserError, match=r"Muon\+ col_row's: add .* muonplus --grid.norms col_row"):
+        imbalance.of(PLUS, [own for own in records if own.method == MUON])
     assert "there are those of" in error_of(str(recorded), "--step", "3")
     (muon,) = [cell for cell in read(recorded).results if cell.method == MUON]
     (recorded / "runs" / muon.name / runs.MATRICES).rename(tmp_path / "kept")
