@@ -138,6 +138,14 @@ def test_claims_that_do_not_hold():
     assert not row[1] and "row 0.500 (lower in 1 of 1; guaranteed decrease 2.000)" in row[2]
 
 
+@pytest.mark.parametrize(("gaps", "seen"), [((0.1, 0.11, 0.12), True), ((0.1, 0.5, -0.3), False)])
+def test_a_lower_loss_is_one_beyond_two_standard_errors(gaps, seen):
+    cells = {Cell(MUON, 0.01, i): result(2.0) for i in range(3)}
+    cells |= {Cell(PLUS, 0.01, i): result(2.0 - gap) for i, gap in enumerate(gaps)}
+    *_, lower = claims.in_sweep(Sweep("s", cells))
+    assert lower[1] == seen
+
+
 def test_curvature_along_updates(recorded):
     (cell, *_) = [cell for cell in read(recorded).results if cell.method == MUON]
     place = Place(recorded / "runs" / cell.name, 16)
