@@ -104,6 +104,8 @@ def block_curvatures(
     _check_words(side, iterations=iterations, blocks_at_once=blocks_at_once, blocks=blocks)
     leaves, treedef = jax.tree_util.tree_flatten(params)
     targets = select(params, check_patterns(only), weight_dimension_numbers)
+    if not targets:
+        raise ValueError("No matrix is among the parameters: there are none. Pass a model's.")
     _check_dtypes(targets, leaves)
     _check_loss(loss, params)
 

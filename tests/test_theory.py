@@ -700,6 +700,7 @@ def total(params):
         ),
         (total, VECTORS, {"only": []}, "chooses no matrix"),
         (total, {"scale": jnp.ones(3)}, {}, r"no matrix, .* among scale \(3,\)"),
+        (total, {}, {}, "No matrix is among the parameters: there are none"),
         (total, {"conv": jnp.ones((2, 3, 4))}, {}, "No rule says how .* conv"),
         (
             total,
