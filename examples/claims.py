@@ -176,7 +176,7 @@ def in_sweep(sweep: Sweep) -> Iterator[Row]:
     """Section 2.3 and the experiments: stability at large rates, and the best of each."""
     if MUON not in sweep.methods() or not sweep.plus():
         return
-    plus = min(sweep.plus(), key=lambda method: sweep.best(method)[0])
+    plus = sweep.best_of(sweep.plus())
     rate = max(set(sweep.rates(MUON)) & set(sweep.rates(plus)), default=None)
     if rate is not None:
         rise = {
@@ -189,8 +189,7 @@ def in_sweep(sweep: Sweep) -> Iterator[Row]:
             f"loss at rate {rate:g} less that at the best rate: "
             + ", ".join(f"{name} {gap:.4f}" for name, gap in rise.items()),
         )
-    pair = [sweep.best(method) for method in (plus, MUON)]
-    gaps = [pair[0][seed] - pair[1][seed] for seed in pair[0] if seed in pair[1]]
+    gaps = sweep.gaps(plus, MUON)
     mean = statistics.fmean(gaps)
     error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
     yield (

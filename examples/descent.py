@@ -12,14 +12,14 @@ from examples import optimizers, trained
 from examples.data.loader import Loader
 from examples.data.prepare import prepare
 from examples.errors import UserError
+from examples.imbalance import SIDES
 from examples.loss import next_token_loss
 from examples.trained import Place, Trained
 from optax_muonplus import theory
-from optax_muonplus.curvature import Side
+from optax_muonplus.imbalance import Side
 from optax_muonplus.normalization import Norm
 
 NORMS: tuple[Norm, ...] = ("none", "col", "row", "col_row", "row_col")
-SIDES: tuple[Side, ...] = ("row", "col")
 MATRICES = "^blocks/{layer}/"
 ROWS = 4  # of text, whose loss it is
 BLOCKS = 16  # rows or columns of each matrix, drawn at random, the same for all norms

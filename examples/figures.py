@@ -99,7 +99,7 @@ def plot_stability(sweeps: Sequence[Sweep], path: Path) -> None:
 
 def training_curves(sweep: Sweep) -> dict[str, dict[float, list[tuple[float, float]]]]:
     """Those of Muon and of the best Muon+, by name and then by rate: the highest of them."""
-    plus = sorted(sweep.plus(), key=lambda method: sweep.best(method)[0])[:1]
+    plus = [sweep.best_of(sweep.plus())] if sweep.plus() else []
     muon = [MUON] if MUON in sweep.methods() else []
     return {
         method.name: {

@@ -22,9 +22,10 @@ from examples.grid import Cell, Method
 from examples.optimizers import RECORDED_INSIDE
 from examples.trained import Place
 from optax_muonplus import theory
+from optax_muonplus.imbalance import Side
 from optax_muonplus.normalization import normalize_matrix
 
-SIDES = ("row", "col")
+SIDES: tuple[Side, ...] = ("row", "col")
 KINDS = ("query", "key", "value", "out", "gate", "up", "down")
 """What the kernels of a block do, in its order."""
 

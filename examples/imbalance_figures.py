@@ -1,6 +1,6 @@
 """The paper's figures of imbalance, each drawn from the numbers that are saved beside it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,26 +65,36 @@ def plot_iterations(data: Mapping[str, Any], path: Path) -> None:
 def plot_training(data: Mapping[str, Any], path: Path) -> None:
     """Relative variance during training, a column for each kind of matrix."""
     names = [name for name in METHODS if name in data]
-    shown = kinds(data[names[0]])
-    figure = Figure(figsize=(1 + 2.4 * len(shown), 6), layout="constrained")
-    grid = figure.subplots(2, len(shown), sharex=True, sharey=True, squeeze=False)
-    for row, side in zip(grid, SIDE, strict=True):
-        for axes, kind in zip(row, shown, strict=True):
-            for name in names:
-                colour, mark = METHODS[name]
-                mean = np.array(data[name][kind][side]["mean"], float)
-                steps = data[name]["steps"]
-                axes.plot(steps, mean, color=colour, marker=mark, ms=3, linewidth=1, label=name)
-            axes.set(yscale="log")
-            axes.grid(alpha=0.3)
-            if side == "row":
-                axes.set_title(kind)
-            else:
-                axes.set_xlabel("step")
-        row[0].set_ylabel(f"relative variance of\n{SIDE[side]}")
-    handles, labels = grid[0][0].get_legend_handles_labels()
+
+    def draw(axes: Axes, kind: str, side: str) -> None:
+        for name in names:
+            colour, mark = METHODS[name]
+            mean = np.array(data[name][kind][side]["mean"], float)
+            steps = data[name]["steps"]
+            axes.plot(steps, mean, color=colour, marker=mark, ms=3, linewidth=1, label=name)
+        axes.set(yscale="log")
+
+    figure = by_kind_and_side(kinds(data[names[0]]), "relative variance of", 6, draw)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(names), frameon=False)
     figure.savefig(path, dpi=150)
+
+
+def by_kind_and_side(
+    shown: Sequence[str], label: str, height: float, draw: Callable[[Axes, str, str], None]
+) -> Figure:
+    """A column for each kind of matrix, a row for each side, steps below; `draw` fills the axes."""
+    figure = Figure(figsize=(1 + 2.4 * len(shown), height), layout="constrained")
+    grid = figure.subplots(len(SIDE), len(shown), sharex=True, sharey=True, squeeze=False)
+    for row, side in zip(grid, SIDE, strict=True):
+        for axes, kind in zip(row, shown, strict=True):
+            draw(axes, kind, side)
+            axes.grid(alpha=0.3)
+        row[0].set_ylabel(f"{label}\n{SIDE[side]}")
+    for above, below, kind in zip(grid[0], grid[-1], shown, strict=True):
+        above.set_title(kind)
+        below.set_xlabel("step")
+    return figure
 
 
 def plot_entries(data: Mapping[str, Any], title: str, path: Path) -> None:
@@ -121,23 +131,15 @@ def plot_entries(data: Mapping[str, Any], title: str, path: Path) -> None:
 
 def plot_rank_correlations(data: Mapping[str, Any], path: Path) -> None:
     """Spearman's over training, mean and deviation over layers, for each kind of matrix."""
-    shown = kinds(data)
-    figure = Figure(figsize=(1 + 2.4 * len(shown), 5), layout="constrained")
-    grid = figure.subplots(2, len(shown), sharex=True, sharey=True, squeeze=False)
-    for row, side in zip(grid, SIDE, strict=True):
-        for axes, kind in zip(row, shown, strict=True):
-            mean, std = (np.array(data[kind][side][word], float) for word in ("mean", "std"))
-            axes.fill_between(data["steps"], mean - std, mean + std, color=SKY, alpha=0.4)
-            axes.plot(data["steps"], mean, color=BLUE)
-            axes.axhline(0, color="black", linewidth=0.8)
-            axes.set_ylim(-0.5, 1.05)
-            axes.grid(alpha=0.3)
-            if side == "row":
-                axes.set_title(kind)
-            else:
-                axes.set_xlabel("step")
-        row[0].set_ylabel(f"Spearman correlation,\n{SIDE[side]}")
-    figure.savefig(path, dpi=150)
+
+    def draw(axes: Axes, kind: str, side: str) -> None:
+        mean, std = (np.array(data[kind][side][word], float) for word in ("mean", "std"))
+        axes.fill_between(data["steps"], mean - std, mean + std, color=SKY, alpha=0.4)
+        axes.plot(data["steps"], mean, color=BLUE)
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_ylim(-0.5, 1.05)
+
+    by_kind_and_side(kinds(data), "Spearman correlation,", 5, draw).savefig(path, dpi=150)
 
 
 def plot_regions(data: Mapping[str, Any], path: Path) -> None:

@@ -48,6 +48,18 @@ class Sweep:
         """Seed to final validation loss at the best rate."""
         return self.losses(method, self.best_rate(method))
 
+    def best_of(self, methods: Iterable[Method]) -> Method:
+        """The one of the lowest loss with the first seed, each at its best rate."""
+        return min(methods, key=lambda method: self.best(method)[0])
+
+    def gaps(self, method: Method, other: Method) -> list[float]:
+        """Losses of one less the other's, each at its best rate, by seed.
+
+        Runs of one seed have the same first parameters and batches.
+        """
+        own, its = self.best(method), self.best(other)
+        return [own[seed] - its[seed] for seed in own if seed in its]
+
     def at_edge(self, method: Method) -> bool:
         """Whether a rate that was not tried may be better."""
         rates = self.rates(method)
@@ -125,11 +137,10 @@ def best_of_each(sweep: Sweep) -> str:
 
 
 def difference(sweep: Sweep, method: Method, other: Method) -> str:
-    """How much lower the loss is, seed by seed: both have the same first parameters and batches."""
+    """How much lower the loss is, seed by seed, in a cell of a table."""
     if other not in sweep.methods() or method == other:
         return ""
-    own, its = sweep.best(method), sweep.best(other)
-    return spread([own[seed] - its[seed] for seed in own if seed in its], 4)
+    return spread(sweep.gaps(method, other), 4)
 
 
 def gains(sweeps: Sequence[Sweep]) -> str:
@@ -144,7 +155,7 @@ def gains(sweeps: Sequence[Sweep]) -> str:
         for methods in (sweep.plus(), sweep.plus("matched")):
             if not methods:
                 continue
-            plus = min(methods, key=lambda method: sweep.best(method)[0])
+            plus = sweep.best_of(methods)
             cells = [
                 cell
                 for method in (MUON, plus)
@@ -210,7 +221,7 @@ def by_polar(sweeps: Sequence[Sweep], orthos: Sequence[str]) -> str:
             ]
             if muon not in sweep.methods() or not plus:
                 continue
-            best = min(plus, key=lambda method: sweep.best(method)[0])
+            best = sweep.best_of(plus)
             pair = [sweep.best(method).values() for method in (muon, best)]
             gap = perplexity(pair[1]) - perplexity(pair[0])
             rows.append([sweep.name, ortho, *map(ppl, pair), f"{gap:+.2f}", best.norm])
