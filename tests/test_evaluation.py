@@ -1,5 +1,6 @@
 """What is done with a trained model: text, perplexity, tasks."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -47,6 +48,16 @@ def run(one_device, tmp_path_factory, text):
 @pytest.fixture(scope="module")
 def model(run):
     return trained.load(Place(run))
+
+
+@pytest.fixture(scope="module")
+def lively(model):
+    """The model with other parameters, so that it does not say the same token again and again."""
+    leaves, tree = jax.tree.flatten(model.params)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    noise = [0.5 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+    params = [x + e for x, e in zip(leaves, noise, strict=True)]
+    return dataclasses.replace(model, params=jax.tree.unflatten(tree, params))
 
 
 @functools.cache
@@ -100,27 +111,31 @@ def test_what_lies_behind_is_written_over(model):
     np.testing.assert_allclose(*rest, atol=1e-6)
 
 
-def test_greedy_text_is_that_of_whole_passes(model):
-    ids = [end_id(model.tokenizer), 40, 41]
-    room = model.config.model.context - len(ids)
-    new = sample_ids(
-        model.extend, model.params, ids, room, model.config.model, jax.random.key(0), GREEDY
-    )
+def greedy(model, ids, n_new):
+    """The likeliest tokens, one after the other."""
+    size, key = model.config.model, jax.random.key(0)
+    return sample_ids(model.extend, model.params, ids, n_new, size, key, GREEDY)
+
+
+def test_greedy_text_is_that_of_whole_passes(lively):
+    ids = [end_id(lively.tokenizer), 40, 41]
+    room = lively.config.model.context - len(ids)
     text = list(ids)
     for _ in range(room):
-        text.append(int(np.argmax(logits_after(model, text)[-1])))
-    assert new == text[len(ids) :]
+        text.append(int(np.argmax(logits_after(lively, text)[-1])))
+    assert len(set(text)) > room // 2
+    assert greedy(lively, ids, room) == text[len(ids) :]
 
 
-def test_text_outgrows_the_window(model):
-    context = model.config.model.context
-    ids = [end_id(model.tokenizer)]
-    new = sample_ids(
-        model.extend, model.params, ids, 2 * context, model.config.model, jax.random.key(0), GREEDY
-    )
-    # The first token past the window is drawn after the last half of what there is.
-    seen = [*ids, *new[:context]][-(context // 2) :]
-    assert new[context] == int(np.argmax(logits_after(model, seen)[-1]))
+def test_text_outgrows_the_window(lively):
+    context = lively.config.model.context
+    ids = [end_id(lively.tokenizer)]
+    text = [*ids, *greedy(lively, ids, 2 * context)]
+    # Past the window, each token is drawn after the last half of the first window, and what came
+    # after it, until these fill the window again.
+    for i in range(context + 1, context + 1 + context // 2):
+        seen = text[context // 2 + 1 : i]
+        assert text[i] == int(np.argmax(logits_after(lively, seen)[-1]))
 
 
 def test_only_likely_tokens_are_drawn(model):
@@ -281,6 +296,15 @@ def test_tasks(run, model, questions, capsys):
     bits = results["results"]["rolling"]["bits_per_byte,none"]
     assert bits == pytest.approx(nats / math.log(2) / size, rel=1e-5)
     assert results["results"]["write"]["exact_match,none"] == 0
+
+
+def test_answers_after_long_questions(lively):
+    # Of a question that is longer than the window, its end counts.
+    lm = harness.JaxLM(lively, batch_size=2)
+    asked = [(q["question"], choice) for q in QUESTIONS for choice in q["choices"]]
+    found = lm.loglikelihood([unittest.mock.Mock(args=pair) for pair in asked], disable_tqdm=True)
+    for (nats, _), pair in zip(found, asked, strict=True):
+        assert nats == pytest.approx(logprob(lively, *pair), rel=1e-4)
 
 
 def test_answers_end_where_they_are_told_to(model):

@@ -1,9 +1,11 @@
 """Sweeps: which runs there are, that each is done once and in full, and what the tables say."""
 
 import dataclasses
+import io
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 import reference
 from filelock import FileLock
+from rich.console import Console
 from test_examples import ROOT, TOY, losses, losses_are, stop_at
 from test_trainer_sharding import curve
 
@@ -27,6 +30,7 @@ from examples.errors import UserError
 from examples.grid import Cell, Grid, Method
 from examples.job import assemble
 from examples.ledger import Ledger, Result, smooth
+from examples.sweep_display import SweepDisplay
 from examples.tables import ADAMW, MUON, Sweep
 
 EVERYTHING = Grid(orthos=("jordan", "you", "polar_express", "svd"), frobenius=("free", "matched"))
@@ -245,6 +249,32 @@ def test_a_locked_run_is_left_to_its_process(done, tmp_path):
         claimed = sweep.claim(plan, tmp_path, ledger, display)
     assert claimed and claimed[0] == Cell(MUON, 0.2, 0)
     claimed[1].release()
+
+
+def test_a_run_that_another_process_finished_meanwhile(tmp_path):
+    class Late(Ledger):
+        """Another process writes down a run right after it was first looked at."""
+
+        def losses(self):
+            seen = super().losses()
+            if not seen:
+                self.add(Cell(MUON, 0.1, 0), result(2.0))
+            return seen
+
+    plan = Grid(optimizers=("muon",), rates=(0.1, 0.2))
+    (cell, lock) = sweep.claim(plan, tmp_path, Late(tmp_path), unittest.mock.Mock())
+    assert cell == Cell(MUON, 0.2, 0)
+    lock.release()
+
+
+def test_the_live_table_ends_with_all_that_is_done(tmp_path):
+    shown, ledger = io.StringIO(), Ledger(tmp_path)
+    console = Console(file=shown, force_terminal=True, width=100)
+    with SweepDisplay(console, Grid(optimizers=("muon",), rates=(0.1, 0.2)), ledger) as display:
+        display.show("a run")
+        ledger.add(Cell(MUON, 0.1, 0), result(2.5))
+        ledger.add(Cell(MUON, 0.2, 0), result(2.0))
+    assert re.search(r"Muon +2 +0\.2 +2\.0000 +1", shown.getvalue())
 
 
 # What a person can get wrong
