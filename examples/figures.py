@@ -1,6 +1,7 @@
 """Figures of sweeps."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -95,6 +96,37 @@ def plot_stability(sweeps: Sequence[Sweep], path: Path) -> None:
                 axes.legend(frameon=False)
         row[0].set_ylabel("training loss (nats per token)")
     figure.savefig(path, dpi=150)
+
+
+def plot_gains(sweeps: Sequence[Sweep], path: Path) -> None:
+    """Loss of Muon+ less Muon's, each at its best rate: mean and deviation over seeds."""
+    figure = Figure(figsize=(7, 1.4 + 0.4 * len(sweeps)), layout="constrained")
+    axes = figure.subplots()
+    axes.axvline(0.0, color=BLACK, linewidth=1)
+    kinds = {"free": ("Muon+", ORANGE, "s", -0.12), "matched": ("matched norm", PURPLE, "P", 0.12)}
+    for frobenius, (label, colour, mark, height) in kinds.items():
+        gaps = {place + height: gap for place, gap in gaps_of(sweeps, frobenius).items()}
+        means = [statistics.fmean(gap) for gap in gaps.values()]
+        deviations = [statistics.stdev(gap) if len(gap) > 1 else 0.0 for gap in gaps.values()]
+        points = axes.errorbar(means, list(gaps), xerr=deviations, fmt=mark, color=colour)
+        points.set_label(label)
+    axes.set_yticks(range(len(sweeps)), [sweep.name for sweep in sweeps])
+    axes.set_ylim(len(sweeps) - 0.5, -0.5)
+    axes.set_xlabel("validation loss less Muon's (nats per token): below zero Muon+ is better")
+    axes.grid(axis="x", alpha=0.3)
+    figure.legend(frameon=False, loc="outside upper center", ncols=2)
+    figure.savefig(path, dpi=150)
+
+
+def gaps_of(sweeps: Sequence[Sweep], frobenius: str) -> dict[int, list[float]]:
+    """Place of a sweep to the differences from Muon by seed, where none is infinite."""
+    gaps = {
+        place: sweep.gaps(plus, MUON)
+        for place, sweep in enumerate(sweeps)
+        for plus in sweep.against_muon()
+        if plus.frobenius == frobenius
+    }
+    return {place: gap for place, gap in gaps.items() if all(map(math.isfinite, gap))}
 
 
 def training_curves(sweep: Sweep) -> dict[str, dict[float, list[tuple[float, float]]]]:

@@ -39,6 +39,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     drawings = {
         "Validation perplexity by rate, first seed": ("rates.png", figures.plot_rates),
         "Validation loss at each method's best rate": ("curves.png", figures.plot_curves),
+        "Muon+ less Muon, each at its best rate": ("gains.png", figures.plot_gains),
         "Training loss at large rates, first seed": ("stability.png", figures.plot_stability),
     }
     parts = [f"## {title}\n\n{text}\n" for title, text in tables.sections(sweeps)]

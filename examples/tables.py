@@ -83,6 +83,11 @@ class Sweep:
         wanted = [Method("muonplus", norm, "jordan", frobenius) for norm in NORMS]
         return [method for method in wanted if method in self.methods()]
 
+    def against_muon(self) -> list[Method]:
+        """What is compared with Muon: the best norm of each of these two, where both were run."""
+        kinds = [self.plus(), self.plus("matched")] if MUON in self.methods() else []
+        return [self.best_of(methods) for methods in kinds if methods]
+
 
 def read(folder: Path) -> Sweep:
     """The sweep that was run in a folder."""
@@ -150,12 +155,7 @@ def gains(sweeps: Sequence[Sweep]) -> str:
     """
     rows = []
     for sweep in sweeps:
-        if MUON not in sweep.methods():
-            continue
-        for methods in (sweep.plus(), sweep.plus("matched")):
-            if not methods:
-                continue
-            plus = sweep.best_of(methods)
+        for plus in sweep.against_muon():
             cells = [
                 cell
                 for method in (MUON, plus)

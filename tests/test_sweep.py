@@ -22,7 +22,7 @@ from rich.console import Console
 from test_examples import ROOT, TOY, losses, losses_are, stop_at
 from test_trainer_sharding import curve
 
-from examples import command, grid, optimizers, sharding, sweep, tables, train
+from examples import command, figures, grid, optimizers, sharding, sweep, tables, train
 from examples import report as reports
 from examples.config import OptimizerConfig
 from examples.data.prepare import prepare
@@ -177,7 +177,7 @@ def test_every_run_is_noted_once(done):
         assert result.val == list(losses(folder, "val_loss").items())
         assert [loss for _, loss in result.train] == list(losses(folder).values())
     assert "## s: each method at its best rate" in (done / "report.md").read_text()
-    for name in ("rates", "curves", "stability"):
+    for name in ("rates", "curves", "gains", "stability"):
         assert (done / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -372,6 +372,14 @@ def test_table_of_gains():
         ["toy", *muon, *plus, "col_row", "-0.1500 ± 0.0707"],
         ["toy", *muon, "0.1", "1.9700", "col_row matched norm", "-0.0300"],
     ]
+
+
+def test_figure_of_gains():
+    alone = Sweep("alone", {Cell(ADAMW, 0.01, 0): result(2.6)})
+    lost = Sweep("lost", {Cell(MUON, 0.1, 0): result(2.0), Cell(PLUS, 0.1, 0): result(math.inf)})
+    sweeps = [alone, made(), lost]
+    assert figures.gaps_of(sweeps, "free") == {1: pytest.approx([-0.1, -0.2])}
+    assert figures.gaps_of(sweeps, "matched") == {1: pytest.approx([-0.03])}
 
 
 def test_table_of_rates_and_norms():
