@@ -23,15 +23,23 @@ STYLES = {
     Method("muonplus", "row_col", "jordan", "free"): (GREEN, "D"),
     Method("muonplus", "col_row", "jordan", "matched"): (PURPLE, "P"),
 }
+ACROSS = 5  # sweeps beside each other
 SHADES = (SKY, BLUE, YELLOW, ORANGE, BLACK)
 """For rates, from low to high; as many of the highest are drawn."""
 
 
 def panels(sweeps: Sequence[Sweep], rows: int = 1) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with a column for each sweep."""
-    n = len(sweeps)
-    figure = Figure(figsize=(1 + 5 * n, 0.4 + 3.8 * rows), layout="constrained")
-    return figure, figure.subplots(rows, n, squeeze=False).tolist()
+    """A figure with some rows, and in each a panel for each sweep; many sweeps are wrapped."""
+    n, across = len(sweeps), min(len(sweeps), ACROSS)
+    bands = -(-n // across)
+    size = (1 + 5 * across, 0.4 + 3.8 * rows * bands)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows * bands, across, squeeze=False).tolist()
+    grid = [[axes[i // across * rows + row][i % across] for i in range(n)] for row in range(rows)]
+    for band in axes[-rows:]:
+        for unused in band[n - across * (bands - 1) :]:
+            unused.remove()
+    return figure, grid
 
 
 def plot_rates(sweeps: Sequence[Sweep], path: Path) -> None:

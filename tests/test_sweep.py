@@ -382,6 +382,14 @@ def test_figure_of_gains():
     assert figures.gaps_of(sweeps, "matched") == {1: pytest.approx([-0.03])}
 
 
+def test_many_panels_are_wrapped():
+    figure, (above, below) = figures.panels([made()] * 7, rows=2)
+    assert len(above) == len(below) == 7 and len(figure.axes) == 14
+    place = [axes.get_subplotspec().rowspan.start for axes in (above[4], below[4], above[5])]
+    assert place == [0, 1, 2]
+    assert len(figures.panels([made()])[0].axes) == 1
+
+
 def test_table_of_rates_and_norms():
     e = {x: f"{math.exp(x):.2f}" for x in (2.0, 1.9, 2.5)}
     assert rows(tables.by_rate(made())) == [
