@@ -39,7 +39,7 @@ def recorded(one_device, tmp_path_factory, text):
 
 @pytest.fixture(scope="module")
 def figures(recorded, tmp_path_factory):
-    out = tmp_path_factory.mktemp("figures")
+    out = tmp_path_factory.mktemp("figures") / "not" / "there"
     flags = ["--sweeps", str(recorded), "--layer", "0", "--no-curvature"]
     assert paper_figures.main([str(recorded), "--out", str(out), *flags]) == 0
     return out

@@ -374,6 +374,14 @@ def test_table_of_gains():
     ]
 
 
+def test_the_best_norm_is_that_of_the_lowest_loss():
+    runs = made().results | {Cell(dataclasses.replace(PLUS, norm="row"), 0.1, 0): result(1.95)}
+    assert Sweep("toy", runs).against_muon() == [PLUS, MATCHED]
+    runs |= {Cell(dataclasses.replace(PLUS, norm="row"), 0.1, 0): result(1.8)}
+    best, _ = Sweep("toy", runs).against_muon()
+    assert best.norm == "row"
+
+
 def test_figure_of_gains():
     alone = Sweep("alone", {Cell(ADAMW, 0.01, 0): result(2.6)})
     lost = Sweep("lost", {Cell(MUON, 0.1, 0): result(2.0), Cell(PLUS, 0.1, 0): result(math.inf)})
