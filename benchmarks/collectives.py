@@ -19,7 +19,7 @@ from rich.table import Table
 
 import optax_muonplus as omp
 from benchmarks import hlo, machine, meshes, programs, step, trees
-from optax_muonplus import newton_schulz
+from optax_muonplus.polar import _newton_schulz as newton_schulz
 
 REFERENCE = "optax.contrib.muon"
 COMPILER = "omp.muonplus, left to the compiler"

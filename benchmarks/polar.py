@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks import machine
 from optax_muonplus import coefficients, polar
-from optax_muonplus.normalization import normalize_matrix
+from optax_muonplus.matrices import normalize_matrix
 
 # Each table with its usual number of steps and, where it goes on, with more.
 RUNS = (

@@ -20,8 +20,10 @@ from rich.table import Table
 
 import optax_muonplus as omp
 from benchmarks import machine, trees
-from optax_muonplus import coefficients, grouping, newton_schulz
-from optax_muonplus.normalization import Norm
+from optax_muonplus import coefficients
+from optax_muonplus.matrices import Norm
+from optax_muonplus.matrices import _batching as grouping
+from optax_muonplus.polar import _newton_schulz as newton_schulz
 
 REFERENCE = "optax.contrib.muon"
 SAME_UPDATE = "omp.muon, Optax's update"

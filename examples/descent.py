@@ -16,8 +16,8 @@ from examples.imbalance import SIDES
 from examples.loss import next_token_loss
 from examples.trained import Place, Trained
 from optax_muonplus import theory
-from optax_muonplus.imbalance import Side
-from optax_muonplus.normalization import Norm
+from optax_muonplus.diagnostics import Side
+from optax_muonplus.matrices import Norm
 
 NORMS: tuple[Norm, ...] = ("none", "col", "row", "col_row", "row_col")
 MATRICES = "^blocks/{layer}/"

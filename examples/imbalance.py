@@ -22,8 +22,8 @@ from examples.grid import Cell, Method
 from examples.optimizers import RECORDED_INSIDE
 from examples.trained import Place
 from optax_muonplus import theory
-from optax_muonplus.imbalance import Side
-from optax_muonplus.normalization import normalize_matrix
+from optax_muonplus.diagnostics import Side
+from optax_muonplus.matrices import normalize_matrix
 
 SIDES: tuple[Side, ...] = ("row", "col")
 KINDS = ("query", "key", "value", "out", "gate", "up", "down")

@@ -3,15 +3,19 @@
 from optax_muonplus import baselines as baselines
 from optax_muonplus import coefficients as coefficients
 from optax_muonplus import diagnostics as diagnostics
+from optax_muonplus import matrices as matrices
 from optax_muonplus import polar as polar
 from optax_muonplus import theory as theory
-from optax_muonplus.dimension_numbers import MatrixSpec as MatrixSpec
-from optax_muonplus.dimension_numbers import MuonDimensionNumbers as MuonDimensionNumbers
-from optax_muonplus.optimizers import muon as muon
-from optax_muonplus.optimizers import muonplus as muonplus
-from optax_muonplus.partition import muon_dimension_numbers as muon_dimension_numbers
-from optax_muonplus.partition import partition_labels as partition_labels
-from optax_muonplus.table import describe as describe
+from optax_muonplus import transforms as transforms
+from optax_muonplus._describe import describe as describe
+from optax_muonplus._optimizers import muon as muon
+from optax_muonplus._optimizers import muonplus as muonplus
+from optax_muonplus._parameters.dimension_numbers import MatrixSpec as MatrixSpec
+from optax_muonplus._parameters.dimension_numbers import (
+    MuonDimensionNumbers as MuonDimensionNumbers,
+)
+from optax_muonplus._parameters.partition import muon_dimension_numbers as muon_dimension_numbers
+from optax_muonplus._parameters.partition import partition_labels as partition_labels
 from optax_muonplus.transforms import momentum as momentum
 from optax_muonplus.transforms import normalize as normalize
 from optax_muonplus.transforms import orthogonalize as orthogonalize
@@ -19,3 +23,8 @@ from optax_muonplus.transforms import scale_by_muonplus as scale_by_muonplus
 from optax_muonplus.transforms import scale_by_shape as scale_by_shape
 
 __version__ = "0.1.0"
+__all__ = [name for name in dir() if not name.startswith("_")]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optax_muonplus import routes
-from optax_muonplus.assignment import Stock, assign
-from optax_muonplus.routes import cheapest_route
+from optax_muonplus._mesh import routes
+from optax_muonplus._mesh.routes import cheapest_route
+from optax_muonplus._mesh.schedule import Stock, assign
 
 SQUARE, LONG = ((16, 16),), ((16, 64),)
 stocks = st.lists(

@@ -12,8 +12,7 @@ from jax.sharding import PartitionSpec as P
 from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
-from optax_muonplus import baselines
-from optax_muonplus.optimizers import muonplus
+from optax_muonplus import baselines, muonplus
 from tests import reference
 
 STEPS = 5

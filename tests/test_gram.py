@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from reference import newton_schulz as reference_newton_schulz
 
-from optax_muonplus import coefficients, newton_schulz, polar, restarts
+from optax_muonplus import coefficients, polar
+from optax_muonplus.coefficients import _restarts as restarts
+from optax_muonplus.polar import _newton_schulz as newton_schulz
 
 # Every table with every number of steps from its usual one to the longest listed.
 RUNS = [

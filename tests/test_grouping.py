@@ -12,7 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
 from benchmarks.trees import random_like
-from optax_muonplus import grouping, lifting
+from optax_muonplus.matrices import _batching as grouping
+from optax_muonplus.transforms import _apply as lifting
 
 D = 16
 

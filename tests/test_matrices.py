@@ -11,7 +11,7 @@ from flax.core import FrozenDict
 from optax.contrib import MuonDimensionNumbers as Dims
 
 import optax_muonplus as omp
-from optax_muonplus.dimension_numbers import matrix_view
+from optax_muonplus._parameters.dimension_numbers import matrix_view
 
 # name: shape, dimension numbers, and einsum from the parameter to (batch, out, in) with its sizes.
 LAYOUTS = {

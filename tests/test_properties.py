@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import optax_muonplus as omp
 from optax_muonplus import coefficients
-from optax_muonplus.dimension_numbers import matrix_view
+from optax_muonplus._parameters.dimension_numbers import matrix_view
 
 # Deterministic, and without a deadline: the first example of each shape compiles.
 SEARCH = settings(max_examples=60, deadline=None, derandomize=True)

@@ -17,7 +17,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
 from benchmarks.trees import random_like
-from optax_muonplus import grouping, polar, routes
+from optax_muonplus import polar
+from optax_muonplus._mesh import routes
+from optax_muonplus.matrices import _batching as grouping
 
 P = PartitionSpec
 D = 16

@@ -1,0 +1,262 @@
+"""Whether two versions give the same updates: `python -m benchmarks.updates save FILE`.
+
+Runs every optimizer of the package for three steps on small trees, on one device and on meshes of
+eight simulated ones, and writes all updates and states. `compare FILE FILE` lists what differs. To
+run it on another version put that version first on the path:
+`PYTHONPATH=../other python benchmarks/updates.py save other.npz`.
+"""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import optax_muonplus as omp
+
+P = PartitionSpec
+STEPS = 3
+NUMBERS = omp.MuonDimensionNumbers
+
+# Shape, axes of the mesh that cut it, and dimension numbers (None: AdamW, or the default rules).
+LEAVES: dict[str, tuple[tuple[int, ...], PartitionSpec, str]] = {
+    "embed/embedding": ((64, 16), P("a", "b"), "float32"),
+    "norm/scale": ((16,), P("a"), "float32"),
+    "q/kernel": ((16, 16), P("a", "b"), "float32"),
+    "k/kernel": ((16, 16), P("b", "a"), "float32"),
+    "up/kernel": ((16, 64), P("a", "b"), "float32"),
+    "up2/kernel": ((16, 64), P("a", "b"), "float32"),
+    "down/kernel": ((64, 16), P("b", "a"), "float32"),
+    "wide/weight": ((16, 64), P("a", "b"), "float32"),
+    "replicated/kernel": ((16, 16), P(), "float32"),
+    "narrow/kernel": ((16, 32), P("a", "b"), "bfloat16"),
+    "scanned/kernel": ((5, 16, 64), P(None, "a", "b"), "float32"),
+    "experts/kernel": ((8, 3, 16, 16), P("a", None, None, "b"), "float32"),
+    "attention/query/kernel": ((16, 8, 2), P("a", "b"), "float32"),
+    "attention/out/kernel": ((8, 2, 16), P("b", None, "a"), "float32"),
+    "fused/kernel": ((16, 48), P("a", "b"), "float32"),
+}
+RULES = [
+    ("scanned", NUMBERS(-2, -1)),
+    ("experts", NUMBERS(-1, -2)),
+    ("fused", omp.MatrixSpec(0, 1, split_sizes=(16, 16, 16))),
+]
+
+
+def dimension_numbers(params: Any) -> Any:
+    """Dimension numbers of :data:`LEAVES`; rules that match nothing are left out."""
+    paths = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree.leaves_with_path(params)
+    ]
+    own = [rule for rule in RULES if any(rule[0] in path for path in paths)]
+    return omp.muon_dimension_numbers(params, rules=own)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One optimizer, on one tree and mesh."""
+
+    name: str
+    make: Callable[..., optax.GradientTransformation]
+    mesh: str = "none"
+    traced: bool = True
+    matrices_only: bool = False
+
+
+def main(argv: list[str]) -> int:
+    """`save FILE` or `compare FILE FILE`; the exit status, 1 if anything differs."""
+    match argv:
+        case ["save", path]:
+            save(Path(path))
+            return 0
+        case ["compare", old, new]:
+            return compare(Path(old), Path(new))
+    print(__doc__)
+    return 2
+
+
+def save(path: Path) -> None:
+    """Runs all cases and writes their results."""
+    arrays: dict[str, np.ndarray] = {}
+    for case in cases():
+        print(case.name, case.mesh, "jit" if case.traced else "eager", flush=True)
+        key = f"{case.name} | {case.mesh} | {'jit' if case.traced else 'eager'}"
+        for name, x in run(case).items():
+            arrays[f"{key} | {name}"] = x
+    np.savez_compressed(path, **arrays)  # ty: ignore[invalid-argument-type]
+    print(f"{len(arrays)} arrays in {path}")
+
+
+def compare(old: Path, new: Path) -> int:
+    """Prints what differs, largest relative difference first."""
+    with np.load(old) as a, np.load(new) as b:
+        missing = sorted(set(a.files) ^ set(b.files))
+        different: dict[str, list[float]] = {}
+        for name in sorted(set(a.files) & set(b.files)):
+            if a[name].dtype != b[name].dtype or a[name].shape != b[name].shape:
+                missing.append(f"{name}: {a[name].dtype}{a[name].shape}")
+            elif a[name].tobytes() != b[name].tobytes():
+                case = " | ".join(name.split(" | ")[:3])
+                different.setdefault(case, []).append(relative(a[name], b[name]))
+        total = len(a.files)
+    for name in missing:
+        print(f"only in one, or of another type: {name}")
+    for case, values in different.items():
+        print(f"{case}: {len(values)} arrays differ, by up to {max(values):.1e}")
+    print(f"{total} arrays: {sum(map(len, different.values()))} differ, {len(missing)} unmatched")
+    return 1 if different or missing else 0
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    """Largest difference over the largest size."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return float(np.max(np.abs(a - b)) / max(np.max(np.abs(a)), 1e-300))
+
+
+def cases() -> Iterator[Case]:
+    """Every optimizer on one device; the main choices on meshes, under jit and without."""
+    every = optimizers()
+    for name, make in every.items():
+        yield Case(name, make)
+    for name, make in links().items():
+        yield Case(name, make, matrices_only=True)
+        yield Case(name, make, traced=False, matrices_only=True)
+        yield Case(name, make, "explicit", matrices_only=True)
+    for name in ("muonplus", "muonplus bfloat16", "muonplus adaptive", "normuon", "injected"):
+        yield Case(name, every[name], traced=False)
+    for name in ("muonplus", "muonplus row matched aol", "muonplus bfloat16", "muon as optax",
+                 "normuon", "adamuon", "mano", "turbo_muon", "injected", "recorded"):  # fmt: skip
+        yield Case(name, every[name], "auto")
+        yield Case(name, every[name], "explicit")
+    for name in ("muonplus", "muonplus gram"):
+        yield Case(name, every[name], "auto", traced=False)
+        yield Case(name, every[name], "replicas")
+
+
+def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
+    """Optimizers of whole trees, from a learning rate and what else they are given."""
+
+    def plus(**kwargs: Any) -> Callable[..., optax.GradientTransformation]:
+        return lambda **given: omp.muonplus(0.02, **kwargs, **given)
+
+    def injected(**given: Any) -> optax.GradientTransformation:
+        made = optax.inject_hyperparams(
+            omp.muonplus, static_args=("muon_weight_dimension_numbers", "sharding")
+        )
+        return made(optax.linear_schedule(0.02, 0.01, 10), consistent_rms=0.2, **given)
+
+    def recorded(**given: Any) -> optax.GradientTransformation:
+        make = omp.diagnostics.recorded(omp.muonplus, every=2)
+        return make(0.02, adam_learning_rate=1e-3, **given)
+
+    return {
+        "muonplus": plus(weight_decay=0.1, adam_learning_rate=3e-3),
+        "muonplus row matched aol": plus(norm="row", match_frobenius=True, preconditioning="aol"),
+        "muonplus col max": plus(norm="col", shape_scale="max", preconditioning="schatten"),
+        "muonplus row_col nesterov": plus(norm="row_col", nesterov=True, bias_correction=True),
+        "muonplus bfloat16": plus(compute_dtype="bfloat16", mu_dtype="bfloat16"),
+        "muonplus gram": plus(polar="gram", ns_coeffs="polar_express", ns_steps=7),
+        "muonplus svd": plus(polar="svd", consistent_rms=0.2),
+        "muonplus adaptive": plus(adaptive=True, preconditioning="spectral"),
+        "muonplus function": plus(polar=omp.polar.svd),
+        "muon": lambda **given: omp.muon(0.02, ns_coeffs="dion", **given),
+        "muon as optax": lambda **given: omp.muon(
+            0.02, shape_scale="max", nesterov=True, bias_correction=True, polar="newton_schulz",
+            **given),
+        "normuon": lambda **given: omp.baselines.normuon(0.02, weight_decay=0.01, **given),
+        "normuon paper": lambda **given: omp.baselines.normuon(0.02, rule="paper", **given),
+        "adamuon": lambda **given: omp.baselines.adamuon(1e-3, **given),
+        "turbo_muon": lambda **given: omp.baselines.turbo_muon(0.02, **given),
+        "mano": lambda **given: omp.baselines.mano(1e-3, weight_decay=0.1, **given),
+        "injected": injected,
+        "recorded": recorded,
+    }  # fmt: skip
+
+
+def links() -> dict[str, Callable[..., optax.GradientTransformation]]:
+    """Transformations of matrices only."""
+    return {
+        "links": lambda **given: optax.chain(
+            omp.momentum(0.9, nesterov=True),
+            omp.orthogonalize("polar_express", 6, **given),
+            omp.normalize("row_col", **given),
+            omp.scale_by_shape("max", **given),
+        ),
+        "scale_by_muonplus": lambda **given: omp.scale_by_muonplus(mu_dtype="float32", **given),
+    }
+
+
+def run(case: Case) -> dict[str, np.ndarray]:
+    """Updates and states of three steps by name."""
+    leaves = {
+        path: leaf for path, leaf in LEAVES.items()
+        if not case.matrices_only or path.split("/")[0] not in ("embed", "norm")
+    }  # fmt: skip
+    shardings = placed(case.mesh, leaves)
+    params = random_tree(leaves, shardings, 0)
+    numbers = "weight_dimension_numbers" if case.matrices_only else "muon_weight_dimension_numbers"
+    given: dict[str, Any] = {numbers: dimension_numbers}
+    if case.mesh in ("auto", "replicas"):
+        given["sharding"] = shardings
+    inside = contextlib.nullcontext()
+    if shardings and case.mesh == "explicit":
+        inside = jax.set_mesh(next(iter(shardings.values())).mesh)
+    found: dict[str, np.ndarray] = {}
+    with inside:
+        tx = case.make(**given)
+        state = tx.init(params)
+        update = jax.jit(tx.update) if case.traced else tx.update
+        for step in range(STEPS):
+            updates, state = update(random_tree(leaves, shardings, step + 1), state, params)
+            found |= named(f"update {step}", updates)
+    return found | named("state", state)
+
+
+def placed(mesh: str, leaves: dict[str, Any]) -> dict[str, NamedSharding] | None:
+    """The sharding of each leaf on a mesh of that name."""
+    if mesh == "none":
+        return None
+    kind = AxisType.Explicit if mesh == "explicit" else AxisType.Auto
+    if mesh == "replicas":
+        made = jax.make_mesh((2, 2, 2), ("a", "b", "c"), (kind,) * 3)
+    else:
+        made = jax.make_mesh((4, 2), ("a", "b"), (kind,) * 2)
+    return {path: NamedSharding(made, leaf[1]) for path, leaf in leaves.items()}
+
+
+def random_tree(leaves: dict[str, Any], shardings: Any, seed: int) -> dict[str, jax.Array]:
+    """Numbers of a normal distribution."""
+    rng = np.random.default_rng(seed)
+    tree = {
+        path: rng.standard_normal(shape).astype(np.float32)
+        for path, (shape, _, _) in leaves.items()
+    }
+    made = {path: jnp.asarray(x, leaves[path][2]) for path, x in tree.items()}
+    return jax.device_put(made, shardings) if shardings else made
+
+
+def named(prefix: str, tree: Any) -> dict[str, np.ndarray]:
+    """The leaves of a tree by their paths; bfloat16 as float32, which NumPy can write."""
+    return {
+        f"{prefix}{jax.tree_util.keystr(path)}": np.asarray(
+            x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
+        )
+        for path, x in jax.tree.leaves_with_path(tree)
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Matrices that lie in shards on a mesh: planned before tracing, then moved and worked on."""

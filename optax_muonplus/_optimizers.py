@@ -1,0 +1,261 @@
+"""Muon+ and Muon as optimizers for whole models: matrices by Muon, everything else by AdamW."""
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import optax
+
+from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
+from optax_muonplus._parameters.partition import ADAM, MUON, groups
+from optax_muonplus._parameters.sharding import ShardingTree, sharding_by_label
+from optax_muonplus.matrices._normalization import Norm
+from optax_muonplus.matrices._shape_factor import ShapeScale
+from optax_muonplus.polar._methods import DEFAULT_EPS, Polar, PolarFunction, Preconditioning
+from optax_muonplus.transforms._apply import check_inexact
+from optax_muonplus.transforms._links import scale_by_muonplus, settled
+
+
+def muonplus(
+    learning_rate: optax.ScalarOrSchedule,
+    ns_coeffs: str | Sequence[Any] = "jordan",
+    ns_steps: Any = 5,
+    beta: Any = 0.95,
+    eps: Any = DEFAULT_EPS,
+    weight_decay: Any = 0.0,
+    weight_decay_mask: Any = None,
+    mu_dtype: Any = None,
+    *,
+    norm: Norm = "col_row",
+    norm_eps: Any = 1e-8,
+    match_frobenius: bool = False,
+    shape_scale: ShapeScale = "spectral",
+    consistent_rms: Any = None,
+    nesterov: bool = False,
+    bias_correction: bool = False,
+    polar: Polar | PolarFunction = "auto",
+    preconditioning: Preconditioning = "frobenius",
+    adaptive: bool = False,
+    compute_dtype: Any = None,
+    adam_b1: Any = 0.9,
+    adam_b2: Any = 0.999,
+    adam_eps: Any = 1e-8,
+    adam_eps_root: Any = 0.0,
+    adam_weight_decay: Any = 0.0,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Muon+: Muon with one normalization step after the orthogonalization.
+
+    For each matrix W of shape (m, n) = (out, in), with gradient G and decay :math:`\lambda`:
+
+    .. math::
+      M_t = \beta M_{t-1} + (1 - \beta) G_t, \qquad
+      O_t = \mathrm{Norm}(\mathrm{Ortho}(M_t)), \qquad
+      W_t = W_{t-1} - \eta \left( \sqrt{m/n}\; O_t + \lambda W_{t-1} \right)
+
+    Parameters that are not matrices (embeddings, heads, norms, biases, vectors) get AdamW.
+    ``optax_muonplus.describe(params)`` prints what each will get. The state is one momentum buffer
+    for each matrix, and AdamW's two for each other parameter.
+
+    Args:
+      learning_rate: number or schedule. Of the order of 0.01; the paper's best lie between 0.005
+        and 0.06 (its appendix "Detailed Sweep Experiments").
+      ns_coeffs: ``"jordan"``, ``"you"``, ``"polar_express"``, ``"dion"``, ``"turbo"`` (4 rows),
+        ``"cans"``, one row of coefficients, or several.
+      ns_steps: Newton-Schulz steps; the first rows of a table are used.
+      beta: momentum decay, in [0, 1).
+      eps: added to the norm that divides the momentum before the iteration, and to nothing else.
+      weight_decay: decoupled, multiplied by the learning rate, not by the shape factor.
+      weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``;
+        for the matrices.
+      mu_dtype: dtype of the momentum buffer; None means the parameter's.
+      norm: ``"none"`` (Muon), ``"col"``, ``"row"``, ``"col_row"`` (columns, then rows) or
+        ``"row_col"``. A row holds the weights of one output unit.
+      norm_eps: inside the root of the row and column norms.
+      match_frobenius: rescales the normalized matrix to the Frobenius norm it had before.
+      shape_scale: ``"spectral"`` sqrt(m/n), ``"max"`` sqrt(max(1, m/n)) or ``"none"``.
+      consistent_rms: if given, in place of ``shape_scale``, the root mean square of every update;
+        0.2 matches AdamW's, so that one learning rate serves both groups.
+      nesterov: whether the momentum looks one step ahead; for the matrices.
+      bias_correction: see :func:`optax_muonplus.momentum`.
+      polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix), ``"svd"``, a
+        function on ``(*batch, out, in)``, or ``"auto"``: of the first two, what does fewer
+        operations for each shape, where products are float32 or better.
+      preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"``, ``"aol_out"`` or
+        ``"schatten"``, see :func:`optax_muonplus.polar.newton_schulz`.
+      adaptive: multiplies each update by its inner product with the momentum, the dual norm.
+      compute_dtype: dtype of the operands of matrix products, for example ``"bfloat16"`` on
+        accelerators; sums stay in float32 at least. None means the momentum's, at least float32.
+      adam_b1: AdamW's first decay.
+      adam_b2: AdamW's second decay.
+      adam_eps: AdamW's epsilon.
+      adam_eps_root: AdamW's epsilon inside the root.
+      adam_weight_decay: AdamW's weight decay.
+      adam_learning_rate: number or schedule; None means ``learning_rate``.
+      muon_weight_dimension_numbers: which parameters are matrices, and how: a tree or prefix tree
+        of ``optax.contrib.MuonDimensionNumbers``, ``MatrixSpec`` and None (AdamW), or a function
+        from the parameters to one. None means the default rules,
+        :func:`optax_muonplus.muon_dimension_numbers`.
+      sharding: where the parameters lie: a tree or prefix tree of ``jax.sharding.NamedSharding`` on
+        one mesh (None where it is not known), or a function from the parameters to one. With it
+        each matrix is moved once to a device that works on it whole, and once back, and replicas
+        divide the work; the state is sharded like the parameters from init on. Not needed where
+        the mesh has Explicit axes, since arrays tell there. None on a mesh with Auto axes leaves
+        the distribution to the compiler, which moves matrices at every step of the iteration.
+
+    Returns:
+      A transformation for the whole parameter tree.
+
+    Raises:
+      ValueError: when built, for unknown words, too few coefficient rows and numbers out of range;
+        at init, for dimension numbers that do not fit the parameters, leaves of three or more axes
+        that no rule knows, and integer parameters. Paths and remedies are in the message.
+
+    Under ``optax.inject_hyperparams`` functions count as schedules, as they do for every optimizer:
+    name them, and ``mu_dtype`` and ``compute_dtype`` unless they are strings, in ``static_args``.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optax_muonplus as omp
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> tx = omp.muonplus(0.02)
+      >>> updates, state = tx.update(params, tx.init(params), params)
+      >>> params = optax.apply_updates(params, updates)
+
+    Source: Zhang et al., *Muon+: Towards More Effective Muon via One Additional Normalization Step
+    for LLM Pre-training*, arXiv:2602.21545.
+    """
+    matrix_part = functools.partial(
+        scale_by_muonplus,
+        ns_coeffs,
+        ns_steps,
+        beta,
+        eps,
+        mu_dtype,
+        norm=norm,
+        norm_eps=norm_eps,
+        match_frobenius=match_frobenius,
+        shape_scale=shape_scale,
+        consistent_rms=consistent_rms,
+        nesterov=nesterov,
+        bias_correction=bias_correction,
+        polar=polar,
+        preconditioning=preconditioning,
+        adaptive=adaptive,
+        compute_dtype=compute_dtype,
+    )
+    matrix_part()  # checks the arguments now rather than at init
+
+    rest = AdamW(adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_eps_root, adam_weight_decay)
+    decay = optax.add_decayed_weights(weight_decay, weight_decay_mask)
+    return with_adamw(
+        matrix_part, decay, learning_rate, rest, muon_weight_dimension_numbers, sharding
+    )
+
+
+class AdamW(NamedTuple):
+    """Arguments of ``optax.adamw``; a learning rate that is None is that of the matrices."""
+
+    learning_rate: optax.ScalarOrSchedule | None
+    b1: Any
+    b2: Any
+    eps: Any
+    eps_root: Any
+    weight_decay: Any
+
+
+def with_adamw(
+    matrix_part: Callable[..., optax.GradientTransformation],
+    decay: optax.GradientTransformation,
+    learning_rate: optax.ScalarOrSchedule,
+    rest: AdamW,
+    muon_weight_dimension_numbers: DimensionNumbersTree,
+    sharding: ShardingTree,
+) -> optax.GradientTransformationExtraArgs:
+    """A rule for matrices, with decoupled decay and learning rate, and AdamW for everything else.
+
+    Args:
+      matrix_part: from ``weight_dimension_numbers`` and ``sharding`` to the rule's own links.
+      decay: weight decay of the matrices.
+      learning_rate: of the matrices.
+      rest: AdamW's arguments.
+      muon_weight_dimension_numbers: as in :func:`muonplus`.
+      sharding: as in :func:`muonplus`.
+    """
+
+    def matrices(dims: DimensionNumbersTree, own: ShardingTree) -> optax.GradientTransformation:
+        return optax.chain(
+            matrix_part(weight_dimension_numbers=dims, sharding=own),
+            decay,
+            optax.scale_by_learning_rate(learning_rate),
+        )
+
+    if rest.learning_rate is None:
+        rest = rest._replace(learning_rate=learning_rate)
+    others = optax.adamw(**rest._asdict())
+    return partitioned(matrices, others, muon_weight_dimension_numbers, sharding)
+
+
+def partitioned(
+    matrices: Callable[[DimensionNumbersTree, ShardingTree], optax.GradientTransformation],
+    others: optax.GradientTransformation,
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+) -> optax.GradientTransformationExtraArgs:
+    """One transformation for the matrices of a tree and another for everything else.
+
+    Dimension numbers are looked up anew on the whole tree at init and at every update, by path and
+    shape: the containers may differ between the two (``flax.nnx.Optimizer`` gives variables first
+    and plain arrays later), and no tree of labels is kept.
+
+    Args:
+      matrices: from the tree's dimension numbers and shardings to the transformation of its
+        matrices.
+      others: transformation of the rest.
+      muon_weight_dimension_numbers: as in :func:`muonplus`.
+      sharding: as in :func:`muonplus`.
+    """
+
+    def for_tree(tree: Any) -> optax.GradientTransformationExtraArgs:
+        specs, labels = groups(tree, muon_weight_dimension_numbers)
+        own = sharding_by_label(tree, sharding, labels)
+        rules: dict[Hashable, optax.GradientTransformation] = {
+            MUON: matrices(specs, own[MUON]),
+            ADAM: settled(others, own[ADAM]),
+        }
+        # As a function: Optax would call a tree of labels that is an Equinox module with __call__.
+        return optax.partition(rules, lambda _: labels)
+
+    def init_fn(params: optax.Params) -> optax.OptState:
+        check_inexact(params)
+        return for_tree(params).init(params)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        return for_tree(updates).update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def muon(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
+    """Muon: :func:`muonplus` with ``norm="none"``, and every other argument the same.
+
+    To get ``optax.contrib.muon``'s update rather than the Muon+ paper's baseline, add
+    ``shape_scale="max", nesterov=True, bias_correction=True``.
+
+    Source: Jordan et al., *Muon*, https://kellerjordan.github.io/posts/muon/ (2024).
+    """
+    bound = inspect.signature(muon).bind(*args, **kwargs)
+    return muonplus(*bound.args, norm="none", **bound.kwargs)
+
+
+# For help() and optax.inject_hyperparams, which read the arguments and defaults off it.
+muon.__signature__ = inspect.signature(muonplus).replace(  # ty: ignore[missing-attribute]
+    parameters=[p for p in inspect.signature(muonplus).parameters.values() if p.name != "norm"]
+)

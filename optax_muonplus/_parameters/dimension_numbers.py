@@ -1,0 +1,249 @@
+"""Which axes of a parameter make a matrix, and the way from there to ``(batch, out, in)`` and back.
+
+This is the only place that knows about the layout of parameters.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from optax.contrib import MuonDimensionNumbers
+
+from optax_muonplus._parameters.paths import by_path
+
+Axes = int | Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixSpec:
+    """Dimension numbers of a parameter that holds several matrices side by side on one axis.
+
+    A fused QKV kernel ``(d, 3 d)`` is ``MatrixSpec(0, 1, split_sizes=(d, d, d))``; a fused gate and
+    up projection ``(d, 2 f)`` is ``MatrixSpec(0, 1, split_sizes=(f, f))``. Each block is
+    orthogonalized, normalized and scaled by itself, as if it were a parameter of its own.
+
+    Attributes:
+      reduction_axis: axis or axes that the layer sums over (fan-in), as in
+        ``optax.contrib.MuonDimensionNumbers``.
+      output_axis: axis or axes of the layer's output (fan-out). Axes in neither are batch axes:
+        every index along them is a matrix of its own.
+      split_sizes: sizes of the blocks along ``split_axis``; None means one block.
+      split_axis: the fused axis, one of the axes above. None means ``output_axis``, if that is one
+        axis.
+    """
+
+    reduction_axis: Axes = 0
+    output_axis: Axes = 1
+    split_sizes: tuple[int, ...] | None = None
+    split_axis: int | None = None
+
+
+DimensionNumbers = MuonDimensionNumbers | MatrixSpec
+# A tree or prefix tree of dimension numbers and None, or a function from parameters to one.
+DimensionNumbersTree = Any
+
+
+def is_dimension_numbers(x: Any) -> bool:
+    """Whether ``x`` is one of the two forms of dimension numbers."""
+    return isinstance(x, MuonDimensionNumbers | MatrixSpec)
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixView:
+    """The way from one parameter of a known shape to its matrices.
+
+    Attributes:
+      shape: shape of the parameter.
+      batch_axes: axes along which every index is a matrix of its own.
+      output_axes: axes that are flattened into rows.
+      reduction_axes: axes that are flattened into columns.
+      split_axis: axis that is cut into blocks, or None.
+      split_sizes: sizes of the blocks; empty if there is one block.
+    """
+
+    shape: tuple[int, ...]
+    batch_axes: tuple[int, ...]
+    output_axes: tuple[int, ...]
+    reduction_axes: tuple[int, ...]
+    split_axis: int | None = None
+    split_sizes: tuple[int, ...] = ()
+
+    @property
+    def transposed(self) -> bool:
+        """Whether matrices lie in memory as (in, out), so that reading them so copies nothing."""
+        return min(self.reduction_axes) < min(self.output_axes)
+
+    @property
+    def matrix_axes(self) -> tuple[int, ...]:
+        """Axes that are not batch axes, in the order of the parameter's."""
+        return tuple(axis for axis in range(len(self.shape)) if axis not in self.batch_axes)
+
+    def stacked(self, count: int) -> "MatrixView":
+        """The view of ``count`` slices, one for each index of a new first axis.
+
+        A slice is what is left of the parameter at one index of its batch axes.
+        """
+        place = {axis: i for i, axis in enumerate(self.matrix_axes, 1)}
+        return MatrixView(
+            (count, *(self.shape[axis] for axis in self.matrix_axes)),
+            (0,),
+            tuple(place[axis] for axis in self.output_axes),
+            tuple(place[axis] for axis in self.reduction_axes),
+            None if self.split_axis is None else place[self.split_axis],
+            self.split_sizes,
+        )
+
+    def block_shapes(self) -> list[tuple[int, int, int]]:
+        """``(batch, out, in)`` of each block."""
+        return [self.matrix_shape(block) for block in self._blocks()]
+
+    def to_matrices(self, x: jax.Array) -> list[jax.Array]:
+        """The blocks of ``x`` as arrays ``(batch, out, in)``, or (batch, in, out) if transposed."""
+        return [
+            part.transpose(self._order()).reshape(self._stored_shape(part.shape))
+            for part in self.cut(x)
+        ]
+
+    def from_matrices(self, matrices: Sequence[jax.Array]) -> jax.Array:
+        """The inverse of :meth:`to_matrices`."""
+        order = self._order()
+        inverse = tuple(order.index(axis) for axis in range(len(order)))
+        parts = [
+            matrix.reshape([block[axis] for axis in order]).transpose(inverse)
+            for matrix, block in zip(matrices, self._blocks(), strict=True)
+        ]
+        return self.join(parts)
+
+    def cut(self, x: jax.Array) -> list[jax.Array]:
+        """The blocks of ``x``, which has the parameter's shape or is a statistic of its blocks.
+
+        Of a statistic that has one number for each block along the fused axis, those numbers.
+        """
+        axis = self.split_axis
+        if axis is None:
+            return [x]
+        sizes = self.split_sizes
+        if x.shape[axis] != sum(sizes):
+            sizes = (1,) * len(sizes)
+        stops = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        return [
+            jax.lax.slice_in_dim(x, stop - size, stop, axis=axis)
+            for stop, size in zip(stops, sizes, strict=True)
+        ]
+
+    def join(self, blocks: Sequence[jax.Array]) -> jax.Array:
+        """The inverse of :meth:`cut`."""
+        return blocks[0] if self.split_axis is None else jnp.concatenate(blocks, self.split_axis)
+
+    def _order(self) -> tuple[int, ...]:
+        if self.transposed:
+            return self.batch_axes + self.reduction_axes + self.output_axes
+        return self.batch_axes + self.output_axes + self.reduction_axes
+
+    def _stored_shape(self, block: Sequence[int]) -> tuple[int, int, int]:
+        batch, rows, columns = self.matrix_shape(block)
+        return (batch, columns, rows) if self.transposed else (batch, rows, columns)
+
+    def matrix_shape(self, block: Sequence[int]) -> tuple[int, int, int]:
+        """``(batch, out, in)`` of a block of a given shape."""
+
+        def size(axes: tuple[int, ...]) -> int:
+            return math.prod(block[axis] for axis in axes)
+
+        return size(self.batch_axes), size(self.output_axes), size(self.reduction_axes)
+
+    def _blocks(self) -> list[tuple[int, ...]]:
+        axis = self.split_axis
+        if axis is None:
+            return [self.shape]
+        return [(*self.shape[:axis], n, *self.shape[axis + 1 :]) for n in self.split_sizes]
+
+
+def matrix_view(shape: Sequence[int], spec: DimensionNumbers) -> MatrixView:
+    """The view of a parameter of ``shape`` that ``spec`` describes.
+
+    Raises:
+      ValueError: if the parameter has fewer than two axes or an empty one, an axis does not exist
+        or is named twice, a side has no axis, or split sizes do not add up.
+    """
+    shape = tuple(shape)
+    if len(shape) < 2:
+        raise ValueError(
+            f"a parameter of shape {shape} is not a matrix, but was given {spec}. Parameters of"
+            " fewer than two axes belong to the AdamW group: give None."
+        )
+    if 0 in shape:
+        raise ValueError(f"a parameter of shape {shape} has an empty axis; leave it out.")
+    reduction = _axes(shape, spec.reduction_axis, "reduction_axis", spec)
+    output = _axes(shape, spec.output_axis, "output_axis", spec)
+    if set(reduction) & set(output):
+        raise ValueError(
+            f"reduction axes {reduction} and output axes {output} of {spec} overlap for shape"
+            f" {shape}. Each axis belongs to one side, or to neither (a batch axis)."
+        )
+    batch = tuple(axis for axis in range(len(shape)) if axis not in reduction + output)
+    if not isinstance(spec, MatrixSpec) or spec.split_sizes is None:
+        return MatrixView(shape, batch, output, reduction)
+    split_axis = _split_axis(shape, reduction + output, output, spec)
+    return MatrixView(shape, batch, output, reduction, split_axis, tuple(spec.split_sizes))
+
+
+def _axes(shape: tuple[int, ...], axes: Axes, name: str, spec: DimensionNumbers) -> tuple[int, ...]:
+    """``axes`` as non-negative numbers, in the given order, which is the order of flattening."""
+    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    ndim = len(shape)
+    if not given or not all(-ndim <= axis < ndim for axis in given):
+        raise ValueError(f"{name} of {spec} must name one or more of the axes of shape {shape}.")
+    found = tuple(axis % ndim for axis in given)
+    if len(set(found)) < len(found):
+        raise ValueError(f"{name} of {spec} names an axis of shape {shape} twice.")
+    return found
+
+
+def _split_axis(
+    shape: tuple[int, ...], matrix_axes: tuple[int, ...], output: tuple[int, ...], spec: MatrixSpec
+) -> int:
+    """The fused axis, checked against the sizes of its blocks."""
+    sizes = spec.split_sizes or ()
+    if spec.split_axis is None and len(output) > 1:
+        raise ValueError(
+            f"{spec} has several output axes {output}: name the fused one, split_axis."
+        )
+    axis = output[0] if spec.split_axis is None else spec.split_axis
+    if not -len(shape) <= axis < len(shape) or axis % len(shape) not in matrix_axes:
+        raise ValueError(
+            f"split_axis of {spec} must be one of the reduction or output axes {matrix_axes} of"
+            f" shape {shape}; indices along a batch axis are separate matrices already."
+        )
+    axis %= len(shape)
+    if not sizes or min(sizes) < 1 or sum(sizes) != shape[axis]:
+        raise ValueError(
+            f"split_sizes {sizes} must be positive and add up to {shape[axis]}, the size of axis"
+            f" {axis} of shape {shape}; they add up to {sum(sizes)}."
+        )
+    return axis
+
+
+def resolve(
+    dimension_numbers: DimensionNumbersTree, tree: Any, default: Callable[[Any], Any]
+) -> list[DimensionNumbers | None]:
+    """The dimension numbers of each leaf of ``tree``, in order; None means not a matrix.
+
+    Args:
+      dimension_numbers: tree, prefix tree, function of ``tree``, or None for the default.
+      tree: parameters or updates; arrays or anything with a shape.
+      default: function of ``tree`` that stands for ``dimension_numbers=None``.
+
+    Raises:
+      ValueError: as :func:`optax_muonplus.paths.by_path`.
+    """
+    return by_path(
+        default if dimension_numbers is None else dimension_numbers,
+        tree,
+        is_dimension_numbers,
+        "dimension numbers",
+        "MuonDimensionNumbers, MatrixSpec, or None for AdamW",
+    )

@@ -1,0 +1,21 @@
+"""What happens to matrices inside of Muon+: measures of imbalance, and optimizers that record them.
+
+The measures are functions on arrays ``(*batch, out, in)``. :func:`recorded` makes ``muonplus`` keep
+them, for every matrix at chosen updates, in its state, and :func:`watched` any transformation;
+:func:`read` takes them out by parameter path.
+"""
+
+from optax_muonplus.diagnostics._imbalance import Side as Side
+from optax_muonplus.diagnostics._imbalance import floor_share as floor_share
+from optax_muonplus.diagnostics._imbalance import norm_ratio as norm_ratio
+from optax_muonplus.diagnostics._imbalance import norm_variance as norm_variance
+from optax_muonplus.diagnostics._imbalance import polar_distance as polar_distance
+from optax_muonplus.diagnostics._imbalance import rms as rms
+from optax_muonplus.diagnostics._imbalance import spearman as spearman
+from optax_muonplus.diagnostics._measures import MEASURES as MEASURES
+from optax_muonplus.diagnostics._measures import Measure as Measure
+from optax_muonplus.diagnostics._recording import RecordState as RecordState
+from optax_muonplus.diagnostics._state import Record as Record
+from optax_muonplus.diagnostics._state import read as read
+from optax_muonplus.diagnostics._wrappers import recorded as recorded
+from optax_muonplus.diagnostics._wrappers import watched as watched

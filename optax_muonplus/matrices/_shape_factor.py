@@ -1,0 +1,57 @@
+"""The factor by which an orthogonalized update of a given shape is multiplied."""
+
+import math
+from typing import Any, Literal, get_args
+
+from optax_muonplus.matrices._normalization import Norm, check_norm, normalized_sides
+
+ShapeScale = Literal["spectral", "max", "none"]
+
+
+def check_shape_scale(shape_scale: str) -> None:
+    """Raises ValueError, with the known words, unless ``shape_scale`` is one of them."""
+    if shape_scale not in get_args(ShapeScale):
+        raise ValueError(
+            f"Unknown shape_scale {shape_scale!r}. Known: {', '.join(get_args(ShapeScale))}."
+        )
+
+
+def shape_factor(
+    fan_out: int,
+    fan_in: int,
+    shape_scale: ShapeScale = "spectral",
+    consistent_rms: Any = None,
+    norm: Norm = "none",
+    match_frobenius: bool = False,
+) -> Any:
+    r"""Factor for an update of shape ``(fan_out, fan_in)``.
+
+    Args:
+      fan_out: number of output units, m.
+      fan_in: number of input features, n.
+      shape_scale: ``"spectral"`` is :math:`\sqrt{m/n}` (the paper), ``"max"`` is
+        :math:`\sqrt{\max(1, m/n)}` (Jordan's Muon and Optax), ``"none"`` is 1.
+      consistent_rms: if given, the factor instead makes the update's root mean square this number.
+      norm: what normalized the update before; ``consistent_rms`` needs it.
+      match_frobenius: whether the polar factor's Frobenius norm was restored after ``norm``.
+
+    Returns:
+      A Python float, or an array if ``consistent_rms`` is one.
+
+    A semi-orthogonal (m, n) matrix has Frobenius norm :math:`\sqrt{\min(m, n)}`, hence RMS
+    :math:`1/\sqrt{\max(m, n)}`. After a last normalization of rows the Frobenius norm is
+    :math:`\sqrt m` and the RMS :math:`1/\sqrt n`; after columns, :math:`1/\sqrt m`.
+
+    Source: Bernstein, arXiv:2409.20325 (spectral); Liu et al., arXiv:2502.16982 (RMS, for no norm).
+    """
+    check_shape_scale(shape_scale)
+    check_norm(norm)
+    if consistent_rms is not None:
+        sides = normalized_sides(norm)
+        if match_frobenius or not sides:
+            return math.sqrt(max(fan_out, fan_in)) * consistent_rms
+        return math.sqrt(fan_in if sides[-1] == "row" else fan_out) * consistent_rms
+    if shape_scale == "none":
+        return 1.0
+    ratio = fan_out / fan_in
+    return math.sqrt(ratio if shape_scale == "spectral" else max(1.0, ratio))

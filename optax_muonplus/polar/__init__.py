@@ -1,0 +1,10 @@
+r"""Polar factors of matrices: plain functions on arrays ``(*batch, out, in)``.
+
+For ``M = U S V^H`` the polar factor is ``U V^H``, the semi-orthogonal matrix closest to ``M``. The
+result is the same for ``c * M`` whatever the positive number ``c``; a zero matrix gives zeros.
+"""
+
+from optax_muonplus.polar._methods import gram_newton_schulz as gram_newton_schulz
+from optax_muonplus.polar._methods import newton_schulz as newton_schulz
+from optax_muonplus.polar._methods import polar_function as polar_function
+from optax_muonplus.polar._methods import svd as svd
