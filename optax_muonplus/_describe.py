@@ -16,7 +16,7 @@ from optax_muonplus.matrices._matrix_function import either_way
 from optax_muonplus.matrices._normalization import Norm
 from optax_muonplus.matrices._precision import accumulation_dtype
 from optax_muonplus.matrices._shape_factor import ShapeScale, shape_factor
-from optax_muonplus.polar._methods import polar_operations
+from optax_muonplus.polar._methods import polar_flops
 
 _HEADER = ("parameter", "shape", "group", "out x in x batch", "scale", "count")
 
@@ -95,11 +95,10 @@ def _travel(plans: list[LeafPlan], known: list[Home | None]) -> Iterator[str]:
     ]
     if not layouts:
         return
-    operations = polar_operations()
-    planned = convoys([either_way(lambda x: x, operations)], layouts)
+    planned = convoys([either_way(lambda x: x, polar_flops)], layouts)
     loads = planned[-1].route.loads
     blocks = [block for layout in layouts for block in layout.view.block_shapes()]
-    share = sum(batch * operations((m, n)) for batch, m, n in blocks) / loads.size
+    share = sum(batch * polar_flops((m, n)) for batch, m, n in blocks) / loads.size
     received = sum(
         n * dtype.itemsize
         for convoy in planned

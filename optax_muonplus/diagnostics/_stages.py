@@ -3,13 +3,11 @@
 import functools
 from typing import Any
 
-import jax
-
 from optax_muonplus._parameters.paths import flatten_with_names, path_name
 from optax_muonplus._parameters.selection import Target, by_target
 from optax_muonplus.diagnostics._recording import Arrays, Probe
 from optax_muonplus.transforms._apply import apply_to_matrices
-from optax_muonplus.transforms._links import MomentumState, momentum
+from optax_muonplus.transforms._links import MomentumState, find_momentum, momentum
 from optax_muonplus.transforms._steps import (
     dual_norm_step,
     normalize_step,
@@ -47,7 +45,7 @@ def inside_of_muonplus(given: dict[str, Any]) -> Probe:
         copied at all others: it is overwritten where it lies.
         """
         del done
-        old = _momentum_state(state)
+        old = find_momentum(state)
         mu = {path_name(name): x for name, x in zip(*flatten_with_names(old.mu), strict=True)}
         own = MomentumState({target.path: mu[target.path] for target in targets}, old.count)
         return first.update(by_target(targets, updates), own)[0]
@@ -72,9 +70,3 @@ def inside_of_muonplus(given: dict[str, Any]) -> Probe:
 def _shardings(targets: list[Target]) -> Any:
     known = {target.path: target.sharding for target in targets}
     return known if any(known.values()) else None
-
-
-def _momentum_state(state: Any) -> MomentumState:
-    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, MomentumState))
-    (found,) = (x for x in leaves if isinstance(x, MomentumState))
-    return found

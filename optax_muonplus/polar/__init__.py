@@ -5,6 +5,7 @@ result is the same for ``c * M`` whatever the positive number ``c``; a zero matr
 """
 
 from optax_muonplus.polar._methods import gram_newton_schulz as gram_newton_schulz
+from optax_muonplus.polar._methods import matmul_shapes as matmul_shapes
 from optax_muonplus.polar._methods import newton_schulz as newton_schulz
 from optax_muonplus.polar._methods import polar_function as polar_function
 from optax_muonplus.polar._methods import svd as svd

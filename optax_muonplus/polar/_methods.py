@@ -6,6 +6,7 @@ the size of ``c`` that its dtype can hold. A zero matrix gives zeros.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -20,6 +21,7 @@ from optax_muonplus.polar._newton_schulz import (
     every_step,
     iterate,
     operations,
+    product_shapes,
 )
 
 Polar = Literal["auto", "newton_schulz", "gram", "svd"]
@@ -91,29 +93,41 @@ def polar_function(
     return functools.partial(iterate, restarts=every_step(rows), steps=traced_steps, **options)
 
 
-def polar_operations(
+def matmul_shapes(
+    shape: Sequence[int],
     polar: Polar | PolarFunction = "auto",
     ns_coeffs: str | Sequence[Any] = "jordan",
     ns_steps: Any = 5,
     compute_dtype: Any = None,
-) -> Callable[[tuple[int, int]], int]:
-    """Operations that ``polar_function`` of the same arguments does on a float32 matrix of a shape.
+) -> list[tuple[int, int, int]]:
+    """The matrix products that :func:`polar_function` does on one float32 matrix.
 
-    Other methods than Newton-Schulz are taken for five steps of it, which is their order.
+    Each is ``(rows, inner, columns)`` and takes ``2 * rows * inner * columns`` FLOPs. Methods other
+    than Newton-Schulz count as five plain steps of it, which is their order of magnitude.
+
+    Args:
+      shape: ``(..., out, in)``; leading axes do not count.
+      polar: as in :func:`polar_function`, like the others. ``"auto"`` is resolved for JAX's default
+        backend.
+      ns_coeffs: see above.
+      ns_steps: see above.
+      compute_dtype: see above.
     """
     if callable(polar) or polar == "svd":
         ns_coeffs, ns_steps, compute_dtype, polar = "jordan", 5, None, "newton_schulz"
     rows, _, _, restarts, needs_float32 = coefficients.resolve(ns_coeffs, ns_steps)
     exact = needs_float32 or _float32_is_exact() or jax.default_backend() == "cpu"
     either = polar == "auto" and exact and _holds_float32(_checked_dtype(compute_dtype))
-    cuts = [] if polar == "gram" else [every_step(rows)]
+    candidates = [] if polar == "gram" else [every_step(rows)]
     if restarts is not None and (polar == "gram" or either):
-        cuts.append(restarts)
+        candidates.append(restarts)
+    chosen = min(candidates, key=lambda cuts: operations(tuple(shape), rows, cuts))
+    return product_shapes(tuple(shape), rows, chosen)
 
-    def count(shape: tuple[int, int]) -> int:
-        return min(operations(shape, rows, cut) for cut in cuts)
 
-    return count
+def polar_flops(shape: Sequence[int], *args: Any) -> int:
+    """FLOPs of the products in :func:`matmul_shapes`, whose arguments it takes."""
+    return sum(2 * math.prod(dimensions) for dimensions in matmul_shapes(shape, *args))
 
 
 def _checked_dtype(compute_dtype: Any) -> jnp.dtype | None:

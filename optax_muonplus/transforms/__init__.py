@@ -1,6 +1,7 @@
 """The links of Muon+ as Optax transformations."""
 
 from optax_muonplus.transforms._links import MomentumState as MomentumState
+from optax_muonplus.transforms._links import find_momentum as find_momentum
 from optax_muonplus.transforms._links import momentum as momentum
 from optax_muonplus.transforms._links import normalize as normalize
 from optax_muonplus.transforms._links import orthogonalize as orthogonalize

@@ -40,6 +40,34 @@ class MomentumState(NamedTuple):
     count: Any
 
 
+def find_momentum(state: Any) -> MomentumState:
+    """The momentum in an optimizer's state, wherever it is.
+
+    Args:
+      state: of any transformation that :func:`momentum` is a part of, such as
+        ``optax_muonplus.muonplus``, alone or in a chain.
+
+    Returns:
+      The one :class:`MomentumState` in it. Its ``mu`` has ``optax.MaskedNode`` where a parameter is
+      not a matrix.
+
+    Raises:
+      ValueError: unless there is exactly one.
+    """
+
+    def is_momentum(x: Any) -> bool:
+        return isinstance(x, MomentumState)
+
+    found = [x for x in jax.tree.leaves(state, is_leaf=is_momentum) if is_momentum(x)]
+    if len(found) != 1:
+        raise ValueError(
+            f"Got a state with {len(found)} momentum states, but one is looked for. Pass the state"
+            " of an optimizer made by optax_muonplus, or the part of the state that holds the one"
+            " you mean."
+        )
+    return found[0]
+
+
 def momentum(
     beta: Any = 0.95,
     *,

@@ -25,8 +25,8 @@ from optax_muonplus.polar._methods import (
     Polar,
     PolarFunction,
     Preconditioning,
+    polar_flops,
     polar_function,
-    polar_operations,
 )
 
 
@@ -80,7 +80,11 @@ def orthogonalize_step(
     function = polar_function(polar, ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)
     # Nothing is known of a caller's function, and aol scales one side of a square matrix.
     indifferent = not callable(polar) and preconditioning not in ("aol", "aol_out")
-    operations = polar_operations(polar, ns_coeffs, ns_steps, compute_dtype)
+    options = (polar, ns_coeffs, ns_steps, compute_dtype)
+
+    def operations(shape: tuple[int, int]) -> int:
+        return polar_flops(shape, *options)
+
     return (either_way if indifferent else upright_only)(function, operations)
 
 
