@@ -14,8 +14,8 @@ from optax_muonplus._parameters.dimension_numbers import MatrixSpec as MatrixSpe
 from optax_muonplus._parameters.dimension_numbers import (
     MuonDimensionNumbers as MuonDimensionNumbers,
 )
+from optax_muonplus._parameters.leaves import partition_labels as partition_labels
 from optax_muonplus._parameters.partition import muon_dimension_numbers as muon_dimension_numbers
-from optax_muonplus._parameters.partition import partition_labels as partition_labels
 from optax_muonplus.transforms import momentum as momentum
 from optax_muonplus.transforms import normalize as normalize
 from optax_muonplus.transforms import orthogonalize as orthogonalize

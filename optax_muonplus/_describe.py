@@ -2,21 +2,17 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
-
-from optax_muonplus._mesh.sharded import Layout, convoys
+from optax_muonplus._mesh.plan import Member, plan
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
-from optax_muonplus._parameters.partition import ADAM, MUON, LeafPlan, plan
-from optax_muonplus._parameters.sharding import Home, ShardingTree, homes
-from optax_muonplus.matrices._matrix_function import either_way
+from optax_muonplus._parameters.leaves import ADAM, MUON, LeafInfo, ResolvedTree, resolve
+from optax_muonplus._parameters.sharding import LeafSharding, ShardingTree
 from optax_muonplus.matrices._normalization import Norm
 from optax_muonplus.matrices._precision import accumulation_dtype
-from optax_muonplus.matrices._shape_factor import ShapeScale, shape_factor
-from optax_muonplus.polar._methods import polar_flops
+from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
+from optax_muonplus.polar._orthogonalize import Orthogonalize
 
 _HEADER = ("parameter", "shape", "group", "out x in x batch", "scale", "count")
 
@@ -52,62 +48,56 @@ def describe(
     Returns:
       The table as text.
     """
-    plans = plan(params, muon_weight_dimension_numbers)
-    known = homes(params, sharding)
-    on_mesh = any(known)
+    tree = resolve(params, muon_weight_dimension_numbers, sharding)
+    shardings = tree.all_shardings()
+    on_mesh = any(shardings)
+    scale = ScaleByShape(shape_scale, consistent_rms, norm, match_frobenius)
 
-    def cells(leaf_plan: LeafPlan, home: Home | None) -> tuple[str, ...]:
-        shape = "x".join(map(str, np.shape(leaf_plan.leaf))) or "scalar"
-        where = (_spec(home),) if on_mesh else ()
-        if leaf_plan.view is None:
-            return shape, *where, ADAM, "", ""
-        blocks = leaf_plan.view.block_shapes()
-        factors = [
-            shape_factor(m, n, shape_scale, consistent_rms, norm, match_frobenius)
-            for _, m, n in blocks
-        ]
+    def cells(leaf: LeafInfo, known: LeafSharding | None) -> tuple[str, ...]:
+        shape = "x".join(map(str, leaf.shape)) or "scalar"
+        where = (_spec(known),) if on_mesh else ()
+        if leaf.view is None:
+            return shape, *where, leaf.label, "", ""
+        blocks = leaf.view.block_shapes()
         matrices = " + ".join(f"{m}x{n}x{batch}" for batch, m, n in blocks)
-        return shape, *where, MUON, matrices, " + ".join(f"{factor:.4g}" for factor in factors)
+        factors = " + ".join(f"{scale.factor(m, n):.4g}" for _, m, n in blocks)
+        return shape, *where, leaf.label, matrices, factors
 
     rows: dict[tuple[str, ...], list[str]] = {}
-    for leaf_plan, home in zip(plans, known, strict=True):
-        pattern = re.sub(r"\d+", "*", leaf_plan.path)
-        rows.setdefault((pattern, *cells(leaf_plan, home)), []).append(leaf_plan.path)
-    lines = [(_merged(paths), *rest, str(len(paths))) for (_, *rest), paths in rows.items()]
+    for leaf, known in zip(tree.leaves, shardings, strict=True):
+        pattern = re.sub(r"\d+", "*", leaf.name)
+        rows.setdefault((pattern, *cells(leaf, known)), []).append(leaf.name)
+    lines = [(_merged(names), *rest, str(len(names))) for (_, *rest), names in rows.items()]
     header = _HEADER if not on_mesh else (*_HEADER[:2], "sharding", *_HEADER[2:])
-    return "\n".join([*_align([header, *lines]), _totals(plans), *_travel(plans, known)])
+    return "\n".join([*_align([header, *lines]), _totals(tree), *_work_per_device(tree)])
 
 
-def _spec(home: Home | None) -> str:
-    """``(data, -)``: along which mesh axes each axis is cut."""
-    if home is None:
+def _spec(sharding: LeafSharding | None) -> str:
+    """``(data, -)``: over which mesh axes each axis is sharded."""
+    if sharding is None:
         return "?"
-    return f"({', '.join('.'.join(names) or '-' for names in home.spec)})"
+    return f"({', '.join('.'.join(names) or '-' for names in sharding.spec)})"
 
 
-def _travel(plans: list[LeafPlan], known: list[Home | None]) -> Iterator[str]:
+def _work_per_device(tree: ResolvedTree) -> Iterator[str]:
     """A line about the devices that work on the matrices."""
-    layouts = [
-        # Momentum is summed in float32 at least; results go home as updates.
-        Layout(p.view, home, accumulation_dtype(dtype := jnp.result_type(p.leaf)), dtype)
-        for p, home in zip(plans, known, strict=True)
-        if p.view is not None and home is not None
+    members = [
+        Member(leaf, accumulation_dtype(leaf.dtype))  # the momentum is in float32 at least
+        for leaf in tree.matrices
+        if leaf.sharding is not None
     ]
-    if not layouts:
+    if not members:
         return
-    planned = convoys([either_way(lambda x: x, polar_flops)], layouts)
-    loads = planned[-1].route.loads
-    blocks = [block for layout in layouts for block in layout.view.block_shapes()]
-    share = sum(batch * polar_flops((m, n)) for batch, m, n in blocks) / loads.size
-    received = sum(
-        n * dtype.itemsize
-        for convoy in planned
-        for n, dtype in zip(convoy.route.numbers, convoy.dtypes[::2], strict=True)
-    )
+    polar_factor = Orthogonalize()
+    planned = plan(members, [polar_factor])
+    blocks = [block for member in members for block in member.leaf.matrix.block_shapes()]
+    flops = sum(batch * polar_factor.flops((m, n)) for batch, m, n in blocks)
+    share = flops / planned.loads.size
+    received = sum(group.bytes_received for group in planned.groups)
     yield (
-        f"{sum(batch for batch, _, _ in blocks)} matrices shared out among {loads.size} devices:"
-        f" the busiest has {loads.max() / share:.2f} x an even share; each receives"
-        f" {received / 1e6:.1f} MB at an update"
+        f"{sum(batch for batch, _, _ in blocks)} matrices shared out among {planned.loads.size}"
+        f" devices: the busiest has {planned.loads.max() / share:.2f} x an even share; each"
+        f" receives {received / 1e6:.1f} MB at an update"
     )
 
 
@@ -130,14 +120,14 @@ def _align(rows: list[tuple[str, ...]]) -> list[str]:
     return [lines[0], "-" * (sum(widths) + 2 * (len(widths) - 1)), *lines[1:]]
 
 
-def _totals(plans: list[LeafPlan]) -> str:
-    def numbers(group: list[LeafPlan]) -> int:
-        return sum(math.prod(np.shape(p.leaf)) for p in group)
+def _totals(tree: ResolvedTree) -> str:
+    def elements(group: Sequence[LeafInfo]) -> int:
+        return sum(math.prod(leaf.shape) for leaf in group)
 
-    muon = [p for p in plans if p.view is not None]
-    adam = [p for p in plans if p.view is None]
-    matrices = sum(batch for p in muon if p.view for batch, _, _ in p.view.block_shapes())
+    muon = tree.matrices
+    adam = [leaf for leaf in tree.leaves if leaf.view is None]
+    matrices = sum(batch for leaf in muon for batch, _, _ in leaf.matrix.block_shapes())
     return (
-        f"{MUON}: {len(muon)} parameters, {matrices} matrices, {numbers(muon):,} numbers;"
-        f" {ADAM}: {len(adam)} parameters, {numbers(adam):,} numbers"
+        f"{MUON}: {len(muon)} parameters, {matrices} matrices, {elements(muon):,} numbers;"
+        f" {ADAM}: {len(adam)} parameters, {elements(adam):,} numbers"
     )

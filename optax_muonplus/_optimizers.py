@@ -2,19 +2,21 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import optax
 
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
-from optax_muonplus._parameters.partition import ADAM, MUON, groups
-from optax_muonplus._parameters.sharding import ShardingTree, sharding_by_label
+from optax_muonplus._parameters.leaves import ADAM, MUON, ResolvedTree
+from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.matrices._normalization import Norm
 from optax_muonplus.matrices._shape_factor import ShapeScale
 from optax_muonplus.polar._methods import DEFAULT_EPS, Polar, PolarFunction, Preconditioning
-from optax_muonplus.transforms._apply import check_inexact
-from optax_muonplus.transforms._links import scale_by_muonplus, settled
+from optax_muonplus.transforms._apply import MatrixTransformation, for_resolved
+from optax_muonplus.transforms._links import scale_by_muonplus
+
+Optimizer = Callable[..., optax.GradientTransformationExtraArgs]
 
 
 def muonplus(
@@ -127,38 +129,46 @@ def muonplus(
     Source: Zhang et al., *Muon+: Towards More Effective Muon via One Additional Normalization Step
     for LLM Pre-training*, arXiv:2602.21545.
     """
-    matrix_part = functools.partial(
-        scale_by_muonplus,
-        ns_coeffs,
-        ns_steps,
-        beta,
-        eps,
-        mu_dtype,
-        norm=norm,
-        norm_eps=norm_eps,
-        match_frobenius=match_frobenius,
-        shape_scale=shape_scale,
-        consistent_rms=consistent_rms,
-        nesterov=nesterov,
-        bias_correction=bias_correction,
-        polar=polar,
-        preconditioning=preconditioning,
-        adaptive=adaptive,
-        compute_dtype=compute_dtype,
+    return partition_with_adamw(
+        [
+            scale_by_muonplus(  # momentum, polar factor, row and column norms, shape factor
+                ns_coeffs,
+                ns_steps,
+                beta,
+                eps,
+                mu_dtype,
+                norm=norm,
+                norm_eps=norm_eps,
+                match_frobenius=match_frobenius,
+                shape_scale=shape_scale,
+                consistent_rms=consistent_rms,
+                nesterov=nesterov,
+                bias_correction=bias_correction,
+                polar=polar,
+                preconditioning=preconditioning,
+                adaptive=adaptive,
+                compute_dtype=compute_dtype,
+            ),
+            optax.add_decayed_weights(weight_decay, weight_decay_mask),
+            optax.scale_by_learning_rate(learning_rate),
+        ],
+        AdamWArgs(
+            learning_rate if adam_learning_rate is None else adam_learning_rate,
+            adam_b1,
+            adam_b2,
+            adam_eps,
+            adam_eps_root,
+            adam_weight_decay,
+        ),
+        muon_weight_dimension_numbers,
+        sharding,
     )
-    matrix_part()  # checks the arguments now rather than at init
-
-    rest = AdamW(adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_eps_root, adam_weight_decay)
-    decay = optax.add_decayed_weights(weight_decay, weight_decay_mask)
-    return with_adamw(
-        matrix_part, decay, learning_rate, rest, muon_weight_dimension_numbers, sharding
-    )
 
 
-class AdamW(NamedTuple):
-    """Arguments of ``optax.adamw``; a learning rate that is None is that of the matrices."""
+class AdamWArgs(NamedTuple):
+    """Arguments of ``optax.adamw``."""
 
-    learning_rate: optax.ScalarOrSchedule | None
+    learning_rate: optax.ScalarOrSchedule
     b1: Any
     b2: Any
     eps: Any
@@ -166,84 +176,123 @@ class AdamW(NamedTuple):
     weight_decay: Any
 
 
-def with_adamw(
-    matrix_part: Callable[..., optax.GradientTransformation],
-    decay: optax.GradientTransformation,
-    learning_rate: optax.ScalarOrSchedule,
-    rest: AdamW,
-    muon_weight_dimension_numbers: DimensionNumbersTree,
+def partition_with_adamw(
+    links: Sequence[optax.GradientTransformation],
+    adamw: AdamWArgs,
+    dimension_numbers: DimensionNumbersTree,
     sharding: ShardingTree,
 ) -> optax.GradientTransformationExtraArgs:
-    """A rule for matrices, with decoupled decay and learning rate, and AdamW for everything else.
+    """A chain of links for the matrices of a tree, and AdamW for everything else.
 
     Args:
-      matrix_part: from ``weight_dimension_numbers`` and ``sharding`` to the rule's own links.
-      decay: weight decay of the matrices.
-      learning_rate: of the matrices.
-      rest: AdamW's arguments.
-      muon_weight_dimension_numbers: as in :func:`muonplus`.
+      links: of the chain. A :class:`MatrixTransformation` is told what each matrix is; its own
+        dimension numbers and sharding are not used.
+      adamw: AdamW's arguments.
+      dimension_numbers: as in :func:`muonplus`.
       sharding: as in :func:`muonplus`.
     """
+    others = optax.adamw(**adamw._asdict())
 
-    def matrices(dims: DimensionNumbersTree, own: ShardingTree) -> optax.GradientTransformation:
-        return optax.chain(
-            matrix_part(weight_dimension_numbers=dims, sharding=own),
-            decay,
-            optax.scale_by_learning_rate(learning_rate),
+    def make(tree: ResolvedTree) -> optax.GradientTransformation:
+        matrices = tree.matrices
+        made = [
+            link.make(matrices) if isinstance(link, MatrixTransformation) else link
+            for link in links
+        ]
+        chain = optax.chain(*made)
+        # Labels as a function: Optax would call a tree of labels that is an Equinox module with
+        # __call__.
+        return optax.partition({MUON: chain, ADAM: others}, lambda _: tree.labels)
+
+    return for_resolved(make, dimension_numbers, sharding)
+
+
+def variant(base: Optimizer, **arguments: Any) -> Callable[[Callable[[], None]], Optimizer]:
+    """Decorates an empty, documented function: it becomes ``base`` with some arguments fixed.
+
+    Args:
+      base: an optimizer.
+      **arguments: fixed ones, which the variant does not take; or, as :class:`Default`, those that
+        only have another default.
+    """
+    defaults = {k: v.value for k, v in arguments.items() if isinstance(v, Default)}
+    fixed = {k: v for k, v in arguments.items() if k not in defaults}
+    parameters = [
+        p.replace(default=defaults.get(p.name, p.default))
+        for p in inspect.signature(base).parameters.values()
+        if p.name not in fixed
+    ]
+    return _with_signature(parameters, lambda given: base(**fixed, **given))
+
+
+class Default(NamedTuple):
+    """Another default for an argument, see :func:`variant`."""
+
+    value: Any
+
+
+def optimizer_of(
+    scale_by: Callable[..., MatrixTransformation],
+) -> Callable[[Callable[[], None]], Optimizer]:
+    """Decorates an empty, documented function: it becomes the optimizer with ``scale_by`` in it.
+
+    Its arguments are the learning rate, those of ``scale_by``, weight decay, and those of
+    :func:`muonplus` for AdamW, dimension numbers and sharding, in the order that they have there.
+    """
+    ours = dict(inspect.signature(scale_by).parameters)
+    for name in ("weight_dimension_numbers", "sharding"):
+        ours.pop(name)
+    common = inspect.signature(muonplus).parameters
+    mu_dtype = ours.pop("mu_dtype")
+    positional = [p for p in ours.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    keyword = [p for p in ours.values() if p.kind is p.KEYWORD_ONLY]
+    decay = [common["weight_decay"], common["weight_decay_mask"]]
+    last = list(common)[list(common).index("adam_b1") :]
+    parameters = [common["learning_rate"], *positional, *decay, mu_dtype, *keyword]
+
+    def make(given: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
+        learning_rate, adam_rate = given["learning_rate"], given["adam_learning_rate"]
+        adamw = {name: given[f"adam_{name}"] for name in AdamWArgs._fields[1:]}
+        return partition_with_adamw(
+            [
+                scale_by(mu_dtype=given["mu_dtype"], **{name: given[name] for name in ours}),
+                optax.add_decayed_weights(given["weight_decay"], given["weight_decay_mask"]),
+                optax.scale_by_learning_rate(learning_rate),
+            ],
+            AdamWArgs(learning_rate if adam_rate is None else adam_rate, **adamw),
+            given["muon_weight_dimension_numbers"],
+            given["sharding"],
         )
 
-    if rest.learning_rate is None:
-        rest = rest._replace(learning_rate=learning_rate)
-    others = optax.adamw(**rest._asdict())
-    return partitioned(matrices, others, muon_weight_dimension_numbers, sharding)
+    return _with_signature([*parameters, *(common[name] for name in last)], make)
 
 
-def partitioned(
-    matrices: Callable[[DimensionNumbersTree, ShardingTree], optax.GradientTransformation],
-    others: optax.GradientTransformation,
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-) -> optax.GradientTransformationExtraArgs:
-    """One transformation for the matrices of a tree and another for everything else.
+def _with_signature(
+    parameters: Sequence[inspect.Parameter],
+    make: Callable[[dict[str, Any]], optax.GradientTransformationExtraArgs],
+) -> Callable[[Callable[[], None]], Optimizer]:
+    """Gives a documented function these parameters, and ``make`` of its arguments as its body."""
+    signature = inspect.Signature(
+        parameters, return_annotation=optax.GradientTransformationExtraArgs
+    )
 
-    Dimension numbers are looked up anew on the whole tree at init and at every update, by path and
-    shape: the containers may differ between the two (``flax.nnx.Optimizer`` gives variables first
-    and plain arrays later), and no tree of labels is kept.
+    def decorate(documented: Callable[[], None]) -> Optimizer:
+        @functools.wraps(documented)
+        def optimizer(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return make(bound.arguments)
 
-    Args:
-      matrices: from the tree's dimension numbers and shardings to the transformation of its
-        matrices.
-      others: transformation of the rest.
-      muon_weight_dimension_numbers: as in :func:`muonplus`.
-      sharding: as in :func:`muonplus`.
-    """
+        # For help() and optax.inject_hyperparams, which read the arguments and defaults off it.
+        optimizer.__signature__ = signature  # ty: ignore[missing-attribute]
+        del optimizer.__wrapped__
+        return optimizer
 
-    def for_tree(tree: Any) -> optax.GradientTransformationExtraArgs:
-        specs, labels = groups(tree, muon_weight_dimension_numbers)
-        own = sharding_by_label(tree, sharding, labels)
-        rules: dict[Hashable, optax.GradientTransformation] = {
-            MUON: matrices(specs, own[MUON]),
-            ADAM: settled(others, own[ADAM]),
-        }
-        # As a function: Optax would call a tree of labels that is an Equinox module with __call__.
-        return optax.partition(rules, lambda _: labels)
-
-    def init_fn(params: optax.Params) -> optax.OptState:
-        check_inexact(params)
-        return for_tree(params).init(params)
-
-    def update_fn(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        return for_tree(updates).update(updates, state, params, **extra_args)
-
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return decorate
 
 
-def muon(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
+@variant(muonplus, norm="none")
+def muon() -> None:
     """Muon: :func:`muonplus` with ``norm="none"``, and every other argument the same.
 
     To get ``optax.contrib.muon``'s update rather than the Muon+ paper's baseline, add
@@ -251,11 +300,3 @@ def muon(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
 
     Source: Jordan et al., *Muon*, https://kellerjordan.github.io/posts/muon/ (2024).
     """
-    bound = inspect.signature(muon).bind(*args, **kwargs)
-    return muonplus(*bound.args, norm="none", **bound.kwargs)
-
-
-# For help() and optax.inject_hyperparams, which read the arguments and defaults off it.
-muon.__signature__ = inspect.signature(muonplus).replace(  # ty: ignore[missing-attribute]
-    parameters=[p for p in inspect.signature(muonplus).parameters.values() if p.name != "norm"]
-)

@@ -1,256 +1,194 @@
-"""Sharded matrices brought together, worked on whole, and sent home: two moves, however many.
+"""Shards sent to workers, joined to whole matrices, worked on, and sent back; on each device.
 
-All matrices that are cut along the same mesh axes travel together. Each device packs its shards in
-one row for each worker, an all-to-all exchanges the rows, the workers put their matrices together
-and work on them, and the way home is the same in reverse. Who works on what is planned beforehand,
-see ``routes``; nothing moves while work is done.
+See the worked example in ``plan.py``. Two collectives for each bucket, however many matrices are in
+it, and none while work is done.
 
 These are explicit collectives under ``jax.shard_map``. Sharding constraints on a stack made the
 compiler gather all of it ("involuntary full rematerialization") on a 4 x 2 mesh.
 """
 
-import dataclasses
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optax_muonplus._mesh.plan import CommGroup, MatrixGroup
 from optax_muonplus._mesh.routes import Route
-from optax_muonplus._mesh.schedule import Block, Shipment, Slot, Stock
+from optax_muonplus._mesh.schedule import Bucket, Task
 from optax_muonplus._parameters.dimension_numbers import MatrixView
-from optax_muonplus.matrices._batching import Stored, apply_grouped
-from optax_muonplus.matrices._matrix_function import MatrixFunction
+from optax_muonplus.matrices._batching import MatrixBatch, apply_batched
+from optax_muonplus.matrices._matrix_function import MatrixFunction, for_layout
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """What items have in common; an item is one index of a parameter's batch axes.
-
-    Attributes:
-      view: the view of one item, as :meth:`MatrixView.stacked` gives it.
-      axes: the mesh axes that each axis of an item is cut along.
-      sizes: of all mesh axes, as pairs.
-    """
-
-    view: MatrixView
-    axes: tuple[tuple[str, ...], ...]
-    sizes: tuple[tuple[str, int], ...]
-
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        """The shape of one device's shard of an item."""
-        return tuple(
-            n // math.prod(self._grid(names))
-            for n, names in zip(self.view.shape[1:], self.axes, strict=True)
-        )
-
-    def stock(self, count: int, functions: Sequence[MatrixFunction]) -> Stock:
-        """``count`` items to apply ``functions`` to, as the planner counts them."""
-        shapes = [shape[1:] for shape in self.view.block_shapes()]
-        operations = math.prod(self.view.shape)  # one for each number, if nothing else
-        operations += sum(f.operations(shape) for shape in shapes for f in functions)
-        sides = tuple((min(shape), max(shape)) for shape in shapes)
-        return Stock(count, math.prod(self.local_shape), sides, operations)
-
-    def joined(self, shards: jax.Array, names: tuple[str, ...]) -> jax.Array:
-        """Items ``(count, *shape)`` of shards ``(devices along names, count, numbers)``."""
-        shape = (*self._grid(names), shards.shape[1], *self.local_shape)
-        whole = shards.reshape(shape).transpose(self._order(names))
-        return whole.reshape(-1, *self.view.shape[1:])
-
-    def cut(self, items: jax.Array, names: tuple[str, ...]) -> jax.Array:
-        """The inverse of :meth:`joined`."""
-        shape = [len(items)]
-        for cuts, n in zip(self.axes, self.local_shape, strict=True):
-            shape += [*self._grid(cuts), n]
-        shards = items.reshape(shape).transpose(np.argsort(self._order(names)))
-        return shards.reshape(math.prod(self._grid(names)), len(items), -1)
-
-    def _grid(self, names: tuple[str, ...]) -> list[int]:
-        return [dict(self.sizes)[name] for name in names]
-
-    def _order(self, names: tuple[str, ...]) -> list[int]:
-        """From (mesh axes, count, axes of a shard) to (count, each axis with its mesh axes)."""
-        order = [len(names)]
-        for i, cuts in enumerate(self.axes):
-            order += [*(names.index(name) for name in cuts), len(names) + 1 + i]
-        return order
-
-
-def exchanged(
-    functions: Sequence[MatrixFunction],
-    kinds: Sequence[Kind],
-    shards: Sequence[jax.Array],
-    route: Route,
-    dtypes: tuple[Any, Any],
+def exchange(
+    functions: Sequence[MatrixFunction], comm_group: CommGroup, shards: Sequence[jax.Array]
 ) -> list[jax.Array]:
     """``functions`` of all items; runs on each device of a mesh, inside ``jax.shard_map``.
 
     Args:
-      functions: shape-preserving, applied one after the other.
-      kinds: the kinds of items.
-      shards: for each kind the shards that this device holds, ``(count, numbers)``.
-      route: the plan for these counts.
-      dtypes: in which the functions work, and in which results go home.
+      functions: functions of matrices, applied one after the other.
+      comm_group: the plan for these items.
+      shards: for each group of matrices the shards that this device holds, ``(items, elements)``.
 
     Returns:
-      Arrays like ``shards``.
+      Arrays like ``shards``, in the dtype of results.
     """
-    dtype, result_dtype = dtypes
-    parts: list[dict[int, jax.Array]] = [{} for _ in kinds]
-    for shipment in route.shipments:
-        row = _moved(_pack(shipment, shards, route), route.divided, route.spread, route.gathered)
-        row = _work(functions, kinds, shipment, row, route, dtype).astype(result_dtype)
-        rows = _moved(row, route.gathered, route.spread, route.divided)
-        for block in _blocks(shipment):
-            width = block.each * shards[block.kind].shape[1]
-            place = rows[block.start : block.stop, block.offset : block.offset + width]
-            parts[block.kind][block.first] = place.reshape(block.items, -1)
-    return [jnp.concatenate([part[first] for first in sorted(part)]) for part in parts]
+    route, groups = comm_group.route, list(comm_group.members)
+    results: list[dict[int, jax.Array]] = [{} for _ in groups]
+    for bucket in route.buckets:
+        buffer = _packed(bucket, shards, route)
+        buffer = _to_workers(buffer, route)
+        buffer = _work(functions, groups, bucket, buffer, route, comm_group.dtype)
+        buffer = _from_workers(buffer.astype(comm_group.result_dtype), route)
+        for segment in bucket.segments:
+            results[segment.group][segment.first] = segment.read_send(buffer)
+    return [jnp.concatenate([parts[first] for first in sorted(parts)]) for parts in results]
 
 
-def _blocks(shipment: Shipment) -> Iterator[Block]:
-    for slot in shipment.slots:
-        yield from slot.blocks
+def _packed(bucket: Bucket, shards: Sequence[jax.Array], route: Route) -> jax.Array:
+    """The send buffer: one row of shards for each worker."""
+    buffer = jnp.zeros((route.workers, bucket.row), shards[0].dtype)
+    for segment in bucket.segments:
+        buffer = segment.write_send(buffer, shards[segment.group])
+    return buffer
 
 
-def _pack(shipment: Shipment, shards: Sequence[jax.Array], route: Route) -> jax.Array:
-    """One row of shards for each worker."""
-    rows = jnp.zeros((route.workers, shipment.row), shards[0].dtype)
-    for block in _blocks(shipment):
-        part = shards[block.kind][block.first : block.first + block.items]
-        part = part.reshape(block.stop - block.start, -1)
-        rows = jax.lax.dynamic_update_slice(rows, part, (block.start, block.offset))
-    return rows
+def _to_workers(buffer: jax.Array, route: Route) -> jax.Array:
+    """The receive buffer of this device as a worker, from the send buffers of all."""
+    return _moved(buffer, route.replica_axes, route.all_to_all_axes, route.all_gather_axes)
+
+
+def _from_workers(buffer: jax.Array, route: Route) -> jax.Array:
+    """The inverse: replicas that divided the work gather its results; repeated work is dropped."""
+    return _moved(buffer, route.all_gather_axes, route.all_to_all_axes, route.replica_axes)
 
 
 def _moved(
-    rows: jax.Array, divided: tuple[str, ...], spread: tuple[str, ...], gathered: tuple[str, ...]
+    rows: jax.Array, own_row: tuple[str, ...], all_to_all: tuple[str, ...], gather: tuple[str, ...]
 ) -> jax.Array:
-    """Rows from each device to where they are for, one of each device that they come from.
-
-    The way home is the same with ``divided`` and ``gathered`` exchanged: replicas that divide the
-    work gather its results, and where work was repeated each has what it must send.
+    """Rows moved from the devices that have them to those that they are for.
 
     Args:
-      rows: one for each device along ``divided`` and ``spread``.
-      divided: axes along which devices have the same rows: each sends for those at its own place.
-      spread: axes over which rows are exchanged.
-      gathered: axes along which all shall have the same.
+      rows: one for each device along ``own_row`` and ``all_to_all``.
+      own_row: axes along which devices have the same rows: each keeps those at its own index.
+      all_to_all: axes over which rows are exchanged.
+      gather: axes along which all devices get the same rows.
     """
-    if divided:
-        rows = rows.reshape(jax.lax.axis_size(divided), -1, rows.shape[-1])
-        rows = jax.lax.dynamic_index_in_dim(rows, jax.lax.axis_index(divided), 0, False)
-    if spread:
-        rows = jax.lax.all_to_all(rows, spread, 0, 0, tiled=True)
-    if gathered:
-        rows = jax.lax.all_gather(rows, gathered, axis=0, tiled=True)
+    if own_row:
+        rows = rows.reshape(jax.lax.axis_size(own_row), -1, rows.shape[-1])
+        rows = jax.lax.dynamic_index_in_dim(rows, jax.lax.axis_index(own_row), 0, False)
+    if all_to_all:
+        rows = jax.lax.all_to_all(rows, all_to_all, 0, 0, tiled=True)
+    if gather:
+        rows = jax.lax.all_gather(rows, gather, axis=0, tiled=True)
     return rows
 
 
 def _work(
     functions: Sequence[MatrixFunction],
-    kinds: Sequence[Kind],
-    shipment: Shipment,
-    row: jax.Array,
+    groups: Sequence[MatrixGroup],
+    bucket: Bucket,
+    buffer: jax.Array,
     route: Route,
     dtype: Any,
 ) -> jax.Array:
-    """The results, in the places of what they are made of."""
-    names = route.gathered + route.spread
-    done = jnp.zeros(row.shape, dtype)
-    common = [slot.blocks[0] for slot in shipment.slots if _is_common(slot, route)]
-    stored, views = [], []
-    for block in common:
-        kind = kinds[block.kind]
-        shards = row[:, block.offset : block.offset + block.each * math.prod(kind.local_shape)]
-        shards = shards.reshape(len(row), block.each, -1).astype(dtype)
-        items = kind.joined(shards, names)
-        views.append(kind.view.stacked(block.each))
-        stored.append([Stored(x, kind.view.transposed) for x in views[-1].to_matrices(items)])
-    results = iter(apply_grouped(functions, [matrix for item in stored for matrix in item]))
-    for block, view, matrices in zip(common, views, stored, strict=True):
-        items = view.from_matrices([next(results) for _ in matrices])
-        shards = kinds[block.kind].cut(items, names).reshape(len(row), -1)
-        done = jax.lax.dynamic_update_slice(done, shards, (0, block.offset))
-    for slot in shipment.slots:
-        if not _is_common(slot, route):
-            done = _work_on_own(functions, kinds, slot, row, done, route)
-    return done
+    """The results, in the places of the shards that they are made of."""
+    names = route.all_gather_axes + route.all_to_all_axes
+    results = jnp.zeros(buffer.shape, dtype)
+    common = [task.segments[0] for task in bucket.tasks if task.is_common(route.workers)]
+    batches: list[list[MatrixBatch]] = []
+    views: list[MatrixView] = []
+    for segment in common:
+        group = groups[segment.group]
+        items = group.join(segment.read_receive(buffer).astype(dtype), names)
+        views.append(group.view.stacked(segment.items_each))
+        batches.append(views[-1].to_batches(items))
+    outputs = iter(apply_batched(functions, [batch for parts in batches for batch in parts]))
+    for segment, view, parts in zip(common, views, batches, strict=True):
+        items = view.from_matrices([next(outputs) for _ in parts])
+        shards = groups[segment.group].cut(items, names)
+        results = segment.write_receive(results, shards)
+    for task in bucket.tasks:
+        if not task.is_common(route.workers):
+            results = _work_on_remainder(functions, groups, task, buffer, results, route)
+    return results
 
 
-def _is_common(slot: Slot, route: Route) -> bool:
-    """Whether all workers have the same there."""
-    return len(slot.blocks) == 1 and slot.blocks[0].stop - slot.blocks[0].start == route.workers
-
-
-def _work_on_own(
+def _work_on_remainder(
     functions: Sequence[MatrixFunction],
-    kinds: Sequence[Kind],
-    slot: Slot,
-    row: jax.Array,
-    done: jax.Array,
+    groups: Sequence[MatrixGroup],
+    task: Task,
+    buffer: jax.Array,
+    results: jax.Array,
     route: Route,
 ) -> jax.Array:
-    """Works on a slot in which each worker has an item of a kind of its own, or none."""
-    present = sorted({block.kind for block in slot.blocks})
-    readers = [
-        _Reader(kinds[kind], route.gathered + route.spread, len(present) > 1) for kind in present
-    ]
+    """Works on a task in which each worker has an item of some group, or nothing.
+
+    All workers run one program: what differs between them, such as whether there is an item and of
+    which group, is looked up in a table by the worker's index.
+    """
+    present = sorted({segment.group for segment in task.segments})
+    names = route.all_gather_axes + route.all_to_all_axes
+    layouts = [_ItemLayout(groups[i], names, len(present) > 1) for i in present]
     table = np.zeros((3, route.workers), np.int32)
-    for block in slot.blocks:
-        entry = [1, present.index(block.kind), block.offset]
-        table[:, block.start : block.stop] = np.array(entry)[:, None]
-    worker = jax.lax.axis_index(route.divided + route.spread)
-    has, which, offset = jnp.asarray(table)[:, worker]
+    for segment in task.segments:
+        entry = [1, present.index(segment.group), segment.offset]
+        table[:, segment.start : segment.stop] = np.array(entry)[:, None]
+    worker = jax.lax.axis_index(route.replica_axes + route.all_to_all_axes)
+    has_item, which, offset = jnp.asarray(table)[:, worker]
 
     def work(shards: jax.Array) -> jax.Array:
-        matrices = jax.lax.switch(which, [reader.read for reader in readers], shards)
+        matrices = jax.lax.switch(which, [layout.read for layout in layouts], shards)
         for function in functions:
             matrices = [
-                function.of(_one_of([reader.transposed[i] for reader in readers], which))(x)
-                for i, x in enumerate(matrices)
+                for_layout(function, _select([x.transposed[i] for x in layouts], which))(matrix)
+                for i, matrix in enumerate(matrices)
             ]
-        return jax.lax.switch(which, [reader.write for reader in readers], matrices)
+        return jax.lax.switch(which, [layout.write for layout in layouts], matrices)
 
-    size = math.prod(kinds[present[0]].local_shape)
-    shards = jax.lax.dynamic_slice_in_dim(row, offset, size, 1).astype(done.dtype)
+    size = task.segments[0].shard_size
+    shards = jax.lax.dynamic_slice_in_dim(buffer, offset, size, 1).astype(results.dtype)
     if table[0].all():
-        results = work(shards)
+        outputs = work(shards)
     else:
-        idle = jax.lax.dynamic_slice_in_dim(done, offset, size, 1)
-        results = jax.lax.cond(has == 1, work, lambda _: idle, shards)
-    return jax.lax.dynamic_update_slice_in_dim(done, results, offset, 1)
+        idle = jax.lax.dynamic_slice_in_dim(results, offset, size, 1)
+        outputs = jax.lax.cond(has_item == 1, work, lambda _: idle, shards)
+    return jax.lax.dynamic_update_slice_in_dim(results, outputs, offset, 1)
 
 
-def _one_of(choices: Sequence[bool], which: jax.Array) -> bool | jax.Array:
+def _select(choices: Sequence[bool], which: jax.Array) -> bool | jax.Array:
+    """``choices[which]``, not traced where all are the same."""
     return choices[0] if len(set(choices)) == 1 else jnp.asarray(choices)[which]
 
 
-class _Reader:
-    """One item of a kind as matrices, and back; tall ones turned where kinds must look alike."""
+class _ItemLayout:
+    """How to read one item of a group as matrices, and to write it back.
 
-    def __init__(self, kind: Kind, names: tuple[str, ...], turned: bool):
-        self.kind = kind
+    Groups that share a task have matrices of one shape, some of them transposed. With
+    ``same_shape`` tall ones are transposed, so that all have the shape of the wide ones.
+    """
+
+    def __init__(self, group: MatrixGroup, names: tuple[str, ...], same_shape: bool):
+        self.group = group
         self.names = names
-        self.turned = [turned and _is_tall(shape, kind.view) for shape in kind.view.block_shapes()]
-        self.transposed = [kind.view.transposed != turned for turned in self.turned]
+        view = group.view
+        self.swapped = [same_shape and _is_tall(shape, view) for shape in view.block_shapes()]
+        self.transposed = [view.transposed != swapped for swapped in self.swapped]
 
     def read(self, shards: jax.Array) -> list[jax.Array]:
-        items = self.kind.joined(shards[:, None], self.names)
-        return self._turn(self.kind.view.to_matrices(items))
+        items = self.group.join(shards[:, None], self.names)
+        return self._swap(self.group.view.to_matrices(items))
 
     def write(self, matrices: list[jax.Array]) -> jax.Array:
-        items = self.kind.view.from_matrices(self._turn(matrices))
-        return self.kind.cut(items, self.names)[:, 0]
+        items = self.group.view.from_matrices(self._swap(matrices))
+        return self.group.cut(items, self.names)[:, 0]
 
-    def _turn(self, matrices: list[jax.Array]) -> list[jax.Array]:
+    def _swap(self, matrices: list[jax.Array]) -> list[jax.Array]:
         return [
-            jnp.swapaxes(x, -1, -2) if turned else x
-            for x, turned in zip(matrices, self.turned, strict=True)
+            jnp.swapaxes(x, -1, -2) if swapped else x
+            for x, swapped in zip(matrices, self.swapped, strict=True)
         ]
 
 

@@ -1,8 +1,9 @@
-"""Along which mesh axes matrices travel to the devices that work on them: the way of least cost.
+"""Over which mesh axes matrices travel to the devices that work on them: the cheapest way.
 
-Devices that hold shards of the same matrices, or copies of them, share them out. Cost is the
-operations of the device with the most to do, and the bytes that a device receives: few matrices are
-better gathered by some devices than sent to all, and small ones done twice than fetched.
+Devices that hold shards of the same matrices, or copies of them, share the work. The cost of a
+route is the FLOPs of the busiest device plus the bytes that a device receives, in one unit. Few
+matrices are better all-gathered by groups of devices that repeat the work than sent to all devices;
+small ones are better worked on by every replica than fetched from one.
 """
 
 import dataclasses
@@ -12,69 +13,78 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from optax_muonplus._mesh.schedule import Shipment, Stock, assign
+from optax_muonplus._mesh.schedule import Bucket, GroupSize, assign
 
-# As long as the move of one byte takes: an H100 does about 0.25e15 operations of float32 products a
+# As long as the move of one byte takes: an H100 does about 0.25e15 FLOPs of float32 products a
 # second as TF32, and receives 0.45e12 bytes over NVLink. It does twice as many in bfloat16; links
-# between hosts are slower. With this figure replicas share out matrices of 70 rows and more.
-OPERATIONS_PER_BYTE = 500
+# between hosts are slower. With this figure replicas share the work on matrices from 70 rows on.
+FLOPS_PER_BYTE = 500
 
-# Of one shipment, on each device: what lies in transit is memory beside the matrices. Without a
-# bound it took 4 times the shards of 48 layers; in shipments of a twentieth of them, 1.7 times.
-SHIPMENT_BYTES = 2**28
+# Of one bucket, on each device: its buffers are memory beside the matrices. Without a bound they
+# took 4 times the shards of 48 layers; in buckets of a twentieth of them, 1.7 times.
+BUCKET_BYTES = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """Where matrices go to, and what comes of it.
+    """Where matrices go to, and what that costs.
 
     Attributes:
-      spread: mesh axes over which matrices are spread by all-to-all.
-      gathered: mesh axes along which they are gathered, and the work is repeated.
-      divided: mesh axes of replicas that divide the work; the results are gathered along them.
-      workers: how many devices have work of their own: along ``divided`` and ``spread``, in this
-        order.
-      shipments: the assignment to them.
-      loads: operations of each device of the mesh, with what it had to do before.
-      numbers: that a device receives on the way out and on the way home.
+      all_to_all_axes: mesh axes over which matrices are exchanged: each device gets other ones.
+      all_gather_axes: mesh axes over which matrices are gathered, and the work is repeated.
+      replica_axes: mesh axes whose devices hold copies, and divide the work; results are gathered
+        over them.
+      workers: how many devices have work of their own: over ``replica_axes`` and
+        ``all_to_all_axes``, in this order.
+      buckets: the schedule for them.
+      loads: FLOPs of each device of the mesh, with what it had to do before.
+      elements_received: by a device, on the way to the work and on the way back.
     """
 
-    spread: tuple[str, ...]
-    gathered: tuple[str, ...]
-    divided: tuple[str, ...]
+    all_to_all_axes: tuple[str, ...]
+    all_gather_axes: tuple[str, ...]
+    replica_axes: tuple[str, ...]
     workers: int
-    shipments: tuple[Shipment, ...]
+    buckets: tuple[Bucket, ...]
     loads: np.ndarray
-    numbers: tuple[int, int]
+    elements_received: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """Mesh axes, and what they do to the matrices of one route.
+
+    Attributes:
+      sizes: of all axes of the mesh.
+      sharding: those that the matrices are sharded over.
+      replicas: those over which devices hold copies of them.
+    """
+
+    sizes: Mapping[str, int]
+    sharding: tuple[str, ...]
+    replicas: tuple[str, ...]
 
 
 def cheapest_route(
-    stocks: Sequence[Stock],
-    sharding: tuple[str, ...],
-    replicas: tuple[str, ...],
-    sizes: Mapping[str, int],
-    itemsizes: tuple[int, int],
-    loads: np.ndarray,
+    groups: Sequence[GroupSize], axes: Axes, itemsizes: tuple[int, int], loads: np.ndarray
 ) -> Route:
     """The route of least cost.
 
     Args:
-      stocks: the kinds of matrices on these devices.
-      sharding: mesh axes that the matrices are sharded over.
-      replicas: mesh axes along which all devices hold the same.
-      sizes: of the mesh axes.
-      itemsizes: bytes of a number on the way out and on the way home.
-      loads: operations that each device of the mesh has to do besides.
+      groups: of matrices on these devices.
+      axes: of the mesh.
+      itemsizes: bytes of an element on the way to the work and on the way back.
+      loads: FLOPs that each device of the mesh has to do besides.
     """
     routes = [
-        _route(stocks, sharding, spread, divided, sizes, itemsizes, loads)
-        for spread in _subsets(sharding)
-        for divided in _subsets(replicas)
+        _route(groups, axes, all_to_all, replicas, itemsizes, loads)
+        for all_to_all in _subsets(axes.sharding)
+        for replicas in _subsets(axes.replicas)
     ]
 
     def cost(route: Route) -> int:
-        moved = sum(n * size for n, size in zip(route.numbers, itemsizes, strict=True))
-        return int(route.loads.max()) + OPERATIONS_PER_BYTE * moved
+        received = sum(n * b for n, b in zip(route.elements_received, itemsizes, strict=True))
+        return int(route.loads.max()) + FLOPS_PER_BYTE * received
 
     return min(routes, key=cost)
 
@@ -86,26 +96,28 @@ def _subsets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _route(
-    stocks: Sequence[Stock],
-    sharding: tuple[str, ...],
-    spread: tuple[str, ...],
-    divided: tuple[str, ...],
-    sizes: Mapping[str, int],
+    groups: Sequence[GroupSize],
+    axes: Axes,
+    all_to_all: tuple[str, ...],
+    replicas: tuple[str, ...],
     itemsizes: tuple[int, int],
     loads: np.ndarray,
 ) -> Route:
-    gathered = tuple(axis for axis in sharding if axis not in spread)
-    a, g, q = (math.prod(sizes[axis] for axis in axes) for axes in (spread, gathered, divided))
-    # Devices along other axes do the same, or their like: the busiest of them counts.
-    axes = list(sizes)
-    others = tuple(i for i, axis in enumerate(axes) if axis not in divided + spread)
-    workers = [axis for axis in axes if axis in divided + spread]
-    order = [workers.index(axis) for axis in divided + spread]
-    busy = loads.max(axis=others).transpose(order).flatten().tolist()
-    shipments, done = assign(stocks, busy, SHIPMENT_BYTES // max(itemsizes))
-    added = np.array([after - before for after, before in zip(done, busy, strict=True)])
-    added = added.reshape([sizes[axis] for axis in divided + spread]).transpose(np.argsort(order))
-    row = sum(shipment.row for shipment in shipments)
-    numbers = ((a - 1) + a * (g - 1)) * row, ((a - 1) + a * (q - 1)) * row
+    gather = tuple(name for name in axes.sharding if name not in all_to_all)
+    a, g, r = (
+        math.prod(axes.sizes[name] for name in names) for names in (all_to_all, gather, replicas)
+    )
+    # Devices along other axes do the same, or work on as much of their own: the busiest counts.
+    names = list(axes.sizes)
+    others = tuple(i for i, name in enumerate(names) if name not in replicas + all_to_all)
+    working = [name for name in names if name in replicas + all_to_all]
+    order = [working.index(name) for name in replicas + all_to_all]
+    before = loads.max(axis=others).transpose(order).flatten().tolist()
+    buckets, after = assign(groups, before, BUCKET_BYTES // max(itemsizes))
+    added = np.array([n - m for n, m in zip(after, before, strict=True)])
+    added = added.reshape([axes.sizes[name] for name in replicas + all_to_all])
+    added = added.transpose(np.argsort(order))
+    row = sum(bucket.row for bucket in buckets)
+    received = ((a - 1) + a * (g - 1)) * row, ((a - 1) + a * (r - 1)) * row
     total = loads + np.expand_dims(added, others)
-    return Route(spread, gathered, divided, a * q, shipments, total, numbers)
+    return Route(all_to_all, gather, replicas, a * r, buckets, total, received)

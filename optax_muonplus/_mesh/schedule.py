@@ -1,8 +1,8 @@
-"""Which device works on which matrix: dealt out in plain Python before anything is traced.
+"""Which worker works on which matrix: scheduled in plain Python before anything is traced.
 
-Every worker gets as many matrices of each kind as divide evenly. The rest is dealt out one by one,
-the largest first, to the worker with the least to do: kinds that do not divide the workers fill
-each other's gaps instead of being padded each by itself.
+Every worker gets as many matrices of each group as divide evenly. The remainders of all groups are
+assigned together, one matrix at a time, the largest first, to the worker with the least to do.
+Uneven remainders of different shapes thus balance each other, in place of padding each by itself.
 """
 
 import collections
@@ -10,162 +10,214 @@ import heapq
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
+import jax
 
-class Stock(NamedTuple):
-    """Matrices of one kind: alike in shape, layout and sharding.
+
+class GroupSize(NamedTuple):
+    """What the schedule knows of a group of matrices alike in shape, layout and sharding.
+
+    An *item* is one index of a parameter's batch axes: one matrix, or several if it is fused.
 
     Attributes:
       count: how many items there are.
-      size: numbers in one shard of an item.
-      shapes: (shorter, longer side) of the matrices in an item; a fused parameter has several.
-      operations: that the work on an item takes.
+      shard_size: elements in one shard of an item.
+      shapes: (shorter, longer side) of the matrices in an item.
+      flops: that the work on an item takes.
     """
 
     count: int
-    size: int
+    shard_size: int
     shapes: tuple[tuple[int, int], ...]
-    operations: int
+    flops: int
 
 
-class Block(NamedTuple):
-    """Consecutive items of one kind, on consecutive workers, at one place in their rows.
+class Segment(NamedTuple):
+    """Consecutive items of one group, for consecutive workers, at one place in their buffers.
+
+    A *send buffer* ``(workers, row)`` has one row for each worker. A worker's *receive buffer*
+    ``(senders, row)`` has the row that each sender has for it. A segment has the same columns in
+    both, and knows how to read and write itself.
 
     Attributes:
-      kind: index of the kind.
-      first: the first item.
+      group: index of the group.
+      first: index of its first item.
       start: the first worker.
       stop: the worker behind the last.
-      each: items for each worker.
-      offset: place in the row of shards that a worker receives, in numbers.
+      items_each: items for each worker.
+      shard_size: elements in one shard of an item.
+      offset: its first column.
     """
 
-    kind: int
+    group: int
     first: int
     start: int
     stop: int
-    each: int = 1
+    items_each: int
+    shard_size: int
     offset: int = 0
 
     @property
     def items(self) -> int:
         """How many items are in it."""
-        return self.each * (self.stop - self.start)
+        return self.items_each * (self.stop - self.start)
+
+    @property
+    def width(self) -> int:
+        """How many columns it has."""
+        return self.items_each * self.shard_size
+
+    def write_send(self, buffer: jax.Array, shards: jax.Array) -> jax.Array:
+        """The send buffer with this segment's items, of the shards ``(items, size)`` of all."""
+        rows = shards[self.first : self.first + self.items].reshape(self.stop - self.start, -1)
+        return jax.lax.dynamic_update_slice(buffer, rows, (self.start, self.offset))
+
+    def read_send(self, buffer: jax.Array) -> jax.Array:
+        """This segment's items in a send buffer, ``(items, size)``."""
+        rows = buffer[self.start : self.stop, self.offset : self.offset + self.width]
+        return rows.reshape(self.items, -1)
+
+    def write_receive(self, buffer: jax.Array, shards: jax.Array) -> jax.Array:
+        """The receive buffer with ``shards``, of a shape as :meth:`read_receive` returns."""
+        rows = shards.reshape(len(buffer), -1)
+        return jax.lax.dynamic_update_slice(buffer, rows, (0, self.offset))
+
+    def read_receive(self, buffer: jax.Array) -> jax.Array:
+        """This segment's shards in a worker's receive buffer, ``(senders, items_each, size)``."""
+        columns = buffer[:, self.offset : self.offset + self.width]
+        return columns.reshape(len(buffer), self.items_each, -1)
 
 
-class Slot(NamedTuple):
-    """Blocks that are worked on by the same part of the program, on different workers."""
+class Task(NamedTuple):
+    """Segments that the same part of the program works on, each on other workers."""
 
-    blocks: tuple[Block, ...]
+    segments: tuple[Segment, ...]
+
+    def is_common(self, workers: int) -> bool:
+        """Whether all workers have the same in it."""
+        first = self.segments[0]
+        return len(self.segments) == 1 and first.stop - first.start == workers
 
 
-class Shipment(NamedTuple):
-    """What travels together: slots, and the numbers in the row of shards of each worker."""
+class Bucket(NamedTuple):
+    """Tasks whose shards are sent together.
 
-    slots: tuple[Slot, ...]
+    Attributes:
+      tasks: in order.
+      row: columns of the buffers: the elements that each worker receives from each sender.
+    """
+
+    tasks: tuple[Task, ...]
     row: int
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Those of all tasks."""
+        return [segment for task in self.tasks for segment in task.segments]
 
 
 def assign(
-    stocks: Sequence[Stock], loads: Sequence[int], most: int
-) -> tuple[tuple[Shipment, ...], list[int]]:
-    """Shipments for the workers, and their loads with the work on them.
+    sizes: Sequence[GroupSize], loads: Sequence[int], max_elements: int
+) -> tuple[tuple[Bucket, ...], list[int]]:
+    """Buckets for the workers, and the loads of the workers with the work on them.
 
     Args:
-      stocks: the kinds of matrices.
-      loads: operations that each worker has to do besides.
-      most: numbers in a shipment on one device, unless one slot alone has more.
+      sizes: of the groups of matrices.
+      loads: FLOPs that each worker has to do besides.
+      max_elements: of a bucket on one device, unless one task alone has more.
     """
-    # A last round that is not dealt out evenly may level what other kinds leave uneven.
-    plans = (_planned(stocks, loads, most, undealt) for undealt in (0, 1))
-    return min(plans, key=lambda plan: max(plan[1]))
+    # Assigning the last even round one by one too may level what other groups leave uneven.
+    schedules = (_scheduled(sizes, loads, max_elements, held_back) for held_back in (0, 1))
+    return min(schedules, key=lambda schedule: max(schedule[1]))
 
 
-def _planned(
-    stocks: Sequence[Stock], loads: Sequence[int], most: int, undealt: int
-) -> tuple[tuple[Shipment, ...], list[int]]:
+def _scheduled(
+    sizes: Sequence[GroupSize], loads: Sequence[int], max_elements: int, held_back: int
+) -> tuple[tuple[Bucket, ...], list[int]]:
     workers = len(loads)
-    shares = [max(0, stock.count // workers - undealt) for stock in stocks]
-    dealt = sum(share * stock.operations for share, stock in zip(shares, stocks, strict=True))
-    piles, loads = _piles(stocks, shares, [load + dealt for load in loads])
-    slots = [*_even(stocks, shares, workers, most), *_uneven(stocks, piles)]
-    return _shipped(stocks, slots, workers, most), loads
+    shares = [max(0, size.count // workers - held_back) for size in sizes]
+    even = sum(share * size.flops for share, size in zip(shares, sizes, strict=True))
+    remainders, loads = _assign_remainders(sizes, shares, [load + even for load in loads])
+    tasks = [*_even(sizes, shares, workers, max_elements), *_uneven(sizes, remainders)]
+    return _buckets(tasks, workers, max_elements), loads
 
 
-def _shipped(
-    stocks: Sequence[Stock], slots: Sequence[Sequence[Block]], workers: int, most: int
-) -> tuple[Shipment, ...]:
-    """``slots`` in shipments, each block at the end of its worker's row.
+def _buckets(
+    tasks: Sequence[Sequence[Segment]], workers: int, max_elements: int
+) -> tuple[Bucket, ...]:
+    """``tasks`` in buckets, each segment behind the others in its workers' rows.
 
-    A slot that only fills up shorter rows goes with the others, since all rows are as long.
+    A task that only fills shorter rows joins the bucket, since all rows are padded to one length.
     """
-    shipments: list[Shipment] = []
-    waiting: list[Slot] = []
+    buckets: list[Bucket] = []
+    current: list[Task] = []
     rows = [0] * workers
-    for blocks in slots:
-        size = stocks[blocks[0].kind].size * blocks[0].each
-        longest = max(rows[worker] for b in blocks for worker in range(b.start, b.stop)) + size
-        if waiting and longest > max(rows) and longest * workers > most:
-            shipments.append(Shipment(tuple(waiting), max(rows)))
-            waiting, rows = [], [0] * workers
-        waiting.append(_slot([block._replace(offset=rows[block.start]) for block in blocks]))
-        for block in blocks:
-            for worker in range(block.start, block.stop):
-                rows[worker] += size
-    if waiting:
-        shipments.append(Shipment(tuple(waiting), max(rows)))
-    return tuple(shipments)
+    for segments in tasks:
+        width = segments[0].width
+        longest = max(rows[worker] for s in segments for worker in range(s.start, s.stop)) + width
+        if current and longest > max(rows) and longest * workers > max_elements:
+            buckets.append(Bucket(tuple(current), max(rows)))
+            current, rows = [], [0] * workers
+        current.append(_task([s._replace(offset=rows[s.start]) for s in segments]))
+        for segment in segments:
+            for worker in range(segment.start, segment.stop):
+                rows[worker] += width
+    if current:
+        buckets.append(Bucket(tuple(current), max(rows)))
+    return tuple(buckets)
 
 
 def _even(
-    stocks: Sequence[Stock], shares: Sequence[int], workers: int, most: int
-) -> Iterator[list[Block]]:
-    """Slots for what all workers get as many of, in runs that fit into a shipment."""
-    for kind, (stock, share) in enumerate(zip(stocks, shares, strict=True)):
-        at_once = max(1, most // (stock.size * workers))
+    sizes: Sequence[GroupSize], shares: Sequence[int], workers: int, max_elements: int
+) -> Iterator[list[Segment]]:
+    """Tasks for what all workers get as many of, in runs that fit into a bucket."""
+    for group, (size, share) in enumerate(zip(sizes, shares, strict=True)):
+        at_once = max(1, max_elements // (size.shard_size * workers))
         for start in range(0, share, at_once):
             each = min(at_once, share - start)
-            yield [Block(kind, start * workers, 0, workers, each)]
+            yield [Segment(group, start * workers, 0, workers, each, size.shard_size)]
 
 
-def _piles(
-    stocks: Sequence[Stock], shares: Sequence[int], loads: Sequence[int]
+def _assign_remainders(
+    sizes: Sequence[GroupSize], shares: Sequence[int], loads: Sequence[int]
 ) -> tuple[list[list[tuple[int, int]]], list[int]]:
-    """(kind, item) of the rest for each worker, and the loads that come of it."""
-    piles: list[list[tuple[int, int]]] = [[] for _ in loads]
+    """(group, item) of the remainders for each worker, and the loads that result."""
+    assigned: list[list[tuple[int, int]]] = [[] for _ in loads]
     queue = [(load, worker) for worker, load in enumerate(loads)]
     heapq.heapify(queue)
-    for kind in sorted(range(len(stocks)), key=lambda kind: -stocks[kind].operations):
-        for item in range(shares[kind] * len(loads), stocks[kind].count):
+    for group in sorted(range(len(sizes)), key=lambda group: -sizes[group].flops):
+        for item in range(shares[group] * len(loads), sizes[group].count):
             load, worker = queue[0]
-            piles[worker].append((kind, item))
-            heapq.heapreplace(queue, (load + stocks[kind].operations, worker))
-    done = {worker: load for load, worker in queue}
-    return piles, [done[worker] for worker in range(len(loads))]
+            assigned[worker].append((group, item))
+            heapq.heapreplace(queue, (load + sizes[group].flops, worker))
+    final = {worker: load for load, worker in queue}
+    return assigned, [final[worker] for worker in range(len(loads))]
 
 
 def _uneven(
-    stocks: Sequence[Stock], piles: Sequence[Sequence[tuple[int, int]]]
-) -> list[list[Block]]:
-    """A slot for the first item of some shapes on each worker, one for the second, and so on."""
-    slots: dict[Hashable, list[Block]] = {}
-    for worker, pile in enumerate(piles):
+    sizes: Sequence[GroupSize], assigned: Sequence[Sequence[tuple[int, int]]]
+) -> list[list[Segment]]:
+    """A task for the first item of some shapes on each worker, one for the second, and so on."""
+    tasks: dict[Hashable, list[Segment]] = {}
+    for worker, items in enumerate(assigned):
         seen: collections.Counter[Hashable] = collections.Counter()
-        for kind, item in pile:
-            alike = stocks[kind].shapes, stocks[kind].size
-            slots.setdefault((alike, seen[alike]), []).append(Block(kind, item, worker, worker + 1))
+        for group, item in items:
+            size = sizes[group]
+            alike = size.shapes, size.shard_size
+            segment = Segment(group, item, worker, worker + 1, 1, size.shard_size)
+            tasks.setdefault((alike, seen[alike]), []).append(segment)
             seen[alike] += 1
-    return list(slots.values())
+    return list(tasks.values())
 
 
-def _slot(blocks: Sequence[Block]) -> Slot:
-    """``blocks``, on rising workers; those of single items joined where they can be."""
-    joined: list[Block] = []
-    for block in blocks:
+def _task(segments: Sequence[Segment]) -> Task:
+    """``segments``, on rising workers; consecutive single items are joined."""
+    joined: list[Segment] = []
+    for segment in segments:
         before = joined[-1] if joined else None
-        if before and block == before._replace(
+        if before and segment == before._replace(
             first=before.first + before.items, start=before.stop, stop=before.stop + 1
         ):
-            joined[-1] = before._replace(stop=block.stop)
+            joined[-1] = before._replace(stop=segment.stop)
         else:
-            joined.append(block)
-    return Slot(tuple(joined))
+            joined.append(segment)
+    return Task(tuple(joined))

@@ -5,14 +5,14 @@ This is the only place that knows about the layout of parameters.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from optax.contrib import MuonDimensionNumbers
 
-from optax_muonplus._parameters.paths import by_path
+from optax_muonplus.matrices._batching import MatrixBatch
 
 Axes = int | Sequence[int]
 
@@ -81,6 +81,12 @@ class MatrixView:
         """Axes that are not batch axes, in the order of the parameter's."""
         return tuple(axis for axis in range(len(self.shape)) if axis not in self.batch_axes)
 
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Sizes of the batch axes and, if there are fused blocks, how many."""
+        sizes = tuple(self.shape[axis] for axis in self.batch_axes)
+        return (*sizes, len(self.split_sizes)) if self.split_sizes else sizes
+
     def stacked(self, count: int) -> "MatrixView":
         """The view of ``count`` slices, one for each index of a new first axis.
 
@@ -106,6 +112,10 @@ class MatrixView:
             part.transpose(self._order()).reshape(self._stored_shape(part.shape))
             for part in self.cut(x)
         ]
+
+    def to_batches(self, x: jax.Array) -> list[MatrixBatch]:
+        """As :meth:`to_matrices`, with the layout beside each array."""
+        return [MatrixBatch(block, self.transposed) for block in self.to_matrices(x)]
 
     def from_matrices(self, matrices: Sequence[jax.Array]) -> jax.Array:
         """The inverse of :meth:`to_matrices`."""
@@ -225,25 +235,3 @@ def _split_axis(
             f" {axis} of shape {shape}; they add up to {sum(sizes)}."
         )
     return axis
-
-
-def resolve(
-    dimension_numbers: DimensionNumbersTree, tree: Any, default: Callable[[Any], Any]
-) -> list[DimensionNumbers | None]:
-    """The dimension numbers of each leaf of ``tree``, in order; None means not a matrix.
-
-    Args:
-      dimension_numbers: tree, prefix tree, function of ``tree``, or None for the default.
-      tree: parameters or updates; arrays or anything with a shape.
-      default: function of ``tree`` that stands for ``dimension_numbers=None``.
-
-    Raises:
-      ValueError: as :func:`optax_muonplus.paths.by_path`.
-    """
-    return by_path(
-        default if dimension_numbers is None else dimension_numbers,
-        tree,
-        is_dimension_numbers,
-        "dimension numbers",
-        "MuonDimensionNumbers, MatrixSpec, or None for AdamW",
-    )

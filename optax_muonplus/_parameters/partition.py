@@ -1,25 +1,18 @@
-"""Which parameters are matrices: rules by path, labels for Optax, and a table for people."""
+"""Which parameters are matrices: rules on paths and shapes."""
 
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from optax_muonplus._parameters.dimension_numbers import (
     DimensionNumbers,
-    DimensionNumbersTree,
     MatrixSpec,
-    MatrixView,
     MuonDimensionNumbers,
     is_dimension_numbers,
-    matrix_view,
-    resolve,
 )
-from optax_muonplus._parameters.paths import flatten_with_names, path_name
-
-MUON, ADAM = "muon", "adam"
+from optax_muonplus._parameters.paths import Path, flatten_tree
 
 
 class Rule(NamedTuple):
@@ -87,22 +80,28 @@ def muon_dimension_numbers(params: Any, rules: Iterable[Sequence[Any]] = ()) -> 
       ValueError: if a given rule matches no parameter, or no rule a leaf of three or more axes:
         guessing its layout could mix experts or heads.
     """
-    own = [_rule(rule) for rule in rules]
-    names, leaves = flatten_with_names(params)
-    paths = ["/".join(path) for path in names]
-    idle = [
-        r for r in own if not any(_matches(r, p, x) for p, x in zip(paths, leaves, strict=True))
-    ]
+    paths, leaves, unflatten = flatten_tree(params)
+    return unflatten(dimension_numbers_by_rule(paths, leaves, rules))
+
+
+def dimension_numbers_by_rule(
+    paths: Sequence[Path], leaves: Sequence[Any], rules: Iterable[Sequence[Any]] = ()
+) -> list[DimensionNumbers | None]:
+    """As :func:`muon_dimension_numbers`, for the leaves of a tree at their paths."""
+    user_rules = [_rule(rule) for rule in rules]
+    names = ["/".join(path) for path in paths]
+    named = list(zip(names, leaves, strict=True))
+    idle = [rule for rule in user_rules if not any(_matches(rule, *pair) for pair in named)]
     if idle:
         raise ValueError(
             f"Rules that match no parameter: {', '.join(repr(r.pattern) for r in idle)}."
-            f" The paths are: {', '.join(paths)}."
+            f" The paths are: {', '.join(names)}."
         )
     specs, unknown = [], []
-    for path, leaf in zip(paths, leaves, strict=True):
-        rule = next((r for r in (*own, *DEFAULT_RULES) if _matches(r, path, leaf)), None)
+    for name, leaf in named:
+        rule = next((r for r in (*user_rules, *DEFAULT_RULES) if _matches(r, name, leaf)), None)
         if rule is None and np.ndim(leaf) > 2:
-            unknown.append(f"{path} {np.shape(leaf)}")
+            unknown.append(f"{name} {np.shape(leaf)}")
         specs.append(rule.dimension_numbers if rule else None)
     if unknown:
         raise ValueError(
@@ -112,59 +111,7 @@ def muon_dimension_numbers(params: Any, rules: Iterable[Sequence[Any]] = ()) -> 
             " optax.contrib.MuonDimensionNumbers(reduction_axis=..., output_axis=...), or None for"
             " AdamW. Axes in neither (layers, experts, separate heads) are batch axes."
         )
-    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(params), specs)
-
-
-def partition_labels(
-    params: Any, muon_weight_dimension_numbers: DimensionNumbersTree = None
-) -> Any:
-    """``"muon"`` or ``"adam"`` for every parameter: the labels for ``optax.partition``.
-
-    Args:
-      params: parameters or updates.
-      muon_weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`.
-    """
-    return groups(params, muon_weight_dimension_numbers)[1]
-
-
-def groups(
-    params: Any, muon_weight_dimension_numbers: DimensionNumbersTree = None
-) -> tuple[Any, Any]:
-    """Two trees with the structure of ``params``: dimension numbers or None, and labels."""
-    specs = resolve(muon_weight_dimension_numbers, params, muon_dimension_numbers)
-    labels = [ADAM if spec is None else MUON for spec in specs]
-    treedef = jax.tree_util.tree_structure(params)
-    return treedef.unflatten(specs), treedef.unflatten(labels)
-
-
-class LeafPlan(NamedTuple):
-    """One parameter and what it is: its path, the leaf, and its view as matrices or None."""
-
-    path: str
-    leaf: Any
-    view: MatrixView | None
-
-
-def plan(tree: Any, dimension_numbers: DimensionNumbersTree = None) -> list[LeafPlan]:
-    """The plan of each leaf of ``tree``, in order.
-
-    Raises:
-      ValueError: naming every leaf whose dimension numbers do not fit its shape.
-    """
-    specs = resolve(dimension_numbers, tree, muon_dimension_numbers)
-    names, leaves = flatten_with_names(tree)
-    plans, wrong = [], []
-    for path, leaf, spec in zip(names, leaves, specs, strict=True):
-        name = path_name(path)
-        try:
-            view = None if spec is None else matrix_view(np.shape(leaf), spec)
-        except ValueError as error:
-            wrong.append(f"{name}: {error}")
-            continue
-        plans.append(LeafPlan(name, leaf, view))
-    if wrong:
-        raise ValueError("Dimension numbers do not fit. " + " ".join(wrong))
-    return plans
+    return specs
 
 
 def _rule(rule: Sequence[Any]) -> Rule:

@@ -1,10 +1,11 @@
 """Leaves of trees by their paths, so that what is written for one container serves another."""
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from optax import MaskedNode
 
 Path = tuple[str, ...]
@@ -19,21 +20,37 @@ def flatten_with_names(
     that is gone at update: it is dropped, where nothing else stands beside it. Names with slashes
     in them, as Haiku's, count as several.
     """
-    with_path, _ = jax.tree_util.tree_flatten_with_path(
+    names, leaves, _ = flatten_tree(tree, is_leaf)
+    return names, leaves
+
+
+def flatten_tree(
+    tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
+) -> tuple[list[Path], list[Any], Callable[[Iterable[Any]], Any]]:
+    """As :func:`flatten_with_names`, and a function from one value for each leaf to a tree."""
+    with_path, treedef = jax.tree_util.tree_flatten_with_path(
         tree, is_leaf=lambda x: _is_hole(x) or is_leaf(x)
     )
-    beside = collections.Counter(path[:-1] for path, _ in with_path)
+    siblings = collections.Counter(path[:-1] for path, _ in with_path)
     variable = jax.tree_util.GetAttrKey("value")
-    names, leaves = [], []
-    for path, leaf in with_path:
+    names, leaves, holes = [], [], {}
+    for i, (path, leaf) in enumerate(with_path):
         if _is_hole(leaf) and not is_leaf(leaf):
+            holes[i] = leaf
             continue
-        if path and path[-1] == variable and beside[path[:-1]] == 1:
+        if path and path[-1] == variable and siblings[path[:-1]] == 1:
             path = path[:-1]
         joined = jax.tree_util.keystr(path, simple=True, separator="/")
         names.append(tuple(name for name in joined.split("/") if name))
         leaves.append(leaf)
-    return names, leaves
+
+    def unflatten(values: Iterable[Any]) -> Any:
+        rest = iter(values)
+        return treedef.unflatten(
+            [holes[i] if i in holes else next(rest) for i in range(len(with_path))]
+        )
+
+    return names, leaves, unflatten
 
 
 def path_name(path: Path) -> str:
@@ -41,8 +58,27 @@ def path_name(path: Path) -> str:
     return "/".join(path) or "(root)"
 
 
+def check_inexact_dtypes(paths: Sequence[Path], dtypes: Sequence[Any]) -> None:
+    """Raises ValueError for leaves that are not floating-point or complex, naming them."""
+    wrong = [
+        f"{'/'.join(path)} ({dtype})"
+        for path, dtype in zip(paths, dtypes, strict=True)
+        if not jnp.issubdtype(dtype, jnp.inexact)
+    ]
+    if wrong:
+        raise ValueError(
+            f"Parameters must be floating-point, got {', '.join(wrong)}. Keep counters and keys out"
+            " of the parameters, or freeze them with optax.masked or optax.partition."
+        )
+
+
 def by_path(
-    given: Any, tree: Any, is_entry: Callable[[Any], bool], what: str, expected: str
+    given: Any,
+    tree: Any,
+    paths: Sequence[Path],
+    is_entry: Callable[[Any], bool],
+    what: str,
+    expected: str,
 ) -> list[Any]:
     """The entry of ``given`` for each leaf of ``tree``, in order.
 
@@ -53,6 +89,7 @@ def by_path(
     Args:
       given: tree or prefix tree of entries and None, or a function from ``tree`` to one.
       tree: parameters or updates; arrays or anything with a shape.
+      paths: of the leaves of ``tree``.
       is_entry: whether something is an entry.
       what: what the entries are, for messages.
       expected: what an entry may be, for messages.
@@ -65,21 +102,20 @@ def by_path(
     if callable(given) and jax.tree_util.all_leaves([given]):
         given = given(tree)
     entries = _entries(given, is_entry, what, expected)
-    names, _ = flatten_with_names(tree)
     used: set[Path] = set()
-    found, uncovered = [], []
-    for path in names:
+    matched, uncovered = [], []
+    for path in paths:
         prefixes = [path[:n] for n in range(len(path), -1, -1) if path[:n] in entries]
         if not prefixes:
             uncovered.append("/".join(path))
             continue
         used.add(prefixes[0])
-        found.append(entries[prefixes[0]])
+        matched.append(entries[prefixes[0]])
     # None beside no leaf is how Equinox and optax.masked write "nothing here".
     idle = ["/".join(p) for p, entry in entries.items() if p not in used and entry is not None]
     if uncovered or idle:
         raise ValueError(_mismatch(uncovered, idle, what, expected))
-    return found
+    return matched
 
 
 def _entries(

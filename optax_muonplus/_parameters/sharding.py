@@ -1,12 +1,12 @@
-"""Where parameters lie on a mesh: from the argument ``sharding``, or from the arrays themselves.
+"""How leaves lie on a mesh: from the argument ``sharding``, or from the arrays themselves.
 
-An array says where it lies if it is concrete, or if the axes of its mesh are Explicit, which makes
-its sharding a part of its type. Under ``jax.jit`` on Auto axes nobody knows before the program is
-compiled.
+An array says how it is sharded if it is concrete, or if the axes of its mesh are Explicit, which
+makes its sharding a part of its type. Under ``jax.jit`` on Auto axes it is not known before the
+program is compiled.
 """
 
-import collections
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,70 +21,74 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from optax_muonplus._parameters.paths import Path, by_path, flatten_with_names, path_name
+from optax_muonplus._parameters.paths import Path, by_path, flatten_tree
 
 # A tree or prefix tree of NamedSharding and None, or a function from parameters to one.
 ShardingTree = Any
 
 
-class Home(NamedTuple):
-    """Where one parameter lies.
+class LeafSharding(NamedTuple):
+    """How one leaf lies on a mesh.
 
     Attributes:
       mesh: the mesh.
-      spec: for each axis of the parameter the mesh axes that it is cut along, major first.
+      spec: for each axis of the leaf the mesh axes that it is sharded over, major first.
     """
 
     mesh: Mesh | AbstractMesh
     spec: tuple[tuple[str, ...], ...]
 
     @property
-    def cuts(self) -> tuple[tuple[str, ...], ...]:
+    def sharded_axes(self) -> tuple[tuple[str, ...], ...]:
         """``spec`` without mesh axes of size 1."""
         return tuple(
             tuple(name for name in names if self.mesh.shape[name] > 1) for names in self.spec
         )
 
 
-def homes(tree: Any, sharding: ShardingTree = None) -> list[Home | None]:
-    """The home of each leaf of ``tree``, in order; None where nobody knows, or on one device.
+def leaf_shardings(
+    names: Sequence[str], leaves: Sequence[Any], given: Sequence[NamedSharding | None]
+) -> list[LeafSharding | None]:
+    """How each leaf lies on a mesh; None where that is not known, or on one device.
 
     Args:
-      tree: parameters or updates.
-      sharding: see :func:`optax_muonplus.muonplus`.
+      names: of the leaves, for messages.
+      leaves: parameters or updates.
+      given: for each leaf its entry in the argument ``sharding``.
 
     Raises:
       ValueError: naming the leaves whose sharding cannot be, is not that of the array's type, or is
         known in part only; if leaves lie on different meshes.
     """
-    names, leaves = flatten_with_names(tree)
-    found: list[Home | None] = []
+    shardings: list[LeafSharding | None] = []
     meshes: dict[Any, str] = {}
     wrong = []
-    for path, leaf, given in zip(names, leaves, given_shardings(tree, sharding), strict=True):
-        name = path_name(path)
+    for name, leaf, argument in zip(names, leaves, given, strict=True):
         try:
-            home = _home(leaf, given)
+            known = _leaf_sharding(leaf, argument)
         except ValueError as error:
             wrong.append(f"{name}: {error}")
             continue
-        found.append(home)
-        if home is not None:
-            meshes.setdefault(tuple(home.mesh.shape.items()), f"{name} is on {home.mesh}")
+        shardings.append(known)
+        if known is not None:
+            meshes.setdefault(tuple(known.mesh.shape.items()), f"{name} is on {known.mesh}")
     if len(meshes) > 1:
         wrong.append(f"all parameters must be on one mesh, but {' and '.join(meshes.values())}")
     if wrong:
         raise ValueError(f"Shardings do not fit. {'; '.join(wrong)}.")
-    return found
+    return shardings
 
 
-def given_shardings(tree: Any, sharding: ShardingTree) -> list[NamedSharding | None]:
+def given_shardings(
+    tree: Any, paths: Sequence[Path], sharding: ShardingTree
+) -> list[NamedSharding | None]:
     """The entry of ``sharding`` for each leaf of ``tree``; a single device is no entry."""
     if sharding is None:
-        return [None] * len(flatten_with_names(tree)[0])
+        return [None] * len(paths)
     entries = by_path(
         sharding,
         tree,
+        paths,
         lambda x: isinstance(x, NamedSharding | SingleDeviceSharding),
         "shardings",
         "a jax.sharding.NamedSharding, or None where it is not known",
@@ -92,31 +96,16 @@ def given_shardings(tree: Any, sharding: ShardingTree) -> list[NamedSharding | N
     return [entry if isinstance(entry, NamedSharding) else None for entry in entries]
 
 
-def sharding_by_label(tree: Any, sharding: ShardingTree, labels: Any) -> dict[str, ShardingTree]:
-    """For each label of ``tree`` the part of ``sharding`` that is for its leaves."""
-    given = given_shardings(tree, sharding)
-    treedef = jax.tree_util.tree_structure(tree)
-    marks = treedef.flatten_up_to(labels)
-    parts = {
-        mark: [x if own == mark else None for x, own in zip(given, marks, strict=True)]
-        for mark in set(marks)
-    }
-    return collections.defaultdict(
-        lambda: None,
-        {mark: treedef.unflatten(part) for mark, part in parts.items() if any(part)},
-    )
-
-
-def check_sharding(params: Any, sharding: ShardingTree) -> None:
-    """Raises ValueError as :func:`homes`, and where ``params`` lie elsewhere than they should."""
-    homes(params, sharding)
-    names, leaves = flatten_with_names(params)
+def check_given_shardings(
+    names: Sequence[str], leaves: Sequence[Any], given: Sequence[NamedSharding | None]
+) -> None:
+    """Raises ValueError where ``leaves`` lie elsewhere than the argument ``sharding`` says."""
     wrong = [
-        f"{path_name(path)} is {own.spec}, not {given.spec}"
-        for path, leaf, given in zip(names, leaves, given_shardings(params, sharding), strict=True)
-        if given is not None
-        and (own := _own(leaf)) is not None
-        and not own.is_equivalent_to(given, leaf.ndim)
+        f"{name} is {actual.spec}, not {argument.spec}"
+        for name, leaf, argument in zip(names, leaves, given, strict=True)
+        if argument is not None
+        and (actual := _concrete_sharding(leaf)) is not None
+        and not actual.is_equivalent_to(argument, leaf.ndim)
     ]
     if wrong:
         raise ValueError(
@@ -125,38 +114,48 @@ def check_sharding(params: Any, sharding: ShardingTree) -> None:
         )
 
 
-def settle(state: Any, params: Any, sharding: ShardingTree) -> Any:
-    """``state`` with what has a parameter's path and shape sharded as that parameter.
+def shard_like_params(
+    state: Any,
+    paths: Sequence[Path],
+    shapes: Sequence[tuple[int, ...]],
+    given: Sequence[NamedSharding | None],
+) -> Any:
+    """``state``, with every leaf that mirrors a parameter sharded like that parameter.
 
-    Under ``jax.jit`` on Auto axes the zeros of a state would else be made on one device.
+    A leaf mirrors a parameter if its path ends in the parameter's and it has its shape. Under
+    ``jax.jit`` on Auto axes the zeros of a state would else be made on one device.
+
+    Args:
+      state: of a transformation.
+      paths: of the parameters.
+      shapes: of the parameters.
+      given: for each parameter its entry in the argument ``sharding``.
     """
-    paths, leaves = flatten_with_names(params)
-    shapes = {
-        path: (np.shape(leaf), given)
-        for path, leaf, given in zip(paths, leaves, given_shardings(params, sharding), strict=True)
-        if given is not None
+    params = {
+        path: (shape, argument)
+        for path, shape, argument in zip(paths, shapes, given, strict=True)
+        if argument is not None
     }
-
-    def settled(path: Path, leaf: Any) -> Any:
-        suffixes = (path[i:] for i in range(len(path) + 1))
-        own = next((shapes[s] for s in suffixes if s in shapes), None)
-        if own is None or np.shape(leaf) != own[0]:
-            return leaf
-        return _constrained(leaf, own[1])
-
-    if not shapes:
+    if not params:
         return state
-    names, values = flatten_with_names(state)
-    done = [settled(path, value) for path, value in zip(names, values, strict=True)]
-    return jax.tree_util.tree_structure(state).unflatten(done)
+
+    def constrained(path: Path, leaf: Any) -> Any:
+        suffixes = (path[i:] for i in range(len(path) + 1))
+        shape, argument = next((params[s] for s in suffixes if s in params), (None, None))
+        if argument is None or np.shape(leaf) != shape:
+            return leaf
+        return _constrained(leaf, argument)
+
+    state_paths, leaves, unflatten = flatten_tree(state)
+    return unflatten(map(constrained, state_paths, leaves))
 
 
 def _constrained(leaf: Any, given: NamedSharding) -> Any:
-    """``leaf`` cut along the Auto axes of ``given``; along Explicit ones it is by its type."""
-    own = _own(leaf)
+    """``leaf`` sharded over the Auto axes of ``given``; its type shards it over Explicit ones."""
+    actual = _concrete_sharding(leaf)
     auto = _axes_of_type(given.mesh, AxisType.Auto)
     inside = _axes_of_type(jax.typeof(leaf).sharding.mesh, AxisType.Manual)
-    if not auto or inside or (own is not None and own.is_equivalent_to(given, leaf.ndim)):
+    if not auto or inside or (actual is not None and actual.is_equivalent_to(given, leaf.ndim)):
         return leaf
     spec = [tuple(name for name in names if name in auto) for names in _entries(given.spec)]
     return jax.lax.with_sharding_constraint(leaf, NamedSharding(given.mesh, PartitionSpec(*spec)))
@@ -173,23 +172,23 @@ def _axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
     return tuple(name for name, own in pairs if own == kind)
 
 
-def _home(leaf: Any, given: NamedSharding | None) -> Home | None:
-    own, typed = _own(leaf), jax.typeof(leaf).sharding
+def _leaf_sharding(leaf: Any, given: NamedSharding | None) -> LeafSharding | None:
+    concrete, typed = _concrete_sharding(leaf), jax.typeof(leaf).sharding
     explicit = AxisType.Explicit in typed.mesh.axis_types
-    source = given or own
+    source = given or concrete
     if given is not None:
         _check_against_type(given, typed, np.ndim(leaf))
-    elif own is None and explicit:
+    elif concrete is None and explicit:
         _check_fully_typed(typed)
         source = typed
     if source is None:
         return None
     # The same axes may be of other types where the array is used than where the argument was made.
     mesh = source.mesh if typed.mesh.empty else typed.mesh
-    axes = _axes(source.spec, np.shape(leaf), mesh)
+    spec = _checked_spec(source.spec, np.shape(leaf), mesh)
     if not explicit and math.prod(mesh.shape[name] for name in usable_axes(mesh)) == 1:
         return None
-    return Home(mesh, axes)
+    return LeafSharding(mesh, spec)
 
 
 def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
@@ -198,14 +197,14 @@ def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     return tuple(name for name in mesh.axis_names if name not in taken)
 
 
-def _own(leaf: Any) -> NamedSharding | None:
+def _concrete_sharding(leaf: Any) -> NamedSharding | None:
     """The sharding of a concrete array."""
     if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
         return None
     return leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None
 
 
-def _axes(
+def _checked_spec(
     spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
 ) -> tuple[tuple[str, ...], ...]:
     """The mesh axes of each axis, checked."""

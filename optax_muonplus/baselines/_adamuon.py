@@ -3,22 +3,24 @@ r"""AdaMuon: the polar factor of the momentum's signs over a running size of eac
 Source: Si et al., arXiv:2507.11005; its code, Chongjie-Si/AdaMuon @369f0b3, ``adamuon.py``.
 """
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._optimizers import AdamW, with_adamw
+from optax_muonplus._optimizers import optimizer_of
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
-from optax_muonplus._parameters.sharding import ShardingTree, settle
+from optax_muonplus._parameters.leaves import LeafInfo
+from optax_muonplus._parameters.sharding import ShardingTree
+from optax_muonplus.baselines._second_moment import Rescale, polar_then_rescale
 from optax_muonplus.matrices._precision import accumulable, as_real, sum_of_squares
 from optax_muonplus.polar._methods import DEFAULT_EPS, Polar, PolarFunction, Preconditioning
-from optax_muonplus.transforms._apply import apply_in_place
-from optax_muonplus.transforms._links import check_decay, momentum, orthogonalize
+from optax_muonplus.polar._orthogonalize import Orthogonalize
+from optax_muonplus.transforms._apply import MatrixTransformation
+from optax_muonplus.transforms._momentum import MomentumState, check_decay, momentum
 
 EPS = 1e-8  # of the code, for roots and norms alike
 RMS = 0.2  # of an update, about that of AdamW's
@@ -32,18 +34,15 @@ class AdaMuonState(NamedTuple):
       nu: running mean of squares, of the parameters' shapes.
     """
 
-    momentum: Any
+    momentum: MomentumState
     nu: optax.Updates
 
 
-def adamuon(
-    learning_rate: optax.ScalarOrSchedule,
+def scale_by_adamuon(
     ns_coeffs: str | Sequence[Any] = "jordan",
     ns_steps: Any = 5,
     beta: Any = 0.95,
     eps: Any = DEFAULT_EPS,
-    weight_decay: Any = 0.0,
-    weight_decay_mask: Any = None,
     mu_dtype: Any = None,
     *,
     beta2: Any = None,
@@ -53,15 +52,38 @@ def adamuon(
     polar: Polar | PolarFunction = "auto",
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: Any = None,
-    adam_b1: Any = 0.9,
-    adam_b2: Any = 0.999,
-    adam_eps: Any = 1e-8,
-    adam_eps_root: Any = 0.0,
-    adam_weight_decay: Any = 0.0,
-    adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> MatrixTransformation:
+    """The matrix part of :func:`adamuon`: no learning rate, no weight decay, no partition.
+
+    Arguments are those of :func:`adamuon`. On a mesh each matrix is moved for its polar factor as
+    under Muon+; the norm of each matrix that follows is left to the compiler.
+    """
+    beta2 = beta if beta2 is None else beta2
+    check_decay("beta2", beta2)
+    rescale = entry_rule(beta2, nu_eps)
+    average = momentum(beta, nesterov=nesterov, mu_dtype=mu_dtype)
+    polar_factor = Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype)
+
+    def init_nu(leaves: Sequence[LeafInfo], params: Any, mu: MomentumState) -> Any:
+        del leaves, params
+        return jax.tree.map(lambda x: jnp.zeros_like(jnp.real(x)), mu.mu)
+
+    return polar_then_rescale(
+        average,
+        jnp.sign if sign else None,
+        polar_factor,
+        rescale,
+        init_nu,
+        AdaMuonState,
+        weight_dimension_numbers,
+        sharding,
+    )
+
+
+@optimizer_of(scale_by_adamuon)
+def adamuon() -> None:
     r"""AdaMuon on the matrices, AdamW on everything else.
 
     For each matrix of shape (m, n) = (out, in), with the polar factor :math:`O_t` of
@@ -84,87 +106,9 @@ def adamuon(
 
     Source: Si et al., arXiv:2507.11005; Chongjie-Si/AdaMuon @369f0b3.
     """
-    matrix_part = functools.partial(
-        scale_by_adamuon,
-        ns_coeffs,
-        ns_steps,
-        beta,
-        eps,
-        mu_dtype,
-        beta2=beta2,
-        nu_eps=nu_eps,
-        sign=sign,
-        nesterov=nesterov,
-        polar=polar,
-        preconditioning=preconditioning,
-        compute_dtype=compute_dtype,
-    )
-    matrix_part()  # checks the arguments now rather than at init
-    rest = AdamW(adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_eps_root, adam_weight_decay)
-    decay = optax.add_decayed_weights(weight_decay, weight_decay_mask)
-    return with_adamw(
-        matrix_part, decay, learning_rate, rest, muon_weight_dimension_numbers, sharding
-    )
 
 
-def scale_by_adamuon(
-    ns_coeffs: str | Sequence[Any] = "jordan",
-    ns_steps: Any = 5,
-    beta: Any = 0.95,
-    eps: Any = DEFAULT_EPS,
-    mu_dtype: Any = None,
-    *,
-    beta2: Any = None,
-    nu_eps: Any = EPS,
-    sign: bool = True,
-    nesterov: bool = True,
-    polar: Polar | PolarFunction = "auto",
-    preconditioning: Preconditioning = "frobenius",
-    compute_dtype: Any = None,
-    weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-) -> optax.GradientTransformation:
-    """The matrix part of :func:`adamuon`: no learning rate, no weight decay, no partition.
-
-    Arguments are those of :func:`adamuon`. On a mesh each matrix is moved for its polar factor as
-    under Muon+; the norm of each matrix that follows is left to the compiler.
-    """
-    beta2 = beta if beta2 is None else beta2
-    check_decay("beta2", beta2)
-    rescale = entry_rule(beta2, nu_eps)
-    first = momentum(beta, nesterov=nesterov, mu_dtype=mu_dtype)
-    then = orthogonalize(
-        ns_coeffs,
-        ns_steps,
-        eps,
-        polar=polar,
-        preconditioning=preconditioning,
-        compute_dtype=compute_dtype,
-        weight_dimension_numbers=weight_dimension_numbers,
-        sharding=sharding,
-    )
-
-    def init_fn(params: optax.Params) -> Any:
-        then.init(params)
-        mu: Any = first.init(params)
-        nu = jax.tree.map(lambda x: jnp.zeros_like(jnp.real(x)), mu.mu)
-        return settle(AdaMuonState(mu, nu), params, sharding)
-
-    def update_fn(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, Any]:
-        moments, mu = first.update(updates, state.momentum, params)
-        moments = jax.tree.map(jnp.sign, moments) if sign else moments
-        polar_factors, _ = then.update(moments, optax.EmptyState(), params)
-        scaled, nu = apply_in_place(rescale, weight_dimension_numbers, 2, polar_factors, state.nu)
-        return optax.tree.cast_like(scaled, updates), AdaMuonState(mu, nu)
-
-    return optax.GradientTransformation(init_fn, update_fn)
-
-
-def entry_rule(
-    beta2: Any, eps: Any
-) -> Callable[[MatrixView, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+def entry_rule(beta2: Any, eps: Any) -> Rescale:
     """The rule that :func:`adamuon` states, from a polar factor and its running mean to both."""
 
     def rescale(view: MatrixView, o: jax.Array, stored: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -6,18 +6,24 @@ xie-lab-ml/Mano-Restriking-Manifold-Optimization-for-LLM-Training @b78b952, ``ma
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._optimizers import AdamW, with_adamw
+from optax_muonplus._optimizers import optimizer_of
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
-from optax_muonplus._parameters.sharding import ShardingTree, check_sharding, settle
+from optax_muonplus._parameters.leaves import LeafInfo
+from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.matrices._precision import accumulable, as_real, sum_of_squares
-from optax_muonplus.transforms._apply import apply_in_place, check_matrices
-from optax_muonplus.transforms._links import momentum
+from optax_muonplus.transforms._apply import (
+    MatrixTransformation,
+    for_matrices,
+    map_blocks,
+)
+from optax_muonplus.transforms._momentum import momentum
 
 EPS = 1e-8  # of the code
 RMS = 0.2  # of an update, about that of AdamW's
@@ -35,24 +41,52 @@ class ManoState(NamedTuple):
     count: Any
 
 
-def mano(
-    learning_rate: optax.ScalarOrSchedule,
+def scale_by_mano(
     beta: Any = 0.95,
     eps: Any = EPS,
-    weight_decay: Any = 0.0,
-    weight_decay_mask: Any = None,
     mu_dtype: Any = None,
     *,
     nesterov: bool = False,
-    adam_b1: Any = 0.9,
-    adam_b2: Any = 0.999,
-    adam_eps: Any = 1e-8,
-    adam_eps_root: Any = 0.0,
-    adam_weight_decay: Any = 0.0,
-    adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> MatrixTransformation:
+    """The matrix part of :func:`mano`: no learning rate, no weight decay, no partition.
+
+    Arguments are those of :func:`mano`. Its ``update`` needs the parameters.
+    """
+    average = momentum(beta, nesterov=nesterov, mu_dtype=mu_dtype)
+
+    def make(leaves: Sequence[LeafInfo]) -> optax.GradientTransformation:
+        def init_fn(params: optax.Params) -> Any:
+            return ManoState(average.init(params), jnp.zeros([], jnp.int32))
+
+        def update_fn(
+            updates: optax.Updates, state: Any, params: optax.Params | None = None
+        ) -> tuple[optax.Updates, Any]:
+            if params is None:
+                raise ValueError(
+                    "Mano needs the parameters: call update(grads, state, params) with them."
+                )
+            moments, mu = average.update(updates, state.momentum, params)
+            # The rule's own sum is larger than the mean by 1 / (1 - beta); only eps sees that.
+            guard = eps * (1 - beta)
+
+            def tangent(by_rows: bool) -> Any:
+                step = functools.partial(tangent_step, by_rows, eps, guard)
+                (directions,) = map_blocks(step, leaves, 1, moments, params)
+                return optax.tree.cast_like(directions, updates)
+
+            by_rows = state.count % 2 == 1
+            directions = jax.lax.cond(by_rows, lambda: tangent(True), lambda: tangent(False))
+            return directions, ManoState(mu, optax.safe_increment(state.count))
+
+        return optax.GradientTransformation(init_fn, update_fn)
+
+    return for_matrices(make, weight_dimension_numbers, sharding)
+
+
+@optimizer_of(scale_by_mano)
+def mano() -> None:
     r"""Mano on the matrices, AdamW on everything else.
 
     For each matrix W of shape (m, n) = (out, in), by columns (one for each input feature) at the
@@ -75,56 +109,6 @@ def mano(
 
     Source: Gu and Xie, arXiv:2601.23000; their code @b78b952.
     """
-    matrix_part = functools.partial(scale_by_mano, beta, eps, mu_dtype, nesterov=nesterov)
-    matrix_part()  # checks the arguments now rather than at init
-    rest = AdamW(adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_eps_root, adam_weight_decay)
-    decay = optax.add_decayed_weights(weight_decay, weight_decay_mask)
-    return with_adamw(
-        matrix_part, decay, learning_rate, rest, muon_weight_dimension_numbers, sharding
-    )
-
-
-def scale_by_mano(
-    beta: Any = 0.95,
-    eps: Any = EPS,
-    mu_dtype: Any = None,
-    *,
-    nesterov: bool = False,
-    weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-) -> optax.GradientTransformation:
-    """The matrix part of :func:`mano`: no learning rate, no weight decay, no partition.
-
-    Arguments are those of :func:`mano`. Its ``update`` needs the parameters.
-    """
-    first = momentum(beta, nesterov=nesterov, mu_dtype=mu_dtype)
-
-    def init_fn(params: optax.Params) -> Any:
-        check_matrices(params, weight_dimension_numbers)
-        check_sharding(params, sharding)
-        mu = settle(first.init(params), params, sharding)
-        return ManoState(mu, jnp.zeros([], jnp.int32))
-
-    def update_fn(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, Any]:
-        if params is None:
-            raise ValueError(
-                "Mano needs the parameters: call update(grads, state, params) with them."
-            )
-        moments, mu = first.update(updates, state.momentum, params)
-        # The rule's own sum is larger than the mean by 1 / (1 - beta); only eps sees that.
-        guard = eps * (1 - beta)
-
-        def tangent(by_rows: bool) -> Any:
-            step = functools.partial(tangent_step, by_rows, eps, guard)
-            (done,) = apply_in_place(step, weight_dimension_numbers, 1, moments, params)
-            return optax.tree.cast_like(done, updates)
-
-        done = jax.lax.cond(state.count % 2 == 1, lambda: tangent(True), lambda: tangent(False))
-        return done, ManoState(mu, optax.safe_increment(state.count))
-
-    return optax.GradientTransformation(init_fn, update_fn)
 
 
 def tangent_step(

@@ -3,23 +3,25 @@ r"""NorMuon: Muon whose rows are divided by a running mean of their size.
 Source: Li et al., arXiv:2510.05491; its code, zichongli5/NorMuon @d45c9a4, ``normuon.py``.
 """
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._optimizers import AdamW, with_adamw
+from optax_muonplus._optimizers import optimizer_of
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
-from optax_muonplus._parameters.sharding import ShardingTree, settle
+from optax_muonplus._parameters.leaves import LeafInfo
+from optax_muonplus._parameters.sharding import ShardingTree
+from optax_muonplus.baselines._second_moment import Rescale, polar_then_rescale
 from optax_muonplus.matrices._precision import accumulable, as_real, sum_of_squares
 from optax_muonplus.matrices._shape_factor import ShapeScale, check_shape_scale, shape_factor
 from optax_muonplus.polar._methods import DEFAULT_EPS, Polar, PolarFunction, Preconditioning
-from optax_muonplus.transforms._apply import apply_in_place
-from optax_muonplus.transforms._links import check_decay, momentum, orthogonalize
+from optax_muonplus.polar._orthogonalize import Orthogonalize
+from optax_muonplus.transforms._apply import MatrixTransformation, map_blocks
+from optax_muonplus.transforms._momentum import MomentumState, check_decay, momentum
 
 Rule = Literal["code", "paper"]
 EPS = 1e-10  # of the code, for roots and norms alike; below any row of a polar factor
@@ -34,18 +36,15 @@ class NorMuonState(NamedTuple):
         its reduction axes of size 1, in float32 at least.
     """
 
-    momentum: Any
+    momentum: MomentumState
     nu: optax.Updates
 
 
-def normuon(
-    learning_rate: optax.ScalarOrSchedule,
+def scale_by_normuon(
     ns_coeffs: str | Sequence[Any] = "jordan",
     ns_steps: Any = 5,
     beta: Any = 0.95,
     eps: Any = DEFAULT_EPS,
-    weight_decay: Any = 0.0,
-    weight_decay_mask: Any = None,
     mu_dtype: Any = None,
     *,
     beta2: Any = 0.95,
@@ -56,15 +55,37 @@ def normuon(
     polar: Polar | PolarFunction = "auto",
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: Any = None,
-    adam_b1: Any = 0.9,
-    adam_b2: Any = 0.999,
-    adam_eps: Any = 1e-8,
-    adam_eps_root: Any = 0.0,
-    adam_weight_decay: Any = 0.0,
-    adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> MatrixTransformation:
+    """The matrix part of :func:`normuon`: no learning rate, no weight decay, no partition.
+
+    Arguments are those of :func:`normuon`. On a mesh each matrix is moved for its polar factor as
+    under Muon+; the sums over rows and matrices that follow are left to the compiler.
+    """
+    check_decay("beta2", beta2)
+    rescale = row_rule(rule, beta2, nu_eps, shape_scale)
+    average = momentum(beta, nesterov=nesterov, mu_dtype=mu_dtype)
+    polar_factor = Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype)
+
+    def init_nu(leaves: Sequence[LeafInfo], params: Any, mu: Any) -> Any:
+        del mu
+        return map_blocks(row_zeros, leaves, 1, params)[0]
+
+    return polar_then_rescale(
+        average,
+        None,
+        polar_factor,
+        rescale,
+        init_nu,
+        NorMuonState,
+        weight_dimension_numbers,
+        sharding,
+    )
+
+
+@optimizer_of(scale_by_normuon)
+def normuon() -> None:
     r"""NorMuon on the matrices, AdamW on everything else.
 
     For each matrix of shape (m, n) = (out, in), with the polar factor :math:`O_t` of the momentum:
@@ -87,82 +108,6 @@ def normuon(
 
     Source: Li et al., arXiv:2510.05491; zichongli5/NorMuon @d45c9a4.
     """
-    matrix_part = functools.partial(
-        scale_by_normuon,
-        ns_coeffs,
-        ns_steps,
-        beta,
-        eps,
-        mu_dtype,
-        beta2=beta2,
-        nu_eps=nu_eps,
-        rule=rule,
-        shape_scale=shape_scale,
-        nesterov=nesterov,
-        polar=polar,
-        preconditioning=preconditioning,
-        compute_dtype=compute_dtype,
-    )
-    matrix_part()  # checks the arguments now rather than at init
-    rest = AdamW(adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_eps_root, adam_weight_decay)
-    decay = optax.add_decayed_weights(weight_decay, weight_decay_mask)
-    return with_adamw(
-        matrix_part, decay, learning_rate, rest, muon_weight_dimension_numbers, sharding
-    )
-
-
-def scale_by_normuon(
-    ns_coeffs: str | Sequence[Any] = "jordan",
-    ns_steps: Any = 5,
-    beta: Any = 0.95,
-    eps: Any = DEFAULT_EPS,
-    mu_dtype: Any = None,
-    *,
-    beta2: Any = 0.95,
-    nu_eps: Any = EPS,
-    rule: Rule = "code",
-    shape_scale: ShapeScale = "max",
-    nesterov: bool = True,
-    polar: Polar | PolarFunction = "auto",
-    preconditioning: Preconditioning = "frobenius",
-    compute_dtype: Any = None,
-    weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-) -> optax.GradientTransformation:
-    """The matrix part of :func:`normuon`: no learning rate, no weight decay, no partition.
-
-    Arguments are those of :func:`normuon`. On a mesh each matrix is moved for its polar factor as
-    under Muon+; the sums over rows and matrices that follow are left to the compiler.
-    """
-    check_decay("beta2", beta2)
-    rescale = row_rule(rule, beta2, nu_eps, shape_scale)
-    first = momentum(beta, nesterov=nesterov, mu_dtype=mu_dtype)
-    then = orthogonalize(
-        ns_coeffs,
-        ns_steps,
-        eps,
-        polar=polar,
-        preconditioning=preconditioning,
-        compute_dtype=compute_dtype,
-        weight_dimension_numbers=weight_dimension_numbers,
-        sharding=sharding,
-    )
-
-    def init_fn(params: optax.Params) -> Any:
-        then.init(params)
-        mu = settle(first.init(params), params, sharding)
-        (nu,) = apply_in_place(row_zeros, weight_dimension_numbers, 1, params)
-        return NorMuonState(mu, nu)
-
-    def update_fn(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, Any]:
-        moments, mu = first.update(updates, state.momentum, params)
-        polar_factors, _ = then.update(moments, optax.EmptyState(), params)
-        scaled, nu = apply_in_place(rescale, weight_dimension_numbers, 2, polar_factors, state.nu)
-        return optax.tree.cast_like(scaled, updates), NorMuonState(mu, nu)
-
-    return optax.GradientTransformation(init_fn, update_fn)
 
 
 def row_zeros(view: MatrixView, x: jax.Array) -> tuple[jax.Array]:
@@ -170,9 +115,7 @@ def row_zeros(view: MatrixView, x: jax.Array) -> tuple[jax.Array]:
     return (jnp.zeros_like(sum_of_squares(x, view.reduction_axes)),)
 
 
-def row_rule(
-    rule: Rule, beta2: Any, eps: Any, shape_scale: ShapeScale
-) -> Callable[[MatrixView, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+def row_rule(rule: Rule, beta2: Any, eps: Any, shape_scale: ShapeScale) -> Rescale:
     """The rule that :func:`normuon` states, from a polar factor and its running mean to both."""
     if rule not in ("code", "paper"):
         raise ValueError(f"Unknown rule {rule!r}. Known: code, paper.")

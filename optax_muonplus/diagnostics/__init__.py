@@ -5,7 +5,6 @@ them, for every matrix at chosen updates, in its state, and :func:`watched` any 
 :func:`read` takes them out by parameter path.
 """
 
-from optax_muonplus.diagnostics._imbalance import Side as Side
 from optax_muonplus.diagnostics._imbalance import floor_share as floor_share
 from optax_muonplus.diagnostics._imbalance import norm_ratio as norm_ratio
 from optax_muonplus.diagnostics._imbalance import norm_variance as norm_variance
@@ -19,3 +18,4 @@ from optax_muonplus.diagnostics._state import Record as Record
 from optax_muonplus.diagnostics._state import read as read
 from optax_muonplus.diagnostics._wrappers import recorded as recorded
 from optax_muonplus.diagnostics._wrappers import watched as watched
+from optax_muonplus.matrices import Side as Side

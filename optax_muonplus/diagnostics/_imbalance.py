@@ -5,15 +5,14 @@ real number for each matrix, ``(*batch,)``, computed in float32 at least. Matric
 power of two near their largest entry first, so that squares of small gradients do not vanish.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 
+from optax_muonplus.matrices._normalization import Side
 from optax_muonplus.matrices._precision import accumulable, as_real, sum_of_squares, unit_max
 from optax_muonplus.polar._methods import svd
-
-Side = Literal["row", "col"]
 
 _SUMMED = {"row": -1, "col": -2}
 

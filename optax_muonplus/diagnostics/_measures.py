@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus.diagnostics._imbalance import (
-    Side,
     floor_share,
     norm_ratio,
     norm_variance,
@@ -19,7 +18,7 @@ from optax_muonplus.diagnostics._imbalance import (
     rms,
     spearman,
 )
-from optax_muonplus.matrices._normalization import Norm, normalize_matrix, normalized_sides
+from optax_muonplus.matrices._normalization import Norm, Side, normalize_matrix, normalized_sides
 
 Measure = Literal[
     "row_variance",

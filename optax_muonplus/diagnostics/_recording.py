@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from optax_muonplus._parameters.selection import Target
+from optax_muonplus._parameters.leaves import LeafInfo
+from optax_muonplus._xla.loops import pick
 from optax_muonplus.diagnostics._measures import Measure, measure, measured_words
 from optax_muonplus.matrices._normalization import Norm
 
@@ -32,17 +33,17 @@ class Probe(NamedTuple):
 
     Attributes:
       stages: their names, in order; see ``measures``.
-      capture: from targets, updates, the inner state before the update and the updates after it to
+      capture: from leaves, updates, the inner state before the update and the updates after it to
         arrays by path. Part of every update, so that it should be there anyway.
-      unfold: from targets and what was captured to the arrays of each stage by path. Part of
+      unfold: from leaves and what was captured to the arrays of each stage by path. Part of
         recorded updates only.
       norm: the normalization that follows the second stage.
       norm_eps: its floor.
     """
 
     stages: tuple[str, ...]
-    capture: Callable[[list[Target], Any, Any, Any], Any]
-    unfold: Callable[[list[Target], Any], dict[str, Arrays]]
+    capture: Callable[[Sequence[LeafInfo], Any, Any, Any], Any]
+    unfold: Callable[[Sequence[LeafInfo], Any], dict[str, Arrays]]
     norm: Norm = "none"
     norm_eps: Any = 0.0
 
@@ -70,7 +71,7 @@ class RecordState(NamedTuple):
 def record(
     inner: optax.GradientTransformation,
     probe: Probe,
-    find: Callable[[Any], list[Target]],
+    find: Callable[[Any], Sequence[LeafInfo]],
     due: Schedule,
     measures: Sequence[Measure],
 ) -> optax.GradientTransformationExtraArgs:
@@ -87,10 +88,10 @@ def record(
     kept = measured_words(probe.stages, measures)
 
     def init_fn(params: optax.Params) -> Any:
-        targets = find(params)
-        total = sum(math.prod(target.batch) for target in targets)
+        leaves = find(params)
+        total = sum(math.prod(leaf.matrix.batch_shape) for leaf in leaves)
         nothing = jnp.full([total], jnp.nan, jnp.float32)
-        names = json.dumps({target.path: target.batch for target in targets}).encode()
+        names = json.dumps({leaf.name: leaf.matrix.batch_shape for leaf in leaves}).encode()
         return RecordState(
             inner.init(params),
             jnp.zeros([], jnp.int32),
@@ -110,16 +111,16 @@ def record(
             )
         done, inner_state = inner.update(updates, state.inner, params, **extra_args)
         count = optax.safe_increment(state.count)
-        targets = find(updates)
-        captured = probe.capture(targets, updates, state.inner, done)
+        leaves = find(updates)
+        captured = probe.capture(leaves, updates, state.inner, done)
         now = jnp.asarray(due(count), bool)
 
         def measured(captured: Any) -> dict[str, Arrays]:
-            stages = probe.unfold(targets, captured)
-            numbers = functools.partial(_measured, probe, targets, measures)
+            stages = probe.unfold(leaves, captured)
+            numbers = functools.partial(_measured, probe, leaves, measures)
             return _left_to_the_compiler(numbers, stages, jnp.asarray(probe.norm_eps))
 
-        values = _where(now, measured, state.values, captured) if targets else state.values
+        values = _where(now, measured, state.values, captured) if leaves else state.values
         step = jnp.where(now, count, state.step)
         return done, RecordState(inner_state, count, step, values, state.names)
 
@@ -145,13 +146,13 @@ def _left_to_the_compiler(function: Callable[..., Any], *args: Any) -> Any:
 
 def _measured(
     probe: Probe,
-    targets: list[Target],
+    leaves: Sequence[LeafInfo],
     measures: Sequence[Measure],
     stages: dict[str, Arrays],
     norm_eps: jax.Array,
 ) -> dict[str, Arrays]:
-    """By stage and measure, one number for each matrix of all targets."""
-    owned = [_blocks(target, stages) for target in targets]
+    """By stage and measure, one number for each matrix of all leaves."""
+    owned = [_blocks(leaf, stages) for leaf in leaves]
     blocks = [block for own in owned for block in own]
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, (transposed, block) in enumerate(blocks):
@@ -172,10 +173,10 @@ def _measured(
     return jax.tree.map(lambda *xs: jnp.concatenate(xs), *joined)
 
 
-def _blocks(target: Target, stages: dict[str, Arrays]) -> list[tuple[bool, Arrays]]:
+def _blocks(leaf: LeafInfo, stages: dict[str, Arrays]) -> list[tuple[bool, Arrays]]:
     """The stages of each block of a parameter, and whether they lie as (batch, in, out)."""
-    view = target.view
-    cut = {stage: view.to_matrices(xs[target.path]) for stage, xs in stages.items()}
+    view = leaf.matrix
+    cut = {stage: view.to_matrices(xs[leaf.name]) for stage, xs in stages.items()}
     every = zip(*cut.values(), strict=True)
     return [(view.transposed, dict(zip(cut, parts, strict=True))) for parts in every]
 
@@ -185,8 +186,6 @@ def _each(function: Callable[[Arrays], Any], blocks: Sequence[Arrays]) -> list[A
     traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(blocks))
     if len(blocks) == 1 or not traced:
         return [function(block) for block in blocks]
-    # A choice among them, since a stack would be another copy of the model.
-    choices = [functools.partial(lambda block: block, block) for block in blocks]
     indices = jnp.arange(len(blocks))
-    done = jax.lax.map(lambda i: function(jax.lax.switch(i, choices)), indices)
+    done = jax.lax.map(lambda i: function(pick(i, blocks)), indices)
     return [jax.tree.map(operator.itemgetter(i), done) for i in range(len(blocks))]

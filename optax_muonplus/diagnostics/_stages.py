@@ -1,72 +1,67 @@
 """The stages that a matrix goes through inside of Muon+, computed again beside the optimizer."""
 
-import functools
+from collections.abc import Sequence
 from typing import Any
 
+from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.paths import flatten_with_names, path_name
-from optax_muonplus._parameters.selection import Target, by_target
+from optax_muonplus._parameters.selection import by_name
 from optax_muonplus.diagnostics._recording import Arrays, Probe
+from optax_muonplus.matrices._normalization import Normalize
+from optax_muonplus.matrices._shape_factor import ScaleByShape
+from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms._apply import apply_to_matrices
-from optax_muonplus.transforms._links import MomentumState, find_momentum, momentum
-from optax_muonplus.transforms._steps import (
-    dual_norm_step,
-    normalize_step,
-    orthogonalize_step,
-    rounded_on_arrival,
-    scale_step,
-)
+from optax_muonplus.transforms._momentum import MomentumState, find_momentum, momentum
+from optax_muonplus.transforms._steps import muonplus_steps
 
 
-def inside_of_muonplus(given: dict[str, Any]) -> Probe:
+def inside_of_muonplus(arguments: dict[str, Any]) -> Probe:
     """The stages of Muon+ with the arguments that ``scale_by_muonplus`` was given."""
-    norm = given.get("norm", "none")  # muon has no such argument
-    polar, compute_dtype = given["polar"], given["compute_dtype"]
-    first = momentum(
-        given["beta"], nesterov=given["nesterov"], bias_correction=given["bias_correction"]
+    norm = arguments.get("norm", "none")  # muon has no such argument
+    average = momentum(
+        arguments["beta"],
+        nesterov=arguments["nesterov"],
+        bias_correction=arguments["bias_correction"],
     )
-    polar_step = orthogonalize_step(
-        polar,
-        given["ns_coeffs"],
-        given["ns_steps"],
-        given["eps"],
-        given["preconditioning"],
-        compute_dtype,
+    polar_factor = Orthogonalize(
+        *(arguments[name] for name in ("ns_coeffs", "ns_steps", "eps", "polar")),
+        preconditioning=arguments["preconditioning"],
+        compute_dtype=arguments["compute_dtype"],
     )
-    norm_step = normalize_step(norm, given["norm_eps"], given["match_frobenius"])
-    shape_step = scale_step(
-        given["shape_scale"], given["consistent_rms"], norm, given["match_frobenius"]
+    match_frobenius, adaptive = arguments["match_frobenius"], arguments["adaptive"]
+    normalize = Normalize(norm, arguments["norm_eps"], match_frobenius)
+    scale = ScaleByShape(
+        arguments["shape_scale"], arguments["consistent_rms"], norm, match_frobenius
     )
-    moved_as = rounded_on_arrival(polar, compute_dtype)
+    steps = muonplus_steps(polar_factor, normalize, scale, adaptive)
 
-    def capture(targets: list[Target], updates: Any, state: Any, done: Any) -> Any:
+    def capture(leaves: Sequence[LeafInfo], updates: Any, state: Any, results: Any) -> Any:
         """The momentum: what the optimizer computes too, so that the compiler does so once.
 
         Computed on recorded updates only, it would keep the old buffer, and that would have to be
         copied at all others: it is overwritten where it lies.
         """
-        del done
+        del results
         old = find_momentum(state)
-        mu = {path_name(name): x for name, x in zip(*flatten_with_names(old.mu), strict=True)}
-        own = MomentumState({target.path: mu[target.path] for target in targets}, old.count)
-        return first.update(by_target(targets, updates), own)[0]
+        mu = {path_name(path): x for path, x in zip(*flatten_with_names(old.mu), strict=True)}
+        selected = MomentumState({leaf.name: mu[leaf.name] for leaf in leaves}, old.count)
+        return average.update(by_name(leaves, updates), selected)[0]
 
-    def unfold(targets: list[Target], moments: Arrays) -> dict[str, Arrays]:
-        lift = functools.partial(
-            apply_to_matrices,
-            dimension_numbers={target.path: target.spec for target in targets},
-            sharding=_shardings(targets),
-            moved_as=moved_as,
-        )
-        factors = lift([polar_step], moments)
-        if given["adaptive"]:
-            done = lift([dual_norm_step(polar_step, norm_step), shape_step], moments)
+    def unfold(leaves: Sequence[LeafInfo], moments: Arrays) -> dict[str, Arrays]:
+        names = [leaf.name for leaf in leaves]
+        arrays = [moments[name] for name in names]
+        # Measures are of what the steps compute, not of what the updates are rounded to.
+        wide = [leaf._replace(dtype=x.dtype) for leaf, x in zip(leaves, arrays, strict=True)]
+        transfer_dtype = polar_factor.transfer_dtype
+        factors = apply_to_matrices([polar_factor], arrays, wide, transfer_dtype)
+        if adaptive:
+            results = apply_to_matrices(steps, arrays, wide, transfer_dtype)
         else:
-            done = lift([norm_step, shape_step], factors, moved_as=None)
-        return {"momentum": moments, "polar": factors, "update": done}
+            results = apply_to_matrices(steps[1:], factors, wide)
+        return {
+            "momentum": moments,
+            "polar": dict(zip(names, factors, strict=True)),
+            "update": dict(zip(names, results, strict=True)),
+        }
 
-    return Probe(("momentum", "polar", "update"), capture, unfold, norm, given["norm_eps"])
-
-
-def _shardings(targets: list[Target]) -> Any:
-    known = {target.path: target.sharding for target in targets}
-    return known if any(known.values()) else None
+    return Probe(("momentum", "polar", "update"), capture, unfold, norm, arguments["norm_eps"])

@@ -8,7 +8,8 @@ from typing import Any
 import optax
 
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
-from optax_muonplus._parameters.selection import Target, by_target, check_patterns, select
+from optax_muonplus._parameters.leaves import LeafInfo
+from optax_muonplus._parameters.selection import by_name, check_patterns, select
 from optax_muonplus.diagnostics._measures import MEASURES, Measure, check_measures
 from optax_muonplus.diagnostics._recording import Arrays, Probe, Schedule, record
 from optax_muonplus.diagnostics._stages import inside_of_muonplus
@@ -125,11 +126,13 @@ def watched(
     if due is None:
         return inner
 
-    def capture(targets: list[Target], updates: Any, state: Any, done: Any) -> dict[str, Arrays]:
+    def capture(
+        leaves: Sequence[LeafInfo], updates: Any, state: Any, results: Any
+    ) -> dict[str, Arrays]:
         del state
-        return {"before": by_target(targets, updates), "after": by_target(targets, done)}
+        return {"before": by_name(leaves, updates), "after": by_name(leaves, results)}
 
-    probe = Probe(("before", "after"), capture, lambda targets, captured: captured)
+    probe = Probe(("before", "after"), capture, lambda leaves, captured: captured)
     find = functools.partial(select, only=patterns, dimension_numbers=weight_dimension_numbers)
     return record(inner, probe, find, due, measures)
 

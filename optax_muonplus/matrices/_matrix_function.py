@@ -1,85 +1,181 @@
-"""Functions on matrices, for both ways in which a matrix may lie in memory.
+"""Functions on matrices as values: frozen dataclasses that are pytrees.
 
 A Flax kernel is stored as (in, out), the transpose of the matrix W of ``y = W x``. Transposing it
-would cost a copy each way; instead every function also knows what to do with the transposed matrix.
+would cost a copy each way. So every function can also say what it is on transposed matrices.
 """
 
+import dataclasses
 import functools
-import itertools
+import typing
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-ArrayFunction = Callable[[jax.Array], jax.Array]
-Operations = Callable[[tuple[int, int]], int]
-
-
-def no_operations(shape: tuple[int, int]) -> int:
-    """Of a function that works on numbers one by one, or adds them up."""
-    del shape
-    return 0
+_Class = TypeVar("_Class", bound=type)
+_Function = TypeVar("_Function", bound="MatrixFunction")
 
 
-class MatrixFunction(NamedTuple):
-    """A shape-preserving function f of matrices.
+def static(**kwargs: Any) -> Any:
+    """A field of :func:`matrix_function` that is a choice: part of the structure of the pytree."""
+    return dataclasses.field(metadata={"static": True}, **kwargs)
 
-    Attributes:
-      upright: f, on arrays ``(batch, out, in)`` and, behind them, ``numbers``.
-      transposed: ``f(x^T)^T``, on arrays ``(batch, in, out)`` likewise. The same object as
-        ``upright`` says that f does not see the difference, so that both kinds can be stacked.
-      operations: of f on a matrix of a given (out, in), besides those on single numbers; what
-        devices have to do is compared by it.
-      numbers: hyperparameters that are arrays. On a mesh they are handed to each device, since a
-        function under ``jax.shard_map`` may not close over arrays that lie on the mesh.
+
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+def matrix_function(cls: _Class) -> _Class:
+    """Makes a class a frozen dataclass and a pytree whose leaves are its hyperparameters.
+
+    Like ``jax.tree_util.register_dataclass``, except that unflattening does not call
+    ``__post_init__``: JAX also unflattens with placeholders, which no check would accept.
+    """
+    cls = dataclasses.dataclass(frozen=True)(cls)
+    fields = dataclasses.fields(cls)
+    leaves = tuple(field.name for field in fields if not field.metadata.get("static"))
+    choices = tuple(field.name for field in fields if field.metadata.get("static"))
+
+    def flatten(function: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return tuple(getattr(function, name) for name in leaves), tuple(
+            getattr(function, name) for name in choices
+        )
+
+    def unflatten(chosen: tuple[Any, ...], hyperparams: tuple[Any, ...]) -> Any:
+        values = zip((*leaves, *choices), (*hyperparams, *chosen), strict=True)
+        return _unchecked(cls, dict(values))
+
+    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+    return cls
+
+
+def _unchecked(cls: Any, fields: dict[str, Any]) -> Any:
+    """An instance of a frozen dataclass, without a call of its ``__post_init__``."""
+    instance = object.__new__(cls)
+    for name, value in fields.items():
+        object.__setattr__(instance, name, value)
+    return instance
+
+
+class MatrixFunction:
+    """A shape-preserving function of matrices ``(batch, out, in)``.
+
+    A subclass is decorated with :func:`matrix_function` and defines ``__call__``. The other members
+    have defaults that are right for every function; better ones save copies and balance devices::
+
+      @matrix_function
+      class Sign(MatrixFunction):
+          def __call__(self, x):
+              return jnp.sign(x)
     """
 
-    upright: Callable[..., jax.Array]
-    transposed: Callable[..., jax.Array]
-    operations: Operations = no_operations
-    numbers: tuple[jax.Array, ...] = ()
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The function of every matrix of ``x``, an array of the same shape."""
+        raise NotImplementedError
 
-    def of(self, transposed: bool | jax.Array) -> ArrayFunction:
-        """The function for matrices that are, or are not, transposed, as is known or traced."""
-        if self.upright is self.transposed or transposed is False:
-            function = self.upright
-        elif transposed is True:
-            function = self.transposed
-        else:
-            function = functools.partial(jax.lax.cond, transposed, self.transposed, self.upright)
-        return (lambda x: function(x, *self.numbers)) if self.numbers else function
+    @property
+    def transpose_equivariant(self) -> bool:
+        """Whether ``f(x^T) = f(x)^T``, as for the polar factor."""
+        return False
 
+    def transposed(self) -> "MatrixFunction":
+        """The function ``x -> f(x^T)^T``, for matrices stored as ``(batch, in, out)``."""
+        return self if self.transpose_equivariant else ViaTranspose(self)
 
-def either_way(function: ArrayFunction, operations: Operations = no_operations) -> MatrixFunction:
-    """For a function with ``f(x^T) = f(x)^T``, such as the polar factor."""
-    return MatrixFunction(function, function, operations)
+    def replace(self: _Function, **fields: Any) -> _Function:
+        """The same function but for some fields, which are not checked."""
+        return _unchecked(type(self), vars(self) | fields)
 
-
-def upright_only(function: ArrayFunction, operations: Operations = no_operations) -> MatrixFunction:
-    """For any function on ``(batch, out, in)``: transposed matrices are turned there and back."""
-    return MatrixFunction(function, lambda x: _turn(function(_turn(x))), operations)
+    def flops(self, shape: tuple[int, int]) -> int:
+        """FLOPs of the matrix products for one matrix ``(out, in)``; devices are balanced by it."""
+        del shape
+        return 0
 
 
-def in_turn(functions: Sequence[MatrixFunction]) -> MatrixFunction:
+@matrix_function
+class ViaTranspose(MatrixFunction):
+    """``x -> f(x^T)^T``, by transposing there and back."""
+
+    function: MatrixFunction
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Two copies more than ``f`` itself."""
+        return jnp.swapaxes(self.function(jnp.swapaxes(x, -1, -2)), -1, -2)
+
+    def transposed(self) -> MatrixFunction:
+        """The function itself."""
+        return self.function
+
+    def flops(self, shape: tuple[int, int]) -> int:
+        """As the function."""
+        return self.function.flops((shape[1], shape[0]))
+
+
+@matrix_function
+class Composition(MatrixFunction):
+    """One function after the other, the first one first."""
+
+    functions: tuple[MatrixFunction, ...]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """``... f2(f1(x))``."""
+        for function in self.functions:
+            x = function(x)
+        return x
+
+    @property
+    def transpose_equivariant(self) -> bool:
+        """If all of them are."""
+        return all([function.transpose_equivariant for function in self.functions])
+
+    def transposed(self) -> MatrixFunction:
+        """Each of them transposed, in the same order."""
+        return Composition(tuple([function.transposed() for function in self.functions]))
+
+    def flops(self, shape: tuple[int, int]) -> int:
+        """Their sum."""
+        return sum(function.flops(shape) for function in self.functions)
+
+
+def compose(functions: Sequence[MatrixFunction]) -> MatrixFunction:
     """One function after the other, as one."""
-
-    def composed(transposed: bool) -> Callable[..., jax.Array]:
-        def apply(x: jax.Array, *numbers: jax.Array) -> jax.Array:
-            rest = iter(numbers)
-            for function in functions:
-                own = tuple(itertools.islice(rest, len(function.numbers)))
-                x = function._replace(numbers=own).of(transposed)(x)
-            return x
-
-        return apply
-
-    def operations(shape: tuple[int, int]) -> int:
-        return sum(function.operations(shape) for function in functions)
-
-    numbers = tuple(itertools.chain.from_iterable(function.numbers for function in functions))
-    return MatrixFunction(composed(False), composed(True), operations, numbers)
+    return functions[0] if len(functions) == 1 else Composition(tuple(functions))
 
 
-def _turn(x: jax.Array) -> jax.Array:
-    return jnp.swapaxes(x, -1, -2)
+def for_layout(
+    function: MatrixFunction, transposed: bool | jax.Array
+) -> Callable[[jax.Array], jax.Array]:
+    """``function`` for matrices stored as (in, out) if ``transposed``, which may be traced."""
+    if function.transpose_equivariant or transposed is False:
+        return function
+    if transposed is True:
+        return function.transposed()
+    return functools.partial(jax.lax.cond, transposed, function.transposed(), function)
+
+
+class StaticPart(NamedTuple):
+    """A pytree without its arrays: hashable, and the same for functions of the same choices."""
+
+    treedef: Any
+    numbers: tuple[Any, ...]
+
+    def merge(self, arrays: Sequence[jax.Array]) -> Any:
+        """The pytree with ``arrays`` in their places."""
+        rest = iter(arrays)
+        return self.treedef.unflatten(next(rest) if x is _Array else x for x in self.numbers)
+
+
+class _Array:
+    """Stands where an array was taken out."""
+
+
+def split_arrays(tree: Any) -> tuple[list[jax.Array], StaticPart]:
+    """The arrays among the leaves of ``tree``, and everything else.
+
+    Arrays, which ``optax.inject_hyperparams`` makes of hyperparameters, have to be passed to
+    ``jax.jit`` and ``jax.shard_map`` as arguments. Python numbers stay constants of the program.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+    arrays = [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
+    numbers = tuple(_Array if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
+    return arrays, StaticPart(treedef, numbers)

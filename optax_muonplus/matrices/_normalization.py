@@ -8,8 +8,10 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
+from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function, static
 from optax_muonplus.matrices._precision import accumulable, as_real, sum_of_squares
 
+Side = Literal["row", "col"]
 Norm = Literal["none", "col", "row", "col_row", "row_col"]
 
 _AXIS = {"row": -1, "col": -2}
@@ -60,8 +62,13 @@ def normalize_matrix(x: jax.Array, norm: Norm = "col_row", norm_eps: Any = 1e-8)
     Source: Zhang et al., Muon+, arXiv:2602.21545, equations 3-8 and Algorithm 1.
     """
     check_norm(norm)
+    return _normalized(x, norm, norm_eps)
+
+
+def _normalized(x: jax.Array, norm: Norm, norm_eps: Any) -> jax.Array:
+    sides = normalized_sides(norm)
     y = accumulable(x)
-    for side in normalized_sides(norm):
+    for side in sides:
         squares = sum_of_squares(y, (_AXIS[side],))
         # rsqrt(0) would be infinite for a zero row with norm_eps=0.
         y = y * jnp.where(squares > 0, jax.lax.rsqrt(squares + as_real(norm_eps, squares.dtype)), 0)
@@ -74,3 +81,27 @@ def match_frobenius_norm(x: jax.Array, like: jax.Array) -> jax.Array:
     want = sum_of_squares(like, (-2, -1))
     ratio = jnp.sqrt(jnp.where(have > 0, want / jnp.where(have > 0, have, 1), 0))
     return (x * ratio).astype(x.dtype)
+
+
+@matrix_function
+class Normalize(MatrixFunction):
+    """Rows and columns over their norms; attributes as in ``optax_muonplus.normalize``."""
+
+    norm: Norm = static(default="col_row")
+    norm_eps: Any = 1e-8
+    match_frobenius: bool = static(default=False)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown ``norm`` or a negative ``norm_eps``."""
+        check_norm(self.norm)
+        if isinstance(self.norm_eps, int | float) and self.norm_eps < 0:
+            raise ValueError(f"norm_eps must not be negative, got {self.norm_eps}.")
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalized ``x``, rescaled to the Frobenius norm that it had if that is asked for."""
+        y = _normalized(x, self.norm, self.norm_eps)
+        return match_frobenius_norm(y, x) if self.match_frobenius else y
+
+    def transposed(self) -> MatrixFunction:
+        """Rows for columns and columns for rows."""
+        return self.replace(norm=transposed_norm(self.norm))

@@ -3,6 +3,9 @@
 import math
 from typing import Any, Literal, get_args
 
+import jax
+
+from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function, static
 from optax_muonplus.matrices._normalization import Norm, check_norm, normalized_sides
 
 ShapeScale = Literal["spectral", "max", "none"]
@@ -46,6 +49,17 @@ def shape_factor(
     """
     check_shape_scale(shape_scale)
     check_norm(norm)
+    return _shape_factor(fan_out, fan_in, shape_scale, consistent_rms, norm, match_frobenius)
+
+
+def _shape_factor(
+    fan_out: int,
+    fan_in: int,
+    shape_scale: ShapeScale,
+    consistent_rms: Any,
+    norm: Norm,
+    match_frobenius: bool,
+) -> Any:
     if consistent_rms is not None:
         sides = normalized_sides(norm)
         if match_frobenius or not sides:
@@ -55,3 +69,34 @@ def shape_factor(
         return 1.0
     ratio = fan_out / fan_in
     return math.sqrt(ratio if shape_scale == "spectral" else max(1.0, ratio))
+
+
+@matrix_function
+class ScaleByShape(MatrixFunction):
+    """A factor of the shape; the attributes are those of ``optax_muonplus.scale_by_shape``."""
+
+    shape_scale: ShapeScale = static(default="spectral")
+    consistent_rms: Any = None
+    norm: Norm = static(default="none")
+    match_frobenius: bool = static(default=False)
+    stored_transposed: bool = static(default=False)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown ``shape_scale`` or ``norm``."""
+        check_shape_scale(self.shape_scale)
+        check_norm(self.norm)
+
+    def factor(self, fan_out: int, fan_in: int) -> Any:
+        """The factor for a matrix ``(fan_out, fan_in)``."""
+        return _shape_factor(
+            fan_out, fan_in, self.shape_scale, self.consistent_rms, self.norm, self.match_frobenius
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """``x`` times the factor."""
+        shape = x.shape[:-3:-1] if self.stored_transposed else x.shape[-2:]
+        return (x * self.factor(*shape)).astype(x.dtype)
+
+    def transposed(self) -> MatrixFunction:
+        """The same factor, with fan-out and fan-in read off the other axes."""
+        return self.replace(stored_transposed=not self.stored_transposed)

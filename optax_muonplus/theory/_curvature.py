@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
-from optax_muonplus._parameters.selection import Target, check_patterns, select
-from optax_muonplus.diagnostics._imbalance import Side
+from optax_muonplus._parameters.leaves import LeafInfo
+from optax_muonplus._parameters.selection import check_patterns, select
+from optax_muonplus.matrices._normalization import Side
 from optax_muonplus.matrices._precision import accumulable, accumulation_dtype
 from optax_muonplus.theory._power_iteration import spectral_norm
 
@@ -113,7 +114,8 @@ def block_curvatures(
         return loss(treedef.unflatten([*leaves[:i], leaf, *leaves[i + 1 :]]))
 
     result = {}
-    for path, i, _, view, _ in targets:
+    for target in targets:
+        path, i, view = target.name, target.index, target.matrix
         leaf, own = jnp.asarray(leaves[i]), jax.random.fold_in(key, i)
         index = _choices(jax.random.fold_in(own, 0), view, side, blocks)
         starts = jax.random.fold_in(own, 1)
@@ -202,8 +204,8 @@ def _of_block(
     return spectral_norm(product, start, iterations)
 
 
-def _check_dtypes(targets: list[Target], leaves: list[Any]) -> None:
-    dtypes = {target.path: jnp.result_type(leaves[target.index]) for target in targets}
+def _check_dtypes(targets: list[LeafInfo], leaves: list[Any]) -> None:
+    dtypes = {target.name: jnp.result_type(leaves[target.index]) for target in targets}
     wrong = [f"{p} ({d})" for p, d in dtypes.items() if not jnp.issubdtype(d, jnp.floating)]
     if wrong:
         raise ValueError(

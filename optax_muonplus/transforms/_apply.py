@@ -1,165 +1,235 @@
-"""The one place where functions on matrices become functions on a tree of parameters.
+"""The one place where functions on matrices become transformations of a tree of parameters.
 
-Views, blocks and precision are dealt with here, groups of equal shapes in ``grouping``, meshes in
-``sharded``. What is lifted sees stacks of whole matrices and nothing else.
+Each leaf is looked up once at init and once at an update. Here views, blocks and precisions are
+dealt with; ``matrices/_batching.py`` groups equal shapes, and ``_mesh`` moves what is sharded.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from optax_muonplus._mesh.sharded import Layout, apply_sharded
+from optax_muonplus._mesh.sharded import apply_sharded
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
-from optax_muonplus._parameters.partition import plan
-from optax_muonplus._parameters.paths import flatten_with_names, path_name
-from optax_muonplus._parameters.sharding import ShardingTree, homes
-from optax_muonplus.matrices._batching import Stored, apply_grouped, where_they_were
-from optax_muonplus.matrices._matrix_function import MatrixFunction, in_turn
+from optax_muonplus._parameters.leaves import (
+    LeafInfo,
+    ResolvedTree,
+    check_inexact,
+    check_only_matrices,
+    resolve,
+)
+from optax_muonplus._parameters.sharding import (
+    ShardingTree,
+    check_given_shardings,
+    shard_like_params,
+)
+from optax_muonplus._xla.sharding import constrain_sharding_like
+from optax_muonplus.matrices._batching import MatrixBatch, apply_batched
+from optax_muonplus.matrices._matrix_function import MatrixFunction, compose
+
+
+class MatrixTransformation(optax.GradientTransformationExtraArgs):
+    """A transformation of trees whose leaves all are matrices.
+
+    Attributes:
+      make: from the records of the leaves to the transformation for them. An optimizer that has
+        looked up the leaves of the whole tree calls it, in place of looking them up again.
+    """
+
+    make: Callable[[Sequence[LeafInfo]], optax.GradientTransformation]
+
+
+def for_matrices(
+    make: Callable[[Sequence[LeafInfo]], optax.GradientTransformation],
+    dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+) -> MatrixTransformation:
+    """The transformation that ``make`` gives for a tree of matrices.
+
+    Args:
+      make: see :class:`MatrixTransformation`.
+      dimension_numbers: as in :func:`optax_muonplus.muonplus`.
+      sharding: likewise. The state is sharded like the parameters.
+    """
+
+    def make_for_tree(tree: ResolvedTree) -> optax.GradientTransformation:
+        check_only_matrices(tree.leaves)
+        return make(tree.leaves)
+
+    transformation = MatrixTransformation(*for_resolved(make_for_tree, dimension_numbers, sharding))
+    transformation.make = make
+    return transformation
+
+
+def for_resolved(
+    make: Callable[[ResolvedTree], optax.GradientTransformation],
+    dimension_numbers: DimensionNumbersTree,
+    sharding: ShardingTree,
+) -> optax.GradientTransformationExtraArgs:
+    """A transformation that knows what each leaf is.
+
+    Leaves are looked up anew on the whole tree at init and at every update, by path and shape: the
+    containers may differ between the two (``flax.nnx.Optimizer`` gives variables first and plain
+    arrays later), and no tree of labels is kept.
+
+    Args:
+      make: from a tree with the records of its leaves to the transformation for it.
+      dimension_numbers: as in :func:`optax_muonplus.muonplus`.
+      sharding: likewise. The state is sharded like the parameters.
+    """
+
+    def init_fn(params: optax.Params) -> optax.OptState:
+        tree = resolve(params, dimension_numbers, sharding)
+        check_inexact(tree.leaves)
+        state = make(tree).init(params)
+        given = [leaf.given_sharding for leaf in tree.leaves]
+        tree.all_shardings()  # raises for those that do not fit
+        check_given_shardings([leaf.name for leaf in tree.leaves], tree.arrays, given)
+        paths, shapes = [x.path for x in tree.leaves], [x.shape for x in tree.leaves]
+        return shard_like_params(state, paths, shapes, given)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        tree = resolve(updates, dimension_numbers, sharding)
+        inner = optax.with_extra_args_support(make(tree))
+        return inner.update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def matrix_link(
+    functions: Sequence[MatrixFunction], leaves: Sequence[LeafInfo], transfer_dtype: Any = None
+) -> optax.GradientTransformation:
+    """A stateless transformation that applies ``functions`` to every matrix of ``leaves``."""
+
+    def init_fn(params: optax.Params) -> optax.OptState:
+        del params
+        check_function(functions, leaves)
+        return optax.EmptyState()
+
+    def update_fn(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del params
+        arrays, treedef = jax.tree.flatten(updates)
+        results = apply_to_matrices(functions, arrays, leaves, transfer_dtype)
+        return treedef.unflatten(results), state
+
+    return optax.GradientTransformation(init_fn, update_fn)
 
 
 def apply_to_matrices(
     functions: Sequence[MatrixFunction],
-    tree: Any,
-    dimension_numbers: DimensionNumbersTree = None,
-    *,
-    sharding: ShardingTree = None,
-    moved_as: Any = None,
-    like: Any = None,
-) -> Any:
-    """Applies ``functions``, one after the other, to every matrix of every leaf of ``tree``.
+    arrays: Sequence[Any],
+    leaves: Sequence[LeafInfo],
+    transfer_dtype: Any = None,
+) -> list[jax.Array]:
+    """Applies ``functions``, one after the other, to every matrix of every array.
 
     Args:
-      functions: shape-preserving functions of matrices.
-      tree: updates; every leaf must be a matrix.
-      dimension_numbers: as in :func:`optax_muonplus.muonplus`.
-      sharding: likewise.
-      moved_as: dtype in which sharded matrices travel to where they are worked on, if it is
-        narrower than theirs and has its exponents.
-      like: tree whose dtypes the results have; None means ``tree``.
+      functions: functions of matrices.
+      arrays: of the shapes and shardings of ``leaves``; their dtypes may differ.
+      leaves: records of matrices.
+      transfer_dtype: dtype in which sharded matrices travel to the device that works on them, if
+        it is narrower than theirs and has as many exponent bits.
 
     Returns:
-      A tree of ``tree``'s structure, shapes and shardings.
+      One array for each of ``arrays``, of the same shape and sharding, in the dtype of its leaf.
     """
-    views = check_matrices(tree, dimension_numbers)
-    leaves, treedef = jax.tree_util.tree_flatten(tree)
-    arrays = [jnp.asarray(leaf) for leaf in leaves]
-    dtypes = [jnp.result_type(x) for x in jax.tree.leaves(tree if like is None else like)]
-    known = homes(tree, sharding)
-    here = [i for i, home in enumerate(known) if home is None]
-    there = {i: home for i, home in enumerate(known) if home is not None}
-    done = _apply_here(functions, [arrays[i] for i in here], [views[i] for i in here])
-    results = dict(zip(here, done, strict=True))
-    layouts = [Layout(views[i], home, arrays[i].dtype, dtypes[i]) for i, home in there.items()]
-    done = apply_sharded(functions, [arrays[i] for i in there], layouts, moved_as)
-    results |= zip(there, done, strict=True)
-    return treedef.unflatten([results[i].astype(dtype) for i, dtype in enumerate(dtypes)])
+    arrays = [jnp.asarray(x) for x in arrays]
+    local = [i for i, leaf in enumerate(leaves) if leaf.sharding is None]
+    sharded = [i for i, leaf in enumerate(leaves) if leaf.sharding is not None]
+    results: dict[int, jax.Array] = {}
+    for apply, members in ((_apply_local, local), (apply_sharded, sharded)):
+        inputs, records = [arrays[i] for i in members], [leaves[i] for i in members]
+        outputs = apply(functions, inputs, records, transfer_dtype)
+        results |= zip(members, outputs, strict=True)
+    return [results[i].astype(leaf.dtype) for i, leaf in enumerate(leaves)]
 
 
-def _apply_here(
-    functions: Sequence[MatrixFunction], arrays: Sequence[jax.Array], views: Sequence[MatrixView]
+def _apply_local(
+    functions: Sequence[MatrixFunction],
+    arrays: Sequence[jax.Array],
+    leaves: Sequence[LeafInfo],
+    transfer_dtype: Any,
 ) -> list[jax.Array]:
-    """On one device, or as the compiler distributes it."""
-    parts = [view.to_matrices(x) for x, view in zip(arrays, views, strict=True)]
-    blocks = [
-        Stored(x, view.transposed) for part, view in zip(parts, views, strict=True) for x in part
-    ]
-    done = iter(where_they_were(blocks, apply_grouped(functions, blocks)))
+    """On one device, or as the compiler distributes it: nothing is transferred here."""
+    del transfer_dtype
+    views = [leaf.matrix for leaf in leaves]
+    batches: list[MatrixBatch] = []
+    stops = []
+    for x, view in zip(arrays, views, strict=True):
+        batches += view.to_batches(x)
+        stops.append(len(batches))
+    outputs = apply_batched(functions, batches)
+    outputs = constrain_sharding_like([batch.array for batch in batches], outputs)
     return [
-        view.from_matrices([next(done) for _ in part])
-        for part, view in zip(parts, views, strict=True)
+        view.from_matrices(outputs[start:stop])
+        for view, (start, stop) in zip(views, itertools.pairwise([0, *stops]), strict=True)
     ]
 
 
-def apply_in_place(
+def map_blocks(
     function: Callable[..., tuple[jax.Array, ...]],
-    dimension_numbers: DimensionNumbersTree,
-    results: int,
+    leaves: Sequence[LeafInfo],
+    n_results: int,
     tree: Any,
     *others: Any,
 ) -> tuple[Any, ...]:
-    """Applies ``function`` to every block of every leaf of ``tree`` as it lies.
+    """Applies ``function`` to every block of every leaf of ``tree``, as it lies in memory.
 
-    For rules that work number by number and need sums over rows or matrices: nothing is turned,
-    stacked or moved, and of what lies in shards only the sums are.
+    For elementwise rules that need sums over rows or matrices: nothing is transposed, stacked or
+    moved between devices; of sharded leaves only the sums are.
 
     Args:
       function: of the leaf's :class:`MatrixView`, a block of the leaf, and those of ``others``. It
         sums over ``view.output_axes`` and ``view.reduction_axes``.
-      dimension_numbers: as in :func:`optax_muonplus.muonplus`.
-      results: the number of arrays that ``function`` returns.
-      tree: updates; every leaf must be a matrix.
+      leaves: records of the leaves of ``tree``, all matrices.
+      n_results: how many arrays ``function`` returns.
+      tree: updates.
       others: trees of the same structure, with leaves of the same shapes or statistics of their
         rows or matrices, whose summed axes have size 1 (one for each block, where blocks are fused
         along them).
 
     Returns:
-      As many trees as ``results``.
+      As many trees as ``n_results``.
     """
-    views = check_matrices(tree, dimension_numbers)
-    treedef = jax.tree_util.tree_structure(tree)
-    columns = [treedef.flatten_up_to(each) for each in (tree, *others)]
-    done: list[list[jax.Array]] = [[] for _ in range(results)]
-    for view, *leaves in zip(views, *columns, strict=True):
-        blocks = zip(*(view.cut(jnp.asarray(leaf)) for leaf in leaves), strict=True)
+    arrays, treedef = jax.tree.flatten(tree)
+    columns = [arrays, *(treedef.flatten_up_to(other) for other in others)]
+    results: list[list[jax.Array]] = [[] for _ in range(n_results)]
+    for leaf, *inputs in zip(leaves, *columns, strict=True):
+        view: MatrixView = leaf.matrix
+        blocks = zip(*(view.cut(jnp.asarray(x)) for x in inputs), strict=True)
         parts = zip(*(function(view, *block) for block in blocks), strict=True)
-        for into, part in zip(done, parts, strict=True):
-            into.append(view.join(part))
-    return tuple(treedef.unflatten(leaves) for leaves in done)
+        for result, part in zip(results, parts, strict=True):
+            result.append(view.join(part))
+    return tuple(treedef.unflatten(result) for result in results)
 
 
-def check_matrices(tree: Any, dimension_numbers: DimensionNumbersTree = None) -> list[MatrixView]:
-    """The view of each leaf of ``tree``; an error unless all are floating-point matrices."""
-    plans = plan(tree, dimension_numbers)
-    check_inexact(tree)
-    vectors = [p.path for p in plans if p.view is None]
-    if vectors:
-        raise ValueError(
-            f"Not matrices: {', '.join(vectors)}. This transformation is for matrices only: leave"
-            " the others to AdamW with optax_muonplus.muonplus, or with optax.partition and"
-            " optax_muonplus.partition_labels; or give these leaves dimension numbers."
-        )
-    return [p.view for p in plans if p.view is not None]
-
-
-def check_function(
-    functions: Sequence[MatrixFunction], tree: Any, dimension_numbers: DimensionNumbersTree = None
-) -> None:
+def check_function(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInfo]) -> None:
     """Raises ValueError unless ``functions`` are defined, and keep the shape, on all matrices.
 
     Nothing is computed: each distinct shape is traced once.
     """
-    function = in_turn(functions).of(False)
+    function = compose(functions)
     shapes: dict[jax.ShapeDtypeStruct, str] = {}
-    names, leaves = flatten_with_names(tree)
-    views = check_matrices(tree, dimension_numbers)
-    for path, leaf, view in zip(names, leaves, views, strict=True):
-        for shape in view.block_shapes():
-            probe = jax.ShapeDtypeStruct(shape, jnp.result_type(leaf))
-            shapes.setdefault(probe, path_name(path))
-    for probe, path in shapes.items():
+    for leaf in leaves:
+        for shape in leaf.matrix.block_shapes():
+            shapes.setdefault(jax.ShapeDtypeStruct(shape, leaf.dtype), leaf.name)
+    for probe, name in shapes.items():
         try:
-            result = jax.eval_shape(function, probe)
+            result = jax.eval_shape(lambda x: function(x), probe)
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise ValueError(f"{name}: {error}") from error
         if getattr(result, "shape", None) != probe.shape:
             raise ValueError(
-                f"{path}: a function on matrices must map arrays (*batch, out, in) to arrays of the"
+                f"{name}: a function on matrices must map arrays (*batch, out, in) to arrays of the"
                 f" same shape; for {probe.shape} it gave {getattr(result, 'shape', result)}."
             )
-
-
-def check_inexact(tree: Any) -> None:
-    """Raises ValueError for leaves that are not floating-point or complex, naming them."""
-    names, leaves = flatten_with_names(tree)
-    wrong = [
-        f"{'/'.join(path)} ({jnp.result_type(leaf)})"
-        for path, leaf in zip(names, leaves, strict=True)
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
-    ]
-    if wrong:
-        raise ValueError(
-            f"Parameters must be floating-point, got {', '.join(wrong)}. Keep counters and keys out"
-            " of the parameters, or freeze them with optax.masked or optax.partition."
-        )

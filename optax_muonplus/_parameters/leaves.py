@@ -1,0 +1,191 @@
+"""One record for each leaf of a tree of parameters or updates, resolved once."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from optax_muonplus._parameters.dimension_numbers import (
+    DimensionNumbers,
+    DimensionNumbersTree,
+    MatrixView,
+    is_dimension_numbers,
+    matrix_view,
+)
+from optax_muonplus._parameters.partition import dimension_numbers_by_rule
+from optax_muonplus._parameters.paths import (
+    Path,
+    by_path,
+    check_inexact_dtypes,
+    flatten_tree,
+    path_name,
+)
+from optax_muonplus._parameters.sharding import (
+    LeafSharding,
+    ShardingTree,
+    given_shardings,
+    leaf_shardings,
+)
+
+MUON, ADAM = "muon", "adam"
+
+
+class LeafInfo(NamedTuple):
+    """What is known of one leaf, besides its elements.
+
+    Attributes:
+      index: its place among the leaves of the tree.
+      path: as in ``('blocks', '0', 'attn', 'query', 'kernel')``.
+      shape: its shape.
+      dtype: its dtype, which is also that of its update.
+      view: its matrices; None for a leaf that is not a matrix, which AdamW updates.
+      given_sharding: its entry in the argument ``sharding``.
+      sharding: how it lies on a mesh, if it is a matrix. None on one device, or where it is not
+        known before the program is compiled.
+    """
+
+    index: int
+    path: Path
+    shape: tuple[int, ...]
+    dtype: Any
+    view: MatrixView | None
+    given_sharding: NamedSharding | None = None
+    sharding: LeafSharding | None = None
+
+    @property
+    def name(self) -> str:
+        """The path as people read it: ``blocks/0/attn/query/kernel``."""
+        return "/".join(self.path) or "(root)"
+
+    @property
+    def matrix(self) -> MatrixView:
+        """The view of a leaf that is known to be a matrix."""
+        assert self.view is not None, self.name
+        return self.view
+
+    @property
+    def label(self) -> str:
+        """``"muon"`` or ``"adam"``."""
+        return ADAM if self.view is None else MUON
+
+
+class ResolvedTree(NamedTuple):
+    """A tree, flattened once.
+
+    Attributes:
+      leaves: one record for each leaf, in order.
+      arrays: the leaves themselves.
+      unflatten: from one value for each leaf to a tree of this structure.
+    """
+
+    leaves: list[LeafInfo]
+    arrays: list[Any]
+    unflatten: Callable[[Iterable[Any]], Any]
+
+    @property
+    def matrices(self) -> list[LeafInfo]:
+        """The records of leaves that are matrices."""
+        return [leaf for leaf in self.leaves if leaf.view is not None]
+
+    @property
+    def labels(self) -> Any:
+        """A tree of ``"muon"`` and ``"adam"``."""
+        return self.unflatten([leaf.label for leaf in self.leaves])
+
+    def all_shardings(self) -> list[LeafSharding | None]:
+        """How each leaf lies on a mesh, whether it is a matrix or not."""
+        return leaf_shardings(
+            [leaf.name for leaf in self.leaves],
+            self.arrays,
+            [leaf.given_sharding for leaf in self.leaves],
+        )
+
+
+def resolve(
+    tree: Any, dimension_numbers: DimensionNumbersTree = None, sharding: ShardingTree = None
+) -> ResolvedTree:
+    """What is known of each leaf of ``tree``.
+
+    Args:
+      tree: parameters or updates; arrays or anything with a shape and dtype.
+      dimension_numbers: as in :func:`optax_muonplus.muonplus`.
+      sharding: likewise.
+
+    Raises:
+      ValueError: if dimension numbers or shardings do not cover the tree or do not fit a leaf.
+    """
+    paths, arrays, unflatten = flatten_tree(tree)
+    views = _views(tree, paths, arrays, dimension_numbers)
+    given = given_shardings(tree, paths, sharding)
+    leaves = [
+        LeafInfo(i, path, np.shape(x), jnp.result_type(x), view, place)
+        for i, (path, x, view, place) in enumerate(zip(paths, arrays, views, given, strict=True))
+    ]
+    matrices = [leaf for leaf in leaves if leaf.view is not None]
+    shardings = leaf_shardings(
+        [leaf.name for leaf in matrices],
+        [arrays[leaf.index] for leaf in matrices],
+        [leaf.given_sharding for leaf in matrices],
+    )
+    for leaf, known in zip(matrices, shardings, strict=True):
+        leaves[leaf.index] = leaf._replace(sharding=known)
+    return ResolvedTree(leaves, arrays, unflatten)
+
+
+def _views(
+    tree: Any, paths: Sequence[Path], arrays: Sequence[Any], dimension_numbers: DimensionNumbersTree
+) -> list[MatrixView | None]:
+    specs: Sequence[DimensionNumbers | None]
+    if dimension_numbers is None:
+        specs = dimension_numbers_by_rule(paths, arrays)
+    else:
+        specs = by_path(
+            dimension_numbers,
+            tree,
+            paths,
+            is_dimension_numbers,
+            "dimension numbers",
+            "MuonDimensionNumbers, MatrixSpec, or None for AdamW",
+        )
+    views, wrong = [], []
+    for path, x, spec in zip(paths, arrays, specs, strict=True):
+        try:
+            views.append(None if spec is None else matrix_view(np.shape(x), spec))
+        except ValueError as error:
+            wrong.append(f"{path_name(path)}: {error}")
+    if wrong:
+        raise ValueError("Dimension numbers do not fit. " + " ".join(wrong))
+    return views
+
+
+def partition_labels(
+    params: Any, muon_weight_dimension_numbers: DimensionNumbersTree = None
+) -> Any:
+    """``"muon"`` or ``"adam"`` for every parameter: the labels for ``optax.partition``.
+
+    Args:
+      params: parameters or updates.
+      muon_weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`.
+    """
+    paths, arrays, unflatten = flatten_tree(params)
+    views = _views(params, paths, arrays, muon_weight_dimension_numbers)
+    return unflatten(ADAM if view is None else MUON for view in views)
+
+
+def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
+    """Raises ValueError unless all ``leaves`` are floating-point matrices."""
+    check_inexact(leaves)
+    others = [leaf.name for leaf in leaves if leaf.view is None]
+    if others:
+        raise ValueError(
+            f"Not matrices: {', '.join(others)}. This transformation is for matrices only: leave"
+            " the others to AdamW with optax_muonplus.muonplus, or with optax.partition and"
+            " optax_muonplus.partition_labels; or give these leaves dimension numbers."
+        )
+
+
+def check_inexact(leaves: Sequence[LeafInfo]) -> None:
+    """As :func:`check_inexact_dtypes`, for resolved leaves."""
+    check_inexact_dtypes([leaf.path for leaf in leaves], [leaf.dtype for leaf in leaves])

@@ -1,0 +1,71 @@
+"""The polar factor as a function on matrices."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function, static
+from optax_muonplus.polar._methods import (
+    DEFAULT_EPS,
+    Polar,
+    PolarFunction,
+    Preconditioning,
+    polar_flops,
+    polar_function,
+)
+
+
+@matrix_function
+class Orthogonalize(MatrixFunction):
+    """The polar factor; the attributes are the arguments of ``optax_muonplus.orthogonalize``."""
+
+    ns_coeffs: str | Sequence[Any] = static(default="jordan")
+    ns_steps: Any = 5
+    eps: Any = DEFAULT_EPS
+    polar: Polar | PolarFunction = static(default="auto")
+    preconditioning: Preconditioning = static(default="frobenius")
+    compute_dtype: Any = static(default=None)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError as :func:`optax_muonplus.polar.polar_function`."""
+        self._function()
+        object.__setattr__(self, "ns_coeffs", _hashable(self.ns_coeffs))
+
+    def _function(self) -> PolarFunction:
+        return polar_function(
+            self.polar,
+            self.ns_coeffs,
+            self.ns_steps,
+            self.eps,
+            self.preconditioning,
+            self.compute_dtype,
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The polar factors of ``x``."""
+        return self._function()(x)
+
+    @property
+    def transpose_equivariant(self) -> bool:
+        """Not for a caller's function, of which nothing is known, nor for one-sided scalings."""
+        return not callable(self.polar) and self.preconditioning not in ("aol", "aol_out")
+
+    def flops(self, shape: tuple[int, int]) -> int:
+        """As ``optax_muonplus.polar.matmul_shapes`` counts."""
+        return polar_flops(shape, self.polar, self.ns_coeffs, self.ns_steps, self.compute_dtype)
+
+    @property
+    def transfer_dtype(self) -> jnp.dtype | None:
+        """The dtype that matrices are rounded to before anything else, or None."""
+        rounds = self.polar in ("auto", "newton_schulz") and self.compute_dtype is not None
+        return jnp.dtype(self.compute_dtype) if rounds else None
+
+
+def _hashable(ns_coeffs: str | Sequence[Any]) -> str | tuple[Any, ...]:
+    if isinstance(ns_coeffs, str):
+        return ns_coeffs
+    rows = np.asarray(ns_coeffs, np.float64).tolist()
+    return tuple(tuple(row) if isinstance(row, list) else row for row in rows)
