@@ -15,7 +15,7 @@ import optax
 from optax_muonplus._optimizers import AdamW, with_adamw
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus._parameters.sharding import ShardingTree, settle
-from optax_muonplus.matrices._precision import accumulable, as_real, sum_of_squares
+from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
 from optax_muonplus.polar._methods import DEFAULT_EPS, Polar, PolarFunction, Preconditioning
 from optax_muonplus.transforms._apply import apply_in_place
 from optax_muonplus.transforms._links import check_decay, momentum, orthogonalize
@@ -168,7 +168,7 @@ def entry_rule(
     """The rule that :func:`adamuon` states, from a polar factor and its running mean to both."""
 
     def rescale(view: MatrixView, o: jax.Array, stored: jax.Array) -> tuple[jax.Array, jax.Array]:
-        o, v = accumulable(o), accumulable(stored)
+        o, v = upcast_for_sum(o), upcast_for_sum(stored)
         _, m, n = view.matrix_shape(o.shape)
         decay, guard = as_real(beta2, v.dtype), as_real(eps, v.dtype)
         v = decay * v + (1 - decay) * sum_of_squares(o, ())

@@ -15,7 +15,7 @@ import optax
 from optax_muonplus._optimizers import AdamW, with_adamw
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus._parameters.sharding import ShardingTree, settle
-from optax_muonplus.matrices._precision import accumulable, as_real, sum_of_squares
+from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
 from optax_muonplus.matrices._shape_factor import ShapeScale, check_shape_scale, shape_factor
 from optax_muonplus.polar._methods import DEFAULT_EPS, Polar, PolarFunction, Preconditioning
 from optax_muonplus.transforms._apply import apply_in_place
@@ -179,7 +179,7 @@ def row_rule(
     check_shape_scale(shape_scale)
 
     def rescale(view: MatrixView, o: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-        o = accumulable(o)
+        o = upcast_for_sum(o)
         _, m, n = view.matrix_shape(o.shape)
         both = (*view.output_axes, *view.reduction_axes)
         decay, guard = as_real(beta2, v.dtype), as_real(eps, v.dtype)

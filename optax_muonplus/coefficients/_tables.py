@@ -23,7 +23,7 @@ class Table(NamedTuple):
       rows: one row for each step, in the order of use.
       repeats_last: whether steps beyond the list repeat its last row. True only where the
         composition then converges.
-      headroom: the pre-normalization divides by ``headroom * norm`` instead of ``norm``.
+      safety_factor: the pre-normalization divides by ``safety_factor * norm`` instead of ``norm``.
       source: where the numbers are from.
       restarts: for one step, two steps and so on, where the Gram iteration starts anew, as
         ``choose_restarts`` has it. It is asked for numbers of steps that are not listed.
@@ -33,27 +33,27 @@ class Table(NamedTuple):
 
     rows: tuple[Row, ...]
     repeats_last: bool
-    headroom: float
+    safety_factor: float
     source: str
     restarts: tuple[tuple[int, ...], ...] = ()
     needs_float32: bool = False
 
 
 class Coefficients(NamedTuple):
-    """What one Newton-Schulz run uses: its rows, how many steps of them, headroom and restarts.
+    """What one Newton-Schulz run uses: its rows, how many steps of them, safety_factor and restarts.
 
     Attributes:
       rows: exactly ``steps`` rows, or the whole table if ``steps`` is a traced array (the last row
         then serves every further step).
       steps: number of steps, a Python int or a traced integer array.
-      headroom: see :class:`Table`.
+      safety_factor: see :class:`Table`.
       restarts: steps at which the Gram iteration starts anew; None if ``steps`` is traced.
       needs_float32: see :class:`Table`.
     """
 
     rows: tuple[Row, ...]
     steps: Any
-    headroom: float
+    safety_factor: float
     restarts: tuple[int, ...] | None
     needs_float32: bool
 
@@ -180,7 +180,7 @@ def resolve(ns_coeffs: str | Sequence[Any] = "jordan", ns_steps: Any = 5) -> Coe
                 f" rows ({len(table.rows)}). Pass ns_steps as a Python int; under"
                 " optax.inject_hyperparams add static_args=('ns_steps',)."
             )
-        return Coefficients(table.rows, ns_steps, table.headroom, None, table.needs_float32)
+        return Coefficients(table.rows, ns_steps, table.safety_factor, None, table.needs_float32)
     try:
         steps = operator.index(ns_steps)
     except TypeError:
@@ -198,7 +198,7 @@ def resolve(ns_coeffs: str | Sequence[Any] = "jordan", ns_steps: Any = 5) -> Coe
     rows = (table.rows + table.rows[-1:] * missing)[:steps]
     listed = steps <= len(table.restarts)
     restarts = table.restarts[steps - 1] if listed else choose_restarts(rows)
-    return Coefficients(rows, steps, table.headroom, restarts, table.needs_float32)
+    return Coefficients(rows, steps, table.safety_factor, restarts, table.needs_float32)
 
 
 def _table(ns_coeffs: str | Sequence[Any]) -> Table:

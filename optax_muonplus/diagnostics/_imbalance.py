@@ -10,7 +10,12 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.matrices._precision import accumulable, as_real, sum_of_squares, unit_max
+from optax_muonplus.matrices._precision import (
+    as_real,
+    scale_by_pow2,
+    sum_of_squares,
+    upcast_for_sum,
+)
 from optax_muonplus.polar._methods import svd
 
 Side = Literal["row", "col"]
@@ -113,7 +118,7 @@ def rms(x: jax.Array) -> jax.Array:
       x: matrices ``(*batch, out, in)``, real or complex.
     """
     _check(x, "row")
-    y, power = unit_max(accumulable(x))
+    y, power = scale_by_pow2(upcast_for_sum(x))
     size = x.shape[-2] * x.shape[-1]
     return (jnp.sqrt(sum_of_squares(y, (-2, -1)) / size) * power)[..., 0, 0]
 
@@ -135,9 +140,9 @@ def polar_distance(x: jax.Array, of: jax.Array) -> jax.Array:
     """
     _check_same_shape(x, of)
     _check(x, "row")
-    exact = svd(accumulable(of))
+    exact = svd(upcast_for_sum(of))
     size = sum_of_squares(exact, (-2, -1))[..., 0, 0]
-    error = sum_of_squares(accumulable(x) - exact, (-2, -1))[..., 0, 0]
+    error = sum_of_squares(upcast_for_sum(x) - exact, (-2, -1))[..., 0, 0]
     without = jnp.where(error > 0, jnp.inf, 0)
     return jnp.sqrt(jnp.where(size > 0, error / jnp.where(size > 0, size, 1), without))
 
@@ -145,7 +150,7 @@ def polar_distance(x: jax.Array, of: jax.Array) -> jax.Array:
 def _squared_norms(x: jax.Array, side: Side) -> tuple[jax.Array, jax.Array]:
     """Of rows or columns ``(*batch, m)`` of ``x / power``, and that power ``(*batch,)``."""
     _check(x, side)
-    y, power = unit_max(accumulable(x))
+    y, power = scale_by_pow2(upcast_for_sum(x))
     squares = sum_of_squares(y, (_SUMMED[side],))
     return jnp.squeeze(squares, _SUMMED[side]), power[..., 0, 0]
 

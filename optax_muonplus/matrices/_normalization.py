@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.matrices._precision import accumulable, as_real, sum_of_squares
+from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
 
 Norm = Literal["none", "col", "row", "col_row", "row_col"]
 
@@ -60,7 +60,7 @@ def normalize_matrix(x: jax.Array, norm: Norm = "col_row", norm_eps: Any = 1e-8)
     Source: Zhang et al., Muon+, arXiv:2602.21545, equations 3-8 and Algorithm 1.
     """
     check_norm(norm)
-    y = accumulable(x)
+    y = upcast_for_sum(x)
     for side in normalized_sides(norm):
         squares = sum_of_squares(y, (_AXIS[side],))
         # rsqrt(0) would be infinite for a zero row with norm_eps=0.

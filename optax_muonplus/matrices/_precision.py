@@ -11,14 +11,14 @@ def accumulation_dtype(dtype: Any) -> jnp.dtype:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def accumulable(x: jax.Array) -> jax.Array:
+def upcast_for_sum(x: jax.Array) -> jax.Array:
     """``x`` in the dtype that its sums use."""
     return jnp.asarray(x).astype(accumulation_dtype(jnp.result_type(x)))
 
 
 def sum_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """Sum of ``|x|^2`` over ``axes``, kept as axes of size 1."""
-    x = accumulable(x)
+    x = upcast_for_sum(x)
     squares = jnp.real(x) ** 2 + jnp.imag(x) ** 2 if jnp.iscomplexobj(x) else x * x
     return jnp.sum(squares, axis=axes, keepdims=True)
 
@@ -28,7 +28,7 @@ def as_real(number: Any, dtype: Any) -> jax.Array:
     return jnp.real(jnp.asarray(number)).astype(dtype)
 
 
-def unit_max(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def scale_by_pow2(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """``x`` over a power of two near its largest entry, and that power ``(*batch, 1, 1)``.
 
     Squares of what is left neither overflow nor vanish as a whole; and since the division is exact,

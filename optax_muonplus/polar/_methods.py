@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus import coefficients
-from optax_muonplus.matrices._precision import accumulable, accumulation_dtype, unit_max
+from optax_muonplus.matrices._precision import accumulation_dtype, scale_by_pow2, upcast_for_sum
 from optax_muonplus.polar._newton_schulz import (
     Preconditioning,
     compiled_once,
@@ -65,7 +65,7 @@ def polar_function(
         )
     if polar == "svd":
         return svd
-    rows, steps, headroom, restarts, needs_float32 = coefficients.resolve(ns_coeffs, ns_steps)
+    rows, steps, safety_factor, restarts, needs_float32 = coefficients.resolve(ns_coeffs, ns_steps)
     operand = _checked_dtype(compute_dtype)
     _check_numbers(eps, preconditioning)
     exact = needs_float32 or polar == "gram"
@@ -78,7 +78,7 @@ def polar_function(
         )
     options = {
         "rows": rows,
-        "headroom": headroom,
+        "safety_factor": safety_factor,
         "eps": eps,
         "preconditioning": preconditioning,
         "compute_dtype": operand,
@@ -298,7 +298,7 @@ def svd(x: jax.Array) -> jax.Array:
     Returns:
       An array of ``x``'s shape and dtype, computed in float32 at least.
     """
-    y, _ = unit_max(accumulable(x))
+    y, _ = scale_by_pow2(upcast_for_sum(x))
     u, s, vh = jnp.linalg.svd(y, full_matrices=False)
     tolerance = max(x.shape[-2:]) * jnp.finfo(s.dtype).eps
     kept = (s > tolerance * s[..., :1]).astype(u.dtype)

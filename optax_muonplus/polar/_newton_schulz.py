@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus.coefficients._tables import Row
-from optax_muonplus.matrices._precision import as_real, sum_of_squares, unit_max
+from optax_muonplus.matrices._precision import as_real, scale_by_pow2, sum_of_squares
 from optax_muonplus.polar._products import adjoint, product, product_dtype, rounded
 
 Preconditioning = Literal["frobenius", "spectral", "aol", "aol_out", "schatten"]
@@ -67,7 +67,7 @@ def every_step(rows: tuple[Row, ...]) -> tuple[int, ...]:
 compiled_once = functools.partial(
     jax.jit,
     static_argnames=(
-        "rows", "restarts", "headroom", "preconditioning", "compute_dtype", "precision"
+        "rows", "restarts", "safety_factor", "preconditioning", "compute_dtype", "precision"
     ),
 )  # fmt: skip
 
@@ -80,7 +80,7 @@ def iterate(
     steps: Any = None,
     rows: tuple[Row, ...],
     restarts: tuple[int, ...],
-    headroom: float,
+    safety_factor: float,
     preconditioning: Preconditioning,
     compute_dtype: jnp.dtype | None,
     precision: jax.lax.Precision | None = None,
@@ -94,7 +94,7 @@ def iterate(
         all further steps. None means one step for each row.
       rows: coefficients, one row for each step.
       restarts: steps that take the Gram matrix anew.
-      headroom: the norm is multiplied by it.
+      safety_factor: the norm is multiplied by it.
       preconditioning: which norm.
       compute_dtype: dtype of operands, or None.
       precision: of the products; None means JAX's default.
@@ -129,11 +129,11 @@ def iterate(
         # Rounded here, since it is only ever an operand again.
         return rounded(on_short_side(q, y), operand)
 
-    y, magnitude = unit_max(x.astype(dtype))
+    y, magnitude = scale_by_pow2(x.astype(dtype))
     y = rounded(y, operand)
     floor = as_real(eps, magnitude.dtype) / magnitude
     square = gram(y)
-    scale = _scale(y, square, headroom, floor, preconditioning)
+    scale = _scale(y, square, safety_factor, floor, preconditioning)
     square = square * scale * jnp.swapaxes(scale, -1, -2)
     if steps is not None:
         table = np.asarray(rows, magnitude.dtype)
@@ -169,7 +169,7 @@ def _polynomial(square: jax.Array, row: Any, matmul: Any) -> jax.Array:
 def _scale(
     y: jax.Array,
     square: jax.Array,
-    headroom: float,
+    safety_factor: float,
     eps: jax.Array,
     preconditioning: Preconditioning,
 ) -> jax.Array:
@@ -180,7 +180,7 @@ def _scale(
 
     def over(norm: jax.Array) -> jax.Array:
         # The norm is 0 for a zero matrix, and for a zero row under aol, whatever eps is.
-        return jnp.where(norm > 0, 1 / jnp.where(norm > 0, headroom * norm + eps, 1), 0)
+        return jnp.where(norm > 0, 1 / jnp.where(norm > 0, safety_factor * norm + eps, 1), 0)
 
     if preconditioning == "spectral":
         return over(jnp.linalg.norm(y.astype(square.dtype), ord=2, axis=(-2, -1), keepdims=True))

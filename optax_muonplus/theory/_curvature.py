@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus._parameters.selection import Target, check_patterns, select
 from optax_muonplus.diagnostics._imbalance import Side
-from optax_muonplus.matrices._precision import accumulable, accumulation_dtype
+from optax_muonplus.matrices._precision import accumulation_dtype, upcast_for_sum
 from optax_muonplus.theory._power_iteration import spectral_norm
 
 
@@ -196,7 +196,7 @@ def _of_block(
 
     def product(v: jax.Array) -> jax.Array:
         tangent = jnp.zeros_like(x).at[matrix, block].set(v.astype(x.dtype))
-        return accumulable(derivative(tangent)[matrix, block])
+        return upcast_for_sum(derivative(tangent)[matrix, block])
 
     start = jax.random.normal(key, x.shape[2:], accumulation_dtype(x.dtype))
     return spectral_norm(product, start, iterations)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus._parameters.paths import flatten_with_names, path_name
-from optax_muonplus.matrices._precision import accumulable, sum_of_squares
+from optax_muonplus.matrices._precision import sum_of_squares, upcast_for_sum
 from optax_muonplus.theory._curvature import BlockCurvature, by_block
 from optax_muonplus.theory._power_iteration import ratio
 
@@ -97,7 +97,7 @@ def descent_bound(
     for (path, curvature, gradient), (_, _, update) in zip(*pairs, strict=True):
         view = curvature.view
         g, o = (
-            [accumulable(x) for x in view.to_matrices(jnp.asarray(leaf))]
+            [upcast_for_sum(x) for x in view.to_matrices(jnp.asarray(leaf))]
             for leaf in (gradient, update)
         )
         slope = jnp.concatenate([jnp.sum(a * b, axis=(1, 2)) for a, b in zip(g, o, strict=True)])

@@ -15,7 +15,7 @@ from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.sharding import ShardingTree, check_sharding, settle
 from optax_muonplus.matrices._matrix_function import MatrixFunction
 from optax_muonplus.matrices._normalization import Norm
-from optax_muonplus.matrices._precision import accumulable, as_real
+from optax_muonplus.matrices._precision import as_real, upcast_for_sum
 from optax_muonplus.matrices._shape_factor import ShapeScale
 from optax_muonplus.polar._methods import DEFAULT_EPS, Polar, PolarFunction, Preconditioning
 from optax_muonplus.transforms._apply import apply_to_matrices, check_function, check_inexact
@@ -113,7 +113,7 @@ def momentum(
         updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, Any]:
         del params
-        grads = jax.tree.map(accumulable, updates)
+        grads = jax.tree.map(upcast_for_sum, updates)
         mu = jax.tree.map(lambda m, g: _mix(m, g, beta), state.mu, grads)
         count = None if state.count is None else optax.safe_increment(state.count)
         ahead, now = mu, grads
