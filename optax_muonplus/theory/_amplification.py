@@ -8,7 +8,7 @@ the paper says of one holds for it.
 
 Coefficients are given as to :func:`optax_muonplus.polar.newton_schulz` and used as it uses them.
 Singular values are those that enter the first step, after the normalization: for a Frobenius norm
-of 1, or 1/1.01 where the table has a safety_factor (Polar Express). The paper prints and plots the rows
+of 1, or 1/1.01 where the table has a safety factor (Polar Express). The paper prints and plots the rows
 of Polar Express without their safety factor: those are ``coefficients.polar_express(8)``.
 
 NumPy in float64.
