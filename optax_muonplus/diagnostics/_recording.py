@@ -19,7 +19,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optax_muonplus._parameters.selection import Target
-from optax_muonplus.diagnostics._measures import Measure, measure, measured_words
+from optax_muonplus.diagnostics._measures import Measure, measure, measures_by_stage
 from optax_muonplus.matrices._normalization import Norm
 
 # Number of the update, from 1, to whether it is recorded.
@@ -84,7 +84,7 @@ def record(
       measures: words of :data:`Measure`.
     """
     inner = optax.with_extra_args_support(inner)
-    kept = measured_words(probe.stages, measures)
+    kept = measures_by_stage(probe.stages, measures)
 
     def init_fn(params: optax.Params) -> Any:
         targets = find(params)

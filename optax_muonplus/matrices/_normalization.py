@@ -23,9 +23,16 @@ def check_norm(norm: str) -> None:
         raise ValueError(f"Unknown norm {norm!r}. Known: {', '.join(get_args(Norm))}.")
 
 
-def normalized_sides(norm: Norm) -> tuple[str, ...]:
+def normalized_sides(norm: Norm) -> tuple[Literal["row", "col"], ...]:
     """The sides that ``norm`` normalizes, in order: ``"col_row"`` gives ``("col", "row")``."""
-    return () if norm == "none" else tuple(norm.split("_"))
+    sides: dict[Norm, tuple[Literal["row", "col"], ...]] = {
+        "none": (),
+        "col": ("col",),
+        "row": ("row",),
+        "col_row": ("col", "row"),
+        "row_col": ("row", "col"),
+    }
+    return sides[norm]
 
 
 def transposed_norm(norm: Norm) -> Norm:
