@@ -12,7 +12,8 @@ from optax_muonplus._parameters.leaves import ADAM, MUON, ResolvedTree
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.matrices._normalization import Norm
 from optax_muonplus.matrices._shape_factor import ShapeScale
-from optax_muonplus.polar._methods import DEFAULT_EPS, Polar, PolarFunction, Preconditioning
+from optax_muonplus.polar._newton_schulz import Preconditioning
+from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 from optax_muonplus.transforms._apply import MatrixTransformation, for_resolved
 from optax_muonplus.transforms._links import scale_by_muonplus
 

@@ -33,9 +33,9 @@ def test_composed_map_of_each_table_has_its_published_range(name, steps):
 
 @pytest.mark.parametrize("name, steps", [("polar_express", 8), ("polar_express", 12), ("cans", 8)])
 def test_tables_that_repeat_their_last_row_converge_to_one(name, steps):
-    rows, _, headroom, *_ = coefficients.resolve(name, steps)
+    rows, _, safety_factor, *_ = coefficients.resolve(name, steps)
     assert len(rows) == steps
-    np.testing.assert_allclose(coefficients.evaluate(rows, GRID / headroom), 1, atol=3e-5)
+    np.testing.assert_allclose(coefficients.evaluate(rows, GRID / safety_factor), 1, atol=3e-5)
 
 
 def test_resolve_takes_the_first_rows_and_repeats_a_single_one():

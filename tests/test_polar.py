@@ -27,8 +27,8 @@ def test_newton_schulz_maps_singular_values_and_keeps_vectors(name, shape):
     """U diag(s) V^T goes to U diag(p(s / ||s||)) V^T: an oracle without products of matrices."""
     s = np.logspace(0, -2, 16)
     x, u, v = with_spectrum(np.random.default_rng(0), shape, s)
-    rows, steps, headroom, *_ = coefficients.resolve(name, TABLES[name])
-    expected = u * coefficients.evaluate(rows, s / (headroom * np.linalg.norm(s))) @ v.T
+    rows, steps, safety_factor, *_ = coefficients.resolve(name, TABLES[name])
+    expected = u * coefficients.evaluate(rows, s / (safety_factor * np.linalg.norm(s))) @ v.T
     result = polar.newton_schulz(jnp.asarray(x, jnp.float32), name, steps)
     # Slopes at 0 reach 1000: float32 rounding of the input comes out as 1000 * 6e-8. Five rows of
     # CANS take terms of order 8 down to 0.002 first, as LOOSER in test_reference says.

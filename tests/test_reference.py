@@ -168,7 +168,7 @@ def test_momentum_link_hands_on_what_the_oracle_does():
 
 @pytest.mark.parametrize("word", ["frobenius", "spectral", "schatten", "aol", "aol_out"])
 def test_preconditionings(word):
-    """Alone on complex matrices; with headroom and an `eps` that is felt on real ones."""
+    """Alone on complex matrices; with safety_factor and an `eps` that is felt on real ones."""
     turbo = ours_and_theirs(preconditioning=word, ns_coeffs="turbo", ns_steps=4)
     express = ours_and_theirs(
         preconditioning=word, ns_coeffs="polar_express", ns_steps=4, eps=0.7, norm="none"

@@ -16,8 +16,9 @@ from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, M
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.baselines._second_moment import Rescale, polar_then_rescale
-from optax_muonplus.matrices._precision import accumulable, as_real, sum_of_squares
-from optax_muonplus.polar._methods import DEFAULT_EPS, Polar, PolarFunction, Preconditioning
+from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
+from optax_muonplus.polar._newton_schulz import Preconditioning
+from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms._apply import MatrixTransformation
 from optax_muonplus.transforms._momentum import MomentumState, check_decay, momentum
@@ -112,7 +113,7 @@ def entry_rule(beta2: Any, eps: Any) -> Rescale:
     """The rule that :func:`adamuon` states, from a polar factor and its running mean to both."""
 
     def rescale(view: MatrixView, o: jax.Array, stored: jax.Array) -> tuple[jax.Array, jax.Array]:
-        o, v = accumulable(o), accumulable(stored)
+        o, v = upcast_for_sum(o), upcast_for_sum(stored)
         _, m, n = view.matrix_shape(o.shape)
         decay, guard = as_real(beta2, v.dtype), as_real(eps, v.dtype)
         v = decay * v + (1 - decay) * sum_of_squares(o, ())

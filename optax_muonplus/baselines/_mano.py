@@ -17,7 +17,7 @@ from optax_muonplus._optimizers import optimizer_of
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import ShardingTree
-from optax_muonplus.matrices._precision import accumulable, as_real, sum_of_squares
+from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
 from optax_muonplus.transforms._apply import (
     MatrixTransformation,
     for_matrices,
@@ -115,7 +115,7 @@ def tangent_step(
     by_rows: bool, eps: Any, guard: Any, view: MatrixView, g: jax.Array, w: jax.Array
 ) -> tuple[jax.Array]:
     """The rule that :func:`mano` states; ``guard`` is ``eps`` in the size of ``g``."""
-    g, w = accumulable(g), accumulable(w)
+    g, w = upcast_for_sum(g), upcast_for_sum(w)
     _, m, n = view.matrix_shape(g.shape)
     axes, size = (view.reduction_axes, n) if by_rows else (view.output_axes, m)
     unit = w / _at_least(sum_of_squares(w, axes), eps)

@@ -16,9 +16,10 @@ from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, M
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.baselines._second_moment import Rescale, polar_then_rescale
-from optax_muonplus.matrices._precision import accumulable, as_real, sum_of_squares
+from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
 from optax_muonplus.matrices._shape_factor import ShapeScale, check_shape_scale, shape_factor
-from optax_muonplus.polar._methods import DEFAULT_EPS, Polar, PolarFunction, Preconditioning
+from optax_muonplus.polar._newton_schulz import Preconditioning
+from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms._apply import MatrixTransformation, map_blocks
 from optax_muonplus.transforms._momentum import MomentumState, check_decay, momentum
@@ -122,7 +123,7 @@ def row_rule(rule: Rule, beta2: Any, eps: Any, shape_scale: ShapeScale) -> Resca
     check_shape_scale(shape_scale)
 
     def rescale(view: MatrixView, o: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-        o = accumulable(o)
+        o = upcast_for_sum(o)
         _, m, n = view.matrix_shape(o.shape)
         both = (*view.output_axes, *view.reduction_axes)
         decay, guard = as_real(beta2, v.dtype), as_real(eps, v.dtype)

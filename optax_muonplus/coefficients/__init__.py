@@ -1,8 +1,9 @@
 """Coefficients of the odd polynomials that Newton-Schulz iterations apply.
 
-The published tables (:data:`TABLES`), the generators of new ones, and :func:`resolve`, which says
-what a run of some steps uses. Plain Python numbers throughout: coefficients are static, never
-arrays in an optimizer's state.
+:data:`TABLES` holds the published tables; :func:`minimax` and :func:`polar_express` compute new
+ones; :func:`resolve` gives what a run of a certain number of steps uses, and :func:`evaluate` what
+these steps do to a singular value. Coefficients are Python numbers: they are static, and never
+become arrays in an optimizer's state.
 """
 
 from optax_muonplus.coefficients._minimax import Row as Row

@@ -1,7 +1,7 @@
 """Odd polynomials that are closest to 1 on an interval, and their best compositions.
 
-A row ``(c_0, c_1, ..., c_q)`` is the polynomial ``p(x) = c_0 x + c_1 x^3 + ... + c_q x^(2q+1)``.
-Everything here is NumPy in float64, run once and offline.
+A row ``(c_0, c_1, ..., c_q)`` stands for the polynomial ``p(x) = c_0 x + c_1 x^3 + ... + c_q
+x^(2q+1)``. The computations are NumPy in float64 and take milliseconds.
 """
 
 import functools
@@ -21,24 +21,28 @@ def polar_express(
     cushion: float = 0.02407327424182761,
     safety: float = 0.0,
 ) -> tuple[Row, ...]:
-    r"""Rows of the Polar Express: the best composition of ``steps`` odd polynomials.
+    r"""Coefficients of the Polar Express: the best composition of ``steps`` odd polynomials.
 
-    Step by step, ``p_t`` is the odd polynomial closest to 1 on the interval ``[l, u]`` that holds
-    the singular values; the next interval is ``[p_t(l), 2 - p_t(l)]``. Greedy is optimal for the
-    composition (Amsel et al., Theorem 3.1).
+    Each ``p_t`` is the odd polynomial that is closest to 1 on the interval ``[l, u]`` which holds
+    the singular values before step t. The interval after it is ``[p_t(l), 2 - p_t(l)]``. This
+    greedy choice is optimal for the composition (Amsel et al., Theorem 3.1).
 
     Args:
-      steps: number of rows.
+      steps: number of steps.
       lower: lower bound of the singular values before the first step, in (0, 1].
-      degree: odd degree of each polynomial, at least 3. A row has ``(degree + 1) / 2`` numbers.
-      cushion: the fit uses ``max(l, cushion * u)`` as its lower end, and is re-centred, so that
-        tiny singular values grow steadily. The default gives the paper's printed list; 0 gives
-        CANS (Grishina et al., arXiv:2506.10935).
-      safety: all rows but the last are scaled to ``p(x / (1 + safety))``, for products in bfloat16
-        whose rounding pushes singular values beyond ``u``. Repeating the last row is then right.
+      degree: odd degree of each polynomial, at least 3.
+      cushion: the fit takes ``max(l, cushion * u)`` as the lower end of its interval, and is then
+        centred on 1 again, so that tiny singular values grow at every step. The default gives the
+        list that the paper prints; 0 gives CANS (Grishina et al., arXiv:2506.10935).
+      safety: every polynomial but the last becomes ``p(x / (1 + safety))``. This leaves room for
+        products in bfloat16, whose rounding pushes singular values beyond ``u``. The last
+        polynomial stays as it is, so that it can be repeated for further steps.
 
     Returns:
-      ``steps`` rows of Python floats.
+      ``steps`` rows of ``(degree + 1) / 2`` Python floats.
+
+    Raises:
+      ValueError: for ``steps < 1``, a ``lower`` outside (0, 1], or an even degree or one below 3.
 
     Source: Amsel, Persson, Musco, Gower, arXiv:2505.16932, Algorithm 1.
     """
@@ -52,8 +56,8 @@ def polar_express(
         fit_low = max(low, cushion * high)
         row = np.array(minimax(fit_low, high, degree))
         if fit_low > low:
-            # The largest value of p is 1 + E, where 1 - E = p(fit_low); at the top end only if the
-            # number of terms is odd.
+            # On [low, high] p runs from p(low) to 2 - p(fit_low), its largest value: the error of a
+            # minimax fit is as large above 1 as below it. Scaling centres this range on 1.
             row *= 2 / (_evaluate(row, low) + 2 - _evaluate(row, fit_low))
         if step < steps - 1:
             row /= (1 + safety) ** (2 * np.arange(len(row)) + 1)
@@ -65,38 +69,39 @@ def polar_express(
 
 
 def minimax(lower: float, upper: float, degree: int = 5) -> Row:
-    r"""The odd polynomial of a given degree that is closest to 1 on ``[lower, upper]``.
+    r"""Coefficients of the odd polynomial that is closest to 1 on ``[lower, upper]``.
 
-    Minimises ``max |1 - p(x)|`` over the interval by Remez exchange in float64.
+    The polynomial minimizes ``max |1 - p(x)|`` over the interval. It is found by Remez exchange in
+    float64.
 
     Args:
       lower: lower end of the interval, positive.
       upper: upper end, at least ``lower``.
-      degree: odd, at least 3.
+      degree: degree of the polynomial, odd and at least 3.
 
     Returns:
-      ``(degree + 1) / 2`` coefficients, of x, x^3, x^5, ...
+      The ``(degree + 1) / 2`` coefficients of x, x^3, x^5, ...
 
     Raises:
-      ValueError: for an even degree or one below 3, or bounds out of order.
+      ValueError: for an even degree or one below 3, or unless ``0 < lower <= upper``.
     """
     if degree < 3 or degree % 2 == 0:
         raise ValueError(f"degree must be odd and at least 3, got {degree}.")
     if not 0 < lower <= upper:
         raise ValueError(f"need 0 < lower <= upper, got lower={lower}, upper={upper}.")
     count = (degree + 1) // 2
-    # On [l, 1]; x/u is substituted back at the end.
+    # The fit is made on [lower / upper, 1], and x / upper is substituted for x at the end.
     low = lower / upper
-    # On a short interval the error of the expansion about 1 is below rounding, and Remez has
-    # nothing left to exchange.
-    short = (2 * (1 - low)) ** count < 1e-14
-    row = _taylor_at_one(count) if short else _remez(low, count)
+    # On a short interval the Taylor expansion about 1 is exact to rounding. Remez exchange would
+    # find no extrema there, because the error of its fit is rounding alone.
+    is_short = (2 * (1 - low)) ** count < 1e-14
+    row = _taylor_at_one(count) if is_short else _remez(low, count)
     return scaled([tuple(row.tolist())], upper)[0]
 
 
 def _remez(low: float, count: int) -> np.ndarray:
     """Coefficients of the minimax odd polynomial with ``count`` terms on ``[low, 1]``."""
-    # Chebyshev nodes are close to the equioscillation points from the start.
+    # Chebyshev nodes are a good first guess of the points where the error is largest.
     nodes = (1 + low) / 2 - (1 - low) / 2 * np.cos(np.pi * np.arange(count + 1) / count)
     signs = (-1.0) ** np.arange(count + 1)
     powers = 2 * np.arange(count) + 1
@@ -108,17 +113,17 @@ def _remez(low: float, count: int) -> np.ndarray:
         if abs(new_error - error) <= 1e-15:
             break
         error = new_error
-        # The error's interior extrema: roots of p', a polynomial in x^2 of degree count - 1.
+        # The interior extrema of the error are roots of p', which has degree count - 1 in x^2.
         squares = np.roots((row * powers)[::-1])
         extrema = np.sort(np.sqrt(squares[np.isreal(squares) & (squares.real > 0)].real))
-        if len(extrema) != count - 1:  # rounding level reached: the last row stands
+        if len(extrema) != count - 1:  # the error is at rounding level: keep the present row
             break
         nodes = np.concatenate([[low], extrema, [1.0]])
     return row
 
 
 def _taylor_at_one(count: int) -> np.ndarray:
-    """The limit for ``low -> 1``: the expansion of ``x / sqrt(x^2)`` in ``1 - x^2``."""
+    """Coefficients for ``low -> 1``: the Taylor series of ``x / sqrt(x^2)`` in ``1 - x^2``."""
     row = np.zeros(count)
     for order in range(count):
         weight = math.comb(2 * order, order) / 4**order
@@ -128,15 +133,23 @@ def _taylor_at_one(count: int) -> np.ndarray:
 
 
 def _evaluate(row: Sequence[float] | np.ndarray, x: Any) -> Any:
-    """``p(x)`` by Horner's rule in ``x^2``."""
+    """``p(x)``, by Horner's rule in ``x^2``."""
     return x * functools.reduce(lambda acc, c: acc * (x * x) + c, reversed(list(row)))
 
 
 def evaluate(rows: Sequence[Row], x: Any) -> Any:
-    """The composition ``p_T(...p_1(x))`` of rows: what the steps do to a singular value ``x``."""
+    """The composition ``p_T(...p_1(x))``: what the steps do to a singular value ``x``.
+
+    Args:
+      rows: coefficients of each polynomial, in the order of the steps.
+      x: a number, or an array of any shape of NumPy or JAX.
+
+    Returns:
+      A number or an array like ``x``.
+    """
     return functools.reduce(lambda value, row: _evaluate(row, value), rows, x)
 
 
 def scaled(rows: Sequence[Row], factor: float) -> tuple[Row, ...]:
-    """Rows of ``p(x / factor)``: coefficient ``c_k`` divided by ``factor^(2k+1)``."""
+    """The coefficients of ``p(x / factor)``, for each row: ``c_k / factor^(2k+1)``."""
     return tuple(tuple(c / factor ** (2 * k + 1) for k, c in enumerate(row)) for row in rows)

@@ -1,67 +1,72 @@
-"""Coefficients of the odd polynomials that Newton-Schulz iterations apply.
+"""The published coefficient tables, and which of their rows a run of some steps uses.
 
-A row ``(c_0, c_1, ..., c_q)`` is the polynomial ``p(x) = c_0 x + c_1 x^3 + ... + c_q x^(2q+1)``; a
-table is one row for each step. Everything here is plain Python and NumPy: coefficients are static
-numbers, never arrays in an optimizer's state.
+A row ``(c_0, c_1, ..., c_q)`` stands for the polynomial ``p(x) = c_0 x + c_1 x^3 + ... + c_q
+x^(2q+1)``. A table has one row for each step.
 """
 
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 import jax.core
 import numpy as np
 
 from optax_muonplus.coefficients._minimax import Row, scaled
 from optax_muonplus.coefficients._restarts import choose_restarts
 
+# A table's name, one row, or several rows.
+CoefficientsLike = str | Sequence[float] | Sequence[Sequence[float]]
+
 
 class Table(NamedTuple):
-    """A published list of coefficient rows.
+    """A published list of coefficients.
 
     Attributes:
       rows: one row for each step, in the order of use.
-      repeats_last: whether steps beyond the list repeat its last row. True only where the
+      repeats_last: whether steps beyond the list repeat its last row. It is True only where the
         composition then converges.
-      headroom: the pre-normalization divides by ``headroom * norm`` instead of ``norm``.
+      safety_factor: the input is divided by ``safety_factor * norm`` instead of ``norm``.
       source: where the numbers are from.
-      restarts: for one step, two steps and so on, where the Gram iteration starts anew, as
-        ``choose_restarts`` has it. It is asked for numbers of steps that are not listed.
-      needs_float32: whether each polynomial ends where the next one's good interval does, so that
-        the rounding of narrower products throws singular values out of it, and they diverge.
+      restarts: the restarts of the Gram iteration for one step, for two steps, and so on. They are
+        the results of ``choose_restarts``, which is called for numbers of steps beyond the list.
+      needs_float32: whether the iteration diverges if its products are narrower than float32. It
+        does if each polynomial maps to exactly the interval on which the next one was fitted:
+        rounding then moves singular values out of that interval.
     """
 
     rows: tuple[Row, ...]
     repeats_last: bool
-    headroom: float
+    safety_factor: float
     source: str
     restarts: tuple[tuple[int, ...], ...] = ()
     needs_float32: bool = False
 
 
 class Coefficients(NamedTuple):
-    """What one Newton-Schulz run uses: its rows, how many steps of them, headroom and restarts.
+    """What one run of Newton-Schulz uses.
 
     Attributes:
-      rows: exactly ``steps`` rows, or the whole table if ``steps`` is a traced array (the last row
-        then serves every further step).
+      rows: exactly ``steps`` rows; or the whole table if ``steps`` is a traced array, and then the
+        last row is used for every further step.
       steps: number of steps, a Python int or a traced integer array.
-      headroom: see :class:`Table`.
-      restarts: steps at which the Gram iteration starts anew; None if ``steps`` is traced.
-      needs_float32: see :class:`Table`.
+      safety_factor: as in :class:`Table`.
+      restarts: steps, counted from 0, at which the Gram iteration computes its Gram matrix again;
+        None if ``steps`` is traced.
+      needs_float32: as in :class:`Table`.
     """
 
     rows: tuple[Row, ...]
-    steps: Any
-    headroom: float
+    steps: int | jax.Array
+    safety_factor: float
     restarts: tuple[int, ...] | None
     needs_float32: bool
 
 
 _JORDAN = ((3.4445, -4.7750, 2.0315),)
 
-# Six rows in 1024ths; the Muon+ paper (arXiv:2602.21545) lists them in its appendix on
-# amplification regions. With five steps the closing contraction, row six, is not reached.
+# Six rows, in units of 1/1024, from the appendix on amplification regions of the Muon+ paper
+# (arXiv:2602.21545). The last row brings singular values close to 1; five steps do not reach it.
 _YOU = tuple(
     (a / 1024, b / 1024, c / 1024)
     for a, b, c in (
@@ -82,7 +87,8 @@ _DION = (
     (2.8366, -3.0525, 1.2012),
 )
 
-# Before the safety factor. Lower bound 1e-3, cushion 0.02407327424182761: `polar_express(8)`.
+# The result of `polar_express(8)`, without the safety factor: its lower bound is 1e-3, its cushion
+# 0.02407327424182761.
 _POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -100,14 +106,14 @@ _CANS = (
     (3.9619, -2.9541, 0.5630),
     (3.2866, -2.4647, 0.5074),
     (2.2737, -1.6447, 0.4162),
-    # The published list ends above, on a row that would settle at 1.028 if it were repeated. These
-    # continue the same recursion, `polar_express(8, cushion=0)`, and close at 1.
+    # The published list ends above, with a row that would converge to 1.028 if it were repeated.
+    # The following rows continue its recursion, `polar_express(8, cushion=0)`, and converge to 1.
     (1.8887161973518263, -1.265157225338596, 0.37651892555748845),
     (1.8750008858394267, -1.250000984251773, 0.3750000984126771),
     (1.875, -1.25, 0.375),
 )
 
-_NONE: tuple[int, ...] = ()
+_NO_RESTARTS: tuple[int, ...] = ()
 
 TABLES: dict[str, Table] = {
     "jordan": Table(
@@ -115,58 +121,61 @@ TABLES: dict[str, Table] = {
         True,
         1.0,
         "Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/ (2024)",
-        restarts=(*[_NONE] * 5, (3,), (4,), (4,)),
+        restarts=(*[_NO_RESTARTS] * 5, (3,), (4,), (4,)),
     ),
     "you": Table(
         _YOU,
         False,
         1.0,
         "Jiacheng You, in arXiv:2602.21545, appendix; first rows used",
-        restarts=(_NONE,) * 6,
+        restarts=(_NO_RESTARTS,) * 6,
     ),
     "dion": Table(
         _DION,
         False,
         1.0,
         "Jiacheng You, https://x.com/YouJiacheng/status/1905861218138804534; optax preset 'dion'",
-        restarts=(_NONE,) * 5,
+        restarts=(_NO_RESTARTS,) * 5,
     ),
     "polar_express": Table(
         (*scaled(_POLAR_EXPRESS[:-1], 1.01), _POLAR_EXPRESS[-1]),
         True,
         1.01,
         "Amsel et al., The Polar Express, arXiv:2505.16932, appendix A",
-        restarts=(*[_NONE] * 6, (2,), (2,)),
+        restarts=(*[_NO_RESTARTS] * 6, (2,), (2,)),
     ),
     "turbo": Table(
         _DION[-4:],
         False,
         1.0,
         "Boissin et al., Turbo-Muon, arXiv:2512.04632: 4 steps, meant for preconditioning='aol'",
-        restarts=(_NONE,) * 4,
+        restarts=(_NO_RESTARTS,) * 4,
     ),
     "cans": Table(
         _CANS,
         True,
         1.0,
         "Grishina et al., arXiv:2506.10935, as NVIDIA Emerging-Optimizers rounds them",
-        restarts=(*[_NONE] * 5, (1,), (1,), (2,)),
+        restarts=(*[_NO_RESTARTS] * 5, (1,), (1,), (2,)),
         needs_float32=True,
     ),
 }
-# optax.contrib.muon's name for the same row.
+# optax.contrib.muon calls the same row "standard".
 TABLES["standard"] = TABLES["jordan"]
 
 
-def resolve(ns_coeffs: str | Sequence[Any] = "jordan", ns_steps: Any = 5) -> Coefficients:
-    """The rows that ``ns_steps`` steps of a named or user-given table use: its first ones.
+def resolve(ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array = 5) -> Coefficients:
+    """The coefficients that ``ns_steps`` steps use: the first rows of a table.
 
     Args:
       ns_coeffs: a name in :data:`TABLES`; one row of at least two numbers, used at every step; or a
         sequence of rows, of which the first ``ns_steps`` are used.
-      ns_steps: number of steps, at least 1. A traced integer is accepted where the last row may be
-        repeated (``optax.inject_hyperparams`` makes one of every number that it is not told to
-        leave alone).
+      ns_steps: number of steps, at least 1. A traced integer is accepted for tables whose last row
+        may be repeated. (``optax.inject_hyperparams`` traces every number that is not among its
+        ``static_args``.)
+
+    Returns:
+      The :class:`Coefficients` of the run.
 
     Raises:
       ValueError: for an unknown name, malformed rows, ``ns_steps < 1``, or fewer rows than steps
@@ -180,7 +189,7 @@ def resolve(ns_coeffs: str | Sequence[Any] = "jordan", ns_steps: Any = 5) -> Coe
                 f" rows ({len(table.rows)}). Pass ns_steps as a Python int; under"
                 " optax.inject_hyperparams add static_args=('ns_steps',)."
             )
-        return Coefficients(table.rows, ns_steps, table.headroom, None, table.needs_float32)
+        return Coefficients(table.rows, ns_steps, table.safety_factor, None, table.needs_float32)
     try:
         steps = operator.index(ns_steps)
     except TypeError:
@@ -198,10 +207,11 @@ def resolve(ns_coeffs: str | Sequence[Any] = "jordan", ns_steps: Any = 5) -> Coe
     rows = (table.rows + table.rows[-1:] * missing)[:steps]
     listed = steps <= len(table.restarts)
     restarts = table.restarts[steps - 1] if listed else choose_restarts(rows)
-    return Coefficients(rows, steps, table.headroom, restarts, table.needs_float32)
+    return Coefficients(rows, steps, table.safety_factor, restarts, table.needs_float32)
 
 
-def _table(ns_coeffs: str | Sequence[Any]) -> Table:
+def _table(ns_coeffs: CoefficientsLike) -> Table:
+    """The table of that name, or one that is made of the caller's rows."""
     if isinstance(ns_coeffs, str):
         if ns_coeffs not in TABLES:
             raise ValueError(
@@ -223,5 +233,5 @@ def _table(ns_coeffs: str | Sequence[Any]) -> Table:
     if not np.all(np.isfinite(rows)):
         raise ValueError(f"ns_coeffs must be finite, got {ns_coeffs!r}.")
     as_rows = tuple(tuple(row) for row in np.atleast_2d(rows).tolist())
-    # A single row is the request to use it at every step, as in optax.
+    # A single row is used at every step, as in Optax.
     return Table(as_rows, rows.ndim == 1, 1.0, "user")

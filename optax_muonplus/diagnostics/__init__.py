@@ -1,8 +1,8 @@
-"""What happens to matrices inside of Muon+: measures of imbalance, and optimizers that record them.
+"""Measures of imbalance in the matrices inside of Muon+, and optimizers that record them.
 
-The measures are functions on arrays ``(*batch, out, in)``. :func:`recorded` makes ``muonplus`` keep
-them, for every matrix at chosen updates, in its state, and :func:`watched` any transformation;
-:func:`read` takes them out by parameter path.
+The measures are functions on arrays ``(*batch, out, in)``. :func:`recorded` makes ``muonplus``
+measure every matrix at chosen updates and keep the results in its state; :func:`watched` does so
+for any transformation. :func:`read` returns the results by parameter path.
 """
 
 from optax_muonplus.diagnostics._imbalance import floor_share as floor_share

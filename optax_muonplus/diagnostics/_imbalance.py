@@ -1,20 +1,28 @@
-r"""How unevenly the norms of rows and columns of matrices ``(*batch, out, in)`` are spread.
+r"""Measures of how unequal the norms of rows and columns of matrices ``(*batch, out, in)`` are.
 
-A row holds the weights of one output unit, a column those of one input feature. Every measure is a
-real number for each matrix, ``(*batch,)``, computed in float32 at least. Matrices are divided by a
-power of two near their largest entry first, so that squares of small gradients do not vanish.
+A row holds the weights of one output unit, a column those of one input feature. Every measure is
+one real number for each matrix, ``(*batch,)``, computed in float32 at least. Matrices are first
+divided by a power of two near their largest entry, so that squares of small gradients do not
+underflow.
 """
 
-from typing import Any, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from optax_muonplus.matrices._normalization import Side
-from optax_muonplus.matrices._precision import accumulable, as_real, sum_of_squares, unit_max
+from optax_muonplus.matrices._precision import (
+    as_real,
+    scale_by_pow2,
+    sum_of_squares,
+    upcast_for_sum,
+)
 from optax_muonplus.polar._methods import svd
 
-_SUMMED = {"row": -1, "col": -2}
+# The axis over which the norm of a row, or of a column, is summed.
+_SUMMED_AXIS = {"row": -1, "col": -2}
 
 
 def norm_variance(x: jax.Array, side: Side = "row") -> jax.Array:
@@ -23,33 +31,47 @@ def norm_variance(x: jax.Array, side: Side = "row") -> jax.Array:
     .. math::
       \mathrm{Var}(s(X)) = \frac1m \sum_{i=1}^m \Bigl( \|X_{i:}\|_2^2 - \frac1m \|X\|_F^2 \Bigr)^2
 
-    for the m rows of X, and the same over its columns. It grows with the fourth power of X, so that
-    it compares matrices of one scale, as polar factors are; :func:`norm_ratio` has no scale.
+    for the m rows of X, and likewise for its columns. It grows with the fourth power of X, and
+    therefore only compares matrices of the same scale, such as polar factors. :func:`norm_ratio`
+    does not depend on the scale.
 
     Args:
       x: matrices ``(*batch, out, in)``, real or complex.
       side: ``"row"`` or ``"col"``.
 
+    Returns:
+      The variances ``(*batch,)``.
+
     Raises:
-      ValueError: for an unknown side, fewer than two axes or an empty one, as all measures.
+      ValueError: for an unknown side, fewer than two axes, or an empty axis.
 
     Source: Zhang et al., Muon+, arXiv:2602.21545, section "Update Imbalance Caused by Muon's Polar
     Iterations".
     """
     squares, power = _squared_norms(x, side)
     variance = jnp.var(squares, axis=-1)
-    # One after the other: power^4 may be infinite, and times zero not a number.
+    # Multiplied one by one: power^4 may be infinite, and 0 times infinity is NaN.
     return variance * power * power * power * power
 
 
 def norm_ratio(x: jax.Array, side: Side = "row") -> jax.Array:
-    """Largest over smallest l2 norm of rows or columns.
+    r"""Largest over smallest l2 norm of rows or columns.
 
-    Infinite where some are zero beside others, NaN where all are.
+    .. math::
+      \max_i \|X_{i:}\|_2 \, / \min_i \|X_{i:}\|_2
+
+    for rows, and likewise for columns. The ratio is infinite if some norms are zero, and NaN if all
+    are.
 
     Args:
       x: matrices ``(*batch, out, in)``, real or complex.
       side: ``"row"`` or ``"col"``.
+
+    Returns:
+      The ratios ``(*batch,)``.
+
+    Raises:
+      ValueError: as for :func:`norm_variance`.
     """
     squares, _ = _squared_norms(x, side)
     return jnp.sqrt(jnp.max(squares, axis=-1)) / jnp.sqrt(jnp.min(squares, axis=-1))
@@ -62,18 +84,22 @@ def spearman(x: jax.Array, y: jax.Array, side: Side = "row") -> jax.Array:
       \rho = \mathrm{Corr}(\mathrm{rank}(\|X_{1:}\|, \dots, \|X_{m:}\|),
       \mathrm{rank}(\|Y_{1:}\|, \dots, \|Y_{m:}\|))
 
-    Norms that are equal share the mean of their ranks. NaN means undefined: the norms of one matrix
-    are all equal, as those of a single row or of zeros are, or one of them is not finite. Norms
-    that differ by rounding only, such as those of rows normalized before, do have ranks, and those
-    say nothing. Does m^2 comparisons, few beside the products of a polar factor.
+    Equal norms share the mean of their ranks. The correlation is NaN (undefined) if the norms of
+    one matrix are all equal, as they are for a single row or for zeros, or if a norm is not finite.
+    Norms that differ by rounding alone, such as those of normalized rows, have ranks too, but these
+    are meaningless. The cost is m^2 comparisons, which is little beside the products of a polar
+    factor.
 
     Args:
-      x: matrices ``(*batch, out, in)``, real or complex: what went into the polar step.
-      y: matrices of the same shape: what came out.
+      x: matrices ``(*batch, out, in)``, real or complex, as they enter the polar step.
+      y: matrices of the same shape, as they leave it.
       side: ``"row"`` or ``"col"``.
 
+    Returns:
+      The correlations ``(*batch,)``.
+
     Raises:
-      ValueError: if shapes differ; otherwise as :func:`norm_variance`.
+      ValueError: if shapes differ; and as for :func:`norm_variance`.
 
     Source: Zhang et al., arXiv:2602.21545, equation "spearman_def", appendix "Positive Correlation
     Before and After the Polar Step".
@@ -82,78 +108,97 @@ def spearman(x: jax.Array, y: jax.Array, side: Side = "row") -> jax.Array:
     (a, _), (b, _) = _squared_norms(x, side), _squared_norms(y, side)
     finite = jnp.all(jnp.isfinite(a) & jnp.isfinite(b), axis=-1)
     a, b = _centred_ranks(a), _centred_ranks(b)
-    # Roots one by one: the product of the sums would overflow at some 10^6 rows.
+    # A root for each factor: the product of the sums would overflow from about 10^6 rows on.
     size = jnp.sqrt(jnp.sum(a * a, axis=-1)) * jnp.sqrt(jnp.sum(b * b, axis=-1))
-    rho = jnp.sum(a * b, axis=-1) / size  # NaN where ranks are all the same: 0 / 0
-    return jnp.where(finite, jnp.clip(rho, -1, 1), jnp.nan)  # rounding may lead beyond
+    rho = jnp.sum(a * b, axis=-1) / size  # 0 / 0 is NaN if all ranks are equal
+    return jnp.where(finite, jnp.clip(rho, -1, 1), jnp.nan)  # rounding may exceed 1
 
 
-def floor_share(x: jax.Array, side: Side = "row", norm_eps: Any = 1e-8) -> jax.Array:
-    """Share of rows or columns at the floor of the normalization: squared norm <= ``norm_eps``.
+def floor_share(x: jax.Array, side: Side = "row", norm_eps: ArrayLike = 1e-8) -> jax.Array:
+    """Share of rows or columns whose squared norm is at most ``norm_eps``.
 
-    Those are the ones whose norm after :func:`optax_muonplus.normalization.normalize_matrix` is at
-    most the root of 1/2 in place of 1: dead units that it does not blow up.
+    After :func:`optax_muonplus.matrices.normalize_matrix` these have a norm of at most the root of
+    1/2 instead of 1: they are dead units, which it does not blow up.
 
     Args:
-      x: matrices ``(*batch, out, in)`` as they are when that side is normalized.
+      x: matrices ``(*batch, out, in)``, as they are when that side is normalized.
       side: ``"row"`` or ``"col"``.
-      norm_eps: of the normalization.
+      norm_eps: as in the normalization, in units of a squared norm.
+
+    Returns:
+      Shares ``(*batch,)`` from 0 to 1.
+
+    Raises:
+      ValueError: as for :func:`norm_variance`.
     """
     _check(x, side)
-    squares = sum_of_squares(x, (_SUMMED[side],))
+    squares = sum_of_squares(x, (_SUMMED_AXIS[side],))
     at_floor = squares <= as_real(norm_eps, squares.dtype)
     return jnp.mean(at_floor, axis=(-2, -1), dtype=squares.dtype)
 
 
 def rms(x: jax.Array) -> jax.Array:
-    """Root mean square of all entries.
+    r"""Root mean square of all entries of each matrix.
+
+    .. math::
+      \|X\|_F / \sqrt{m n}
 
     Args:
       x: matrices ``(*batch, out, in)``, real or complex.
+
+    Returns:
+      Numbers ``(*batch,)``.
+
+    Raises:
+      ValueError: for fewer than two axes, or an empty axis.
     """
     _check(x, "row")
-    y, power = unit_max(accumulable(x))
+    y, power = scale_by_pow2(upcast_for_sum(x))
     size = x.shape[-2] * x.shape[-1]
     return (jnp.sqrt(sum_of_squares(y, (-2, -1)) / size) * power)[..., 0, 0]
 
 
 def polar_distance(x: jax.Array, of: jax.Array) -> jax.Array:
-    r"""Distance of ``x`` from the exact polar factor of ``of``, relative to that factor's size.
+    r"""Distance of ``x`` from the exact polar factor of ``of``, relative to the factor's norm.
 
     .. math::
       \|X - U V^H\|_F / \|U V^H\|_F, \qquad M = U S V^H
 
-    0 where both are zero, infinite where only the factor is. Costs a singular value decomposition.
+    The distance is 0 if both are zero, and infinite if only the factor is. It takes a singular
+    value decomposition.
 
     Args:
-      x: matrices ``(*batch, out, in)``, such as Newton-Schulz makes.
-      of: matrices M of the same shape, of which ``x`` approximates the polar factor.
+      x: matrices X, ``(*batch, out, in)``, such as the results of Newton-Schulz.
+      of: matrices M of the same shape, whose polar factors X approximates.
+
+    Returns:
+      Distances ``(*batch,)``.
 
     Raises:
-      ValueError: if shapes differ; otherwise as :func:`norm_variance`.
+      ValueError: if shapes differ, for fewer than two axes, or for an empty axis.
     """
     _check_same_shape(x, of)
     _check(x, "row")
-    exact = svd(accumulable(of))
+    exact = svd(upcast_for_sum(of))
     size = sum_of_squares(exact, (-2, -1))[..., 0, 0]
-    error = sum_of_squares(accumulable(x) - exact, (-2, -1))[..., 0, 0]
-    without = jnp.where(error > 0, jnp.inf, 0)
-    return jnp.sqrt(jnp.where(size > 0, error / jnp.where(size > 0, size, 1), without))
+    error = sum_of_squares(upcast_for_sum(x) - exact, (-2, -1))[..., 0, 0]
+    of_zero = jnp.where(error > 0, jnp.inf, 0)
+    return jnp.sqrt(jnp.where(size > 0, error / jnp.where(size > 0, size, 1), of_zero))
 
 
 def _squared_norms(x: jax.Array, side: Side) -> tuple[jax.Array, jax.Array]:
-    """Of rows or columns ``(*batch, m)`` of ``x / power``, and that power ``(*batch,)``."""
+    """Squared norms ``(*batch, m)`` of rows or columns of ``x / power``; powers ``(*batch,)``."""
     _check(x, side)
-    y, power = unit_max(accumulable(x))
-    squares = sum_of_squares(y, (_SUMMED[side],))
-    return jnp.squeeze(squares, _SUMMED[side]), power[..., 0, 0]
+    y, power = scale_by_pow2(upcast_for_sum(x))
+    squares = sum_of_squares(y, (_SUMMED_AXIS[side],))
+    return jnp.squeeze(squares, _SUMMED_AXIS[side]), power[..., 0, 0]
 
 
 def _centred_ranks(values: jax.Array) -> jax.Array:
-    """Ranks along the last axis less their mean, which ties do not move."""
-    mine, others = values[..., :, None], values[..., None, :]
-    below = jnp.sum(others < mine, axis=-1, dtype=values.dtype)
-    equal = jnp.sum(others == mine, axis=-1, dtype=values.dtype)
+    """Ranks along the last axis, minus their mean, which is the same with and without ties."""
+    each, others = values[..., :, None], values[..., None, :]
+    below = jnp.sum(others < each, axis=-1, dtype=values.dtype)
+    equal = jnp.sum(others == each, axis=-1, dtype=values.dtype)
     return below + (equal + 1) / 2 - (values.shape[-1] + 1) / 2
 
 

@@ -20,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._xla.loops import pick
-from optax_muonplus.diagnostics._measures import Measure, measure, measured_words
+from optax_muonplus.diagnostics._measures import Measure, measure, measures_by_stage
 from optax_muonplus.matrices._normalization import Norm
 
 # Number of the update, from 1, to whether it is recorded.
@@ -85,7 +85,7 @@ def record(
       measures: words of :data:`Measure`.
     """
     inner = optax.with_extra_args_support(inner)
-    kept = measured_words(probe.stages, measures)
+    kept = measures_by_stage(probe.stages, measures)
 
     def init_fn(params: optax.Params) -> Any:
         leaves = find(params)

@@ -1,43 +1,51 @@
-"""Numbers that sums and squares can hold: float32 at least, and of moderate size."""
-
-from typing import Any
+"""The precision and the range of sums: float32 at least, and no overflow in squares."""
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
 
 
-def accumulation_dtype(dtype: Any) -> jnp.dtype:
-    """The dtype that sums and polynomial combinations use: ``dtype``, but at least float32."""
+def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
+    """The dtype of sums over elements of ``dtype``: ``dtype`` itself, but float32 at least."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def accumulable(x: jax.Array) -> jax.Array:
-    """``x`` in the dtype that its sums use."""
+def upcast_for_sum(x: ArrayLike) -> jax.Array:
+    """``x`` in the dtype of its sums, :func:`accumulation_dtype`."""
     return jnp.asarray(x).astype(accumulation_dtype(jnp.result_type(x)))
 
 
 def sum_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Sum of ``|x|^2`` over ``axes``, kept as axes of size 1."""
-    x = accumulable(x)
+    """The sum of ``|x|^2`` over ``axes``, which remain as axes of size 1."""
+    x = upcast_for_sum(x)
     squares = jnp.real(x) ** 2 + jnp.imag(x) ** 2 if jnp.iscomplexobj(x) else x * x
     return jnp.sum(squares, axis=axes, keepdims=True)
 
 
-def as_real(number: Any, dtype: Any) -> jax.Array:
-    """A hyperparameter in a real dtype; inject_hyperparams makes all complex if one leaf is."""
-    return jnp.real(jnp.asarray(number)).astype(dtype)
+def as_real(hyperparam: ArrayLike, dtype: DTypeLike) -> jax.Array:
+    """A hyperparameter as an array of a real dtype.
+
+    ``optax.inject_hyperparams`` makes all hyperparameters complex if one parameter is complex.
+    """
+    return jnp.real(jnp.asarray(hyperparam)).astype(dtype)
 
 
-def unit_max(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``x`` over a power of two near its largest entry, and that power ``(*batch, 1, 1)``.
+def scale_by_pow2(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Divides matrices by a power of two near their largest entry.
 
-    Squares of what is left neither overflow nor vanish as a whole; and since the division is exact,
-    it does not matter whether ``x`` was rounded to fewer digits before or is rounded afterwards.
-    The power is 1 for a matrix of zeros.
+    The squares of the quotient cannot overflow, and cannot all underflow. The division is exact, so
+    that it does not matter whether ``x`` is rounded to a narrower dtype before or after it.
+
+    Args:
+      x: matrices ``(*batch, out, in)``, real or complex.
+
+    Returns:
+      The quotient, and the powers ``(*batch, 1, 1)``. The power is 1 for a matrix of zeros.
     """
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
     info = jnp.finfo(largest.dtype)
-    # XLA may multiply by the reciprocal, which must not be a subnormal number: those count as 0.
+    # Rounding to a mantissa of 0 bits gives a power of two. XLA may multiply by its reciprocal, and
+    # treats subnormal numbers as 0: the upper bound keeps the reciprocal out of that range.
     power = jax.lax.reduce_precision(jnp.clip(largest, max=info.max / 8), info.nexp, 0)
     power = jnp.where(power > 0, power, 1)
     return x / power, power

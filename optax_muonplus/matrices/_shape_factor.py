@@ -1,7 +1,7 @@
-"""The factor by which an orthogonalized update of a given shape is multiplied."""
+"""The factor by which an orthogonalized update is multiplied, which depends on its shape."""
 
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 
@@ -12,7 +12,7 @@ ShapeScale = Literal["spectral", "max", "none"]
 
 
 def check_shape_scale(shape_scale: str) -> None:
-    """Raises ValueError, with the known words, unless ``shape_scale`` is one of them."""
+    """Raises ValueError, which lists the options, unless ``shape_scale`` is one of them."""
     if shape_scale not in get_args(ShapeScale):
         raise ValueError(
             f"Unknown shape_scale {shape_scale!r}. Known: {', '.join(get_args(ShapeScale))}."
@@ -23,10 +23,10 @@ def shape_factor(
     fan_out: int,
     fan_in: int,
     shape_scale: ShapeScale = "spectral",
-    consistent_rms: Any = None,
+    consistent_rms: float | jax.Array | None = None,
     norm: Norm = "none",
     match_frobenius: bool = False,
-) -> Any:
+) -> float | jax.Array:
     r"""Factor for an update of shape ``(fan_out, fan_in)``.
 
     Args:
@@ -34,18 +34,23 @@ def shape_factor(
       fan_in: number of input features, n.
       shape_scale: ``"spectral"`` is :math:`\sqrt{m/n}` (the paper), ``"max"`` is
         :math:`\sqrt{\max(1, m/n)}` (Jordan's Muon and Optax), ``"none"`` is 1.
-      consistent_rms: if given, the factor instead makes the update's root mean square this number.
-      norm: what normalized the update before; ``consistent_rms`` needs it.
-      match_frobenius: whether the polar factor's Frobenius norm was restored after ``norm``.
+      consistent_rms: the root mean square (RMS) that the scaled update shall have. If it is not
+        None, it takes the place of ``shape_scale``.
+      norm: the normalization before this factor, on which the RMS depends.
+      match_frobenius: whether the Frobenius norm of the polar factor was restored after ``norm``.
 
     Returns:
       A Python float, or an array if ``consistent_rms`` is one.
 
-    A semi-orthogonal (m, n) matrix has Frobenius norm :math:`\sqrt{\min(m, n)}`, hence RMS
-    :math:`1/\sqrt{\max(m, n)}`. After a last normalization of rows the Frobenius norm is
-    :math:`\sqrt m` and the RMS :math:`1/\sqrt n`; after columns, :math:`1/\sqrt m`.
+    Raises:
+      ValueError: for an unknown ``shape_scale`` or ``norm``.
 
-    Source: Bernstein, arXiv:2409.20325 (spectral); Liu et al., arXiv:2502.16982 (RMS, for no norm).
+    A semi-orthogonal (m, n) matrix has Frobenius norm :math:`\sqrt{\min(m, n)}`, hence RMS
+    :math:`1/\sqrt{\max(m, n)}`. If rows are normalized last, the Frobenius norm is :math:`\sqrt m`
+    and the RMS :math:`1/\sqrt n`. If columns are, they are :math:`\sqrt n` and :math:`1/\sqrt m`.
+
+    Source: Bernstein, arXiv:2409.20325 (spectral); Liu et al., arXiv:2502.16982 (RMS of a
+    polar factor).
     """
     check_shape_scale(shape_scale)
     check_norm(norm)
@@ -56,10 +61,10 @@ def _shape_factor(
     fan_out: int,
     fan_in: int,
     shape_scale: ShapeScale,
-    consistent_rms: Any,
+    consistent_rms: float | jax.Array | None,
     norm: Norm,
     match_frobenius: bool,
-) -> Any:
+) -> float | jax.Array:
     if consistent_rms is not None:
         sides = normalized_sides(norm)
         if match_frobenius or not sides:
@@ -76,7 +81,7 @@ class ScaleByShape(MatrixFunction):
     """A factor of the shape; the attributes are those of ``optax_muonplus.scale_by_shape``."""
 
     shape_scale: ShapeScale = static(default="spectral")
-    consistent_rms: Any = None
+    consistent_rms: float | jax.Array | None = None
     norm: Norm = static(default="none")
     match_frobenius: bool = static(default=False)
     stored_transposed: bool = static(default=False)
@@ -86,7 +91,7 @@ class ScaleByShape(MatrixFunction):
         check_shape_scale(self.shape_scale)
         check_norm(self.norm)
 
-    def factor(self, fan_out: int, fan_in: int) -> Any:
+    def factor(self, fan_out: int, fan_in: int) -> float | jax.Array:
         """The factor for a matrix ``(fan_out, fan_in)``."""
         return _shape_factor(
             fan_out, fan_in, self.shape_scale, self.consistent_rms, self.norm, self.match_frobenius

@@ -1,11 +1,11 @@
 r"""Polar factors of matrices: plain functions on arrays ``(*batch, out, in)``.
 
 For ``M = U S V^H`` the polar factor is ``U V^H``, the semi-orthogonal matrix closest to ``M``. The
-result is the same for ``c * M`` whatever the positive number ``c``; a zero matrix gives zeros.
+result is the same for ``c * M`` with any positive number ``c``. A zero matrix gives zeros.
 """
 
+from optax_muonplus.polar._choice import matmul_shapes as matmul_shapes
 from optax_muonplus.polar._methods import gram_newton_schulz as gram_newton_schulz
-from optax_muonplus.polar._methods import matmul_shapes as matmul_shapes
 from optax_muonplus.polar._methods import newton_schulz as newton_schulz
 from optax_muonplus.polar._methods import polar_function as polar_function
 from optax_muonplus.polar._methods import svd as svd

@@ -1,16 +1,16 @@
-r"""The Newton-Schulz iteration, plain and on the Gram matrix: one loop, cut at different places.
+r"""The Newton-Schulz iteration in one loop, which is either plain or on the Gram matrix.
 
-For matrices whose shorter side is the left one, a step multiplies by a polynomial P of the Gram
-matrix R. All of these matrices commute, so that the next Gram matrix follows from R and P alone:
+If the shorter side of X is the left one, a step multiplies X from the left by a polynomial P of the
+Gram matrix R. All of these matrices commute, so that R and P alone give the next Gram matrix:
 
 .. math::
   P_i = c_0 I + c_1 R_i + c_2 R_i^2 + \dots, \qquad
   X_{i+1} = P_i X_i, \qquad R_{i+1} = X_{i+1} X_{i+1}^H = R_i P_i^2
 
-A *segment* is a run of steps between two visits to the long side: it takes :math:`R = X X^H`,
-multiplies up the :math:`P_i` on the short side and ends with the one product
-:math:`(\cdots P_1 P_0) X`. Plain Newton-Schulz is segments of one step each. Gram Newton-Schulz has
-as few as rounding allows, and starts the next (a *restart*) before errors in R become large.
+A *segment* is a run of steps that multiplies with X only at its ends. It computes :math:`R = X
+X^H`, forms the product of its :math:`P_i` on the short side, and multiplies X by it once. In plain
+Newton-Schulz every step is a segment. Gram Newton-Schulz has as few segments as rounding allows: a
+*restart* begins a new one before the errors in R become large.
 
 Source of the Gram form: Dao-AILab, gram-newton-schulz (2026),
 https://dao-ailab.github.io/blog/2026/gram-newton-schulz/.
@@ -20,15 +20,16 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from optax_muonplus.coefficients._tables import Row
-from optax_muonplus.matrices._precision import as_real, sum_of_squares, unit_max
-from optax_muonplus.polar._products import adjoint, product, product_dtype, rounded
+from optax_muonplus.matrices._precision import as_real, scale_by_pow2, sum_of_squares
+from optax_muonplus.polar._products import Product, adjoint, product, product_dtype, rounded
 
 Preconditioning = Literal["frobenius", "spectral", "aol", "aol_out", "schatten"]
 
@@ -36,20 +37,20 @@ Preconditioning = Literal["frobenius", "spectral", "aol", "aol_out", "schatten"]
 def product_shapes(
     shape: tuple[int, ...], rows: tuple[Row, ...], restarts: tuple[int, ...]
 ) -> list[tuple[int, int, int]]:
-    """The products of :func:`iterate` for one matrix of ``shape``: (rows, inner, columns) each.
+    """The products of :func:`iterate` for one matrix, each as ``(rows, inner, columns)``.
 
     Args:
       shape: ``(..., out, in)``.
       rows: coefficients, one row for each step.
-      restarts: steps that start a segment, besides step 0.
+      restarts: steps that begin a segment, besides step 0.
     """
     n, m = sorted(shape[-2:])
-    done = []
+    products = []
     for start, stop in _segments(len(rows), restarts):
         powers = sum(len(row) - 2 for row in rows[start:stop])
-        carried = 3 * (stop - start - 1)  # R P, (R P) P and the product of the P
-        done += [(n, m, n), *[(n, n, n)] * (powers + carried), (n, n, m)]
-    return done
+        updates = 3 * (stop - start - 1)  # R P, (R P) P, and the product of the P
+        products += [(n, m, n), *[(n, n, n)] * (powers + updates), (n, n, m)]
+    return products
 
 
 def operations(shape: tuple[int, ...], rows: tuple[Row, ...], restarts: tuple[int, ...]) -> int:
@@ -58,16 +59,16 @@ def operations(shape: tuple[int, ...], rows: tuple[Row, ...], restarts: tuple[in
 
 
 def every_step(rows: tuple[Row, ...]) -> tuple[int, ...]:
-    """The restarts of plain Newton-Schulz: the Gram matrix is taken anew at each step."""
+    """The restarts of plain Newton-Schulz, which computes the Gram matrix at each step."""
     return tuple(range(1, len(rows)))
 
 
-# Compiled once for each shape also where the caller is not under jit: outside of one a loop, or a
-# choice by platform, would be compiled anew at every call.
+# Under jax.jit these functions are compiled once for each shape also if their caller is not jitted.
+# Otherwise a loop, or a choice by platform, would be compiled again at every call.
 compiled_once = functools.partial(
     jax.jit,
     static_argnames=(
-        "rows", "restarts", "headroom", "preconditioning", "compute_dtype", "precision"
+        "rows", "restarts", "safety_factor", "preconditioning", "compute_dtype", "precision"
     ),
 )  # fmt: skip
 
@@ -76,117 +77,148 @@ compiled_once = functools.partial(
 def iterate(
     x: jax.Array,
     *,
-    eps: Any,
-    steps: Any = None,
+    eps: ArrayLike,
+    steps: jax.Array | None = None,
     rows: tuple[Row, ...],
     restarts: tuple[int, ...],
-    headroom: float,
+    safety_factor: float,
     preconditioning: Preconditioning,
     compute_dtype: jnp.dtype | None,
     precision: jax.lax.Precision | None = None,
 ) -> jax.Array:
-    """See :func:`optax_muonplus.polar.newton_schulz`; everything but ``x`` is looked up already.
+    """The iteration of :func:`optax_muonplus.polar.newton_schulz`, with all options resolved.
 
     Args:
       x: matrices ``(*batch, out, in)``.
       eps: added to the norm that divides.
-      steps: a traced number of steps, with ``restarts=every_step(rows)``: the last row then serves
-        all further steps. None means one step for each row.
+      steps: a traced number of steps, which needs ``restarts=every_step(rows)``; the last row is
+        then used for all further steps. None means one step for each row.
       rows: coefficients, one row for each step.
-      restarts: steps that take the Gram matrix anew.
-      headroom: the norm is multiplied by it.
-      preconditioning: which norm.
+      restarts: steps that compute the Gram matrix again.
+      safety_factor: the norm is multiplied by it.
+      preconditioning: the norm that divides.
       compute_dtype: dtype of operands, or None.
       precision: of the products; None means JAX's default.
     """
-    given = x
-    if math.prod(x.shape[:-2]) == 1:
-        # XLA's CPU products are 5 to 10% slower with an axis of size 1 in front (jaxlib 0.10.2).
-        x = x.reshape(x.shape[-2:])
+    # XLA's CPU products are 5 to 10% slower with an axis of size 1 in front (jaxlib 0.10.2).
+    y = x.reshape(x.shape[-2:]) if math.prod(x.shape[:-2]) == 1 else x
     dtype = product_dtype(x.dtype, compute_dtype)
-    operand = compute_dtype or dtype
-    matmul = product(operand, dtype, precision)
-    # Which side is the shorter. The left one of a square matrix is 8% faster on a CPU; aol, which
-    # scales that side, takes the right one, as optax.contrib.muon does, and aol_out the left one.
+    operand = dtype if compute_dtype is None else compute_dtype
+    # Of a square matrix the left side is taken, which is 8% faster on a CPU. "aol" scales one side:
+    # for that it takes the right one, as optax.contrib.muon does, and "aol_out" the left one.
     height, width = x.shape[-2:]
     left = height < width or (height == width and preconditioning != "aol")
+    side = _ShortSide(left, product(operand, dtype, precision), operand)
 
-    def gram(y: jax.Array) -> jax.Array:
-        return matmul(y, adjoint(y)) if left else matmul(adjoint(y), y)
-
-    def on_short_side(p: jax.Array, y: jax.Array) -> jax.Array:
-        return matmul(p, y) if left else matmul(y, p)
-
-    def segment(y: jax.Array, square: jax.Array, rows: Sequence[Any], scale: Any) -> jax.Array:
-        """``y`` after the steps that ``rows`` are for; ``square`` is its Gram matrix."""
-        p = _polynomial(square, rows[0], matmul)
-        # Scaling the short side of y is scaling p, which is the smaller of the two.
-        q = p if scale is None else p * (jnp.swapaxes(scale, -1, -2) if left else scale)
-        for row in rows[1:]:
-            square = matmul(matmul(square, p), p)
-            p = _polynomial(square, row, matmul)
-            q = on_short_side(p, q)
-        # Rounded here, since it is only ever an operand again.
-        return rounded(on_short_side(q, y), operand)
-
-    y, magnitude = unit_max(x.astype(dtype))
+    y, magnitude = scale_by_pow2(y.astype(dtype))
     y = rounded(y, operand)
-    floor = as_real(eps, magnitude.dtype) / magnitude
-    square = gram(y)
-    scale = _scale(y, square, headroom, floor, preconditioning)
-    square = square * scale * jnp.swapaxes(scale, -1, -2)
-    if steps is not None:
-        table = np.asarray(rows, magnitude.dtype)
-
-        def step(i: Any, y: jax.Array) -> jax.Array:
-            return segment(y, gram(y), [jnp.asarray(table)[jnp.minimum(i, len(rows) - 1)]], None)
-
-        y = jax.lax.fori_loop(1, steps, step, segment(y, square, rows[:1], scale))
-    else:
-        # Not a loop, which would copy what it carries at every step: 5% of the time on a CPU.
+    scaled_eps = as_real(eps, magnitude.dtype) / magnitude
+    gram = side.gram(y)
+    scale = _scale(y, gram, safety_factor, scaled_eps, preconditioning)
+    gram = gram * scale * jnp.swapaxes(scale, -1, -2)
+    if steps is None:
+        # Not a jax loop: that would copy its carry at every step, 5% of the time on a CPU.
         for start, stop in _segments(len(rows), restarts):
             if start:
-                square, scale = gram(y), None
-            y = segment(y, square, rows[start:stop], scale)
-    return y.astype(given.dtype).reshape(given.shape)
+                gram, scale = side.gram(y), None
+            y = side.segment(y, gram, rows[start:stop], scale)
+    else:
+        table = np.asarray(rows, magnitude.dtype)
+
+        def step(i: jax.Array, y: jax.Array) -> jax.Array:
+            gram = side.gram(y)
+            row = jnp.asarray(table)[jnp.minimum(i, len(rows) - 1)]
+            return side.segment(y, gram, [row])
+
+        y = jax.lax.fori_loop(1, steps, step, side.segment(y, gram, rows[:1], scale))
+    return y.astype(x.dtype).reshape(x.shape)
+
+
+class _ShortSide(NamedTuple):
+    """The products of an iteration, with Gram matrices on the shorter side of the matrices.
+
+    Attributes:
+      left: whether that is the left side, the rows: the Gram matrix is then ``Y Y^H``, and
+        ``Y^H Y`` otherwise.
+      matmul: the product of two matrices.
+      operand: the dtype to which operands are rounded.
+    """
+
+    left: bool
+    matmul: Product
+    operand: jnp.dtype
+
+    def gram(self, y: jax.Array) -> jax.Array:
+        """The Gram matrix of ``y``."""
+        return self.matmul(y, adjoint(y)) if self.left else self.matmul(adjoint(y), y)
+
+    def multiply(self, p: jax.Array, y: jax.Array) -> jax.Array:
+        """``y`` multiplied by ``p`` on its shorter side."""
+        return self.matmul(p, y) if self.left else self.matmul(y, p)
+
+    def segment(
+        self,
+        y: jax.Array,
+        gram: jax.Array,
+        rows: Sequence[Row | jax.Array],
+        scale: jax.Array | None = None,
+    ) -> jax.Array:
+        """``y`` after one step for each of ``rows``.
+
+        Args:
+          y: matrices, not yet scaled.
+          gram: the Gram matrix of the scaled ``y``.
+          rows: coefficients of the steps.
+          scale: what the short side of ``y`` is to be multiplied by, ``(*batch, 1 or n, 1)``.
+        """
+        p = _polynomial(gram, rows[0], self.matmul)
+        # p is scaled instead of y, because it is the smaller of the two.
+        total = p if scale is None else p * (jnp.swapaxes(scale, -1, -2) if self.left else scale)
+        for row in rows[1:]:
+            gram = self.matmul(self.matmul(gram, p), p)
+            p = _polynomial(gram, row, self.matmul)
+            total = self.multiply(p, total)
+        # The result is only used as an operand again, so it is rounded once, here.
+        return rounded(self.multiply(total, y), self.operand)
 
 
 def _segments(steps: int, restarts: tuple[int, ...]) -> list[tuple[int, int]]:
+    """The first step of each segment, and the one after its last."""
     return list(itertools.pairwise((0, *restarts, steps)))
 
 
-def _polynomial(square: jax.Array, row: Any, matmul: Any) -> jax.Array:
-    """``c_0 I + c_1 R + c_2 R^2 + ...``, combined in one pass after the products."""
-    identity = jnp.broadcast_to(jnp.eye(square.shape[-1], dtype=square.dtype), square.shape)
-    p = row[0] * identity + row[1] * square
-    power = square
+def _polynomial(gram: jax.Array, row: Row | jax.Array, matmul: Product) -> jax.Array:
+    """``c_0 I + c_1 R + c_2 R^2 + ...`` for the Gram matrix R."""
+    identity = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=gram.dtype), gram.shape)
+    p = row[0] * identity + row[1] * gram
+    power = gram
     for c in row[2:]:
-        power = matmul(square, power)
+        power = matmul(gram, power)
         p = p + c * power
     return p
 
 
 def _scale(
     y: jax.Array,
-    square: jax.Array,
-    headroom: float,
+    gram: jax.Array,
+    safety_factor: float,
     eps: jax.Array,
     preconditioning: Preconditioning,
 ) -> jax.Array:
-    """What the short side of ``y`` is multiplied by: ``(*batch, 1, 1)``, or ``(*batch, n, 1)``.
+    """The factor of the short side of ``y``: ``(*batch, 1, 1)``, or ``(*batch, n, 1)`` for aol.
 
-    Three of the norms are read off the Gram matrix, without another visit to the long side.
+    All norms but the spectral one are computed from the Gram matrix, which saves a pass over ``y``.
     """
 
-    def over(norm: jax.Array) -> jax.Array:
-        # The norm is 0 for a zero matrix, and for a zero row under aol, whatever eps is.
-        return jnp.where(norm > 0, 1 / jnp.where(norm > 0, headroom * norm + eps, 1), 0)
+    def inverse(norm: jax.Array) -> jax.Array:
+        # The norm of a zero matrix, or under aol of a zero row, is 0, and eps may be 0 too.
+        return jnp.where(norm > 0, 1 / jnp.where(norm > 0, safety_factor * norm + eps, 1), 0)
 
     if preconditioning == "spectral":
-        return over(jnp.linalg.norm(y.astype(square.dtype), ord=2, axis=(-2, -1), keepdims=True))
+        return inverse(jnp.linalg.norm(y.astype(gram.dtype), ord=2, axis=(-2, -1), keepdims=True))
     if preconditioning == "schatten":
-        return over(sum_of_squares(square, (-2, -1)) ** 0.25)
+        return inverse(sum_of_squares(gram, (-2, -1)) ** 0.25)
     if preconditioning in ("aol", "aol_out"):
-        return over(jnp.sqrt(jnp.sum(jnp.abs(square), axis=-1, keepdims=True)))
-    trace = jnp.real(jnp.trace(square, axis1=-2, axis2=-1))[..., None, None]
-    return over(jnp.sqrt(trace))
+        return inverse(jnp.sqrt(jnp.sum(jnp.abs(gram), axis=-1, keepdims=True)))
+    trace = jnp.real(jnp.trace(gram, axis1=-2, axis2=-1))[..., None, None]
+    return inverse(jnp.sqrt(trace))

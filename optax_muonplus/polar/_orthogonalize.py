@@ -1,5 +1,6 @@
 """The polar factor as a function on matrices."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,14 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function, static
-from optax_muonplus.polar._methods import (
-    DEFAULT_EPS,
-    Polar,
-    PolarFunction,
-    Preconditioning,
-    polar_flops,
-    polar_function,
-)
+from optax_muonplus.polar._choice import matmul_shapes
+from optax_muonplus.polar._methods import polar_function
+from optax_muonplus.polar._newton_schulz import Preconditioning
+from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 
 
 @matrix_function
@@ -54,8 +51,11 @@ class Orthogonalize(MatrixFunction):
         return not callable(self.polar) and self.preconditioning not in ("aol", "aol_out")
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """As ``optax_muonplus.polar.matmul_shapes`` counts."""
-        return polar_flops(shape, self.polar, self.ns_coeffs, self.ns_steps, self.compute_dtype)
+        """Those of the products in :func:`optax_muonplus.polar.matmul_shapes`."""
+        products = matmul_shapes(
+            shape, self.polar, self.ns_coeffs, self.ns_steps, self.compute_dtype
+        )
+        return sum(2 * math.prod(product) for product in products)
 
     @property
     def transfer_dtype(self) -> jnp.dtype | None:

@@ -1,17 +1,29 @@
-"""Matrix products with operands in one dtype and sums in another, float32 at least."""
+"""Matrix products with operands in one dtype and sums in another, float32 at least.
+
+``compute_dtype=bfloat16`` means: round the operands to bfloat16, multiply, and sum in float32. On
+accelerators that is one instruction. XLA's CPU backend needs two work-arounds:
+
+- It has no product of bfloat16 operands with a float32 result. :func:`product` therefore rounds
+  operands to bfloat16 there, casts them back and multiplies in float32, which gives the same
+  products of the same rounded numbers.
+- XLA may drop a cast to bfloat16 and back as if it changed nothing. :func:`rounded` therefore
+  rounds by an operation of its own, ``reduce_precision``, which XLA keeps.
+"""
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from optax_muonplus.matrices._precision import accumulation_dtype
 
+Product = Callable[[jax.Array, jax.Array], jax.Array]
 
-def product_dtype(dtype: Any, compute_dtype: jnp.dtype | None) -> jnp.dtype:
-    """The dtype of sums and combinations, for matrices of ``dtype``.
+
+def product_dtype(dtype: DTypeLike, compute_dtype: jnp.dtype | None) -> jnp.dtype:
+    """The dtype of sums and of linear combinations, for matrices of ``dtype``.
 
     Raises:
       ValueError: if one of the two is real and the other complex.
@@ -36,7 +48,7 @@ def adjoint(x: jax.Array) -> jax.Array:
 
 def product(
     operand: jnp.dtype, dtype: jnp.dtype, precision: jax.lax.Precision | None = None
-) -> Callable[..., jax.Array]:
+) -> Product:
     """A function ``(a, b) -> a @ b`` with operands rounded to ``operand`` and sums in ``dtype``."""
     if operand == dtype:
         return functools.partial(jnp.matmul, precision=precision)
@@ -49,13 +61,16 @@ def product(
     def emulated(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.matmul(*(rounded(c, operand).astype(dtype) for c in (a, b)), precision=precision)
 
-    # XLA's CPU runtime has no product of narrow operands with a wide result (jaxlib 0.10: "DotThunk
-    # BF16 x BF16 = F32"); the same product of the same rounded numbers in the wide dtype it has.
+    # In jaxlib 0.10 the CPU fails on the narrow product: "DotThunk BF16 x BF16 = F32".
     return functools.partial(jax.lax.platform_dependent, cpu=emulated, default=narrow)
 
 
 def rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """``x`` as ``dtype``, rounded even where a later cast back would let the compiler skip it."""
+    """``x`` as ``dtype``, with a rounding that XLA keeps even if the result is cast back.
+
+    Complex arrays are only cast: ``reduce_precision`` does not take them, and no complex dtype is
+    narrower than their sums.
+    """
     if x.dtype == dtype or jnp.iscomplexobj(x):
         return x.astype(dtype)
     info = jnp.finfo(dtype)

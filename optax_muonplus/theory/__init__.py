@@ -1,15 +1,14 @@
 """The paper's theory, for any coefficients and for a user's own model.
 
-- Which eigenvalues Newton-Schulz steps drive apart (section 2.1): the maps :func:`phi`, :func:`g`
-  and :func:`g_prime`, the regions where ``|g'|`` is above and below 1, each step by itself
-  (:func:`step_regions`) and all together (:func:`composed_regions`), and :func:`corollary_delta`.
-- What that does to the variance of row norms (Lemma 1): :func:`expected_variance_shift` in closed
-  form, :func:`pairwise_variance_shift` as the lemma has it, with the :func:`mean_value_slope` of a
-  pair, and :func:`simulate_variance_shift` over random matrices.
-- What imbalance costs (Theorem 1): :func:`block_curvatures` of a loss for rows or columns, the
-  :func:`weighted_curvature` of an update, and the :func:`descent_bound` that they make.
+- Section 2.1, which eigenvalues Newton-Schulz steps drive apart: :func:`phi`, :func:`g`,
+  :func:`g_prime`, :func:`step_regions`, :func:`composed_regions`, :func:`corollary_delta`.
+- Lemma 1, what that does to the variance of row norms: :func:`expected_variance_shift`,
+  :func:`pairwise_variance_shift`, :func:`mean_value_slope`, :func:`simulate_variance_shift`.
+- Theorem 1, what the curvature of a loss costs an update: :func:`block_curvatures`,
+  :func:`weighted_curvature`, :func:`descent_bound`.
 
-How much flatter the rows are that Muon+ steps along, on a model and a batch of one's own::
+This example compares the curvature that updates of Muon and of Muon+ meet, on a model and a batch
+of your own::
 
   from optax_muonplus import theory
 
@@ -20,7 +19,8 @@ How much flatter the rows are that Muon+ steps along, on a model and a batch of 
       updates, _ = tx.update(gradients, tx.init(params), params)
       bound = theory.descent_bound(curvatures, gradients, updates)
 
-``mean_curvature`` and ``decrease`` of the two bounds can be compared as they are.
+The fields ``mean_curvature`` and ``decrease`` of the two bounds do not depend on the size of the
+updates, so that they can be compared.
 
 Source: Zhang et al., Muon+, arXiv:2602.21545.
 """
@@ -37,8 +37,8 @@ from optax_muonplus.theory._curvature import block_curvatures as block_curvature
 from optax_muonplus.theory._descent import DescentBound as DescentBound
 from optax_muonplus.theory._descent import descent_bound as descent_bound
 from optax_muonplus.theory._descent import weighted_curvature as weighted_curvature
-from optax_muonplus.theory._variance_shift import Estimate as Estimate
+from optax_muonplus.theory._simulation import Estimate as Estimate
+from optax_muonplus.theory._simulation import simulate_variance_shift as simulate_variance_shift
 from optax_muonplus.theory._variance_shift import expected_variance_shift as expected_variance_shift
 from optax_muonplus.theory._variance_shift import mean_value_slope as mean_value_slope
 from optax_muonplus.theory._variance_shift import pairwise_variance_shift as pairwise_variance_shift
-from optax_muonplus.theory._variance_shift import simulate_variance_shift as simulate_variance_shift

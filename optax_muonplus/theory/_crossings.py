@@ -1,85 +1,91 @@
-r"""Where the slope of a composition of Newton-Schulz steps crosses 1 or -1, to the last digits.
+r"""Where the slope of a composition of Newton-Schulz steps crosses 1 or -1, by interval arithmetic.
 
-One step sends an eigenvalue :math:`\lambda` of :math:`X X^\top` to :math:`g(\lambda) = \lambda
-P(\lambda)^2`, with P the row as a polynomial. Expanded, T steps are a polynomial of degree
-:math:`5^T`, whose coefficients nobody can hold in float64. Here the composition is never expanded.
-Intervals of :math:`\lambda` are sent through the steps one by one, which bounds the slope
-:math:`G'` and the bend :math:`G''` on each of them. Where the bound of the slope leaves out 1 and
--1 there is no crossing; where that of the bend leaves out 0 there is at most one of each, and
-bisection finds it; everything else is halved.
+One step maps an eigenvalue :math:`\lambda` of :math:`X X^\top` to :math:`g(\lambda) = \lambda
+P(\lambda)^2`, where P is the polynomial with the coefficients of the step. The expanded composition
+G of T steps is a polynomial of degree :math:`5^T`, whose coefficients float64 cannot represent.
+Therefore G is never expanded. Instead intervals of :math:`\lambda` are sent through the steps one
+by one, which bounds :math:`G'` and :math:`G''` on each interval:
 
-All of it is NumPy in float64.
+- If the bounds of :math:`G'` contain neither 1 nor -1, there is no crossing.
+- If the bounds of :math:`G''` do not contain 0, :math:`G'` is monotone. It crosses 1 and -1 once at
+  most, and bisection finds the point.
+- Otherwise the interval is halved, and both halves are examined.
+
+The computations are NumPy in float64.
 """
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.polynomial import polynomial
 
 from optax_muonplus.coefficients._minimax import Row
 
+# NumPy makes a scalar of an array without axes.
+FloatArray = np.ndarray | np.float64
+# The lower and the upper end of each interval.
 Bounds = tuple[np.ndarray, np.ndarray]
 
-# An eigenvalue starts at 1 at most, and converging steps leave it near there.
+# Eigenvalues start at 1 at most, and steps that converge keep them near there.
 _DIVERGED = 1e6
 
 
-def value_and_slope(rows: Sequence[Row], x: Any) -> tuple[Any, Any]:
+def value_and_slope(rows: Sequence[Row], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """``G(x)`` and ``G'(x)`` of the composition ``g_T(...g_1(x))``, by the chain rule."""
     slope = np.ones_like(x)
     for row in rows:
-        p, d = polynomial.polyval(x, row), polynomial.polyval(x, _odd_derivative(row))
-        x, slope = x * p * p, slope * p * d
+        p, derivative = polynomial.polyval(x, row), polynomial.polyval(x, _odd_derivative(row))
+        x, slope = x * p * p, slope * p * derivative
     return x, slope
 
 
 def crossings(rows: Sequence[Row], upper: float) -> np.ndarray:
-    """All points of ``[0, upper]`` where ``|G'|`` goes through 1, in order.
+    """All points of ``[0, upper]`` where ``|G'|`` crosses 1, in order.
 
-    Points where it touches 1 may be among them. Each is one of the two neighbouring float64 numbers
-    between which ``G'``, as :func:`value_and_slope` computes it, passes 1 or -1.
+    Points where ``|G'|`` only touches 1 may be among them. Each result is one of the two adjacent
+    float64 numbers between which ``G'``, as :func:`value_and_slope` computes it, passes 1 or -1.
 
     Raises:
       ValueError: if eigenvalues of at most ``upper`` diverge under the steps.
     """
     steps = _steps(rows, upper)
-    low, high, found = np.zeros(1), np.full(1, upper), [np.zeros(0)]
+    low, high, points = np.zeros(1), np.full(1, upper), [np.zeros(0)]
     while low.size:
         slope, bend = _enclosures(steps, low, high)
-        undecided = _holds(slope, 1) | _holds(slope, -1)
-        # "<=" and ">=": the slope of a linear map has no bend, and no crossing either.
+        undecided = _contains(slope, 1) | _contains(slope, -1)
+        # G'' may be 0 at an end of its bounds: a linear map has G'' = 0, and no crossings either.
         monotone = (bend[0] >= 0) | (bend[1] <= 0)
-        # Left over where the slope touches 1 or -1 at a turning point. Many steps make crossings
-        # crowd at 0, where numbers are finer.
+        # Halving ends here where the slope touches 1 or -1 at a turning point. The width is
+        # relative, because the crossings of many steps lie close together near 0.
         narrow = high - low <= 2.0**-50 * np.maximum(high, 2.0**-50 * upper)
-        last = undecided & (monotone | narrow)
-        found += [_crossing(rows, level, low[last], high[last]) for level in (1, -1)]
-        halved = undecided & ~last
+        searched = undecided & (monotone | narrow)
+        points += [_crossing(rows, level, low[searched], high[searched]) for level in (1, -1)]
+        halved = undecided & ~searched
         low, high = low[halved], high[halved]
         middle = low + (high - low) / 2
         low, high = np.concatenate([low, middle]), np.concatenate([middle, high])
-    return np.unique(np.concatenate(found))
+    return np.unique(np.concatenate(points))
 
 
 def _crossing(rows: Sequence[Row], level: int, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Where the slope is ``level`` on intervals on which it is monotone."""
+    """The points where the slope is ``level``, for intervals on which the slope is monotone."""
 
     def excess(x: np.ndarray) -> np.ndarray:
         return value_and_slope(rows, x)[1] - level
 
-    below, above = excess(low), excess(high)
-    inside = np.sign(below) * np.sign(above) < 0
-    # A crossing at an end that two intervals share is inside neither.
-    at_ends = [low[below == 0], high[above == 0]]
+    at_low, at_high = excess(low), excess(high)
+    inside = np.sign(at_low) * np.sign(at_high) < 0
+    # A crossing at the end that two intervals share is inside neither of them.
+    at_ends = [low[at_low == 0], high[at_high == 0]]
     return np.concatenate([_bisect(excess, low[inside], high[inside]), *at_ends])
 
 
 def _bisect(
     function: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: np.ndarray
 ) -> np.ndarray:
-    """Zeros between ``low`` and ``high``, where the signs differ, down to neighbouring numbers."""
+    """Zeros between ``low`` and ``high``, whose signs differ, to adjacent float64 numbers."""
     rising = function(high) > 0
     while True:
         middle = low + (high - low) / 2
@@ -90,25 +96,30 @@ def _bisect(
 
 
 class _Bounded(NamedTuple):
-    """A polynomial, lowest power first, and its turning points, which bound it on any interval."""
+    """A polynomial that can be bounded on any interval.
+
+    Attributes:
+      polynomial: its coefficients, of the lowest power first.
+      turning_points: its local extrema.
+    """
 
     polynomial: np.ndarray
-    turns: np.ndarray
+    turning_points: np.ndarray
 
     def on(self, low: np.ndarray, high: np.ndarray) -> Bounds:
-        """Smallest and largest value on each interval."""
+        """The smallest and the largest value on each interval."""
         ends = [polynomial.polyval(end, self.polynomial) for end in (low, high)]
         least, most = np.minimum(*ends), np.maximum(*ends)
-        for turn in self.turns:
-            inside = (low < turn) & (turn < high)
-            value = polynomial.polyval(turn, self.polynomial)
+        for point in self.turning_points:
+            inside = (low < point) & (point < high)
+            value = polynomial.polyval(point, self.polynomial)
             least = np.where(inside, np.minimum(least, value), least)
             most = np.where(inside, np.maximum(most, value), most)
         return least, most
 
 
 def _steps(rows: Sequence[Row], upper: float) -> list[list[_Bounded]]:
-    """For each step g, g' and g'' on the eigenvalues that reach it."""
+    """g, g' and g'' of each step, on the eigenvalues that reach that step."""
     steps = []
     top = np.full(1, upper)
     for number, row in enumerate(rows, 1):
@@ -128,7 +139,7 @@ def _steps(rows: Sequence[Row], upper: float) -> list[list[_Bounded]]:
 
 
 def _real_roots(coefficients: np.ndarray, upper: float) -> np.ndarray:
-    """Zeros on ``[0, upper]`` where the sign changes: between those of the derivative."""
+    """Zeros on ``[0, upper]`` with a change of sign, one at most between zeros of p'."""
     trimmed = polynomial.polytrim(coefficients)
     if len(trimmed) < 2:
         return np.zeros(0)
@@ -149,29 +160,32 @@ def _enclosures(steps: list[list[_Bounded]], low: np.ndarray, high: np.ndarray) 
     slope = np.ones_like(low), np.ones_like(low)
     bend = np.zeros_like(low), np.zeros_like(low)
     for g, first, second in steps:
-        own, curved = first.on(low, high), second.on(low, high)
+        g1, g2 = first.on(low, high), second.on(low, high)
         # (g o G)'' = g''(G) G'^2 + g'(G) G''
-        parts = _times(curved, _squared(slope)), _times(own, bend)
-        bend = parts[0][0] + parts[1][0], parts[0][1] + parts[1][1]
-        slope = _times(own, slope)
+        terms = _times(g2, _squared(slope)), _times(g1, bend)
+        bend = terms[0][0] + terms[1][0], terms[0][1] + terms[1][1]
+        slope = _times(g1, slope)
         low, high = g.on(low, high)
     return slope, bend
 
 
 def _times(a: Bounds, b: Bounds) -> Bounds:
+    """Bounds of the product."""
     products = np.stack([x * y for x in a for y in b])
     return products.min(0), products.max(0)
 
 
 def _squared(a: Bounds) -> Bounds:
+    """Bounds of the square."""
     squares = np.square(a)
-    return np.where(_holds(a, 0), 0, squares.min(0)), squares.max(0)
+    return np.where(_contains(a, 0), 0, squares.min(0)), squares.max(0)
 
 
-def _holds(a: Bounds, number: float) -> np.ndarray:
+def _contains(a: Bounds, number: float) -> np.ndarray:
+    """Whether each interval contains the number."""
     return (a[0] <= number) & (number <= a[1])
 
 
 def _odd_derivative(row: Row) -> np.ndarray:
-    """``P + 2 x P'``: the derivative of ``y P(y^2)`` in y, at ``x = y^2``."""
+    """Coefficients of ``P + 2 x P'``, the derivative of ``y P(y^2)`` in y at ``x = y^2``."""
     return (2 * np.arange(len(row)) + 1) * np.asarray(row)

@@ -15,7 +15,8 @@ from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.matrices._normalization import Norm, Normalize
 from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
-from optax_muonplus.polar._methods import DEFAULT_EPS, Polar, PolarFunction, Preconditioning
+from optax_muonplus.polar._newton_schulz import Preconditioning
+from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms._apply import MatrixTransformation, for_matrices, matrix_link
 from optax_muonplus.transforms._momentum import momentum

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus._parameters.paths import check_inexact_dtypes, flatten_with_names
-from optax_muonplus.matrices._precision import accumulable, as_real
+from optax_muonplus.matrices._precision import as_real, upcast_for_sum
 
 
 class MomentumState(NamedTuple):
@@ -98,7 +98,7 @@ def momentum(
     ) -> tuple[optax.Updates, Any]:
         del params
         buffers, treedef = jax.tree.flatten(state.mu)
-        grads = [accumulable(g) for g in treedef.flatten_up_to(updates)]
+        grads = [upcast_for_sum(g) for g in treedef.flatten_up_to(updates)]
         mu = _mix(buffers, grads, beta)
         count = None if state.count is None else optax.safe_increment(state.count)
         direction, now = mu, grads
