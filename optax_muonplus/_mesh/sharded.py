@@ -25,7 +25,7 @@ def apply_sharded(
 
     Args:
       functions: functions of matrices.
-      arrays: all on one mesh.
+      arrays: one at least, all on one mesh.
       leaves: the record of each array. Results have its dtype.
       transfer_dtype: dtype on the way to the work, for arrays in which it is narrower and has as
         many exponent bits. Results equal those of rounding to it after the transfer.
@@ -33,8 +33,6 @@ def apply_sharded(
     Returns:
       One array for each of ``arrays``, in order, sharded as that one.
     """
-    if not arrays:
-        return []
     hyperparams, rest = split_arrays(list(functions))
     members = tuple(Member(leaf, x.dtype) for leaf, x in zip(leaves, arrays, strict=True))
     traced = any(isinstance(x, jax.core.Tracer) for x in arrays)

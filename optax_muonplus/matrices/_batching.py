@@ -135,9 +135,11 @@ def _on_stack(functions: Sequence[MatrixFunction], x: jax.Array, upright: int) -
     if len(x) > at_once:  # one parameter of many layers or experts
         whole = for_layout(compose(functions), upright == 0)
         return jax.lax.map(lambda matrix: whole(matrix[None])[0], x, batch_size=at_once)
+    if upright in (0, len(x)):
+        return for_layout(compose(functions), upright == 0)(x)
     for function in functions:
-        if upright in (0, len(x)) or function.transpose_equivariant:
-            x = for_layout(function, upright == 0)(x)
+        if function.transpose_equivariant:
+            x = function(x)
         else:
             parts = function(x[:upright]), function.transposed()(x[upright:])
             x = jnp.concatenate(parts)

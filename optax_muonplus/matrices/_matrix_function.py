@@ -145,10 +145,10 @@ def for_layout(
     function: MatrixFunction, transposed: bool | jax.Array
 ) -> Callable[[jax.Array], jax.Array]:
     """``function`` for matrices stored as (in, out) if ``transposed``, which may be traced."""
-    if function.transpose_equivariant or transposed is False:
-        return function
     if transposed is True:
         return function.transposed()
+    if transposed is False or function.transpose_equivariant:
+        return function
     return functools.partial(jax.lax.cond, transposed, function.transposed(), function)
 
 

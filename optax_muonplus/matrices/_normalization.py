@@ -130,4 +130,4 @@ class Normalize(MatrixFunction):
 
     def transposed(self) -> MatrixFunction:
         """Rows for columns and columns for rows."""
-        return self.replace(norm=transposed_norm(self.norm))
+        return Normalize(transposed_norm(self.norm), self.norm_eps, self.match_frobenius)

@@ -5,8 +5,6 @@ largest entry first, so that neither large nor small matrices leave the range of
 """
 
 import functools
-import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +13,7 @@ from jax.typing import ArrayLike, DTypeLike
 from optax_muonplus import coefficients
 from optax_muonplus.coefficients._tables import CoefficientsLike
 from optax_muonplus.matrices._precision import scale_by_pow2, upcast_for_sum
-from optax_muonplus.polar._choice import iterate_cheapest, matmul_shapes
+from optax_muonplus.polar._choice import iterate_cheapest
 from optax_muonplus.polar._newton_schulz import Preconditioning, every_step, iterate
 from optax_muonplus.polar._options import (
     DEFAULT_EPS,
@@ -91,18 +89,6 @@ def polar_function(
         return functools.partial(iterate_cheapest, restarts=restarts, **options)
     traced_steps = steps if restarts is None else None
     return functools.partial(iterate, restarts=every_step(rows), steps=traced_steps, **options)
-
-
-def polar_flops(
-    shape: Sequence[int],
-    polar: Polar | PolarFunction = "auto",
-    ns_coeffs: CoefficientsLike = "jordan",
-    ns_steps: int | jax.Array = 5,
-    compute_dtype: DTypeLike | None = None,
-) -> int:
-    """FLOPs of the products in :func:`matmul_shapes`, which has the same arguments."""
-    products = matmul_shapes(shape, polar, ns_coeffs, ns_steps, compute_dtype)
-    return sum(2 * math.prod(dimensions) for dimensions in products)
 
 
 def newton_schulz(

@@ -19,8 +19,7 @@ https://dao-ailab.github.io/blog/2026/gram-newton-schulz/.
 import functools
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +28,7 @@ from jax.typing import ArrayLike
 
 from optax_muonplus.coefficients._tables import Row
 from optax_muonplus.matrices._precision import as_real, scale_by_pow2, sum_of_squares
-from optax_muonplus.polar._products import Product, adjoint, product, product_dtype, rounded
+from optax_muonplus.polar._products import ShortSide, product, product_dtype, rounded
 
 Preconditioning = Literal["frobenius", "spectral", "aol", "aol_out", "schatten"]
 
@@ -108,11 +107,11 @@ def iterate(
     # for that it takes the right one, as optax.contrib.muon does, and "aol_out" the left one.
     height, width = x.shape[-2:]
     left = height < width or (height == width and preconditioning != "aol")
-    side = _ShortSide(left, product(operand, dtype, precision), operand)
+    side = ShortSide(left, product(operand, dtype, precision), operand)
 
     y, magnitude = scale_by_pow2(y.astype(dtype))
-    y = rounded(y, operand)
     scaled_eps = as_real(eps, magnitude.dtype) / magnitude
+    y = rounded(y, operand)
     gram = side.gram(y)
     scale = _scale(y, gram, safety_factor, scaled_eps, preconditioning)
     gram = gram * scale * jnp.swapaxes(scale, -1, -2)
@@ -134,68 +133,9 @@ def iterate(
     return y.astype(x.dtype).reshape(x.shape)
 
 
-class _ShortSide(NamedTuple):
-    """The products of an iteration, with Gram matrices on the shorter side of the matrices.
-
-    Attributes:
-      left: whether that is the left side, the rows: the Gram matrix is then ``Y Y^H``, and
-        ``Y^H Y`` otherwise.
-      matmul: the product of two matrices.
-      operand: the dtype to which operands are rounded.
-    """
-
-    left: bool
-    matmul: Product
-    operand: jnp.dtype
-
-    def gram(self, y: jax.Array) -> jax.Array:
-        """The Gram matrix of ``y``."""
-        return self.matmul(y, adjoint(y)) if self.left else self.matmul(adjoint(y), y)
-
-    def multiply(self, p: jax.Array, y: jax.Array) -> jax.Array:
-        """``y`` multiplied by ``p`` on its shorter side."""
-        return self.matmul(p, y) if self.left else self.matmul(y, p)
-
-    def segment(
-        self,
-        y: jax.Array,
-        gram: jax.Array,
-        rows: Sequence[Row | jax.Array],
-        scale: jax.Array | None = None,
-    ) -> jax.Array:
-        """``y`` after one step for each of ``rows``.
-
-        Args:
-          y: matrices, not yet scaled.
-          gram: the Gram matrix of the scaled ``y``.
-          rows: coefficients of the steps.
-          scale: what the short side of ``y`` is to be multiplied by, ``(*batch, 1 or n, 1)``.
-        """
-        p = _polynomial(gram, rows[0], self.matmul)
-        # p is scaled instead of y, because it is the smaller of the two.
-        total = p if scale is None else p * (jnp.swapaxes(scale, -1, -2) if self.left else scale)
-        for row in rows[1:]:
-            gram = self.matmul(self.matmul(gram, p), p)
-            p = _polynomial(gram, row, self.matmul)
-            total = self.multiply(p, total)
-        # The result is only used as an operand again, so it is rounded once, here.
-        return rounded(self.multiply(total, y), self.operand)
-
-
 def _segments(steps: int, restarts: tuple[int, ...]) -> list[tuple[int, int]]:
     """The first step of each segment, and the one after its last."""
     return list(itertools.pairwise((0, *restarts, steps)))
-
-
-def _polynomial(gram: jax.Array, row: Row | jax.Array, matmul: Product) -> jax.Array:
-    """``c_0 I + c_1 R + c_2 R^2 + ...`` for the Gram matrix R."""
-    identity = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=gram.dtype), gram.shape)
-    p = row[0] * identity + row[1] * gram
-    power = gram
-    for c in row[2:]:
-        power = matmul(gram, power)
-        p = p + c * power
-    return p
 
 
 def _scale(

@@ -1,4 +1,4 @@
-"""Matrix products with operands in one dtype and sums in another, float32 at least.
+"""The matrix products of the iteration: operands in one dtype, sums in float32 at least.
 
 ``compute_dtype=bfloat16`` means: round the operands to bfloat16, multiply, and sum in float32. On
 accelerators that is one instruction. XLA's CPU backend needs two work-arounds:
@@ -11,13 +11,14 @@ accelerators that is one instruction. XLA's CPU backend needs two work-arounds:
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from optax_muonplus.matrices._precision import accumulation_dtype
+from optax_muonplus.coefficients._tables import Row
 
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -28,7 +29,7 @@ def product_dtype(dtype: DTypeLike, compute_dtype: jnp.dtype | None) -> jnp.dtyp
     Raises:
       ValueError: if one of the two is real and the other complex.
     """
-    wide = accumulation_dtype(dtype)
+    wide = jnp.promote_types(dtype, jnp.float32)
     if compute_dtype is None:
         return wide
     if jnp.issubdtype(wide, jnp.complexfloating) != jnp.issubdtype(
@@ -75,3 +76,62 @@ def rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
         return x.astype(dtype)
     info = jnp.finfo(dtype)
     return jax.lax.reduce_precision(x, info.nexp, info.nmant).astype(dtype)
+
+
+class ShortSide(NamedTuple):
+    """The products of an iteration, with Gram matrices on the shorter side of the matrices.
+
+    Attributes:
+      left: whether that is the left side, the rows: the Gram matrix is then ``Y Y^H``, and
+        ``Y^H Y`` otherwise.
+      matmul: the product of two matrices.
+      operand: the dtype to which operands are rounded.
+    """
+
+    left: bool
+    matmul: Product
+    operand: jnp.dtype
+
+    def gram(self, y: jax.Array) -> jax.Array:
+        """The Gram matrix of ``y``."""
+        return self.matmul(y, adjoint(y)) if self.left else self.matmul(adjoint(y), y)
+
+    def multiply(self, p: jax.Array, y: jax.Array) -> jax.Array:
+        """``y`` multiplied by ``p`` on its shorter side."""
+        return self.matmul(p, y) if self.left else self.matmul(y, p)
+
+    def segment(
+        self,
+        y: jax.Array,
+        gram: jax.Array,
+        rows: Sequence[Row | jax.Array],
+        scale: jax.Array | None = None,
+    ) -> jax.Array:
+        """``y`` after one step for each of ``rows``.
+
+        Args:
+          y: matrices, not yet scaled.
+          gram: the Gram matrix of the scaled ``y``.
+          rows: coefficients of the steps.
+          scale: what the short side of ``y`` is to be multiplied by, ``(*batch, 1 or n, 1)``.
+        """
+        p = _polynomial(gram, rows[0], self.matmul)
+        # p is scaled instead of y, because it is the smaller of the two.
+        total = p if scale is None else p * (jnp.swapaxes(scale, -1, -2) if self.left else scale)
+        for row in rows[1:]:
+            gram = self.matmul(self.matmul(gram, p), p)
+            p = _polynomial(gram, row, self.matmul)
+            total = self.multiply(p, total)
+        # The result is only used as an operand again, so it is rounded once, here.
+        return rounded(self.multiply(total, y), self.operand)
+
+
+def _polynomial(gram: jax.Array, row: Row | jax.Array, matmul: Product) -> jax.Array:
+    """``c_0 I + c_1 R + c_2 R^2 + ...`` for the Gram matrix R."""
+    identity = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=gram.dtype), gram.shape)
+    p = row[0] * identity + row[1] * gram
+    power = gram
+    for c in row[2:]:
+        power = matmul(gram, power)
+        p = p + c * power
+    return p

@@ -144,13 +144,13 @@ def apply_to_matrices(
       One array for each of ``arrays``, of the same shape and sharding, in the dtype of its leaf.
     """
     arrays = [jnp.asarray(x) for x in arrays]
-    local = [i for i, leaf in enumerate(leaves) if leaf.sharding is None]
-    sharded = [i for i, leaf in enumerate(leaves) if leaf.sharding is not None]
     results: dict[int, jax.Array] = {}
-    for apply, members in ((_apply_local, local), (apply_sharded, sharded)):
-        inputs, records = [arrays[i] for i in members], [leaves[i] for i in members]
-        outputs = apply(functions, inputs, records, transfer_dtype)
-        results |= zip(members, outputs, strict=True)
+    for apply, on_mesh in ((_apply_local, False), (apply_sharded, True)):
+        members = [i for i, leaf in enumerate(leaves) if (leaf.sharding is not None) == on_mesh]
+        if members:
+            inputs, records = [arrays[i] for i in members], [leaves[i] for i in members]
+            outputs = apply(functions, inputs, records, transfer_dtype)
+            results |= zip(members, outputs, strict=True)
     return [results[i].astype(leaf.dtype) for i, leaf in enumerate(leaves)]
 
 

@@ -54,9 +54,9 @@ def orthogonalize(
     """
     polar_factor = Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype)
 
-    def make(leaves: Sequence[LeafInfo]) -> optax.GradientTransformation:
-        return matrix_link([polar_factor], leaves, polar_factor.transfer_dtype)
-
+    make = functools.partial(
+        matrix_link, [polar_factor], transfer_dtype=polar_factor.transfer_dtype
+    )
     return for_matrices(make, weight_dimension_numbers, sharding)
 
 
@@ -148,8 +148,9 @@ def scale_by_muonplus(
         adaptive,
     )
     average = momentum(beta, nesterov=nesterov, bias_correction=bias_correction, mu_dtype=mu_dtype)
+    transfer_dtype = polar_factor.transfer_dtype
 
     def make(leaves: Sequence[LeafInfo]) -> optax.GradientTransformation:
-        return optax.chain(average, matrix_link(steps, leaves, polar_factor.transfer_dtype))
+        return optax.chain(average, matrix_link(steps, leaves, transfer_dtype))
 
     return for_matrices(make, weight_dimension_numbers, sharding)
