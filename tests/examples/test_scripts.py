@@ -55,7 +55,7 @@ GROUPS = {
 IN_THIS_PROCESS = [name for name in GROUPS if name != "sharded"]
 
 
-def run(name, capsys):
+def run_here(name, capsys):
     """What a script prints, in this process."""
     capsys.readouterr()
     with jax.numpy_rank_promotion("allow"):  # JAX's default
@@ -65,15 +65,15 @@ def run(name, capsys):
 
 def run_command(*arguments):
     """What ``python ARGUMENTS`` prints, started in the root with no choice of devices."""
-    chosen = ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
-    environment = {key: value for key, value in os.environ.items() if key not in chosen}
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_NUM_CPU_DEVICES"}
     environment["PYTHONPATH"] = str(ROOT)
-    command = [sys.executable, "-W", "error", *arguments]
+    # As in pyproject.toml: an entry that another process has not finished writing.
+    warnings = ["-W", "error", "-W", "ignore:Error reading persistent compilation cache entry"]
+    command = [sys.executable, *warnings, *arguments]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert not done.stderr
     return done.stdout
 
 
@@ -205,7 +205,7 @@ CHECKS = {
 
 @pytest.mark.parametrize("name", IN_THIS_PROCESS)
 def test_script_trains_and_shows_its_groups(name, capsys):
-    output = run(name, capsys)
+    output = run_here(name, capsys)
     assert groups(tables(output)[-1]) == GROUPS[name]
     assert_losses_fall(output)
     if name in CHECKS:
@@ -229,9 +229,3 @@ def test_sharded_script(arguments):
         # There, back, and the results to the replicas: nothing during the iteration.
         (moves,) = re.findall(r"^collectives of an update: (.*)$", part, re.M)
         assert sorted(moves.split(", ")) == ["all-gather", "all-to-all", "all-to-all"]
-
-
-def test_a_script_runs_as_a_module_and_by_its_path():
-    by_path = run_command("examples/quickstart.py")
-    assert groups(tables(by_path)[0]) == GROUPS["quickstart"]
-    assert run_command("-m", "examples.quickstart") == by_path
