@@ -1,0 +1,231 @@
+"""The scripts to copy: each runs, trains, and shows which parameter gets which update."""
+
+import ast
+import os
+import pathlib
+import re
+import runpy
+import subprocess
+import sys
+
+import jax
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+# By script, the parameters that its table has in each group.
+GROUPS = {
+    "quickstart": {
+        "muon": {"up/kernel", "mix/kernel"},
+        "adam": {"up/bias", "mix/bias", "head/kernel", "head/bias"},
+    },
+    "flax_nnx": {
+        "muon": {"up/kernel", "down/kernel"},
+        "adam": {"embed/embedding", "norm/scale", "norm/bias", "up/bias", "down/bias"}
+        | {"head/kernel", "head/bias"},
+    },
+    "flax_linen": {
+        "muon": {"Dense_0/kernel", "Dense_1/kernel"}
+        | {f"MultiHeadDotProductAttention_0/{k}/kernel" for k in ("query", "key", "value", "out")},
+        "adam": {"Embed_0/embedding", "pos_embed", "head/kernel", "head/bias"}
+        | {"LayerNorm_{0..1}/scale", "LayerNorm_{0..1}/bias", "Dense_0/bias", "Dense_1/bias"}
+        | {f"MultiHeadDotProductAttention_0/{k}/bias" for k in ("query", "key", "value", "out")},
+    },
+    "equinox_mlp": {
+        "muon": {"layers/0/weight", "layers/1/weight"},
+        "adam": {"layers/{0..1}/bias", "layers/2/weight", "layers/2/bias"},
+    },
+    "haiku_mlp": {
+        "muon": {"mlp/~/linear_0/w", "mlp/~/linear_1/w"},
+        "adam": {"mlp/~/linear_{0..1}/b", "head/w", "head/b"},
+    },
+    "sharded": {
+        "muon": {"layer_{0..3}/up", "layer_{0..3}/down"},
+        "adam": {"layer_{0..3}/bias"},
+    },
+    "moe_and_conv_rules": {
+        "muon": {"conv", "attention/qkv", "attention/out", "experts/up", "experts/down"},
+        "adam": {"router", "classifier"},
+    },
+    "schedules_and_inject": {"muon": {"up"}, "adam": {"bias", "head"}},
+    "inspect_updates": {"muon": {"up", "mix"}, "adam": {"head"}},
+}
+# The devices of a process are chosen once, before anything runs on them.
+IN_THIS_PROCESS = [name for name in GROUPS if name != "sharded"]
+
+
+def run_here(name, capsys):
+    """What a script prints, in this process."""
+    capsys.readouterr()
+    with jax.numpy_rank_promotion("allow"):  # JAX's default
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def run_command(*arguments):
+    """What ``python ARGUMENTS`` prints, started in the root with no choice of devices."""
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_NUM_CPU_DEVICES"}
+    environment["PYTHONPATH"] = str(ROOT)
+    # As in pyproject.toml: an entry that another process has not finished writing.
+    warnings = ["-W", "error", "-W", "ignore:Error reading persistent compilation cache entry"]
+    command = [sys.executable, *warnings, *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def tables(output):
+    """The tables in it: by parameter, its cells under the names of their columns."""
+    found = []
+    lines = iter(output.splitlines())
+    for header in lines:
+        if not header.startswith("parameter "):
+            continue
+        starts = [match.start() for match in re.finditer(r"(?<!\S)\S+(?: \S+)*", header)]
+        names = re.split(r" {2,}", header)
+        assert set(next(lines)) == {"-"}
+        rows = {}
+        for line in lines:
+            if line.startswith("muon: "):
+                break
+            ends = [*starts[1:], None]
+            cells = [line[a:b].strip() for a, b in zip(starts, ends, strict=True)]
+            rows[cells[0]] = dict(zip(names, cells, strict=True))
+        found.append(rows)
+    return found
+
+
+def groups(table):
+    return {
+        group: {path for path, row in table.items() if row["group"] == group}
+        for group in ("muon", "adam")
+    }
+
+
+def assert_losses_fall(output, to=0.4):
+    """To less than a share of the first one."""
+    losses = [float(x) for x in re.findall(r"^step +\d+  loss (\S+)", output, re.M)]
+    assert len(losses) >= 3
+    assert losses[-1] < to * losses[0], losses
+
+
+def test_these_are_the_scripts_that_the_readme_names():
+    section = re.search(
+        r"^## Scripts to copy\n(.*?)^## ", (EXAMPLES / "README.md").read_text(), re.M | re.S
+    )
+    assert section is not None
+    assert set(re.findall(r"^\| `(\w+)\.py`", section[1], re.M)) == GROUPS.keys()
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_script_stands_by_itself(name):
+    """Short, says how to run it, and imports only public names from outside of `examples`."""
+    source = (EXAMPLES / f"{name}.py").read_text()
+    assert 30 <= len(source.splitlines()) <= 80
+    tree = ast.parse(source)
+    docstring = ast.get_docstring(tree)
+    assert docstring is not None
+    assert f"``python examples/{name}.py`` or ``python -m examples.{name}``" in docstring
+
+    siblings = {path.stem for path in EXAMPLES.iterdir()} | {"examples"}
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            assert not node.attr.startswith("_"), node.attr
+    assert "optax_muonplus" in imported
+    for path in imported:
+        first, *rest = path.split(".")
+        assert first not in siblings, path
+        assert not any(part.startswith("_") for part in rest), path
+
+
+def check_equinox(output):
+    """The first table is that of the default rules, which do not guess which layer is the last."""
+    before, after = tables(output)
+    assert groups(before)["muon"] == groups(after)["muon"] | {"layers/2/weight"}
+
+
+def check_rules(output):
+    (table,) = tables(output)
+    matrices = {path: row["out x in x batch"] for path, row in table.items()}
+    assert matrices["conv"] == "16x9x1"
+    assert matrices["experts/up"] == "32x16x4"
+    assert matrices["attention/qkv"] == "16x16x1 + 16x16x1 + 16x16x1"
+    error = output.splitlines()[0]
+    assert error.startswith("Without rules: No rule says how these parameters are matrices: conv ")
+
+
+def check_schedules(output):
+    """Rates rise from zero and fall to zero; beta rises; the decay is gone from halfway on."""
+    columns = {
+        name: [float(x) for x in re.findall(rf" {name} (\S+)", output)]
+        for name in ("learning_rate", "adam_learning_rate", "beta", "weight_decay")
+    }
+    for name, peak in [("learning_rate", 0.02), ("adam_learning_rate", 0.005)]:
+        first, second, *rest = columns[name]
+        assert (first, second) == (0, peak)
+        assert rest == sorted(rest, reverse=True)
+        assert rest[-1] < 0.01 * peak
+    assert columns["beta"][:6] == [0.85, 0.87, 0.89, 0.91, 0.93, 0.95]
+    assert columns["weight_decay"] == [0.1] * 5 + [0.0] * 6
+
+
+def check_inspection(output):
+    """Row norms are unequal until the update, in which they are equal."""
+    ratios = re.findall(r"momentum (\S+) polar (\S+) update (\S+)$", output, re.M)
+    assert len(ratios) == 3 * 2
+    for momentum, polar, update in ratios:
+        assert float(momentum) > float(polar) > 1.05
+        assert update == "1.000"
+    norms = re.findall(r"^row norms of (\w+), (\w+): (\S+) to (\S+)$", output, re.M)
+    # Unit rows times the scale of the table times the learning rate.
+    expected = {"mix": 0.02, "up": 0.02 * 2**0.5}
+    updates = {name: rest for name, what, *rest in norms if what == "update"}
+    assert updates == {name: [f"{norm:.5f}"] * 2 for name, norm in expected.items()}
+    momenta = [(float(low), float(high)) for _, what, low, high in norms if what == "momentum"]
+    assert len(momenta) == 2
+    assert all(high > 1.5 * low > 0 for low, high in momenta)
+
+
+CHECKS = {
+    "equinox_mlp": check_equinox,
+    "moe_and_conv_rules": check_rules,
+    "schedules_and_inject": check_schedules,
+    "inspect_updates": check_inspection,
+}
+
+
+@pytest.mark.parametrize("name", IN_THIS_PROCESS)
+def test_script_trains_and_shows_its_groups(name, capsys):
+    output = run_here(name, capsys)
+    assert groups(tables(output)[-1]) == GROUPS[name]
+    assert_losses_fall(output)
+    if name in CHECKS:
+        CHECKS[name](output)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["examples/sharded.py"], ["-m", "examples.sharded"]], ids=["path", "module"]
+)
+def test_sharded_script(arguments):
+    output = run_command(*arguments)
+    auto, explicit = re.split(r"^Explicit axes$", output, flags=re.M)
+    assert auto.startswith("\nAuto axes\n")
+    for part in (auto, explicit):
+        (table,) = tables(part)
+        assert groups(table) == GROUPS["sharded"]
+        assert table["layer_{0..3}/up"]["sharding"] == "(fsdp, -)"
+        assert table["layer_{0..3}/bias"]["sharding"] == "(-)"
+        assert "8 matrices shared out among 8 devices" in part
+        assert_losses_fall(part)
+        # There, back, and the results to the replicas: nothing during the iteration.
+        (moves,) = re.findall(r"^collectives of an update: (.*)$", part, re.M)
+        assert sorted(moves.split(", ")) == ["all-gather", "all-to-all", "all-to-all"]
