@@ -13,7 +13,7 @@ from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
 from optax_muonplus import baselines, muonplus
-from tests import reference
+from tests.support import reference
 
 STEPS = 5
 # Kernels as Flax stores them, (in, out): W is their transpose.

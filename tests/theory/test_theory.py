@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import reference
-import reference_theory as exact
+from tests.support import reference
+from tests.support import reference_theory as exact
 
 import optax_muonplus as omp
 from optax_muonplus import coefficients, polar, theory

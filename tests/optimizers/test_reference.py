@@ -10,7 +10,7 @@ import pytest
 from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
-from tests import reference
+from tests.support import reference
 
 NORMS = ("none", "col", "row", "col_row", "row_col")
 # Kernels as Flax stores them, (in, out): W is their transpose.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import newton_schulz as reference_newton_schulz
+from tests.support.reference import newton_schulz as reference_newton_schulz
 
 from optax_muonplus import coefficients, polar
 from optax_muonplus.coefficients import _restarts as restarts

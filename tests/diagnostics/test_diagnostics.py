@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 import optax_muonplus as omp
 from optax_muonplus import diagnostics
 from optax_muonplus.diagnostics import read, recorded, watched
-from tests import reference
+from tests.support import reference
 
 SIDES = ("row", "col")
 ALL, DISTANCE = (*diagnostics.MEASURES, "distance"), "polar/distance"
