@@ -1,4 +1,4 @@
-"""The paper's theory in 100 digits, fractions and float64 NumPy: the oracle of test_theory.
+"""The paper's theory in 100 digits, fractions and float64 NumPy: the oracle of `tests/theory`.
 
 Like `reference` it imports neither JAX nor the package. Maps are in 100 decimal digits, so that
 their end points can be certified, and expanded in fractions, so that their crossings can be
