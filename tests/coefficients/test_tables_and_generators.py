@@ -1,9 +1,15 @@
 """Coefficient tables and their generators against published numbers."""
 
+import math
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from optax_muonplus import coefficients
+from tests.support import reference_coefficients
+from tests.support.property_search import SEARCH
 
 GRID = np.logspace(-3, 0, 4001)
 
@@ -154,3 +160,26 @@ def test_composition_of_any_degree_reaches_one(degree, steps, lower):
 def test_errors_say_what_was_given(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@SEARCH
+@given(st.floats(-6, -0.05), st.floats(-2, 2), st.sampled_from([3, 5, 7]))
+def test_the_minimax_error_is_the_same_at_both_ends_and_nowhere_larger(
+    log_ratio, log_upper, degree
+):
+    upper = 10.0**log_upper
+    lower = upper * 10.0**log_ratio
+    row = coefficients.minimax(lower, upper, degree)
+    x = np.geomspace(lower, upper, 5001)
+    error = 1 - coefficients.evaluate([row], x)
+    assert abs(error[0]) <= abs(error).max() <= abs(error[0]) * (1 + 1e-6) + 1e-9
+    assert math.isclose(abs(error[0]), abs(error[-1]), rel_tol=1e-6, abs_tol=1e-9)
+
+
+def test_the_oracles_cans_rows_are_the_closest_to_one():
+    """A check of the oracle: each printed row is the best on what the last one left."""
+    low = 1e-3
+    for row in reference_coefficients.CANS:
+        best = reference_coefficients.closest_to_one(low, 2 - low if low > 1e-3 else 1.0)
+        np.testing.assert_allclose(row, best, atol=1e-4)
+        low = np.dot(best, [low, low**3, low**5])

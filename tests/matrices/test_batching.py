@@ -11,9 +11,10 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
-from benchmarks.trees import random_like
 from optax_muonplus.matrices import _batching as grouping
 from optax_muonplus.transforms import _apply as lifting
+from tests.support.compilation import compilations
+from tests.support.trees import random_like
 
 D = 16
 
@@ -185,20 +186,11 @@ def test_a_second_eager_update_compiles_nothing():
     grads = random_like(layers(2))
     tx = omp.muonplus(0.1)
     _, state = tx.update(grads, tx.init(grads), grads)
-    compiled = []
-
-    def listen(event, duration, **_):
-        if "backend_compile" in event:
-            compiled.append(duration)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with compilations() as compiled:
         tx.update(grads, state, grads)
         assert not compiled
         jax.jit(lambda x: x * 3.25)(1.0)
         assert compiled  # the listener does hear
-    finally:
-        jax.monitoring.clear_event_listeners()
 
 
 def auto_mesh():
@@ -219,7 +211,7 @@ def test_updates_keep_the_sharding_that_the_compiler_knows(stacked, monkeypatch)
     for found, update in zip(jax.tree.leaves(updates), jax.tree.leaves(expected), strict=True):
         assert found.sharding == sharding
         np.testing.assert_allclose(found, update, atol=1e-6)
-    for momentum in jax.tree.leaves(state.inner_states["muon"].inner_state[0][0].mu):
+    for momentum in jax.tree.leaves(omp.transforms.find_momentum(state).mu):
         assert momentum.sharding == sharding
 
 

@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import optax_muonplus as omp
 from optax_muonplus import coefficients, polar
+from tests.support import reference
+from tests.support.oracle_runs import TOLERANCE
 
 SHAPES = [(16, 16), (16, 40), (40, 16)]
 TABLES = {"jordan": 5, "you": 6, "dion": 5, "turbo": 4, "polar_express": 6, "cans": 5}
@@ -193,3 +196,13 @@ def test_words_are_checked_when_the_function_is_built(arguments, message):
 def test_real_products_are_refused_for_complex_matrices():
     with pytest.raises(ValueError, match="does not go with matrices of dtype complex64"):
         polar.newton_schulz(jnp.ones((2, 2), jnp.complex64), compute_dtype="bfloat16")
+
+
+def test_polar_functions_act_on_stacks_of_any_rank():
+    x = np.random.default_rng(16).normal(size=(2, 3, 5, 7)).astype(np.float32)
+    newton_schulz, svd = omp.polar.newton_schulz(x, "you", 4), omp.polar.svd(x)
+    for i in np.ndindex(2, 3):
+        one = x[i].astype(np.float64)
+        expected = reference.newton_schulz(one, "you", 4)
+        np.testing.assert_allclose(newton_schulz[i], expected, atol=TOLERANCE)
+        np.testing.assert_allclose(svd[i], reference.svd_polar(one), atol=TOLERANCE)

@@ -1,5 +1,7 @@
 """Random trees of arrays, and comparisons of trees leaf by leaf."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,3 +40,13 @@ def assert_trees_close(actual, expected, rtol=1e-5, atol=1e-6):
         np.testing.assert_allclose(
             np.asarray(a, np.float32), np.asarray(e, np.float32), rtol=rtol, atol=atol
         )
+
+
+def nested_shapes(**paths):
+    """A nested dict of nested_shapes from keywords with double underscores for slashes."""
+    tree: dict = {}
+    for path, shape in paths.items():
+        *parents, name = path.split("__")
+        node = functools.reduce(lambda d, key: d.setdefault(key, {}), parents, tree)
+        node[name] = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return tree

@@ -1,6 +1,4 @@
-"""The optimizers that Muon+ is compared with, against the oracles of `reference.py`."""
-
-import functools
+"""The baselines' layouts, state, dtypes, partition, sharding and arguments."""
 
 import jax
 import jax.numpy as jnp
@@ -13,90 +11,7 @@ from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
 from optax_muonplus import baselines, muonplus
-from tests.support import reference
-
-STEPS = 5
-# Kernels as Flax stores them, (in, out): W is their transpose.
-SHAPES = {"tall": (12, 20), "wide": (20, 12), "square": (16, 16)}
-NAMES = ("normuon", "adamuon", "turbo_muon", "mano")
-
-
-def build(name, rate=0.05, **options):
-    return getattr(baselines, name)(rate, **options)
-
-
-def trees(seed=0, shapes=SHAPES, dtype=np.float32):
-    rng = np.random.default_rng(seed)
-    params = {k: rng.normal(size=s).astype(dtype) for k, s in shapes.items()}
-    grads = [{k: rng.normal(size=s).astype(dtype) for k, s in shapes.items()} for _ in range(STEPS)]
-    return params, grads
-
-
-def run(tx, params, grads):
-    """Parameters after each step."""
-    state, update, seen = tx.init(params), jax.jit(tx.update), []
-    for g in grads:
-        updates, state = update(g, state, params)
-        params = optax.apply_updates(params, updates)
-        seen.append(params)
-    return seen, state
-
-
-def oracle_state(name, w):
-    zeros = np.zeros(w.shape)
-    return {
-        "normuon": (zeros, np.zeros((w.shape[0], 1))),
-        "adamuon": (zeros, zeros),
-        "mano": (zeros, 0),
-        "turbo_muon": zeros,
-    }[name]
-
-
-def oracle(name, w, grads, **options):
-    """The matrix (out, in) after each step."""
-    step = functools.partial(getattr(reference, f"{name}_step"), **options)
-    w, state, seen = w.astype(float), oracle_state(name, w), []
-    for g in grads:
-        update, state = step(w, state, g.astype(float))
-        w = w + update
-        seen.append(w)
-    return seen
-
-
-VARIANTS = [
-    ("normuon", {}),
-    ("normuon", {"rule": "paper", "nesterov": False, "beta2": 0.5}),
-    ("adamuon", {}),
-    ("adamuon", {"sign": False, "beta2": 0.99, "nesterov": False}),
-    ("turbo_muon", {}),
-    ("turbo_muon", {"nesterov": False, "beta": 0.5}),
-    ("mano", {}),
-    ("mano", {"nesterov": True, "beta": 0.8}),
-]
-
-
-@pytest.mark.parametrize(("name", "options"), VARIANTS)
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_against_the_published_code(name, options, decay):
-    params, grads = trees()
-    tx = build(name, weight_decay=decay, **options)
-    seen, _ = run(tx, params, grads)
-    for key in SHAPES:
-        expected = oracle(
-            name,
-            params[key].T,
-            [g[key].T for g in grads],
-            learning_rate=0.05,
-            weight_decay=decay,
-            **options,
-        )
-        for ours, theirs, before in zip(
-            seen, expected, [params[key].T, *expected[:-1]], strict=True
-        ):
-            # Of all that has been added so far; the parameters alone would hide the updates.
-            moved = np.linalg.norm(theirs - params[key].T)
-            assert np.linalg.norm(ours[key].T - theirs) <= 1e-5 * moved, key
-            assert np.linalg.norm(theirs - before) > 0
+from tests.support.baselines import NAMES, build, run, trees
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,7 +26,7 @@ def test_rows_are_output_units_however_they_are_stored(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_slice_and_each_block_is_a_matrix_of_its_own(name):
+def test_batch_slices_and_fused_blocks_are_separate_matrices(name):
     params, grads = trees(shapes={"a": (8, 6), "b": (8, 10), "c": (8, 6)})
     alone, _ = run(build(name), params, grads)
 
@@ -157,29 +72,6 @@ def test_size_of_the_state(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_comes_of_nothing(name):
-    params, grads = trees()
-    zeros = jax.tree.map(np.zeros_like, params)
-    (first, *_), _ = run(build(name), params, [zeros])
-    jax.tree.map(np.testing.assert_array_equal, first, params)
-    # And a first real step after it is finite; so is one from parameters that are zero.
-    for start in (params, zeros):
-        after, _ = run(build(name), start, [zeros, grads[0], zeros])
-        assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_size_of_the_gradient_does_not_count(name):
-    params, grads = trees()
-    usual, _ = run(build(name), params, grads)
-    for size in (1e-5, 1e5) if name == "mano" else (1e-15, 1e15):
-        sized = [{key: np.float32(size) * x for key, x in g.items()} for g in grads]
-        scaled, _ = run(build(name), params, sized)
-        for key in params:
-            np.testing.assert_allclose(scaled[-1][key], usual[-1][key], atol=2e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_half_precision_parameters(name):
     params, grads = jax.tree.map(jnp.asarray, trees(dtype=jnp.bfloat16))
     tx = build(name)
@@ -204,37 +96,9 @@ def test_same_partition_as_muonplus(name):
     assert (ours[0]["up"]["kernel"] != theirs[0]["up"]["kernel"]).any() or name == "turbo_muon"
 
 
-def test_muonplus_row_is_normuon_without_memory():
-    params, grads = trees()
-    rule = {"beta2": 0.0, "shape_scale": "none", "nu_eps": 0.0}
-    normuon = baselines.scale_by_normuon(**rule)
-    plus = omp.scale_by_muonplus(norm="row", norm_eps=0.0, shape_scale="none", nesterov=True)
-    polar = omp.scale_by_muonplus(norm="none", shape_scale="none", nesterov=True)
-    ours, theirs, factor = (
-        tx.update(grads[0], tx.init(params))[0] for tx in (normuon, plus, polar)
-    )
-    for key, (_, m) in SHAPES.items():
-        scalar = np.linalg.norm(factor[key]) / np.sqrt(m)  # ||O||_F / sqrt(m)
-        np.testing.assert_allclose(ours[key], scalar * theirs[key], rtol=2e-5, atol=1e-7)
-
-
-def test_updates_of_equal_size():
-    params, grads = trees()
-    for tx in (baselines.scale_by_adamuon(), baselines.scale_by_normuon(rule="paper")):
-        updates, _ = tx.update(grads[0], tx.init(params), params)
-        for x in updates.values():
-            assert np.sqrt(np.mean(np.square(x))) == pytest.approx(0.2, rel=1e-5)
-    tx = baselines.scale_by_mano()
-    updates, _ = tx.update(grads[0], tx.init(params), params)
-    for key, x in updates.items():  # columns of W are rows here
-        np.testing.assert_allclose(np.sqrt(np.mean(np.square(x), axis=1)), 0.2, rtol=1e-5)
-        inner = np.sum(x * params[key], axis=1) / np.linalg.norm(params[key], axis=1)
-        assert np.abs(inner).max() < 1e-5
-
-
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("name", NAMES)
-def test_in_shards(name, kind):
+def test_sharded_parameters_get_the_update_of_one_device(name, kind):
     params, grads = trees(shapes={"up": (16, 32), "down": (32, 16)})
     mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), (kind, kind))
     places = {
@@ -279,12 +143,12 @@ def test_injected_hyperparameters(name):
         (lambda: baselines.mano(0.1, beta=2.0), r"beta must be in \[0, 1\), got 2.0"),
     ],
 )
-def test_what_cannot_be(make, words):
+def test_invalid_arguments_are_named(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 
 
-def test_mano_without_parameters():
+def test_mano_without_parameters_is_refused():
     params, grads = trees()
     tx = build("mano")
     with pytest.raises(ValueError, match="needs the parameters"):
@@ -292,6 +156,6 @@ def test_mano_without_parameters():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_leaves_that_are_no_matrices(name):
+def test_leaves_of_three_axes_without_a_rule_are_refused(name):
     with pytest.raises(ValueError, match="experts"):
         build(name).init({"experts": np.ones((2, 3, 4), np.float32)})
