@@ -138,8 +138,14 @@ def test_injected_hyperparameters(name):
         (lambda: baselines.normuon(0.1, beta2=1.0), r"beta2 must be in \[0, 1\), got 1.0"),
         (lambda: baselines.adamuon(0.1, beta2=-0.1), r"beta2 must be in \[0, 1\)"),
         (lambda: baselines.normuon(0.1, shape_scale="big"), "Unknown shape_scale 'big'"),
-        (lambda: baselines.turbo_muon(0.1, ns_coeffs="none"), "none"),
-        (lambda: baselines.turbo_muon(0.1, ns_steps=9), "turbo"),
+        (
+            lambda: baselines.turbo_muon(0.1, ns_coeffs="none"),
+            "Unknown ns_coeffs 'none'. Known names: jordan",
+        ),
+        (
+            lambda: baselines.turbo_muon(0.1, ns_steps=9),
+            "4 rows, too few for ns_steps=9.*ns_steps=4 or fewer",
+        ),
         (lambda: baselines.mano(0.1, beta=2.0), r"beta must be in \[0, 1\), got 2.0"),
     ],
 )

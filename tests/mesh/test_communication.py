@@ -6,6 +6,7 @@ import jax
 import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
@@ -88,10 +89,24 @@ def test_an_update_is_two_all_to_alls():
     assert found == ["all-to-all"] * 2
 
 
-def test_what_is_not_known_is_left_to_the_compiler():
+@pytest.mark.parametrize(
+    "known, sent",
+    [
+        (lambda s: s, ["all_to_all", "all_gather", "all_to_all"]),
+        (lambda s: {"q": s, "k": None}, ["all_gather"]),
+        (lambda s: None, []),
+    ],
+    ids=["both", "one", "none"],
+)
+def test_unknown_shardings_are_left_to_the_compiler(known, sent):
+    """The traced program moves only matrices of known sharding; the compiler moves the others."""
     grads, sharding = small()
-    expected, _ = omp.scale_by_muonplus().update(grads, omp.scale_by_muonplus().init(grads))
-    for given in (None, {"q": sharding, "k": None}):
-        tx = omp.scale_by_muonplus(sharding=given)
-        updates, _ = jax.jit(tx.update)(grads, tx.init(grads))
-        assert_same(updates, expected)
+    tx, plain = omp.scale_by_muonplus(sharding=known(sharding)), omp.scale_by_muonplus()
+    lowered = jax.jit(tx.update).lower(grads, tx.init(grads))
+    assert re.findall(r"stablehlo\.(all_\w+|collective_\w+)", lowered.as_text()) == sent
+    compiled = lowered.compile()
+    added = len(collectives(compiled)) - len(sent)
+    assert added == 0 if known(sharding) is sharding else added > 0
+    updates, _ = compiled(grads, tx.init(grads))
+    whole = jax.device_get(grads)
+    assert_same(updates, plain.update(whole, plain.init(whole))[0])

@@ -53,10 +53,15 @@ def test_inject_hyperparams_with_a_schedule_and_static_args():
         muon_weight_dimension_numbers=omp.muon_dimension_numbers,
         **options,
     )
-    _, state = tx.update(grads, tx.init(params), params)
-    assert state.hyperparams["learning_rate"] == 0.1
-    _, state = tx.update(grads, state, params)
-    np.testing.assert_allclose(state.hyperparams["learning_rate"], 0.05)
+    update, state = jax.jit(tx.update), tx.init(params)
+    plain = omp.muonplus(1.0, **options)
+    plain_update, plain_state = jax.jit(plain.update), plain.init(params)
+    for rate in (0.1, 0.05):
+        updates, state = update(grads, state, params)
+        np.testing.assert_allclose(state.hyperparams["learning_rate"], rate, rtol=1e-6)
+        expected, plain_state = plain_update(grads, plain_state, params)
+        expected = jax.tree.map(lambda u, rate=rate: rate * u, expected)
+        assert_trees_close(updates, expected, rtol=1e-4)
 
 
 def test_multi_steps_averages_gradients():

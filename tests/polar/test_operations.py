@@ -51,6 +51,7 @@ def chooses_gram(shape, platform="cpu", dtype=jnp.float32, **options):
     )
     gram = jax.jit(polar.polar_function("gram")).trace(jax.ShapeDtypeStruct(shape, dtype))
     products = lowered.as_text().count("dot_general")
+    assert products > 0
     return products == gram.lower(lowering_platforms=(platform,)).as_text().count("dot_general")
 
 
@@ -75,4 +76,5 @@ def test_products_that_must_be_exact_are_so_on_every_platform(kind, table):
     traced = function.trace(jax.ShapeDtypeStruct((1, 32, 64), jnp.float32))
     for platform in ("cuda", "tpu"):
         text = traced.lower(lowering_platforms=(platform,)).as_text()
-        assert text.count("dot_general") == text.count("precision = [HIGHEST, HIGHEST]")
+        products = text.count("dot_general")
+        assert products == text.count("precision = [HIGHEST, HIGHEST]") > 0
