@@ -1,114 +1,102 @@
-"""The house rule: imports run strictly downwards, and each floor sees only what it may."""
+"""The floors in CONTRIBUTING.md: imports between the library's rooms run strictly downwards."""
 
 import ast
-import inspect
+import graphlib
 import pathlib
 import sys
 
 import pytest
 
 import optax_muonplus
+from tests.support.documents import ROOT, file_tree, floors
 
 PACKAGE = pathlib.Path(optax_muonplus.__file__).parent
-ROOT = PACKAGE.parent
-
-# A module may import from lines above its own, never from its own line or below. The first set of
-# lines is floor 0, then 1, 2 and 3.
-FLOORS = [
-    [
-        {"minimax", "precision", "orientation", "power_iteration"},
-        {"restarts", "normalization", "products", "crossings"},
-        {"coefficients", "shape_factor"},
-        {"amplification"},
-        {"variance_shift"},
-        {"newton_schulz"},
-        {"polar"},
-        {"steps", "imbalance"},
-        {"measures"},
-    ],
-    [
-        {"paths", "grouping", "assignment"},
-        {"routes"},
-        {"dimension_numbers", "placement"},
-        {"partition", "exchange"},
-        {"sharded"},
-        {"lifting", "table", "selection"},
-    ],
-    [
-        {"transforms", "curvature", "recording"},
-        {"descent", "replay", "readout"},
-        {"theory", "diagnostics"},
-    ],
-    [{"optimizers"}],
-    # Each is a rule, its link and its alias in one file.
-    [
-        {f"baselines.{name}" for name in ("adamuon", "mano", "normuon", "turbo_muon")},
-        {"baselines"},
-    ],
-    [{"__init__"}],
-]
-# What a floor may import from outside, besides the standard library.
-OUTSIDE = [
-    {"jax", "numpy"},
-    {"jax", "numpy", "optax", "optax.contrib"},
-    {"jax", "optax"},
-    {"optax"},
-    {"jax", "optax"},
-    set(),
-]
+FLOORS = floors()
+# By dotted name within the package; a package's __init__.py has the package's name.
 MODULES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")
 }
 
 
-def imports(module):
-    """Full names of what a module of the package imports."""
-    tree = ast.parse(MODULES[module].read_text())
-    for node in ast.walk(tree):
+def room_of(module):
+    """A room is a folder of the package or a module beside them."""
+    return module.partition(".")[0]
+
+
+def rooms():
+    return sorted({room_of(module) for module in MODULES})
+
+
+def imported(path):
+    """Full names of all that a file imports, with the names after ``from ... import``."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: relative import"
-            if node.module == PACKAGE.name:
-                yield from (f"{node.module}.{alias.name}" for alias in node.names)
-            else:
-                yield node.module
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def test_every_module_has_its_line():
-    placed = set().union(*(line for floor in FLOORS for line in floor))
-    assert placed == MODULES.keys()
+def imported_modules(module):
+    """Modules of the library that one of them imports."""
+    for name in imported(MODULES[module]):
+        first, _, rest = name.partition(".")
+        if first == PACKAGE.name:
+            own = rest if rest in MODULES else rest.rpartition(".")[0]
+            assert own in MODULES, f"{module} imports {name}"
+            yield own
 
 
-@pytest.mark.parametrize("floor", range(len(FLOORS)))
-def test_imports_run_downwards(floor):
-    below = set().union(*(line for lower in FLOORS[:floor] for line in lower))
-    for line in FLOORS[floor]:
-        for module in line:
-            for name in imports(module):
-                first, _, rest = name.partition(".")
-                if first == PACKAGE.name:
-                    own = rest if rest in MODULES else rest.rpartition(".")[0] or rest
-                    assert own in below, f"{module} imports {rest}"
-                elif first not in sys.stdlib_module_names:
-                    allowed = OUTSIDE[floor]
-                    assert name in allowed or first in allowed, f"{module} imports {name}"
-        below |= line
+def test_every_room_has_its_floor():
+    assert sorted(FLOORS) == rooms()
 
 
-def test_public_names_are_documented_and_in_the_readme():
-    readme = (ROOT / "README.md").read_text()
-    public = [name for name in vars(optax_muonplus) if not name.startswith("_")]
-    shown = ("baselines", "coefficients", "diagnostics", "polar", "theory")
-    exported = [name for name in public if name not in MODULES or name in shown]
-    for name in exported:
-        assert inspect.getdoc(getattr(optax_muonplus, name)), name
-        assert name in readme, f"{name} is not in the README"
+@pytest.mark.parametrize("room", rooms())
+def test_rooms_import_from_lower_floors_only(room):
+    for module in MODULES:
+        for other in imported_modules(module) if room_of(module) == room else ():
+            if room_of(other) != room:
+                below = FLOORS[room_of(other)].number < FLOORS[room].number
+                assert below, f"{module} imports {other}, which is not on a lower floor"
 
 
-def test_files_have_names_that_say_something():
-    said_nothing = {"utils", "helpers", "common", "misc"}
-    for folder in ("optax_muonplus", "benchmarks", "examples", "tests"):
-        for path in (ROOT / folder).rglob("*.py"):
-            assert path.stem not in said_nothing, path
+@pytest.mark.parametrize("room", rooms())
+def test_rooms_import_from_outside_what_their_floor_may(room):
+    for module, path in MODULES.items():
+        for name in imported(path) if room_of(module) == room else ():
+            first = name.partition(".")[0]
+            if first != PACKAGE.name and first not in sys.stdlib_module_names:
+                assert first in FLOORS[room].outside, f"{module} imports {name}"
+
+
+def test_modules_do_not_import_in_circles():
+    graph = {module: set(imported_modules(module)) - {module} for module in MODULES}
+    order = tuple(graphlib.TopologicalSorter(graph).static_order())  # raises on a circle
+    assert set(order) == MODULES.keys()
+
+
+def test_readme_shows_the_same_rooms():
+    shown = [name.removesuffix("/").removesuffix(".py") for name in file_tree()["optax_muonplus/"]]
+    assert sorted(shown) == [room for room in rooms() if room != "__init__"]
+
+
+@pytest.mark.parametrize("folder", ["examples", "benchmarks"])
+def test_only_public_modules_are_used_outside_the_library(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        for name in imported(path):
+            if name.partition(".")[0] == PACKAGE.name:
+                private = [part for part in name.split(".") if part.startswith("_")]
+                assert private in ([], ["__version__"]), f"{path} imports {name}"
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("omp."):
+                assert "._" not in ast.unparse(node), f"{path} uses {ast.unparse(node)}"
+
+
+def test_no_test_imports_a_test():
+    for path in (ROOT / "tests").rglob("*.py"):
+        for name in imported(path):
+            parts = name.split(".")
+            if parts[0] == "tests" or parts[0].startswith("test_"):
+                found = [part for part in parts if part.startswith("test_")]
+                assert not found, f"{path} imports {name}"

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import pathlib
 import re
 
 import jax
@@ -11,8 +10,7 @@ import numpy as np
 import optax
 
 import optax_muonplus
-
-README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+from tests.support.documents import README, entries, file_tree
 
 
 def test_code_block_prints_what_is_written_below_it():
@@ -23,20 +21,12 @@ def test_code_block_prints_what_is_written_below_it():
     assert output.getvalue() == printed
 
 
-def test_file_tree_names_files_that_exist():
-    root = pathlib.Path(__file__).parent.parent
-    tree = re.search(r"## What is where\n+```text\n(.*?)```", README, re.S).group(1)
-    folder, named = root, []
-    for line in tree.splitlines():
-        indent = len(line) - len(line.lstrip())
-        name = line.split()[0]
-        path = root / name if indent == 0 else folder / name
-        if indent == 0 and name.endswith("/"):
-            folder = path
-        named.append(path)
-    assert len(named) > 15
-    for path in named:
-        assert path.exists(), path
+def test_file_tree_is_complete_where_it_opens_a_folder():
+    """Every entry exists, and a folder that shows one of its entries shows all."""
+    tree = file_tree()
+    assert {"", "optax_muonplus/"} <= tree.keys()
+    for folder, shown in tree.items():
+        assert sorted(shown) == sorted(entries(folder)), folder or "the root"
 
 
 def test_other_code_blocks_run():

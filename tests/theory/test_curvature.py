@@ -21,50 +21,32 @@ from tests.support.curvature import (
 )
 
 
+def both_ways(rows):
+    """Places by row, and by column."""
+    return rows, rows.T
+
+
 def row_and_column_places():
-    """For each layout: path, shape, dimension numbers, and for each matrix its (rows, columns)."""
+    """For each layout: path, dimension numbers, places, and for each matrix its (rows, columns)."""
     kernel, weight = places((5, 4)), places((4, 5))
-    heads, stacked, fused = places((5, 2, 3)), places((2, 3, 4)), places((4, 7))
-    by_input = places((7, 4))
+    query, out, stacked = places((5, 2, 3)), places((2, 3, 5)), places((2, 3, 4))
+    layers_last, outputs, inputs = places((3, 4, 2)), places((4, 7)), places((7, 4))
+    flat_query, flat_out = query.reshape(5, 6), out.reshape(6, 5)
+    scanned, unusual = omp.MuonDimensionNumbers(1, 2), omp.MuonDimensionNumbers(1, 0)
+    cut_outputs = omp.MatrixSpec(0, 1, split_sizes=(3, 4))
+    cut_inputs = omp.MatrixSpec(0, 1, split_sizes=(3, 4), split_axis=0)
+    by_output = [both_ways(x.T) for x in (outputs[:, :3], outputs[:, 3:])]
+    by_input = [both_ways(x.T) for x in (inputs[:3], inputs[3:])]
+    by_layer = [both_ways(layers_last[..., i]) for i in range(2)]
     return {
-        "in, out": ("dense/kernel", None, kernel, [(kernel.T, kernel)]),
-        "out, in": ("dense/weight", None, weight, [(weight, weight.T)]),
-        "heads": (
-            "query/kernel",
-            None,
-            heads,
-            [(heads.reshape(5, 6).T, heads.reshape(5, 6))],
-        ),
-        "heads back": (
-            "out/kernel",
-            None,
-            places((2, 3, 5)),
-            [(places((6, 5)).T, places((6, 5)))],
-        ),
-        "layers": (
-            "layers/kernel",
-            omp.MuonDimensionNumbers(1, 2),
-            stacked,
-            [(stacked[0].T, stacked[0]), (stacked[1].T, stacked[1])],
-        ),
-        "layers last, out first": (
-            "layers/kernel",
-            omp.MuonDimensionNumbers(1, 0),
-            places((3, 4, 2)),
-            [(places((3, 4, 2))[..., i], places((3, 4, 2))[..., i].T) for i in range(2)],
-        ),
-        "fused outputs": (
-            "qkv/kernel",
-            omp.MatrixSpec(0, 1, split_sizes=(3, 4)),
-            fused,
-            [(fused[:, :3].T, fused[:, :3]), (fused[:, 3:].T, fused[:, 3:])],
-        ),
-        "fused inputs": (
-            "down/kernel",
-            omp.MatrixSpec(0, 1, split_sizes=(3, 4), split_axis=0),
-            by_input,
-            [(by_input[:3].T, by_input[:3]), (by_input[3:].T, by_input[3:])],
-        ),
+        "in, out": ("dense/kernel", None, kernel, [both_ways(kernel.T)]),
+        "out, in": ("dense/weight", None, weight, [both_ways(weight)]),
+        "heads": ("query/kernel", None, query, [both_ways(flat_query.T)]),
+        "heads back": ("out/kernel", None, out, [both_ways(flat_out.T)]),
+        "layers": ("layers/kernel", scanned, stacked, [both_ways(x.T) for x in stacked]),
+        "layers last, out first": ("layers/kernel", unusual, layers_last, by_layer),
+        "fused outputs": ("qkv/kernel", cut_outputs, outputs, by_output),
+        "fused inputs": ("down/kernel", cut_inputs, inputs, by_input),
     }
 
 

@@ -98,3 +98,16 @@ def test_custom_polar_functions_receive_matrices_as_out_by_in():
         w = 0.5 * grads[key][0].T.astype(np.float64)
         expected = reference.norm_dir(w * np.arange(1, len(w) + 1)[:, None], "col")
         np.testing.assert_allclose(updates[key][0].T, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_find_momentum_returns_the_only_momentum_of_a_state():
+    params, grads = random_trees(12)
+    tx = optax.chain(optax.clip(1e6), omp.muonplus(0.1, beta=0.75))
+    _, state = tx.update({k: g[0] for k, g in grads.items()}, tx.init(params), params)
+    found = omp.transforms.find_momentum(state)
+    assert isinstance(found, omp.transforms.MomentumState)
+    for key in SHAPES:
+        np.testing.assert_allclose(found.mu[key], 0.25 * grads[key][0], rtol=1e-6)
+    for count, other in ((0, optax.sgd(0.1)), (2, optax.chain(omp.momentum(), omp.momentum()))):
+        with pytest.raises(ValueError, match=f"state with {count} momentum states"):
+            omp.transforms.find_momentum(other.init(params))
