@@ -83,11 +83,11 @@ def test_shape_factors(shape):
 
 def test_unknown_words_are_refused():
     x = jnp.ones((2, 3))
-    with pytest.raises(ValueError, match="Unknown norm 'rows'. Known: none, col, row"):
+    with pytest.raises(ValueError, match=r"Unknown norm 'rows'\. Known: none, col, row"):
         matrices.normalize_matrix(x, "rows")
-    with pytest.raises(ValueError, match="Unknown norm 'rows'. Known: none, col, row"):
+    with pytest.raises(ValueError, match=r"Unknown norm 'rows'\. Known: none, col, row"):
         matrices.shape_factor(2, 3, norm="rows")
-    with pytest.raises(ValueError, match="Unknown shape_scale 'big'. Known: spectral, max, none"):
+    with pytest.raises(ValueError, match=r"Unknown shape_scale 'big'\. Known: spectral, max, none"):
         matrices.shape_factor(2, 3, "big")
 
 
