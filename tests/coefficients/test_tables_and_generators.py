@@ -157,7 +157,7 @@ def test_composition_of_any_degree_reaches_one(degree, steps, lower):
         (lambda: coefficients.polar_express(3, lower=0), r"lower must be in \(0, 1\]"),
     ],
 )
-def test_errors_say_what_was_given(call, message):
+def test_invalid_coefficients_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 

@@ -138,7 +138,7 @@ def test_ensembles_under_vmap(small):
     assert_records_close(read(jax.tree.map(lambda x: x[2], state)), read(alone))
 
 
-def test_flax_nnx():
+def test_nnx_optimizer_records():
     """Whose trees are of variables at init, and of plain arrays at update."""
     model = nnx.Linear(6, 8, rngs=nnx.Rngs(0))
     made = recorded(omp.muonplus, every=1, only="kernel", measures=FEW)(0.1)

@@ -46,7 +46,7 @@ def test_updates_and_inner_state_are_the_same_bit_for_bit(name):
         jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-def test_recording_never_compiles_the_program_without_it():
+def test_recording_never_is_the_program_without_recording():
     params = tree(shapes={"up": {"kernel": (6, 8), "bias": (8,)}})
     for off in (None, 0):
         for factory in (omp.muonplus, functools.partial(omp.muon, beta=0.9)):

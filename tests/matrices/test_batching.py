@@ -75,7 +75,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("stack_bytes", [1, 3 * 4 * D * D, 2**27], ids=["one", "three", "all"])
-def test_loops_and_stacks_give_what_each_leaf_gives_by_itself(name, stack_bytes, monkeypatch):
+def test_loops_and_stacks_give_the_update_of_each_leaf_alone(name, stack_bytes, monkeypatch):
     grads = random_like(MIXED)
     tx = omp.scale_by_muonplus(weight_dimension_numbers=MIXED_DIMS, **OPTIONS[name])
     state = tx.init(grads)

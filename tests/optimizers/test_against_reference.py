@@ -78,7 +78,7 @@ def test_bias_correction():
 
 
 @pytest.mark.parametrize("word", ["frobenius", "spectral", "schatten", "aol", "aol_out"])
-def test_preconditionings(word):
+def test_every_preconditioning(word):
     """Alone on complex matrices; with headroom and an `eps` that is felt on real ones."""
     turbo = ours_and_theirs(preconditioning=word, ns_coeffs="turbo", ns_steps=4)
     express = ours_and_theirs(
@@ -96,7 +96,7 @@ def test_complex_svd_and_adaptive():
     check(variants, *random_trees(5, np.complex64))
 
 
-def test_shape_scales():
+def test_every_shape_scale():
     """The polar factor plays no part here, and the exact one compiles fastest."""
     check(
         [ours_and_theirs(polar="svd", shape_scale=word) for word in ("spectral", "max", "none")],

@@ -35,7 +35,7 @@ MATRIX = {"up": {"kernel": jnp.ones((4, 6))}}
         ({"compute_dtype": "int32"}, "compute_dtype must be a floating-point dtype"),
     ],
 )
-def test_build_errors(build, arguments, message):
+def test_invalid_arguments_are_refused_when_built(build, arguments, message):
     with pytest.raises(ValueError, match=message):
         build(**arguments)
 
@@ -62,12 +62,12 @@ def test_build_errors(build, arguments, message):
         ),
     ],
 )
-def test_init_errors_name_the_leaf(params, arguments, message):
+def test_init_names_the_leaf_that_does_not_fit(params, arguments, message):
     with pytest.raises(ValueError, match=message):
         omp.muonplus(0.1, **arguments).init(params)
 
 
-def test_traced_numbers_pass():
+def test_traced_hyperparameters_are_accepted():
     """inject_hyperparams makes arrays of numbers; a check that needs their values must let go."""
 
     @jax.jit
@@ -81,7 +81,7 @@ def test_traced_numbers_pass():
     np.testing.assert_allclose(result, expected["up"]["kernel"], rtol=1e-5)
 
 
-def test_injected_numbers_may_be_complex():
+def test_injected_hyperparameters_may_be_complex():
     """optax.inject_hyperparams gives all of them the dtype of the parameters."""
     params = {"w": jnp.ones((4, 6), jnp.complex64)}
     injected = optax.inject_hyperparams(omp.muonplus)(0.1)
@@ -91,7 +91,7 @@ def test_injected_numbers_may_be_complex():
     np.testing.assert_allclose(updates["w"], expected["w"], rtol=1e-5)
 
 
-def test_muon_takes_what_muonplus_takes_but_the_norm():
+def test_muon_has_the_arguments_of_muonplus_except_norm():
     plus = dict(inspect.signature(omp.muonplus).parameters)
     del plus["norm"]
     assert dict(inspect.signature(omp.muon).parameters) == plus

@@ -32,7 +32,7 @@ def _wide(dtype):
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def test_links_sum_in_float32():
+def test_links_sum_float16_in_float32():
     """float16 ends at 65504: the squares of 300 are beyond it, their root is not."""
     (x,) = random_tree([(8, 12)])
     for link in (omp.orthogonalize(), omp.normalize("col_row", match_frobenius=True)):

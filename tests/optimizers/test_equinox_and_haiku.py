@@ -44,7 +44,7 @@ class EquinoxModel(eqx.Module):
         return self.lm_head(x)
 
 
-def test_equinox_loop():
+def test_equinox_training_loop():
     """A tree with None where there is no array, and weights stored as (out, in)."""
     model = EquinoxModel(jax.random.key(0))
     params, static = eqx.partition(model, eqx.is_inexact_array)
@@ -77,7 +77,7 @@ def test_equinox_loop():
     )
 
 
-def test_equinox_trees_that_can_be_called():
+def test_callable_modules_as_dimension_numbers_are_trees():
     """Dimension numbers and decay masks in the shape of a module are trees, not functions."""
     params = eqx.filter(eqx.nn.Linear(4, 6, key=jax.random.key(0)), eqx.is_inexact_array)
     dims = omp.muon_dimension_numbers(params)
@@ -90,7 +90,7 @@ def test_equinox_trees_that_can_be_called():
     np.testing.assert_allclose(updates.weight, expected.weight, rtol=1e-6)
 
 
-def test_haiku_loop():
+def test_haiku_training_loop():
     def forward(tokens):
         x = hk.Embed(VOCABULARY, WIDTH, name="token_embedding")(tokens)
         h = hk.LayerNorm(-1, create_scale=True, create_offset=True)(x)

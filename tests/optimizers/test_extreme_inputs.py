@@ -44,7 +44,7 @@ def test_weight_decay_obeys_its_mask_and_ignores_the_shape_factor():
 
 
 @pytest.mark.parametrize("options", POLARS, ids=str)
-def test_degenerate_matrices(options):
+def test_degenerate_gradients_give_finite_updates(options):
     """Finite; what is zero stays zero; 1 x n and n x 1 give unit vectors under an exact factor."""
     svd = options.get("polar") == "svd"
     rng = np.random.default_rng(0)

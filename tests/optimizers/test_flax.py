@@ -34,7 +34,7 @@ class LinenModel(nn.Module):
         return nn.Dense(VOCABULARY, name="lm_head")(x)
 
 
-def test_linen_train_state():
+def test_linen_training_with_train_state():
     model = LinenModel()
     params = jax.jit(model.init)(jax.random.key(0), TOKENS[:, :-1])["params"]
     tx = omp.muonplus(LEARNING_RATE)
@@ -89,7 +89,7 @@ NNX_MATRICES = {
 }
 
 
-def test_nnx_optimizer():
+def test_nnx_training_with_nnx_optimizer():
     """Variables at init, plain arrays at update: one set of rules for both."""
     model = NNXModel(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, omp.muonplus(LEARNING_RATE), wrt=nnx.Param)
@@ -110,7 +110,7 @@ def test_nnx_optimizer():
     assert_falls(losses)
 
 
-def test_nnx_functional_with_pure_dictionaries():
+def test_nnx_training_with_pure_dictionaries():
     graph, state = nnx.split(NNXModel(nnx.Rngs(0)), nnx.Param)
     params = nnx.to_pure_dict(state)
     assert {k for k, label in labels_by_path(params).items() if label == "muon"} == NNX_MATRICES

@@ -162,8 +162,8 @@ def train(tx, params, loss, steps, parameters_of_loss=lambda params: params):
     return jax.jit(lambda p: jax.lax.scan(step, (p, tx.init(p)), length=steps)[1])(params)
 
 
-def test_optax_clipping_in_front():
-    """... changes nothing for the matrices, whose update does not see the gradient's size."""
+def test_clipping_before_does_not_change_the_matrices():
+    """The update of a matrix does not depend on the size of its gradient."""
     params, loss = regression()
     tx = optax.chain(optax.clip_by_global_norm(1e-9), omp.muonplus(LEARNING_RATE))
     history, losses = train(tx, params, loss, 20)
@@ -173,7 +173,7 @@ def test_optax_clipping_in_front():
     assert_falls(losses)
 
 
-def test_optax_schedule_free():
+def test_schedule_free_training():
     """With beta=0: the averaging takes the momentum's place."""
     params, loss = regression()
     inner = omp.muonplus(LEARNING_RATE, beta=0.0)
@@ -182,7 +182,7 @@ def test_optax_schedule_free():
     assert_falls(losses)
 
 
-def test_optax_lookahead():
+def test_lookahead_training():
     """Fast weights step by Muon+; the slow ones follow them, half way, every third time."""
     params, loss = regression()
     tx = optax.lookahead(omp.muonplus(LEARNING_RATE), sync_period=3, slow_step_size=0.5)

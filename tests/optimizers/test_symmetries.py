@@ -73,7 +73,7 @@ def test_exact_polar_factors_leave_one_side_to_normalize():
         assert change < 1e-6 if norm in unchanged[key] else change > 0.02, (key, norm)
 
 
-def test_the_last_side_named_ends_with_unit_norms():
+def test_the_last_normalized_side_has_unit_norms():
     """To float32 rounding, in all three shapes, and if nothing was orthogonalized before."""
     grads = random_tree({"square": (8, 8), "tall": (8, 12), "wide": (12, 8)})
     for norm in NORMS[1:]:

@@ -74,7 +74,7 @@ class Two(nnx.Module):
 
 
 @pytest.mark.parametrize("container", [dict, FrozenDict, "state", "pure"])
-def test_one_dimension_number_tree_serves_every_container(container):
+def test_one_tree_of_dimension_numbers_fits_every_container(container):
     """The paths of nnx variables end in `value` at init and not at update; lists become dicts."""
     state = nnx.state(Two(nnx.Rngs(0)), nnx.Param)
     pure = nnx.to_pure_dict(state)

@@ -45,7 +45,7 @@ def distance(a, b):
 
 
 @pytest.mark.parametrize("table, steps", RUNS)
-def test_plain_gram_and_chosen_agree(table, steps):
+def test_newton_schulz_gram_and_auto_agree(table, steps):
     """On tall, wide, and stacks of matrices; the bounds are the promised ones.
 
     Rounding errors in R of 6e-8 are multiplied by the condition number of the product of the P, up
@@ -63,7 +63,7 @@ def test_plain_gram_and_chosen_agree(table, steps):
 
 
 @pytest.mark.parametrize("table, steps", RUNS)
-def test_gram_stays_near_plain_where_singular_values_vanish(table, steps):
+def test_gram_is_accurate_for_vanishing_singular_values(table, steps):
     """Low rank, one dominant direction, zero rows, spectra down to 1e-8: what momentum can be."""
     shape = (96, 384)
     low_rank = gaussian((96, 8)) @ gaussian((8, 384))
@@ -111,7 +111,7 @@ def test_rows_of_any_degree():
     assert distance(found["gram"], found["newton_schulz"]) < 1e-4
 
 
-def test_gram_errors_say_what_to_do():
+def test_gram_refuses_narrow_products_and_traced_steps():
     for arguments, name in ((("gram",), "polar='gram'"), (("auto", "cans"), "ns_coeffs='cans'")):
         with pytest.raises(ValueError, match=f"{name} diverges in products of less than float32"):
             polar.polar_function(*arguments, compute_dtype="bfloat16")

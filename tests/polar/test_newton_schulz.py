@@ -152,7 +152,7 @@ def test_narrow_products_round_the_operands_and_nothing_else(compute_dtype, tole
 
 @pytest.mark.parametrize("compute_dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("table", [name for name in TABLES if name != "cans"])
-def test_narrow_products_never_diverge(table, compute_dtype):
+def test_narrow_products_do_not_diverge(table, compute_dtype):
     """Many small matrices, half with rows of very different sizes: rounding is at its worst."""
     rng = np.random.default_rng(5)
     longest = max(TABLES[table], 8 if coefficients.TABLES[table].repeats_last else 0)
@@ -188,7 +188,7 @@ def test_temporary_memory_does_not_grow_with_the_number_of_steps():
         ({"ns_steps": 0}, "ns_steps must be an integer of at least 1"),
     ],
 )
-def test_words_are_checked_when_the_function_is_built(arguments, message):
+def test_arguments_are_checked_when_the_function_is_built(arguments, message):
     with pytest.raises(ValueError, match=message):
         polar.polar_function(**arguments)
 

@@ -41,7 +41,7 @@ def test_momentum_link_hands_on_what_the_oracle_does():
 
 
 def test_matched_update_has_the_frobenius_norm_of_the_polar_factor():
-    """... and still the direction of the normalized one."""
+    """Its direction is that of the normalized update."""
     params, grads = random_trees(8)
     options = [{"norm": "none"}, {"norm": "col_row"}, {"norm": "col_row", "match_frobenius": True}]
     plain, normalized, matched = updates_of(

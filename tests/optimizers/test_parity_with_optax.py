@@ -84,23 +84,23 @@ def test_same_keywords_same_updates(options):
 
 
 @pytest.mark.parametrize("preconditioning", ["frobenius", "spectral", "aol"])
-def test_complex_matrices(preconditioning):
+def test_complex_matrices_match_optax(preconditioning):
     """Without "schatten", for which Optax takes X X^T of complex matrices instead of X X^H."""
     params, grads = random_trees(1, ("square", "experts"), np.complex64)
     assert_parity(params, grads, preconditioning=preconditioning)
 
 
-def test_narrow_momentum_buffer():
+def test_bfloat16_momentum_is_close_to_optax():
     """bfloat16 keeps 8 bits. Optax rounds beta and beta * M to it too, which stay float32 here."""
     assert_parity(*random_trees(7, ("query", "experts")), tolerance=2e-2, mu_dtype="bfloat16")
 
 
-def test_adaptive():
+def test_adaptive_matches_optax_on_single_matrices():
     """On a single matrix for each leaf: Optax sums the dual norm over a leaf's batch axes too."""
     assert_parity(*random_trees(2, ("square", "query")), adaptive=True)
 
 
-def test_whole_optimizer():
+def test_whole_optimizer_with_schedules_decay_mask_and_adamw():
     """Schedules, a tree as decay mask, and the AdamW group (Optax ties its Nesterov to ours)."""
     assert_parity(
         *random_trees(3, SHAPES),
