@@ -1,0 +1,167 @@
+"""The baselines' layouts, state, dtypes, partition, sharding and arguments."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from optax.contrib import MuonDimensionNumbers
+
+import optax_muonplus as omp
+from optax_muonplus import baselines, muonplus
+from tests.support.baselines import NAMES, build, run, trees
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_are_output_units_however_they_are_stored(name):
+    params, grads = trees()
+    upright = {k: MuonDimensionNumbers(1, 0) for k in params}
+    stored, _ = run(build(name), params, grads)
+    turned = jax.tree.map(np.transpose, params), [jax.tree.map(np.transpose, g) for g in grads]
+    other, _ = run(build(name, muon_weight_dimension_numbers=upright), *turned)
+    for key in params:
+        np.testing.assert_allclose(stored[-1][key], other[-1][key].T, rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batch_slices_and_fused_blocks_are_separate_matrices(name):
+    params, grads = trees(shapes={"a": (8, 6), "b": (8, 10), "c": (8, 6)})
+    alone, _ = run(build(name), params, grads)
+
+    def stack(tree):
+        return {"stack": np.stack([tree["a"], tree["c"]])}
+
+    def fuse(tree):
+        return {"fused": np.concatenate([tree["a"], tree["b"]], axis=1)}
+
+    dims = {"stack": MuonDimensionNumbers(1, 2)}
+    stacked, _ = run(
+        build(name, muon_weight_dimension_numbers=dims), stack(params), [stack(g) for g in grads]
+    )
+    np.testing.assert_allclose(stacked[-1]["stack"], stack(alone[-1])["stack"], atol=3e-6)
+    dims = {"fused": omp.MatrixSpec(0, 1, split_sizes=(6, 10))}
+    fused, _ = run(
+        build(name, muon_weight_dimension_numbers=dims), fuse(params), [fuse(g) for g in grads]
+    )
+    np.testing.assert_allclose(fused[-1]["fused"], fuse(alone[-1])["fused"], atol=3e-6)
+    # Fused along the input side: each block has rows, and means of them, of its own.
+    dims = {"fused": omp.MatrixSpec(0, 1, split_sizes=(6, 10), split_axis=0)}
+    params, grads = trees(shapes={"a": (6, 8), "b": (10, 8)})
+    alone, _ = run(build(name), params, grads)
+    tall = [{"fused": np.concatenate([t["a"], t["b"]])} for t in (params, *grads)]
+    fused, _ = run(build(name, muon_weight_dimension_numbers=dims), tall[0], tall[1:])
+    expected = np.concatenate([alone[-1]["a"], alone[-1]["b"]])
+    np.testing.assert_allclose(fused[-1]["fused"], expected, atol=3e-6)
+
+
+STATES = {"normuon": (1, 1), "adamuon": (2, 0), "turbo_muon": (1, 0), "mano": (1, 0)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_size_of_the_state(name):
+    buffers, rows = STATES[name]
+    params, _ = trees(shapes={"up": (12, 20)})
+    state = build(name).init(params)
+    sizes = sum(x.size for x in jax.tree.leaves(state) if x.ndim)
+    assert sizes == buffers * 12 * 20 + rows * 20  # 20 output units
+    half = build(name, mu_dtype=jnp.bfloat16).init(params)
+    dtypes = {x.dtype.name for x in jax.tree.leaves(half) if x.ndim and x.size == 240}
+    assert dtypes == {"bfloat16"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_parameters(name):
+    params, grads = jax.tree.map(jnp.asarray, trees(dtype=jnp.bfloat16))
+    tx = build(name)
+    updates, state = tx.update(grads[0], tx.init(params), params)
+    assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(jnp.bfloat16)}
+    again = tx.update(grads[0], state, params)[1]
+    assert jax.tree.map(jnp.result_type, again) == jax.tree.map(jnp.result_type, state)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_partition_as_muonplus(name):
+    params = {
+        "wte": {"embedding": np.ones((5, 4), np.float32)},
+        "up": {"kernel": np.ones((4, 6), np.float32), "bias": np.ones(6, np.float32)},
+    }
+    grads = jax.tree.map(np.ones_like, params)
+    options = {"adam_learning_rate": 0.3, "adam_weight_decay": 0.1, "adam_b2": 0.99}
+    ours, _ = run(build(name, **options), params, [grads])
+    theirs, _ = run(muonplus(0.05, **options), params, [grads])
+    for path in (("wte", "embedding"), ("up", "bias")):
+        np.testing.assert_array_equal(ours[0][path[0]][path[1]], theirs[0][path[0]][path[1]])
+    assert (ours[0]["up"]["kernel"] != theirs[0]["up"]["kernel"]).any() or name == "turbo_muon"
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("name", NAMES)
+def test_sharded_parameters_get_the_update_of_one_device(name, kind):
+    params, grads = trees(shapes={"up": (16, 32), "down": (32, 16)})
+    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), (kind, kind))
+    places = {
+        "up": NamedSharding(mesh, P("fsdp", "tensor")),
+        "down": NamedSharding(mesh, P("tensor", "fsdp")),
+    }
+    alone, _ = run(build(name), params, grads)
+    placed = jax.device_put(params, places)
+    tx = build(name, sharding=places)
+    with jax.set_mesh(mesh):
+        state = jax.jit(tx.init)(placed)
+    for x in jax.tree.leaves(state):
+        if x.shape == (16, 32):
+            assert x.sharding.is_equivalent_to(places["up"], 2)
+    sharded, _ = run(tx, placed, [jax.device_put(g, places) for g in grads])
+    for key in params:
+        np.testing.assert_allclose(sharded[-1][key], alone[-1][key], atol=2e-5)
+        assert sharded[-1][key].sharding.is_equivalent_to(places[key], 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_injected_hyperparameters(name):
+    params, grads = trees()
+    static = ("ns_steps",) if name == "turbo_muon" else ()  # whose table has four rows, no more
+    make = optax.inject_hyperparams(getattr(baselines, name), static_args=static)
+    options = {"learning_rate": 0.05, "weight_decay": 0.1}
+    injected, _ = run(make(**options), params, grads)
+    plain, _ = run(build(name, weight_decay=0.1), params, grads)
+    for key in params:
+        np.testing.assert_allclose(injected[-1][key], plain[-1][key], atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: baselines.normuon(0.1, rule="other"), "Unknown rule 'other'. Known: code, paper"),
+        (lambda: baselines.normuon(0.1, beta2=1.0), r"beta2 must be in \[0, 1\), got 1.0"),
+        (lambda: baselines.adamuon(0.1, beta2=-0.1), r"beta2 must be in \[0, 1\)"),
+        (lambda: baselines.normuon(0.1, shape_scale="big"), "Unknown shape_scale 'big'"),
+        (
+            lambda: baselines.turbo_muon(0.1, ns_coeffs="none"),
+            "Unknown ns_coeffs 'none'. Known names: jordan",
+        ),
+        (
+            lambda: baselines.turbo_muon(0.1, ns_steps=9),
+            "4 rows, too few for ns_steps=9.*ns_steps=4 or fewer",
+        ),
+        (lambda: baselines.mano(0.1, beta=2.0), r"beta must be in \[0, 1\), got 2.0"),
+    ],
+)
+def test_invalid_arguments_are_named(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_mano_without_parameters_is_refused():
+    params, grads = trees()
+    tx = build("mano")
+    with pytest.raises(ValueError, match="needs the parameters"):
+        tx.update(grads[0], tx.init(params))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_leaves_of_three_axes_without_a_rule_are_refused(name):
+    with pytest.raises(ValueError, match="experts"):
+        build(name).init({"experts": np.ones((2, 3, 4), np.float32)})

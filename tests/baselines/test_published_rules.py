@@ -1,0 +1,120 @@
+"""The baselines against float64 transcriptions of their published code."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+import optax_muonplus as omp
+from optax_muonplus import baselines
+from tests.support import reference_baselines
+from tests.support.baselines import NAMES, SHAPES, build, run, trees
+
+
+def oracle_state(name, w):
+    zeros = np.zeros(w.shape)
+    return {
+        "normuon": (zeros, np.zeros((w.shape[0], 1))),
+        "adamuon": (zeros, zeros),
+        "mano": (zeros, 0),
+        "turbo_muon": zeros,
+    }[name]
+
+
+def oracle(name, w, grads, **options):
+    """The matrix (out, in) after each step."""
+    step = functools.partial(getattr(reference_baselines, f"{name}_step"), **options)
+    w, state, seen = w.astype(float), oracle_state(name, w), []
+    for g in grads:
+        update, state = step(w, state, g.astype(float))
+        w = w + update
+        seen.append(w)
+    return seen
+
+
+VARIANTS = [
+    ("normuon", {}),
+    ("normuon", {"rule": "paper", "nesterov": False, "beta2": 0.5}),
+    ("adamuon", {}),
+    ("adamuon", {"sign": False, "beta2": 0.99, "nesterov": False}),
+    ("turbo_muon", {}),
+    ("turbo_muon", {"nesterov": False, "beta": 0.5}),
+    ("mano", {}),
+    ("mano", {"nesterov": True, "beta": 0.8}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_parameters_match_the_published_code(name, options, decay):
+    params, grads = trees()
+    tx = build(name, weight_decay=decay, **options)
+    seen, _ = run(tx, params, grads)
+    for key in SHAPES:
+        expected = oracle(
+            name,
+            params[key].T,
+            [g[key].T for g in grads],
+            learning_rate=0.05,
+            weight_decay=decay,
+            **options,
+        )
+        for ours, theirs, before in zip(
+            seen, expected, [params[key].T, *expected[:-1]], strict=True
+        ):
+            # Of all that has been added so far; the parameters alone would hide the updates.
+            moved = np.linalg.norm(theirs - params[key].T)
+            assert np.linalg.norm(ours[key].T - theirs) <= 1e-5 * moved, key
+            assert np.linalg.norm(theirs - before) > 0
+
+
+def test_muonplus_row_is_normuon_without_memory():
+    params, grads = trees()
+    rule = {"beta2": 0.0, "shape_scale": "none", "nu_eps": 0.0}
+    normuon = baselines.scale_by_normuon(**rule)
+    plus = omp.scale_by_muonplus(norm="row", norm_eps=0.0, shape_scale="none", nesterov=True)
+    polar = omp.scale_by_muonplus(norm="none", shape_scale="none", nesterov=True)
+    ours, theirs, factor = (
+        tx.update(grads[0], tx.init(params))[0] for tx in (normuon, plus, polar)
+    )
+    for key, (_, m) in SHAPES.items():
+        scalar = np.linalg.norm(factor[key]) / np.sqrt(m)  # ||O||_F / sqrt(m)
+        np.testing.assert_allclose(ours[key], scalar * theirs[key], rtol=2e-5, atol=1e-7)
+
+
+def test_root_mean_square_of_updates():
+    params, grads = trees()
+    for tx in (baselines.scale_by_adamuon(), baselines.scale_by_normuon(rule="paper")):
+        updates, _ = tx.update(grads[0], tx.init(params), params)
+        for x in updates.values():
+            assert np.sqrt(np.mean(np.square(x))) == pytest.approx(0.2, rel=1e-5)
+    tx = baselines.scale_by_mano()
+    updates, _ = tx.update(grads[0], tx.init(params), params)
+    for key, x in updates.items():  # columns of W are rows here
+        np.testing.assert_allclose(np.sqrt(np.mean(np.square(x), axis=1)), 0.2, rtol=1e-5)
+        inner = np.sum(x * params[key], axis=1) / np.linalg.norm(params[key], axis=1)
+        assert np.abs(inner).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zero_gradients_change_nothing_and_later_steps_are_finite(name):
+    params, grads = trees()
+    zeros = jax.tree.map(np.zeros_like, params)
+    (first, *_), _ = run(build(name), params, [zeros])
+    jax.tree.map(np.testing.assert_array_equal, first, params)
+    # And a first real step after it is finite; so is one from parameters that are zero.
+    for start in (params, zeros):
+        after, _ = run(build(name), start, [zeros, grads[0], zeros])
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scaling_the_gradient_does_not_change_the_steps(name):
+    params, grads = trees()
+    usual, _ = run(build(name), params, grads)
+    for size in (1e-5, 1e5) if name == "mano" else (1e-15, 1e15):
+        sized = [{key: np.float32(size) * x for key, x in g.items()} for g in grads]
+        scaled, _ = run(build(name), params, sized)
+        for key in params:
+            np.testing.assert_allclose(scaled[-1][key], usual[-1][key], atol=2e-5)

@@ -1,0 +1,45 @@
+"""Where the Gram iteration restarts: the rule, the listed choices, the condition it keeps."""
+
+import functools
+
+import pytest
+
+from optax_muonplus import coefficients
+from optax_muonplus.coefficients import _restarts as restarts
+
+
+@pytest.mark.parametrize("name", coefficients.TABLES)
+def test_listed_restarts_follow_the_rule(name):
+    table = coefficients.TABLES[name]
+    for steps, listed in enumerate(table.restarts, start=1):
+        rows = (table.rows + table.rows[-1:] * steps)[:steps]
+        assert listed == restarts.choose_restarts(rows), (name, steps)
+    assert len(table.restarts) == (8 if table.repeats_last else len(table.rows))
+
+
+@pytest.mark.parametrize(
+    "table, steps, chosen, condition",
+    [
+        ("jordan", 5, (3,), 62.5),
+        ("dion", 5, (2,), 53.2),
+        ("you", 6, (2,), 179),
+        ("polar_express", 5, (1,), 630),
+        ("polar_express", 6, (1, 2), 145),
+        ("polar_express", 8, (1, 3), 170),
+    ],
+)
+def test_the_rule_makes_the_published_choices(table, steps, chosen, condition):
+    """With float16's error it makes the published autotuner's choices (its own run, CPU)."""
+    rows = coefficients.resolve(table, steps).rows
+    float16 = functools.partial(restarts.condition, rows, error=4e-4)
+    assert float16(chosen) == pytest.approx(condition, rel=0.01)
+    others = [(i,) for i in range(1, steps)] if len(chosen) == 1 else [(1, 3), (1, 2), (2, 3)]
+    assert min(others, key=float16) == chosen
+
+
+def test_restarts_keep_the_condition_low_and_are_found_for_any_rows():
+    for rows in (((3.4445, -4.775, 2.0315),) * 30, ((2.0, -1.5, 0.5),) * 12):
+        chosen = restarts.choose_restarts(rows)
+        assert restarts.condition(rows, chosen) < 2000
+    # Without them it would not be: the guard is needed.
+    assert restarts.condition(((3.4445, -4.775, 2.0315),) * 8, ()) > 1e5

@@ -1,0 +1,185 @@
+"""Coefficient tables and their generators against published numbers."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optax_muonplus import coefficients
+from tests.support import reference_coefficients
+from tests.support.property_search import SEARCH
+
+GRID = np.logspace(-3, 0, 4001)
+
+# Range of the composed map on [1e-3, 1], slope at 0 and smallest value on [1e-2, 1]; computed apart
+# from this package, from the published lists.
+RANGES = {
+    ("jordan", 5): (484.9, 0.4705, 1.2024, 0.6818),
+    ("you", 5): (536.3, 0.5090, 1.0200, 0.7645),
+    ("you", 6): (1137.5, 0.8663, 0.9993, 0.9956),
+    ("dion", 5): (492.7, 0.4750, 1.1450, 0.9778),
+    ("turbo", 4): (120.6, 0.1204, 1.1450, 0.9727),
+    ("polar_express", 5): (976.3, 0.8462, 1.1236, 0.8703),
+    ("cans", 5): (1048.9, 0.8844, 1.1198, 0.8844),
+}
+
+
+@pytest.mark.parametrize("name, steps", RANGES)
+def test_composed_map_of_each_table_has_its_published_range(name, steps):
+    rows = coefficients.resolve(name, steps).rows
+    slope, low, high, low_tail = RANGES[name, steps]
+    values = coefficients.evaluate(rows, GRID)
+    assert np.prod([row[0] for row in rows]) == pytest.approx(slope, rel=2e-3)
+    assert values.min() == pytest.approx(low, abs=2e-3)
+    assert values.max() == pytest.approx(high, abs=2e-3)
+    assert values[GRID >= 1e-2].min() == pytest.approx(low_tail, abs=2e-3)
+
+
+@pytest.mark.parametrize("name, steps", [("polar_express", 8), ("polar_express", 12), ("cans", 8)])
+def test_tables_that_repeat_their_last_row_converge_to_one(name, steps):
+    rows, _, safety_factor, *_ = coefficients.resolve(name, steps)
+    assert len(rows) == steps
+    np.testing.assert_allclose(coefficients.evaluate(rows, GRID / safety_factor), 1, atol=3e-5)
+
+
+def test_resolve_takes_the_first_rows_and_repeats_a_single_one():
+    assert coefficients.resolve("you", 2).rows == coefficients.TABLES["you"].rows[:2]
+    assert coefficients.resolve((2, -1.5, 0.5), 3).rows == ((2, -1.5, 0.5),) * 3
+    assert coefficients.resolve([(3, -3.2, 1.2), (2, -1.5, 0.5)], 1).rows == ((3, -3.2, 1.2),)
+    assert coefficients.resolve("standard", 5) == coefficients.resolve("jordan", 5)
+    assert coefficients.resolve("jordan", np.int64(5)) == coefficients.resolve("jordan", 5)
+
+
+def test_polar_express_generator_gives_the_papers_list():
+    published = coefficients.TABLES["polar_express"].rows
+    raw = [np.array(row) * 1.01 ** np.array([1, 3, 5]) for row in published[:-1]]
+    made = coefficients.polar_express(8)
+    # The seventh interval is so short that the exchange is at rounding level.
+    np.testing.assert_allclose(made[:6], raw[:6], rtol=1e-12)
+    np.testing.assert_allclose(made[6:], [*raw[6:], published[-1]], rtol=2e-8)
+
+
+def test_polar_express_generator_gives_the_speedruns_list():
+    """modded-nanogpt and Dion: 5 steps, safety 2e-2 inside the recursion, cushion 0.02."""
+    published = (
+        (8.156554524902461, -22.48329292557795, 15.878769915207462),
+        (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+        (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+        (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+        (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+    )
+    made = coefficients.polar_express(5, safety=2e-2, cushion=0.02)
+    np.testing.assert_allclose(made, published, rtol=1e-12)
+
+
+def test_polar_express_generator_gives_the_authors_current_list():
+    """NoahAmsel/PolarExpress `_core.py`: 10 steps, safety 1e-2, cushion 0.02; rows 1-7 and 10."""
+    published = (
+        (8.237312490495555, -23.1577474145582, 16.68056841144592),
+        (4.082441999064836, -2.893047735332589, 0.5252849256975651),
+        (3.926347992254656, -2.854746803476529, 0.5318022422894989),
+        (3.298218713308514, -2.424541981026706, 0.4863200835884408),
+        (2.297036943455258, -1.636625581259032, 0.4002628455953632),
+        (1.876380535144039, -1.234789657772221, 0.3589188750166828),
+        (1.856442348563272, -1.213244988096442, 0.3568003487840044),
+        (1.874995477562292, -1.249990955146401, 0.3749954775841082),
+    )
+    made = coefficients.polar_express(10, safety=1e-2, cushion=0.02)
+    np.testing.assert_allclose([*made[:7], made[9]], published, rtol=1e-9)
+
+
+def test_cans_table_is_the_published_rounding_and_then_the_generated_rows():
+    made = np.array(coefficients.polar_express(8, cushion=0))
+    table = np.array(coefficients.TABLES["cans"].rows)
+    np.testing.assert_allclose(table[:5], made[:5], atol=6e-5)
+    np.testing.assert_allclose(table[5:], made[5:], atol=1e-8)
+
+
+# l = 0.024, u = 1; the quintic's numbers are published, the others were computed apart from this
+# package.
+@pytest.mark.parametrize(
+    "row",
+    [
+        (4.83573453, -4.71974215),
+        (7.56775074, -21.55018648, 15.8011075),
+        (10.08904173, -56.27687945, 102.45614718, -56.02694962),
+        (12.41147493, -113.20758764, 368.71171414, -469.01588664, 202.80397186),
+    ],
+)
+def test_minimax_known_values(row):
+    np.testing.assert_allclose(
+        coefficients.minimax(0.024, 1, 2 * len(row) - 1), row, rtol=2e-8, atol=2e-8
+    )
+
+
+@pytest.mark.parametrize("degree", [3, 5, 7, 9])
+@pytest.mark.parametrize("lower, upper", [(1e-3, 1.0), (0.3, 1.7), (0.99, 1.01), (1 - 1e-6, 1.0)])
+def test_minimax_error_equioscillates(degree, lower, upper):
+    """The mark of the optimum: the error reaches its bound q + 2 times, with alternating signs."""
+    x = np.linspace(lower, upper, 200_001)
+    error = 1 - coefficients.evaluate([coefficients.minimax(lower, upper, degree)], x)
+    bound = np.abs(error).max()
+    if bound < 1e-10:  # rounding level, at coefficients of the order of 10
+        return
+    reached = np.sign(error[np.abs(error) > bound * (1 - 1e-6)])
+    assert 1 + np.count_nonzero(np.diff(reached)) == (degree + 3) // 2
+
+
+@pytest.mark.parametrize("degree, steps, lower", [(3, 9, 1e-3), (7, 4, 1e-2), (9, 3, 1e-2)])
+def test_composition_of_any_degree_reaches_one(degree, steps, lower):
+    rows = coefficients.polar_express(steps, lower=lower, degree=degree)
+    assert np.shape(rows) == (steps, (degree + 1) // 2)
+    np.testing.assert_allclose(
+        coefficients.evaluate(rows, np.linspace(lower, 1, 1001)), 1, atol=0.02
+    )
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: coefficients.resolve("muonn", 5),
+            "Unknown ns_coeffs 'muonn'. Known names: jordan",
+        ),
+        (lambda: coefficients.resolve("you", 7), "6 rows, too few for ns_steps=7.*polar_express"),
+        (lambda: coefficients.resolve("turbo", 5), "ns_steps=4 or fewer"),
+        (lambda: coefficients.resolve([(2, -1.5, 0.5)] * 2, 3), "2 rows, too few"),
+        (lambda: coefficients.resolve("jordan", 0), "at least 1, got 0"),
+        (lambda: coefficients.resolve("jordan", 2.5), "integer of at least 1, got 2.5"),
+        (lambda: coefficients.resolve((1.0,), 5), "at least two numbers"),
+        (lambda: coefficients.resolve([[(1, 2, 3)]], 5), "got shape"),
+        (lambda: coefficients.resolve((1.0, float("nan"), 2.0), 5), "must be finite"),
+        (lambda: coefficients.minimax(0.1, 1, 4), "degree must be odd"),
+        (lambda: coefficients.minimax(0.5, 0.1), "0 < lower <= upper"),
+        (lambda: coefficients.polar_express(0), "steps must be at least 1"),
+        (lambda: coefficients.polar_express(3, lower=0), r"lower must be in \(0, 1\]"),
+    ],
+)
+def test_invalid_coefficients_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@SEARCH
+@given(st.floats(-6, -0.05), st.floats(-2, 2), st.sampled_from([3, 5, 7]))
+def test_the_minimax_error_is_the_same_at_both_ends_and_nowhere_larger(
+    log_ratio, log_upper, degree
+):
+    upper = 10.0**log_upper
+    lower = upper * 10.0**log_ratio
+    row = coefficients.minimax(lower, upper, degree)
+    x = np.geomspace(lower, upper, 5001)
+    error = 1 - coefficients.evaluate([row], x)
+    assert abs(error[0]) <= abs(error).max() <= abs(error[0]) * (1 + 1e-6) + 1e-9
+    assert math.isclose(abs(error[0]), abs(error[-1]), rel_tol=1e-6, abs_tol=1e-9)
+
+
+def test_the_oracles_cans_rows_are_the_closest_to_one():
+    """A check of the oracle: each printed row is the best on what the last one left."""
+    low = 1e-3
+    for row in reference_coefficients.CANS:
+        best = reference_coefficients.closest_to_one(low, 2 - low if low > 1e-3 else 1.0)
+        np.testing.assert_allclose(row, best, atol=1e-4)
+        low = np.dot(best, [low, low**3, low**5])

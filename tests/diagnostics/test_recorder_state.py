@@ -1,0 +1,165 @@
+"""The recorder's state in checkpoints, donation, scan, vmap, injection and NNX."""
+
+import functools
+import json
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint
+import pytest
+from flax import nnx
+
+import optax_muonplus as omp
+from optax_muonplus.diagnostics import read, recorded
+from tests.support.records import (
+    DIMS,
+    FEW,
+    assert_records_close,
+    run,
+    tree,
+)
+
+
+@pytest.fixture
+def small():
+    shapes = {"up": {"kernel": (6, 8), "bias": (8,)}, "up2": {"kernel": (6, 8)}}
+    tx = recorded(omp.muonplus, every=2, measures=FEW)(0.1)
+    return tx, lambda seed: tree(seed, shapes=shapes)
+
+
+def test_state_survives_serialization(tmp_path, small):
+    tx, make = small
+    update, params = jax.jit(tx.update), make(0)
+    state = tx.init(params)
+    for step in (1, 2, 3):
+        _, state = update(make(step), state, params)
+    _, expected = update(make(4), state, params)
+
+    data = flax.serialization.to_bytes(state)
+    from_flax = flax.serialization.from_bytes(tx.init(params), data)
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+        checkpointer.wait_until_finished()
+        target = jax.eval_shape(tx.init, params)
+        from_orbax = checkpointer.restore(tmp_path / "state", target)
+    for restored in (from_flax, from_orbax):
+        assert read(restored) == read(state) and read(state).step == 2
+        _, new = update(make(4), restored, params)
+        assert read(new) == read(expected) and read(new).step == 4
+
+
+def test_recording_can_begin_and_end_in_the_middle(small):
+    tx, make = small
+    params, plain = make(0), omp.muonplus(0.1)
+    update = jax.jit(plain.update)
+    _, before = update(make(1), plain.init(params), params)
+    with pytest.raises(ValueError, match=r"tx.init\(params\)._replace\(inner=state\)"):
+        tx.update(make(2), before, params)
+    _, state = jax.jit(tx.update)(make(2), tx.init(params)._replace(inner=before), params)
+    _, expected = update(make(2), before, params)
+    jax.tree.map(np.testing.assert_array_equal, state.inner, expected)
+
+
+def test_buffers_can_be_donated(small):
+    tx, make = small
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(params, state, grads):
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = make(0)
+    state = jax.tree.map(jnp.copy, tx.init(params))
+    for i in (1, 2):
+        old = jax.tree.leaves((params, state))
+        params, state = jax.block_until_ready(step(params, state, make(i)))
+        assert all(x.is_deleted() for x in old)
+    assert read(state).step == 2
+
+
+def test_state_keeps_structure_shapes_and_dtypes(small):
+    tx, make = small
+    params = make(0)
+    state = tx.init(params)
+    _, new = jax.jit(tx.update)(make(1), state, params)
+
+    def description(tree):
+        return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
+
+    assert description(jax.eval_shape(tx.init, params)) == description(state) == description(new)
+    _, stacked = jax.lax.scan(lambda s, _: (tx.update(params, s, params)[1], 0.0), state, length=4)
+    assert stacked.shape == (4,)
+
+
+def test_only_the_inner_state_is_mapped_as_parameters_are(small):
+    """By optax.tree.map_params, with which trainers place a state on a mesh."""
+    tx, make = small
+    state = tx.init(make(0))
+    marked = optax.tree.map_params(
+        tx, lambda x: "as a parameter", state, transform_non_params=lambda x: "elsewhere"
+    )
+    assert set(jax.tree.leaves(marked._replace(inner=None))) == {"elsewhere"}
+    assert jax.tree.leaves(marked.inner).count("as a parameter") == 4
+
+
+def test_hyperparameters_can_be_injected(small):
+    _, make = small
+    made = optax.inject_hyperparams(recorded(omp.muonplus, every=1, measures=FEW))
+    tx = optax.chain(optax.clip_by_global_norm(1.0), made(learning_rate=0.1, norm_eps=1e-8))
+    params = make(0)
+    clip, state = jax.jit(tx.init)(params)
+
+    update = jax.jit(tx.update)
+
+    def recorded_with(**numbers):
+        new = {k: jnp.asarray(v, state.hyperparams[k].dtype) for k, v in numbers.items()}
+        changed = (clip, state._replace(hyperparams={**state.hyperparams, **new}))
+        return read(update(params, changed, params)[1]).values["up/kernel"]
+
+    plain, slower = recorded_with(), recorded_with(beta=0.975)
+    np.testing.assert_allclose(slower["momentum/rms"], plain["momentum/rms"] / 2, rtol=1e-5)
+    assert plain["polar/row_floor_share"] == 0
+    assert recorded_with(norm_eps=9.0)["polar/row_floor_share"] == 1
+
+
+def test_ensembles_under_vmap(small):
+    tx, make = small
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *[make(seed) for seed in range(3)])
+    step = jax.jit(jax.vmap(lambda g, s: tx.update(g, s, g)[1]))
+    state = step(stacked, step(stacked, jax.vmap(tx.init)(stacked)))
+    with pytest.raises(ValueError, match=r"states of 3 optimizers under jax.vmap"):
+        read(state)
+    alone, update = tx.init(make(2)), jax.jit(tx.update)
+    for _ in range(2):
+        _, alone = update(make(2), alone, make(2))
+    assert_records_close(read(jax.tree.map(lambda x: x[2], state)), read(alone))
+
+
+def test_nnx_optimizer_records():
+    """Whose trees are of variables at init, and of plain arrays at update."""
+    model = nnx.Linear(6, 8, rngs=nnx.Rngs(0))
+    made = recorded(omp.muonplus, every=1, only="kernel", measures=FEW)(0.1)
+    optimizer = nnx.Optimizer(model, made, wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer):
+        optimizer.update(model, nnx.grad(lambda m: jnp.sum(m(jnp.ones((2, 6))) ** 2))(model))
+
+    step(model, optimizer)
+    record = read(nnx.as_pure(optimizer.opt_state))
+    assert record.step == 1 and list(record.values) == ["kernel"]
+
+
+def test_a_record_is_a_line_of_json():
+    made = recorded(omp.muon, every=2, measures=FEW)
+    _, state = run(made(0.1, muon_weight_dimension_numbers=DIMS))
+    line = json.loads(json.dumps(read(state).as_json(), allow_nan=False))
+    values = read(state).values
+    assert line["step"] == 2 and line["values"].keys() == values.keys()
+    assert line["values"]["up/kernel"]["polar/rms"] == values["up/kernel"]["polar/rms"]
+    assert line["values"]["up/kernel"]["polar/row_floor_share"] is None
+    experts = line["values"]["experts/kernel"]["polar/rms"]
+    np.testing.assert_array_equal(experts, values["experts/kernel"]["polar/rms"])

@@ -1,0 +1,194 @@
+"""When and what is recorded; the update stays the same."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import optax_muonplus as omp
+from optax_muonplus.diagnostics import read, recorded, watched
+from tests.support.records import (
+    DIMS,
+    FEW,
+    RULES,
+    SHAPES,
+    assert_records_close,
+    run,
+    tree,
+)
+
+OPTIONS = {
+    "default": {},
+    "nesterov": {"nesterov": True, "bias_correction": True, "weight_decay": 0.1},
+    "svd": {"polar": "svd", "norm": "row_col", "match_frobenius": True},
+    "own function": {"polar": lambda x: x - x.mean(axis=-1, keepdims=True), "adaptive": True},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_updates_and_inner_state_are_the_same_bit_for_bit(name):
+    dtype = "bfloat16" if name == "nesterov" else "float32"
+    parts = ("up", "down", "fused", "nothing")
+    shapes = {part: SHAPES[part] for part in parts}
+    dims = functools.partial(omp.muon_dimension_numbers, rules=RULES[1:2])
+    options = {"learning_rate": 0.1, "muon_weight_dimension_numbers": dims, **OPTIONS[name]}
+    plain, plain_state = run(omp.muonplus(**options), 3, dtype, shapes)
+    made = recorded(omp.muonplus, every=2, measures=FEW)
+    recording, state = run(made(**options), 3, dtype, shapes)
+    assert read(state).step == 2
+    for one, other in [(plain, recording), (plain_state, state.inner)]:
+        assert jax.tree.structure(one) == jax.tree.structure(other)
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_recording_never_is_the_program_without_recording():
+    params = tree(shapes={"up": {"kernel": (6, 8), "bias": (8,)}})
+    for off in (None, 0):
+        for factory in (omp.muonplus, functools.partial(omp.muon, beta=0.9)):
+            made, plain = recorded(factory, every=off)(0.1), factory(0.1)
+            texts = [
+                jax.jit(tx.update).lower(params, tx.init(params), params).as_text()
+                for tx in (made, plain)
+            ]
+            assert texts[0] == texts[1]
+        link = omp.normalize()
+        assert watched(link, every=off) is link
+
+
+def test_updates_between_records_repeat_no_work():
+    """Nothing is orthogonalized again, and no donated momentum buffer is copied."""
+    calls = []
+
+    def polar(x):
+        jax.debug.callback(lambda: calls.append(1))
+        return x / (1 + jnp.max(jnp.abs(x)))
+
+    shapes = {f"layer_{i}": {"kernel": (12, 12)} for i in range(3)}
+    params = tree(shapes=shapes)
+    made = {"plain": omp.muonplus(0.1, polar=polar)}
+    made["recorded"] = recorded(omp.muonplus, every=2, measures=FEW)(0.1, polar=polar)
+    copies, counts = {}, {}
+    for name, tx in made.items():
+        state = jax.tree.map(jnp.copy, tx.init(params))
+        step = jax.jit(tx.update, donate_argnums=1).lower(params, state, params).compile()
+        every_time = step.as_text().partition("ENTRY")[2]  # without branches and loops
+        copies[name] = every_time.count("f32[12,12]{1,0} copy(")
+        counts[name] = []
+        for _ in range(3):
+            calls.clear()
+            _, state = jax.block_until_ready(step(params, state, params))
+            jax.effects_barrier()
+            counts[name].append(len(calls))
+    assert counts == {"plain": [3, 3, 3], "recorded": [3, 6, 3]}
+    assert copies["recorded"] == copies["plain"]
+
+
+def test_records_are_made_at_chosen_updates():
+    shapes = {"dense": {"kernel": (6, 8)}}
+    chosen = {"every": (3, [-1, -1, 3, 3, 3, 6]), "first": (lambda t: t < 3, [1, 2, 2, 2, 2, 2])}
+    for every, steps in chosen.values():
+        tx = recorded(omp.muonplus, every=every, measures=FEW)(0.1)
+        grads = tree(shapes=shapes)
+        state, update, seen, found = tx.init(grads), jax.jit(tx.update), [], []
+        for step in range(6):
+            _, state = update(tree(step, shapes=shapes), state, grads)
+            seen.append(read(state).step)
+            found.append(read(state).values["dense/kernel"]["momentum/rms"])
+        assert seen == steps
+        for before, after, one, other in zip(seen, seen[1:], found, found[1:], strict=False):
+            assert (before == after) == (one == other or (np.isnan(one) and np.isnan(other)))
+
+
+def test_before_the_first_record_there_is_nan_and_step_minus_one():
+    tx = recorded(omp.muonplus, every=10)(0.1, muon_weight_dimension_numbers=DIMS)
+    record = read(tx.init(tree()))
+    assert record.step == -1
+    assert all(np.all(np.isnan(x)) for own in record.values.values() for x in own.values())
+    assert record.values["experts/kernel"]["polar/rms"].shape == (2, 2, 2)
+    assert record.values["fused/kernel"]["polar/rms"].shape == (3,)
+
+
+def test_eager_updates_record_as_compiled_ones():
+    shapes = {"up": {"kernel": (6, 8)}, "up2": {"kernel": (6, 8)}}
+    params = tree(shapes=shapes)
+    tx = recorded(omp.muonplus, every=2, measures=FEW)(0.1)
+    _, compiled = run(tx, shapes=shapes)
+    state = tx.init(params)
+    for step in (1, 2):
+        _, state = tx.update(tree(step, shapes=shapes), state, params)
+    assert_records_close(read(state), read(compiled))
+
+
+def test_only_what_is_asked_for_is_recorded():
+    made = recorded(omp.muonplus, every=1, only=["^up", "down/"], measures=["rms"])
+    _, state = run(made(0.1, muon_weight_dimension_numbers=DIMS))
+    values = read(state).values
+    assert list(values) == ["down/weight", "up/kernel", "up2/kernel"]
+    assert all(list(own) == ["momentum/rms", "polar/rms", "update/rms"] for own in values.values())
+    assert [x.shape for x in jax.tree.leaves(state.values)] == [(3,)] * 3
+
+
+def test_invalid_arguments_are_named():
+    params = tree()
+    near = r"only='up/kernle' matches no matrix. The nearest paths are up/kernel, up2/kernel"
+    not_matrices = r"only='embed' matches embed/embedding, which are not matrices.*AdamW"
+    for pattern, message in [("up/kernle", near), ("embed", not_matrices)]:
+        tx = recorded(omp.muonplus, only=["up", pattern])(0.1, muon_weight_dimension_numbers=DIMS)
+        with pytest.raises(ValueError, match=message):
+            tx.init(params)
+    with pytest.raises(ValueError, match=r"no matrix, and so no rows .* among bias \(3,\)"):
+        recorded(omp.muonplus)(0.1).init({"bias": jnp.ones(3)})
+    with pytest.raises(ValueError, match=r"only='\(' must be regular expressions"):
+        recorded(omp.muonplus, only="(")
+    with pytest.raises(ValueError, match="chooses no matrix"):
+        recorded(omp.muonplus, only=[])
+    for wrong in ("rms", ["row_varience"]):
+        with pytest.raises(ValueError, match=r"must be a sequence of words, of .'row_variance'"):
+            recorded(omp.muonplus, measures=wrong, every=None)
+    for wrong in (-1, 2.5, True):
+        with pytest.raises(ValueError, match="must be a number of updates, None or 0 for never"):
+            recorded(omp.muonplus, every=wrong)
+    with pytest.raises(ValueError, match="wants the function that makes the optimizer"):
+        recorded(omp.muonplus(0.1))
+    with pytest.raises(ValueError, match=r"has no arguments adaptive, .*there is watched"):
+        recorded(optax.adamw)
+    two = optax.chain(*[recorded(omp.muonplus)(0.1, muon_weight_dimension_numbers=DIMS)] * 2)
+    for tx, count in [(two, 2), (optax.sgd(0.1), 0)]:
+        with pytest.raises(ValueError, match=f"{count} recorders"):
+            read(tx.init(params))
+
+
+@pytest.mark.parametrize("kind", ["given", "compiler", "explicit"])
+def test_sharded_matrices_give_the_records_of_one_device(kind):
+    """Eight devices; sums in another order, amplified by the iteration as above."""
+    shapes = {
+        "up": {"kernel": (16, 32)},
+        "up2": {"kernel": (16, 32), "bias": (32,)},
+        "fused": {"kernel": (16, 48)},
+    }
+    rules = [("fused", omp.MatrixSpec(0, 1, split_sizes=(16, 16, 16)))]
+    dims = functools.partial(omp.muon_dimension_numbers, rules=rules)
+    kinds = (AxisType.Explicit if kind == "explicit" else AxisType.Auto,) * 2
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=kinds)
+    specs = {1: P("b"), 2: P("a", "b")}
+    grads = tree(1, shapes=shapes)
+    places = jax.tree.map(lambda x: NamedSharding(mesh, specs[x.ndim]), grads)
+    spread = jax.tree.map(jax.device_put, grads, places)
+    made = recorded(omp.muonplus, every=1, measures=(*FEW, "distance"))
+    options = {"learning_rate": 0.1, "muon_weight_dimension_numbers": dims}
+
+    def after_one(tx, grads):
+        return jax.jit(tx.update)(grads, jax.jit(tx.init)(grads), grads)
+
+    _, alone = after_one(made(**options), grads)
+    given = {"sharding": places} if kind == "given" else {}
+    with jax.set_mesh(mesh):
+        updates, state = after_one(made(**options, **given), spread)
+    for x, place in zip(jax.tree.leaves(updates), jax.tree.leaves(places), strict=True):
+        assert x.sharding.is_equivalent_to(place, x.ndim)
+    assert_records_close(read(state), read(alone), rtol=1e-3)

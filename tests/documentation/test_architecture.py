@@ -1,0 +1,102 @@
+"""The floors in CONTRIBUTING.md: imports between the library's rooms run strictly downwards."""
+
+import ast
+import graphlib
+import pathlib
+import sys
+
+import pytest
+
+import optax_muonplus
+from tests.support.documents import ROOT, file_tree, floors
+
+PACKAGE = pathlib.Path(optax_muonplus.__file__).parent
+FLOORS = floors()
+# By dotted name within the package; a package's __init__.py has the package's name.
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+
+
+def room_of(module):
+    """A room is a folder of the package or a module beside them."""
+    return module.partition(".")[0]
+
+
+def rooms():
+    return sorted({room_of(module) for module in MODULES})
+
+
+def imported(path):
+    """Full names of all that a file imports, with the names after ``from ... import``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imported_modules(module):
+    """Modules of the library that one of them imports."""
+    for name in imported(MODULES[module]):
+        first, _, rest = name.partition(".")
+        if first == PACKAGE.name:
+            own = rest if rest in MODULES else rest.rpartition(".")[0]
+            assert own in MODULES, f"{module} imports {name}"
+            yield own
+
+
+def test_every_room_has_its_floor():
+    assert sorted(FLOORS) == rooms()
+
+
+@pytest.mark.parametrize("room", rooms())
+def test_rooms_import_from_lower_floors_only(room):
+    for module in MODULES:
+        for other in imported_modules(module) if room_of(module) == room else ():
+            if room_of(other) != room:
+                below = FLOORS[room_of(other)].number < FLOORS[room].number
+                assert below, f"{module} imports {other}, which is not on a lower floor"
+
+
+@pytest.mark.parametrize("room", rooms())
+def test_rooms_import_from_outside_what_their_floor_may(room):
+    for module, path in MODULES.items():
+        for name in imported(path) if room_of(module) == room else ():
+            first = name.partition(".")[0]
+            if first != PACKAGE.name and first not in sys.stdlib_module_names:
+                assert first in FLOORS[room].outside, f"{module} imports {name}"
+
+
+def test_modules_do_not_import_in_circles():
+    graph = {module: set(imported_modules(module)) - {module} for module in MODULES}
+    order = tuple(graphlib.TopologicalSorter(graph).static_order())  # raises on a circle
+    assert set(order) == MODULES.keys()
+
+
+def test_readme_shows_the_same_rooms():
+    shown = [name.removesuffix("/").removesuffix(".py") for name in file_tree()["optax_muonplus/"]]
+    assert sorted(shown) == [room for room in rooms() if room != "__init__"]
+
+
+@pytest.mark.parametrize("folder", ["examples", "benchmarks"])
+def test_only_public_modules_are_used_outside_the_library(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        for name in imported(path):
+            if name.partition(".")[0] == PACKAGE.name:
+                private = [part for part in name.split(".") if part.startswith("_")]
+                assert private in ([], ["__version__"]), f"{path} imports {name}"
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("omp."):
+                assert "._" not in ast.unparse(node), f"{path} uses {ast.unparse(node)}"
+
+
+def test_no_test_imports_a_test():
+    for path in (ROOT / "tests").rglob("*.py"):
+        for name in imported(path):
+            parts = name.split(".")
+            if parts[0] == "tests" or parts[0].startswith("test_"):
+                found = [part for part in parts if part.startswith("test_")]
+                assert not found, f"{path} imports {name}"

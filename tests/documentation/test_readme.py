@@ -1,0 +1,62 @@
+"""The README's code runs, and prints what the README says it prints."""
+
+import contextlib
+import io
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import optax_muonplus
+from tests.support.documents import README, entries, file_tree
+
+
+def test_code_block_prints_what_is_written_below_it():
+    code, printed = re.search(r"```python\n(.*?)```\n+```text\n(.*?)```", README, re.S).groups()
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(code, "README.md", "exec"), {})
+    assert output.getvalue() == printed
+
+
+def test_file_tree_is_complete_where_it_opens_a_folder():
+    """Every entry exists, and a folder that shows one of its entries shows all."""
+    tree = file_tree()
+    assert {"", "optax_muonplus/"} <= tree.keys()
+    for folder, shown in tree.items():
+        assert sorted(shown) == sorted(entries(folder)), folder or "the root"
+
+
+def test_other_code_blocks_run():
+    """They speak of a model with a convolution, experts, fused QKV and a classifier."""
+    kernels = {
+        "conv": (3, 3, 4, 8),
+        "experts/w_in": (2, 3, 4, 8),
+        "qkv/kernel": (8, 3 * 768),
+        "classifier": (8, 10),
+    }
+    params = {}
+    for path, shape in kernels.items():
+        first, *rest = path.split("/")
+        params[first] = {rest[0]: jnp.ones(shape)} if rest else jnp.ones(shape)
+    layouts, mesh, links = re.findall(r"```py\n(.*?)```", README, re.S)
+    names = {"omp": optax_muonplus, "optax": optax, "params": params}
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(compile(layouts, "README.md", "exec"), names)
+    assert "768x8x1 + 768x8x1 + 768x8x1" in output.getvalue()
+    assert "8x4x6" in output.getvalue()
+    names["tx"].init(params)
+    plain = {"params": {"dense": {"kernel": jnp.ones((8, 8))}}, "jax": jax}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(mesh, "README.md", "exec"), names | plain)
+
+    names["params"] = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.ones(8)}}
+    exec(compile(links, "README.md", "exec"), names)
+    updates, _ = names["tx"].update(
+        names["params"], names["tx"].init(names["params"]), names["params"]
+    )
+    # Columns end with unit norms, times sqrt(8 / 4), plus the decay, times the learning rate.
+    step = -updates["dense"]["kernel"] / 0.02 - 0.1
+    np.testing.assert_allclose(jnp.linalg.norm(step, axis=1), np.sqrt(2), rtol=1e-5)

@@ -1,0 +1,230 @@
+"""Matrices of one shape are worked on together: same numbers, and programs that do not grow."""
+
+import functools
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import optax_muonplus as omp
+from optax_muonplus.matrices import _batching as grouping
+from optax_muonplus.transforms import _apply as lifting
+from tests.support.compilation import compilations
+from tests.support.trees import random_like
+
+D = 16
+
+
+def layers(count, dtype=jnp.float32):
+    """A transformer of ``count`` layers as Flax names it, in three shapes of matrices."""
+    shapes = {"q": (D, D), "k": (D, D), "o": (D, D), "up": (D, 4 * D), "down": (4 * D, D)}
+    return {
+        f"block_{i}": {
+            name: {"kernel": jax.ShapeDtypeStruct(shape, dtype)} for name, shape in shapes.items()
+        }
+        for i in range(count)
+    }
+
+
+def traced_update(tx, params):
+    return jax.jit(tx.update).trace(params, jax.eval_shape(tx.init, params), params)
+
+
+def everywhere_stacked(monkeypatch, stack_bytes=grouping.STACK_BYTES):
+    """What other devices than CPUs do, on this one."""
+    monkeypatch.setattr(grouping, "STACK_BYTES", stack_bytes)
+    monkeypatch.setattr(grouping, "_looped", grouping._stacked)
+
+
+# Tall, wide, square, stored either way, stacked over layers and experts, fused, narrow.
+MIXED = {
+    **layers(2),
+    "torch": {"weight": jax.ShapeDtypeStruct((D, D), jnp.float32)},
+    "wide": {"weight": jax.ShapeDtypeStruct((D, 4 * D), jnp.float32)},
+    "scanned": {"kernel": jax.ShapeDtypeStruct((5, D, 4 * D), jnp.float32)},
+    "experts": {"kernel": jax.ShapeDtypeStruct((2, 3, D, D), jnp.bfloat16)},
+    "attention": {"query": {"kernel": jax.ShapeDtypeStruct((D, 4, 4), jnp.float32)}},
+    "fused": {"kernel": jax.ShapeDtypeStruct((D, 3 * D), jnp.float32)},
+}
+RULES = [
+    ("scanned", omp.MuonDimensionNumbers(-2, -1)),
+    ("experts", omp.MuonDimensionNumbers(-1, -2)),
+    ("fused", omp.MatrixSpec(0, 1, split_sizes=(D, D, D))),
+]
+MIXED_DIMS = functools.partial(omp.muon_dimension_numbers, rules=RULES)
+
+
+def centred(x):
+    """A function that is not the same on transposed matrices."""
+    return x - x.mean(axis=-1, keepdims=True)
+
+
+OPTIONS = {
+    "default": {},
+    "row": {"norm": "row", "nesterov": True},
+    "aol": {"preconditioning": "aol"},
+    "adaptive": {"adaptive": True, "match_frobenius": True},
+    "own function": {"polar": centred, "consistent_rms": 0.2},
+    "bfloat16": {"compute_dtype": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("stack_bytes", [1, 3 * 4 * D * D, 2**27], ids=["one", "three", "all"])
+def test_loops_and_stacks_give_the_update_of_each_leaf_alone(name, stack_bytes, monkeypatch):
+    grads = random_like(MIXED)
+    tx = omp.scale_by_muonplus(weight_dimension_numbers=MIXED_DIMS, **OPTIONS[name])
+    state = tx.init(grads)
+    eager, _ = tx.update(grads, state)
+    looped, _ = jax.jit(tx.update)(grads, state)
+    everywhere_stacked(monkeypatch, stack_bytes)
+    stacked, _ = jax.jit(lambda g, s: tx.update(g, s))(grads, state)
+    # The same products in another order; narrow operands may round to the other neighbour.
+    tolerance = 3e-2 if name == "bfloat16" else 2e-5
+    for found in (looped, stacked):
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(eager), strict=True):
+            assert a.dtype == b.dtype and a.shape == b.shape
+            a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+            assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b)
+
+
+# Five steps: 3 products each where plain; on a CPU, 4 each but for the first with its 3, for the
+# two shapes that are not square, which count separately there.
+PRODUCTS = {"cpu": 15 + 19 + 19, "cuda": 15 + 15, "tpu": 15 + 15}
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_programs_hold_one_iteration_for_each_shape(count):
+    traced = traced_update(omp.muonplus(0.1), layers(count))
+    for platform, products in PRODUCTS.items():
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert text.count("dot_general") == products
+    # Nor does the compiler add any.
+    assert traced.lower().compile().as_text().count(" dot(") == PRODUCTS["cpu"]
+
+
+def temporary_bytes(tx, params):
+    compiled = traced_update(tx, params).lower().compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_temporary_memory_grows_neither_with_layers_nor_with_steps():
+    few = temporary_bytes(omp.muonplus(0.1), layers(6))
+    # Some 800 bytes of flags and pointers for each layer; a copy of its matrices would be 11 kB.
+    assert temporary_bytes(omp.muonplus(0.1), layers(24)) - few < 18 * 1000
+    steps = temporary_bytes(omp.muonplus(0.1, ns_steps=5 + 9), layers(6))
+    assert steps == pytest.approx(few, abs=1000)
+
+
+def test_a_stack_holds_tall_and_wide_matrices_and_stops_at_the_bound(monkeypatch):
+    everywhere_stacked(monkeypatch, 4 * (4 * D * D) * 4)
+    seen = []
+
+    def watched(x):
+        seen.append(x.shape)
+        return x
+
+    either = lifting.MatrixFunction(watched, watched)
+    tree = {**layers(4), "scanned": {"kernel": jax.ShapeDtypeStruct((9, D, 4 * D), jnp.float32)}}
+    dims = functools.partial(omp.muon_dimension_numbers, rules=RULES[:1])
+    jax.eval_shape(lambda t: lifting.apply_to_matrices([either], t, dims), tree)
+    # Twelve squares together; four up and four down, in two stacks; nine layers, four at a time,
+    # and one that is left. Each is traced twice, for CPUs and for other devices.
+    expected = [(12, D, D), (4, D, 4 * D), (4, D, 4 * D), (1, D, 4 * D), (1, D, 4 * D)]
+    assert sorted(seen) == sorted(2 * expected)
+
+
+def test_updates_can_be_differentiated():
+    """The derivative along a direction, forward and backward, against a difference quotient."""
+    with jax.enable_x64(True):
+        grads, direction, weights = (random_like(layers(2, jnp.float64), i) for i in range(3))
+        tx = omp.muonplus(1.0)
+        state = tx.init(grads)
+
+        @jax.jit
+        def weighted(t):
+            moved = jax.tree.map(lambda g, d: g + t * d, grads, direction)
+            return optax.tree.vdot(tx.update(moved, state, grads)[0], weights)
+
+        quotient = (weighted(1e-5) - weighted(-1e-5)) / 2e-5
+        for derivative in (jax.grad, jax.jacfwd):
+            found = jax.jit(derivative(weighted))(0.0)
+            np.testing.assert_allclose(found, quotient, rtol=1e-6)
+
+
+def test_updates_can_be_differentiated_by_hyperparameters():
+    with jax.enable_x64(True):
+        grads, weights = (random_like(layers(2, jnp.float64), i) for i in range(2))
+
+        @jax.jit
+        def weighted(norm_eps):
+            tx = omp.scale_by_muonplus(norm_eps=norm_eps)
+            return optax.tree.vdot(tx.update(grads, tx.init(grads))[0], weights)
+
+        quotient = (weighted(0.1 + 1e-5) - weighted(0.1 - 1e-5)) / 2e-5
+        np.testing.assert_allclose(jax.grad(weighted)(0.1), quotient, rtol=1e-6)
+
+
+def test_updates_of_several_models_at_once():
+    """Under vmap: an ensemble is so many models of their own."""
+    grads = [random_like(layers(2), seed) for seed in range(3)]
+    tx = omp.scale_by_muonplus()
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *grads)
+    together = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g))[0]))(stacked)
+    for i, g in enumerate(grads):
+        alone = jax.jit(lambda g: tx.update(g, tx.init(g))[0])(g)
+        for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(a[i], b, atol=1e-5)
+
+
+def test_a_second_eager_update_compiles_nothing():
+    """Outside of jit, where a loop made anew at every call would be compiled anew."""
+    grads = random_like(layers(2))
+    tx = omp.muonplus(0.1)
+    _, state = tx.update(grads, tx.init(grads), grads)
+    with compilations() as compiled:
+        tx.update(grads, state, grads)
+        assert not compiled
+        jax.jit(lambda x: x * 3.25)(1.0)
+        assert compiled  # the listener does hear
+
+
+def auto_mesh():
+    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_updates_keep_the_sharding_that_the_compiler_knows(stacked, monkeypatch):
+    """On a mesh with Auto axes, without anyone saying how outputs are sharded."""
+    if stacked:
+        everywhere_stacked(monkeypatch)
+    grads = random_like(layers(2))
+    sharding = NamedSharding(auto_mesh(), PartitionSpec("data", "model"))
+    sharded = jax.device_put(grads, sharding)
+    tx = omp.muonplus(0.1)
+    updates, state = jax.jit(tx.update)(sharded, tx.init(sharded), sharded)
+    expected, _ = jax.jit(tx.update)(grads, tx.init(grads), grads)
+    for found, update in zip(jax.tree.leaves(updates), jax.tree.leaves(expected), strict=True):
+        assert found.sharding == sharding
+        np.testing.assert_allclose(found, update, atol=1e-6)
+    for momentum in jax.tree.leaves(omp.transforms.find_momentum(state).mu):
+        assert momentum.sharding == sharding
+
+
+def test_updates_inside_a_shard_map():
+    """Replicated parameters, gradients averaged by hand: each device does the same update."""
+    grads = random_like(layers(2))
+    tx = omp.scale_by_muonplus()
+
+    def step(g):
+        return tx.update(jax.lax.pmean(g, "data"), tx.init(g))[0]
+
+    everywhere = PartitionSpec()
+    mapped = jax.shard_map(step, mesh=auto_mesh(), in_specs=everywhere, out_specs=everywhere)
+    alone, _ = jax.jit(tx.update)(grads, tx.init(grads))
+    for a, b in zip(jax.tree.leaves(jax.jit(mapped)(grads)), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)

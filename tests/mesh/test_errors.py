@@ -1,0 +1,73 @@
+"""Shardings that cannot be right are refused, and the leaf is named."""
+
+import jax
+import jax.monitoring
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+import optax_muonplus as omp
+from tests.support.mesh import AUTO, EXPLICIT, D, P, make_mesh, small
+
+
+def test_errors_name_the_leaf():
+    grads, sharding = small()
+    mesh = sharding.mesh
+
+    def message(given, params=grads):
+        with pytest.raises(ValueError) as caught:
+            omp.muonplus(0.1, sharding=given).init(params)
+        return str(caught.value)
+
+    other = NamedSharding(mesh, P("b", "a"))
+    shown = message({"q": sharding, "k": other})
+    assert "k/kernel is" in shown and "q/kernel" not in shown and "device_put" in shown
+    assert "Parameters without an entry: k/kernel" in message({"q": sharding})
+    assert "Entries without a parameter: z" in message({"q": sharding, "k": None, "z": sharding})
+    assert "NamedSharding" in message(P("a", "b"))  # the mesh is missing
+    single = jax.tree.map(np.asarray, grads)
+    too_long = {"q": NamedSharding(mesh, P("a", None, "b")), "k": None}
+    assert "q/kernel" in message(too_long, single)
+    unknown = {"q": NamedSharding(mesh, P(P.UNCONSTRAINED, "b")), "k": None}
+    assert "q/kernel" in message(unknown, single) and "unconstrained" in message(unknown, single)
+    odd = {"q": {"kernel": np.ones((D, 6))}, "k": {"kernel": np.ones((D, D))}}
+    shown = message(NamedSharding(mesh, P(None, "a")), odd)
+    assert "q/kernel" in shown and "size 6, into 4" in shown and "k/kernel" not in shown
+    elsewhere = NamedSharding(make_mesh((8,), "c"), P("c"))
+    assert "on one mesh" in message({"q": sharding, "k": elsewhere}, single)
+
+
+def test_sharding_that_contradicts_explicit_types_is_refused():
+    mesh = make_mesh((4, 2), "ab", EXPLICIT)
+    grads = jax.device_put(small()[0], NamedSharding(mesh, P("a", "b")))
+    tx = omp.muonplus(0.1, sharding=NamedSharding(mesh, P("b", "a")))
+    with pytest.raises(ValueError, match=r"q/kernel: sharding= says .*, the array's type"):
+        jax.eval_shape(tx.init, grads)
+    with pytest.raises(ValueError, match="q/kernel: sharding= is on"):
+        given = NamedSharding(make_mesh((8,), "a"), P("a"))
+        jax.eval_shape(omp.muonplus(0.1, sharding=given).init, grads)
+
+
+def test_meshes_of_mixed_axis_types_need_the_argument():
+    mesh = make_mesh((4, 2), "ab", (AUTO, EXPLICIT))
+    grads = jax.device_put(small()[0], NamedSharding(mesh, P("a", "b")))
+    tx = omp.muonplus(0.1)
+    with pytest.raises(ValueError, match=r"q/kernel: its type says .* nothing about a.*sharding="):
+        jax.jit(tx.update)(grads, tx.init(grads), grads)
+    grads = jax.device_put(small()[0], NamedSharding(mesh, P(("b", "a"))))
+    inner = omp.muonplus(0.1, sharding=NamedSharding(mesh, P(("a", "b"))))
+    with pytest.raises(ValueError, match="name the Explicit one first"):
+        jax.eval_shape(inner.init, grads)
+
+
+def test_shards_inside_a_shard_map_are_refused():
+    grads, sharding = small()
+    tx = omp.scale_by_muonplus(sharding=sharding)
+    mapped = jax.shard_map(
+        lambda g: tx.update(g, tx.init(g))[0],
+        mesh=sharding.mesh,
+        in_specs=P("a", "b"),
+        out_specs=P("a", "b"),
+    )
+    with pytest.raises(ValueError, match="a shard of a matrix has no polar factor"):
+        jax.jit(mapped)(grads)

@@ -1,0 +1,159 @@
+"""Updates of sharded matrices are those of one device."""
+
+import functools
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+
+import optax_muonplus as omp
+from optax_muonplus._mesh import routes
+from optax_muonplus.matrices import _batching as grouping
+from tests.support.mesh import (
+    AUTO,
+    DIMS,
+    EXPLICIT,
+    MESHES,
+    RULES,
+    D,
+    P,
+    alone,
+    assert_same,
+    gradients,
+    grads_like,
+    make_mesh,
+    shape,
+    shardings,
+    small,
+    two_steps,
+)
+from tests.support.trees import random_like
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_every_mesh_gives_the_update_of_one_device(name):
+    sizes, names, a, b, types = MESHES[name]
+    mesh = make_mesh(sizes, names, types)
+    wanted = shardings(mesh, a, b)
+    given = None if types == EXPLICIT else wanted
+    tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=given)
+    updates, state = two_steps(tx, jax.device_put(gradients(), wanted))
+    assert_same(updates, alone()[0], wanted)
+    mu = omp.transforms.find_momentum(state).mu
+    assert_same(mu, omp.transforms.find_momentum(alone()[1]).mu)
+    for module, leaf in wanted.items():
+        for part, sharding in leaf.items():
+            momentum = mu[module][part]
+            if isinstance(momentum, jax.Array):
+                assert momentum.sharding.is_equivalent_to(sharding, momentum.ndim)
+
+
+@pytest.mark.parametrize("name", ["fsdp x tensor", "with replicas, explicit"])
+def test_stacked_matrices_get_the_update_of_one_device(name, monkeypatch):
+    sizes, names, a, b, types = MESHES[name]
+    wanted = shardings(make_mesh(sizes, names, types), a, b)
+    tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=wanted)
+    monkeypatch.setattr(grouping, "_looped", grouping._stacked)
+    updates, _ = two_steps(tx, jax.device_put(gradients(), wanted))
+    assert_same(updates, alone()[0], wanted)
+
+
+OPTIONS = {
+    "row, nesterov": {"norm": "row", "nesterov": True, "bias_correction": True},
+    "matched": {"norm": "row_col", "match_frobenius": True, "shape_scale": "max"},
+    "adaptive": {"norm": "col", "adaptive": True, "consistent_rms": 0.2},
+    "aol": {"norm": "none", "preconditioning": "aol", "polar": "newton_schulz"},
+    "own": {"polar": lambda x: x / (1 + jnp.sum(x * x, axis=-1, keepdims=True))},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_that_tell_rows_from_columns(name):
+    """Not the same on transposed matrices, where each worker has one stored in its own way."""
+    leaves = ("up", "down", "wide", "q", "wo", "fused")
+    grads = {module: gradients()[module] for module in leaves}
+    wanted = {module: shardings(make_mesh((4, 2), "ab"), "a", "b")[module] for module in leaves}
+    build = functools.partial(
+        omp.muonplus,
+        0.1,
+        muon_weight_dimension_numbers=functools.partial(
+            omp.muon_dimension_numbers, rules=RULES[-1:]
+        ),
+        **OPTIONS[name],
+    )
+    expected, _ = two_steps(build(), grads)
+    updates, _ = two_steps(build(sharding=wanted), jax.device_put(grads, wanted))
+    assert_same(updates, expected, wanted)
+
+
+def test_bfloat16_transfers_keep_unit_rows():
+    mesh = make_mesh((4, 2), "ab")
+    grads = random_like({f"{i}": {"kernel": shape(64, 128)} for i in range(3)})
+    wanted = jax.tree.map(lambda _: NamedSharding(mesh, P("a", "b")), grads)
+    build = functools.partial(
+        omp.scale_by_muonplus, norm="row", shape_scale="none", compute_dtype="bfloat16"
+    )
+    tx = build(sharding=wanted)
+    sharded = jax.device_put(grads, wanted)
+    updates, _ = jax.jit(tx.update)(sharded, tx.init(sharded))
+    expected, _ = jax.jit(build().update)(grads, build().init(grads))
+    for found, update in zip(jax.tree.leaves(updates), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.linalg.norm(found, axis=0), 1, atol=1e-6)
+        # Rounded on the way or on arrival: the same numbers.
+        np.testing.assert_allclose(found, update, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", [P("a", "b"), P(None, "b"), P()])
+def test_updates_on_a_mesh_can_be_differentiated(spec, monkeypatch):
+    monkeypatch.setattr(routes, "OPERATIONS_PER_BYTE", 0)  # also small replicas are shared out
+    mesh = make_mesh((4, 2), "ab")
+    grads = random_like({f"{i}": {"kernel": shape(D, 2 * D)} for i in range(3)})
+    weights = random_like(grads, seed=1)
+    wanted = jax.tree.map(lambda _: NamedSharding(mesh, spec), grads)
+
+    def of_update(tx, weights):
+        def inner(grads):
+            updates, _ = tx.update(grads, tx.init(grads))
+            return optax.tree.vdot(updates, weights)
+
+        return jax.jit(jax.grad(inner))
+
+    expected = of_update(omp.scale_by_muonplus(ns_steps=2), weights)(grads)
+    sharded = of_update(
+        omp.scale_by_muonplus(ns_steps=2, sharding=wanted), jax.device_put(weights, wanted)
+    )
+    assert_same(sharded(jax.device_put(grads, wanted)), expected)
+
+
+def test_several_rounds_of_transfers_give_the_same_update(monkeypatch):
+    monkeypatch.setattr(routes, "SHIPMENT_BYTES", 4 * D * D)
+    mesh = make_mesh((4, 2), "ab")
+    wanted = shardings(mesh, "a", "b")
+    tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=wanted)
+    updates, _ = two_steps(tx, jax.device_put(gradients(), wanted))
+    assert_same(updates, alone()[0], wanted)
+
+
+@pytest.mark.parametrize("types", [AUTO, EXPLICIT, (AUTO, EXPLICIT)])
+@pytest.mark.parametrize("options", [{}, {"adaptive": True, "consistent_rms": 0.2}])
+def test_injected_hyperparameters_on_the_mesh(types, options):
+    """As those do that a step before gave back."""
+    mesh = make_mesh((4, 2), "ab", types)
+    sharding = NamedSharding(mesh, P("a", "b"))
+    whole = jax.device_get(small()[0])
+    grads = jax.device_put(whole, sharding)
+    build = optax.inject_hyperparams(omp.muonplus)
+    tx = build(0.1, sharding=sharding, **options)
+    update, state = jax.jit(tx.update), tx.init(grads)
+    alone = build(0.1, **options)
+    _, alone_state = alone.update(whole, alone.init(whole), whole)
+    _, state = update(grads, state, grads)
+    state.hyperparams["norm_eps"] = state.hyperparams["norm_eps"] * 10
+    alone_state.hyperparams["norm_eps"] = alone_state.hyperparams["norm_eps"] * 10
+    expected, _ = alone.update(whole, alone_state, whole)
+    assert_same(update(grads, state, grads)[0], expected, grads_like(sharding))
+    assert_same(tx.update(grads, state, grads)[0], expected, grads_like(sharding))

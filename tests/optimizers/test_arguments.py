@@ -1,0 +1,107 @@
+"""Arguments that cannot be right are refused when a transformation is built or initialised."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_muonplus as omp
+
+MATRIX = {"up": {"kernel": jnp.ones((4, 6))}}
+
+
+@pytest.mark.parametrize("build", [lambda **kw: omp.muonplus(0.1, **kw), omp.scale_by_muonplus])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"norm": "rows"}, "Unknown norm 'rows'. Known: none, col, row, col_row, row_col"),
+        ({"norm_eps": -1e-8}, "norm_eps must not be negative, got -1e-08"),
+        (
+            {"shape_scale": "moonlight"},
+            "Unknown shape_scale 'moonlight'. Known: spectral, max, none",
+        ),
+        ({"polar": "qr"}, "Unknown polar 'qr'. Known: auto, newton_schulz, gram, svd"),
+        ({"ns_coeffs": "muonn"}, "Unknown ns_coeffs 'muonn'. Known names: jordan, you"),
+        ({"ns_coeffs": "turbo"}, "4 rows, too few for ns_steps=5"),
+        ({"ns_steps": 0}, "ns_steps must be an integer of at least 1, got 0"),
+        ({"preconditioning": "l1"}, "Unknown preconditioning 'l1'. Known: frobenius"),
+        ({"beta": 1.0}, r"beta must be in \[0, 1\), got 1.0"),
+        ({"beta": -0.1}, r"beta must be in \[0, 1\), got -0.1"),
+        ({"beta": lambda step: 0.9}, "beta must be a number, got the function.*inject_hyperparams"),
+        ({"eps": -1.0}, "eps must not be negative"),
+        ({"compute_dtype": "int32"}, "compute_dtype must be a floating-point dtype"),
+    ],
+)
+def test_invalid_arguments_are_refused_when_built(build, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        build(**arguments)
+
+
+@pytest.mark.parametrize(
+    "params, arguments, message",
+    [
+        (
+            {"count": jnp.zeros((3, 4), jnp.int32)},
+            {},
+            r"must be floating-point, got count \(int32\)",
+        ),
+        ({"count": jnp.zeros(3, jnp.int32)}, {}, r"must be floating-point, got count \(int32\)"),
+        (MATRIX, {"polar": lambda x: x[..., :1]}, r"up/kernel: .*must map .*gave \(1, 6, 1\)"),
+        (
+            {"up": {"kernel": jnp.ones((4, 6), jnp.complex64)}},
+            {"compute_dtype": "bfloat16"},
+            "up/kernel: compute_dtype=bfloat16 does not go with matrices of dtype complex64",
+        ),
+        (
+            {"up": {"kernel": jnp.ones((4, 6), jnp.complex64)}},
+            {"mu_dtype": "bfloat16"},
+            "mu_dtype=bfloat16 cannot hold the momentum of complex parameters",
+        ),
+    ],
+)
+def test_init_names_the_leaf_that_does_not_fit(params, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        omp.muonplus(0.1, **arguments).init(params)
+
+
+def test_traced_hyperparameters_are_accepted():
+    """inject_hyperparams makes arrays of numbers; a check that needs their values must let go."""
+
+    @jax.jit
+    def update(beta, eps, norm_eps, rms):
+        tx = omp.muonplus(0.1, beta=beta, eps=eps, norm_eps=norm_eps, consistent_rms=rms)
+        return tx.update(MATRIX, tx.init(MATRIX), MATRIX)[0]
+
+    tx = omp.muonplus(0.1, beta=0.9, eps=1e-12, norm_eps=1e-6, consistent_rms=0.2)
+    expected = tx.update(MATRIX, tx.init(MATRIX), MATRIX)[0]
+    result = update(0.9, 1e-12, 1e-6, 0.2)["up"]["kernel"]
+    np.testing.assert_allclose(result, expected["up"]["kernel"], rtol=1e-5)
+
+
+def test_injected_hyperparameters_may_be_complex():
+    """optax.inject_hyperparams gives all of them the dtype of the parameters."""
+    params = {"w": jnp.ones((4, 6), jnp.complex64)}
+    injected = optax.inject_hyperparams(omp.muonplus)(0.1)
+    updates, _ = injected.update(params, injected.init(params), params)
+    plain = omp.muonplus(0.1)
+    expected, _ = plain.update(params, plain.init(params), params)
+    np.testing.assert_allclose(updates["w"], expected["w"], rtol=1e-5)
+
+
+def test_muon_has_the_arguments_of_muonplus_except_norm():
+    plus = dict(inspect.signature(omp.muonplus).parameters)
+    del plus["norm"]
+    assert dict(inspect.signature(omp.muon).parameters) == plus
+    with pytest.raises(TypeError, match="norm"):
+        omp.muon(0.1, norm="row")
+
+
+def test_every_keyword_of_optaxs_muon_is_taken():
+    theirs = inspect.signature(optax.contrib.muon).parameters
+    ours = inspect.signature(omp.muonplus).parameters
+    positional = [n for n, p in theirs.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert list(ours)[: len(positional)] == positional
+    assert set(theirs) <= set(ours)

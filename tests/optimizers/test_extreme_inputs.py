@@ -1,0 +1,119 @@
+"""Zero, degenerate, tiny and huge gradients, weight decay without gradients, empty trees."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from optax.contrib import MuonDimensionNumbers
+
+import optax_muonplus as omp
+from tests.support.trees import SHAPES, assert_trees_close, first_update, random_tree
+
+POLARS = [
+    *(
+        {"preconditioning": word}
+        for word in ("frobenius", "spectral", "schatten", "aol", "aol_out")
+    ),
+    {"polar": "svd"},
+]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64", "complex64"])
+def test_zero_gradients_give_zero_updates(dtype):
+    """On the first step, in every dtype, with and without epsilons; decay goes on as ever."""
+    with jax.enable_x64(dtype == "float64"):
+        zero = jnp.zeros((3, 4), dtype)
+        for options in POLARS:
+            extra = {"norm_eps": 0.0, "eps": 0.0, "match_frobenius": True, "adaptive": True}
+            for more in [{}, extra] if dtype == "float32" else [{}]:
+                update = first_update(omp.scale_by_muonplus(**options, **more), {"w": zero})["w"]
+                np.testing.assert_array_equal(update, zero, err_msg=str((options, more)))
+        decayed = first_update(omp.muonplus(0.5, weight_decay=0.25), {"w": zero}, {"w": zero + 1})
+        np.testing.assert_array_equal(decayed["w"], zero - 0.125)
+
+
+def test_weight_decay_obeys_its_mask_and_ignores_the_shape_factor():
+    params, zeros = random_tree(SHAPES), jax.tree.map(jnp.zeros_like, random_tree(SHAPES))
+    mask = {"up": {"kernel": True, "bias": True}, "down": {"kernel": False}}
+    for given in (mask, lambda p: mask):
+        tx = omp.muonplus(0.5, weight_decay=0.25, weight_decay_mask=given)
+        updates = first_update(tx, zeros, params)
+        assert_trees_close(updates["up"]["kernel"], -0.125 * params["up"]["kernel"])
+        assert not np.any(updates["down"]["kernel"])
+        assert not np.any(updates["up"]["bias"])
+
+
+@pytest.mark.parametrize("options", POLARS, ids=str)
+def test_degenerate_gradients_give_finite_updates(options):
+    """Finite; what is zero stays zero; 1 x n and n x 1 give unit vectors under an exact factor."""
+    svd = options.get("polar") == "svd"
+    rng = np.random.default_rng(0)
+    full = rng.normal(size=(6, 9)).astype(np.float32)
+    grads = {
+        "zero_input": np.where(np.arange(6)[:, None] == 2, 0, full),
+        "zero_output": np.where(np.arange(9) == 2, 0, full),
+        "rank_one": np.outer(full[:, 0], full[0]),
+        "one_entry": np.zeros_like(full) + np.eye(6, 9, 3) * (np.arange(6) == 1)[:, None],
+        "identical_rows": np.ones((6, 9), np.float32),
+        "one_input": full[:1],
+        "one_output": full[:, :1],
+        "scalar": full[:1, :1],
+        "huge": full * 1e37,
+        "tiny": full * 1e-37,
+        "underflowing": full * np.float32(1e-40),
+    }
+    grads = {k: jnp.asarray(g, jnp.float32) for k, g in grads.items()}
+    transformations = [
+        omp.scale_by_muonplus(norm=norm, shape_scale="none", **extra, **options)
+        for norm, extra in [
+            ("none", {}),
+            ("col_row", {"norm_eps": 1e-8 if svd else 0.0, "match_frobenius": True}),
+            ("row_col", {}),
+        ]
+    ]
+    results = jax.jit(lambda g: [tx.update(g, tx.init(g))[0] for tx in transformations])(grads)
+    for updates in results:
+        for key, update in updates.items():
+            assert np.all(np.isfinite(update)), key
+        # A singular vector's zeros are zeros to 6e-8, which norm_eps = 1e-8 lets grow to 6e-4.
+        noise = 1e-2 if svd else 0.0
+        assert np.abs(updates["zero_input"][2]).max() <= noise
+        assert np.abs(updates["zero_output"][:, 2]).max() <= noise
+        assert np.count_nonzero(updates["one_entry"]) == 1
+    if svd:
+        for key in ("one_input", "one_output", "rank_one", "scalar"):
+            size = np.linalg.norm(grads[key])
+            np.testing.assert_allclose(results[0][key], grads[key] / size, rtol=1e-5, atol=1e-6)
+
+
+def test_empty_trees_and_missing_leaves():
+    tx = omp.muonplus(0.1)
+    for empty in ({}, {"a": {}}, {"a": None}):
+        updates, _ = tx.update(empty, tx.init(empty), empty)
+        assert updates == empty
+    grads = random_tree(SHAPES)
+    with_none = {**grads, "frozen": {"kernel": None}, "act": None}
+    updates = first_update(tx, with_none)
+    assert updates["frozen"] == {"kernel": None}
+    assert updates["act"] is None
+    assert_trees_close({k: updates[k] for k in SHAPES}, first_update(tx, grads))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+@pytest.mark.parametrize("options", POLARS, ids=str)
+def test_gradients_of_every_size_give_one_update(options, dtype):
+    """c * G for c from 1e-20 to 1e20 (and a zero among them), each matrix of a stack by itself."""
+    rng = np.random.default_rng(0)
+    g = rng.normal(size=(6, 9))
+    if dtype == np.complex64:
+        g = g + 1j * rng.normal(size=(6, 9))
+    sizes = np.array([0.0, *10.0 ** np.arange(-20, 21)])
+    stack = jnp.asarray((sizes[:, None, None] * g).astype(dtype))
+    tx = omp.scale_by_muonplus(**options, weight_dimension_numbers=MuonDimensionNumbers(1, 2))
+    updates = np.asarray(first_update(tx, stack))
+    assert not np.any(updates[0])
+    reference = updates[21]  # c = 1
+    # c * G is rounded to 6e-8, which no singular value here is small enough to amplify by 50.
+    error = np.abs(updates[1:] - reference).max(axis=(1, 2)) / np.abs(reference).max()
+    assert error.max() < 3e-6, dict(zip(sizes[1:], error, strict=True))
+    assert np.abs(reference).max() > 0.1

@@ -1,0 +1,196 @@
+"""Muon+ inside Optax's own wrappers: injection, accumulation, masks, partitions, averaging."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+from optax.contrib import MuonDimensionNumbers
+
+import optax_muonplus as omp
+from tests.support.training import (
+    LEARNING_RATE,
+    assert_falls,
+    assert_matrix_moved_as_muon_plus_moves,
+)
+from tests.support.trees import SHAPES, assert_trees_close, first_update, random_tree
+
+both = pytest.mark.parametrize("maker", [omp.muonplus, omp.muon], ids=["muonplus", "muon"])
+# Where the polar factor plays no part: the exact one compiles fastest.
+muonplus_svd = functools.partial(omp.muonplus, polar="svd")
+
+
+@both
+def test_inject_hyperparams_without_static_args(maker):
+    """Numbers become arrays in the state, `ns_steps` too; changing one changes the update."""
+    params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
+    tx = optax.inject_hyperparams(maker)(learning_rate=0.1, weight_decay=0.0)
+    state = jax.jit(tx.init)(params)
+    step = jax.jit(lambda g, s, p: tx.update(g, s, p)[0])
+    expected = first_update(maker(0.1), grads, params)
+    assert_trees_close(step(grads, state, params), expected)
+
+    def changed(**numbers):
+        new = {k: jnp.asarray(v, state.hyperparams[k].dtype) for k, v in numbers.items()}
+        return state._replace(hyperparams={**state.hyperparams, **new})
+
+    halved = jax.tree.map(lambda u: u / 2, expected)
+    assert_trees_close(step(grads, changed(learning_rate=0.05), params), halved)
+    fewer = first_update(maker(0.1, ns_steps=2, weight_decay=0.3), grads, params)
+    assert_trees_close(step(grads, changed(ns_steps=2, weight_decay=0.3), params), fewer)
+
+
+def test_inject_hyperparams_with_a_schedule_and_static_args():
+    params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
+    options = {"ns_coeffs": "you", "ns_steps": 4, "mu_dtype": jnp.bfloat16}
+    tx = optax.inject_hyperparams(
+        omp.muonplus, static_args=("ns_steps", "mu_dtype", "muon_weight_dimension_numbers")
+    )(
+        learning_rate=optax.linear_schedule(0.1, 0.0, 2),
+        muon_weight_dimension_numbers=omp.muon_dimension_numbers,
+        **options,
+    )
+    update, state = jax.jit(tx.update), tx.init(params)
+    plain = omp.muonplus(1.0, **options)
+    plain_update, plain_state = jax.jit(plain.update), plain.init(params)
+    for rate in (0.1, 0.05):
+        updates, state = update(grads, state, params)
+        np.testing.assert_allclose(state.hyperparams["learning_rate"], rate, rtol=1e-6)
+        expected, plain_state = plain_update(grads, plain_state, params)
+        expected = jax.tree.map(lambda u, rate=rate: rate * u, expected)
+        assert_trees_close(updates, expected, rtol=1e-4)
+
+
+def test_multi_steps_averages_gradients():
+    params = random_tree(SHAPES)
+    first, second = random_tree(SHAPES, 1), random_tree(SHAPES, 2)
+    tx = optax.MultiSteps(muonplus_svd(0.1), every_k_schedule=2)
+
+    def run(params, first, second):
+        idle, state = tx.update(first, tx.init(params), params)
+        return idle, tx.update(second, state, params)[0]
+
+    idle, updates = jax.jit(run)(params, first, second)
+    assert not any(np.any(u) for u in jax.tree.leaves(idle))
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, first, second)
+    # 1e-4: the running mean is rounded before the iteration amplifies it.
+    assert_trees_close(updates, first_update(muonplus_svd(0.1), mean, params), rtol=1e-4, atol=1e-5)
+
+
+def test_masked_leaves_pass_through():
+    params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
+    mask = {"up": {"kernel": True, "bias": False}, "down": {"kernel": False}}
+    expected = first_update(muonplus_svd(0.1), grads, params)
+    expected["up"]["bias"], expected["down"]["kernel"] = (
+        grads["up"]["bias"],
+        grads["down"]["kernel"],
+    )
+    assert_trees_close(first_update(optax.masked(muonplus_svd(0.1), mask), grads, params), expected)
+
+
+def test_nested_partition_masked_and_multi_steps():
+    """A function of the tree as dimension numbers, asked about trees with holes in them."""
+    params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
+    dims = functools.partial(omp.muon_dimension_numbers, rules=[("kernel", MuonDimensionNumbers())])
+    inner = optax.partition(
+        {"a": muonplus_svd(0.1, muon_weight_dimension_numbers=dims), "b": optax.sgd(1.0)},
+        {"up": "a", "down": {"kernel": "b"}},
+    )
+    mask = {"up": {"kernel": True, "bias": False}, "down": {"kernel": True}}
+    tx = optax.MultiSteps(optax.masked(inner, mask), every_k_schedule=1)
+    updates = first_update(tx, grads, params)
+    expected = first_update(muonplus_svd(0.1), grads, params)
+    assert_trees_close(updates["up"]["kernel"], expected["up"]["kernel"])
+    assert_trees_close(updates["up"]["bias"], grads["up"]["bias"])
+    assert_trees_close(updates["down"]["kernel"], -grads["down"]["kernel"])
+
+
+def test_apply_if_finite_skips_and_recovers():
+    params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
+    bad = jax.tree.map(lambda g: g.at[0].set(jnp.nan), grads)
+    tx = optax.apply_if_finite(muonplus_svd(0.1), max_consecutive_errors=5)
+
+    def run(params, bad, grads):
+        skipped, state = tx.update(bad, tx.init(params), params)
+        return skipped, tx.update(grads, state, params)[0]
+
+    skipped, updates = jax.jit(run)(params, bad, grads)
+    assert not any(np.any(u) for u in jax.tree.leaves(skipped))
+    assert_trees_close(updates, first_update(muonplus_svd(0.1), grads, params))
+
+
+def test_extra_args_are_tolerated():
+    params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
+    tx = optax.chain(muonplus_svd(0.1), optax.scale(1.0))
+    state = tx.init(params)
+    plain, _ = jax.jit(tx.update)(grads, state, params)
+    extra, _ = jax.jit(tx.update)(grads, state, params, value=1.0, loss=jnp.ones(()))
+    assert_trees_close(extra, plain)
+
+
+def regression():
+    """Parameters of a small network and the loss of fitting random numbers with it."""
+    rng = np.random.default_rng(1)
+    shapes = {"up": {"kernel": (4, 16), "bias": (16,)}, "down": {"kernel": (16, 3)}}
+    params = jax.tree.map(
+        lambda shape: jnp.asarray(rng.normal(size=shape) / np.sqrt(shape[0]), jnp.float32),
+        shapes,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+    x, y = (jnp.asarray(rng.normal(size=(8, width)), jnp.float32) for width in (4, 3))
+
+    def loss(params):
+        hidden = jnp.tanh(x @ params["up"]["kernel"] + params["up"]["bias"][None, :])
+        return jnp.mean((hidden @ params["down"]["kernel"] - y) ** 2)
+
+    return params, loss
+
+
+def train(tx, params, loss, steps, parameters_of_loss=lambda params: params):
+    """Parameters after each step, and the losses before them."""
+
+    def step(carry, _):
+        params, state = carry
+        value, grads = jax.value_and_grad(loss)(parameters_of_loss(params))
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), (params, value)
+
+    return jax.jit(lambda p: jax.lax.scan(step, (p, tx.init(p)), length=steps)[1])(params)
+
+
+def test_clipping_before_does_not_change_the_matrices():
+    """The update of a matrix does not depend on the size of its gradient."""
+    params, loss = regression()
+    tx = optax.chain(optax.clip_by_global_norm(1e-9), omp.muonplus(LEARNING_RATE))
+    history, losses = train(tx, params, loss, 20)
+    for layer in ("up", "down"):
+        kernels = params[layer]["kernel"], history[layer]["kernel"][0]
+        assert_matrix_moved_as_muon_plus_moves(*kernels, (1,))
+    assert_falls(losses)
+
+
+def test_schedule_free_training():
+    """With beta=0: the averaging takes the momentum's place."""
+    params, loss = regression()
+    inner = omp.muonplus(LEARNING_RATE, beta=0.0)
+    tx = optax.contrib.schedule_free(inner, LEARNING_RATE, b1=0.9)
+    _, losses = train(tx, params, loss, 60)
+    assert_falls(losses)
+
+
+def test_lookahead_training():
+    """Fast weights step by Muon+; the slow ones follow them, half way, every third time."""
+    params, loss = regression()
+    tx = optax.lookahead(omp.muonplus(LEARNING_RATE), sync_period=3, slow_step_size=0.5)
+    both = optax.LookaheadParams.init_synced(params)
+    history, losses = train(tx, both, loss, 60, parameters_of_loss=lambda p: p.fast)
+    kernel, slow = params["up"]["kernel"], history.slow["up"]["kernel"]
+    alone, _ = train(omp.muonplus(LEARNING_RATE), params, loss, 3)
+    np.testing.assert_array_equal(slow[1], kernel)
+    half_way = (kernel + alone["up"]["kernel"][2]) / 2
+    np.testing.assert_allclose(slow[2], half_way, rtol=1e-4, atol=1e-5)
+    assert_falls(losses)

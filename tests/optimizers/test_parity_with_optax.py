@@ -1,0 +1,154 @@
+"""Moving from `optax.contrib.muon` changes one name: the same keywords, the same updates."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax.contrib import MuonDimensionNumbers
+
+import optax_muonplus as omp
+
+STEPS = 3
+# What optax.contrib.muon always does.
+AS_OPTAX = {"shape_scale": "max", "bias_correction": True, "polar": "newton_schulz"}
+
+SHAPES = {
+    "square": (16, 16),
+    "query": (20, 3, 4),  # wide: 20 in, 12 out
+    "experts": (2, 12, 20),  # tall: 12 in, 20 out
+    "bias": (7,),
+}
+DIMS = {
+    "square": MuonDimensionNumbers(),
+    "query": MuonDimensionNumbers(0, (1, 2)),
+    "experts": MuonDimensionNumbers(-2, -1),
+    "bias": None,
+}
+MATRICES = ("square", "query", "experts")
+
+
+def random_trees(seed, names=MATRICES, dtype=np.float32):
+    """Parameters, and Gaussian gradients with one leading axis for the steps."""
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape):
+        x = rng.normal(size=shape)
+        return (x + 1j * rng.normal(size=shape) if dtype == np.complex64 else x).astype(dtype)
+
+    params = {k: draw(*SHAPES[k]) for k in names}
+    return params, {k: draw(STEPS, *SHAPES[k]) for k in names}
+
+
+def updates_of(tx, params, grads):
+    """Updates of every step; the parameters move, so that decay is seen to compound."""
+
+    def step(carry, g):
+        params, state = carry
+        updates, state = tx.update(g, state, params)
+        return (optax.apply_updates(params, updates), state), updates
+
+    return jax.jit(lambda: jax.lax.scan(step, (params, tx.init(params)), grads)[1])()
+
+
+def assert_parity(params, grads, tolerance=1e-5, ours=None, learning_rate=0.02, **options):
+    """Equal to a fraction `tolerance` of each leaf's largest entry, at every step."""
+    options = {"nesterov": True, "eps": 1e-8, **options}
+    options.setdefault("muon_weight_dimension_numbers", {k: DIMS[k] for k in params})
+    expected = updates_of(optax.contrib.muon(learning_rate, **options), params, grads)
+    tx = omp.muonplus(learning_rate, norm="none", **{**AS_OPTAX, **options, **(ours or {})})
+    actual = updates_of(tx, params, grads)
+    for key, want in expected.items():
+        error = np.abs(actual[key] - want).max() / np.abs(want).max()
+        assert error <= tolerance, f"{key}: {error:.2e}"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight_decay": 0.1},
+        {"ns_coeffs": "dion", "consistent_rms": 0.2},
+        {"ns_coeffs": (2.0, -1.5, 0.5), "ns_steps": 8, "nesterov": False},
+        # An eps that is felt; Optax adds it under "frobenius" and "spectral" only.
+        {"ns_coeffs": "standard", "ns_steps": 3, "beta": 0.8, "eps": 0.5},
+        {"preconditioning": "spectral", "eps": 0.5},
+        {"preconditioning": "schatten"},
+        {"preconditioning": "aol"},
+    ],
+    ids=str,
+)
+def test_same_keywords_same_updates(options):
+    # Square matrices are a case of their own for the norms of the pre-normalization only.
+    names = MATRICES if "preconditioning" in options else ("query", "experts")
+    assert_parity(*random_trees(0, names), **options)
+
+
+@pytest.mark.parametrize("preconditioning", ["frobenius", "spectral", "aol"])
+def test_complex_matrices_match_optax(preconditioning):
+    """Without "schatten", for which Optax takes X X^T of complex matrices instead of X X^H."""
+    params, grads = random_trees(1, ("square", "experts"), np.complex64)
+    assert_parity(params, grads, preconditioning=preconditioning)
+
+
+def test_bfloat16_momentum_is_close_to_optax():
+    """bfloat16 keeps 8 bits. Optax rounds beta and beta * M to it too, which stay float32 here."""
+    assert_parity(*random_trees(7, ("query", "experts")), tolerance=2e-2, mu_dtype="bfloat16")
+
+
+def test_adaptive_matches_optax_on_single_matrices():
+    """On a single matrix for each leaf: Optax sums the dual norm over a leaf's batch axes too."""
+    assert_parity(*random_trees(2, ("square", "query")), adaptive=True)
+
+
+def test_whole_optimizer_with_schedules_decay_mask_and_adamw():
+    """Schedules, a tree as decay mask, and the AdamW group (Optax ties its Nesterov to ours)."""
+    assert_parity(
+        *random_trees(3, SHAPES),
+        learning_rate=optax.linear_schedule(0.1, 0.01, STEPS),
+        adam_learning_rate=optax.linear_schedule(0.2, 0.01, STEPS),
+        weight_decay=0.1,
+        weight_decay_mask={"square": False, "query": True, "experts": True, "bias": True},
+        nesterov=False,
+        eps=1e-3,
+        adam_b1=0.8,
+        adam_b2=0.9,
+        adam_eps_root=1e-4,
+        adam_weight_decay=0.3,
+        ours={"adam_eps": 1e-3},
+    )
+
+
+def test_dimension_numbers_and_mask_as_functions():
+    def dims(tree):
+        return {k: DIMS[k] for k in tree}
+
+    def mask(tree):
+        return jax.tree.map(lambda x: x.ndim == 3, tree)
+
+    assert_parity(
+        *random_trees(4, SHAPES),
+        nesterov=False,
+        muon_weight_dimension_numbers=dims,
+        weight_decay=0.1,
+        weight_decay_mask=mask,
+    )
+
+
+def test_dimension_numbers_as_a_prefix_and_by_default():
+    params, grads = random_trees(5, ("square",))
+    params = {"a": params, "b": {"square": params["square"][:, :10]}, "c": jnp.ones(3)}
+    grads = {"a": grads, "b": {"square": grads["square"][:, :, :10]}, "c": jnp.ones((STEPS, 3))}
+    for dims in ({"a": MuonDimensionNumbers(1, 0), "b": MuonDimensionNumbers(), "c": None}, None):
+        results = [
+            updates_of(maker(0.02, muon_weight_dimension_numbers=dims, **options), params, grads)
+            for maker, options in [
+                (optax.contrib.muon, {"nesterov": False}),
+                (omp.muon, AS_OPTAX),
+            ]
+        ]
+        for want, got in zip(*map(jax.tree.leaves, results), strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+def test_automatic_choice_of_the_polar_method_agrees_to_1e_4():
+    assert_parity(*random_trees(6), tolerance=1e-4, ours={"polar": "auto"})

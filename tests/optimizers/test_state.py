@@ -1,0 +1,111 @@
+"""The optimizer's state: its size, structure, dtypes, and life in jit, scan and checkpoints."""
+
+import functools
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import optax
+import orbax.checkpoint
+import pytest
+
+import optax_muonplus as omp
+from tests.support.trees import SHAPES, assert_trees_close, first_update, random_tree
+
+both = pytest.mark.parametrize("maker", [omp.muonplus, omp.muon], ids=["muonplus", "muon"])
+
+
+def test_state_is_one_momentum_buffer_for_each_matrix_and_nothing_else():
+    """Of every non-scalar leaf; scalars may count steps but not matrices."""
+    for options in ({}, {"nesterov": True, "bias_correction": True}, {"ns_coeffs": "cans"}):
+        tx = omp.muonplus(0.1, weight_decay=0.1, match_frobenius=True, **options)
+        one = {"up": jnp.ones((8, 12))}
+        three = {**one, "down": jnp.ones((12, 8)), "more": {"up": jnp.ones((8, 8))}}
+        leaves_of_one, leaves = (jax.tree.leaves(tx.init(p)) for p in (one, three))
+        assert sorted(x.shape for x in leaves if x.ndim) == [(8, 8), (8, 12), (12, 8)]
+        assert len(leaves) == len(leaves_of_one) + 2
+
+
+@both
+def test_state_keeps_structure_shapes_and_dtypes(maker):
+    """So that it can be carried through lax.scan, and made by eval_shape."""
+    params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
+    options = {"nesterov": True, "bias_correction": True, "weight_decay": 0.1}
+    tx = maker(optax.linear_schedule(0.1, 0.0, 5), **options)
+    state = tx.init(params)
+    abstract = jax.eval_shape(tx.init, params)
+    _, new = jax.jit(tx.update)(grads, state, params)
+
+    def description(tree):
+        return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
+
+    assert description(abstract) == description(state) == description(new)
+    _, stacked = jax.lax.scan(lambda s, _: tx.update(grads, s, params)[::-1], state, length=3)
+    assert jax.tree.structure(stacked) == jax.tree.structure(params)
+
+
+@both
+def test_jit_and_eager_agree(maker):
+    params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
+    tx = maker(0.1, weight_decay=0.1)
+    eager, _ = tx.update(grads, tx.init(params), params)
+    assert_trees_close(first_update(tx, grads, params), eager)
+
+
+def test_buffers_can_be_donated():
+    """Every buffer of parameters and state is reused; JAX warns, hence fails, if one is not."""
+    params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
+    tx = omp.muonplus(0.1)
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(params, state, grads):
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = jax.tree.map(jnp.copy, tx.init(params))
+    jax.block_until_ready(step(params, state, grads))
+    assert all(x.is_deleted() for x in jax.tree.leaves((params, state)))
+
+
+@pytest.mark.parametrize("options", [{}, {"nesterov": True, "bias_correction": True}], ids=str)
+def test_state_survives_serialization(tmp_path, options):
+    """Flax's bytes and an Orbax checkpoint; training goes on as if nothing had happened."""
+    params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
+    tx = omp.muonplus(0.1, **options)
+    update = jax.jit(tx.update)
+    _, state = update(grads, tx.init(params), params)
+    expected, _ = update(grads, state, params)
+
+    data = flax.serialization.to_bytes(state)
+    restored = flax.serialization.from_bytes(tx.init(params), data)
+    assert_trees_close(update(grads, restored, params)[0], expected, rtol=0, atol=0)
+
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+        checkpointer.wait_until_finished()
+        target = jax.eval_shape(tx.init, params)
+        restored = checkpointer.restore(tmp_path / "state", target)
+    assert_trees_close(update(grads, restored, params)[0], expected, rtol=0, atol=0)
+
+
+def test_state_can_be_mapped_as_parameters_are():
+    """By optax.tree.map_params, with which trainers place the state as they place parameters."""
+    tx = omp.muonplus(0.1, nesterov=True, bias_correction=True)
+    mapped = optax.tree.map_params(
+        tx,
+        lambda x: f"as {x.shape}",
+        tx.init(random_tree(SHAPES)),
+        transform_non_params=lambda x: f"scalar {x.shape}",
+    )
+    found = [x for x in jax.tree.leaves(mapped) if x != "scalar ()"]
+    assert sorted(found) == ["as (12, 8)", "as (12,)", "as (12,)", "as (8, 12)"]
+
+
+def test_ensembles_under_vmap():
+    """One model of a vmapped ensemble is updated as it would be alone."""
+    ensemble = [random_tree(SHAPES, seed) for seed in range(3)]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *ensemble)
+    tx = omp.muonplus(0.1, preconditioning="aol", norm="row_col")
+    updates = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g), g)[0]))(stacked)
+    last = jax.tree.map(lambda x: x[2], updates)
+    assert_trees_close(last, first_update(tx, ensemble[2]))

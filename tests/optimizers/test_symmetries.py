@@ -1,0 +1,103 @@
+"""Transposing, permuting and exchanging inputs with outputs, and what a normalization leaves."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optax.contrib import MuonDimensionNumbers
+
+import optax_muonplus as omp
+from tests.support.property_search import SEARCH
+from tests.support.trees import first_update, random_tree
+
+NORMS = ("none", "col", "row", "col_row", "row_col")
+
+
+def _updates(grads, dims=None, **options):
+    """Updates of several arrays with their own dimension numbers, in one program."""
+    tx = omp.scale_by_muonplus(weight_dimension_numbers=dims, **options)
+    return first_update(tx, grads)
+
+
+def _identity(x):
+    return x
+
+
+def test_transposed_storage_transposes_the_update():
+    (kernel,) = random_tree([(8, 12)])
+    dims = {"flax": MuonDimensionNumbers(0, 1), "torch": MuonDimensionNumbers(1, 0)}
+    updates = _updates({"flax": kernel, "torch": kernel.T}, dims, preconditioning="aol")
+    # One is turned, the other is not: products in another order, to rounding of numbers of size 1.
+    np.testing.assert_allclose(updates["torch"].T, updates["flax"], rtol=1e-6, atol=2e-6)
+    swapped = _updates({"flax": kernel}, MuonDimensionNumbers(1, 0), preconditioning="aol")
+    assert np.abs(swapped["flax"] - updates["flax"]).max() > 0.1  # the layout does matter
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_swapping_inputs_and_outputs_swaps_rows_and_columns(norm):
+    """The update of W^T is the transpose of W's under the norm with its words swapped."""
+    polar = "newton_schulz" if norm == "none" else _identity
+    kernels = random_tree({"tall": (8, 12), "square": (8, 8)})
+    swap = {"row": "col", "col": "row", "row_col": "col_row", "col_row": "row_col", "none": "none"}
+    swapped = _updates(kernels, norm=norm, shape_scale="none", polar=polar)
+    straight = _updates(
+        jax.tree.map(jnp.transpose, kernels), norm=swap[norm], shape_scale="none", polar=polar
+    )
+    for key in kernels:
+        np.testing.assert_allclose(straight[key].T, swapped[key], rtol=1e-4, atol=1e-5)
+
+
+def test_permuting_units_permutes_the_update():
+    (kernel,) = random_tree([(8, 12)])
+    rng = np.random.default_rng(1)
+    rows, columns = rng.permutation(8), rng.permutation(12)
+    permuted = kernel[rows][:, columns]
+    for options in ({"norm": "col_row"}, {"norm": "row_col", "preconditioning": "aol"}):
+        updates = _updates({"given": kernel, "permuted": permuted}, **options)
+        expected = updates["given"][rows][:, columns]
+        np.testing.assert_allclose(updates["permuted"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_exact_polar_factors_leave_one_side_to_normalize():
+    """Square: none. More outputs than inputs: columns are unit already. Fewer: rows are."""
+    grads = random_tree({"square": (8, 8), "tall": (8, 12), "wide": (12, 8)})
+    updates = {norm: _updates(grads, polar="svd", norm=norm, shape_scale="none") for norm in NORMS}
+    unchanged = {"square": NORMS, "tall": ("none", "col"), "wide": ("none", "row")}
+    for key, norm in itertools.product(grads, NORMS):
+        change = np.abs(updates[norm][key] - updates["none"][key]).max()
+        assert change < 1e-6 if norm in unchanged[key] else change > 0.02, (key, norm)
+
+
+def test_the_last_normalized_side_has_unit_norms():
+    """To float32 rounding, in all three shapes, and if nothing was orthogonalized before."""
+    grads = random_tree({"square": (8, 8), "tall": (8, 12), "wide": (12, 8)})
+    for norm in NORMS[1:]:
+        axis = 0 if norm.endswith("row") else 1  # a row is an output unit: a column of (in, out)
+        for key, update in _updates(grads, norm=norm, shape_scale="none", polar=_identity).items():
+            sizes = np.linalg.norm(update, axis=axis)
+            np.testing.assert_allclose(sizes, 1, rtol=1e-6, err_msg=f"{key} {norm}")
+            other = np.linalg.norm(update, axis=1 - axis)
+            assert np.abs(other - 1).max() > 0.01, "the other side should not be unit too"
+
+
+@jax.jit
+def step_of(g):
+    tx = omp.scale_by_muonplus()
+    return tx.update(g, tx.init(g))[0]
+
+
+@SEARCH
+@given(st.floats(-20, 20), st.sampled_from([1, -1]), st.integers(0, 2**31 - 1))
+def test_a_multiple_of_the_gradient_gives_the_same_update(exponent, sign, seed):
+    g = np.random.default_rng(seed).standard_normal((6, 9))
+    scaled = step_of(jnp.asarray(sign * 10.0**exponent * g, jnp.float32))
+    plain = step_of(jnp.asarray(g, jnp.float32))
+    # The factor rounds each entry once, 6e-8; the iteration amplifies that by up to its slope at 0,
+    # 485, for directions that are that small.
+    np.testing.assert_allclose(scaled, sign * plain, atol=2e-4)
+    np.testing.assert_allclose(np.linalg.norm(plain, axis=0), math.sqrt(9 / 6), rtol=1e-5)

@@ -1,0 +1,59 @@
+"""The table that `describe` prints."""
+
+import functools
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from optax.contrib import MuonDimensionNumbers as Dims
+
+import optax_muonplus as omp
+from tests.support.mesh import D, P, make_mesh, shape
+from tests.support.trees import nested_shapes
+
+
+def test_describe_shows_groups_shapes_and_factors():
+    params = nested_shapes(
+        blocks__0__qkv__kernel=(8, 24),
+        blocks__1__qkv__kernel=(8, 24),
+        blocks__10__qkv__kernel=(8, 24),
+        moe__w=(3, 8, 32),
+        wte__embedding=(50, 8),
+        ln_f__scale=(8,),
+    )
+    dims = functools.partial(
+        omp.muon_dimension_numbers,
+        rules=[("qkv", omp.MatrixSpec(split_sizes=(8, 8, 8))), ("moe", Dims(1, 2))],
+    )
+    table = omp.describe(params, dims)
+    lines = {line.split()[0]: line.split()[1:] for line in table.splitlines()}
+    assert lines["blocks/{0..10}/qkv/kernel"] == (
+        ["8x24", "muon", "8x8x1", "+", "8x8x1", "+", "8x8x1", "1", "+", "1", "+", "1", "3"]
+    )
+    assert lines["moe/w"] == ["3x8x32", "muon", "32x8x3", "2", "1"]
+    assert lines["wte/embedding"] == ["50x8", "adam", "1"]
+    assert "muon: 4 parameters, 12 matrices, 1,344 numbers; adam: 2 parameters" in table
+    rms = omp.describe(params, dims, norm="row", consistent_rms=0.2)
+    assert (
+        "0.5657" in rms
+    )  # 0.2 sqrt(8), the fan-in: the RMS after a row normalization is 1/sqrt(n)
+    assert omp.describe({}).endswith("0 numbers")
+
+
+def test_describe_shows_shardings_and_the_busiest_device():
+    mesh = make_mesh((4, 2), "ab")
+    tree = {f"{i}": {"kernel": shape(256, 256)} for i in range(12)} | {"bias": shape(D)}
+    wanted = {name: NamedSharding(mesh, P("a")) for name in tree}
+    table = omp.describe(tree, sharding=wanted)
+    assert "sharding" in table.splitlines()[0]
+    assert "(a, -)" in table and "(a)" in table
+    share = 2 / (12 / 8)
+    assert f"12 matrices shared out among 8 devices: the busiest has {share:.2f} x" in table
+    experts = {"kernel": shape(8, 4, D, D)}
+    cut = NamedSharding(mesh, P("a", None, "b"))
+    table = omp.describe(experts, omp.MuonDimensionNumbers(-2, -1), sharding=cut)
+    assert "32 matrices shared out among 8 devices: the busiest has 1.00 x" in table
+    concrete = jax.device_put({"q": {"kernel": jnp.ones((D, D))}}, NamedSharding(mesh, P("b")))
+    assert "(b, -)" in omp.describe(concrete)
+    assert "sharding" not in omp.describe(tree)

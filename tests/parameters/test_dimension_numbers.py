@@ -1,0 +1,121 @@
+"""Views of parameters as matrices (batch, out, in), and back."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optax.contrib import MuonDimensionNumbers as Dims
+
+import optax_muonplus as omp
+from optax_muonplus._parameters.dimension_numbers import matrix_view
+from tests.support.property_search import SEARCH
+
+# name: shape, dimension numbers, and einsum from the parameter to (batch, out, in) with its sizes.
+LAYOUTS = {
+    "flax kernel": ((4, 6), Dims(0, 1), "io->oi", [(1, 6, 4)]),
+    "equinox weight": ((6, 4), Dims(1, 0), "oi->oi", [(1, 6, 4)]),
+    "conv HWIO": ((3, 2, 4, 5), Dims((0, 1, 2), 3), "hwio->ohwi", [(1, 5, 24)]),
+    "DenseGeneral query": ((4, 2, 3), Dims(0, (1, 2)), "inh->nhi", [(1, 6, 4)]),
+    "DenseGeneral out": ((2, 3, 4), Dims((0, 1), 2), "nho->onh", [(1, 4, 6)]),
+    "query, one matrix a head": ((4, 2, 3), Dims(0, 2), "inh->nhi", [(2, 3, 4)]),
+    "Gemma q einsum": ((2, 4, 3), Dims(1, (0, 2)), "nih->nhi", [(1, 6, 4)]),
+    "Gemma kv einsum": ((2, 1, 4, 3), Dims(2, (1, 3)), "bkih->bkhi", [(2, 3, 4)]),
+    "scanned layers": ((3, 4, 6), Dims(-2, -1), "lio->loi", [(3, 6, 4)]),
+    "scan on axis 1": ((4, 3, 6), Dims(0, 2), "ilo->loi", [(3, 6, 4)]),
+    "experts under scan": ((2, 3, 4, 5), Dims(2, 3), "leio->leoi", [(6, 5, 4)]),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_view_is_the_einsum_and_comes_back(name):
+    shape, dims, einsum, blocks = LAYOUTS[name]
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    view = matrix_view(shape, dims)
+    (stored,) = view.to_matrices(jnp.asarray(x))
+    matrices = np.swapaxes(stored, 1, 2) if view.transposed else stored
+    assert view.block_shapes() == blocks == [matrices.shape]
+    np.testing.assert_array_equal(matrices, np.einsum(einsum, x).reshape(blocks[0]))
+    np.testing.assert_array_equal(view.from_matrices([stored]), x)
+
+
+@pytest.mark.parametrize(
+    "shape, spec, sizes",
+    [
+        ((4, 9), omp.MatrixSpec(split_sizes=(3, 2, 4)), [(1, 3, 4), (1, 2, 4), (1, 4, 4)]),
+        ((9, 4), omp.MatrixSpec(split_sizes=(6, 3), split_axis=0), [(1, 4, 6), (1, 4, 3)]),
+        ((2, 4, 6), omp.MatrixSpec(-2, -1, (2, 4)), [(2, 2, 4), (2, 4, 4)]),
+        ((4, 2, 6), omp.MatrixSpec(0, (1, 2), (3, 3), split_axis=-1), [(1, 6, 4), (1, 6, 4)]),
+    ],
+)
+def test_split_view_cuts_blocks_and_comes_back(shape, spec, sizes):
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    view = matrix_view(shape, spec)
+    stored = view.to_matrices(jnp.asarray(x))
+    assert view.transposed
+    assert view.block_shapes() == sizes == [np.swapaxes(m, 1, 2).shape for m in stored]
+    np.testing.assert_array_equal(view.from_matrices(stored), x)
+
+
+@pytest.mark.parametrize(
+    "shape, spec, message",
+    [
+        ((5,), Dims(), r"shape \(5,\) is not a matrix.*give None"),
+        ((5, 0), Dims(), "empty axis"),
+        ((3, 4), Dims(0, 0), "overlap"),
+        ((3, 4), Dims((0, 1), 1), "overlap"),
+        ((3, 4), Dims(0, 2), "output_axis of .* must name one or more of the axes"),
+        ((3, 4), Dims((), 1), "reduction_axis of .* must name one or more"),
+        ((3, 4, 5), Dims((0, -3), 1), "names an axis of shape .* twice"),
+        ((3, 4), omp.MatrixSpec(split_sizes=(1, 2)), r"add up to 4.*they add up to 3"),
+        ((3, 4), omp.MatrixSpec(split_sizes=(4, 0)), "must be positive"),
+        ((3, 4, 5), omp.MatrixSpec(0, (1, 2), (2, 3)), "several output axes"),
+        ((3, 4, 5), omp.MatrixSpec(1, 2, (1, 2), split_axis=0), "must be one of the reduction or"),
+    ],
+)
+def test_views_that_are_not_matrices_are_refused(shape, spec, message):
+    with pytest.raises(ValueError, match=message):
+        matrix_view(shape, spec)
+
+
+@st.composite
+def layouts(draw):
+    """A shape, which axes are output, reduction and batch, and sizes that cut one of them."""
+    ndim = draw(st.integers(2, 5))
+    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=ndim, max_size=ndim)))
+    axes = draw(st.permutations(range(ndim)))
+    n_output = draw(st.integers(1, ndim - 1))
+    n_reduction = draw(st.integers(1, ndim - n_output))
+    output, reduction = axes[:n_output], axes[n_output : n_output + n_reduction]
+    split = draw(st.sampled_from([None, *output, *reduction]))
+    sizes = None
+    if split is not None:
+        first = draw(st.integers(1, shape[split]))
+        rest = shape[split] - first
+        sizes = (first, rest) if rest else (first,)
+    # Axes may be counted from the end.
+    signed = [tuple(a - ndim * draw(st.booleans()) for a in side) for side in (reduction, output)]
+    return shape, tuple(output), tuple(reduction), omp.MatrixSpec(*signed, sizes, split)
+
+
+@SEARCH
+@given(layouts())
+def test_views_are_a_transposition_and_come_back(layout):
+    shape, output, reduction, spec = layout
+    x = np.arange(math.prod(shape)).reshape(shape)
+    batch = tuple(a for a in range(len(shape)) if a not in output + reduction)
+    view = matrix_view(shape, spec)
+    stored = view.to_matrices(jnp.asarray(x))
+    np.testing.assert_array_equal(view.from_matrices(stored), x)
+    matrices = [np.swapaxes(m, 1, 2) if view.transposed else m for m in stored]
+    assert view.block_shapes() == [m.shape for m in matrices]
+    # Cutting and flattening by NumPy, in one go.
+    cuts = [] if spec.split_sizes is None else np.cumsum(spec.split_sizes)[:-1]
+    parts = np.split(x, cuts, axis=spec.split_axis or 0)
+    for part, matrix in zip(parts, matrices, strict=True):
+        size = [math.prod(part.shape[a] for a in side) for side in (batch, output, reduction)]
+        np.testing.assert_array_equal(
+            matrix, part.transpose(batch + output + reduction).reshape(size)
+        )

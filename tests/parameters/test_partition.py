@@ -1,0 +1,108 @@
+"""Which parameters are matrices: rules by path, labels, dimension-number trees, and errors."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from flax.core import FrozenDict
+from optax.contrib import MuonDimensionNumbers as Dims
+
+import optax_muonplus as omp
+from tests.support.trees import nested_shapes, random_tree
+
+
+def test_a_field_called_value_keeps_its_name():
+    """Flax NNX adds a last "value" to every path at init; a module's own field is not that."""
+
+    class Attention(NamedTuple):
+        query: jax.Array
+        key: jax.Array
+        value: jax.Array
+
+    params = Attention(*random_tree([(4, 4)] * 3))
+    dims = omp.muon_dimension_numbers(params, rules=[("value$", None)])
+    assert omp.partition_labels(params, dims) == Attention("muon", "muon", "adam")
+
+
+def test_a_bare_matrix_needs_no_path():
+    assert omp.muon_dimension_numbers(jnp.ones((3, 4))) == Dims(0, 1)
+    assert omp.partition_labels([jnp.ones((3, 4)), jnp.ones(3)]) == ["muon", "adam"]
+
+
+def test_first_rule_wins_and_the_users_come_before_the_default_ones():
+    tree = nested_shapes(
+        embed__kernel=(9, 8), conv__kernel=(3, 3, 4, 8), up__kernel=(8, 8), up__bias=(8,)
+    )
+    rules = [
+        ("embed", Dims(1, 0)),
+        ("conv", Dims((0, 1, 2), 3), 4),
+        ("up/kernel", None),
+        ("up", Dims(0, 1)),  # takes nothing: the rule before it was first, and vectors are none
+    ]
+    made = omp.muon_dimension_numbers(tree, rules)
+    assert made["embed"]["kernel"] == Dims(1, 0)
+    assert made["conv"]["kernel"] == Dims((0, 1, 2), 3)
+    assert made["up"] == {"kernel": None, "bias": None}
+
+
+def test_rules_that_match_nothing_are_an_error_that_lists_the_paths():
+    tree = nested_shapes(up__kernel=(8, 8))
+    with pytest.raises(ValueError, match=r"match no parameter: 'donw'.*up/kernel"):
+        omp.muon_dimension_numbers(tree, [("donw", None)])
+
+
+def test_leaves_of_three_axes_without_a_rule_are_an_error_that_lists_them():
+    tree = nested_shapes(moe__w1=(4, 8, 16), moe__w2=(4, 16, 8), conv__kernel=(3, 3, 4, 8))
+    with pytest.raises(ValueError) as caught:
+        omp.muonplus(0.1).init(tree)
+    for part in ("moe/w1 (4, 8, 16)", "moe/w2", "conv/kernel (3, 3, 4, 8)", "rules=", "batch axes"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("rule", ["kernel", ("kernel",), ("kernel", (0, 1)), ("k", None, 2, 3)])
+def test_malformed_rules_are_refused(rule):
+    with pytest.raises(ValueError, match=r"A rule is|must give MuonDimensionNumbers"):
+        omp.muon_dimension_numbers(nested_shapes(up__kernel=(8, 8)), [rule])
+
+
+class Two(nnx.Module):
+    def __init__(self, rngs):
+        self.up = nnx.Linear(4, 6, rngs=rngs)
+        self.layers = nnx.List([nnx.Linear(6, 4, rngs=rngs)])
+
+
+@pytest.mark.parametrize("container", [dict, FrozenDict, "state", "pure"])
+def test_one_tree_of_dimension_numbers_fits_every_container(container):
+    """The paths of nnx variables end in `value` at init and not at update; lists become dicts."""
+    state = nnx.state(Two(nnx.Rngs(0)), nnx.Param)
+    pure = nnx.to_pure_dict(state)
+    params = {"state": state, "pure": pure}.get(container) or container(pure)
+    tree = {"up": {"kernel": Dims(0, 1), "bias": None}, "layers": None}
+    labels = omp.partition_labels(params, tree)
+    assert jax.tree.structure(labels) == jax.tree.structure(params)
+    by_path = {
+        jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value"): label
+        for path, label in jax.tree_util.tree_flatten_with_path(labels)[0]
+    }
+    expected = {"up/kernel": "muon", "up/bias": "adam"}
+    assert by_path == expected | {"layers/0/kernel": "adam", "layers/0/bias": "adam"}
+
+
+def test_dimension_number_trees_that_do_not_match_say_where():
+    params = nested_shapes(up__kernel=(4, 6), down__kernel=(6, 4))
+    with pytest.raises(ValueError, match="Parameters without an entry: down/kernel"):
+        omp.muonplus(0.1, muon_weight_dimension_numbers={"up": Dims()}).init(params)
+    with pytest.raises(ValueError, match="Entries without a parameter: side"):
+        omp.muonplus(
+            0.1, muon_weight_dimension_numbers={"up": Dims(), "down": None, "side": Dims()}
+        ).init(params)
+    with pytest.raises(ValueError, match=r"must be MuonDimensionNumbers.*got .*up.*'in, out'"):
+        omp.muonplus(0.1, muon_weight_dimension_numbers={"up": "in, out", "down": None}).init(
+            params
+        )
+    with pytest.raises(ValueError, match=r"up/bias: a parameter of shape \(6,\) is not a matrix"):
+        omp.muonplus(0.1, muon_weight_dimension_numbers=Dims()).init(
+            nested_shapes(up__bias=(6,), up__kernel=(4, 6))
+        )

@@ -1,0 +1,119 @@
+"""Gram Newton-Schulz: the same polynomial as the plain iteration, with fewer operations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optax_muonplus import coefficients, polar
+from tests.support.reference import newton_schulz as reference_newton_schulz
+
+# Every table with every number of steps from its usual one to the longest listed.
+RUNS = [
+    *(("jordan", steps) for steps in (5, 6, 8)),
+    *(("you", steps) for steps in (5, 6)),
+    ("dion", 5),
+    ("turbo", 4),
+    *(("polar_express", steps) for steps in (5, 6, 8)),
+    *(("cans", steps) for steps in (5, 6, 8)),
+]
+METHODS = ("newton_schulz", "gram", "auto")
+
+
+def gaussian(shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def log_spaced(shape, smallest):
+    """Singular values log-spaced from 1 to ``smallest``."""
+    u, _, vh = np.linalg.svd(gaussian(shape), full_matrices=False)
+    return u * np.logspace(0, np.log10(smallest), min(shape)) @ vh
+
+
+def results(x, table, steps, kinds=METHODS, **options):
+    """Of each kind, in one program."""
+    x = jnp.asarray(x)
+
+    def each(x):
+        return {kind: polar.polar_function(kind, table, steps, **options)(x) for kind in kinds}
+
+    return {kind: np.asarray(y) for kind, y in jax.jit(each)(x).items()}
+
+
+def distance(a, b):
+    return np.linalg.norm(a - b) / np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("table, steps", RUNS)
+def test_newton_schulz_gram_and_auto_agree(table, steps):
+    """On tall, wide, and stacks of matrices; the bounds are the promised ones.
+
+    Rounding errors in R of 6e-8 are multiplied by the condition number of the product of the P, up
+    to 2000 times a few.
+    """
+    for x, bound in (
+        (gaussian((96, 384)), 1e-4),
+        (gaussian((2, 96, 40)), 1e-4),
+        (log_spaced((96, 384), 1e-3), 2e-3),
+        (log_spaced((300, 96), 1e-3), 2e-3),
+    ):
+        found = results(x.astype(np.float32), table, steps)
+        assert distance(found["gram"], found["newton_schulz"]) < bound
+        assert distance(found["auto"], found["newton_schulz"]) < bound
+
+
+@pytest.mark.parametrize("table, steps", RUNS)
+def test_gram_is_accurate_for_vanishing_singular_values(table, steps):
+    """Low rank, one dominant direction, zero rows, spectra down to 1e-8: what momentum can be."""
+    shape = (96, 384)
+    low_rank = gaussian((96, 8)) @ gaussian((8, 384))
+    dominant = gaussian(shape) + 1e4 * gaussian((96, 1)) @ gaussian((1, 384))
+    zero_rows = gaussian(shape) * (np.arange(96) % 3 > 0)[:, None]
+    cases = np.stack([low_rank, dominant, zero_rows, log_spaced(shape, 1e-8), np.zeros(shape)])
+    found = results(cases.astype(np.float32), table, steps)
+    exact = [reference_newton_schulz(x, table, steps) for x in cases.astype(np.float32)]
+    for kind in ("newton_schulz", "gram"):
+        assert np.isfinite(found[kind]).all()
+        for result, x in zip(found[kind][:-1], exact[:-1], strict=True):
+            # Rounding alone makes singular values of 6e-8, and the slope at 0 is up to 3,000.
+            assert distance(result, x) < 5e-3
+        assert not found[kind][-1].any()
+
+
+@pytest.mark.parametrize("preconditioning", ["frobenius", "spectral", "schatten", "aol", "aol_out"])
+def test_gram_with_every_preconditioning_and_orientation(preconditioning):
+    for shape in ((24, 60), (60, 24), (24, 24)):
+        found = results(
+            gaussian(shape).astype(np.float32), "jordan", 5, preconditioning=preconditioning
+        )
+        assert distance(found["gram"], found["newton_schulz"]) < 1e-4
+
+
+def test_gram_of_complex_float64_and_narrow_matrices():
+    z = (gaussian((24, 60)) + 1j * gaussian((24, 60), 1)).astype(np.complex64)
+    found = results(z, "cans", 8)
+    assert distance(found["gram"], found["newton_schulz"]) < 1e-4
+    narrow = results(gaussian((24, 60)).astype(jnp.bfloat16), "jordan", 5)
+    assert narrow["gram"].dtype == jnp.bfloat16
+    # Both are computed in float32 and differ in the last rounding at most: 2^-8 here and there.
+    wide = {kind: y.astype(np.float32) for kind, y in narrow.items()}
+    assert distance(wide["gram"], wide["newton_schulz"]) < 1e-3
+    with jax.enable_x64(True):
+        x = log_spaced((24, 60), 1e-3)
+        found = results(x, "cans", 8)
+        assert found["gram"].dtype == np.float64
+        assert distance(found["gram"], found["newton_schulz"]) < 1e-10
+
+
+def test_rows_of_any_degree():
+    rows = coefficients.polar_express(5, degree=7)
+    found = results(gaussian((24, 60)).astype(np.float32), rows, 5)
+    assert distance(found["gram"], found["newton_schulz"]) < 1e-4
+
+
+def test_gram_refuses_narrow_products_and_traced_steps():
+    for arguments, name in ((("gram",), "polar='gram'"), (("auto", "cans"), "ns_coeffs='cans'")):
+        with pytest.raises(ValueError, match=f"{name} diverges in products of less than float32"):
+            polar.polar_function(*arguments, compute_dtype="bfloat16")
+    with pytest.raises(ValueError, match=r"traced, but polar='gram'.*static_args"):
+        jax.jit(lambda x, n: polar.gram_newton_schulz(x, ns_steps=n))(jnp.ones((2, 4)), 5)

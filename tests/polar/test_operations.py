@@ -1,0 +1,80 @@
+"""Counted products: the formulas, and what polar='auto' chooses by them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optax_muonplus import coefficients, polar
+from optax_muonplus.polar import _newton_schulz as newton_schulz
+
+
+def counted_operations(jaxpr, times=1):
+    """Multiplications and additions of all products, loops counted as often as they run."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            inner = np.prod([equation.invars[0].aval.shape[axis] for axis in contracted])
+            total += times * 2 * inner * equation.outvars[0].aval.size
+        turns = equation.params.get("length", 1)
+        for value in equation.params.values():
+            inner_jaxpr = getattr(value, "jaxpr", value)
+            if hasattr(inner_jaxpr, "eqns"):
+                total += counted_operations(inner_jaxpr, times * turns)
+    return total
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (32, 80), (80, 32)])
+@pytest.mark.parametrize("table, steps", [("jordan", 5), ("jordan", 6), ("cans", 8)])
+def test_traced_programs_do_the_products_of_the_formula(shape, table, steps):
+    """The traced program does exactly the products that the formulas count."""
+    rows, _, _, chosen, _ = coefficients.resolve(table, steps)
+    n, m = sorted(shape)
+    segments = len(chosen) + 1
+    formula = {
+        "newton_schulz": steps * (4 * n * n * m + 2 * n**3),
+        "gram": 4 * segments * n * n * m + 2 * n**3 * (4 * steps - 3 * segments),
+    }
+    for kind, cuts in (("newton_schulz", newton_schulz.every_step(rows)), ("gram", chosen)):
+        function = polar.polar_function(kind, table, steps)
+        traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((1, *shape), jnp.float32))
+        assert counted_operations(traced.jaxpr) == formula[kind]
+        assert newton_schulz.operations(shape, rows, cuts) == formula[kind]
+
+
+def chooses_gram(shape, platform="cpu", dtype=jnp.float32, **options):
+    """Whether a product of n x n matrices alone is repeated, which only the Gram form has."""
+    function = jax.jit(polar.polar_function("auto", **options))
+    lowered = function.trace(jax.ShapeDtypeStruct(shape, dtype)).lower(
+        lowering_platforms=(platform,)
+    )
+    gram = jax.jit(polar.polar_function("gram")).trace(jax.ShapeDtypeStruct(shape, dtype))
+    products = lowered.as_text().count("dot_general")
+    assert products > 0
+    return products == gram.lower(lowering_platforms=(platform,)).as_text().count("dot_general")
+
+
+def test_auto_counts_operations_and_asks_for_float32_products():
+    wide, square = (1, 32, 64), (1, 32, 32)
+    assert chooses_gram(wide)
+    assert chooses_gram((1, 64, 32))
+    assert not chooses_gram(square)
+    assert not chooses_gram((1, 32, 48))  # break-even
+    assert not chooses_gram(wide, compute_dtype="bfloat16")
+    # There float32 products are TF32 unless told otherwise.
+    assert not chooses_gram(wide, "cuda")
+    with jax.default_matmul_precision("highest"):
+        assert chooses_gram(wide, "cuda")
+    with jax.enable_x64(True):
+        assert chooses_gram(wide, "cuda", jnp.float64)
+
+
+@pytest.mark.parametrize("kind, table", [("gram", "jordan"), ("newton_schulz", "cans")])
+def test_products_that_must_be_exact_are_so_on_every_platform(kind, table):
+    function = jax.jit(polar.polar_function(kind, table))
+    traced = function.trace(jax.ShapeDtypeStruct((1, 32, 64), jnp.float32))
+    for platform in ("cuda", "tpu"):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        products = text.count("dot_general")
+        assert products == text.count("precision = [HIGHEST, HIGHEST]") > 0

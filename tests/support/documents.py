@@ -1,0 +1,61 @@
+"""What README and CONTRIBUTING say about the repository, parsed."""
+
+import fnmatch
+import pathlib
+import re
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+class Floor(NamedTuple):
+    """A room's floor, and the packages outside of the standard library that it may import."""
+
+    number: int
+    outside: frozenset[str]
+
+
+def floors():
+    """``{room: Floor}`` from the block of lines ``floor 0: room, room | package``."""
+    heading = "## How the library is built"
+    block = re.search(rf"{heading}\n.*?```text\n(.*?)```", CONTRIBUTING, re.S).group(1)
+    found = {}
+    for line in block.splitlines():
+        number, rooms, outside = re.fullmatch(r"floor (\d+): ([^|]+)\|(.*)", line).groups()
+        for room in _names(rooms):
+            assert room not in found, f"{room} stands on two floors"
+            found[room] = Floor(int(number), frozenset(_names(outside)))
+    return found
+
+
+def _names(text):
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def file_tree():
+    """``{folder: names of its entries}`` as README's file tree shows it; "" is the root."""
+    block = re.search(r"## What is where\n+```text\n(.*?)```", README, re.S).group(1)
+    tree, folders = {"": []}, [""]
+    for line in block.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        name = line.split()[0]
+        folder = folders[depth]
+        tree.setdefault(folder, []).append(name)
+        folders[depth + 1 :] = [f"{folder}{name}"] if name.endswith("/") else []
+    return tree
+
+
+def entries(folder):
+    """Files and folders in a folder, as the tree writes them, less those that explain themselves.
+
+    These are hidden ones, caches, what git ignores, and README.md, ``__init__.py`` and py.typed.
+    """
+    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
+    ignored += [".*", "__*", "README.md", "py.typed"]
+    return [
+        path.name + "/" * path.is_dir()
+        for path in (ROOT / folder).iterdir()
+        if not any(fnmatch.fnmatch(path.name, pattern) for pattern in ignored)
+    ]

@@ -1,0 +1,83 @@
+"""The optimizers that Muon+ is compared with, in NumPy float64, from their published code.
+
+Each function takes ``w`` (out, in) before the step, its state and a gradient, and returns what is
+added to ``w`` and the new state. The states are those of the published code: Mano's sum has no
+factor (1 - beta). Like `reference`, this imports neither JAX nor the package.
+"""
+
+import numpy as np
+
+from tests.support.reference import newton_schulz
+
+# The last four of You Jiacheng's five rows of 2025 (x.com/YouJiacheng/status/1905861218138804534).
+YOU_TURBO = [
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+]
+
+
+def normuon_step(
+    w, state, g, *, learning_rate=1.0, beta=0.95, beta2=0.95, nu_eps=1e-10, rule="code",
+    nesterov=True, weight_decay=0.0,
+):  # fmt: skip
+    """zichongli5/NorMuon @d45c9a4; ``rule="paper"`` is arXiv:2510.05491, algorithm 1."""
+    m, v = state
+    rows, columns = w.shape
+    m = m + (1 - beta) * (g - m)
+    o = newton_schulz(g + beta * (m - g) if nesterov else m)
+    v = v + (1 - beta2) * (np.mean(np.abs(o) ** 2, axis=1, keepdims=True) - v)
+    scaled = o / (np.sqrt(v) + nu_eps)
+    if rule == "code":
+        scaled *= np.linalg.norm(o) / (np.linalg.norm(scaled) + nu_eps)
+        scaled *= max(1, rows / columns) ** 0.5
+    else:
+        scaled *= 0.2 * np.sqrt(rows * columns) / np.linalg.norm(scaled)
+    return -learning_rate * (scaled + weight_decay * w), (m, v)
+
+
+def adamuon_step(
+    w, state, g, *, learning_rate=1.0, beta=0.95, beta2=None, nu_eps=1e-8, sign=True,
+    nesterov=True, weight_decay=0.0,
+):  # fmt: skip
+    """Chongjie-Si/AdaMuon @369f0b3."""
+    m, v = state
+    beta2 = beta if beta2 is None else beta2
+    m = m + (1 - beta) * (g - m)
+    u = g + beta * (m - g) if nesterov else m
+    o = newton_schulz(np.sign(u) if sign else u)
+    v = beta2 * v + (1 - beta2) * o * o
+    scaled = o / (np.sqrt(v) + nu_eps)
+    scaled *= 0.2 * np.sqrt(w.size) / (np.linalg.norm(scaled) + nu_eps)
+    return -learning_rate * (scaled + weight_decay * w), (m, v)
+
+
+def mano_step(
+    w, state, g, *, learning_rate=1.0, beta=0.95, eps=1e-8, nesterov=False, weight_decay=0.0
+):
+    """xie-lab-ml/Mano-Restriking-Manifold-Optimization-for-LLM-Training @b78b952, mano.py."""
+    total, count = state
+    k = count % 2
+    total = beta * total + g
+    d = g + beta * total if nesterov else total
+    unit = w / np.maximum(np.linalg.norm(w, axis=k, keepdims=True), eps)
+    t = d - np.sum(d * unit, axis=k, keepdims=True) * unit
+    u = t / np.maximum(np.linalg.norm(t, axis=k, keepdims=True), eps)
+    update = 0.2 * np.sqrt(w.shape[k]) * u
+    return -learning_rate * (update + weight_decay * w), (total, count + 1)
+
+
+def turbo_muon_step(w, m, g, *, learning_rate=1.0, beta=0.95, nesterov=True, weight_decay=0.0):
+    """thib-s/flash-newton-schulz @145260f: the side with fewer units is scaled, rows if equal."""
+    m = m + (1 - beta) * (g - m)
+    x = g + beta * (m - g) if nesterov else m
+    rows, columns = w.shape
+    x = x.T if rows > columns else x
+    gram = np.abs(x @ x.T)
+    x = x / np.sqrt(np.maximum(gram.sum(axis=1, keepdims=True), 1e-30))
+    for a, b, c in YOU_TURBO:
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    x = x.T if rows > columns else x
+    return -learning_rate * (max(1, rows / columns) ** 0.5 * x + weight_decay * w), m

@@ -1,0 +1,115 @@
+"""Coefficient tables typed from the publications: rows (a, b, c) of one iteration step.
+
+A row stands for X <- a X + b (X X^H) X + c (X X^H)^2 X. Imports neither JAX nor the package.
+"""
+
+import functools
+
+import numpy as np
+from scipy.optimize import linprog
+
+# Jordan et al. 2024 (kellerjordan.github.io/posts/muon); paper, appendix D.1: one row, repeated.
+JORDAN = [(3.4445, -4.7750, 2.0315)]
+
+# You Jiacheng; paper, appendix D.2: six rows, of which Muon+ uses the first five.
+YOU = [
+    (3955 / 1024, -8306 / 1024, 5008 / 1024),
+    (3735 / 1024, -6681 / 1024, 3463 / 1024),
+    (3799 / 1024, -6499 / 1024, 3211 / 1024),
+    (4019 / 1024, -6385 / 1024, 2906 / 1024),
+    (2677 / 1024, -3029 / 1024, 1162 / 1024),
+    (2172 / 1024, -1833 / 1024, 682 / 1024),
+]
+
+# Amsel et al. 2025, arXiv 2505.16932, listing 1; paper, appendix D.3: before the safety factor.
+POLAR_EXPRESS_AS_PRINTED = [
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),
+]
+# The same listing divides every row but the last one by 1.01, 1.01^3 and 1.01^5, and normalizes the
+# matrix to norm 1/1.01.
+POLAR_EXPRESS = [
+    (a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in POLAR_EXPRESS_AS_PRINTED[:-1]
+] + POLAR_EXPRESS_AS_PRINTED[-1:]
+
+# You Jiacheng's five rows used by Dion (microsoft/dion) and by optax.contrib.muon as "dion".
+DION = [
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+]
+
+# Boissin et al. 2025, arXiv 2512.04632 (Turbo-Muon): the last four rows above.
+TURBO = [
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+]
+
+# Grishina et al. 2025, arXiv 2506.10935 (CANS), as printed in NVIDIA Emerging-Optimizers. Later
+# rows continue the recursion that made these, see `cans`.
+CANS = [
+    (8.4703, -25.1081, 18.6293),
+    (4.1828, -3.1087, 0.5806),
+    (3.9619, -2.9541, 0.5630),
+    (3.2866, -2.4647, 0.5074),
+    (2.2737, -1.6447, 0.4162),
+]
+
+TABLES = {
+    "jordan": JORDAN,
+    "you": YOU,
+    "polar_express": POLAR_EXPRESS,
+    "dion": DION,
+    "turbo": TURBO,
+}
+
+
+def coefficient_rows(table, steps):
+    """The ``steps`` rows that an iteration uses; ``table`` is a name, one triple or rows."""
+    if table == "cans":
+        return cans(steps)
+    rows = TABLES[table] if isinstance(table, str) else table
+    if np.ndim(rows) == 1:
+        rows = [rows]
+    if len(rows) == 1 or table == "polar_express":  # these repeat their last row
+        rows = list(rows) + [rows[-1]] * steps
+    assert len(rows) >= steps, f"{table!r} has {len(rows)} rows, {steps} were asked for"
+    return rows[:steps]
+
+
+def cans(steps):
+    """The printed rows, then the closest to 1 on what the row before leaves, then its limit."""
+    if steps <= len(CANS):
+        return CANS[:steps]
+    low = 1e-3
+    for a, b, c in CANS:  # each row sends [low, 2 - low] to an interval of the same form
+        low = a * low + b * low**3 + c * low**5
+    limit = (15 / 8, -10 / 8, 3 / 8)  # of the closest quintic on [1 - e, 1 + e], for e -> 0
+    return [*CANS, closest_to_one(low, 2 - low)] + [limit] * (steps - len(CANS) - 1)
+
+
+@functools.cache
+def closest_to_one(low, high):
+    """``(a, b, c)`` for which ``a x + b x^3 + c x^5`` is closest to 1 on ``[low, high]``.
+
+    A linear program on a grid, least E with -E <= p(x) - 1 <= E: no exchange algorithm is involved.
+    """
+    x = np.geomspace(low, high, 4000)[:, None]
+    powers, one = np.hstack([x, x**3, x**5]), np.ones_like(x)
+    program = linprog(
+        c=[0, 0, 0, 1],
+        A_ub=np.block([[powers, -one], [-powers, -one]]),
+        b_ub=np.concatenate([one, -one]).ravel(),
+        bounds=[(None, None)] * 3 + [(0, None)],
+    )
+    return tuple(program.x[:3])

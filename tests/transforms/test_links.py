@@ -1,0 +1,113 @@
+"""The links of the chain one by one, and chained by hand."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_muonplus as omp
+from tests.support import reference
+from tests.support.oracle_runs import DIMS, SHAPES, random_trees, updates_of
+
+
+def test_links_refuse_leaves_that_are_not_matrices():
+    params = {"embed": {"kernel": jnp.ones((9, 4))}, "up": {"kernel": jnp.ones((4, 6))}}
+    for link in (
+        omp.orthogonalize(),
+        omp.normalize(),
+        omp.scale_by_shape(),
+        omp.scale_by_muonplus(),
+    ):
+        with pytest.raises(ValueError, match=r"Not matrices: embed/kernel.*partition_labels"):
+            link.init(params)
+
+
+def test_momentum_link_hands_on_what_the_oracle_does():
+    params, grads = random_trees(3)
+    options = [
+        {"beta": 0.8, "nesterov": nesterov, "bias_correction": correction}
+        for nesterov, correction in itertools.product((False, True), repeat=2)
+    ]
+    for option, actual in zip(
+        options, updates_of([omp.momentum(**o) for o in options], params, grads), strict=True
+    ):
+        mu, expected = 0.0, []
+        for t, g in enumerate(grads["tall"].astype(np.float64)):
+            direction, mu = reference.momentum(mu, g, t + 1, **option)
+            expected.append(direction)
+        np.testing.assert_allclose(actual["tall"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_matched_update_has_the_frobenius_norm_of_the_polar_factor():
+    """Its direction is that of the normalized update."""
+    params, grads = random_trees(8)
+    options = [{"norm": "none"}, {"norm": "col_row"}, {"norm": "col_row", "match_frobenius": True}]
+    plain, normalized, matched = updates_of(
+        [omp.scale_by_muonplus(shape_scale="none", **o) for o in options], params, grads
+    )
+    for key in SHAPES:
+        size = [np.linalg.norm(x[key], axis=(1, 2)) for x in (plain, normalized, matched)]
+        np.testing.assert_allclose(size[2], size[0], rtol=1e-6)
+        assert np.all(np.abs(size[1] / size[0] - 1) > 0.02)  # there was something to match
+        ratio = (size[0] / size[1])[:, None, None]
+        np.testing.assert_allclose(matched[key], normalized[key] * ratio, rtol=1e-5, atol=1e-7)
+
+
+def test_links_chained_by_hand_are_the_alias():
+    params, grads = random_trees(10)
+    common = {"norm": "row_col", "match_frobenius": True}
+    polar = {"ns_coeffs": "polar_express", "ns_steps": 4, "eps": 0.1, "preconditioning": "aol"}
+    momentum = {"beta": 0.7, "nesterov": True, "bias_correction": True}
+    tail = [optax.add_decayed_weights(0.1), optax.scale_by_learning_rate(0.3)]
+    links = [
+        omp.momentum(**momentum),
+        omp.orthogonalize(**polar, weight_dimension_numbers=DIMS),
+        omp.normalize(norm_eps=1e-3, **common, weight_dimension_numbers=DIMS),
+        omp.scale_by_shape("max", 0.2, **common, weight_dimension_numbers=DIMS),
+    ]
+    matrix_part = {
+        **momentum, **polar, **common,
+        "norm_eps": 1e-3, "shape_scale": "max", "consistent_rms": 0.2,
+    }  # fmt: skip
+    by_hand, part, alias = updates_of(
+        [
+            optax.chain(*links, *tail),
+            optax.chain(omp.scale_by_muonplus(**matrix_part, weight_dimension_numbers=DIMS), *tail),
+            omp.muonplus(0.3, weight_decay=0.1, **matrix_part, muon_weight_dimension_numbers=DIMS),
+        ],
+        params,
+        grads,
+    )
+    for key in SHAPES:
+        np.testing.assert_allclose(part[key], by_hand[key], rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(alias[key], by_hand[key], rtol=1e-5, atol=1e-7)
+
+
+def test_custom_polar_functions_receive_matrices_as_out_by_in():
+    """Whatever the storage; here one that scales each output unit by its index."""
+    params, grads = random_trees(15)
+
+    def count_rows(x):
+        return x * jnp.arange(1, x.shape[-2] + 1)[None, :, None]
+
+    tx = omp.scale_by_muonplus(polar=count_rows, norm="col", beta=0.5, shape_scale="none")
+    (updates,) = updates_of([tx], params, grads)
+    for key in SHAPES:
+        w = 0.5 * grads[key][0].T.astype(np.float64)
+        expected = reference.norm_dir(w * np.arange(1, len(w) + 1)[:, None], "col")
+        np.testing.assert_allclose(updates[key][0].T, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_find_momentum_returns_the_only_momentum_of_a_state():
+    params, grads = random_trees(12)
+    tx = optax.chain(optax.clip(1e6), omp.muonplus(0.1, beta=0.75))
+    _, state = tx.update({k: g[0] for k, g in grads.items()}, tx.init(params), params)
+    found = omp.transforms.find_momentum(state)
+    assert isinstance(found, omp.transforms.MomentumState)
+    for key in SHAPES:
+        np.testing.assert_allclose(found.mu[key], 0.25 * grads[key][0], rtol=1e-6)
+    for count, other in ((0, optax.sgd(0.1)), (2, optax.chain(omp.momentum(), omp.momentum()))):
+        with pytest.raises(ValueError, match=f"state with {count} momentum states"):
+            omp.transforms.find_momentum(other.init(params))
