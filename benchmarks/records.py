@@ -1,28 +1,19 @@
-"""What the machine is, and how fast it multiplies matrices of a given size."""
+"""The record of a run: the command, the machine and the figures, in a JSON file."""
 
-import collections
+import dataclasses
 import importlib.metadata
+import json
 import os
 import platform
-import time
-from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from rich.console import Console
-from rich.progress import track
-
-Name = TypeVar("Name", bound=Hashable)
-
-_CHAINED = 8  # products in one turn of a loop, so that its own copies do not count
-_TURNS = 4
 
 
-def describe() -> dict[str, str]:
-    """Device, processor and versions, for the record beside every figure."""
+def describe_machine() -> dict[str, str]:
+    """Device, processor and versions of packages."""
     packages = ("jax", "jaxlib", "optax", "optax_muonplus")
     return {
         "device": jax.devices()[0].device_kind,
@@ -42,41 +33,49 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def product_chain(
-    n: int, m: int, dtype: Any, batch: int = 1
-) -> tuple[Callable[[], jax.Array], dict[tuple[int, int, int], int]]:
-    """A program of nothing but products of (n, n) with (n, m), and what they are.
+def describe_run(module: str, config: Any) -> dict[str, Any]:
+    """The command, the machine and the configuration, with which every record begins.
 
-    For m > n they are the two of a Newton-Schulz step, in turn: ``R = X X^T`` and ``R X``. Rows of
-    X are orthonormal, so that numbers keep their size.
-
-    Returns:
-      The program, and how often it does each product (rows, inner, columns).
+    Args:
+      module: such as ``"benchmarks.step"``.
+      config: dataclass of the command's options. The folder ``out`` is left out, as it does not
+        change the figures.
     """
-    shape = (m, n) if batch == 1 else (batch, m, n)
-    x = jnp.linalg.qr(jax.random.normal(jax.random.key(0), shape))[0].mT.astype(dtype)
-
-    def turn(_: Any, y: jax.Array) -> jax.Array:
-        for _ in range(_CHAINED):
-            y = y @ x if m == n else (y @ x.mT) @ x
-        return y
-
-    program = jax.jit(lambda x: jax.lax.fori_loop(0, _TURNS, turn, x))
-    times = batch * _CHAINED * _TURNS
-    done = {(n, n, n): times} if m == n else {(n, m, n): times, (n, n, m): times}
-    return lambda: program(x), done
+    options = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if field.name != "out"
+    }
+    return {
+        "command": " ".join(["python -m", module, *flags(config)]),
+        "machine": describe_machine(),
+        "config": options,
+    }
 
 
-def interleaved(
-    programs: Mapping[Name, Callable[[], Any]], rounds: int, console: Console
-) -> dict[Name, np.ndarray]:
-    """Seconds of each program in each round, one after the other in every round."""
-    for program in programs.values():
-        jax.block_until_ready(program())
-    seconds = collections.defaultdict(list)
-    for _ in track(range(rounds), "rounds", console=console):
-        for name, program in programs.items():
-            begin = time.perf_counter()
-            jax.block_until_ready(program())
-            seconds[name].append(time.perf_counter() - begin)
-    return {name: np.array(values) for name, values in seconds.items()}
+def flags(config: Any) -> list[str]:
+    """The options that differ from their defaults, as on the command line; ``out`` is left out."""
+    default = type(config)()
+    arguments = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        name = field.name.replace("_", "-")
+        if field.name == "out" or value == getattr(default, field.name):
+            continue
+        if isinstance(value, bool):
+            arguments.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, tuple):
+            arguments.append(f"--{name} {' '.join(map(str, value))}")
+        else:
+            arguments.append(f"--{name} {value}")
+    return arguments
+
+
+def write(folder: Path | None, name: str, record: dict[str, Any], console: Console) -> None:
+    """Writes ``folder/name.json``; nothing without a folder."""
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    console.print(f"written to {path}")
