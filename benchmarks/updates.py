@@ -56,7 +56,7 @@ RULES = [
 
 
 def dimension_numbers(params: Any) -> Any:
-    """Dimension numbers of some of the :data:`LEAVES`, without the rules that match none of them."""
+    """Dimension numbers of some of the :data:`LEAVES`, without rules that match none of them."""
     paths = [str(path) for path, _ in jax.tree.leaves_with_path(params)]
     rules = [rule for rule in RULES if any(rule[0] in path for path in paths)]
     return omp.muon_dimension_numbers(params, rules=rules)
@@ -154,8 +154,8 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
         return made(optax.linear_schedule(0.02, 0.01, 10), consistent_rms=0.2, **given)
 
     def recorded(**given: Any) -> optax.GradientTransformation:
-        recorded_muonplus = omp.diagnostics.recorded(omp.muonplus, every=2)
-        return recorded_muonplus(0.02, adam_learning_rate=1e-3, **given)
+        make = omp.diagnostics.recorded(omp.muonplus, every=2)
+        return make(0.02, adam_learning_rate=1e-3, **given)
 
     return {
         "muonplus": plus(weight_decay=0.1, adam_learning_rate=3e-3),
@@ -202,13 +202,12 @@ def run(case: Case) -> dict[str, np.ndarray]:
     if mesh is not None:
         shardings = {path: NamedSharding(mesh, leaf[1]) for path, leaf in leaves.items()}
     params = random_tree(leaves, shardings, 0)
-    numbers = "weight_dimension_numbers" if case.matrices_only else "muon_weight_dimension_numbers"
-    given: dict[str, Any] = {numbers: dimension_numbers}
+    prefix = "" if case.matrices_only else "muon_"
+    given: dict[str, Any] = {f"{prefix}weight_dimension_numbers": dimension_numbers}
     if case.mesh in ("auto", "replicas"):
         given["sharding"] = shardings
-    context = jax.set_mesh(mesh) if case.mesh == "explicit" else contextlib.nullcontext()
     arrays: dict[str, np.ndarray] = {}
-    with context:
+    with jax.set_mesh(mesh) if case.mesh == "explicit" else contextlib.nullcontext():
         tx = case.make(**given)
         state = tx.init(params)
         update = jax.jit(tx.update) if case.traced else tx.update
@@ -222,10 +221,9 @@ def make_mesh(name: str) -> Mesh | None:
     """The mesh of a case; None for one device."""
     if name == "none":
         return None
-    if name == "replicas":
-        return jax.make_mesh((2, 2, 2), ("a", "b", "c"), (AxisType.Auto,) * 3)
+    sizes = {"a": 2, "b": 2, "c": 2} if name == "replicas" else {"a": 4, "b": 2}
     kind = AxisType.Explicit if name == "explicit" else AxisType.Auto
-    return jax.make_mesh((4, 2), ("a", "b"), (kind,) * 2)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), (kind,) * len(sizes))
 
 
 def random_tree(leaves: dict[str, Any], shardings: Any, seed: int) -> dict[str, jax.Array]:
