@@ -41,15 +41,13 @@ def describe_run(module: str, config: Any) -> dict[str, Any]:
       config: dataclass of the command's options. The folder ``out`` is left out, as it does not
         change the figures.
     """
-    options = {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(config)
-        if field.name != "out"
-    }
+    options = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    del options["out"]
+    paths = {name: str(value) for name, value in options.items() if isinstance(value, Path)}
     return {
         "command": " ".join(["python -m", module, *flags(config)]),
         "machine": describe_machine(),
-        "config": options,
+        "config": options | paths,
     }
 
 
