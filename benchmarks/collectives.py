@@ -1,11 +1,10 @@
-"""What moves between devices in one update: `python -m benchmarks.collectives`, `--help` for more.
+"""What devices send each other in one update: `python -m benchmarks.collectives`.
 
-Programs are compiled for simulated devices and read, never run.
+Programs are compiled for simulated devices and read, never run. `--help` lists the options.
 """
 
 import collections
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 import optax_muonplus as omp
-from benchmarks import hlo, machine, meshes, programs, step, trees
-from optax_muonplus.polar import _newton_schulz as newton_schulz
+from benchmarks import meshes, products, records, trees
+from benchmarks.compiled import counts, hlo
 
 REFERENCE = "optax.contrib.muon"
 COMPILER = "omp.muonplus, left to the compiler"
@@ -29,7 +28,7 @@ NARROW = "omp.muonplus, sharding=, bfloat16"
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Which update is compiled, and for which devices."""
+    """The update and the devices that it is compiled for."""
 
     tree: Literal[
         "gpt-256", "gpt-small", "gpt-base", "gpt-large", "gpt-huge",
@@ -39,23 +38,23 @@ class Config:
     mesh: str = "data=4,model=2"
     """Axes of the mesh and how many devices each has."""
     spec: str = "data,model"
-    """The mesh axis that cuts rows of each matrix, then columns; - is none. Mesh axes that are not
-    named hold copies: `data` is FSDP, `-` is pure data parallel, and a third axis in the mesh makes
-    replicas of any of these."""
+    """The mesh axis that cuts the rows of each matrix, then the one that cuts its columns; `-` is
+    none. Matrices are replicated along the mesh's other axes: `data` is FSDP, `-` is data
+    parallel, and a third axis in the mesh makes replicas of any of these."""
     layers: int | None = None
     """Number of layers, if not the model's own."""
     width: int | None = None
-    """Width, if not the model's own; the feed-forward width goes with it."""
+    """Width, if not the model's own; the feed-forward width is scaled with it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of parameters and gradients."""
     rivals: bool = True
-    """Whether to compile what is not ours or not moved by us, which takes long for many layers."""
-    out: Path = Path("benchmarks/results")
-    """Folder for the JSON file."""
+    """Also compile Optax's Muon, and Muon+ without `sharding=`. Both take long for many layers."""
+    out: Path | None = None
+    """Folder for the JSON file; nothing is written without it."""
 
 
 def main(config: Config) -> None:
-    """Compiles, prints the table and writes it with the machine's description as JSON."""
+    """Compiles and prints the table; writes it with the machine's description as JSON."""
     console = Console(width=max(Console().width, 260))  # the table is wide
     size = trees.resized(trees.SIZES[config.tree], config.layers, config.width)
     shapes = trees.shapes(size, dtype=config.dtype)
@@ -68,22 +67,17 @@ def main(config: Config) -> None:
         rows[name] = figures(tx, placed, method_operations(size, name, config.dtype))
     if not config.rivals:
         console.print(f"{REFERENCE} and {COMPILER} were not compiled: --no-rivals")
-    result = {
-        "command": "python -m benchmarks.collectives " + " ".join(step.flags(config)),
-        "machine": machine.describe(),
-        "config": {**dataclasses.asdict(config), "out": str(config.out)},
+    show(console, rows)
+    record = {
+        **records.describe_run("benchmarks.collectives", config),
         "sharding": meshes.described(placed),
         "rows": rows,
     }
-    show(console, rows)
-    config.out.mkdir(parents=True, exist_ok=True)
-    path = config.out / f"{file_name(config)}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    console.print(f"written to {path}")
+    records.write(config.out, file_name(config), record, console)
 
 
 def optimizers(config: Config, placed: Any) -> dict[str, optax.GradientTransformation]:
-    """The rows of the table. All treat the same parameters as matrices."""
+    """The optimizers of the table; all treat the same parameters as matrices."""
     dims = omp.muon_dimension_numbers(placed)
     sharding = jax.tree.map(lambda x: x.sharding, placed)
     given: dict[str, Any] = {"muon_weight_dimension_numbers": dims}
@@ -100,29 +94,27 @@ def optimizers(config: Config, placed: Any) -> dict[str, optax.GradientTransform
 
 
 def method_operations(size: trees.Size, name: str, dtype: str) -> int:
-    """What the method of a row needs for all matrices: plain or, in float32, Gram Newton-Schulz."""
-    gram = dtype == "float32" and name in (COMPILER, OURS)
-    return sum(
-        count * newton_schulz.operations(shape, *step.method(shape, gram))
-        for shape, count in step.matrices(size)
-    )
+    """Operations of a row's method for all matrices: plain Newton-Schulz, or Gram in float32."""
+    narrow = dtype != "float32" or name == NARROW
+    polar = "newton_schulz" if name == REFERENCE else "auto"
+    return products.flops(products.needed(size, polar, "bfloat16" if narrow else None))
 
 
 def lowered_update(tx: optax.GradientTransformation, placed: Any) -> Any:
-    """The update before compilation. Parameters, gradients and state lie where parameters do."""
+    """The update before compilation; gradients and state are sharded like the parameters."""
     state = meshes.placed_state(jax.eval_shape(tx.init, placed), placed)
     return jax.jit(tx.update).lower(placed, state, placed)
 
 
 def figures(tx: optax.GradientTransformation, placed: Any, operations: int) -> dict[str, Any]:
-    """One row: what the device with most to do does, against the least that is possible."""
+    """One row of the table: counts of the device with the most work, and the least possible."""
     begin = time.perf_counter()
     lowered = lowered_update(tx, placed)
     compiled = lowered.compile()
     seconds = time.perf_counter() - begin
-    program = hlo.program_of(compiled)
-    every = programs.counted(program)
-    most = max(every, key=lambda counts: (counts.operations, counts.received.total()))
+    program = hlo.read_program(compiled)
+    devices = counts.count(program)
+    most = max(devices, key=lambda device: (device.operations, device.received.total()))
     fewest = meshes.fewest_bytes(placed)
     return {
         "collectives": dict(most.collectives),
@@ -130,19 +122,19 @@ def figures(tx: optax.GradientTransformation, placed: Any, operations: int) -> d
         "received_bytes": most.received.total(),
         "received_bytes_by_kind": dict(most.received),
         "returned_bytes": most.returned,
-        "lowered_bytes": programs.lowered_bytes(lowered.as_text()),
+        "lowered_bytes": counts.lowered_bytes(lowered.as_text()),
         "fewest_bytes": fewest,
         "received_ratio": most.received.total() / fewest,
         "operations": most.operations,
         "operations_ratio": most.operations * program.devices / operations,
-        "operations_of_devices": dict(collections.Counter(c.operations for c in every)),
+        "operations_of_devices": dict(collections.Counter(device.operations for device in devices)),
         **memory(compiled),
         "compile_s": seconds,
     }
 
 
 def memory(compiled: Any) -> dict[str, int]:
-    """Bytes of one device."""
+    """Bytes that one device allocates."""
     analysis = compiled.memory_analysis()
     return {
         "temporary_bytes": analysis.temp_size_in_bytes,
@@ -152,7 +144,7 @@ def memory(compiled: Any) -> dict[str, int]:
 
 
 def file_name(config: Config) -> str:
-    """Names what differs from run to run."""
+    """Name of the JSON file, from the options that change the figures."""
     mesh = config.mesh.replace("=", "").split(",")
     spec = ["none" if name == "-" else name for name in config.spec.split(",")]
     parts = ["collectives", config.tree, *mesh, "by", *spec]
@@ -161,7 +153,7 @@ def file_name(config: Config) -> str:
 
 
 def show(console: Console, rows: dict[str, Any]) -> None:
-    """The table, in Markdown, so that it can be pasted into the README."""
+    """Prints the table in Markdown, ready for the README."""
     header = [
         "update", "collectives", "in loops", "MB received", "of results", "asked for", "fewest",
         "ratio", "GFLOP", "to total/N", "temporary MB", "in and out MB", "compile s",

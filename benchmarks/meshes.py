@@ -1,4 +1,4 @@
-"""Parameters as shapes on a mesh of simulated devices: nothing is allocated."""
+"""Shapes of parameters on a mesh of simulated devices; nothing is allocated."""
 
 import collections
 import math
@@ -11,9 +11,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
 def simulated(text: str) -> Mesh:
-    """The mesh that ``"data=4,model=2"`` describes, on as many simulated devices as it takes.
+    """The mesh that ``"data=4,model=2"`` describes, on simulated CPU devices.
 
-    JAX must not have used any device before, unless it has as many already.
+    Call it before JAX uses any device, unless JAX has the right number of them already.
     """
     sizes = {name: int(size) for name, size in (part.split("=") for part in text.split(","))}
     count = math.prod(sizes.values())
@@ -26,20 +26,20 @@ def simulated(text: str) -> Mesh:
 
 
 def placed(shapes: Any, mesh: Mesh, spec: str) -> Any:
-    """``shapes`` with shardings: matrices as ``spec`` says, all else a copy on each device."""
+    """``shapes`` with shardings: matrices as ``spec`` says, everything else replicated."""
     axes = spec.split(",")
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        own = _cuts(x.shape, axes, mesh) if len(x.shape) == 2 else PartitionSpec()
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, own))
+        spec = _matrix_spec(x.shape, axes, mesh) if len(x.shape) == 2 else PartitionSpec()
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
 
     return jax.tree.map(place, shapes)
 
 
-def _cuts(shape: tuple[int, ...], axes: Sequence[str], mesh: Mesh) -> PartitionSpec:
-    """Axis i of a matrix cut along ``axes[i]``, or the other one if only that divides.
+def _matrix_spec(shape: tuple[int, ...], axes: Sequence[str], mesh: Mesh) -> PartitionSpec:
+    """Axis i of a matrix is cut along ``axes[i]`` where that divides it, else the other axis is.
 
-    ``jax`` refuses to cut an axis that does not divide.
+    JAX cannot cut an axis into unequal parts.
     """
     cuts: list[tuple[str, ...]] = [(), ()]
     for i, name in enumerate(axes):
@@ -52,22 +52,23 @@ def _cuts(shape: tuple[int, ...], axes: Sequence[str], mesh: Mesh) -> PartitionS
 
 
 def placed_state(state: Any, params: Any) -> Any:
-    """``state`` with what has a parameter's path and shape placed as that parameter."""
-    homes = dict(jax.tree_util.tree_leaves_with_path(params))
-    mesh = next(iter(homes.values())).sharding.mesh
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    """Shards state leaves that mirror a parameter like that parameter; replicates the others."""
+    by_path = dict(jax.tree_util.tree_leaves_with_path(params))
+    mesh = next(iter(by_path.values())).sharding.mesh
+    replicated = NamedSharding(mesh, PartitionSpec())
 
     def place(path: tuple[Any, ...], x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        found = (homes[path[i:]] for i in range(len(path)) if path[i:] in homes)
-        home = next(found, None)
-        own = home.sharding if home is not None and home.shape == x.shape else everywhere
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own)
+        candidates = (by_path[path[i:]] for i in range(len(path)) if path[i:] in by_path)
+        param = next(candidates, None)
+        mirrors = param is not None and param.shape == x.shape
+        sharding = param.sharding if mirrors else replicated
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     return jax.tree_util.tree_map_with_path(place, state)
 
 
 def described(params: Any) -> list[str]:
-    """For each shape of matrices how many there are and how they are cut."""
+    """A line for each shape of matrices: how many there are, and how they are cut."""
     kinds = collections.Counter(
         (x.shape, x.sharding.spec) for x in jax.tree.leaves(params) if len(x.shape) == 2
     )
@@ -83,17 +84,18 @@ def _along(names: str | tuple[str, ...] | None) -> str:
 
 
 def fewest_bytes(params: Any) -> int:
-    """What a device receives at least, where N devices share the work on whole matrices evenly.
+    """The least that a device receives if N devices share the work on whole matrices evenly.
 
-    It receives the shards that it lacks of the 1/N that it works on, and then, of its own shards of
-    all matrices, those that it has not made itself. Where a matrix is not replicated this is: each
-    shard leaves once and returns once.
+    A device works on 1/N of the matrices and receives the shards of them that it lacks. Afterwards
+    it receives its shards of all other matrices' results. If no matrix is replicated, each shard
+    is sent once to the device that works on it, and once back.
     """
     total = Fraction(0)
     for x in jax.tree.leaves(params):
         if len(x.shape) == 2:
             devices = x.sharding.mesh.size
             shard = Fraction(math.prod(x.sharding.shard_shape(x.shape)), math.prod(x.shape))
-            home = shard * (1 - Fraction(1, devices))
-            total += x.dtype.itemsize * x.size * ((1 - shard) / devices + home)
+            inputs = (1 - shard) / devices
+            results = shard * (1 - Fraction(1, devices))
+            total += x.dtype.itemsize * x.size * (inputs + results)
     return math.ceil(total)

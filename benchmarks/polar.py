@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from matplotlib.figure import Figure  # and not pyplot, which may look for a window
+from matplotlib.figure import Figure  # not pyplot, which may need a display
 from matplotlib.ticker import LogLocator
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import machine
+from benchmarks import records, timing
 from optax_muonplus import coefficients, polar
 from optax_muonplus.matrices import normalize_matrix
 
-# Each table with its usual number of steps and, where it goes on, with more.
+# Each table of coefficients with its usual number of steps; those with more rows also with more.
 RUNS = (
     ("jordan", 5), ("you", 5), ("you", 6), ("dion", 5), ("turbo", 4),
     ("polar_express", 5), ("polar_express", 6), ("polar_express", 8), ("cans", 5), ("cans", 8),
 )  # fmt: skip
 METHODS = (("newton_schulz", "float32"), ("gram", "float32"), ("newton_schulz", "bfloat16"))
-# Okabe and Ito: told apart with any colour vision.
+# The palette of Okabe and Ito, which readers with any colour vision can tell apart.
 COLOURS = {
     ("newton_schulz", "float32"): "#0072B2",
     ("gram", "float32"): "#D55E00",
@@ -42,24 +41,24 @@ MARKS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Which matrices, and how often."""
+    """The matrices, and how often they are timed."""
 
     short: int = 512
     """Length of the shorter side."""
     long: int = 2048
     """Length of the longer side."""
     count: int = 4
-    """How many matrices are worked on at a time."""
+    """How many matrices are stacked in one call."""
     smallest: float = 1e-3
     """Smallest singular value of the log-spaced spectrum; the largest is 1."""
     rounds: int = 7
-    """How often each is timed."""
-    out: Path = Path("benchmarks/results")
-    """Folder for the JSON file and the picture."""
+    """How often each method is timed."""
+    out: Path | None = None
+    """Folder for the JSON file and the picture; nothing is written without it."""
 
 
 def main(config: Config) -> None:
-    """Measures, prints the table, writes it as JSON, and draws it."""
+    """Measures and prints the table; writes it as JSON and draws it."""
     console = Console(width=max(Console().width, 180))
     inputs = spectra(config)
     functions = {("exact", 0, "svd", "float32"): jax.jit(polar.svd)}
@@ -70,34 +69,29 @@ def main(config: Config) -> None:
             method,
             table,
             steps,
-            preconditioning="aol" if table == "turbo" else "frobenius",  # what it is made for
+            preconditioning="aol" if table == "turbo" else "frobenius",  # turbo is made for aol
             compute_dtype=dtype,
         )
         functions[table, steps, method, dtype] = jax.jit(function)
     gaussian = inputs["gaussian"][0]
     programs = {name: functools.partial(f, gaussian) for name, f in functions.items()}
-    seconds = machine.interleaved(programs, config.rounds, console)
+    seconds = timing.interleaved(programs, config.rounds, console)
     rows = [
         dict(zip(("table", "steps", "method", "dtype"), name, strict=True))
         | {"ms_per_matrix": 1e3 * float(np.median(seconds[name])) / config.count}
         | {kind: accuracy(f(x), exact) for kind, (x, exact) in inputs.items()}
         for name, f in functions.items()
     ]
-    result = {
-        "machine": machine.describe(),
-        "config": {**dataclasses.asdict(config), "out": str(config.out)},
-        "rows": rows,
-    }
     show(console, rows)
-    config.out.mkdir(parents=True, exist_ok=True)
-    stem = config.out / f"polar-{config.short}x{config.long}-{jax.default_backend()}"
-    stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    draw(rows, config, stem.with_suffix(".png"))
-    console.print(f"written to {stem}.json and {stem}.png")
+    if config.out is not None:
+        name = f"polar-{config.short}x{config.long}-{jax.default_backend()}"
+        record = {**records.describe_run("benchmarks.polar", config), "rows": rows}
+        records.write(config.out, name, record, console)
+        draw(rows, config, config.out / f"{name}.png")
 
 
 def spectra(config: Config) -> dict[str, tuple[jax.Array, np.ndarray]]:
-    """Matrices of two kinds with their exact polar factors, in float64 by NumPy."""
+    """Matrices with two kinds of spectrum, and their exact polar factors by NumPy in float64."""
     random = np.random.default_rng(0)
     x = random.standard_normal((config.count, config.short, config.long))
     u, s, vh = np.linalg.svd(x, full_matrices=False)
@@ -108,7 +102,7 @@ def spectra(config: Config) -> dict[str, tuple[jax.Array, np.ndarray]]:
 
 
 def accuracy(result: jax.Array, exact: np.ndarray) -> dict[str, float]:
-    """Distance to the exact factor, and largest over smallest norm before and after ``col_row``."""
+    """Relative distance to the exact factor, and the norms' spread before and after ``col_row``."""
     o = np.asarray(result, np.float64)
     return {
         "distance": float(np.linalg.norm(o - exact) / np.linalg.norm(exact)),
@@ -118,7 +112,7 @@ def accuracy(result: jax.Array, exact: np.ndarray) -> dict[str, float]:
 
 
 def spreads(x: np.ndarray, suffix: str) -> dict[str, float]:
-    """Largest over smallest norm, of rows and of columns."""
+    """Largest over smallest norm, of rows and of columns; ``suffix`` ends the names."""
     rows, columns = np.linalg.norm(x, axis=-1), np.linalg.norm(x, axis=-2)
     return {
         f"row_spread{suffix}": float(np.max(rows.max(-1) / rows.min(-1))),
@@ -127,7 +121,7 @@ def spreads(x: np.ndarray, suffix: str) -> dict[str, float]:
 
 
 def show(console: Console, rows: list[dict[str, Any]]) -> None:
-    """The table, in Markdown, so that it can be pasted into the README."""
+    """Prints the table in Markdown, ready for the README."""
     header = [
         "table", "steps", "method", "products", "ms a matrix", "distance, Gaussian",
         "distance, log-spaced", "row spread", "after", "col spread", "after",
@@ -152,7 +146,7 @@ def show(console: Console, rows: list[dict[str, Any]]) -> None:
 
 
 def draw(rows: list[dict[str, Any]], config: Config, path: Path) -> None:
-    """Time against distance to the exact factor, for both spectra."""
+    """Draws time against distance to the exact factor, for both spectra."""
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     panels = figure.subplots(1, 2)
     titles = {
@@ -180,7 +174,7 @@ def draw(rows: list[dict[str, Any]], config: Config, path: Path) -> None:
     for table, mark in MARKS.items():
         panels[1].scatter([], [], color="#777777", marker=mark, label=table)
     figure.legend(loc="outside right center", frameon=False, fontsize=9)
-    processor = machine.describe()["processor"]
+    processor = records.describe_machine()["processor"]
     figure.suptitle(f"{config.short} x {config.long} on {processor}. Larger marks: more steps")
     figure.savefig(path, dpi=150)
 

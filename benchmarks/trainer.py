@@ -1,12 +1,12 @@
 """The optimizer's share of a training step, and how runs start: `python -m benchmarks.trainer`.
 
-The step of the trainer in `examples` is timed against forward and backward pass of the same model
-alone, in turn in one process. Then whole runs are started, first with an empty cache.
+The step of the trainer in `examples` is timed beside the forward and backward pass of the same
+model, in turn in one process. Then two whole runs are started, the first with an empty cache of
+compiled programs.
 """
 
 import dataclasses
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -23,8 +23,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import machine
-from benchmarks.step import flags
+from benchmarks import records, timing
 from examples import config as configs
 from examples import optimizers, sharding, training
 from examples.config import RunConfig
@@ -36,52 +35,46 @@ NAMES: tuple[Name, ...] = ("adamw", "muon", "muonplus")
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Which steps are measured, and how often."""
+    """The steps that are measured, and how often."""
 
     preset: str = "gpt-tiny"
-    """Model, of the trainer's presets."""
+    """The model: one of the trainer's presets."""
     vocabulary: int = 2048
-    """Tokens that it knows."""
+    """Size of the model's vocabulary."""
     tokens: tuple[int, ...] = (2048, 8192, 16384)
     """Tokens in a step."""
     rounds: int = 9
     """How often each step is timed."""
     starts: bool = True
-    """Also start whole runs."""
-    out: Path = Path("benchmarks/results")
-    """Folder for the JSON file."""
+    """Also measure how soon whole runs take their first step."""
+    out: Path | None = None
+    """Folder for the JSON file; nothing is written without it."""
 
 
 def main(config: Config) -> None:
-    """Measures, prints the tables and writes them with the machine's description as JSON."""
+    """Measures and prints the table; writes it with the machine's description as JSON."""
     console = Console(width=max(Console().width, 120))
     base = configs.PRESETS[config.preset][1]
     steps = {str(n): measure(base, config, n, console) for n in config.tokens}
-    result: dict[str, Any] = {
-        "command": " ".join(["python -m benchmarks.trainer", *flags(config)]),
-        "machine": machine.describe(),
-        "steps": steps,
-    }
+    record = {**records.describe_run("benchmarks.trainer", config), "steps": steps}
     show(console, steps)
     if config.starts:
-        result["seconds_to_first_step"] = starts(config.preset)
-        for which, seconds in result["seconds_to_first_step"].items():
+        record["seconds_to_first_step"] = starts(config.preset)
+        for which, seconds in record["seconds_to_first_step"].items():
             console.print(f"{which}: {seconds:.1f} s from the start to the end of the first step")
-    config.out.mkdir(parents=True, exist_ok=True)
-    path = config.out / f"trainer-{config.preset}-{jax.default_backend()}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    console.print(f"written to {path}")
+    name = f"trainer-{config.preset}-{jax.default_backend()}"
+    records.write(config.out, name, record, console)
 
 
 def make_program(base: RunConfig, name: Name, vocabulary: int) -> Program:
-    """The compiled functions of a run."""
+    """The compiled functions of a training run."""
     rule = dataclasses.replace(base.optimizer, name=name)
     mesh = sharding.make_mesh("", jax.devices())
     return training.make_program(base.model, rule, base.steps, 1, vocabulary, mesh)
 
 
 def measure(base: RunConfig, config: Config, tokens: int, console: Console) -> dict[str, Any]:
-    """Seconds and memory of a step with each optimizer, for so many tokens."""
+    """Seconds and memory of a step of ``tokens`` tokens with each optimizer."""
     rows = tokens // base.model.context
     place = sharding.of_batch(sharding.make_mesh("", jax.devices()))
     ids = np.random.default_rng(0).integers(0, config.vocabulary, (2, rows, base.model.context))
@@ -99,7 +92,7 @@ def measure(base: RunConfig, config: Config, tokens: int, console: Console) -> d
         compiled = step.lower(program.abstract, optimizers.Rates(0.0, 0.0), *batch).compile()
         memory[name] = donated(compiled, state)
         timed[name] = Stepper(program, state, batch)
-    seconds = machine.interleaved(timed, config.rounds, console)
+    seconds = timing.interleaved(timed, config.rounds, console)
     alone = seconds["forward and backward"]
     return {
         "forward_and_backward_s": float(np.median(alone)),
@@ -116,14 +109,14 @@ def measure(base: RunConfig, config: Config, tokens: int, console: Console) -> d
 
 @dataclasses.dataclass
 class Stepper:
-    """A step after the other, each with the state of the one before, whose memory it takes."""
+    """Takes one step after the other; each step reuses the memory of the state before it."""
 
     program: Program
     state: TrainState
     batch: list[jax.Array]
 
     def __call__(self) -> jax.Array:
-        """The loss of the next step."""
+        """Takes the next step and returns its loss."""
         self.state, loss = self.program.train_step(
             self.state, optimizers.Rates(0.01, 0.01), *self.batch
         )
@@ -131,7 +124,7 @@ class Stepper:
 
 
 def donated(compiled: Any, state: TrainState) -> dict[str, int]:
-    """Bytes of the state, and how many of them the step writes where it has read them."""
+    """Bytes of the state, how many of them the step updates in place, and temporary bytes."""
     memory = compiled.memory_analysis()
     return {
         "state_bytes": sum(x.nbytes for x in jax.tree.leaves(state)),
@@ -141,13 +134,13 @@ def donated(compiled: Any, state: TrainState) -> dict[str, int]:
 
 
 def starts(preset: str) -> dict[str, float]:
-    """Seconds from the start of a run to the end of its first step."""
+    """Seconds from the start of a run to the end of its first step, without and with a cache."""
     with tempfile.TemporaryDirectory() as folder:
         return {which: start(preset, Path(folder), which) for which in ("first run", "second run")}
 
 
 def start(preset: str, folder: Path, name: str) -> float:
-    """The same for one run; `folder` has the caches."""
+    """The same for one run, whose caches are in ``folder``."""
     runs = ["--runs-dir", str(folder / "runs"), "--name", name]
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
     env.pop("JAX_COMPILATION_CACHE_DIR", None)
@@ -170,7 +163,7 @@ def start(preset: str, folder: Path, name: str) -> float:
 
 
 def show(console: Console, steps: dict[str, Any]) -> None:
-    """The table, in Markdown."""
+    """Prints the table in Markdown, ready for the README."""
     table = Table(box=box.MARKDOWN)
     for column in ("tokens", "step", "ms", "optimizer's share", "state MB", "in place", "temp. MB"):
         table.add_column(column, justify="left" if column == "step" else "right", no_wrap=True)

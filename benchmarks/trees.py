@@ -1,4 +1,4 @@
-"""Parameters of the paper's models as shapes, named as Flax names them."""
+"""Shapes of the parameters of the paper's models, under Flax's names."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from examples import recipes
 
 
 class Size(NamedTuple):
-    """Width, depth, width inside an MLP, and whether that has LLaMA's third matrix."""
+    """Width, depth, width inside an MLP, and whether the MLP has LLaMA's third matrix."""
 
     width: int
     layers: int
@@ -18,8 +18,8 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "gpt-256": Size(256, 12, 4 * 256, False),  # the smallest that benchmarks.collectives looks at
-    "gpt-384": Size(384, 6, 4 * 384, False),  # GPT-Small cut to what two CPU cores do in a second
+    "gpt-256": Size(256, 12, 4 * 256, False),  # the default of benchmarks.collectives
+    "gpt-384": Size(384, 6, 4 * 384, False),  # GPT-Small cut to one second on two CPU cores
     **{
         name: Size(size.d_model, size.n_layer, size.d_ff, size.family == "llama")
         for name, size in recipes.SIZES.items()
@@ -28,14 +28,14 @@ SIZES = {
 
 
 def resized(size: Size, layers: int | None, width: int | None) -> Size:
-    """``size`` with another depth or width; the feed-forward width goes with the latter."""
+    """``size`` with another depth or width; the feed-forward width is scaled with the width."""
     width = width or size.width
     feed_forward = size.feed_forward * width // size.width
     return size._replace(layers=layers or size.layers, width=width, feed_forward=feed_forward)
 
 
 def shapes(size: Size, vocabulary: int = 0, dtype: Any = jnp.float32) -> dict[str, Any]:
-    """A tree of shapes. Without a vocabulary there is no embedding, which all rows treat alike."""
+    """A tree of shapes; without a vocabulary it has no embedding."""
 
     def kernel(fan_in: int, fan_out: int) -> dict[str, Any]:
         return {"kernel": jax.ShapeDtypeStruct((fan_in, fan_out), dtype)}
@@ -54,7 +54,7 @@ def shapes(size: Size, vocabulary: int = 0, dtype: Any = jnp.float32) -> dict[st
 
 
 def random_like(tree: Any, seed: int = 0) -> Any:
-    """Gaussian numbers in the shapes of ``tree``."""
+    """Gaussian random arrays in the shapes of ``tree``."""
     leaves, treedef = jax.tree.flatten(tree)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     make = jax.jit(jax.random.normal, static_argnums=(1, 2))

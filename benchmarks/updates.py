@@ -1,8 +1,8 @@
 """Whether two versions give the same updates: `python -m benchmarks.updates save FILE`.
 
-Runs every optimizer of the package for three steps on small trees, on one device and on meshes of
-eight simulated ones, and writes all updates and states. `compare FILE FILE` lists what differs. To
-run it on another version put that version first on the path:
+`save` runs every optimizer of the package for three steps on small trees, on one device and on
+meshes of eight simulated ones, and writes all updates and states. `compare FILE FILE` lists what
+differs. To measure another version, run this file by its path, with that version on PYTHONPATH:
 `PYTHONPATH=../other python benchmarks/updates.py save other.npz`.
 """
 
@@ -22,16 +22,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
 
-P = PartitionSpec
 STEPS = 3
-NUMBERS = omp.MuonDimensionNumbers
 
-# Shape, axes of the mesh that cut it, and dimension numbers (None: AdamW, or the default rules).
-LEAVES: dict[str, tuple[tuple[int, ...], PartitionSpec, str]] = {
+# Shape, axes of the mesh that cut it, and dtype of each leaf.
+LEAVES: dict[str, tuple[tuple[int, ...], P, str]] = {
     "embed/embedding": ((64, 16), P("a", "b"), "float32"),
     "norm/scale": ((16,), P("a"), "float32"),
     "q/kernel": ((16, 16), P("a", "b"), "float32"),
@@ -48,21 +47,19 @@ LEAVES: dict[str, tuple[tuple[int, ...], PartitionSpec, str]] = {
     "attention/out/kernel": ((8, 2, 16), P("b", None, "a"), "float32"),
     "fused/kernel": ((16, 48), P("a", "b"), "float32"),
 }
+MATRICES = {path: x for path, x in LEAVES.items() if not path.startswith(("embed/", "norm/"))}
 RULES = [
-    ("scanned", NUMBERS(-2, -1)),
-    ("experts", NUMBERS(-1, -2)),
+    ("scanned", omp.MuonDimensionNumbers(-2, -1)),
+    ("experts", omp.MuonDimensionNumbers(-1, -2)),
     ("fused", omp.MatrixSpec(0, 1, split_sizes=(16, 16, 16))),
 ]
 
 
 def dimension_numbers(params: Any) -> Any:
-    """Dimension numbers of :data:`LEAVES`; rules that match nothing are left out."""
-    paths = [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree.leaves_with_path(params)
-    ]
-    own = [rule for rule in RULES if any(rule[0] in path for path in paths)]
-    return omp.muon_dimension_numbers(params, rules=own)
+    """Dimension numbers of some of the :data:`LEAVES`, without rules that match none of them."""
+    paths = [str(path) for path, _ in jax.tree.leaves_with_path(params)]
+    rules = [rule for rule in RULES if any(rule[0] in path for path in paths)]
+    return omp.muon_dimension_numbers(params, rules=rules)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Case:
 
 
 def main(argv: list[str]) -> int:
-    """`save FILE` or `compare FILE FILE`; the exit status, 1 if anything differs."""
+    """Runs a command, and returns the exit status: 1 if anything differs."""
     match argv:
         case ["save", path]:
             save(Path(path))
@@ -92,16 +89,15 @@ def save(path: Path) -> None:
     """Runs all cases and writes their results."""
     arrays: dict[str, np.ndarray] = {}
     for case in cases():
-        print(case.name, case.mesh, "jit" if case.traced else "eager", flush=True)
         key = f"{case.name} | {case.mesh} | {'jit' if case.traced else 'eager'}"
-        for name, x in run(case).items():
-            arrays[f"{key} | {name}"] = x
+        print(key, flush=True)
+        arrays |= {f"{key} | {name}": x for name, x in run(case).items()}
     np.savez_compressed(path, **arrays)  # ty: ignore[invalid-argument-type]
     print(f"{len(arrays)} arrays in {path}")
 
 
 def compare(old: Path, new: Path) -> int:
-    """Prints what differs, largest relative difference first."""
+    """Prints which arrays differ and by how much; returns 1 if any does, else 0."""
     with np.load(old) as a, np.load(new) as b:
         missing = sorted(set(a.files) ^ set(b.files))
         different: dict[str, list[float]] = {}
@@ -111,17 +107,16 @@ def compare(old: Path, new: Path) -> int:
             elif a[name].tobytes() != b[name].tobytes():
                 case = " | ".join(name.split(" | ")[:3])
                 different.setdefault(case, []).append(relative(a[name], b[name]))
-        total = len(a.files)
     for name in missing:
-        print(f"only in one, or of another type: {name}")
+        print(f"only in one file, or of another shape or dtype: {name}")
     for case, values in different.items():
         print(f"{case}: {len(values)} arrays differ, by up to {max(values):.1e}")
-    print(f"{total} arrays: {sum(map(len, different.values()))} differ, {len(missing)} unmatched")
+    print(f"{sum(map(len, different.values()))} arrays differ, {len(missing)} are unmatched")
     return 1 if different or missing else 0
 
 
 def relative(a: np.ndarray, b: np.ndarray) -> float:
-    """Largest difference over the largest size."""
+    """Largest difference, relative to the largest absolute value of ``a``."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     return float(np.max(np.abs(a - b)) / max(np.max(np.abs(a)), 1e-300))
 
@@ -147,7 +142,7 @@ def cases() -> Iterator[Case]:
 
 
 def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
-    """Optimizers of whole trees, from a learning rate and what else they are given."""
+    """Optimizers of whole trees by name, as functions of dimension numbers and shardings."""
 
     def plus(**kwargs: Any) -> Callable[..., optax.GradientTransformation]:
         return lambda **given: omp.muonplus(0.02, **kwargs, **given)
@@ -187,7 +182,7 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
 
 
 def links() -> dict[str, Callable[..., optax.GradientTransformation]]:
-    """Transformations of matrices only."""
+    """Transformations of matrices only, like :func:`optimizers`."""
     return {
         "links": lambda **given: optax.chain(
             omp.momentum(0.9, nesterov=True),
@@ -201,55 +196,48 @@ def links() -> dict[str, Callable[..., optax.GradientTransformation]]:
 
 def run(case: Case) -> dict[str, np.ndarray]:
     """Updates and states of three steps by name."""
-    leaves = {
-        path: leaf for path, leaf in LEAVES.items()
-        if not case.matrices_only or path.split("/")[0] not in ("embed", "norm")
-    }  # fmt: skip
-    shardings = placed(case.mesh, leaves)
+    leaves = MATRICES if case.matrices_only else LEAVES
+    mesh = make_mesh(case.mesh)
+    shardings = None
+    if mesh is not None:
+        shardings = {path: NamedSharding(mesh, leaf[1]) for path, leaf in leaves.items()}
     params = random_tree(leaves, shardings, 0)
-    numbers = "weight_dimension_numbers" if case.matrices_only else "muon_weight_dimension_numbers"
-    given: dict[str, Any] = {numbers: dimension_numbers}
+    prefix = "" if case.matrices_only else "muon_"
+    given: dict[str, Any] = {f"{prefix}weight_dimension_numbers": dimension_numbers}
     if case.mesh in ("auto", "replicas"):
         given["sharding"] = shardings
-    inside = contextlib.nullcontext()
-    if shardings and case.mesh == "explicit":
-        inside = jax.set_mesh(next(iter(shardings.values())).mesh)
-    found: dict[str, np.ndarray] = {}
-    with inside:
+    arrays: dict[str, np.ndarray] = {}
+    with jax.set_mesh(mesh) if case.mesh == "explicit" else contextlib.nullcontext():
         tx = case.make(**given)
         state = tx.init(params)
         update = jax.jit(tx.update) if case.traced else tx.update
         for step in range(STEPS):
             updates, state = update(random_tree(leaves, shardings, step + 1), state, params)
-            found |= named(f"update {step}", updates)
-    return found | named("state", state)
+            arrays |= named(f"update {step}", updates)
+    return arrays | named("state", state)
 
 
-def placed(mesh: str, leaves: dict[str, Any]) -> dict[str, NamedSharding] | None:
-    """The sharding of each leaf on a mesh of that name."""
-    if mesh == "none":
+def make_mesh(name: str) -> Mesh | None:
+    """The mesh of a case; None for one device."""
+    if name == "none":
         return None
-    kind = AxisType.Explicit if mesh == "explicit" else AxisType.Auto
-    if mesh == "replicas":
-        made = jax.make_mesh((2, 2, 2), ("a", "b", "c"), (kind,) * 3)
-    else:
-        made = jax.make_mesh((4, 2), ("a", "b"), (kind,) * 2)
-    return {path: NamedSharding(made, leaf[1]) for path, leaf in leaves.items()}
+    sizes = {"a": 2, "b": 2, "c": 2} if name == "replicas" else {"a": 4, "b": 2}
+    kind = AxisType.Explicit if name == "explicit" else AxisType.Auto
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), (kind,) * len(sizes))
 
 
 def random_tree(leaves: dict[str, Any], shardings: Any, seed: int) -> dict[str, jax.Array]:
-    """Numbers of a normal distribution."""
+    """Normally distributed arrays in the shapes of ``leaves``."""
     rng = np.random.default_rng(seed)
     tree = {
-        path: rng.standard_normal(shape).astype(np.float32)
-        for path, (shape, _, _) in leaves.items()
+        path: jnp.asarray(rng.standard_normal(shape).astype(np.float32), dtype)
+        for path, (shape, _, dtype) in leaves.items()
     }
-    made = {path: jnp.asarray(x, leaves[path][2]) for path, x in tree.items()}
-    return jax.device_put(made, shardings) if shardings else made
+    return jax.device_put(tree, shardings) if shardings else tree
 
 
 def named(prefix: str, tree: Any) -> dict[str, np.ndarray]:
-    """The leaves of a tree by their paths; bfloat16 as float32, which NumPy can write."""
+    """The leaves of a tree by their paths; bfloat16 as float32, since NumPy cannot write it."""
     return {
         f"{prefix}{jax.tree_util.keystr(path)}": np.asarray(
             x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x

@@ -1,8 +1,8 @@
-"""Which branch of a conditional a device takes, where that depends on its number alone.
+"""Which branch of a conditional a device takes, where that depends on its id alone.
 
-The devices of one program differ in their number only (``partition-id``). A branch that is chosen
-by it, such as "do I have a matrix of this shape", follows from the program without running it: the
-few instructions that lead from the number to the choice are evaluated here, all on integers.
+Devices that run one program differ in their id only (``partition-id``). A branch that is chosen by
+the id, such as "do I have a matrix of this shape", follows from the program without running it: the
+few instructions that lead from the id to the choice are evaluated here, all on integers.
 """
 
 import dataclasses
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.hlo import Instruction, Program
+from benchmarks.compiled.hlo import Instruction, Program
 
 
 class UnknownError(Exception):
-    """The value depends on data, or on an instruction that is not among those below."""
+    """The value depends on data, or on an instruction that is not evaluated here."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -25,11 +25,11 @@ class Frame:
     """A computation as one device runs it.
 
     Attributes:
-      program: the program that it is part of.
-      name: of the computation.
-      device: number of the device.
-      arguments: for each parameter, the frame and name of its value; None where they are data, or
-        change in a loop.
+      program: the program that the computation is part of.
+      name: name of the computation.
+      device: id of the device.
+      arguments: for each parameter, the frame and name of its value; None if the parameters are
+        data, or change in a loop.
     """
 
     program: Program
@@ -39,14 +39,14 @@ class Frame:
     _values: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def called(self, name: str, operands: list[str]) -> "Frame":
-        """The frame of a computation that an instruction of this one runs."""
+        """The frame of the computation ``name``, called from this one with ``operands``."""
         return Frame(self.program, name, self.device, [(self, operand) for operand in operands])
 
     def value(self, name: str) -> Any:
-        """The integers of an instruction; for a tuple, the frame and name of each of its parts.
+        """The integers that an instruction returns; for a tuple, frame and name of each element.
 
         Raises:
-          UnknownError: if they are not known before the program runs.
+          UnknownError: if the value is not known before the program runs.
         """
         if name not in self._values:
             instruction = self.program.computations[self.name].instructions[name]
@@ -71,7 +71,7 @@ def _value(frame: Frame, instruction: Instruction) -> Any:
         case "parameter":
             if frame.arguments is None:
                 raise UnknownError(instruction.name)
-            source, name = frame.arguments[int(instruction.inside)]
+            source, name = frame.arguments[int(instruction.arguments)]
             return source.value(name)
         case "tuple":
             return [(frame, name) for name in instruction.operands]
@@ -92,13 +92,13 @@ def _value(frame: Frame, instruction: Instruction) -> Any:
 def _integers(frame: Frame, instruction: Instruction) -> np.ndarray:
     ((kind, shape),) = instruction.shapes
     if kind not in _DTYPES:
-        raise UnknownError(f"{instruction.name} is no integer")
+        raise UnknownError(f"{instruction.name} is not an integer")
     if instruction.opcode == "partition-id":
         return np.asarray(frame.device, _DTYPES[kind])
     if instruction.opcode == "constant":
-        words = re.findall(r"true|false|-?\d+", instruction.inside)
-        numbers = [int(_TRUTH.get(word, word)) for word in words]
-        return np.array(numbers, _DTYPES[kind]).reshape(shape)
+        literals = re.findall(r"true|false|-?\d+", instruction.arguments)
+        values = [int(_TRUTH.get(literal, literal)) for literal in literals]
+        return np.array(values, _DTYPES[kind]).reshape(shape)
     values = [frame.value(name) for name in instruction.operands]
     if instruction.opcode == "dynamic-slice":
         result = _dynamic_slice(values[0], values[1:], shape)
@@ -110,18 +110,18 @@ def _integers(frame: Frame, instruction: Instruction) -> np.ndarray:
         assert direction is not None
         result = _COMPARED[direction[1]](*values)
     elif instruction.opcode == "bitcast" and sum(n > 1 for n in shape) > 1:
-        raise UnknownError(f"{instruction.name} may change the order of numbers")
+        raise UnknownError(f"{instruction.name} may change the order of elements")
     elif instruction.opcode in _ELEMENTWISE:
         result = _ELEMENTWISE[instruction.opcode](*values)
     else:
-        raise UnknownError(f"{instruction.name} is by {instruction.opcode}")
+        raise UnknownError(f"{instruction.name} is computed by {instruction.opcode}")
     return np.asarray(result, _DTYPES[kind]).reshape(shape)
 
 
 def _dynamic_slice(x: np.ndarray, starts: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
     ranges = []
     for start, size, length in zip(starts, x.shape, shape, strict=True):
-        first = min(max(int(start), 0), size - length)  # as XLA does
+        first = min(max(int(start), 0), size - length)  # XLA clamps in the same way
         ranges.append(slice(first, first + length))
     return x[tuple(ranges)]
 
@@ -144,7 +144,7 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
-    "divide": operator.floordiv,  # of numbers that are not negative
+    "divide": operator.floordiv,  # of operands that are not negative, where XLA rounds alike
     "remainder": operator.mod,
     "and": operator.and_,
     "or": operator.or_,

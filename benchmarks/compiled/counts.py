@@ -1,9 +1,15 @@
-"""What one device does in a compiled program: collectives, bytes that it receives, products.
+"""Counts what one device does in a compiled program: collectives, bytes received, products.
 
-Bytes are those that a device receives from others, in groups of n devices: all-to-all (n-1)/n of
-what it gives, all-gather n-1 times what it gives, reduce-scatter (n-1)/n of what it gives,
-all-reduce twice that (a ring), permute what it gives. A collective of several arrays is one. The
-size of what collectives return is counted beside: it has the device's own part too.
+The bytes that a device receives from the others of a group of n, for an operand of b bytes:
+
+- all-to-all: b (n-1)/n
+- all-gather: b (n-1)
+- reduce-scatter: b (n-1)/n
+- all-reduce: 2 b (n-1)/n, in a ring
+- collective-permute: b
+
+A collective of several arrays counts once. The bytes that collectives return are counted too; they
+include the device's own part.
 """
 
 import collections
@@ -13,8 +19,8 @@ import math
 import re
 from fractions import Fraction
 
-from benchmarks.choices import Frame, UnknownError
-from benchmarks.hlo import Instruction, Program, Shape
+from benchmarks.compiled.branches import Frame, UnknownError
+from benchmarks.compiled.hlo import Instruction, Program, Shape
 
 _RECEIVED = {
     "all-to-all": lambda n: Fraction(n - 1, n),
@@ -35,12 +41,12 @@ _PRODUCT_CALL = re.compile(r"matmul|gemm|dot|conv", re.IGNORECASE)
 
 @dataclasses.dataclass
 class Counts:
-    """Of one device.
+    """What one device does.
 
     Attributes:
-      collectives: how many of each kind.
-      received: bytes through each kind.
-      returned: bytes of what the collectives return.
+      collectives: how many of each kind run.
+      received: bytes received by each kind.
+      returned: bytes that the collectives return.
       in_loops: how many of the collectives run inside a loop.
       operations: multiplications and additions of matrix products.
     """
@@ -52,7 +58,7 @@ class Counts:
     operations: int = 0
 
     def add(self, other: "Counts", times: int = 1, loop: bool = False) -> None:
-        """Adds what ``other`` does ``times`` times."""
+        """Adds the counts of ``other``, which runs ``times`` times; in a loop if ``loop``."""
         for own, more in ((self.collectives, other.collectives), (self.received, other.received)):
             own.update({kind: times * n for kind, n in more.items()})
         self.returned += times * other.returned
@@ -60,14 +66,14 @@ class Counts:
         self.operations += times * other.operations
 
 
-def counted(program: Program) -> list[Counts]:
+def count(program: Program) -> list[Counts]:
     """The counts of each device; one entry if all devices do the same.
 
-    Of a conditional whose branch depends on data, the branch with most operations is counted.
+    Where data chooses the branch of a conditional, the branch with the most operations is counted.
 
     Raises:
-      ValueError: if something is there that would be missed: a product or collective in a loop of
-        unknown length, products by a library call, a collective of another kind.
+      ValueError: if the program has something that cannot be counted: a product or collective in a
+        loop of unknown length, products by a library call, a collective of another kind.
     """
     walk = _Walk(program)
     several = any(
@@ -80,12 +86,12 @@ def counted(program: Program) -> list[Counts]:
 
 
 def lowered_bytes(text: str) -> int:
-    """Bytes received through the moves that a program asks for by name, in the dtypes it asks for.
+    """Bytes received by the collectives of a lowered program, in the dtypes that it asks for.
 
-    Those of compiled programs may be wider: XLA's CPU backend moves bfloat16 as float32.
+    The compiled program may use wider ones: XLA's CPU backend transfers bfloat16 as float32.
 
     Args:
-      text: of the lowered program (StableHLO), in which moves are in no loop.
+      text: the lowered program (StableHLO), whose collectives must not be in loops.
     """
     total = Fraction(0)
     for kind, n, dimensions, dtype in _LOWERED.findall(text):
@@ -95,7 +101,7 @@ def lowered_bytes(text: str) -> int:
 
 
 class _Walk:
-    """Goes through the parts of a program in which something is counted."""
+    """Walks through the computations of a program that have something to count."""
 
     def __init__(self, program: Program):
         self.program = program
@@ -104,7 +110,7 @@ class _Walk:
         self._find(program.entry)
 
     def instructions(self, name: str) -> list[Instruction]:
-        """Those of a computation that count, or run what counts."""
+        """The instructions of a computation that count, or that run a computation that counts."""
         return self._seen[name]
 
     def _find(self, name: str) -> bool:
@@ -123,12 +129,12 @@ class _Walk:
         if _NOT_COUNTED.fullmatch(opcode) or (
             opcode == "custom-call" and _PRODUCT_CALL.search(instruction.attributes)
         ):
-            raise ValueError(f"{instruction.name} is a {opcode}, which is not counted here")
+            raise ValueError(f"{instruction.name} is a {opcode}, which cannot be counted")
         inner = [self._find(name) for name in instruction.called]
         return any(inner) or opcode == "dot" or opcode.removesuffix("-start") in _RECEIVED
 
     def counts(self, frame: Frame) -> Counts:
-        """What one device does in one computation."""
+        """The counts of one device in one computation."""
         total = Counts(collections.Counter(), collections.Counter())
         for instruction in self._seen[frame.name]:
             match instruction.opcode:
@@ -138,29 +144,29 @@ class _Walk:
                     inner = Frame(self.program, instruction.called[0], frame.device, None)
                     total.add(self.counts(inner), _trips(instruction), loop=True)
                 case "conditional":
-                    total.add(self._chosen(frame, instruction))
+                    total.add(self._conditional(frame, instruction))
                 case "fusion" | "call" | "async-start":
                     inner = frame.called(instruction.called[0], instruction.operands)
                     total.add(self.counts(inner))
                 case _:
-                    total.add(self._moved(frame, instruction))
+                    total.add(self._collective(frame, instruction))
         return total
 
-    def _moved(self, frame: Frame, collective: Instruction) -> Counts:
+    def _collective(self, frame: Frame, collective: Instruction) -> Counts:
         kind = collective.opcode.removesuffix("-start")
-        given = sum(_bytes(shapes) for shapes in self._operands(frame, collective))
+        operand = sum(_bytes(shapes) for shapes in self._operands(frame, collective))
         n = group_size(collective, self.program.devices)
-        received = collections.Counter({kind: int(_RECEIVED[kind](n) * given)})
-        returned = {"all-gather": n * given, "reduce-scatter": given / n}.get(kind, given)
+        received = collections.Counter({kind: int(_RECEIVED[kind](n) * operand)})
+        returned = {"all-gather": n * operand, "reduce-scatter": operand / n}.get(kind, operand)
         return Counts(collections.Counter({kind: 1}), received, int(returned))
 
-    def _chosen(self, frame: Frame, conditional: Instruction) -> Counts:
+    def _conditional(self, frame: Frame, conditional: Instruction) -> Counts:
         try:
             return self.counts(frame.branch(conditional))
         except UnknownError:
             branches = zip(conditional.called, conditional.operands[1:], strict=True)
-            every = [self.counts(frame.called(name, [operand])) for name, operand in branches]
-            return max(every, key=lambda counts: (counts.operations, counts.received.total()))
+            counts = [self.counts(frame.called(name, [operand])) for name, operand in branches]
+            return max(counts, key=lambda branch: (branch.operations, branch.received.total()))
 
     def _operands(self, frame: Frame, instruction: Instruction) -> list[tuple[Shape, ...]]:
         instructions = self.program.computations[frame.name].instructions
@@ -170,7 +176,7 @@ class _Walk:
 def _operations(dot: Instruction, operands: list[tuple[Shape, ...]]) -> int:
     ((_, out),) = dot.shapes
     ((_, left),) = operands[0]
-    inner = math.prod(left[axis] for axis in dot.numbers("lhs_contracting_dims"))
+    inner = math.prod(left[axis] for axis in dot.integers("lhs_contracting_dims"))
     return 2 * math.prod(out) * inner
 
 
@@ -180,7 +186,7 @@ def _bytes(shapes: tuple[Shape, ...]) -> Fraction:
 
 @functools.cache
 def bits(dtype: str) -> int:
-    """Of one number of a dtype as programs name it."""
+    """Bits of one element, for a dtype as programs name it."""
     found = re.match(r"[a-z]+(\d+)", dtype)
     return int(found[1]) if found else {"pred": 8}[dtype]
 
@@ -188,13 +194,13 @@ def bits(dtype: str) -> int:
 def _trips(loop: Instruction) -> int:
     if loop.trips is None:
         raise ValueError(
-            f"{loop.name} has products or collectives, and runs nobody knows how often"
+            f"{loop.name} has products or collectives, but its number of iterations is unknown"
         )
     return loop.trips
 
 
 def group_size(collective: Instruction, devices: int) -> int:
-    """How many devices take part in one group of a collective."""
+    """Number of devices in one group of a collective."""
     text = collective.attributes
     if collective.opcode.startswith("collective-permute"):
         return 2  # a sender and a receiver
@@ -209,4 +215,4 @@ def group_size(collective: Instruction, devices: int) -> int:
         axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", found[2])
         if axes:
             return math.prod(int(part or mesh[name]) for name, part in axes)
-    raise ValueError(f"{collective.name} has groups that are not understood: {text}")
+    raise ValueError(f"{collective.name} has groups in an unknown format: {text}")

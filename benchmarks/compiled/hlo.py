@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from jaxlib import _hlo  # ty: ignore[import-not-found]
 
-# Of one array: dtype and dimensions.
+# Dtype and dimensions of one array.
 Shape = tuple[str, tuple[int, ...]]
 
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -21,30 +21,30 @@ class Instruction(NamedTuple):
     """One line of a computation.
 
     Attributes:
-      name: of its result.
-      opcode: what it does.
-      shapes: of its result; more than one for a tuple.
-      inside: what stands in its brackets: names of operands, or the number of a constant.
-      attributes: what stands behind them.
+      name: name of its result.
+      opcode: the operation.
+      shapes: shapes of its result; more than one for a tuple.
+      arguments: the text in its brackets: names of operands, or the value of a constant.
+      attributes: the text behind the brackets.
     """
 
     name: str
     opcode: str
     shapes: tuple[Shape, ...]
-    inside: str
+    arguments: str
     attributes: str
 
     @property
     def operands(self) -> list[str]:
-        """Names of the instructions whose results it takes."""
-        return re.findall(r"%([\w.\-]+)", self.inside)
+        """Names of the instructions whose results it uses."""
+        return re.findall(r"%([\w.\-]+)", self.arguments)
 
     @property
     def called(self) -> list[str]:
-        """The computations that it runs; of a conditional, those that it chooses from."""
+        """Names of the computations that it runs; for a conditional, all of its branches."""
         if self.opcode == "conditional":
             if two := _TWO_BRANCHES.search(self.attributes):
-                return [two[2], two[1]]  # the index of the true one is 1
+                return [two[2], two[1]]  # the true branch has index 1
             branches = _BRANCHES.search(self.attributes)
             assert branches is not None
             return [name.strip().lstrip("%") for name in branches[1].split(",")]
@@ -54,35 +54,35 @@ class Instruction(NamedTuple):
 
     @property
     def trips(self) -> int | None:
-        """How often a loop runs, if the compiler knows it."""
+        """Number of iterations of a loop, if the compiler knows it."""
         found = _TRIPS.search(self.attributes)
         return int(found[1]) if found else None
 
-    def numbers(self, attribute: str) -> list[int]:
-        """``attribute={1,2}`` as numbers."""
+    def integers(self, attribute: str) -> list[int]:
+        """The list ``[1, 2]`` for ``attribute={1,2}``; empty if there is no such attribute."""
         found = re.search(rf"\b{attribute}=\{{([\d,]*)\}}", self.attributes)
         return [int(n) for n in found[1].split(",") if n] if found else []
 
 
 class Computation(NamedTuple):
-    """A function of the program: instructions by name, and the one whose result it returns."""
+    """A function of the program: its instructions, and the name of the one that it returns."""
 
     instructions: dict[str, Instruction]
     root: str
 
 
 class Program(NamedTuple):
-    """A compiled program for one of ``devices`` equal devices."""
+    """A compiled program; ``devices`` devices run it."""
 
     computations: dict[str, Computation]
     entry: str
     devices: int
 
 
-def program_of(compiled: Any) -> Program:
+def read_program(compiled: Any) -> Program:
     """The program of ``jax.jit(...).lower(...).compile()``.
 
-    ``compiled.as_text()`` would leave out the numbers of constants with more than ten.
+    ``compiled.as_text()`` is no help: it abbreviates constants of more than ten elements.
     """
     (module,) = compiled.runtime_executable().hlo_modules()
     options = _hlo.HloPrintOptions()
@@ -90,10 +90,10 @@ def program_of(compiled: Any) -> Program:
     options.print_metadata = False
     options.print_operand_shape = False
     options.include_layout_in_shapes = False
-    return parsed(module.to_string(options))
+    return parse(module.to_string(options))
 
 
-def parsed(text: str) -> Program:
+def parse(text: str) -> Program:
     """The program that ``text`` describes."""
     computations: dict[str, Computation] = {}
     entry = name = root = ""
@@ -113,8 +113,8 @@ def parsed(text: str) -> Program:
 
 
 def _instruction(name: str, shape: str, opcode: str, rest: str) -> Instruction:
-    inside, _, attributes = rest.partition(")")
-    return Instruction(name, opcode, _shapes(shape), inside, attributes)
+    arguments, _, attributes = rest.partition(")")
+    return Instruction(name, opcode, _shapes(shape), arguments, attributes)
 
 
 @functools.cache
