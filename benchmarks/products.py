@@ -63,7 +63,7 @@ def chains(size: trees.Size, dtype: str) -> dict[str, Chain]:
     for (n, m), count in counts.items():
         batch = 1
         if jax.default_backend() != "cpu":
-            batch = max(1, min(count, omp.matrices.STACK_BYTES // (4 * n * m)))
+            batch = max(1, min(count, omp.transforms.STACK_BYTES // (4 * n * m)))
         result[f"product {n} {m}"] = chain(n, m, dtype, batch)
     return result
 

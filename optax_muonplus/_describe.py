@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from optax_muonplus._mesh.plan import Member, plan
+from optax_muonplus._execution.plan import Member, plan
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import ADAM, MUON, LeafInfo, ResolvedTree, resolve
 from optax_muonplus._parameters.sharding import LeafSharding, ShardingTree

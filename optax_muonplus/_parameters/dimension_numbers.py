@@ -12,8 +12,6 @@ import jax
 import jax.numpy as jnp
 from optax.contrib import MuonDimensionNumbers
 
-from optax_muonplus.matrices._batching import MatrixBatch
-
 Axes = int | Sequence[int]
 
 
@@ -112,10 +110,6 @@ class MatrixView:
             part.transpose(self._order()).reshape(self._stored_shape(part.shape))
             for part in self.cut(x)
         ]
-
-    def to_batches(self, x: jax.Array) -> list[MatrixBatch]:
-        """As :meth:`to_matrices`, with the layout beside each array."""
-        return [MatrixBatch(block, self.transposed) for block in self.to_matrices(x)]
 
     def from_matrices(self, matrices: Sequence[jax.Array]) -> jax.Array:
         """The inverse of :meth:`to_matrices`."""

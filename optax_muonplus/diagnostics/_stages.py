@@ -10,7 +10,7 @@ from optax_muonplus.diagnostics._recording import Arrays, Probe
 from optax_muonplus.matrices._normalization import Normalize
 from optax_muonplus.matrices._shape_factor import ScaleByShape
 from optax_muonplus.polar._orthogonalize import Orthogonalize
-from optax_muonplus.transforms._apply import apply_to_matrices
+from optax_muonplus.transforms._apply import apply_to_arrays
 from optax_muonplus.transforms._momentum import MomentumState, find_momentum, momentum
 from optax_muonplus.transforms._steps import muonplus_steps
 
@@ -53,11 +53,11 @@ def inside_of_muonplus(arguments: dict[str, Any]) -> Probe:
         # Measures are of what the steps compute, not of what the updates are rounded to.
         wide = [leaf._replace(dtype=x.dtype) for leaf, x in zip(leaves, arrays, strict=True)]
         transfer_dtype = polar_factor.transfer_dtype
-        factors = apply_to_matrices([polar_factor], arrays, wide, transfer_dtype)
+        factors = apply_to_arrays([polar_factor], arrays, wide, transfer_dtype)
         if adaptive:
-            results = apply_to_matrices(steps, arrays, wide, transfer_dtype)
+            results = apply_to_arrays(steps, arrays, wide, transfer_dtype)
         else:
-            results = apply_to_matrices(steps[1:], factors, wide)
+            results = apply_to_arrays(steps[1:], factors, wide)
         return {
             "momentum": moments,
             "polar": dict(zip(names, factors, strict=True)),

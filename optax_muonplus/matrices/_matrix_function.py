@@ -92,6 +92,17 @@ class MatrixFunction:
 
 
 @matrix_function
+class ArrayFunction(MatrixFunction):
+    """A plain function on arrays ``(batch, out, in)``, of which nothing else is known."""
+
+    function: Callable[[jax.Array], jax.Array] = static()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The function of ``x``."""
+        return self.function(x)
+
+
+@matrix_function
 class ViaTranspose(MatrixFunction):
     """``x -> f(x^T)^T``, by transposing there and back."""
 

@@ -9,3 +9,4 @@ from optax_muonplus.polar._methods import gram_newton_schulz as gram_newton_schu
 from optax_muonplus.polar._methods import newton_schulz as newton_schulz
 from optax_muonplus.polar._methods import polar_function as polar_function
 from optax_muonplus.polar._methods import svd as svd
+from optax_muonplus.polar._orthogonalize import Orthogonalize as Orthogonalize

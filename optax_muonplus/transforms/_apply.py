@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._mesh.sharded import apply_sharded
+from optax_muonplus._execution.batching import MatrixBatch, apply_batched
+from optax_muonplus._execution.sharded import apply_sharded
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus._parameters.leaves import (
     LeafInfo,
@@ -27,7 +28,6 @@ from optax_muonplus._parameters.sharding import (
     shard_like_params,
 )
 from optax_muonplus._xla.sharding import constrain_sharding_like
-from optax_muonplus.matrices._batching import MatrixBatch, apply_batched
 from optax_muonplus.matrices._matrix_function import MatrixFunction, compose
 
 
@@ -119,13 +119,13 @@ def matrix_link(
     ) -> tuple[optax.Updates, optax.OptState]:
         del params
         arrays, treedef = jax.tree.flatten(updates)
-        results = apply_to_matrices(functions, arrays, leaves, transfer_dtype)
+        results = apply_to_arrays(functions, arrays, leaves, transfer_dtype)
         return treedef.unflatten(results), state
 
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def apply_to_matrices(
+def apply_to_arrays(
     functions: Sequence[MatrixFunction],
     arrays: Sequence[Any],
     leaves: Sequence[LeafInfo],
@@ -166,7 +166,7 @@ def _apply_local(
     batches: list[MatrixBatch] = []
     stops = []
     for x, view in zip(arrays, views, strict=True):
-        batches += view.to_batches(x)
+        batches += [MatrixBatch(block, view.transposed) for block in view.to_matrices(x)]
         stops.append(len(batches))
     outputs = apply_batched(functions, batches)
     outputs = constrain_sharding_like([batch.array for batch in batches], outputs)

@@ -11,8 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
-from optax_muonplus.matrices import _batching as grouping
-from optax_muonplus.transforms import _apply as lifting
+from optax_muonplus._execution import batching
 from tests.support.compilation import compilations
 from tests.support.trees import random_like
 
@@ -34,10 +33,10 @@ def traced_update(tx, params):
     return jax.jit(tx.update).trace(params, jax.eval_shape(tx.init, params), params)
 
 
-def everywhere_stacked(monkeypatch, stack_bytes=grouping.STACK_BYTES):
+def everywhere_stacked(monkeypatch, stack_bytes=batching.STACK_BYTES):
     """What other devices than CPUs do, on this one."""
-    monkeypatch.setattr(grouping, "STACK_BYTES", stack_bytes)
-    monkeypatch.setattr(grouping, "_looped", grouping._stacked)
+    monkeypatch.setattr(batching, "STACK_BYTES", stack_bytes)
+    monkeypatch.setattr(batching, "_looped", batching._stacked)
 
 
 # Tall, wide, square, stored either way, stacked over layers and experts, fused, narrow.
@@ -124,14 +123,18 @@ def test_a_stack_holds_tall_and_wide_matrices_and_stops_at_the_bound(monkeypatch
     everywhere_stacked(monkeypatch, 4 * (4 * D * D) * 4)
     seen = []
 
-    def watched(x):
-        seen.append(x.shape)
-        return x
+    @omp.matrices.matrix_function
+    class Watched(omp.matrices.MatrixFunction):
+        transpose_equivariant = True
 
-    either = lifting.MatrixFunction(watched, watched)
+        def __call__(self, x):
+            seen.append(x.shape)
+            return x
+
     tree = {**layers(4), "scanned": {"kernel": jax.ShapeDtypeStruct((9, D, 4 * D), jnp.float32)}}
     dims = functools.partial(omp.muon_dimension_numbers, rules=RULES[:1])
-    jax.eval_shape(lambda t: lifting.apply_to_matrices([either], t, dims), tree)
+    tx = omp.transforms.apply_to_matrices([Watched()], weight_dimension_numbers=dims)
+    jax.eval_shape(lambda t: tx.update(t, optax.EmptyState())[0], tree)
     # Twelve squares together; four up and four down, in two stacks; nine layers, four at a time,
     # and one that is left. Each is traced twice, for CPUs and for other devices.
     expected = [(12, D, D), (4, D, 4 * D), (4, D, 4 * D), (1, D, 4 * D), (1, D, 4 * D)]

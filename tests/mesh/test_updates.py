@@ -11,8 +11,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
-from optax_muonplus._mesh import routes
-from optax_muonplus.matrices import _batching as grouping
+from optax_muonplus._execution import batching, routes
 from tests.support.mesh import (
     AUTO,
     DIMS,
@@ -57,7 +56,7 @@ def test_stacked_matrices_get_the_update_of_one_device(name, monkeypatch):
     sizes, names, a, b, types = MESHES[name]
     wanted = shardings(make_mesh(sizes, names, types), a, b)
     tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=wanted)
-    monkeypatch.setattr(grouping, "_looped", grouping._stacked)
+    monkeypatch.setattr(batching, "_looped", batching._stacked)
     updates, _ = two_steps(tx, jax.device_put(gradients(), wanted))
     assert_same(updates, alone()[0], wanted)
 
@@ -109,7 +108,7 @@ def test_bfloat16_transfers_keep_unit_rows():
 
 @pytest.mark.parametrize("spec", [P("a", "b"), P(None, "b"), P()])
 def test_updates_on_a_mesh_can_be_differentiated(spec, monkeypatch):
-    monkeypatch.setattr(routes, "OPERATIONS_PER_BYTE", 0)  # also small replicas are shared out
+    monkeypatch.setattr(routes, "FLOPS_PER_BYTE", 0)  # also small replicas are shared out
     mesh = make_mesh((4, 2), "ab")
     grads = random_like({f"{i}": {"kernel": shape(D, 2 * D)} for i in range(3)})
     weights = random_like(grads, seed=1)
@@ -130,7 +129,7 @@ def test_updates_on_a_mesh_can_be_differentiated(spec, monkeypatch):
 
 
 def test_several_rounds_of_transfers_give_the_same_update(monkeypatch):
-    monkeypatch.setattr(routes, "SHIPMENT_BYTES", 4 * D * D)
+    monkeypatch.setattr(routes, "BUCKET_BYTES", 4 * D * D)
     mesh = make_mesh((4, 2), "ab")
     wanted = shardings(mesh, "a", "b")
     tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=wanted)

@@ -36,7 +36,9 @@ def test_maps_and_slope_agree_with_a_hundred_digits(ns_coeffs, steps):
     np.testing.assert_allclose(phi**2, got, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name, safety_factor", [("jordan", 1), ("you", 1), ("polar_express", 1.01)])
+@pytest.mark.parametrize(
+    "name, safety_factor", [("jordan", 1), ("you", 1), ("polar_express", 1.01)]
+)
 def test_phi_is_what_newton_schulz_does_to_normalized_singular_values(name, safety_factor):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((6, 9))

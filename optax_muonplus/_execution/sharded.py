@@ -8,8 +8,8 @@ import jax.core
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from optax_muonplus._mesh.exchange import exchange
-from optax_muonplus._mesh.plan import CommGroup, Member, plan
+from optax_muonplus._execution.exchange import exchange
+from optax_muonplus._execution.plan import CommGroup, Member, plan
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import usable_axes
 from optax_muonplus.matrices._matrix_function import MatrixFunction, StaticPart, split_arrays

@@ -29,8 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from optax_muonplus._mesh.routes import Axes, Route, cheapest_route
-from optax_muonplus._mesh.schedule import GroupSize
+from optax_muonplus._execution.routes import Axes, Route, cheapest_route
+from optax_muonplus._execution.schedule import GroupSize
 from optax_muonplus._parameters.dimension_numbers import MatrixView
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import usable_axes

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_muonplus._mesh.plan import CommGroup, MatrixGroup
-from optax_muonplus._mesh.routes import Route
-from optax_muonplus._mesh.schedule import Bucket, Task
+from optax_muonplus._execution.batching import MatrixBatch, apply_batched
+from optax_muonplus._execution.plan import CommGroup, MatrixGroup
+from optax_muonplus._execution.routes import Route
+from optax_muonplus._execution.schedule import Bucket, Task
 from optax_muonplus._parameters.dimension_numbers import MatrixView
-from optax_muonplus.matrices._batching import MatrixBatch, apply_batched
 from optax_muonplus.matrices._matrix_function import MatrixFunction, for_layout
 
 
@@ -104,7 +104,9 @@ def _work(
         group = groups[segment.group]
         items = group.join(segment.read_receive(buffer).astype(dtype), names)
         views.append(group.view.stacked(segment.items_each))
-        batches.append(views[-1].to_batches(items))
+        batches.append(
+            [MatrixBatch(x, group.view.transposed) for x in views[-1].to_matrices(items)]
+        )
     outputs = iter(apply_batched(functions, [batch for parts in batches for batch in parts]))
     for segment, view, parts in zip(common, views, batches, strict=True):
         items = view.from_matrices([next(outputs) for _ in parts])
