@@ -12,9 +12,10 @@ from jax.typing import ArrayLike
 from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
 
 Norm = Literal["none", "col", "row", "col_row", "row_col"]
+Side = Literal["row", "col"]
 
 # The axis over which the norm of a row, or of a column, is summed.
-_SUMMED_AXIS = {"row": -1, "col": -2}
+SUMMED_AXIS: dict[Side, int] = {"row": -1, "col": -2}
 
 
 def check_norm(norm: str) -> None:
@@ -23,9 +24,9 @@ def check_norm(norm: str) -> None:
         raise ValueError(f"Unknown norm {norm!r}. Known: {', '.join(get_args(Norm))}.")
 
 
-def normalized_sides(norm: Norm) -> tuple[Literal["row", "col"], ...]:
+def normalized_sides(norm: Norm) -> tuple[Side, ...]:
     """The sides that ``norm`` normalizes, in order: ``"col_row"`` gives ``("col", "row")``."""
-    sides: dict[Norm, tuple[Literal["row", "col"], ...]] = {
+    sides: dict[Norm, tuple[Side, ...]] = {
         "none": (),
         "col": ("col",),
         "row": ("row",),
@@ -75,7 +76,7 @@ def normalize_matrix(x: jax.Array, norm: Norm = "col_row", norm_eps: ArrayLike =
     check_norm(norm)
     y = upcast_for_sum(x)
     for side in normalized_sides(norm):
-        squares = sum_of_squares(y, (_SUMMED_AXIS[side],))
+        squares = sum_of_squares(y, (SUMMED_AXIS[side],))
         # rsqrt(0) would be infinite for a zero row with norm_eps=0.
         y = y * jnp.where(squares > 0, jax.lax.rsqrt(squares + as_real(norm_eps, squares.dtype)), 0)
     return y.astype(x.dtype)
