@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from optax_muonplus.matrices._normalization import Side
+from optax_muonplus.matrices._normalization import SUMMED_AXIS, Side
 from optax_muonplus.matrices._precision import (
     as_real,
     scale_by_pow2,
@@ -20,9 +20,6 @@ from optax_muonplus.matrices._precision import (
     upcast_for_sum,
 )
 from optax_muonplus.polar._methods import svd
-
-# The axis over which the norm of a row, or of a column, is summed.
-_SUMMED_AXIS = {"row": -1, "col": -2}
 
 
 def norm_variance(x: jax.Array, side: Side = "row") -> jax.Array:
@@ -132,7 +129,7 @@ def floor_share(x: jax.Array, side: Side = "row", norm_eps: ArrayLike = 1e-8) ->
       ValueError: as for :func:`norm_variance`.
     """
     _check(x, side)
-    squares = sum_of_squares(x, (_SUMMED_AXIS[side],))
+    squares = sum_of_squares(x, (SUMMED_AXIS[side],))
     at_floor = squares <= as_real(norm_eps, squares.dtype)
     return jnp.mean(at_floor, axis=(-2, -1), dtype=squares.dtype)
 
@@ -190,8 +187,8 @@ def _squared_norms(x: jax.Array, side: Side) -> tuple[jax.Array, jax.Array]:
     """Squared norms ``(*batch, m)`` of rows or columns of ``x / power``; powers ``(*batch,)``."""
     _check(x, side)
     y, power = scale_by_pow2(upcast_for_sum(x))
-    squares = sum_of_squares(y, (_SUMMED_AXIS[side],))
-    return jnp.squeeze(squares, _SUMMED_AXIS[side]), power[..., 0, 0]
+    squares = sum_of_squares(y, (SUMMED_AXIS[side],))
+    return jnp.squeeze(squares, SUMMED_AXIS[side]), power[..., 0, 0]
 
 
 def _centred_ranks(values: jax.Array) -> jax.Array:

@@ -12,11 +12,11 @@ from jax.typing import ArrayLike
 from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function, static
 from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
 
-Side = Literal["row", "col"]
 Norm = Literal["none", "col", "row", "col_row", "row_col"]
+Side = Literal["row", "col"]
 
 # The axis over which the norm of a row, or of a column, is summed.
-_SUMMED_AXIS = {"row": -1, "col": -2}
+SUMMED_AXIS: dict[Side, int] = {"row": -1, "col": -2}
 
 
 def check_norm(norm: str) -> None:
@@ -25,9 +25,9 @@ def check_norm(norm: str) -> None:
         raise ValueError(f"Unknown norm {norm!r}. Known: {', '.join(get_args(Norm))}.")
 
 
-def normalized_sides(norm: Norm) -> tuple[Literal["row", "col"], ...]:
+def normalized_sides(norm: Norm) -> tuple[Side, ...]:
     """The sides that ``norm`` normalizes, in order: ``"col_row"`` gives ``("col", "row")``."""
-    sides: dict[Norm, tuple[Literal["row", "col"], ...]] = {
+    sides: dict[Norm, tuple[Side, ...]] = {
         "none": (),
         "col": ("col",),
         "row": ("row",),
@@ -82,7 +82,7 @@ def _normalized(x: jax.Array, norm: Norm, norm_eps: ArrayLike) -> jax.Array:
     sides = normalized_sides(norm)
     y = upcast_for_sum(x)
     for side in sides:
-        squares = sum_of_squares(y, (_SUMMED_AXIS[side],))
+        squares = sum_of_squares(y, (SUMMED_AXIS[side],))
         # rsqrt(0) would be infinite for a zero row with norm_eps=0.
         y = y * jnp.where(squares > 0, jax.lax.rsqrt(squares + as_real(norm_eps, squares.dtype)), 0)
     return y.astype(x.dtype)

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike
 
 from optax_muonplus import coefficients
 from optax_muonplus.coefficients._tables import CoefficientsLike
-from optax_muonplus.theory._crossings import FloatArray, crossings, value_and_slope
+from optax_muonplus.theory._crossings import crossings, value_and_slope
 
 Interval = tuple[float, float]
 
@@ -43,7 +43,7 @@ class Regions(NamedTuple):
     reduction: tuple[Interval, ...]
 
 
-def phi(x: ArrayLike, ns_coeffs: CoefficientsLike = "jordan", ns_steps: int = 1) -> FloatArray:
+def phi(x: ArrayLike, ns_coeffs: CoefficientsLike = "jordan", ns_steps: int = 1) -> np.ndarray:
     r"""What the steps do to a singular value.
 
     .. math::
@@ -64,7 +64,7 @@ def phi(x: ArrayLike, ns_coeffs: CoefficientsLike = "jordan", ns_steps: int = 1)
     return coefficients.evaluate(static_rows(ns_coeffs, ns_steps), np.asarray(x, np.float64))
 
 
-def g(lam: ArrayLike, ns_coeffs: CoefficientsLike = "jordan", ns_steps: int = 1) -> FloatArray:
+def g(lam: ArrayLike, ns_coeffs: CoefficientsLike = "jordan", ns_steps: int = 1) -> np.ndarray:
     r"""What the steps do to an eigenvalue of :math:`X X^\top`, the square of a singular value.
 
     .. math::
@@ -89,7 +89,7 @@ def g(lam: ArrayLike, ns_coeffs: CoefficientsLike = "jordan", ns_steps: int = 1)
 
 def g_prime(
     lam: ArrayLike, ns_coeffs: CoefficientsLike = "jordan", ns_steps: int = 1
-) -> FloatArray:
+) -> np.ndarray:
     r"""The derivative of :func:`g` with respect to :math:`\lambda`, by the chain rule.
 
     .. math::

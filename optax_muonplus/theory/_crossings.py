@@ -23,8 +23,6 @@ from numpy.polynomial import polynomial
 
 from optax_muonplus.coefficients._minimax import Row
 
-# NumPy makes a scalar of an array without axes.
-FloatArray = np.ndarray | np.float64
 # The lower and the upper end of each interval.
 Bounds = tuple[np.ndarray, np.ndarray]
 

@@ -22,7 +22,6 @@ from numpy.typing import ArrayLike
 
 from optax_muonplus.coefficients._tables import CoefficientsLike, Row
 from optax_muonplus.theory._amplification import g, static_rows
-from optax_muonplus.theory._crossings import FloatArray
 
 # By how much the singular values of a float32 matrix of Frobenius norm 1 can exceed 1.
 _ROUNDING = 1e-6
@@ -34,7 +33,7 @@ def expected_variance_shift(
     ns_steps: int = 1,
     *,
     size: int | None = None,
-) -> FloatArray:
+) -> np.ndarray:
     r"""Expected change of the variance of squared row norms, in closed form.
 
     .. math::
@@ -71,7 +70,7 @@ def pairwise_variance_shift(
     ns_steps: int = 1,
     *,
     size: int | None = None,
-) -> FloatArray:
+) -> np.ndarray:
     r"""The value of :func:`expected_variance_shift` in the form of the lemma, a sum over pairs.
 
     .. math::
@@ -107,7 +106,7 @@ def pairwise_variance_shift(
 
 def mean_value_slope(
     lam: ArrayLike, other: ArrayLike, ns_coeffs: CoefficientsLike = "jordan", ns_steps: int = 1
-) -> FloatArray:
+) -> np.ndarray:
     r"""The slope :math:`g'(\xi) = (g(\lambda) - g(\mu)) / (\lambda - \mu)` of a pair.
 
     A pair of eigenvalues increases the variance if its slope is above 1 or below -1. For equal
@@ -161,7 +160,7 @@ def as_integer(name: str, value: SupportsIndex) -> int:
         raise ValueError(f"{name} must be an integer, got {value!r}.") from None
 
 
-def _spread(x: FloatArray, n: int) -> FloatArray:
+def _spread(x: np.ndarray, n: int) -> np.ndarray:
     """``n sum x^2 - (sum x)^2``, where ``x`` is extended to n elements by zeros."""
     mean = np.sum(x, -1, keepdims=True) / n
     return n * (np.sum((x - mean) ** 2, -1) + (n - x.shape[-1]) * mean[..., 0] ** 2)
