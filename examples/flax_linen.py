@@ -2,7 +2,7 @@
 
 A one-block transformer learns to repeat the token before the current one. Attention kernels of
 three axes, (width, heads, head size), are matrices too. The last layer is named ``head`` and so
-gets AdamW; as ``Dense_2``, its automatic name, it would get Muon+: names decide, nothing is guessed.
+gets AdamW; as ``Dense_2``, its automatic name, it would get Muon+: nothing is guessed.
 
 Run: ``python examples/flax_linen.py`` or ``python -m examples.flax_linen``.
 """
