@@ -1,14 +1,15 @@
 """Muon+ with Flax Linen: ``TrainState.create(..., tx=omp.muonplus(...))``.
 
-A one-block transformer learns to copy the token before last. Attention kernels of three axes,
-(width, heads, head size), are matrices too. The last layer is named ``head`` and so gets AdamW;
-under its automatic name, ``Dense_2``, it would be a matrix like the others: nothing is guessed.
+A one-block transformer learns to repeat the token before the current one. Attention kernels of
+three axes, (width, heads, head size), are matrices too. The last layer is named ``head`` and so
+gets AdamW; as ``Dense_2``, its automatic name, it would get Muon+: nothing is guessed.
 
 Run: ``python examples/flax_linen.py`` or ``python -m examples.flax_linen``.
 """
 
 import flax.linen as nn
 import jax
+import numpy as np
 import optax
 from flax.training.train_state import TrainState
 
@@ -44,18 +45,16 @@ def train_step(state, tokens):
     return state.apply_gradients(grads=grads), loss
 
 
-def batch(i):
-    """Random tokens, others in each step."""
-    return jax.random.randint(jax.random.key(i), (64, LENGTH), 0, VOCABULARY)
-
-
 model = Model()
-params = jax.jit(model.init)(jax.random.key(0), batch(0))["params"]
+rng = np.random.default_rng(0)
+tokens = rng.integers(VOCABULARY, size=(64, LENGTH))
+params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
 print(omp.describe(params))
 
 tx = omp.muonplus(0.02, adam_learning_rate=1e-2)
 state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
-for i in range(101):
-    state, loss = train_step(state, batch(i))
-    if i % 20 == 0:
+for i in range(61):
+    tokens = rng.integers(VOCABULARY, size=(64, LENGTH))
+    state, loss = train_step(state, tokens)
+    if i % 10 == 0:
         print(f"step {i:3d}  loss {loss:.4f}")

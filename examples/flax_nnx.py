@@ -6,7 +6,7 @@ norm, the biases and the layer named ``head`` get AdamW.
 Run: ``python examples/flax_nnx.py`` or ``python -m examples.flax_nnx``.
 """
 
-import jax
+import numpy as np
 import optax
 from flax import nnx
 
@@ -53,9 +53,10 @@ tx = omp.muonplus(0.02, adam_learning_rate=1e-2)
 optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
 # Each token has one successor: its image under a random permutation.
-successor = jax.random.permutation(jax.random.key(0), VOCABULARY)
+rng = np.random.default_rng(0)
+successor = rng.permutation(VOCABULARY)
 for i in range(61):
-    tokens = jax.random.randint(jax.random.key(i), (256,), 0, VOCABULARY)
+    tokens = rng.integers(VOCABULARY, size=256)
     loss = train_step(model, optimizer, tokens, successor[tokens])
     if i % 10 == 0:
         print(f"step {i:3d}  loss {loss:.4f}")

@@ -21,7 +21,7 @@ import optax_muonplus as omp
 if "JAX_NUM_CPU_DEVICES" not in os.environ:
     jax.config.update("jax_num_cpu_devices", 8)  # GPUs and TPUs are not affected
 
-LAYERS, WIDTH, HIDDEN, BATCH = 4, 64, 256, 256
+LAYERS, WIDTH, HIDDEN, BATCH = 4, 64, 256, 32 * jax.device_count()
 COLLECTIVE = r" (all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute)(?:-start)?\("
 
 rng = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def train(axis_type):
     with jax.set_mesh(mesh):
         opt_state = jax.jit(tx.init)(params)
         program = jax.jit(tx.update).lower(params, opt_state, params).compile().as_text() or ""
-        print("collectives of an update:", ", ".join(re.findall(COLLECTIVE, program)))
+        print("collectives of an update:", ", ".join(re.findall(COLLECTIVE, program)) or "none")
         # On Auto axes XLA would otherwise choose where the results lie.
         kept = jax.tree.map(lambda leaf: leaf.sharding, (params, opt_state))
 
