@@ -23,14 +23,18 @@ def static(**kwargs: Any) -> Any:
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
-@typing.dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+@typing.dataclass_transform(
+    frozen_default=True, eq_default=False, field_specifiers=(static, dataclasses.field)
+)
 def matrix_function(cls: _Class) -> _Class:
     """Makes a class a frozen dataclass and a pytree whose leaves are its hyperparameters.
+
+    Instances are compared by identity: their hyperparameters may be arrays, which have no hash.
 
     Like ``jax.tree_util.register_dataclass``, except that unflattening does not call
     ``__post_init__``: JAX also unflattens with placeholders, which no check would accept.
     """
-    cls = dataclasses.dataclass(frozen=True)(cls)
+    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
     fields = dataclasses.fields(cls)
     leaves = tuple(field.name for field in fields if not field.metadata.get("static"))
     choices = tuple(field.name for field in fields if field.metadata.get("static"))
