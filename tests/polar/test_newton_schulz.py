@@ -34,7 +34,7 @@ def test_newton_schulz_maps_singular_values_and_keeps_vectors(name, shape):
     expected = u * coefficients.evaluate(rows, s / (safety_factor * np.linalg.norm(s))) @ v.T
     result = polar.newton_schulz(jnp.asarray(x, jnp.float32), name, steps)
     # Slopes at 0 reach 1000: float32 rounding of the input comes out as 1000 * 6e-8. Five rows of
-    # CANS take terms of order 8 down to 0.002 first, as LOOSER in test_reference says.
+    # CANS take terms of order 8 down to 0.002 first, as LOOSER in test_against_reference says.
     np.testing.assert_allclose(result, expected, atol=5e-4 if name == "cans" else 1e-4)
 
 
