@@ -23,7 +23,12 @@ import jax.core
 import jax.numpy as jnp
 
 from optax_muonplus._xla.loops import map_in_place
-from optax_muonplus.matrices._matrix_function import MatrixFunction, compose, for_layout
+from optax_muonplus.matrices._matrix_function import (
+    Composition,
+    MatrixFunction,
+    compose,
+    for_layout,
+)
 
 # Of one stack: 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. By count, the iteration on
 # square matrices needs four times as much beside it: R, R^2, P and the next X.
@@ -58,25 +63,24 @@ def apply_batched(
     transposed = [batch.transposed for batch in batches]
     if not arrays:
         return []
+    steps = compose(functions)
     if not any(isinstance(array, jax.core.Tracer) for array in arrays):
         # Outside of jit each operation is a program of its own, and a loop would be compiled anew
         # at every call.
-        whole = compose(functions)
-        return [for_layout(whole, t)(x) for x, t in zip(arrays, transposed, strict=True)]
+        return [for_layout(steps, t)(x) for x, t in zip(arrays, transposed, strict=True)]
 
     def on_cpu(*arrays: jax.Array) -> list[jax.Array]:
-        return _looped(functions, arrays, transposed)
+        return _looped(steps, arrays, transposed)
 
     def elsewhere(*arrays: jax.Array) -> list[jax.Array]:
-        return _stacked(functions, arrays, transposed)
+        return _stacked(steps, arrays, transposed)
 
     return jax.lax.platform_dependent(*arrays, cpu=on_cpu, default=elsewhere)
 
 
 def _looped(
-    functions: Sequence[MatrixFunction], arrays: Sequence[jax.Array], transposed: Sequence[bool]
+    steps: Composition, arrays: Sequence[jax.Array], transposed: Sequence[bool]
 ) -> list[jax.Array]:
-    whole = compose(functions)
     results = list(arrays)
 
     def key(i: int) -> Hashable:
@@ -84,7 +88,7 @@ def _looped(
 
     for members in _groups(range(len(arrays)), key):
         members.reverse()  # see map_in_place
-        function = for_layout(whole, transposed[members[0]])
+        function = for_layout(steps, transposed[members[0]])
         group = _one_by_one(function, [arrays[i] for i in members])
         for i, result in zip(members, group, strict=True):
             results[i] = result
@@ -104,7 +108,7 @@ def _one_by_one(
 
 
 def _stacked(
-    functions: Sequence[MatrixFunction], arrays: Sequence[jax.Array], transposed: Sequence[bool]
+    steps: Composition, arrays: Sequence[jax.Array], transposed: Sequence[bool]
 ) -> list[jax.Array]:
     tall = [x.shape[-2] > x.shape[-1] for x in arrays]
     wide = [jnp.swapaxes(x, -1, -2) if t else x for x, t in zip(arrays, tall, strict=True)]
@@ -122,22 +126,22 @@ def _stacked(
         for chunk in _chunks(members, lambda i: wide[i].size * wide[i].dtype.itemsize):
             upright = sum(wide[i].shape[0] for i in chunk if not transposed[i])
             stops = itertools.accumulate(wide[i].shape[0] for i in chunk)
-            stack = _on_stack(functions, jnp.concatenate([wide[i] for i in chunk]), upright)
+            stack = _on_stack(steps, jnp.concatenate([wide[i] for i in chunk]), upright)
             parts += jnp.split(stack, list(stops)[:-1])
         for i, result in zip(members, parts, strict=True):
             results[i] = jnp.swapaxes(result, -1, -2) if tall[i] else result
     return results
 
 
-def _on_stack(functions: Sequence[MatrixFunction], x: jax.Array, upright: int) -> jax.Array:
-    """``functions`` of a stack whose first ``upright`` matrices are (out, in), others (in, out)."""
+def _on_stack(steps: Composition, x: jax.Array, upright: int) -> jax.Array:
+    """``steps`` of a stack whose first ``upright`` matrices are (out, in), others (in, out)."""
     at_once = max(1, STACK_BYTES // (math.prod(x.shape[1:]) * x.dtype.itemsize))
     if len(x) > at_once:  # one parameter of many layers or experts
-        whole = for_layout(compose(functions), upright == 0)
+        whole = for_layout(steps, upright == 0)
         return jax.lax.map(lambda matrix: whole(matrix[None])[0], x, batch_size=at_once)
     if upright in (0, len(x)):
-        return for_layout(compose(functions), upright == 0)(x)
-    for function in functions:
+        return for_layout(steps, upright == 0)(x)
+    for function in steps.functions:
         if function.transpose_equivariant:
             x = function(x)
         else:

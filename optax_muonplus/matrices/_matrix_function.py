@@ -87,7 +87,8 @@ class MatrixFunction:
 
     def replace(self: _Function, **fields: Any) -> _Function:
         """The same function but for some fields, which are not checked."""
-        return _unchecked(type(self), vars(self) | fields)
+        names = [field.name for field in dataclasses.fields(self)]  # ty: ignore[invalid-argument-type]
+        return _unchecked(type(self), {name: getattr(self, name) for name in names} | fields)
 
     def flops(self, shape: tuple[int, int]) -> int:
         """FLOPs of the matrix products for one matrix ``(out, in)``; devices are balanced by it."""
@@ -151,9 +152,9 @@ class Composition(MatrixFunction):
         return sum(function.flops(shape) for function in self.functions)
 
 
-def compose(functions: Sequence[MatrixFunction]) -> MatrixFunction:
+def compose(functions: Sequence[MatrixFunction]) -> Composition:
     """One function after the other, as one."""
-    return functions[0] if len(functions) == 1 else Composition(tuple(functions))
+    return Composition(tuple(functions))
 
 
 def for_layout(

@@ -59,8 +59,8 @@ def iterate_cheapest(
         return plain(x)
     if (
         precision == highest
-        or accumulation_dtype(x.dtype) in (jnp.float64, jnp.complex128)
         or float32_is_exact()
+        or accumulation_dtype(x.dtype) in (jnp.float64, jnp.complex128)
     ):
         return gram(x)
     # On accelerators float32 products are TF32 or bfloat16 by default. They are several times as

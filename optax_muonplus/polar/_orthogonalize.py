@@ -1,5 +1,6 @@
 """The polar factor as a function on matrices."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -28,9 +29,10 @@ class Orthogonalize(MatrixFunction):
 
     def __post_init__(self) -> None:
         """Raises ValueError as :func:`optax_muonplus.polar.polar_function`."""
-        self._function()
+        _ = self._function
         object.__setattr__(self, "ns_coeffs", _hashable(self.ns_coeffs))
 
+    @functools.cached_property
     def _function(self) -> PolarFunction:
         return polar_function(
             self.polar,
@@ -43,7 +45,7 @@ class Orthogonalize(MatrixFunction):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The polar factors of ``x``."""
-        return self._function()(x)
+        return self._function(x)
 
     @property
     def transpose_equivariant(self) -> bool:

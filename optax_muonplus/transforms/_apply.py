@@ -166,7 +166,8 @@ def _apply_local(
     batches: list[MatrixBatch] = []
     stops = []
     for x, view in zip(arrays, views, strict=True):
-        batches += [MatrixBatch(block, view.transposed) for block in view.to_matrices(x)]
+        transposed = view.transposed
+        batches += [MatrixBatch(block, transposed) for block in view.to_matrices(x)]
         stops.append(len(batches))
     outputs = apply_batched(functions, batches)
     outputs = constrain_sharding_like([batch.array for batch in batches], outputs)
