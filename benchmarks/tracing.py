@@ -1,8 +1,10 @@
-"""How long tracing, lowering and compiling one update take: `python -m benchmarks.tracing`.
+"""CPU time that tracing, lowering and compiling one update take: `python -m benchmarks.tracing`.
 
 Every stage starts without what JAX has cached: `jax.clear_caches()` comes before each trace, the
-traced function is a new object, and the persistent compilation cache is off. `--against CHECKOUT`
-measures another version of the library too, and prints the ratios. `--help` lists the options.
+traced function is a new object, and the persistent compilation cache is off. Times are CPU seconds
+of the process, all threads together: other programs on the machine disturb them less than the
+clock's. `--against CHECKOUT` measures another version of the library too, and prints the ratios.
+`--help` lists the options.
 """
 
 import dataclasses
@@ -32,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STAGES = ("trace", "lower", "compile")
 NAME = "tracing-cpu"  # of the JSON file, without its suffix
 
-# For each update the seconds of each stage, one for each round.
+# For each update the CPU seconds of each stage, one for each round.
 Seconds = dict[str, dict[str, list[float]]]
 
 
@@ -65,7 +67,7 @@ class Case(NamedTuple):
 
 def main(config: Config) -> None:
     """Measures and prints the table; writes it with the machine's description as JSON."""
-    console = Console(width=max(Console().width, 140))
+    console = Console(width=max(Console().width, 180))  # the table is wide
     if config.against is None:
         seconds, other = measure(cases(config), config.rounds, console), None
     else:
@@ -119,20 +121,20 @@ def measure(cases: Mapping[str, Case], rounds: int, console: Console) -> Seconds
 
 
 def time_stages(case: Case) -> dict[str, float]:
-    """Seconds that each stage takes once."""
+    """CPU seconds that each stage takes once."""
     tx = case.make()
     state = jax.eval_shape(tx.init, case.shapes)
     if hasattr(jax.tree.leaves(case.shapes)[0].sharding, "mesh"):
         state = meshes.placed_state(state, case.shapes)
     jax.clear_caches()
     gc.collect()
-    times = [time.perf_counter()]
+    times = [time.process_time()]
     traced = jax.jit(lambda *args: tx.update(*args)).trace(case.shapes, state, case.shapes)
-    times.append(time.perf_counter())
+    times.append(time.process_time())
     lowered = traced.lower()
-    times.append(time.perf_counter())
+    times.append(time.process_time())
     lowered.compile()
-    times.append(time.perf_counter())
+    times.append(time.process_time())
     return dict(zip(STAGES, np.diff(times).tolist(), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What `benchmarks.collectives` reads off compiled programs, and what it must find in ours."""
+"""`benchmarks.collectives`: its counts of compiled programs, and the counts of our update."""
 
 import collections
 import functools
@@ -10,21 +10,22 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks import collectives, hlo, meshes, programs, step, trees
+from benchmarks import collectives, meshes, trees
+from benchmarks.compiled import counts, hlo
 
 MESH = "data=4,model=2"
 
 
-def counted(function):
+def count(function):
     """The counts of each device for ``function`` of its 8 x 8 shard, on a 4 x 2 mesh."""
     mesh, spec = meshes.simulated(MESH), P("data", "model")
     mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     whole = jax.ShapeDtypeStruct((32, 16), jnp.float32)
-    return programs.counted(hlo.program_of(jax.jit(mapped).lower(whole).compile()))
+    return counts.count(hlo.read_program(jax.jit(mapped).lower(whole).compile()))
 
 
-def moves(x):
-    """One move of each kind, of a shard of 8 x 8 float32: 256 bytes."""
+def one_collective_of_each_kind(x):
+    """A collective of each kind, on a shard of 8 x 8 float32: 256 bytes."""
     x = jax.lax.all_to_all(x, "data", 0, 0, tiled=True)
     x = jnp.sin(jax.lax.all_gather(x, "model")).sum(0)
     x = jax.lax.psum(x, "data")
@@ -42,28 +43,28 @@ RECEIVED = {
 RETURNED = 256 + 2 * 256 + 256 + 256 + 256 // 4
 
 
-def test_every_kind_of_move_is_counted_with_its_bytes():
-    (found,) = counted(moves)
-    assert found.collectives == dict.fromkeys(RECEIVED, 1)
-    assert found.received == RECEIVED
-    assert found.returned == RETURNED
-    assert (found.in_loops, found.operations) == (0, 0)
+def test_every_kind_of_collective_is_counted_with_its_bytes():
+    (device,) = count(one_collective_of_each_kind)
+    assert device.collectives == dict.fromkeys(RECEIVED, 1)
+    assert device.received == RECEIVED
+    assert device.returned == RETURNED
+    assert (device.in_loops, device.operations) == (0, 0)
 
 
-def test_a_loop_counts_as_often_as_it_runs():
+def test_counts_in_a_loop_are_multiplied_by_its_iterations():
     def nested(x):
         inner = functools.partial(jax.lax.fori_loop, 0, 7, lambda _, y: jnp.sin(y @ y))
-        return jax.lax.fori_loop(0, 5, lambda _, y: inner(moves(y)), x)
+        return jax.lax.fori_loop(0, 5, lambda _, y: inner(one_collective_of_each_kind(y)), x)
 
-    (found,) = counted(nested)
-    assert found.collectives == dict.fromkeys(RECEIVED, 5)
-    assert found.received == {kind: 5 * size for kind, size in RECEIVED.items()}
-    assert found.returned == 5 * RETURNED
-    assert found.in_loops == 5 * len(RECEIVED)
-    assert found.operations == 5 * 7 * 2 * 8**3
+    (device,) = count(nested)
+    assert device.collectives == dict.fromkeys(RECEIVED, 5)
+    assert device.received == {kind: 5 * size for kind, size in RECEIVED.items()}
+    assert device.returned == 5 * RETURNED
+    assert device.in_loops == 5 * len(RECEIVED)
+    assert device.operations == 5 * 7 * 2 * 8**3
 
 
-def test_a_choice_by_device_is_followed_on_each():
+def test_a_branch_chosen_by_device_id_is_followed_on_each_device():
     table = np.array([3, 0, 1, 0, 0, 2, 0, 7])  # 7 is beyond the last branch
 
     def times(n):
@@ -75,22 +76,22 @@ def test_a_choice_by_device_is_followed_on_each():
         return jax.lax.cond(here == 1, times(10), times(0), x)
 
     expected = [3, 0, 11, 0, 0, 2, 0, 3]
-    assert [x.operations for x in counted(worker)] == [n * 2 * 8**3 for n in expected]
+    assert [x.operations for x in count(worker)] == [n * 2 * 8**3 for n in expected]
 
 
-def test_of_a_choice_by_data_the_branch_with_most_operations_counts():
+def test_where_data_chooses_the_branch_the_one_with_most_operations_counts():
     def chosen(x):
         return jax.lax.cond(x[0, 0] > 0, lambda y: y @ y, lambda y: y @ y @ y, x)
 
-    assert {found.operations for found in counted(chosen)} == {2 * 2 * 8**3}
+    assert {device.operations for device in count(chosen)} == {2 * 2 * 8**3}
 
 
-def test_products_in_a_loop_of_unknown_length_are_refused():
+def test_products_in_a_loop_of_unknown_length_raise():
     def until(x):
         return jax.lax.while_loop(lambda y: y[0, 0] < 1, lambda y: y @ y, x)
 
-    with pytest.raises(ValueError, match="nobody knows how often"):
-        counted(until)
+    with pytest.raises(ValueError, match="number of iterations is unknown"):
+        count(until)
 
 
 TEXT = """HloModule small, num_partitions=8
@@ -115,33 +116,33 @@ ENTRY %main (x: f32[8,4]) -> f32[8,4] {{
         ("mesh['axis_0'=8] {'axis_0':(2)4}", 4),
     ],
 )
-def test_groups_in_every_spelling(groups, size):
+def test_group_size_is_read_from_every_format_of_replica_groups(groups, size):
     text = TEXT.format(f"all-gather(%x), replica_groups={groups}, dimensions={{0}}")
-    (found,) = programs.counted(hlo.parsed(text))
-    assert found.received == {"all-gather": (size - 1) * 8 * 4 * 4}
+    (device,) = counts.count(hlo.parse(text))
+    assert device.received == {"all-gather": (size - 1) * 8 * 4 * 4}
 
 
 @pytest.mark.parametrize(
     ("instruction", "message"),
     [
-        ("all-gather(%x), replica_groups=<odd>, dimensions={0}", "groups that are not understood"),
-        ("all-gather(%x), replica_groups={{0,1},{2,3,4}}", "groups that are not understood"),
+        ("all-gather(%x), replica_groups=<odd>, dimensions={0}", "groups in an unknown format"),
+        ("all-gather(%x), replica_groups={{0,1},{2,3,4}}", "groups in an unknown format"),
         ('custom-call(%x, %x), custom_call_target="__onednn$matmul"', "custom-call"),
         ("ragged-all-to-all(%x), replica_groups={}", "ragged-all-to-all"),
     ],
 )
-def test_what_would_be_missed_is_refused(instruction, message):
+def test_instructions_that_cannot_be_counted_raise(instruction, message):
     with pytest.raises(ValueError, match=message):
-        programs.counted(hlo.parsed(TEXT.format(instruction)))
+        counts.count(hlo.parse(TEXT.format(instruction)))
 
 
-def test_an_asynchronous_move_counts_once():
+def test_an_asynchronous_collective_counts_once():
     groups = "replica_groups={{0,1},{2,3},{4,5},{6,7}}"
     text = TEXT.format("all-gather-done(%z)").replace(
         "  ROOT", f"  %z = (f32[8,4], f32[16,4]) all-gather-start(%x), {groups}\n  ROOT"
     )
-    (found,) = programs.counted(hlo.parsed(text))
-    assert found.collectives == {"all-gather": 1} and found.received == {"all-gather": 128}
+    (device,) = counts.count(hlo.parse(text))
+    assert device.collectives == {"all-gather": 1} and device.received == {"all-gather": 128}
 
 
 @functools.cache
@@ -156,7 +157,7 @@ def ours(layers, **changes):
 
 
 @pytest.mark.parametrize("layers", [12, 24])
-def test_each_matrix_moves_once_out_and_once_home(layers):
+def test_the_update_has_two_all_to_alls_and_receives_the_fewest_bytes(layers):
     row = ours(layers)
     assert row["collectives"] == {"all-to-all": 2}
     assert row["collectives_in_loops"] == 0
@@ -165,33 +166,33 @@ def test_each_matrix_moves_once_out_and_once_home(layers):
     assert 1 <= row["operations_ratio"] <= 1.05
 
 
-def test_work_that_does_not_divide_is_done_once_and_shared_out():
-    row = ours(3)  # 12 squares and 6 others: no device has what another has
+def test_matrices_that_do_not_divide_the_devices_are_each_worked_on_once():
+    row = ours(3)  # 12 square matrices and 6 others, on 8 devices
     done = sum(count * work for work, count in row["operations_of_devices"].items())
     even = row["operations"] / row["operations_ratio"]
     assert len(row["operations_of_devices"]) > 1
     assert done == pytest.approx(8 * even, rel=1e-6) and row["operations"] > even
 
 
-def test_replicas_share_the_work():
+def test_replicas_divide_the_work():
     row = ours(12, mesh="replica=2,data=2,model=2")
     assert sum(row["collectives"].values()) <= 4 and row["collectives_in_loops"] == 0
     assert row["received_ratio"] <= 1.15 and row["operations_ratio"] <= 1.05
 
 
-def test_fewest_bytes_is_each_shard_out_and_home():
+def test_fewest_bytes_for_each_way_to_shard():
     shapes = trees.shapes(trees.SIZES["gpt-256"])
     mesh = meshes.simulated(MESH)
     total = 4 * 12 * 12 * 256**2
     both = meshes.fewest_bytes(meshes.placed(shapes, mesh, "data,model"))
     assert both == 2 * total / 8 * 7 / 8 and both == pytest.approx(8.26e6, rel=1e-3)
-    # Cut in four, two replicas: each works on an eighth and lacks three quarters of that.
+    # In four shards, on two replicas: a device works on an eighth and lacks three quarters of that.
     rows = meshes.fewest_bytes(meshes.placed(shapes, mesh, "data"))
     assert rows == total / 8 * 3 / 4 + total / 4 * 7 / 8
     assert meshes.fewest_bytes(meshes.placed(shapes, mesh, "-")) == total * 7 / 8
 
 
-def test_where_an_axis_does_not_divide_the_other_is_cut():
+def test_an_axis_that_does_not_divide_is_not_cut_but_the_other_is():
     shapes = trees.shapes(trees.SIZES["llama-1b"]._replace(layers=1))  # 5461 is odd
     placed = meshes.placed(shapes, meshes.simulated(MESH), "data,model")
     block = {name: leaf["kernel"] for name, leaf in placed["block_0"].items() if "kernel" in leaf}
@@ -205,7 +206,7 @@ def test_where_an_axis_does_not_divide_the_other_is_cut():
     ]
 
 
-def test_state_lies_where_parameters_do():
+def test_momentum_is_sharded_like_its_parameter():
     placed = meshes.placed(
         trees.shapes(trees.SIZES["gpt-256"]._replace(layers=1)), meshes.simulated(MESH), "data"
     )
@@ -217,7 +218,7 @@ def test_state_lies_where_parameters_do():
         assert specs == {P("data", None): 6}
 
 
-def test_main_writes_every_row(tmp_path):
+def test_main_writes_every_optimizer(tmp_path):
     config = collectives.Config(width=16, layers=1, out=tmp_path)
     collectives.main(config)
     (file,) = tmp_path.iterdir()
@@ -229,11 +230,7 @@ def test_main_writes_every_row(tmp_path):
     ]  # fmt: skip
     for row in result["rows"].values():
         assert row["received_bytes"] > 0 and row["operations_ratio"] > 0.99
-    # bfloat16 on the way out, as asked for; XLA's CPU backend moves float32.
-    moved, narrow = (result["rows"][name] for name in (collectives.OURS, collectives.NARROW))
-    assert narrow["received_bytes"] == moved["received_bytes"] == moved["lowered_bytes"]
-    assert moved["lowered_bytes"] / 2 < narrow["lowered_bytes"] < moved["lowered_bytes"]
-
-
-def test_flags_name_a_switch_that_is_off():
-    assert step.flags(collectives.Config(rivals=False)) == ["--no-rivals"]
+    # bfloat16 in the first transfer, as asked for; XLA's CPU backend transfers float32.
+    wide, narrow = (result["rows"][name] for name in (collectives.OURS, collectives.NARROW))
+    assert narrow["received_bytes"] == wide["received_bytes"] == wide["lowered_bytes"]
+    assert wide["lowered_bytes"] / 2 < narrow["lowered_bytes"] < wide["lowered_bytes"]

@@ -1,4 +1,4 @@
-"""The benchmarks run, on models too small to say anything, and write what the README describes."""
+"""`benchmarks.step`, `polar` and `trainer` run on tiny models and write every figure."""
 
 import json
 import unittest.mock
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks import machine, polar, step, trainer
+from benchmarks import polar, products, step, timing, trainer, trees
 
 
 def test_step_writes_every_figure(tmp_path):
@@ -27,37 +27,37 @@ def test_step_writes_every_figure(tmp_path):
     for name, row in rows.items():
         assert row["median_s"] > 0 and row["compile_s"] > 0 and row["temporary_bytes"] > 0
         assert ("share_of_products" in row) == (name != "optax.adamw")
-    # One buffer of 4 bytes for each of 12 * 16^2 numbers in matrices; two for the others; counts.
+    # float32: one buffer for the 12 * 16^2 elements of matrices, two for other elements, a count.
     others = 16 * 20 + 3 * 16
     assert rows["omp.muonplus, row"]["state_bytes"] == 4 * (12 * 16**2 + 2 * others + 1)
-    # The same update as Optax's, from the same gradients.
+    # Both compute the same update from the same gradients.
     assert result["largest_difference"] < 1e-4
 
 
-def test_counted_work_is_the_table_of_operations():
+def test_work_counts_the_operations_of_plain_and_gram_newton_schulz():
     """Per layer of width d: 30 d^3 for each square, 50 d^3 for each 1:4 under Gram, else 90 d^3."""
-    size = step.trees.SIZES["gpt-384"]._replace(layers=2)
+    size = trees.SIZES["gpt-384"]._replace(layers=2)
     per_product = dict.fromkeys([(384, 384, 384), (384, 1536, 384), (384, 384, 1536)], 1.0)
-    for gram, cube in ((True, 4 * 30 + 2 * 50), (False, 4 * 30 + 2 * 90)):
-        work = step.work(size, "float32", gram, per_product, seconds=1.0)
+    for polar_method, cube in (("auto", 4 * 30 + 2 * 50), ("newton_schulz", 4 * 30 + 2 * 90)):
+        work = step.work(size, "float32", polar_method, per_product, seconds=1.0)
         assert work["gflop"] * 1e9 == 2 * cube * 384**3
     # Each product takes a second here: 4 * 15 + 2 * (15 plain).
     assert work["share_of_products"] == 2 * (4 * 15 + 2 * 15)
 
 
-def test_product_chains_keep_the_size_of_numbers_and_say_what_they_did():
+def test_product_chains_keep_the_norm_and_count_their_products():
     for n, m in ((8, 8), (8, 24)):
-        program, done = machine.product_chain(n, m, np.float32, batch=2)
-        norm = np.linalg.norm(np.asarray(program()), axis=(-2, -1))
+        chain = products.chain(n, m, np.float32, batch=2)
+        norm = np.linalg.norm(np.asarray(chain.run()), axis=(-2, -1))
         np.testing.assert_allclose(norm, np.sqrt(n), rtol=1e-4)
-        assert sum(done.values()) == 2 * 32 * (2 if m > n else 1)
+        assert sum(chain.products.values()) == 2 * 32 * (2 if m > n else 1)
 
 
-def test_rounds_are_interleaved():
+def test_a_round_times_every_program_once():
     order = []
     programs = {name: lambda name=name: order.append(name) for name in "ab"}
-    seconds = machine.interleaved(programs, 3, Console(quiet=True))
-    assert order == list("ab" * 4)  # the first round warms up
+    seconds = timing.interleaved(programs, 3, Console(quiet=True))
+    assert order == list("ab" * 4)  # the first round is not timed
     assert [len(values) for values in seconds.values()] == [3, 3]
 
 
@@ -65,11 +65,11 @@ def test_rounds_are_interleaved():
 def test_polar_writes_table_and_picture(tmp_path):
     polar.main(polar.Config(short=8, long=16, count=2, rounds=1, out=tmp_path))
     rows = json.loads((tmp_path / "polar-8x16-cpu.json").read_text())["rows"]
-    assert len(rows) == 1 + 3 * len(polar.RUNS) - 2  # cans has no narrow form
+    assert len(rows) == 1 + 3 * len(polar.RUNS) - 2  # cans has no bfloat16 form
     exact = rows[0]
     assert exact["method"] == "svd" and exact["log-spaced"]["distance"] < 1e-3
     for row in rows:
-        # The paper's point: rows are even after the normalization, and were not before.
+        # Rows have equal norms after the normalization, and not before.
         assert row["gaussian"]["row_spread_after"] == pytest.approx(1, abs=1e-5)
         if row["table"] == "jordan":
             assert row["log-spaced"]["row_spread"] > 1.05
@@ -86,6 +86,6 @@ def test_trainer_writes_every_figure_and_steps_in_place(tmp_path):
     params = 4 * (2 * (12 * 32**2 + 13 * 32) + (300 + 32 + 2) * 32)
     for name in trainer.NAMES:
         assert row[name]["median_s"] > 0 and row[name]["optimizer_share"] < 1
-        # Parameters and moments are written where they were: no second copy of them.
+        # Parameters and moments are updated in place: there is no second copy of them.
         assert row[name]["in_place_bytes"] >= row[name]["state_bytes"]
         assert row[name]["state_bytes"] > (3 if name == "adamw" else 2) * params
