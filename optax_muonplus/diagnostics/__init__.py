@@ -13,8 +13,8 @@ from optax_muonplus.diagnostics._imbalance import rms as rms
 from optax_muonplus.diagnostics._imbalance import spearman as spearman
 from optax_muonplus.diagnostics._measures import MEASURES as MEASURES
 from optax_muonplus.diagnostics._measures import Measure as Measure
-from optax_muonplus.diagnostics._recording import RecordState as RecordState
 from optax_muonplus.diagnostics._state import Record as Record
+from optax_muonplus.diagnostics._state import RecordState as RecordState
 from optax_muonplus.diagnostics._state import read as read
 from optax_muonplus.diagnostics._wrappers import recorded as recorded
 from optax_muonplus.diagnostics._wrappers import watched as watched

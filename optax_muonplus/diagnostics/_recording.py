@@ -1,8 +1,7 @@
 """A transformation that also keeps measures of the matrices it works on in its state.
 
-What a recorder looks at is a :class:`Probe`'s affair; when, of which matrices, and where the
-numbers go, is decided here. The state holds arrays only, and as many whatever the parameters, so
-that it passes through donation, checkpoints and ``optax.tree.map_params`` like any other.
+A :class:`Probe` says what is measured. This module decides when, for which matrices, and where the
+values are kept.
 """
 
 import functools
@@ -21,11 +20,11 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._xla.loops import pick
 from optax_muonplus.diagnostics._measures import Measure, measure, measures_by_stage
+from optax_muonplus.diagnostics._state import Arrays, RecordState
 from optax_muonplus.matrices._normalization import Norm
 
 # Number of the update, from 1, to whether it is recorded.
 Schedule = Callable[[Any], Any]
-Arrays = dict[str, jax.Array]
 
 
 class Probe(NamedTuple):
@@ -34,8 +33,8 @@ class Probe(NamedTuple):
     Attributes:
       stages: their names, in order; see ``measures``.
       capture: from leaves, updates, the inner state before the update and the updates after it to
-        arrays by path. Part of every update, so that it should be there anyway.
-      unfold: from leaves and what was captured to the arrays of each stage by path. Part of
+        arrays by path. It runs at every update, and should cost nothing.
+      unfold: from leaves and what was captured to the arrays of each stage by path. It runs at
         recorded updates only.
       norm: the normalization that follows the second stage.
       norm_eps: its floor.
@@ -48,26 +47,6 @@ class Probe(NamedTuple):
     norm_eps: Any = 0.0
 
 
-class RecordState(NamedTuple):
-    """State of a recorder.
-
-    Attributes:
-      inner: state of the transformation that is recorded.
-      count: number of updates so far.
-      step: the update that ``values`` are of; -1 before the first.
-      values: by stage and measure, one number for each matrix; NaN before the first.
-      names: JSON, as bytes, of the paths and the number of matrices in each. An array, since text
-        would not pass through ``jax.jit`` and checkpoints, nor keys for each path through
-        ``optax.tree.map_params``.
-    """
-
-    inner: Any
-    count: Any
-    step: Any
-    values: dict[str, Arrays]
-    names: jax.Array
-
-
 def record(
     inner: optax.GradientTransformation,
     probe: Probe,
@@ -78,11 +57,11 @@ def record(
     """``inner``, with ``measures`` of what ``probe`` sees kept in a :class:`RecordState`.
 
     Args:
-      inner: its updates are handed on as they are.
-      probe: see there.
-      find: from a tree of parameters or updates to the matrices to look at.
+      inner: the transformation. Its updates are returned as they are.
+      probe: what is measured.
+      find: from a tree of parameters or updates to the matrices that are measured.
       due: see :data:`Schedule`.
-      measures: words of :data:`Measure`.
+      measures: names of :data:`Measure`.
     """
     inner = optax.with_extra_args_support(inner)
     kept = measures_by_stage(probe.stages, measures)
@@ -91,57 +70,61 @@ def record(
         leaves = find(params)
         total = sum(math.prod(leaf.matrix.batch_shape) for leaf in leaves)
         nothing = jnp.full([total], jnp.nan, jnp.float32)
-        names = json.dumps({leaf.name: leaf.matrix.batch_shape for leaf in leaves}).encode()
+        shapes = json.dumps({leaf.name: leaf.matrix.batch_shape for leaf in leaves}).encode()
         return RecordState(
             inner.init(params),
             jnp.zeros([], jnp.int32),
             jnp.full([], -1, jnp.int32),
-            {stage: dict.fromkeys(words, nothing) for stage, words in kept.items()},
-            jnp.asarray(list(names), jnp.uint8),
+            {stage: dict.fromkeys(names, nothing) for stage, names in kept.items()},
+            jnp.asarray(list(shapes), jnp.uint8),
         )
 
     def update_fn(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, Any]:
-        if not isinstance(state, RecordState):
-            raise ValueError(
-                f"Got a {type(state).__name__}, the state of an optimizer that does not record. To"
-                " record from here on pass tx.init(params)._replace(inner=state); to stop, go on"
-                " with state.inner."
-            )
-        done, inner_state = inner.update(updates, state.inner, params, **extra_args)
+        _check_state(state)
+        results, inner_state = inner.update(updates, state.inner, params, **extra_args)
         count = optax.safe_increment(state.count)
         leaves = find(updates)
-        captured = probe.capture(leaves, updates, state.inner, done)
-        now = jnp.asarray(due(count), bool)
+        captured = probe.capture(leaves, updates, state.inner, results)
+        is_due = jnp.asarray(due(count), bool)
 
         def measured(captured: Any) -> dict[str, Arrays]:
             stages = probe.unfold(leaves, captured)
-            numbers = functools.partial(_measured, probe, leaves, measures)
-            return _left_to_the_compiler(numbers, stages, jnp.asarray(probe.norm_eps))
+            measure_all = functools.partial(_measured, probe, leaves, measures)
+            return _with_auto_axes(measure_all, stages, jnp.asarray(probe.norm_eps))
 
-        values = _where(now, measured, state.values, captured) if leaves else state.values
-        step = jnp.where(now, count, state.step)
-        return done, RecordState(inner_state, count, step, values, state.names)
+        values = _if_due(is_due, measured, state.values, captured) if leaves else state.values
+        step = jnp.where(is_due, count, state.step)
+        return results, RecordState(inner_state, count, step, values, state.names)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _where(now: jax.Array, measured: Callable[[Any], Any], values: Any, captured: Any) -> Any:
-    """``measured(captured)``, which is not computed otherwise, or else ``values``."""
-    if not isinstance(now, jax.core.Tracer):  # outside of jit a branch would be compiled each time
-        return measured(captured) if now else values
-    return jax.lax.cond(now, lambda old, x: measured(x), lambda old, x: old, values, captured)
+def _check_state(state: Any) -> None:
+    if not isinstance(state, RecordState):
+        raise ValueError(
+            f"Got a {type(state).__name__}, the state of an optimizer that does not record. To"
+            " record from here on pass tx.init(params)._replace(inner=state); to stop, go on"
+            " with state.inner."
+        )
 
 
-def _left_to_the_compiler(function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)``; along Explicit axes of a mesh types would forbid most reshapes."""
+def _if_due(is_due: jax.Array, measured: Callable[[Any], Any], values: Any, captured: Any) -> Any:
+    """``measured(captured)`` if ``is_due``, or else ``values``, without computing the former."""
+    if not isinstance(is_due, jax.core.Tracer):  # a branch outside of jit is compiled each time
+        return measured(captured) if is_due else values
+    return jax.lax.cond(is_due, lambda old, x: measured(x), lambda old, x: old, values, captured)
+
+
+def _with_auto_axes(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)``, with Explicit mesh axes made Auto: types would forbid most reshapes."""
     meshes = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves(args)]
     explicit = [mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types]
     if not explicit:
         return function(*args)
-    whole = NamedSharding(explicit[0], PartitionSpec())
-    return jax.sharding.auto_axes(function, out_sharding=whole)(*args)
+    replicated = NamedSharding(explicit[0], PartitionSpec())
+    return jax.sharding.auto_axes(function, out_sharding=replicated)(*args)
 
 
 def _measured(
@@ -152,24 +135,24 @@ def _measured(
     norm_eps: jax.Array,
 ) -> dict[str, Arrays]:
     """By stage and measure, one number for each matrix of all leaves."""
-    owned = [_blocks(leaf, stages) for leaf in leaves]
-    blocks = [block for own in owned for block in own]
+    blocks_of_leaves = [_blocks(leaf, stages) for leaf in leaves]
+    blocks = [block for leaf_blocks in blocks_of_leaves for block in leaf_blocks]
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, (transposed, block) in enumerate(blocks):
         key = (transposed, *((x.shape, x.dtype) for x in block.values()))
         groups.setdefault(key, []).append(i)
 
-    def numbers(transposed: bool, block: Arrays) -> dict[str, Arrays]:
+    def measure_block(transposed: bool, block: Arrays) -> dict[str, Arrays]:
         upright = {k: jnp.swapaxes(x, -1, -2) if transposed else x for k, x in block.items()}
         return measure(upright, probe.stages, measures, probe.norm, norm_eps)
 
-    done: dict[int, Any] = {}
+    values: dict[int, Any] = {}
     for (transposed, *_), members in groups.items():
-        function = functools.partial(numbers, transposed)
-        done |= zip(members, _each(function, [blocks[i][1] for i in members]), strict=True)
-    in_order = iter(done[i] for i in range(len(blocks)))
-    parts = [[next(in_order) for _ in own] for own in owned]
-    joined = [jax.tree.map(lambda *xs: jnp.stack(xs, axis=-1).ravel(), *own) for own in parts]
+        function = functools.partial(measure_block, transposed)
+        values |= zip(members, _map(function, [blocks[i][1] for i in members]), strict=True)
+    in_order = iter(values[i] for i in range(len(blocks)))
+    by_leaf = [[next(in_order) for _ in leaf_blocks] for leaf_blocks in blocks_of_leaves]
+    joined = [jax.tree.map(lambda *xs: jnp.stack(xs, axis=-1).ravel(), *each) for each in by_leaf]
     return jax.tree.map(lambda *xs: jnp.concatenate(xs), *joined)
 
 
@@ -177,15 +160,15 @@ def _blocks(leaf: LeafInfo, stages: dict[str, Arrays]) -> list[tuple[bool, Array
     """The stages of each block of a parameter, and whether they lie as (batch, in, out)."""
     view = leaf.matrix
     cut = {stage: view.to_matrices(xs[leaf.name]) for stage, xs in stages.items()}
-    every = zip(*cut.values(), strict=True)
-    return [(view.transposed, dict(zip(cut, parts, strict=True))) for parts in every]
+    blocks = zip(*cut.values(), strict=True)
+    return [(view.transposed, dict(zip(cut, parts, strict=True))) for parts in blocks]
 
 
-def _each(function: Callable[[Arrays], Any], blocks: Sequence[Arrays]) -> list[Any]:
-    """``function`` of each of the blocks, of one shape, in a program that holds it once."""
+def _map(function: Callable[[Arrays], Any], blocks: Sequence[Arrays]) -> list[Any]:
+    """``function`` of each of the blocks, of one shape, in a program that contains it once."""
     traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(blocks))
     if len(blocks) == 1 or not traced:
         return [function(block) for block in blocks]
     indices = jnp.arange(len(blocks))
-    done = jax.lax.map(lambda i: function(pick(i, blocks)), indices)
-    return [jax.tree.map(operator.itemgetter(i), done) for i in range(len(blocks))]
+    results = jax.lax.map(lambda i: function(pick(i, blocks)), indices)
+    return [jax.tree.map(operator.itemgetter(i), results) for i in range(len(blocks))]

@@ -6,7 +6,9 @@ from typing import Any
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.paths import flatten_with_names, path_name
 from optax_muonplus._parameters.selection import by_name
-from optax_muonplus.diagnostics._recording import Arrays, Probe
+from optax_muonplus.diagnostics._recording import Probe
+from optax_muonplus.diagnostics._state import Arrays
+from optax_muonplus.matrices._matrix_function import MatrixFunction
 from optax_muonplus.matrices._normalization import Normalize
 from optax_muonplus.matrices._shape_factor import ScaleByShape
 from optax_muonplus.polar._orthogonalize import Orthogonalize
@@ -17,29 +19,18 @@ from optax_muonplus.transforms._steps import muonplus_steps
 
 def inside_of_muonplus(arguments: dict[str, Any]) -> Probe:
     """The stages of Muon+ with the arguments that ``scale_by_muonplus`` was given."""
-    norm = arguments.get("norm", "none")  # muon has no such argument
+    polar_factor, steps = _steps(arguments)
     average = momentum(
         arguments["beta"],
         nesterov=arguments["nesterov"],
         bias_correction=arguments["bias_correction"],
     )
-    polar_factor = Orthogonalize(
-        *(arguments[name] for name in ("ns_coeffs", "ns_steps", "eps", "polar")),
-        preconditioning=arguments["preconditioning"],
-        compute_dtype=arguments["compute_dtype"],
-    )
-    match_frobenius, adaptive = arguments["match_frobenius"], arguments["adaptive"]
-    normalize = Normalize(norm, arguments["norm_eps"], match_frobenius)
-    scale = ScaleByShape(
-        arguments["shape_scale"], arguments["consistent_rms"], norm, match_frobenius
-    )
-    steps = muonplus_steps(polar_factor, normalize, scale, adaptive)
 
     def capture(leaves: Sequence[LeafInfo], updates: Any, state: Any, results: Any) -> Any:
         """The momentum: what the optimizer computes too, so that the compiler does so once.
 
-        Computed on recorded updates only, it would keep the old buffer, and that would have to be
-        copied at all others: it is overwritten where it lies.
+        If it were computed at recorded updates only, the old buffer would have to be kept for it,
+        and copied at all other updates, which overwrite it.
         """
         del results
         old = find_momentum(state)
@@ -54,7 +45,7 @@ def inside_of_muonplus(arguments: dict[str, Any]) -> Probe:
         wide = [leaf._replace(dtype=x.dtype) for leaf, x in zip(leaves, arrays, strict=True)]
         transfer_dtype = polar_factor.transfer_dtype
         factors = apply_to_arrays([polar_factor], arrays, wide, transfer_dtype)
-        if adaptive:
+        if arguments["adaptive"]:
             results = apply_to_arrays(steps, arrays, wide, transfer_dtype)
         else:
             results = apply_to_arrays(steps[1:], factors, wide)
@@ -64,4 +55,20 @@ def inside_of_muonplus(arguments: dict[str, Any]) -> Probe:
             "update": dict(zip(names, results, strict=True)),
         }
 
+    norm = arguments.get("norm", "none")
     return Probe(("momentum", "polar", "update"), capture, unfold, norm, arguments["norm_eps"])
+
+
+def _steps(arguments: dict[str, Any]) -> tuple[Orthogonalize, list[MatrixFunction]]:
+    """The polar factor, and all steps."""
+
+    def chosen(*names: str) -> dict[str, Any]:
+        return {name: arguments[name] for name in names}
+
+    norm = arguments.get("norm", "none")  # muon has no such argument
+    polar_factor = Orthogonalize(
+        **chosen("ns_coeffs", "ns_steps", "eps", "polar", "preconditioning", "compute_dtype")
+    )
+    normalize = Normalize(norm, **chosen("norm_eps", "match_frobenius"))
+    scale = ScaleByShape(norm=norm, **chosen("shape_scale", "consistent_rms", "match_frobenius"))
+    return polar_factor, muonplus_steps(polar_factor, normalize, scale, arguments["adaptive"])

@@ -8,7 +8,27 @@ import jax
 import numpy as np
 import optax
 
-from optax_muonplus.diagnostics._recording import RecordState
+Arrays = dict[str, jax.Array]
+
+
+class RecordState(NamedTuple):
+    """State of a recorder.
+
+    Attributes:
+      inner: state of the transformation that is recorded.
+      count: number of updates so far.
+      step: the update that ``values`` are of; -1 before the first.
+      values: by stage and measure, one number for each matrix; NaN before the first.
+      names: JSON, as bytes, of the paths and the number of matrices in each. It is an array, since
+        text would not pass through ``jax.jit`` and checkpoints, nor keys for each path through
+        ``optax.tree.map_params``.
+    """
+
+    inner: Any
+    count: Any
+    step: Any
+    values: dict[str, Arrays]
+    names: jax.Array
 
 
 class Record(NamedTuple):

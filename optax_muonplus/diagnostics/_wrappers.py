@@ -11,8 +11,9 @@ from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.selection import by_name, check_patterns, select
 from optax_muonplus.diagnostics._measures import MEASURES, Measure, check_measures
-from optax_muonplus.diagnostics._recording import Arrays, Probe, Schedule, record
+from optax_muonplus.diagnostics._recording import Probe, Schedule, record
 from optax_muonplus.diagnostics._stages import inside_of_muonplus
+from optax_muonplus.diagnostics._state import Arrays
 from optax_muonplus.transforms._links import scale_by_muonplus
 
 Factory = Callable[..., optax.GradientTransformation]
