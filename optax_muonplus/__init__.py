@@ -8,8 +8,8 @@ from optax_muonplus import polar as polar
 from optax_muonplus import theory as theory
 from optax_muonplus import transforms as transforms
 from optax_muonplus._describe import describe as describe
-from optax_muonplus._optimizers import muon as muon
-from optax_muonplus._optimizers import muonplus as muonplus
+from optax_muonplus._optimizers.muon import muon as muon
+from optax_muonplus._optimizers.muonplus import muonplus as muonplus
 from optax_muonplus._parameters.dimension_numbers import MatrixSpec as MatrixSpec
 from optax_muonplus._parameters.dimension_numbers import (
     MuonDimensionNumbers as MuonDimensionNumbers,

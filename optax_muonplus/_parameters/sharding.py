@@ -21,7 +21,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from optax_muonplus._parameters.paths import Path, by_path, flatten_tree
+from optax_muonplus._parameters.paths import Path, by_path
 
 # A tree or prefix tree of NamedSharding and None, or a function from parameters to one.
 ShardingTree = Any
@@ -104,7 +104,7 @@ def check_given_shardings(
         f"{name} is {actual.spec}, not {argument.spec}"
         for name, leaf, argument in zip(names, leaves, given, strict=True)
         if argument is not None
-        and (actual := _concrete_sharding(leaf)) is not None
+        and (actual := concrete_sharding(leaf)) is not None
         and not actual.is_equivalent_to(argument, leaf.ndim)
     ]
     if wrong:
@@ -114,66 +114,19 @@ def check_given_shardings(
         )
 
 
-def shard_like_params(
-    state: Any,
-    paths: Sequence[Path],
-    shapes: Sequence[tuple[int, ...]],
-    given: Sequence[NamedSharding | None],
-) -> Any:
-    """``state``, with every leaf that mirrors a parameter sharded like that parameter.
-
-    A leaf mirrors a parameter if its path ends in the parameter's and it has its shape. Under
-    ``jax.jit`` on Auto axes the zeros of a state would else be made on one device.
-
-    Args:
-      state: of a transformation.
-      paths: of the parameters.
-      shapes: of the parameters.
-      given: for each parameter its entry in the argument ``sharding``.
-    """
-    params = {
-        path: (shape, argument)
-        for path, shape, argument in zip(paths, shapes, given, strict=True)
-        if argument is not None
-    }
-    if not params:
-        return state
-
-    def constrained(path: Path, leaf: Any) -> Any:
-        suffixes = (path[i:] for i in range(len(path) + 1))
-        shape, argument = next((params[s] for s in suffixes if s in params), (None, None))
-        if argument is None or np.shape(leaf) != shape:
-            return leaf
-        return _constrained(leaf, argument)
-
-    state_paths, leaves, unflatten = flatten_tree(state)
-    return unflatten(map(constrained, state_paths, leaves))
-
-
-def _constrained(leaf: Any, given: NamedSharding) -> Any:
-    """``leaf`` sharded over the Auto axes of ``given``; its type shards it over Explicit ones."""
-    actual = _concrete_sharding(leaf)
-    auto = _axes_of_type(given.mesh, AxisType.Auto)
-    inside = _axes_of_type(jax.typeof(leaf).sharding.mesh, AxisType.Manual)
-    if not auto or inside or (actual is not None and actual.is_equivalent_to(given, leaf.ndim)):
-        return leaf
-    spec = [tuple(name for name in names if name in auto) for names in _entries(given.spec)]
-    return jax.lax.with_sharding_constraint(leaf, NamedSharding(given.mesh, PartitionSpec(*spec)))
-
-
-def _entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
+def spec_entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
     """The mesh axes of each axis, of ``ndim`` axes at least."""
     entries = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
     return entries + [()] * (ndim - len(entries))
 
 
-def _axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
+def axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
     pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(name for name, own in pairs if own == kind)
 
 
 def _leaf_sharding(leaf: Any, given: NamedSharding | None) -> LeafSharding | None:
-    concrete, typed = _concrete_sharding(leaf), jax.typeof(leaf).sharding
+    concrete, typed = concrete_sharding(leaf), jax.typeof(leaf).sharding
     explicit = AxisType.Explicit in typed.mesh.axis_types
     source = given or concrete
     if given is not None:
@@ -193,11 +146,11 @@ def _leaf_sharding(leaf: Any, given: NamedSharding | None) -> LeafSharding | Non
 
 def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     """The axes that no surrounding ``jax.shard_map`` has taken."""
-    taken = _axes_of_type(mesh, AxisType.Manual)
+    taken = axes_of_type(mesh, AxisType.Manual)
     return tuple(name for name in mesh.axis_names if name not in taken)
 
 
-def _concrete_sharding(leaf: Any) -> NamedSharding | None:
+def concrete_sharding(leaf: Any) -> NamedSharding | None:
     """The sharding of a concrete array."""
     if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
         return None
@@ -212,14 +165,14 @@ def _checked_spec(
         raise ValueError(f"{spec} has more entries than the shape {shape} has axes")
     if PartitionSpec.UNCONSTRAINED in spec:
         raise ValueError(f"{spec} leaves an axis unconstrained; say how it is sharded")
-    entries = _entries(spec, len(shape))
+    entries = spec_entries(spec, len(shape))
     taken = {name for names in entries for name in names} - set(usable_axes(mesh))
     if taken:
         raise ValueError(
             f"{spec} names {', '.join(sorted(taken))}, which a surrounding jax.shard_map has taken;"
             " arrays inside of it are single shards, and a shard of a matrix has no polar factor"
         )
-    explicit = _axes_of_type(mesh, AxisType.Explicit)
+    explicit = axes_of_type(mesh, AxisType.Explicit)
     for size, names in zip(shape, entries, strict=True):
         if [name in explicit for name in names] != sorted(n in explicit for n in names)[::-1]:
             raise ValueError(
@@ -233,7 +186,7 @@ def _checked_spec(
 
 
 def _check_fully_typed(typed: NamedSharding) -> None:
-    auto = _axes_of_type(typed.mesh, AxisType.Auto)
+    auto = axes_of_type(typed.mesh, AxisType.Auto)
     unknown = [name for name in auto if typed.mesh.shape[name] > 1]
     if unknown:
         raise ValueError(
@@ -248,10 +201,10 @@ def _check_against_type(given: NamedSharding, typed: NamedSharding, ndim: int) -
         return
     if dict(given.mesh.shape) != dict(typed.mesh.shape):
         raise ValueError(f"sharding= is on {given.mesh}, the array on {typed.mesh}")
-    explicit = _axes_of_type(typed.mesh, AxisType.Explicit)
+    explicit = axes_of_type(typed.mesh, AxisType.Explicit)
 
     def seen(spec: PartitionSpec) -> list[tuple[str, ...]]:
-        return [tuple(n for n in names if n in explicit) for names in _entries(spec, ndim)]
+        return [tuple(n for n in names if n in explicit) for names in spec_entries(spec, ndim)]
 
     if seen(given.spec) != seen(typed.spec):
         raise ValueError(f"sharding= says {given.spec}, the array's type {typed.spec}")

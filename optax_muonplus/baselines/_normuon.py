@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._optimizers import optimizer_of
+from optax_muonplus._optimizers.variants import optimizer_of
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import ShardingTree

@@ -3,7 +3,8 @@ r"""Turbo-Muon: Muon with four Newton-Schulz steps after a scaling that brings m
 Source: Boissin et al., arXiv:2512.04632; its code, thib-s/flash-newton-schulz @145260f.
 """
 
-from optax_muonplus._optimizers import Default, muonplus, variant
+from optax_muonplus._optimizers.muonplus import muonplus
+from optax_muonplus._optimizers.variants import Default, variant
 
 
 @variant(

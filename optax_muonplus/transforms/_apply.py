@@ -22,11 +22,8 @@ from optax_muonplus._parameters.leaves import (
     check_only_matrices,
     resolve,
 )
-from optax_muonplus._parameters.sharding import (
-    ShardingTree,
-    check_given_shardings,
-    shard_like_params,
-)
+from optax_muonplus._parameters.sharding import ShardingTree, check_given_shardings
+from optax_muonplus._parameters.state_sharding import shard_like_params
 from optax_muonplus._xla.sharding import constrain_sharding_like
 from optax_muonplus.matrices._matrix_function import MatrixFunction, compose
 
