@@ -4,11 +4,12 @@ import jax
 import numpy as np
 import optax
 import pytest
-import reference
 
 from examples import gallery
+from tests.support import reference
 
 RNG = np.random.default_rng(0)
+
 W, G = RNG.normal(size=(20, 12)), RNG.normal(size=(20, 12))  # (out, in)
 
 
@@ -49,7 +50,7 @@ def sinkhorn(x, turns):
     ],
     ids=["muon_eq", "muon_eq_row_col", "rmnp", "muon_rms_norm", "sink_gd"],
 )
-def test_against_its_formula(rule, expected):
+def test_updates_equal_their_formula(rule, expected):
     np.testing.assert_allclose(update(rule), expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
@@ -59,7 +60,7 @@ def test_cautious_decay():
     np.testing.assert_allclose(update(rule), expected, rtol=1e-6)
 
 
-def test_whole_model():
+def test_rule_on_a_whole_model_with_decay_and_adamw():
     params = {"up": {"kernel": W.T.astype(np.float32), "bias": np.ones(20, np.float32)}}
     grads = jax.tree.map(np.ones_like, params)
     tx = gallery.whole(gallery.rmnp(), 0.1, weight_decay=0.5)

@@ -6,17 +6,15 @@ import sys
 import pyarrow
 import pytest
 from pyarrow import parquet
-from tokenizers import Tokenizer, models, normalizers, processors
+from tokenizers import Tokenizer, normalizers, processors
+from tokenizers import models as tokenizer_models
 
-from examples.config import DataConfig
 from examples.data import corpus, shards, tokenizer
 from examples.data.__main__ import main
 from examples.data.prepare import prepare
-from examples.errors import UserError
-
-
-def quiet(line):
-    """Says nothing."""
+from examples.settings.run import DataConfig
+from examples.system.errors import UserError
+from tests.support.trainer import quiet
 
 
 def write_rows(path, rows):
@@ -108,14 +106,11 @@ def test_large_text_is_cut_into_shards(text, monkeypatch, tmp_path):
     assert cut.train.meta.bytes == whole.train.meta.bytes
 
 
-# Tokenizers by name
-
-
 def llama_like(path):
     """A tokenizer.json that, as LLaMA's, knows <s> and puts it in front of what it encodes."""
     made = tokenizer.train(documents(5), 270)
     vocab = {("<s>" if word == tokenizer.END else word): i for word, i in made.get_vocab().items()}
-    plain = Tokenizer(models.BPE(vocab, []))
+    plain = Tokenizer(tokenizer_models.BPE(vocab, []))
     plain.pre_tokenizer, plain.decoder = made.pre_tokenizer, made.decoder
     plain.add_special_tokens(["<s>"])
     plain.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", vocab["<s>"])])
@@ -162,8 +157,10 @@ def test_a_tokenizer_of_the_hub_is_downloaded_once(tmp_path, monkeypatch):
     {
         None: "neither gpt2 nor llama2 nor a tokenizer.json",
         "{": "is not a tokenizer",
-        Tokenizer(models.BPE({"a": 0}, [])).to_str(): "none of .*</s> to stand between documents",
-        Tokenizer(models.BPE({"</s>": 0, "b": 2}, [])).to_str(): "leaves out numbers",
+        Tokenizer(
+            tokenizer_models.BPE({"a": 0}, [])
+        ).to_str(): "none of .*</s> to stand between documents",
+        Tokenizer(tokenizer_models.BPE({"</s>": 0, "b": 2}, [])).to_str(): "leaves out numbers",
     }.items(),
 )
 def test_bad_tokenizers(text, tmp_path, content, said):

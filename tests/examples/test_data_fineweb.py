@@ -1,4 +1,4 @@
-"""FineWeb from a stream that the test makes: shards, the split, interruptions, and no network."""
+"""FineWeb from a stream that the test makes: shards, the split, interruptions, no network."""
 
 import sys
 import types
@@ -10,12 +10,14 @@ import pytest
 from pyarrow import parquet
 from tokenizers import Tokenizer
 
-from examples.config import DataConfig
 from examples.data import fineweb, shards, tokenizer
 from examples.data.prepare import prepare
-from examples.errors import UserError
+from examples.settings.run import DataConfig
+from examples.system.errors import UserError
+from tests.support.trainer import quiet
 
 ROWS = [f"row {i}: " + "some words on the web\n" * (1 + i * 7 % 11) for i in range(1200)]
+
 NO_NETWORK = r".*from the Hugging Face hub: .*no network.*--data\.paths FILES.*default text"
 
 
@@ -50,10 +52,6 @@ def config(tmp_path, monkeypatch):
 
 def serve(monkeypatch, stream):
     monkeypatch.setattr(fineweb, "open_stream", lambda: stream)
-
-
-def quiet(line):
-    """Says nothing."""
 
 
 def refuse():
@@ -178,7 +176,7 @@ def test_a_stream_of_the_package_itself(config, monkeypatch, tmp_path):
         ({"tokenizer": "gpt5"}, "--data.tokenizer gpt5 is neither"),
     ],
 )
-def test_bad_settings(config, changes, said):
+def test_bad_fineweb_settings_are_refused(config, changes, said):
     with pytest.raises(UserError, match=said):
         prepare(
             DataConfig(**{"source": "fineweb", "tokenizer": config.tokenizer, **changes}), quiet
@@ -189,7 +187,7 @@ def hub_without_network(*args, **kwargs):
     raise ConnectionError("Couldn't reach 'HuggingFaceFW/fineweb' on the Hub")
 
 
-def test_no_network(tmp_path, monkeypatch):
+def test_missing_network_is_reported_with_alternatives(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = DataConfig(source="fineweb")
     module = types.SimpleNamespace(load_dataset=hub_without_network)
@@ -205,7 +203,7 @@ def test_no_network(tmp_path, monkeypatch):
         prepare(config, quiet)
 
 
-def test_the_extra_is_named(tmp_path, monkeypatch):
+def test_missing_package_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"--data.source fineweb needs .*\[examples,fineweb\]"):

@@ -1,4 +1,4 @@
-"""Token shards: what they say of themselves, what is refused, and windows across them."""
+"""Token shards: their headers, what is refused, and windows across shards."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import pytest
 from examples.data import shards
 from examples.data.loader import Joined, Loader
 from examples.data.shards import HEADER_BYTES, Stamp, Writer, open_shards, read_header
-from examples.errors import DamagedFileError
+from examples.system.errors import DamagedFileError
 
 STAMP = Stamp("own", "5ec0de" * 10, 300)
 

@@ -1,4 +1,4 @@
-"""The trainer in several processes: two real ones on this machine, and what they agree on."""
+"""Training in several processes: two real ones on this machine, and what they agree on."""
 
 import signal
 import socket
@@ -7,14 +7,23 @@ import unittest.mock
 import jax
 import pytest
 from jax._src import distributed
-from test_examples import STEPS, TOY, losses, run_shell, saved_step, train
-from test_trainer_checkpoints import wait_for
 
-from examples import processes, runs
-from examples.config import MachineConfig
-from examples.errors import UserError
-from examples.signals import StopRequests
+from examples.runs import folder as run_folder
+from examples.runs import processes
+from examples.runs.signals import StopRequests
+from examples.settings.run import MachineConfig, RunConfig
+from examples.system.errors import UserError
 from examples.train import main
+from tests.support.trainer import (
+    STEPS,
+    TOY,
+    losses,
+    on_devices,
+    run_shell,
+    saved_step,
+    train,
+    wait_for,
+)
 
 MESH = ("--mesh", "data=2,fsdp=2")
 
@@ -71,7 +80,7 @@ def test_stopped_and_killed_in_two_processes_then_resumed_in_one(tmp_path, text,
     for process in pair:
         process.kill()
     assert ended(pair)[0] == [-signal.SIGKILL] * 2
-    with unittest.mock.patch.object(jax, "devices", return_value=jax.devices()[:1]):
+    with on_devices(1):
         assert main(["--resume", str(folder)]) == 0
         assert train(text, tmp_path, "--name", "one") == 0
     for kind in ("train_loss", "val_loss"):
@@ -80,7 +89,7 @@ def test_stopped_and_killed_in_two_processes_then_resumed_in_one(tmp_path, text,
         assert list(two.values()) == pytest.approx(list(one.values()), abs=1e-5)
 
 
-def test_processes_with_different_flags(tmp_path, text, start):
+def test_processes_with_different_flags_are_refused(tmp_path, text, start):
     flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path)]
     statuses, shown = ended(start(*flags, own=(("--seed", "1"), ("--seed", "2"))))
     assert statuses == [2, 2], shown
@@ -89,16 +98,13 @@ def test_processes_with_different_flags(tmp_path, text, start):
     assert not list(tmp_path.iterdir())
 
 
-def test_one_process_that_cannot_start(tmp_path, text, start):
+def test_one_process_that_cannot_start_ends_both(tmp_path, text, start):
     flags = [*TOY, "--runs-dir", str(tmp_path)]
     own = (("--data.paths", str(text)), ("--data.paths", str(tmp_path / "none.txt")))
     statuses, shown = ended(start(*flags, own=own))
     assert statuses == [2, 2], shown
     assert "error (process 0): process 1 cannot start; its message says why." in shown[0]
     assert "none.txt does not exist" in shown[1]
-
-
-# Joining
 
 
 def joined_with(monkeypatch, machine, **variables):
@@ -113,7 +119,7 @@ def joined_with(monkeypatch, machine, **variables):
     return initialize.call_args and initialize.call_args.args
 
 
-def test_join(monkeypatch):
+def test_join_passes_flags_or_variables_to_jax(monkeypatch):
     assert joined_with(monkeypatch, MachineConfig(mesh="data=2")) is None
     alone = joined_with(monkeypatch, MachineConfig(distributed=True))
     assert alone == (None, None, None)  # JAX asks SLURM, Open MPI, TPU or Kubernetes
@@ -133,7 +139,7 @@ def test_join(monkeypatch):
         (["--num-processes", "2", "--process-id", "2", "--coordinator", "localhost:1"], "N-1"),
     ],
 )
-def test_join_that_cannot_be(flags, words, capsys, monkeypatch):
+def test_impossible_joins_are_refused(flags, words, capsys, monkeypatch):
     for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
         monkeypatch.delenv(name, raising=False)
     # Other tests have made arrays in this process, which would be the first complaint.
@@ -143,16 +149,13 @@ def test_join_that_cannot_be(flags, words, capsys, monkeypatch):
     assert words in shown and "--process-id" in shown
 
 
-def test_number_in_a_variable(monkeypatch):
+def test_variable_that_is_no_number_is_refused(monkeypatch):
     monkeypatch.setenv("JAX_PROCESS_ID", "one")
     with pytest.raises(UserError, match="JAX_PROCESS_ID is 'one'"):
-        processes.number("--process-id", None, "JAX_PROCESS_ID")
+        processes.flag_or_variable("--process-id", None, "JAX_PROCESS_ID")
 
 
-# Signals
-
-
-def test_requests_to_stop():
+def test_signals_become_requests_and_a_second_ctrl_c_interrupts():
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with StopRequests(agree=lambda number: number) as requests:
         assert not requests.stop()
@@ -165,20 +168,22 @@ def test_requests_to_stop():
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_computation_that_another_process_left(capsys):
+def test_process_exits_when_another_one_has_ended(capsys):
     with (
         unittest.mock.patch("os._exit", side_effect=SystemExit) as leave,
         pytest.raises(SystemExit),
     ):
-        processes.abandon(jax.errors.JaxRuntimeError("connection closed by peer\nat ..."))
+        processes.exit_without_others(
+            jax.errors.JaxRuntimeError("connection closed by peer\nat ...")
+        )
     leave.assert_called_once_with(1)
     shown = capsys.readouterr().err
     assert "connection closed by peer\n" in shown and "--resume" in shown
 
 
-def test_folder_on_a_disk_that_is_not_shared(tmp_path):
+def test_run_folder_must_be_on_a_shared_disk(tmp_path):
     with (
-        unittest.mock.patch.object(runs, "is_first", return_value=False),
+        unittest.mock.patch.object(run_folder, "is_first", return_value=False),
         pytest.raises(UserError, match="on a disk that all processes share"),
     ):
-        runs.create(tmp_path / "x", runs.RunConfig(), unittest.mock.Mock())
+        run_folder.create(tmp_path / "x", RunConfig(), unittest.mock.Mock())

@@ -1,4 +1,4 @@
-"""The data of the trainer: which text, the tokenizer, the cache, and the batches."""
+"""From text to batches: documents, the split, the tokenizer, the cache, and the loader."""
 
 import dataclasses
 
@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from examples.config import DataConfig
 from examples.data import corpus, tokenizer
 from examples.data.loader import Loader
 from examples.data.prepare import prepare
-
-# Text and tokens
+from examples.settings.run import DataConfig
 
 
 def test_standard_library_is_the_default():
@@ -22,7 +20,7 @@ def test_standard_library_is_the_default():
     assert not any("/test/" in name or "/site-packages/" in name for name in names)
 
 
-def test_split_is_by_content(tmp_path):
+def test_validation_split_depends_on_content_only(tmp_path):
     for i in range(40):
         (tmp_path / f"{i}.md").write_text(f"document {i} " * 50)
     (tmp_path / "copy.md").write_bytes((tmp_path / "7.md").read_bytes())
@@ -47,7 +45,7 @@ def test_split_of_one_file_has_the_wanted_share(text):
     assert 0.05 <= size / (size + sum(map(len, train))) < 0.065
 
 
-def test_byte_limit_inside_a_character(tmp_path):
+def test_byte_limit_does_not_split_a_character(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("é" * 100, encoding="utf-8")
     assert "".join(corpus.read(DataConfig(paths=(str(path),), max_bytes=51))) == "é" * 25
@@ -97,8 +95,6 @@ def test_cache_is_used_and_repaired(text, tmp_path, monkeypatch):
         assert str(folder / name) in said[0] or f"{folder}/{name}" in said[0]
         np.testing.assert_array_equal(repaired.train.ids[:], ids)
 
-
-# Batches
 
 LOADER = Loader(np.arange(10 * 4 + 1, dtype=np.uint16), context=4, batch_size=3, seed=0)
 

@@ -1,4 +1,4 @@
-"""The recipes: the paper's numbers, what a person sees of them, and a step of each at toy size."""
+"""The recipes: the paper's numbers, the command line, and a step of each at toy size."""
 
 import dataclasses
 import functools
@@ -8,12 +8,15 @@ import jax
 import numpy as np
 import optax
 import pytest
-from test_trainer_sharding import curve
 
-from examples import command, optimizers, recipes, sharding
-from examples.config import PRESETS, DataConfig, RunConfig, check
 from examples.data.prepare import prepare
-from examples.job import assemble
+from examples.settings import command_line, recipes
+from examples.settings import run as run_settings
+from examples.settings.presets import PRESETS
+from examples.settings.run import DataConfig, RunConfig
+from examples.training import optimizers, sharding
+from examples.training.setup import assemble
+from tests.support.trainer import first_losses, quiet
 
 RECIPES = dict(recipes.named())
 
@@ -27,10 +30,10 @@ def toy(name, text):
     return dataclasses.replace(config, model=model, data=data, batch_size=8, steps=24)
 
 
-def toy_job(name, text):
+def toy_setup(name, text):
     config = toy(name, text)
     mesh = sharding.make_mesh("", jax.devices()[:1])
-    return assemble(config, prepare(config.data, lambda line: None), mesh)
+    return assemble(config, prepare(config.data, quiet), mesh)
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +41,19 @@ def gradients(text):
     """The first parameters and gradients of each kind of model, compiled once for all recipes."""
     found = {}
     for family in ("gpt-small", "llama-60m"):
-        job = toy_job(family, text)
-        inputs, targets = job.loader.batch(0)
-        params = job.init().params
-        grad = jax.jit(jax.grad(functools.partial(loss_of, job)))
+        setup = toy_setup(family, text)
+        inputs, targets = setup.loader.batch(0)
+        params = setup.init().params
+        grad = jax.jit(jax.grad(functools.partial(loss_of, setup)))
         found[family.split("-")[0]] = params, grad(params, inputs, targets)
     return found
 
 
-def loss_of(job, params, inputs, targets):
-    return job.program.loss(params, inputs, targets)
+def loss_of(setup, params, inputs, targets):
+    return setup.program.loss(params, inputs, targets)
 
 
-# Numbers
-
-
-def test_rows_of_the_paper():
+def test_recipes_have_the_hyperparameters_of_the_paper():
     # A few cells, typed in again from the tables.
     rows = [
         ("gpt-small", 2048, 3.0, 0.01, 0.1, "col_row", 27.64),
@@ -80,9 +80,9 @@ def test_rows_of_the_paper():
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_all_recipes_share(name):
+def test_settings_that_all_recipes_share(name):
     config, gpt = PRESETS[name][1], name.startswith("gpt")
-    check(config)
+    run_settings.check(config)
     assert config.batch_size == 512
     optimizer = config.optimizer
     assert (optimizer.ns_coeffs, optimizer.ns_steps, optimizer.clip_norm) == ("jordan", 5, 1.0)
@@ -95,37 +95,31 @@ def test_what_all_recipes_share(name):
     assert config.data.tokenizer == ("gpt2" if gpt else "llama2")
 
 
-# The command line
-
-
 @pytest.mark.parametrize("name", PRESETS)
-def test_reached_by_name(name):
-    asked, preset = command.parse([name, "--steps", "3", "--optimizer.learning-rate", "0.5"])
+def test_preset_by_name_with_changed_fields(name):
+    asked, preset = command_line.parse([name, "--steps", "3", "--optimizer.learning-rate", "0.5"])
     assert preset == name
     expected = PRESETS[name][1]
     optimizer = dataclasses.replace(expected.optimizer, learning_rate=0.5)
     assert asked.config == dataclasses.replace(expected, steps=3, optimizer=optimizer)
 
 
-def test_no_name_is_the_default():
-    assert command.parse([])[0].config == RunConfig()
+def test_default_preset_without_a_name():
+    assert command_line.parse([])[0].config == RunConfig()
 
 
-def test_help_has_a_line_for_each(capsys):
+def test_help_has_a_line_for_each_preset(capsys):
     with pytest.raises(SystemExit):
-        command.parse(["--help"])
+        command_line.parse(["--help"])
     shown = capsys.readouterr().out.splitlines()
     for name, (line, _) in PRESETS.items():
         assert any(f" {name} " in row and line in row for row in shown), name
 
 
-def test_unknown_field(capsys):
+def test_unknown_flag_is_refused_with_a_suggestion(capsys):
     with pytest.raises(SystemExit):
-        command.parse(["llama-60m", "--optimizer.learning-rat", "1"])
+        command_line.parse(["llama-60m", "--optimizer.learning-rat", "1"])
     assert "--optimizer.learning-rate" in capsys.readouterr().err
-
-
-# One step
 
 
 def check_matrix(before, after, rate, optimizer):
@@ -141,7 +135,7 @@ def check_matrix(before, after, rate, optimizer):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_first_step(name, text, gradients):
+def test_first_step_of_each_recipe(name, text, gradients):
     config = toy(name, text)
     optimizer = config.optimizer
     before, grads = gradients[config.model.family]
@@ -164,5 +158,5 @@ def test_first_step(name, text, gradients):
 
 @pytest.mark.parametrize("name", ["gpt-small", "llama-130m"])
 def test_loss_falls(name, text):
-    losses = curve(toy_job(name, text), steps=8)
+    losses = first_losses(toy_setup(name, text), steps=8)
     assert losses[-1] < losses[0] - 0.2

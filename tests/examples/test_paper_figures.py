@@ -1,32 +1,33 @@
-"""The paper's figures from toy runs: numbers against NumPy, claims, what cannot be drawn."""
+"""The paper's figures from toy runs: numbers against NumPy, claims, and missing data."""
 
 import dataclasses
 import json
 import unittest.mock
 
-import jax
 import numpy as np
 import pytest
-import reference
-from test_examples import TOY
-from test_sweep import PLUS, result
 
-from examples import claims, descent, imbalance, paper_figures, runs, sweep
-from examples.errors import UserError
-from examples.grid import Cell
-from examples.tables import MUON, Sweep, read
-from examples.trained import Place
+from examples import paper_figures, sweep
+from examples.inference.trained import CheckpointRef
+from examples.paper import claims, curvature, records
+from examples.runs.metrics import MATRICES, read_metrics
+from examples.sweeps.grid import Trial
+from examples.sweeps.results import MUON, Sweep, read
+from examples.system.errors import UserError
 from optax_muonplus import theory
+from tests.support import reference
+from tests.support.sweep_results import PLUS, result
+from tests.support.trainer import (
+    TOY,
+)
+
+pytestmark = pytest.mark.usefixtures("one_device")
 
 RECORDED = ["--optimizer.record-every", "12", "--optimizer.weight-decay", "0"]
+
 GRID = ["--grid.optimizers", "muon", "muonplus", "normuon", "--grid.norms", "col_row"]
+
 GRID += ["--grid.rates", "0.02"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_device():
-    with unittest.mock.patch.object(jax, "devices", return_value=jax.devices()[:1]):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def data(figures, name):
     return json.loads((figures / f"{name}.json").read_text())
 
 
-def test_files(figures):
+def test_every_figure_has_numbers_and_a_picture(figures):
     names = {"iterations", "training", "ranks", "regions", "entries", "stability"}
     assert {path.stem for path in figures.glob("*.json")} == names
     assert {path.stem for path in figures.glob("*.png")} == names
@@ -58,8 +59,8 @@ def test_files(figures):
 
 
 def test_variance_by_iterations(recorded, figures):
-    muon = imbalance.of(MUON, imbalance.read(recorded))
-    step, moments = imbalance.momenta(muon, None)
+    muon = records.of(MUON, records.read(recorded))
+    step, moments = records.momenta(muon, None)
     assert step == 24
     (x,) = np.asarray(moments["down"], np.float64)
     assert x.shape == (16, 64)  # (out, in), as the paper has it, of a kernel (in, out)
@@ -77,9 +78,9 @@ def test_variance_by_iterations(recorded, figures):
     assert found["exact_row"] == pytest.approx(exact.sum(1).var(), rel=2e-3, abs=1e-10)
 
 
-def test_entries(recorded, figures):
-    muon = imbalance.of(MUON, imbalance.read(recorded))
-    (x,) = np.asarray(imbalance.momenta(muon, None)[1]["query"], np.float64)
+def test_entries_equal_the_oracle(recorded, figures):
+    muon = records.of(MUON, records.read(recorded))
+    (x,) = np.asarray(records.momenta(muon, None)[1]["query"], np.float64)
     found = data(figures, "entries")
     update = reference.newton_schulz(x, steps=5)
     np.testing.assert_allclose(found["Muon"], np.abs(update), atol=2e-3)
@@ -88,7 +89,7 @@ def test_entries(recorded, figures):
 
 
 def test_relative_variance_does_not_see_the_size_of_updates(recorded):
-    by_method = {own.method.name: own for own in imbalance.read(recorded)}
+    by_method = {own.method.name: own for own in records.read(recorded)}
     muon, rival = by_method["Muon"], by_method["NorMuon"]
     assert muon.steps == [12, 24]
     for own in (muon, rival):
@@ -98,14 +99,14 @@ def test_relative_variance_does_not_see_the_size_of_updates(recorded):
         if name.startswith("up/update"):
             power = 4 if "variance" in name else 1
             stage.values[name] = muon.values[name] * 3.0**power
-    again = imbalance.read_run(muon.folder, muon.method).relative_variance("up", "col")
+    again = records.read_run(muon.folder, muon.method).relative_variance("up", "col")
     np.testing.assert_allclose(stage.relative_variance("up", "col"), again, rtol=1e-6)
-    record = runs.read_metrics(muon.folder / runs.MATRICES)[0]["values"]["blocks/0/mlp/up/kernel"]
+    record = read_metrics(muon.folder / MATRICES)[0]["values"]["blocks/0/mlp/up/kernel"]
     mean = 64 * record["update/rms"] ** 2  # of 16 columns of 64 entries each
     assert again[0, 0] == pytest.approx(record["update/col_variance"] / mean**2, rel=1e-6)
 
 
-def test_regions(figures):
+def test_regions_equal_those_of_theory(figures):
     found = data(figures, "regions")["Jordan"]
     assert found["steps"][0]["amplification"] == [
         pytest.approx(interval) for interval in theory.composed_regions("jordan", 1).amplification
@@ -114,7 +115,7 @@ def test_regions(figures):
     assert found["slopes"][0][0] == pytest.approx(3.4445**2, rel=1e-5)
 
 
-def test_claims(figures):
+def test_claims_of_toy_runs(figures):
     lines = (figures / "claims.md").read_text().splitlines()
     rows = {cells[1].strip(): cells[2:4] for cells in (line.split("|") for line in lines[2:])}
     seen, numbers = rows["Muon+ has no variance in the side normalized last, throughout training"]
@@ -125,37 +126,39 @@ def test_claims(figures):
     assert "NorMuon leaves imbalance" in rows
 
 
-def test_claims_that_do_not_hold():
+def test_claims_that_do_not_hold_are_answered_no():
     losses = {(MUON, 0.01): 2.0, (MUON, 0.02): 2.1, (PLUS, 0.01): 2.2, (PLUS, 0.02): 2.0}
-    cells = {Cell(m, rate, 0): result(loss) for (m, rate), loss in losses.items()}
-    stable, lower = claims.in_sweep(Sweep("s", cells))
+    runs = {Trial(m, rate, 0): result(loss) for (m, rate), loss in losses.items()}
+    stable, lower = claims.in_sweep(Sweep("s", runs))
     assert stable[1] and "Muon 0.1000" in stable[2] and "Muon+ col_row 0.0000" in stable[2]
     assert not lower[1] and "+0.0000" in lower[2]
     bounds = {"mean_curvature": 1.0, "decrease": 1.0}
-    flat = dict.fromkeys(descent.NORMS, bounds) | {"row": {"mean_curvature": 0.5, "decrease": 2.0}}
-    sides = {side: {"blocks/0/x/kernel": flat} for side in descent.SIDES}
+    flat = dict.fromkeys(curvature.NORMS, bounds) | {
+        "row": {"mean_curvature": 0.5, "decrease": 2.0}
+    }
+    sides = {side: {"blocks/0/x/kernel": flat} for side in curvature.SIDES}
     (row, _) = claims.flatter({**sides, "layer": 0, "step": 1})
     assert not row[1] and "row 0.500 (lower in 1 of 1; guaranteed decrease 2.000)" in row[2]
 
 
 @pytest.mark.parametrize(("gaps", "seen"), [((0.1, 0.11, 0.12), True), ((0.1, 0.5, -0.3), False)])
 def test_a_lower_loss_is_one_beyond_two_standard_errors(gaps, seen):
-    cells = {Cell(MUON, 0.01, i): result(2.0) for i in range(3)}
-    cells |= {Cell(PLUS, 0.01, i): result(2.0 - gap) for i, gap in enumerate(gaps)}
-    *_, lower = claims.in_sweep(Sweep("s", cells))
+    runs = {Trial(MUON, 0.01, i): result(2.0) for i in range(3)}
+    runs |= {Trial(PLUS, 0.01, i): result(2.0 - gap) for i, gap in enumerate(gaps)}
+    *_, lower = claims.in_sweep(Sweep("s", runs))
     assert lower[1] == seen
 
 
 def test_curvature_along_updates(recorded):
-    (cell, *_) = [cell for cell in read(recorded).results if cell.method == MUON]
-    place = Place(recorded / "runs" / cell.name, 16)
+    (trial, *_) = [trial for trial in read(recorded).results if trial.method == MUON]
+    checkpoint = CheckpointRef(recorded / "runs" / trial.name, 16)
     with (
-        unittest.mock.patch.object(descent, "SIDES", ("row",)),
-        unittest.mock.patch.object(descent, "NORMS", ("none", "row")),
-        unittest.mock.patch.object(descent, "ITERATIONS", 2),
-        unittest.mock.patch.object(descent, "MATRICES", "^blocks/{layer}/attn/query"),
+        unittest.mock.patch.object(curvature, "SIDES", ("row",)),
+        unittest.mock.patch.object(curvature, "NORMS", ("none", "row")),
+        unittest.mock.patch.object(curvature, "ITERATIONS", 2),
+        unittest.mock.patch.object(curvature, "MATRICES", "^blocks/{layer}/attn/query"),
     ):
-        found = descent.compare(place, 0)
+        found = curvature.compare(checkpoint, 0)
     assert found["step"] == 16 and list(found["row"]) == ["blocks/0/attn/query/kernel"]
     for norms in found["row"].values():
         assert set(norms) == {"none", "row"}
@@ -163,19 +166,19 @@ def test_curvature_along_updates(recorded):
             assert numbers["mean_curvature"] > 0 and numbers["decrease"] > 0
 
 
-def test_what_cannot_be_drawn(recorded, tmp_path, capsys):
+def test_missing_matrices_runs_and_records_are_named(recorded, tmp_path, capsys):
     def error_of(*flags):
         assert paper_figures.main([*flags, "--out", str(tmp_path), "--no-curvature"]) == 2
         return capsys.readouterr().err
 
     assert "choose among query 0 to 0" in error_of(str(recorded), "--kind", "head", "--layer", "0")
-    records = imbalance.read(recorded)
+    methods = records.read(recorded)
     with pytest.raises(UserError, match=r"Muon\+ col_row's: add .* muonplus --grid.norms col_row"):
-        imbalance.of(PLUS, [own for own in records if own.method == MUON])
+        records.of(PLUS, [own for own in methods if own.method == MUON])
     assert "there are those of" in error_of(str(recorded), "--step", "3")
-    (muon,) = [cell for cell in read(recorded).results if cell.method == MUON]
-    (recorded / "runs" / muon.name / runs.MATRICES).rename(tmp_path / "kept")
+    (muon,) = [trial for trial in read(recorded).results if trial.method == MUON]
+    (recorded / "runs" / muon.name / MATRICES).rename(tmp_path / "kept")
     try:
         assert "train with --optimizer.record-every" in error_of(str(recorded))
     finally:
-        (tmp_path / "kept").rename(recorded / "runs" / muon.name / runs.MATRICES)
+        (tmp_path / "kept").rename(recorded / "runs" / muon.name / MATRICES)

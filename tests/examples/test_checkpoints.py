@@ -1,27 +1,37 @@
-"""Checkpoints of the trainer: what they hold, when they are whole, and where they can go on."""
+"""Checkpoints: what they hold, when they are complete, and where they can be resumed."""
 
 import json
 import os
 import resource
 import shutil
 import signal
-import time
 import unittest.mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_examples import STEPS, TOY, losses, run_shell, saved_step, stop_at, train
-from test_trainer_sharding import CUBE, job
 
-from examples import runs
-from examples.checkpoint import Checkpoints
 from examples.data.placement import place_batch
-from examples.errors import UserError
-from examples.sharding import of_batch
+from examples.runs.checkpoint import Checkpoints
+from examples.runs.metrics import Metrics
+from examples.system.errors import UserError
 from examples.train import main
-from examples.training import TrainState
+from examples.training import sharding
+from examples.training.step import TrainState
+from tests.support.trainer import (
+    CUBE,
+    STEPS,
+    TOY,
+    assemble_toy,
+    losses,
+    on_devices,
+    run_shell,
+    saved_step,
+    stop_at,
+    train,
+    wait_for,
+)
 
 
 def equal(a, b):
@@ -45,10 +55,7 @@ def finished(tmp_path_factory, text):
     return root / "whole"
 
 
-# What is saved
-
-
-def test_saved_bytes_are_of_their_step(tmp_path):
+def test_checkpoint_holds_its_step_though_later_steps_reuse_the_memory(tmp_path):
     # The state is large, so that it is still being written while the next steps, which are given
     # its memory, run. The CPU has no copy of it: device and host memory are the same.
     add_one = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
@@ -60,7 +67,7 @@ def test_saved_bytes_are_of_their_step(tmp_path):
             state = add_one(state)
             overlapped += checkpoints.manager.is_saving_in_progress()
         jax.block_until_ready(state)
-        checkpoints.settle()
+        checkpoints.wait_until_saved()
         place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         abstract = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
@@ -73,27 +80,27 @@ def test_saved_bytes_are_of_their_step(tmp_path):
     assert jax.random.key_data(restored.key).tolist() == [0, 7]
 
 
-def test_run_goes_on_while_it_is_saved(tmp_path, text):
-    toy = job(text)
+def test_checkpoints_saved_during_training_restore_on_any_mesh(tmp_path, text):
+    toy = assemble_toy(text)
     state = toy.init()
     kept = {}
     with Checkpoints(tmp_path / "c", about) as checkpoints:
         for step in range(1, 4):
-            batch = place_batch(toy.loader, step - 1, of_batch(toy.mesh))
+            batch = place_batch(toy.loader, step - 1, sharding.of_batch(toy.mesh))
             state, _ = toy.train_step(state, *batch)
             kept[step] = jax.tree.map(lambda x: x.copy(), state)
             checkpoints.save(step, state)
-        checkpoints.settle()
+        checkpoints.wait_until_saved()
         for step in (2, 3):  # two are kept
             equal(checkpoints.restore(step, toy.program.abstract), kept[step])
-        elsewhere = job(text, "tensor=2", 2).program.abstract
+        elsewhere = assemble_toy(text, "tensor=2", 2).program.abstract
         restored = checkpoints.restore(3, elsewhere)
     equal(restored, kept[3])
     places = [x.sharding for x in jax.tree.leaves(restored.params)]
     assert places == [x.sharding for x in jax.tree.leaves(elsewhere.params)]
 
 
-def test_contents_of_a_checkpoint(finished):
+def test_checkpoint_metadata_has_settings_step_and_rows(finished):
     [item] = (finished / "checkpoints" / str(STEPS) / "about").glob("metadata")
     written = json.loads(item.read_text())
     config = json.loads((finished / "config.json").read_text())
@@ -101,10 +108,7 @@ def test_contents_of_a_checkpoint(finished):
     assert "mesh" not in written["config"]  # nor does anything else say where it was computed
 
 
-# Going on
-
-
-def test_sigterm_then_resume_is_exact_on_a_mesh(tmp_path, text, finished, capsys):
+def test_sigterm_then_resume_on_a_mesh_gives_the_same_losses(tmp_path, text, finished, capsys):
     with stop_at(11, lambda: signal.raise_signal(signal.SIGTERM)):
         assert train(text, tmp_path, "--name", "x", "--mesh", CUBE) == 143
     folder = tmp_path / "x"
@@ -116,17 +120,17 @@ def test_sigterm_then_resume_is_exact_on_a_mesh(tmp_path, text, finished, capsys
     assert (folder / "sample.txt").read_text() == (finished / "sample.txt").read_text()
 
 
-def test_resume_on_another_mesh(tmp_path, text, finished, capsys):
+def test_resume_on_another_mesh_gives_equal_losses(tmp_path, text, finished, capsys):
     with stop_at(11, lambda: signal.raise_signal(signal.SIGTERM)):
         assert train(text, tmp_path, "--name", "x", "--mesh", CUBE) == 143
-    with unittest.mock.patch.object(jax, "devices", return_value=jax.devices()[:2]):
+    with on_devices(2):
         assert main(["--resume", str(tmp_path / "x"), "--mesh", "data=2"]) == 0
     assert "mesh   2 cpu devices, data=2 fsdp=1 tensor=1" in capsys.readouterr().out
     one, other = losses(tmp_path / "x"), losses(finished)
     assert list(one.values()) == pytest.approx(list(other.values()), abs=1e-5)
 
 
-def test_resume_takes_no_flags_of_the_run(finished, capsys):
+def test_resume_refuses_flags_of_the_run(finished, capsys):
     with pytest.raises(SystemExit):
         main(["--resume", str(finished), "--steps", "3"])
     assert "--steps" in capsys.readouterr().err
@@ -136,23 +140,20 @@ def test_resume_takes_no_flags_of_the_run(finished, capsys):
     assert "--mesh" in shown and "--coordinator" in shown and "--batch-size" not in shown
 
 
-# What can be damaged
-
-
 @pytest.mark.parametrize("damaged", ["state/_METADATA", "about/metadata"])
 def test_damaged_checkpoint_is_named(tmp_path, text, damaged):
-    toy = job(text, "", 1)
+    toy = assemble_toy(text, "", 1)
     state = toy.init()
     with Checkpoints(tmp_path / "c", about) as checkpoints:
         checkpoints.save(3, state)
-        checkpoints.settle()
+        checkpoints.wait_until_saved()
         path = tmp_path / "c" / "3" / damaged
         path.write_bytes(path.read_bytes()[:10])
         with pytest.raises(UserError, match=rf"{tmp_path}/c/3 cannot be read(.|\n)*remove that"):
             checkpoints.restore(3, toy.program.abstract)
 
 
-def test_cut_off_arrays_are_named(tmp_path, finished):
+def test_checkpoint_with_truncated_arrays_is_named(tmp_path, finished):
     # In a process of its own, since TensorStore's threads complain when Orbax stops at an error.
     folder = tmp_path / "x"
     shutil.copytree(finished, folder)
@@ -165,7 +166,7 @@ def test_cut_off_arrays_are_named(tmp_path, finished):
     assert f"the checkpoint {state.parent} cannot be read" in shown and "remove that" in shown
     shutil.rmtree(state.parent)
     assert saved_step(folder) < STEPS
-    with unittest.mock.patch.object(jax, "devices", return_value=jax.devices()[:1]):
+    with on_devices(1):
         assert main(["--resume", str(folder)]) == 0
     assert list(losses(folder)) == list(range(1, STEPS + 1))
 
@@ -179,26 +180,13 @@ def test_edited_config_is_refused(tmp_path, text, capsys):
     assert "is of another run than config.json says" in capsys.readouterr().err
 
 
-# Killed
-
-
-def wait_for(happened, *processes, seconds=60):
-    """Looks often, since a save is short."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        for process in processes:
-            assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def saving_after(folder, step):
     """Whether a checkpoint after `step` is being written."""
     names = os.listdir(folder) if folder.exists() else []
     return any(int(n.split(".")[0]) > step for n in names if "orbax-checkpoint-tmp" in n)
 
 
-def test_killed_while_saving_then_resume_is_exact(tmp_path, text):
+def test_killed_while_saving_then_resume_gives_the_same_losses(tmp_path, text):
     # With a checkpoint after each step a save is nearly always under way.
     flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--checkpoint-every=1"]
     folder = tmp_path / "killed"
@@ -210,7 +198,7 @@ def test_killed_while_saving_then_resume_is_exact(tmp_path, text):
         process.communicate()
         assert process.returncode == -signal.SIGKILL
         command = ["--resume", str(folder)]
-    with unittest.mock.patch.object(jax, "devices", return_value=jax.devices()[:1]):
+    with on_devices(1):
         assert train(text, tmp_path, "--name", "whole") == 0
         assert main(["--resume", str(folder)]) == 0
     for kind in ("train_loss", "val_loss"):
@@ -218,7 +206,7 @@ def test_killed_while_saving_then_resume_is_exact(tmp_path, text):
     assert not list((folder / "checkpoints").glob("*tmp*"))
 
 
-def test_disk_that_is_full(tmp_path, text):
+def test_full_disk_keeps_the_last_checkpoint(tmp_path, text):
     # A limit on the size of files stands for it: enough for losses, too little for arrays.
     flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--name", "x"]
     process = run_shell(*flags, "--steps", "120", "--max-skipped", "3")
@@ -233,18 +221,18 @@ def test_disk_that_is_full(tmp_path, text):
     assert list(losses(tmp_path / "x")) == list(range(1, 121))
 
 
-def test_losses_that_cannot_be_written(tmp_path, text, capsys):
+def test_unwritable_metrics_are_reported_and_resumable(tmp_path, text, capsys):
     def fill_up():
         os.dup2(full, metrics[0].file.fileno())
 
-    metrics, create = [], runs.Metrics.__init__
+    metrics, create = [], Metrics.__init__
 
     def remember(self, *args):
         create(self, *args)
         metrics.append(self)
 
     full = os.open("/dev/full", os.O_WRONLY)
-    with unittest.mock.patch.object(runs.Metrics, "__init__", remember), stop_at(9, fill_up):
+    with unittest.mock.patch.object(Metrics, "__init__", remember), stop_at(9, fill_up):
         assert train(text, tmp_path, "--name", "x") == 2
     os.close(full)
     shown = capsys.readouterr().err
