@@ -105,7 +105,7 @@ class Shards:
             val, train = (read_header(path, self.stamp) for path in pair)
             if not self.read < val.read == train.read:
                 raise DamagedFileError(
-                    f"{pair[1]} or {pair[0].name} is from elsewhere: they do not go on from the "
+                    f"{pair[1]} or {pair[0].name} is from elsewhere: they do not continue the "
                     "shards before them."
                 )
             for writer, header in zip(self.writers, (val, train), strict=True):

@@ -55,9 +55,8 @@ class JaxLM(TemplateLM):
                     f"a task has an answer of {len(after)} tokens, and the model sees "
                     f"{self.context}: leave the task out, or train with a larger --model.context."
                 )
-            rows.append(
-                [*before, *after][-(self.context + 1) :]
-            )  # keeps the end of a long question
+            # Of a question that is longer than the context, the end is kept.
+            rows.append([*before, *after][-(self.context + 1) :])
             sizes.append(len(after))
         answers = []
         step = PART * self.batch_size
