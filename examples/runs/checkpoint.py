@@ -74,7 +74,7 @@ class Checkpoints:
         if not matches(restored["about"], json.loads(json.dumps(self.metadata(step)))):
             raise UserError(
                 f"the checkpoint {path} is of another run than config.json says. Put back the "
-                "config.json that the run began with, or start anew."
+                "config.json that the run began with, or start a new run."
             )
         return restored["state"]
 
