@@ -1,6 +1,7 @@
-"""Relatives of Muon+ in a few lines each, from its links: matrices only, see `whole`.
+"""Relatives of Muon+ in a few lines each, made from its links.
 
-Row and column mean output unit and input feature, whatever the layout of the parameters.
+They are for matrices only; `whole` makes one of them an optimizer for a whole model. Row and column
+mean output unit and input feature, whatever the layout of the parameters.
 """
 
 from typing import Any
@@ -44,9 +45,10 @@ def sink_gd(turns: int = 5) -> optax.GradientTransformation:
 
 
 def cautious_weight_decay(weight_decay: float) -> optax.GradientTransformation:
-    """Decay where the update moves a number towards zero anyway (arXiv:2510.12402).
+    """Decays the elements that the update moves towards zero anyway (arXiv:2510.12402).
 
-    Comes after the rule and before the learning rate, in place of `optax.add_decayed_weights`.
+    In a chain it takes the place of `optax.add_decayed_weights`, after the rule and before the
+    learning rate.
     """
 
     def decayed(u: jax.Array, w: jax.Array) -> jax.Array:

@@ -1,104 +1,19 @@
 """Loss of a trained model on any text: `python -m examples.perplexity runs/NAME --texts FILE`."""
 
-import itertools
-import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
 
-import numpy as np
 import tyro
 
-from examples import trained
-from examples.command import run_command
-from examples.data import corpus, tokenizer
-from examples.data.files import texts
-from examples.errors import UserError
-from examples.evaluate import bits_per_byte
-from examples.scoring import score, windows
-from examples.trained import Place, Trained
+from examples.inference.perplexity import perplexity
+from examples.system.exit_status import run_command
 
 PROGRAM = "python -m examples.perplexity"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What came out, for all texts together."""
-
-    loss: float
-    """Nats per token."""
-    tokens: int
-    """Tokens that were foretold: all but the first."""
-    bytes: int
-
-    def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"loss           {self.loss:.4f} nats per token",
-                f"perplexity     {math.exp(self.loss):.2f}",
-                f"bits per byte  {bits_per_byte(self.loss, self.tokens, self.bytes):.4f}",
-                f"text           {self.bytes:,} bytes, {self.tokens:,} tokens",
-            ]
-        )
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     return run_command(lambda: print(tyro.cli(perplexity, args=argv, prog=PROGRAM)))
-
-
-def perplexity(
-    place: Annotated[Place, tyro.conf.arg(name="")],
-    paths: Annotated[tuple[str, ...], tyro.conf.arg(name="texts")],
-    text_field: str = "text",
-    max_bytes: int = 16_000_000,
-    batch_size: int = 16,
-) -> Measured:
-    """Measures how well a trained model foretells texts.
-
-    The texts follow each other, each after the token that starts one, and are cut into windows of
-    the model's context: a token is foretold from those before it in its window.
-
-    Args:
-      place: the run.
-      paths: text files, or folders of .txt, .md, .py, .jsonl and .parquet.
-      text_field: where the rows of .jsonl and .parquet files have their text.
-      max_bytes: read at most this much.
-      batch_size: windows at a time.
-    """
-    if not paths:
-        raise UserError("--texts is empty: give the text files that are to be measured.")
-    if min(max_bytes, batch_size) < 1:
-        raise UserError("--max-bytes and --batch-size: give at least 1.")
-    found = itertools.chain.from_iterable(
-        texts(path, max_bytes, text_field) for path in corpus.named_files(paths)
-    )
-    return measure(trained.load(place), list(head(found, max_bytes)), batch_size)
-
-
-def head(documents: itertools.chain[str], size: int) -> list[str]:
-    """The first documents, up to so many bytes of text."""
-    kept = []
-    for document in documents:
-        content = document.encode()[:size]
-        kept.append(content.decode(errors="ignore"))
-        size -= len(content)
-        if size <= 0:
-            break
-    return [text for text in kept if text.strip()]
-
-
-def measure(model: Trained, documents: Sequence[str], batch_size: int) -> Measured:
-    """The mean over all tokens of some texts."""
-    if not documents:
-        raise UserError("there is no text in these files.")
-    encoded = tokenizer.encode(model.tokenizer, documents)
-    ids = [i for _, document in encoded for i in document]
-    rows = windows(ids, model.config.model.context)
-    nats = np.concatenate([nats for nats, _ in score(model, rows, batch_size)])
-    size = sum(len(document.encode()) for document in documents)
-    return Measured(float(nats.mean()), len(nats), size)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Text to batches: which documents, which tokenizer, which rows."""
+"""Data: from documents and a tokenizer to batches on devices."""

@@ -1,4 +1,4 @@
-"""The folder of a tokenized text: `tokenizer.json`, shards, and `meta.json` when it is whole."""
+"""The folder of a tokenized text: `tokenizer.json`, shards, and `meta.json` when complete."""
 
 import contextlib
 import hashlib
@@ -13,57 +13,57 @@ from tokenizers import Tokenizer
 from examples.data import tokenizer
 from examples.data.loader import Tokens
 from examples.data.shards import Stamp, Writer, open_shards, shard_path
-from examples.errors import DamagedFileError, UserError
-from examples.files import write_atomically
+from examples.system.errors import DamagedFileError, UserError
+from examples.system.files import write_atomically
 
-FORMAT = 2  # raise it when the same text and settings would give other files
+FORMAT = 2  # increase it when the same text and settings would give other files
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a run needs to know about its text."""
+    """The text of a run, as tokens."""
 
     tokenizer: Tokenizer
     train: Tokens
     val: Tokens
     key: str
-    """Names the content: equal keys mean equal tokens."""
+    """Identifies the content: equal keys mean equal tokens."""
 
 
 @dataclass(frozen=True)
 class Meta:
-    """What belongs to a finished text."""
+    """The files of a complete text."""
 
     tokenizer: str
-    """Its name."""
+    """Name of the tokenizer."""
     tokenizer_sha256: str
     train: dict[Path, str]
-    """Shards with the hashes of their tokens."""
+    """Shards and the hashes of their tokens."""
     val: dict[Path, str]
 
 
 def cache_folder() -> Path:
-    """The folder for what can be computed again, by the XDG rule."""
+    """The cache folder, by the XDG rule."""
     home = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG rule says that a relative path is to be ignored.
+    # The XDG rule says to ignore a relative path.
     root = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
     return root / "optax_muonplus"
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether `finish` has been here, and no file was deleted since."""
+def is_complete(folder: Path) -> bool:
+    """Whether `finish` has run here and no file was deleted since."""
     if not (folder / "meta.json").exists():
         return False
     try:
         meta = read_meta(folder)
     except DamagedFileError:
-        return True  # so that `open_dataset` says what is wrong
+        return True  # `open_dataset` will report what is wrong
     return all(path.exists() for path in (folder / "tokenizer.json", *meta.train, *meta.val))
 
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Generator[None]:
-    """Makes a folder to write in; says what to do when that fails."""
+    """Creates a folder to write in; if that fails, the error says what to do."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
@@ -75,12 +75,12 @@ def writing(folder: Path) -> Generator[None]:
 
 
 def keep_tokenizer(folder: Path, made: Tokenizer) -> None:
-    """Writes the tokenizer, which comes first."""
+    """Writes the tokenizer, which must come before the shards."""
     write_atomically(folder / "tokenizer.json", made.to_str().encode())
 
 
 def load_tokenizer(folder: Path, name: str) -> tuple[Tokenizer, Stamp]:
-    """What `keep_tokenizer` wrote, and the mark that it leaves on its shards."""
+    """The tokenizer that `keep_tokenizer` wrote, and its stamp for the headers of shards."""
     path = folder / "tokenizer.json"
     loaded = tokenizer.load(path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -88,7 +88,7 @@ def load_tokenizer(folder: Path, name: str) -> tuple[Tokenizer, Stamp]:
 
 
 def finish(folder: Path, stamp: Stamp, train: Writer, val: Writer) -> None:
-    """Writes down what belongs to the text; comes last."""
+    """Writes `meta.json`, which lists the files of the text; must come last."""
     meta = {
         "tokenizer": stamp.name,
         "tokenizer_sha256": stamp.sha256,
@@ -99,7 +99,7 @@ def finish(folder: Path, stamp: Stamp, train: Writer, val: Writer) -> None:
 
 
 def read_meta(folder: Path) -> Meta:
-    """What `finish` wrote."""
+    """Reads what `finish` wrote."""
     path = folder / "meta.json"
     try:
         meta = json.loads(path.read_text())
@@ -113,7 +113,7 @@ def read_meta(folder: Path) -> Meta:
 
 
 def open_dataset(folder: Path, verify: bool) -> Dataset:
-    """A finished text; raises `DamagedFileError` naming a file that is not as it was written."""
+    """Opens a complete text; raises `DamagedFileError` that names a file that has changed."""
     meta = read_meta(folder)
     loaded, stamp = load_tokenizer(folder, meta.tokenizer)
     if stamp.sha256 != meta.tokenizer_sha256:

@@ -1,24 +1,24 @@
-"""Which documents a run reads, and which of them are held out for validation."""
+"""The documents that a run reads, and those that are held out for validation."""
 
 import hashlib
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-from examples.config import DataConfig
 from examples.data.files import SUFFIXES, decode, texts
-from examples.errors import UserError
+from examples.settings.run import DataConfig
+from examples.system.errors import UserError
 
 # Tests are missing from slim installations; encodings and topics.py are tables rather than code.
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages"}
 SKIPPED_FILES = {"pydoc_data/topics.py"}
-SHORTEST_PIECE = 64  # characters; a text is not cut finer than this
+SHORTEST_PIECE = 64  # characters; texts are not cut into shorter pieces
 
 
 def read(config: DataConfig) -> list[str]:
-    """The documents, in an order that depends on their content alone.
+    """The documents, in an order that depends only on their content.
 
-    Copies of a file count once, so that none is in both the training and the validation text.
+    Copies of a file count once, so that no copy is in both the training and the validation text.
     """
     files = named_files(config.paths) if config.paths else standard_library()
     found = set()
@@ -38,8 +38,8 @@ def read(config: DataConfig) -> list[str]:
             if config.paths
             else "Python's standard library has no source here: give text files as --data.paths."
         )
-    # No document is longer than a quarter of the validation text, so that the split can come
-    # out near the wanted share, from a single file too.
+    # Documents are cut to at most a quarter of the validation text, so that the split comes out
+    # near the wanted share even for a single file.
     longest = max(SHORTEST_PIECE, int(config.val_fraction * sum(map(len, found)) / 4))
     return sorted((piece for text in found for piece in cut(text, longest)), key=digest)
 
@@ -47,8 +47,8 @@ def read(config: DataConfig) -> list[str]:
 def split(documents: list[str], val_fraction: float) -> tuple[list[str], list[str]]:
     """Training and validation documents; `documents` come in the order of their digests.
 
-    The first documents with `val_fraction` of the text are held out, so that the choice is
-    stable: it depends on content only, and another document moves only the border.
+    The first documents that make up `val_fraction` of the text are held out. This choice is stable:
+    it depends only on content, and an additional document moves only the boundary.
     """
     wanted = val_fraction * sum(map(len, documents))
     held_out = 0
@@ -65,12 +65,12 @@ def split(documents: list[str], val_fraction: float) -> tuple[list[str], list[st
 
 
 def digest(text: str) -> str:
-    """A name for a content, equal on all machines."""
+    """A hash of a text, the same on all machines."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def standard_library() -> Iterable[Path]:
-    """The source of Python's standard library: text that is on every machine that runs this."""
+    """The source of Python's standard library, which every machine that runs this has."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in root.rglob("*.py"):
         relative = path.relative_to(root)
@@ -94,7 +94,7 @@ def named_files(paths: Iterable[str]) -> Iterable[Path]:
 
 
 def source(path: Path, size: int) -> Iterable[str]:
-    """The first `size` bytes of a file that nobody asked for: an odd one counts as empty."""
+    """The first `size` bytes of a standard-library file; one that is not UTF-8 counts as empty."""
     try:
         return [decode(path, size)]
     except UnicodeDecodeError:

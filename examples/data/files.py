@@ -1,21 +1,21 @@
-"""The documents in a file: plain text is one, .jsonl and .parquet have one in each row."""
+"""The documents in a file: plain text is one document, .jsonl and .parquet have one per row."""
 
 import codecs
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from examples import extra
-from examples.errors import UserError
+from examples.system import optional_packages
+from examples.system.errors import UserError
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
 ROWS_AT_ONCE = 1024  # of a .parquet file in memory
 
 
 def texts(path: Path, size: int, field: str) -> Iterator[str]:
-    """The documents of a file that was asked for; of plain text the first `size` bytes.
+    """The documents of a file that the user named; of plain text only the first `size` bytes.
 
-    `field` is where the rows of .jsonl and .parquet files have their text.
+    `field` is the field of .jsonl and .parquet rows that holds the text.
     """
     try:
         if path.suffix == ".jsonl":
@@ -34,13 +34,13 @@ def decode(path: Path, size: int) -> str:
     """The first `size` bytes of a text file, exactly; raises `UnicodeDecodeError`, `OSError`."""
     with path.open("rb") as file:
         content = file.read(size)
-    # A character that the limit cuts in two is left out; at the end of a file it is an error.
+    # An incomplete character is dropped at the limit, but is an error at the end of the file.
     decoder = codecs.getincrementaldecoder("utf-8")()
     return decoder.decode(content, final=len(content) < size)
 
 
 def json_lines(path: Path, field: str) -> Iterator[str]:
-    """The text in each line's object; empty lines and nulls count as no text."""
+    """The text in each line's object; empty lines are skipped and nulls count as empty."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -55,30 +55,30 @@ def json_lines(path: Path, field: str) -> Iterator[str]:
             yield text_of(row, field, f"{path}, line {number}")
 
 
-def text_of(row: object, field: str, place: str) -> str:
-    """The text of a row; `place` names the row in errors."""
+def text_of(row: object, field: str, where: str) -> str:
+    """The text of a row; `where` names the row in errors."""
     if not isinstance(row, dict) or field not in row:
         has = ", ".join(map(str, row)) if isinstance(row, dict) else f"a {type(row).__name__}"
         raise UserError(
-            f"{place} has no field {field!r}, but {has or 'nothing'}: name the one that holds the "
+            f"{where} has no field {field!r}, but {has or 'nothing'}: name the one that holds the "
             "text with --data.text-field."
         )
     text = row[field]
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise UserError(f"{place} has no text in {field!r}, but {str(text)[:40]!r}: omit it.")
+        raise UserError(f"{where} has no text in {field!r}, but {str(text)[:40]!r}: omit it.")
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # JSON can write half of a character: "\ud800"
-        raise UserError(f"{place} is not text that UTF-8 can write ({error}): omit it.") from None
+    except UnicodeEncodeError as error:  # JSON can hold half of a character: "\ud800"
+        raise UserError(f"{where} is not text that UTF-8 can write ({error}): omit it.") from None
     return text
 
 
 def parquet_rows(path: Path, field: str) -> Iterator[str]:
-    """The text in each row of a table; nulls count as no text."""
-    parquet = extra.load("pyarrow.parquet", f"{path}, a .parquet file,", "fineweb")
-    arrow = extra.load("pyarrow", "a .parquet file", "fineweb")
+    """The text in each row of a table; nulls count as empty."""
+    parquet = optional_packages.load("pyarrow.parquet", f"{path}, a .parquet file,", "fineweb")
+    arrow = optional_packages.load("pyarrow", "a .parquet file", "fineweb")
     try:
         with parquet.ParquetFile(path) as table:
             names = table.schema_arrow.names

@@ -1,4 +1,4 @@
-"""FineWeb, streamed from the Hugging Face hub into shards, which takes up where it was stopped."""
+"""FineWeb, streamed from the Hugging Face hub into shards; an interrupted stream is continued."""
 
 import hashlib
 import math
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from examples import extra
-from examples.config import DataConfig
 from examples.data import cache, hub, tokenizer
 from examples.data.cache import Dataset
 from examples.data.shards import Stamp, Writer, read_header, shard_path
-from examples.errors import DamagedFileError, UserError
+from examples.settings.run import DataConfig
+from examples.system import optional_packages
+from examples.system.errors import DamagedFileError, UserError
 
 DATASET = "HuggingFaceFW/fineweb"
 SAMPLE = "sample-100BT"  # 100 billion GPT-2 tokens: more than the paper's longest runs, 72 billion
@@ -20,12 +20,12 @@ TOKENIZER = "gpt2"
 
 
 def prepare(config: DataConfig, root: Path, say: Callable[[str], None]) -> Dataset:
-    """The first `config.tokens` tokens of FineWeb, from a folder below `root` if they are there."""
+    """The first `config.tokens` tokens of FineWeb, from a folder in `root` if it has them."""
     if not (math.isfinite(config.tokens) and config.tokens >= 1):
         raise UserError(f"--data.tokens is {config.tokens}: give at least 1, for example 1e9.")
     folder = root / f"fineweb-{cache_key(config)}"
     try:
-        if not cache.is_whole(folder):
+        if not cache.is_complete(folder):
             with cache.writing(folder):
                 fill(folder, config, root, say)
         return cache.open_dataset(folder, config.verify)
@@ -36,7 +36,7 @@ def prepare(config: DataConfig, root: Path, say: Callable[[str], None]) -> Datas
 
 
 def cache_key(config: DataConfig) -> str:
-    """Names a folder; no network is needed to know it."""
+    """The name of the cache folder, known without a network."""
     name = config.tokenizer or TOKENIZER
     path = Path(name)
     if name not in tokenizer.HUB and path.is_file():
@@ -46,8 +46,8 @@ def cache_key(config: DataConfig) -> str:
 
 
 def fill(folder: Path, config: DataConfig, root: Path, say: Callable[[str], None]) -> None:
-    """Streams what is missing."""
-    stream = open_stream()  # first, so that a missing network or package is said at once
+    """Streams the tokens that are missing."""
+    stream = open_stream()  # first, so that a missing network or package is reported at once
     name = config.tokenizer or TOKENIZER
     if not (folder / "tokenizer.json").exists():
         kept = root / "tokenizers"
@@ -55,7 +55,7 @@ def fill(folder: Path, config: DataConfig, root: Path, say: Callable[[str], None
         cache.keep_tokenizer(folder, tokenizer.named(name, kept))
     encoder, stamp = cache.load_tokenizer(folder, Path(name).name[:80])
     shards = Shards(folder, stamp, config)
-    shards.take_up()
+    shards.continue_from_disk()
     limit = int(config.tokens)
     say(
         f"streaming FineWeb to {limit:,} training tokens, from {shards.n_tokens:,}; this is done "
@@ -78,13 +78,16 @@ def fill(folder: Path, config: DataConfig, root: Path, say: Callable[[str], None
 
 @dataclass
 class Shards:
-    """The two texts as they grow; a shard of each ends at the same document of the stream."""
+    """The growing training and validation texts; their shards are written in pairs.
+
+    Both shards of a pair end at the same document of the stream.
+    """
 
     folder: Path
     stamp: Stamp
     config: DataConfig
     read: int = 0
-    """Documents of the stream that were read."""
+    """Documents read from the stream so far."""
     n_tokens: int = 0
     """Training tokens on disk."""
     train: Writer = field(init=False)
@@ -93,8 +96,8 @@ class Shards:
     def __post_init__(self):
         self.train, self.val = (Writer(self.folder, s, self.stamp) for s in ("train", "val"))
 
-    def take_up(self) -> None:
-        """Goes behind the shards that an earlier run has finished."""
+    def continue_from_disk(self) -> None:
+        """Continues after the shards that an earlier run has finished."""
         while True:
             pair = [shard_path(self.folder, w.name, len(w.written)) for w in self.writers]
             if not all(path.exists() for path in pair):
@@ -102,7 +105,7 @@ class Shards:
             val, train = (read_header(path, self.stamp) for path in pair)
             if not self.read < val.read == train.read:
                 raise DamagedFileError(
-                    f"{pair[1]} or {pair[0].name} is from elsewhere: they do not go on from the "
+                    f"{pair[1]} or {pair[0].name} is from elsewhere: they do not continue the "
                     "shards before them."
                 )
             for writer, header in zip(self.writers, (val, train), strict=True):
@@ -111,13 +114,13 @@ class Shards:
             self.n_tokens += train.tokens.tokens
 
     def add(self, text: str, ids: list[int]) -> None:
-        """Puts a document where its content says."""
+        """Adds a document to the text that its hash selects."""
         writer = self.val if is_held_out(text, self.config.val_fraction) else self.train
         writer.add(ids, len(text.encode()))
         self.read += 1
 
     def is_due(self, limit: int) -> bool:
-        """Whether it is time to write a pair of shards."""
+        """Whether a pair of shards should be written now."""
         enough = self.n_tokens + self.train.n_tokens >= limit
         return enough or self.train.is_full or self.val.is_full
 
@@ -129,18 +132,18 @@ class Shards:
 
     @property
     def writers(self) -> tuple[Writer, Writer]:
-        """In the order in which a pair is written."""
+        """The writers, in the order in which a pair is written."""
         return self.val, self.train
 
 
 def is_held_out(text: str, val_fraction: float) -> bool:
-    """Whether a document is for validation; copies of it are always on the same side."""
+    """Whether a document is for validation; copies of a document are always in the same text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) < val_fraction * 2**64
 
 
 def open_stream() -> Any:
-    """All rows of FineWeb, of which none is read yet."""
-    datasets = extra.load("datasets", "--data.source fineweb", "fineweb")
+    """A stream of all rows of FineWeb; nothing is read yet."""
+    datasets = optional_packages.load("datasets", "--data.source fineweb", "fineweb")
     try:
         return datasets.load_dataset(DATASET, name=SAMPLE, split="train", streaming=True)
     except Exception as error:  # of the network, of the hub, of the package: no common class
@@ -148,13 +151,13 @@ def open_stream() -> Any:
 
 
 def documents(stream: Any, skip: int) -> Iterator[str]:
-    """The texts of the stream after the first `skip`, which are read but not tokenized."""
+    """The texts of the stream after the first `skip`, which are read again but not tokenized."""
     rows = iter(stream.skip(skip))
     while True:
         try:
             row = next(rows, None)
         except Exception as error:  # as above
-            what = "more of FineWeb (the same command goes on from the last whole shard)"
+            what = "more of FineWeb (the same command continues from the last complete shard)"
             raise hub.unreachable(what, error) from None
         if row is None:
             return

@@ -1,10 +1,10 @@
-"""What to say when the Hugging Face hub gives no answer."""
+"""The error message for a Hugging Face hub that cannot be reached."""
 
-from examples.errors import UserError
+from examples.system.errors import UserError
 
 
 def unreachable(what: str, error: Exception) -> UserError:
-    """The error for a user who asked for something on the hub."""
+    """The error for a user who asked for something from the hub."""
     reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     return UserError(
         f"cannot get {what} from the Hugging Face hub: {reason}. If there is no network here, "

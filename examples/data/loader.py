@@ -1,4 +1,4 @@
-"""Tokens, and batches of them that are a function of the seed and the step."""
+"""Tokens, and batches of tokens as a function of seed and step."""
 
 import bisect
 import functools
@@ -10,18 +10,18 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TokensMeta:
-    """What must be known of stored tokens to read them and to trust them."""
+    """The facts about stored tokens that are needed to read and to verify them."""
 
     dtype: str
     tokens: int
     bytes: int
     """Size in UTF-8 of the text that the tokens stand for."""
     sha256: str
-    """Of the tokens; of several shards, that of their hashes."""
+    """Hash of the tokens; for several shards, the hash of their hashes."""
 
 
 class Joined:
-    """Arrays one after the other, as if they were one: a slice copies no more than itself.
+    """Arrays that are read as if they were concatenated; a slice copies only its own elements.
 
     So a window may begin in one shard and end in the next, and batches do not depend on where
     a text was cut into shards.
@@ -55,10 +55,10 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Loader:
-    """Batches of windows of a text: stateless, so the step alone says where a run is.
+    """Batches of windows of a text. It has no state: a batch is a function of the step.
 
-    The text is cut into windows of `context` tokens plus the one to predict last. An epoch
-    is a random order of all windows, another one each time; batches run across its end.
+    The text is cut into windows of `context` tokens plus the last target. An epoch is a random
+    order of all windows, different each time; a batch may span two epochs.
     """
 
     ids: np.ndarray | Joined
@@ -74,7 +74,7 @@ class Loader:
     def batch(self, step: int, rows: range | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets (rows, context) of a step counted from 0.
 
-        `rows` are those of the batch that this process needs; all of them if None.
+        `rows` are the rows of the batch that this process needs; None for all of them.
         """
         rows = range(self.batch_size) if rows is None else rows
         places = [divmod(step * self.batch_size + row, self.n_windows) for row in rows]
@@ -92,7 +92,7 @@ class Loader:
 def order(seed: int, epoch: int, n_windows: int) -> np.ndarray:
     """The order of the windows in an epoch.
 
-    It is held in full, in 8 bytes a window: 0.6 GB for the paper's 72 billion tokens in windows
-    of 1024.
+    The whole order is held in memory, 8 bytes per window: 0.6 GB for the paper's 72 billion tokens
+    in windows of 1024.
     """
     return np.random.default_rng((seed, epoch)).permutation(n_windows)

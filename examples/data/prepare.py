@@ -1,4 +1,4 @@
-"""Text to a tokenizer and token shards, once; later runs find them in the cache."""
+"""Turns a text into a tokenizer and token shards once; later runs find them in the cache."""
 
 import hashlib
 import time
@@ -7,17 +7,17 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from examples.config import DataConfig
 from examples.data import cache, corpus, fineweb, tokenizer
 from examples.data.cache import Dataset, cache_folder
 from examples.data.shards import Writer
-from examples.errors import DamagedFileError, UserError
+from examples.settings.run import DataConfig
+from examples.system.errors import DamagedFileError, UserError
 
-TRAINED = "trained"  # the name of a tokenizer that was made for its text
+TRAINED = "trained"  # the name of a tokenizer that was trained on its text
 
 
 def prepare(config: DataConfig, say: Callable[[str], None]) -> Dataset:
-    """The tokens of the configured text, from the cache if they are there and whole."""
+    """The tokens of the configured text, from the cache if they are complete there."""
     if config.source == "fineweb":
         if config.paths:
             raise UserError("--data.source fineweb reads no --data.paths: give one of them.")
@@ -29,7 +29,7 @@ def prepare(config: DataConfig, say: Callable[[str], None]) -> Dataset:
         with cache.writing(kept):
             given = tokenizer.named(config.tokenizer, kept)
     folder = cache_folder() / cache_key(config, documents, given)
-    if cache.is_whole(folder):
+    if cache.is_complete(folder):
         try:
             return cache.open_dataset(folder, config.verify)
         except DamagedFileError as error:
@@ -40,7 +40,7 @@ def prepare(config: DataConfig, say: Callable[[str], None]) -> Dataset:
 
 
 def cache_key(config: DataConfig, documents: list[str], given: Tokenizer | None) -> str:
-    """Names the tokens that `fill` would make."""
+    """The name of the folder that `fill` would write."""
     made_by = corpus.digest(given.to_str()) if given else config.vocab_size
     hasher = hashlib.sha256(f"{cache.FORMAT} {made_by} {config.val_fraction}".encode())
     for document in documents:
@@ -55,7 +55,7 @@ def fill(
     given: Tokenizer | None,
     say: Callable[[str], None],
 ) -> None:
-    """Trains the tokenizer, if none is given, and writes all files of a cache folder."""
+    """Trains a tokenizer if none is given, and writes all files of a cache folder."""
     start = time.monotonic()
     train, val = corpus.split(documents, config.val_fraction)
     size = sum(len(document.encode()) for document in documents)

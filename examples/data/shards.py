@@ -1,8 +1,8 @@
-"""Tokens on disk: shards that say themselves what they hold, read through memory maps.
+"""Tokens on disk: shards that describe their content in a header, read through memory maps.
 
-A shard is a header of HEADER_BYTES, which `head -n 2` shows, and then the tokens, little-endian.
-The header is a line with the kind and version of file and a line of JSON (`Header`), padded with
-spaces.
+A shard is a header of HEADER_BYTES followed by the tokens, little-endian. The header, which
+`head -n 2` shows, is a line with the kind and version of the file and a line of JSON (`Header`),
+padded with spaces.
 """
 
 import hashlib
@@ -14,22 +14,22 @@ from pathlib import Path
 import numpy as np
 
 from examples.data.loader import Joined, Tokens, TokensMeta
-from examples.errors import DamagedFileError
-from examples.files import write_atomically
+from examples.system.errors import DamagedFileError
+from examples.system.files import write_atomically
 
 MAGIC = b"optax_muonplus tokens, version 1\n"
-HEADER_BYTES = 4096  # a page, so that the tokens begin at one; a header takes a tenth
-SHARD_TOKENS = 2**25  # 64 MiB as uint16: what an interrupted download loses at most
-HASHED_BYTES = 2**28  # hashed at each start, in half a second; of larger texts only on request
+HEADER_BYTES = 4096  # one memory page, so that the tokens are aligned; a header needs a tenth of it
+SHARD_TOKENS = 2**25  # 64 MiB as uint16: the most that an interrupted download loses
+HASHED_BYTES = 2**28  # larger texts are hashed on request only; this much takes half a second
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """Which tokenizer made a shard."""
+    """The tokenizer that made a shard."""
 
     name: str
     sha256: str
-    """Of its tokenizer.json."""
+    """Hash of its tokenizer.json."""
     vocab_size: int
 
     @property
@@ -45,37 +45,37 @@ class Header:
     tokenizer: Stamp
     tokens: TokensMeta
     read: int
-    """Documents of the source that were read when the shard was finished."""
+    """Documents of the source that had been read when the shard was finished."""
 
 
 @dataclass
 class Writer:
-    """Gathers tokens in memory and writes them as FOLDER/NAME-00000.bin, NAME-00001.bin, ..."""
+    """Collects tokens in memory and writes them as FOLDER/NAME-00000.bin, NAME-00001.bin, ..."""
 
     folder: Path
     name: str
     stamp: Stamp
     written: list[str] = field(default_factory=list)
-    """The hashes of the shards that are on disk."""
+    """Hashes of the shards that are on disk."""
     n_tokens: int = 0
-    """Tokens that are not written yet."""
+    """Tokens not yet written."""
     n_bytes: int = 0
-    """Size of their text in UTF-8."""
+    """Size of the text of those tokens, in UTF-8."""
     parts: list[bytes] = field(default_factory=list)
 
     def add(self, ids: list[int], n_bytes: int) -> None:
-        """Takes up a document, `n_bytes` long as text."""
+        """Adds a document whose text is `n_bytes` long."""
         self.parts.append(np.asarray(ids, self.stamp.dtype).tobytes())
         self.n_tokens += len(ids)
         self.n_bytes += n_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to `flush`."""
+        """Whether `flush` is due."""
         return self.n_tokens >= SHARD_TOKENS
 
     def flush(self, read: int) -> None:
-        """Writes what was gathered as one shard, `read` documents into the source."""
+        """Writes the collected tokens as one shard, after `read` documents of the source."""
         content = b"".join(self.parts)
         digest = hashlib.sha256(content).hexdigest()
         meta = TokensMeta(self.stamp.dtype.name, self.n_tokens, self.n_bytes, digest)
@@ -88,12 +88,12 @@ class Writer:
 
 
 def shard_path(folder: Path, name: str, number: int) -> Path:
-    """Where a shard lies."""
+    """The path of a shard."""
     return folder / f"{name}-{number:05d}.bin"
 
 
 def read_header(path: Path, stamp: Stamp) -> Header:
-    """The header of a shard; raises `DamagedFileError` unless it fits `stamp` and its file."""
+    """The header of a shard; raises `DamagedFileError` unless it matches `stamp` and its file."""
     try:
         with path.open("rb") as file:
             start = file.read(HEADER_BYTES)
@@ -119,7 +119,7 @@ def read_header(path: Path, stamp: Stamp) -> Header:
 
 
 def check_tokenizer(path: Path, header: Header, stamp: Stamp) -> None:
-    """Refuses tokens of another tokenizer than `stamp`, or of another type than it has."""
+    """Refuses tokens of another tokenizer or another type than those of `stamp`."""
     made, dtype = header.tokenizer, header.tokens.dtype
     if made.sha256 != stamp.sha256:
         raise DamagedFileError(
@@ -134,7 +134,7 @@ def check_tokenizer(path: Path, header: Header, stamp: Stamp) -> None:
 
 
 def map_tokens(path: Path, meta: TokensMeta, dtype: np.dtype, hashed: bool) -> np.ndarray:
-    """The tokens of a shard whose header was read; `hashed` reads and checks all of them."""
+    """The tokens of a shard whose header was read; with `hashed`, all of them are checked."""
     ids = np.memmap(path, dtype, "r", HEADER_BYTES, (meta.tokens,))
     if hashed and hashlib.sha256(ids.data).hexdigest() != meta.sha256:
         raise DamagedFileError(f"{path} is damaged: its tokens are not those of its header.")
@@ -142,11 +142,11 @@ def map_tokens(path: Path, meta: TokensMeta, dtype: np.dtype, hashed: bool) -> n
 
 
 def open_shards(expected: dict[Path, str], stamp: Stamp, verify: bool) -> Tokens:
-    """The shards of a text, given with the hashes of their tokens, memory-mapped.
+    """The shards of a text, memory-mapped; they are given with the hashes of their tokens.
 
-    Headers and sizes are always checked. The tokens are read and hashed if they are below
-    HASHED_BYTES together, or if `verify` asks for it. What is not as it was written raises
-    `DamagedFileError`, which names the file.
+    Headers and sizes are always checked. The tokens are read and hashed if their total size is at
+    most HASHED_BYTES, or if `verify` is true. A file that has changed raises `DamagedFileError`
+    with its name.
     """
     metas = {path: read_header(path, stamp).tokens for path in expected}
     for path, meta in metas.items():

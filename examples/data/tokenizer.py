@@ -1,4 +1,4 @@
-"""The tokenizer: a lossless byte-level BPE trained on the text at hand, or one that is named."""
+"""The tokenizer: a lossless byte-level BPE trained on the given text, or a named one."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -7,20 +7,21 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from examples.data import hub
-from examples.errors import DamagedFileError, UserError
-from examples.files import write_atomically
+from examples.system.errors import DamagedFileError, UserError
+from examples.system.files import write_atomically
 
 END = "<|endoftext|>"
-ENDS = (END, "<s>", "</s>")  # of `train` and GPT-2; of LLaMA; the first that is there is used
-HUB = {  # the LLaMA-2 of Meta is gated; this copy is not
+# Tokens that stand between documents: of `train` and GPT-2, of LLaMA. The first one found is used.
+ENDS = (END, "<s>", "</s>")
+HUB = {  # access to Meta's own LLaMA-2 tokenizer is gated; this copy is free
     "gpt2": "openai-community/gpt2",
     "llama2": "hf-internal-testing/llama-tokenizer",
 }
-SAMPLE_BYTES = 2_000_000  # text that merges are learned from; more takes longer and changes little
+SAMPLE_BYTES = 2_000_000  # text to learn merges from; more takes longer and changes little
 
 
 def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A tokenizer of at most `vocab_size` tokens; less if the text is too short for more."""
+    """A tokenizer of at most `vocab_size` tokens; fewer if the text is too short."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -44,7 +45,7 @@ def head(documents: Iterable[str], size: int) -> Iterator[str]:
 
 
 def named(name: str, folder: Path) -> Tokenizer:
-    """A tokenizer of the hub or of a file; `folder`, which exists, keeps what was downloaded."""
+    """A tokenizer from the hub or a file; downloads are kept in `folder`, which must exist."""
     if name not in HUB:
         if not Path(name).is_file():
             raise UserError(
@@ -63,13 +64,13 @@ def named(name: str, folder: Path) -> Tokenizer:
 
 
 def load(path: Path) -> Tokenizer:
-    """A saved tokenizer, under which END inside a text is text and no end of a document."""
+    """A saved tokenizer, set to encode END inside a text as plain text."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing narrower
         raise DamagedFileError(f"{path} is not a tokenizer: {error}.") from None
     tokenizer.encode_special_tokens = True
-    # LLaMA's would put a start in front of all that is encoded; `encode` puts it where it belongs.
+    # LLaMA's post-processor would add a start token to every text; `encode` adds it itself.
     tokenizer.post_processor = None
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -90,9 +91,9 @@ def end_id(tokenizer: Tokenizer) -> int:
 
 
 def encode(tokenizer: Tokenizer, documents: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
-    """Each document with its ids, after an END that starts it."""
+    """Each document with its ids; the ids begin with the token that starts a document."""
     end = end_id(tokenizer)
     waiting = iter(documents)
-    while batch := list(itertools.islice(waiting, 256)):  # enough for all cores, little in memory
+    while batch := list(itertools.islice(waiting, 256)):  # enough for all cores, and little memory
         for document, encoding in zip(batch, tokenizer.encode_batch_fast(batch), strict=True):
             yield document, [end, *encoding.ids]

@@ -1,10 +1,20 @@
-"""Models, one file each, readable on their own."""
+"""Transformers, one file each, with the KV cache and sampling that they share."""
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
 from flax import nnx
+from jax.typing import ArrayLike
 
-from examples.models.config import ModelConfig
 from examples.models.gpt import GPT
 from examples.models.llama import LLaMA
+from examples.settings.model import ModelConfig
+
+Forward = Callable[[optax.Params, ArrayLike, Any, jax.Array | int], tuple[jax.Array, Any]]
+"""A model as a function: parameters, tokens (B, T), the KV cache of `examples.models.attention` or
+None, and the position of the first token, to logits (B, T, V) and the cache with these tokens."""
 
 
 def build(config: ModelConfig, vocab_size: int, rngs: nnx.Rngs) -> GPT | LLaMA:

@@ -1,6 +1,6 @@
-"""Causal attention, also of new tokens over those that came before them.
+"""Causal attention, with or without a KV cache of earlier tokens.
 
-Glossary of shapes: B rows, T new tokens, S places for tokens, H heads, K width of a head.
+Glossary of shapes: B rows, T new tokens, S positions in the cache, H heads, K width of a head.
 """
 
 from typing import Any, NamedTuple
@@ -8,37 +8,37 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from examples.models.config import ModelConfig
+from examples.settings.model import ModelConfig
 
 
 class KV(NamedTuple):
-    """Keys and values of a layer for the tokens so far, (B, S, H, K); zeros in places to come."""
+    """The KV cache of one layer, (B, S, H, K); zeros at positions that are not filled yet."""
 
     keys: jax.Array
     values: jax.Array
 
 
 def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, past: KV | None, start: jax.Array | int
+    q: jax.Array, k: jax.Array, v: jax.Array, kv_cache: KV | None, start: jax.Array | int
 ) -> tuple[jax.Array, KV | None]:
-    """Values that each new token reads, (B, T, H, K), and `past` with the new tokens in it.
+    """The attention output for each new token, (B, T, H, K), and the cache with the new tokens.
 
-    Without a past the tokens see themselves and those before them in the row. With one, they are
-    those from position `start` on, and see all that is in the places up to their own.
+    Without a cache, each token attends to itself and to earlier tokens of its row. With a cache,
+    the new tokens have the positions from `start` on, and attend to all positions up to their own.
     """
-    if past is None:
+    if kv_cache is None:
         return jax.nn.dot_product_attention(q, k, v, is_causal=True), None
-    past = KV(
-        jax.lax.dynamic_update_slice_in_dim(past.keys, k, start, axis=1),
-        jax.lax.dynamic_update_slice_in_dim(past.values, v, start, axis=1),
+    kv_cache = KV(
+        jax.lax.dynamic_update_slice_in_dim(kv_cache.keys, k, start, axis=1),
+        jax.lax.dynamic_update_slice_in_dim(kv_cache.values, v, start, axis=1),
     )
     new = start + jnp.arange(q.shape[1])
-    seen = jnp.arange(past.keys.shape[1])[None] <= new[:, None]  # [T, S]
-    return jax.nn.dot_product_attention(q, *past, mask=seen[None, None]), past
+    seen = jnp.arange(kv_cache.keys.shape[1])[None] <= new[:, None]  # [T, S]
+    return jax.nn.dot_product_attention(q, *kv_cache, mask=seen[None, None]), kv_cache
 
 
-def no_tokens(config: ModelConfig, rows: int) -> Any:
-    """The past of all layers before the first token: a list, or stacked like the blocks."""
+def empty_kv_cache(config: ModelConfig, rows: int) -> Any:
+    """The cache of all layers before the first token: a list, or stacked like the blocks."""
     shape = (rows, config.context, config.n_head, config.d_model // config.n_head)
     empty = jnp.zeros(shape, jnp.dtype(config.compute_dtype))
     if config.scan:

@@ -13,7 +13,7 @@ from flax import nnx
 
 from examples.models import stack
 from examples.models.attention import attend
-from examples.models.config import ModelConfig, hidden_width
+from examples.settings.model import ModelConfig, hidden_width
 
 INIT = nnx.initializers.normal(0.02)  # as in GPT-2 and the paper's GPT
 
@@ -36,15 +36,17 @@ class Attention(nnx.Module):
         self.value = linear(d, d, dtype, rngs)
         self.out = linear(d, d, dtype, rngs)
 
-    def __call__(self, x: jax.Array, past: Any, start: jax.Array | int) -> tuple[jax.Array, Any]:
-        """Lets each position read from itself and those before it."""
+    def __call__(
+        self, x: jax.Array, kv_cache: Any, start: jax.Array | int
+    ) -> tuple[jax.Array, Any]:
+        """Lets each position attend to itself and to earlier positions."""
         b, t, d = x.shape
         heads = (b, t, self.n_head, d // self.n_head)
         q = self.query(x).reshape(heads)  # [B, T, H, K]
         k = self.key(x).reshape(heads)
         v = self.value(x).reshape(heads)
-        mixed, past = attend(q, k, v, past, start)  # [B, T, H, K]
-        return self.out(mixed.reshape(b, t, d)), past  # [B, T, D]
+        mixed, kv_cache = attend(q, k, v, kv_cache, start)  # [B, T, H, K]
+        return self.out(mixed.reshape(b, t, d)), kv_cache  # [B, T, D]
 
 
 class MLP(nnx.Module):
@@ -70,11 +72,13 @@ class Block(nnx.Module):
         self.ln_2 = nnx.LayerNorm(config.d_model, dtype=dtype, rngs=rngs)
         self.mlp = MLP(config, rngs)
 
-    def __call__(self, x: jax.Array, past: Any, start: jax.Array | int) -> tuple[jax.Array, Any]:
-        """One layer of the model."""
-        read, past = self.attn(self.ln_1(x), past, start)
-        x = x + read
-        return x + self.mlp(self.ln_2(x)), past  # [B, T, D]
+    def __call__(
+        self, x: jax.Array, kv_cache: Any, start: jax.Array | int
+    ) -> tuple[jax.Array, Any]:
+        """Applies one layer."""
+        attended, kv_cache = self.attn(self.ln_1(x), kv_cache, start)
+        x = x + attended
+        return x + self.mlp(self.ln_2(x)), kv_cache  # [B, T, D]
 
 
 class GPT(nnx.Module):
@@ -95,13 +99,15 @@ class GPT(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """The logits of the token after each position."""
-        return self.extend(tokens, None, 0)[0]
+        return self.forward(tokens, None, 0)[0]
 
-    def extend(self, tokens: jax.Array, past: Any, start: jax.Array | int) -> tuple[jax.Array, Any]:
-        """The same for tokens from position `start` on, after a `past` to which they are added."""
+    def forward(
+        self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
+    ) -> tuple[jax.Array, Any]:
+        """The same for tokens from position `start` on; also the KV cache with them added."""
         positions = start + jnp.arange(tokens.shape[1])
         x = self.wte(tokens) + self.wpe(positions)[None]  # [B, T, D]
-        x, past = stack.run(self.blocks, self.config, x, past, start)
+        x, kv_cache = stack.run(self.blocks, self.config, x, kv_cache, start)
         x = self.ln_f(x)
         logits = self.wte.attend(x) if self.lm_head is None else self.lm_head(x)
-        return logits.astype(jnp.float32), past  # [B, T, V]
+        return logits.astype(jnp.float32), kv_cache  # [B, T, V]

@@ -1,10 +1,11 @@
-"""LLaMA: rotary positions, pre-norm blocks with RMSNorm, SwiGLU, no biases, a head of its own.
+"""LLaMA: rotary positions, pre-norm blocks with RMSNorm, SwiGLU, no biases, an untied head.
 
 Glossary of shapes: B rows, T tokens in a row, D model width, H heads, K = D / H, F width inside an
 MLP, V vocabulary. Every weight is a 2-D (in, out) kernel, so that the default rules of
 `optax_muonplus` apply.
 
-Source: Touvron et al., LLaMA (arXiv 2302.13971), section 2.2; sizes are in `examples/recipes.py`.
+Source: Touvron et al., LLaMA (arXiv 2302.13971), section 2.2; `examples/settings/recipes.py` has
+the sizes.
 """
 
 from typing import Any
@@ -15,11 +16,11 @@ from flax import nnx
 
 from examples.models import stack
 from examples.models.attention import attend
-from examples.models.config import ModelConfig, hidden_width
+from examples.settings.model import ModelConfig, hidden_width
 
 INIT = nnx.initializers.normal(0.02)  # initializer_range of the LLaMA in Hugging Face transformers
 EPSILON = 1e-6  # under the root of RMSNorm, as in the first LLaMA
-ROPE_BASE = 10_000.0  # the slowest pair turns once in about 2 pi times as many tokens
+ROPE_BASE = 10_000.0  # the slowest pair makes a full turn in about 2 pi times as many tokens
 
 
 def linear(d_in: int, d_out: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Linear:
@@ -33,20 +34,20 @@ def norm(d: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.RMSNorm:
 
 
 def angles(positions: jax.Array, k: int) -> jax.Array:
-    """How far each pair of numbers in a head is turned at each position, (T, K / 2)."""
+    """The angle by which each pair of a head is rotated at each position, (T, K / 2)."""
     speeds = ROPE_BASE ** (-jnp.arange(0, k, 2) / k)  # radians per token, from 1 down
     return positions[:, None] * speeds[None]
 
 
 def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """Turns the pairs (i, i + K / 2) of each head of `x` (B, T, H, K) by (T, K / 2) `angles`.
+    """Rotates the pairs (i, i + K / 2) of each head of `x` (B, T, H, K) by (T, K / 2) `angles`.
 
-    The product of a query and a key then depends on their positions only by the difference.
+    The product of a query and a key then depends only on the difference of their positions.
     """
     cos, sin = jnp.cos(angles)[None, :, None], jnp.sin(angles)[None, :, None]
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-    return turned.astype(x.dtype)
+    rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return rotated.astype(x.dtype)
 
 
 class Attention(nnx.Module):
@@ -61,20 +62,20 @@ class Attention(nnx.Module):
         self.out = linear(d, d, dtype, rngs)
 
     def __call__(
-        self, x: jax.Array, past: Any, start: jax.Array | int, angles: jax.Array
+        self, x: jax.Array, kv_cache: Any, start: jax.Array | int, angles: jax.Array
     ) -> tuple[jax.Array, Any]:
-        """Lets each position read from itself and those before it."""
+        """Lets each position attend to itself and to earlier positions."""
         b, t, d = x.shape
         heads = (b, t, self.n_head, d // self.n_head)
         q = rotate(self.query(x).reshape(heads), angles)  # [B, T, H, K]
         k = rotate(self.key(x).reshape(heads), angles)
         v = self.value(x).reshape(heads)
-        mixed, past = attend(q, k, v, past, start)  # [B, T, H, K]
-        return self.out(mixed.reshape(b, t, d)), past  # [B, T, D]
+        mixed, kv_cache = attend(q, k, v, kv_cache, start)  # [B, T, H, K]
+        return self.out(mixed.reshape(b, t, d)), kv_cache  # [B, T, D]
 
 
 class MLP(nnx.Module):
-    """SwiGLU: what goes up is multiplied by a gate."""
+    """SwiGLU: the widened activations are multiplied by a gate."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         d, f, dtype = config.d_model, hidden_width(config), jnp.dtype(config.compute_dtype)
@@ -98,12 +99,12 @@ class Block(nnx.Module):
         self.mlp = MLP(config, rngs)
 
     def __call__(
-        self, x: jax.Array, past: Any, start: jax.Array | int, angles: jax.Array
+        self, x: jax.Array, kv_cache: Any, start: jax.Array | int, angles: jax.Array
     ) -> tuple[jax.Array, Any]:
-        """One layer of the model."""
-        read, past = self.attn(self.norm_1(x), past, start, angles)
-        x = x + read
-        return x + self.mlp(self.norm_2(x)), past  # [B, T, D]
+        """Applies one layer."""
+        attended, kv_cache = self.attn(self.norm_1(x), kv_cache, start, angles)
+        x = x + attended
+        return x + self.mlp(self.norm_2(x)), kv_cache  # [B, T, D]
 
 
 class LLaMA(nnx.Module):
@@ -119,14 +120,16 @@ class LLaMA(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """The logits of the token after each position."""
-        return self.extend(tokens, None, 0)[0]
+        return self.forward(tokens, None, 0)[0]
 
-    def extend(self, tokens: jax.Array, past: Any, start: jax.Array | int) -> tuple[jax.Array, Any]:
-        """The same for tokens from position `start` on, after a `past` to which they are added."""
+    def forward(
+        self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
+    ) -> tuple[jax.Array, Any]:
+        """The same for tokens from position `start` on; also the KV cache with them added."""
         x = self.wte(tokens)  # [B, T, D]
         positions = start + jnp.arange(tokens.shape[1])
-        turns = angles(positions, self.config.d_model // self.config.n_head)
-        x, past = stack.run(self.blocks, self.config, x, past, start, turns)
+        rotations = angles(positions, self.config.d_model // self.config.n_head)
+        x, kv_cache = stack.run(self.blocks, self.config, x, kv_cache, start, rotations)
         x = self.norm_f(x)
         logits = self.wte.attend(x) if self.lm_head is None else self.lm_head(x)
-        return logits.astype(jnp.float32), past  # [B, T, V]
+        return logits.astype(jnp.float32), kv_cache  # [B, T, V]

@@ -1,7 +1,8 @@
-"""Blocks one after the other: a list of them, or one whose parameters have a leading layer axis.
+"""The blocks of a model: a list, or one block whose parameters have a leading layer axis.
 
-A list compiles each block by itself, and its parameters are `blocks/0/...`, `blocks/1/...`.
-Stacked, they are `blocks/...` with arrays (layer, ...), and one block is compiled for all layers.
+With a list, each block is compiled by itself, and its parameters are `blocks/0/...`,
+`blocks/1/...`. Stacked, the parameters are `blocks/...` with arrays (layer, ...), and one block is
+compiled for all layers.
 """
 
 from collections.abc import Callable
@@ -10,11 +11,11 @@ from typing import Any
 import jax
 from flax import nnx
 
-from examples.models.config import ModelConfig
+from examples.settings.model import ModelConfig
 
 
 def make(block: Callable[[ModelConfig, nnx.Rngs], Any], config: ModelConfig, rngs: nnx.Rngs) -> Any:
-    """All blocks of a model; where they are stacked, each has random keys of its own as well."""
+    """All blocks of a model; stacked blocks too have different random keys."""
     if not config.scan:
         return nnx.List([block(config, rngs) for _ in range(config.n_layer)])
     build = nnx.vmap(lambda rngs: block(config, rngs))
@@ -22,26 +23,28 @@ def make(block: Callable[[ModelConfig, nnx.Rngs], Any], config: ModelConfig, rng
 
 
 def run(
-    blocks: Any, config: ModelConfig, x: jax.Array, past: Any, *same: jax.Array | int
+    blocks: Any, config: ModelConfig, x: jax.Array, kv_cache: Any, *shared: jax.Array | int
 ) -> tuple[jax.Array, Any]:
-    """`x` after all blocks, and the past that they leave.
+    """`x` after all blocks, and the KV cache with the new tokens.
 
-    Each block gets its part of `past`, None if there is none, and `same`, what does not change
-    from layer to layer.
+    Each block gets its part of `kv_cache`, or None if there is none, and `shared`, which is the
+    same for all layers.
     """
 
-    def one(block: Any, x: jax.Array, past: Any, *same: jax.Array | int) -> tuple[jax.Array, Any]:
-        return block(x, past, *same)
+    def apply(
+        block: Any, x: jax.Array, cache: Any, *shared: jax.Array | int
+    ) -> tuple[jax.Array, Any]:
+        return block(x, cache, *shared)
 
-    step = nnx.remat(one) if config.remat else one
+    step = nnx.remat(apply) if config.remat else apply
     if config.scan:
         return nnx.scan(
-            lambda x, block, past: step(block, x, past, *same),
+            lambda x, block, cache: step(block, x, cache, *shared),
             in_axes=(nnx.Carry, 0, 0),
             out_axes=(nnx.Carry, 0),
-        )(x, blocks, past)
-    left = []
-    for block, before in zip(blocks, past or [None] * len(blocks), strict=True):
-        x, after = step(block, x, before, *same)
-        left.append(after)
-    return x, left
+        )(x, blocks, kv_cache)
+    updated = []
+    for block, cache in zip(blocks, kv_cache or [None] * len(blocks), strict=True):
+        x, cache = step(block, x, cache, *shared)
+        updated.append(cache)
+    return x, updated

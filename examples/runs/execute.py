@@ -1,0 +1,66 @@
+"""Executes a run in its folder: from its last checkpoint to its end or a request to stop."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from examples.runs import folder as run_folder
+from examples.runs import processes
+from examples.runs.checkpoint import Checkpoints
+from examples.runs.loop import Loop
+from examples.runs.metrics import MATRICES, METRICS, Metrics
+from examples.runs.progress import Observer
+from examples.runs.signals import StopRequests
+from examples.training.setup import TrainingSetup
+from examples.training.step import TrainState
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The state of a run when `execute` returns."""
+
+    state: TrainState
+    step: int
+    stopped_by: int
+    """The signal that stopped the run; 0 if it reached its end."""
+
+
+def execute(
+    setup: TrainingSetup,
+    folder: Path,
+    display: Observer,
+    begin: Callable[[TrainState, int], None],
+) -> Outcome:
+    """Trains and writes measurements and checkpoints; calls `begin` before the first step."""
+    metadata = functools.partial(run_folder.step_metadata, setup.config, setup.dataset.key)
+    with Checkpoints(folder / "checkpoints", metadata) as checkpoints:
+        start = checkpoints.latest_step()
+        state = checkpoints.restore(start, setup.program.abstract) if start else setup.init()
+        begin(state, start)
+        display.begin(start)
+        with (
+            Metrics(folder / METRICS, start) as metrics,
+            open_matrices(folder, setup, start) as matrices,
+        ):
+            loop = Loop(
+                setup=setup,
+                save=checkpoints.save,
+                wait_until_saved=checkpoints.wait_until_saved,
+                stop=StopRequests(processes.Agreement(setup.mesh)),
+                metrics=metrics,
+                matrices=matrices,
+                display=display,
+            )
+            state, step = loop.run(state, start)
+    return Outcome(state, step, loop.stop.agreed if step < setup.config.steps else 0)
+
+
+def open_matrices(
+    folder: Path, setup: TrainingSetup, start: int
+) -> contextlib.AbstractContextManager[Metrics | None]:
+    """The file for records of the matrices; None if none are made."""
+    if not setup.config.optimizer.record_every:
+        return contextlib.nullcontext()
+    return Metrics(folder / MATRICES, start)

@@ -1,0 +1,79 @@
+"""The command line of the trainer: a preset or recipe with flags, or a run to continue."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import tyro
+
+from examples.settings.presets import DEFAULT_PRESET, PRESETS
+from examples.settings.run import MachineConfig, RunConfig
+from examples.system.errors import UserError
+
+PROGRAM = "python -m examples.train"
+DESCRIPTION = f"""Pretrains a language model.
+
+`{PROGRAM}` alone runs the preset {DEFAULT_PRESET}; flags without a preset change that one.
+`{PROGRAM} PRESET --help` lists the flags.
+`{PROGRAM} --resume runs/NAME` continues a run that was stopped; only flags about the machine, such
+as --mesh, go with it (`{PROGRAM} --resume --help`)."""
+
+DEFAULT_MACHINE = MachineConfig()
+Unprefixed = tyro.conf.arg(name="")  # --steps rather than --config.steps
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """A new run."""
+
+    config: Annotated[RunConfig, Unprefixed]
+    machine: Annotated[MachineConfig, Unprefixed] = DEFAULT_MACHINE
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Continue a run that was stopped, with the configuration it began with.
+
+    Only the mesh and the processes can be chosen again.
+    """
+
+    resume: Path
+    """Folder of the run."""
+    machine: Annotated[MachineConfig, Unprefixed] = DEFAULT_MACHINE
+
+
+Command = TypeVar("Command")
+
+
+def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
+    """The run that the flags ask for, and the name of its preset if it is a new one."""
+    if any(word.split("=")[0] == "--resume" for word in argv):
+        words = ["--help"] if {"-h", "--help"}.intersection(argv) else argv
+        return tyro.cli(Resume, args=words, prog=PROGRAM), ""
+    presets = {name: (text, NewRun(config)) for name, (text, config) in PRESETS.items()}
+    return choose_preset(presets, argv, PROGRAM, DESCRIPTION)
+
+
+def choose_preset(
+    presets: dict[str, tuple[str, Command]], argv: Sequence[str], program: str, description: str
+) -> tuple[Command, str]:
+    """A preset changed by the flags, and its name."""
+    words = list(argv)
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+        words.insert(0, DEFAULT_PRESET)
+    check_preset(words[0])
+    command = tyro.extras.overridable_config_cli(
+        presets, args=words, prog=program, description=description
+    )
+    return command, words[0]
+
+
+def check_preset(word: str) -> None:
+    """Refuses an unknown preset and suggests those with a similar name."""
+    if word.startswith("-") or word in PRESETS:
+        return
+    near = difflib.get_close_matches(word, PRESETS, n=3)
+    meant = f"did you mean {' or '.join(near)}?" if near else "--help lists them."
+    raise UserError(f"there is no preset or recipe {word!r}: {meant}")

@@ -1,0 +1,59 @@
+"""The settings of a network, and checks of them."""
+
+import dataclasses
+from typing import Literal
+
+from examples.system.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The shape of the network; the vocabulary size comes from the tokenizer."""
+
+    family: Literal["gpt", "llama"] = "gpt"
+    """Which network: the paper's GPT or its LLaMA."""
+    n_layer: int = 4
+    """Number of transformer blocks."""
+    n_head: int = 4
+    """Attention heads; divides d_model."""
+    d_model: int = 128
+    """Width of the residual stream."""
+    d_ff: int | None = None
+    """Width inside an MLP; None: 4 d_model for gpt, 8/3 d_model for llama (as many parameters)."""
+    context: int = 128
+    """Tokens per row: the longest text that the model can look back on."""
+    tied: bool = True
+    """Use the token embedding as output head, as the paper's GPT does."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the activations; parameters stay float32. bfloat16 is slower on most CPUs."""
+    remat: bool = False
+    """Recompute the activations of each block in the backward pass: less memory, more time."""
+    scan: bool = False
+    """Stack the blocks' parameters and compile one block for all: deep models compile faster."""
+
+
+def hidden_width(config: ModelConfig) -> int:
+    """The width inside an MLP."""
+    if config.d_ff is not None:
+        return config.d_ff
+    # The three matrices of a LLaMA MLP then have as many elements as the two of a GPT's.
+    return 4 * config.d_model if config.family == "gpt" else 8 * config.d_model // 3
+
+
+def check(config: ModelConfig) -> None:
+    """Refuses shapes that no network can have."""
+    for field in ("n_layer", "n_head", "d_model", "d_ff", "context"):
+        value = getattr(config, field)
+        if value is not None and value < 1:
+            raise UserError(f"--model.{field.replace('_', '-')} is {value}: give at least 1.")
+    if config.d_model % config.n_head:
+        raise UserError(
+            f"--model.d-model {config.d_model} cannot be cut into {config.n_head} "
+            f"heads: choose a multiple of --model.n-head."
+        )
+    width = config.d_model // config.n_head
+    if config.family == "llama" and width % 2:
+        raise UserError(
+            f"--model.d-model {config.d_model} in {config.n_head} heads gives {width} numbers a "
+            "head, and llama rotates them in pairs: choose an even multiple of --model.n-head."
+        )

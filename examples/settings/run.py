@@ -1,0 +1,176 @@
+"""The settings of a run. Each default is written here and nowhere else.
+
+The docstring below a field is what `--help` shows for it.
+"""
+
+import dataclasses
+import types
+from typing import Any, Literal, get_type_hints
+
+from examples.settings.model import ModelConfig
+from examples.settings.model import check as check_model
+from examples.system.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """The text, and how it is turned into tokens."""
+
+    source: Literal["files", "fineweb"] = "files"
+    """files: those of paths, or the default text; fineweb: streamed from the Hugging Face hub."""
+    paths: tuple[str, ...] = ()
+    """Text files, or folders searched for .txt, .md, .py, .jsonl and .parquet; empty: Python's
+    standard library."""
+    text_field: str = "text"
+    """Where the rows of .jsonl and .parquet files have their text; each row is a document."""
+    max_bytes: int = 16_000_000
+    """Read at most this many bytes of files, in a fixed random order; they are held in memory."""
+    tokens: float = 1e9
+    """Training tokens to take from fineweb; validation tokens come on top."""
+    tokenizer: str = ""
+    """gpt2, llama2 or a tokenizer.json; empty: trained on the text of files, gpt2 for fineweb."""
+    vocab_size: int = 2048
+    """Tokens of a tokenizer that is trained, at least 257 (each byte and the end of a text)."""
+    val_fraction: float = 0.05
+    """Share of the text that is held out for validation."""
+    verify: bool = False
+    """Check all tokens against their hashes at the start, also for texts above 256 MB; this reads
+    them once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """The update rule; the matrices and the other parameters have separate learning rates."""
+
+    name: Literal["muonplus", "muon", "normuon", "adamuon", "turbo_muon", "mano", "adamw"] = (
+        "muonplus"
+    )
+    """Update rule of the matrices; embeddings, norms and biases always get AdamW."""
+    learning_rate: float | None = None
+    """Peak learning rate of the matrices; None: 0.02, or 0.002 under adamw, adamuon and mano, whose
+    updates are larger."""
+    adam_learning_rate: float = 0.01
+    """Peak learning rate of the other parameters."""
+    norm: Literal["none", "col", "row", "col_row", "row_col"] = "col_row"
+    """Which norms muonplus sets to one after the polar step, in this order."""
+    match_frobenius: bool = False
+    """Give the normalized update of muonplus the Frobenius norm that it had before."""
+    polar: Literal["auto", "newton_schulz", "gram", "svd"] = "auto"
+    """How the polar step is computed: by polynomials (auto: in the cheaper way), or exactly."""
+    ns_coeffs: Literal["jordan", "you", "polar_express"] = "jordan"
+    """Polynomials of the polar step, by the paper's names."""
+    ns_steps: int = 5
+    """How many of them, as in all of the paper's runs."""
+    beta: float = 0.95
+    """Decay of the momentum of the matrices."""
+    nesterov: bool = True
+    """Look one step ahead with the momentum, as the official code does; not under mano."""
+    weight_decay: float = 0.1
+    """Decoupled decay of the matrices, times their learning rate."""
+    adam_weight_decay: float = 0.0
+    """The same for the other parameters; the paper's code uses the decay of the matrices."""
+    adam_b1: float = 0.9
+    """AdamW's decay of the gradient mean."""
+    adam_b2: float = 0.95
+    """AdamW's decay of the squared gradient."""
+    clip_norm: float | None = 1.0
+    """Largest global gradient norm, as in the official code; None for no clipping."""
+    schedule: Literal["constant_linear", "warmup_cosine"] = "constant_linear"
+    """Paper's GPT: 40% constant, then linear to zero; LLaMA: 10% warmup, then cosine to zero."""
+    record_every: int = 0
+    """Updates between records, in matrices.jsonl, of how unequal the rows and columns of each
+    matrix are; 0 for none. For muonplus and muon this includes the steps inside the rule; for the
+    others only the gradient and the whole update, which includes learning rate and decay."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """One training run."""
+
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    name: str = ""
+    """Folder under runs_dir; empty: the first unused of <preset>-<optimizer>, ...-2, ...-3."""
+    runs_dir: str = "runs"
+    """Where run folders are made."""
+    seed: int = 0
+    """Decides the initial parameters, the order of the data and the sample."""
+    steps: int = 400
+    """Optimizer steps."""
+    batch_size: int = 16
+    """Rows per step, on all devices together; a step sees batch_size x context tokens."""
+    accumulate: int = 1
+    """Micro-batches per step: activations need as many times less memory."""
+    max_skipped: int = 10
+    """Steps in a row that may be skipped because their loss or gradient is not finite; one more
+    stops the run."""
+    eval_every: int = 100
+    """Steps between evaluations; the last step is always evaluated."""
+    eval_batches: int = 20
+    """Validation batches, always the same; fewer if the validation text is shorter."""
+    checkpoint_every: int = 200
+    """Steps between checkpoints; the last step is always saved."""
+    prompt: str = ""
+    """Start of the sample written at the end; empty: the start of a document."""
+    sample_tokens: int = 200
+    """Length of the sample in tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineConfig:
+    """Where a run is computed. This may change with each --resume."""
+
+    mesh: str = ""
+    """How devices are arranged, as data=2,fsdp=4,tensor=1; empty: all of them on fsdp."""
+    distributed: bool = False
+    """This is one of several processes, which find each other through SLURM, Open MPI or
+    JAX_COORDINATOR_ADDRESS."""
+    coordinator: str = ""
+    """HOST:PORT of process 0, if they do not find each other; implies --distributed."""
+    num_processes: int | None = None
+    """Number of processes, if they do not find each other."""
+    process_id: int | None = None
+    """Number of this process, from 0, if they do not find each other."""
+
+
+def check(config: RunConfig) -> None:
+    """Refuses values that would fail only later, or would silently do nothing useful."""
+    positive = {
+        "--steps": config.steps,
+        "--batch-size": config.batch_size,
+        "--accumulate": config.accumulate,
+        "--eval-every": config.eval_every,
+        "--eval-batches": config.eval_batches,
+        "--checkpoint-every": config.checkpoint_every,
+        "--sample-tokens": config.sample_tokens,
+        "--data.max-bytes": config.data.max_bytes,
+        "--optimizer.ns-steps": config.optimizer.ns_steps,
+    }
+    for flag, value in positive.items():
+        if value < 1:
+            raise UserError(f"{flag} is {value}: give at least 1.")
+    if config.optimizer.record_every < 0:
+        raise UserError(
+            f"--optimizer.record-every is {config.optimizer.record_every}: give a number of "
+            "updates, or 0 for no records."
+        )
+    check_model(config.model)
+    if not 0 < config.data.val_fraction < 1:
+        raise UserError(f"--data.val-fraction {config.data.val_fraction}: give a number in (0, 1).")
+    if config.data.vocab_size < 257:
+        raise UserError(f"--data.vocab-size {config.data.vocab_size}: give at least 257.")
+
+
+def from_dict(cls: Any, values: dict[str, Any]) -> Any:
+    """The inverse of `dataclasses.asdict` after a trip through JSON."""
+    hints = get_type_hints(cls)
+    built = {}
+    for key, value in values.items():
+        hint = hints[key]
+        if dataclasses.is_dataclass(hint):
+            value = from_dict(hint, value)
+        elif isinstance(hint, types.GenericAlias) and hint.__origin__ is tuple:
+            value = tuple(value)
+        built[key] = value
+    return cls(**built)

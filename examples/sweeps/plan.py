@@ -1,0 +1,58 @@
+"""`sweep.json`: the settings that all runs of a sweep share."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from examples.data.cache import Dataset
+from examples.settings.run import RunConfig, from_dict
+from examples.sweeps.command_line import NewSweep
+from examples.sweeps.grid import VARIED
+from examples.system.errors import UserError
+from examples.system.files import write_atomically
+
+
+def keep(folder: Path, asked: NewSweep, preset: str, dataset: Dataset) -> None:
+    """Writes what all runs share; refuses a folder whose runs share something else."""
+    base = dataclasses.asdict(shared_config(asked.config))
+    plan = {"preset": preset, "data": dataset.key, "same_rate": asked.grid.same_rate, "base": base}
+    path = folder / "sweep.json"
+    if path.exists():
+        old = json.loads(path.read_text())
+        # Settings that were added to the code since get their defaults.
+        old["base"] = dataclasses.asdict(from_dict(RunConfig, old["base"]))
+        if different := list(differences(old, plan)):
+            raise UserError(
+                f"{folder} is of another sweep, which has another {', '.join(different)}: choose "
+                "another --name, or give the flags it was begun with."
+            )
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(plan, indent=2).encode())
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}.") from None
+
+
+def shared_config(config: RunConfig) -> RunConfig:
+    """A configuration with defaults in place of the settings that differ from run to run."""
+    default = RunConfig()
+    rule = {field: getattr(default.optimizer, field) for field in VARIED}
+    return dataclasses.replace(
+        config,
+        name=default.name,
+        runs_dir=default.runs_dir,
+        seed=default.seed,
+        optimizer=dataclasses.replace(config.optimizer, **rule),
+    )
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """The names of the entries that differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys((*old, *new)):
+            yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new:
+        yield path

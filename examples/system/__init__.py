@@ -1,0 +1,1 @@
+"""Errors, exit statuses, files and optional packages: needed everywhere, about no model."""

@@ -1,0 +1,24 @@
+"""Exceptions whose message is written for the person at the terminal."""
+
+
+class UserError(Exception):
+    """Something the user can correct; printed without a traceback."""
+
+
+class Diverged(UserError):
+    """Too many steps in a row had a loss or gradient that is not finite."""
+
+    def __init__(self, step: int, skipped: int, saved: int):
+        self.step = step
+        steps = f"at {skipped} steps in a row" if skipped > 1 else "at a step"
+        kept = f"the last checkpoint is of step {saved}" if saved else "there is no checkpoint yet"
+        super().__init__(
+            f"the loss or its gradient was not finite {steps}, the last of them step {step}. None "
+            f"of them changed the parameters; {kept}. Start again with a lower "
+            "--optimizer.learning-rate or --optimizer.adam-learning-rate, or, if the cause is a "
+            "few texts and not the rates, with a larger --max-skipped."
+        )
+
+
+class DamagedFileError(UserError):
+    """A file does not hold what was written to it."""

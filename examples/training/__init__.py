@@ -1,0 +1,1 @@
+"""Training as functions: optimizers, sharding, loss, one step, evaluation, and their setup."""

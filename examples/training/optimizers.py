@@ -1,0 +1,150 @@
+"""Builds the optimizer of a run; the only place where an optimizer is chosen by name."""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax.typing import ArrayLike
+
+import optax_muonplus as omp
+from examples.settings.run import OptimizerConfig
+
+HOLD = 0.4  # share of the run at the peak rate, the paper's GPT schedule
+WARMUP = 0.1  # share of the run spent rising to the peak rate, the paper's LLaMA schedule
+
+# The rule for kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix.
+STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 3)
+
+LARGE_UPDATES = ("adamw", "adamuon", "mano")
+"""Rules that change each element of a matrix by about the learning rate."""
+
+RECORDED_INSIDE = ("muonplus", "muon")
+"""Rules of which momentum and polar factor can be recorded too, not only gradient and update."""
+
+
+class Rates(NamedTuple):
+    """Peak learning rates. They are inputs of a compiled step, which then serves all rates."""
+
+    matrices: ArrayLike
+    rest: ArrayLike
+
+
+def rates(config: OptimizerConfig) -> Rates:
+    """The peak rates of a configuration."""
+    rate = config.learning_rate
+    if rate is None:
+        rate = 0.002 if config.name in LARGE_UPDATES else 0.02
+    return Rates(rate, config.adam_learning_rate)
+
+
+def schedule(config: OptimizerConfig, peak: ArrayLike, steps: int) -> optax.Schedule:
+    """Learning rate by step; it reaches zero at `steps`, one after the last step."""
+    if config.schedule == "constant_linear":
+        hold = int(HOLD * steps)
+        share = optax.linear_schedule(1.0, 0.0, steps - hold, transition_begin=hold)
+    else:
+        warmup = max(1, int(WARMUP * steps))
+        # Starts from 1 / warmup instead of zero, so that the first step is not lost.
+        share = optax.warmup_cosine_decay_schedule(1 / warmup, 1.0, warmup, max(steps, warmup + 1))
+    return lambda step: peak * share(step)
+
+
+def build(
+    config: OptimizerConfig, steps: int, sharding: Any = None, peaks: Rates | None = None
+) -> optax.GradientTransformation:
+    """The transformation for a run of `steps` steps.
+
+    `sharding` is the tree of the parameters' shardings. `peaks` replaces the configured rates.
+    """
+    peaks = peaks or rates(config)
+    rate = schedule(config, peaks.matrices, steps)
+    adam_rate = schedule(config, peaks.rest, steps)
+    if config.name == "adamw":
+        rule = adamw(config, rate, adam_rate)
+    else:
+        rule = matrix_rule(config, rate, adam_rate, sharding)
+    if config.name not in RECORDED_INSIDE:
+        rule = omp.diagnostics.watched(
+            rule, every=config.record_every, weight_dimension_numbers=dimension_numbers
+        )
+    if config.clip_norm is None:
+        return rule
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
+
+
+def adamw(
+    config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule
+) -> optax.GradientTransformation:
+    """AdamW on all parameters; matrices and the rest keep their separate rates and decays."""
+    rule = functools.partial(optax.adamw, b1=config.adam_b1, b2=config.adam_b2)
+    return optax.partition(
+        {
+            "muon": rule(rate, weight_decay=config.weight_decay),
+            "adam": rule(adam_rate, weight_decay=config.adam_weight_decay),
+        },
+        lambda params: omp.partition_labels(params, dimension_numbers),
+    )
+
+
+def matrix_rule(
+    config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule, sharding: Any
+) -> optax.GradientTransformation:
+    """A rule of Muon's family on the matrices, AdamW on the rest."""
+    rule = choose(config)
+    if config.name in RECORDED_INSIDE:
+        rule = omp.diagnostics.recorded(rule, every=config.record_every)
+    return rule(
+        rate,
+        beta=config.beta,
+        weight_decay=config.weight_decay,
+        adam_learning_rate=adam_rate,
+        adam_b1=config.adam_b1,
+        adam_b2=config.adam_b2,
+        adam_weight_decay=config.adam_weight_decay,
+        muon_weight_dimension_numbers=dimension_numbers,
+        sharding=sharding,
+    )
+
+
+def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformation]:
+    """The rule for the matrices, with the options that not all rules share."""
+    if config.name == "mano":  # its default is without Nesterov, and it has no polar step
+        return omp.baselines.mano
+    nesterov = {"nesterov": config.nesterov}
+    if config.name == "turbo_muon":  # it has its own polar step
+        return functools.partial(omp.baselines.turbo_muon, **nesterov)
+    polar = {"polar": config.polar, "ns_coeffs": config.ns_coeffs, "ns_steps": config.ns_steps}
+    if config.name == "muonplus":
+        norm = {"norm": config.norm, "match_frobenius": config.match_frobenius}
+        return functools.partial(omp.muonplus, **norm, **polar, **nesterov)
+    rules = {
+        "muon": omp.muon,
+        "normuon": omp.baselines.normuon,
+        "adamuon": omp.baselines.adamuon,
+    }
+    return functools.partial(rules[config.name], **polar, **nesterov)
+
+
+def dimension_numbers(params: optax.Params) -> Any:
+    """The axes that make each parameter a matrix; None for parameters that get AdamW.
+
+    Uses the default rules of the library, which do not guess the meaning of three axes, and a rule
+    for stacked blocks if there are any.
+    """
+    leaves = jax.tree.leaves_with_path(params)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    stacked = any(re.search(STACKED[0], name) for name in names)
+    return omp.muon_dimension_numbers(params, rules=[STACKED] if stacked else [])
+
+
+def describe(config: OptimizerConfig, params: optax.Params) -> str:
+    """A table of how each parameter is updated."""
+    if config.name == "adamw":
+        return "all parameters: adamw"
+    if config.name not in ("muonplus", "muon"):
+        return omp.describe(params, dimension_numbers, norm="none", shape_scale="none")
+    norm = config.norm if config.name == "muonplus" else "none"
+    return omp.describe(params, dimension_numbers, norm=norm)

@@ -1,0 +1,242 @@
+"""Checkpoints: what they hold, when they are complete, and where they can be resumed."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import unittest.mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from examples.data.placement import place_batch
+from examples.runs.checkpoint import Checkpoints
+from examples.runs.metrics import Metrics
+from examples.system.errors import UserError
+from examples.train import main
+from examples.training import sharding
+from examples.training.step import TrainState
+from tests.support.trainer import (
+    CUBE,
+    STEPS,
+    TOY,
+    assemble_toy,
+    losses,
+    on_devices,
+    run_shell,
+    saved_step,
+    stop_at,
+    train,
+    wait_for,
+)
+
+
+def equal(a, b):
+    """Bit for bit, keys included."""
+    raw = [
+        jax.tree.map(np.asarray, state._replace(key=jax.random.key_data(state.key)))
+        for state in (a, b)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *raw)
+
+
+def about(step):
+    return {"step": step}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, text):
+    """A run on eight devices that was never stopped."""
+    root = tmp_path_factory.mktemp("runs")
+    assert train(text, root, "--name", "whole", "--mesh", CUBE) == 0
+    return root / "whole"
+
+
+def test_checkpoint_holds_its_step_though_later_steps_reuse_the_memory(tmp_path):
+    # The state is large, so that it is still being written while the next steps, which are given
+    # its memory, run. The CPU has no copy of it: device and host memory are the same.
+    add_one = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
+    state = add_one((jnp.zeros((1 << 23,)), jnp.zeros(3)))
+    overlapped = 0
+    with Checkpoints(tmp_path / "c", about) as checkpoints:
+        checkpoints.save(1, TrainState(*state, jax.random.key(7)))
+        for _ in range(5):
+            state = add_one(state)
+            overlapped += checkpoints.manager.is_saving_in_progress()
+        jax.block_until_ready(state)
+        checkpoints.wait_until_saved()
+        place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            TrainState(*state, jax.random.key(7)),
+        )
+        restored = checkpoints.restore(1, abstract)
+    assert overlapped, "the save was over before a step came: enlarge the state"
+    assert float(state[0][0]) == 6
+    assert float(restored.params.min()) == float(restored.params.max()) == 1
+    assert jax.random.key_data(restored.key).tolist() == [0, 7]
+
+
+def test_checkpoints_saved_during_training_restore_on_any_mesh(tmp_path, text):
+    toy = assemble_toy(text)
+    state = toy.init()
+    kept = {}
+    with Checkpoints(tmp_path / "c", about) as checkpoints:
+        for step in range(1, 4):
+            batch = place_batch(toy.loader, step - 1, sharding.of_batch(toy.mesh))
+            state, _ = toy.train_step(state, *batch)
+            kept[step] = jax.tree.map(lambda x: x.copy(), state)
+            checkpoints.save(step, state)
+        checkpoints.wait_until_saved()
+        for step in (2, 3):  # two are kept
+            equal(checkpoints.restore(step, toy.program.abstract), kept[step])
+        elsewhere = assemble_toy(text, "tensor=2", 2).program.abstract
+        restored = checkpoints.restore(3, elsewhere)
+    equal(restored, kept[3])
+    places = [x.sharding for x in jax.tree.leaves(restored.params)]
+    assert places == [x.sharding for x in jax.tree.leaves(elsewhere.params)]
+
+
+def test_checkpoint_metadata_has_settings_step_and_rows(finished):
+    [item] = (finished / "checkpoints" / str(STEPS) / "about").glob("metadata")
+    written = json.loads(item.read_text())
+    config = json.loads((finished / "config.json").read_text())
+    assert written == {**config, "step": STEPS, "rows": STEPS * 8}
+    assert "mesh" not in written["config"]  # nor does anything else say where it was computed
+
+
+def test_sigterm_then_resume_on_a_mesh_gives_the_same_losses(tmp_path, text, finished, capsys):
+    with stop_at(11, lambda: signal.raise_signal(signal.SIGTERM)):
+        assert train(text, tmp_path, "--name", "x", "--mesh", CUBE) == 143
+    folder = tmp_path / "x"
+    assert 11 <= saved_step(folder) <= 12
+    assert f"python -m examples.train --resume {folder}" in capsys.readouterr().out
+    assert main(["--resume", str(folder), "--mesh", CUBE]) == 0
+    for kind in ("train_loss", "val_loss"):
+        assert losses(folder, kind) == losses(finished, kind)
+    assert (folder / "sample.txt").read_text() == (finished / "sample.txt").read_text()
+
+
+def test_resume_on_another_mesh_gives_equal_losses(tmp_path, text, finished, capsys):
+    with stop_at(11, lambda: signal.raise_signal(signal.SIGTERM)):
+        assert train(text, tmp_path, "--name", "x", "--mesh", CUBE) == 143
+    with on_devices(2):
+        assert main(["--resume", str(tmp_path / "x"), "--mesh", "data=2"]) == 0
+    assert "mesh   2 cpu devices, data=2 fsdp=1 tensor=1" in capsys.readouterr().out
+    one, other = losses(tmp_path / "x"), losses(finished)
+    assert list(one.values()) == pytest.approx(list(other.values()), abs=1e-5)
+
+
+def test_resume_refuses_flags_of_the_run(finished, capsys):
+    with pytest.raises(SystemExit):
+        main(["--resume", str(finished), "--steps", "3"])
+    assert "--steps" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--resume", "--help"])
+    shown = capsys.readouterr().out
+    assert "--mesh" in shown and "--coordinator" in shown and "--batch-size" not in shown
+
+
+@pytest.mark.parametrize("damaged", ["state/_METADATA", "about/metadata"])
+def test_damaged_checkpoint_is_named(tmp_path, text, damaged):
+    toy = assemble_toy(text, "", 1)
+    state = toy.init()
+    with Checkpoints(tmp_path / "c", about) as checkpoints:
+        checkpoints.save(3, state)
+        checkpoints.wait_until_saved()
+        path = tmp_path / "c" / "3" / damaged
+        path.write_bytes(path.read_bytes()[:10])
+        with pytest.raises(UserError, match=rf"{tmp_path}/c/3 cannot be read(.|\n)*remove that"):
+            checkpoints.restore(3, toy.program.abstract)
+
+
+def test_checkpoint_with_truncated_arrays_is_named(tmp_path, finished):
+    # In a process of its own, since TensorStore's threads complain when Orbax stops at an error.
+    folder = tmp_path / "x"
+    shutil.copytree(finished, folder)
+    state = folder / "checkpoints" / str(STEPS) / "state"
+    for path in state.glob("**/d/*"):
+        path.write_bytes(path.read_bytes()[:100])
+    process = run_shell("--resume", str(folder))
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, shown
+    assert f"the checkpoint {state.parent} cannot be read" in shown and "remove that" in shown
+    shutil.rmtree(state.parent)
+    assert saved_step(folder) < STEPS
+    with on_devices(1):
+        assert main(["--resume", str(folder)]) == 0
+    assert list(losses(folder)) == list(range(1, STEPS + 1))
+
+
+def test_edited_config_is_refused(tmp_path, text, capsys):
+    with stop_at(3, lambda: signal.raise_signal(signal.SIGTERM)):
+        assert train(text, tmp_path, "--name", "x") == 143
+    path = tmp_path / "x" / "config.json"
+    path.write_text(path.read_text().replace('"batch_size": 8', '"batch_size": 16'))
+    assert main(["--resume", str(tmp_path / "x")]) == 2
+    assert "is of another run than config.json says" in capsys.readouterr().err
+
+
+def saving_after(folder, step):
+    """Whether a checkpoint after `step` is being written."""
+    names = os.listdir(folder) if folder.exists() else []
+    return any(int(n.split(".")[0]) > step for n in names if "orbax-checkpoint-tmp" in n)
+
+
+def test_killed_while_saving_then_resume_gives_the_same_losses(tmp_path, text):
+    # With a checkpoint after each step a save is nearly always under way.
+    flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--checkpoint-every=1"]
+    folder = tmp_path / "killed"
+    command = [*flags, "--name", "killed"]
+    for step in (0, 4, 12):
+        process = run_shell(*command)
+        wait_for(lambda step=step: saving_after(folder / "checkpoints", step), process)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        command = ["--resume", str(folder)]
+    with on_devices(1):
+        assert train(text, tmp_path, "--name", "whole") == 0
+        assert main(["--resume", str(folder)]) == 0
+    for kind in ("train_loss", "val_loss"):
+        assert losses(folder, kind) == losses(tmp_path / "whole", kind)
+    assert not list((folder / "checkpoints").glob("*tmp*"))
+
+
+def test_full_disk_keeps_the_last_checkpoint(tmp_path, text):
+    # A limit on the size of files stands for it: enough for losses, too little for arrays.
+    flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--name", "x"]
+    process = run_shell(*flags, "--steps", "120", "--max-skipped", "3")
+    wait_for(lambda: (tmp_path / "x" / "checkpoints" / "8").exists())
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert f"cannot save to {tmp_path}/x/checkpoints" in shown and "make room" in shown
+    assert 8 <= saved_step(tmp_path / "x") < 120
+    assert main(["--resume", str(tmp_path / "x")]) == 0
+    assert saved_step(tmp_path / "x") == 120
+    assert list(losses(tmp_path / "x")) == list(range(1, 121))
+
+
+def test_unwritable_metrics_are_reported_and_resumable(tmp_path, text, capsys):
+    def fill_up():
+        os.dup2(full, metrics[0].file.fileno())
+
+    metrics, create = [], Metrics.__init__
+
+    def remember(self, *args):
+        create(self, *args)
+        metrics.append(self)
+
+    full = os.open("/dev/full", os.O_WRONLY)
+    with unittest.mock.patch.object(Metrics, "__init__", remember), stop_at(9, fill_up):
+        assert train(text, tmp_path, "--name", "x") == 2
+    os.close(full)
+    shown = capsys.readouterr().err
+    assert f"cannot write {tmp_path}/x/metrics.jsonl: No space left" in shown
+    assert saved_step(tmp_path / "x") == 8
+    assert main(["--resume", str(tmp_path / "x")]) == 0
+    assert list(losses(tmp_path / "x")) == list(range(1, STEPS + 1))

@@ -1,0 +1,149 @@
+"""What each model computes: scan and list, causality, rotary positions, norms, types."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from examples import models
+from examples.models import llama
+from examples.settings.model import ModelConfig
+from examples.settings.model import check as check_model
+from examples.system.errors import UserError
+from examples.training.loss import next_token_loss
+
+GPT = ModelConfig(n_layer=3, n_head=2, d_model=16, d_ff=40, context=12)
+
+LLAMA = dataclasses.replace(GPT, family="llama", tied=False)
+
+FAMILIES = {"gpt": GPT, "llama": LLAMA}
+
+V = 50
+
+TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, V)
+
+
+def split(config, vocab_size=V):
+    """The model as a function of parameters and tokens, and its first parameters."""
+    graph, state = nnx.split(models.build(config, vocab_size, nnx.Rngs(0)))
+    return lambda params, tokens: nnx.merge(graph, params)(tokens), nnx.to_pure_dict(state)
+
+
+def stacked(params):
+    """The parameters of a model with a list of blocks, as those of one with stacked blocks."""
+    blocks = list(params["blocks"].values())
+    return {**params, "blocks": jax.tree.map(lambda *layers: jnp.stack(layers), *blocks)}
+
+
+def leaves(tree):
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): x
+        for path, x in jax.tree.leaves_with_path(tree)
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scan_and_list_give_the_same(family):
+    apply, params = split(FAMILIES[family])
+    scanned, _ = split(dataclasses.replace(FAMILIES[family], scan=True))
+
+    def loss(apply, params):
+        return next_token_loss(apply(params, TOKENS), TOKENS)
+
+    each, grads = jax.jit(jax.value_and_grad(functools.partial(loss, apply)))(params)
+    for remat in (False, True):
+        config = dataclasses.replace(FAMILIES[family], scan=True, remat=remat)
+        scanned, own = split(config)
+        assert jax.tree.map(jnp.shape, own) == jax.tree.map(jnp.shape, stacked(params))
+        run = jax.jit(jax.value_and_grad(functools.partial(loss, scanned)))
+        one, own_grads = run(stacked(params))
+        assert float(one) == pytest.approx(float(each), abs=1e-6)
+        for path, grad in leaves(stacked(grads)).items():
+            np.testing.assert_allclose(leaves(own_grads)[path], grad, atol=1e-6, err_msg=path)
+
+
+def test_layers_of_a_stack_begin_differently():
+    _, params = split(dataclasses.replace(LLAMA, scan=True))
+    kernel = np.asarray(params["blocks"]["attn"]["query"]["kernel"])
+    assert np.std(kernel) == pytest.approx(0.02, rel=0.1)
+    assert np.abs(np.corrcoef(kernel.reshape(3, -1)) - np.eye(3)).max() < 0.2
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_position_sees_a_later_one(family, scan):
+    apply, params = split(dataclasses.replace(FAMILIES[family], scan=scan))
+    changed = TOKENS.at[:, 7].set((TOKENS[:, 7] + 1) % V)
+    before, after = apply(params, TOKENS), apply(params, changed)
+    np.testing.assert_array_equal(before[:, :7], after[:, :7])
+    assert np.abs(before[:, 7:] - after[:, 7:]).max(axis=(0, 2)).min() > 1e-6
+
+
+def test_rotation_depends_on_the_difference_of_positions():
+    q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
+    turns = llama.angles(jnp.arange(30), 8)
+
+    def product(i, j):
+        at_i, at_j = (llama.rotate(x, turns[n][None]) for x, n in ((q, i), (k, j)))
+        return float((at_i * at_j).sum())
+
+    assert product(3, 1) == pytest.approx(product(20, 18), abs=1e-5)
+    assert product(3, 1) != pytest.approx(product(3, 2), abs=1e-2)
+    assert product(5, 5) == pytest.approx(float((q * k).sum()), abs=1e-5)
+
+
+def test_rotation_by_hand():
+    # K = 4: the pairs (0, 2) and (1, 3) turn by t and t / 100 radians at position t.
+    x = jnp.array([1.0, 0.0, 0.0, 2.0]).reshape(1, 1, 1, 4)
+    turned = llama.rotate(x, llama.angles(jnp.arange(4), 4)[3][None])[0, 0, 0]
+    expected = [np.cos(3), -2 * np.sin(0.03), np.sin(3), 2 * np.cos(0.03)]
+    np.testing.assert_allclose(turned, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-6), ("bfloat16", 1e-2)])
+def test_rms_norm(dtype, rtol):
+    layer = llama.norm(6, jnp.dtype(dtype), nnx.Rngs(0))
+    layer.scale[...] = jnp.arange(1.0, 7.0)
+    x = jax.random.normal(jax.random.key(0), (3, 6))
+    expected = x / np.sqrt(np.mean(np.square(x), -1, keepdims=True) + 1e-6) * np.arange(1, 7)[None]
+    np.testing.assert_allclose(np.asarray(layer(x), np.float32), expected, rtol=rtol)
+    assert layer(x).dtype == dtype
+
+
+def test_swiglu():
+    mlp = llama.MLP(LLAMA, nnx.Rngs(0))
+    x = np.asarray(jax.random.normal(jax.random.key(0), (1, 2, 16)), np.float64)
+    gate, up, down = (np.asarray(m.kernel[...], np.float64) for m in (mlp.gate, mlp.up, mlp.down))
+    gated = x @ gate / (1 + np.exp(-(x @ gate))) * (x @ up)
+    np.testing.assert_allclose(mlp(jnp.asarray(x, jnp.float32)), gated @ down, atol=1e-7)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_keeps_float32_parameters(family, scan):
+    config = dataclasses.replace(FAMILIES[family], scan=scan, compute_dtype="bfloat16")
+    apply, params = split(config)
+    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    assert "bf16[" in str(jax.make_jaxpr(apply)(params, TOKENS))
+    exact, _ = split(dataclasses.replace(config, compute_dtype="float32"))
+    logits = apply(params, TOKENS)
+    assert logits.dtype == jnp.float32
+    # 8 bits of mantissa, of logits near 0.1.
+    np.testing.assert_allclose(logits, exact(params, TOKENS), atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"n_head": 3}, "cannot be cut into 3 heads"),
+        ({"family": "llama", "n_head": 16}, "gives 1 numbers a head"),
+        ({"d_ff": 0}, "--model.d-ff is 0"),
+    ],
+)
+def test_impossible_shapes_are_refused(change, words):
+    with pytest.raises(UserError, match=words):
+        check_model(dataclasses.replace(GPT, **change))

@@ -1,0 +1,86 @@
+"""Optimizers by name: their updates, records, default rates and schedules."""
+
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_muonplus as omp
+from examples.settings.run import OptimizerConfig
+from examples.sweeps.grid import Optimizer
+from examples.training import optimizers
+
+
+@pytest.mark.parametrize(("name", "equal"), [("muonplus", True), ("muon", False)])
+def test_muonplus_is_muon_with_equal_rows(name, equal):
+    params = {"up": {"kernel": jnp.zeros((8, 4))}}
+    grads = {"up": {"kernel": jax.random.normal(jax.random.key(0), (8, 4))}}
+    rule = optimizers.build(OptimizerConfig(name=name), steps=10)
+    updates, _ = rule.update(grads, rule.init(params), params)
+    rows = np.linalg.norm(updates["up"]["kernel"], axis=0)  # one for each of the 4 outputs
+    assert bool(np.ptp(rows) < 1e-4 * rows.mean()) == equal
+
+
+@pytest.mark.parametrize("name", get_args(Optimizer))
+def test_only_matrices_decay(name):
+    config = OptimizerConfig(name=name)
+    params = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.ones((4, 4))}}
+    grads = jax.tree.map(jnp.zeros_like, params)
+    rule = optimizers.build(config, steps=10)
+    updates, _ = rule.update(grads, rule.init(params), params)
+    # With zero gradients only the decay is left, and only on the matrix.
+    expected = -optimizers.rates(config).matrices * config.weight_decay
+    np.testing.assert_allclose(updates["up"]["kernel"], expected, rtol=1e-5)
+    np.testing.assert_array_equal(updates["wte"]["embedding"], 0)
+
+
+@pytest.mark.parametrize("name", get_args(Optimizer))
+def test_every_rule_can_be_recorded(name):
+    params = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.eye(4, 8)}}
+    plain, recorded = (
+        optimizers.build(OptimizerConfig(name=name, record_every=every), 10) for every in (0, 1)
+    )
+    expected, _ = plain.update(params, plain.init(params), params)
+    updates, state = recorded.update(params, recorded.init(params), params)
+    jax.tree.map(np.testing.assert_array_equal, updates, expected)
+    record = omp.diagnostics.read(state)
+    assert record.step == 1 and list(record.values) == ["up/kernel"]
+    last = "update" if name in optimizers.RECORDED_INSIDE else "after"
+    assert record.values["up/kernel"][f"{last}/rms"] > 0
+
+
+def test_default_rates_by_optimizer():
+    names = {name: optimizers.rates(OptimizerConfig(name=name)) for name in get_args(Optimizer)}
+    assert {name for name, rate in names.items() if rate.matrices == 0.002} == {
+        "adamw",
+        "adamuon",
+        "mano",
+    }
+    assert optimizers.rates(OptimizerConfig(learning_rate=0.5)).matrices == 0.5
+
+
+def test_schedules_at_known_steps():
+    steps, peak = 100, 0.5
+    constant = optimizers.schedule(OptimizerConfig(schedule="constant_linear"), peak, steps)
+    np.testing.assert_allclose([constant(i) for i in (0, 40, 70, 100)], [0.5, 0.5, 0.25, 0])
+    cosine = optimizers.schedule(OptimizerConfig(schedule="warmup_cosine"), peak, steps)
+    np.testing.assert_allclose(
+        [cosine(i) for i in (0, 10, 55, 100)], [0.05, 0.5, 0.25, 0], atol=1e-6
+    )
+
+
+def test_adamw_decays_each_group_by_its_own():
+    params = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.ones((4, 4))}}
+    for name in ("adamw", "muonplus"):
+        config = OptimizerConfig(name=name, weight_decay=0.2, adam_weight_decay=0.3)
+        rule = optimizers.build(config, steps=10)
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        updates, _ = rule.update(zeros, rule.init(params), params)
+        after = optax.apply_updates(params, updates)
+        rate = optimizers.rates(config).matrices
+        np.testing.assert_allclose(after["up"]["kernel"], 1 - 0.2 * rate, rtol=1e-6)
+        expected = 1 - 0.3 * config.adam_learning_rate
+        np.testing.assert_allclose(after["wte"]["embedding"], expected, rtol=1e-6)

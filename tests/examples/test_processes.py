@@ -1,0 +1,189 @@
+"""Training in several processes: two real ones on this machine, and what they agree on."""
+
+import signal
+import socket
+import unittest.mock
+
+import jax
+import pytest
+from jax._src import distributed
+
+from examples.runs import folder as run_folder
+from examples.runs import processes
+from examples.runs.signals import StopRequests
+from examples.settings.run import MachineConfig, RunConfig
+from examples.system.errors import UserError
+from examples.train import main
+from tests.support.trainer import (
+    STEPS,
+    TOY,
+    losses,
+    on_devices,
+    run_shell,
+    saved_step,
+    train,
+    wait_for,
+)
+
+MESH = ("--mesh", "data=2,fsdp=2")
+
+
+@pytest.fixture
+def start():
+    """Starts two processes of two devices each; none outlives its test."""
+    started = []
+
+    def start(*flags, own=((), ())):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        group = ["--coordinator", f"localhost:{port}", "--num-processes", "2"]
+        pair = [
+            run_shell(*flags, *group, "--process-id", str(i), *own[i], devices=2) for i in (0, 1)
+        ]
+        started.extend(pair)
+        return pair
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ended(pair):
+    """Exit statuses and what was shown, without the lines of Gloo, which moves the data."""
+    shown = [process.communicate(timeout=90)[0] for process in pair]
+    lines = [[line for line in text.splitlines() if "peer ranks" not in line] for text in shown]
+    return [process.returncode for process in pair], ["\n".join(each) for each in lines]
+
+
+def last_step(folder):
+    return max(losses(folder), default=0) if folder.exists() else 0
+
+
+def test_stopped_and_killed_in_two_processes_then_resumed_in_one(tmp_path, text, start):
+    folder = tmp_path / "two"
+    flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--name", "two"]
+    pair = start(*flags, "--checkpoint-every", "4", *MESH)
+    wait_for(lambda: last_step(folder) >= 5, *pair)
+    pair[1].send_signal(signal.SIGTERM)  # and process 0, which got none, stops at the same step
+    statuses, shown = ended(pair)
+    assert statuses == [143, 143], shown
+    stopped = saved_step(folder)
+    assert 5 <= stopped == last_step(folder) < STEPS
+    assert "mesh   4 cpu devices in 2 processes, data=2 fsdp=2 tensor=1" in shown[0]
+    assert f"stopped after step {stopped}; the run is saved." in shown[0]
+    assert shown[1] == ""
+
+    pair = start("--resume", str(folder), *MESH)
+    wait_for(lambda: saved_step(folder) > stopped, *pair)
+    for process in pair:
+        process.kill()
+    assert ended(pair)[0] == [-signal.SIGKILL] * 2
+    with on_devices(1):
+        assert main(["--resume", str(folder)]) == 0
+        assert train(text, tmp_path, "--name", "one") == 0
+    for kind in ("train_loss", "val_loss"):
+        two, one = (losses(tmp_path / name, kind) for name in ("two", "one"))
+        assert two.keys() == one.keys()
+        assert list(two.values()) == pytest.approx(list(one.values()), abs=1e-5)
+
+
+def test_processes_with_different_flags_are_refused(tmp_path, text, start):
+    flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path)]
+    statuses, shown = ended(start(*flags, own=(("--seed", "1"), ("--seed", "2"))))
+    assert statuses == [2, 2], shown
+    for i, text_of_process in enumerate(shown):
+        assert f"error (process {i}): processes 1 differ from process 0" in text_of_process
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_process_that_cannot_start_ends_both(tmp_path, text, start):
+    flags = [*TOY, "--runs-dir", str(tmp_path)]
+    own = (("--data.paths", str(text)), ("--data.paths", str(tmp_path / "none.txt")))
+    statuses, shown = ended(start(*flags, own=own))
+    assert statuses == [2, 2], shown
+    assert "error (process 0): process 1 cannot start; its message says why." in shown[0]
+    assert "none.txt does not exist" in shown[1]
+
+
+def joined_with(monkeypatch, machine, **variables):
+    """What `jax.distributed.initialize` is called with."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with (
+        unittest.mock.patch.object(jax.distributed, "initialize") as initialize,
+        unittest.mock.patch.object(jax.config, "update"),
+    ):
+        processes.join(machine)
+    return initialize.call_args and initialize.call_args.args
+
+
+def test_join_passes_flags_or_variables_to_jax(monkeypatch):
+    assert joined_with(monkeypatch, MachineConfig(mesh="data=2")) is None
+    alone = joined_with(monkeypatch, MachineConfig(distributed=True))
+    assert alone == (None, None, None)  # JAX asks SLURM, Open MPI, TPU or Kubernetes
+    given = MachineConfig(coordinator="a:1", num_processes=2, process_id=0)
+    assert joined_with(monkeypatch, given) == ("a:1", 2, 0)
+    variables = {"JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "2"}
+    read = joined_with(monkeypatch, MachineConfig(distributed=True), **variables)
+    assert read == (None, 3, 2)  # and JAX reads JAX_COORDINATOR_ADDRESS
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--distributed"], "coordinator_address should be defined"),
+        (["--coordinator", "localhost:1"], "Number of processes must be defined"),
+        (["--coordinator", "localhost", "--num-processes=2", "--process-id=0"], "HOST:PORT"),
+        (["--num-processes", "2", "--process-id", "2", "--coordinator", "localhost:1"], "N-1"),
+    ],
+)
+def test_impossible_joins_are_refused(flags, words, capsys, monkeypatch):
+    for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
+        monkeypatch.delenv(name, raising=False)
+    # Other tests have made arrays in this process, which would be the first complaint.
+    monkeypatch.setattr(distributed.xla_bridge, "backends_are_initialized", lambda: False)
+    assert main([*TOY, *flags]) == 2
+    shown = capsys.readouterr().err
+    assert words in shown and "--process-id" in shown
+
+
+def test_variable_that_is_no_number_is_refused(monkeypatch):
+    monkeypatch.setenv("JAX_PROCESS_ID", "one")
+    with pytest.raises(UserError, match="JAX_PROCESS_ID is 'one'"):
+        processes.flag_or_variable("--process-id", None, "JAX_PROCESS_ID")
+
+
+def test_signals_become_requests_and_a_second_ctrl_c_interrupts():
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with StopRequests(agree=lambda number: number) as requests:
+        assert not requests.stop()
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # schedulers send it again
+        assert requests.stop() and requests.agreed == signal.SIGTERM
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_process_exits_when_another_one_has_ended(capsys):
+    with (
+        unittest.mock.patch("os._exit", side_effect=SystemExit) as leave,
+        pytest.raises(SystemExit),
+    ):
+        processes.exit_without_others(
+            jax.errors.JaxRuntimeError("connection closed by peer\nat ...")
+        )
+    leave.assert_called_once_with(1)
+    shown = capsys.readouterr().err
+    assert "connection closed by peer\n" in shown and "--resume" in shown
+
+
+def test_run_folder_must_be_on_a_shared_disk(tmp_path):
+    with (
+        unittest.mock.patch.object(run_folder, "is_first", return_value=False),
+        pytest.raises(UserError, match="on a disk that all processes share"),
+    ):
+        run_folder.create(tmp_path / "x", RunConfig(), unittest.mock.Mock())

@@ -1,0 +1,162 @@
+"""The recipes: the paper's numbers, the command line, and a step of each at toy size."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from examples.data.prepare import prepare
+from examples.settings import command_line, recipes
+from examples.settings import run as run_settings
+from examples.settings.presets import PRESETS
+from examples.settings.run import DataConfig, RunConfig
+from examples.training import optimizers, sharding
+from examples.training.setup import assemble
+from tests.support.trainer import first_losses, quiet
+
+RECIPES = dict(recipes.named())
+
+
+def toy(name, text):
+    """A recipe with its optimizer and kind of model, at a size for tests."""
+    config = PRESETS[name][1]
+    shape = {"n_layer": 2, "n_head": 2, "d_model": 16, "d_ff": 40, "context": 16}
+    model = dataclasses.replace(config.model, remat=False, compute_dtype="float32", **shape)
+    data = DataConfig(paths=(str(text),), vocab_size=300)
+    return dataclasses.replace(config, model=model, data=data, batch_size=8, steps=24)
+
+
+def toy_setup(name, text):
+    config = toy(name, text)
+    mesh = sharding.make_mesh("", jax.devices()[:1])
+    return assemble(config, prepare(config.data, quiet), mesh)
+
+
+@pytest.fixture(scope="module")
+def gradients(text):
+    """The first parameters and gradients of each kind of model, compiled once for all recipes."""
+    found = {}
+    for family in ("gpt-small", "llama-60m"):
+        setup = toy_setup(family, text)
+        inputs, targets = setup.loader.batch(0)
+        params = setup.init().params
+        grad = jax.jit(jax.grad(functools.partial(loss_of, setup)))
+        found[family.split("-")[0]] = params, grad(params, inputs, targets)
+    return found
+
+
+def loss_of(setup, params, inputs, targets):
+    return setup.program.loss(params, inputs, targets)
+
+
+def test_recipes_have_the_hyperparameters_of_the_paper():
+    # A few cells, typed in again from the tables.
+    rows = [
+        ("gpt-small", 2048, 3.0, 0.01, 0.1, "col_row", 27.64),
+        ("gpt-small-muon", 2048, 3.0, 0.005, 0.1, "none", 29.66),
+        ("gpt-base", 4096, 7.2, 0.005, 0.1, "row", 19.98),
+        ("gpt-large", 8192, 15.5, 0.01, 0.1, "row_col", 16.91),
+        ("gpt-large-muon", 8192, 15.5, 0.02, 0.1, "none", 17.82),
+        ("gpt-huge", 1024, 20.0, 0.01, 0.005, "row_col", 14.69),
+        ("gpt-base-72b", 4096, 72.0, 0.005, 0.1, "row_col", 15.84),
+        ("llama-60m", 1024, 1.1, 0.06, 0.1, "row_col", 25.25),
+        ("llama-130m", 1024, 2.2, 0.02, 0.1, "col_row", 18.65),
+        ("llama-350m", 4096, 6.4, 0.04, 0.1, "col_row", 13.41),
+        ("llama-1b", 4096, 13.1, 0.02, 0.1, "row_col", 10.31),
+        ("llama-7b", 1024, 19.8, 0.01, 0.005, "row_col", 10.12),
+        ("llama-350m-72b-muon", 4096, 72.0, 0.04, 0.1, "none", 11.48),
+    ]
+    for name, context, billions, rate, decay, norm, perplexity in rows:
+        config, recipe = PRESETS[name][1], RECIPES[name]
+        assert config.model.context == context, name
+        assert config.steps * 512 * context == pytest.approx(billions * 1e9, rel=1e-3), name
+        optimizer = config.optimizer
+        assert (optimizer.learning_rate, optimizer.weight_decay) == (rate, decay), name
+        assert (optimizer.norm, recipe.perplexity) == (norm, perplexity), name
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_settings_that_all_recipes_share(name):
+    config, gpt = PRESETS[name][1], name.startswith("gpt")
+    run_settings.check(config)
+    assert config.batch_size == 512
+    optimizer = config.optimizer
+    assert (optimizer.ns_coeffs, optimizer.ns_steps, optimizer.clip_norm) == ("jordan", 5, 1.0)
+    assert optimizer.name == ("muon" if name.endswith("-muon") else "muonplus")
+    assert optimizer.adam_learning_rate == optimizer.learning_rate  # as in the paper's code
+    assert optimizer.adam_weight_decay == optimizer.weight_decay
+    assert (optimizer.adam_b1, optimizer.adam_b2) == (0.95, 0.95)
+    assert optimizer.schedule == ("constant_linear" if gpt else "warmup_cosine")
+    assert config.model.tied == gpt and config.model.family == ("gpt" if gpt else "llama")
+    assert config.data.tokenizer == ("gpt2" if gpt else "llama2")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_by_name_with_changed_fields(name):
+    asked, preset = command_line.parse([name, "--steps", "3", "--optimizer.learning-rate", "0.5"])
+    assert preset == name
+    expected = PRESETS[name][1]
+    optimizer = dataclasses.replace(expected.optimizer, learning_rate=0.5)
+    assert asked.config == dataclasses.replace(expected, steps=3, optimizer=optimizer)
+
+
+def test_default_preset_without_a_name():
+    assert command_line.parse([])[0].config == RunConfig()
+
+
+def test_help_has_a_line_for_each_preset(capsys):
+    with pytest.raises(SystemExit):
+        command_line.parse(["--help"])
+    shown = capsys.readouterr().out.splitlines()
+    for name, (line, _) in PRESETS.items():
+        assert any(f" {name} " in row and line in row for row in shown), name
+
+
+def test_unknown_flag_is_refused_with_a_suggestion(capsys):
+    with pytest.raises(SystemExit):
+        command_line.parse(["llama-60m", "--optimizer.learning-rat", "1"])
+    assert "--optimizer.learning-rate" in capsys.readouterr().err
+
+
+def check_matrix(before, after, rate, optimizer):
+    """That W1 = (1 - rate decay) W0 - rate sqrt(out / in) O, O as the norm says; (in, out)."""
+    scale = rate * math.sqrt(before.shape[1] / before.shape[0])
+    update = (before * (1 - rate * optimizer.weight_decay) - after) / scale
+    if optimizer.norm == "none":
+        values = np.linalg.svd(update, compute_uv=False)
+        assert values.max() < 1.25 and np.median(values) > 0.65  # after Jordan's five steps
+        return
+    axis = {"row": 0, "col": 1}[optimizer.norm.split("_")[-1]]  # an output unit is a column here
+    np.testing.assert_allclose(np.linalg.norm(update, axis=axis), 1, rtol=2e-3)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_first_step_of_each_recipe(name, text, gradients):
+    config = toy(name, text)
+    optimizer = config.optimizer
+    before, grads = gradients[config.model.family]
+    rule = optimizers.build(optimizer, config.steps)
+    # Not compiled as a whole, so that recipes share the compiled parts.
+    updates, _ = rule.update(grads, rule.init(before), before)
+    after = optax.apply_updates(before, updates)
+    # 10% of 24 steps are 2 of warmup, and the first has half of the peak.
+    rate = optimizer.learning_rate * (1.0 if name.startswith("gpt") else 0.5)
+    for layer in ("attn/value", "mlp/up", "mlp/down"):
+        part, one = layer.split("/")
+        kernels = (tree["blocks"][part][one]["kernel"] for tree in (before, after))
+        for old, new in zip(*map(np.asarray, kernels), strict=True):
+            check_matrix(old, new, rate, optimizer)
+    # Adam's first step is the rate times the sign of the gradient, all but for its eps.
+    old, new = (np.asarray(tree["wte"]["embedding"]) for tree in (before, after))
+    step = np.abs(old * (1 - rate * optimizer.adam_weight_decay) - new)
+    assert step.max() == pytest.approx(rate, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gpt-small", "llama-130m"])
+def test_loss_falls(name, text):
+    losses = first_losses(toy_setup(name, text), steps=8)
+    assert losses[-1] < losses[0] - 0.2

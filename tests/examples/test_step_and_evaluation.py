@@ -1,0 +1,92 @@
+"""One training step, delayed records, and measures on validation text."""
+
+import math
+import unittest.mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optax_muonplus as omp
+from examples.data.loader import Tokens, TokensMeta
+from examples.runs.loop import Loop
+from examples.runs.metrics import Metrics, read_metrics
+from examples.settings.model import ModelConfig
+from examples.settings.run import OptimizerConfig, RunConfig
+from examples.training import optimizers
+from examples.training import step as train_step
+from examples.training.evaluate import bits_per_byte, make_evaluate
+from examples.training.loss import next_token_loss
+from examples.training.sharding import make_mesh, replicated
+from examples.training.step import TrainState
+
+
+def test_step_that_is_not_finite_changes_nothing():
+    mesh = make_mesh("", jax.devices()[:1])
+
+    def loss(params, inputs, targets):  # infinite, or with such a slope
+        bad = jnp.where(inputs[0, 0] == 1, jnp.inf, 1.0) * jnp.sum(targets)
+        return jnp.sum(params["up"]["kernel"] ** 2) * bad + jnp.sqrt(params["scale"] - inputs[0, 1])
+
+    def optimizer(rates):
+        return optimizers.build(OptimizerConfig(), 10, peaks=rates)
+
+    params = {"up": {"kernel": jnp.ones((4, 3))}, "scale": jnp.asarray(5.0)}
+    init = train_step.make_init(lambda seed: params, optimizer(optimizers.Rates(0.0, 0.0)))
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)),
+        jax.eval_shape(init, 0),
+    )
+    step = train_step.make_train_step(loss, optimizer, abstract, mesh, accumulate=1)
+    rates = optimizers.Rates(0.1, 0.1)
+    state, value = step(init(0), rates, np.array([[0, 0]]), np.array([[1, 1]]))
+    assert jnp.isfinite(value) and state.params["scale"] != 5
+    before = jax.tree.map(np.asarray, (state.params, state.opt_state))
+    root_of_zero = np.asarray(state.params["scale"])
+    for bad in ([[1.0, 0.0]], [[0.0, root_of_zero]]):
+        state, value = step(state, rates, np.array(bad, np.float32), np.array([[1, 1]]))
+        assert jnp.isnan(value)
+        jax.tree.map(np.testing.assert_array_equal, before, (state.params, state.opt_state))
+    state, value = step(state, rates, np.array([[0, 0]]), np.array([[1, 1]]))
+    assert jnp.isfinite(value) and state.params["scale"] != root_of_zero
+
+
+def test_delayed_records_are_written_once(tmp_path):
+    tx = omp.diagnostics.recorded(omp.muonplus, every=2)(0.1)
+    params = {"up": {"kernel": jnp.eye(4, 8)}}
+    states = [tx.init(params)]
+    for _ in range(3):
+        states.append(tx.update(params, states[-1], params)[1])
+    own = unittest.mock.Mock(spec=Loop, recorded=0)
+    with Metrics(tmp_path / "matrices.jsonl", 0) as file:
+        for step, updates in ((2, 0), (4, 2), (6, 3)):  # how many steps did update something
+            state = TrainState(params, states[updates], jax.random.key(0))
+            Loop.record_matrices(own, file, step, state)
+    records = read_metrics(tmp_path / "matrices.jsonl")
+    assert [(record["step"], record["update"]) for record in records] == [(4, 2)]
+
+
+def test_bits_per_byte():
+    # 3 tokens of 2 nats each for 4 bytes: 6 nats = 8.656 bits, 2.164 bits for a byte.
+    assert bits_per_byte(2.0, tokens=3, n_bytes=4) == pytest.approx(2.1640, abs=1e-4)
+
+
+def test_evaluation_of_a_uniform_model():
+    tokens = Tokens(np.arange(200), TokensMeta("int64", tokens=200, bytes=800, sha256=""))
+    config = RunConfig(model=ModelConfig(context=8), batch_size=2, eval_batches=3)
+    seen = []
+
+    def uniform(params, inputs):
+        jax.debug.callback(lambda x: seen.append(x.tolist()), inputs, ordered=True)
+        return jnp.zeros((*inputs.shape, 300))
+
+    def loss(params, inputs, targets):
+        return next_token_loss(uniform(params, inputs), targets)
+
+    evaluate = make_evaluate(jax.jit(loss), config, tokens, make_mesh("", jax.devices()[:1]))
+    evaluation = evaluate({})
+    assert evaluation.val_perplexity == pytest.approx(300, rel=1e-5)
+    assert evaluation.val_bits_per_byte == pytest.approx(math.log2(300) / 4, rel=1e-5)
+    evaluate({})
+    assert len(seen) == 6 and seen[:3] == seen[3:]  # the same batches each time

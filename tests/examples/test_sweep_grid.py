@@ -1,0 +1,133 @@
+"""The runs of a grid, and the update rule of each method."""
+
+import dataclasses
+import math
+from typing import get_args
+
+import jax
+import numpy as np
+import pytest
+
+from examples.data.prepare import prepare
+from examples.settings import command_line
+from examples.settings.run import OptimizerConfig
+from examples.sweeps import command_line as sweep_command_line
+from examples.sweeps import grid
+from examples.sweeps.grid import Grid, Trial
+from examples.sweeps.results import ADAMW, MUON
+from examples.training import optimizers, sharding
+from examples.training.setup import assemble
+from tests.support import reference
+from tests.support.sweep_results import MATCHED, PLUS
+from tests.support.trainer import (
+    TOY,
+    first_losses,
+)
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+EVERYTHING = Grid(orthos=("jordan", "you", "polar_express", "svd"), frobenius=("free", "matched"))
+
+
+def test_methods_of_a_grid_and_their_names():
+    assert [method.name for method in grid.methods(Grid())] == [
+        "AdamW",
+        "Muon",
+        "Muon+ col",
+        "Muon+ row",
+        "Muon+ col_row",
+        "Muon+ row_col",
+    ]
+    assert len(list(grid.methods(EVERYTHING))) == 1 + 4 * (1 + 4 * 2)
+    names = {Trial(m, rate, 0).name for m in grid.methods(EVERYTHING) for rate in (0.1, 0.01)}
+    assert len(names) == 2 * 37
+
+
+def test_further_seeds_are_run_at_the_best_rate():
+    plan = Grid(optimizers=("muon",), rates=(0.1, 0.2, 0.3), seeds=3)
+    first = [Trial(MUON, rate, 0) for rate in plan.rates]
+    losses = dict(zip(first, (2.0, 1.0, math.inf), strict=True))
+    assert list(grid.wanted(plan, {first[0]: 2.0})) == first
+    assert list(grid.wanted(plan, losses)) == [*first, Trial(MUON, 0.2, 1), Trial(MUON, 0.2, 2)]
+    assert grid.count(plan) == 5
+
+
+@pytest.mark.parametrize("method", list(grid.methods(EVERYTHING)), ids=lambda method: method.name)
+def test_one_step_of_every_method(method):
+    rng = np.random.default_rng(0)
+    kernel, table = rng.normal(size=(12, 6)), rng.normal(size=(3, 6))
+    base = OptimizerConfig(weight_decay=0.1, clip_norm=None, nesterov=False)
+    config = grid.optimizer(base, EVERYTHING, Trial(method, 0.03, 0))
+    params = {"up": {"kernel": kernel}, "wte": {"embedding": table}}
+    params = jax.tree.map(lambda x: np.asarray(x, np.float32), params)
+    grads = jax.tree.map(lambda x: np.asarray(rng.normal(size=x.shape), np.float32), params)
+    rule = optimizers.build(config, steps=10)
+    updates, _ = rule.update(grads, rule.init(params), params)
+    betas = {"b1": base.adam_b1, "b2": base.adam_b2}
+    g, rate = grads["wte"]["embedding"], base.adam_learning_rate
+    expected, *_ = reference.adamw_step(table, 0.0, 0.0, g, 1, learning_rate=rate, **betas)
+    np.testing.assert_allclose(updates["wte"]["embedding"], expected, rtol=1e-5, atol=1e-7)
+    w, g = kernel.T, grads["up"]["kernel"].T.astype(float)
+    if method == ADAMW:
+        options = {"learning_rate": 0.03, "weight_decay": 0.1, **betas}
+        expected, *_ = reference.adamw_step(w, 0.0, 0.0, g, 1, **options)
+    else:
+        expected, _ = reference.muonplus_step(
+            w,
+            np.zeros_like(w),
+            g,
+            1,
+            learning_rate=0.03,
+            table=method.ortho,
+            norm=method.norm or "none",
+            match_frobenius=method.frobenius == "matched",
+            weight_decay=0.1,
+        )
+    error = np.linalg.norm(updates["up"]["kernel"].T - expected) / np.linalg.norm(expected)
+    assert error < 1e-5
+
+
+SEVERAL = [
+    *grid.methods(Grid(get_args(grid.Optimizer))),
+    MUON,
+    dataclasses.replace(MUON, ortho="svd"),
+    MATCHED,
+]
+
+
+@pytest.mark.parametrize("method", dict.fromkeys(SEVERAL), ids=lambda method: method.name)
+def test_loss_falls_with_every_method(method, text):
+    config = command_line.parse([*TOY, "--data.paths", str(text)])[0].config
+    rate = 0.02 if method.optimizer not in ("adamuon", "mano") else 0.005
+    rule = grid.optimizer(config.optimizer, Grid(), Trial(method, rate, 0))
+    mesh = sharding.make_mesh("", jax.devices()[:1])
+    config = dataclasses.replace(config, optimizer=rule)
+    losses = first_losses(assemble(config, prepare(config.data, lambda line: None), mesh), steps=10)
+    assert losses[-1] < losses[0] - 0.15
+
+
+def test_rules_with_large_updates_get_the_rates_of_adamw():
+    plan = Grid(get_args(grid.Optimizer))
+    for method in grid.methods(plan):
+        large = method.optimizer in ("adamw", "adamuon", "mano")
+        assert grid.rates(plan, method) == (plan.adam_rates if large else plan.rates)
+
+
+def test_same_rate_sets_the_rate_of_the_other_parameters():
+    trial = Trial(PLUS, 0.06, 0)
+    base = OptimizerConfig(adam_learning_rate=0.5)
+    assert grid.optimizer(base, Grid(), trial).adam_learning_rate == 0.5
+    assert grid.optimizer(base, Grid(same_rate=True), trial).adam_learning_rate == 0.06
+
+
+def test_recipes_have_the_rates_of_the_paper():
+    plan = sweep_command_line.parse(["llama-60m"])[0].grid
+    assert plan.rates == (0.005, 0.01, 0.02, 0.04, 0.06, 0.08) and plan.same_rate
+    assert sweep_command_line.parse(["gpt-small-muon"])[0].grid.rates == (
+        0.003,
+        0.005,
+        0.01,
+        0.02,
+        0.04,
+    )
+    assert not sweep_command_line.parse([])[0].grid.same_rate

@@ -1,0 +1,127 @@
+"""Messages for what a person can get wrong when training."""
+
+import dataclasses
+import json
+import signal
+import unittest.mock
+from pathlib import Path
+
+import pytest
+
+from examples.runs import folder as run_folder
+from examples.settings.run import DataConfig, OptimizerConfig, RunConfig, from_dict
+from examples.train import main
+from tests.support.trainer import (
+    TOY,
+    stop_at,
+    train,
+)
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+def error_of(capsys, *argv):
+    assert main(list(argv)) == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+def test_existing_run_folder_is_refused(tmp_path, text, capsys):
+    (tmp_path / "taken").mkdir()
+    assert train(text, tmp_path, "--name", "taken") == 2
+    shown = capsys.readouterr().err
+    assert str(tmp_path / "taken") in shown and "--name" in shown and "--resume" in shown
+
+
+def test_default_folder_is_the_first_unused_name(tmp_path):
+    config = RunConfig(runs_dir=str(tmp_path))
+    for expected in ("p-muonplus", "p-muonplus-2", "p-muonplus-3"):
+        folder = run_folder.choose_folder(config, "p")
+        assert folder == tmp_path / expected
+        folder.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "does not exist"),
+        (b"", "empty"),
+        (b" \n\n ", "empty"),
+        (b"caf\xe9 " * 1000, "not UTF-8"),
+        (b"short", "too little text"),
+        (b"word " * 500, "too little validation text"),
+    ],
+)
+def test_unusable_text_is_refused_and_leaves_no_run(tmp_path, capsys, content, words):
+    path = tmp_path / "given.txt"
+    if content is not None:
+        path.write_bytes(content)
+    shown = error_of(capsys, *TOY, "--data.paths", str(path), "--runs-dir", str(tmp_path / "runs"))
+    assert words in shown
+    assert not (tmp_path / "runs").exists()  # a failed start leaves no run behind
+
+
+def test_too_little_training_text_is_refused(tmp_path, capsys):
+    path = tmp_path / "given.txt"
+    path.write_text("".join(f"{i} squared is {i * i}\n" for i in range(100)))
+    shown = error_of(capsys, *TOY, "--data.paths", str(path), "--data.val-fraction", "0.7")
+    assert "too little training text" in shown
+
+
+def test_folder_without_text_is_refused(tmp_path, capsys):
+    (tmp_path / "image.bin").write_bytes(b"123")
+    assert "holds no .txt" in error_of(capsys, *TOY, "--data.paths", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--model.d-model", "17"], "--model.n-head"),
+        (["--steps", "0"], "--steps is 0"),
+        (["--optimizer.record-every", "-1"], "--optimizer.record-every is -1"),
+        (["--data.val-fraction", "1"], "--data.val-fraction"),
+        (["--data.vocab-size", "100"], "--data.vocab-size"),
+    ],
+)
+def test_impossible_settings_are_refused(flags, words, capsys):
+    assert words in error_of(capsys, *TOY, *flags)
+
+
+def test_unknown_preset_is_refused_with_a_suggestion(capsys):
+    assert "did you mean gpt-small" in error_of(capsys, "gpt-smal", "--steps", "3")
+    assert "--help lists them" in error_of(capsys, "colour")
+
+
+def test_resume_refuses_a_folder_that_is_no_run(tmp_path, capsys):
+    assert "no config.json" in error_of(capsys, "--resume", str(tmp_path))
+    (tmp_path / "config.json").write_text('{"config": {"colour": 1}}')
+    assert "not written by this version" in error_of(capsys, "--resume", str(tmp_path))
+
+
+def test_resume_refuses_another_text(tmp_path, text, capsys):
+    own = tmp_path / "own.txt"
+    own.write_bytes(text.read_bytes())
+    with stop_at(3, lambda: signal.raise_signal(signal.SIGINT)):
+        assert train(own, tmp_path, "--name", "x") == 130
+    own.write_bytes(text.read_bytes() + b"more")
+    assert "the text is not the one" in error_of(capsys, "--resume", str(tmp_path / "x"))
+
+
+def test_config_survives_json():
+    config = RunConfig(data=DataConfig(paths=("a", "b")), optimizer=OptimizerConfig(clip_norm=None))
+    written = json.dumps(dataclasses.asdict(config))
+    assert from_dict(RunConfig, json.loads(written)) == config
+
+
+def test_unreadable_file_is_named(tmp_path, text, capsys):
+    denied = PermissionError(13, "Permission denied")  # patched, since root may read all files
+    with unittest.mock.patch.object(Path, "open", side_effect=denied):
+        shown = error_of(capsys, *TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path))
+    assert f"cannot read {text}: Permission denied" in shown
+
+
+def test_unwritable_cache_is_named(tmp_path, text, capsys, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "XDG_CACHE_HOME" in error_of(capsys, *TOY, "--data.paths", str(text))

@@ -1,0 +1,145 @@
+"""Toy runs of the trainer: their flags, their files, and ways to stop or disturb them."""
+
+import dataclasses
+import itertools
+import math
+import os
+import subprocess
+import sys
+import time
+import unittest.mock
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from examples.data.placement import place_batch
+from examples.data.prepare import prepare
+from examples.runs import loop
+from examples.runs.metrics import Metrics, read_metrics
+from examples.settings import command_line
+from examples.settings.run import OptimizerConfig
+from examples.train import main
+from examples.training import optimizers, sharding
+from examples.training.setup import assemble
+
+ROOT = Path(__file__).parent.parent.parent
+STEPS = 24
+# One shape and one number of steps for all runs, so that each program is compiled once.
+TOY = (
+    "gpt-micro --model.n-layer 1 --model.d-model 16 --model.context 16 --data.vocab-size 300 "
+    f"--steps {STEPS} --batch-size 8 --eval-every 10 --checkpoint-every 8 --eval-batches 2 "
+    "--sample-tokens 20"
+).split()
+CUBE = "data=2,fsdp=2,tensor=2"
+ADAMW_RULE = OptimizerConfig(name="adamw")  # compiles faster, where the optimizer does not matter
+
+
+def quiet(line):
+    """Prints nothing."""
+
+
+def on_devices(n):
+    """A context in which JAX has only the first `n` devices."""
+    return unittest.mock.patch.object(jax, "devices", return_value=jax.devices()[:n])
+
+
+def train(text, root, *flags):
+    """Trains the toy on a text; the exit status."""
+    return main([*TOY, "--data.paths", str(text), "--runs-dir", str(root), *flags])
+
+
+def run_shell(*flags, devices=1):
+    """Starts a run as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "examples.train", *flags],
+        cwd=ROOT,
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+# What a run has written
+
+
+def losses(folder, kind="train_loss"):
+    """Step to a measurement of a run."""
+    return {r["step"]: r[kind] for r in read_metrics(folder / "metrics.jsonl") if kind in r}
+
+
+def saved_step(folder):
+    """The step of the last complete checkpoint."""
+    names = [path.name for path in (folder / "checkpoints").iterdir()]
+    return max(int(name) for name in names if name.isdecimal())  # others are being written
+
+
+def wait_for(happened, *processes, seconds=60):
+    """Waits until something has happened; checks very often, since a save is short."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        for process in processes:
+            assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+# Disturbances
+
+
+def stop_at(step, action, kind="train_loss"):
+    """A context in which `action` is called when a loss of a step has been written."""
+    add = Metrics.add
+
+    def add_and_stop(self, at, **measured):
+        add(self, at, **measured)
+        if at == step and kind in measured:
+            action()
+
+    return unittest.mock.patch.object(Metrics, "add", add_and_stop)
+
+
+def crash():
+    """An action for `stop_at`."""
+    raise RuntimeError("power cut")
+
+
+def losses_are(broken, loss=math.nan):
+    """A context in which the losses of some steps are read as `loss`."""
+    calls = itertools.count(1)
+    return unittest.mock.patch.object(
+        loop, "float", lambda x: loss if next(calls) in broken else float(x), create=True
+    )
+
+
+# The functions of a run, without its folder
+
+
+def assemble_toy(text, mesh=CUBE, devices=8, **changes):
+    """The setup of the toy, with some fields of its model and of its run changed."""
+    config = command_line.parse([*TOY, "--data.paths", str(text)])[0].config
+    run_changes = {k: v for k, v in changes.items() if hasattr(config, k)}
+    model_changes = {k: v for k, v in changes.items() if k not in run_changes}
+    model = dataclasses.replace(config.model, **model_changes)
+    config = dataclasses.replace(config, model=model, **run_changes)
+    placed = sharding.make_mesh(mesh, jax.devices()[:devices])
+    return assemble(config, prepare(config.data, quiet), placed)
+
+
+def first_losses(setup, steps=3):
+    """The losses of the first steps."""
+    state, found, rows = setup.init(), [], sharding.of_batch(setup.mesh)
+    for step in range(steps):
+        state, loss = setup.train_step(state, *place_batch(setup.loader, step, rows))
+        found.append(float(loss))
+    return found
+
+
+def compiled_step(setup, **options):
+    """The compiled program of a step."""
+    shape = (setup.loader.batch_size, setup.loader.context)
+    rows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.of_batch(setup.mesh))
+    return setup.program.train_step.lower(
+        setup.program.abstract, optimizers.Rates(0.1, 0.1), rows, rows
+    ).compile(compiler_options=options or None)
