@@ -24,10 +24,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import records, timing
-from examples import config as configs
-from examples import optimizers, sharding, training
-from examples.config import RunConfig
-from examples.training import Program, TrainState
+from examples.settings.presets import PRESETS
+from examples.settings.run import RunConfig
+from examples.training import optimizers, sharding
+from examples.training import program as training_program
+from examples.training.program import Program
+from examples.training.step import TrainState
 
 Name = Literal["adamw", "muon", "muonplus"]
 NAMES: tuple[Name, ...] = ("adamw", "muon", "muonplus")
@@ -54,7 +56,7 @@ class Config:
 def main(config: Config) -> None:
     """Measures and prints the table; writes it with the machine's description as JSON."""
     console = Console(width=max(Console().width, 120))
-    base = configs.PRESETS[config.preset][1]
+    base = PRESETS[config.preset][1]
     steps = {str(n): measure(base, config, n, console) for n in config.tokens}
     record = {**records.describe_run("benchmarks.trainer", config), "steps": steps}
     show(console, steps)
@@ -70,7 +72,7 @@ def make_program(base: RunConfig, name: Name, vocabulary: int) -> Program:
     """The compiled functions of a training run."""
     rule = dataclasses.replace(base.optimizer, name=name)
     mesh = sharding.make_mesh("", jax.devices())
-    return training.make_program(base.model, rule, base.steps, 1, vocabulary, mesh)
+    return training_program.make_program(base.model, rule, base.steps, 1, vocabulary, mesh)
 
 
 def measure(base: RunConfig, config: Config, tokens: int, console: Console) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from examples import recipes
+from examples.settings import recipes
 
 
 class Size(NamedTuple):
