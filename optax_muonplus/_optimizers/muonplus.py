@@ -1,13 +1,15 @@
 """Muon+: the chain of its links for matrices, and AdamW for everything else."""
 
-from collections.abc import Sequence
 from typing import Any
 
+import jax
 import optax
+from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._optimizers.partition import AdamWArgs, partition_with_adamw
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.sharding import ShardingTree
+from optax_muonplus.coefficients._tables import CoefficientsLike
 from optax_muonplus.matrices._normalization import Norm
 from optax_muonplus.matrices._shape_factor import ShapeScale
 from optax_muonplus.polar._newton_schulz import Preconditioning
@@ -17,30 +19,30 @@ from optax_muonplus.transforms._links import scale_by_muonplus
 
 def muonplus(
     learning_rate: optax.ScalarOrSchedule,
-    ns_coeffs: str | Sequence[Any] = "jordan",
-    ns_steps: Any = 5,
-    beta: Any = 0.95,
-    eps: Any = DEFAULT_EPS,
-    weight_decay: Any = 0.0,
+    ns_coeffs: CoefficientsLike = "jordan",
+    ns_steps: int | jax.Array = 5,
+    beta: ArrayLike = 0.95,
+    eps: ArrayLike = DEFAULT_EPS,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
-    mu_dtype: Any = None,
+    mu_dtype: DTypeLike | None = None,
     *,
     norm: Norm = "col_row",
-    norm_eps: Any = 1e-8,
+    norm_eps: ArrayLike = 1e-8,
     match_frobenius: bool = False,
     shape_scale: ShapeScale = "spectral",
-    consistent_rms: Any = None,
+    consistent_rms: float | jax.Array | None = None,
     nesterov: bool = False,
     bias_correction: bool = False,
     polar: Polar | PolarFunction = "auto",
     preconditioning: Preconditioning = "frobenius",
     adaptive: bool = False,
-    compute_dtype: Any = None,
-    adam_b1: Any = 0.9,
-    adam_b2: Any = 0.999,
-    adam_eps: Any = 1e-8,
-    adam_eps_root: Any = 0.0,
-    adam_weight_decay: Any = 0.0,
+    compute_dtype: DTypeLike | None = None,
+    adam_b1: ArrayLike = 0.9,
+    adam_b2: ArrayLike = 0.999,
+    adam_eps: ArrayLike = 1e-8,
+    adam_eps_root: ArrayLike = 0.0,
+    adam_weight_decay: ArrayLike = 0.0,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,

@@ -1,9 +1,10 @@
 """A chain of links for the matrices of a tree, and AdamW for everything else."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import optax
+from jax.typing import ArrayLike
 
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import ADAM, MUON, ResolvedTree
@@ -15,11 +16,11 @@ class AdamWArgs(NamedTuple):
     """Arguments of ``optax.adamw``."""
 
     learning_rate: optax.ScalarOrSchedule
-    b1: Any
-    b2: Any
-    eps: Any
-    eps_root: Any
-    weight_decay: Any
+    b1: ArrayLike
+    b2: ArrayLike
+    eps: ArrayLike
+    eps_root: ArrayLike
+    weight_decay: ArrayLike
 
 
 def partition_with_adamw(

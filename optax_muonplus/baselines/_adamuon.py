@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._optimizers.variants import optimizer_of
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.baselines._second_moment import Rescale, polar_then_rescale
+from optax_muonplus.coefficients._tables import CoefficientsLike
 from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
 from optax_muonplus.polar._newton_schulz import Preconditioning
 from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
@@ -40,19 +42,19 @@ class AdaMuonState(NamedTuple):
 
 
 def scale_by_adamuon(
-    ns_coeffs: str | Sequence[Any] = "jordan",
-    ns_steps: Any = 5,
-    beta: Any = 0.95,
-    eps: Any = DEFAULT_EPS,
-    mu_dtype: Any = None,
+    ns_coeffs: CoefficientsLike = "jordan",
+    ns_steps: int | jax.Array = 5,
+    beta: ArrayLike = 0.95,
+    eps: ArrayLike = DEFAULT_EPS,
+    mu_dtype: DTypeLike | None = None,
     *,
-    beta2: Any = None,
-    nu_eps: Any = EPS,
+    beta2: ArrayLike | None = None,
+    nu_eps: ArrayLike = EPS,
     sign: bool = True,
     nesterov: bool = True,
     polar: Polar | PolarFunction = "auto",
     preconditioning: Preconditioning = "frobenius",
-    compute_dtype: Any = None,
+    compute_dtype: DTypeLike | None = None,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> MatrixTransformation:
@@ -109,7 +111,7 @@ def adamuon() -> None:
     """
 
 
-def entry_rule(beta2: Any, eps: Any) -> Rescale:
+def entry_rule(beta2: ArrayLike, eps: ArrayLike) -> Rescale:
     """The rule that :func:`adamuon` states, from a polar factor and its running mean to both."""
 
     def rescale(view: MatrixView, o: jax.Array, stored: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._optimizers.variants import optimizer_of
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
@@ -42,9 +43,9 @@ class ManoState(NamedTuple):
 
 
 def scale_by_mano(
-    beta: Any = 0.95,
-    eps: Any = EPS,
-    mu_dtype: Any = None,
+    beta: ArrayLike = 0.95,
+    eps: ArrayLike = EPS,
+    mu_dtype: DTypeLike | None = None,
     *,
     nesterov: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,
@@ -112,7 +113,7 @@ def mano() -> None:
 
 
 def tangent_step(
-    by_rows: bool, eps: Any, guard: Any, view: MatrixView, g: jax.Array, w: jax.Array
+    by_rows: bool, eps: ArrayLike, guard: ArrayLike, view: MatrixView, g: jax.Array, w: jax.Array
 ) -> tuple[jax.Array]:
     """The rule that :func:`mano` states; ``guard`` is ``eps`` in the size of ``g``."""
     g, w = upcast_for_sum(g), upcast_for_sum(w)
@@ -124,6 +125,6 @@ def tangent_step(
     return (RMS * math.sqrt(size) * t / _at_least(sum_of_squares(t, axes), guard),)
 
 
-def _at_least(squares: jax.Array, least: Any) -> jax.Array:
+def _at_least(squares: jax.Array, least: ArrayLike) -> jax.Array:
     """The root of sums of squares, or ``least`` if that is more."""
     return jnp.maximum(jnp.sqrt(squares), as_real(least, squares.dtype))

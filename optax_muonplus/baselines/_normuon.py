@@ -10,12 +10,14 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._optimizers.variants import optimizer_of
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.baselines._second_moment import Rescale, polar_then_rescale
+from optax_muonplus.coefficients._tables import CoefficientsLike
 from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
 from optax_muonplus.matrices._shape_factor import ShapeScale, check_shape_scale, shape_factor
 from optax_muonplus.polar._newton_schulz import Preconditioning
@@ -42,20 +44,20 @@ class NorMuonState(NamedTuple):
 
 
 def scale_by_normuon(
-    ns_coeffs: str | Sequence[Any] = "jordan",
-    ns_steps: Any = 5,
-    beta: Any = 0.95,
-    eps: Any = DEFAULT_EPS,
-    mu_dtype: Any = None,
+    ns_coeffs: CoefficientsLike = "jordan",
+    ns_steps: int | jax.Array = 5,
+    beta: ArrayLike = 0.95,
+    eps: ArrayLike = DEFAULT_EPS,
+    mu_dtype: DTypeLike | None = None,
     *,
-    beta2: Any = 0.95,
-    nu_eps: Any = EPS,
+    beta2: ArrayLike = 0.95,
+    nu_eps: ArrayLike = EPS,
     rule: Rule = "code",
     shape_scale: ShapeScale = "max",
     nesterov: bool = True,
     polar: Polar | PolarFunction = "auto",
     preconditioning: Preconditioning = "frobenius",
-    compute_dtype: Any = None,
+    compute_dtype: DTypeLike | None = None,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> MatrixTransformation:
@@ -116,7 +118,7 @@ def row_zeros(view: MatrixView, x: jax.Array) -> tuple[jax.Array]:
     return (jnp.zeros_like(sum_of_squares(x, view.reduction_axes)),)
 
 
-def row_rule(rule: Rule, beta2: Any, eps: Any, shape_scale: ShapeScale) -> Rescale:
+def row_rule(rule: Rule, beta2: ArrayLike, eps: ArrayLike, shape_scale: ShapeScale) -> Rescale:
     """The rule that :func:`normuon` states, from a polar factor and its running mean to both."""
     if rule not in ("code", "paper"):
         raise ValueError(f"Unknown rule {rule!r}. Known: code, paper.")

@@ -2,13 +2,14 @@
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
+from optax_muonplus.coefficients._tables import CoefficientsLike
 from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function, static
 from optax_muonplus.polar._choice import matmul_shapes
 from optax_muonplus.polar._methods import polar_function
@@ -20,12 +21,12 @@ from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 class Orthogonalize(MatrixFunction):
     """The polar factor; the attributes are the arguments of ``optax_muonplus.orthogonalize``."""
 
-    ns_coeffs: str | Sequence[Any] = static(default="jordan")
-    ns_steps: Any = 5
-    eps: Any = DEFAULT_EPS
+    ns_coeffs: CoefficientsLike = static(default="jordan")
+    ns_steps: int | jax.Array = 5
+    eps: ArrayLike = DEFAULT_EPS
     polar: Polar | PolarFunction = static(default="auto")
     preconditioning: Preconditioning = static(default="frobenius")
-    compute_dtype: Any = static(default=None)
+    compute_dtype: DTypeLike | None = static(default=None)
 
     def __post_init__(self) -> None:
         """Raises ValueError as :func:`optax_muonplus.polar.polar_function`."""
@@ -66,7 +67,7 @@ class Orthogonalize(MatrixFunction):
         return jnp.dtype(self.compute_dtype) if rounds else None
 
 
-def _hashable(ns_coeffs: str | Sequence[Any]) -> str | tuple[Any, ...]:
+def _hashable(ns_coeffs: CoefficientsLike) -> str | tuple[Any, ...]:
     if isinstance(ns_coeffs, str):
         return ns_coeffs
     rows = np.asarray(ns_coeffs, np.float64).tolist()

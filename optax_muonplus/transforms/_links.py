@@ -6,14 +6,15 @@ others keep the dtype that they are given.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import optax
+from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import ShardingTree
+from optax_muonplus.coefficients._tables import CoefficientsLike
 from optax_muonplus.matrices._matrix_function import ArrayFunction, MatrixFunction
 from optax_muonplus.matrices._normalization import Norm, Normalize
 from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
@@ -26,13 +27,13 @@ from optax_muonplus.transforms._steps import muonplus_steps
 
 
 def orthogonalize(
-    ns_coeffs: str | Sequence[Any] = "jordan",
-    ns_steps: Any = 5,
-    eps: Any = DEFAULT_EPS,
+    ns_coeffs: CoefficientsLike = "jordan",
+    ns_steps: int | jax.Array = 5,
+    eps: ArrayLike = DEFAULT_EPS,
     *,
     polar: Polar | PolarFunction = "auto",
     preconditioning: Preconditioning = "frobenius",
-    compute_dtype: Any = None,
+    compute_dtype: DTypeLike | None = None,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> MatrixTransformation:
@@ -64,7 +65,7 @@ def orthogonalize(
 
 def normalize(
     norm: Norm = "col_row",
-    norm_eps: Any = 1e-8,
+    norm_eps: ArrayLike = 1e-8,
     *,
     match_frobenius: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,
@@ -85,7 +86,7 @@ def normalize(
 
 def scale_by_shape(
     shape_scale: ShapeScale = "spectral",
-    consistent_rms: Any = None,
+    consistent_rms: float | jax.Array | None = None,
     *,
     norm: Norm = "none",
     match_frobenius: bool = False,
@@ -144,23 +145,23 @@ def apply_to_matrices(
 
 
 def scale_by_muonplus(
-    ns_coeffs: str | Sequence[Any] = "jordan",
-    ns_steps: Any = 5,
-    beta: Any = 0.95,
-    eps: Any = DEFAULT_EPS,
-    mu_dtype: Any = None,
+    ns_coeffs: CoefficientsLike = "jordan",
+    ns_steps: int | jax.Array = 5,
+    beta: ArrayLike = 0.95,
+    eps: ArrayLike = DEFAULT_EPS,
+    mu_dtype: DTypeLike | None = None,
     *,
     norm: Norm = "col_row",
-    norm_eps: Any = 1e-8,
+    norm_eps: ArrayLike = 1e-8,
     match_frobenius: bool = False,
     shape_scale: ShapeScale = "spectral",
-    consistent_rms: Any = None,
+    consistent_rms: float | jax.Array | None = None,
     nesterov: bool = False,
     bias_correction: bool = False,
     polar: Polar | PolarFunction = "auto",
     preconditioning: Preconditioning = "frobenius",
     adaptive: bool = False,
-    compute_dtype: Any = None,
+    compute_dtype: DTypeLike | None = None,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> MatrixTransformation:

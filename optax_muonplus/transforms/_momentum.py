@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._parameters.paths import check_inexact_dtypes, flatten_with_names
 from optax_muonplus.matrices._precision import as_real, upcast_for_sum
@@ -52,11 +53,11 @@ def find_momentum(state: Any) -> MomentumState:
 
 
 def momentum(
-    beta: Any = 0.95,
+    beta: ArrayLike = 0.95,
     *,
     nesterov: bool = False,
     bias_correction: bool = False,
-    mu_dtype: Any = None,
+    mu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     r"""Exponential moving average of the gradients.
 
@@ -113,7 +114,7 @@ def momentum(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def check_decay(name: str, beta: Any) -> None:
+def check_decay(name: str, beta: ArrayLike) -> None:
     """Raises ValueError unless ``beta`` can be the decay of a running mean."""
     if callable(beta):
         raise ValueError(
@@ -124,7 +125,7 @@ def check_decay(name: str, beta: Any) -> None:
         raise ValueError(f"{name} must be in [0, 1), got {beta}.")
 
 
-def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: Any) -> None:
+def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:
     """A real buffer would drop the imaginary parts of a complex parameter's momentum."""
     if mu_dtype is None or jnp.issubdtype(mu_dtype, jnp.complexfloating):
         return
@@ -135,7 +136,7 @@ def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: Any) -> None:
         )
 
 
-def _mix(ms: Sequence[jax.Array], gs: Sequence[jax.Array], beta: Any) -> list[jax.Array]:
+def _mix(ms: Sequence[jax.Array], gs: Sequence[jax.Array], beta: ArrayLike) -> list[jax.Array]:
     """``beta m + (1 - beta) g`` in the wider of their dtypes, whatever that of ``beta``."""
     mixed = []
     for m, g in zip(ms, gs, strict=True):
