@@ -29,21 +29,21 @@ def describe(
 ) -> str:
     """What :func:`optax_muonplus.muonplus` with the same arguments does with each parameter.
 
-    One line for each parameter: path, shape, group, the matrices in it as out x in x batch (a fused
-    parameter has several, joined by +), and the factor that multiplies their updates. Parameters
-    that differ in the numbers on their path only share a line, and ``count`` says how many they
-    are. On a mesh there is a column that says along which of its axes a parameter is cut, and a
-    last line about the devices: the operations of the busiest against an even share, for the
-    default ``polar``, and what each receives at an update.
+    The table has one line for each parameter: path, shape, group, the matrices in it as out x in x
+    batch (a fused parameter has several, joined by +), and the factor that multiplies their
+    updates. Parameters share a line if their paths differ in numbers only; ``count`` says how many
+    there are. On a mesh a column says over which mesh axes each axis of a parameter is sharded, and
+    a last line is about the devices: the FLOPs of the busiest over an even share, for the default
+    ``polar``, and the bytes that each receives at an update.
 
     Args:
       params: parameters, or their shapes from ``jax.eval_shape``.
-      muon_weight_dimension_numbers: as in ``muonplus``, like the others.
-      norm: see above.
-      match_frobenius: see above.
-      shape_scale: see above.
-      consistent_rms: see above.
-      sharding: see above; None takes what the parameters themselves tell.
+      muon_weight_dimension_numbers: as in ``muonplus``, like the following.
+      norm: the normalization.
+      match_frobenius: whether the Frobenius norm is restored after it.
+      shape_scale: the factor by shape.
+      consistent_rms: the root mean square of updates, in place of ``shape_scale``.
+      sharding: shardings of the parameters. None takes those of the arrays themselves.
 
     Returns:
       The table as text.
@@ -128,6 +128,6 @@ def _totals(tree: ResolvedTree) -> str:
     adam = [leaf for leaf in tree.leaves if leaf.view is None]
     matrices = sum(batch for leaf in muon for batch, _, _ in leaf.matrix.block_shapes())
     return (
-        f"{MUON}: {len(muon)} parameters, {matrices} matrices, {elements(muon):,} numbers;"
-        f" {ADAM}: {len(adam)} parameters, {elements(adam):,} numbers"
+        f"{MUON}: {len(muon)} parameters, {matrices} matrices, {elements(muon):,} elements;"
+        f" {ADAM}: {len(adam)} parameters, {elements(adam):,} elements"
     )

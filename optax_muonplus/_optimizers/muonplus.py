@@ -110,8 +110,8 @@ def muonplus(
       A transformation for the whole parameter tree.
 
     Raises:
-      ValueError: when built, for unknown words, too few coefficient rows and numbers out of range;
-        at init, for dimension numbers that do not fit the parameters, leaves of three or more axes
+      ValueError: when built, for unknown options, too few coefficient rows and numbers out of
+        range; at init, for dimension numbers that do not fit the parameters, leaves of three or more axes
         that no rule knows, and integer parameters. Paths and remedies are in the message.
 
     Under ``optax.inject_hyperparams`` functions count as schedules, as they do for every optimizer:

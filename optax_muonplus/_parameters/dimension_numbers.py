@@ -201,10 +201,10 @@ def _axes(shape: tuple[int, ...], axes: Axes, name: str, spec: DimensionNumbers)
     ndim = len(shape)
     if not given or not all(-ndim <= axis < ndim for axis in given):
         raise ValueError(f"{name} of {spec} must name one or more of the axes of shape {shape}.")
-    found = tuple(axis % ndim for axis in given)
-    if len(set(found)) < len(found):
+    positive = tuple(axis % ndim for axis in given)
+    if len(set(positive)) < len(positive):
         raise ValueError(f"{name} of {spec} names an axis of shape {shape} twice.")
-    return found
+    return positive
 
 
 def _split_axis(

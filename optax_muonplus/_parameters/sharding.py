@@ -122,7 +122,7 @@ def spec_entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
 
 def axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
     pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return tuple(name for name, own in pairs if own == kind)
+    return tuple(name for name, axis_type in pairs if axis_type == kind)
 
 
 def _leaf_sharding(leaf: Any, given: NamedSharding | None) -> LeafSharding | None:

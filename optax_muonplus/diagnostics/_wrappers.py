@@ -57,7 +57,7 @@ def recorded(
       every: N for the updates N, 2 N, ...; or a function from the number of the update, a traced
         integer that starts at 1, to whether to record it. None or 0 switches recording off:
         ``factory`` itself is returned.
-      measures: the words above; all but ``distance`` if not given.
+      measures: the names above; all but ``distance`` if not given.
       only: regular expressions, searched in paths such as ``blocks/0/attn/query/kernel``; None
         means all matrices.
 
@@ -66,7 +66,7 @@ def recorded(
       that of ``factory``, and one number for each stage, measure and matrix.
 
     Raises:
-      ValueError: for unknown words, another factory, and ``every`` that is negative; at init, for
+      ValueError: for unknown names, another factory, and ``every`` that is negative; at init, for
         patterns that match no matrix, with the nearest paths.
 
     Example:

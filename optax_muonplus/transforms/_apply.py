@@ -1,7 +1,7 @@
 """The one place where functions on matrices become transformations of a tree of parameters.
 
-Each leaf is looked up once at init and once at an update. Here views, blocks and precisions are
-dealt with; ``matrices/_batching.py`` groups equal shapes, and ``_mesh`` moves what is sharded.
+Each leaf is looked up once at init and once at an update. This module takes the matrices out of the
+leaves and puts the results back, in the right dtype. ``_execution`` runs the functions.
 """
 
 import itertools

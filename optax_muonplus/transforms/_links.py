@@ -1,7 +1,7 @@
 """The links of Muon+ as Optax transformations, and the chain of them that an optimizer uses.
 
-Each link works in float32 at least. :func:`momentum` hands on what it accumulated unrounded; the
-others keep the dtype that they are given.
+Each link computes in float32 at least. The updates of :func:`momentum` are not rounded to the dtype
+of the gradients; those of the other links have the dtype of their input.
 """
 
 import functools
@@ -52,8 +52,8 @@ def orthogonalize(
       sharding: as in :func:`optax_muonplus.muonplus`.
 
     Raises:
-      ValueError: for unknown words and too few rows when built, for leaves that are not matrices at
-        init.
+      ValueError: when built, for unknown options and too few rows; at init, for leaves that are not
+        matrices.
     """
     polar_factor = Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype)
 
@@ -75,7 +75,7 @@ def normalize(
 
     Args:
       norm: ``"none"``, ``"col"``, ``"row"``, ``"col_row"`` (columns first) or ``"row_col"``.
-      norm_eps: inside the root, see :func:`optax_muonplus.normalization.normalize_matrix`.
+      norm_eps: inside the root, see :func:`optax_muonplus.matrices.normalize_matrix`.
       match_frobenius: whether to restore each matrix's Frobenius norm afterwards.
       weight_dimension_numbers: as in :func:`orthogonalize`.
       sharding: as in :func:`orthogonalize`.
@@ -103,7 +103,7 @@ def scale_by_shape(
       weight_dimension_numbers: as in :func:`orthogonalize`.
       sharding: as in :func:`orthogonalize`.
 
-    See :func:`optax_muonplus.shape_factor.shape_factor` for the equations.
+    See :func:`optax_muonplus.matrices.shape_factor` for the equations.
     """
     step = ScaleByShape(shape_scale, consistent_rms, norm, match_frobenius)
     return for_matrices(functools.partial(matrix_link, [step]), weight_dimension_numbers, sharding)
@@ -172,9 +172,9 @@ def scale_by_muonplus(
       O_t = \mathrm{Norm}(\mathrm{Ortho}(M_t)), \qquad \text{update} = \sqrt{m/n}\, O_t
 
     The same as ``optax.chain(momentum(...), orthogonalize(...), normalize(...),
-    scale_by_shape(...))``, with the last three done in one visit to each matrix, and one move there
-    and back where it lies in shards. Arguments are those of the links and of
-    :func:`optax_muonplus.muonplus`. Updates leave in the gradients' dtype.
+    scale_by_shape(...))``, but the last three read and write each matrix once, and a sharded matrix
+    is sent to the device that works on it only once. Arguments are those of the links and of
+    :func:`optax_muonplus.muonplus`. Updates have the gradients' dtype.
 
     Source: Zhang et al., arXiv:2602.21545, equation 2 and Algorithm 1.
     """

@@ -42,14 +42,14 @@ def find_momentum(state: Any) -> MomentumState:
     def is_momentum(x: Any) -> bool:
         return isinstance(x, MomentumState)
 
-    found = [x for x in jax.tree.leaves(state, is_leaf=is_momentum) if is_momentum(x)]
-    if len(found) != 1:
+    states = [x for x in jax.tree.leaves(state, is_leaf=is_momentum) if is_momentum(x)]
+    if len(states) != 1:
         raise ValueError(
-            f"Got a state with {len(found)} momentum states, but one is looked for. Pass the state"
+            f"Got a state with {len(states)} momentum states, but one is looked for. Pass the state"
             " of an optimizer made by optax_muonplus, or the part of the state that holds the one"
             " you mean."
         )
-    return found[0]
+    return states[0]
 
 
 def momentum(
@@ -64,7 +64,7 @@ def momentum(
     .. math::
       M_t = \beta M_{t-1} + (1 - \beta) G_t
 
-    and hands on :math:`M_t`, or :math:`\beta M_t + (1 - \beta) G_t` with ``nesterov``.
+    The update is :math:`M_t`, or :math:`\beta M_t + (1 - \beta) G_t` with ``nesterov``.
 
     Args:
       beta: decay, in [0, 1).
@@ -76,7 +76,7 @@ def momentum(
       mu_dtype: dtype of the buffer; None means the parameter's. Sums are in float32 at least.
 
     Returns:
-      A transformation with :class:`MomentumState`. Updates leave in the dtype of the sums, at least
+      A transformation with :class:`MomentumState`. Updates have the dtype of the sums, at least
       float32.
 
     Raises:

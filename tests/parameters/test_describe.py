@@ -33,12 +33,12 @@ def test_describe_shows_groups_shapes_and_factors():
     )
     assert lines["moe/w"] == ["3x8x32", "muon", "32x8x3", "2", "1"]
     assert lines["wte/embedding"] == ["50x8", "adam", "1"]
-    assert "muon: 4 parameters, 12 matrices, 1,344 numbers; adam: 2 parameters" in table
+    assert "muon: 4 parameters, 12 matrices, 1,344 elements; adam: 2 parameters" in table
     rms = omp.describe(params, dims, norm="row", consistent_rms=0.2)
     assert (
         "0.5657" in rms
     )  # 0.2 sqrt(8), the fan-in: the RMS after a row normalization is 1/sqrt(n)
-    assert omp.describe({}).endswith("0 numbers")
+    assert omp.describe({}).endswith("0 elements")
 
 
 def test_describe_shows_shardings_and_the_busiest_device():
