@@ -111,8 +111,8 @@ def muonplus(
 
     Raises:
       ValueError: when built, for unknown options, too few coefficient rows and numbers out of
-        range; at init, for dimension numbers that do not fit the parameters, leaves of three or more axes
-        that no rule knows, and integer parameters. Paths and remedies are in the message.
+        range; at init, for dimension numbers that do not fit the parameters, leaves of three or
+        more axes that no rule knows, and integer parameters. Paths and remedies are in the message.
 
     Under ``optax.inject_hyperparams`` functions count as schedules, as they do for every optimizer:
     name them, and ``mu_dtype`` and ``compute_dtype`` unless they are strings, in ``static_args``.

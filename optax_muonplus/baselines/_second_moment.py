@@ -12,9 +12,11 @@ from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms._apply import (
     MatrixTransformation,
+    apply_to_arrays,
+    check_function,
     for_matrices,
     map_blocks,
-    matrix_link,
+    without_rounding,
 )
 
 Rescale = Callable[[MatrixView, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
@@ -47,10 +49,8 @@ def polar_then_rescale(
     """
 
     def make(leaves: Sequence[LeafInfo]) -> optax.GradientTransformation:
-        orthogonalize = matrix_link([polar_factor], leaves, polar_factor.transfer_dtype)
-
         def init_fn(params: optax.Params) -> Any:
-            orthogonalize.init(params)
+            check_function([polar_factor], leaves)
             mu = average.init(params)
             return make_state(mu, init_nu(leaves, params, mu))
 
@@ -60,8 +60,10 @@ def polar_then_rescale(
             mu, nu = state
             moments, mu = average.update(updates, mu, params)
             moments = jax.tree.map(before, moments) if before else moments
-            polar_factors, _ = orthogonalize.update(moments, optax.EmptyState(), params)
-            rescaled, nu = map_blocks(rescale, leaves, 2, polar_factors, nu)
+            arrays, treedef = jax.tree.flatten(moments)
+            wide = without_rounding(leaves, arrays)
+            factors = apply_to_arrays([polar_factor], arrays, wide, polar_factor.transfer_dtype)
+            rescaled, nu = map_blocks(rescale, leaves, 2, treedef.unflatten(factors), nu)
             return optax.tree.cast_like(rescaled, updates), make_state(mu, nu)
 
         return optax.GradientTransformation(init_fn, update_fn)

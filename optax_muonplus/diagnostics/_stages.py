@@ -12,7 +12,7 @@ from optax_muonplus.matrices._matrix_function import MatrixFunction
 from optax_muonplus.matrices._normalization import Normalize
 from optax_muonplus.matrices._shape_factor import ScaleByShape
 from optax_muonplus.polar._orthogonalize import Orthogonalize
-from optax_muonplus.transforms._apply import apply_to_arrays
+from optax_muonplus.transforms._apply import apply_to_arrays, without_rounding
 from optax_muonplus.transforms._momentum import MomentumState, find_momentum, momentum
 from optax_muonplus.transforms._steps import muonplus_steps
 
@@ -42,7 +42,7 @@ def inside_of_muonplus(arguments: dict[str, Any]) -> Probe:
         names = [leaf.name for leaf in leaves]
         arrays = [moments[name] for name in names]
         # Measures are of what the steps compute, not of what the updates are rounded to.
-        wide = [leaf._replace(dtype=x.dtype) for leaf, x in zip(leaves, arrays, strict=True)]
+        wide = without_rounding(leaves, arrays)
         transfer_dtype = polar_factor.transfer_dtype
         factors = apply_to_arrays([polar_factor], arrays, wide, transfer_dtype)
         if arguments["adaptive"]:

@@ -151,6 +151,11 @@ def apply_to_arrays(
     return [results[i].astype(leaf.dtype) for i, leaf in enumerate(leaves)]
 
 
+def without_rounding(leaves: Sequence[LeafInfo], arrays: Sequence[jax.Array]) -> list[LeafInfo]:
+    """``leaves`` with the dtypes of ``arrays``, so that results are not rounded to the leaves'."""
+    return [leaf._replace(dtype=x.dtype) for leaf, x in zip(leaves, arrays, strict=True)]
+
+
 def _apply_local(
     functions: Sequence[MatrixFunction],
     arrays: Sequence[jax.Array],
