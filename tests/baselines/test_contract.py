@@ -165,3 +165,16 @@ def test_mano_without_parameters_is_refused():
 def test_leaves_of_three_axes_without_a_rule_are_refused(name):
     with pytest.raises(ValueError, match="experts"):
         build(name).init({"experts": np.ones((2, 3, 4), np.float32)})
+
+
+@pytest.mark.parametrize("name", ["normuon", "adamuon", "mano"])
+def test_bfloat16_updates_are_rounded_once_at_the_end(name):
+    """What the rules do behind the polar factor is done in float32."""
+    params, (grad, *_) = trees()
+    narrow, narrow_grad = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), (params, grad))
+    wide, wide_grad = jax.tree.map(lambda x: x.astype(jnp.float32), (narrow, narrow_grad))
+    tx = getattr(baselines, f"scale_by_{name}")(mu_dtype="float32")
+    rounded, _ = tx.update(narrow_grad, tx.init(narrow), narrow)
+    exact, _ = tx.update(wide_grad, tx.init(wide), wide)
+    for key in params:
+        np.testing.assert_array_equal(rounded[key], exact[key].astype(jnp.bfloat16))
