@@ -99,13 +99,13 @@ def momentum(
     ) -> tuple[optax.Updates, Any]:
         del params
         buffers, treedef = jax.tree.flatten(state.mu)
-        grads = [upcast_for_sum(g) for g in treedef.flatten_up_to(updates)]
+        grads = treedef.flatten_up_to(updates)
         mu = _mix(buffers, grads, beta)
         count = None if state.count is None else optax.safe_increment(state.count)
         direction, now = mu, grads
         if count is not None:
             direction = optax.tree.bias_correction(mu, beta, count + 1 if nesterov else count)
-            now = optax.tree.bias_correction(grads, beta, count)
+            now = optax.tree.bias_correction([upcast_for_sum(g) for g in grads], beta, count)
         if nesterov:
             direction = _mix(direction, now, beta)
         stored = [m.astype(old.dtype) for m, old in zip(mu, buffers, strict=True)]
@@ -137,9 +137,9 @@ def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:
 
 
 def _mix(ms: Sequence[jax.Array], gs: Sequence[jax.Array], beta: ArrayLike) -> list[jax.Array]:
-    """``beta m + (1 - beta) g`` in the wider of their dtypes, whatever that of ``beta``."""
+    """``beta m + (1 - beta) g`` in the wider of their dtypes, at least float32."""
     mixed = []
-    for m, g in zip(ms, gs, strict=True):
+    for m, g in zip(ms, map(upcast_for_sum, gs), strict=True):
         dtype = jnp.promote_types(m.dtype, g.dtype)
         weight = as_real(beta, jnp.finfo(dtype).dtype)
         mixed.append(weight * m.astype(dtype) + (1 - weight) * g.astype(dtype))
