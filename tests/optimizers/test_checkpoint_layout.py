@@ -1,0 +1,58 @@
+"""Where arrays lie in the states of optimizers. Checkpoints name them by it: a change breaks them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import optax_muonplus as omp
+
+PARAMS = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.ones(8)}}
+ADAM = {f"inner_states/adam/inner_state/0/{x}" for x in ("count", "mu/dense/bias", "nu/dense/bias")}
+MUON = "inner_states/muon/inner_state"
+MU = f"{MUON}/0/0/mu/dense/kernel"
+BASELINE_MU = f"{MUON}/0/momentum/mu/dense/kernel"
+
+
+def recorded(rate):
+    return omp.diagnostics.recorded(omp.muonplus, every=2, measures=["rms"])(rate)
+
+
+# As written by version 0.1.0.
+LAYOUTS = {
+    "muonplus": (omp.muonplus, {MU}),
+    "turbo_muon": (omp.baselines.turbo_muon, {MU}),
+    "normuon": (omp.baselines.normuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
+    "adamuon": (omp.baselines.adamuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
+    "mano": (omp.baselines.mano, {BASELINE_MU, f"{MUON}/0/count"}),
+}
+
+
+def layout(tx):
+    leaves = jax.tree.leaves_with_path(tx.init(PARAMS))
+    return {jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_states_have_the_layout_of_earlier_checkpoints(name):
+    optimizer, matrices = LAYOUTS[name]
+    assert layout(optimizer(0.1)) == ADAM | matrices
+
+
+def test_counters_of_schedules_and_bias_correction_have_it_too():
+    counters = {
+        "adam/inner_state/2/count",
+        "muon/inner_state/0/0/count",
+        "muon/inner_state/2/count",
+    }
+    expected = ADAM | {MU} | {f"inner_states/{counter}" for counter in counters}
+    assert layout(omp.muonplus(lambda step: 0.1, bias_correction=True)) == expected
+
+
+def test_a_recorder_has_it_too():
+    record = {
+        "count",
+        "step",
+        "names",
+        *(f"values/{x}/rms" for x in ("momentum", "polar", "update")),
+    }
+    assert layout(recorded(0.1)) == {f"inner/{path}" for path in ADAM | {MU}} | record
