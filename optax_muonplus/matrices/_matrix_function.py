@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 _Class = TypeVar("_Class", bound=type)
-_Function = TypeVar("_Function", bound="MatrixFunction")
 
 
 def static(**kwargs: Any) -> Any:
@@ -45,19 +44,13 @@ def matrix_function(cls: _Class) -> _Class:
         )
 
     def unflatten(chosen: tuple[Any, ...], hyperparams: tuple[Any, ...]) -> Any:
-        values = zip((*leaves, *choices), (*hyperparams, *chosen), strict=True)
-        return _unchecked(cls, dict(values))
+        function = object.__new__(cls)
+        for name, value in zip((*leaves, *choices), (*hyperparams, *chosen), strict=True):
+            object.__setattr__(function, name, value)
+        return function
 
     jax.tree_util.register_pytree_node(cls, flatten, unflatten)
     return cls
-
-
-def _unchecked(cls: Any, fields: dict[str, Any]) -> Any:
-    """An instance of a frozen dataclass, without a call of its ``__post_init__``."""
-    instance = object.__new__(cls)
-    for name, value in fields.items():
-        object.__setattr__(instance, name, value)
-    return instance
 
 
 class MatrixFunction:
@@ -84,11 +77,6 @@ class MatrixFunction:
     def transposed(self) -> "MatrixFunction":
         """The function ``x -> f(x^T)^T``, for matrices stored as ``(batch, in, out)``."""
         return self if self.transpose_equivariant else ViaTranspose(self)
-
-    def replace(self: _Function, **fields: Any) -> _Function:
-        """The same function but for some fields, which are not checked."""
-        names = [field.name for field in dataclasses.fields(self)]  # ty: ignore[invalid-argument-type]
-        return _unchecked(type(self), {name: getattr(self, name) for name in names} | fields)
 
     def flops(self, shape: tuple[int, int]) -> int:
         """FLOPs of the matrix products for one matrix ``(out, in)``; devices are balanced by it."""

@@ -1,5 +1,6 @@
 """The factor by which an orthogonalized update is multiplied, which depends on its shape."""
 
+import dataclasses
 import math
 from typing import Literal, get_args
 
@@ -104,4 +105,4 @@ class ScaleByShape(MatrixFunction):
 
     def transposed(self) -> MatrixFunction:
         """The same factor, with fan-out and fan-in read off the other axes."""
-        return self.replace(stored_transposed=not self.stored_transposed)
+        return dataclasses.replace(self, stored_transposed=not self.stored_transposed)

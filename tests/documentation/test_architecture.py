@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import optax_muonplus
-from tests.support.documents import ROOT, file_tree, floors
+from tests.support.documents import ROOT, file_tree, floors, imported
 
 PACKAGE = pathlib.Path(optax_muonplus.__file__).parent
 FLOORS = floors()
@@ -27,16 +27,6 @@ def room_of(module):
 
 def rooms():
     return sorted({room_of(module) for module in MODULES})
-
-
-def imported(path):
-    """Full names of all that a file imports, with the names after ``from ... import``."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def imported_modules(module):

@@ -14,6 +14,7 @@ from examples.settings.model import ModelConfig
 from examples.settings.recipes import SIZES
 from examples.settings.run import OptimizerConfig
 from examples.training import optimizers, sharding
+from tests.support.model_trees import leaves, stacked
 from tests.support.trainer import (
     ADAMW_RULE,
     CUBE,
@@ -41,19 +42,6 @@ def shapes(config, vocab_size=V):
     """The parameters without their numbers."""
     model = nnx.eval_shape(lambda: models.build(config, vocab_size, nnx.Rngs(0)))
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
-
-
-def stacked(params):
-    """The parameters of a model with a list of blocks, as those of one with stacked blocks."""
-    blocks = list(params["blocks"].values())
-    return {**params, "blocks": jax.tree.map(lambda *layers: jnp.stack(layers), *blocks)}
-
-
-def leaves(tree):
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): x
-        for path, x in jax.tree.leaves_with_path(tree)
-    }
 
 
 # The tables count GPT with these positions: Small, Large and Huge with the 1024 of GPT-2, Base with

@@ -15,6 +15,7 @@ from examples.settings.model import ModelConfig
 from examples.settings.model import check as check_model
 from examples.system.errors import UserError
 from examples.training.loss import next_token_loss
+from tests.support.model_trees import leaves, stacked
 
 GPT = ModelConfig(n_layer=3, n_head=2, d_model=16, d_ff=40, context=12)
 
@@ -31,19 +32,6 @@ def split(config, vocab_size=V):
     """The model as a function of parameters and tokens, and its first parameters."""
     graph, state = nnx.split(models.build(config, vocab_size, nnx.Rngs(0)))
     return lambda params, tokens: nnx.merge(graph, params)(tokens), nnx.to_pure_dict(state)
-
-
-def stacked(params):
-    """The parameters of a model with a list of blocks, as those of one with stacked blocks."""
-    blocks = list(params["blocks"].values())
-    return {**params, "blocks": jax.tree.map(lambda *layers: jnp.stack(layers), *blocks)}
-
-
-def leaves(tree):
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): x
-        for path, x in jax.tree.leaves_with_path(tree)
-    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,25 +1,15 @@
 """The packages of the examples import one way, and commands import packages only."""
 
-import ast
 import pathlib
 import re
 
 import examples
+from tests.support.documents import imported
 
 ROOT = pathlib.Path(examples.__file__).parent
 FILES = {path.relative_to(ROOT): path for path in ROOT.rglob("*.py")}
 # The order that the docstring of `examples` and the table in its README state.
 ORDER = re.findall(r"\w+", examples.__doc__.strip().splitlines()[-1])
-
-
-def imports(path):
-    """The full names of the modules that a file imports, also inside of functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def test_every_package_has_its_place_in_the_order():
@@ -36,7 +26,7 @@ def test_imports_run_one_way():
     for file, path in FILES.items():
         is_packaged = len(file.parts) > 1
         allowed = ORDER[: ORDER.index(file.parts[0]) + 1] if is_packaged else ORDER
-        for name in imports(path):
+        for name in imported(path):
             first, *rest = name.split(".")
             if first == "examples":
                 assert rest and rest[0] in allowed, f"{file} imports {name}"

@@ -1,4 +1,4 @@
-"""Where arrays lie in the states of optimizers. Checkpoints name them by it: a change breaks them."""
+"""Paths of arrays in the states of optimizers, which checkpoints name them by."""
 
 import jax
 import jax.numpy as jnp

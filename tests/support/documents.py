@@ -1,5 +1,6 @@
 """What README and CONTRIBUTING say about the repository, parsed."""
 
+import ast
 import fnmatch
 import pathlib
 import re
@@ -59,3 +60,13 @@ def entries(folder):
         for path in (ROOT / folder).iterdir()
         if not any(fnmatch.fnmatch(path.name, pattern) for pattern in ignored)
     ]
+
+
+def imported(path):
+    """Full names of all that a file imports, with the names after ``from ... import``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
