@@ -180,20 +180,17 @@ class Plan:
     loads: np.ndarray
 
 
-def plan(
-    members: Sequence[Member], functions: Sequence[MatrixFunction], transfer_dtype: Any = None
-) -> Plan:
+def plan(members: Sequence[Member], functions: Sequence[MatrixFunction]) -> Plan:
     """The plan for applying ``functions`` to arrays on one mesh.
 
     Args:
       members: what is known of the arrays, one at least.
-      functions: functions of matrices.
-      transfer_dtype: dtype on the way to the work, for arrays in which it is narrower and has as
-        many exponent bits.
+      functions: functions of matrices. Arrays travel in the dtype that the first one rounds them
+        to, if it is narrower than theirs and has as many exponent bits.
     """
     mesh = members[0].mesh
     sizes = {name: mesh.shape[name] for name in usable_axes(mesh)}
-    grouped = _grouped(members, sizes, transfer_dtype)
+    grouped = _grouped(members, sizes, functions[0].input_dtype)
     group_sizes = {
         key: [
             group.size(sum(members[i].items for i in indices), functions)

@@ -1,7 +1,6 @@
 """Functions on matrices that lie in shards on a mesh, each matrix whole on one of its devices."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.core
@@ -19,16 +18,15 @@ def apply_sharded(
     functions: Sequence[MatrixFunction],
     arrays: Sequence[jax.Array],
     leaves: Sequence[LeafInfo],
-    transfer_dtype: Any = None,
 ) -> list[jax.Array]:
     """Applies ``functions``, one after the other, to every matrix of every array.
 
     Args:
-      functions: functions of matrices.
+      functions: functions of matrices. Arrays travel in the dtype that the first one rounds them
+        to, if it is narrower than theirs and has as many exponent bits. Results equal those of
+        rounding after the transfer.
       arrays: one at least, all on one mesh.
       leaves: the record of each array. Results have its dtype.
-      transfer_dtype: dtype on the way to the work, for arrays in which it is narrower and has as
-        many exponent bits. Results equal those of rounding to it after the transfer.
 
     Returns:
       One array for each of ``arrays``, in order, sharded as that one.
@@ -37,7 +35,7 @@ def apply_sharded(
     members = tuple(Member(leaf, x.dtype) for leaf, x in zip(leaves, arrays, strict=True))
     traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
     apply = _apply if traced else _compiled
-    return apply(hyperparams, *arrays, rest=rest, members=members, transfer_dtype=transfer_dtype)
+    return apply(hyperparams, *arrays, rest=rest, members=members)
 
 
 def _apply(
@@ -45,10 +43,9 @@ def _apply(
     *arrays: jax.Array,
     rest: StaticPart,
     members: tuple[Member, ...],
-    transfer_dtype: Any,
 ) -> list[jax.Array]:
     specs = tuple(PartitionSpec(*(names or None for names in x.spec)) for x in members)
-    planned = plan(members, rest.merge(hyperparams), transfer_dtype)
+    planned = plan(members, rest.merge(hyperparams))
 
     def on_each_device(
         hyperparams: Sequence[jax.Array], *shards: jax.Array
@@ -72,7 +69,7 @@ def _apply(
 
 
 # Outside of jit every operation would be a program of its own, and compiled anew at every call.
-_compiled = jax.jit(_apply, static_argnames=("rest", "members", "transfer_dtype"))
+_compiled = jax.jit(_apply, static_argnames=("rest", "members"))
 
 
 def _exchanged(

@@ -62,7 +62,7 @@ def polar_then_rescale(
             moments = jax.tree.map(before, moments) if before else moments
             arrays, treedef = jax.tree.flatten(moments)
             wide = without_rounding(leaves, arrays)
-            factors = apply_to_arrays([polar_factor], arrays, wide, polar_factor.transfer_dtype)
+            factors = apply_to_arrays([polar_factor], arrays, wide)
             rescaled, nu = map_blocks(rescale, leaves, 2, treedef.unflatten(factors), nu)
             return optax.tree.cast_like(rescaled, updates), make_state(mu, nu)
 

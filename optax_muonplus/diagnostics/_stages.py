@@ -43,10 +43,9 @@ def inside_of_muonplus(arguments: dict[str, Any]) -> Probe:
         arrays = [moments[name] for name in names]
         # Measures are of what the steps compute, not of what the updates are rounded to.
         wide = without_rounding(leaves, arrays)
-        transfer_dtype = polar_factor.transfer_dtype
-        factors = apply_to_arrays([polar_factor], arrays, wide, transfer_dtype)
+        factors = apply_to_arrays([polar_factor], arrays, wide)
         if arguments["adaptive"]:
-            results = apply_to_arrays(steps, arrays, wide, transfer_dtype)
+            results = apply_to_arrays(steps, arrays, wide)
         else:
             results = apply_to_arrays(steps[1:], factors, wide)
         return {

@@ -78,6 +78,14 @@ class MatrixFunction:
         """The function ``x -> f(x^T)^T``, for matrices stored as ``(batch, in, out)``."""
         return self if self.transpose_equivariant else ViaTranspose(self)
 
+    @property
+    def input_dtype(self) -> jnp.dtype | None:
+        """The dtype that matrices are rounded to before anything else, or None.
+
+        They may then be rounded earlier, to send or copy fewer bytes.
+        """
+        return None
+
     def flops(self, shape: tuple[int, int]) -> int:
         """FLOPs of the matrix products for one matrix ``(out, in)``; devices are balanced by it."""
         del shape
@@ -109,6 +117,11 @@ class ViaTranspose(MatrixFunction):
         """The function itself."""
         return self.function
 
+    @property
+    def input_dtype(self) -> jnp.dtype | None:
+        """As the function."""
+        return self.function.input_dtype
+
     def flops(self, shape: tuple[int, int]) -> int:
         """As the function."""
         return self.function.flops((shape[1], shape[0]))
@@ -134,6 +147,11 @@ class Composition(MatrixFunction):
     def transposed(self) -> MatrixFunction:
         """Each of them transposed, in the same order."""
         return Composition(tuple([function.transposed() for function in self.functions]))
+
+    @property
+    def input_dtype(self) -> jnp.dtype | None:
+        """That of the first."""
+        return self.functions[0].input_dtype
 
     def flops(self, shape: tuple[int, int]) -> int:
         """Their sum."""

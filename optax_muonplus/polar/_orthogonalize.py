@@ -61,8 +61,8 @@ class Orthogonalize(MatrixFunction):
         return sum(2 * math.prod(product) for product in products)
 
     @property
-    def transfer_dtype(self) -> jnp.dtype | None:
-        """The dtype that matrices are rounded to before anything else, or None."""
+    def input_dtype(self) -> jnp.dtype | None:
+        """``compute_dtype`` in the plain iteration, whose first product has the matrices in it."""
         rounds = self.polar in ("auto", "newton_schulz") and self.compute_dtype is not None
         return jnp.dtype(self.compute_dtype) if rounds else None
 

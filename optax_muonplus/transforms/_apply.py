@@ -102,7 +102,7 @@ def for_resolved(
 
 
 def matrix_link(
-    functions: Sequence[MatrixFunction], leaves: Sequence[LeafInfo], transfer_dtype: Any = None
+    functions: Sequence[MatrixFunction], leaves: Sequence[LeafInfo]
 ) -> optax.GradientTransformation:
     """A stateless transformation that applies ``functions`` to every matrix of ``leaves``."""
 
@@ -116,7 +116,7 @@ def matrix_link(
     ) -> tuple[optax.Updates, optax.OptState]:
         del params
         arrays, treedef = jax.tree.flatten(updates)
-        results = apply_to_arrays(functions, arrays, leaves, transfer_dtype)
+        results = apply_to_arrays(functions, arrays, leaves)
         return treedef.unflatten(results), state
 
     return optax.GradientTransformation(init_fn, update_fn)
@@ -126,7 +126,6 @@ def apply_to_arrays(
     functions: Sequence[MatrixFunction],
     arrays: Sequence[Any],
     leaves: Sequence[LeafInfo],
-    transfer_dtype: Any = None,
 ) -> list[jax.Array]:
     """Applies ``functions``, one after the other, to every matrix of every array.
 
@@ -134,8 +133,6 @@ def apply_to_arrays(
       functions: functions of matrices.
       arrays: of the shapes and shardings of ``leaves``; their dtypes may differ.
       leaves: records of matrices.
-      transfer_dtype: dtype in which sharded matrices travel to the device that works on them, if
-        it is narrower than theirs and has as many exponent bits.
 
     Returns:
       One array for each of ``arrays``, of the same shape and sharding, in the dtype of its leaf.
@@ -146,7 +143,7 @@ def apply_to_arrays(
         members = [i for i, leaf in enumerate(leaves) if (leaf.sharding is not None) == on_mesh]
         if members:
             inputs, records = [arrays[i] for i in members], [leaves[i] for i in members]
-            outputs = apply(functions, inputs, records, transfer_dtype)
+            outputs = apply(functions, inputs, records)
             results |= zip(members, outputs, strict=True)
     return [results[i].astype(leaf.dtype) for i, leaf in enumerate(leaves)]
 
@@ -160,10 +157,8 @@ def _apply_local(
     functions: Sequence[MatrixFunction],
     arrays: Sequence[jax.Array],
     leaves: Sequence[LeafInfo],
-    transfer_dtype: Any,
 ) -> list[jax.Array]:
-    """On one device, or as the compiler distributes it: nothing is transferred here."""
-    del transfer_dtype
+    """On one device, or as the compiler distributes it."""
     views = [leaf.matrix for leaf in leaves]
     batches: list[MatrixBatch] = []
     stops = []

@@ -57,10 +57,8 @@ def orthogonalize(
     """
     polar_factor = Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype)
 
-    make = functools.partial(
-        matrix_link, [polar_factor], transfer_dtype=polar_factor.transfer_dtype
-    )
-    return for_matrices(make, weight_dimension_numbers, sharding)
+    link = functools.partial(matrix_link, [polar_factor])
+    return for_matrices(link, weight_dimension_numbers, sharding)
 
 
 def normalize(
@@ -186,9 +184,8 @@ def scale_by_muonplus(
         adaptive,
     )
     average = momentum(beta, nesterov=nesterov, bias_correction=bias_correction, mu_dtype=mu_dtype)
-    transfer_dtype = polar_factor.transfer_dtype
 
     def make(leaves: Sequence[LeafInfo]) -> optax.GradientTransformation:
-        return optax.chain(average, matrix_link(steps, leaves, transfer_dtype))
+        return optax.chain(average, matrix_link(steps, leaves))
 
     return for_matrices(make, weight_dimension_numbers, sharding)
