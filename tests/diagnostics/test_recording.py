@@ -148,7 +148,7 @@ def test_invalid_arguments_are_named():
     with pytest.raises(ValueError, match="chooses no matrix"):
         recorded(omp.muonplus, only=[])
     for wrong in ("rms", ["row_varience"]):
-        with pytest.raises(ValueError, match=r"must be a sequence of words, of .'row_variance'"):
+        with pytest.raises(ValueError, match=r"must be a sequence of names, of .'row_variance'"):
             recorded(omp.muonplus, measures=wrong, every=None)
     for wrong in (-1, 2.5, True):
         with pytest.raises(ValueError, match="must be a number of updates, None or 0 for never"):
