@@ -107,14 +107,14 @@ def iterate(
     # for that it takes the right one, as optax.contrib.muon does, and "aol_out" the left one.
     height, width = x.shape[-2:]
     left = height < width or (height == width and preconditioning != "aol")
-    side = ShortSide(left, product(operand, dtype, precision), operand)
+    side = ShortSide(left, product(operand, dtype, precision), operand, dtype)
 
     y, magnitude = scale_by_pow2(y.astype(dtype))
     scaled_eps = as_real(eps, magnitude.dtype) / magnitude
     y = rounded(y, operand)
     gram = side.gram(y)
-    scale = _scale(y, gram, safety_factor, scaled_eps, preconditioning)
-    gram = gram * scale * jnp.swapaxes(scale, -1, -2)
+    scale = _scale(y, gram.astype(dtype), safety_factor, scaled_eps, preconditioning)
+    gram = side.rounded(gram * scale * jnp.swapaxes(scale, -1, -2))
     if steps is None:
         # Not a jax loop: that would copy its carry at every step, 5% of the time on a CPU.
         for start, stop in _segments(len(rows), restarts):
