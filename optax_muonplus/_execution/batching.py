@@ -9,7 +9,9 @@ of 384 x 1536 in float32 on 2 cores: 11.3 ms each one by one, 13.8 ms in a stack
 Elsewhere small matrices leave most of the device idle, and a loop that chooses a matrix at run time
 waits for the host at every turn. There matrices are stacked, and a tall one is transposed to join
 the wide ones. A stack has a maximum size, so that the memory that the iteration needs beside its
-input does not grow with the model. That part is reasoned, not measured: no accelerator was at hand.
+input does not grow with the model; a leaf of many layers is cut into slices of that size. In half
+precision matrices are rounded before they are stacked. That part was seen in programs that XLA
+compiled for an H100, and was not run: no accelerator was at hand.
 """
 
 import functools
@@ -29,6 +31,7 @@ from optax_muonplus.matrices._matrix_function import (
     compose,
     for_layout,
 )
+from optax_muonplus.matrices._precision import narrower
 
 # Of one stack: 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. By count, the iteration on
 # square matrices needs four times as much beside it: R, R^2, P and the next X.
@@ -111,13 +114,15 @@ def _stacked(
     steps: Composition, arrays: Sequence[jax.Array], transposed: Sequence[bool]
 ) -> list[jax.Array]:
     tall = [x.shape[-2] > x.shape[-1] for x in arrays]
-    wide = [jnp.swapaxes(x, -1, -2) if t else x for x, t in zip(arrays, tall, strict=True)]
+    # Rounded before they are copied, where the first step rounds them anyway.
+    narrow = [x.astype(narrower(x.dtype, steps.input_dtype)) for x in arrays]
+    wide = [jnp.swapaxes(x, -1, -2) if t else x for x, t in zip(narrow, tall, strict=True)]
     # The layout of the arrays in ``wide``.
     transposed = [a != b for a, b in zip(transposed, tall, strict=True)]
     results = list(arrays)
 
     def key(i: int) -> Hashable:
-        return wide[i].shape[-2:], wide[i].dtype
+        return wide[i].shape[-2:], arrays[i].dtype
 
     for group in _groups(range(len(arrays)), key):
         # Sorted, so that each stack has the two layouts in two runs.
@@ -126,27 +131,36 @@ def _stacked(
         for chunk in _chunks(members, lambda i: wide[i].size * wide[i].dtype.itemsize):
             upright = sum(wide[i].shape[0] for i in chunk if not transposed[i])
             stops = itertools.accumulate(wide[i].shape[0] for i in chunk)
-            stack = _on_stack(steps, jnp.concatenate([wide[i] for i in chunk]), upright)
+            stack = jnp.concatenate([wide[i] for i in chunk])
+            stack = _on_stack(steps, stack, upright, arrays[chunk[0]].dtype)
             parts += jnp.split(stack, list(stops)[:-1])
         for i, result in zip(members, parts, strict=True):
             results[i] = jnp.swapaxes(result, -1, -2) if tall[i] else result
     return results
 
 
-def _on_stack(steps: Composition, x: jax.Array, upright: int) -> jax.Array:
-    """``steps`` of a stack whose first ``upright`` matrices are (out, in), others (in, out)."""
-    at_once = max(1, STACK_BYTES // (math.prod(x.shape[1:]) * x.dtype.itemsize))
+def _on_stack(steps: Composition, x: jax.Array, upright: int, dtype: jnp.dtype) -> jax.Array:
+    """``steps`` of a stack whose first ``upright`` matrices are (out, in), the others (in, out).
+
+    The first step may get matrices in a narrower dtype; the others get them in ``dtype``.
+    """
+    at_once = max(1, STACK_BYTES // (math.prod(x.shape[1:]) * dtype.itemsize))
     if len(x) > at_once:  # one parameter of many layers or experts
-        whole = for_layout(steps, upright == 0)
-        return jax.lax.map(lambda matrix: whole(matrix[None])[0], x, batch_size=at_once)
-    if upright in (0, len(x)):
-        return for_layout(steps, upright == 0)(x)
+        starts = range(0, len(x), at_once)
+        slices = [jax.lax.slice_in_dim(x, i, min(i + at_once, len(x))) for i in starts]
+        counts = [len(part) if upright else 0 for part in slices]
+        return jnp.concatenate(
+            [_on_stack(steps, part, n, dtype) for part, n in zip(slices, counts, strict=True)]
+        )
     for function in steps.functions:
-        if function.transpose_equivariant:
+        if upright in (0, len(x)):
+            x = for_layout(function, upright == 0)(x)
+        elif function.transpose_equivariant:
             x = function(x)
         else:
             parts = function(x[:upright]), function.transposed()(x[upright:])
             x = jnp.concatenate(parts)
+        x = x.astype(dtype)
     return x
 
 

@@ -35,6 +35,7 @@ from optax_muonplus._parameters.dimension_numbers import MatrixView
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import usable_axes
 from optax_muonplus.matrices._matrix_function import MatrixFunction
+from optax_muonplus.matrices._precision import narrower
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,17 +224,9 @@ def _grouped(
         batch = {name for axis in view.batch_axes for name in axes[axis]}
         sharding = tuple(name for name in sizes if name in over)
         replicas = tuple(name for name in sizes if sizes[name] > 1 and name not in over | batch)
-        narrow = _narrower(member.dtype, transfer_dtype)
+        narrow = narrower(member.dtype, transfer_dtype)
         dtypes = (jnp.dtype(narrow), jnp.dtype(member.dtype), jnp.dtype(member.leaf.dtype))
         group = MatrixGroup(view.stacked(1), item_axes, tuple(sizes.items()))
         groups = grouped.setdefault((sharding, replicas, dtypes), {})
         groups.setdefault(group, []).append(i)
     return grouped
-
-
-def _narrower(dtype: Any, transfer_dtype: Any) -> Any:
-    """``transfer_dtype`` if it is narrower than ``dtype`` and has as many exponent bits."""
-    if transfer_dtype is None or jnp.issubdtype(dtype, jnp.complexfloating):
-        return dtype
-    have, want = jnp.finfo(dtype), jnp.finfo(transfer_dtype)
-    return transfer_dtype if want.bits < have.bits and want.nexp >= have.nexp else dtype

@@ -87,8 +87,9 @@ def muonplus(
       preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"``, ``"aol_out"`` or
         ``"schatten"``, see :func:`optax_muonplus.polar.newton_schulz`.
       adaptive: multiplies each update by its inner product with the momentum, the dual norm.
-      compute_dtype: dtype of the operands of matrix products, for example ``"bfloat16"`` on
-        accelerators; sums stay in float32 at least. None means the momentum's, at least float32.
+      compute_dtype: dtype of the operands and results of matrix products, for example
+        ``"bfloat16"`` on accelerators. Products are summed, and polynomials combined, in float32 at
+        least; results are rounded once. None means the momentum's, at least float32.
       adam_b1: AdamW's first decay.
       adam_b2: AdamW's second decay.
       adam_eps: AdamW's epsilon.

@@ -49,3 +49,12 @@ def scale_by_pow2(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     power = jax.lax.reduce_precision(jnp.clip(largest, max=info.max / 8), info.nexp, 0)
     power = jnp.where(power > 0, power, 1)
     return x / power, power
+
+
+def narrower(dtype: DTypeLike, other: DTypeLike | None) -> jnp.dtype:
+    """``other`` if it has fewer bits than ``dtype`` and as many of them for exponents."""
+    dtype = jnp.dtype(dtype)
+    if other is None or jnp.issubdtype(dtype, jnp.complexfloating):
+        return dtype
+    have, want = jnp.finfo(dtype), jnp.finfo(other)
+    return jnp.dtype(other) if want.bits < have.bits and want.nexp >= have.nexp else dtype

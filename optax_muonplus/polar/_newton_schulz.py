@@ -30,6 +30,9 @@ from optax_muonplus.coefficients._tables import Row
 from optax_muonplus.matrices._precision import as_real, scale_by_pow2, sum_of_squares
 from optax_muonplus.polar._products import ShortSide, product, product_dtype, rounded
 
+# Of both sides of half-precision operands, in elements: 16 bytes, what cuBLAS asks for.
+ALIGNMENT = 8
+
 Preconditioning = Literal["frobenius", "spectral", "aol", "aol_out", "schatten"]
 
 
@@ -107,14 +110,19 @@ def iterate(
     # for that it takes the right one, as optax.contrib.muon does, and "aol_out" the left one.
     height, width = x.shape[-2:]
     left = height < width or (height == width and preconditioning != "aol")
-    side = ShortSide(left, product(operand, dtype, precision), operand)
+    side = ShortSide(left, product(operand, dtype, precision), operand, dtype)
 
     y, magnitude = scale_by_pow2(y.astype(dtype))
+    divisor = _gram_range(y.shape, operand)
+    if divisor != 1:
+        y, magnitude = y / divisor, magnitude * divisor
     scaled_eps = as_real(eps, magnitude.dtype) / magnitude
     y = rounded(y, operand)
+    if operand != dtype:
+        y = _padded(y)
     gram = side.gram(y)
-    scale = _scale(y, gram, safety_factor, scaled_eps, preconditioning)
-    gram = gram * scale * jnp.swapaxes(scale, -1, -2)
+    scale = _scale(y, gram.astype(dtype), safety_factor, scaled_eps, preconditioning)
+    gram = side.rounded(gram * scale * jnp.swapaxes(scale, -1, -2))
     if steps is None:
         # Not a jax loop: that would copy its carry at every step, 5% of the time on a CPU.
         for start, stop in _segments(len(rows), restarts):
@@ -130,7 +138,27 @@ def iterate(
             return side.segment(y, gram, [row])
 
         y = jax.lax.fori_loop(1, steps, step, side.segment(y, gram, rows[:1], scale))
+    y = y[..., :height, :width]
     return y.astype(x.dtype).reshape(x.shape)
+
+
+def _gram_range(shape: tuple[int, ...], operand: jnp.dtype) -> float:
+    """A power of two by which entries up to 2 are divided, so that Gram matrices do not overflow.
+
+    They are at most 4 times the longer side, which float16 cannot hold from 16,000 on.
+    """
+    if jnp.finfo(operand).nexp >= jnp.finfo(jnp.float32).nexp:
+        return 1.0
+    return 2.0 ** math.ceil(math.log2(max(shape[-2:])) / 2)
+
+
+def _padded(y: jax.Array) -> jax.Array:
+    """``y`` with zeros up to sides that half-precision units like, which change no other element.
+
+    XLA would else pad odd sides before every product, a pass over the matrices each time.
+    """
+    sides = [(0, -side % ALIGNMENT) for side in y.shape[-2:]]
+    return jnp.pad(y, [(0, 0)] * (y.ndim - 2) + sides)
 
 
 def _segments(steps: int, restarts: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -1,11 +1,12 @@
 """The matrix products of the iteration: operands in one dtype, sums in float32 at least.
 
-``compute_dtype=bfloat16`` means: round the operands to bfloat16, multiply, and sum in float32. On
-accelerators that is one instruction. XLA's CPU backend needs two work-arounds:
+``compute_dtype=bfloat16`` means: products of bfloat16 matrices, summed in float32 and rounded to
+bfloat16 once, inside the product. On accelerators that is one instruction. XLA's CPU backend needs
+two work-arounds:
 
-- It has no product of bfloat16 operands with a float32 result. :func:`product` therefore rounds
-  operands to bfloat16 there, casts them back and multiplies in float32, which gives the same
-  products of the same rounded numbers.
+- It does not promise to sum bfloat16 products in float32. :func:`product` therefore casts operands
+  to float32 there, multiplies, and rounds the result, which gives the same sums of the same rounded
+  numbers.
 - XLA may drop a cast to bfloat16 and back as if it changed nothing. :func:`rounded` therefore
   rounds by an operation of its own, ``reduce_precision``, which XLA keeps.
 """
@@ -50,19 +51,21 @@ def adjoint(x: jax.Array) -> jax.Array:
 def product(
     operand: jnp.dtype, dtype: jnp.dtype, precision: jax.lax.Precision | None = None
 ) -> Product:
-    """A function ``(a, b) -> a @ b`` with operands rounded to ``operand`` and sums in ``dtype``."""
+    """A function ``(a, b) -> a @ b`` of operands in ``operand``, which sums in ``dtype``.
+
+    The result leaves in ``operand``: it is rounded once, inside the kernel that sums. A result in
+    ``dtype`` would be written with twice the bytes, and read again to be rounded.
+    """
     if operand == dtype:
         return functools.partial(jnp.matmul, precision=precision)
 
     def narrow(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.matmul(
-            a.astype(operand), b.astype(operand), precision=precision, preferred_element_type=dtype
-        )
+        return jnp.matmul(a, b, precision=precision, preferred_element_type=operand)
 
     def emulated(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.matmul(*(rounded(c, operand).astype(dtype) for c in (a, b)), precision=precision)
+        return rounded(jnp.matmul(a.astype(dtype), b.astype(dtype), precision=precision), operand)
 
-    # In jaxlib 0.10 the CPU fails on the narrow product: "DotThunk BF16 x BF16 = F32".
+    # The CPU sums bfloat16 products in bfloat16 in places; the accelerators never do.
     return functools.partial(jax.lax.platform_dependent, cpu=emulated, default=narrow)
 
 
@@ -81,16 +84,21 @@ def rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
 class ShortSide(NamedTuple):
     """The products of an iteration, with Gram matrices on the shorter side of the matrices.
 
+    Matrices are in the dtype of operands wherever they are written to memory; polynomials are
+    combined in the dtype of sums, inside the operation that reads and writes them.
+
     Attributes:
       left: whether that is the left side, the rows: the Gram matrix is then ``Y Y^H``, and
         ``Y^H Y`` otherwise.
       matmul: the product of two matrices.
-      operand: the dtype to which operands are rounded.
+      operand: the dtype of operands.
+      dtype: the dtype of sums and combinations.
     """
 
     left: bool
     matmul: Product
     operand: jnp.dtype
+    dtype: jnp.dtype
 
     def gram(self, y: jax.Array) -> jax.Array:
         """The Gram matrix of ``y``."""
@@ -99,6 +107,10 @@ class ShortSide(NamedTuple):
     def multiply(self, p: jax.Array, y: jax.Array) -> jax.Array:
         """``y`` multiplied by ``p`` on its shorter side."""
         return self.matmul(p, y) if self.left else self.matmul(y, p)
+
+    def rounded(self, x: jax.Array) -> jax.Array:
+        """``x`` as an operand."""
+        return rounded(x, self.operand)
 
     def segment(
         self,
@@ -115,23 +127,24 @@ class ShortSide(NamedTuple):
           rows: coefficients of the steps.
           scale: what the short side of ``y`` is to be multiplied by, ``(*batch, 1 or n, 1)``.
         """
-        p = _polynomial(gram, rows[0], self.matmul)
+        p = self.polynomial(gram, rows[0])
         # p is scaled instead of y, because it is the smaller of the two.
         total = p if scale is None else p * (jnp.swapaxes(scale, -1, -2) if self.left else scale)
+        total = self.rounded(total)
         for row in rows[1:]:
-            gram = self.matmul(self.matmul(gram, p), p)
-            p = _polynomial(gram, row, self.matmul)
-            total = self.multiply(p, total)
-        # The result is only used as an operand again, so it is rounded once, here.
-        return rounded(self.multiply(total, y), self.operand)
+            operand = self.rounded(p)
+            gram = self.matmul(self.matmul(gram, operand), operand)
+            p = self.polynomial(gram, row)
+            total = self.multiply(self.rounded(p), total)
+        return self.multiply(total, y)
 
-
-def _polynomial(gram: jax.Array, row: Row | jax.Array, matmul: Product) -> jax.Array:
-    """``c_0 I + c_1 R + c_2 R^2 + ...`` for the Gram matrix R."""
-    identity = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=gram.dtype), gram.shape)
-    p = row[0] * identity + row[1] * gram
-    power = gram
-    for c in row[2:]:
-        power = matmul(gram, power)
-        p = p + c * power
-    return p
+    def polynomial(self, gram: jax.Array, row: Row | jax.Array) -> jax.Array:
+        """``c_0 I + c_1 R + c_2 R^2 + ...`` for the Gram matrix R, in the dtype of sums."""
+        wide = gram.astype(self.dtype)
+        identity = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=self.dtype), gram.shape)
+        p = row[0] * identity + row[1] * wide
+        power = gram
+        for c in row[2:]:
+            power = self.matmul(gram, power)
+            p = p + c * power.astype(self.dtype)
+        return p

@@ -135,9 +135,9 @@ def test_a_stack_holds_tall_and_wide_matrices_and_stops_at_the_bound(monkeypatch
     dims = functools.partial(omp.muon_dimension_numbers, rules=RULES[:1])
     tx = omp.transforms.apply_to_matrices([Watched()], weight_dimension_numbers=dims)
     jax.eval_shape(lambda t: tx.update(t, optax.EmptyState())[0], tree)
-    # Twelve squares together; four up and four down, in two stacks; nine layers, four at a time,
+    # Twelve squares together; four up and four down, in two stacks; nine layers in slices of four,
     # and one that is left. Each is traced twice, for CPUs and for other devices.
-    expected = [(12, D, D), (4, D, 4 * D), (4, D, 4 * D), (1, D, 4 * D), (1, D, 4 * D)]
+    expected = [(12, D, D), *[(4, D, 4 * D)] * 4, (1, D, 4 * D)]
     assert sorted(seen) == sorted(2 * expected)
 
 

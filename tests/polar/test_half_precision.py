@@ -1,0 +1,117 @@
+"""Half precision: every product rounded once, no pass more than needed, as exact as can be."""
+
+import re
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import optax_muonplus as omp
+
+TABLES = {"jordan": 5, "you": 5, "dion": 5, "polar_express": 5}
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+
+
+def matrix(spectrum, n=48, m=160):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((n, m))
+    if spectrum != "gaussian":
+        u, _, vt = np.linalg.svd(x, full_matrices=False)
+        x = (u * {"log": np.logspace(0, -3, n), "rank 10": np.arange(n) < 10}[spectrum]) @ vt
+    return x.astype(np.float32)
+
+
+def polynomial(x, table, steps, rounded=lambda x: x):
+    """The iteration in float64, with operands and products passed through ``rounded``."""
+    rows, _, safety_factor, *_ = omp.coefficients.resolve(table, steps)
+    y = rounded(np.asarray(x, np.float64))
+    gram = rounded(y @ y.T)
+    scale = 1 / (safety_factor * np.sqrt(np.trace(gram)))
+    gram = rounded(gram * scale**2)
+    for i, row in enumerate(rows):
+        p, power = row[0] * np.eye(len(y)) + row[1] * gram, gram
+        for c in row[2:]:
+            power = rounded(gram @ power)
+            p = p + c * power
+        y = rounded(rounded(p * scale if i == 0 else p) @ y)
+        gram = rounded(y @ y.T)
+    return y
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("spectrum", ["gaussian", "log", "rank 10"])
+@pytest.mark.parametrize("table", TABLES)
+def test_as_near_to_the_polynomial_as_products_rounded_once(table, spectrum, dtype):
+    x = matrix(spectrum)
+    exact = polynomial(x, table, TABLES[table])
+    divided = x / np.abs(x).max()  # float16 has no room for sums of large entries
+    once = polynomial(
+        divided, table, TABLES[table], lambda x: x.astype(DTYPES[dtype]).astype(np.float64)
+    )
+    ours = omp.polar.newton_schulz(x, table, TABLES[table], compute_dtype=dtype)
+    # Sums in float32 in place of float64, and another power of two before the first rounding: the
+    # errors are other random numbers of the same size, which differ by a third in these matrices.
+    size = np.linalg.norm(exact)
+    assert np.linalg.norm(ours - exact) / size < 1.35 * np.linalg.norm(once - exact) / size
+
+
+def gpu_program(function, *shapes):
+    """What is given to the compiler of a GPU; needs none."""
+    specs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return jax.export.export(jax.jit(function), platforms=["cuda"])(*specs).mlir_module()
+
+
+def results(program, operation):
+    """The type of the result of each operation of that name, which ends its line."""
+    lines = [line for line in program.splitlines() if f"stablehlo.{operation}" in line]
+    return [re.findall(r"tensor<([^>]*)>", line)[-1] for line in lines]
+
+
+@pytest.mark.parametrize("dtype, name", [("bfloat16", "bf16"), ("float16", "f16")])
+def test_products_leave_in_half_precision_on_a_gpu(dtype, name):
+    program = gpu_program(lambda x: omp.polar.newton_schulz(x, compute_dtype=dtype), (24, 64))
+    products = results(program, "dot_general")
+    assert len(products) == 15  # R, R^2 and P Y, five times
+    assert {product.split("x")[-1] for product in products} == {name}
+
+
+def test_the_long_side_is_padded_once_and_rounded_once_on_a_gpu():
+    program = gpu_program(lambda x: omp.polar.newton_schulz(x, compute_dtype="bfloat16"), (20, 61))
+    assert results(program, "pad") == ["24x64xbf16"]
+    rounded = results(program, "reduce_precision")
+    assert [shape for shape in rounded if "61" in shape or "64" in shape] == ["20x61xf32"]
+
+
+def test_stacks_are_copied_in_half_precision_on_a_gpu():
+    tree = {f"layer_{i}": {"kernel": (64, 24)} for i in range(3)}
+    tx = omp.scale_by_muonplus(compute_dtype="bfloat16")
+
+    def update(*grads):
+        grads = {name: {"kernel": g} for name, g in zip(tree, grads, strict=True)}
+        return tx.update(grads, tx.init(grads))[0]
+
+    program = gpu_program(update, *[(64, 24)] * 3)
+    assert results(program, "concatenate") == ["3x24x64xbf16"]
+
+
+def test_no_half_precision_gram_matrix_overflows():
+    """Its entries are up to four times the longer side, and float16 ends at 65,504."""
+    x = jnp.ones((2, 40_000))
+    factor = omp.polar.newton_schulz(x, "polar_express", 8, compute_dtype="float16")
+    np.testing.assert_allclose(factor, 1 / np.sqrt(80_000), rtol=0.02)
+
+
+def test_layers_of_one_leaf_are_slices_of_a_program_without_loops_on_a_gpu(monkeypatch):
+    monkeypatch.setattr("optax_muonplus._execution.batching.STACK_BYTES", 4 * 24 * 64 * 2)
+    dims = {"scanned": omp.MuonDimensionNumbers(1, 2)}
+    tx = omp.scale_by_muonplus(compute_dtype="bfloat16", weight_dimension_numbers=dims)
+
+    def update(grads):
+        return tx.update({"scanned": grads}, tx.init({"scanned": grads}))[0]
+
+    program = gpu_program(update, (5, 24, 64))
+    assert "stablehlo.while" not in program
+    assert "5x24x64xbf16" in program
