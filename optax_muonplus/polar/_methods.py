@@ -126,9 +126,9 @@ def newton_schulz(
           iteration starts closer to one. Of a square matrix it scales the input side.
         - ``"aol_out"``: the same, but of a square matrix it scales the output side.
       compute_dtype: dtype of the operands and results of matrix products. Products are summed, and
-        polynomials combined, in float32 at least; results are rounded once. None means the input's dtype, at least float32, at JAX's default matmul
-        precision. ``"cans"`` diverges in less than float32: it uses the highest precision, and
-        rejects a narrower ``compute_dtype``.
+        polynomials combined, in float32 at least; results are rounded once. None means the input's
+        dtype, at least float32, at JAX's default matmul precision. ``"cans"`` diverges in less
+        than float32: it uses the highest precision, and rejects a narrower ``compute_dtype``.
 
     Returns:
       An array of ``x``'s shape and dtype.
