@@ -128,7 +128,7 @@ def _stacked(
         # Sorted, so that each stack has the two layouts in two runs.
         members = sorted(group, key=lambda i: transposed[i])
         parts: list[jax.Array] = []
-        for chunk in _chunks(members, lambda i: wide[i].size * wide[i].dtype.itemsize):
+        for chunk in _chunks(members, lambda i: wide[i].size * arrays[i].dtype.itemsize):
             upright = sum(wide[i].shape[0] for i in chunk if not transposed[i])
             stops = itertools.accumulate(wide[i].shape[0] for i in chunk)
             stack = jnp.concatenate([wide[i] for i in chunk])
@@ -145,7 +145,7 @@ def _on_stack(steps: Composition, x: jax.Array, upright: int, dtype: jnp.dtype) 
     The first step may get matrices in a narrower dtype; the others get them in ``dtype``.
     """
     at_once = max(1, STACK_BYTES // (math.prod(x.shape[1:]) * dtype.itemsize))
-    if len(x) > at_once:  # one parameter of many layers or experts
+    if len(x) > at_once:  # one parameter of many layers or experts, all in one layout
         starts = range(0, len(x), at_once)
         slices = [jax.lax.slice_in_dim(x, i, min(i + at_once, len(x))) for i in starts]
         counts = [len(part) if upright else 0 for part in slices]
