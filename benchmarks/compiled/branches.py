@@ -90,6 +90,8 @@ def _value(frame: Frame, instruction: Instruction) -> Any:
 
 
 def _integers(frame: Frame, instruction: Instruction) -> np.ndarray:
+    if len(instruction.shapes) != 1:
+        raise UnknownError(f"{instruction.name} returns several arrays")
     ((kind, shape),) = instruction.shapes
     if kind not in _DTYPES:
         raise UnknownError(f"{instruction.name} is not an integer")
