@@ -66,7 +66,7 @@ def main(config: Config) -> None:
     if config.row is not None:
         print(json.dumps(figures(config, config.row)))
         return
-    console = Console(width=max(Console().width, 200))  # the table is wide
+    console = Console(width=max(Console().width, 300))  # the table is wide
     rows = {}
     for name in config.rows:
         console.print(f"compiling {name}")

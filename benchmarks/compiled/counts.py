@@ -165,8 +165,9 @@ class _Walk:
         try:
             return self.counts(frame.branch(conditional))
         except UnknownError:
-            branches = zip(conditional.called, conditional.operands[1:], strict=True)
-            counts = [self.counts(frame.called(name, [operand])) for name, operand in branches]
+            counts = [
+                self.counts(frame.called(name, [operand])) for name, operand in conditional.branches
+            ]
             return max(counts, key=lambda branch: (branch.operations, branch.received.total()))
 
     def _operands(self, frame: Frame, instruction: Instruction) -> list[tuple[Shape, ...]]:

@@ -113,6 +113,7 @@ class _Walk:
         try:
             return self.work(frame.branch(conditional))
         except UnknownError:
-            branches = zip(conditional.called, conditional.operands[1:], strict=True)
-            works = [self.work(frame.called(name, [operand])) for name, operand in branches]
+            works = [
+                self.work(frame.called(name, [operand])) for name, operand in conditional.branches
+            ]
             return max(works, key=self.measured)
