@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import tyro
 from rich import box
 from rich.console import Console
@@ -66,6 +67,7 @@ def main(config: Config) -> None:
     if config.row is not None:
         print(json.dumps(figures(config, config.row)))
         return
+    jax.config.update("jax_platforms", "cpu")  # plugins would complain of devices that are missing
     console = Console(width=max(Console().width, 300))  # the table is wide
     rows = {}
     for name in config.rows:
