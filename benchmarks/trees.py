@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from examples.settings import recipes
 
@@ -51,6 +52,20 @@ def shapes(size: Size, vocabulary: int = 0, dtype: Any = jnp.float32) -> dict[st
     if vocabulary:
         tree["embed"] = {"embedding": jax.ShapeDtypeStruct((vocabulary, d), dtype)}
     return tree
+
+
+def scanned(tree: dict[str, Any]) -> dict[str, Any]:
+    """``tree`` with all blocks in one, whose leaves have a leading axis of layers."""
+    blocks = [name for name in tree if name.startswith("block_")]
+
+    def stack(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        sharding = x.sharding
+        if isinstance(sharding, NamedSharding):
+            sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+        return jax.ShapeDtypeStruct((len(blocks), *x.shape), x.dtype, sharding=sharding)
+
+    others = {name: leaf for name, leaf in tree.items() if name not in blocks}
+    return {"blocks": jax.tree.map(stack, tree[blocks[0]]), **others}
 
 
 def random_like(tree: Any, seed: int = 0) -> Any:

@@ -59,11 +59,10 @@ class Frame:
 
     def branch(self, conditional: Instruction) -> "Frame":
         """The frame of the branch that ``conditional`` takes here."""
-        index, *arguments = conditional.operands
-        branches = conditional.called
-        chosen = int(self.value(index))
-        chosen = chosen if 0 <= chosen < len(branches) else len(branches) - 1
-        return self.called(branches[chosen], [arguments[chosen]])
+        branches = conditional.branches
+        chosen = int(self.value(conditional.operands[0]))
+        name, argument = branches[chosen if 0 <= chosen < len(branches) else -1]
+        return self.called(name, [argument])
 
 
 def _value(frame: Frame, instruction: Instruction) -> Any:
@@ -90,6 +89,8 @@ def _value(frame: Frame, instruction: Instruction) -> Any:
 
 
 def _integers(frame: Frame, instruction: Instruction) -> np.ndarray:
+    if len(instruction.shapes) != 1:
+        raise UnknownError(f"{instruction.name} returns several arrays")
     ((kind, shape),) = instruction.shapes
     if kind not in _DTYPES:
         raise UnknownError(f"{instruction.name} is not an integer")

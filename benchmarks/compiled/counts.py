@@ -22,7 +22,8 @@ from fractions import Fraction
 from benchmarks.compiled.branches import Frame, UnknownError
 from benchmarks.compiled.hlo import Instruction, Program, Shape
 
-_RECEIVED = {
+# Bytes that a device receives, over those of its operand, in a group of n.
+RECEIVED = {
     "all-to-all": lambda n: Fraction(n - 1, n),
     "all-gather": lambda n: Fraction(n - 1),
     "reduce-scatter": lambda n: Fraction(n - 1, n),
@@ -96,7 +97,7 @@ def lowered_bytes(text: str) -> int:
     total = Fraction(0)
     for kind, n, dimensions, dtype in _LOWERED.findall(text):
         shape = tuple(int(size) for size in dimensions.split("x"))
-        total += _RECEIVED[kind.replace("_", "-")](int(n)) * _bytes(((dtype, shape),))
+        total += RECEIVED[kind.replace("_", "-")](int(n)) * size_in_bytes(((dtype, shape),))
     return int(total)
 
 
@@ -131,7 +132,7 @@ class _Walk:
         ):
             raise ValueError(f"{instruction.name} is a {opcode}, which cannot be counted")
         inner = [self._find(name) for name in instruction.called]
-        return any(inner) or opcode == "dot" or opcode.removesuffix("-start") in _RECEIVED
+        return any(inner) or opcode == "dot" or opcode.removesuffix("-start") in RECEIVED
 
     def counts(self, frame: Frame) -> Counts:
         """The counts of one device in one computation."""
@@ -154,9 +155,9 @@ class _Walk:
 
     def _collective(self, frame: Frame, collective: Instruction) -> Counts:
         kind = collective.opcode.removesuffix("-start")
-        operand = sum(_bytes(shapes) for shapes in self._operands(frame, collective))
+        operand = sum(size_in_bytes(shapes) for shapes in self._operands(frame, collective))
         n = group_size(collective, self.program.devices)
-        received = collections.Counter({kind: int(_RECEIVED[kind](n) * operand)})
+        received = collections.Counter({kind: int(RECEIVED[kind](n) * operand)})
         returned = {"all-gather": n * operand, "reduce-scatter": operand / n}.get(kind, operand)
         return Counts(collections.Counter({kind: 1}), received, int(returned))
 
@@ -164,8 +165,9 @@ class _Walk:
         try:
             return self.counts(frame.branch(conditional))
         except UnknownError:
-            branches = zip(conditional.called, conditional.operands[1:], strict=True)
-            counts = [self.counts(frame.called(name, [operand])) for name, operand in branches]
+            counts = [
+                self.counts(frame.called(name, [operand])) for name, operand in conditional.branches
+            ]
             return max(counts, key=lambda branch: (branch.operations, branch.received.total()))
 
     def _operands(self, frame: Frame, instruction: Instruction) -> list[tuple[Shape, ...]]:
@@ -180,7 +182,8 @@ def _operations(dot: Instruction, operands: list[tuple[Shape, ...]]) -> int:
     return 2 * math.prod(out) * inner
 
 
-def _bytes(shapes: tuple[Shape, ...]) -> Fraction:
+def size_in_bytes(shapes: tuple[Shape, ...]) -> Fraction:
+    """Bytes of arrays."""
     return Fraction(sum(bits(dtype) * math.prod(shape) for dtype, shape in shapes), 8)
 
 
@@ -188,7 +191,7 @@ def _bytes(shapes: tuple[Shape, ...]) -> Fraction:
 def bits(dtype: str) -> int:
     """Bits of one element, for a dtype as programs name it."""
     found = re.match(r"[a-z]+(\d+)", dtype)
-    return int(found[1]) if found else {"pred": 8}[dtype]
+    return int(found[1]) if found else {"pred": 8, "token": 0, "opaque": 0}[dtype]
 
 
 def _trips(loop: Instruction) -> int:

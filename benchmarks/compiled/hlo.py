@@ -43,14 +43,22 @@ class Instruction(NamedTuple):
     def called(self) -> list[str]:
         """Names of the computations that it runs; for a conditional, all of its branches."""
         if self.opcode == "conditional":
-            if two := _TWO_BRANCHES.search(self.attributes):
-                return [two[2], two[1]]  # the true branch has index 1
-            branches = _BRANCHES.search(self.attributes)
-            assert branches is not None
-            return [name.strip().lstrip("%") for name in branches[1].split(",")]
+            return [name for name, _ in self.branches]
         if self.opcode in ("while", "fusion", "call", "async-start"):
             return _CALLED.findall(self.attributes)
         return []
+
+    @property
+    def branches(self) -> list[tuple[str, str]]:
+        """For a conditional, the computation and the operand of each branch, by its index."""
+        _, *operands = self.operands
+        if two := _TWO_BRANCHES.search(self.attributes):
+            # The true branch is written first, and has index 1.
+            return [(two[2], operands[1]), (two[1], operands[0])]
+        names = _BRANCHES.search(self.attributes)
+        assert names is not None
+        called = [name.strip().lstrip("%") for name in names[1].split(",")]
+        return list(zip(called, operands, strict=True))
 
     @property
     def trips(self) -> int | None:

@@ -1,0 +1,37 @@
+"""What libtpu estimates for a program that it compiled: cycles of each fusion, and collectives.
+
+The compiler writes `"estimated_cycles"` into the configuration of an instruction. Its estimate of a
+fusion includes the fusion's products. Collectives have no estimate and are counted on their own.
+"""
+
+import functools
+import re
+
+from benchmarks.compiled import walk
+from benchmarks.compiled.hlo import Computation, Instruction, Program
+from benchmarks.compiled.walk import Work
+
+_CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
+
+
+def most_work(program: Program) -> Work:
+    """The work of the device with the most estimated cycles.
+
+    The keys are ``("cycles", opcode)`` and ``("kernels", opcode)`` for instructions that have an
+    estimate, and those of :func:`benchmarks.compiled.walk.collective`.
+
+    Raises:
+      ValueError: if no instruction has an estimate, or a loop runs for an unknown number of
+        iterations.
+    """
+    work = walk.most_work(program, functools.partial(_cost, program), "cycles")
+    if not walk.total(work, "cycles"):
+        raise ValueError("The program has no estimated_cycles; libtpu writes them, others do not")
+    return work
+
+
+def _cost(program: Program, computation: Computation, x: Instruction) -> Work:
+    work = walk.collective(program, computation, x) or {}
+    if found := _CYCLES.search(x.attributes):
+        work = work | {("cycles", x.opcode): int(found[1]), ("kernels", x.opcode): 1}
+    return work

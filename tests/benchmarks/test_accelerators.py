@@ -1,0 +1,114 @@
+"""`benchmarks.accelerators`: targets, rows in processes of their own, and an H100's compiler."""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from rich.console import Console
+
+import optax_muonplus as omp
+from benchmarks import accelerator_row, accelerators, meshes, targets, trees
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "devices"),
+    [("h100:1", "h100", 1), ("h100:64", "h100", 64), ("v5e:4x4", "v5e", 16), ("v5e:1", "v5e", 1)],
+)
+def test_targets_are_a_kind_and_a_number_or_layout(text, kind, devices):
+    target = targets.parse(text)
+    assert (target.kind, target.devices) == (kind, devices)
+
+
+@pytest.mark.parametrize("text", ["h100", "h100:0", "h100:12", "h100:2x2", "a100:1", "v5e:"])
+def test_other_targets_raise(text):
+    with pytest.raises(ValueError, match="got"):
+        targets.parse(text)
+
+
+@pytest.mark.parametrize(("target", "extra"), [("h100:1", "cuda-compiler"), ("v5e:4x4", "tpu")])
+def test_without_the_compiler_one_sentence_names_the_extra(monkeypatch, target, extra):
+    monkeypatch.setattr(targets, "_find", lambda module: False)
+    with pytest.raises(SystemExit, match=r"pip install 'optax_muonplus\[" + extra + r"\]'"):
+        accelerators.main(accelerators.Config(target=target))
+
+
+@pytest.mark.parametrize(
+    ("code", "failed"),
+    [
+        ("import os; os.abort()", "killed by SIGABRT: stack overflow"),
+        ("sys.exit(3)", "exit 3: stack overflow"),
+        ("import time; time.sleep(100)", "not compiled after 2 s"),
+    ],
+)
+def test_a_compiler_that_dies_costs_one_row(code, failed):
+    h100 = targets.parse("h100:1")
+    code = f"import sys; print('stack overflow\\n', file=sys.stderr, flush=True); {code}"
+    row = accelerators.row_of_process([sys.executable, "-c", code], h100, 2)
+    assert row == {"failed": failed}
+    console = Console(record=True, width=200)
+    accelerators.show(console, h100, {"omp.muon:bfloat16": row})
+    assert f"omp.muon:bfloat16 has no figures: {failed}" in console.export_text()
+
+
+def test_a_row_is_compiled_by_the_same_command():
+    config = accelerators.Config(tree="llama-1b", scanned=True, layers=2)
+    assert accelerators.command(config, "omp.muon:bfloat16")[1:] == [
+        *("-m", "benchmarks.accelerators", "--tree", "llama-1b", "--scanned", "--layers", "2"),
+        *("--row", "omp.muon:bfloat16"),
+    ]
+
+
+def test_the_environment_of_a_row_has_no_settings_of_other_programs(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "cache")
+    environment = targets.environment(targets.parse("v5e:16x16"))
+    assert not {"XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR"} & environment.keys()
+    assert environment["TPU_ACCELERATOR_TYPE"] == "v5litepod-256"
+
+
+def test_scanned_layers_are_the_same_matrices_in_one_leaf():
+    size = trees.Size(16, 3, 64, gated=True)
+    separate = meshes.placed(trees.shapes(size), meshes.simulated("data=8"), "data")
+    tree = trees.scanned(separate)
+    assert tree["blocks"]["up"]["kernel"].shape == (3, 16, 64)
+    assert tree["blocks"]["up"]["kernel"].sharding.spec == P(None, "data", None)
+    assert tree["blocks"]["norm_1"]["scale"].shape == (3, 16)
+    assert tree["norm_out"] == separate["norm_out"]
+    dimensions = accelerator_row.dimension_numbers(tree)
+    labels = omp.partition_labels(tree, muon_weight_dimension_numbers=dimensions)
+    assert labels["blocks"]["up"]["kernel"] == "muon"
+    assert labels["blocks"]["norm_1"]["scale"] != "muon"
+
+
+def test_every_row_makes_its_optimizer():
+    sharding = NamedSharding(meshes.simulated("data=8"), P("data"))
+    tree = {"q": {"kernel": jax.ShapeDtypeStruct((16, 16), jnp.bfloat16, sharding=sharding)}}
+    for name in accelerator_row.ROWS:
+        accelerator_row.optimizer(name, tree).init(
+            {"q": {"kernel": jnp.zeros((16, 16), jnp.bfloat16)}}
+        )
+
+
+@pytest.mark.skipif(
+    targets.missing(targets.parse("h100:1")) is not None, reason="needs the extra cuda-compiler"
+)
+def test_an_update_is_compiled_for_an_h100(tmp_path):
+    rows = ("optax.contrib.muon", "omp.muonplus:bfloat16")
+    for scanned in (False, True):
+        config = accelerators.Config(
+            layers=2, width=64, scanned=scanned, rows=rows, out=tmp_path / str(scanned)
+        )
+        accelerators.main(config)
+        (file,) = (tmp_path / str(scanned)).iterdir()
+        result = json.loads(file.read_text())
+        theirs, ours = (result["rows"][name] for name in rows)
+        # Per layer 15 n^3 for each of four squares, 45 n^3 for each of two 1:4; two operations.
+        assert ours["operations_of_products"] == 2 * 2 * (4 * 15 + 2 * 45) * 64**3
+        assert theirs["operations_of_products"] == ours["operations_of_products"]
+        assert 0 < ours["kernels"] < theirs["kernels"]
+        assert ours["temporary_bytes"] > 0 and ours["roofline_s"] > 0
+        assert "Nothing was run" in result["assumptions"]
