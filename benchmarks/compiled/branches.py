@@ -97,7 +97,8 @@ def _integers(frame: Frame, instruction: Instruction) -> np.ndarray:
     if instruction.opcode == "partition-id":
         return np.asarray(frame.device, _DTYPES[kind])
     if instruction.opcode == "constant":
-        literals = re.findall(r"true|false|-?\d+", instruction.arguments)
+        # Comments such as /*i0=0*/ say where a row of a table begins.
+        literals = re.findall(r"true|false|-?\d+", _COMMENT.sub("", instruction.arguments))
         values = [int(_TRUTH.get(literal, literal)) for literal in literals]
         return np.array(values, _DTYPES[kind]).reshape(shape)
     values = [frame.value(name) for name in instruction.operands]
@@ -131,6 +132,7 @@ def _same(x: np.ndarray) -> np.ndarray:
     return x
 
 
+_COMMENT = re.compile(r"/\*.*?\*/")
 _TRUTH = {"true": "1", "false": "0"}
 _DTYPES = {"pred": bool, "s32": np.int32, "u32": np.uint32, "s64": np.int64, "u64": np.uint64}
 _COMPARED: dict[str, Callable[..., Any]] = {

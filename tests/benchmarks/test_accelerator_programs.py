@@ -180,6 +180,12 @@ def test_a_conditional_counts_the_branch_that_the_device_takes_or_the_most_expen
         assert of(work, "operations").get("products", 0) == products * CUBE
 
 
+def test_a_table_is_read_without_its_comments():
+    table = "s32[1,1] constant({ /*i0=0*/ { 3 } })\n  %three = s32[] bitcast(%table)"
+    body = branches("device").replace("%three = s32[] constant(3)", f"%table = {table}")
+    assert of(gpu_work(body, BRANCHES, 4), "operations") == {"products": 2 * CUBE}
+
+
 def test_each_branch_gets_its_own_operand():
     """The operands follow the true branch and the false one; their indices are 1 and 0."""
     text = "HloModule m\n" + BRANCHES + "\nENTRY %main (x: bf16[64,64]) -> (bf16[64,64]) {\n"
