@@ -6,6 +6,7 @@ few instructions that lead from the id to the choice are evaluated here, all on 
 """
 
 import dataclasses
+import math
 import operator
 import re
 from collections.abc import Callable
@@ -111,6 +112,10 @@ def _integers(frame: Frame, instruction: Instruction) -> np.ndarray:
         direction = re.search(r"direction=(\w+)", instruction.attributes)
         assert direction is not None
         result = _COMPARED[direction[1]](*values)
+    elif instruction.opcode == "bitcast" and np.size(values[0]) != math.prod(shape):
+        if sum(n > 1 for n in values[0].shape) > 1:
+            raise UnknownError(f"{instruction.name} may take any of the elements")
+        result = values[0].ravel()[: math.prod(shape)]  # libtpu takes the first ones so
     elif instruction.opcode == "bitcast" and sum(n > 1 for n in shape) > 1:
         raise UnknownError(f"{instruction.name} may change the order of elements")
     elif instruction.opcode in _ELEMENTWISE:
