@@ -59,7 +59,10 @@ class Config:
 
 def main(config: Config) -> None:
     """Compiles and prints the table; writes it with the machine's description as JSON."""
-    target = targets.parse(config.target)
+    try:
+        target = targets.parse(config.target)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     if sentence := targets.missing(target):
         raise SystemExit(sentence)
     if unknown := sorted({*config.rows, *([config.row] if config.row else [])} - set(ROWS)):

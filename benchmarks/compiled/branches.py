@@ -6,6 +6,7 @@ few instructions that lead from the id to the choice are evaluated here, all on 
 """
 
 import dataclasses
+import math
 import operator
 import re
 from collections.abc import Callable
@@ -97,7 +98,8 @@ def _integers(frame: Frame, instruction: Instruction) -> np.ndarray:
     if instruction.opcode == "partition-id":
         return np.asarray(frame.device, _DTYPES[kind])
     if instruction.opcode == "constant":
-        literals = re.findall(r"true|false|-?\d+", instruction.arguments)
+        # Comments such as /*i0=0*/ say where a row of a table begins.
+        literals = re.findall(r"true|false|-?\d+", _COMMENT.sub("", instruction.arguments))
         values = [int(_TRUTH.get(literal, literal)) for literal in literals]
         return np.array(values, _DTYPES[kind]).reshape(shape)
     values = [frame.value(name) for name in instruction.operands]
@@ -110,6 +112,10 @@ def _integers(frame: Frame, instruction: Instruction) -> np.ndarray:
         direction = re.search(r"direction=(\w+)", instruction.attributes)
         assert direction is not None
         result = _COMPARED[direction[1]](*values)
+    elif instruction.opcode == "bitcast" and np.size(values[0]) != math.prod(shape):
+        if sum(n > 1 for n in values[0].shape) > 1:
+            raise UnknownError(f"{instruction.name} may take any of the elements")
+        result = values[0].ravel()[: math.prod(shape)]  # libtpu takes the first ones so
     elif instruction.opcode == "bitcast" and sum(n > 1 for n in shape) > 1:
         raise UnknownError(f"{instruction.name} may change the order of elements")
     elif instruction.opcode in _ELEMENTWISE:
@@ -131,6 +137,7 @@ def _same(x: np.ndarray) -> np.ndarray:
     return x
 
 
+_COMMENT = re.compile(r"/\*.*?\*/")
 _TRUTH = {"true": "1", "false": "0"}
 _DTYPES = {"pred": bool, "s32": np.int32, "u32": np.uint32, "s64": np.int64, "u64": np.uint64}
 _COMPARED: dict[str, Callable[..., Any]] = {

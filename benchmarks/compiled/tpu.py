@@ -1,7 +1,8 @@
 """What libtpu estimates for a program that it compiled: cycles of each fusion, and collectives.
 
 The compiler writes `"estimated_cycles"` into the configuration of an instruction. Its estimate of a
-fusion includes the fusion's products. Collectives have no estimate and are counted on their own.
+fusion includes the fusion's products. Collectives are counted on their own. One that runs beside
+other work is written several times: in the fusion that starts it, in that work, and where it ends.
 """
 
 import functools
@@ -31,7 +32,14 @@ def most_work(program: Program) -> Work:
 
 
 def _cost(program: Program, computation: Computation, x: Instruction) -> Work:
-    work = walk.collective(program, computation, x) or {}
+    if x.name.startswith("async-collective-start"):
+        computation = program.computations[x.called[0]]
+        inner = (
+            walk.collective(program, computation, i) for i in computation.instructions.values()
+        )
+        work = next((found for found in inner if found), {})
+    else:
+        work = walk.collective(program, computation, x) or {}
     if found := _CYCLES.search(x.attributes):
         work = work | {("cycles", x.opcode): int(found[1]), ("kernels", x.opcode): 1}
     return work

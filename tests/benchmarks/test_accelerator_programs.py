@@ -97,7 +97,6 @@ FUSIONS = """
     ("line", "kind", "size"),
     [
         ("f32[64] fusion(%x), kind=kInput, calls=%sums", "reductions", HALF + 4 * 64),
-        # Only the slice of the stack is read, and only the slice is written.
         ("bf16[64,64] fusion(%z), kind=kLoop, calls=%cut", "arithmetic", WIDE + HALF),
         ("f32[8,64,64] fusion(%z, %y, %i), kind=kLoop, calls=%put", "moves", 2 * WIDE + 4),
         ("f32[64,64] copy(%y)", "moves", 2 * WIDE),
@@ -106,6 +105,7 @@ FUSIONS = """
     ],
 )
 def test_a_kernel_beside_products_has_the_bytes_that_it_reads_and_writes(line, kind, size):
+    """Of a stack that it cuts or that it puts a matrix into, those of one matrix."""
     work = gpu_work(f"  ROOT %kernel = {line}", FUSIONS)
     assert of(work, "bytes") == {kind: size}
     assert of(work, "seconds") == {kind: size / RATES.memory}
@@ -126,11 +126,6 @@ LOOP = f"""
   %call = {library_product("bf16[64,64]", "%m, %m")}
   %mm = bf16[64,64] get-tuple-element(%call), index=0
   ROOT %out = (s32[], bf16[64,64]) tuple(%k, %mm)
-}}
-
-%condition (t: (s32[], bf16[64,64])) -> pred[] {{
-  %t = (s32[], bf16[64,64]) parameter(0)
-  ROOT %yes = pred[] constant(true)
 }}
 """
 WHILE = """  %start = (s32[], bf16[64,64]) tuple(%i, %x)
@@ -180,6 +175,15 @@ def test_a_conditional_counts_the_branch_that_the_device_takes_or_the_most_expen
         assert of(work, "operations").get("products", 0) == products * CUBE
 
 
+def test_a_table_is_read_without_its_comments():
+    # The bitcast to fewer elements takes the first, as libtpu means it.
+    table = (
+        "s32[2,1] constant({ /*i0=0*/ { 3 }, /*i0=1*/ { 5 } })\n  %three = s32[] bitcast(%table)"
+    )
+    body = branches("device").replace("%three = s32[] constant(3)", f"%table = {table}")
+    assert of(gpu_work(body, BRANCHES, 4), "operations") == {"products": 2 * CUBE}
+
+
 def test_each_branch_gets_its_own_operand():
     """The operands follow the true branch and the false one; their indices are 1 and 0."""
     text = "HloModule m\n" + BRANCHES + "\nENTRY %main (x: bf16[64,64]) -> (bf16[64,64]) {\n"
@@ -208,10 +212,17 @@ TPU = """HloModule toy, is_scheduled=true, num_partitions=16
 backend_config={"estimated_cycles":"1000000"}
 }
 
+%gather (p: bf16[64,64]) -> bf16[1024,64] {
+  %p = bf16[64,64] parameter(0)
+  ROOT %g = bf16[1024,64] all-gather(%p), channel_id=1, replica_groups=[1,16]<=[16]
+}
+
 %body (t: (s32[], bf16[64,64])) -> (s32[], bf16[64,64]) {
   %t = (s32[], bf16[64,64]) parameter(0)
   %k = s32[] get-tuple-element(%t), index=0
   %m = bf16[64,64] get-tuple-element(%t), index=1
+  %async-collective-start.1 = bf16[1024,64] fusion(%m), kind=kCustom, calls=%gather
+  %async-collective-done.1 = bf16[1024,64] fusion(%m), kind=kCustom, calls=%gather
   %f = bf16[64,64] fusion(%m), kind=kOutput, calls=%fused, \
 backend_config={"window_config":{"estimated_cycles":"30"},"used_scoped_memory_configs":[]}
   ROOT %out = (s32[], bf16[64,64]) tuple(%k, %f)
@@ -233,6 +244,6 @@ def test_estimated_cycles_of_a_tpu_program_are_added_up():
     """Those of a fusion include what is inside."""
     work = tpu.most_work(hlo.parse(TPU))
     assert of(work, "cycles") == {"copy": 4, "fusion": 5 * 30}
-    assert of(work, "collectives") == {"all-to-all bf16": 1}
+    assert of(work, "collectives") == {"all-to-all bf16": 1, "all-gather bf16": 5}
     with pytest.raises(ValueError, match="no estimated_cycles"):
         tpu.most_work(hlo.parse(TPU.replace("estimated_cycles", "other")))
