@@ -115,7 +115,8 @@ def _stacked(
 ) -> list[jax.Array]:
     tall = [x.shape[-2] > x.shape[-1] for x in arrays]
     # Rounded before they are copied, where the first step rounds them anyway.
-    narrow = [x.astype(narrower(x.dtype, steps.input_dtype)) for x in arrays]
+    input_dtype = steps.input_dtype
+    narrow = [x.astype(narrower(x.dtype, input_dtype)) if input_dtype else x for x in arrays]
     wide = [jnp.swapaxes(x, -1, -2) if t else x for x, t in zip(narrow, tall, strict=True)]
     # The layout of the arrays in ``wide``.
     transposed = [a != b for a, b in zip(transposed, tall, strict=True)]
@@ -152,6 +153,8 @@ def _on_stack(steps: Composition, x: jax.Array, upright: int, dtype: jnp.dtype) 
         return jnp.concatenate(
             [_on_stack(steps, part, n, dtype) for part, n in zip(slices, counts, strict=True)]
         )
+    if upright in (0, len(x)) and x.dtype == dtype:
+        return for_layout(steps, upright == 0)(x)
     for function in steps.functions:
         if upright in (0, len(x)):
             x = for_layout(function, upright == 0)(x)
