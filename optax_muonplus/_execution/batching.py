@@ -153,8 +153,6 @@ def _on_stack(steps: Composition, x: jax.Array, upright: int, dtype: jnp.dtype) 
         return jnp.concatenate(
             [_on_stack(steps, part, n, dtype) for part, n in zip(slices, counts, strict=True)]
         )
-    if upright in (0, len(x)) and x.dtype == dtype:
-        return for_layout(steps, upright == 0)(x)
     for function in steps.functions:
         if upright in (0, len(x)):
             x = for_layout(function, upright == 0)(x)

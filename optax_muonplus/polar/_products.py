@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from optax_muonplus.coefficients._tables import Row
+from optax_muonplus.matrices._precision import accumulation_dtype
 
 Product = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -30,7 +31,7 @@ def product_dtype(dtype: DTypeLike, compute_dtype: jnp.dtype | None) -> jnp.dtyp
     Raises:
       ValueError: if one of the two is real and the other complex.
     """
-    wide = jnp.promote_types(dtype, jnp.float32)
+    wide = accumulation_dtype(dtype)
     if compute_dtype is None:
         return wide
     if jnp.issubdtype(wide, jnp.complexfloating) != jnp.issubdtype(
