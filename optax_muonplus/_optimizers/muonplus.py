@@ -9,7 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 from optax_muonplus._optimizers.partition import AdamWArgs, partition_with_adamw
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.sharding import ShardingTree
-from optax_muonplus.coefficients._tables import CoefficientsLike
+from optax_muonplus.coefficients._resolve import CoefficientsLike
 from optax_muonplus.matrices._normalization import Norm
 from optax_muonplus.matrices._shape_factor import ShapeScale
 from optax_muonplus.polar._newton_schulz import Preconditioning

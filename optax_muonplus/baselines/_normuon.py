@@ -17,7 +17,7 @@ from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, M
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.baselines._second_moment import Rescale, polar_then_rescale
-from optax_muonplus.coefficients._tables import CoefficientsLike
+from optax_muonplus.coefficients._resolve import CoefficientsLike
 from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
 from optax_muonplus.matrices._shape_factor import ShapeScale, check_shape_scale, shape_factor
 from optax_muonplus.polar._newton_schulz import Preconditioning

@@ -42,11 +42,18 @@ def scale_by_pow2(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     Returns:
       The quotient, and the powers ``(*batch, 1, 1)``. The power is 1 for a matrix of zeros.
     """
-    largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
-    info = jnp.finfo(largest.dtype)
+    return divide_by_pow2(x, jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
+
+
+def divide_by_pow2(x: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Divides ``x`` by a power of two near ``size``; returns the quotient and the power.
+
+    The power is 1 where ``size`` is zero.
+    """
+    info = jnp.finfo(size.dtype)
     # Rounding to a mantissa of 0 bits gives a power of two. XLA may multiply by its reciprocal, and
     # treats subnormal numbers as 0: the upper bound keeps the reciprocal out of that range.
-    power = jax.lax.reduce_precision(jnp.clip(largest, max=info.max / 8), info.nexp, 0)
+    power = jax.lax.reduce_precision(jnp.clip(size, max=info.max / 8), info.nexp, 0)
     power = jnp.where(power > 0, power, 1)
     return x / power, power
 

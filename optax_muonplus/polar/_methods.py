@@ -4,25 +4,23 @@ All functions take arrays ``(*batch, out, in)`` and divide each matrix by a powe
 largest entry first, so that neither large nor small matrices leave the range of their dtype.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus import coefficients
-from optax_muonplus.coefficients._tables import CoefficientsLike
+from optax_muonplus.coefficients._resolve import CoefficientsLike
 from optax_muonplus.matrices._precision import scale_by_pow2, upcast_for_sum
-from optax_muonplus.polar._choice import iterate_cheapest
-from optax_muonplus.polar._newton_schulz import Preconditioning, every_step, iterate
+from optax_muonplus.polar._choice import choose_forms, iterate_in_form
+from optax_muonplus.polar._newton_schulz import Preconditioning
 from optax_muonplus.polar._options import (
     DEFAULT_EPS,
     Polar,
     PolarFunction,
     check_eps,
+    check_operand,
     check_polar,
     check_preconditioning,
-    holds_float32,
     operand_dtype,
 )
 
@@ -57,38 +55,32 @@ def polar_function(
     check_polar(polar)
     if polar == "svd":
         return svd
-    rows, steps, safety_factor, restarts, needs_float32 = coefficients.resolve(ns_coeffs, ns_steps)
+    chosen = coefficients.resolve(ns_coeffs, ns_steps)
     operand = operand_dtype(compute_dtype)
     check_preconditioning(preconditioning)
     check_eps(eps)
-    exact = needs_float32 or polar == "gram"
-    if exact and not holds_float32(operand):
-        cause = f"ns_coeffs={ns_coeffs!r}" if needs_float32 else "polar='gram'"
-        raise ValueError(
-            f"{cause} diverges in products of less than float32, got compute_dtype={operand}. Leave"
-            " that None, or pass polar='newton_schulz' with other coefficients, such as"
-            " 'polar_express'."
-        )
-    options = {
-        "rows": rows,
-        "safety_factor": safety_factor,
-        "eps": eps,
-        "preconditioning": preconditioning,
-        "compute_dtype": operand,
-        "precision": jax.lax.Precision.HIGHEST if exact else None,
-    }
-    if polar == "gram" and restarts is None:
+    check_operand(polar, ns_coeffs, chosen.needs_float32, operand)
+    traced = chosen.restarts is None
+    if polar == "gram" and traced:
         raise ValueError(
             f"ns_steps={ns_steps} is traced, but polar='gram' plans its restarts for a given number"
             " of steps. Pass a Python int; under optax.inject_hyperparams add"
             " static_args=('ns_steps',). Or polar='newton_schulz'."
         )
-    if polar == "gram":
-        return functools.partial(iterate, restarts=restarts, **options)
-    if polar == "auto" and restarts is not None:
-        return functools.partial(iterate_cheapest, restarts=restarts, **options)
-    traced_steps = steps if restarts is None else None
-    return functools.partial(iterate, restarts=every_step(rows), steps=traced_steps, **options)
+
+    def function(x: jax.Array) -> jax.Array:
+        return iterate_in_form(
+            x,
+            eps=eps,
+            steps=chosen.steps if traced else None,
+            forms=choose_forms(x.shape, x.dtype, polar, chosen, operand),
+            rows=chosen.rows,
+            safety_factor=chosen.safety_factor,
+            preconditioning=preconditioning,
+            compute_dtype=operand,
+        )
+
+    return function
 
 
 def newton_schulz(
@@ -128,7 +120,8 @@ def newton_schulz(
       compute_dtype: dtype of the operands and results of matrix products. Products are summed, and
         polynomials combined, in float32 at least; results are rounded once. None means the input's
         dtype, at least float32, at JAX's default matmul precision. ``"cans"`` diverges in less
-        than float32: it uses the highest precision, and rejects a narrower ``compute_dtype``.
+        than float32: it uses the precision of :func:`gram_newton_schulz`, and rejects a narrower
+        ``compute_dtype``. Float16 is for GPUs; TPUs have no unit for it and emulate it slowly.
 
     Returns:
       An array of ``x``'s shape and dtype.
@@ -168,8 +161,11 @@ def gram_newton_schulz(
     rounding errors in R would grow: these compute R again from X once or twice
     (``coefficients.resolve(...).restarts``).
 
-    Products are made at the highest precision that the device has for float32. In less (TF32,
-    bfloat16) the iteration may diverge.
+    In TF32 or bfloat16 the iteration may diverge. Float32 products are therefore exact on a CPU,
+    and three products of bfloat16 parts on accelerators (``BF16_BF16_F32_X3``), unless
+    ``jax_default_matmul_precision`` asks for exact ones. Float16 products are exact enough with
+    more restarts; the result is nearer to the polynomial than that of the plain iteration in
+    bfloat16.
 
     Args:
       x: matrices ``(*batch, out, in)``, real or complex.
@@ -177,14 +173,15 @@ def gram_newton_schulz(
       ns_steps: number of steps, a Python int.
       eps: as in :func:`newton_schulz`.
       preconditioning: as in :func:`newton_schulz`.
-      compute_dtype: as in :func:`newton_schulz`, but None or float32 at least.
+      compute_dtype: as in :func:`newton_schulz`, but None, ``"float16"`` (for GPUs), or float32 at
+        least.
 
     Returns:
       An array of ``x``'s shape and dtype.
 
     Raises:
-      ValueError: as for :func:`newton_schulz`; and for a traced ``ns_steps`` or a ``compute_dtype``
-        narrower than float32.
+      ValueError: as for :func:`newton_schulz`; and for a traced ``ns_steps``, or a
+        ``compute_dtype`` of bfloat16.
 
     Source: Dao-AILab, gram-newton-schulz (2026).
     """

@@ -26,12 +26,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from optax_muonplus.coefficients._tables import Row
-from optax_muonplus.matrices._precision import as_real, scale_by_pow2, sum_of_squares
-from optax_muonplus.polar._products import ShortSide, product, product_dtype, rounded
+from optax_muonplus.coefficients._minimax import Row
+from optax_muonplus.matrices._precision import (
+    as_real,
+    divide_by_pow2,
+    scale_by_pow2,
+    sum_of_squares,
+)
+from optax_muonplus.polar._products import (
+    Precision,
+    ShortSide,
+    product,
+    product_dtype,
+    range_factor,
+    rounded,
+)
 
 # Of both sides of half-precision operands, in elements: 16 bytes, what cuBLAS asks for.
 ALIGNMENT = 8
+
+# Of the Frobenius norm of float16 operands: its square, an element of the Gram matrix, is at most
+# four times as large, a quarter of float16's range.
+_NORM = 64.0
 
 Preconditioning = Literal["frobenius", "spectral", "aol", "aol_out", "schatten"]
 
@@ -65,17 +81,13 @@ def every_step(rows: tuple[Row, ...]) -> tuple[int, ...]:
     return tuple(range(1, len(rows)))
 
 
-# Under jax.jit these functions are compiled once for each shape also if their caller is not jitted.
-# Otherwise a loop, or a choice by platform, would be compiled again at every call.
-compiled_once = functools.partial(
-    jax.jit,
-    static_argnames=(
-        "rows", "restarts", "safety_factor", "preconditioning", "compute_dtype", "precision"
-    ),
-)  # fmt: skip
+# The arguments of the iteration that are choices, for jax.jit.
+STATIC = ("rows", "safety_factor", "preconditioning", "compute_dtype")
 
 
-@compiled_once
+# Under jax.jit it is compiled once for each shape also if the caller is not jitted. Otherwise a
+# loop would be compiled again at every call.
+@functools.partial(jax.jit, static_argnames=("restarts", "precision", *STATIC))
 def iterate(
     x: jax.Array,
     *,
@@ -86,7 +98,7 @@ def iterate(
     safety_factor: float,
     preconditioning: Preconditioning,
     compute_dtype: jnp.dtype | None,
-    precision: jax.lax.Precision | None = None,
+    precision: Precision = None,
 ) -> jax.Array:
     """The iteration of :func:`optax_muonplus.polar.newton_schulz`, with all options resolved.
 
@@ -110,18 +122,16 @@ def iterate(
     # for that it takes the right one, as optax.contrib.muon does, and "aol_out" the left one.
     height, width = x.shape[-2:]
     left = height < width or (height == width and preconditioning != "aol")
-    side = ShortSide(left, product(operand, dtype, precision), operand, dtype)
+    factor = range_factor(operand, len(rows[0]))
+    side = ShortSide(left, product(operand, dtype, precision), operand, dtype, factor)
 
-    y, magnitude = scale_by_pow2(y.astype(dtype))
-    divisor = _gram_range(y.shape, operand)
-    if divisor != 1:
-        y, magnitude = y / divisor, magnitude * divisor
+    y, magnitude = _in_range(y.astype(dtype), operand)
     scaled_eps = as_real(eps, magnitude.dtype) / magnitude
     y = rounded(y, operand)
     if operand != dtype:
         y = _padded(y)
     gram = side.gram(y)
-    scale = _scale(y, gram.astype(dtype), safety_factor, scaled_eps, preconditioning)
+    scale = _scale(y, gram.astype(dtype), safety_factor, scaled_eps, preconditioning) * factor
     gram = side.rounded(gram * scale * jnp.swapaxes(scale, -1, -2))
     if steps is None:
         # Not a jax loop: that would copy its carry at every step, 5% of the time on a CPU.
@@ -138,18 +148,31 @@ def iterate(
             return side.segment(y, gram, [row])
 
         y = jax.lax.fori_loop(1, steps, step, side.segment(y, gram, rows[:1], scale))
-    y = y[..., :height, :width]
+    y = y[..., :height, :width].astype(dtype) / factor
     return y.astype(x.dtype).reshape(x.shape)
 
 
-def _gram_range(shape: tuple[int, ...], operand: jnp.dtype) -> float:
-    """A power of two by which entries up to 2 are divided, so that Gram matrices do not overflow.
+def _in_range(x: jax.Array, operand: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+    """``x`` divided by powers of two ``(*batch, 1, 1)``, which are also returned.
 
-    They are at most 4 times the longer side, which float16 cannot hold from 16,000 on.
+    Neither the quotient nor its Gram matrix leaves the range of ``operand``. Float16 has so little
+    of it that not the largest element is brought near 1, but the Frobenius norm near 64: elements
+    of the Gram matrix are then at most 128^2, and a few large elements of ``x`` do not push the
+    others below the normal numbers.
     """
     if jnp.finfo(operand).nexp >= jnp.finfo(jnp.float32).nexp:
-        return 1.0
-    return 2.0 ** math.ceil(math.log2(max(shape[-2:])) / 2)
+        return scale_by_pow2(x)
+    # Both are sums over the same elements, which XLA makes in one pass.
+    squares = sum_of_squares(x, (-2, -1))
+    largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
+    info = jnp.finfo(squares.dtype)
+    summed = (squares > info.tiny / info.eps) & (squares < info.max)
+    y, magnitude = divide_by_pow2(x, jnp.where(summed, jnp.sqrt(squares), largest))
+    # Squares of very large and very small elements leave the range of float32. The norm is then
+    # only known to be at most that of a matrix full of the largest element.
+    full = 2.0 ** math.ceil(math.log2(math.prod(x.shape[-2:])) / 2)
+    factor = jnp.where(summed, _NORM, _NORM / full)
+    return y * factor, magnitude / factor
 
 
 def _padded(y: jax.Array) -> jax.Array:

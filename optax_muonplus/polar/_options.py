@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
+from optax_muonplus.coefficients._resolve import CoefficientsLike
 from optax_muonplus.polar._newton_schulz import Preconditioning
 
 Polar = Literal["auto", "newton_schulz", "gram", "svd"]
@@ -50,6 +51,25 @@ def operand_dtype(compute_dtype: DTypeLike | None) -> jnp.dtype | None:
     if operand is not None and not jnp.issubdtype(operand, jnp.inexact):
         raise ValueError(f"compute_dtype must be a floating-point dtype, got {operand}.")
     return operand
+
+
+def check_operand(
+    polar: str, ns_coeffs: CoefficientsLike, needs_float32: bool, operand: jnp.dtype | None
+) -> None:
+    """Raises ValueError if the iteration diverges in products of that dtype."""
+    if holds_float32(operand):
+        return
+    if needs_float32:
+        raise ValueError(
+            f"ns_coeffs={ns_coeffs!r} diverges in products of less than float32, got"
+            f" compute_dtype={operand}. Leave that None, or pass other coefficients, such as"
+            " 'polar_express'."
+        )
+    if polar == "gram" and operand != jnp.float16:
+        raise ValueError(
+            f"polar='gram' diverges in products of {operand}. Leave compute_dtype None, or pass"
+            " 'float16' on a GPU, or polar='newton_schulz'."
+        )
 
 
 def holds_float32(operand: jnp.dtype | None) -> bool:
