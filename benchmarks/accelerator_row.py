@@ -1,6 +1,7 @@
 """One row of `benchmarks.accelerators`: an update, compiled, and what its program says."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,18 +9,19 @@ import optax
 from jax.sharding import Mesh
 
 import optax_muonplus as omp
-from benchmarks import meshes, targets, trees
+from benchmarks import maxtext, meshes, targets, trees
 from benchmarks.compiled import gpu, hlo, tpu, walk
 
 REFERENCE = "optax.contrib.muon"
 # Optimizer and the dtype of the operands of its products; None leaves that to the gradients' dtype
-# in Optax, and to float32 in this package.
+# in Optax and MaxText, and to float32 in this package.
 ROWS = {
     REFERENCE: ("optax", None),
     "omp.muon:bfloat16": ("muon", "bfloat16"),
     "omp.muonplus:bfloat16": ("muonplus", "bfloat16"),
     "omp.muonplus:float16": ("muonplus", "float16"),
     "omp.muonplus:float32": ("muonplus", None),
+    maxtext.NAME: ("maxtext", None),
 }
 
 
@@ -35,9 +37,13 @@ def placed(
     return trees.scanned(tree) if scanned else tree
 
 
-def optimizer(name: str, tree: Any) -> optax.GradientTransformation:
+def optimizer(
+    name: str, tree: Any, maxtext_checkout: Path | None = None
+) -> optax.GradientTransformation:
     """The optimizer of a row, for the parameters ``tree``; all treat the same ones as matrices."""
     kind, compute_dtype = ROWS[name]
+    if kind == "maxtext":
+        return maxtext.optimizer(tree, dimension_numbers(tree), maxtext_checkout)
     given: dict[str, Any] = {"muon_weight_dimension_numbers": dimension_numbers(tree)}
     if kind == "optax":
         return optax.contrib.muon(0.02, **given)
@@ -56,9 +62,11 @@ def dimension_numbers(tree: Any) -> Any:
     return jax.tree.map(lambda x: matrix if len(x.shape) == 3 else None, tree)
 
 
-def figures(name: str, tree: Any, target: targets.Target) -> dict[str, Any]:
+def figures(
+    name: str, tree: Any, target: targets.Target, maxtext_checkout: Path | None = None
+) -> dict[str, Any]:
     """Compiles the update of one row for ``target`` and reads its program."""
-    tx = optimizer(name, tree)
+    tx = optimizer(name, tree, maxtext_checkout)
     state = meshes.placed_state(jax.eval_shape(tx.init, tree), tree)
     begin = time.perf_counter()
     lowered = jax.jit(tx.update).lower(tree, state, tree)

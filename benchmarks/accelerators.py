@@ -47,7 +47,9 @@ class Config:
     none. `data` is FSDP."""
     rows: tuple[str, ...] = tuple(ROWS)[:3]
     """Which rows to compile, of optax.contrib.muon, omp.muon:bfloat16, omp.muonplus:bfloat16,
-    omp.muonplus:float16 and omp.muonplus:float32."""
+    omp.muonplus:float16, omp.muonplus:float32 and maxtext.muon."""
+    maxtext: Path | None = None
+    """Folder of a checkout of MaxText, for its row; by default the installed package."""
     row: str | None = None
     """Compile this row in this process and print its figures as JSON. The command starts itself so
     for each row, in the environment that the compiler needs."""
@@ -93,7 +95,7 @@ def figures(config: Config, name: str) -> dict[str, Any]:
     tree = accelerator_row.placed(
         size, config.dtype, target, config.mesh, config.spec, config.scanned
     )
-    return accelerator_row.figures(name, tree, target)
+    return accelerator_row.figures(name, tree, target, config.maxtext)
 
 
 def command(config: Config, name: str) -> list[str]:

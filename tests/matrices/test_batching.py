@@ -107,6 +107,7 @@ def check_loops_and_stacks(options, stack_bytes, tolerance, monkeypatch):
 PRODUCTS = {"cpu": 15 + 19 + 19, "cuda": 15 + 15, "tpu": 15 + 15}
 
 
+@pytest.mark.cpu_program
 @pytest.mark.parametrize("count", [2, 6])
 def test_programs_hold_one_iteration_for_each_shape(count):
     traced = traced_update(omp.muonplus(0.1), layers(count))
@@ -122,6 +123,7 @@ def temporary_bytes(tx, params):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.cpu_program
 def test_temporary_memory_grows_neither_with_layers_nor_with_steps():
     few = temporary_bytes(omp.muonplus(0.1), layers(6))
     # Some 800 bytes of flags and pointers for each layer; a copy of its matrices would be 11 kB.
@@ -211,6 +213,7 @@ def auto_mesh():
     return jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize("stacked", [False, True])
 def test_updates_keep_the_sharding_that_the_compiler_knows(stacked, monkeypatch):
     """On a mesh with Auto axes, without anyone saying how outputs are sharded."""
@@ -229,6 +232,7 @@ def test_updates_keep_the_sharding_that_the_compiler_knows(stacked, monkeypatch)
         assert momentum.sharding == sharding
 
 
+@pytest.mark.several_devices
 def test_updates_inside_a_shard_map():
     """Replicated parameters, gradients averaged by hand: each device does the same update."""
     grads = random_like(layers(2))

@@ -167,6 +167,7 @@ def test_narrow_products_do_not_diverge(table, compute_dtype):
             assert np.isfinite(norms).all() and norms.max() < 1.3
 
 
+@pytest.mark.cpu_program
 def test_temporary_memory_does_not_grow_with_the_number_of_steps():
     """Of several matrices, whose iterations an unrolled program may interleave."""
 

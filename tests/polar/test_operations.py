@@ -63,6 +63,7 @@ def chooses_gram(shape, platform="cpu", dtype=jnp.float32, **options):
     return products == gram.lower(lowering_platforms=(platform,)).as_text().count("dot_general")
 
 
+@pytest.mark.cpu_program
 def test_auto_counts_operations_and_asks_for_float32_products():
     wide, square = (1, 32, 64), (1, 32, 32)
     assert chooses_gram(wide)
