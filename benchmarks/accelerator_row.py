@@ -8,8 +8,8 @@ import optax
 from jax.sharding import Mesh
 
 import optax_muonplus as omp
-from benchmarks import meshes, targets, trees
-from benchmarks.compiled import gpu, hlo, tpu, walk
+from benchmarks import meshes, trees
+from examples.compiled import gpu, hlo, targets, tpu, walk
 
 REFERENCE = "optax.contrib.muon"
 # Optimizer and the dtype of the operands of its products; None leaves that to the gradients' dtype

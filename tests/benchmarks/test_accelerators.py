@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
 import optax_muonplus as omp
-from benchmarks import accelerator_row, accelerators, meshes, targets, trees
+from benchmarks import accelerator_row, accelerators, meshes, trees
+from examples.compiled import targets
 
 
 @pytest.mark.parametrize(

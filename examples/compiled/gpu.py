@@ -12,10 +12,10 @@ import math
 import re
 from typing import NamedTuple
 
-from benchmarks.compiled import walk
-from benchmarks.compiled.counts import size_in_bytes
-from benchmarks.compiled.hlo import Computation, Instruction, Program, Shape
-from benchmarks.compiled.walk import Work
+from examples.compiled import walk
+from examples.compiled.counts import size_in_bytes
+from examples.compiled.hlo import Computation, Instruction, Program, Shape
+from examples.compiled.walk import Work
 
 
 class Rates(NamedTuple):
@@ -57,7 +57,7 @@ def most_work(program: Program, rates: Rates) -> Work:
 
     The keys are ``("kernels", kind)``, ``("bytes", kind)``, ``("seconds", kind)`` and
     ``("operations", "products")``, where the kind is ``products``, ``reductions``, ``moves`` or
-    ``arithmetic``; and those of :func:`benchmarks.compiled.walk.collective`, whose seconds are
+    ``arithmetic``; and those of :func:`examples.compiled.walk.collective`, whose seconds are
     ``("seconds", "collectives")``.
 
     Raises:

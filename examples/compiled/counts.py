@@ -19,8 +19,8 @@ import math
 import re
 from fractions import Fraction
 
-from benchmarks.compiled.branches import Frame, UnknownError
-from benchmarks.compiled.hlo import Instruction, Program, Shape
+from examples.compiled.branches import Frame, UnknownError
+from examples.compiled.hlo import Instruction, Program, Shape
 
 # Bytes that a device receives, over those of its operand, in a group of n.
 RECEIVED = {

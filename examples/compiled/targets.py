@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.experimental import topologies
 
-from benchmarks.compiled.gpu import Rates
+from examples.compiled.gpu import Rates
 
 GPUS_OF_A_HOST = 8
 

@@ -8,9 +8,9 @@ other work is written several times: in the fusion that starts it, in that work,
 import functools
 import re
 
-from benchmarks.compiled import walk
-from benchmarks.compiled.hlo import Computation, Instruction, Program
-from benchmarks.compiled.walk import Work
+from examples.compiled import walk
+from examples.compiled.hlo import Computation, Instruction, Program
+from examples.compiled.walk import Work
 
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 
@@ -19,7 +19,7 @@ def most_work(program: Program) -> Work:
     """The work of the device with the most estimated cycles.
 
     The keys are ``("cycles", opcode)`` and ``("kernels", opcode)`` for instructions that have an
-    estimate, and those of :func:`benchmarks.compiled.walk.collective`.
+    estimate, and those of :func:`examples.compiled.walk.collective`.
 
     Raises:
       ValueError: if no instruction has an estimate, or a loop runs for an unknown number of

@@ -1,15 +1,15 @@
 """Adds up what one device does in a compiled program, instruction by instruction.
 
-What an instruction costs is for the caller to say: :mod:`benchmarks.compiled.gpu` counts kernels
-and bytes, :mod:`benchmarks.compiled.tpu` the compiler's own estimates. Here loops multiply, and
+What an instruction costs is for the caller to say: :mod:`examples.compiled.gpu` counts kernels
+and bytes, :mod:`examples.compiled.tpu` the compiler's own estimates. Here loops multiply, and
 the branch of a conditional is chosen.
 """
 
 from collections.abc import Callable
 
-from benchmarks.compiled.branches import Frame, UnknownError
-from benchmarks.compiled.counts import RECEIVED, group_size, size_in_bytes
-from benchmarks.compiled.hlo import Computation, Instruction, Program
+from examples.compiled.branches import Frame, UnknownError
+from examples.compiled.counts import RECEIVED, group_size, size_in_bytes
+from examples.compiled.hlo import Computation, Instruction, Program
 
 # What is counted, such as ("kernels", "products"), and how much of it.
 Work = dict[tuple[str, str], float]
