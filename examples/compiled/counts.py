@@ -20,6 +20,7 @@ import re
 from fractions import Fraction
 
 from examples.compiled.branches import Frame, UnknownError
+from examples.compiled.groups import group_size
 from examples.compiled.hlo import Instruction, Program, Shape
 
 # Bytes that a device receives, over those of its operand, in a group of n.
@@ -200,22 +201,3 @@ def _trips(loop: Instruction) -> int:
             f"{loop.name} has products or collectives, but its number of iterations is unknown"
         )
     return loop.trips
-
-
-def group_size(collective: Instruction, devices: int) -> int:
-    """Number of devices in one group of a collective."""
-    text = collective.attributes
-    if collective.opcode.startswith("collective-permute"):
-        return 2  # a sender and a receiver
-    if found := re.search(r"replica_groups=\{(\{[\d,{}]*\})?\}", text):
-        sizes = {len(group.split(",")) for group in re.findall(r"\{([\d,]+)\}", found[1] or "")}
-        if len(sizes) <= 1:
-            return sizes.pop() if sizes else devices
-    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", text):
-        return int(found[2])
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", text):
-        mesh = dict(re.findall(r"'([^']+)'=(\d+)", found[1]))
-        axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", found[2])
-        if axes:
-            return math.prod(int(part or mesh[name]) for name, part in axes)
-    raise ValueError(f"{collective.name} has groups in an unknown format: {text}")

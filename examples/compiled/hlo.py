@@ -14,6 +14,7 @@ _LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{(.*?)\}")
 _TWO_BRANCHES = re.compile(r"true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)")
+_METADATA = re.compile(r', metadata=\{(?:op_name="([^"]*)")?[^}]*\}')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
@@ -26,6 +27,8 @@ class Instruction(NamedTuple):
       shapes: shapes of its result; more than one for a tuple.
       arguments: the text in its brackets: names of operands, or the value of a constant.
       attributes: the text behind the brackets.
+      scope: where in the traced function it comes from, such as ``"jit(step)/optimizer/mul"``;
+        empty if the program was read without scopes.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Instruction(NamedTuple):
     shapes: tuple[Shape, ...]
     arguments: str
     attributes: str
+    scope: str = ""
 
     @property
     def operands(self) -> list[str]:
@@ -87,15 +91,15 @@ class Program(NamedTuple):
     devices: int
 
 
-def read_program(compiled: Any) -> Program:
-    """The program of ``jax.jit(...).lower(...).compile()``.
+def read_program(compiled: Any, scopes: bool = False) -> Program:
+    """The program of ``jax.jit(...).lower(...).compile()``; with ``scopes``, its names too.
 
     ``compiled.as_text()`` is no help: it abbreviates constants of more than ten elements.
     """
     (module,) = compiled.runtime_executable().hlo_modules()
     options = _hlo.HloPrintOptions()
     options.print_large_constants = True
-    options.print_metadata = False
+    options.print_metadata = scopes
     options.print_operand_shape = False
     options.include_layout_in_shapes = False
     return parse(module.to_string(options))
@@ -122,7 +126,11 @@ def parse(text: str) -> Program:
 
 def _instruction(name: str, shape: str, opcode: str, rest: str) -> Instruction:
     arguments, _, attributes = rest.partition(")")
-    return Instruction(name, opcode, _shapes(shape), arguments, attributes)
+    found = _METADATA.search(attributes)
+    attributes = _METADATA.sub("", attributes) if found else attributes
+    return Instruction(
+        name, opcode, _shapes(shape), arguments, attributes, (found and found[1]) or ""
+    )
 
 
 @functools.cache

@@ -30,6 +30,11 @@ class NewRun:
 
     config: Annotated[RunConfig, Unprefixed]
     machine: Annotated[MachineConfig, Unprefixed] = DEFAULT_MACHINE
+    compile_for: str = ""
+    """Train nothing: compile for h100:N, v5e:4x4, v5p:2x2x1, v6e:2x2 or cpu:N, which need not be
+    there, and say whether the run fits, how the work is shared, and how long a step may take."""
+    json: Path | None = None
+    """File for the figures of --compile-for."""
 
 
 @dataclass(frozen=True)
