@@ -119,10 +119,10 @@ class Stepper:
 
     def __call__(self) -> jax.Array:
         """Takes the next step and returns its loss."""
-        self.state, loss = self.program.train_step(
+        self.state, measured = self.program.train_step(
             self.state, optimizers.Rates(0.01, 0.01), *self.batch
         )
-        return loss
+        return measured.loss
 
 
 def donated(compiled: Any, state: TrainState) -> dict[str, int]:
