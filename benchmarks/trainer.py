@@ -1,8 +1,8 @@
 """The optimizer's share of a training step, and how runs start: `python -m benchmarks.trainer`.
 
 The step of the trainer in `examples` is timed beside the forward and backward pass of the same
-model, in turn in one process. Then two whole runs are started, the first with an empty cache of
-compiled programs.
+model, in turn in one process; then with batches that are read ahead beside one batch that is there
+already. Then two whole runs are started, the first with an empty cache of compiled programs.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import records, timing
+from benchmarks import loading, records, timing
 from examples.settings.presets import PRESETS
 from examples.settings.run import RunConfig
 from examples.training import optimizers, sharding
@@ -78,11 +78,13 @@ def make_program(base: RunConfig, name: Name, vocabulary: int) -> Program:
 def measure(base: RunConfig, config: Config, tokens: int, console: Console) -> dict[str, Any]:
     """Seconds and memory of a step of ``tokens`` tokens with each optimizer."""
     rows = tokens // base.model.context
-    place = sharding.of_batch(sharding.make_mesh("", jax.devices()))
+    mesh = sharding.make_mesh("", jax.devices())
+    place = sharding.of_batch(mesh)
     ids = np.random.default_rng(0).integers(0, config.vocabulary, (2, rows, base.model.context))
     batch = [jax.device_put(part.astype(np.int32), place) for part in ids]
     timed: dict[str, Callable[[], Any]] = {}
     memory = {}
+    steppers = {}
     for name in NAMES:
         program = make_program(base, name, config.vocabulary)
         state = program.init(0)
@@ -93,10 +95,21 @@ def measure(base: RunConfig, config: Config, tokens: int, console: Console) -> d
         step: Any = program.train_step  # compiled by jax.jit
         compiled = step.lower(program.abstract, optimizers.Rates(0.0, 0.0), *batch).compile()
         memory[name] = donated(compiled, state)
-        timed[name] = Stepper(program, state, batch)
+        steppers[name] = Stepper(program, state)
+        timed[name] = functools.partial(steppers[name], *batch)
     seconds = timing.interleaved(timed, config.rounds, console)
     alone = seconds["forward and backward"]
+    read = loading.measure(
+        lambda batch: steppers[NAMES[-1]](*batch),
+        rows,
+        base.model.context,
+        config.vocabulary,
+        mesh,
+        config.rounds,
+        console,
+    )
     return {
+        **read,
         "forward_and_backward_s": float(np.median(alone)),
         **{
             name: {
@@ -115,12 +128,11 @@ class Stepper:
 
     program: Program
     state: TrainState
-    batch: list[jax.Array]
 
-    def __call__(self) -> jax.Array:
+    def __call__(self, *batch: jax.Array) -> jax.Array:
         """Takes the next step and returns its loss."""
         self.state, measured = self.program.train_step(
-            self.state, optimizers.Rates(0.01, 0.01), *self.batch
+            self.state, optimizers.Rates(0.01, 0.01), *batch
         )
         return measured.loss
 
@@ -184,6 +196,13 @@ def show(console: Console, steps: dict[str, Any]) -> None:
                 f"{one['temporary_bytes'] / 1e6:.1f}",
             )
     console.print(table)
+    for tokens, row in steps.items():
+        rates = row["tokens_per_second"].items()
+        written = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates)
+        console.print(
+            f"{tokens} tokens a step: tokens/s with the {written}; time with reading over time"
+            f" without {row['loading_ratio']:.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def launch(asked: NewRun | Resume, preset: str) -> int:
     except KeyboardInterrupt:  # a second Ctrl-C, or one outside the loop
         stopped_by = signal.SIGINT
     if stopped_by:
-        console.print(f"continue with\n  {run_folder.resume_command(folder)}")
+        console.print(f"continue with\n  {run_folder.resume_command(folder, asked.machine.mesh)}")
         return exit_status.of_signal(stopped_by)
     minutes = (time.monotonic() - started) / 60
     console.print(f"minutes          {minutes:.1f}\nfiles            {folder}")
