@@ -144,7 +144,7 @@ class _Walk:
                     total.operations += _operations(instruction, self._operands(frame, instruction))
                 case "while":
                     inner = Frame(self.program, instruction.called[0], frame.device, None)
-                    total.add(self.counts(inner), _trips(instruction), loop=True)
+                    total.add(self.counts(inner), _trips(self.program, instruction), loop=True)
                 case "conditional":
                     total.add(self._conditional(frame, instruction))
                 case "fusion" | "call" | "async-start":
@@ -195,9 +195,10 @@ def bits(dtype: str) -> int:
     return int(found[1]) if found else {"pred": 8, "token": 0, "opaque": 0}[dtype]
 
 
-def _trips(loop: Instruction) -> int:
-    if loop.trips is None:
+def _trips(program: Program, loop: Instruction) -> int:
+    trips = program.trips(loop)
+    if trips is None:
         raise ValueError(
             f"{loop.name} has products or collectives, but its number of iterations is unknown"
         )
-    return loop.trips
+    return trips

@@ -64,12 +64,6 @@ class Instruction(NamedTuple):
         called = [name.strip().lstrip("%") for name in names[1].split(",")]
         return list(zip(called, operands, strict=True))
 
-    @property
-    def trips(self) -> int | None:
-        """Number of iterations of a loop, if the compiler knows it."""
-        found = _TRIPS.search(self.attributes)
-        return int(found[1]) if found else None
-
     def integers(self, attribute: str) -> list[int]:
         """The list ``[1, 2]`` for ``attribute={1,2}``; empty if there is no such attribute."""
         found = re.search(rf"\b{attribute}=\{{([\d,]*)\}}", self.attributes)
@@ -89,6 +83,29 @@ class Program(NamedTuple):
     computations: dict[str, Computation]
     entry: str
     devices: int
+
+    def trips(self, loop: Instruction) -> int | None:
+        """Number of iterations of a loop, if the compiler writes it or the loop is a plain count.
+
+        libtpu writes none. A loop that counts up while the count is less than a constant is taken
+        to begin at 0 and to take steps of 1, as all loops of `jax.lax` do.
+        """
+        if found := _TRIPS.search(loop.attributes):
+            return int(found[1])
+        condition, body = re.findall(r"(?:condition|body)=%?([\w.\-]+)", loop.attributes)
+        tested, root = self.computations[condition]
+        compared = tested[root]
+        if compared.opcode != "compare" or "direction=LT" not in compared.attributes:
+            return None
+        count, limit = (tested[name] for name in compared.operands)
+        if count.opcode != "get-tuple-element" or limit.opcode != "constant":
+            return None
+        (place,) = re.findall(r"index=(\d+)", count.attributes)
+        done, root = self.computations[body]
+        following = done[done[root].operands[int(place)]]
+        if following.opcode != "add" or following.shapes != count.shapes:
+            return None
+        return int(limit.arguments)
 
 
 def read_program(compiled: Any, scopes: bool = False) -> Program:

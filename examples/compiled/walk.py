@@ -115,9 +115,10 @@ class _Walk:
 
     def _loop(self, frame: Frame, loop: Instruction) -> Work:
         once = self.work(Frame(self.program, loop.called[0], frame.device, None))
-        if loop.trips is None and once:
+        trips = self.program.trips(loop)
+        if trips is None and once:
             raise ValueError(f"{loop.name} runs for an unknown number of iterations")
-        return {key: (loop.trips or 0) * amount for key, amount in once.items()}
+        return {key: (trips or 0) * amount for key, amount in once.items()}
 
     def _conditional(self, frame: Frame, conditional: Instruction) -> Work:
         try:

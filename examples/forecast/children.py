@@ -43,7 +43,7 @@ def figures(
                     say(begun)
                 else:
                     found[line["program"]] = line["figures"]
-        how = ended()
+            how = ended()
         if how or begun not in found:  # else this loop would not end
             found[begun] = {"failed": how or "it ended without figures"}
     return found
