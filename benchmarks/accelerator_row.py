@@ -9,8 +9,8 @@ import optax
 from jax.sharding import Mesh
 
 import optax_muonplus as omp
-from benchmarks import maxtext, meshes, targets, trees
-from benchmarks.compiled import gpu, hlo, tpu, walk
+from benchmarks import maxtext, meshes, trees
+from examples.compiled import gpu, hlo, targets, tpu, walk
 
 REFERENCE = "optax.contrib.muon"
 # Optimizer and the dtype of the operands of its products; None leaves that to the gradients' dtype

@@ -20,8 +20,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import accelerator_row, records, targets, trees
+from benchmarks import accelerator_row, records, trees
 from benchmarks.accelerator_row import REFERENCE, ROWS
+from examples.compiled import targets
 
 
 @dataclasses.dataclass(frozen=True)

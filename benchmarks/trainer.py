@@ -1,8 +1,8 @@
 """The optimizer's share of a training step, and how runs start: `python -m benchmarks.trainer`.
 
 The step of the trainer in `examples` is timed beside the forward and backward pass of the same
-model, in turn in one process. Then two whole runs are started, the first with an empty cache of
-compiled programs.
+model, in turn in one process; then with batches that are read ahead beside one batch that is there
+already. Then two whole runs are started, the first with an empty cache of compiled programs.
 """
 
 import dataclasses
@@ -109,6 +109,13 @@ def show(console: Console, steps: dict[str, Any]) -> None:
                 f"{one['temporary_bytes'] / 1e6:.1f}",
             )
     console.print(table)
+    for tokens, row in steps.items():
+        rates = row["tokens_per_second"].items()
+        written = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates)
+        console.print(
+            f"{tokens} tokens a step: tokens/s with the {written}; time with reading over time"
+            f" without {row['loading_ratio']:.3f}"
+        )
 
 
 if __name__ == "__main__":

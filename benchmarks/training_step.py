@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from benchmarks import timing
+from benchmarks import loading, timing
 from examples.settings.run import RunConfig
 from examples.training import optimizers, sharding
 from examples.training import program as training_program
@@ -36,7 +36,7 @@ def measure(
     names: Sequence[Name] = NAMES,
     calls: int = 1,
 ) -> dict[str, Any]:
-    """Seconds and memory of a step with each optimizer.
+    """Seconds and memory of a step with each optimizer, and what reading batches costs the last.
 
     Args:
       base: settings of the run, with its model.
@@ -48,11 +48,13 @@ def measure(
       calls: steps that are enqueued before the last is waited for.
     """
     rows = tokens // base.model.context
-    place = sharding.of_batch(sharding.make_mesh("", jax.devices()))
+    mesh = sharding.make_mesh("", jax.devices())
+    place = sharding.of_batch(mesh)
     ids = np.random.default_rng(0).integers(0, vocabulary, (2, rows, base.model.context))
     batch = [jax.device_put(part.astype(np.int32), place) for part in ids]
     timed: dict[str, Callable[[], Any]] = {}
     memory = {}
+    steppers = {}
     for name in names:
         program = make_program(base, name, vocabulary)
         state = program.init(0)
@@ -63,10 +65,14 @@ def measure(
         step: Any = program.train_step  # compiled by jax.jit
         compiled = step.lower(program.abstract, optimizers.Rates(0.0, 0.0), *batch).compile()
         memory[name] = donated(compiled, state)
-        timed[name] = Stepper(program, state, batch)
+        steppers[name] = Stepper(program, state)
+        timed[name] = functools.partial(steppers[name], *batch)
     seconds = timing.interleaved(timed, rounds, console, calls)
     alone = seconds["forward and backward"]
+    last = steppers[names[-1]]
+    context = base.model.context
     return {
+        **loading.measure(lambda x: last(*x), rows, context, vocabulary, mesh, rounds, console),
         "forward_and_backward_s": float(np.median(alone)),
         **{
             name: {
@@ -85,14 +91,13 @@ class Stepper:
 
     program: Program
     state: TrainState
-    batch: list[jax.Array]
 
-    def __call__(self) -> jax.Array:
+    def __call__(self, *batch: jax.Array) -> jax.Array:
         """Takes the next step and returns its loss."""
-        self.state, loss = self.program.train_step(
-            self.state, optimizers.Rates(0.01, 0.01), *self.batch
+        self.state, measured = self.program.train_step(
+            self.state, optimizers.Rates(0.01, 0.01), *batch
         )
-        return loss
+        return measured.loss
 
 
 def donated(compiled: Any, state: TrainState) -> dict[str, int]:

@@ -99,8 +99,8 @@ def _losses(setup: TrainingSetup, steps: int) -> dict[str, Any]:
     place = sharding.of_batch(setup.mesh)
     losses = []
     for i in range(steps):
-        state, loss = setup.train_step(state, *place_batch(setup.loader, i, place))
-        losses.append(loss)
+        state, measured = setup.train_step(state, *place_batch(setup.loader, i, place))
+        losses.append(measured.loss)
         if i >= 2:
             losses[i - 2].block_until_ready()  # enough is enqueued; batches must not pile up
     parts = np.array_split(np.array(list(map(float, losses))), min(steps, 20))

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.runs import folder as run_folder
-from examples.runs import processes
+from examples.runs import processes, speed
 from examples.runs.checkpoint import Checkpoints
 from examples.runs.loop import Loop
 from examples.runs.metrics import MATRICES, METRICS, Metrics
+from examples.runs.profiling import Profile
 from examples.runs.progress import Observer
 from examples.runs.signals import StopRequests
+from examples.settings.command_line import DEFAULT_MACHINE
+from examples.settings.run import MachineConfig, profiled_steps
 from examples.training.setup import TrainingSetup
 from examples.training.step import TrainState
 
@@ -32,6 +35,8 @@ def execute(
     folder: Path,
     display: Observer,
     begin: Callable[[TrainState, int], None],
+    machine: MachineConfig = DEFAULT_MACHINE,
+    say: Callable[[str], None] = print,
 ) -> Outcome:
     """Trains and writes measurements and checkpoints; calls `begin` before the first step."""
     metadata = functools.partial(run_folder.step_metadata, setup.config, setup.dataset.key)
@@ -52,9 +57,22 @@ def execute(
                 metrics=metrics,
                 matrices=matrices,
                 display=display,
+                work=work_of(setup, machine),
+                profile=Profile(profiled_steps(machine), folder, say),
             )
             state, step = loop.run(state, start)
     return Outcome(state, step, loop.stop.agreed if step < setup.config.steps else 0)
+
+
+def work_of(setup: TrainingSetup, machine: MachineConfig) -> speed.Work:
+    """What a step does, and what the devices could do."""
+    return speed.work_of(
+        setup.config,
+        setup.dataset.tokenizer.get_vocab_size(),
+        setup.mesh.size,
+        setup.mesh.devices.flat[0].device_kind,
+        machine.peak_tflops,
+    )
 
 
 def open_matrices(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 BATCH = 512  # sequences in a step, in all runs
+VOCABULARIES = {"gpt2": 50_257, "llama2": 32_000}  # tokens of the two tokenizers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Size:
     @property
     def vocab_size(self) -> int:
         """Tokens of GPT-2 or of LLaMA-2."""
-        return 50_257 if self.family == "gpt" else 32_000
+        return VOCABULARIES["gpt2" if self.family == "gpt" else "llama2"]
 
 
 SIZES = {

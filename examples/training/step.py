@@ -27,11 +27,20 @@ class TrainState(NamedTuple):
     """The key of the run's seed; a counter is folded in wherever random numbers are needed."""
 
 
+class Measured(NamedTuple):
+    """What is known of a step when it is done."""
+
+    loss: jax.Array
+    """Nats per token; NaN if the step was skipped."""
+    grad_norm: jax.Array
+    """Norm of the whole gradient, before it is clipped."""
+
+
 Init = Callable[[Seed], TrainState]
 """Seed to the state before the first step."""
 
-TrainStep = Callable[[TrainState, Rates, ArrayLike, ArrayLike], tuple[TrainState, jax.Array]]
-"""State, peak rates, inputs and targets to the next state and the loss; see `make_train_step`."""
+TrainStep = Callable[[TrainState, Rates, ArrayLike, ArrayLike], tuple[TrainState, Measured]]
+"""State, peak rates, inputs and targets to the next state and its figures: `make_train_step`."""
 
 
 def make_init(
@@ -80,20 +89,23 @@ def make_train_step(
 
     def train_step(
         state: TrainState, rates: Rates, inputs: ArrayLike, targets: ArrayLike
-    ) -> tuple[TrainState, jax.Array]:
+    ) -> tuple[TrainState, Measured]:
         rows = (jnp.asarray(inputs), jnp.asarray(targets))
         batches = jax.tree.map(lambda x: micro_batches(x, accumulate, mesh), rows)
         loss, grads = mean_over(batches, jax.value_and_grad(loss_of), state.params)
-        updates, opt_state = optimizer(rates).update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
+        norm = optax.tree.norm(grads)
+        with jax.named_scope("optimizer"):  # `examples.forecast` reads this name in programs
+            updates, opt_state = optimizer(rates).update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         # Elementwise selection instead of a branch, so that the old state's memory can be reused.
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
             (params, opt_state),
             (state.params, state.opt_state),
         )
-        return TrainState(params, opt_state, state.key), jnp.where(finite, loss, jnp.nan)
+        measured = Measured(jnp.where(finite, loss, jnp.nan), norm)
+        return TrainState(params, opt_state, state.key), measured
 
     return jax.jit(
         train_step,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.compiled import gpu, hlo, tpu, walk
+from examples.compiled import gpu, hlo, tpu, walk
 
 # Powers of ten apart, so that a sum shows what it is made of.
 RATES = gpu.Rates(memory=1e3, half=1e4, tf32=1e3, float32=1e2, link=10)

@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
 import optax_muonplus as omp
-from benchmarks import accelerator_row, accelerators, maxtext, meshes, targets, trees
+from benchmarks import accelerator_row, accelerators, maxtext, meshes, trees
+from examples.compiled import targets
 
 
 @pytest.mark.parametrize(

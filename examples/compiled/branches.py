@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compiled.hlo import Instruction, Program
+from examples.compiled.hlo import Instruction, Program
 
 
 class UnknownError(Exception):
