@@ -47,7 +47,8 @@ class Config:
     none. `data` is FSDP."""
     rows: tuple[str, ...] = tuple(ROWS)[:3]
     """Which rows to compile, of optax.contrib.muon, omp.muon:bfloat16, omp.muonplus:bfloat16,
-    omp.muonplus:float16 and omp.muonplus:float32."""
+    omp.muonplus:float16 and omp.muonplus:float32. With `:symmetric` behind bfloat16 or float16,
+    symmetric products are left to the kernel for Hopper, which needs JAX 0.11."""
     row: str | None = None
     """Compile this row in this process and print its figures as JSON. The command starts itself so
     for each row, in the environment that the compiler needs."""
@@ -133,7 +134,8 @@ def assumptions(target: targets.Target) -> str:
         f" {rates.memory / 1e12:.1f} TB/s or its products at {rates.half / 1e12:.0f} TFLOP/s"
         f" ({rates.tf32 / 1e12:.0f} in TF32, {rates.float32 / 1e12:.0f} in float32), whichever is"
         f" longer; collectives at {rates.link / 1e9:.0f} GB/s. Products are cuBLASLt calls, and"
-        f" nothing was autotuned. {loops}"
+        " nothing was autotuned. The kernel for symmetric products counts with the blocks that it"
+        f" computes, at the same rate, which nobody has measured. {loops}"
     )
 
 

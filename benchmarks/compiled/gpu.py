@@ -4,6 +4,9 @@ The time is a roofline: kernels run one after the other, and each takes the long
 that of the bytes which it reads and writes, and that of its products. Nothing is added for
 launching a kernel, and nothing is taken off where arrays stay in a cache. A collective takes the
 time of the bytes that it receives.
+
+The kernel for symmetric products is a custom call whose work XLA does not know. Its operations are
+those of the blocks on and below the diagonal, whole; its rate is taken to be that of the library.
 """
 
 import collections
@@ -12,6 +15,7 @@ import math
 import re
 from typing import NamedTuple
 
+import optax_muonplus as omp
 from benchmarks.compiled import walk
 from benchmarks.compiled.counts import size_in_bytes
 from benchmarks.compiled.hlo import Computation, Instruction, Program, Shape
@@ -36,6 +40,8 @@ class Rates(NamedTuple):
     link: float
 
 
+_BLOCK = omp.polar.Tiling().block
+
 # Instructions that launch nothing.
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
@@ -49,6 +55,7 @@ _MOVES = {
 }  # fmt: skip
 _SLICES = ("slice", "dynamic-slice", "gather")
 _LIBRARY_PRODUCT = re.compile(r'custom_call_target="__cublas')
+_SYMMETRIC_PRODUCT = re.compile(r'custom_call_target="mosaic_gpu.*symmetric_product', re.DOTALL)
 _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 
 
@@ -99,6 +106,10 @@ def _products(
         inner = program.computations[x.called[0]]
         found = [_products(program, inner, i, rates) for i in inner.instructions.values()]
         return sum(n for n, _ in found), min((rate for n, rate in found if n), default=rates.half)
+    if x.opcode == "custom-call" and _SYMMETRIC_PRODUCT.search(x.attributes):
+        ((_, (batch, side, inner)), *_) = computation.instructions[x.operands[0]].shapes
+        blocks = side // _BLOCK
+        return batch * blocks * (blocks + 1) * _BLOCK**2 * inner, rates.half
     if x.opcode == "dot":
         contracted = x.integers("lhs_contracting_dims")
     elif x.opcode == "custom-call" and _LIBRARY_PRODUCT.search(x.attributes):

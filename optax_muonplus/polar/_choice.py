@@ -38,6 +38,7 @@ def iterate_cheapest(
     preconditioning: Preconditioning,
     compute_dtype: jnp.dtype | None,
     precision: jax.lax.Precision | None,
+    symmetric_kernel: bool = False,
 ) -> jax.Array:
     """Plain or Gram Newton-Schulz: the one with fewer operations, if products are exact enough.
 
@@ -51,6 +52,7 @@ def iterate_cheapest(
         safety_factor=safety_factor,
         preconditioning=preconditioning,
         compute_dtype=compute_dtype,
+        symmetric_kernel=symmetric_kernel,
     )
     plain = functools.partial(either, restarts=every_step(rows), precision=precision)
     gram = functools.partial(either, restarts=restarts, precision=highest)
