@@ -48,7 +48,8 @@ class Config:
     none. `data` is FSDP."""
     rows: tuple[str, ...] = tuple(ROWS)[:3]
     """Which rows to compile, of optax.contrib.muon, omp.muon:bfloat16, omp.muonplus:bfloat16,
-    omp.muonplus:float16, omp.muonplus:float32 and maxtext.muon."""
+    omp.muonplus:float16, omp.muonplus:float32 and maxtext.muon. With `:symmetric` behind bfloat16
+    or float16, symmetric products are left to the kernel for Hopper, which needs JAX 0.11."""
     maxtext: Path | None = None
     """Folder of a checkout of MaxText, for its row; by default the installed package."""
     row: str | None = None
@@ -136,7 +137,8 @@ def assumptions(target: targets.Target) -> str:
         f" {rates.memory / 1e12:.1f} TB/s or its products at {rates.half / 1e12:.0f} TFLOP/s"
         f" ({rates.tf32 / 1e12:.0f} in TF32, {rates.float32 / 1e12:.0f} in float32), whichever is"
         f" longer; collectives at {rates.link / 1e9:.0f} GB/s. Products are cuBLASLt calls, and"
-        f" nothing was autotuned. {loops}"
+        " nothing was autotuned. The kernel for symmetric products counts with the blocks that it"
+        f" computes, at the same rate, which nobody has measured. {loops}"
     )
 
 

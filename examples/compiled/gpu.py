@@ -4,6 +4,8 @@ The time is a roofline: kernels run one after the other, and each takes the long
 that of the bytes which it reads and writes, and that of its products. Nothing is added for
 launching a kernel, and nothing is taken off where arrays stay in a cache. A collective takes the
 time of the bytes that it receives.
+
+The rate of this package's kernel for symmetric products is taken to be that of the library.
 """
 
 import collections

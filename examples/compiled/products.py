@@ -2,7 +2,8 @@
 
 XLA writes a product as `dot`, as a `convolution` on TPUs, or as a call of a library. Attention in
 one kernel (cuDNN's) does two products in the forward pass and five in the backward pass, and half
-of each where it is causal. A Pallas kernel counts with the estimate that its author gave.
+of each where it is causal. A Pallas kernel counts with the estimate that its author gave, and this
+package's kernel for symmetric products with the blocks on and below the diagonal, whole.
 """
 
 import functools
@@ -12,12 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+import optax_muonplus as omp
 from examples.compiled import walk
 from examples.compiled.hlo import Computation, Instruction, Program, Shape
 from examples.compiled.walk import Work
 
 LIBRARY_PRODUCT = re.compile(r'custom_call_target="__cublas')
 LIBRARY_ATTENTION = re.compile(r'custom_call_target="__cudnn\$fmha\w*?(Backward)?"')
+_SYMMETRIC_PRODUCT = re.compile(r'custom_call_target="mosaic_gpu.*symmetric_product', re.DOTALL)
 KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu_v2|mosaic_gpu)"')
 _ESTIMATE = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
 _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
@@ -76,6 +79,8 @@ def _operations(computation: Computation, x: Instruction) -> int:
         return _of_dot(x, operands, _numbers(axes[1]) if axes else [])
     if found := LIBRARY_ATTENTION.search(x.attributes):
         return _of_attention(x, operands, products=5 if found[1] else 2)
+    if _SYMMETRIC_PRODUCT.search(x.attributes):
+        return _of_symmetric_product(operands)
     estimate = KERNEL.search(x.attributes) and _ESTIMATE.search(x.attributes)
     return int(estimate[1]) if estimate else 0
 
@@ -84,6 +89,13 @@ def _of_dot(x: Instruction, operands: list[tuple[Shape, ...]], contracted: list[
     ((_, left), *_) = operands[0]
     (_, out) = x.shapes[0]  # a library's product returns its workspace too
     return 2 * math.prod(out) * math.prod(left[axis] for axis in contracted)
+
+
+def _of_symmetric_product(operands: list[tuple[Shape, ...]]) -> int:
+    ((_, (batch, side, inner)), *_) = operands[0]
+    block = omp.polar.Tiling().block
+    blocks = side // block
+    return batch * blocks * (blocks + 1) * block**2 * inner
 
 
 def _of_attention(x: Instruction, operands: list[tuple[Shape, ...]], products: int) -> int:

@@ -38,6 +38,7 @@ def muonplus(
     preconditioning: Preconditioning = "frobenius",
     adaptive: bool = False,
     compute_dtype: DTypeLike | None = None,
+    symmetric_kernel: bool = False,
     adam_b1: ArrayLike = 0.9,
     adam_b2: ArrayLike = 0.999,
     adam_eps: ArrayLike = 1e-8,
@@ -90,6 +91,9 @@ def muonplus(
       compute_dtype: dtype of the operands and results of matrix products, for example
         ``"bfloat16"`` on accelerators. Products are summed, and polynomials combined, in float32 at
         least; results are rounded once. None means the momentum's, at least float32.
+      symmetric_kernel: with ``compute_dtype`` of bfloat16 or float16 and JAX 0.11, lets Hopper GPUs
+        compute products whose result is symmetric as one triangle, see
+        :func:`optax_muonplus.polar.newton_schulz`. No effect elsewhere.
       adam_b1: AdamW's first decay.
       adam_b2: AdamW's second decay.
       adam_eps: AdamW's epsilon.
@@ -147,6 +151,7 @@ def muonplus(
                 preconditioning=preconditioning,
                 adaptive=adaptive,
                 compute_dtype=compute_dtype,
+                symmetric_kernel=symmetric_kernel,
             ),
             optax.add_decayed_weights(weight_decay, weight_decay_mask),
             optax.scale_by_learning_rate(learning_rate),

@@ -55,6 +55,7 @@ def scale_by_adamuon(
     polar: Polar | PolarFunction = "auto",
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: DTypeLike | None = None,
+    symmetric_kernel: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> MatrixTransformation:
@@ -67,7 +68,9 @@ def scale_by_adamuon(
     check_decay("beta2", beta2)
     rescale = entry_rule(beta2, nu_eps)
     average = momentum(beta, nesterov=nesterov, mu_dtype=mu_dtype)
-    polar_factor = Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype)
+    polar_factor = Orthogonalize(
+        ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype, symmetric_kernel
+    )
 
     def init_nu(leaves: Sequence[LeafInfo], params: Any, mu: MomentumState) -> Any:
         del leaves, params

@@ -58,6 +58,7 @@ def scale_by_normuon(
     polar: Polar | PolarFunction = "auto",
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: DTypeLike | None = None,
+    symmetric_kernel: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> MatrixTransformation:
@@ -69,7 +70,9 @@ def scale_by_normuon(
     check_decay("beta2", beta2)
     rescale = row_rule(rule, beta2, nu_eps, shape_scale)
     average = momentum(beta, nesterov=nesterov, mu_dtype=mu_dtype)
-    polar_factor = Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype)
+    polar_factor = Orthogonalize(
+        ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype, symmetric_kernel
+    )
 
     def init_nu(leaves: Sequence[LeafInfo], params: Any, mu: Any) -> Any:
         del mu

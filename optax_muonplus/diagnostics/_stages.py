@@ -66,7 +66,8 @@ def _steps(arguments: dict[str, Any]) -> tuple[Orthogonalize, list[MatrixFunctio
 
     norm = arguments.get("norm", "none")  # muon has no such argument
     polar_factor = Orthogonalize(
-        **chosen("ns_coeffs", "ns_steps", "eps", "polar", "preconditioning", "compute_dtype")
+        **chosen("ns_coeffs", "ns_steps", "eps", "polar", "preconditioning", "compute_dtype"),
+        **chosen("symmetric_kernel"),
     )
     normalize = Normalize(norm, **chosen("norm_eps", "match_frobenius"))
     scale = ScaleByShape(norm=norm, **chosen("shape_scale", "consistent_rms", "match_frobenius"))

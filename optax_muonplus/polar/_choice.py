@@ -118,6 +118,7 @@ def iterate_in_form(
     safety_factor: float,
     preconditioning: Preconditioning,
     compute_dtype: jnp.dtype | None,
+    symmetric_kernel: bool = False,
 ) -> jax.Array:
     """The iteration in the form for the device; arguments are as for ``iterate``."""
     on_cpu, elsewhere = (
@@ -129,6 +130,7 @@ def iterate_in_form(
             safety_factor=safety_factor,
             preconditioning=preconditioning,
             compute_dtype=compute_dtype,
+            symmetric_kernel=symmetric_kernel,
             **form._asdict(),
         )
         for form in forms

@@ -23,6 +23,7 @@ from optax_muonplus.polar._options import (
     check_preconditioning,
     operand_dtype,
 )
+from optax_muonplus.polar._symmetric_product import check_symmetric_kernel
 
 
 def polar_function(
@@ -32,6 +33,7 @@ def polar_function(
     eps: ArrayLike = DEFAULT_EPS,
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: DTypeLike | None = None,
+    symmetric_kernel: bool = False,
 ) -> PolarFunction:
     """The function ``(*batch, out, in) -> (*batch, out, in)`` that these options choose.
 
@@ -45,11 +47,13 @@ def polar_function(
       eps: added to the norm that divides.
       preconditioning: the norm that divides.
       compute_dtype: dtype of the operands of products.
+      symmetric_kernel: as in :func:`newton_schulz`.
 
     Raises:
       ValueError: for an unknown option, too few rows, ``ns_steps < 1``, a negative ``eps``, a dtype
-        that is not floating-point, or one that ``"gram"`` cannot use.
+        that is not floating-point, or one that ``"gram"`` or ``symmetric_kernel`` cannot use.
     """
+    check_symmetric_kernel(symmetric_kernel, polar, operand_dtype(compute_dtype))
     if callable(polar):
         return polar
     check_polar(polar)
@@ -91,6 +95,7 @@ def newton_schulz(
     eps: ArrayLike = DEFAULT_EPS,
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: DTypeLike | None = None,
+    symmetric_kernel: bool = False,
 ) -> jax.Array:
     r"""Approximate polar factor by Newton-Schulz iteration.
 
@@ -122,21 +127,26 @@ def newton_schulz(
         dtype, at least float32, at JAX's default matmul precision. ``"cans"`` diverges in less
         than float32: it uses the precision of :func:`gram_newton_schulz`, and rejects a narrower
         ``compute_dtype``. Float16 is for GPUs; TPUs have no unit for it and emulate it slowly.
+      symmetric_kernel: on Hopper GPUs (compute capability 9.0) computes products whose result is
+        symmetric, which are two of three on square matrices, as one triangle, by
+        :func:`symmetric_product`. Needs a ``compute_dtype`` of bfloat16 or float16 and JAX 0.11,
+        and has an effect for real matrices with a shorter side of 512 at least, on one device or
+        inside ``jax.shard_map``. Elsewhere products stay plain. Off by default: the kernel was
+        compiled for Hopper, and has never run there.
 
     Returns:
       An array of ``x``'s shape and dtype.
 
     Raises:
-      ValueError: for an unknown option, too few rows, ``ns_steps < 1``, a negative ``eps``, or a
-        ``compute_dtype`` that is not floating-point.
+      ValueError: for an unknown option, too few rows, ``ns_steps < 1``, a negative ``eps``, a
+        ``compute_dtype`` that is not floating-point, or a ``symmetric_kernel`` without half
+        precision or with an older JAX.
 
     Source: Jordan et al. 2024 (Muon); Boissin et al., arXiv:2512.04632 (aol); Grishina et al.,
     arXiv:2506.10935 (schatten).
     """
-    function = polar_function(
-        "newton_schulz", ns_coeffs, ns_steps, eps, preconditioning, compute_dtype
-    )
-    return function(x)
+    options = (ns_coeffs, ns_steps, eps, preconditioning, compute_dtype, symmetric_kernel)
+    return polar_function("newton_schulz", *options)(x)
 
 
 def gram_newton_schulz(
@@ -147,6 +157,7 @@ def gram_newton_schulz(
     eps: ArrayLike = DEFAULT_EPS,
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: DTypeLike | None = None,
+    symmetric_kernel: bool = False,
 ) -> jax.Array:
     r"""The same polynomial as :func:`newton_schulz`, iterated on the Gram matrix.
 
@@ -175,6 +186,7 @@ def gram_newton_schulz(
       preconditioning: as in :func:`newton_schulz`.
       compute_dtype: as in :func:`newton_schulz`, but None, ``"float16"`` (for GPUs), or float32 at
         least.
+      symmetric_kernel: as in :func:`newton_schulz`.
 
     Returns:
       An array of ``x``'s shape and dtype.
@@ -185,7 +197,8 @@ def gram_newton_schulz(
 
     Source: Dao-AILab, gram-newton-schulz (2026).
     """
-    return polar_function("gram", ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)(x)
+    options = (ns_coeffs, ns_steps, eps, preconditioning, compute_dtype, symmetric_kernel)
+    return polar_function("gram", *options)(x)
 
 
 def svd(x: jax.Array) -> jax.Array:

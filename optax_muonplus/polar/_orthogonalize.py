@@ -27,6 +27,7 @@ class Orthogonalize(MatrixFunction):
     polar: Polar | PolarFunction = static(default="auto")
     preconditioning: Preconditioning = static(default="frobenius")
     compute_dtype: DTypeLike | None = static(default=None)
+    symmetric_kernel: bool = static(default=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError as :func:`optax_muonplus.polar.polar_function`."""
@@ -42,6 +43,7 @@ class Orthogonalize(MatrixFunction):
             self.eps,
             self.preconditioning,
             self.compute_dtype,
+            self.symmetric_kernel,
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:

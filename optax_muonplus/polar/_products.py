@@ -112,6 +112,8 @@ class ShortSide(NamedTuple):
       dtype: the dtype of sums and combinations.
       factor: what the iterates ``Y`` carry besides, see :func:`range_factor`; their Gram matrices
         carry its square.
+      symmetric: :func:`optax_muonplus.polar.symmetric_product`, for products whose result is
+        symmetric; or None.
     """
 
     left: bool
@@ -119,10 +121,18 @@ class ShortSide(NamedTuple):
     operand: jnp.dtype
     dtype: jnp.dtype
     factor: float
+    symmetric: Callable[..., jax.Array] | None = None
 
     def gram(self, y: jax.Array) -> jax.Array:
         """The Gram matrix of ``y``."""
+        if self.symmetric is not None:
+            rows = y if self.left else adjoint(y)
+            return self.symmetric(rows, rows)
         return self.matmul(y, adjoint(y)) if self.left else self.matmul(adjoint(y), y)
+
+    def commuting(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """The product of two symmetric matrices that commute, as polynomials of one matrix do."""
+        return self.matmul(a, b) if self.symmetric is None else self.symmetric(a, b)
 
     def multiply(self, p: jax.Array, y: jax.Array) -> jax.Array:
         """``y`` multiplied by ``p`` on its shorter side."""
@@ -148,25 +158,54 @@ class ShortSide(NamedTuple):
           scale: what the short side of ``y`` is to be multiplied by, ``(*batch, 1 or n, 1)``, if
             it is not yet scaled.
         """
+        # P is scaled instead of y, because it is the smaller of the two.
+        if len(rows) == 1:
+            return self.multiply(self.rounded(self.polynomial(gram, rows[0], scale)), y)
         p = self.polynomial(gram, rows[0])
-        # p is scaled instead of y, because it is the smaller of the two.
-        total = p if scale is None else p * (jnp.swapaxes(scale, -1, -2) if self.left else scale)
-        total = self.rounded(total)
+        total = self.rounded(self._scaled(p, scale))
+        multiply = self.commuting if _one_number(scale) else self.multiply
         for row in rows[1:]:
             operand = self.rounded(p)
-            gram = self.matmul(self.matmul(gram, operand), operand)
+            gram = self.commuting(self.commuting(gram, operand), operand)
             p = self.polynomial(gram, row)
-            total = self.multiply(self.rounded(p), total)
+            total = multiply(self.rounded(p), total)
         return self.multiply(total, y)
 
-    def polynomial(self, gram: jax.Array, row: Row | jax.Array) -> jax.Array:
-        """``c_0 I + c_1 R + c_2 R^2 + ...`` for the Gram matrix R, in the dtype of sums."""
+    def polynomial(
+        self, gram: jax.Array, row: Row | jax.Array, scale: jax.Array | None = None
+    ) -> jax.Array:
+        """``c_0 I + c_1 R + c_2 R^2 + ...`` for the Gram matrix R, in the dtype of sums.
+
+        With ``symmetric`` three terms are combined within the product, and rounded there.
+
+        Args:
+          gram: R.
+          row: the coefficients.
+          scale: multiplies the result, as in :meth:`segment`.
+        """
+        if self.symmetric is not None and len(row) == 3 and _one_number(scale):
+            c = [row[2] / self.factor**4, row[1] / self.factor**2, row[0]]
+            c = jnp.asarray(c, self.dtype)
+            c = jnp.broadcast_to(c, (*gram.shape[:-2], 3))
+            c = c if scale is None else c * scale[..., 0]
+            return self.symmetric(gram, gram, gram, c)
         identity = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=self.dtype), gram.shape)
         p, power = row[0] * identity, None
         for degree, c in enumerate(row[1:], start=1):
-            power = gram if power is None else self.matmul(gram, power)
+            power = gram if power is None else self.commuting(gram, power)
             p = p + c / self.factor ** (2 * degree) * power.astype(self.dtype)
-        return p
+        return self._scaled(p, scale)
+
+    def _scaled(self, p: jax.Array, scale: jax.Array | None) -> jax.Array:
+        """``p`` with the side scaled that it multiplies the short side of ``y`` with."""
+        if scale is None:
+            return p
+        return p * (jnp.swapaxes(scale, -1, -2) if self.left else scale)
+
+
+def _one_number(scale: jax.Array | None) -> bool:
+    """Whether ``scale`` is the same for the whole matrix, so that P stays symmetric."""
+    return scale is None or scale.shape[-2] == 1
 
 
 def range_factor(operand: jnp.dtype, row_length: int) -> float:
