@@ -82,6 +82,7 @@ def polar_function(
             safety_factor=chosen.safety_factor,
             preconditioning=preconditioning,
             compute_dtype=operand,
+            symmetric_kernel=symmetric_kernel,
         )
 
     return function
