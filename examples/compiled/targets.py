@@ -161,14 +161,15 @@ def environment(target: Target) -> dict[str, str]:
     """The environment of a process that compiles for ``target``.
 
     JAX must not look for devices or metadata of a cloud, and must not read programs that were
-    compiled before, since the time to compile is a figure. XLA's flags are left out.
+    compiled before, since the time to compile is a figure. XLA's flags are left out. For the CPU of
+    this machine all is as it is for other programs here, but for the number of devices.
     """
     ours = {
         "JAX_PLATFORMS": "cpu",
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # the plugin would look for a driver
     }
     if target.kind == "cpu":
-        ours["JAX_NUM_CPU_DEVICES"] = str(target.devices)
+        return {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(target.devices)}
     if target.is_tpu:
         ours |= {
             "TPU_SKIP_MDS_QUERY": "1",
