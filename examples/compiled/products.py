@@ -1,9 +1,8 @@
 """Multiplications and additions of the matrix products in a compiled program.
 
-XLA writes a product as `dot`, as a `convolution` on TPUs, or as a call of a library. Attention in
-one kernel (cuDNN's) does two products in the forward pass and five in the backward pass, and half
-of each where it is causal. A Pallas kernel counts with the estimate that its author gave, and this
-package's kernel for symmetric products with the blocks on and below the diagonal, whole.
+XLA writes a product as `dot`, as a `convolution` on TPUs, or as a call of a library. Kernels of
+attention are known by name. Another Pallas kernel counts with the estimate that its author gave,
+and this package's kernel for symmetric products with the blocks on and below the diagonal, whole.
 """
 
 import functools
@@ -19,10 +18,21 @@ from examples.compiled.hlo import Computation, Instruction, Program, Shape
 from examples.compiled.walk import Work
 
 LIBRARY_PRODUCT = re.compile(r'custom_call_target="__cublas')
-LIBRARY_ATTENTION = re.compile(r'custom_call_target="__cudnn\$fmha\w*?(Backward)?"')
 _SYMMETRIC_PRODUCT = re.compile(r'custom_call_target="mosaic_gpu.*symmetric_product', re.DOTALL)
+# Products of queries by keys, or of that size, in kernels of attention: cuDNN's, and Pallas' splash
+# attention, whose names JAX gives them. Kernels of the backward pass compute the scores again.
+ATTENTION = {
+    "__cudnn$fmhaSoftmaxBackward": 5,
+    "__cudnn$fmhaSoftmax": 2,
+    "dot_product_attention_bwd": 5,
+    "dot_product_attention_fwd": 2,
+    "splash_mha_fwd": 2,
+    "splash_mha_dkv": 4,
+    "splash_mha_dq": 3,
+}
 KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu_v2|mosaic_gpu)"')
 _ESTIMATE = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
+_SCORES = re.compile(r'"intermediate_tensor_shape":\s*\{[^{}]*?"dimensions":\s*\[([^\]]*)\]')
 _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 
 
@@ -77,10 +87,13 @@ def _operations(computation: Computation, x: Instruction) -> int:
     if LIBRARY_PRODUCT.search(x.attributes):
         axes = _CONTRACTED.search(x.attributes)
         return _of_dot(x, operands, _numbers(axes[1]) if axes else [])
-    if found := LIBRARY_ATTENTION.search(x.attributes):
-        return _of_attention(x, operands, products=5 if found[1] else 2)
     if _SYMMETRIC_PRODUCT.search(x.attributes):
         return _of_symmetric_product(operands)
+    if products := attention_products(f"{x.attributes} {x.scope}"):
+        floats = [shape for ((dtype, shape),) in operands if re.match("b?f[0-9]", dtype)]
+        scores = re.search(_SCORES, x.attributes)
+        positions = _numbers(scores[1])[-1] if scores else floats[1][-2]
+        return attention_operations(products, floats[0], positions)
     estimate = KERNEL.search(x.attributes) and _ESTIMATE.search(x.attributes)
     return int(estimate[1]) if estimate else 0
 
@@ -98,23 +111,17 @@ def _of_symmetric_product(operands: list[tuple[Shape, ...]]) -> int:
     return batch * blocks * (blocks + 1) * block**2 * inner
 
 
-def _of_attention(x: Instruction, operands: list[tuple[Shape, ...]], products: int) -> int:
-    """Queries and keys come first; a product has 2 operations for each query, key and width."""
-    ((_, queries),), ((_, keys),) = operands[:2]
-    numbers = re.search(r'"bmm1_dot_dimension_numbers":\{([^{}]*)\}', x.attributes)
-    used = [
-        axis
-        for kind in ("contracting", "batch")
-        for axis in _listed(f"rhs_{kind}_dimensions", numbers[1] if numbers else "")
-    ]
-    positions = math.prod(n for axis, n in enumerate(keys) if axis not in used)
-    causal = '"mask_type":"CAUSAL"' in x.attributes
-    return products * 2 * math.prod(queries) * positions // (2 if causal else 1)
+def attention_products(name: str) -> int:
+    """How many products a kernel of attention does, by its name; 0 for another kernel."""
+    return next((n for kernel, n in ATTENTION.items() if kernel in name), 0)
 
 
-def _listed(name: str, text: str) -> list[int]:
-    found = re.search(rf'"{name}":\[([^\]]*)\]', text)
-    return _numbers(found[1]) if found else []
+def attention_operations(products: int, queries: tuple[int, ...], positions: int) -> int:
+    """Operations of products of queries, of that shape, and so many keys.
+
+    Half of them: attention is causal in all models here, and its kernels leave the rest out.
+    """
+    return products * 2 * math.prod(queries) * positions // 2
 
 
 def _of_convolution(x: Instruction, operands: list[tuple[Shape, ...]]) -> int:

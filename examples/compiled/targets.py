@@ -5,6 +5,7 @@ name. Nothing can be run, and nothing is tuned by trying: products on a GPU are 
 cuBLASLt here, in place of Triton kernels with untuned tiles. Do not ship a program compiled so.
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import math
@@ -161,14 +162,15 @@ def environment(target: Target) -> dict[str, str]:
     """The environment of a process that compiles for ``target``.
 
     JAX must not look for devices or metadata of a cloud, and must not read programs that were
-    compiled before, since the time to compile is a figure. XLA's flags are left out.
+    compiled before, since the time to compile is a figure. XLA's flags are left out. For the CPU of
+    this machine all is as it is for other programs here, but for the number of devices.
     """
     ours = {
         "JAX_PLATFORMS": "cpu",
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # the plugin would look for a driver
     }
     if target.kind == "cpu":
-        ours["JAX_NUM_CPU_DEVICES"] = str(target.devices)
+        return {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(target.devices)}
     if target.is_tpu:
         ours |= {
             "TPU_SKIP_MDS_QUERY": "1",
@@ -177,6 +179,20 @@ def environment(target: Target) -> dict[str, str]:
         }
     left_out = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_NUM_CPU_DEVICES")
     return {name: x for name, x in os.environ.items() if name not in left_out} | ours
+
+
+def assume_cudnn() -> None:
+    """Lets JAX trace cuDNN's attention in this process, which only compiles.
+
+    JAX looks for the library first, but XLA needs none to compile. It may then choose the sizes of
+    workspaces by what the library says; without it they are 0.
+    """
+    known = _H100["dnn_version_info"]
+    version = 10_000 * known["major"] + 100 * known["minor"]
+    with contextlib.suppress(ImportError):  # not public; without it, it is not traced
+        from jax._src.cudnn import fused_attention_stablehlo
+
+        setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: version)  # noqa: B010
 
 
 def devices(target: Target) -> np.ndarray:

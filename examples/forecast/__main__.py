@@ -13,6 +13,8 @@ from examples.compiled import targets
 from examples.compiled.targets import Target
 from examples.forecast import even_share, programs
 from examples.forecast.figures import compiled_figures
+from examples.models import attention_kernels
+from examples.models.layout import Layout
 from examples.settings import command_line, run
 from examples.settings.run import RunConfig
 from examples.system.errors import UserError
@@ -29,6 +31,8 @@ def main(argv: Sequence[str]) -> None:
     try:
         run.check(asked.config)
         target = targets.parse(asked.compile_for)
+        if target.is_gpu:
+            targets.assume_cudnn()
         mesh = sharding.make_mesh(asked.machine.mesh, list(targets.devices(target)))
         program = programs.make(asked.config, mesh)
         for name in names.split(","):
@@ -37,6 +41,7 @@ def main(argv: Sequence[str]) -> None:
             found = compiled_figures(traced, target)
             if name == "train_step":
                 found |= even(asked.config, target, mesh.devices.flat[0], traced)
+                found["attention"] = attention_kernels.describe(asked.config.model, Layout(mesh))
             say({"program": name, "figures": found})
     except UserError as error:
         say({"error": str(error)})

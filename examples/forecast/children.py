@@ -54,15 +54,18 @@ def process(
     command: Sequence[str], target: Target, limit_s: float
 ) -> Generator[tuple[Iterator[dict[str, Any]], Callable[[], str]]]:
     """A process, as the lines of JSON that it prints, and a function that says how it ended."""
-    with tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(
-            command,
-            env=targets.environment(target),
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
+    with contextlib.ExitStack() as stack:
+        errors = stack.enter_context(tempfile.TemporaryFile("w+"))
+        child = stack.enter_context(
+            subprocess.Popen(
+                command,
+                env=targets.environment(target),
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
         )
-        assert child.stdout is not None
+        stack.callback(child.kill)  # before its context waits for it
         late = threading.Event()
 
         def stop() -> None:
@@ -71,13 +74,10 @@ def process(
 
         timer = threading.Timer(limit_s, stop)
         timer.start()
+        stack.callback(timer.cancel)
+        assert child.stdout is not None
         lines = (json.loads(line) for line in child.stdout if line.startswith("{"))
-        try:
-            yield lines, lambda: how_it_ended(child, errors, limit_s if late.is_set() else None)
-        finally:
-            timer.cancel()
-            child.kill()
-            child.wait()
+        yield lines, lambda: how_it_ended(child, errors, limit_s if late.is_set() else None)
 
 
 def how_it_ended(child: subprocess.Popen[str], errors: IO[str], limit_s: float | None) -> str:

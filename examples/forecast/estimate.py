@@ -33,6 +33,7 @@ def record(
         "collectives": step.get("collectives"),
         "estimate": speed(config, target, step),
         "assumptions": assumptions(target),
+        "attention": step.get("attention"),
         "mesh": mesh,
         "rows_of_a_device": rows_of_a_device(config, mesh),
         "programs": found,

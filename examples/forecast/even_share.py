@@ -7,7 +7,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend import core
+
+from examples.compiled.products import attention_operations, attention_products
 
 
 def operations(jaxpr: Any, platform: str) -> int:
@@ -29,8 +32,8 @@ def operations(jaxpr: Any, platform: str) -> int:
             total += params["length"] * operations(params["jaxpr"].jaxpr, platform)
         elif name == "cond":
             total += _of_branches(params, platform)
-        elif name == "pallas_call":
-            total += _of_kernel(params)
+        elif name == "pallas_call" or attention_products(name):
+            total += _of_kernel(equation)
         elif name == "shard_map":
             devices = params["mesh"].size
             total += devices * sum(operations(jaxpr, platform) for jaxpr in inner)
@@ -68,8 +71,16 @@ def _of_branches(params: dict[str, Any], platform: str) -> int:
     return operations(branches[taken], platform)
 
 
-def _of_kernel(params: dict[str, Any]) -> int:
-    estimate = params.get("cost_estimate")
+def _of_kernel(equation: Any) -> int:
+    """Kernels of attention are known by name; their floating arguments begin with queries, keys."""
+    name = f"{equation.primitive.name} {equation.params.get('name', '')}"
+    if products := attention_products(name):
+        arguments = [x.aval for x in equation.invars]
+        queries, keys, *_ = (x.shape for x in arguments if jnp.issubdtype(x.dtype, jnp.floating))
+        # Pallas' is (..., heads, positions, width), cuDNN's (rows, positions, heads, width).
+        positions = keys[-2] if "splash" in name else keys[-3]
+        return attention_operations(products, queries, positions)
+    estimate = equation.params.get("cost_estimate")
     if estimate is None:
-        raise ValueError(f"the kernel {params.get('name_and_src_info')} has no estimate")
+        raise ValueError(f"the kernel {name} has no estimate")
     return int(estimate.flops)

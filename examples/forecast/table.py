@@ -23,6 +23,8 @@ def show(console: Console, preset: str, config: RunConfig, target: Target, recor
     line(console, "devices", f"{described(target)}, {axes}")
     pieces = "at once" if config.accumulate == 1 else f"in {config.accumulate} pieces"
     line(console, "a step", f"{pieces}, {rows} row{'s' * (rows > 1)} a device at a time")
+    if record["attention"]:
+        line(console, "kernels", record["attention"])
     console.print()
     console.print(programs_table(record, target))
     for name, figures in record["programs"].items():

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from examples.data.prepare import prepare
 from examples.data.tokenizer import end_id
-from examples.models import Forward
+from examples.models import Forward, attention_kernels
+from examples.models.layout import Layout
 from examples.models.sampling import sample_ids
 from examples.runs import folder as run_folder
 from examples.runs import processes
@@ -117,7 +118,8 @@ def introduce(
     epochs = config.steps * config.batch_size / setup.loader.n_windows
     lines = [
         optimizers.describe(config.optimizer, state.params),
-        f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}",
+        f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
+        f"{attention_kernels.describe(config.model, Layout(setup.mesh))}",
         f"text   {data.train.meta.tokens:,} training and {data.val.meta.tokens:,} validation "
         f"tokens, {data.tokenizer.get_vocab_size()} in the vocabulary",
     ]

@@ -11,11 +11,8 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 from examples.training import sharding
-from examples.training.model_function import Seed
+from examples.training.model_function import Loss, Seed
 from examples.training.optimizers import Rates
-
-Loss = Callable[[optax.Params, ArrayLike, ArrayLike], jax.Array]
-"""Parameters, inputs and targets (B, T) to nats per token."""
 
 
 class TrainState(NamedTuple):
@@ -86,13 +83,14 @@ def make_train_step(
 
     If the loss or the gradient is not finite, the state does not change and the loss is NaN.
     """
+    placed = shardings_of(abstract.params)
 
     def train_step(
         state: TrainState, rates: Rates, inputs: ArrayLike, targets: ArrayLike
     ) -> tuple[TrainState, Measured]:
         rows = (jnp.asarray(inputs), jnp.asarray(targets))
         batches = jax.tree.map(lambda x: micro_batches(x, accumulate, mesh), rows)
-        loss, grads = mean_over(batches, jax.value_and_grad(loss_of), state.params)
+        loss, grads = mean_over(batches, jax.value_and_grad(loss_of), state.params, placed)
         norm = optax.tree.norm(grads)
         with jax.named_scope("optimizer"):  # `examples.forecast` reads this name in programs
             updates, opt_state = optimizer(rates).update(grads, state.opt_state, state.params)
@@ -128,15 +126,22 @@ def mean_over(
     batches: tuple[jax.Array, jax.Array],
     loss_and_grads: Callable[..., tuple[jax.Array, optax.Params]],
     params: optax.Params,
+    placed: Any,
 ) -> tuple[jax.Array, optax.Params]:
-    """Mean loss and gradients over micro-batches, with the memory of one; sums in float32."""
+    """Mean loss and gradients over micro-batches, with the memory of one; sums in float32.
+
+    The sums are sharded as `placed` says. The means have the types of the parameters.
+    """
     n = len(batches[0])
     if n == 1:
         return loss_and_grads(params, *(x[0] for x in batches))
 
     def add(total: Any, batch: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, loss_and_grads(params, *batch)), None
+        loss, grads = total
+        more_loss, more_grads = loss_and_grads(params, *batch)
+        grads = jax.lax.with_sharding_constraint(jax.tree.map(jnp.add, grads, more_grads), placed)
+        return (loss + more_loss, grads), None
 
-    zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))  # parameters are float32
-    total, _ = jax.lax.scan(add, zeros, batches)
-    return jax.tree.map(lambda x: x / n, total)
+    zeros = (jnp.zeros(()), jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params))
+    (loss, grads), _ = jax.lax.scan(add, zeros, batches)
+    return loss / n, jax.tree.map(lambda total, x: (total / n).astype(x.dtype), grads, params)
