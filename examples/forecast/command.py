@@ -24,10 +24,19 @@ WIDTH = 100
 
 def forecast(asked: NewRun, preset: str, words: Sequence[str]) -> int:
     """Compiles, prints and writes; returns 0 if the run fits, 1 if not or if it is unknown."""
+    console = Console(highlight=False, markup=False, width=min(WIDTH, Console().width))
+    record = measure(asked, words, console)
+    console.print()
+    table.show(console, preset, asked.config, target_of(asked.compile_for), record)
+    write(asked.json, record, console)
+    return 0 if record["fits"] else 1
+
+
+def measure(asked: NewRun, words: Sequence[str], console: Console) -> dict[str, Any]:
+    """The figures of the run that a command line asks for; says what it compiles."""
     run.check(asked.config)
     target = target_of(asked.compile_for)
     mesh = sharding.mesh_sizes(asked.machine.mesh, target.devices)
-    console = Console(highlight=False, markup=False, width=min(WIDTH, Console().width))
     found = compile_all(console, words, PROGRAMS, target)
     record = {
         "command": f"{PROGRAM} {shlex.join(words)}",
@@ -38,10 +47,7 @@ def forecast(asked: NewRun, preset: str, words: Sequence[str]) -> int:
     }
     if record["fits"] is False:
         record["advice"] = advice(console, words, asked, mesh, target, found)
-    console.print()
-    table.show(console, preset, asked.config, target, record)
-    write(asked.json, record, console)
-    return 0 if record["fits"] else 1
+    return record
 
 
 def target_of(text: str) -> Target:
