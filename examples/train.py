@@ -19,8 +19,11 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     try:
         asked, preset = command_line.parse(argv)
-        if isinstance(asked, NewRun) and asked.compile_for:
-            return forecast(asked, preset, argv)
+        if isinstance(asked, NewRun):
+            if asked.compile_for:
+                return forecast(asked, preset, argv)
+            if asked.json:
+                raise UserError("--json goes with --compile-for; a run writes metrics.jsonl.")
         processes.join(asked.machine)
         return launch(asked, preset)
     except UserError as error:

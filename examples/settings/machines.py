@@ -38,13 +38,13 @@ FITS: dict[str, tuple[Fit, ...]] = {
     "gpt-small": (Fit("h100-1", 16), Fit("v5e-1", 4)),
     "gpt-base": (Fit("h100-1", 8), Fit("v5e-1", 2)),
     "gpt-large": (Fit("h100-1", 4), Fit("v5e-2x2", 1)),
-    "gpt-huge": (Fit("h100-8", 16), Fit("v5e-4x4", 4)),
+    "gpt-huge": (Fit("h100-8", 32), Fit("v5e-4x4", 4)),
     "gpt-base-72b": (Fit("h100-1", 8), Fit("v5e-1", 2)),
     "llama-60m": (Fit("h100-1", 32), Fit("v5e-1", 8)),
     "llama-130m": (Fit("h100-1", 32), Fit("v5e-1", 8)),
     "llama-350m": (Fit("h100-1", 8), Fit("v5e-1", 2)),
     "llama-1b": (Fit("h100-1", 8), Fit("v5e-2x2", 2)),
-    "llama-7b": (Fit("h100-8", 16), Fit("v5e-4x4", 4)),
+    "llama-7b": (Fit("h100-8", 32), Fit("v5e-4x4", 4)),
     "llama-350m-72b": (Fit("h100-1", 8), Fit("v5e-1", 2)),
 }
 """Name of a recipe to its fits, the H100 first; its run with Muon has the same."""
