@@ -98,18 +98,19 @@ def measure(base: RunConfig, config: Config, tokens: int, console: Console) -> d
         steppers[name] = Stepper(program, state)
         timed[name] = functools.partial(steppers[name], *batch)
     seconds = timing.interleaved(timed, config.rounds, console)
-    alone = seconds["forward and backward"]
+    context, last = base.model.context, steppers[NAMES[-1]]
     read = loading.measure(
-        lambda batch: steppers[NAMES[-1]](*batch),
-        rows,
-        base.model.context,
-        config.vocabulary,
-        mesh,
-        config.rounds,
-        console,
+        lambda batch: last(*batch), rows, context, config.vocabulary, mesh, config.rounds, console
     )
+    return {**read, **of_optimizers(seconds, memory)}
+
+
+def of_optimizers(
+    seconds: dict[str, np.ndarray], memory: dict[str, dict[str, int]]
+) -> dict[str, Any]:
+    """The time of each step, and what of it the optimizer takes."""
+    alone = seconds["forward and backward"]
     return {
-        **read,
         "forward_and_backward_s": float(np.median(alone)),
         **{
             name: {
