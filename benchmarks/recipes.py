@@ -72,14 +72,14 @@ def asked_for(config: Config) -> list[tuple[str, str]]:
 def table(records: dict[tuple[str, str], Any]) -> Table:
     """The figures in Markdown, ready for a README."""
     result = Table(box=box.MARKDOWN)
-    for header in ("recipe", "machine", "rows x pieces"):
+    for header in ("`python -m examples.train`", "rows x pieces"):
         result.add_column(header, no_wrap=True)
-    for header in ("state GB", "peak GB", "of memory", "FLOPs share", "GB received", "step s"):
+    for header in ("state GB", "peak GB", "of memory", "FLOPs share", "collectives", "received"):
         result.add_column(header, justify="right", no_wrap=True)
-    for header in ("MFU", "optimizer", "steps x time"):
+    for header in ("step", "MFU", "optimizer", "all steps"):
         result.add_column(header, justify="right", no_wrap=True)
     for (name, machine), record in records.items():
-        result.add_row(f"`{name}`", machine, *cells(record))
+        result.add_row(f"`{name} --machine {machine}`", *cells(record))
     return result
 
 
@@ -100,18 +100,27 @@ def cells(record: dict[str, Any]) -> list[str]:
     if speed is None or received is None:
         return [pieces, *size]
     share = record["flops_per_device"] / record["flops_even_share"]
+    number = sum(kind["count"] for kind in received.values())
     total = sum(kind["received_bytes"] for kind in received.values())
-    hours = config["steps"] * speed["step_s"] / 3600
     return [
         pieces,
         *size,
         f"{share:.3f}",
-        f"{total / 1e9:.1f}" if total else "-",
-        f"{speed['step_s']:.2f}",
+        f"{number:,.0f}",
+        f"{total / 1e9:.1f} GB",
+        f"{speed['step_s']:.2f} s",
         f"{100 * speed['mfu']:.0f}%",
         f"{100 * speed['optimizer_share']:.1f}%",
-        f"{hours:,.0f} h" if hours < 100 else f"{hours / 24:,.0f} days",
+        in_words(config["steps"] * speed["step_s"]),
     ]
+
+
+def in_words(seconds: float) -> str:
+    """Minutes, hours or days."""
+    hours = seconds / 3600
+    if hours < 2:
+        return f"{60 * hours:.0f} min"
+    return f"{hours:,.0f} h" if hours < 100 else f"{hours / 24:,.0f} days"
 
 
 if __name__ == "__main__":

@@ -68,19 +68,25 @@ def measure(
         steppers[name] = Stepper(program, state)
         timed[name] = functools.partial(steppers[name], *batch)
     seconds = timing.interleaved(timed, rounds, console, calls)
+    context, last = base.model.context, steppers[names[-1]]
+    read = loading.measure(lambda x: last(*x), rows, context, vocabulary, mesh, rounds, console)
+    return {**read, **of_optimizers(seconds, memory)}
+
+
+def of_optimizers(
+    seconds: dict[str, np.ndarray], memory: dict[Name, dict[str, int]]
+) -> dict[str, Any]:
+    """The time of each step, and what of it the optimizer takes."""
     alone = seconds["forward and backward"]
-    last = steppers[names[-1]]
-    context = base.model.context
     return {
-        **loading.measure(lambda x: last(*x), rows, context, vocabulary, mesh, rounds, console),
         "forward_and_backward_s": float(np.median(alone)),
         **{
             name: {
                 "median_s": float(np.median(seconds[name])),
                 "optimizer_share": float(np.median(1 - alone / seconds[name])),
-                **memory[name],
+                **figures,
             }
-            for name in names
+            for name, figures in memory.items()
         },
     }
 

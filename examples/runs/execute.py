@@ -16,6 +16,7 @@ from examples.runs.progress import Observer
 from examples.runs.signals import StopRequests
 from examples.settings.command_line import DEFAULT_MACHINE
 from examples.settings.run import MachineConfig, profiled_steps
+from examples.system.errors import UserError
 from examples.training.setup import TrainingSetup
 from examples.training.step import TrainState
 
@@ -42,6 +43,12 @@ def execute(
     metadata = functools.partial(run_folder.step_metadata, setup.config, setup.dataset.key)
     with Checkpoints(folder / "checkpoints", metadata) as checkpoints:
         start = checkpoints.latest_step()
+        profiled = profiled_steps(machine)
+        if profiled and profiled[0] <= start:
+            raise UserError(
+                f"--profile {machine.profile}: the run goes on with step {start + 1}; give steps"
+                " from there on."
+            )
         state = checkpoints.restore(start, setup.program.abstract) if start else setup.init()
         begin(state, start)
         display.begin(start)
@@ -58,7 +65,7 @@ def execute(
                 matrices=matrices,
                 display=display,
                 work=work_of(setup, machine),
-                profile=Profile(profiled_steps(machine), folder, say),
+                profile=Profile(profiled, folder, say),
             )
             state, step = loop.run(state, start)
     return Outcome(state, step, loop.stop.agreed if step < setup.config.steps else 0)

@@ -33,7 +33,8 @@ class ModelConfig:
     """plain holds all scores of a row, context x context numbers for each head; the others do not.
     auto: cudnn on NVIDIA GPUs and splash on TPUs where they can run, otherwise chunked."""
     remat: bool = False
-    """Recompute the activations of each block in the backward pass: less memory, more time."""
+    """Recompute the activations of each block in the backward pass: less memory, more time. On a
+    CPU it saves memory only together with scan."""
     scan: bool = False
     """Stack the blocks' parameters and compile one block for all: deep models compile faster."""
 

@@ -29,6 +29,9 @@ class Size:
     """Width inside an MLP; the GPT table has none, but 4 d_model gives its parameter counts."""
     million: int
     """Parameters, in millions, as the paper counts them."""
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the parameters; the paper trained its largest models in bfloat16 throughout, and the
+    others in mixed precision."""
 
     @property
     def vocab_size(self) -> int:
@@ -40,12 +43,12 @@ SIZES = {
     "gpt-small": Size("gpt", 768, 12, 12, 3072, 124),
     "gpt-base": Size("gpt", 1024, 24, 16, 4096, 362),
     "gpt-large": Size("gpt", 1280, 36, 20, 5120, 774),
-    "gpt-huge": Size("gpt", 4096, 32, 32, 16384, 6654),
+    "gpt-huge": Size("gpt", 4096, 32, 32, 16384, 6654, "bfloat16"),
     "llama-60m": Size("llama", 512, 8, 8, 1376, 58),
     "llama-130m": Size("llama", 768, 12, 12, 2048, 134),
     "llama-350m": Size("llama", 1024, 24, 16, 2736, 368),
     "llama-1b": Size("llama", 2048, 24, 32, 5461, 1339),
-    "llama-7b": Size("llama", 4096, 32, 32, 11008, 6738),
+    "llama-7b": Size("llama", 4096, 32, 32, 11008, 6738, "bfloat16"),
 }
 
 

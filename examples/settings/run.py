@@ -165,6 +165,11 @@ def check(config: RunConfig) -> None:
             f"--optimizer.record-every is {config.optimizer.record_every}: give a number of "
             "updates, or 0 for no records."
         )
+    if config.optimizer.polar == "gram" and "16" in config.optimizer.compute_dtype:
+        raise UserError(
+            f"--optimizer.polar gram diverges in {config.optimizer.compute_dtype}: give "
+            "--optimizer.compute-dtype float32, or --optimizer.polar newton_schulz."
+        )
     check_model(config.model)
     if not 0 < config.data.val_fraction < 1:
         raise UserError(f"--data.val-fraction {config.data.val_fraction}: give a number in (0, 1).")

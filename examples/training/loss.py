@@ -122,7 +122,8 @@ def on_device(
 ) -> tuple[Scores, Any]:
     """The same for one device's rows of `x` (B, T, D) and its shard of the head."""
     head = jax.lax.all_gather(head.astype(x.dtype), shards.embed, axis=0, tiled=True)  # [D, W]
-    n = -(-4 * targets.size * head.shape[1] // CHUNK_BYTES)
+    most = max(1, CHUNK_BYTES // (4 * head.shape[1]))
+    n = -(-targets.size // most)
     size = -(-targets.size // n)
     more = n * size - targets.size
     tokens = jnp.pad(x.reshape(-1, x.shape[-1]), ((0, more), (0, 0))).reshape(n, size, -1)

@@ -34,9 +34,10 @@ def record(**changes):
 
 def test_a_row_has_the_largest_program_and_the_time_of_the_whole_run():
     assert recipes.cells(record()) == [
-        *("8 x 64", "4.00", "20.0", "25%", "1.010", "5.0", "36.00", "40%", "1.0%", "10 h")
+        *("8 x 64", "4.00", "20.0", "25%", "1.010", "3", "5.0 GB", "36.00 s", "40%", "1.0%", "10 h")
     ]
-    assert recipes.cells(record(collectives={}))[5] == "-"
+    assert recipes.cells(record(collectives={}))[5:7] == ["0", "0.0 GB"]
+    assert [recipes.in_words(3600 * h) for h in (1.5, 3, 240)] == ["90 min", "3 h", "10 days"]
     assert recipes.cells(record(estimate=None)) == ["8 x 64", "4.00", "20.0", "25%"]
     assert recipes.cells(record(fits=None))[-1] == "unknown"
 

@@ -66,6 +66,8 @@ def test_resuming_a_finished_run_only_reports_again(finished, text, capsys):
     assert f"validation loss  {val['val_loss']:.4f}" in shown
     assert f"bits per byte    {val['val_bits_per_byte']:.4f}" in shown
     assert f"files            {finished}" in shown
+    assert main(["--resume", str(finished), "--profile", "3:4"]) == 2
+    assert f"the run goes on with step {STEPS + 1}" in capsys.readouterr().err
 
 
 def test_lines_are_printed_without_a_terminal(tmp_path, text, capsys):
