@@ -20,6 +20,7 @@ from optax_muonplus._execution.routes import Route
 from optax_muonplus._execution.schedule import Bucket, Task
 from optax_muonplus._parameters.dimension_numbers import MatrixView
 from optax_muonplus.matrices._matrix_function import MatrixFunction, for_layout
+from optax_muonplus.matrices._precision import narrowed
 
 
 def exchange(
@@ -41,7 +42,7 @@ def exchange(
         buffer = _packed(bucket, shards, route)
         buffer = _to_workers(buffer, route)
         buffer = _work(functions, groups, bucket, buffer, route, comm_group.dtype)
-        buffer = _from_workers(buffer.astype(comm_group.result_dtype), route)
+        buffer = _from_workers(narrowed(buffer, comm_group.result_dtype), route)
         for segment in bucket.segments:
             results[segment.group][segment.first] = segment.read_send(buffer)
     return [jnp.concatenate([parts[first] for first in sorted(parts)]) for parts in results]

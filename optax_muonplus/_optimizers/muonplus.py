@@ -6,7 +6,7 @@ import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus._optimizers.partition import AdamWArgs, partition_with_adamw
+from optax_muonplus._optimizers.partition import AdamWArgs, descent, partition_with_adamw
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.coefficients._resolve import CoefficientsLike
@@ -43,7 +43,7 @@ def muonplus(
     adam_b2: ArrayLike = 0.999,
     adam_eps: ArrayLike = 1e-8,
     adam_eps_root: ArrayLike = 0.0,
-    adam_weight_decay: ArrayLike = 0.0,
+    adam_weight_decay: optax.ScalarOrSchedule = 0.0,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
@@ -153,8 +153,7 @@ def muonplus(
                 compute_dtype=compute_dtype,
                 symmetric_kernel=symmetric_kernel,
             ),
-            optax.add_decayed_weights(weight_decay, weight_decay_mask),
-            optax.scale_by_learning_rate(learning_rate),
+            *descent(learning_rate, weight_decay, weight_decay_mask),
         ],
         AdamWArgs(
             learning_rate if adam_learning_rate is None else adam_learning_rate,

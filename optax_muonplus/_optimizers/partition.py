@@ -1,11 +1,14 @@
 """A chain of links for the matrices of a tree, and AdamW for everything else."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_number, check_rate
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import ADAM, MUON, ResolvedTree
 from optax_muonplus._parameters.sharding import ShardingTree
@@ -20,7 +23,33 @@ class AdamWArgs(NamedTuple):
     b2: ArrayLike
     eps: ArrayLike
     eps_root: ArrayLike
-    weight_decay: ArrayLike
+    weight_decay: optax.ScalarOrSchedule
+
+    def check(self) -> None:
+        """Raises ValueError, with the names that optimizers give them, for one out of range."""
+        check_rate("adam_learning_rate", self.learning_rate)
+        check_number("adam_b1", self.b1, DECAY)
+        check_number("adam_b2", self.b2, DECAY)
+        check_number("adam_eps", self.eps, NOT_NEGATIVE)
+        check_number("adam_eps_root", self.eps_root, NOT_NEGATIVE)
+        check_rate("adam_weight_decay", self.weight_decay)
+
+
+def descent(
+    learning_rate: optax.ScalarOrSchedule, weight_decay: optax.ScalarOrSchedule, mask: Any
+) -> list[optax.GradientTransformation]:
+    """The last links of every optimizer: decoupled weight decay, and a step downhill.
+
+    Raises:
+      ValueError: unless both are finite numbers or schedules. A negative learning rate goes uphill,
+        as in Optax.
+    """
+    check_rate("learning_rate", learning_rate)
+    check_rate("weight_decay", weight_decay)
+    return [
+        optax.add_decayed_weights(weight_decay, mask),
+        optax.scale_by_learning_rate(learning_rate),
+    ]
 
 
 def partition_with_adamw(
@@ -38,12 +67,15 @@ def partition_with_adamw(
       dimension_numbers: as in :func:`muonplus`.
       sharding: as in :func:`muonplus`.
     """
+    adamw.check()
     others = optax.adamw(**adamw._asdict())
 
     def make(tree: ResolvedTree) -> optax.GradientTransformation:
         matrices = tree.matrices
         made = [
-            link.make(matrices) if isinstance(link, MatrixTransformation) else link
+            as_wide_as_parameters(link.make(matrices))
+            if isinstance(link, MatrixTransformation)
+            else link
             for link in links
         ]
         chain = optax.chain(*made)
@@ -52,3 +84,25 @@ def partition_with_adamw(
         return optax.partition({MUON: chain, ADAM: others}, lambda _: tree.labels)
 
     return for_resolved(make, dimension_numbers, sharding)
+
+
+def as_wide_as_parameters(link: optax.GradientTransformation) -> optax.GradientTransformation:
+    """``link``, whose updates then have the dtype that gradient and parameter promote to.
+
+    It is the dtype of AdamW's updates. Without it those of float16 gradients would be multiplied by
+    the learning rate in float16, where small ones become zero, even if parameters are float32.
+    """
+
+    def update_fn(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        updates, state = link.update(updates, state, params)
+        if params is None:
+            return updates, state
+        return jax.tree.map(_promoted, updates, params), state
+
+    return optax.GradientTransformation(link.init, update_fn)
+
+
+def _promoted(update: jax.Array, parameter: Any) -> jax.Array:
+    return update.astype(jnp.promote_types(update.dtype, jnp.result_type(parameter)))

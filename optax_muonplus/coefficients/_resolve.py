@@ -1,6 +1,5 @@
 """The coefficients of a run of Newton-Schulz: rows of a published table, or the caller's own."""
 
-import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,12 +7,17 @@ import jax
 import jax.core
 import numpy as np
 
+from optax_muonplus._arguments import known_count
 from optax_muonplus.coefficients._minimax import Row
 from optax_muonplus.coefficients._restarts import ROUNDINGS, Restarts, choose_restarts
 from optax_muonplus.coefficients._tables import TABLES, Table
 
 # A table's name, one row, or several rows.
 CoefficientsLike = str | Sequence[float] | Sequence[Sequence[float]]
+
+
+# Each step is written out in the program; the paper and its rivals use 4 to 10.
+MAX_STEPS = 100
 
 
 class Coefficients(NamedTuple):
@@ -42,19 +46,20 @@ def resolve(ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array = 
     Args:
       ns_coeffs: a name in :data:`TABLES`; one row of at least two numbers, used at every step; or a
         sequence of rows, of which the first ``ns_steps`` are used.
-      ns_steps: number of steps, at least 1. A traced integer is accepted for tables whose last row
-        may be repeated. (``optax.inject_hyperparams`` traces every number that is not among its
+      ns_steps: number of steps, from 1 to 100. A traced integer is accepted for tables whose last
+        row may be repeated. (``optax.inject_hyperparams`` traces every number that is not among its
         ``static_args``.)
 
     Returns:
       The :class:`Coefficients` of the run.
 
     Raises:
-      ValueError: for an unknown name, malformed rows, ``ns_steps < 1``, or fewer rows than steps
-        where the last row may not be repeated.
+      ValueError: for an unknown name, malformed rows, ``ns_steps`` out of range, or fewer rows than
+        steps where the last row may not be repeated.
     """
     table = _table(ns_coeffs)
-    if isinstance(ns_steps, jax.core.Tracer):
+    steps = known_count("ns_steps", ns_steps, MAX_STEPS)
+    if steps is None:
         if not table.repeats_last:
             raise ValueError(
                 f"ns_steps is a traced array, but ns_coeffs={ns_coeffs!r} has a fixed number of"
@@ -62,12 +67,6 @@ def resolve(ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array = 
                 " optax.inject_hyperparams add static_args=('ns_steps',)."
             )
         return Coefficients(table.rows, ns_steps, table.safety_factor, None, table.needs_float32)
-    try:
-        steps = operator.index(ns_steps)
-    except TypeError:
-        steps = 0
-    if steps < 1:
-        raise ValueError(f"ns_steps must be an integer of at least 1, got {ns_steps!r}.")
     if steps > len(table.rows) and not table.repeats_last:
         raise ValueError(
             f"ns_coeffs={ns_coeffs!r} has {len(table.rows)} rows, too few for ns_steps={steps}, and"

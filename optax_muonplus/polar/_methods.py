@@ -17,6 +17,7 @@ from optax_muonplus.polar._options import (
     DEFAULT_EPS,
     Polar,
     PolarFunction,
+    check_bounded,
     check_eps,
     check_operand,
     check_polar,
@@ -53,16 +54,17 @@ def polar_function(
       ValueError: for an unknown option, too few rows, ``ns_steps < 1``, a negative ``eps``, a dtype
         that is not floating-point, or one that ``"gram"`` or ``symmetric_kernel`` cannot use.
     """
-    check_symmetric_kernel(symmetric_kernel, polar, operand_dtype(compute_dtype))
+    operand = operand_dtype(compute_dtype)
+    check_preconditioning(preconditioning)
+    check_eps(eps)
+    check_symmetric_kernel(symmetric_kernel, polar, operand)
     if callable(polar):
         return polar
     check_polar(polar)
     if polar == "svd":
         return svd
     chosen = coefficients.resolve(ns_coeffs, ns_steps)
-    operand = operand_dtype(compute_dtype)
-    check_preconditioning(preconditioning)
-    check_eps(eps)
+    check_bounded(ns_coeffs, chosen)
     check_operand(polar, ns_coeffs, chosen.needs_float32, operand)
     traced = chosen.restarts is None
     if polar == "gram" and traced:

@@ -22,8 +22,8 @@ from optax_muonplus.polar._newton_schulz import Preconditioning
 from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms._apply import MatrixTransformation, for_matrices, matrix_link
-from optax_muonplus.transforms._momentum import momentum
-from optax_muonplus.transforms._steps import muonplus_steps
+from optax_muonplus.transforms._momentum import scaled_momentum
+from optax_muonplus.transforms._steps import momentum_divisor, muonplus_steps
 
 
 def orthogonalize(
@@ -184,13 +184,15 @@ def scale_by_muonplus(
     polar_factor = Orthogonalize(
         ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype, symmetric_kernel
     )
+    divisor = momentum_divisor(polar, bias_correction)
     steps = muonplus_steps(
         polar_factor,
         Normalize(norm, norm_eps, match_frobenius),
         ScaleByShape(shape_scale, consistent_rms, norm, match_frobenius),
         adaptive,
+        divisor,
     )
-    average = momentum(beta, nesterov=nesterov, bias_correction=bias_correction, mu_dtype=mu_dtype)
+    average = scaled_momentum(divisor, beta, nesterov, bias_correction, mu_dtype)
 
     def make(leaves: Sequence[LeafInfo]) -> optax.GradientTransformation:
         return optax.chain(average, matrix_link(steps, leaves))
