@@ -35,14 +35,16 @@ def attend(
     that `config` asks for. With a cache, the new tokens have the positions from `start` on, and
     attend to all positions up to their own.
     """
-    if kv_cache is None:
-        kernel = KERNELS[choose(config, layout, q.shape[1]).kernel]
-        return layout.divide(kernel, ("batch", None, "heads", None), q, k, v), None
+    t = q.shape[1]
+    if kv_cache is None or (isinstance(start, int) and start == 0 and t == kv_cache.keys.shape[1]):
+        kernel = KERNELS[choose(config, layout, t).kernel]
+        mixed = layout.divide(kernel, ("batch", None, "heads", None), q, k, v)
+        return mixed, None if kv_cache is None else KV(k, v)  # which fill the cache
     kv_cache = KV(
         jax.lax.dynamic_update_slice_in_dim(kv_cache.keys, k, start, axis=1),
         jax.lax.dynamic_update_slice_in_dim(kv_cache.values, v, start, axis=1),
     )
-    new = start + jnp.arange(q.shape[1])
+    new = start + jnp.arange(t)
     seen = jnp.arange(kv_cache.keys.shape[1])[None] <= new[:, None]  # [T, S]
     return jax.nn.dot_product_attention(q, *kv_cache, mask=seen[None, None]), kv_cache
 

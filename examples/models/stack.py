@@ -42,7 +42,8 @@ def run(
     ) -> tuple[jax.Array, Any]:
         return block(x, cache, *shared)
 
-    step = nnx.remat(apply) if config.remat else apply
+    # No gradient is taken with a cache.
+    step = nnx.remat(apply) if config.remat and kv_cache is None else apply
     if config.scan:
         return nnx.scan(
             lambda x, block, cache: step(block, x, cache, *shared),
