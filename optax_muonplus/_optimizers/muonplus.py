@@ -110,14 +110,26 @@ def muonplus(
         divide the work; the state is sharded like the parameters from init on. Not needed where
         the mesh has Explicit axes, since arrays tell there. None on a mesh with Auto axes leaves
         the distribution to the compiler, which moves matrices at every step of the iteration.
+        Inside ``jax.shard_map`` a matrix that varies over one of its axes is refused without it.
 
     Returns:
-      A transformation for the whole parameter tree.
+      A transformation for the whole parameter tree. An update has the dtype that its gradient and
+      its parameter promote to (float32 for float16 and bfloat16), as AdamW's do in Optax. That of a
+      matrix is rounded to the gradient's dtype before learning rate and weight decay; what is
+      larger than its dtype can hold becomes the largest number.
 
     Raises:
-      ValueError: when built, for unknown options, too few coefficient rows and numbers out of
-        range; at init, for dimension numbers that do not fit the parameters, leaves of three or
-        more axes that no rule knows, and integer parameters. Paths and remedies are in the message.
+      ValueError: when built, for unknown options, too few coefficient rows, coefficients that
+        diverge, dtypes that are not floating-point of 16 bits at least, and numbers out of range
+        or not finite; at init, for dimension numbers that do not fit the parameters, leaves of
+        three or more axes that no rule knows, and integer parameters; at an update, for gradients
+        that have another shape than their parameter, are integers, or are complex where it is not;
+        at both, for what may be shards of a matrix inside ``jax.shard_map``. Paths and remedies are
+        in the message.
+
+    Numbers may also be NumPy or JAX scalars, or traced; what is traced is not checked. An argument
+    that has no effect beside another, such as ``ns_steps`` beside ``polar="svd"``, is not refused:
+    ``optax_muonplus.describe(params, **arguments)`` says which ones.
 
     Under ``optax.inject_hyperparams`` functions count as schedules, as they do for every optimizer:
     name them, and ``mu_dtype`` and ``compute_dtype`` unless they are strings, in ``static_args``.

@@ -68,7 +68,8 @@ def partition_with_adamw(
       sharding: as in :func:`muonplus`.
     """
     adamw.check()
-    others = optax.adamw(**adamw._asdict())
+    # In float16 AdamW's squares would overflow from a gradient of 256 on, whatever the parameter.
+    others = as_wide_as_parameters(optax.adamw(**adamw._asdict()), before=True)
 
     def make(tree: ResolvedTree) -> optax.GradientTransformation:
         matrices = tree.matrices
@@ -86,23 +87,35 @@ def partition_with_adamw(
     return for_resolved(make, dimension_numbers, sharding)
 
 
-def as_wide_as_parameters(link: optax.GradientTransformation) -> optax.GradientTransformation:
-    """``link``, whose updates then have the dtype that gradient and parameter promote to.
+def as_wide_as_parameters(
+    link: optax.GradientTransformation, before: bool = False
+) -> optax.GradientTransformation:
+    """``link``, with updates of the dtype that gradient and parameter promote to.
 
-    It is the dtype of AdamW's updates. Without it those of float16 gradients would be multiplied by
-    the learning rate in float16, where small ones become zero, even if parameters are float32.
+    Updates of float16 gradients would else be multiplied by the learning rate in float16, where
+    small ones become zero, even if parameters are float32.
+
+    Args:
+      link: a transformation.
+      before: whether the gradients are widened before it, or the updates after it.
     """
 
     def update_fn(
         updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, Any]:
+        updates = _promoted(updates, params) if before else updates
         updates, state = link.update(updates, state, params)
-        if params is None:
-            return updates, state
-        return jax.tree.map(_promoted, updates, params), state
+        return updates if before else _promoted(updates, params), state
 
     return optax.GradientTransformation(link.init, update_fn)
 
 
-def _promoted(update: jax.Array, parameter: Any) -> jax.Array:
-    return update.astype(jnp.promote_types(update.dtype, jnp.result_type(parameter)))
+def _promoted(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+    if params is None:
+        return updates
+
+    def promoted(update: Any, parameter: Any) -> jax.Array:
+        update = jnp.asarray(update)
+        return update.astype(jnp.promote_types(update.dtype, jnp.result_type(parameter)))
+
+    return jax.tree.map(promoted, updates, params)

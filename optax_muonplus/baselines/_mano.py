@@ -77,7 +77,7 @@ def scale_by_mano(
                 )
             moments, mu = average.update(updates, state.momentum, params)
             # The rule's own sum is larger than the mean by 1 / (1 - beta); only eps sees that.
-            guard = eps * (1 - beta)
+            guard = upcast_for_sum(eps) * (1 - upcast_for_sum(beta))
 
             def tangent(by_rows: bool) -> Any:
                 step = functools.partial(tangent_step, by_rows, eps, guard)

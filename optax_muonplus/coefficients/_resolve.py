@@ -96,11 +96,14 @@ def _table(ns_coeffs: CoefficientsLike) -> Table:
             "ns_coeffs is a traced array, but coefficients are static numbers here. Pass a name or"
             " a tuple of Python numbers; under optax.inject_hyperparams a tuple is left alone."
         )
-    rows = np.asarray(ns_coeffs, dtype=np.float64)
+    try:
+        rows = np.asarray(ns_coeffs, dtype=np.float64)
+    except (TypeError, ValueError):  # words, or rows of several lengths
+        rows = np.empty(0)
     if rows.ndim not in (1, 2) or rows.shape[-1] < 2 or rows.shape[0] < 1:
         raise ValueError(
             "ns_coeffs must be one row (c_0, c_1, ...) of at least two numbers, or a sequence of"
-            f" such rows of one length; got shape {rows.shape}."
+            f" such rows of one length; got {ns_coeffs!r}."
         )
     if not np.all(np.isfinite(rows)):
         raise ValueError(f"ns_coeffs must be finite, got {ns_coeffs!r}.")

@@ -97,9 +97,9 @@ def _normalized(x: jax.Array, norm: Norm, norm_eps: ArrayLike, bounded: bool) ->
             size = jnp.max(jnp.abs(y), axis=axis, keepdims=True)
             y, power = divide_by_pow2(y, jnp.maximum(size, 1))
             eps = eps / power / power
-        squares = sum_of_squares(y, (axis,))
+        squares = sum_of_squares(y, (axis,)) + eps
         # rsqrt(0) would be infinite for a zero row with norm_eps=0.
-        y = y * jnp.where(squares > 0, jax.lax.rsqrt(squares + eps), 0)
+        y = y * jnp.where(squares > 0, jax.lax.rsqrt(squares), 0)
         bounded = True  # by now
     return y.astype(x.dtype)
 

@@ -5,10 +5,12 @@ import math
 from typing import Literal, get_args
 
 import jax
+import jax.numpy as jnp
 
 from optax_muonplus._arguments import POSITIVE, check_flag, check_number, check_word
 from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function, static
 from optax_muonplus.matrices._normalization import Norm, check_norm, normalized_sides
+from optax_muonplus.matrices._precision import upcast_for_sum
 
 ShapeScale = Literal["spectral", "max", "none"]
 
@@ -76,6 +78,9 @@ def _shape_factor(
     match_frobenius: bool,
 ) -> float | jax.Array:
     if consistent_rms is not None:
+        if not isinstance(consistent_rms, float | int):
+            # bfloat16 would round the product; inject_hyperparams may have made it complex.
+            consistent_rms = jnp.real(upcast_for_sum(consistent_rms))
         sides = normalized_sides(norm)
         if match_frobenius or not sides:
             return math.sqrt(max(fan_out, fan_in)) * consistent_rms

@@ -55,7 +55,7 @@ def check_bounded(ns_coeffs: CoefficientsLike, chosen: Coefficients) -> None:
     largest, last = _sizes(chosen.rows + chosen.rows[-1:] * (10 if traced else 0))
     if not largest <= LARGEST:
         raise ValueError(
-            f"ns_coeffs={ns_coeffs!r} diverges: {'in some' if traced else len(chosen.rows)} steps a"
+            f"ns_coeffs={ns_coeffs!r} diverges: in {'some' if traced else len(chosen.rows)} steps a"
             f" singular value in [0, 1] becomes {largest:.3g}, in place of about 1. Pass"
             " coefficients that converge, such as 'jordan', or fewer steps."
         )

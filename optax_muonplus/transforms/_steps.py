@@ -24,6 +24,7 @@ def momentum_divisor(polar: Polar | PolarFunction, bias_correction: bool) -> flo
 
     A caller's function may see the size, and gets the momentum itself.
     """
+    check_flag("bias_correction", bias_correction)
     return 2.0 if bias_correction and not callable(polar) else 1.0
 
 
