@@ -24,7 +24,10 @@ def own_polar(x):
         ({"beta": 0.0, "nesterov": True}, ["nesterov"]),
         ({"bias_correction": True}, ["bias_correction"]),
         ({"weight_decay_mask": True, "ns_steps": 6}, ["weight_decay_mask"]),
-        ({"beta": 0.0, "nesterov": True, "norm": "none", "norm_eps": 0.0}, ["norm_eps", "nesterov"]),
+        (
+            {"beta": 0.0, "nesterov": True, "norm": "none", "norm_eps": 0.0},
+            ["norm_eps", "nesterov"],
+        ),
         # With an effect, or the defaults:
         ({"bias_correction": True, "nesterov": True}, []),
         ({"bias_correction": True, "adaptive": True}, []),
