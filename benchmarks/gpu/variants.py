@@ -1,7 +1,6 @@
 """Optimizers by name: the method, its products' dtype, and the precision of float32 products."""
 
 import contextlib
-import inspect
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
@@ -80,9 +79,11 @@ def optimizer(variant: Variant, tree: Any, sharding: Any = None) -> optax.Gradie
 
 
 def check_kernel() -> None:
-    """Raises Unavailable if this version of the library has no symmetric kernel."""
-    if KERNEL not in inspect.signature(omp.muonplus).parameters:
-        raise Unavailable(f"this version of omp.muonplus has no argument {KERNEL}")
+    """Raises Unavailable if this version of JAX is too old for the symmetric kernel."""
+    try:
+        omp.orthogonalize(compute_dtype="bfloat16", **KERNEL_ON)
+    except ValueError as error:
+        raise Unavailable(str(error)) from error
 
 
 @contextlib.contextmanager
