@@ -21,9 +21,16 @@ HEAD = ("embed", "vocab")
 """The names of the axes of the matrix from hidden states to logits."""
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def product(x: jax.Array, kernel: jax.Array, axes: Axes, layout: Layout) -> jax.Array:
-    """`x` (B, T, in) times a sharded kernel (in, out) whose axes have the names `axes`."""
+    """`x` (B, T, in) times a kernel (in, out) whose axes have the names `axes`."""
+    if layout.devices == 1:  # with derivatives of any order, also forward ones
+        return x @ kernel.astype(x.dtype)
+    return sharded_product(x, kernel, axes, layout)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def sharded_product(x: jax.Array, kernel: jax.Array, axes: Axes, layout: Layout) -> jax.Array:
+    """The same for a sharded kernel."""
     y = x @ layout.gather(kernel.astype(x.dtype), *axes)
     return layout.place(y, "batch", None, activation(axes[1]))
 
@@ -32,7 +39,7 @@ def product_forward(
     x: jax.Array, kernel: jax.Array, axes: Axes, layout: Layout
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Keeps the shard for the backward pass, not what was gathered."""
-    return product(x, kernel, axes, layout), (x, kernel)
+    return sharded_product(x, kernel, axes, layout), (x, kernel)
 
 
 def product_backward(
@@ -40,10 +47,9 @@ def product_backward(
 ) -> tuple[jax.Array, jax.Array]:
     """The gradients of both operands."""
     x, kernel = kept
-    if layout.devices > 1:
-        # Otherwise the compiler would take this gather and the earlier one for the same, and keep
-        # all layers from one to the other.
-        kernel, dy = jax.lax.optimization_barrier((kernel, dy))
+    # Otherwise the compiler would take this gather and the earlier one for the same, and keep all
+    # layers from one to the other.
+    kernel, dy = jax.lax.optimization_barrier((kernel, dy))
     dx = dy @ layout.gather(kernel.astype(x.dtype), *axes).T
     dk = jnp.einsum("bti,bto->io", x, dy, preferred_element_type=jnp.float32)
     return (
@@ -52,7 +58,7 @@ def product_backward(
     )
 
 
-product.defvjp(product_forward, product_backward)
+sharded_product.defvjp(product_forward, product_backward)
 
 
 def activation(axis: str | None) -> str | None:
@@ -60,9 +66,16 @@ def activation(axis: str | None) -> str | None:
     return None if axis == "embed" else axis
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def look_up(table: jax.Array, ids: jax.Array, dtype: Any, layout: Layout) -> jax.Array:
-    """Rows of a sharded table (V, D) for ids (B, T), in `dtype`."""
+    """Rows of a table (V, D) for ids (B, T), in `dtype`."""
+    if layout.devices == 1:
+        return jnp.take(table.astype(dtype), ids, axis=0)
+    return sharded_look_up(table, ids, dtype, layout)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def sharded_look_up(table: jax.Array, ids: jax.Array, dtype: Any, layout: Layout) -> jax.Array:
+    """The same for a sharded table."""
     rows = jnp.take(layout.gather(table.astype(dtype), "vocab", "embed"), ids, axis=0)
     return layout.place(rows, "batch", None, None)
 
@@ -71,7 +84,7 @@ def look_up_forward(
     table: jax.Array, ids: jax.Array, dtype: Any, layout: Layout
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Keeps the table for its shape and type only."""
-    return look_up(table, ids, dtype, layout), (table, ids)
+    return sharded_look_up(table, ids, dtype, layout), (table, ids)
 
 
 def look_up_backward(
@@ -84,7 +97,7 @@ def look_up_backward(
     return layout.place(summed, "vocab", "embed").astype(table.dtype), None
 
 
-look_up.defvjp(look_up_forward, look_up_backward)
+sharded_look_up.defvjp(look_up_forward, look_up_backward)
 
 
 def logits(x: jax.Array, head: jax.Array, layout: Layout) -> jax.Array:

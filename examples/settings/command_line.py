@@ -1,6 +1,7 @@
 """The command line of the trainer: a preset or recipe with flags, or a run to continue."""
 
 import difflib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
 def machine_of(argv: Sequence[str]) -> str:
     """The value of `--machine`, which other flags' defaults depend on; empty without it."""
     found = ""
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in itertools.pairwise([*argv, ""]):
         flag, equals, value = word.partition("=")
         if flag == "--machine":
             found = value if equals else following
