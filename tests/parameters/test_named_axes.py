@@ -89,7 +89,7 @@ def check_rows(update, names, inputs, outputs):
 
 
 def update_of(grads, params):
-    tx = omp.scale_by_muonplus(norm="row", polar="svd", beta=0.0)
+    tx = omp.scale_by_muonplus(norm="row", norm_eps=0.0, polar="svd", beta=0.0)
     return jax.jit(lambda g, p: tx.update(g, tx.init(p), p)[0])(grads, params)
 
 
