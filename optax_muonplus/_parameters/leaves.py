@@ -22,7 +22,7 @@ from optax_muonplus._parameters.paths import (
     flatten_tree,
     path_name,
 )
-from optax_muonplus._parameters.reading import recorded
+from optax_muonplus._parameters.readings import recorded
 from optax_muonplus._parameters.sharding import (
     LeafSharding,
     ShardingTree,
@@ -171,7 +171,8 @@ def _views(
                 "dimension numbers",
                 "MuonDimensionNumbers, MatrixSpec, or None for AdamW",
             )
-    elsewhere = [p for p, reading in readings.found.items() if p not in paths and not reading.known]
+    here = set(paths)
+    elsewhere = [p for p, reading in readings.found.items() if not (reading.known or p in here)]
     if elsewhere and not strict:  # rules were asked about a part of the tree: let them say which
         return _views(tree, paths, arrays, dimension_numbers)
     views, rules, wrong = [], [], []

@@ -3,6 +3,7 @@
 Haliax is not imported: its layers are known by their fields.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -45,17 +46,18 @@ def read_named_layers(tree: Any) -> dict[Path, tuple[DimensionNumbers | None, st
 
 
 def _is_layer(x: Any) -> bool:
-    kind = _kind(x)
+    kind = _kind(type(x))
     return kind is not None and _names(x.weight) is not None
 
 
-def _kind(x: Any) -> frozenset[str] | None:
-    fields = getattr(type(x), "__dataclass_fields__", {}).keys()
+@functools.lru_cache
+def _kind(cls: type) -> frozenset[str] | None:
+    fields = getattr(cls, "__dataclass_fields__", {}).keys()
     return next((kind for kind in _KINDS if kind <= fields), None)
 
 
 def _read(layer: Any) -> tuple[DimensionNumbers | None, str] | None:
-    kind = _kind(layer)
+    kind = _kind(type(layer))
     if kind == EMBEDDING:
         return None, "embedding (Haliax)"
     if kind == NORM:

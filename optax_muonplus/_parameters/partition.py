@@ -15,8 +15,9 @@ from optax_muonplus._parameters.dimension_numbers import (
 )
 from optax_muonplus._parameters.folding import fold_all
 from optax_muonplus._parameters.paths import Path, flatten_tree
-from optax_muonplus._parameters.reading import matches, read_leaves, record
-from optax_muonplus._parameters.rules import Rule
+from optax_muonplus._parameters.reader import matches, read_leaves
+from optax_muonplus._parameters.readings import record
+from optax_muonplus._parameters.rule import Rule
 from optax_muonplus._parameters.suggestion import line_to_write
 
 

@@ -69,6 +69,12 @@ def test_rules_of_the_user_do_not_catch_stacked_vectors():
     assert found["layers/mlp/wi/kernel"] == Dims((1,), (2,))
     for path in ("layers/mlp/norm/scale", "layers/mlp/wi/bias", "layers/mlp/dt"):
         assert found[path] is None, path
+    # Where nobody says so, describe says what the rule took.
+    tree = nested_shapes(layers__mlp__wi__kernel=(3, 8, 16), layers__mlp__norm__scale=(3, 8))
+    rules = [("layers/mlp", Dims(-2, -1))]
+    table = omp.describe(tree, functools.partial(omp.muon_dimension_numbers, rules=rules))
+    assert "your rule 'layers/mlp', in place of: bias or scale" in table
+    assert "your rule 'layers/mlp'\n" in table
 
 
 def test_a_model_under_nn_scan():

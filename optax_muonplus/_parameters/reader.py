@@ -1,12 +1,10 @@
 """What each leaf of a tree is, and by which rule: the one reader of rules, names and axes."""
 
 import collections
-import contextlib
-import contextvars
 import dataclasses
 import re
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,59 +16,9 @@ from optax_muonplus._parameters.dimension_numbers import (
 )
 from optax_muonplus._parameters.named_axes import read_named_layers
 from optax_muonplus._parameters.paths import Path, path_name
-from optax_muonplus._parameters.rules import DEFAULT_RULES, Rule, Shape
-
-
-class Reading(NamedTuple):
-    """What one leaf was taken for.
-
-    Attributes:
-      dimension_numbers: of its matrices; None for AdamW, and where nothing is known.
-      rule: the rule that said so, in words.
-      known: whether a rule said so, or the leaf has fewer than two axes.
-    """
-
-    dimension_numbers: DimensionNumbers | None
-    rule: str
-    known: bool = True
-
-
-UNKNOWN = Reading(None, "no rule", known=False)
-
-
-class Readings(NamedTuple):
-    """The readings made while a tree was resolved, by path.
-
-    Attributes:
-      strict: whether leaves that no rule knows are an error.
-      found: by path.
-    """
-
-    strict: bool
-    found: dict[Path, Reading]
-
-
-_ACTIVE: contextvars.ContextVar[Readings | None] = contextvars.ContextVar("readings", default=None)
-
-
-@contextlib.contextmanager
-def recorded(strict: bool) -> Generator[Readings]:
-    """Keeps the readings of rules that a function of the user's asks for on the way."""
-    readings = Readings(strict, {})
-    token = _ACTIVE.set(readings)
-    try:
-        yield readings
-    finally:
-        _ACTIVE.reset(token)
-
-
-def record(paths: Sequence[Path], readings: Sequence[Reading]) -> bool:
-    """Adds to the readings that are kept now. Returns whether unknown leaves are an error."""
-    active = _ACTIVE.get()
-    if active is None:
-        return True
-    active.found.update(zip(paths, readings, strict=True))
-    return active.strict
+from optax_muonplus._parameters.readings import UNKNOWN, Reading
+from optax_muonplus._parameters.rule import Rule, Shape
+from optax_muonplus._parameters.rules import DEFAULT_RULES
 
 
 def read_leaves(
@@ -99,16 +47,12 @@ def read_leaves(
         for path, shape, layer in zip(paths, shapes, layer_readings, strict=True)
     ]
     inner = [_without(shape, stack) for shape, stack in zip(shapes, stacks, strict=True)]
-    modules = _modules(names, inner)
+    by_default = _read_all_by_default(names, inner, layer_readings)
     readings = []
-    for path, name, shape, stack, layer in zip(
-        paths, names, inner, stacks, layer_readings, strict=True
-    ):
+    for path, shape, stack, reading in zip(paths, inner, stacks, by_default, strict=True):
         by_user = next((r for r in user_rules if matches(r, "/".join(path), shape)), None)
         if by_user is not None:
-            reading = Reading(by_user.dimension_numbers, f"your rule {by_user.pattern!r}")
-        else:
-            reading = _read_by_default(name, shape, modules[_module(name)], layer)
+            reading = _by_user(by_user, reading)
         if len(shape) < 2:
             reading = Reading(None, reading.rule if reading.known else "vector")
         readings.append(_stacked(reading, shape, stack, path))
@@ -124,20 +68,42 @@ def matches(rule: Rule, name: str, shape: Shape) -> bool:
     return fits and _has_sizes(shape, rule.sizes) and re.search(rule.pattern, name) is not None
 
 
+def _by_user(rule: Rule, by_default: Reading) -> Reading:
+    """The reading by a rule of the user's, which says what the name says if that is AdamW's."""
+    said = f"your rule {rule.pattern!r}"
+    if rule.dimension_numbers is not None and by_default.known:
+        said += f", in place of: {by_default.rule}" * (by_default.dimension_numbers is None)
+    return Reading(rule.dimension_numbers, said)
+
+
+def _read_all_by_default(
+    names: Sequence[str],
+    shapes: Sequence[Shape],
+    layers: Sequence[tuple[DimensionNumbers | None, str] | None],
+) -> list[Reading]:
+    """The readings by names, shapes and layers. Layers that differ in numbers are read once."""
+    modules = _modules(names, shapes)
+    kinds = {module: frozenset(below.items()) for module, below in modules.items()}
+    seen: dict[Any, Reading] = {}
+    readings = []
+    for name, shape, layer in zip(names, shapes, layers, strict=True):
+        module = _module(name)
+        key = (re.sub(r"(^|[/_])\d+(?=/|$)", r"\g<1>0", name), shape, kinds[module], layer)
+        if key not in seen:
+            seen[key] = _read_by_default(name, shape, modules[module], layer)
+        readings.append(seen[key])
+    return readings
+
+
 def _read_by_default(
     name: str,
     shape: Shape,
     module: Mapping[str, Shape],
     layer: tuple[DimensionNumbers | None, str] | None,
 ) -> Reading:
-    rule = next(
-        (
-            rule
-            for rule in DEFAULT_RULES
-            if matches(rule, name, shape) and (rule.agrees is None or rule.agrees(module))
-        ),
-        None,
-    )
+    own = name[len(_module(name)) :].removeprefix("/")
+    fitting = (rule for rule in DEFAULT_RULES if matches(rule, name, shape))
+    rule = next((r for r in fitting if r.agrees is None or r.agrees(module, own)), None)
     # Names tell heads from other layers; how a layer's axes lie the layer knows better.
     if layer is not None and (rule is None or rule.dimension_numbers is not None):
         return Reading(*layer)
@@ -182,8 +148,7 @@ def _modules(names: Sequence[str], shapes: Sequence[Shape]) -> dict[str, dict[st
     modules: dict[str, dict[str, Shape]] = {}
     for name, shape in zip(names, shapes, strict=True):
         module = _module(name)
-        below = name[len(module) + 1 :] if module else name
-        modules.setdefault(module, {})[below] = shape
+        modules.setdefault(module, {})[name[len(module) :].removeprefix("/")] = shape
     return modules
 
 
