@@ -47,7 +47,7 @@ def read_named_layers(tree: Any) -> dict[Path, tuple[DimensionNumbers | None, st
 
 def _is_layer(x: Any) -> bool:
     kind = _kind(type(x))
-    return kind is not None and _names(x.weight) is not None
+    return kind is not None and _names(getattr(x, "weight", None)) is not None
 
 
 @functools.lru_cache

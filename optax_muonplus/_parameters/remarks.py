@@ -1,9 +1,10 @@
 """What `describe` says about parameters that may have been read wrongly."""
 
+import collections
 import re
 from collections.abc import Iterator, Sequence
 
-from optax_muonplus._parameters.folding import fold_all
+from optax_muonplus._parameters.folding import fold_all, without_numbers
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.suggestion import line_to_write
 
@@ -25,26 +26,29 @@ def remarks(leaves: Sequence[LeafInfo]) -> Iterator[str]:
         )
     for table, matrices in _like_heads(leaves):
         yield (
-            f"a head? {_shown(matrices)} has the sizes of {table.name}. If it gives logits, send it"
-            f" to AdamW by rules=[({re.escape(matrices[0].name)!r}, None)]."
+            f"a head? {_shown(matrices)} has as many outputs as {table.name} has rows. If it gives"
+            f" logits, send it to AdamW by rules=[({re.escape(matrices[0].name)!r}, None)]."
         )
 
 
 def _like_heads(leaves: Sequence[LeafInfo]) -> Iterator[tuple[LeafInfo, list[LeafInfo]]]:
-    """Embeddings, and matrices between as many units as they have rows and columns."""
+    """Embeddings, and matrices with as many outputs as they have rows.
+
+    Matrices of one shape whose paths differ in numbers only are repeated layers, and no heads.
+    """
+    kinds = [(without_numbers(leaf.name), leaf.shape) for leaf in leaves]
+    times = collections.Counter(kinds)
+    single = [x for x, kind in zip(leaves, kinds, strict=True) if x.view and times[kind] == 1]
     seen = set()
     for table in leaves:
         is_table = table.rule.startswith("embedding") and len(table.shape) == 2
-        if not is_table or table.shape in seen or _NOT_OUTPUTS.search(table.name):
+        if not is_table or _NOT_OUTPUTS.search(table.name) or table.shape[0] in seen:
             continue
-        seen.add(table.shape)
-        sizes = set(table.shape)
-        found = [
-            leaf
-            for leaf in leaves
-            if leaf.view and len(sizes) == 2 and set(leaf.shape) == sizes and len(leaf.shape) == 2
-        ]
-        if found:
+        rows, width = table.shape
+        seen.add(rows)
+        sizes = {leaf.name: leaf.matrix.block_shapes() for leaf in single}
+        found = [x for x in single if [m for _, m, _ in sizes[x.name]] == [rows]]
+        if found and rows != width:
             yield table, found
 
 

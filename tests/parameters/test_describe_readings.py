@@ -94,13 +94,18 @@ def test_unknown_leaves_are_shown_and_refused():
         omp.describe(params, part)
 
 
-def test_a_matrix_with_an_embeddings_sizes_is_pointed_out():
+def test_a_matrix_with_as_many_outputs_as_an_embedding_has_rows_is_pointed_out():
     params = nested_shapes(
-        embed__embedding=(1000, 64), linear__w=(64, 1000), wpe__embedding=(256, 64), up__w=(64, 256)
+        embed__embedding=(1000, 64),
+        linear__w=(64, 1000),
+        wpe__embedding=(256, 64),
+        up__w=(64, 256),
+        back__w=(1000, 64),
+        **{f"h_{i}__w": (64, 1000) for i in range(2)},  # repeated: no heads
     )
     _, below = rows(omp.describe(params))
     (doubt,) = [line for line in below if line.startswith("a head?")]
-    assert "linear/w (64, 1000) has the sizes of embed/embedding" in doubt and "up/w" not in doubt
+    assert doubt.startswith("a head? linear/w (64, 1000) has as many outputs as embed/embedding")
     rule = functools.partial(omp.muon_dimension_numbers, rules=[("linear/w", None)])
     assert "a head?" not in omp.describe(params, rule)
 
