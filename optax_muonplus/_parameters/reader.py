@@ -125,17 +125,25 @@ def _has_sizes(shape: Shape, sizes: Sequence[int | str | None]) -> bool:
     return True
 
 
+# Names of an array within a parameter that is one array: Haliax's NamedArray, penzai's likewise.
+_ARRAY_OF_PARAMETER = (("0",), ("array",), ("value", "data_array"))
+
+
 def _names_to_read(paths: Sequence[Path]) -> list[str]:
     """Paths as the default rules are searched in them.
 
-    Haliax's arrays end in ``weight/0`` or ``weight/array``, which is one array that has no
-    neighbour. Flattened models of PyTorch and penzai have dots for slashes.
+    Haliax's arrays end in ``weight/0`` or ``weight/array``, penzai's in ``value/data_array``, and
+    have no neighbours. Flattened models of PyTorch and penzai have dots for slashes.
     """
     beside = collections.Counter(path[:-1] for path in paths)
     names = []
     for path in paths:
-        alone = len(path) > 1 and path[-1] in ("0", "array") and beside[path[:-1]] == 1
-        names.append("/".join(path[:-1] if alone else path).replace(".", "/"))
+        for ending in _ARRAY_OF_PARAMETER:
+            n = len(ending)
+            if path[-n:] == ending and len(path) > n and beside[path[:-1]] == 1:
+                path = path[:-n]
+                break
+        names.append("/".join(path).replace(".", "/"))
     return names
 
 

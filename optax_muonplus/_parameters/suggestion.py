@@ -3,8 +3,6 @@
 import re
 from collections.abc import Sequence
 
-from optax_muonplus._parameters.folding import without_numbers
-
 Unknown = Sequence[tuple[str, tuple[int, ...]]]
 
 
@@ -27,8 +25,8 @@ def line_to_write(unknown: Unknown) -> str:
 
 def _pattern(name: str) -> str:
     """A pattern for the last two names of a path, whatever their numbers."""
-    last = "/".join(name.split("/")[-2:])
-    return re.sub(r"\\\*|\*", r"\\d+", re.sub(r"([.+?()\[\]])", r"\\\1", without_numbers(last)))
+    last = "/".join(re.sub(r"/(0|array)$", "", name).split("/")[-2:])
+    return re.sub(r"\d+", r"\\d+", re.sub(r"([.+*?()\[\]])", r"\\\1", last))
 
 
 def _dimension_numbers(name: str, ndim: int) -> str:

@@ -82,6 +82,9 @@ def test_unknown_leaves_are_shown_and_refused():
         omp.muonplus(0.1).init(params)
     assert below[1].removeprefix("?: no rule can read these. ") in str(caught.value)
     assert len(str(caught.value)) < 900
+    haliax = nested_shapes(layers__mlp__up__weight__0=(3, 8, 4))
+    with pytest.raises(ValueError, match=r"\('up/weight', omp.MuonDimensionNumbers\(-1, -2\)\)"):
+        omp.muon_dimension_numbers(haliax)
     # What it says to write can be written.
     rules = [
         (r"moe/w\d+", omp.MuonDimensionNumbers(-2, -1)),
