@@ -7,6 +7,7 @@ the branch of a conditional is chosen.
 
 from collections.abc import Callable
 
+from benchmarks.compiled import branches
 from benchmarks.compiled.branches import Frame, UnknownError
 from benchmarks.compiled.counts import RECEIVED, group_size, size_in_bytes
 from benchmarks.compiled.hlo import Computation, Instruction, Program
@@ -105,9 +106,14 @@ class _Walk:
 
     def _loop(self, frame: Frame, loop: Instruction) -> Work:
         once = self.work(Frame(self.program, loop.called[0], frame.device, None))
-        if loop.trips is None and once:
-            raise ValueError(f"{loop.name} runs for an unknown number of iterations")
-        return {key: (loop.trips or 0) * amount for key, amount in once.items()}
+        if not once:
+            return {}
+        try:
+            count = branches.trips(frame, loop)
+        except UnknownError:
+            message = f"{loop.name} runs for an unknown number of iterations"
+            raise ValueError(message) from None
+        return {key: count * amount for key, amount in once.items()}
 
     def _conditional(self, frame: Frame, conditional: Instruction) -> Work:
         try:

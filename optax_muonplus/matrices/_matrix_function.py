@@ -86,6 +86,14 @@ class MatrixFunction:
         """
         return None
 
+    def on_blocks(self, block: int) -> "MatrixFunction":
+        """The same function, for a device that works on blocks of ``block x block`` elements.
+
+        It may pad matrices with zeros to full blocks, if these change nothing else.
+        """
+        del block
+        return self
+
     def flops(self, shape: tuple[int, int]) -> int:
         """FLOPs of the matrix products for one matrix ``(out, in)``; devices are balanced by it."""
         del shape
@@ -147,6 +155,10 @@ class Composition(MatrixFunction):
     def transposed(self) -> MatrixFunction:
         """Each of them transposed, in the same order."""
         return Composition(tuple([function.transposed() for function in self.functions]))
+
+    def on_blocks(self, block: int) -> "Composition":
+        """Each of them on such blocks."""
+        return Composition(tuple([function.on_blocks(block) for function in self.functions]))
 
     @property
     def input_dtype(self) -> jnp.dtype | None:

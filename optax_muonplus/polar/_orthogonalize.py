@@ -1,5 +1,6 @@
 """The polar factor as a function on matrices."""
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -19,7 +20,10 @@ from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 
 @matrix_function
 class Orthogonalize(MatrixFunction):
-    """The polar factor; the attributes are the arguments of ``optax_muonplus.orthogonalize``."""
+    """The polar factor; the attributes are the arguments of ``optax_muonplus.orthogonalize``.
+
+    Sides of more than ``block`` are padded to multiples of it.
+    """
 
     ns_coeffs: CoefficientsLike = static(default="jordan")
     ns_steps: int | jax.Array = 5
@@ -27,6 +31,7 @@ class Orthogonalize(MatrixFunction):
     polar: Polar | PolarFunction = static(default="auto")
     preconditioning: Preconditioning = static(default="frobenius")
     compute_dtype: DTypeLike | None = static(default=None)
+    block: int = static(default=1)
 
     def __post_init__(self) -> None:
         """Raises ValueError as :func:`optax_muonplus.polar.polar_function`."""
@@ -46,7 +51,18 @@ class Orthogonalize(MatrixFunction):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The polar factors of ``x``."""
-        return self._function(x)
+        if self.block == 1:
+            return self._function(x)
+        rows, columns = x.shape[-2:]
+        padding = [(0, -side % self.block if side > self.block else 0) for side in (rows, columns)]
+        # Without an axis of size 1 XLA pads and cuts inside of the products.
+        y = x.reshape(x.shape[-2:]) if math.prod(x.shape[:-2]) == 1 else x
+        y = self._function(jnp.pad(y, [(0, 0)] * (y.ndim - 2) + padding))
+        return y[..., :rows, :columns].reshape(x.shape)
+
+    def on_blocks(self, block: int) -> MatrixFunction:
+        """Padded with zeros, unless the function is the caller's."""
+        return self if callable(self.polar) else dataclasses.replace(self, block=block)
 
     @property
     def transpose_equivariant(self) -> bool:

@@ -125,7 +125,16 @@ LOOP = f"""
   %m = bf16[64,64] get-tuple-element(%t), index=1
   %call = {library_product("bf16[64,64]", "%m, %m")}
   %mm = bf16[64,64] get-tuple-element(%call), index=0
-  ROOT %out = (s32[], bf16[64,64]) tuple(%k, %mm)
+  %one = s32[] constant(1)
+  %next = s32[] add(%k, %one)
+  ROOT %out = (s32[], bf16[64,64]) tuple(%next, %mm)
+}}
+
+%condition (t: (s32[], bf16[64,64])) -> pred[] {{
+  %t = (s32[], bf16[64,64]) parameter(0)
+  %k = s32[] get-tuple-element(%t), index=0
+  %end = s32[] constant(7)
+  ROOT %less = pred[] compare(%k, %end), direction=LT
 }}
 """
 WHILE = """  %start = (s32[], bf16[64,64]) tuple(%i, %x)
@@ -136,6 +145,9 @@ def test_a_loop_multiplies_by_its_iterations():
     work = gpu_work(WHILE + ', backend_config={"known_trip_count":{"n":"7"}}', LOOP)
     assert of(work, "operations") == {"products": 7 * CUBE}
     assert of(work, "kernels") == {"products": 7}
+    # Not said by the compiler, but counted: from 2 on, where the number is known.
+    counted = "  %two = s32[] constant(2)\n" + WHILE.replace("%i, %x", "%two, %x")
+    assert of(gpu_work(counted, LOOP), "kernels") == {"products": 5}
     with pytest.raises(ValueError, match="unknown number of iterations"):
         gpu_work(WHILE, LOOP)
 
