@@ -1,25 +1,44 @@
 """One row of `benchmarks.accelerators`: an update, compiled, and what its program says."""
 
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import optax
 from jax.sharding import Mesh
 
 import optax_muonplus as omp
-from benchmarks import meshes, targets, trees
-from benchmarks.compiled import gpu, hlo, tpu, walk
+from benchmarks import maxtext, meshes, trees
+from examples.compiled import gpu, hlo, targets, tpu, walk
 
 REFERENCE = "optax.contrib.muon"
-# Optimizer and the dtype of the operands of its products; None leaves that to the gradients' dtype
-# in Optax, and to float32 in this package.
+
+
+class Row(NamedTuple):
+    """What is compiled.
+
+    Attributes:
+      optimizer: ``"optax"``, ``"maxtext"``, ``"muon"`` or ``"muonplus"``.
+      compute_dtype: of the operands of products; None leaves that to the gradients' dtype in Optax
+        and MaxText, and to float32 in this package.
+      symmetric_kernel: whether symmetric products are left to the kernel for Hopper.
+    """
+
+    optimizer: str
+    compute_dtype: str | None = None
+    symmetric_kernel: bool = False
+
+
 ROWS = {
-    REFERENCE: ("optax", None),
-    "omp.muon:bfloat16": ("muon", "bfloat16"),
-    "omp.muonplus:bfloat16": ("muonplus", "bfloat16"),
-    "omp.muonplus:float16": ("muonplus", "float16"),
-    "omp.muonplus:float32": ("muonplus", None),
+    REFERENCE: Row("optax"),
+    "omp.muon:bfloat16": Row("muon", "bfloat16"),
+    "omp.muonplus:bfloat16": Row("muonplus", "bfloat16"),
+    "omp.muonplus:bfloat16:symmetric": Row("muonplus", "bfloat16", symmetric_kernel=True),
+    "omp.muonplus:float16": Row("muonplus", "float16"),
+    "omp.muonplus:float16:symmetric": Row("muonplus", "float16", symmetric_kernel=True),
+    "omp.muonplus:float32": Row("muonplus"),
+    maxtext.NAME: Row("maxtext"),
 }
 
 
@@ -35,17 +54,21 @@ def placed(
     return trees.scanned(tree) if scanned else tree
 
 
-def optimizer(name: str, tree: Any) -> optax.GradientTransformation:
+def optimizer(
+    name: str, tree: Any, maxtext_checkout: Path | None = None
+) -> optax.GradientTransformation:
     """The optimizer of a row, for the parameters ``tree``; all treat the same ones as matrices."""
-    kind, compute_dtype = ROWS[name]
+    row = ROWS[name]
+    if row.optimizer == "maxtext":
+        return maxtext.optimizer(tree, dimension_numbers(tree), maxtext_checkout)
     given: dict[str, Any] = {"muon_weight_dimension_numbers": dimension_numbers(tree)}
-    if kind == "optax":
+    if row.optimizer == "optax":
         return optax.contrib.muon(0.02, **given)
-    given["compute_dtype"] = compute_dtype
+    given |= {"compute_dtype": row.compute_dtype, "symmetric_kernel": row.symmetric_kernel}
     sharding = jax.tree.map(lambda x: x.sharding, tree)
     if next(iter(jax.tree.leaves(sharding))).mesh.size > 1:
         given["sharding"] = sharding
-    return omp.muon(0.02, **given) if kind == "muon" else omp.muonplus(0.02, **given)
+    return {"muon": omp.muon, "muonplus": omp.muonplus}[row.optimizer](0.02, **given)
 
 
 def dimension_numbers(tree: Any) -> Any:
@@ -56,9 +79,11 @@ def dimension_numbers(tree: Any) -> Any:
     return jax.tree.map(lambda x: matrix if len(x.shape) == 3 else None, tree)
 
 
-def figures(name: str, tree: Any, target: targets.Target) -> dict[str, Any]:
+def figures(
+    name: str, tree: Any, target: targets.Target, maxtext_checkout: Path | None = None
+) -> dict[str, Any]:
     """Compiles the update of one row for ``target`` and reads its program."""
-    tx = optimizer(name, tree)
+    tx = optimizer(name, tree, maxtext_checkout)
     state = meshes.placed_state(jax.eval_shape(tx.init, tree), tree)
     begin = time.perf_counter()
     lowered = jax.jit(tx.update).lower(tree, state, tree)

@@ -20,8 +20,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import accelerator_row, records, targets, trees
+from benchmarks import accelerator_row, records, trees
 from benchmarks.accelerator_row import REFERENCE, ROWS
+from examples.compiled import targets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,10 @@ class Config:
     none. `data` is FSDP."""
     rows: tuple[str, ...] = tuple(ROWS)[:3]
     """Which rows to compile, of optax.contrib.muon, omp.muon:bfloat16, omp.muonplus:bfloat16,
-    omp.muonplus:float16 and omp.muonplus:float32."""
+    omp.muonplus:float16, omp.muonplus:float32 and maxtext.muon. With `:symmetric` behind bfloat16
+    or float16, symmetric products are left to the kernel for Hopper, which needs JAX 0.11."""
+    maxtext: Path | None = None
+    """Folder of a checkout of MaxText, for its row; by default the installed package."""
     row: str | None = None
     """Compile this row in this process and print its figures as JSON. The command starts itself so
     for each row, in the environment that the compiler needs."""
@@ -93,7 +97,7 @@ def figures(config: Config, name: str) -> dict[str, Any]:
     tree = accelerator_row.placed(
         size, config.dtype, target, config.mesh, config.spec, config.scanned
     )
-    return accelerator_row.figures(name, tree, target)
+    return accelerator_row.figures(name, tree, target, config.maxtext)
 
 
 def command(config: Config, name: str) -> list[str]:
@@ -133,7 +137,8 @@ def assumptions(target: targets.Target) -> str:
         f" {rates.memory / 1e12:.1f} TB/s or its products at {rates.half / 1e12:.0f} TFLOP/s"
         f" ({rates.tf32 / 1e12:.0f} in TF32, {rates.float32 / 1e12:.0f} in float32), whichever is"
         f" longer; collectives at {rates.link / 1e9:.0f} GB/s. Products are cuBLASLt calls, and"
-        f" nothing was autotuned. {loops}"
+        " nothing was autotuned. The kernel for symmetric products counts with the blocks that it"
+        f" computes, at the same rate, which nobody has measured. {loops}"
     )
 
 

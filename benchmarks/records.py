@@ -11,15 +11,18 @@ from typing import Any
 import jax
 from rich.console import Console
 
+import optax_muonplus as omp
+
 
 def describe_machine() -> dict[str, str]:
     """Device, processor and versions of packages."""
-    packages = ("jax", "jaxlib", "optax", "optax_muonplus")
+    packages = ("jax", "jaxlib", "optax")
     return {
         "device": jax.devices()[0].device_kind,
         "processor": f"{_processor()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in packages},
+        "optax_muonplus": omp.__version__,  # which may be imported without being installed
     }
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import optax_muonplus as omp
-from benchmarks import products, records, timing, trees
+from benchmarks import parity, products, records, timing, trees
 from benchmarks.products import Product
 from optax_muonplus.matrices import Norm
 
@@ -56,17 +56,11 @@ def optimizers(config: Config, dimension_numbers: Any) -> dict[str, optax.Gradie
         **dims,
         "compute_dtype": None if config.dtype == "float32" else config.dtype,
     }
-    as_optax: dict[str, Any] = {
-        **ours,
-        "shape_scale": "max",
-        "nesterov": True,
-        "bias_correction": True,
-    }
     norms: tuple[Norm, ...] = ("col", "row", "col_row", "row_col")
     return {
         ADAMW: optax.adamw(0.01),
         REFERENCE: optax.contrib.muon(0.01, **dims),
-        SAME_UPDATE: omp.muon(0.01, **as_optax),
+        SAME_UPDATE: omp.muon(0.01, **ours, **parity.AS_OPTAX),
         MUON: omp.muon(0.01, **ours),
         PLAIN: omp.muon(0.01, polar="newton_schulz", **ours),
         **{f"omp.muonplus, {norm}": omp.muonplus(0.01, norm=norm, **ours) for norm in norms},
@@ -92,7 +86,7 @@ def main(config: Config) -> None:
         rows[name] = row
     record = {
         **records.describe_run("benchmarks.step", config),
-        "largest_difference": largest_difference(
+        "largest_difference": parity.largest_difference(
             updates[SAME_UPDATE].run()[0],
             updates[REFERENCE].run()[0],
             omp.partition_labels(trees.shapes(size, config.vocabulary, config.dtype)),
@@ -186,18 +180,6 @@ def work(
         "gflop_per_s": operations / seconds / 1e9,
         "share_of_products": alone / seconds,
     }
-
-
-def largest_difference(ours: Any, theirs: Any, labels: Any) -> float:
-    """Largest relative distance between two updates of one matrix."""
-
-    def norm(x: jax.Array) -> float:
-        return float(np.linalg.norm(np.asarray(x, np.float32)))
-
-    leaves = (jax.tree.leaves(tree) for tree in (ours, theirs, labels))
-    return max(
-        norm(a - b) / norm(b) for a, b, label in zip(*leaves, strict=True) if label == "muon"
-    )
 
 
 def show(console: Console, record: dict[str, Any]) -> None:

@@ -14,11 +14,18 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def interleaved(
-    programs: Mapping[Name, Callable[[], Any]], rounds: int, console: Console
+    programs: Mapping[Name, Callable[[], Any]], rounds: int, console: Console, calls: int = 1
 ) -> dict[Name, np.ndarray]:
-    """Seconds of each program in each round. A round runs every program once, one after the other.
+    """Seconds of a call of each program in each round, which runs the programs one after the other.
 
     An untimed round comes first.
+
+    Args:
+      programs: functions of no arguments, which return arrays.
+      rounds: how often each program is timed.
+      console: where progress is shown.
+      calls: of a program in a round. They are all enqueued before the last is waited for, so that
+        an accelerator does not wait for the host between them.
     """
     for program in programs.values():
         jax.block_until_ready(program())
@@ -26,6 +33,8 @@ def interleaved(
     for _ in track(range(rounds), "rounds", console=console):
         for name, program in programs.items():
             begin = time.perf_counter()
-            jax.block_until_ready(program())
-            seconds[name].append(time.perf_counter() - begin)
+            for _ in range(calls):
+                result = program()
+            jax.block_until_ready(result)
+            seconds[name].append((time.perf_counter() - begin) / calls)
     return {name: np.array(values) for name, values in seconds.items()}

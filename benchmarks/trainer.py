@@ -1,38 +1,27 @@
 """The optimizer's share of a training step, and how runs start: `python -m benchmarks.trainer`.
 
 The step of the trainer in `examples` is timed beside the forward and backward pass of the same
-model, in turn in one process. Then two whole runs are started, the first with an empty cache of
-compiled programs.
+model, in turn in one process; then with batches that are read ahead beside one batch that is there
+already. Then two whole runs are started, the first with an empty cache of compiled programs.
 """
 
 import dataclasses
-import functools
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
-import numpy as np
 import tyro
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import records, timing
+from benchmarks import records, training_step
 from examples.settings.presets import PRESETS
-from examples.settings.run import RunConfig
-from examples.training import optimizers, sharding
-from examples.training import program as training_program
-from examples.training.program import Program
-from examples.training.step import TrainState
-
-Name = Literal["adamw", "muon", "muonplus"]
-NAMES: tuple[Name, ...] = ("adamw", "muon", "muonplus")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +46,10 @@ def main(config: Config) -> None:
     """Measures and prints the table; writes it with the machine's description as JSON."""
     console = Console(width=max(Console().width, 120))
     base = PRESETS[config.preset][1]
-    steps = {str(n): measure(base, config, n, console) for n in config.tokens}
+    steps = {
+        str(tokens): training_step.measure(base, config.vocabulary, tokens, config.rounds, console)
+        for tokens in config.tokens
+    }
     record = {**records.describe_run("benchmarks.trainer", config), "steps": steps}
     show(console, steps)
     if config.starts:
@@ -66,73 +58,6 @@ def main(config: Config) -> None:
             console.print(f"{which}: {seconds:.1f} s from the start to the end of the first step")
     name = f"trainer-{config.preset}-{jax.default_backend()}"
     records.write(config.out, name, record, console)
-
-
-def make_program(base: RunConfig, name: Name, vocabulary: int) -> Program:
-    """The compiled functions of a training run."""
-    rule = dataclasses.replace(base.optimizer, name=name)
-    mesh = sharding.make_mesh("", jax.devices())
-    return training_program.make_program(base.model, rule, base.steps, 1, vocabulary, mesh)
-
-
-def measure(base: RunConfig, config: Config, tokens: int, console: Console) -> dict[str, Any]:
-    """Seconds and memory of a step of ``tokens`` tokens with each optimizer."""
-    rows = tokens // base.model.context
-    place = sharding.of_batch(sharding.make_mesh("", jax.devices()))
-    ids = np.random.default_rng(0).integers(0, config.vocabulary, (2, rows, base.model.context))
-    batch = [jax.device_put(part.astype(np.int32), place) for part in ids]
-    timed: dict[str, Callable[[], Any]] = {}
-    memory = {}
-    for name in NAMES:
-        program = make_program(base, name, config.vocabulary)
-        state = program.init(0)
-        if not timed:
-            params = program.init(1).params
-            gradient = jax.jit(jax.value_and_grad(program.loss))
-            timed["forward and backward"] = functools.partial(gradient, params, *batch)
-        step: Any = program.train_step  # compiled by jax.jit
-        compiled = step.lower(program.abstract, optimizers.Rates(0.0, 0.0), *batch).compile()
-        memory[name] = donated(compiled, state)
-        timed[name] = Stepper(program, state, batch)
-    seconds = timing.interleaved(timed, config.rounds, console)
-    alone = seconds["forward and backward"]
-    return {
-        "forward_and_backward_s": float(np.median(alone)),
-        **{
-            name: {
-                "median_s": float(np.median(seconds[name])),
-                "optimizer_share": float(np.median(1 - alone / seconds[name])),
-                **memory[name],
-            }
-            for name in NAMES
-        },
-    }
-
-
-@dataclasses.dataclass
-class Stepper:
-    """Takes one step after the other; each step reuses the memory of the state before it."""
-
-    program: Program
-    state: TrainState
-    batch: list[jax.Array]
-
-    def __call__(self) -> jax.Array:
-        """Takes the next step and returns its loss."""
-        self.state, loss = self.program.train_step(
-            self.state, optimizers.Rates(0.01, 0.01), *self.batch
-        )
-        return loss
-
-
-def donated(compiled: Any, state: TrainState) -> dict[str, int]:
-    """Bytes of the state, how many of them the step updates in place, and temporary bytes."""
-    memory = compiled.memory_analysis()
-    return {
-        "state_bytes": sum(x.nbytes for x in jax.tree.leaves(state)),
-        "in_place_bytes": memory.alias_size_in_bytes,
-        "temporary_bytes": memory.temp_size_in_bytes,
-    }
 
 
 def starts(preset: str) -> dict[str, float]:
@@ -172,7 +97,7 @@ def show(console: Console, steps: dict[str, Any]) -> None:
     for tokens, row in steps.items():
         alone = f"{1e3 * row['forward_and_backward_s']:.1f}"
         table.add_row(tokens, "forward and backward", alone, *[""] * 4)
-        for name in NAMES:
+        for name in training_step.NAMES:
             one = row[name]
             table.add_row(
                 tokens,
@@ -184,6 +109,13 @@ def show(console: Console, steps: dict[str, Any]) -> None:
                 f"{one['temporary_bytes'] / 1e6:.1f}",
             )
     console.print(table)
+    for tokens, row in steps.items():
+        rates = row["tokens_per_second"].items()
+        written = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates)
+        console.print(
+            f"{tokens} tokens a step: tokens/s with the {written}; time with reading over time"
+            f" without {row['loading_ratio']:.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -3,5 +3,5 @@
 The modules here are commands and scripts to read; the rest is in packages. Imports between packages
 run one way: each package imports only from those before it, and commands from all of them.
 
-    system, settings, models, data, training, runs, inference, sweeps, paper
+    system, compiled, settings, models, data, training, forecast, runs, inference, sweeps, paper
 """

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import jax
 
+from examples.forecast.command import forecast
 from examples.runs import processes
 from examples.runs.launch import launch
 from examples.settings import command_line
+from examples.settings.command_line import NewRun
 from examples.system import exit_status
 from examples.system.errors import UserError
 
@@ -17,6 +19,11 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     try:
         asked, preset = command_line.parse(argv)
+        if isinstance(asked, NewRun):
+            if asked.compile_for:
+                return forecast(asked, preset, argv)
+            if asked.json:
+                raise UserError("--json goes with --compile-for; a run writes metrics.jsonl.")
         processes.join(asked.machine)
         return launch(asked, preset)
     except UserError as error:

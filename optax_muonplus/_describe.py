@@ -1,11 +1,13 @@
 """A table that says what each parameter will get."""
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from optax_muonplus._execution.plan import Member, plan
+from optax_muonplus._optimizers.without_effect import without_effect
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import ADAM, MUON, LeafInfo, ResolvedTree, resolve
 from optax_muonplus._parameters.sharding import LeafSharding, ShardingTree
@@ -14,6 +16,7 @@ from optax_muonplus.matrices._precision import accumulation_dtype
 from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 
+_POLAR = tuple(field.name for field in dataclasses.fields(Orthogonalize))
 _HEADER = ("parameter", "shape", "group", "out x in x batch", "scale", "count")
 
 
@@ -26,6 +29,7 @@ def describe(
     shape_scale: ShapeScale = "spectral",
     consistent_rms: float | None = None,
     sharding: ShardingTree = None,
+    **others: Any,
 ) -> str:
     """What :func:`optax_muonplus.muonplus` with the same arguments does with each parameter.
 
@@ -33,8 +37,8 @@ def describe(
     batch (a fused parameter has several, joined by +), and the factor that multiplies their
     updates. Parameters share a line if their paths differ in numbers only; ``count`` says how many
     there are. On a mesh a column says over which mesh axes each axis of a parameter is sharded, and
-    a last line is about the devices: the FLOPs of the busiest over an even share, for the default
-    ``polar``, and the bytes that each receives at an update.
+    a line is about the devices: the FLOPs of the busiest over an even share, and the bytes that
+    each receives at an update. Last lines name the arguments that have no effect beside others.
 
     Args:
       params: parameters, or their shapes from ``jax.eval_shape``.
@@ -44,14 +48,25 @@ def describe(
       shape_scale: the factor by shape.
       consistent_rms: the root mean square of updates, in place of ``shape_scale``.
       sharding: shardings of the parameters. None takes those of the arrays themselves.
+      **others: any other arguments of ``muonplus``.
 
     Returns:
       The table as text.
+
+    Raises:
+      ValueError: as ``muonplus``, when it is built and at init.
     """
+    scaling: dict[str, Any] = {
+        "norm": norm,
+        "match_frobenius": match_frobenius,
+        "shape_scale": shape_scale,
+        "consistent_rms": consistent_rms,
+    }
+    idle = without_effect({**scaling, **others})
     tree = resolve(params, muon_weight_dimension_numbers, sharding)
     shardings = tree.all_shardings()
     on_mesh = any(shardings)
-    scale = ScaleByShape(shape_scale, consistent_rms, norm, match_frobenius)
+    scale = ScaleByShape(**scaling)
 
     def cells(leaf: LeafInfo, known: LeafSharding | None) -> tuple[str, ...]:
         shape = "x".join(map(str, leaf.shape)) or "scalar"
@@ -69,7 +84,9 @@ def describe(
         rows.setdefault((pattern, *cells(leaf, known)), []).append(leaf.name)
     lines = [(_merged(names), *rest, str(len(names))) for (_, *rest), names in rows.items()]
     header = _HEADER if not on_mesh else (*_HEADER[:2], "sharding", *_HEADER[2:])
-    return "\n".join([*_align([header, *lines]), _totals(tree), *_work_per_device(tree)])
+    polar_factor = Orthogonalize(**{k: others[k] for k in _POLAR if k in others})
+    last = [_totals(tree), *_work_per_device(tree, polar_factor), *idle]
+    return "\n".join([*_align([header, *lines]), *last])
 
 
 def _spec(sharding: LeafSharding | None) -> str:
@@ -79,7 +96,7 @@ def _spec(sharding: LeafSharding | None) -> str:
     return f"({', '.join('.'.join(names) or '-' for names in sharding.spec)})"
 
 
-def _work_per_device(tree: ResolvedTree) -> Iterator[str]:
+def _work_per_device(tree: ResolvedTree, polar_factor: Orthogonalize) -> Iterator[str]:
     """A line about the devices that work on the matrices."""
     members = [
         Member(leaf, accumulation_dtype(leaf.dtype))  # the momentum is in float32 at least
@@ -88,7 +105,6 @@ def _work_per_device(tree: ResolvedTree) -> Iterator[str]:
     ]
     if not members:
         return
-    polar_factor = Orthogonalize()
     planned = plan(members, [polar_factor])
     blocks = [block for member in members for block in member.leaf.matrix.block_shapes()]
     flops = sum(batch * polar_factor.flops((m, n)) for batch, m, n in blocks)

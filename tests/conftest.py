@@ -1,11 +1,14 @@
-"""Settings that must be made before JAX starts: CPU only, eight devices, a compilation cache."""
+"""Settings that must be made before JAX starts: platform, eight CPU devices, compilation cache."""
 
 import inspect
 import os
 import pathlib
 import platform
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+from tests.support import platforms
+
+PLATFORM = platforms.chosen(os.environ)
+os.environ["JAX_PLATFORMS"] = platforms.jax_platforms(PLATFORM)
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 # Compilation is most of the suite's time; the second run reads it from here.
 _CACHE = pathlib.Path(__file__).parent.parent / ".cache" / "jax"
@@ -18,13 +21,27 @@ import pytest  # noqa: E402
 # Programs are small and run a few times: compiling them without optimization takes half the time,
 # and so does leaving out the emitters of fusions where JAX still can. Without these, a fused
 # multiply-add would round by what happens to be compiled together; AVX has none.
-_FLAGS = ["--xla_backend_optimization_level=0"]
+_FLAGS = ["--xla_backend_optimization_level=0"] if PLATFORM == "cpu" else []
 if jax.__version_info__ < (0, 11) and platform.machine() in ("x86_64", "AMD64"):
     _FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_max_isa=AVX"]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()
 
 # A (3,) added to a (4, 3) by accident is an error; it is never meant in this package.
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+if PLATFORM != "cpu":
+    # Accelerators round float32 operands by default: to TF32, or to bfloat16.
+    jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def pytest_collection_modifyitems(items):
+    """Skips on an accelerator what needs a CPU."""
+    here = pathlib.Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        marks = [mark.name for mark in item.iter_markers()]
+        if reason := platforms.reason_to_skip(PLATFORM, folder, marks):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session", autouse=True)

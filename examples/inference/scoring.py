@@ -33,7 +33,7 @@ def score(model: TrainedModel, rows: Sequence[Sequence[int]], batch_size: int) -
             place_rows(part, sharding.of_batch(model.mesh))
             for part in (padded[:, :-1], padded[:, 1:])
         )
-        nats, hits = map(np.asarray, model.token_losses(model.params, inputs, targets))
+        nats, hits = map(np.asarray, model.token_scores(model.params, inputs, targets))
         for line, i in enumerate(chosen):
             n = len(rows[i]) - 1
             scores[i] = nats[line, :n].astype(np.float64), hits[line, :n]

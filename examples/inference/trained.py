@@ -1,5 +1,6 @@
 """Loads the model of a run from its folder; nothing else of the run is needed."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,10 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
-import jax.numpy as jnp
 import optax
 import tyro
-from jax.typing import ArrayLike
 from tokenizers import Tokenizer
 
 import optax_muonplus as omp
@@ -19,7 +18,8 @@ from examples.runs import folder
 from examples.runs.checkpoint import restore_part
 from examples.settings.run import RunConfig
 from examples.training import sharding
-from examples.training.model_function import make_forward, make_init_params
+from examples.training.loss import Scores
+from examples.training.model_function import make_forward, make_init_params, make_scores
 from examples.training.program import make_program
 
 
@@ -47,22 +47,17 @@ class TrainedModel:
     forward: Forward
 
     @functools.cached_property
-    def token_losses(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
-        """Parameters, inputs and targets to nats, and whether no other token was likelier."""
-
-        def losses(
-            params: optax.Params, inputs: ArrayLike, targets: ArrayLike
-        ) -> tuple[jax.Array, jax.Array]:
-            logits, _ = self.forward(params, inputs, None, 0)
-            nats = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-            return nats, jnp.argmax(logits, axis=-1) == targets
-
-        return jax.jit(losses, out_shardings=sharding.replicated(self.mesh))
+    def token_scores(self) -> Callable[..., Scores]:
+        """Parameters, inputs and targets to the scores of each target."""
+        scores = make_scores(self.config.model, self.tokenizer.get_vocab_size(), self.mesh)
+        return jax.jit(scores, out_shardings=sharding.replicated(self.mesh))
 
 
 def load(checkpoint: CheckpointRef) -> TrainedModel:
     """Reads the parameters of a checkpoint onto a mesh, and nothing else of it."""
     config, _ = folder.reopen(checkpoint.run)
+    # The run may have asked for a kernel that this machine lacks.
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
     tokenizer = folder.read_tokenizer(checkpoint.run)
     mesh = sharding.make_mesh(checkpoint.mesh, jax.devices())
     vocab_size = tokenizer.get_vocab_size()

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.typing import ArrayLike
 
 from examples.models.gpt import GPT
+from examples.models.layout import ONE_DEVICE, Layout
 from examples.models.llama import LLaMA
 from examples.settings.model import ModelConfig
 
@@ -17,7 +18,9 @@ Forward = Callable[[optax.Params, ArrayLike, Any, jax.Array | int], tuple[jax.Ar
 None, and the position of the first token, to logits (B, T, V) and the cache with these tokens."""
 
 
-def build(config: ModelConfig, vocab_size: int, rngs: nnx.Rngs) -> GPT | LLaMA:
-    """The network that a configuration describes."""
+def build(
+    config: ModelConfig, vocab_size: int, rngs: nnx.Rngs, layout: Layout = ONE_DEVICE
+) -> GPT | LLaMA:
+    """The network that a configuration describes, on the devices of a mesh."""
     family = GPT if config.family == "gpt" else LLaMA
-    return family(config, vocab_size, rngs)
+    return family(config, vocab_size, layout, rngs)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from examples.models.attention_kernels import KERNELS, choose
+from examples.models.layout import Layout
 from examples.settings.model import ModelConfig
 
 
@@ -19,20 +21,30 @@ class KV(NamedTuple):
 
 
 def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, kv_cache: KV | None, start: jax.Array | int
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    kv_cache: KV | None,
+    start: jax.Array | int,
+    config: ModelConfig,
+    layout: Layout,
 ) -> tuple[jax.Array, KV | None]:
     """The attention output for each new token, (B, T, H, K), and the cache with the new tokens.
 
-    Without a cache, each token attends to itself and to earlier tokens of its row. With a cache,
-    the new tokens have the positions from `start` on, and attend to all positions up to their own.
+    Without a cache, each token attends to itself and to earlier tokens of its row, by the kernel
+    that `config` asks for. With a cache, the new tokens have the positions from `start` on, and
+    attend to all positions up to their own.
     """
-    if kv_cache is None:
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True), None
+    t = q.shape[1]
+    if kv_cache is None or (isinstance(start, int) and start == 0 and t == kv_cache.keys.shape[1]):
+        kernel = KERNELS[choose(config, layout, t).kernel]
+        mixed = layout.divide(kernel, ("batch", None, "heads", None), q, k, v)
+        return mixed, None if kv_cache is None else KV(k, v)  # which fill the cache
     kv_cache = KV(
         jax.lax.dynamic_update_slice_in_dim(kv_cache.keys, k, start, axis=1),
         jax.lax.dynamic_update_slice_in_dim(kv_cache.values, v, start, axis=1),
     )
-    new = start + jnp.arange(q.shape[1])
+    new = start + jnp.arange(t)
     seen = jnp.arange(kv_cache.keys.shape[1])[None] <= new[:, None]  # [T, S]
     return jax.nn.dot_product_attention(q, *kv_cache, mask=seen[None, None]), kv_cache
 

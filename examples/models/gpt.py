@@ -13,64 +13,62 @@ from flax import nnx
 
 from examples.models import stack
 from examples.models.attention import attend
+from examples.models.layers import Embed, Linear, logits
+from examples.models.layout import Layout
 from examples.settings.model import ModelConfig, hidden_width
-
-INIT = nnx.initializers.normal(0.02)  # as in GPT-2 and the paper's GPT
-
-
-def linear(d_in: int, d_out: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Linear:
-    """A linear layer with a float32 kernel that multiplies in `dtype`."""
-    return nnx.Linear(
-        d_in, d_out, kernel_init=INIT, dtype=dtype, param_dtype=jnp.float32, rngs=rngs
-    )
 
 
 class Attention(nnx.Module):
     """Causal self-attention."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        d, dtype = config.d_model, jnp.dtype(config.compute_dtype)
-        self.n_head = config.n_head
-        self.query = linear(d, d, dtype, rngs)
-        self.key = linear(d, d, dtype, rngs)
-        self.value = linear(d, d, dtype, rngs)
-        self.out = linear(d, d, dtype, rngs)
+    def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
+        d = config.d_model
+        self.config, self.layout = config, layout
+        self.query = Linear(d, d, ("embed", "heads"), config, layout, rngs)
+        self.key = Linear(d, d, ("embed", "heads"), config, layout, rngs)
+        self.value = Linear(d, d, ("embed", "heads"), config, layout, rngs)
+        self.out = Linear(d, d, ("heads", "embed"), config, layout, rngs)
 
     def __call__(
         self, x: jax.Array, kv_cache: Any, start: jax.Array | int
     ) -> tuple[jax.Array, Any]:
         """Lets each position attend to itself and to earlier positions."""
         b, t, d = x.shape
-        heads = (b, t, self.n_head, d // self.n_head)
+        heads = (b, t, self.config.n_head, d // self.config.n_head)
         q = self.query(x).reshape(heads)  # [B, T, H, K]
         k = self.key(x).reshape(heads)
         v = self.value(x).reshape(heads)
-        mixed, kv_cache = attend(q, k, v, kv_cache, start)  # [B, T, H, K]
+        mixed, kv_cache = attend(q, k, v, kv_cache, start, self.config, self.layout)
         return self.out(mixed.reshape(b, t, d)), kv_cache  # [B, T, D]
 
 
 class MLP(nnx.Module):
     """Two layers, wider in between."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        d, f, dtype = config.d_model, hidden_width(config), jnp.dtype(config.compute_dtype)
-        self.up = linear(d, f, dtype, rngs)
-        self.down = linear(f, d, dtype, rngs)
+    def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
+        d, f = config.d_model, hidden_width(config)
+        self.up = Linear(d, f, ("embed", "mlp"), config, layout, rngs)
+        self.down = Linear(f, d, ("mlp", "embed"), config, layout, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Applies the same function to each position."""
         return self.down(jax.nn.gelu(self.up(x)))  # [B, T, D]
 
 
+def norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    """Layer norm: (x - mean) / sqrt(variance + eps) * scale + bias, in float32 inside."""
+    dtype, param_dtype = jnp.dtype(config.compute_dtype), jnp.dtype(config.param_dtype)
+    return nnx.LayerNorm(config.d_model, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+
+
 class Block(nnx.Module):
     """Attention, then an MLP, each on a normalized copy and added back."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        dtype = jnp.dtype(config.compute_dtype)
-        self.ln_1 = nnx.LayerNorm(config.d_model, dtype=dtype, rngs=rngs)
-        self.attn = Attention(config, rngs)
-        self.ln_2 = nnx.LayerNorm(config.d_model, dtype=dtype, rngs=rngs)
-        self.mlp = MLP(config, rngs)
+    def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
+        self.ln_1 = norm(config, rngs)
+        self.attn = Attention(config, layout, rngs)
+        self.ln_2 = norm(config, rngs)
+        self.mlp = MLP(config, layout, rngs)
 
     def __call__(
         self, x: jax.Array, kv_cache: Any, start: jax.Array | int
@@ -84,17 +82,18 @@ class Block(nnx.Module):
 class GPT(nnx.Module):
     """Token ids to next-token logits."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
-        d, dtype = config.d_model, jnp.dtype(config.compute_dtype)
-        self.config = config
-        self.wte = nnx.Embed(vocab_size, d, embedding_init=INIT, dtype=dtype, rngs=rngs)
-        self.wpe = nnx.Embed(config.context, d, embedding_init=INIT, dtype=dtype, rngs=rngs)
-        self.blocks = stack.make(Block, config, rngs)
-        self.ln_f = nnx.LayerNorm(d, dtype=dtype, rngs=rngs)
+    def __init__(self, config: ModelConfig, vocab_size: int, layout: Layout, rngs: nnx.Rngs):
+        self.config, self.layout = config, layout
+        self.wte = Embed(vocab_size, config, layout, rngs)
+        self.wpe = Embed(config.context, config, layout, rngs)
+        self.blocks = stack.make(Block, config, layout, rngs)
+        self.ln_f = norm(config, rngs)
         self.lm_head = (
             None
             if config.tied
-            else nnx.Linear(d, vocab_size, use_bias=False, kernel_init=INIT, dtype=dtype, rngs=rngs)
+            else Linear(
+                config.d_model, vocab_size, ("embed", "vocab"), config, layout, rngs, use_bias=False
+            )
         )
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -105,9 +104,18 @@ class GPT(nnx.Module):
         self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
     ) -> tuple[jax.Array, Any]:
         """The same for tokens from position `start` on; also the KV cache with them added."""
+        x, kv_cache = self.hidden(tokens, kv_cache, start)
+        return logits(x, self.head(), self.layout), kv_cache  # [B, T, V]
+
+    def hidden(
+        self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
+    ) -> tuple[jax.Array, Any]:
+        """What the head turns into logits, [B, T, D], and the KV cache."""
         positions = start + jnp.arange(tokens.shape[1])
-        x = self.wte(tokens) + self.wpe(positions)[None]  # [B, T, D]
+        x = self.wte(tokens) + self.wpe(positions[None])  # [B, T, D]
         x, kv_cache = stack.run(self.blocks, self.config, x, kv_cache, start)
-        x = self.ln_f(x)
-        logits = self.wte.attend(x) if self.lm_head is None else self.lm_head(x)
-        return logits.astype(jnp.float32), kv_cache  # [B, T, V]
+        return self.ln_f(x), kv_cache
+
+    def head(self) -> jax.Array:
+        """The matrix from hidden states to logits, [D, V]."""
+        return self.wte.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]

@@ -16,21 +16,20 @@ from flax import nnx
 
 from examples.models import stack
 from examples.models.attention import attend
+from examples.models.layers import Embed, Linear, logits
+from examples.models.layout import Layout
 from examples.settings.model import ModelConfig, hidden_width
 
-INIT = nnx.initializers.normal(0.02)  # initializer_range of the LLaMA in Hugging Face transformers
 EPSILON = 1e-6  # under the root of RMSNorm, as in the first LLaMA
 ROPE_BASE = 10_000.0  # the slowest pair makes a full turn in about 2 pi times as many tokens
 
 
-def linear(d_in: int, d_out: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Linear:
-    """A linear layer with a float32 kernel that multiplies in `dtype`."""
-    return nnx.Linear(d_in, d_out, use_bias=False, kernel_init=INIT, dtype=dtype, rngs=rngs)
-
-
-def norm(d: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.RMSNorm:
-    """Layer norm without mean and bias: x / sqrt(mean(x^2) + eps) * scale."""
-    return nnx.RMSNorm(d, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+def norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.RMSNorm:
+    """Layer norm without mean and bias: x / sqrt(mean(x^2) + eps) * scale, in float32 inside."""
+    dtype, param_dtype = jnp.dtype(config.compute_dtype), jnp.dtype(config.param_dtype)
+    return nnx.RMSNorm(
+        config.d_model, epsilon=EPSILON, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+    )
 
 
 def angles(positions: jax.Array, k: int) -> jax.Array:
@@ -53,35 +52,35 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
 class Attention(nnx.Module):
     """Causal self-attention with rotary positions."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        d, dtype = config.d_model, jnp.dtype(config.compute_dtype)
-        self.n_head = config.n_head
-        self.query = linear(d, d, dtype, rngs)
-        self.key = linear(d, d, dtype, rngs)
-        self.value = linear(d, d, dtype, rngs)
-        self.out = linear(d, d, dtype, rngs)
+    def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
+        d = config.d_model
+        self.config, self.layout = config, layout
+        self.query = Linear(d, d, ("embed", "heads"), config, layout, rngs, use_bias=False)
+        self.key = Linear(d, d, ("embed", "heads"), config, layout, rngs, use_bias=False)
+        self.value = Linear(d, d, ("embed", "heads"), config, layout, rngs, use_bias=False)
+        self.out = Linear(d, d, ("heads", "embed"), config, layout, rngs, use_bias=False)
 
     def __call__(
         self, x: jax.Array, kv_cache: Any, start: jax.Array | int, angles: jax.Array
     ) -> tuple[jax.Array, Any]:
         """Lets each position attend to itself and to earlier positions."""
         b, t, d = x.shape
-        heads = (b, t, self.n_head, d // self.n_head)
+        heads = (b, t, self.config.n_head, d // self.config.n_head)
         q = rotate(self.query(x).reshape(heads), angles)  # [B, T, H, K]
         k = rotate(self.key(x).reshape(heads), angles)
         v = self.value(x).reshape(heads)
-        mixed, kv_cache = attend(q, k, v, kv_cache, start)  # [B, T, H, K]
+        mixed, kv_cache = attend(q, k, v, kv_cache, start, self.config, self.layout)
         return self.out(mixed.reshape(b, t, d)), kv_cache  # [B, T, D]
 
 
 class MLP(nnx.Module):
     """SwiGLU: the widened activations are multiplied by a gate."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        d, f, dtype = config.d_model, hidden_width(config), jnp.dtype(config.compute_dtype)
-        self.gate = linear(d, f, dtype, rngs)
-        self.up = linear(d, f, dtype, rngs)
-        self.down = linear(f, d, dtype, rngs)
+    def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
+        d, f = config.d_model, hidden_width(config)
+        self.gate = Linear(d, f, ("embed", "mlp"), config, layout, rngs, use_bias=False)
+        self.up = Linear(d, f, ("embed", "mlp"), config, layout, rngs, use_bias=False)
+        self.down = Linear(f, d, ("mlp", "embed"), config, layout, rngs, use_bias=False)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Applies the same function to each position."""
@@ -91,12 +90,11 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """Attention, then an MLP, each on a normalized copy and added back."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        dtype = jnp.dtype(config.compute_dtype)
-        self.norm_1 = norm(config.d_model, dtype, rngs)
-        self.attn = Attention(config, rngs)
-        self.norm_2 = norm(config.d_model, dtype, rngs)
-        self.mlp = MLP(config, rngs)
+    def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
+        self.norm_1 = norm(config, rngs)
+        self.attn = Attention(config, layout, rngs)
+        self.norm_2 = norm(config, rngs)
+        self.mlp = MLP(config, layout, rngs)
 
     def __call__(
         self, x: jax.Array, kv_cache: Any, start: jax.Array | int, angles: jax.Array
@@ -110,13 +108,18 @@ class Block(nnx.Module):
 class LLaMA(nnx.Module):
     """Token ids to next-token logits."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
-        d, dtype = config.d_model, jnp.dtype(config.compute_dtype)
-        self.config = config
-        self.wte = nnx.Embed(vocab_size, d, embedding_init=INIT, dtype=dtype, rngs=rngs)
-        self.blocks = stack.make(Block, config, rngs)
-        self.norm_f = norm(d, dtype, rngs)
-        self.lm_head = None if config.tied else linear(d, vocab_size, dtype, rngs)
+    def __init__(self, config: ModelConfig, vocab_size: int, layout: Layout, rngs: nnx.Rngs):
+        self.config, self.layout = config, layout
+        self.wte = Embed(vocab_size, config, layout, rngs)
+        self.blocks = stack.make(Block, config, layout, rngs)
+        self.norm_f = norm(config, rngs)
+        self.lm_head = (
+            None
+            if config.tied
+            else Linear(
+                config.d_model, vocab_size, ("embed", "vocab"), config, layout, rngs, use_bias=False
+            )
+        )
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """The logits of the token after each position."""
@@ -126,10 +129,19 @@ class LLaMA(nnx.Module):
         self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
     ) -> tuple[jax.Array, Any]:
         """The same for tokens from position `start` on; also the KV cache with them added."""
+        x, kv_cache = self.hidden(tokens, kv_cache, start)
+        return logits(x, self.head(), self.layout), kv_cache  # [B, T, V]
+
+    def hidden(
+        self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
+    ) -> tuple[jax.Array, Any]:
+        """What the head turns into logits, [B, T, D], and the KV cache."""
         x = self.wte(tokens)  # [B, T, D]
         positions = start + jnp.arange(tokens.shape[1])
         rotations = angles(positions, self.config.d_model // self.config.n_head)
         x, kv_cache = stack.run(self.blocks, self.config, x, kv_cache, start, rotations)
-        x = self.norm_f(x)
-        logits = self.wte.attend(x) if self.lm_head is None else self.lm_head(x)
-        return logits.astype(jnp.float32), kv_cache  # [B, T, V]
+        return self.norm_f(x), kv_cache
+
+    def head(self) -> jax.Array:
+        """The matrix from hidden states to logits, [D, V]."""
+        return self.wte.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]

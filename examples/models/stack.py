@@ -11,14 +11,20 @@ from typing import Any
 import jax
 from flax import nnx
 
+from examples.models.layout import Layout
 from examples.settings.model import ModelConfig
 
 
-def make(block: Callable[[ModelConfig, nnx.Rngs], Any], config: ModelConfig, rngs: nnx.Rngs) -> Any:
+def make(
+    block: Callable[[ModelConfig, Layout, nnx.Rngs], Any],
+    config: ModelConfig,
+    layout: Layout,
+    rngs: nnx.Rngs,
+) -> Any:
     """All blocks of a model; stacked blocks too have different random keys."""
     if not config.scan:
-        return nnx.List([block(config, rngs) for _ in range(config.n_layer)])
-    build = nnx.vmap(lambda rngs: block(config, rngs))
+        return nnx.List([block(config, layout, rngs) for _ in range(config.n_layer)])
+    build = nnx.vmap(lambda rngs: block(config, layout, rngs))
     return nnx.split_rngs(splits=config.n_layer)(build)(rngs)
 
 
@@ -36,7 +42,8 @@ def run(
     ) -> tuple[jax.Array, Any]:
         return block(x, cache, *shared)
 
-    step = nnx.remat(apply) if config.remat else apply
+    # No gradient is taken with a cache.
+    step = nnx.remat(apply) if config.remat and kv_cache is None else apply
     if config.scan:
         return nnx.scan(
             lambda x, block, cache: step(block, x, cache, *shared),

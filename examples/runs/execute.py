@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.runs import folder as run_folder
-from examples.runs import processes
+from examples.runs import processes, speed
 from examples.runs.checkpoint import Checkpoints
 from examples.runs.loop import Loop
 from examples.runs.metrics import MATRICES, METRICS, Metrics
+from examples.runs.profiling import Profile
 from examples.runs.progress import Observer
 from examples.runs.signals import StopRequests
+from examples.settings.command_line import DEFAULT_MACHINE
+from examples.settings.run import MachineConfig, profiled_steps
+from examples.system.errors import UserError
 from examples.training.setup import TrainingSetup
 from examples.training.step import TrainState
 
@@ -32,11 +36,19 @@ def execute(
     folder: Path,
     display: Observer,
     begin: Callable[[TrainState, int], None],
+    machine: MachineConfig = DEFAULT_MACHINE,
+    say: Callable[[str], None] = print,
 ) -> Outcome:
     """Trains and writes measurements and checkpoints; calls `begin` before the first step."""
     metadata = functools.partial(run_folder.step_metadata, setup.config, setup.dataset.key)
     with Checkpoints(folder / "checkpoints", metadata) as checkpoints:
         start = checkpoints.latest_step()
+        profiled = profiled_steps(machine)
+        if profiled and profiled[0] <= start:
+            raise UserError(
+                f"--profile {machine.profile}: the run goes on with step {start + 1}; give steps"
+                " from there on."
+            )
         state = checkpoints.restore(start, setup.program.abstract) if start else setup.init()
         begin(state, start)
         display.begin(start)
@@ -52,9 +64,22 @@ def execute(
                 metrics=metrics,
                 matrices=matrices,
                 display=display,
+                work=work_of(setup, machine),
+                profile=Profile(profiled, folder, say),
             )
             state, step = loop.run(state, start)
     return Outcome(state, step, loop.stop.agreed if step < setup.config.steps else 0)
+
+
+def work_of(setup: TrainingSetup, machine: MachineConfig) -> speed.Work:
+    """What a step does, and what the devices could do."""
+    return speed.work_of(
+        setup.config,
+        setup.dataset.tokenizer.get_vocab_size(),
+        setup.mesh.size,
+        setup.mesh.devices.flat[0].device_kind,
+        machine.peak_tflops,
+    )
 
 
 def open_matrices(

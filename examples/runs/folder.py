@@ -36,9 +36,10 @@ def choose_folder(config: RunConfig, preset: str) -> Path:
     return folder
 
 
-def resume_command(folder: Path) -> str:
-    """The command that continues a run."""
-    return f"python -m examples.train --resume {shlex.quote(str(folder))}"
+def resume_command(folder: Path, mesh: str = "") -> str:
+    """The command that continues a run, on the same mesh."""
+    on = f" --mesh {mesh}" if mesh else ""
+    return f"python -m examples.train --resume {shlex.quote(str(folder))}{on}"
 
 
 def create(folder: Path, config: RunConfig, dataset: Dataset) -> None:

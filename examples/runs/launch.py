@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from examples.data.prepare import prepare
 from examples.data.tokenizer import end_id
-from examples.models import Forward
+from examples.models import Forward, attention_kernels
+from examples.models.layout import Layout
 from examples.models.sampling import sample_ids
 from examples.runs import folder as run_folder
 from examples.runs import processes
@@ -20,7 +21,7 @@ from examples.runs.progress import Display
 from examples.runs.summary import write_results
 from examples.settings import run
 from examples.settings.command_line import NewRun, Resume
-from examples.settings.run import RunConfig
+from examples.settings.run import MachineConfig, RunConfig
 from examples.system import exit_status
 from examples.system.errors import UserError
 from examples.training import optimizers, sharding
@@ -39,12 +40,12 @@ def launch(asked: NewRun | Resume, preset: str) -> int:
     if isinstance(asked, NewRun):
         processes.first_then_others(lambda: run_folder.create(folder, setup.config, setup.dataset))
     try:
-        stopped_by = train(setup, folder, console)
+        stopped_by = train(setup, folder, console, asked.machine)
         processes.wait_for_all()
     except KeyboardInterrupt:  # a second Ctrl-C, or one outside the loop
         stopped_by = signal.SIGINT
     if stopped_by:
-        console.print(f"continue with\n  {run_folder.resume_command(folder)}")
+        console.print(f"continue with\n  {run_folder.resume_command(folder, asked.machine.mesh)}")
         return exit_status.of_signal(stopped_by)
     minutes = (time.monotonic() - started) / 60
     console.print(f"minutes          {minutes:.1f}\nfiles            {folder}")
@@ -57,6 +58,7 @@ def prepare_run(
     """The folder and the setup of a run; makes no arrays, and does not create the folder."""
     folder, config, data_key = open_run(asked, preset)
     run.check(config)
+    run.check_machine(asked.machine, config.steps)
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     setup = assemble(config, prepare(config.data, console.print), mesh)
     if data_key not in (None, setup.dataset.key):
@@ -74,13 +76,15 @@ def open_run(asked: NewRun | Resume, preset: str) -> tuple[Path, RunConfig, str 
     return run_folder.choose_folder(asked.config, preset), asked.config, None
 
 
-def train(setup: TrainingSetup, folder: Path, console: Console) -> int:
+def train(setup: TrainingSetup, folder: Path, console: Console, machine: MachineConfig) -> int:
     """Trains from the last checkpoint on and reports; the signal that stopped it, or 0."""
     outcome = execute(
         setup,
         folder,
         Display(console, setup.config.steps),
         lambda state, start: introduce(setup, folder, state, start, console),
+        machine,
+        console.print,
     )
     if outcome.stopped_by:
         console.print(f"\nstopped after step {outcome.step}; the run is saved.")
@@ -114,7 +118,8 @@ def introduce(
     epochs = config.steps * config.batch_size / setup.loader.n_windows
     lines = [
         optimizers.describe(config.optimizer, state.params),
-        f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}",
+        f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
+        f"{attention_kernels.describe(config.model, Layout(setup.mesh))}",
         f"text   {data.train.meta.tokens:,} training and {data.val.meta.tokens:,} validation "
         f"tokens, {data.tokenizer.get_vocab_size()} in the vocabulary",
     ]

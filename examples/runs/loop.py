@@ -6,17 +6,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
-
 import optax_muonplus as omp
 from examples.data.placement import place_batch
+from examples.data.prefetch import Prefetch
+from examples.runs import speed
 from examples.runs.metrics import Metrics
+from examples.runs.profiling import Profile
 from examples.runs.progress import Observer
+from examples.runs.rates import LearningRates, updates_made
 from examples.runs.signals import StopRequests
 from examples.system.errors import Diverged
 from examples.training import sharding
 from examples.training.setup import TrainingSetup
-from examples.training.step import TrainState
+from examples.training.step import Measured, TrainState
 
 
 @dataclass
@@ -32,32 +34,46 @@ class Loop:
     matrices: Metrics | None
     """The file for records of the matrices; None if they are not recorded."""
     display: Observer
+    work: speed.Work
+    """What a step does, for the figures of speed."""
+    profile: Profile
     saved: int = 0
     """The last step that was saved."""
     skipped: int = 0
     """How many steps in a row, up to the last recorded one, were skipped."""
     recorded: int = 0
     """The last update whose matrices were written."""
-    clock: tuple[int, float] | None = None
-    """The step and time from which speed is measured; None at the start and after a pause."""
+    updates: int = 0
+    """How many updates were made: steps without those that were skipped."""
+    clock: float | None = None
+    """When the last step ended, from which the next is timed; None at the start and after a
+    pause."""
 
     def run(self, state: TrainState, start: int) -> tuple[TrainState, int]:
         """Trains from step `start` to the end or a stop; returns the saved state and its step."""
-        rows = sharding.of_batch(self.setup.mesh)
+        setup, rows = self.setup, sharding.of_batch(self.setup.mesh)
+        self.rates = LearningRates(setup.config.optimizer, setup.config.steps)
+        self.updates = updates_made(state.opt_state)
         step = self.saved = start
-        pending: tuple[int, jax.Array] | None = None
-        with self.stop, self.display:
-            while step < self.setup.config.steps and not self.stop.stop():
-                batch = place_batch(self.setup.loader, step, rows)
-                state, loss = self.setup.train_step(state, *batch)
+        pending: tuple[int, Measured, float] | None = None
+        ahead = Prefetch(
+            lambda step: place_batch(setup.loader, step, rows), range(start, setup.config.steps)
+        )
+        with self.stop, self.display, self.profile, ahead:
+            while step < setup.config.steps and not self.stop.stop():
+                asked = time.monotonic()
+                batch = next(ahead)
+                waited = time.monotonic() - asked
+                self.profile.before(step + 1, pending)
+                state, measured = setup.train_step(state, *batch)
                 step += 1
-                # The device computes this step while the loss of the previous one is written.
+                # The device computes this step while the figures of the previous one are written.
                 if pending:
                     self.record(*pending)
-                pending = (step, loss)
-                if self.matrices and step % self.setup.config.optimizer.record_every == 0:
+                pending = (step, measured, waited)
+                if self.matrices and step % setup.config.optimizer.record_every == 0:
                     self.record_matrices(self.matrices, step, state)
-                if self.is_due(step):
+                if self.is_due(step) or self.profile.ends(step):
                     self.record(*pending)
                     pending = None
                     self.pause(step, state)
@@ -75,8 +91,10 @@ class Loop:
         return any(step % n == 0 for n in every)
 
     def pause(self, step: int, state: TrainState) -> None:
-        """Evaluates and saves if that is due after a step."""
+        """Ends the trace, evaluates and saves, each if it is due after a step."""
         config = self.setup.config
+        if self.profile.ends(step):
+            self.profile.stop()
         if step == config.steps or step % config.eval_every == 0:
             evaluation = self.setup.evaluate(state.params)
             self.metrics.add(step, **dataclasses.asdict(evaluation))
@@ -86,24 +104,26 @@ class Loop:
             self.saved = step
         self.clock = None
 
-    def record(self, step: int, loss: jax.Array) -> None:
-        """Waits for the loss of a step and writes it."""
-        value = float(loss)
+    def record(self, step: int, measured: Measured, waited: float) -> None:
+        """Waits for the figures of a step and writes them; `waited` seconds for its batch."""
+        value = float(measured.loss)
         if not math.isfinite(value):
             self.skip(step)
             return
-        self.skipped = 0
         now = time.monotonic()
-        measured = {"train_loss": value}
-        if self.clock is None:
-            self.clock = (step, now)
-        else:
-            tokens = (
-                (step - self.clock[0]) * self.setup.loader.batch_size * self.setup.loader.context
-            )
-            measured["tokens_per_second"] = round(tokens / (now - self.clock[1]), 1)
-        self.metrics.add(step, **measured)
-        self.display.trained(step, value, measured.get("tokens_per_second"))
+        figures = {
+            "train_loss": value,
+            speed.GRADIENT_NORM: speed.rounded(measured.grad_norm),
+            **self.rates.of(self.updates),
+            **speed.peak_memory(),
+        }
+        if self.clock is not None:
+            figures |= self.work.measured(now - self.clock)
+            figures[speed.LOADING] = speed.rounded(waited)
+        self.clock, self.skipped = now, 0
+        self.updates += 1
+        self.metrics.add(step, **figures)
+        self.display.trained(step, figures)
 
     def record_matrices(self, matrices: Metrics, step: int, state: TrainState) -> None:
         """Writes what the optimizer has recorded, unless skipped steps have delayed its record."""

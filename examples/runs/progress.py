@@ -1,11 +1,12 @@
 """The display during training: a live bar, or plain lines without a terminal."""
 
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from examples.runs.speed import GRADIENT_NORM, MFU, TOKENS_PER_SECOND
 from examples.training.evaluate import Evaluation
 
 
@@ -19,14 +20,24 @@ class Observer(Protocol):
 
     def __exit__(self, *error: object) -> None: ...
 
-    def trained(self, step: int, loss: float, tokens_per_second: float | None) -> None:
-        """A step is finished."""
+    def trained(self, step: int, figures: dict[str, Any]) -> None:
+        """A step is finished; its figures have the names of `metrics.jsonl`."""
 
     def skipped(self, step: int) -> None:
         """A step was skipped because its loss or gradient was not finite."""
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         """The state after a step was evaluated."""
+
+
+def in_short(figures: dict[str, Any]) -> str:
+    """Loss, gradient norm, speed and MFU of a step; the last two where they were measured."""
+    parts = [f"loss {figures['train_loss']:.3f}", f"grad {figures[GRADIENT_NORM]:.2f}"]
+    if TOKENS_PER_SECOND in figures:
+        parts.append(f"{figures[TOKENS_PER_SECOND]:,.0f} tokens/s")
+    if MFU in figures:
+        parts.append(f"MFU {figures[MFU]:.1f}%")
+    return "  ".join(parts)
 
 
 class Display:
@@ -60,13 +71,12 @@ class Display:
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
-    def trained(self, step: int, loss: float, tokens_per_second: float | None) -> None:
+    def trained(self, step: int, figures: dict[str, Any]) -> None:
         """Moves the bar."""
         now = time.monotonic()
         if self.first is None:  # timing starts here, so that compilation does not count
             self.first = (step, now)
-        speed = "" if tokens_per_second is None else f"  {tokens_per_second:,.0f} tokens/s"
-        self.status = f"loss {loss:.3f}{speed}  {self.time_left(step, now)}"
+        self.status = f"{in_short(figures)}  {self.time_left(step, now)}"
         self.bar.update(self.task, completed=step, status=self.status)
 
     def time_left(self, step: int, now: float) -> str:
@@ -84,7 +94,8 @@ class Display:
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         """Prints a line with the evaluation."""
         self.console.print(
-            f"step {step}/{self.steps}  {self.status}  val loss {evaluation.val_loss:.3f}  "
+            f"step {step}/{self.steps}  {self.status}\n"
+            f"{'':8}val loss {evaluation.val_loss:.3f}  "
             f"perplexity {evaluation.val_perplexity:.2f}  "
             f"bits per byte {evaluation.val_bits_per_byte:.3f}",
             highlight=False,

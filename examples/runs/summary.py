@@ -6,6 +6,7 @@ from typing import Any
 
 from examples.runs.metrics import METRICS, read_metrics
 from examples.runs.plots import plot_losses
+from examples.runs.speed import MFU, speed_of
 
 SMOOTHED = 20  # steps averaged for the reported training loss, since single batches are noisy
 
@@ -21,7 +22,8 @@ def write_results(folder: Path, sample: str) -> str:
 def summary(records: list[dict[str, Any]]) -> str:
     """The results of a run in a few lines."""
     train = [record["train_loss"] for record in records if "train_loss" in record][-SMOOTHED:]
-    speeds = [r["tokens_per_second"] for r in records if "tokens_per_second" in r]
+    speeds = [rate for rate in map(speed_of, records) if rate is not None]
+    used = [record[MFU] for record in records if MFU in record]
     val = next(record for record in reversed(records) if "val_loss" in record)
     lines = [
         f"training loss    {statistics.fmean(train):.4f}  (mean of the last {len(train)} steps)",
@@ -31,4 +33,6 @@ def summary(records: list[dict[str, Any]]) -> str:
     ]
     if speeds:
         lines.append(f"tokens/s         {statistics.median(speeds):,.0f}  (median of the steps)")
+    if used:
+        lines.append(f"MFU              {statistics.median(used):.1f}%  (median of the steps)")
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """The command line of the trainer: a preset or recipe with flags, or a run to continue."""
 
 import difflib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated, TypeVar
 
 import tyro
 
+from examples.settings import machines
 from examples.settings.presets import DEFAULT_PRESET, PRESETS
 from examples.settings.run import MachineConfig, RunConfig
 from examples.system.errors import UserError
@@ -30,6 +32,14 @@ class NewRun:
 
     config: Annotated[RunConfig, Unprefixed]
     machine: Annotated[MachineConfig, Unprefixed] = DEFAULT_MACHINE
+    known: Annotated[str, tyro.conf.arg(name="machine")] = ""
+    """A machine on which a recipe of the paper is known to fit, such as h100-1, h100-8, h100-64,
+    v5e-4x4 or v5p-2x2x1: sets --mesh and --accumulate, unless they are given too."""
+    compile_for: str = ""
+    """Train nothing: compile for h100:N, v5e:4x4, v5p:2x2x1, v6e:2x2 or cpu:N, which need not be
+    there, and say whether the run fits, how the work is shared, and how long a step may take."""
+    json: Path | None = None
+    """File for the figures of --compile-for."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,28 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
         words = ["--help"] if {"-h", "--help"}.intersection(argv) else argv
         return tyro.cli(Resume, args=words, prog=PROGRAM), ""
     presets = {name: (text, NewRun(config)) for name, (text, config) in PRESETS.items()}
+    known, name = machine_of(argv), preset_of(argv)
+    if known and name in presets:
+        text, new = presets[name]
+        config = machines.on_machine(name, known, new.config)
+        presets[name] = text, NewRun(config, MachineConfig(mesh=machines.mesh(known)))
     return choose_preset(presets, argv, PROGRAM, DESCRIPTION)
+
+
+def machine_of(argv: Sequence[str]) -> str:
+    """The value of `--machine`, which other flags' defaults depend on; empty without it."""
+    found = ""
+    for word, following in itertools.pairwise([*argv, ""]):
+        flag, equals, value = word.partition("=")
+        if flag == "--machine":
+            found = value if equals else following
+    return found
+
+
+def preset_of(argv: Sequence[str]) -> str:
+    """The preset that a command line begins with, or the default one."""
+    first = argv[0] if argv else ""
+    return DEFAULT_PRESET if not first or first.startswith("-") else first
 
 
 def choose_preset(
@@ -62,7 +93,7 @@ def choose_preset(
     """A preset changed by the flags, and its name."""
     words = list(argv)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
-        words.insert(0, DEFAULT_PRESET)
+        words.insert(0, preset_of(argv))
     check_preset(words[0])
     command = tyro.extras.overridable_config_cli(
         presets, args=words, prog=program, description=description

@@ -25,9 +25,16 @@ class ModelConfig:
     tied: bool = True
     """Use the token embedding as output head, as the paper's GPT does."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the activations; parameters stay float32. bfloat16 is slower on most CPUs."""
+    """Precision of the activations. bfloat16 is slower on most CPUs."""
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of parameters and optimizer state. float32 with activations in bfloat16 is mixed
+    precision; bfloat16 halves the memory, as the paper's GPT-Huge and LLaMA-7B have it."""
+    attention: Literal["auto", "plain", "chunked", "cudnn", "splash"] = "auto"
+    """plain holds all scores of a row, context x context numbers for each head; the others do not.
+    auto: cudnn on NVIDIA GPUs and splash on TPUs where they can run, otherwise chunked."""
     remat: bool = False
-    """Recompute the activations of each block in the backward pass: less memory, more time."""
+    """Recompute the activations of each block in the backward pass: less memory, more time. On a
+    CPU it saves memory only together with scan."""
     scan: bool = False
     """Stack the blocks' parameters and compile one block for all: deep models compile faster."""
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 BATCH = 512  # sequences in a step, in all runs
+VOCABULARIES = {"gpt2": 50_257, "llama2": 32_000}  # tokens of the two tokenizers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,23 +29,26 @@ class Size:
     """Width inside an MLP; the GPT table has none, but 4 d_model gives its parameter counts."""
     million: int
     """Parameters, in millions, as the paper counts them."""
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the parameters; the paper trained its largest models in bfloat16 throughout, and the
+    others in mixed precision."""
 
     @property
     def vocab_size(self) -> int:
         """Tokens of GPT-2 or of LLaMA-2."""
-        return 50_257 if self.family == "gpt" else 32_000
+        return VOCABULARIES["gpt2" if self.family == "gpt" else "llama2"]
 
 
 SIZES = {
     "gpt-small": Size("gpt", 768, 12, 12, 3072, 124),
     "gpt-base": Size("gpt", 1024, 24, 16, 4096, 362),
     "gpt-large": Size("gpt", 1280, 36, 20, 5120, 774),
-    "gpt-huge": Size("gpt", 4096, 32, 32, 16384, 6654),
+    "gpt-huge": Size("gpt", 4096, 32, 32, 16384, 6654, "bfloat16"),
     "llama-60m": Size("llama", 512, 8, 8, 1376, 58),
     "llama-130m": Size("llama", 768, 12, 12, 2048, 134),
     "llama-350m": Size("llama", 1024, 24, 16, 2736, 368),
     "llama-1b": Size("llama", 2048, 24, 32, 5461, 1339),
-    "llama-7b": Size("llama", 4096, 32, 32, 11008, 6738),
+    "llama-7b": Size("llama", 4096, 32, 32, 11008, 6738, "bfloat16"),
 }
 
 

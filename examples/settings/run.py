@@ -4,6 +4,7 @@ The docstring below a field is what `--help` shows for it.
 """
 
 import dataclasses
+import re
 import types
 from typing import Any, Literal, get_type_hints
 
@@ -61,6 +62,10 @@ class OptimizerConfig:
     """Polynomials of the polar step, by the paper's names."""
     ns_steps: int = 5
     """How many of them, as in all of the paper's runs."""
+    compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the products of the polar step; sums are in float32. auto: bfloat16 on GPUs and
+    TPUs, as in the paper's code, where the polar step allows it, and float32 on CPUs. float16 is as
+    fast on GPUs and nearer to the exact step; TPUs have no units for it."""
     beta: float = 0.95
     """Decay of the momentum of the matrices."""
     nesterov: bool = True
@@ -132,6 +137,11 @@ class MachineConfig:
     """Number of processes, if they do not find each other."""
     process_id: int | None = None
     """Number of this process, from 0, if they do not find each other."""
+    peak_tflops: float | None = None
+    """What a device could do, in TFLOP/s of 16-bit products, for MFU; None: by the kind of device,
+    where it is known."""
+    profile: str = ""
+    """FROM:TO, the steps to record with the profiler of JAX."""
 
 
 def check(config: RunConfig) -> None:
@@ -155,11 +165,39 @@ def check(config: RunConfig) -> None:
             f"--optimizer.record-every is {config.optimizer.record_every}: give a number of "
             "updates, or 0 for no records."
         )
+    if config.optimizer.polar == "gram" and "16" in config.optimizer.compute_dtype:
+        raise UserError(
+            f"--optimizer.polar gram diverges in {config.optimizer.compute_dtype}: give "
+            "--optimizer.compute-dtype float32, or --optimizer.polar newton_schulz."
+        )
     check_model(config.model)
     if not 0 < config.data.val_fraction < 1:
         raise UserError(f"--data.val-fraction {config.data.val_fraction}: give a number in (0, 1).")
     if config.data.vocab_size < 257:
         raise UserError(f"--data.vocab-size {config.data.vocab_size}: give at least 257.")
+
+
+def check_machine(machine: MachineConfig, steps: int) -> None:
+    """Refuses flags about the machine that mean nothing."""
+    if machine.peak_tflops is not None and not machine.peak_tflops > 0:
+        raise UserError(f"--peak-tflops is {machine.peak_tflops}: give a positive number.")
+    profiled = profiled_steps(machine)
+    if profiled and profiled[-1] > steps:
+        raise UserError(
+            f"--profile {machine.profile} goes beyond the last step, {steps}: give earlier steps."
+        )
+
+
+def profiled_steps(machine: MachineConfig) -> range | None:
+    """The steps that --profile names, both ends included; None without the flag."""
+    if not machine.profile:
+        return None
+    found = re.fullmatch(r"(\d+):(\d+)", machine.profile)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise UserError(
+            f"--profile {machine.profile}: give the first and the last step to record, as 10:12."
+        )
+    return range(int(found[1]), int(found[2]) + 1)
 
 
 def from_dict(cls: Any, values: dict[str, Any]) -> Any:

@@ -3,11 +3,13 @@
 import math
 import statistics
 from collections import defaultdict
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from examples.runs.progress import in_short
 from examples.sweeps.grid import Grid, Trial, count, methods, wanted
 from examples.sweeps.ledger import Ledger
 from examples.training.evaluate import Evaluation
@@ -110,10 +112,9 @@ class RunDisplay:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def trained(self, step: int, loss: float, tokens_per_second: float | None) -> None:
+    def trained(self, step: int, figures: dict[str, Any]) -> None:
         """Shows the step."""
-        speed = "" if tokens_per_second is None else f"  {tokens_per_second:,.0f} tokens/s"
-        self.sweep.show(f"{self.name}  step {step}/{self.steps}  loss {loss:.3f}{speed}")
+        self.sweep.show(f"{self.name}  step {step}/{self.steps}  {in_short(figures)}")
 
     def skipped(self, step: int) -> None:
         """Shows that a step was skipped."""

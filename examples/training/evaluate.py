@@ -12,7 +12,7 @@ from examples.data.placement import place_batch
 from examples.settings.run import RunConfig
 from examples.system.errors import UserError
 from examples.training import sharding
-from examples.training.step import Loss
+from examples.training.model_function import Loss
 
 
 @dataclass(frozen=True)

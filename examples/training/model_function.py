@@ -12,24 +12,65 @@ from jax.typing import ArrayLike
 
 from examples import models
 from examples.models import Forward
+from examples.models.attention_kernels import check_attention
+from examples.models.layout import Layout
 from examples.settings.model import ModelConfig
-from examples.training import sharding
+from examples.training.loss import Scores, head_loss, token_scores
 
 Seed = int | jax.Array
 
 
+Loss = Callable[[optax.Params, ArrayLike, ArrayLike], jax.Array]
+"""Parameters, inputs and targets (B, T) to nats per token."""
+
+
 def make_forward(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Forward:
     """The model as a function of its parameters."""
-    model = nnx.eval_shape(lambda: models.build(config, vocab_size, nnx.Rngs(0)))
-    graph, _ = nnx.split(model)
+    model_of = make_model(config, vocab_size, mesh)
 
     def forward(
         params: optax.Params, tokens: ArrayLike, kv_cache: Any, start: jax.Array | int
     ) -> tuple[jax.Array, Any]:
-        model = nnx.merge(graph, sharding.gather_tables(params, mesh))
-        return model.forward(jnp.asarray(tokens), kv_cache, start)
+        return model_of(params).forward(jnp.asarray(tokens), kv_cache, start)
 
     return forward
+
+
+def make_loss(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Loss:
+    """The loss as a function of the model's parameters."""
+    model_of = make_model(config, vocab_size, mesh)
+
+    def loss(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> jax.Array:
+        model = model_of(params)
+        x, _ = model.hidden(jnp.asarray(inputs), None, 0)
+        return head_loss(x, model.head(), jnp.asarray(targets), Layout(mesh))
+
+    return loss
+
+
+def make_scores(
+    config: ModelConfig, vocab_size: int, mesh: Mesh
+) -> Callable[[optax.Params, ArrayLike, ArrayLike], Scores]:
+    """The scores of each target as a function of parameters, inputs and targets (B, T)."""
+    model_of = make_model(config, vocab_size, mesh)
+
+    def scores(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> Scores:
+        model = model_of(params)
+        x, _ = model.hidden(jnp.asarray(inputs), None, 0)
+        return token_scores(x, model.head(), jnp.asarray(targets), Layout(mesh))
+
+    return scores
+
+
+def make_model(
+    config: ModelConfig, vocab_size: int, mesh: Mesh
+) -> Callable[[optax.Params], models.GPT | models.LLaMA]:
+    """Parameters to the network with these parameters."""
+    layout = Layout(mesh)
+    check_attention(config, layout)
+    model = nnx.eval_shape(lambda: models.build(config, vocab_size, nnx.Rngs(0), layout))
+    graph, _ = nnx.split(model)
+    return lambda params: nnx.merge(graph, params)
 
 
 def make_init_params(config: ModelConfig, vocab_size: int) -> Callable[[Seed], optax.Params]:

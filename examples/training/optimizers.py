@@ -1,5 +1,6 @@
 """Builds the optimizer of a run; the only place where an optimizer is chosen by name."""
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable
@@ -38,6 +39,14 @@ def rates(config: OptimizerConfig) -> Rates:
     if rate is None:
         rate = 0.002 if config.name in LARGE_UPDATES else 0.02
     return Rates(rate, config.adam_learning_rate)
+
+
+def for_platform(config: OptimizerConfig, platform: str) -> OptimizerConfig:
+    """The configuration on a cpu, gpu or tpu, whose dtype of products is not auto."""
+    if config.compute_dtype != "auto":
+        return config
+    halves = platform != "cpu" and config.polar != "gram"
+    return dataclasses.replace(config, compute_dtype="bfloat16" if halves else "float32")
 
 
 def schedule(config: OptimizerConfig, peak: ArrayLike, steps: int) -> optax.Schedule:
@@ -113,19 +122,23 @@ def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformatio
     """The rule for the matrices, with the options that not all rules share."""
     if config.name == "mano":  # its default is without Nesterov, and it has no polar step
         return omp.baselines.mano
-    nesterov = {"nesterov": config.nesterov}
+    halves = config.compute_dtype in ("bfloat16", "float16")
+    given = {
+        "nesterov": config.nesterov,
+        "compute_dtype": config.compute_dtype if halves else None,  # None: float32
+    }
     if config.name == "turbo_muon":  # it has its own polar step
-        return functools.partial(omp.baselines.turbo_muon, **nesterov)
+        return functools.partial(omp.baselines.turbo_muon, **given)
     polar = {"polar": config.polar, "ns_coeffs": config.ns_coeffs, "ns_steps": config.ns_steps}
     if config.name == "muonplus":
         norm = {"norm": config.norm, "match_frobenius": config.match_frobenius}
-        return functools.partial(omp.muonplus, **norm, **polar, **nesterov)
+        return functools.partial(omp.muonplus, **norm, **polar, **given)
     rules = {
         "muon": omp.muon,
         "normuon": omp.baselines.normuon,
         "adamuon": omp.baselines.adamuon,
     }
-    return functools.partial(rules[config.name], **polar, **nesterov)
+    return functools.partial(rules[config.name], **polar, **given)
 
 
 def dimension_numbers(params: optax.Params) -> Any:

@@ -6,18 +6,16 @@ from dataclasses import dataclass
 import jax
 import optax
 from jax.sharding import Mesh
-from jax.typing import ArrayLike
 
 from examples.models import Forward
+from examples.models.layout import Layout
 from examples.settings.model import ModelConfig
 from examples.settings.run import OptimizerConfig
 from examples.training import optimizers, sharding
-from examples.training.loss import next_token_loss
-from examples.training.model_function import make_forward, make_init_params
+from examples.training.model_function import Loss, make_forward, make_init_params, make_loss
 from examples.training.optimizers import Rates
 from examples.training.step import (
     Init,
-    Loss,
     TrainState,
     TrainStep,
     abstract_state,
@@ -49,22 +47,19 @@ def make_program(
     mesh: Mesh,
 ) -> Program:
     """The functions of a run; compiles nothing before they are called."""
-    forward = make_forward(model, vocab_size, mesh)
+    loss = make_loss(model, vocab_size, mesh)
     init_params = make_init_params(model, vocab_size)
+    rule = optimizers.for_platform(rule, Layout(mesh).platform)
     param_shardings = sharding.of_params(jax.eval_shape(init_params, 0), mesh)
 
     def optimizer(rates: Rates) -> optax.GradientTransformation:
         shardings = param_shardings if mesh.size > 1 else None
         return optimizers.build(rule, steps, shardings, rates)
 
-    def loss(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> jax.Array:
-        logits, _ = forward(params, inputs, None, 0)
-        return next_token_loss(logits, targets)
-
     init = make_init(init_params, optimizer(Rates(0.0, 0.0)))
     abstract = abstract_state(init, mesh)
     return Program(
-        forward=forward,
+        forward=make_forward(model, vocab_size, mesh),
         abstract=abstract,
         init=compile_init(init, abstract),
         train_step=make_train_step(loss, optimizer, abstract, mesh, accumulate),

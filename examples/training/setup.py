@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
 import optax
 from jax.sharding import Mesh
 
@@ -15,7 +14,7 @@ from examples.system.errors import UserError
 from examples.training import optimizers, sharding
 from examples.training.evaluate import Evaluation, make_evaluate
 from examples.training.program import Program, make_program
-from examples.training.step import TrainState
+from examples.training.step import Measured, TrainState
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,8 @@ class TrainingSetup:
     program: Program
     init: Callable[[], TrainState]
     """Makes the state before the first step, from the seed of the configuration."""
-    train_step: Callable[..., tuple[TrainState, jax.Array]]
-    """State, inputs and targets to the next state and the loss, at the configured rates."""
+    train_step: Callable[..., tuple[TrainState, Measured]]
+    """State, inputs and targets to the next state and its figures, at the configured rates."""
     evaluate: Callable[[optax.Params], Evaluation]
 
 

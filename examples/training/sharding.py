@@ -9,6 +9,9 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from examples.models.layout import RULES as RULES
+from examples.models.layout import shard_count as shard_count
+from examples.models.layout import spec
 from examples.system.errors import UserError
 
 MESH_AXES = ("data", "fsdp", "tensor")
@@ -28,15 +31,6 @@ LOGICAL_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"lm_head/kernel", ("embed", "vocab")),
     (r"(attn/out|mlp/down)/bias|(ln|norm)_\w+/(scale|bias)", (None,)),  # small
 )
-
-# Maps a logical axis to the mesh axes that shard it.
-RULES: dict[str, tuple[str, ...]] = {
-    "batch": ("data", "fsdp"),
-    "embed": ("fsdp",),
-    "vocab": ("tensor",),
-    "heads": ("tensor",),
-    "mlp": ("tensor",),
-}
 
 
 def make_mesh(flag: str, devices: Sequence[jax.Device]) -> Mesh:
@@ -90,21 +84,6 @@ def logical_axes(path: str) -> tuple[str | None, ...] | None:
     return None
 
 
-def spec(axes: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh) -> P:
-    """The partition spec of an array; a dimension that the mesh does not divide is not sharded."""
-
-    def mesh_axes(axis: str | None, size: int) -> tuple[str, ...] | None:
-        on = RULES[axis] if axis else ()
-        return on if on and size % shard_count(mesh, on) == 0 else None
-
-    return P(*map(mesh_axes, axes, shape))
-
-
-def shard_count(mesh: Mesh, axes: Sequence[str]) -> int:
-    """The number of shards along the given mesh axes."""
-    return math.prod(mesh.shape[axis] for axis in axes)
-
-
 def of_params(params: Any, mesh: Mesh) -> Any:
     """The sharding of each parameter."""
 
@@ -131,26 +110,6 @@ def of_state(state: Any, mesh: Mesh) -> Any:
         return NamedSharding(mesh, spec(axes, x.shape, mesh))
 
     return jax.tree.map_with_path(sharding, state)
-
-
-def gather_tables(params: Any, mesh: Mesh) -> Any:
-    """The parameters with each embedding table gathered along fsdp, for the lookup.
-
-    Without this, the compiler gathers all activations on every device for the gradient of a table
-    that is sharded along its width; the table is smaller.
-    """
-    if mesh.size == 1:
-        return params
-
-    def gather(path: Any, x: jax.Array) -> jax.Array:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if not name.endswith("embedding"):
-            return x
-        vocab, _ = logical_axes(name) or (None, None)
-        gathered = NamedSharding(mesh, spec((vocab, None), x.shape, mesh))
-        return jax.lax.with_sharding_constraint(x, gathered)
-
-    return jax.tree.map_with_path(gather, params)
 
 
 def of_batch(mesh: Mesh) -> NamedSharding:

@@ -11,11 +11,8 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 from examples.training import sharding
-from examples.training.model_function import Seed
+from examples.training.model_function import Loss, Seed
 from examples.training.optimizers import Rates
-
-Loss = Callable[[optax.Params, ArrayLike, ArrayLike], jax.Array]
-"""Parameters, inputs and targets (B, T) to nats per token."""
 
 
 class TrainState(NamedTuple):
@@ -27,11 +24,20 @@ class TrainState(NamedTuple):
     """The key of the run's seed; a counter is folded in wherever random numbers are needed."""
 
 
+class Measured(NamedTuple):
+    """What is known of a step when it is done."""
+
+    loss: jax.Array
+    """Nats per token; NaN if the step was skipped."""
+    grad_norm: jax.Array
+    """Norm of the whole gradient, before it is clipped."""
+
+
 Init = Callable[[Seed], TrainState]
 """Seed to the state before the first step."""
 
-TrainStep = Callable[[TrainState, Rates, ArrayLike, ArrayLike], tuple[TrainState, jax.Array]]
-"""State, peak rates, inputs and targets to the next state and the loss; see `make_train_step`."""
+TrainStep = Callable[[TrainState, Rates, ArrayLike, ArrayLike], tuple[TrainState, Measured]]
+"""State, peak rates, inputs and targets to the next state and its figures: `make_train_step`."""
 
 
 def make_init(
@@ -77,23 +83,27 @@ def make_train_step(
 
     If the loss or the gradient is not finite, the state does not change and the loss is NaN.
     """
+    placed = shardings_of(abstract.params)
 
     def train_step(
         state: TrainState, rates: Rates, inputs: ArrayLike, targets: ArrayLike
-    ) -> tuple[TrainState, jax.Array]:
+    ) -> tuple[TrainState, Measured]:
         rows = (jnp.asarray(inputs), jnp.asarray(targets))
         batches = jax.tree.map(lambda x: micro_batches(x, accumulate, mesh), rows)
-        loss, grads = mean_over(batches, jax.value_and_grad(loss_of), state.params)
-        updates, opt_state = optimizer(rates).update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
+        loss, grads = mean_over(batches, jax.value_and_grad(loss_of), state.params, placed)
+        norm = optax.tree.norm(grads)
+        with jax.named_scope("optimizer"):  # `examples.forecast` reads this name in programs
+            updates, opt_state = optimizer(rates).update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         # Elementwise selection instead of a branch, so that the old state's memory can be reused.
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
             (params, opt_state),
             (state.params, state.opt_state),
         )
-        return TrainState(params, opt_state, state.key), jnp.where(finite, loss, jnp.nan)
+        measured = Measured(jnp.where(finite, loss, jnp.nan), norm)
+        return TrainState(params, opt_state, state.key), measured
 
     return jax.jit(
         train_step,
@@ -116,15 +126,22 @@ def mean_over(
     batches: tuple[jax.Array, jax.Array],
     loss_and_grads: Callable[..., tuple[jax.Array, optax.Params]],
     params: optax.Params,
+    placed: Any,
 ) -> tuple[jax.Array, optax.Params]:
-    """Mean loss and gradients over micro-batches, with the memory of one; sums in float32."""
+    """Mean loss and gradients over micro-batches, with the memory of one; sums in float32.
+
+    The sums are sharded as `placed` says. The means have the types of the parameters.
+    """
     n = len(batches[0])
     if n == 1:
         return loss_and_grads(params, *(x[0] for x in batches))
 
     def add(total: Any, batch: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, loss_and_grads(params, *batch)), None
+        loss, grads = total
+        more_loss, more_grads = loss_and_grads(params, *batch)
+        grads = jax.lax.with_sharding_constraint(jax.tree.map(jnp.add, grads, more_grads), placed)
+        return (loss + more_loss, grads), None
 
-    zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))  # parameters are float32
-    total, _ = jax.lax.scan(add, zeros, batches)
-    return jax.tree.map(lambda x: x / n, total)
+    zeros = (jnp.zeros(()), jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params))
+    (loss, grads), _ = jax.lax.scan(add, zeros, batches)
+    return loss / n, jax.tree.map(lambda total, x: (total / n).astype(x.dtype), grads, params)

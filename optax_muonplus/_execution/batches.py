@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from optax_muonplus.matrices._matrix_function import Composition, for_layout
-from optax_muonplus.matrices._precision import narrower
+from optax_muonplus.matrices._precision import narrowed, narrower
 
 Item = TypeVar("Item")
 
@@ -40,14 +40,14 @@ class MatrixBatch(NamedTuple):
             x = x.astype(self.dtype)
             for function in steps.functions:
                 x = for_layout(function, self.transposed)(x)
-            return x.astype(self.result_dtype)
+            return narrowed(x, self.result_dtype)
 
         return applied
 
     def rounded(self, steps: Composition) -> "MatrixBatch":
         """Rounded before anything else where ``steps`` round it anyway."""
         dtype = narrower(self.array.dtype, steps.input_dtype)
-        return self._replace(array=self.array.astype(dtype))
+        return self._replace(array=narrowed(self.array, dtype))
 
 
 def grouped(items: Sequence[Item], kind: Callable[[Item], Hashable]) -> Iterator[list[int]]:

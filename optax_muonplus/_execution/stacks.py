@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from optax_muonplus._execution.batches import MatrixBatch, chunked, grouped
 from optax_muonplus._xla.loops import map_slices
 from optax_muonplus.matrices._matrix_function import Composition, for_layout
+from optax_muonplus.matrices._precision import narrowed
 
 # Of one stack: 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. By count, the iteration on
 # square matrices needs four times as much beside it: R, R^2, P and the next X.
@@ -127,7 +128,7 @@ def _at_once(steps: Composition, stack: MatrixBatch, upright: int) -> jax.Array:
         else:
             x = jnp.concatenate([function(x[:upright]), function.transposed()(x[upright:])])
         x = x.astype(stack.dtype)
-    return x.astype(stack.result_dtype)
+    return narrowed(x, stack.result_dtype)
 
 
 def map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:

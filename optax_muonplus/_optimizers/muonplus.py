@@ -6,10 +6,10 @@ import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus._optimizers.partition import AdamWArgs, partition_with_adamw
+from optax_muonplus._optimizers.partition import AdamWArgs, descent, partition_with_adamw
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.sharding import ShardingTree
-from optax_muonplus.coefficients._tables import CoefficientsLike
+from optax_muonplus.coefficients._resolve import CoefficientsLike
 from optax_muonplus.matrices._normalization import Norm
 from optax_muonplus.matrices._shape_factor import ShapeScale
 from optax_muonplus.polar._newton_schulz import Preconditioning
@@ -38,11 +38,12 @@ def muonplus(
     preconditioning: Preconditioning = "frobenius",
     adaptive: bool = False,
     compute_dtype: DTypeLike | None = None,
+    symmetric_kernel: bool = False,
     adam_b1: ArrayLike = 0.9,
     adam_b2: ArrayLike = 0.999,
     adam_eps: ArrayLike = 1e-8,
     adam_eps_root: ArrayLike = 0.0,
-    adam_weight_decay: ArrayLike = 0.0,
+    adam_weight_decay: optax.ScalarOrSchedule = 0.0,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
@@ -90,6 +91,9 @@ def muonplus(
       compute_dtype: dtype of the operands and results of matrix products, for example
         ``"bfloat16"`` on accelerators. Products are summed, and polynomials combined, in float32 at
         least; results are rounded once. None means the momentum's, at least float32.
+      symmetric_kernel: with ``compute_dtype`` of bfloat16 or float16 and JAX 0.11, lets Hopper GPUs
+        compute products whose result is symmetric as one triangle, see
+        :func:`optax_muonplus.polar.newton_schulz`. No effect elsewhere.
       adam_b1: AdamW's first decay.
       adam_b2: AdamW's second decay.
       adam_eps: AdamW's epsilon.
@@ -106,14 +110,26 @@ def muonplus(
         divide the work; the state is sharded like the parameters from init on. Not needed where
         the mesh has Explicit axes, since arrays tell there. None on a mesh with Auto axes leaves
         the distribution to the compiler, which moves matrices at every step of the iteration.
+        Inside ``jax.shard_map`` a matrix that varies over one of its axes is refused without it.
 
     Returns:
-      A transformation for the whole parameter tree.
+      A transformation for the whole parameter tree. An update has the dtype that its gradient and
+      its parameter promote to (float32 for float16 and bfloat16), as AdamW's do in Optax. That of a
+      matrix is rounded to the gradient's dtype before learning rate and weight decay; what is
+      larger than its dtype can hold becomes the largest number.
 
     Raises:
-      ValueError: when built, for unknown options, too few coefficient rows and numbers out of
-        range; at init, for dimension numbers that do not fit the parameters, leaves of three or
-        more axes that no rule knows, and integer parameters. Paths and remedies are in the message.
+      ValueError: when built, for unknown options, too few coefficient rows, coefficients that
+        diverge, dtypes that are not floating-point of 16 bits at least, and numbers out of range
+        or not finite; at init, for dimension numbers that do not fit the parameters, leaves of
+        three or more axes that no rule knows, and integer parameters; at an update, for gradients
+        that have another shape than their parameter, are integers, or are complex where it is not;
+        at both, for what may be shards of a matrix inside ``jax.shard_map``. Paths and remedies are
+        in the message.
+
+    Numbers may also be NumPy or JAX scalars, or traced; what is traced is not checked. An argument
+    that has no effect beside another, such as ``ns_steps`` beside ``polar="svd"``, is not refused:
+    ``optax_muonplus.describe(params, **arguments)`` says which ones.
 
     Under ``optax.inject_hyperparams`` functions count as schedules, as they do for every optimizer:
     name them, and ``mu_dtype`` and ``compute_dtype`` unless they are strings, in ``static_args``.
@@ -147,9 +163,9 @@ def muonplus(
                 preconditioning=preconditioning,
                 adaptive=adaptive,
                 compute_dtype=compute_dtype,
+                symmetric_kernel=symmetric_kernel,
             ),
-            optax.add_decayed_weights(weight_decay, weight_decay_mask),
-            optax.scale_by_learning_rate(learning_rate),
+            *descent(learning_rate, weight_decay, weight_decay_mask),
         ],
         AdamWArgs(
             learning_rate if adam_learning_rate is None else adam_learning_rate,

@@ -1,11 +1,14 @@
 """A chain of links for the matrices of a tree, and AdamW for everything else."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_number, check_rate
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import ADAM, MUON, ResolvedTree
 from optax_muonplus._parameters.sharding import ShardingTree
@@ -20,7 +23,33 @@ class AdamWArgs(NamedTuple):
     b2: ArrayLike
     eps: ArrayLike
     eps_root: ArrayLike
-    weight_decay: ArrayLike
+    weight_decay: optax.ScalarOrSchedule
+
+    def check(self) -> None:
+        """Raises ValueError, with the names that optimizers give them, for one out of range."""
+        check_rate("adam_learning_rate", self.learning_rate)
+        check_number("adam_b1", self.b1, DECAY)
+        check_number("adam_b2", self.b2, DECAY)
+        check_number("adam_eps", self.eps, NOT_NEGATIVE)
+        check_number("adam_eps_root", self.eps_root, NOT_NEGATIVE)
+        check_rate("adam_weight_decay", self.weight_decay)
+
+
+def descent(
+    learning_rate: optax.ScalarOrSchedule, weight_decay: optax.ScalarOrSchedule, mask: Any
+) -> list[optax.GradientTransformation]:
+    """The last links of every optimizer: decoupled weight decay, and a step downhill.
+
+    Raises:
+      ValueError: unless both are finite numbers or schedules. A negative learning rate goes uphill,
+        as in Optax.
+    """
+    check_rate("learning_rate", learning_rate)
+    check_rate("weight_decay", weight_decay)
+    return [
+        optax.add_decayed_weights(weight_decay, mask),
+        optax.scale_by_learning_rate(learning_rate),
+    ]
 
 
 def partition_with_adamw(
@@ -38,12 +67,16 @@ def partition_with_adamw(
       dimension_numbers: as in :func:`muonplus`.
       sharding: as in :func:`muonplus`.
     """
-    others = optax.adamw(**adamw._asdict())
+    adamw.check()
+    # In float16 AdamW's squares would overflow from a gradient of 256 on, whatever the parameter.
+    others = as_wide_as_parameters(optax.adamw(**adamw._asdict()), before=True)
 
     def make(tree: ResolvedTree) -> optax.GradientTransformation:
         matrices = tree.matrices
         made = [
-            link.make(matrices) if isinstance(link, MatrixTransformation) else link
+            as_wide_as_parameters(link.make(matrices))
+            if isinstance(link, MatrixTransformation)
+            else link
             for link in links
         ]
         chain = optax.chain(*made)
@@ -52,3 +85,37 @@ def partition_with_adamw(
         return optax.partition({MUON: chain, ADAM: others}, lambda _: tree.labels)
 
     return for_resolved(make, dimension_numbers, sharding)
+
+
+def as_wide_as_parameters(
+    link: optax.GradientTransformation, before: bool = False
+) -> optax.GradientTransformation:
+    """``link``, with updates of the dtype that gradient and parameter promote to.
+
+    Updates of float16 gradients would else be multiplied by the learning rate in float16, where
+    small ones become zero, even if parameters are float32.
+
+    Args:
+      link: a transformation.
+      before: whether the gradients are widened before it, or the updates after it.
+    """
+
+    def update_fn(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        updates = _promoted(updates, params) if before else updates
+        updates, state = link.update(updates, state, params)
+        return updates if before else _promoted(updates, params), state
+
+    return optax.GradientTransformation(link.init, update_fn)
+
+
+def _promoted(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+    if params is None:
+        return updates
+
+    def promoted(update: Any, parameter: Any) -> jax.Array:
+        update = jnp.asarray(update)
+        return update.astype(jnp.promote_types(update.dtype, jnp.result_type(parameter)))
+
+    return jax.tree.map(promoted, updates, params)

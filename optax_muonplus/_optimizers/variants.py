@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import optax
 
 from optax_muonplus._optimizers.muonplus import muonplus
-from optax_muonplus._optimizers.partition import AdamWArgs, partition_with_adamw
+from optax_muonplus._optimizers.partition import AdamWArgs, descent, partition_with_adamw
 from optax_muonplus.transforms._apply import MatrixTransformation
 
 Optimizer = Callable[..., optax.GradientTransformationExtraArgs]
@@ -63,8 +63,7 @@ def optimizer_of(
         return partition_with_adamw(
             [
                 scale_by(mu_dtype=given["mu_dtype"], **{name: given[name] for name in ours}),
-                optax.add_decayed_weights(given["weight_decay"], given["weight_decay_mask"]),
-                optax.scale_by_learning_rate(learning_rate),
+                *descent(learning_rate, given["weight_decay"], given["weight_decay_mask"]),
             ],
             AdamWArgs(learning_rate if adam_rate is None else adam_rate, **adamw),
             given["muon_weight_dimension_numbers"],

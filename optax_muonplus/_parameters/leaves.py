@@ -96,11 +96,7 @@ class ResolvedTree(NamedTuple):
 
     def all_shardings(self) -> list[LeafSharding | None]:
         """How each leaf lies on a mesh, whether it is a matrix or not."""
-        return leaf_shardings(
-            [leaf.name for leaf in self.leaves],
-            self.arrays,
-            [leaf.given_sharding for leaf in self.leaves],
-        )
+        return _shardings_of(self.leaves, self.arrays)
 
 
 def resolve(
@@ -124,14 +120,19 @@ def resolve(
         for i, (path, x, view, place) in enumerate(zip(paths, arrays, views, given, strict=True))
     ]
     matrices = [leaf for leaf in leaves if leaf.view is not None]
-    shardings = leaf_shardings(
-        [leaf.name for leaf in matrices],
-        [arrays[leaf.index] for leaf in matrices],
-        [leaf.given_sharding for leaf in matrices],
-    )
+    shardings = _shardings_of(matrices, arrays)
     for leaf, known in zip(matrices, shardings, strict=True):
         leaves[leaf.index] = leaf._replace(sharding=known)
     return ResolvedTree(leaves, arrays, unflatten)
+
+
+def _shardings_of(leaves: Sequence[LeafInfo], arrays: Sequence[Any]) -> list[LeafSharding | None]:
+    return leaf_shardings(
+        [leaf.name for leaf in leaves],
+        [arrays[leaf.index] for leaf in leaves],
+        [leaf.given_sharding for leaf in leaves],
+        [leaf.view.matrix_axes if leaf.view else () for leaf in leaves],
+    )
 
 
 def _views(

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from optax import MaskedNode
+
+from optax_muonplus._arguments import supported
 
 Path = tuple[str, ...]
 
@@ -59,16 +60,17 @@ def path_name(path: Path) -> str:
 
 
 def check_inexact_dtypes(paths: Sequence[Path], dtypes: Sequence[Any]) -> None:
-    """Raises ValueError for leaves that are not floating-point or complex, naming them."""
+    """Raises ValueError for leaves that are not floating-point of 16 bits at least, naming them."""
     wrong = [
         f"{'/'.join(path)} ({dtype})"
         for path, dtype in zip(paths, dtypes, strict=True)
-        if not jnp.issubdtype(dtype, jnp.inexact)
+        if not supported(dtype)
     ]
     if wrong:
         raise ValueError(
-            f"Parameters must be floating-point, got {', '.join(wrong)}. Keep counters and keys out"
-            " of the parameters, or freeze them with optax.masked or optax.partition."
+            f"Parameters must be floating-point, got {', '.join(wrong)}. Keep counters, keys and"
+            " what is stored in 8 bits out of the parameters, or freeze them with optax.masked or"
+            " optax.partition."
         )
 
 

@@ -47,7 +47,10 @@ class LeafSharding(NamedTuple):
 
 
 def leaf_shardings(
-    names: Sequence[str], leaves: Sequence[Any], given: Sequence[NamedSharding | None]
+    names: Sequence[str],
+    leaves: Sequence[Any],
+    given: Sequence[NamedSharding | None],
+    whole_axes: Sequence[Sequence[int]],
 ) -> list[LeafSharding | None]:
     """How each leaf lies on a mesh; None where that is not known, or on one device.
 
@@ -55,17 +58,20 @@ def leaf_shardings(
       names: of the leaves, for messages.
       leaves: parameters or updates.
       given: for each leaf its entry in the argument ``sharding``.
+      whole_axes: for each leaf the axes that a surrounding ``jax.shard_map`` must not have cut.
 
     Raises:
       ValueError: naming the leaves whose sharding cannot be, is not that of the array's type, or is
-        known in part only; if leaves lie on different meshes.
+        known in part only, and those that may be shards of a matrix; if leaves lie on different
+        meshes.
     """
     shardings: list[LeafSharding | None] = []
     meshes: dict[Any, str] = {}
     wrong = []
-    for name, leaf, argument in zip(names, leaves, given, strict=True):
+    for name, leaf, argument, whole in zip(names, leaves, given, whole_axes, strict=True):
         try:
-            known = _leaf_sharding(leaf, argument)
+            _check_varying(leaf, argument, whole)
+            known = _leaf_sharding(leaf, argument, whole)
         except ValueError as error:
             wrong.append(f"{name}: {error}")
             continue
@@ -125,7 +131,9 @@ def axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
     return tuple(name for name, axis_type in pairs if axis_type == kind)
 
 
-def _leaf_sharding(leaf: Any, given: NamedSharding | None) -> LeafSharding | None:
+def _leaf_sharding(
+    leaf: Any, given: NamedSharding | None, whole: Sequence[int]
+) -> LeafSharding | None:
     concrete, typed = concrete_sharding(leaf), jax.typeof(leaf).sharding
     explicit = AxisType.Explicit in typed.mesh.axis_types
     source = given or concrete
@@ -138,7 +146,7 @@ def _leaf_sharding(leaf: Any, given: NamedSharding | None) -> LeafSharding | Non
         return None
     # The same axes may be of other types where the array is used than where the argument was made.
     mesh = source.mesh if typed.mesh.empty else typed.mesh
-    spec = _checked_spec(source.spec, np.shape(leaf), mesh)
+    spec = _checked_spec(source.spec, np.shape(leaf), mesh, whole)
     if not explicit and math.prod(mesh.shape[name] for name in usable_axes(mesh)) == 1:
         return None
     return LeafSharding(mesh, spec)
@@ -157,21 +165,46 @@ def concrete_sharding(leaf: Any) -> NamedSharding | None:
     return leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None
 
 
+def _check_varying(leaf: Any, given: NamedSharding | None, whole: Sequence[int]) -> None:
+    """Raises ValueError if ``leaf`` may be a shard of a matrix, and nobody says that it is none."""
+    if given is not None or not whole:
+        return
+    typed = jax.typeof(leaf)
+    varying = sorted(name for name in _varying_axes(typed) if typed.sharding.mesh.shape[name] > 1)
+    if varying:
+        axes = ", ".join(varying)
+        raise ValueError(
+            f"it varies over {axes}, which a surrounding jax.shard_map has taken, so that it may be"
+            " a shard of a matrix, and a shard of a matrix has no polar factor. Average gradients"
+            " first (jax.lax.pmean); update matrices that are cut outside of the shard_map. Where"
+            " each device has whole matrices of its own, say so: sharding=NamedSharding(mesh,"
+            f" P({varying[0]!r})) if the first axis, of layers or experts, is cut, P() if none is"
+        )
+
+
+def _varying_axes(typed: Any) -> frozenset[str]:
+    """The Manual axes over which an array varies, by its type; none under ``check_vma=False``."""
+    kinds = getattr(typed, "manual_axis_type", None)  # since jax 0.10
+    return typed.vma if kinds is None else kinds.varying
+
+
 def _checked_spec(
-    spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
+    spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, whole: Sequence[int]
 ) -> tuple[tuple[str, ...], ...]:
-    """The mesh axes of each axis, checked."""
+    """The mesh axes of each axis that no ``jax.shard_map`` has taken, checked."""
     if len(spec) > len(shape):
         raise ValueError(f"{spec} has more entries than the shape {shape} has axes")
     if PartitionSpec.UNCONSTRAINED in spec:
         raise ValueError(f"{spec} leaves an axis unconstrained; say how it is sharded")
     entries = spec_entries(spec, len(shape))
-    taken = {name for names in entries for name in names} - set(usable_axes(mesh))
+    usable = usable_axes(mesh)
+    taken = {name for axis in whole for name in entries[axis]} - set(usable)
     if taken:
         raise ValueError(
             f"{spec} names {', '.join(sorted(taken))}, which a surrounding jax.shard_map has taken;"
             " arrays inside of it are single shards, and a shard of a matrix has no polar factor"
         )
+    entries = [tuple(name for name in names if name in usable) for names in entries]
     explicit = axes_of_type(mesh, AxisType.Explicit)
     for size, names in zip(shape, entries, strict=True):
         if [name in explicit for name in names] != sorted(n in explicit for n in names)[::-1]:

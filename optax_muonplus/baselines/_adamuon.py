@@ -12,18 +12,19 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
+from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
 from optax_muonplus._optimizers.variants import optimizer_of
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.baselines._second_moment import Rescale, polar_then_rescale
-from optax_muonplus.coefficients._tables import CoefficientsLike
+from optax_muonplus.coefficients._resolve import CoefficientsLike
 from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
 from optax_muonplus.polar._newton_schulz import Preconditioning
 from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms._apply import MatrixTransformation
-from optax_muonplus.transforms._momentum import MomentumState, check_decay, momentum
+from optax_muonplus.transforms._momentum import MomentumState, momentum
 
 EPS = 1e-8  # of the code, for roots and norms alike
 RMS = 0.2  # of an update, about that of AdamW's
@@ -55,6 +56,7 @@ def scale_by_adamuon(
     polar: Polar | PolarFunction = "auto",
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: DTypeLike | None = None,
+    symmetric_kernel: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> MatrixTransformation:
@@ -63,11 +65,15 @@ def scale_by_adamuon(
     Arguments are those of :func:`adamuon`. On a mesh each matrix is moved for its polar factor as
     under Muon+; the norm of each matrix that follows is left to the compiler.
     """
-    beta2 = beta if beta2 is None else beta2
-    check_decay("beta2", beta2)
-    rescale = entry_rule(beta2, nu_eps)
     average = momentum(beta, nesterov=nesterov, mu_dtype=mu_dtype)
-    polar_factor = Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype)
+    beta2 = beta if beta2 is None else beta2
+    check_number("beta2", beta2, DECAY)
+    check_number("nu_eps", nu_eps, NOT_NEGATIVE)
+    check_flag("sign", sign)
+    rescale = entry_rule(beta2, nu_eps)
+    polar_factor = Orthogonalize(
+        ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype, symmetric_kernel
+    )
 
     def init_nu(leaves: Sequence[LeafInfo], params: Any, mu: MomentumState) -> Any:
         del leaves, params

@@ -14,11 +14,17 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
+from optax_muonplus._arguments import NOT_NEGATIVE, check_number
 from optax_muonplus._optimizers.variants import optimizer_of
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import ShardingTree
-from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
+from optax_muonplus.matrices._precision import (
+    as_real,
+    divide_by_pow2,
+    sum_of_squares,
+    upcast_for_sum,
+)
 from optax_muonplus.transforms._apply import (
     MatrixTransformation,
     for_matrices,
@@ -55,6 +61,7 @@ def scale_by_mano(
 
     Arguments are those of :func:`mano`. Its ``update`` needs the parameters.
     """
+    check_number("eps", eps, NOT_NEGATIVE)
     average = momentum(beta, nesterov=nesterov, mu_dtype=mu_dtype)
 
     def make(leaves: Sequence[LeafInfo]) -> optax.GradientTransformation:
@@ -70,7 +77,7 @@ def scale_by_mano(
                 )
             moments, mu = average.update(updates, state.momentum, params)
             # The rule's own sum is larger than the mean by 1 / (1 - beta); only eps sees that.
-            guard = eps * (1 - beta)
+            guard = upcast_for_sum(eps) * (1 - upcast_for_sum(beta))
 
             def tangent(by_rows: bool) -> Any:
                 step = functools.partial(tangent_step, by_rows, eps, guard)
@@ -119,12 +126,17 @@ def tangent_step(
     g, w = upcast_for_sum(g), upcast_for_sum(w)
     _, m, n = view.matrix_shape(g.shape)
     axes, size = (view.reduction_axes, n) if by_rows else (view.output_axes, m)
-    unit = w / _at_least(sum_of_squares(w, axes), eps)
+    # The rule sees no size but that of eps; squares of large numbers would overflow.
+    g, power = divide_by_pow2(g, jnp.max(jnp.abs(g), axis=axes, keepdims=True))
+    unit = _over_norm(w, axes, eps)
     inner = jnp.sum(jnp.real(g * unit.conj()), axis=axes, keepdims=True)
     t = g - inner * unit
-    return (RMS * math.sqrt(size) * t / _at_least(sum_of_squares(t, axes), guard),)
+    least = as_real(guard, power.dtype) / power
+    return (RMS * math.sqrt(size) * _over_norm(t, axes, least),)
 
 
-def _at_least(squares: jax.Array, least: ArrayLike) -> jax.Array:
-    """The root of sums of squares, or ``least`` if that is more."""
-    return jnp.maximum(jnp.sqrt(squares), as_real(least, squares.dtype))
+def _over_norm(x: jax.Array, axes: tuple[int, ...], least: ArrayLike) -> jax.Array:
+    """``x / max(norm, least)``, with norms over ``axes``; zero where both are."""
+    squares = sum_of_squares(x, axes)
+    size = jnp.maximum(jnp.sqrt(squares), as_real(least, squares.dtype))
+    return jnp.where(size > 0, x / jnp.where(size > 0, size, 1), 0)

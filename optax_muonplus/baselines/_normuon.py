@@ -5,26 +5,27 @@ Source: Li et al., arXiv:2510.05491; its code, zichongli5/NorMuon @d45c9a4, ``no
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
+from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_number, check_word
 from optax_muonplus._optimizers.variants import optimizer_of
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.baselines._second_moment import Rescale, polar_then_rescale
-from optax_muonplus.coefficients._tables import CoefficientsLike
+from optax_muonplus.coefficients._resolve import CoefficientsLike
 from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
 from optax_muonplus.matrices._shape_factor import ShapeScale, check_shape_scale, shape_factor
 from optax_muonplus.polar._newton_schulz import Preconditioning
 from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms._apply import MatrixTransformation, map_blocks
-from optax_muonplus.transforms._momentum import MomentumState, check_decay, momentum
+from optax_muonplus.transforms._momentum import MomentumState, momentum
 
 Rule = Literal["code", "paper"]
 EPS = 1e-10  # of the code, for roots and norms alike; below any row of a polar factor
@@ -58,6 +59,7 @@ def scale_by_normuon(
     polar: Polar | PolarFunction = "auto",
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: DTypeLike | None = None,
+    symmetric_kernel: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> MatrixTransformation:
@@ -66,10 +68,13 @@ def scale_by_normuon(
     Arguments are those of :func:`normuon`. On a mesh each matrix is moved for its polar factor as
     under Muon+; the sums over rows and matrices that follow are left to the compiler.
     """
-    check_decay("beta2", beta2)
+    check_number("beta2", beta2, DECAY)
+    check_number("nu_eps", nu_eps, NOT_NEGATIVE)
     rescale = row_rule(rule, beta2, nu_eps, shape_scale)
     average = momentum(beta, nesterov=nesterov, mu_dtype=mu_dtype)
-    polar_factor = Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype)
+    polar_factor = Orthogonalize(
+        ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype, symmetric_kernel
+    )
 
     def init_nu(leaves: Sequence[LeafInfo], params: Any, mu: Any) -> Any:
         del mu
@@ -104,7 +109,7 @@ def normuon() -> None:
     Arguments are those of :func:`optax_muonplus.muonplus`, and ``beta2``, the decay of the running
     mean, in [0, 1); ``nu_eps``, which guards the division by its root; ``rule``, ``"code"`` (keeps
     each matrix's Frobenius norm, and ``shape_scale`` follows) or ``"paper"`` (gives every update
-    the root mean square 0.2). The code's learning rate is 0.02.
+    the root mean square 0.2; ``shape_scale`` then has no effect). The code's learning rate is 0.02.
 
     Raises:
       ValueError: as :func:`optax_muonplus.muonplus`, and for an unknown ``rule``.
@@ -120,8 +125,7 @@ def row_zeros(view: MatrixView, x: jax.Array) -> tuple[jax.Array]:
 
 def row_rule(rule: Rule, beta2: ArrayLike, eps: ArrayLike, shape_scale: ShapeScale) -> Rescale:
     """The rule that :func:`normuon` states, from a polar factor and its running mean to both."""
-    if rule not in ("code", "paper"):
-        raise ValueError(f"Unknown rule {rule!r}. Known: code, paper.")
+    check_word("rule", rule, get_args(Rule))
     check_shape_scale(shape_scale)
 
     def rescale(view: MatrixView, o: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:

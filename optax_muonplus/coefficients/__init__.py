@@ -10,7 +10,8 @@ from optax_muonplus.coefficients._minimax import Row as Row
 from optax_muonplus.coefficients._minimax import evaluate as evaluate
 from optax_muonplus.coefficients._minimax import minimax as minimax
 from optax_muonplus.coefficients._minimax import polar_express as polar_express
+from optax_muonplus.coefficients._resolve import Coefficients as Coefficients
+from optax_muonplus.coefficients._resolve import resolve as resolve
+from optax_muonplus.coefficients._restarts import Restarts as Restarts
 from optax_muonplus.coefficients._tables import TABLES as TABLES
-from optax_muonplus.coefficients._tables import Coefficients as Coefficients
 from optax_muonplus.coefficients._tables import Table as Table
-from optax_muonplus.coefficients._tables import resolve as resolve

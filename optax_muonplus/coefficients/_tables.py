@@ -1,22 +1,14 @@
-"""The published coefficient tables, and which of their rows a run of some steps uses.
+"""The published coefficient tables.
 
 A row ``(c_0, c_1, ..., c_q)`` stands for the polynomial ``p(x) = c_0 x + c_1 x^3 + ... + c_q
 x^(2q+1)``. A table has one row for each step.
 """
 
-import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
-import jax.core
-import numpy as np
-
 from optax_muonplus.coefficients._minimax import Row, scaled
-from optax_muonplus.coefficients._restarts import choose_restarts
-
-# A table's name, one row, or several rows.
-CoefficientsLike = str | Sequence[float] | Sequence[Sequence[float]]
+from optax_muonplus.coefficients._restarts import Restarts
 
 
 class Table(NamedTuple):
@@ -29,7 +21,7 @@ class Table(NamedTuple):
       safety_factor: the input is divided by ``safety_factor * norm`` instead of ``norm``.
       source: where the numbers are from.
       restarts: the restarts of the Gram iteration for one step, for two steps, and so on. They are
-        the results of ``choose_restarts``, which is called for numbers of steps beyond the list.
+        results of ``choose_restarts``, which is called for numbers of steps beyond the list.
       needs_float32: whether the iteration diverges if its products are narrower than float32. It
         does if each polynomial maps to exactly the interval on which the next one was fitted:
         rounding then moves singular values out of that interval.
@@ -39,28 +31,8 @@ class Table(NamedTuple):
     repeats_last: bool
     safety_factor: float
     source: str
-    restarts: tuple[tuple[int, ...], ...] = ()
+    restarts: tuple[Restarts, ...] = ()
     needs_float32: bool = False
-
-
-class Coefficients(NamedTuple):
-    """What one run of Newton-Schulz uses.
-
-    Attributes:
-      rows: exactly ``steps`` rows; or the whole table if ``steps`` is a traced array, and then the
-        last row is used for every further step.
-      steps: number of steps, a Python int or a traced integer array.
-      safety_factor: as in :class:`Table`.
-      restarts: steps, counted from 0, at which the Gram iteration computes its Gram matrix again;
-        None if ``steps`` is traced.
-      needs_float32: as in :class:`Table`.
-    """
-
-    rows: tuple[Row, ...]
-    steps: int | jax.Array
-    safety_factor: float
-    restarts: tuple[int, ...] | None
-    needs_float32: bool
 
 
 _JORDAN = ((3.4445, -4.7750, 2.0315),)
@@ -113,7 +85,16 @@ _CANS = (
     (1.875, -1.25, 0.375),
 )
 
-_NO_RESTARTS: tuple[int, ...] = ()
+
+def _by_steps(
+    float32: Sequence[tuple[int, ...]],
+    bfloat16_x3: Sequence[tuple[int, ...]],
+    float16: Sequence[tuple[int, ...]],
+) -> tuple[Restarts, ...]:
+    """Restarts for one step, for two steps and so on, from the lists for each precision."""
+    columns = zip(float32, bfloat16_x3, float16, strict=True)
+    return tuple(Restarts(*column) for column in columns)
+
 
 TABLES: dict[str, Table] = {
     "jordan": Table(
@@ -121,117 +102,68 @@ TABLES: dict[str, Table] = {
         True,
         1.0,
         "Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/ (2024)",
-        restarts=(*[_NO_RESTARTS] * 5, (3,), (4,), (4,)),
+        restarts=_by_steps(
+            float32=(*[()] * 5, (3,), (4,), (4,)),
+            bfloat16_x3=(*[()] * 4, (3,), (3,), (4,), (4,)),
+            float16=(*[()] * 3, (2,), (2,), (2, 4), (2, 4), (2, 4, 6)),
+        ),
     ),
     "you": Table(
         _YOU,
         False,
         1.0,
         "Jiacheng You, in arXiv:2602.21545, appendix; first rows used",
-        restarts=(_NO_RESTARTS,) * 6,
+        restarts=_by_steps(
+            float32=[()] * 6,
+            bfloat16_x3=(*[()] * 4, (2,), (2,)),
+            float16=(*[()] * 3, (2,), (2,), (2,)),
+        ),
     ),
     "dion": Table(
         _DION,
         False,
         1.0,
         "Jiacheng You, https://x.com/YouJiacheng/status/1905861218138804534; optax preset 'dion'",
-        restarts=(_NO_RESTARTS,) * 5,
+        restarts=_by_steps(
+            float32=[()] * 5,
+            bfloat16_x3=[()] * 5,
+            float16=(*[()] * 3, (2,), (2,)),
+        ),
     ),
     "polar_express": Table(
         (*scaled(_POLAR_EXPRESS[:-1], 1.01), _POLAR_EXPRESS[-1]),
         True,
         1.01,
         "Amsel et al., The Polar Express, arXiv:2505.16932, appendix A",
-        restarts=(*[_NO_RESTARTS] * 6, (2,), (2,)),
+        restarts=_by_steps(
+            float32=(*[()] * 6, (2,), (2,)),
+            bfloat16_x3=(*[()] * 3, *[(2,)] * 5),
+            float16=((), (), (1,), (2,), (1, 2), (1, 3), (1, 3), (1, 3)),
+        ),
     ),
     "turbo": Table(
         _DION[-4:],
         False,
         1.0,
         "Boissin et al., Turbo-Muon, arXiv:2512.04632: 4 steps, meant for preconditioning='aol'",
-        restarts=(_NO_RESTARTS,) * 4,
+        restarts=_by_steps(
+            float32=[()] * 4,
+            bfloat16_x3=[()] * 4,
+            float16=(*[()] * 3, (2,)),
+        ),
     ),
     "cans": Table(
         _CANS,
         True,
         1.0,
         "Grishina et al., arXiv:2506.10935, as NVIDIA Emerging-Optimizers rounds them",
-        restarts=(*[_NO_RESTARTS] * 5, (1,), (1,), (2,)),
+        restarts=_by_steps(
+            float32=(*[()] * 5, (1,), (1,), (2,)),
+            bfloat16_x3=(*[()] * 3, (1,), (1,), (1,), (2,), (1, 2)),
+            float16=[tuple(range(1, steps)) for steps in range(1, 9)],
+        ),
         needs_float32=True,
     ),
 }
 # optax.contrib.muon calls the same row "standard".
 TABLES["standard"] = TABLES["jordan"]
-
-
-def resolve(ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array = 5) -> Coefficients:
-    """The coefficients that ``ns_steps`` steps use: the first rows of a table.
-
-    Args:
-      ns_coeffs: a name in :data:`TABLES`; one row of at least two numbers, used at every step; or a
-        sequence of rows, of which the first ``ns_steps`` are used.
-      ns_steps: number of steps, at least 1. A traced integer is accepted for tables whose last row
-        may be repeated. (``optax.inject_hyperparams`` traces every number that is not among its
-        ``static_args``.)
-
-    Returns:
-      The :class:`Coefficients` of the run.
-
-    Raises:
-      ValueError: for an unknown name, malformed rows, ``ns_steps < 1``, or fewer rows than steps
-        where the last row may not be repeated.
-    """
-    table = _table(ns_coeffs)
-    if isinstance(ns_steps, jax.core.Tracer):
-        if not table.repeats_last:
-            raise ValueError(
-                f"ns_steps is a traced array, but ns_coeffs={ns_coeffs!r} has a fixed number of"
-                f" rows ({len(table.rows)}). Pass ns_steps as a Python int; under"
-                " optax.inject_hyperparams add static_args=('ns_steps',)."
-            )
-        return Coefficients(table.rows, ns_steps, table.safety_factor, None, table.needs_float32)
-    try:
-        steps = operator.index(ns_steps)
-    except TypeError:
-        steps = 0
-    if steps < 1:
-        raise ValueError(f"ns_steps must be an integer of at least 1, got {ns_steps!r}.")
-    if steps > len(table.rows) and not table.repeats_last:
-        raise ValueError(
-            f"ns_coeffs={ns_coeffs!r} has {len(table.rows)} rows, too few for ns_steps={steps}, and"
-            " repeating its last row would not converge. Pass"
-            f" ns_steps={len(table.rows)} or fewer, more rows, or a table that extends:"
-            f" {', '.join(name for name, t in TABLES.items() if t.repeats_last)}."
-        )
-    missing = max(0, steps - len(table.rows))
-    rows = (table.rows + table.rows[-1:] * missing)[:steps]
-    listed = steps <= len(table.restarts)
-    restarts = table.restarts[steps - 1] if listed else choose_restarts(rows)
-    return Coefficients(rows, steps, table.safety_factor, restarts, table.needs_float32)
-
-
-def _table(ns_coeffs: CoefficientsLike) -> Table:
-    """The table of that name, or one that is made of the caller's rows."""
-    if isinstance(ns_coeffs, str):
-        if ns_coeffs not in TABLES:
-            raise ValueError(
-                f"Unknown ns_coeffs {ns_coeffs!r}. Known names: {', '.join(TABLES)}; or pass rows"
-                " of numbers."
-            )
-        return TABLES[ns_coeffs]
-    if isinstance(ns_coeffs, jax.core.Tracer):
-        raise ValueError(
-            "ns_coeffs is a traced array, but coefficients are static numbers here. Pass a name or"
-            " a tuple of Python numbers; under optax.inject_hyperparams a tuple is left alone."
-        )
-    rows = np.asarray(ns_coeffs, dtype=np.float64)
-    if rows.ndim not in (1, 2) or rows.shape[-1] < 2 or rows.shape[0] < 1:
-        raise ValueError(
-            "ns_coeffs must be one row (c_0, c_1, ...) of at least two numbers, or a sequence of"
-            f" such rows of one length; got shape {rows.shape}."
-        )
-    if not np.all(np.isfinite(rows)):
-        raise ValueError(f"ns_coeffs must be finite, got {ns_coeffs!r}.")
-    as_rows = tuple(tuple(row) for row in np.atleast_2d(rows).tolist())
-    # A single row is used at every step, as in Optax.
-    return Table(as_rows, rows.ndim == 1, 1.0, "user")

@@ -13,18 +13,16 @@ from optax_muonplus.matrices._normalization import Normalize
 from optax_muonplus.matrices._shape_factor import ScaleByShape
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms._apply import apply_to_arrays, without_rounding
-from optax_muonplus.transforms._momentum import MomentumState, find_momentum, momentum
-from optax_muonplus.transforms._steps import muonplus_steps
+from optax_muonplus.transforms._momentum import MomentumState, find_momentum, scaled_momentum
+from optax_muonplus.transforms._steps import momentum_divisor, muonplus_steps
 
 
 def inside_of_muonplus(arguments: dict[str, Any]) -> Probe:
     """The stages of Muon+ with the arguments that ``scale_by_muonplus`` was given."""
     polar_factor, steps = _steps(arguments)
-    average = momentum(
-        arguments["beta"],
-        nesterov=arguments["nesterov"],
-        bias_correction=arguments["bias_correction"],
-    )
+    flags = arguments["nesterov"], arguments["bias_correction"]
+    divisor = momentum_divisor(arguments["polar"], arguments["bias_correction"])
+    average = scaled_momentum(divisor, arguments["beta"], *flags, None)
 
     def capture(leaves: Sequence[LeafInfo], updates: Any, state: Any, results: Any) -> Any:
         """The momentum: what the optimizer computes too, so that the compiler does so once.
@@ -40,6 +38,7 @@ def inside_of_muonplus(arguments: dict[str, Any]) -> Probe:
 
     def unfold(leaves: Sequence[LeafInfo], moments: Arrays) -> dict[str, Arrays]:
         names = [leaf.name for leaf in leaves]
+        moments = {name: x * divisor for name, x in moments.items()} if divisor != 1 else moments
         arrays = [moments[name] for name in names]
         # Measures are of what the steps compute, not of what the updates are rounded to.
         wide = without_rounding(leaves, arrays)
@@ -66,7 +65,8 @@ def _steps(arguments: dict[str, Any]) -> tuple[Orthogonalize, list[MatrixFunctio
 
     norm = arguments.get("norm", "none")  # muon has no such argument
     polar_factor = Orthogonalize(
-        **chosen("ns_coeffs", "ns_steps", "eps", "polar", "preconditioning", "compute_dtype")
+        **chosen("ns_coeffs", "ns_steps", "eps", "polar", "preconditioning", "compute_dtype"),
+        **chosen("symmetric_kernel"),
     )
     normalize = Normalize(norm, **chosen("norm_eps", "match_frobenius"))
     scale = ScaleByShape(norm=norm, **chosen("shape_scale", "consistent_rms", "match_frobenius"))

@@ -3,14 +3,23 @@ r"""Row and column normalization of matrices ``(*batch, out, in)``, the step tha
 A row holds the weights of one output unit, a column those of one input feature.
 """
 
+import dataclasses
 from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from optax_muonplus._arguments import NOT_NEGATIVE, check_flag, check_number, check_word
 from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function, static
-from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
+from optax_muonplus.matrices._precision import (
+    as_real,
+    divide_by_pow2,
+    scale_by_pow2,
+    sum_of_squares,
+    times_pow2,
+    upcast_for_sum,
+)
 
 Norm = Literal["none", "col", "row", "col_row", "row_col"]
 Side = Literal["row", "col"]
@@ -21,8 +30,7 @@ SUMMED_AXIS: dict[Side, int] = {"row": -1, "col": -2}
 
 def check_norm(norm: str) -> None:
     """Raises ValueError, which lists the options, unless ``norm`` is one of them."""
-    if norm not in get_args(Norm):
-        raise ValueError(f"Unknown norm {norm!r}. Known: {', '.join(get_args(Norm))}.")
+    check_word("norm", norm, get_args(Norm))
 
 
 def normalized_sides(norm: Norm) -> tuple[Side, ...]:
@@ -70,21 +78,29 @@ def normalize_matrix(x: jax.Array, norm: Norm = "col_row", norm_eps: ArrayLike =
       An array of ``x``'s shape and dtype.
 
     Raises:
-      ValueError: for an unknown ``norm``.
+      ValueError: for an unknown ``norm``, or a ``norm_eps`` that is negative or not finite.
 
     Source: Zhang et al., Muon+, arXiv:2602.21545, equations 3-8 and Algorithm 1.
     """
     check_norm(norm)
-    return _normalized(x, norm, norm_eps)
+    check_number("norm_eps", norm_eps, NOT_NEGATIVE)
+    return _normalized(x, norm, norm_eps, bounded=False)
 
 
-def _normalized(x: jax.Array, norm: Norm, norm_eps: ArrayLike) -> jax.Array:
-    sides = normalized_sides(norm)
+def _normalized(x: jax.Array, norm: Norm, norm_eps: ArrayLike, bounded: bool) -> jax.Array:
     y = upcast_for_sum(x)
-    for side in sides:
-        squares = sum_of_squares(y, (SUMMED_AXIS[side],))
+    for side in normalized_sides(norm):
+        axis = SUMMED_AXIS[side]
+        eps = as_real(norm_eps, jnp.finfo(y.dtype).dtype)
+        if not bounded:
+            # Squares of large numbers overflow; those of small ones are nothing beside norm_eps.
+            size = jnp.max(jnp.abs(y), axis=axis, keepdims=True)
+            y, power = divide_by_pow2(y, jnp.maximum(size, 1))
+            eps = eps / power / power
+        squares = sum_of_squares(y, (axis,)) + eps
         # rsqrt(0) would be infinite for a zero row with norm_eps=0.
-        y = y * jnp.where(squares > 0, jax.lax.rsqrt(squares + as_real(norm_eps, squares.dtype)), 0)
+        y = y * jnp.where(squares > 0, jax.lax.rsqrt(squares), 0)
+        bounded = True  # by now
     return y.astype(x.dtype)
 
 
@@ -103,31 +119,44 @@ def match_frobenius_norm(x: jax.Array, like: jax.Array) -> jax.Array:
 
     Source: Zhang et al., Muon+, arXiv:2602.21545, table "Matching Frobenius norm".
     """
-    squares = sum_of_squares(x, (-2, -1))
-    wanted = sum_of_squares(like, (-2, -1))
-    ratio = jnp.sqrt(jnp.where(squares > 0, wanted / jnp.where(squares > 0, squares, 1), 0))
-    return (x * ratio).astype(x.dtype)
+    return _matched(x, like, bounded=False)
+
+
+def _matched(x: jax.Array, like: jax.Array, bounded: bool) -> jax.Array:
+    wide, wanted = upcast_for_sum(x), upcast_for_sum(like)
+    if not bounded:
+        wide, _ = scale_by_pow2(wide)
+        wanted, power = scale_by_pow2(wanted)
+    squares, goal = sum_of_squares(wide, (-2, -1)), sum_of_squares(wanted, (-2, -1))
+    matched = wide * jnp.sqrt(jnp.where(squares > 0, goal / jnp.where(squares > 0, squares, 1), 0))
+    return (matched if bounded else times_pow2(matched, power)).astype(x.dtype)
 
 
 @matrix_function
 class Normalize(MatrixFunction):
-    """Rows and columns over their norms; attributes as in ``optax_muonplus.normalize``."""
+    """Rows and columns over their norms; attributes as in ``optax_muonplus.normalize``.
+
+    Attributes:
+      bounded: whether entries are known to be of the order of 1 at most, as those of a polar factor
+        are. It saves reading them once more, to keep their squares in range.
+    """
 
     norm: Norm = static(default="col_row")
     norm_eps: ArrayLike = 1e-8
     match_frobenius: bool = static(default=False)
+    bounded: bool = static(default=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an unknown ``norm`` or a negative ``norm_eps``."""
+        """Raises ValueError as :func:`normalize_matrix`, and unless the flag is one."""
         check_norm(self.norm)
-        if isinstance(self.norm_eps, int | float) and self.norm_eps < 0:
-            raise ValueError(f"norm_eps must not be negative, got {self.norm_eps}.")
+        check_number("norm_eps", self.norm_eps, NOT_NEGATIVE)
+        check_flag("match_frobenius", self.match_frobenius)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalized ``x``, rescaled to the Frobenius norm that it had if that is asked for."""
-        y = _normalized(x, self.norm, self.norm_eps)
-        return match_frobenius_norm(y, x) if self.match_frobenius else y
+        y = _normalized(x, self.norm, self.norm_eps, self.bounded)
+        return _matched(y, x, self.bounded) if self.match_frobenius else y
 
     def transposed(self) -> MatrixFunction:
         """Rows for columns and columns for rows."""
-        return Normalize(transposed_norm(self.norm), self.norm_eps, self.match_frobenius)
+        return dataclasses.replace(self, norm=transposed_norm(self.norm))

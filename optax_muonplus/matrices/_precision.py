@@ -1,5 +1,7 @@
 """The precision and the range of sums: float32 at least, and no overflow in squares."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
@@ -42,13 +44,43 @@ def scale_by_pow2(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     Returns:
       The quotient, and the powers ``(*batch, 1, 1)``. The power is 1 for a matrix of zeros.
     """
-    largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
-    info = jnp.finfo(largest.dtype)
+    return divide_by_pow2(x, jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
+
+
+def divide_by_pow2(x: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Divides ``x`` by a power of two near ``size``; returns the quotient and the power.
+
+    The power is 1 where ``size`` is zero.
+    """
+    info = jnp.finfo(size.dtype)
     # Rounding to a mantissa of 0 bits gives a power of two. XLA may multiply by its reciprocal, and
     # treats subnormal numbers as 0: the upper bound keeps the reciprocal out of that range.
-    power = jax.lax.reduce_precision(jnp.clip(largest, max=info.max / 8), info.nexp, 0)
+    power = jax.lax.reduce_precision(jnp.clip(size, max=info.max / 8), info.nexp, 0)
     power = jnp.where(power > 0, power, 1)
     return x / power, power
+
+
+def times_pow2(x: jax.Array, power: jax.Array) -> jax.Array:
+    """``x * power``; finite numbers that leave the range become the largest of ``x``'s dtype."""
+    return _saturated(x, jnp.finfo(x.dtype).max / power) * power
+
+
+def narrowed(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """``x`` as ``dtype``; finite numbers that leave its range become its largest number.
+
+    An infinity in a momentum buffer or a parameter would turn into NaN and stay. Those that are in
+    ``x`` already stay what they are.
+    """
+    largest = jnp.finfo(dtype).max
+    fits = largest >= jnp.finfo(x.dtype).max
+    return (x if fits else _saturated(x, largest)).astype(dtype)
+
+
+def _saturated(x: jax.Array, largest: Any) -> jax.Array:
+    if jnp.iscomplexobj(x):
+        parts = _saturated(jnp.real(x), largest), _saturated(jnp.imag(x), largest)
+        return jax.lax.complex(*parts)
+    return jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
 
 
 def narrower(dtype: DTypeLike, other: DTypeLike | None) -> jnp.dtype:

@@ -5,19 +5,30 @@ import math
 from typing import Literal, get_args
 
 import jax
+import jax.numpy as jnp
 
+from optax_muonplus._arguments import POSITIVE, check_flag, check_number, check_word
 from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function, static
 from optax_muonplus.matrices._normalization import Norm, check_norm, normalized_sides
+from optax_muonplus.matrices._precision import upcast_for_sum
 
 ShapeScale = Literal["spectral", "max", "none"]
 
 
 def check_shape_scale(shape_scale: str) -> None:
     """Raises ValueError, which lists the options, unless ``shape_scale`` is one of them."""
-    if shape_scale not in get_args(ShapeScale):
-        raise ValueError(
-            f"Unknown shape_scale {shape_scale!r}. Known: {', '.join(get_args(ShapeScale))}."
-        )
+    check_word("shape_scale", shape_scale, get_args(ShapeScale))
+
+
+def check_shape_options(
+    shape_scale: str, consistent_rms: float | jax.Array | None, norm: str, match_frobenius: bool
+) -> None:
+    """Raises ValueError unless each is what :func:`shape_factor` takes."""
+    check_shape_scale(shape_scale)
+    check_norm(norm)
+    check_flag("match_frobenius", match_frobenius)
+    if consistent_rms is not None:
+        check_number("consistent_rms", consistent_rms, POSITIVE)
 
 
 def shape_factor(
@@ -44,7 +55,8 @@ def shape_factor(
       A Python float, or an array if ``consistent_rms`` is one.
 
     Raises:
-      ValueError: for an unknown ``shape_scale`` or ``norm``.
+      ValueError: for an unknown ``shape_scale`` or ``norm``, or a ``consistent_rms`` that is not
+        positive and finite.
 
     A semi-orthogonal (m, n) matrix has Frobenius norm :math:`\sqrt{\min(m, n)}`, hence RMS
     :math:`1/\sqrt{\max(m, n)}`. If rows are normalized last, the Frobenius norm is :math:`\sqrt m`
@@ -53,8 +65,7 @@ def shape_factor(
     Source: Bernstein, arXiv:2409.20325 (spectral); Liu et al., arXiv:2502.16982 (RMS of a
     polar factor).
     """
-    check_shape_scale(shape_scale)
-    check_norm(norm)
+    check_shape_options(shape_scale, consistent_rms, norm, match_frobenius)
     return _shape_factor(fan_out, fan_in, shape_scale, consistent_rms, norm, match_frobenius)
 
 
@@ -67,6 +78,9 @@ def _shape_factor(
     match_frobenius: bool,
 ) -> float | jax.Array:
     if consistent_rms is not None:
+        if not isinstance(consistent_rms, float | int):
+            # bfloat16 would round the product; inject_hyperparams may have made it complex.
+            consistent_rms = jnp.real(upcast_for_sum(consistent_rms))
         sides = normalized_sides(norm)
         if match_frobenius or not sides:
             return math.sqrt(max(fan_out, fan_in)) * consistent_rms
@@ -88,9 +102,8 @@ class ScaleByShape(MatrixFunction):
     stored_transposed: bool = static(default=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an unknown ``shape_scale`` or ``norm``."""
-        check_shape_scale(self.shape_scale)
-        check_norm(self.norm)
+        """Raises ValueError as :func:`shape_factor`."""
+        check_shape_options(self.shape_scale, self.consistent_rms, self.norm, self.match_frobenius)
 
     def factor(self, fan_out: int, fan_in: int) -> float | jax.Array:
         """The factor for a matrix ``(fan_out, fan_in)``."""

@@ -10,3 +10,5 @@ from optax_muonplus.polar._methods import newton_schulz as newton_schulz
 from optax_muonplus.polar._methods import polar_function as polar_function
 from optax_muonplus.polar._methods import svd as svd
 from optax_muonplus.polar._orthogonalize import Orthogonalize as Orthogonalize
+from optax_muonplus.polar._symmetric_product import symmetric_product as symmetric_product
+from optax_muonplus.polar._tiling import Tiling as Tiling

@@ -4,27 +4,27 @@ All functions take arrays ``(*batch, out, in)`` and divide each matrix by a powe
 largest entry first, so that neither large nor small matrices leave the range of their dtype.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus import coefficients
-from optax_muonplus.coefficients._tables import CoefficientsLike
+from optax_muonplus.coefficients._resolve import CoefficientsLike
 from optax_muonplus.matrices._precision import scale_by_pow2, upcast_for_sum
-from optax_muonplus.polar._choice import iterate_cheapest
-from optax_muonplus.polar._newton_schulz import Preconditioning, every_step, iterate
+from optax_muonplus.polar._choice import choose_forms, iterate_in_form
+from optax_muonplus.polar._newton_schulz import Preconditioning
 from optax_muonplus.polar._options import (
     DEFAULT_EPS,
     Polar,
     PolarFunction,
+    check_bounded,
     check_eps,
+    check_operand,
     check_polar,
     check_preconditioning,
-    holds_float32,
     operand_dtype,
 )
+from optax_muonplus.polar._symmetric_product import check_symmetric_kernel
 
 
 def polar_function(
@@ -34,6 +34,7 @@ def polar_function(
     eps: ArrayLike = DEFAULT_EPS,
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: DTypeLike | None = None,
+    symmetric_kernel: bool = False,
 ) -> PolarFunction:
     """The function ``(*batch, out, in) -> (*batch, out, in)`` that these options choose.
 
@@ -47,48 +48,46 @@ def polar_function(
       eps: added to the norm that divides.
       preconditioning: the norm that divides.
       compute_dtype: dtype of the operands of products.
+      symmetric_kernel: as in :func:`newton_schulz`.
 
     Raises:
       ValueError: for an unknown option, too few rows, ``ns_steps < 1``, a negative ``eps``, a dtype
-        that is not floating-point, or one that ``"gram"`` cannot use.
+        that is not floating-point, or one that ``"gram"`` or ``symmetric_kernel`` cannot use.
     """
+    operand = operand_dtype(compute_dtype)
+    check_preconditioning(preconditioning)
+    check_eps(eps)
+    check_symmetric_kernel(symmetric_kernel, polar, operand)
     if callable(polar):
         return polar
     check_polar(polar)
     if polar == "svd":
         return svd
-    rows, steps, safety_factor, restarts, needs_float32 = coefficients.resolve(ns_coeffs, ns_steps)
-    operand = operand_dtype(compute_dtype)
-    check_preconditioning(preconditioning)
-    check_eps(eps)
-    exact = needs_float32 or polar == "gram"
-    if exact and not holds_float32(operand):
-        cause = f"ns_coeffs={ns_coeffs!r}" if needs_float32 else "polar='gram'"
-        raise ValueError(
-            f"{cause} diverges in products of less than float32, got compute_dtype={operand}. Leave"
-            " that None, or pass polar='newton_schulz' with other coefficients, such as"
-            " 'polar_express'."
-        )
-    options = {
-        "rows": rows,
-        "safety_factor": safety_factor,
-        "eps": eps,
-        "preconditioning": preconditioning,
-        "compute_dtype": operand,
-        "precision": jax.lax.Precision.HIGHEST if exact else None,
-    }
-    if polar == "gram" and restarts is None:
+    chosen = coefficients.resolve(ns_coeffs, ns_steps)
+    check_bounded(ns_coeffs, chosen)
+    check_operand(polar, ns_coeffs, chosen.needs_float32, operand)
+    traced = chosen.restarts is None
+    if polar == "gram" and traced:
         raise ValueError(
             f"ns_steps={ns_steps} is traced, but polar='gram' plans its restarts for a given number"
             " of steps. Pass a Python int; under optax.inject_hyperparams add"
             " static_args=('ns_steps',). Or polar='newton_schulz'."
         )
-    if polar == "gram":
-        return functools.partial(iterate, restarts=restarts, **options)
-    if polar == "auto" and restarts is not None:
-        return functools.partial(iterate_cheapest, restarts=restarts, **options)
-    traced_steps = steps if restarts is None else None
-    return functools.partial(iterate, restarts=every_step(rows), steps=traced_steps, **options)
+
+    def function(x: jax.Array) -> jax.Array:
+        return iterate_in_form(
+            x,
+            eps=eps,
+            steps=chosen.steps if traced else None,
+            forms=choose_forms(x.shape, x.dtype, polar, chosen, operand),
+            rows=chosen.rows,
+            safety_factor=chosen.safety_factor,
+            preconditioning=preconditioning,
+            compute_dtype=operand,
+            symmetric_kernel=symmetric_kernel,
+        )
+
+    return function
 
 
 def newton_schulz(
@@ -99,6 +98,7 @@ def newton_schulz(
     eps: ArrayLike = DEFAULT_EPS,
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: DTypeLike | None = None,
+    symmetric_kernel: bool = False,
 ) -> jax.Array:
     r"""Approximate polar factor by Newton-Schulz iteration.
 
@@ -128,22 +128,28 @@ def newton_schulz(
       compute_dtype: dtype of the operands and results of matrix products. Products are summed, and
         polynomials combined, in float32 at least; results are rounded once. None means the input's
         dtype, at least float32, at JAX's default matmul precision. ``"cans"`` diverges in less
-        than float32: it uses the highest precision, and rejects a narrower ``compute_dtype``.
+        than float32: it uses the precision of :func:`gram_newton_schulz`, and rejects a narrower
+        ``compute_dtype``. Float16 is for GPUs; TPUs have no unit for it and emulate it slowly.
+      symmetric_kernel: on Hopper GPUs (compute capability 9.0) computes products whose result is
+        symmetric, which are two of three on square matrices, as one triangle, by
+        :func:`symmetric_product`. Needs a ``compute_dtype`` of bfloat16 or float16 and JAX 0.11,
+        and has an effect for real matrices with a shorter side of 512 at least, on one device or
+        inside ``jax.shard_map``. Elsewhere products stay plain. Off by default: the kernel was
+        compiled for Hopper, and has never run there.
 
     Returns:
       An array of ``x``'s shape and dtype.
 
     Raises:
-      ValueError: for an unknown option, too few rows, ``ns_steps < 1``, a negative ``eps``, or a
-        ``compute_dtype`` that is not floating-point.
+      ValueError: for an unknown option, too few rows, ``ns_steps < 1``, a negative ``eps``, a
+        ``compute_dtype`` that is not floating-point, or a ``symmetric_kernel`` without half
+        precision or with an older JAX.
 
     Source: Jordan et al. 2024 (Muon); Boissin et al., arXiv:2512.04632 (aol); Grishina et al.,
     arXiv:2506.10935 (schatten).
     """
-    function = polar_function(
-        "newton_schulz", ns_coeffs, ns_steps, eps, preconditioning, compute_dtype
-    )
-    return function(x)
+    options = (ns_coeffs, ns_steps, eps, preconditioning, compute_dtype, symmetric_kernel)
+    return polar_function("newton_schulz", *options)(x)
 
 
 def gram_newton_schulz(
@@ -154,6 +160,7 @@ def gram_newton_schulz(
     eps: ArrayLike = DEFAULT_EPS,
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: DTypeLike | None = None,
+    symmetric_kernel: bool = False,
 ) -> jax.Array:
     r"""The same polynomial as :func:`newton_schulz`, iterated on the Gram matrix.
 
@@ -168,8 +175,11 @@ def gram_newton_schulz(
     rounding errors in R would grow: these compute R again from X once or twice
     (``coefficients.resolve(...).restarts``).
 
-    Products are made at the highest precision that the device has for float32. In less (TF32,
-    bfloat16) the iteration may diverge.
+    In TF32 or bfloat16 the iteration may diverge. Float32 products are therefore exact on a CPU,
+    and three products of bfloat16 parts on accelerators (``BF16_BF16_F32_X3``), unless
+    ``jax_default_matmul_precision`` asks for exact ones. Float16 products are exact enough with
+    more restarts; the result is nearer to the polynomial than that of the plain iteration in
+    bfloat16.
 
     Args:
       x: matrices ``(*batch, out, in)``, real or complex.
@@ -177,18 +187,21 @@ def gram_newton_schulz(
       ns_steps: number of steps, a Python int.
       eps: as in :func:`newton_schulz`.
       preconditioning: as in :func:`newton_schulz`.
-      compute_dtype: as in :func:`newton_schulz`, but None or float32 at least.
+      compute_dtype: as in :func:`newton_schulz`, but None, ``"float16"`` (for GPUs), or float32 at
+        least.
+      symmetric_kernel: as in :func:`newton_schulz`.
 
     Returns:
       An array of ``x``'s shape and dtype.
 
     Raises:
-      ValueError: as for :func:`newton_schulz`; and for a traced ``ns_steps`` or a ``compute_dtype``
-        narrower than float32.
+      ValueError: as for :func:`newton_schulz`; and for a traced ``ns_steps``, or a
+        ``compute_dtype`` of bfloat16.
 
     Source: Dao-AILab, gram-newton-schulz (2026).
     """
-    return polar_function("gram", ns_coeffs, ns_steps, eps, preconditioning, compute_dtype)(x)
+    options = (ns_coeffs, ns_steps, eps, preconditioning, compute_dtype, symmetric_kernel)
+    return polar_function("gram", *options)(x)
 
 
 def svd(x: jax.Array) -> jax.Array:

@@ -26,12 +26,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from optax_muonplus.coefficients._tables import Row
-from optax_muonplus.matrices._precision import as_real, scale_by_pow2, sum_of_squares
-from optax_muonplus.polar._products import ShortSide, product, product_dtype, rounded
+from optax_muonplus.coefficients._minimax import Row
+from optax_muonplus.matrices._precision import (
+    as_real,
+    divide_by_pow2,
+    scale_by_pow2,
+    sum_of_squares,
+)
+from optax_muonplus.polar._products import (
+    Precision,
+    ShortSide,
+    product,
+    product_dtype,
+    range_factor,
+    rounded,
+)
+from optax_muonplus.polar._symmetric_product import padded_sides, symmetric_product
 
 # Of both sides of half-precision operands, in elements: 16 bytes, what cuBLAS asks for.
 ALIGNMENT = 8
+
+# Of the Frobenius norm of float16 operands: its square, an element of the Gram matrix, is at most
+# four times as large, a quarter of float16's range.
+_NORM = 64.0
 
 Preconditioning = Literal["frobenius", "spectral", "aol", "aol_out", "schatten"]
 
@@ -65,17 +82,13 @@ def every_step(rows: tuple[Row, ...]) -> tuple[int, ...]:
     return tuple(range(1, len(rows)))
 
 
-# Under jax.jit these functions are compiled once for each shape also if their caller is not jitted.
-# Otherwise a loop, or a choice by platform, would be compiled again at every call.
-compiled_once = functools.partial(
-    jax.jit,
-    static_argnames=(
-        "rows", "restarts", "safety_factor", "preconditioning", "compute_dtype", "precision"
-    ),
-)  # fmt: skip
+# The arguments of the iteration that are choices, for jax.jit.
+STATIC = ("rows", "safety_factor", "preconditioning", "compute_dtype", "symmetric_kernel")
 
 
-@compiled_once
+# Under jax.jit it is compiled once for each shape also if the caller is not jitted. Otherwise a
+# loop would be compiled again at every call.
+@functools.partial(jax.jit, static_argnames=("restarts", "precision", *STATIC))
 def iterate(
     x: jax.Array,
     *,
@@ -86,7 +99,8 @@ def iterate(
     safety_factor: float,
     preconditioning: Preconditioning,
     compute_dtype: jnp.dtype | None,
-    precision: jax.lax.Precision | None = None,
+    precision: Precision = None,
+    symmetric_kernel: bool = False,
 ) -> jax.Array:
     """The iteration of :func:`optax_muonplus.polar.newton_schulz`, with all options resolved.
 
@@ -101,6 +115,8 @@ def iterate(
       preconditioning: the norm that divides.
       compute_dtype: dtype of operands, or None.
       precision: of the products; None means JAX's default.
+      symmetric_kernel: whether symmetric products are computed as one triangle where that is
+        possible and pays.
     """
     # XLA's CPU products are 5 to 10% slower with an axis of size 1 in front (jaxlib 0.10.2).
     y = x.reshape(x.shape[-2:]) if math.prod(x.shape[:-2]) == 1 else x
@@ -110,18 +126,20 @@ def iterate(
     # for that it takes the right one, as optax.contrib.muon does, and "aol_out" the left one.
     height, width = x.shape[-2:]
     left = height < width or (height == width and preconditioning != "aol")
-    side = ShortSide(left, product(operand, dtype, precision), operand, dtype)
+    # The kernel sums in float32.
+    kernel = padded_sides(height, width) if symmetric_kernel and dtype == jnp.float32 else None
+    symmetric = None if kernel is None else symmetric_product
+    factor = range_factor(operand, len(rows[0]))
+    matmul = product(operand, dtype, precision)
+    side = ShortSide(left, matmul, operand, dtype, factor, symmetric)
 
-    y, magnitude = scale_by_pow2(y.astype(dtype))
-    divisor = _gram_range(y.shape, operand)
-    if divisor != 1:
-        y, magnitude = y / divisor, magnitude * divisor
+    y, magnitude = _in_range(y.astype(dtype), operand)
     scaled_eps = as_real(eps, magnitude.dtype) / magnitude
     y = rounded(y, operand)
     if operand != dtype:
-        y = _padded(y)
+        y = _padded(y, kernel)
     gram = side.gram(y)
-    scale = _scale(y, gram.astype(dtype), safety_factor, scaled_eps, preconditioning)
+    scale = _scale(y, gram.astype(dtype), safety_factor, scaled_eps, preconditioning) * factor
     gram = side.rounded(gram * scale * jnp.swapaxes(scale, -1, -2))
     if steps is None:
         # Not a jax loop: that would copy its carry at every step, 5% of the time on a CPU.
@@ -138,27 +156,41 @@ def iterate(
             return side.segment(y, gram, [row])
 
         y = jax.lax.fori_loop(1, steps, step, side.segment(y, gram, rows[:1], scale))
-    y = y[..., :height, :width]
+    y = y[..., :height, :width].astype(dtype) / factor
     return y.astype(x.dtype).reshape(x.shape)
 
 
-def _gram_range(shape: tuple[int, ...], operand: jnp.dtype) -> float:
-    """A power of two by which entries up to 2 are divided, so that Gram matrices do not overflow.
+def _in_range(x: jax.Array, operand: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+    """``x`` divided by powers of two ``(*batch, 1, 1)``, which are also returned.
 
-    They are at most 4 times the longer side, which float16 cannot hold from 16,000 on.
+    Neither the quotient nor its Gram matrix leaves the range of ``operand``. Float16 has so little
+    of it that not the largest element is brought near 1, but the Frobenius norm near 64: elements
+    of the Gram matrix are then at most 128^2, and a few large elements of ``x`` do not push the
+    others below the normal numbers.
     """
     if jnp.finfo(operand).nexp >= jnp.finfo(jnp.float32).nexp:
-        return 1.0
-    return 2.0 ** math.ceil(math.log2(max(shape[-2:])) / 2)
+        return scale_by_pow2(x)
+    # Both are sums over the same elements, which XLA makes in one pass.
+    squares = sum_of_squares(x, (-2, -1))
+    largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
+    info = jnp.finfo(squares.dtype)
+    summed = (squares > info.tiny / info.eps) & (squares < info.max)
+    y, magnitude = divide_by_pow2(x, jnp.where(summed, jnp.sqrt(squares), largest))
+    # Squares of very large and very small elements leave the range of float32. The norm is then
+    # only known to be at most that of a matrix full of the largest element.
+    full = 2.0 ** math.ceil(math.log2(math.prod(x.shape[-2:])) / 2)
+    factor = jnp.where(summed, _NORM, _NORM / full)
+    return y * factor, magnitude / factor
 
 
-def _padded(y: jax.Array) -> jax.Array:
+def _padded(y: jax.Array, sides: tuple[int, int] | None) -> jax.Array:
     """``y`` with zeros up to sides that half-precision units like, which change no other element.
 
     XLA would else pad odd sides before every product, a pass over the matrices each time.
     """
-    sides = [(0, -side % ALIGNMENT) for side in y.shape[-2:]]
-    return jnp.pad(y, [(0, 0)] * (y.ndim - 2) + sides)
+    wanted = [side + -side % ALIGNMENT for side in y.shape[-2:]] if sides is None else sides
+    widths = [(0, n - side) for n, side in zip(wanted, y.shape[-2:], strict=True)]
+    return jnp.pad(y, [(0, 0)] * (y.ndim - 2) + widths)
 
 
 def _segments(steps: int, restarts: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus.coefficients._tables import CoefficientsLike
+from optax_muonplus.coefficients._resolve import CoefficientsLike
 from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function, static
 from optax_muonplus.polar._choice import matmul_shapes
 from optax_muonplus.polar._methods import polar_function
@@ -31,6 +31,7 @@ class Orthogonalize(MatrixFunction):
     polar: Polar | PolarFunction = static(default="auto")
     preconditioning: Preconditioning = static(default="frobenius")
     compute_dtype: DTypeLike | None = static(default=None)
+    symmetric_kernel: bool = static(default=False)
     block: int = static(default=1)
 
     def __post_init__(self) -> None:
@@ -47,6 +48,7 @@ class Orthogonalize(MatrixFunction):
             self.eps,
             self.preconditioning,
             self.compute_dtype,
+            self.symmetric_kernel,
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:

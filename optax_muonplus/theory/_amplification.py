@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from optax_muonplus import coefficients
-from optax_muonplus.coefficients._tables import CoefficientsLike
+from optax_muonplus.coefficients._resolve import CoefficientsLike
 from optax_muonplus.theory._crossings import crossings, value_and_slope
 
 Interval = tuple[float, float]

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from optax_muonplus.coefficients._tables import CoefficientsLike, Row
+from optax_muonplus.coefficients._minimax import Row
+from optax_muonplus.coefficients._resolve import CoefficientsLike
 from optax_muonplus.theory._amplification import static_rows
 from optax_muonplus.theory._variance_shift import as_integer, spectrum
 

@@ -20,7 +20,8 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from optax_muonplus.coefficients._tables import CoefficientsLike, Row
+from optax_muonplus.coefficients._minimax import Row
+from optax_muonplus.coefficients._resolve import CoefficientsLike
 from optax_muonplus.theory._amplification import g, static_rows
 
 # By how much the singular values of a float32 matrix of Frobenius norm 1 can exceed 1.

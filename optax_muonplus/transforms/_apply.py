@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_muonplus._arguments import supported
 from optax_muonplus._execution.batches import MatrixBatch
 from optax_muonplus._execution.batching import apply_batched
 from optax_muonplus._execution.sharded import apply_sharded
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
+from optax_muonplus._parameters.gradients import check_gradients
 from optax_muonplus._parameters.leaves import (
     LeafInfo,
     ResolvedTree,
@@ -27,6 +29,7 @@ from optax_muonplus._parameters.sharding import ShardingTree, check_given_shardi
 from optax_muonplus._parameters.state_sharding import shard_like_params
 from optax_muonplus._xla.sharding import constrain_sharding_like
 from optax_muonplus.matrices._matrix_function import MatrixFunction, compose
+from optax_muonplus.matrices._precision import narrowed
 
 
 class MatrixTransformation(optax.GradientTransformationExtraArgs):
@@ -95,6 +98,7 @@ def for_resolved(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
+        check_gradients(updates, params)
         tree = resolve(updates, dimension_numbers, sharding)
         inner = optax.with_extra_args_support(make(tree))
         return inner.update(updates, state, params, **extra_args)
@@ -146,7 +150,7 @@ def apply_to_arrays(
             inputs, records = [arrays[i] for i in members], [leaves[i] for i in members]
             outputs = apply(functions, inputs, records)
             results |= zip(members, outputs, strict=True)
-    return [results[i].astype(leaf.dtype) for i, leaf in enumerate(leaves)]
+    return [narrowed(results[i], leaf.dtype) for i, leaf in enumerate(leaves)]
 
 
 def without_rounding(leaves: Sequence[LeafInfo], arrays: Sequence[jax.Array]) -> list[LeafInfo]:
@@ -233,4 +237,10 @@ def check_function(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInf
             raise ValueError(
                 f"{name}: a function on matrices must map arrays (*batch, out, in) to arrays of the"
                 f" same shape; for {probe.shape} it gave {getattr(result, 'shape', result)}."
+            )
+        complex_only_now = jnp.iscomplexobj(result) and not jnp.iscomplexobj(probe)
+        if not supported(result.dtype) or complex_only_now:
+            raise ValueError(
+                f"{name}: a function on matrices must map floating-point arrays to such, and real"
+                f" ones to real ones; for {probe.dtype} it gave {result.dtype}. Cast its result."
             )

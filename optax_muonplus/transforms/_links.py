@@ -14,7 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import ShardingTree
-from optax_muonplus.coefficients._tables import CoefficientsLike
+from optax_muonplus.coefficients._resolve import CoefficientsLike
 from optax_muonplus.matrices._matrix_function import ArrayFunction, MatrixFunction
 from optax_muonplus.matrices._normalization import Norm, Normalize
 from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
@@ -22,8 +22,8 @@ from optax_muonplus.polar._newton_schulz import Preconditioning
 from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms._apply import MatrixTransformation, for_matrices, matrix_link
-from optax_muonplus.transforms._momentum import momentum
-from optax_muonplus.transforms._steps import muonplus_steps
+from optax_muonplus.transforms._momentum import scaled_momentum
+from optax_muonplus.transforms._steps import momentum_divisor, muonplus_steps
 
 
 def orthogonalize(
@@ -34,19 +34,21 @@ def orthogonalize(
     polar: Polar | PolarFunction = "auto",
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: DTypeLike | None = None,
+    symmetric_kernel: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> MatrixTransformation:
     """Replaces every matrix by its polar factor, exact or approximate.
 
     Args:
-      ns_coeffs: see :func:`optax_muonplus.polar.newton_schulz`, as for the next four.
+      ns_coeffs: see :func:`optax_muonplus.polar.newton_schulz`, as for all up to the kernel.
       ns_steps: number of Newton-Schulz steps.
       eps: added to the norm that divides.
       polar: ``"auto"``, ``"newton_schulz"``, ``"gram"``, ``"svd"``, or a function
         ``(*batch, out, in) -> (*batch, out, in)``.
       preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"``, ``"aol_out"`` or ``"schatten"``.
       compute_dtype: dtype of the operands of matrix products.
+      symmetric_kernel: whether Hopper GPUs compute symmetric products as one triangle.
       weight_dimension_numbers: tree, prefix tree or function of the updates; None means the default
         rules by path. Every leaf must be a matrix.
       sharding: as in :func:`optax_muonplus.muonplus`.
@@ -55,7 +57,9 @@ def orthogonalize(
       ValueError: when built, for unknown options and too few rows; at init, for leaves that are not
         matrices.
     """
-    polar_factor = Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype)
+    polar_factor = Orthogonalize(
+        ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype, symmetric_kernel
+    )
 
     link = functools.partial(matrix_link, [polar_factor])
     return for_matrices(link, weight_dimension_numbers, sharding)
@@ -160,6 +164,7 @@ def scale_by_muonplus(
     preconditioning: Preconditioning = "frobenius",
     adaptive: bool = False,
     compute_dtype: DTypeLike | None = None,
+    symmetric_kernel: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> MatrixTransformation:
@@ -176,14 +181,18 @@ def scale_by_muonplus(
 
     Source: Zhang et al., arXiv:2602.21545, equation 2 and Algorithm 1.
     """
-    polar_factor = Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype)
+    polar_factor = Orthogonalize(
+        ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype, symmetric_kernel
+    )
+    divisor = momentum_divisor(polar, bias_correction)
     steps = muonplus_steps(
         polar_factor,
         Normalize(norm, norm_eps, match_frobenius),
         ScaleByShape(shape_scale, consistent_rms, norm, match_frobenius),
         adaptive,
+        divisor,
     )
-    average = momentum(beta, nesterov=nesterov, bias_correction=bias_correction, mu_dtype=mu_dtype)
+    average = scaled_momentum(divisor, beta, nesterov, bias_correction, mu_dtype)
 
     def make(leaves: Sequence[LeafInfo]) -> optax.GradientTransformation:
         return optax.chain(average, matrix_link(steps, leaves))

@@ -1,6 +1,6 @@
 """The momentum: the only state that Muon+ has for a matrix."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,8 +8,13 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
+from optax_muonplus._arguments import DECAY, check_flag, check_number, floating_dtype
+from optax_muonplus._parameters.gradients import check_gradients
 from optax_muonplus._parameters.paths import check_inexact_dtypes, flatten_with_names
-from optax_muonplus.matrices._precision import as_real, upcast_for_sum
+from optax_muonplus.matrices._precision import as_real, narrowed, upcast_for_sum
+
+# Of a buffer and a gradient; None where the gradient is left out.
+Weights = tuple[jax.Array | float, jax.Array | float | None]
 
 
 class MomentumState(NamedTuple):
@@ -80,12 +85,30 @@ def momentum(
       float32.
 
     Raises:
-      ValueError: if ``beta`` is a Python number outside [0, 1), or at init for integer parameters.
+      ValueError: if ``beta`` is known to be outside [0, 1), for a ``mu_dtype`` that is not
+        floating-point; at init for integer parameters; at an update for gradients that do not have
+        the shape of their buffer, that are integers, or of which only one of the two is complex.
 
     Source: Zhang et al., arXiv:2602.21545, equation 1.
     """
-    check_decay("beta", beta)
-    mu_dtype = None if mu_dtype is None else jax.dtypes.canonicalize_dtype(mu_dtype)
+    return scaled_momentum(1.0, beta, nesterov, bias_correction, mu_dtype)
+
+
+def scaled_momentum(
+    divisor: float,
+    beta: ArrayLike,
+    nesterov: bool,
+    bias_correction: bool,
+    mu_dtype: DTypeLike | None,
+) -> optax.GradientTransformation:
+    """As :func:`momentum`, but updates are divided by ``divisor``, before they can overflow.
+
+    With bias correction :func:`momentum` is up to twice as large as the largest gradient.
+    """
+    check_number("beta", beta, DECAY)
+    check_flag("nesterov", nesterov)
+    check_flag("bias_correction", bias_correction)
+    mu_dtype = floating_dtype("mu_dtype", mu_dtype)
 
     def init_fn(params: optax.Params) -> Any:
         paths, leaves = flatten_with_names(params)
@@ -98,31 +121,21 @@ def momentum(
         updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, Any]:
         del params
+        check_gradients(updates, state.mu, "momentum")
         buffers, treedef = jax.tree.flatten(state.mu)
         grads = treedef.flatten_up_to(updates)
-        mu = _mix(buffers, grads, beta)
+        mu = _mixed(buffers, grads, lambda dtype: _mean_weights(beta, dtype))
         count = None if state.count is None else optax.safe_increment(state.count)
-        direction, now = mu, grads
-        if count is not None:
-            direction = optax.tree.bias_correction(mu, beta, count + 1 if nesterov else count)
-            now = optax.tree.bias_correction([upcast_for_sum(g) for g in grads], beta, count)
-        if nesterov:
-            direction = _mix(direction, now, beta)
-        stored = [m.astype(old.dtype) for m, old in zip(mu, buffers, strict=True)]
+
+        def weights(dtype: jnp.dtype) -> Weights:
+            return _direction_weights(as_real(beta, dtype), count, nesterov, divisor)
+
+        plain = count is None and not nesterov and divisor == 1
+        direction = mu if plain else _mixed(mu, grads, weights)
+        stored = [narrowed(m, old.dtype) for m, old in zip(mu, buffers, strict=True)]
         return treedef.unflatten(direction), MomentumState(treedef.unflatten(stored), count)
 
     return optax.GradientTransformation(init_fn, update_fn)
-
-
-def check_decay(name: str, beta: ArrayLike) -> None:
-    """Raises ValueError unless ``beta`` can be the decay of a running mean."""
-    if callable(beta):
-        raise ValueError(
-            f"{name} must be a number, got the function {beta!r}. Only learning rates take"
-            " schedules directly; optax.inject_hyperparams makes one of any other number."
-        )
-    if isinstance(beta, int | float) and not 0 <= beta < 1:
-        raise ValueError(f"{name} must be in [0, 1), got {beta}.")
 
 
 def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:
@@ -136,11 +149,36 @@ def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:
         )
 
 
-def _mix(ms: Sequence[jax.Array], gs: Sequence[jax.Array], beta: ArrayLike) -> list[jax.Array]:
-    """``beta m + (1 - beta) g`` in the wider of their dtypes, at least float32."""
+def _mean_weights(beta: ArrayLike, dtype: jnp.dtype) -> Weights:
+    weight = as_real(beta, dtype)
+    return weight, 1 - weight
+
+
+def _direction_weights(beta: jax.Array, count: Any, nesterov: bool, divisor: float) -> Weights:
+    """What the buffer and the gradient are multiplied by, to be added up to the update.
+
+    Weights are divided by the corrections first: a gradient near the largest number divided by
+    ``1 - beta`` would be infinite.
+    """
+
+    def corrected(weight: jax.Array | float, later: int) -> jax.Array | float:
+        if count is None:
+            return weight / divisor
+        return weight / (1 - beta ** (count + later)) / divisor
+
+    if nesterov:
+        return corrected(beta, 1), corrected(1 - beta, 0)
+    return corrected(1.0, 0), None
+
+
+def _mixed(
+    ms: Sequence[jax.Array], gs: Sequence[jax.Array], weights: Callable[[jnp.dtype], Weights]
+) -> list[jax.Array]:
+    """``a m + b g`` in the wider of their dtypes, at least float32, in which weights are made."""
     mixed = []
     for m, g in zip(ms, map(upcast_for_sum, gs), strict=True):
         dtype = jnp.promote_types(m.dtype, g.dtype)
-        weight = as_real(beta, jnp.finfo(dtype).dtype)
-        mixed.append(weight * m.astype(dtype) + (1 - weight) * g.astype(dtype))
+        a, b = weights(jnp.finfo(dtype).dtype)
+        old = a * m.astype(dtype)
+        mixed.append(old if b is None else old + b * g.astype(dtype))
     return mixed

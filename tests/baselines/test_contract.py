@@ -96,6 +96,7 @@ def test_same_partition_as_muonplus(name):
     assert (ours[0]["up"]["kernel"] != theirs[0]["up"]["kernel"]).any() or name == "turbo_muon"
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("name", NAMES)
 def test_sharded_parameters_get_the_update_of_one_device(name, kind):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
 import optax_muonplus as omp
-from benchmarks import accelerator_row, accelerators, meshes, targets, trees
+from benchmarks import accelerator_row, accelerators, maxtext, meshes, trees
+from examples.compiled import targets
 
 
 @pytest.mark.parametrize(
@@ -87,10 +89,59 @@ def test_scanned_layers_are_the_same_matrices_in_one_leaf():
 def test_every_row_makes_its_optimizer():
     sharding = NamedSharding(meshes.simulated("data=8"), P("data"))
     tree = {"q": {"kernel": jax.ShapeDtypeStruct((16, 16), jnp.bfloat16, sharding=sharding)}}
-    for name in accelerator_row.ROWS:
+    for name, row in accelerator_row.ROWS.items():
+        if name == maxtext.NAME:
+            continue  # not installed here
+        if row.symmetric_kernel and jax.__version_info__ < (0, 11):
+            continue  # an error there, which tests of the option look at
         accelerator_row.optimizer(name, tree).init(
             {"q": {"kernel": jnp.zeros((16, 16), jnp.bfloat16)}}
         )
+
+
+# What this package uses of MaxText's module.
+MAXTEXT = """
+import typing
+
+class MuonDimensionNumbers(typing.NamedTuple):
+    reduction_axis: int
+    output_axis: int
+    sharding: object = None
+
+def muon(*arguments, **options):
+    return arguments, options
+"""
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """What is imported is forgotten afterwards."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    with unittest.mock.patch.dict(sys.modules):
+        yield sys.modules
+
+
+def test_maxtext_gets_matrices_with_their_shardings(tmp_path, modules):
+    module = tmp_path / "src" / "maxtext" / "optimizers" / "muon.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(MAXTEXT)
+    for name in ("maxtext", "maxtext.optimizers", "maxtext.optimizers.muon"):
+        modules.pop(name, None)
+    separate = meshes.placed(
+        trees.shapes(trees.Size(16, 3, 64, gated=False)), meshes.simulated("data=8"), "data"
+    )
+    tree = trees.scanned(separate)
+    _, options = accelerator_row.optimizer(maxtext.NAME, tree, tmp_path)
+    assert options["use_all_to_all"]
+    blocks = options["muon_weight_dimension_numbers"]["blocks"]
+    assert blocks["up"]["kernel"] == (1, 2, tree["blocks"]["up"]["kernel"].sharding)
+    assert blocks["norm_1"]["scale"] is None
+
+
+def test_without_maxtext_one_sentence_says_what_to_do(tmp_path, modules):
+    modules["maxtext"] = None  # as if it were not installed
+    with pytest.raises(SystemExit, match=r"not in .*src.*clone https://.*--maxtext"):
+        accelerator_row.optimizer(maxtext.NAME, {}, tmp_path)
 
 
 @pytest.mark.skipif(
@@ -112,3 +163,18 @@ def test_an_update_is_compiled_for_an_h100(tmp_path):
         assert 0 < ours["kernels"] < theirs["kernels"]
         assert ours["temporary_bytes"] > 0 and ours["roofline_s"] > 0
         assert "Nothing was run" in result["assumptions"]
+
+
+@pytest.mark.skipif(
+    targets.missing(targets.parse("h100:1")) is not None or jax.__version_info__ < (0, 11),
+    reason="needs the extra cuda-compiler, and jax 0.11 for the kernel",
+)
+def test_the_kernel_for_symmetric_products_is_compiled_and_counted():
+    target = targets.parse("h100:1")
+    sharding = NamedSharding(jax.sharding.Mesh(targets.devices(target), "data"), P())
+    shape = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16, sharding=sharding)
+    figures = accelerator_row.figures(
+        "omp.muonplus:bfloat16:symmetric", {"q": {"kernel": shape}}, target
+    )
+    # Of each three products two have 3 of 4 blocks.
+    assert figures["operations_of_products"] == 5 * (1 + 2 * 3 / 4) * 2 * 512**3

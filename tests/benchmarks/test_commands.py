@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks import polar, products, step, timing, trainer, trees
+from benchmarks import polar, products, step, timing, trainer, training_step, trees
 
 
 def test_step_writes_every_figure(tmp_path):
@@ -61,6 +61,16 @@ def test_a_round_times_every_program_once():
     assert [len(values) for values in seconds.values()] == [3, 3]
 
 
+def test_several_calls_of_a_round_are_timed_together(monkeypatch):
+    order = []
+    clock = iter([0.0, 6.0, 10.0, 19.0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    programs = {name: lambda name=name: order.append(name) for name in "ab"}
+    seconds = timing.interleaved(programs, 1, Console(quiet=True), calls=3)
+    assert order == list("ab" + "aaabbb")
+    assert {name: list(values) for name, values in seconds.items()} == {"a": [2.0], "b": [3.0]}
+
+
 @pytest.mark.filterwarnings("ignore:This figure includes Axes")
 def test_polar_writes_table_and_picture(tmp_path):
     polar.main(polar.Config(short=8, long=16, count=2, rounds=1, out=tmp_path))
@@ -83,8 +93,10 @@ def test_trainer_writes_every_figure_and_steps_in_place(tmp_path):
         )
     (file,) = tmp_path.iterdir()
     row = json.loads(file.read_text())["steps"]["64"]
+    assert set(row["tokens_per_second"]) == {"same batch", "read ahead"}
+    assert min(row["tokens_per_second"].values()) > 0 and row["loading_ratio"] > 0
     params = 4 * (2 * (12 * 32**2 + 13 * 32) + (300 + 32 + 2) * 32)
-    for name in trainer.NAMES:
+    for name in training_step.NAMES:
         assert row[name]["median_s"] > 0 and row[name]["optimizer_share"] < 1
         # Parameters and moments are updated in place: there is no second copy of them.
         assert row[name]["in_place_bytes"] >= row[name]["state_bytes"]

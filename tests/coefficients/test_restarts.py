@@ -13,7 +13,8 @@ def test_listed_restarts_follow_the_rule(name):
     table = coefficients.TABLES[name]
     for steps, listed in enumerate(table.restarts, start=1):
         rows = (table.rows + table.rows[-1:] * steps)[:steps]
-        assert listed == restarts.choose_restarts(rows), (name, steps)
+        for products, chosen in listed._asdict().items():
+            assert chosen == restarts.choose_restarts(rows, products), (name, steps, products)
     assert len(table.restarts) == (8 if table.repeats_last else len(table.rows))
 
 
@@ -39,7 +40,8 @@ def test_the_rule_makes_the_published_choices(table, steps, chosen, condition):
 
 def test_restarts_keep_the_condition_low_and_are_found_for_any_rows():
     for rows in (((3.4445, -4.775, 2.0315),) * 30, ((2.0, -1.5, 0.5),) * 12):
-        chosen = restarts.choose_restarts(rows)
-        assert restarts.condition(rows, chosen) < 2000
-    # Without them it would not be: the guard is needed.
-    assert restarts.condition(((3.4445, -4.775, 2.0315),) * 8, ()) > 1e5
+        for products, (error, max_condition) in restarts.ROUNDINGS.items():
+            chosen = restarts.choose_restarts(rows, products)
+            assert restarts.condition(rows, chosen, error) < max_condition
+            # Without them it would not be: the guard is needed.
+            assert restarts.condition(rows, (), error) > max_condition

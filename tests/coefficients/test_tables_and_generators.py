@@ -149,7 +149,7 @@ def test_composition_of_any_degree_reaches_one(degree, steps, lower):
         (lambda: coefficients.resolve("jordan", 0), "at least 1, got 0"),
         (lambda: coefficients.resolve("jordan", 2.5), "integer of at least 1, got 2.5"),
         (lambda: coefficients.resolve((1.0,), 5), "at least two numbers"),
-        (lambda: coefficients.resolve([[(1, 2, 3)]], 5), "got shape"),
+        (lambda: coefficients.resolve([[(1, 2, 3)]], 5), r"of one length; got \[\[\(1, 2, 3"),
         (lambda: coefficients.resolve((1.0, float("nan"), 2.0), 5), "must be finite"),
         (lambda: coefficients.minimax(0.1, 1, 4), "degree must be odd"),
         (lambda: coefficients.minimax(0.5, 0.1), "0 < lower <= upper"),

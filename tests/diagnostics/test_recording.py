@@ -60,6 +60,7 @@ def test_recording_never_is_the_program_without_recording():
         assert watched(link, every=off) is link
 
 
+@pytest.mark.cpu_program
 def test_updates_between_records_repeat_no_work():
     """Nothing is orthogonalized again, and no donated momentum buffer is copied."""
     calls = []
@@ -163,6 +164,7 @@ def test_invalid_arguments_are_named():
             read(tx.init(params))
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize("kind", ["given", "compiler", "explicit"])
 def test_sharded_matrices_give_the_records_of_one_device(kind):
     """Eight devices; sums in another order, amplified by the iteration as above."""

@@ -11,6 +11,7 @@ from flax import nnx
 
 from examples import models
 from examples.models import llama
+from examples.models.layout import ONE_DEVICE
 from examples.settings.model import ModelConfig
 from examples.settings.model import check as check_model
 from examples.system.errors import UserError
@@ -94,7 +95,8 @@ def test_rotation_by_hand():
 
 @pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-6), ("bfloat16", 1e-2)])
 def test_rms_norm(dtype, rtol):
-    layer = llama.norm(6, jnp.dtype(dtype), nnx.Rngs(0))
+    config = dataclasses.replace(LLAMA, d_model=6, compute_dtype=dtype)
+    layer = llama.norm(config, nnx.Rngs(0))
     layer.scale[...] = jnp.arange(1.0, 7.0)
     x = jax.random.normal(jax.random.key(0), (3, 6))
     expected = x / np.sqrt(np.mean(np.square(x), -1, keepdims=True) + 1e-6) * np.arange(1, 7)[None]
@@ -103,7 +105,7 @@ def test_rms_norm(dtype, rtol):
 
 
 def test_swiglu():
-    mlp = llama.MLP(LLAMA, nnx.Rngs(0))
+    mlp = llama.MLP(LLAMA, ONE_DEVICE, nnx.Rngs(0))
     x = np.asarray(jax.random.normal(jax.random.key(0), (1, 2, 16)), np.float64)
     gate, up, down = (np.asarray(m.kernel[...], np.float64) for m in (mlp.gate, mlp.up, mlp.down))
     gated = x @ gate / (1 + np.exp(-(x @ gate))) * (x @ up)

@@ -133,7 +133,8 @@ def test_batch_is_not_gathered(text):
     ).as_text()
     gathered = re.findall(r"= (\S+) all-gather", program)
     assert gathered and not [shape for shape in gathered if shape.startswith("s32")]
-    assert not [shape for shape in gathered if re.match(r"f32\[\d+,16,\d+\]", shape)]  # (B, T, D)
+    # (B, T, D); there is one row of positions
+    assert not [shape for shape in gathered if re.match(r"f32\[([2-9]|\d\d),16,\d+\]", shape)]
 
 
 def test_process_reads_only_its_own_rows():
@@ -189,19 +190,18 @@ def test_accumulation_evaluates_the_same_text(text):
 
 def test_accumulation_and_remat_save_memory(text):
     # Long rows, so that activations outweigh everything else.
-    size = {"n_layer": 4, "context": 64, "d_model": 32}
-    # By default the CPU schedules for concurrency, and computes again long before it has to.
-    scheduler = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+    # Stacked: a CPU computes separate blocks again long before it has to, and saves nothing.
+    size = {"n_layer": 4, "context": 64, "d_model": 32, "scan": True, "optimizer": ADAMW_RULE}
     memory = {}
     for name, changes in {
         "plain": {},
         "remat": {"remat": True},
         "pieces": {"accumulate": 4},
     }.items():
-        toy = assemble_toy(text, "", 1, optimizer=ADAMW_RULE, **size, **changes)
-        memory[name] = compiled_step(toy, **scheduler).memory_analysis().temp_size_in_bytes
+        toy = assemble_toy(text, "", 1, **size, **changes)
+        memory[name] = compiled_step(toy).memory_analysis().temp_size_in_bytes
     # What is left: logits and the activations of one block; a quarter of all.
-    assert memory["remat"] < 0.8 * memory["plain"]
+    assert memory["remat"] < 0.4 * memory["plain"]
     assert memory["pieces"] < 0.4 * memory["plain"]
 
 

@@ -40,16 +40,16 @@ def test_step_that_is_not_finite_changes_nothing():
     )
     step = train_step.make_train_step(loss, optimizer, abstract, mesh, accumulate=1)
     rates = optimizers.Rates(0.1, 0.1)
-    state, value = step(init(0), rates, np.array([[0, 0]]), np.array([[1, 1]]))
-    assert jnp.isfinite(value) and state.params["scale"] != 5
+    state, measured = step(init(0), rates, np.array([[0, 0]]), np.array([[1, 1]]))
+    assert jnp.isfinite(measured.loss) and state.params["scale"] != 5
     before = jax.tree.map(np.asarray, (state.params, state.opt_state))
     root_of_zero = np.asarray(state.params["scale"])
     for bad in ([[1.0, 0.0]], [[0.0, root_of_zero]]):
-        state, value = step(state, rates, np.array(bad, np.float32), np.array([[1, 1]]))
-        assert jnp.isnan(value)
+        state, measured = step(state, rates, np.array(bad, np.float32), np.array([[1, 1]]))
+        assert jnp.isnan(measured.loss)
         jax.tree.map(np.testing.assert_array_equal, before, (state.params, state.opt_state))
-    state, value = step(state, rates, np.array([[0, 0]]), np.array([[1, 1]]))
-    assert jnp.isfinite(value) and state.params["scale"] != root_of_zero
+    state, measured = step(state, rates, np.array([[0, 0]]), np.array([[1, 1]]))
+    assert jnp.isfinite(measured.loss) and state.params["scale"] != root_of_zero
 
 
 def test_delayed_records_are_written_once(tmp_path):

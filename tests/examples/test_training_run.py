@@ -8,6 +8,7 @@ import time
 import pytest
 
 from examples.runs.metrics import MATRICES, read_metrics
+from examples.runs.speed import TOKENS_PER_SECOND
 from examples.train import main
 from tests.support.trainer import (
     STEPS,
@@ -48,7 +49,7 @@ def test_run_folder_holds_metrics_curves_sample_and_checkpoint(finished):
     last = records[-1]
     assert last["step"] == STEPS
     assert last["val_perplexity"] == pytest.approx(math.exp(last["val_loss"]))
-    speeds = [r["tokens_per_second"] for r in records if "tokens_per_second" in r]
+    speeds = [r[TOKENS_PER_SECOND] for r in records if TOKENS_PER_SECOND in r]
     assert len(speeds) == STEPS - 5 and min(speeds) > 0  # none at the start and after a pause
     assert (finished / "losses.png").read_bytes().startswith(b"\x89PNG")
     assert len((finished / "sample.txt").read_text(encoding="utf-8")) > 10
@@ -65,6 +66,8 @@ def test_resuming_a_finished_run_only_reports_again(finished, text, capsys):
     assert f"validation loss  {val['val_loss']:.4f}" in shown
     assert f"bits per byte    {val['val_bits_per_byte']:.4f}" in shown
     assert f"files            {finished}" in shown
+    assert main(["--resume", str(finished), "--profile", "3:4"]) == 2
+    assert f"the run goes on with step {STEPS + 1}" in capsys.readouterr().err
 
 
 def test_lines_are_printed_without_a_terminal(tmp_path, text, capsys):
@@ -72,9 +75,11 @@ def test_lines_are_printed_without_a_terminal(tmp_path, text, capsys):
     shown = capsys.readouterr().out
     assert (tmp_path / "gpt-micro-muonplus").is_dir()  # named after preset and optimizer
     assert "wte/embedding" in shown  # the table of what happens to each parameter
-    lines = [line for line in shown.splitlines() if line.startswith(f"step {STEPS}/{STEPS}")]
-    assert len(lines) == 1
-    assert all(word in lines[0] for word in ("tokens/s", "perplexity", "bits per byte"))
+    lines = shown.splitlines()
+    (last,) = (i for i, line in enumerate(lines) if line.startswith(f"step {STEPS}/{STEPS}"))
+    assert all(word in lines[last] for word in ("loss", "grad", "tokens/s"))
+    assert all(word in lines[last + 1] for word in ("val loss", "perplexity", "bits per byte"))
+    assert max(map(len, lines[last : last + 2])) <= 100
 
 
 def test_matrices_are_recorded_across_a_crash_and_change_no_loss(tmp_path, text, finished):
@@ -125,7 +130,8 @@ def test_crash_then_resume_gives_the_same_losses(tmp_path, text, finished):
     assert main(["--resume", str(tmp_path / "x")]) == 0
     records = read_metrics(path)
     assert [r["step"] for r in records if "train_loss" in r] == list(range(1, STEPS + 1))
-    assert losses(tmp_path / "x") == losses(finished)
+    for kind in ("train_loss", "grad/norm/total", "optim/learning_rate"):
+        assert losses(tmp_path / "x", kind) == losses(finished, kind)
 
 
 def test_crash_before_the_first_checkpoint_then_resume(tmp_path, text, finished):

@@ -79,6 +79,7 @@ def check_together_and_alone(options, tolerance, choose_way):
 PRODUCTS = {"cpu": 15 + 19 + 19, "cuda": 15 + 15, "tpu": 15 + 15 + 15}
 
 
+@pytest.mark.cpu_program
 @pytest.mark.parametrize("count", [2, 6])
 def test_programs_hold_one_iteration_for_each_shape(count):
     traced = traced_update(omp.muonplus(0.1), layers(count))
@@ -89,6 +90,7 @@ def test_programs_hold_one_iteration_for_each_shape(count):
     assert traced.lower().compile().as_text().count(" dot(") == PRODUCTS["cpu"]
 
 
+@pytest.mark.cpu_program
 def test_temporary_memory_grows_neither_with_layers_nor_with_steps():
     few = temporary_bytes(omp.muonplus(0.1), layers(6))
     # Some 800 bytes of flags and pointers for each layer; a copy of its matrices would be 11 kB.
@@ -156,6 +158,7 @@ def auto_mesh():
     return jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
 
+@pytest.mark.several_devices
 @pytest.mark.parametrize("stacked", [False, True])
 def test_updates_keep_the_sharding_that_the_compiler_knows(stacked, monkeypatch):
     """On a mesh with Auto axes, without anyone saying how outputs are sharded."""
@@ -174,6 +177,7 @@ def test_updates_keep_the_sharding_that_the_compiler_knows(stacked, monkeypatch)
         assert momentum.sharding == sharding
 
 
+@pytest.mark.several_devices
 def test_updates_inside_a_shard_map():
     """Replicated parameters, gradients averaged by hand: each device does the same update."""
     grads = random_like(layers(2))

@@ -18,7 +18,7 @@ MATRIX = {"up": {"kernel": jnp.ones((4, 6))}}
     "arguments, message",
     [
         ({"norm": "rows"}, "Unknown norm 'rows'. Known: none, col, row, col_row, row_col"),
-        ({"norm_eps": -1e-8}, "norm_eps must not be negative, got -1e-08"),
+        ({"norm_eps": -1e-8}, "norm_eps must be a finite number, not negative, got -1e-08"),
         (
             {"shape_scale": "moonlight"},
             "Unknown shape_scale 'moonlight'. Known: spectral, max, none",
@@ -31,7 +31,7 @@ MATRIX = {"up": {"kernel": jnp.ones((4, 6))}}
         ({"beta": 1.0}, r"beta must be in \[0, 1\), got 1.0"),
         ({"beta": -0.1}, r"beta must be in \[0, 1\), got -0.1"),
         ({"beta": lambda step: 0.9}, "beta must be a number, got the function.*inject_hyperparams"),
-        ({"eps": -1.0}, "eps must not be negative"),
+        ({"eps": -1.0}, "eps must be a finite number, not negative, got -1.0"),
         ({"compute_dtype": "int32"}, "compute_dtype must be a floating-point dtype"),
     ],
 )

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.monitoring
 import jax.numpy as jnp
+import pytest
 from jax.sharding import NamedSharding
 from optax.contrib import MuonDimensionNumbers as Dims
 
@@ -41,6 +42,7 @@ def test_describe_shows_groups_shapes_and_factors():
     assert omp.describe({}).endswith("0 elements")
 
 
+@pytest.mark.several_devices
 def test_describe_shows_shardings_and_the_busiest_device():
     mesh = make_mesh((4, 2), "ab")
     tree = {f"{i}": {"kernel": shape(256, 256)} for i in range(12)} | {"bias": shape(D)}

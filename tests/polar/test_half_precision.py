@@ -1,4 +1,8 @@
-"""Half precision: every product rounded once, no pass more than needed, as exact as can be."""
+"""Half precision: every product rounded once, no pass more than needed, as exact as can be.
+
+Products of float16 or bfloat16 operands are exact in float32, so that a CPU computes what an
+accelerator does, but for the order of the sums.
+"""
 
 import re
 
@@ -12,15 +16,30 @@ import pytest
 import optax_muonplus as omp
 
 TABLES = {"jordan": 5, "you": 5, "dion": 5, "polar_express": 5}
+GRAM_RUNS = [
+    *(("jordan", steps) for steps in (5, 8)),
+    ("you", 6),
+    ("dion", 5),
+    ("turbo", 4),
+    *(("polar_express", steps) for steps in (5, 8)),
+]
+SPECTRA = ("gaussian", "log", "rank 10", "log to 1e-7", "two large")
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
 def matrix(spectrum, n=48, m=160):
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((n, m))
-    if spectrum != "gaussian":
+    x = np.random.default_rng(0).standard_normal((n, m))
+    if spectrum == "outlier":
+        x[1, 2] = 1e4  # nearly all of the norm
+    elif spectrum != "gaussian":
         u, _, vt = np.linalg.svd(x, full_matrices=False)
-        x = (u * {"log": np.logspace(0, -3, n), "rank 10": np.arange(n) < 10}[spectrum]) @ vt
+        values = {
+            "log": np.logspace(0, -3, n),
+            "log to 1e-7": np.logspace(0, -7, n),
+            "rank 10": np.arange(n) < 10,
+            "two large": np.r_[1, 0.5, np.logspace(-4, -7, n - 2)],
+        }
+        x = (u * values[spectrum]) @ vt
     return x.astype(np.float32)
 
 
@@ -56,6 +75,58 @@ def test_as_near_to_the_polynomial_as_products_rounded_once(table, spectrum, dty
     # errors are other random numbers of the same size, which differ by a third in these matrices.
     size = np.linalg.norm(exact)
     assert np.linalg.norm(ours - exact) / size < 1.35 * np.linalg.norm(once - exact) / size
+
+
+@pytest.mark.parametrize("table, steps", GRAM_RUNS)
+def test_float16_gram_is_nearer_to_the_polynomial_than_plain_bfloat16(table, steps):
+    shape = (96, 256)
+    xs = jnp.stack([matrix(spectrum, *shape) for spectrum in SPECTRA])
+    gram = omp.polar.gram_newton_schulz(xs, table, steps, compute_dtype="float16")
+    plain = omp.polar.newton_schulz(xs, table, steps, compute_dtype="bfloat16")
+    for i, spectrum in enumerate(SPECTRA):
+        exact = polynomial(xs[i], table, steps)
+        assert np.linalg.norm(gram[i] - exact) < np.linalg.norm(plain[i] - exact), spectrum
+
+
+def test_float16_keeps_the_other_elements_beside_a_very_large_one():
+    x = matrix("outlier", 96, 256)
+    exact = polynomial(x, "jordan", 5)
+    for function in (omp.polar.newton_schulz, omp.polar.gram_newton_schulz):
+        result = function(x, compute_dtype="float16")
+        assert np.linalg.norm(result - exact) < 0.02 * np.linalg.norm(exact)
+
+
+def test_float16_gram_of_rows_of_any_degree():
+    x = matrix("gaussian", 24, 60)
+    for degree in (3, 7, 9):
+        rows = omp.coefficients.polar_express(4, degree=degree)
+        exact = polynomial(x, rows, 4)
+        gram = omp.polar.gram_newton_schulz(x, rows, 4, compute_dtype="float16")
+        assert np.linalg.norm(gram - exact) < 0.1 * np.linalg.norm(exact), degree
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-22, 1.0, 1e15, 1e30])
+def test_float16_does_not_depend_on_the_scale(size):
+    """Squares of float32 matrices leave its range at both ends."""
+    x = matrix("gaussian", 24, 60)
+    expected = omp.polar.gram_newton_schulz(x, compute_dtype="float16")
+    scaled = omp.polar.gram_newton_schulz(x * size, compute_dtype="float16", eps=0)
+    assert np.linalg.norm(scaled - expected) < 0.01 * np.linalg.norm(expected)
+
+
+def test_float16_keeps_large_gram_matrices_of_random_matrices():
+    """Their elements, 1/n^1.5 beside the diagonal, would round to zero below 6e-5."""
+    x = matrix("gaussian", 1024, 1024)
+    expected = omp.polar.newton_schulz(x)
+    for function in (omp.polar.newton_schulz, omp.polar.gram_newton_schulz):
+        result = function(x, compute_dtype="float16")
+        assert np.linalg.norm(result - expected) < 0.01 * np.linalg.norm(expected)
+
+
+def test_auto_takes_the_form_with_fewer_operations_in_float16():
+    for shape, products in (((64, 256), 3 * 2 + 5 + 3 * 3 - 2), ((64, 64), 15)):
+        assert len(omp.polar.matmul_shapes(shape, compute_dtype="float16")) == products
+        assert len(omp.polar.matmul_shapes(shape, compute_dtype="bfloat16")) == 15
 
 
 def gpu_program(function, *shapes):

@@ -1,5 +1,7 @@
 """Counted products: the formulas, and what polar='auto' chooses by them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,18 +31,24 @@ def counted_operations(jaxpr, times=1):
 @pytest.mark.parametrize("table, steps", [("jordan", 5), ("jordan", 6), ("cans", 8)])
 def test_traced_programs_do_the_products_of_the_formula(shape, table, steps):
     """The traced program does exactly the products that the formulas count."""
-    rows, _, _, chosen, _ = coefficients.resolve(table, steps)
+    resolved = coefficients.resolve(table, steps)
     n, m = sorted(shape)
-    segments = len(chosen) + 1
-    formula = {
-        "newton_schulz": steps * (4 * n * n * m + 2 * n**3),
-        "gram": 4 * segments * n * n * m + 2 * n**3 * (4 * steps - 3 * segments),
-    }
-    for kind, cuts in (("newton_schulz", newton_schulz.every_step(rows)), ("gram", chosen)):
-        function = polar.polar_function(kind, table, steps)
+    plain = newton_schulz.every_step(resolved.rows)
+    for restarts in {plain, *resolved.restarts}:
+        segments = len(restarts) + 1
+        formula = 4 * segments * n * n * m + 2 * n**3 * (4 * steps - 3 * segments)
+        function = functools.partial(
+            newton_schulz.iterate,
+            eps=0.0,
+            rows=resolved.rows,
+            restarts=restarts,
+            safety_factor=1.0,
+            preconditioning="frobenius",
+            compute_dtype=None,
+        )
         traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((1, *shape), jnp.float32))
-        assert counted_operations(traced.jaxpr) == formula[kind]
-        assert newton_schulz.operations(shape, rows, cuts) == formula[kind]
+        assert counted_operations(traced.jaxpr) == formula
+        assert newton_schulz.operations(shape, resolved.rows, restarts) == formula
 
 
 def chooses_gram(shape, platform="cpu", dtype=jnp.float32, **options):
@@ -55,6 +63,7 @@ def chooses_gram(shape, platform="cpu", dtype=jnp.float32, **options):
     return products == gram.lower(lowering_platforms=(platform,)).as_text().count("dot_general")
 
 
+@pytest.mark.cpu_program
 def test_auto_counts_operations_and_asks_for_float32_products():
     wide, square = (1, 32, 64), (1, 32, 32)
     assert chooses_gram(wide)
@@ -62,6 +71,7 @@ def test_auto_counts_operations_and_asks_for_float32_products():
     assert not chooses_gram(square)
     assert not chooses_gram((1, 32, 48))  # break-even
     assert not chooses_gram(wide, compute_dtype="bfloat16")
+    assert not chooses_gram(square, "cuda", compute_dtype="float16")
     # There float32 products are TF32 unless told otherwise.
     assert not chooses_gram(wide, "cuda")
     with jax.default_matmul_precision("highest"):
@@ -71,10 +81,17 @@ def test_auto_counts_operations_and_asks_for_float32_products():
 
 
 @pytest.mark.parametrize("kind, table", [("gram", "jordan"), ("newton_schulz", "cans")])
-def test_products_that_must_be_exact_are_so_on_every_platform(kind, table):
-    function = jax.jit(polar.polar_function(kind, table))
-    traced = function.trace(jax.ShapeDtypeStruct((1, 32, 64), jnp.float32))
+def test_accelerators_make_exact_products_of_three(kind, table):
+    """Where TF32 is not enough; and exact ones where JAX is told to."""
     for platform in ("cuda", "tpu"):
-        text = traced.lower(lowering_platforms=(platform,)).as_text()
-        products = text.count("dot_general")
-        assert products == text.count("precision = [HIGHEST, HIGHEST]") > 0
+        text = lowered(polar.polar_function(kind, table), platform)
+        assert text.count("dot_general") == text.count("num_primitive_operations = 3") > 0
+        assert "algorithm" not in lowered(polar.polar_function("newton_schulz"), platform)
+        with jax.default_matmul_precision("highest"):
+            text = lowered(polar.polar_function(kind, table), platform)
+        assert text.count("dot_general") == text.count("precision = [HIGHEST, HIGHEST]") > 0
+
+
+def lowered(function, platform):
+    traced = jax.jit(function).trace(jax.ShapeDtypeStruct((1, 32, 64), jnp.float32))
+    return traced.lower(lowering_platforms=(platform,)).as_text()

@@ -131,8 +131,8 @@ def first_losses(setup, steps=3):
     """The losses of the first steps."""
     state, found, rows = setup.init(), [], sharding.of_batch(setup.mesh)
     for step in range(steps):
-        state, loss = setup.train_step(state, *place_batch(setup.loader, step, rows))
-        found.append(float(loss))
+        state, measured = setup.train_step(state, *place_batch(setup.loader, step, rows))
+        found.append(float(measured.loss))
     return found
 
 

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import optax_muonplus as omp
 from optax_muonplus import theory
@@ -58,6 +59,7 @@ def test_choices_stand_for_all_blocks_and_differ_between_matrices():
     assert stacked.shape == (8, 4) and len(np.unique(stacked, axis=0)) == 8
 
 
+@pytest.mark.cpu_program
 def test_no_dense_hessian_is_in_memory():
     """The Hessian of a 64 x 64 kernel would be 64 MiB; all rows' norms take a few."""
     x = jnp.ones((16, 64))

@@ -8,9 +8,9 @@ other work is written several times: in the fusion that starts it, in that work,
 import functools
 import re
 
-from benchmarks.compiled import walk
-from benchmarks.compiled.hlo import Computation, Instruction, Program
-from benchmarks.compiled.walk import Work
+from examples.compiled import products, walk
+from examples.compiled.hlo import Computation, Instruction, Program
+from examples.compiled.walk import Work
 
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 
@@ -18,8 +18,9 @@ _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 def most_work(program: Program) -> Work:
     """The work of the device with the most estimated cycles.
 
-    The keys are ``("cycles", opcode)`` and ``("kernels", opcode)`` for instructions that have an
-    estimate, and those of :func:`benchmarks.compiled.walk.collective`.
+    The keys are ``("operations", "products")``, ``("cycles", opcode)`` and ``("kernels", opcode)``
+    for instructions that have an estimate, and those of
+    :func:`examples.compiled.walk.collective`.
 
     Raises:
       ValueError: if no instruction has an estimate, or a loop runs for an unknown number of
@@ -40,6 +41,8 @@ def _cost(program: Program, computation: Computation, x: Instruction) -> Work:
         work = next((found for found in inner if found), {})
     else:
         work = walk.collective(program, computation, x) or {}
+    if n := sum(product.operations for product in products.inside(program, computation, x)):
+        work = work | {("operations", "products"): n}
     if found := _CYCLES.search(x.attributes):
         work = work | {("cycles", x.opcode): int(found[1]), ("kernels", x.opcode): 1}
     return work

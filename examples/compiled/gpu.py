@@ -4,18 +4,20 @@ The time is a roofline: kernels run one after the other, and each takes the long
 that of the bytes which it reads and writes, and that of its products. Nothing is added for
 launching a kernel, and nothing is taken off where arrays stay in a cache. A collective takes the
 time of the bytes that it receives.
+
+The rate of this package's kernel for symmetric products is taken to be that of the library.
 """
 
 import collections
 import functools
-import math
-import re
 from typing import NamedTuple
 
-from benchmarks.compiled import walk
-from benchmarks.compiled.counts import size_in_bytes
-from benchmarks.compiled.hlo import Computation, Instruction, Program, Shape
-from benchmarks.compiled.walk import Work
+from examples.compiled import products, walk
+from examples.compiled.counts import size_in_bytes
+from examples.compiled.groups import leaves_host
+from examples.compiled.hlo import Computation, Instruction, Program, Shape
+from examples.compiled.products import LIBRARY_PRODUCT, Product
+from examples.compiled.walk import Work
 
 
 class Rates(NamedTuple):
@@ -27,6 +29,9 @@ class Rates(NamedTuple):
       tf32: of float32 operands that are rounded to TF32, the default.
       float32: of float32 operands that are not rounded.
       link: bytes received from other devices.
+      between_hosts: the same, where a collective has devices of several hosts; None if that makes
+        no difference.
+      host: devices of a host.
     """
 
     memory: float
@@ -34,6 +39,8 @@ class Rates(NamedTuple):
     tf32: float
     float32: float
     link: float
+    between_hosts: float | None = None
+    host: int = 1
 
 
 # Instructions that launch nothing.
@@ -48,8 +55,6 @@ _MOVES = {
     "reverse", "gather",
 }  # fmt: skip
 _SLICES = ("slice", "dynamic-slice", "gather")
-_LIBRARY_PRODUCT = re.compile(r'custom_call_target="__cublas')
-_CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 
 
 def most_work(program: Program, rates: Rates) -> Work:
@@ -57,7 +62,7 @@ def most_work(program: Program, rates: Rates) -> Work:
 
     The keys are ``("kernels", kind)``, ``("bytes", kind)``, ``("seconds", kind)`` and
     ``("operations", "products")``, where the kind is ``products``, ``reductions``, ``moves`` or
-    ``arithmetic``; and those of :func:`benchmarks.compiled.walk.collective`, whose seconds are
+    ``arithmetic``; and those of :func:`examples.compiled.walk.collective`, whose seconds are
     ``("seconds", "collectives")``.
 
     Raises:
@@ -71,7 +76,9 @@ def _cost(program: Program, rates: Rates, computation: Computation, x: Instructi
     if opcode in _FREE or opcode.endswith(("-done", "-update")):
         return {}
     if (sent := walk.collective(program, computation, x)) is not None:
-        return sent | {("seconds", "collectives"): walk.total(sent, "received") / rates.link}
+        far = rates.between_hosts and leaves_host(x, program.devices, rates.host)
+        link = rates.between_hosts if far else rates.link
+        return sent | {("seconds", "collectives"): walk.total(sent, "received") / link}
     shapes = [computation.instructions[name].shapes for name in x.operands]
     operations, rate = _products(program, computation, x, rates)
     kind = "products" if operations else _kind(program, x)
@@ -95,27 +102,15 @@ def _products(
     program: Program, computation: Computation, x: Instruction, rates: Rates
 ) -> tuple[int, float]:
     """Operations of the products of one kernel, and how many a second does."""
-    if x.opcode == "fusion":
-        inner = program.computations[x.called[0]]
-        found = [_products(program, inner, i, rates) for i in inner.instructions.values()]
-        return sum(n for n, _ in found), min((rate for n, rate in found if n), default=rates.half)
-    if x.opcode == "dot":
-        contracted = x.integers("lhs_contracting_dims")
-    elif x.opcode == "custom-call" and _LIBRARY_PRODUCT.search(x.attributes):
-        axes = _CONTRACTED.search(x.attributes)
-        contracted = [int(n) for n in re.findall(r"\d+", axes[1])] if axes else []
-    else:
-        return 0, rates.half
-    ((dtype, left), *_) = computation.instructions[x.operands[0]].shapes
-    (_, out) = x.shapes[0]  # a library's product returns its workspace too
-    operations = 2 * math.prod(out) * math.prod(left[axis] for axis in contracted)
-    return operations, _rate(dtype, x.attributes, rates)
+    found = products.inside(program, computation, x)
+    slowest = min((_rate(product, rates) for product in found), default=rates.half)
+    return sum(product.operations for product in found), slowest
 
 
-def _rate(dtype: str, attributes: str, rates: Rates) -> float:
-    if dtype in ("f16", "bf16"):
+def _rate(product: Product, rates: Rates) -> float:
+    if product.dtype in ("f16", "bf16"):
         return rates.half
-    return rates.float32 if re.search("highest", attributes, re.IGNORECASE) else rates.tf32
+    return rates.float32 if product.highest else rates.tf32
 
 
 def _bytes(program: Program, x: Instruction, operands: list[tuple[Shape, ...]]) -> int:
@@ -126,7 +121,7 @@ def _bytes(program: Program, x: Instruction, operands: list[tuple[Shape, ...]]) 
         return 2 * int(size_in_bytes(x.shapes))
     if x.opcode == "dynamic-update-slice":
         return 2 * int(size_in_bytes(operands[1]))
-    library = x.opcode == "custom-call" and _LIBRARY_PRODUCT.search(x.attributes)
+    library = x.opcode == "custom-call" and LIBRARY_PRODUCT.search(x.attributes)
     written = x.shapes[:1] if library else x.shapes
     return int(size_in_bytes(written)) + sum(int(size_in_bytes(shapes)) for shapes in operands)
 

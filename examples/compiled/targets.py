@@ -5,6 +5,7 @@ name. Nothing can be run, and nothing is tuned by trying: products on a GPU are 
 cuBLASLt here, in place of Triton kernels with untuned tiles. Do not ship a program compiled so.
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import math
@@ -12,10 +13,12 @@ import os
 import re
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.experimental import topologies
 
-from benchmarks.compiled.gpu import Rates
+from examples.compiled.chips import CHIPS
+from examples.compiled.gpu import Rates
 
 GPUS_OF_A_HOST = 8
 
@@ -50,10 +53,10 @@ _H100: dict[str, Any] = {
 
 # NVIDIA's data sheet of the H100 SXM has 3.35 TB/s, and 989, 495 and 67 TFLOP/s without sparsity
 # for 16 bits, TF32 and float32. Assumed are 90% of the first and 66% of the others: the Dion3
-# paper (Amsel et al., 2026) measured 472 to 634 TFLOP/s for bf16. NVLink has 450 GB/s each way.
-# Between hosts, each GPU of a DGX H100 has one port of 400 Gb/s.
+# paper (Amsel et al., 2026) measured 472 to 634 TFLOP/s for bf16. Between hosts, each GPU of a
+# DGX H100 has one port of 400 Gb/s.
 _SHARE = 650 / 989
-_WITHIN_A_HOST, _BETWEEN_HOSTS = 450e9, 50e9
+_BETWEEN_HOSTS = 50e9
 
 _TPU_TYPES = {"v5e": "v5litepod", "v5p": "v5p", "v6e": "v6e"}
 
@@ -62,7 +65,8 @@ class Target(NamedTuple):
     """A kind of accelerator and how many of them.
 
     Attributes:
-      kind: ``"h100"``, or a kind of TPU such as ``"v5e"``.
+      kind: ``"h100"``, a kind of TPU such as ``"v5e"``, or ``"cpu"`` for devices that the CPU of
+        this machine simulates.
       devices: how many.
       layout: of TPUs, such as ``"4x4"``.
     """
@@ -77,6 +81,18 @@ class Target(NamedTuple):
         return self.kind == "h100"
 
     @property
+    def is_tpu(self) -> bool:
+        """Whether libtpu compiles for it."""
+        return self.kind in _TPU_TYPES
+
+    @property
+    def memory(self) -> int:
+        """Bytes of one device; simulated devices share the memory of this machine."""
+        if self.kind == "cpu":
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // self.devices
+        return CHIPS[self.kind].memory
+
+    @property
     def compiler_options(self) -> dict[str, Any]:
         """Options for ``lowered.compile``."""
         return {"xla_gpu_enable_triton_gemm": False} if self.is_gpu else {}
@@ -84,28 +100,40 @@ class Target(NamedTuple):
     @property
     def rates(self) -> Rates:
         """The rates that a roofline assumes, of a GPU."""
-        link = _WITHIN_A_HOST if self.devices <= GPUS_OF_A_HOST else _BETWEEN_HOSTS
-        return Rates(3.0e12, 650e12, _SHARE * 495e12, _SHARE * 67e12, link)
+        return Rates(
+            memory=3.0e12,
+            half=650e12,
+            tf32=_SHARE * 495e12,
+            float32=_SHARE * 67e12,
+            link=CHIPS["h100"].link,
+            between_hosts=_BETWEEN_HOSTS,
+            host=GPUS_OF_A_HOST,
+        )
 
 
 def parse(text: str) -> Target:
-    """The target that ``"h100:8"`` or ``"v5e:4x4"`` names.
+    """The target that ``"h100:8"``, ``"v5e:4x4"`` or ``"cpu:8"`` names.
 
     Raises:
       ValueError: for another text, or GPUs that do not fill their hosts.
     """
-    found = re.fullmatch(r"(h100):(\d+)|(v5e|v5p|v6e):(\d+(?:x\d+)*)", text)
+    found = re.fullmatch(r"(h100|cpu):(\d+)|(v5e|v5p|v6e):(\d+(?:x\d+)*)", text)
     if not found:
-        raise ValueError(f"A target is h100:8, v5e:4x4, v5p:2x2x1 or v6e:2x2, say; got {text!r}")
+        known = "h100:8, v5e:4x4, v5p:2x2x1, v6e:2x2 or cpu:8"
+        raise ValueError(f"A target is {known}, say; got {text!r}")
     kind, layout = found[1] or found[3], found[2] or found[4]
     devices = math.prod(int(n) for n in layout.split("x"))
-    if devices == 0 or (kind == "h100" and devices > GPUS_OF_A_HOST and devices % GPUS_OF_A_HOST):
+    if devices == 0:
+        raise ValueError(f"A target has at least one device; got {text!r}")
+    if kind == "h100" and devices > GPUS_OF_A_HOST and devices % GPUS_OF_A_HOST:
         raise ValueError(f"GPUs are 1 to 8, or fill hosts of 8; got {text!r}")
     return Target(kind, devices, layout)
 
 
 def missing(target: Target) -> str | None:
     """A sentence that names the extra to install; None if the compiler is installed."""
+    if target.kind == "cpu":
+        return None
     if target.is_gpu:
         extra, name, found = "cuda-compiler", "XLA's CUDA compiler", _find("jax_cuda13_plugin")
     else:
@@ -124,7 +152,9 @@ def _find(module: str) -> bool:
 
 def compilers(target: Target) -> dict[str, str]:
     """Versions of the packages that compile."""
-    names = ("jax-cuda13-plugin", "nvidia-cuda-nvcc") if target.is_gpu else ("libtpu",)
+    names: tuple[str, ...] = ("libtpu",) if target.is_tpu else ("jaxlib",)
+    if target.is_gpu:
+        names = ("jax-cuda13-plugin", "nvidia-cuda-nvcc")
     return {name: importlib.metadata.version(name) for name in names}
 
 
@@ -132,13 +162,16 @@ def environment(target: Target) -> dict[str, str]:
     """The environment of a process that compiles for ``target``.
 
     JAX must not look for devices or metadata of a cloud, and must not read programs that were
-    compiled before, since the time to compile is a figure. XLA's flags are left out.
+    compiled before, since the time to compile is a figure. XLA's flags are left out. For the CPU of
+    this machine all is as it is for other programs here, but for the number of devices.
     """
     ours = {
         "JAX_PLATFORMS": "cpu",
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # the plugin would look for a driver
     }
-    if not target.is_gpu:
+    if target.kind == "cpu":
+        return {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(target.devices)}
+    if target.is_tpu:
         ours |= {
             "TPU_SKIP_MDS_QUERY": "1",
             "TPU_ACCELERATOR_TYPE": f"{_TPU_TYPES[target.kind]}-{max(target.devices, 4)}",
@@ -148,8 +181,24 @@ def environment(target: Target) -> dict[str, str]:
     return {name: x for name, x in os.environ.items() if name not in left_out} | ours
 
 
+def assume_cudnn() -> None:
+    """Lets JAX trace cuDNN's attention in this process, which only compiles.
+
+    JAX looks for the library first, but XLA needs none to compile. It may then choose the sizes of
+    workspaces by what the library says; without it they are 0.
+    """
+    known = _H100["dnn_version_info"]
+    version = 10_000 * known["major"] + 100 * known["minor"]
+    with contextlib.suppress(ImportError):  # not public; without it, it is not traced
+        from jax._src.cudnn import fused_attention_stablehlo
+
+        setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: version)  # noqa: B010
+
+
 def devices(target: Target) -> np.ndarray:
     """The devices, which can be compiled for and nothing else."""
+    if target.kind == "cpu":
+        return np.array(jax.devices("cpu"))[: target.devices]
     if target.is_gpu:
         hosts = math.ceil(target.devices / GPUS_OF_A_HOST)
         topology = topologies.get_topology_desc(

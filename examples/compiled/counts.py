@@ -19,8 +19,9 @@ import math
 import re
 from fractions import Fraction
 
-from benchmarks.compiled.branches import Frame, UnknownError
-from benchmarks.compiled.hlo import Instruction, Program, Shape
+from examples.compiled.branches import Frame, UnknownError
+from examples.compiled.groups import group_size
+from examples.compiled.hlo import Instruction, Program, Shape
 
 # Bytes that a device receives, over those of its operand, in a group of n.
 RECEIVED = {
@@ -143,7 +144,7 @@ class _Walk:
                     total.operations += _operations(instruction, self._operands(frame, instruction))
                 case "while":
                     inner = Frame(self.program, instruction.called[0], frame.device, None)
-                    total.add(self.counts(inner), _trips(instruction), loop=True)
+                    total.add(self.counts(inner), _trips(self.program, instruction), loop=True)
                 case "conditional":
                     total.add(self._conditional(frame, instruction))
                 case "fusion" | "call" | "async-start":
@@ -194,28 +195,10 @@ def bits(dtype: str) -> int:
     return int(found[1]) if found else {"pred": 8, "token": 0, "opaque": 0}[dtype]
 
 
-def _trips(loop: Instruction) -> int:
-    if loop.trips is None:
+def _trips(program: Program, loop: Instruction) -> int:
+    trips = program.trips(loop)
+    if trips is None:
         raise ValueError(
             f"{loop.name} has products or collectives, but its number of iterations is unknown"
         )
-    return loop.trips
-
-
-def group_size(collective: Instruction, devices: int) -> int:
-    """Number of devices in one group of a collective."""
-    text = collective.attributes
-    if collective.opcode.startswith("collective-permute"):
-        return 2  # a sender and a receiver
-    if found := re.search(r"replica_groups=\{(\{[\d,{}]*\})?\}", text):
-        sizes = {len(group.split(",")) for group in re.findall(r"\{([\d,]+)\}", found[1] or "")}
-        if len(sizes) <= 1:
-            return sizes.pop() if sizes else devices
-    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", text):
-        return int(found[2])
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", text):
-        mesh = dict(re.findall(r"'([^']+)'=(\d+)", found[1]))
-        axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", found[2])
-        if axes:
-            return math.prod(int(part or mesh[name]) for name, part in axes)
-    raise ValueError(f"{collective.name} has groups in an unknown format: {text}")
+    return trips

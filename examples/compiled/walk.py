@@ -1,16 +1,16 @@
 """Adds up what one device does in a compiled program, instruction by instruction.
 
-What an instruction costs is for the caller to say: :mod:`benchmarks.compiled.gpu` counts kernels
-and bytes, :mod:`benchmarks.compiled.tpu` the compiler's own estimates. Here loops multiply, and
+What an instruction costs is for the caller to say: :mod:`examples.compiled.gpu` counts kernels
+and bytes, :mod:`examples.compiled.tpu` the compiler's own estimates. Here loops multiply, and
 the branch of a conditional is chosen.
 """
 
 from collections.abc import Callable
 
-from benchmarks.compiled import branches
-from benchmarks.compiled.branches import Frame, UnknownError
-from benchmarks.compiled.counts import RECEIVED, group_size, size_in_bytes
-from benchmarks.compiled.hlo import Computation, Instruction, Program
+from examples.compiled.branches import Frame, UnknownError
+from examples.compiled.counts import RECEIVED, size_in_bytes
+from examples.compiled.groups import group_size
+from examples.compiled.hlo import Computation, Instruction, Program
 
 # What is counted, such as ("kernels", "products"), and how much of it.
 Work = dict[tuple[str, str], float]
@@ -35,7 +35,8 @@ def most_work(program: Program, cost: Cost, measure: str) -> Work:
     """The work of the device that has the most of ``measure``, such as ``"seconds"``.
 
     A loop's body counts as often as it runs. A branch that is chosen by the device's id is
-    followed; where data chooses, the branch with most of ``measure`` counts.
+    followed; where data chooses, the branch with most of ``measure`` counts. If the program has
+    scopes, ``("parts", part)`` is the measure by :func:`part`.
 
     Raises:
       ValueError: if a loop that does something runs for an unknown number of iterations.
@@ -44,6 +45,11 @@ def most_work(program: Program, cost: Cost, measure: str) -> Work:
     devices = range(program.devices if walk.chooses(program.entry) else 1)
     works = (walk.work(Frame(program, program.entry, device, None)) for device in devices)
     return max(works, key=walk.measured)
+
+
+def part(scope: str) -> str:
+    """The outermost `jax.named_scope` of a traced function, or what stands in its place."""
+    return [*scope.split("/", 2), ""][1]
 
 
 def collective(program: Program, computation: Computation, instruction: Instruction) -> Work | None:
@@ -101,19 +107,18 @@ class _Walk:
         key = (frame.name, instruction.name)
         if key not in self._single:
             computation = self.program.computations[frame.name]
-            self._single[key] = self.cost(computation, instruction)
+            work = self.cost(computation, instruction)
+            if instruction.scope and (measured := self.measured(work)):
+                work = work | {("parts", part(instruction.scope)): measured}
+            self._single[key] = work
         return self._single[key]
 
     def _loop(self, frame: Frame, loop: Instruction) -> Work:
         once = self.work(Frame(self.program, loop.called[0], frame.device, None))
-        if not once:
-            return {}
-        try:
-            count = branches.trips(frame, loop)
-        except UnknownError:
-            message = f"{loop.name} runs for an unknown number of iterations"
-            raise ValueError(message) from None
-        return {key: count * amount for key, amount in once.items()}
+        trips = self.program.trips(loop)
+        if trips is None and once:
+            raise ValueError(f"{loop.name} runs for an unknown number of iterations")
+        return {key: (trips or 0) * amount for key, amount in once.items()}
 
     def _conditional(self, frame: Frame, conditional: Instruction) -> Work:
         try:

@@ -14,6 +14,7 @@ _LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{(.*?)\}")
 _TWO_BRANCHES = re.compile(r"true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)")
+_METADATA = re.compile(r', metadata=\{(?:op_name="([^"]*)")?[^}]*\}')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
@@ -26,6 +27,8 @@ class Instruction(NamedTuple):
       shapes: shapes of its result; more than one for a tuple.
       arguments: the text in its brackets: names of operands, or the value of a constant.
       attributes: the text behind the brackets.
+      scope: where in the traced function it comes from, such as ``"jit(step)/optimizer/mul"``;
+        empty if the program was read without scopes.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Instruction(NamedTuple):
     shapes: tuple[Shape, ...]
     arguments: str
     attributes: str
+    scope: str = ""
 
     @property
     def operands(self) -> list[str]:
@@ -60,12 +64,6 @@ class Instruction(NamedTuple):
         called = [name.strip().lstrip("%") for name in names[1].split(",")]
         return list(zip(called, operands, strict=True))
 
-    @property
-    def trips(self) -> int | None:
-        """Number of iterations of a loop, if the compiler knows it."""
-        found = _TRIPS.search(self.attributes)
-        return int(found[1]) if found else None
-
     def integers(self, attribute: str) -> list[int]:
         """The list ``[1, 2]`` for ``attribute={1,2}``; empty if there is no such attribute."""
         found = re.search(rf"\b{attribute}=\{{([\d,]*)\}}", self.attributes)
@@ -86,16 +84,39 @@ class Program(NamedTuple):
     entry: str
     devices: int
 
+    def trips(self, loop: Instruction) -> int | None:
+        """Number of iterations of a loop, if the compiler writes it or the loop is a plain count.
 
-def read_program(compiled: Any) -> Program:
-    """The program of ``jax.jit(...).lower(...).compile()``.
+        libtpu writes none. A loop that counts up while the count is less than a constant is taken
+        to begin at 0 and to take steps of 1, as all loops of `jax.lax` do.
+        """
+        if found := _TRIPS.search(loop.attributes):
+            return int(found[1])
+        condition, body = re.findall(r"(?:condition|body)=%?([\w.\-]+)", loop.attributes)
+        tested, root = self.computations[condition]
+        compared = tested[root]
+        if compared.opcode != "compare" or "direction=LT" not in compared.attributes:
+            return None
+        count, limit = (tested[name] for name in compared.operands)
+        if count.opcode != "get-tuple-element" or limit.opcode != "constant":
+            return None
+        (place,) = re.findall(r"index=(\d+)", count.attributes)
+        done, root = self.computations[body]
+        following = done[done[root].operands[int(place)]]
+        if following.opcode != "add" or following.shapes != count.shapes:
+            return None
+        return int(limit.arguments)
+
+
+def read_program(compiled: Any, scopes: bool = False) -> Program:
+    """The program of ``jax.jit(...).lower(...).compile()``; with ``scopes``, its names too.
 
     ``compiled.as_text()`` is no help: it abbreviates constants of more than ten elements.
     """
     (module,) = compiled.runtime_executable().hlo_modules()
     options = _hlo.HloPrintOptions()
     options.print_large_constants = True
-    options.print_metadata = False
+    options.print_metadata = scopes
     options.print_operand_shape = False
     options.include_layout_in_shapes = False
     return parse(module.to_string(options))
@@ -122,7 +143,11 @@ def parse(text: str) -> Program:
 
 def _instruction(name: str, shape: str, opcode: str, rest: str) -> Instruction:
     arguments, _, attributes = rest.partition(")")
-    return Instruction(name, opcode, _shapes(shape), arguments, attributes)
+    found = _METADATA.search(attributes)
+    attributes = _METADATA.sub("", attributes) if found else attributes
+    return Instruction(
+        name, opcode, _shapes(shape), arguments, attributes, (found and found[1]) or ""
+    )
 
 
 @functools.cache

@@ -1,8 +1,8 @@
-"""Which branch of a conditional a device takes, and how often a loop runs.
+"""Which branch of a conditional a device takes, where that depends on its id alone.
 
 Devices that run one program differ in their id only (``partition-id``). A branch that is chosen by
-the id alone, such as "do I have a matrix of this shape", follows from the program without running
-it: the few instructions that lead from the id to the choice are evaluated here, all on integers.
+the id, such as "do I have a matrix of this shape", follows from the program without running it: the
+few instructions that lead from the id to the choice are evaluated here, all on integers.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compiled.hlo import Instruction, Program
+from examples.compiled.hlo import Instruction, Program
 
 
 class UnknownError(Exception):
@@ -64,26 +64,6 @@ class Frame:
         chosen = int(self.value(conditional.operands[0]))
         name, argument = branches[chosen if 0 <= chosen < len(branches) else -1]
         return self.called(name, [argument])
-
-
-def trips(frame: Frame, loop: Instruction) -> int:
-    """How often a loop runs: as the compiler says, or counted by its condition.
-
-    libtpu leaves the number out where it has changed a loop.
-
-    Raises:
-      UnknownError: if data decides, or it runs too often to be counted.
-    """
-    if loop.trips is not None:
-        return loop.trips
-    (condition,) = re.findall(r"condition=%?([\w.\-]+)", loop.attributes)
-    state = [(frame, loop.operands[0])]
-    for count in range(_MOST_TRIPS):
-        if not Frame(frame.program, condition, frame.device, state).result():
-            return count
-        body = Frame(frame.program, loop.called[0], frame.device, state)
-        state = [(body, frame.program.computations[body.name].root)]
-    raise UnknownError(f"{loop.name} runs {_MOST_TRIPS} times at least")
 
 
 def _value(frame: Frame, instruction: Instruction) -> Any:
@@ -157,7 +137,6 @@ def _same(x: np.ndarray) -> np.ndarray:
     return x
 
 
-_MOST_TRIPS = 10_000
 _COMMENT = re.compile(r"/\*.*?\*/")
 _TRUTH = {"true": "1", "false": "0"}
 _DTYPES = {"pred": bool, "s32": np.int32, "u32": np.uint32, "s64": np.int64, "u64": np.uint64}

@@ -1,1 +1,0 @@
-"""What one device does in a compiled program, read from the text of the program."""

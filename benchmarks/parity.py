@@ -1,0 +1,21 @@
+"""The same update as `optax.contrib.muon`, and how far two updates are apart."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+AS_OPTAX: dict[str, Any] = {"shape_scale": "max", "nesterov": True, "bias_correction": True}
+"""Options of ``optax_muonplus.muon`` that give Optax's update."""
+
+
+def distance(found: Any, expected: Any) -> float:
+    """Of two arrays, in the Frobenius norm, relative to the second."""
+    a, b = (np.asarray(x, np.float64) for x in (found, expected))
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def largest_difference(ours: Any, theirs: Any, labels: Any) -> float:
+    """Largest relative distance between two updates of one matrix."""
+    leaves = (jax.tree.leaves(tree) for tree in (ours, theirs, labels))
+    return max(distance(a, b) for a, b, label in zip(*leaves, strict=True) if label == "muon")

@@ -1,0 +1,127 @@
+"""The paper's recipes on the smallest machines that they fit: `python -m benchmarks.recipes`.
+
+Each is compiled for its machine, which need not be there, as `python -m examples.train RECIPE
+--machine MACHINE --compile-for TARGET` does. Nothing is run.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from examples.compiled import targets
+from examples.forecast.command import measure, write
+from examples.settings import command_line, machines
+from examples.settings.recipes import ROWS
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Recipes and machines."""
+
+    recipes: tuple[str, ...] = tuple(ROWS)
+    """Which of the recipes."""
+    machine: str = ""
+    """A machine such as h100-64; empty: the smallest of each kind that a recipe fits."""
+    kinds: tuple[str, ...] = ("h100", "v5e", "v5p")
+    """Which kinds of machines, if none is named."""
+    out: Path | None = None
+    """Folder for a JSON file of each recipe and machine; nothing is written without it."""
+    read: bool = False
+    """Compile nothing: print the table of the files in `out`."""
+
+
+def main(config: Config) -> None:
+    """Compiles, writes, and prints the table."""
+    console = Console(width=max(Console().width, 200))
+    records = {}
+    for name, machine in asked_for(config):
+        path = config.out and config.out / f"fit-{name}-{machine}.json"
+        if config.read:
+            if path and path.exists():
+                records[name, machine] = json.loads(path.read_text())
+            continue
+        target = machine.replace("-", ":")
+        if sentence := targets.missing(targets.parse(target)):
+            console.print(f"{name} on {machine} is left out: {sentence}")
+            continue
+        words = [name, "--machine", machine, "--compile-for", target]
+        asked, _ = command_line.parse(words)
+        assert isinstance(asked, command_line.NewRun)
+        console.print(f"{name} on {machine}")
+        records[name, machine] = measure(asked, words, console)
+        write(path, records[name, machine], console)
+    console.print(table(records))
+
+
+def asked_for(config: Config) -> list[tuple[str, str]]:
+    """Pairs of a recipe and a machine."""
+    if unknown := sorted({*config.recipes} - set(ROWS)):
+        raise SystemExit(f"There is no recipe {', '.join(unknown)}. Recipes are {', '.join(ROWS)}.")
+    if config.machine:
+        return [(name, config.machine) for name in config.recipes]
+    fits = ((name, fit) for name in config.recipes for fit in machines.FITS[name])
+    return [(name, fit.smallest) for name, fit in fits if fit.kind in config.kinds]
+
+
+def table(records: dict[tuple[str, str], Any]) -> Table:
+    """The figures in Markdown, ready for a README."""
+    result = Table(box=box.MARKDOWN)
+    for header in ("`python -m examples.train`", "rows x pieces"):
+        result.add_column(header, no_wrap=True)
+    for header in ("state GB", "peak GB", "of memory", "FLOPs share", "collectives", "received"):
+        result.add_column(header, justify="right", no_wrap=True)
+    for header in ("step", "MFU", "optimizer", "all steps"):
+        result.add_column(header, justify="right", no_wrap=True)
+    for (name, machine), record in records.items():
+        result.add_row(f"`{name} --machine {machine}`", *cells(record))
+    return result
+
+
+def cells(record: dict[str, Any]) -> list[str]:
+    """The figures of one row; without a time where no program came out."""
+    config, peaks = record["config"], record["programs"].values()
+    pieces = f"{record['rows_of_a_device']} x {config['accumulate']}"
+    if record["fits"] is None:
+        return [pieces, "", "unknown"]
+    peak = max(figures["peak_bytes"] for figures in peaks if "peak_bytes" in figures)
+    state = record["programs"]["init"].get("output_bytes", 0)
+    size = [
+        f"{state / 1e9:.2f}",
+        f"{peak / 1e9:.1f}",
+        f"{100 * peak / record['device_bytes']:.0f}%",
+    ]
+    speed, received = record["estimate"], record["collectives"]
+    if speed is None or received is None:
+        return [pieces, *size]
+    share = record["flops_per_device"] / record["flops_even_share"]
+    number = sum(kind["count"] for kind in received.values())
+    total = sum(kind["received_bytes"] for kind in received.values())
+    return [
+        pieces,
+        *size,
+        f"{share:.3f}",
+        f"{number:,.0f}",
+        f"{total / 1e9:.1f} GB",
+        f"{speed['step_s']:.2f} s",
+        f"{100 * speed['mfu']:.0f}%",
+        f"{100 * speed['optimizer_share']:.1f}%",
+        in_words(config["steps"] * speed["step_s"]),
+    ]
+
+
+def in_words(seconds: float) -> str:
+    """Minutes, hours or days."""
+    hours = seconds / 3600
+    if hours < 2:
+        return f"{60 * hours:.0f} min"
+    return f"{hours:,.0f} h" if hours < 100 else f"{hours / 24:,.0f} days"
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, prog="python -m benchmarks.recipes", description=__doc__))

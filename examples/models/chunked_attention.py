@@ -1,0 +1,108 @@
+"""Causal attention in plain JAX that holds the scores of one block at a time.
+
+Queries and keys are cut into blocks of C positions, and a scan goes through the pairs of blocks
+(i, j) of the lower triangle: later keys are never multiplied. The softmax is kept up to date as
+blocks of keys come in. The backward pass computes each block of scores again. Memory is that of
+queries, keys and values, and grows with T; the work is (1 + C/T) / 2 of that of all scores.
+
+Glossary of shapes: B rows, T tokens, H heads, K width of a head, N blocks of C tokens.
+
+Source: Milakov and Gimelshein (arXiv 1805.02867) for the softmax; Dao et al., FlashAttention
+(arXiv 2205.14135), algorithms 1 and 4.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+BLOCK = 256  # positions; scores of one head are then 256 KiB, which the cache of a CPU holds
+
+
+def chunked_attention(q: jax.Array, k: jax.Array, v: jax.Array, block: int = BLOCK) -> jax.Array:
+    """Softmax(q k / sqrt(K)) v over the position itself and earlier ones; all are (B, T, H, K)."""
+    b, t, h, width = q.shape
+    n = max(2, -(-t // block))  # with two, a quarter of the work falls away
+    size = -(-t // n)
+
+    def blocks(x: jax.Array) -> jax.Array:
+        # Positions that are added come last, where no other position sees them.
+        padded = jnp.pad(x, ((0, 0), (0, n * size - t), (0, 0), (0, 0)))
+        return padded.reshape(b, n, size, h, width).transpose(1, 0, 3, 2, 4)
+
+    out = attend_blocks(blocks(q), blocks(k), blocks(v))  # [N, B, H, C, K]
+    return out.transpose(1, 0, 3, 2, 4).reshape(b, n * size, h, width)[:, :t]
+
+
+@jax.custom_vjp
+def attend_blocks(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """The same for blocks (N, B, H, C, K)."""
+    return attend_blocks_forward(q, k, v)[0]
+
+
+def attend_blocks_forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+    """The result, and for the backward pass the log of the sum of each softmax."""
+
+    def add(carry: Any, pair: jax.Array) -> tuple[Any, None]:
+        out, largest, total = carry
+        i, j = pair
+        scores = scores_of(q[i], k[j], i, j)
+        top = jnp.maximum(largest[i], scores.max(axis=-1))
+        weights, kept = jnp.exp(scores - top[..., None]), jnp.exp(largest[i] - top)
+        return (
+            out.at[i].set(out[i] * kept[..., None] + product(weights.astype(v.dtype), v[j])),
+            largest.at[i].set(top),
+            total.at[i].set(total[i] * kept + weights.sum(axis=-1)),
+        ), None
+
+    rows = q.shape[:-1]
+    begin = (jnp.zeros(q.shape, jnp.float32), jnp.full(rows, -jnp.inf), jnp.zeros(rows))
+    out, largest, total = scan_pairs(add, begin, len(q))
+    out = (out / total[..., None]).astype(q.dtype)
+    return out, (q, k, v, out, largest + jnp.log(total))
+
+
+def attend_blocks_backward(kept: Any, dout: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of queries, keys and values."""
+    q, k, v, out, log_total = kept
+    # Of each softmax: its gradient's mean, which is the product of the output and its gradient.
+    mean = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1)
+    scale = q.shape[-1] ** -0.5
+
+    def add(carry: Any, pair: jax.Array) -> tuple[Any, None]:
+        dq, dk, dv = carry
+        i, j = pair
+        weights = jnp.exp(scores_of(q[i], k[j], i, j) - log_total[i][..., None])
+        dweights = product(dout[i], v[j].mT)
+        dscores = (weights * (dweights - mean[i][..., None]) * scale).astype(q.dtype)
+        return (
+            dq.at[i].add(product(dscores, k[j])),
+            dk.at[j].add(product(dscores.mT, q[i])),
+            dv.at[j].add(product(weights.astype(q.dtype).mT, dout[i])),
+        ), None
+
+    zeros = jnp.zeros(q.shape, jnp.float32)
+    gradients = scan_pairs(add, (zeros, zeros, zeros), len(q))
+    return tuple(g.astype(x.dtype) for g, x in zip(gradients, (q, k, v), strict=True))
+
+
+attend_blocks.defvjp(attend_blocks_forward, attend_blocks_backward)
+
+
+def scan_pairs(step: Callable[[Any, jax.Array], tuple[Any, None]], begin: Any, n: int) -> Any:
+    """The carry after all pairs of blocks (i, j) with j <= i, row by row."""
+    return jax.lax.scan(step, begin, jnp.stack(jnp.tril_indices(n), axis=-1))[0]
+
+
+def scores_of(q: jax.Array, k: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
+    """Scores of a block of queries and a block of keys, (B, H, C, C); later keys have -inf."""
+    size = q.shape[2]
+    positions = jnp.arange(size)
+    seen = (j * size + positions)[None] <= (i * size + positions)[:, None]
+    scores = product(q, k.mT) * q.shape[-1] ** -0.5
+    return jnp.where(seen[None, None], scores, -jnp.inf)
+
+
+product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)

@@ -1,0 +1,155 @@
+"""Checks of hyperparameters by their kind: the one place where a number, dtype or word is refused.
+
+A hyperparameter may be a Python number, a NumPy or JAX scalar, an array without axes, or a tracer:
+``optax.inject_hyperparams`` makes arrays of numbers, and ``jax.jit`` tracers of arrays. All of them
+are the same to the functions here, but that the value of a tracer is not known and passes.
+Messages name the argument, what was given and what to do.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+
+class Kind(NamedTuple):
+    """What a number must be.
+
+    Attributes:
+      words: as messages say it, after "must be".
+      holds: whether a finite number is of this kind.
+    """
+
+    words: str
+    holds: Callable[[float], bool]
+
+
+RATE = Kind("a finite number or a schedule", lambda x: True)
+NOT_NEGATIVE = Kind("a finite number, not negative", lambda x: x >= 0)
+POSITIVE = Kind("a positive, finite number", lambda x: x > 0)
+DECAY = Kind("in [0, 1)", lambda x: 0 <= x < 1)
+
+
+def check_number(name: str, value: Any, kind: Kind) -> None:
+    """Raises ValueError unless ``value`` is one number of that kind, or may be one, as a tracer."""
+    if callable(value):
+        raise ValueError(
+            f"{name} must be a number, got the function {value!r}. Only learning rates and weight"
+            " decay take schedules directly; optax.inject_hyperparams makes one of any other"
+            " number."
+        )
+    number = _known(name, value, kind)
+    if number is not None and not (np.isfinite(number) and kind.holds(number)):
+        raise ValueError(f"{name} must be {kind.words}, got {number!r}.{_rounded(value)}")
+
+
+def check_rate(name: str, value: Any) -> None:
+    """Raises ValueError unless ``value`` is a finite number or a schedule."""
+    if not callable(value):
+        check_number(name, value, RATE)
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raises ValueError unless ``value`` is True or False, which 1 and 0 are to Python too."""
+    if isinstance(value, jax.core.Tracer):
+        raise ValueError(
+            f"{name} is traced, but it is a choice of the program: pass True or False. Under"
+            f" optax.inject_hyperparams add it to static_args=({name!r},)."
+        )
+    if not (isinstance(value, bool | np.bool_ | int) and value in (0, 1)):
+        raise ValueError(f"{name} must be True or False, got {value!r}.")
+
+
+def check_word(name: str, value: Any, known: Sequence[str], otherwise: str = "") -> None:
+    """Raises ValueError, which lists the known words, unless ``value`` is one of them."""
+    if not (isinstance(value, str) and value in known):
+        raise ValueError(f"Unknown {name} {value!r}. Known: {', '.join(known)}{otherwise}.")
+
+
+def known_count(name: str, value: Any, at_most: int) -> int | None:
+    """``value`` as a Python int from 1 to ``at_most``; None for a traced integer.
+
+    Raises:
+      ValueError: for anything else; True is a flag, and no count.
+    """
+    if isinstance(value, jax.core.Tracer):
+        if value.shape or not jnp.issubdtype(value.dtype, jnp.integer):
+            raise ValueError(f"{name} must be one integer, got a traced {jax.typeof(value)}.")
+        return None
+    try:
+        count = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+    if count > at_most:
+        raise ValueError(
+            f"{name} must be at most {at_most}, got {count}: each one is written out in the"
+            " program, which would take minutes to compile."
+        )
+    return count
+
+
+def floating_dtype(name: str, value: Any) -> np.dtype | None:
+    """``value`` as the floating-point or complex dtype that arrays of it have; None stays None.
+
+    Raises:
+      ValueError: for other dtypes, those of less than 16 bits, which JAX does not combine with any
+        other, and those of 64 bits where ``jax_enable_x64`` is off.
+    """
+    if value is None:
+        return None
+    if value in (float, complex):  # Python's, which JAX takes for its default dtypes
+        return jnp.dtype(jax.dtypes.canonicalize_dtype(value))
+    try:
+        dtype = jnp.dtype(value)
+    except TypeError as error:
+        raise ValueError(f"{name} must be a floating-point dtype, got {value!r}.") from error
+    if not supported(dtype):
+        raise ValueError(f"{name} must be a floating-point dtype of 16 bits at least, got {dtype}.")
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise ValueError(
+            f"{name}={dtype} needs jax.config.update('jax_enable_x64', True): without it JAX has no"
+            " arrays of that dtype, and would use half as many bits."
+        )
+    return dtype
+
+
+def supported(dtype: Any) -> bool:
+    """Whether the library computes with arrays of ``dtype``: floating-point of 16 bits or more."""
+    return jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 16
+
+
+def _known(name: str, value: Any, kind: Kind) -> float | None:
+    """The number that ``value`` is, or None where it is not known before the program runs."""
+    numeric = (int, float, complex, np.number, np.ndarray, jax.Array)
+    if isinstance(value, bool) or not isinstance(value, numeric):
+        raise ValueError(f"{name} must be {kind.words}, got {value!r}.")
+    dtype = getattr(value, "dtype", np.float64)  # a Python number has none
+    if np.ndim(value) or not jnp.issubdtype(dtype, jnp.number):
+        raise ValueError(
+            f"{name} must be {kind.words}, got an array {dtype}{list(np.shape(value))}."
+        )
+    if isinstance(value, jax.core.Tracer):
+        return None
+    if isinstance(value, jax.Array) and not value.is_fully_replicated:
+        return None
+    # optax.inject_hyperparams makes all numbers complex where a parameter is.
+    number = complex(np.asarray(value).item())
+    if number.imag:
+        raise ValueError(f"{name} must be {kind.words}, got the complex number {number!r}.")
+    return number.real
+
+
+def _rounded(value: Any) -> str:
+    """A remedy for a number that an array of few bits rounded."""
+    if getattr(value, "dtype", None) not in (jnp.bfloat16, jnp.float16):
+        return ""
+    return (
+        f" It is {value.dtype}, which may have rounded it: optax.inject_hyperparams gives numbers"
+        " the dtype of the parameters unless hyperparam_dtype=jnp.float32 is passed."
+    )

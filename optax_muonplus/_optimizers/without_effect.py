@@ -1,0 +1,77 @@
+"""Which arguments of Muon+ have no effect beside others.
+
+They are not refused: a sweep over ``norm`` or ``polar`` keeps the others as they are, and traced
+values cannot be told from defaults. ``describe`` says them, and each one's documentation.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from optax_muonplus._optimizers.muonplus import muonplus
+from optax_muonplus.polar._options import DEFAULT_EPS
+
+
+class Rule(NamedTuple):
+    """Arguments without effect.
+
+    Attributes:
+      names: the arguments.
+      beside: what takes their effect, as messages say it.
+      applies: from all arguments to whether they do.
+    """
+
+    names: tuple[str, ...]
+    beside: str
+    applies: Callable[[Mapping[str, Any]], bool]
+
+
+_ITERATION = ("ns_coeffs", "ns_steps", "eps", "preconditioning", "compute_dtype")
+_SIZE = "without nesterov or adaptive: a polar factor does not see the size of its matrix"
+
+
+def _sees_size(given: Mapping[str, Any]) -> bool:
+    exact = not callable(given["polar"]) and _is(DEFAULT_EPS, given["eps"])
+    return bool(given["nesterov"] or given["adaptive"] or not exact)
+
+
+RULES = (
+    Rule(_ITERATION, "beside polar='svd'", lambda given: given["polar"] == "svd"),
+    Rule(_ITERATION, "beside a function as polar", lambda given: callable(given["polar"])),
+    Rule(("norm_eps", "match_frobenius"), "beside norm='none'", lambda x: x["norm"] == "none"),
+    Rule(("shape_scale",), "beside consistent_rms", lambda x: x["consistent_rms"] is not None),
+    Rule(("nesterov", "bias_correction"), "beside beta=0", lambda x: _is(0, x["beta"])),
+    Rule(("bias_correction",), _SIZE, lambda given: not _sees_size(given)),
+    Rule(("weight_decay_mask",), "beside weight_decay=0", lambda x: _is(0, x["weight_decay"])),
+)
+
+
+def without_effect(given: Mapping[str, Any]) -> list[str]:
+    """A line for each rule by which some of the given arguments have no effect.
+
+    Args:
+      given: arguments of :func:`muonplus`, by name; those that are not there, and those that have
+        their default value, are not said.
+
+    Raises:
+      TypeError: for a name that :func:`muonplus` does not have.
+      ValueError: as :func:`muonplus`.
+    """
+    signature = inspect.signature(muonplus)
+    bound = signature.bind(**{"learning_rate": 0.0, **given})
+    muonplus(*bound.args, **bound.kwargs)  # refuses what it would refuse
+    defaults = {name: p.default for name, p in signature.parameters.items()}
+    everything = {**defaults, **bound.arguments}
+    chosen = {name for name, x in bound.arguments.items() if x is not defaults[name]}
+    chosen -= {name for name in chosen if _is(defaults[name], everything[name])}
+    lines = []
+    for rule in RULES:
+        idle = [name for name in rule.names if name in chosen]
+        if idle and rule.applies(everything):
+            lines.append(f"without effect: {', '.join(idle)}, {rule.beside}")
+    return lines
+
+
+def _is(value: Any, given: Any) -> bool:
+    """Whether ``given`` is that number, word or flag; arrays are not looked into."""
+    return isinstance(given, str | bool | int | float) and given == value

@@ -1,0 +1,231 @@
+r"""Products whose result is symmetric, of which a Hopper GPU computes one triangle.
+
+:math:`X X^T`, :math:`R^2` and each product of commuting symmetric matrices need half of the work of
+other products. cuBLAS has no such product in half precision; the kernel is in
+:mod:`optax_muonplus.polar._symmetric_kernel`.
+
+Whether it is used is decided when the program is lowered, because only then it is known for which
+devices: all devices of the backend must be of compute capability 9.0, and the product must be for
+one of them, as under ``jax.jit`` on one device or inside ``jax.shard_map``; XLA cannot partition
+the kernel. Everywhere else (CPU, TPU, other GPUs, ``jax.export``, arrays sharded over Auto or
+Explicit axes) the plain product is lowered in its place.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from optax_muonplus.polar._products import product, rounded
+from optax_muonplus.polar._tiling import Tiling
+
+DTYPES = ("bfloat16", "float16")
+CAPABILITY = "9.0"
+FIRST_JAX = (0, 11)  # whose Mosaic GPU the kernel is written in
+# Others measured that such kernels are slower than cuBLAS on sides up to 512
+# (NVIDIA Emerging-Optimizers), and 0.9 to 1.6 times as fast from 1024 to 4096 (flash-muon, H800).
+SMALLEST_SIDE = 512
+
+
+def symmetric_product(
+    a: jax.Array,
+    b: jax.Array,
+    addend: jax.Array | None = None,
+    coefficients: jax.Array | None = None,
+    *,
+    tiling: Tiling = Tiling(),  # noqa: B008, it is immutable
+) -> jax.Array:
+    r"""The symmetric matrix :math:`\alpha A B^T + \beta C + \gamma I`, or :math:`A B^T`.
+
+    The caller promises that :math:`A B^T` is symmetric: B is A, or both are symmetric and commute.
+    On a Hopper GPU with JAX 0.11 one triangle is then computed and mirrored, and the result is
+    symmetric in every bit. Elsewhere, and for sides that are no multiple of the tiling's, it is the
+    plain product. Sums and the combination are in float32; the kernel rounds once, the plain path
+    the product too. Derivatives are those of the formula.
+
+    The kernel was compiled for Hopper and interpreted on a CPU, and has never run on a GPU.
+
+    Args:
+      a: ``(*batch, n, k)``, bfloat16 or float16.
+      b: of the same shape and dtype.
+      addend: C, ``(*batch, n, n)`` of the same dtype, symmetric.
+      coefficients: :math:`(\alpha, \beta, \gamma)` for each matrix, ``(*batch, 3)`` in float32.
+      tiling: how the kernel cuts its work.
+
+    Returns:
+      ``(*batch, n, n)`` in the dtype of the operands.
+
+    Raises:
+      ValueError: for other dtypes, for shapes that do not fit, and for C without coefficients or
+        coefficients without C.
+    """
+    combination: tuple[jax.Array, ...] = ()
+    if addend is not None and coefficients is not None:
+        combination = (addend, coefficients.astype(jnp.float32))
+    elif addend is not None or coefficients is not None:
+        raise ValueError("symmetric_product needs both addend and coefficients, or neither.")
+    *batch, n, _ = a.shape
+    wanted = (a.shape, a.shape, (*batch, n, n), (*batch, 3))
+    shapes = tuple(x.shape for x in (a, b, *combination))
+    if shapes != wanted[: len(shapes)]:
+        raise ValueError(f"symmetric_product needs shapes {wanted}, got {shapes}.")
+    dtypes = {x.dtype.name for x in (a, b, *combination[:1])}
+    if len(dtypes) != 1 or not dtypes <= {*DTYPES}:
+        raise ValueError(
+            f"symmetric_product needs operands of one dtype, {' or '.join(DTYPES)}; got"
+            f" {', '.join(sorted(dtypes))}."
+        )
+    return _differentiable(tiling, a, b, *combination)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _differentiable(tiling: Tiling, *operands: jax.Array) -> jax.Array:
+    # Where JAX splits arrays over Explicit axes, it has to know the sharding of the result.
+    split = any(any(jax.typeof(x).sharding.spec) for x in operands)
+    return _plain(*operands) if split else _once(tiling, *operands)
+
+
+@_differentiable.defjvp
+def _derivative(tiling: Tiling, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    return _differentiable(tiling, *primals), jax.jvp(_plain, primals, tangents)[1]
+
+
+@functools.partial(jax.jit, static_argnums=0)  # lowered once for all products of one shape
+def _once(tiling: Tiling, *operands: jax.Array) -> jax.Array:
+    return _symmetric_p.bind(*operands, tiling=tiling)
+
+
+def _plain(a: jax.Array, b: jax.Array, *combination: jax.Array) -> jax.Array:
+    result = product(a.dtype, jnp.dtype(jnp.float32))(a, jnp.swapaxes(b, -1, -2))
+    if not combination:
+        return result
+    addend, coefficients = combination
+    alpha, beta, gamma = (coefficients[..., k, None, None] for k in range(3))
+    identity = jnp.broadcast_to(jnp.eye(a.shape[-2], dtype=jnp.float32), result.shape)
+    rest = gamma * identity + beta * addend.astype(jnp.float32)
+    return rounded(rest + alpha * result.astype(jnp.float32), a.dtype)
+
+
+_symmetric_p = Primitive("symmetric_product")
+
+
+@_symmetric_p.def_abstract_eval
+def _result(a: Any, *_: Any, **__: Any) -> Any:
+    return a.update(shape=(*a.shape[:-1], a.shape[-2]))
+
+
+def _batched(operands: Sequence[Any], axes: Sequence[int | None], **options: Any) -> Any:
+    (size,) = {x.shape[i] for x, i in zip(operands, axes, strict=True) if i is not None}
+    stacked = [
+        jnp.broadcast_to(x, (size, *x.shape)) if i is None else jnp.moveaxis(x, i, 0)
+        for x, i in zip(operands, axes, strict=True)
+    ]
+    return _symmetric_p.bind(*stacked, **options), 0
+
+
+def _lowered(ctx: mlir.LoweringRuleContext, *operands: Any, tiling: Tiling) -> Any:
+    """The kernel if it runs on the devices that the program is lowered for, else the plain one."""
+    multiprocessors = _multiprocessors(ctx.module_context)
+    operand: Any = ctx.avals_in[0]
+    function = _plain
+    if multiprocessors and fits(operand.shape, tiling):
+        function = functools.partial(_kernel, tiling=tiling, multiprocessors=multiprocessors)
+    return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+
+
+def _default(ctx: mlir.LoweringRuleContext, *operands: Any, tiling: Tiling) -> Any:
+    del tiling
+    return mlir.lower_fun(_plain, multiple_results=False)(ctx, *operands)
+
+
+batching.primitive_batchers[_symmetric_p] = _batched
+mlir.register_lowering(_symmetric_p, _default)
+mlir.register_lowering(_symmetric_p, _lowered, platform="cuda")
+
+
+def _kernel(*operands: jax.Array, tiling: Tiling, multiprocessors: int) -> jax.Array:
+    # Not imported with this module: older JAX lacks what it is written in.
+    from optax_muonplus.polar import _symmetric_kernel
+
+    batch = operands[0].shape[:-2]
+    stacks = [x.reshape(-1, *x.shape[len(batch) :]) for x in operands]
+    result = _symmetric_kernel.run(*stacks, tiling=tiling, multiprocessors=multiprocessors)
+    return result.reshape(*batch, *result.shape[1:])
+
+
+def fits(shape: Sequence[int], tiling: Tiling = Tiling()) -> bool:  # noqa: B008
+    """Whether the kernel takes operands of that shape."""
+    *batch, n, k = shape
+    return bool(math.prod(batch) and n and k and n % tiling.block == 0 and k % tiling.depth == 0)
+
+
+def _multiprocessors(module: mlir.ModuleContext) -> int | None:
+    """Multiprocessors of the devices that a module is lowered for; None if they cannot run it."""
+    if jax.__version_info__ < FIRST_JAX or module.backend is None:
+        return None
+    if module.lowering_parameters.for_export:  # may run on any device
+        return None
+    axes: Any = module.axis_context
+    if hasattr(axes, "manual_axes"):  # inside jax.shard_map: no other axis may cut the operands
+        sizes = axes.mesh.shape
+        cut = math.prod(size for name, size in sizes.items() if name not in axes.manual_axes)
+    else:
+        cut = getattr(axes, "num_devices", None)
+    # Those of the target also where there are none, and programs are only compiled.
+    devices = module.backend.devices()
+    capable = {getattr(device, "compute_capability", None) for device in devices} == {CAPABILITY}
+    # Mosaic GPU itself asks the default device for which architecture it compiles.
+    default = jax.extend.backend.get_default_device()
+    agrees = getattr(default, "compute_capability", CAPABILITY) == CAPABILITY
+    if cut != 1 or not capable or not agrees:
+        return None
+    return min(device.core_count for device in devices)
+
+
+def padded_sides(height: int, width: int) -> tuple[int, int] | None:
+    """The sides that matrices are padded to for the kernel, or None if it does not pay.
+
+    It does not for a shorter side below 512, nor if padding it to a multiple of 256 adds more
+    operations to a step of the iteration than the kernel saves.
+    """
+    tiling = Tiling()
+    n, m = sorted((height, width))
+    short, long = n + -n % tiling.block, m + -m % tiling.depth
+
+    def operations(n: int, m: int, share: float) -> float:
+        """Of X X^T, R^2 and P X, over 2."""
+        return share * (n * n * m + n**3) + n * n * m
+
+    blocks = short // tiling.block
+    share = (blocks + 1) / (2 * blocks)
+    if n < SMALLEST_SIDE or operations(short, long, share) >= operations(n, m, 1):
+        return None
+    return (short, long) if height <= width else (long, short)
+
+
+def check_symmetric_kernel(symmetric_kernel: bool, polar: Any, operand: jnp.dtype | None) -> None:
+    """Raises ValueError where ``symmetric_kernel`` can never have an effect."""
+    if not symmetric_kernel:
+        return
+    if callable(polar) or polar == "svd":
+        raise ValueError(
+            "symmetric_kernel=True is for the products of Newton-Schulz iterations, which"
+            f" polar={polar!r} does not have. Leave it False."
+        )
+    if operand is None or operand.name not in DTYPES:
+        raise ValueError(
+            "symmetric_kernel=True needs products of half precision, got compute_dtype="
+            f"{operand}. Pass compute_dtype={' or '.join(map(repr, DTYPES))}."
+        )
+    if jax.__version_info__ < FIRST_JAX:
+        needed = ".".join(map(str, FIRST_JAX))
+        raise ValueError(
+            f"symmetric_kernel=True needs jax {needed} or newer, whose Mosaic GPU the kernel is"
+            f" written in; this is {jax.__version__}. Leave it False."
+        )

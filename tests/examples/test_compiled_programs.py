@@ -1,0 +1,144 @@
+"""Products, loops, groups and names in the text of compiled programs; no compiler is needed."""
+
+import pytest
+
+from examples.compiled import chips, groups, hlo, products, targets, tpu, walk
+from examples.compiled.gpu import most_work
+
+MAIN = """HloModule toy, is_scheduled=true, num_partitions=16
+
+%cond (t: (s32[], bf16[8,4])) -> pred[] {{
+  %t = (s32[], bf16[8,4]) parameter(0)
+  %n = s32[] constant(7)
+  %i = s32[] get-tuple-element(%t), index=0
+  ROOT %less = pred[] compare(%i, %n), direction={direction}
+}}
+
+%body (t: (s32[], bf16[8,4])) -> (s32[], bf16[8,4]) {{
+  %t = (s32[], bf16[8,4]) parameter(0)
+  %one = s32[] constant(1)
+  %i = s32[] get-tuple-element(%t), index=0
+  %x = bf16[8,4] get-tuple-element(%t), index=1
+  %next = s32[] {step}(%i, %one)
+  %y = bf16[8,4] {inner}
+  ROOT %out = (s32[], bf16[8,4]) tuple(%next, %y)
+}}
+
+ENTRY %main (i: s32[], x: bf16[8,4]) -> (s32[], bf16[8,4]) {{
+  %i = s32[] parameter(0)
+  %x = bf16[8,4] parameter(1)
+  %start = (s32[], bf16[8,4]) tuple(%i, %x)
+  ROOT %loop = (s32[], bf16[8,4]) while(%start), condition=%cond, body=%body
+}}
+"""
+DOT = "dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={1}"
+
+
+def program(direction="LT", step="add", inner=DOT):
+    return hlo.parse(MAIN.format(direction=direction, step=step, inner=inner))
+
+
+def test_a_plain_count_is_as_long_as_its_condition_says():
+    """libtpu does not write how often a loop runs."""
+    work = products.most_work(program())
+    assert walk.of_kinds(work, "operations") == {"products": 7 * 2 * 8 * 4 * 4}
+
+
+@pytest.mark.parametrize("change", [{"direction": "LE"}, {"step": "multiply"}])
+def test_another_loop_with_products_is_refused(change):
+    with pytest.raises(ValueError, match="unknown number of iterations"):
+        products.most_work(program(**change))
+
+
+@pytest.mark.parametrize(
+    ("operands", "out", "attributes", "operations"),
+    [
+        # A product: no window.
+        ("bf16[8,4] x, bf16[4,6] y", "bf16[8,6]", "dim_labels=bf_io->bf", 8 * 4 * 6),
+        # libtpu writes the batch of a product as space: each of 5 meets its own weights only.
+        (
+            "bf16[5,8,4] x, bf16[5,4,6] y",
+            "bf16[5,8,6]",
+            "window={size=5 stride=4 pad=0_0 lhs_dilate=5}, dim_labels=0bf_0io->0bf",
+            5 * 8 * 4 * 6,
+        ),
+        # A convolution of 5 places with 3 weights, padded by one: its ends meet two.
+        (
+            "bf16[2,5,4] x, bf16[3,4,6] y",
+            "bf16[2,5,6]",
+            "window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f",
+            2 * (5 * 3 - 2) * 4 * 6,
+        ),
+    ],
+)
+def test_operations_of_a_convolution_are_pairs_that_meet(operands, out, attributes, operations):
+    left, right = (text.strip().split() for text in operands.split(", ", 1)[0:2])
+    text = f"""HloModule toy
+
+ENTRY %main (x: {left[0]}, y: {right[0]}) -> {out} {{
+  %x = {left[0]} parameter(0)
+  %y = {right[0]} parameter(1)
+  ROOT %z = {out} convolution(%x, %y), {attributes}
+}}
+"""
+    work = products.most_work(hlo.parse(text))
+    assert walk.of_kinds(work, "operations") == {"products": 2 * operations}
+
+
+def of_groups(text, opcode="all-gather", devices=8):
+    x = hlo.Instruction("x", opcode, (), "", f", channel_id=1, {text}, dimensions={{0}}")
+    return groups.groups(x, devices), groups.leaves_host(x, devices, host=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "leaves"),
+    [
+        ("replica_groups={{0,1},{2,3},{4,5},{6,7}}", [[0, 1], [2, 3], [4, 5], [6, 7]], False),
+        ("replica_groups={}", [[0, 1, 2, 3, 4, 5, 6, 7]], True),
+        ("replica_groups=[2,4]<=[8]", [[0, 1, 2, 3], [4, 5, 6, 7]], False),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", [[0, 4], [1, 5], [2, 6], [3, 7]], True),
+        ("replica_groups=mesh['a'=2,'b'=4] {'b'}", [[0, 1, 2, 3], [4, 5, 6, 7]], False),
+        ("replica_groups=mesh['a'=2,'b'=4] {'a'}", [[0, 4], [1, 5], [2, 6], [3, 7]], True),
+        ("replica_groups=mesh['a'=8] {'a':(2)4}", [[0, 1, 2, 3], [4, 5, 6, 7]], False),
+        ("replica_groups=mesh['a'=8] {'a':(1)2}", [[0, 4], [1, 5], [2, 6], [3, 7]], True),
+        (
+            "replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}",
+            [[0, 2, 4, 6], [1, 3, 5, 7]],
+            True,
+        ),
+    ],
+)
+def test_groups_are_read_from_every_format(text, expected, leaves):
+    assert of_groups(text) == (expected, leaves)
+
+
+def test_a_permutation_leaves_the_host_if_one_of_its_pairs_does():
+    for pairs, leaves in (("{{0,1},{1,0}}", False), ("{{3,4}}", True)):
+        found = of_groups(f"source_target_pairs={pairs}", "collective-permute")
+        assert found[1] == leaves
+
+
+def test_gpus_of_several_hosts_are_connected_by_the_slower_link():
+    rates = targets.parse("h100:16").rates
+    for group, link in (("[2,8]<=[16]", rates.link), ("[8,2]<=[2,8]T(1,0)", 50e9)):
+        inner = f"all-reduce(%x), replica_groups={group}"
+        text = program(inner=inner)
+        seconds = walk.of_kinds(most_work(text, rates), "seconds")["collectives"]
+        sent = walk.of_kinds(most_work(text, rates), "received")["all-reduce bf16"]
+        assert seconds == pytest.approx(sent / link) and sent > 0
+
+
+def test_work_is_told_apart_by_the_names_of_the_traced_function():
+    name = 'metadata={op_name="jit(step)/optimizer/dot_general" stack_frame_id=3}'
+    cycles = ', backend_config={"estimated_cycles":"30"}'
+    text = program(inner=f"{DOT}, {name}{cycles}")
+    body = text.computations["body"].instructions["y"]
+    assert body.scope == "jit(step)/optimizer/dot_general" and "metadata" not in body.attributes
+    assert walk.of_kinds(tpu.most_work(text), "parts") == {"optimizer": 7 * 30}
+
+
+def test_peaks_are_found_by_the_beginning_of_a_kind():
+    assert chips.peak("NVIDIA H100 80GB HBM3") == 989e12
+    assert chips.peak("NVIDIA H100 PCIe") == 756e12
+    assert chips.peak("TPU v5 lite") == 197e12 and chips.peak("TPU v5") == 459e12
+    assert chips.peak("cpu") is None

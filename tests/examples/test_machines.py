@@ -1,0 +1,49 @@
+"""`--machine`: every recipe has machines that it fits, and needs no other flag there."""
+
+import pytest
+
+from examples.compiled import targets
+from examples.settings import command_line, machines, recipes
+from examples.system.errors import UserError
+from examples.training import sharding
+
+ALL = [(name, fit) for name in recipes.ROWS for fit in machines.FITS[name]]
+
+
+@pytest.mark.parametrize("name", recipes.ROWS)
+def test_every_recipe_has_a_smallest_h100_and_a_smallest_tpu_slice(name):
+    kinds = [fit.kind for fit in machines.FITS[name]]
+    assert kinds[0] == "h100" and set(kinds[1:]) & {"v5e", "v5p"}
+
+
+@pytest.mark.parametrize(("name", "fit"), ALL)
+def test_a_machine_sets_mesh_and_micro_batches(name, fit):
+    for machine in {fit.smallest, fit.smallest.replace("h100-1", "h100-64")}:
+        asked, _ = command_line.parse([f"{name}-muon", "--machine", machine])
+        target = targets.parse(machine.replace("-", ":"))  # the same devices to --compile-for
+        sizes = sharding.mesh_sizes(asked.machine.mesh, target.devices)
+        rows = 512 / (sizes["data"] * sizes["fsdp"] * asked.config.accumulate)
+        assert rows == int(rows) and 1 <= rows <= fit.rows
+        assert rows == fit.rows or target.devices * fit.rows > 512
+
+
+def test_other_flags_of_the_command_line_win():
+    words = ["llama-1b", "--machine=h100-8", "--accumulate", "512", "--mesh", "tensor=8"]
+    asked, _ = command_line.parse(words)
+    assert (asked.config.accumulate, asked.machine.mesh) == (512, "tensor=8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gpt-micro", "--machine", "h100-1"], "gpt-micro fits anywhere"),
+        (["--machine", "h100-1"], "gpt-tiny fits anywhere"),
+        (["llama-1b", "--machine", "h100"], "give h100-1, h100-8"),
+        (["llama-1b", "--machine", "h100-12"], "a power of two"),
+        (["llama-7b", "--machine", "h100-1"], "not known to fit --machine h100-1: the smallest"),
+        (["llama-1b", "--machine", "h100-1024"], "more devices than a step"),
+    ],
+)
+def test_machines_that_are_not_known_are_refused(words, message):
+    with pytest.raises(UserError, match=message):
+        command_line.parse(words)

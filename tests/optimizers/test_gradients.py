@@ -1,0 +1,127 @@
+"""Gradients belong to their parameters: shapes, integers, and the dtype of every pair."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optax_muonplus as omp
+from optax_muonplus import baselines
+from tests.support.trees import random_tree
+
+SHAPES = {"up": {"kernel": (4, 6), "bias": (6,)}, "embed": {"embedding": (5, 4)}}
+REAL = ("float16", "bfloat16", "float32", "float64")
+COMPLEX = ("complex64", "complex128")
+INTEGERS = ("bool", "uint8", "int32", "float8_e4m3fn")
+OPTIMIZERS = {
+    "muonplus": omp.muonplus,
+    "muon": omp.muon,
+    "normuon": baselines.normuon,
+    "mano": baselines.mano,
+}
+
+
+def tree(dtype, **others):
+    made = random_tree(SHAPES, dtype=dtype)
+    for name, value in others.items():
+        made["up"][name] = value
+    return made
+
+
+@pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name, shape",
+    [("kernel", (1, 6)), ("kernel", (4, 1)), ("kernel", (6, 4)), ("kernel", (4, 6, 1)),
+     ("bias", (1,)), ("bias", ()), ("bias", (1, 6))],
+)  # fmt: skip
+def test_gradients_of_another_shape_are_refused(build, name, shape):
+    """Those that broadcast, too."""
+    params = tree("float32")
+    tx = build(0.1)
+    grads = tree("float32", **{name: jnp.ones(shape)})
+    wanted = params["up"][name].shape
+    with pytest.raises(ValueError) as caught:
+        tx.update(grads, tx.init(params), params)
+    assert f"up/{name} is {shape}, its parameter {wanted}" in str(caught.value)
+
+
+def test_links_compare_gradients_with_parameters_or_buffers():
+    params = {"w": jnp.ones((4, 6))}
+    narrow = {"w": jnp.ones((1, 6))}
+    for link in (omp.momentum(), omp.scale_by_muonplus(), baselines.scale_by_normuon()):
+        with pytest.raises(ValueError, match=r"w is \(1, 6\), its momentum \(4, 6\)"):
+            link.update(narrow, link.init(params))
+    for link in (omp.orthogonalize(), omp.normalize(), omp.scale_by_shape()):
+        with pytest.raises(ValueError, match=r"w is \(1, 6\), its parameter \(4, 6\)"):
+            link.update(narrow, link.init(params), params)
+    with pytest.raises(ValueError, match="w is complex64, its momentum float32"):
+        omp.momentum().update({"w": jnp.ones((4, 6), "complex64")}, omp.momentum().init(params))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_update_dtype_of_every_pair(decay):
+    """What gradient and parameter promote to, for matrices and others; buffers stay what they are.
+
+    Integers, floats of 8 bits, and pairs of which one is complex are refused.
+    """
+    with jax.enable_x64(True):
+        options = {"weight_decay": decay, "adam_weight_decay": decay}
+        tx = omp.muonplus(0.1, polar="svd", **options)
+        others = [baselines.normuon(0.1, polar="svd", **options), baselines.mano(0.1, **options)]
+        for p in (*REAL, *COMPLEX):
+            params = jax.eval_shape(lambda p=p: tree(p))
+            state = jax.eval_shape(tx.init, params)
+            for g in (*REAL, *COMPLEX, *INTEGERS):
+                grads = jax.eval_shape(lambda g=g: tree(g))
+                if g in INTEGERS or (g in COMPLEX) != (p in COMPLEX):
+                    with pytest.raises(ValueError, match=rf"up/kernel is {g}.* jax.grad returns"):
+                        jax.eval_shape(tx.update, grads, state, params)
+                    continue
+                updates, new = jax.eval_shape(tx.update, grads, state, params)
+                assert dtypes(updates) == {jnp.promote_types(g, p)}, (g, p)
+                assert dtypes(omp.transforms.find_momentum(new).mu) == {jnp.dtype(p)}
+                for other in others if {g, p} == {"float16", "float32"} else ():
+                    start = jax.eval_shape(other.init, params)
+                    updates, _ = jax.eval_shape(other.update, grads, start, params)
+                    assert dtypes(updates) == {jnp.dtype("float32")}
+        for p in INTEGERS:
+            with pytest.raises(ValueError, match=rf"floating-point, got .*up/kernel \({p}\)"):
+                tx.init(jax.eval_shape(lambda p=p: tree(p)))
+
+
+def dtypes(tree):
+    return {x.dtype for x in jax.tree.leaves(tree)}
+
+
+def test_gradients_of_integers_by_jax_are_refused():
+    """``jax.grad(allow_int=True)`` gives them a dtype of no bits."""
+    params = tree("float32")
+    grads = tree("float32", kernel=np.zeros((4, 6), jax.dtypes.float0))
+    tx = omp.muonplus(0.1)
+    with pytest.raises(ValueError, match=r"up/kernel is .*float0.*, not floating-point"):
+        tx.update(grads, tx.init(params), params)
+
+
+def test_narrow_gradients_of_wide_parameters():
+    """In float16 1e-8 times an update is nothing, and the square of 1e3 is infinite."""
+    params = tree("float32")
+    grads = jax.tree.map(lambda x: (1e3 * x).astype("float16"), params)
+    tx = omp.muonplus(1e-8)
+    updates, state = tx.update(grads, tx.init(params), params)
+    wide = jax.tree.map(lambda x: x.astype("float32"), grads)
+    exact, exact_state = tx.update(wide, tx.init(params), params)
+    kernels = [x["up"].pop("kernel") for x in (updates, exact)]
+    np.testing.assert_allclose(*kernels, rtol=1e-3)  # rounded to float16 once
+    for x, y in [(updates, exact), (state, exact_state)]:
+        jax.tree.map(np.testing.assert_array_equal, x, y)
+
+
+def test_leaves_that_are_in_one_tree_only_are_left_alone():
+    """Frozen parameters without gradients."""
+    params = tree("float32", frozen=jnp.ones((4, 6)))
+    grads = tree("float32", frozen=None)
+    tx = omp.scale_by_muonplus(weight_dimension_numbers=omp.muon_dimension_numbers)
+    kernels = ({"k": t["up"]["kernel"], "f": t["up"]["frozen"]} for t in (grads, params))
+    grads, params = kernels
+    updates, _ = tx.update(grads, tx.init(grads), params)
+    assert updates["f"] is None

@@ -1,0 +1,151 @@
+"""Every hyperparameter of every optimizer and link is checked by its kind, in every form."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_muonplus as omp
+from optax_muonplus import baselines
+from tests.support.argument_kinds import FACTORIES, KIND_OF, NO_NUMBER, REFUSED, cases, forms
+from tests.support.trees import SHAPES, assert_trees_close, random_tree
+
+
+def test_every_argument_has_a_kind():
+    for make in FACTORIES.values():
+        assert set(inspect.signature(make).parameters) <= KIND_OF.keys()
+
+
+@pytest.mark.parametrize(
+    "factory, name, kind", [case for case in cases() if case[2] != "tree"], ids=lambda x: x
+)
+def test_what_is_not_of_the_kind_is_refused_when_built_and_named(factory, name, kind):
+    for value in REFUSED[kind]:
+        with pytest.raises(ValueError, match=rf"\b{name}\b") as caught:
+            FACTORIES[factory](**{name: value})
+        shown = str(caught.value)
+        assert "must" in shown or "Known" in shown or "needs" in shown, (value, shown)
+
+
+@pytest.mark.parametrize("name", ["muonplus", "normuon", "adamuon", "mano"])
+def test_numbers_are_checked_through_inject_hyperparams(name):
+    """Outside of jit, where their values are known; complex if a parameter is."""
+    make = optax.inject_hyperparams(getattr(baselines, name, None) or omp.muonplus)
+    params = random_tree(SHAPES)
+    with pytest.raises(ValueError, match=r"adam_b2 must be in \[0, 1\), got 1.0"):
+        make(0.1, adam_b2=1.0).init(params)
+    with pytest.raises(ValueError, match="learning_rate must be a finite number or a schedule"):
+        make(float("nan")).init(params)
+    with pytest.raises(ValueError, match=r"beta must be in \[0, 1\), got 1.5"):
+        make(0.1, beta=lambda count: 1.5 + 0 * count).init(params)
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    with pytest.raises(ValueError, match=r"adam_b2 .* got 1.0\. It is bfloat16, .*hyperparam_"):
+        make(0.1).init(narrow)  # 0.999 is 1 in bfloat16
+    optax.inject_hyperparams(omp.muonplus, hyperparam_dtype=jnp.float32)(0.1).init(narrow)
+    mixed = {"w": jnp.ones((4, 6), jnp.complex64), "v": jnp.ones((4, 6))}
+    make(0.1).init(mixed)
+
+
+def test_numbers_of_every_form_give_one_update():
+    """Python's, NumPy's and JAX's, known or traced."""
+    params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
+    names = {"beta": 0.5, "eps": 0.25, "norm_eps": 0.125, "consistent_rms": 0.25, "adam_b1": 0.5,
+             "adam_b2": 0.75, "adam_eps": 0.125, "adam_eps_root": 0.25, "weight_decay": 0.25,
+             "adam_weight_decay": 0.5, "adam_learning_rate": 0.125}  # fmt: skip
+
+    def updates(rate, **numbers):
+        tx = omp.muonplus(rate, adaptive=True, **numbers)
+        return tx.update(grads, tx.init(params), params)[0]
+
+    expected = updates(0.5, **names)
+    for i in range(len(forms(0))):
+        assert_trees_close(
+            updates(forms(0.5)[i], **{k: forms(v)[i] for k, v in names.items()}), expected
+        )
+    traced = jax.jit(lambda rate, numbers: updates(rate, **numbers))(0.5, names)
+    assert_trees_close(traced, expected)
+    many = jax.tree.map(lambda x: jnp.full(2, x), names)
+    vmapped = jax.vmap(lambda rate, numbers: updates(rate, **numbers))(jnp.full(2, 0.5), many)
+    assert_trees_close(jax.tree.map(lambda x: x[1], vmapped), expected)
+
+
+def test_schedules_are_taken_where_they_are_promised():
+    params = random_tree(SHAPES)
+    for name in ("learning_rate", "adam_learning_rate", "weight_decay", "adam_weight_decay"):
+        tx = omp.muonplus(**{"learning_rate": 0.1, name: optax.linear_schedule(0.1, 0.0, 2)})
+        tx.update(params, tx.init(params), params)
+
+
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        (lambda value: omp.polar.newton_schulz(jnp.eye(2), eps=value), "eps"),
+        (lambda value: omp.polar.gram_newton_schulz(jnp.eye(2), eps=value), "eps"),
+        (lambda value: omp.matrices.normalize_matrix(jnp.eye(2), norm_eps=value), "norm_eps"),
+        (lambda value: omp.matrices.shape_factor(2, 3, consistent_rms=value), "consistent_rms"),
+        (lambda value: omp.describe({}, consistent_rms=value), "consistent_rms"),
+        (lambda value: omp.describe({}, eps=value), "eps"),
+    ],
+)
+def test_functions_on_arrays_check_them_too(call, name):
+    for value in [*NO_NUMBER, -1.0]:
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            call(value)
+
+
+def test_traced_values_that_cannot_be_are_refused_by_their_types():
+    def build(**arguments):
+        jax.eval_shape(lambda x: omp.muonplus(0.1, **x) and 0, arguments)
+
+    with pytest.raises(ValueError, match=r"beta must be .* got an array float32\[3\]"):
+        build(beta=jnp.full(3, 0.5))
+    with pytest.raises(ValueError, match=r"eps must be .* got an array bool\[\]"):
+        build(eps=jnp.array(True))
+    with pytest.raises(ValueError, match="ns_steps must be one integer, got a traced float32"):
+        build(ns_steps=jnp.float32(5))
+    with pytest.raises(ValueError, match=r"nesterov is traced.*static_args=\('nesterov',\)"):
+        build(nesterov=jnp.array(True))
+
+
+@pytest.mark.parametrize(
+    "rows, steps, message",
+    [
+        ((9.0, 9.0, 9.0), 5, r"ns_coeffs=\(9.0, 9.0, 9.0\) diverges: in 5 steps .* becomes inf"),
+        ((3.0, 0.0), 5, "diverges: in 5 steps .* becomes 243"),
+        ([(2.0, -1.5, 0.5)] * 4 + [(200.0, 0.0, 0.0)], 5, "becomes 200"),
+        ((0.0, 0.0, 0.0), 5, "sends every singular value to 0"),
+    ],
+)
+@pytest.mark.parametrize("polar", ["auto", "gram"])
+def test_coefficients_that_diverge_are_refused(rows, steps, message, polar):
+    with pytest.raises(ValueError, match=message):
+        omp.muonplus(0.1, rows, steps, polar=polar)
+
+
+def test_what_else_converges_is_taken():
+    """Slow, scaled and traced steps too: only numbers far from a polar factor are refused."""
+    for rows in [(1.5, -0.5), (2.0, -1.5, 0.5), (0.5, 0.0), (1.0, 0.0), (2.0, 0.0)]:
+        omp.muonplus(0.1, rows, 5)
+    for rows, fine in {(1.5, -0.5): True, (2.0, 0.0): False}.items():
+        build = functools.partial(omp.muonplus, 0.1, rows)
+        make = functools.partial(jax.eval_shape, lambda steps, build=build: build(steps) and 0, 5)
+        if fine:
+            make()
+        else:
+            with pytest.raises(ValueError, match="diverges: in some steps"):
+                make()
+
+
+@pytest.mark.parametrize("result", [jnp.int32, jnp.bool_, jnp.complex64, jnp.float8_e4m3fn])
+def test_functions_that_give_another_kind_of_numbers_are_refused(result):
+    if result.dtype.itemsize > 1 or result is jnp.bool_:  # JAX refuses to go on with 8 bits
+        tx = omp.muonplus(0.1, polar=lambda x: x.astype(result))
+        with pytest.raises(ValueError, match=f"w: a function on matrices .* gave {result.dtype}"):
+            tx.init({"w": np.ones((4, 6), np.float32)})
+    own = omp.transforms.apply_to_matrices([lambda x: x.astype(result)])
+    with pytest.raises(ValueError, match=f"gave {result.dtype}"):
+        own.init({"w": np.ones((4, 6), np.float32)})

@@ -1,0 +1,59 @@
+"""Arguments that have no effect beside others are taken, and named by `describe`."""
+
+import re
+
+import numpy as np
+import pytest
+
+import optax_muonplus as omp
+from tests.support.trees import random_tree
+
+
+def own_polar(x):
+    return x
+
+
+@pytest.mark.parametrize(
+    "arguments, idle",
+    [
+        ({"polar": "svd", "ns_steps": 7, "compute_dtype": "bfloat16"}, ["ns_steps, compute_dtype"]),
+        ({"polar": own_polar, "eps": 1e-8, "ns_coeffs": "you"}, ["ns_coeffs, eps"]),
+        ({"norm": "none", "norm_eps": 1e-6}, ["norm_eps"]),
+        ({"norm": "none", "match_frobenius": True}, ["match_frobenius"]),
+        ({"consistent_rms": 0.2, "shape_scale": "max"}, ["shape_scale"]),
+        ({"beta": 0.0, "nesterov": True}, ["nesterov"]),
+        ({"bias_correction": True}, ["bias_correction"]),
+        ({"weight_decay_mask": True, "ns_steps": 6}, ["weight_decay_mask"]),
+        (
+            {"beta": 0.0, "nesterov": True, "norm": "none", "norm_eps": 0.0},
+            ["norm_eps", "nesterov"],
+        ),
+        # With an effect, or the defaults:
+        ({"bias_correction": True, "nesterov": True}, []),
+        ({"bias_correction": True, "adaptive": True}, []),
+        ({"bias_correction": True, "eps": 1e-8}, []),
+        ({"bias_correction": True, "polar": own_polar}, []),
+        ({"polar": "svd", "ns_steps": 5, "norm": "row", "norm_eps": 1e-6}, []),
+        ({"weight_decay_mask": True, "weight_decay": 0.1, "learning_rate": 0.1}, []),
+    ],
+)  # fmt: skip
+def test_arguments_without_effect_are_named_and_have_none(arguments, idle):
+    params = random_tree({"up": {"kernel": (4, 6)}})
+    table = omp.describe(params, **arguments)
+    assert re.findall(r"^without effect: (.*), (?:beside|without) ", table, re.M) == idle
+
+    def update(**arguments):
+        tx = omp.muonplus(**{"learning_rate": 0.1, **arguments})
+        return tx.update(params, tx.init(params), params)[0]["up"]["kernel"]
+
+    names = {name for line in idle for name in line.split(", ")}
+    effective = {name: x for name, x in arguments.items() if name not in names}
+    if idle:
+        np.testing.assert_allclose(update(**arguments), update(**effective), atol=1e-5)
+
+
+def test_describe_refuses_what_muonplus_refuses():
+    with pytest.raises(ValueError, match="ns_steps must be an integer"):
+        omp.describe({}, ns_steps=True)
+    with pytest.raises(TypeError, match="'nstep'"):
+        omp.describe({}, nstep=5)

@@ -1,0 +1,79 @@
+"""Every argument of every optimizer and link, by its kind, and values that are not of that kind."""
+
+import functools
+import inspect
+
+import jax.numpy as jnp
+import numpy as np
+
+import optax_muonplus as omp
+from optax_muonplus import baselines
+
+NAN = float("nan")
+# Functions with hyperparameters, and what they cannot do without.
+FACTORIES = {
+    "muonplus": functools.partial(omp.muonplus, learning_rate=0.1),
+    "muon": functools.partial(omp.muon, learning_rate=0.1),
+    "normuon": functools.partial(baselines.normuon, learning_rate=0.1),
+    "adamuon": functools.partial(baselines.adamuon, learning_rate=0.1),
+    "turbo_muon": functools.partial(baselines.turbo_muon, learning_rate=0.1),
+    "mano": functools.partial(baselines.mano, learning_rate=0.1),
+    "scale_by_normuon": baselines.scale_by_normuon,
+    "scale_by_adamuon": baselines.scale_by_adamuon,
+    "scale_by_mano": baselines.scale_by_mano,
+    "scale_by_muonplus": omp.scale_by_muonplus,
+    "momentum": omp.momentum,
+    "orthogonalize": omp.orthogonalize,
+    "normalize": omp.normalize,
+    "scale_by_shape": omp.scale_by_shape,
+}
+KINDS = {
+    "rate": ("learning_rate", "adam_learning_rate", "weight_decay", "adam_weight_decay"),
+    "decay": ("beta", "beta2", "adam_b1", "adam_b2"),
+    "not negative": ("eps", "norm_eps", "nu_eps", "adam_eps", "adam_eps_root"),
+    "positive": ("consistent_rms",),
+    "flag": ("match_frobenius", "nesterov", "bias_correction", "adaptive", "sign"),
+    "count": ("ns_steps",),
+    "word": ("ns_coeffs", "norm", "shape_scale", "polar", "preconditioning", "rule"),
+    "dtype": ("mu_dtype", "compute_dtype"),
+    "tree": (
+        "weight_decay_mask",
+        "muon_weight_dimension_numbers",
+        "weight_dimension_numbers",
+        "sharding",
+    ),
+}
+KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
+
+NO_NUMBER = [
+    "0.5", (0.5,), [0.5], True, np.True_, object(), NAN, np.float32(NAN), jnp.float32(NAN),
+    np.array(NAN), float("inf"), np.float64(-np.inf), jnp.full(2, 0.5), np.full(1, 0.5), 0.5j,
+    jnp.array(True),
+]  # fmt: skip
+
+
+def forms(*numbers):
+    """Each number as Python, NumPy and JAX have it, alone and as an array without axes."""
+    makers = (float, np.float32, np.float64, np.array, jnp.float32, jnp.bfloat16)
+    return [make(number) for number in numbers for make in makers]
+
+
+# Of None, which some take for "not given", nothing is said here.
+REFUSED = {
+    "rate": NO_NUMBER,
+    "decay": [*NO_NUMBER, *forms(1.0, -0.25, 2.0), lambda step: 0.9],
+    "not negative": [*NO_NUMBER, *forms(-0.25), lambda step: 0.5],
+    "positive": [*NO_NUMBER, *forms(0.0, -0.25), lambda step: 0.5],
+    "flag": ["no", "False", None, 2, 0.0, np.array([True, False]), jnp.array(True)],
+    "count": [True, False, 0, -1, 101, 1000, 2.0, "5", None, np.float32(5), jnp.ones(2, int)],
+    "word": ["no such word", None, 5, b"row"],
+    "dtype": ["int32", "bool", "uint8", "float33", "float8_e4m3fn", 5, int, bool, "float64", "U4"],
+}
+
+
+def cases():
+    """``(factory's name, argument, kind)`` of every argument that has a kind but a tree."""
+    for factory, make in FACTORIES.items():
+        for name in inspect.signature(make).parameters:
+            if name != "learning_rate" or factory in ("muonplus", "normuon", "mano"):
+                yield factory, name, KIND_OF[name]

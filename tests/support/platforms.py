@@ -1,0 +1,35 @@
+"""The backend that tests run on: a CPU, or of the core's tests an accelerator."""
+
+from collections.abc import Collection, Mapping
+
+VARIABLE = "OPTAX_MUONPLUS_TEST_PLATFORM"
+
+# Folders of tests and marks that stay on a CPU, and why.
+FOLDERS = {
+    "mesh": "needs eight devices, which a CPU simulates",
+    "examples": "trains toys on simulated devices; the core's tests run on accelerators",
+    "benchmarks": "measures toys and reads programs for a CPU",
+    "documentation": "reads files",
+}
+MARKS = {
+    "several_devices": "needs eight devices, which a CPU simulates",
+    "cpu_program": "reads what JAX makes for a CPU, at its default precision of products",
+}
+
+
+def chosen(environment: Mapping[str, str]) -> str:
+    """The backend's name: `cpu`, unless the variable names another one, such as `cuda`."""
+    return environment.get(VARIABLE) or "cpu"
+
+
+def jax_platforms(platform: str) -> str:
+    """What JAX is told: the first is its default, and a CPU stays for what asks for one."""
+    return platform if platform == "cpu" else f"{platform},cpu"
+
+
+def reason_to_skip(platform: str, folder: str, marks: Collection[str]) -> str | None:
+    """Why a test in a folder of `tests`, with these marks, does not run on a platform."""
+    if platform == "cpu":
+        return None
+    reasons = [FOLDERS.get(folder), *(MARKS.get(mark) for mark in marks)]
+    return next(filter(None, reasons), None)

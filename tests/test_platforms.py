@@ -1,0 +1,57 @@
+"""The switch that runs the core's tests on an accelerator; none is needed here."""
+
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from tests.support import platforms
+from tests.support.documents import ROOT
+
+
+def test_tests_run_on_a_cpu_unless_told_otherwise():
+    assert platforms.chosen({}) == platforms.chosen({platforms.VARIABLE: ""}) == "cpu"
+    assert platforms.chosen({platforms.VARIABLE: "cuda"}) == "cuda"
+    assert platforms.jax_platforms("cpu") == "cpu"
+    assert platforms.jax_platforms("cuda") == "cuda,cpu"
+
+
+def test_what_needs_a_cpu_is_skipped_elsewhere():
+    assert platforms.reason_to_skip("cpu", "mesh", ["several_devices"]) is None
+    assert platforms.reason_to_skip("cuda", "polar", ["parametrize"]) is None
+    assert platforms.reason_to_skip("cuda", "mesh", []) == platforms.FOLDERS["mesh"]
+    for mark, reason in platforms.MARKS.items():
+        assert platforms.reason_to_skip("cuda", "polar", ["parametrize", mark]) == reason
+
+
+def test_every_folder_that_stays_on_a_cpu_is_there():
+    assert all((ROOT / "tests" / folder).is_dir() for folder in platforms.FOLDERS)
+
+
+@pytest.fixture(scope="module")
+def collected():
+    """A process that would test on a GPU: what JAX is told, and what pytest does in two folders."""
+    report = (
+        "import pytest, sys; code = pytest.main(sys.argv[1:]); import jax;"
+        "print(jax.config.jax_platforms, jax.config.jax_default_matmul_precision, int(code))"
+    )
+    counts = "test_auto_counts_operations_and_asks_for_float32_products"
+    chosen = ["tests/mesh/test_schedule.py", f"tests/polar/test_operations.py::{counts}"]
+    done = subprocess.run(
+        [sys.executable, "-c", report, "-p", "no:cacheprovider", "-q", *chosen],
+        env=os.environ | {platforms.VARIABLE: "cuda"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    return types.SimpleNamespace(lines=done.stdout.splitlines(), errors=done.stderr)
+
+
+def test_the_switch_sets_platform_and_precision_and_skips(collected):
+    assert collected.lines[-1] == "cuda,cpu highest 0", collected
+    skipped = [line for line in collected.lines if line.startswith("SKIPPED")]
+    assert any("tests/mesh" in line and platforms.FOLDERS["mesh"] in line for line in skipped)
+    assert any(platforms.MARKS["cpu_program"] in line for line in skipped)
+    assert "passed" not in "".join(collected.lines)
