@@ -163,12 +163,14 @@ class ShortSide(NamedTuple):
             return self.multiply(self.rounded(self.polynomial(gram, rows[0], scale)), y)
         p = self.polynomial(gram, rows[0])
         total = self.rounded(self._scaled(p, scale))
-        multiply = self.commuting if _one_number(scale) else self.multiply
         for row in rows[1:]:
             operand = self.rounded(p)
             gram = self.commuting(self.commuting(gram, operand), operand)
             p = self.polynomial(gram, row)
-            total = multiply(self.rounded(p), total)
+            # The factors commute, but their errors do not: each P must stand next to the y that the
+            # earlier ones have multiplied, or its error in large singular values of y is multiplied
+            # as the small ones are. So this is no product for ``symmetric`` either.
+            total = self.multiply(self.rounded(p), total)
         return self.multiply(total, y)
 
     def polynomial(

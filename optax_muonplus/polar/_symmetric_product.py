@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from optax_muonplus._arguments import check_flag
 from optax_muonplus.polar._products import product, rounded
 from optax_muonplus.polar._tiling import Tiling
 
@@ -210,7 +211,8 @@ def padded_sides(height: int, width: int) -> tuple[int, int] | None:
 
 
 def check_symmetric_kernel(symmetric_kernel: bool, polar: Any, operand: jnp.dtype | None) -> None:
-    """Raises ValueError where ``symmetric_kernel`` can never have an effect."""
+    """Raises ValueError unless it is a flag, and where it can never have an effect."""
+    check_flag("symmetric_kernel", symmetric_kernel)
     if not symmetric_kernel:
         return
     if callable(polar) or polar == "svd":

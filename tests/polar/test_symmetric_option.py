@@ -7,7 +7,8 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus.polar import _symmetric_product
+from optax_muonplus.polar import _newton_schulz, _symmetric_product
+from tests.support.half_precision import matrix, polynomial
 
 
 def gaussian(*shape):
@@ -66,6 +67,25 @@ def test_all_symmetric_products_of_an_iteration_are_left_to_it(monkeypatch, row,
     assert counted == kernels * 2
     # P X is not symmetric. The two steps have their symmetric products in common.
     assert text.count("dot_general") == 2 + len({*kernels}) + (len(row) == 4)
+
+
+@needs_option
+@pytest.mark.parametrize("transposed", [False, True])
+def test_float16_gram_with_one_triangle_is_nearer_than_plain_bfloat16(monkeypatch, transposed):
+    """The kernel computes a triangle and mirrors it, which moves errors to the other side."""
+
+    def mirrored(*operands):
+        triangle = jnp.tril(_symmetric_product.symmetric_product(*operands))
+        return triangle + jnp.swapaxes(jnp.tril(triangle, -1), -1, -2)
+
+    monkeypatch.setattr(_newton_schulz, "symmetric_product", mirrored)
+    x = matrix("log", 96, 256)
+    exact = polynomial(x, "polar_express", 5)
+    x, exact = (x.T, exact.T) if transposed else (x, exact)
+    arguments = (x, "polar_express", 5)
+    gram = omp.polar.gram_newton_schulz(*arguments, compute_dtype="float16", symmetric_kernel=True)
+    plain = omp.polar.newton_schulz(*arguments, compute_dtype="bfloat16")
+    assert 2 * np.linalg.norm(gram - exact) < np.linalg.norm(plain - exact)
 
 
 @needs_option

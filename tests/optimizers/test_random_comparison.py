@@ -1,0 +1,42 @@
+"""The first random cases of `tests.random_comparison`, which runs thousands when it is asked to."""
+
+import itertools
+
+import pytest
+
+from optax_muonplus.matrices import Normalize
+from tests.random_comparison import compare, compare_many
+from tests.support.random_cases import draw
+
+# Some 20 seconds each. `python -m tests.random_comparison --cases 2000` has more.
+CASES, ON_A_MESH = 20, 6
+
+
+def said(capsys, text):
+    with capsys.disabled():
+        print(f"\nrandom comparison: {text}")
+
+
+def test_random_cases_agree_with_the_oracle(capsys):
+    said(capsys, compare_many(0, range(CASES), with_mesh=False))
+
+
+@pytest.mark.several_devices
+def test_random_cases_on_meshes_agree_with_the_oracle(capsys):
+    said(capsys, compare_many(0, range(ON_A_MESH), with_mesh=True))
+
+
+def test_the_comparison_sees_a_small_mistake(monkeypatch):
+    """One hundredth of the normalization, more than any rounding of float32."""
+    cases = (draw(0, number, with_mesh=False) for number in itertools.count())
+    case = next(
+        case
+        for case in cases
+        if (case.optimizer, case.dtype, case.wrapped) == ("muonplus", "float32", "")
+        and case.options["compute_dtype"] is None
+        and case.leaves[0].out_axes
+    )
+    assert compare(case).worst <= 1
+    right = Normalize.__call__
+    monkeypatch.setattr(Normalize, "__call__", lambda self, x: right(self, x) * 1.01)
+    assert compare(case).worst > 1
