@@ -33,13 +33,14 @@ class MatrixBatch(NamedTuple):
         dtypes = self.array.dtype, self.dtype, self.result_dtype
         return self.array.shape[-2:], dtypes, self.transposed
 
-    def apply(self, steps: Composition) -> Callable[[jax.Array], jax.Array]:
-        """``steps`` of arrays like this one."""
+    def apply(self, steps: Composition, padded: bool = False) -> Callable[[jax.Array], jax.Array]:
+        """``steps`` of arrays like this one, or with zeros behind the matrices if ``padded``."""
+        shape = self.array.shape[-2:] if padded else None
 
         def applied(x: jax.Array) -> jax.Array:
             x = x.astype(self.dtype)
             for function in steps.functions:
-                x = for_layout(function, self.transposed)(x)
+                x = for_layout(function, self.transposed, shape)(x)
             return narrowed(x, self.result_dtype)
 
         return applied

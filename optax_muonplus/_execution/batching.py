@@ -18,7 +18,7 @@ import jax
 import jax.core
 
 from optax_muonplus._execution.batches import MatrixBatch, grouped
-from optax_muonplus._execution.stacks import TPU_BLOCK, map_stacks, work_on_stacks
+from optax_muonplus._execution.stacks import map_stacks, on_full_blocks, work_on_stacks
 from optax_muonplus._xla.loops import map_in_place
 from optax_muonplus.matrices._matrix_function import Composition, MatrixFunction, compose
 
@@ -60,7 +60,7 @@ def apply_batched(
 
 def apply_to_one(steps: Composition, batch: MatrixBatch) -> jax.Array:
     """``steps`` of a single matrix, whose layout may be known at run time only."""
-    on_tpu = batch.apply(steps.on_blocks(TPU_BLOCK))
+    on_tpu = on_full_blocks(steps, batch)
     return jax.lax.platform_dependent(batch.array, tpu=on_tpu, default=batch.apply(steps))
 
 

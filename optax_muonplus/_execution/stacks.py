@@ -18,14 +18,14 @@ was at hand.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from optax_muonplus._execution.batches import MatrixBatch, chunked, grouped
-from optax_muonplus._xla.loops import map_slices
-from optax_muonplus.matrices._matrix_function import Composition, for_layout
+from optax_muonplus._xla.loops import map_slices, stacked
+from optax_muonplus.matrices._matrix_function import Composition, for_layout, part, with_zeros
 from optax_muonplus.matrices._precision import narrowed
 
 # Of one stack: 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. By count, the iteration on
@@ -95,10 +95,7 @@ def _in_slices(steps: Composition, batch: MatrixBatch, size: int) -> jax.Array:
 def _joined(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """``steps`` of all matrices, in stacks of those of one shape, of which some are transposed."""
     tall = [x.array.shape[-2] > x.array.shape[-1] for x in batches]
-    wide = [
-        x._replace(array=jnp.swapaxes(x.array, -1, -2), transposed=not x.transposed) if t else x
-        for x, t in zip(batches, tall, strict=True)
-    ]
+    wide = [_swapped(x) if t else x for x, t in zip(batches, tall, strict=True)]
     results: dict[int, jax.Array] = {}
     for group in grouped(wide, lambda x: x._replace(transposed=False).kind):
         # Sorted, so that each stack has the two layouts in two runs.
@@ -112,6 +109,12 @@ def _joined(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Arra
             stops = itertools.accumulate(len(x.array) for x in parts)
             results |= zip(chunk, jnp.split(stack, list(stops)[:-1]), strict=True)
     return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(tall)]
+
+
+def _swapped(batch: MatrixBatch) -> MatrixBatch:
+    """The same matrices, stored the other way."""
+    array = jnp.swapaxes(batch.array, -1, -2)
+    return batch._replace(array=array, transposed=not batch.transposed)
 
 
 def _at_once(steps: Composition, stack: MatrixBatch, upright: int) -> jax.Array:
@@ -133,6 +136,21 @@ def _at_once(steps: Composition, stack: MatrixBatch, upright: int) -> jax.Array:
 
 def map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """``steps`` of all matrices, one at a time."""
+    turned = [_is_stored_turned(x.array.shape) for x in batches]
+    stored = [_swapped(x) if t else x for x, t in zip(batches, turned, strict=True)]
+    results = _mapped(steps, stored)
+    return [jnp.swapaxes(y, -1, -2) if t else y for y, t in zip(results, turned, strict=True)]
+
+
+def _is_stored_turned(shape: tuple[int, ...]) -> bool:
+    """Whether libtpu stores the transposed matrix: only its columns then fill their blocks.
+
+    To swap the axes then moves nothing. Without it the padded stack would be transposed as a whole.
+    """
+    return shape[-1] % TPU_BLOCK != 0 and shape[-2] % TPU_BLOCK == 0
+
+
+def _mapped(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     results: dict[int, jax.Array] = {}
     for group in grouped(batches, lambda x: (x.kind, len(x.array) == 1)):
         narrow = {i: batches[i].rounded(steps) for i in group}
@@ -140,28 +158,29 @@ def map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.A
             for i in group:
                 # Not rounded before the loop if that is a copy that momentum is too wide for.
                 batch = narrow[i] if _as_narrow_as_results(narrow[i]) else batches[i]
-                results[i] = _one_by_one(steps, batch, in_place=False)
+                results[i] = map_slices(on_full_blocks(steps, batch), batch.array, 1)
             continue
         sizes = [x.array.size * x.array.dtype.itemsize for x in narrow.values()]
         for chunk in chunked(group, sizes, TPU_STACK_BYTES):
-            stack = narrow[chunk[0]]._replace(array=_stacked([narrow[i].array for i in chunk]))
-            y = _one_by_one(steps, stack, in_place=True)
-            results |= zip(chunk, jnp.split(y, len(chunk)), strict=True)
+            results |= zip(chunk, _in_a_stack(steps, [narrow[i] for i in chunk]), strict=True)
     return [results[i] for i in range(len(batches))]
 
 
-def _stacked(arrays: Sequence[jax.Array]) -> jax.Array:
-    """Arrays ``(1, rows, columns)`` in one, each written by the operation that computes it.
-
-    A short ``jnp.concatenate`` is a pass of its own over all of them.
-    """
-    if len(arrays) == 1:
-        return arrays[0]
-    stack = jax.lax.empty((len(arrays), *arrays[0].shape[1:]), arrays[0].dtype)
-    for i, x in enumerate(arrays):
-        stack = jax.lax.dynamic_update_slice_in_dim(stack, x, i, 0)
-    return stack
+def _in_a_stack(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """``steps`` of parameters of one matrix each, which are padded as they are stacked."""
+    shape = batches[0].array.shape[-2:]
+    stack = stacked([with_zeros(x.array, _full_blocks(shape)) for x in batches])
+    function = batches[0].apply(steps, padded=stack.shape[-2:] != shape)
+    return jnp.split(part(map_slices(function, stack, 1, in_place=True), shape), len(batches))
 
 
-def _one_by_one(steps: Composition, batch: MatrixBatch, in_place: bool) -> jax.Array:
-    return map_slices(batch.apply(steps.on_blocks(TPU_BLOCK)), batch.array, 1, in_place)
+def on_full_blocks(steps: Composition, batch: MatrixBatch) -> Callable[[jax.Array], jax.Array]:
+    """``steps`` of arrays like that of ``batch``, which are padded before and cut after them."""
+    shape = batch.array.shape[-2:]
+    filled = _full_blocks(shape)
+    function = batch.apply(steps, padded=filled != shape)
+    return lambda x: part(function(with_zeros(x, filled)), shape)
+
+
+def _full_blocks(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(side + -side % TPU_BLOCK if side > TPU_BLOCK else side for side in shape)

@@ -1,6 +1,5 @@
 """The polar factor as a function on matrices."""
 
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -20,10 +19,7 @@ from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 
 @matrix_function
 class Orthogonalize(MatrixFunction):
-    """The polar factor; the attributes are the arguments of ``optax_muonplus.orthogonalize``.
-
-    Sides of more than ``block`` are padded to multiples of it.
-    """
+    """The polar factor; the attributes are the arguments of ``optax_muonplus.orthogonalize``."""
 
     ns_coeffs: CoefficientsLike = static(default="jordan")
     ns_steps: int | jax.Array = 5
@@ -32,7 +28,6 @@ class Orthogonalize(MatrixFunction):
     preconditioning: Preconditioning = static(default="frobenius")
     compute_dtype: DTypeLike | None = static(default=None)
     symmetric_kernel: bool = static(default=False)
-    block: int = static(default=1)
 
     def __post_init__(self) -> None:
         """Raises ValueError as :func:`optax_muonplus.polar.polar_function`."""
@@ -53,18 +48,16 @@ class Orthogonalize(MatrixFunction):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The polar factors of ``x``."""
-        if self.block == 1:
-            return self._function(x)
-        rows, columns = x.shape[-2:]
-        padding = [(0, -side % self.block if side > self.block else 0) for side in (rows, columns)]
-        # Without an axis of size 1 XLA pads and cuts inside of the products.
-        y = x.reshape(x.shape[-2:]) if math.prod(x.shape[:-2]) == 1 else x
-        y = self._function(jnp.pad(y, [(0, 0)] * (y.ndim - 2) + padding))
-        return y[..., :rows, :columns].reshape(x.shape)
+        return self._function(x)
 
-    def on_blocks(self, block: int) -> MatrixFunction:
-        """Padded with zeros, unless the function is the caller's."""
-        return self if callable(self.polar) else dataclasses.replace(self, block=block)
+    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
+        """Itself if it is made of products, in which zeros change nothing.
+
+        One-sided scalings are not: zeros may make a side the longer one.
+        """
+        products = self.polar in ("auto", "newton_schulz", "gram")
+        one_sided = self.preconditioning in ("aol", "aol_out")
+        return self if products and not one_sided else super().padded(shape)
 
     @property
     def transpose_equivariant(self) -> bool:
