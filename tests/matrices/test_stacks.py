@@ -19,11 +19,11 @@ from tests.support.batches import (
 )
 
 
-def scanned(count, dtype):
+def scanned(count):
     """The same in five leaves of ``count`` layers, and their dimension numbers."""
     each = layers(1)["block_0"]
     tree = {
-        name: {"kernel": jax.ShapeDtypeStruct((count, *kernel["kernel"].shape), dtype)}
+        name: {"kernel": jax.ShapeDtypeStruct((count, *kernel["kernel"].shape), jnp.float32)}
         for name, kernel in each.items()
     }
     return tree, omp.MuonDimensionNumbers(-2, -1)
@@ -31,12 +31,13 @@ def scanned(count, dtype):
 
 @pytest.mark.parametrize("way", [everywhere_stacked, everywhere_mapped])
 def test_scanned_layers_need_no_copy_of_a_leaf(way, monkeypatch):
-    """In bfloat16: slices of four squares or one other, and the results, which are not copied."""
+    """In float32, since XLA's CPU backend widens whole leaves of bfloat16."""
     way(monkeypatch, 4 * D * D * 4)
-    tree, dims = scanned(64, jnp.bfloat16)
-    tx = omp.scale_by_muonplus(weight_dimension_numbers=dims, compute_dtype="bfloat16")
-    leaf = 64 * 4 * D * D * 2
-    assert temporary_bytes(tx, tree) < 1.2 * leaf
+    tree, dims = scanned(64)
+    tx = omp.scale_by_muonplus(weight_dimension_numbers=dims)
+    leaf = 64 * 4 * D * D * 4
+    # A leaf of squares has a fourth of that. `jax.lax.map` in place of the loop takes 0.53.
+    assert temporary_bytes(tx, tree) < 0.4 * leaf
 
 
 def test_a_stack_holds_tall_and_wide_matrices_and_stops_at_the_bound(monkeypatch):
