@@ -10,7 +10,10 @@ On a TPU the matrices of a stack are worked on one after the other, in a loop. O
 the iteration needs beside it stay in the fast memory of a core (VMEM, 128 MiB of a v5e), where a
 stack does not; a product reads its matrix from the stack, and writes it into the results, without
 a copy. A loop over the parameters themselves, as on a CPU, is slower: at every turn it would copy
-several of them to the fast memory, of which it uses one.
+several of them to the fast memory, of which it uses one. Sides are padded to full blocks of the
+matrix unit, once for all functions, which keep the zeros: products then take little longer than
+their FLOPs do at the unit's peak. Symmetric ones in halves, without the quarter that mirrors
+another, have a quarter less of them and take longer: to join the parts, results are read again.
 
 This was seen in programs that XLA compiled for an H100 and a v5e, and was not run: no accelerator
 was at hand.
@@ -145,7 +148,7 @@ def map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.A
 def _is_stored_turned(shape: tuple[int, ...]) -> bool:
     """Whether libtpu stores the transposed matrix: only its columns then fill their blocks.
 
-    To swap the axes then moves nothing. Without it the padded stack would be transposed as a whole.
+    To swap the axes then moves nothing. Without it libtpu transposes the padded stack as a whole.
     """
     return shape[-1] % TPU_BLOCK != 0 and shape[-2] % TPU_BLOCK == 0
 
