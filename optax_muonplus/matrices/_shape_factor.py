@@ -98,13 +98,17 @@ def _rms(fan_out: int, fan_in: int, norm: Norm, match_frobenius: bool) -> float:
 
 @matrix_function
 class ScaleByShape(MatrixFunction):
-    """A factor of the shape; the attributes are those of ``optax_muonplus.scale_by_shape``."""
+    """A factor of the shape; the attributes are those of ``optax_muonplus.scale_by_shape``.
+
+    ``shape`` is that of the matrices as they are stored, if not that of the array.
+    """
 
     shape_scale: ShapeScale = static(default="spectral")
     consistent_rms: float | jax.Array | None = None
     norm: Norm = static(default="none")
     match_frobenius: bool = static(default=False)
     stored_transposed: bool = static(default=False)
+    shape: tuple[int, int] | None = static(default=None)
 
     def __post_init__(self) -> None:
         """Raises ValueError as :func:`shape_factor`."""
@@ -123,9 +127,15 @@ class ScaleByShape(MatrixFunction):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """``x`` times the factor."""
-        shape = x.shape[:-3:-1] if self.stored_transposed else x.shape[-2:]
-        return (x * self.factor(*shape)).astype(x.dtype)
+        rows, columns = self.shape or x.shape[-2:]
+        fans = (columns, rows) if self.stored_transposed else (rows, columns)
+        return (x * self.factor(*fans)).astype(x.dtype)
+
+    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
+        """The factor of ``shape``."""
+        return dataclasses.replace(self, shape=shape)
 
     def transposed(self) -> MatrixFunction:
         """The same factor, with fan-out and fan-in read off the other axes."""
-        return dataclasses.replace(self, stored_transposed=not self.stored_transposed)
+        shape = None if self.shape is None else self.shape[::-1]
+        return dataclasses.replace(self, stored_transposed=not self.stored_transposed, shape=shape)

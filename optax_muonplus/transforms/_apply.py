@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus._arguments import supported
-from optax_muonplus._execution.batching import MatrixBatch, apply_batched
+from optax_muonplus._execution.batches import MatrixBatch
+from optax_muonplus._execution.batching import apply_batched
 from optax_muonplus._execution.sharded import apply_sharded
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus._parameters.gradients import check_gradients
@@ -163,18 +164,20 @@ def _apply_local(
     leaves: Sequence[LeafInfo],
 ) -> list[jax.Array]:
     """On one device, or as the compiler distributes it."""
-    views = [leaf.matrix for leaf in leaves]
     batches: list[MatrixBatch] = []
     stops = []
-    for x, view in zip(arrays, views, strict=True):
-        transposed = view.transposed
-        batches += [MatrixBatch(block, transposed) for block in view.to_matrices(x)]
+    for x, leaf in zip(arrays, leaves, strict=True):
+        view = leaf.matrix
+        batches += [
+            MatrixBatch(block, view.transposed, x.dtype, leaf.dtype)
+            for block in view.to_matrices(x)
+        ]
         stops.append(len(batches))
     outputs = apply_batched(functions, batches)
     outputs = constrain_sharding_like([batch.array for batch in batches], outputs)
     return [
-        view.from_matrices(outputs[start:stop])
-        for view, (start, stop) in zip(views, itertools.pairwise([0, *stops]), strict=True)
+        leaf.matrix.from_matrices(outputs[start:stop])
+        for leaf, (start, stop) in zip(leaves, itertools.pairwise([0, *stops]), strict=True)
     ]
 
 

@@ -144,7 +144,7 @@ def test_no_half_precision_gram_matrix_overflows():
 
 
 def test_layers_of_one_leaf_are_slices_of_a_program_without_loops_on_a_gpu(monkeypatch):
-    monkeypatch.setattr("optax_muonplus._execution.batching.STACK_BYTES", 4 * 24 * 64 * 2)
+    monkeypatch.setattr("optax_muonplus._execution.stacks.STACK_BYTES", 4 * 24 * 64 * 2)
     dims = {"scanned": omp.MuonDimensionNumbers(1, 2)}
     tx = omp.scale_by_muonplus(compute_dtype="bfloat16", weight_dimension_numbers=dims)
 
