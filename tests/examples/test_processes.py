@@ -103,7 +103,7 @@ def test_one_process_that_cannot_start_ends_both(tmp_path, text, start):
     own = (("--data.paths", str(text)), ("--data.paths", str(tmp_path / "none.txt")))
     statuses, shown = ended(start(*flags, own=own))
     assert statuses == [2, 2], shown
-    assert "error (process 0): process 1 cannot start; its message says why." in shown[0]
+    assert "error (process 0): process 1 cannot go on; its message says why." in shown[0]
     assert "none.txt does not exist" in shown[1]
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from examples.runs import folder as run_folder
-from examples.settings.run import DataConfig, OptimizerConfig, RunConfig, from_dict
+from examples.settings.from_json import from_dict
+from examples.settings.run import DataConfig, OptimizerConfig, RunConfig
 from examples.train import main
 from tests.support.trainer import (
     TOY,
@@ -29,6 +30,9 @@ def error_of(capsys, *argv):
 
 def test_existing_run_folder_is_refused(tmp_path, text, capsys):
     (tmp_path / "taken").mkdir()
+    assert train(text, tmp_path, "--name", "taken") == 2
+    assert "is no run, as it has no config.json: choose another --name" in capsys.readouterr().err
+    (tmp_path / "taken" / "config.json").write_text("")
     assert train(text, tmp_path, "--name", "taken") == 2
     shown = capsys.readouterr().err
     assert str(tmp_path / "taken") in shown and "--name" in shown and "--resume" in shown
