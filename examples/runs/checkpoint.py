@@ -18,7 +18,8 @@ from examples.training.step import TrainState
 
 KEPT = 2  # the newest, and the one before in case the newest is damaged
 
-logging.set_verbosity(logging.ERROR)  # else Orbax logs every item that is not requested
+# Else Orbax logs every item that is not requested, and errors with a traceback before it raises.
+logging.set_verbosity(logging.FATAL)
 
 Metadata = Callable[[int], dict[str, Any]]
 """Step to the JSON values that a checkpoint holds besides the arrays."""

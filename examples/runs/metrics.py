@@ -32,11 +32,10 @@ class Metrics:
                 "leaves them; they are left out."
             )
         kept = [record for record in found.records if record["step"] <= step]
-        with files.explained(path, "write"):
-            if found.torn or len(kept) < len(found.records):
-                content = "".join(json.dumps(record) + "\n" for record in kept)
-                files.write_atomically(path, content.encode())
-            self.file = path.open("a")
+        if found.torn or len(kept) < len(found.records):
+            content = "".join(json.dumps(record) + "\n" for record in kept)
+            files.write_atomically(path, content.encode())
+        self.file = path.open("a")
 
     def add(self, step: int, **measured: Any) -> None:
         """Appends a record and flushes it, so that others can read it."""

@@ -129,10 +129,10 @@ def first_then_others(work: Callable[[], Result]) -> Result:
 def together(work: Callable[[], Result]) -> Result:
     """Runs `work` in all processes at the same time; it fails in all of them or in none."""
     result: list[Result] = []
-    error: UserError | None = None
+    error: UserError | OSError | None = None
     try:
         result.append(work())
-    except UserError as caught:
+    except (UserError, OSError) as caught:
         error = caught
     failed = [i for i, text in enumerate(from_all("failed" if error else "")) if text]
     if error:

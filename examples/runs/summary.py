@@ -8,7 +8,6 @@ from typing import Any
 from examples.runs.metrics import METRICS, read_metrics
 from examples.runs.plots import plot_losses
 from examples.runs.speed import MFU, speed_of
-from examples.system import files
 from examples.system.errors import UserError
 from examples.system.files import write_atomically
 
@@ -30,9 +29,8 @@ def write_results(folder: Path, sample: str) -> tuple[str, float]:
         )
     picture = io.BytesIO()
     plot_losses(records, folder.name, picture)
-    with files.explained(folder, "write"):
-        write_atomically(folder / "losses.png", picture.getvalue())
-        write_atomically(folder / "sample.txt", f"{sample}\n".encode(errors="replace"))
+    write_atomically(folder / "losses.png", picture.getvalue())
+    write_atomically(folder / "sample.txt", f"{sample}\n".encode(errors="replace"))
     return summary(records), next(r[VAL_LOSS] for r in reversed(records) if VAL_LOSS in r)
 
 

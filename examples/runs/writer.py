@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import IO
 
 from examples.runs import processes
-from examples.system import files
 from examples.system.errors import UserError
 
 try:
@@ -33,23 +32,22 @@ def only_writer(folder: Path, say: Callable[[str], None]) -> Generator[None]:
         yield
     finally:
         if file is not None:
-            file.close()
+            with contextlib.suppress(OSError):
+                file.close()
 
 
 def take(folder: Path, say: Callable[[str], None]) -> IO[str]:
     """The locked file, which names this process."""
-    path = folder / LOCK
-    with files.explained(path, "write"):
-        file = path.open("a+")
-        try:
-            lock(file, folder, say)
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on host {socket.gethostname()}\n")
-            file.flush()
-        except BaseException:
-            with contextlib.suppress(OSError):
-                file.close()
-            raise
+    file = (folder / LOCK).open("a+")
+    try:
+        lock(file, folder, say)
+    except BaseException:
+        file.close()
+        raise
+    with contextlib.suppress(OSError):  # on a full disk the lock holds, but cannot say whose it is
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on host {socket.gethostname()}\n")
+        file.flush()
     return file
 
 

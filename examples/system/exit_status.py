@@ -6,13 +6,15 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from examples.system import files
 from examples.system.errors import UserError
 
 
 def run_command(work: Callable[[], int | None]) -> int:
     """Runs `work` and returns its exit status: 0 if it has none, 2 after a `UserError`."""
     try:
-        return work() or 0
+        with files.explained("a file"):
+            return work() or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
