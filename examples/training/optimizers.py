@@ -61,13 +61,21 @@ def check(config: OptimizerConfig) -> None:
             adam_weight_decay=config.adam_weight_decay,
         )
     except ValueError as error:
-        names = "|".join(field.name for field in dataclasses.fields(OptimizerConfig))
-        raise UserError(re.sub(rf"\b({names})\b", flag, str(error), count=1)) from None
+        raise UserError(with_flags(str(error))) from None
 
 
-def flag(found: re.Match[str]) -> str:
+def with_flags(text: str) -> str:
+    """A message of the library with the flags in place of its arguments."""
+    names = "|".join(field.name for field in dataclasses.fields(OptimizerConfig))
+    assigned = re.sub(rf"\b({names})=", lambda found: f"{flag(found[1])} ", text)
+    if assigned != text:
+        return assigned
+    return re.sub(rf"\b({names})\b", lambda found: flag(found[1]), text, count=1)
+
+
+def flag(name: str) -> str:
     """The flag of a setting of the optimizer."""
-    return f"--optimizer.{found[0].replace('_', '-')}"
+    return f"--optimizer.{name.replace('_', '-')}"
 
 
 def for_platform(config: OptimizerConfig, platform: str) -> OptimizerConfig:

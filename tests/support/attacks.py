@@ -17,6 +17,7 @@ from tests.support.trainer import TOY
 
 LIMIT = 120.0  # seconds after which a process counts as hanging
 LAST = 24
+SAVED = 16  # steps of the run that attacks copy
 
 
 @dataclasses.dataclass
@@ -65,6 +66,10 @@ class Scene:
         folder = (root or self.room / f"copy-{self.copies}") / "x"
         shutil.copytree(self.base, folder)
         shutil.rmtree(folder / "checkpoints" / str(LAST))
+        path = folder / "metrics.jsonl"
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        kept = [record for record in records if record["step"] <= SAVED]
+        path.write_text("".join(json.dumps(record) + "\n" for record in kept))
         return folder
 
 

@@ -1,5 +1,6 @@
 """Attacks that are the same every time. Each gets a scene and returns how the trainer ended."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -159,14 +160,16 @@ def read_only(place: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
 
 
-def nothing(place: Path) -> None:
-    """The disk is as small as its options say."""
+def use_inodes(place: Path) -> None:
+    with contextlib.suppress(OSError):
+        for number in range(1000):
+            (place / f"filler-{number}").touch()
 
 
 on_disk("resume on a full disk", "size=4m", fill, False)
 on_disk("a finished run on a full disk", "size=4m", fill, True)
 on_disk("resume on a read-only mount", "size=4m", read_only, False)
-on_disk("resume without inodes left", "size=16m,nr_inodes=70", nothing, False)
+on_disk("resume without inodes left", "size=16m,nr_inodes=200", use_inodes, False)
 
 
 @attack("sentence")
