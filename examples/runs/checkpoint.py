@@ -124,12 +124,14 @@ def verify(path: Path, steps: Sequence[int], say: Callable[[str], None]) -> None
     share = jax.process_index(), jax.process_count()
     try:
         found = [integrity.verify(path / part, *share) for part in ("state", "about")]
+        if any(found) and not all(found):
+            raise integrity.Damaged("the checksums of a part of it are missing")
     except integrity.Damaged as error:
         raise UserError(
             f"the checkpoint {path} of step {path.name} is damaged: {error}.\n"
             f"{way_out(path, steps)}"
         ) from None
-    if not all(found):
+    if not any(found):
         say(
             f"the checkpoint {path} is not verified: it has no checksums, as those of earlier "
             "versions of this trainer. The next ones will have them."

@@ -12,9 +12,7 @@ from examples.system.json_lines import Lines
 
 METRICS = "metrics.jsonl"
 MATRICES = "matrices.jsonl"
-ADVICE = (
-    "Remove that line, or put the file back: nothing but tables and pictures needs its figures."
-)
+ADVICE = "Remove that line, or put the file back: only tables and pictures need its figures."
 
 
 class Metrics:
@@ -75,15 +73,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def read_lines(path: Path) -> Lines:
     """All records, each with a `step` and with numbers or, in MATRICES, a table of them."""
-    found = json_lines.read(path, ADVICE)
-    for record in found.records:
-        if problem := problem_of(record):
-            raise UserError(f"{path} has a record {json_lines.shown(record)} {problem}. {ADVICE}")
-    return found
+    return json_lines.read(path, ADVICE, problem_of)
 
 
 def problem_of(record: dict[str, Any]) -> str:
-    """What is wrong with a record, in words that follow it; empty if all is well."""
+    """What is wrong with a record; empty if all is well."""
     if type(record.get("step")) is not int:
         return "without a step"
     others = [name for name, x in record.items() if type(x) not in (int, float, dict)]

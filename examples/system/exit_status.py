@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -38,6 +39,7 @@ def leave(status: int) -> NoReturn:
 
 def leave_at_once(status: int) -> NoReturn:
     """Ends the process without waiting for its threads."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

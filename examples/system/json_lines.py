@@ -1,6 +1,7 @@
 """Reading .jsonl files: one JSON object in each line."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +18,18 @@ class Lines(NamedTuple):
     them. They are in no record."""
 
 
-def read(path: Path, advice: str) -> Lines:
+def no_problem(record: dict[str, Any]) -> str:
+    """Takes any record."""
+    return ""
+
+
+def read(
+    path: Path, advice: str, problem_of: Callable[[dict[str, Any]], str] = no_problem
+) -> Lines:
     """All records of a file, none if there is no file; empty lines are skipped.
 
-    A line that is no JSON object raises `UserError`, which says which, and `advice`.
+    A line that is no JSON object, or a record with a problem (in words that follow it), raises
+    `UserError`, which says which, and `advice`.
     """
     try:
         content = path.read_bytes()
@@ -34,11 +43,12 @@ def read(path: Path, advice: str) -> Lines:
     records = []
     for number, line in enumerate(content[:end].split(b"\n"), 1):
         if line.strip():
-            record = parse(line, f"{path}, line {number}", advice)
+            where = f"{path}, line {number}"
+            record = parse(line, where, advice)
             if not isinstance(record, dict):
-                raise UserError(
-                    f"{path}, line {number} is {shown(record)}, and not a JSON object. {advice}"
-                )
+                raise UserError(f"{where} is {shown(record)}, and not a JSON object. {advice}")
+            if problem := problem_of(record):
+                raise UserError(f"{where} is a record {problem}. {advice}")
             records.append(record)
     return Lines(records, len(content) - end)
 

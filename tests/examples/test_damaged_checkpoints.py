@@ -101,8 +101,10 @@ def test_checkpoint_without_checksums_restores_and_says_so(folder):
     said = []
     assert float(restore(folder, said).params["a"][0, 0]) == 5
     assert not said
-    for part in ("state", "about"):
-        shutil.rmtree(folder / "5" / part / integrity.LISTS)
+    shutil.rmtree(folder / "5" / "about" / integrity.LISTS)
+    with pytest.raises(UserError, match="checksums of a part of it are missing"):
+        restore(folder)
+    shutil.rmtree(folder / "5" / "state" / integrity.LISTS)
     assert float(restore(folder, said).params["a"][0, 0]) == 5
     assert len(said) == 1 and f"{folder}/5 is not verified" in said[0]
 

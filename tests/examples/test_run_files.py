@@ -96,10 +96,10 @@ def test_end_that_a_power_cut_leaves_is_left_out_and_said(tmp_path, end):
         (b'{"step": 2, \x07}', "line 2 is not JSON"),
         (b"[" * 100_000, "line 2 is nested too deeply"),
         (b"[1]", r"line 2 is \[1\], and not a JSON object"),
-        (b'{"loss": 1}', "without a step"),
-        (b'{"step": "1"}', "without a step"),
-        (b'{"step": 2, "train_loss": "1"}', "with no number as train_loss"),
-        (b'{"step": 2, "train_loss": null}', "with no number as train_loss"),
+        (b'{"loss": 1}', "line 2 is a record without a step"),
+        (b'{"step": "1"}', "line 2 is a record without a step"),
+        (b'{"step": 2, "train_loss": "1"}', "line 2 is a record with no number as train_loss"),
+        (b'{"step": 2, "train_loss": null}', "line 2 is a record with no number as train_loss"),
     ],
 )
 def test_damaged_line_of_metrics_is_named(tmp_path, line, words):

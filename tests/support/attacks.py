@@ -77,7 +77,7 @@ def losses(folder: Path) -> dict[int, float]:
     """The training losses of a run; empty where the file cannot be read."""
     try:
         lines = (folder / "metrics.jsonl").read_bytes().splitlines()
-        records = [json.loads(line) for line in lines]
+        records = [json.loads(line) for line in lines if line.strip()]
         return {r["step"]: r["train_loss"] for r in records if "train_loss" in r}
     except (OSError, ValueError, TypeError, KeyError):
         return {}
