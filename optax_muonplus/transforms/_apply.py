@@ -29,7 +29,7 @@ from optax_muonplus._parameters.sharding import ShardingTree, check_given_shardi
 from optax_muonplus._parameters.state_sharding import shard_like_params
 from optax_muonplus._xla.sharding import constrain_sharding_like
 from optax_muonplus.matrices._matrix_function import MatrixFunction, compose
-from optax_muonplus.matrices._precision import narrowed
+from optax_muonplus.matrices._precision import narrowed, narrower
 
 
 class MatrixTransformation(optax.GradientTransformationExtraArgs):
@@ -166,11 +166,15 @@ def _apply_local(
     """On one device, or as the compiler distributes it."""
     batches: list[MatrixBatch] = []
     stops = []
+    input_dtype = compose(functions).input_dtype
     for x, leaf in zip(arrays, leaves, strict=True):
         view = leaf.matrix
+        narrow = narrower(x.dtype, input_dtype)
+        # Momentum is rounded so too where it is stored, and XLA then sees one array for both.
+        stored = narrowed(x, narrow) if narrow.itemsize == leaf.dtype.itemsize else x
         batches += [
             MatrixBatch(block, view.transposed, x.dtype, leaf.dtype)
-            for block in view.to_matrices(x)
+            for block in view.to_matrices(stored)
         ]
         stops.append(len(batches))
     outputs = apply_batched(functions, batches)
