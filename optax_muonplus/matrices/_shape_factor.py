@@ -81,14 +81,19 @@ def _shape_factor(
         if not isinstance(consistent_rms, float | int):
             # bfloat16 would round the product; inject_hyperparams may have made it complex.
             consistent_rms = jnp.real(upcast_for_sum(consistent_rms))
-        sides = normalized_sides(norm)
-        if match_frobenius or not sides:
-            return math.sqrt(max(fan_out, fan_in)) * consistent_rms
-        return math.sqrt(fan_in if sides[-1] == "row" else fan_out) * consistent_rms
+        return consistent_rms / _rms(fan_out, fan_in, norm, match_frobenius)
     if shape_scale == "none":
         return 1.0
     ratio = fan_out / fan_in
     return math.sqrt(ratio if shape_scale == "spectral" else max(1.0, ratio))
+
+
+def _rms(fan_out: int, fan_in: int, norm: Norm, match_frobenius: bool) -> float:
+    """Root mean square of an exact polar factor after ``norm``, as :func:`shape_factor` has it."""
+    sides = normalized_sides(norm)
+    if match_frobenius or not sides:
+        return 1 / math.sqrt(max(fan_out, fan_in))
+    return 1 / math.sqrt(fan_in if sides[-1] == "row" else fan_out)
 
 
 @matrix_function
@@ -114,6 +119,11 @@ class ScaleByShape(MatrixFunction):
         return _shape_factor(
             fan_out, fan_in, self.shape_scale, self.consistent_rms, self.norm, self.match_frobenius
         )
+
+    def update_rms(self, fan_out: int, fan_in: int) -> float | jax.Array:
+        """Root mean square of an update at learning rate 1, if the polar factor is exact."""
+        rms = _rms(fan_out, fan_in, self.norm, self.match_frobenius)
+        return self.factor(fan_out, fan_in) * rms
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """``x`` times the factor."""
