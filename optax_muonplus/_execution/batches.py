@@ -35,7 +35,8 @@ class MatrixBatch(NamedTuple):
 
     def apply(self, steps: Composition, padded: bool = False) -> Callable[[jax.Array], jax.Array]:
         """``steps`` of arrays like this one, or with zeros behind the matrices if ``padded``."""
-        shape = self.array.shape[-2:] if padded else None
+        rows, columns = self.array.shape[-2:]
+        shape = (rows, columns) if padded else None
 
         def applied(x: jax.Array) -> jax.Array:
             x = x.astype(self.dtype)

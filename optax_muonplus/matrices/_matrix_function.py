@@ -207,12 +207,12 @@ def for_layout(
     return chosen if shape is None else chosen.padded(shape)
 
 
-def part(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
+def part(x: jax.Array, shape: Sequence[int]) -> jax.Array:
     """The first rows and columns of matrices, as many as ``shape`` says."""
     return x[..., : shape[0], : shape[1]]
 
 
-def with_zeros(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
+def with_zeros(x: jax.Array, shape: Sequence[int]) -> jax.Array:
     """Matrices with rows and columns of zeros behind, so that they have ``shape``."""
     widths = [(0, n - side) for n, side in zip(shape, x.shape[-2:], strict=True)]
     return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + widths)
