@@ -6,12 +6,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 import unittest.mock
 from pathlib import Path
 
 import pytest
 
 from examples.runs import folder as run_folder
+from examples.runs import integrity
 from examples.settings.run import RunConfig
 from examples.system import files
 from examples.system.errors import UserError
@@ -87,6 +90,33 @@ def test_second_ctrl_c_ends_a_run_at_once_and_it_resumes(text, tmp_path, capsys)
     assert "ended at once" in shown and f"--resume {tmp_path}/x" in shown
     assert main(["--resume", str(tmp_path / "x")]) == 0
     assert list(losses(tmp_path / "x")) == list(range(1, STEPS + 1))
+
+
+def test_second_ctrl_c_does_not_wait_for_the_save_at_the_end(text, tmp_path, monkeypatch):
+    def never_ends(path):
+        started.set()
+        ended.wait()
+        return integrity.Checksum(0, "")
+
+    def press_twice():
+        started.wait()
+        before = signal.getsignal(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        while signal.getsignal(signal.SIGINT) == before:  # else both would become one signal
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    started, ended = threading.Event(), threading.Event()
+    monkeypatch.setattr(integrity, "checksum", never_ends)
+    limit = threading.Timer(60, ended.set)
+    limit.start()
+    threading.Thread(target=press_twice).start()
+    try:
+        assert train(text, tmp_path, "--name", "x", "--checkpoint-every", "1000") == 130
+        assert not ended.is_set(), "it waited for the save"
+    finally:
+        ended.set()
+        limit.cancel()
 
 
 def test_leaving_after_a_stop_does_not_wait_for_threads():
