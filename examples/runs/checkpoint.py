@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from examples.runs import integrity, processes
+from examples.runs.leftovers import Leftovers
 from examples.system import files
 from examples.system.errors import UserError
 from examples.training.step import TrainState
@@ -98,6 +99,7 @@ class Checkpoints:
             ) from error
 
     def __enter__(self) -> "Checkpoints":
+        self.leftovers = Leftovers().__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -106,6 +108,7 @@ class Checkpoints:
         if kind is None or (jax.process_count() == 1 and issubclass(kind, Exception)):
             with self.writing() if kind is None else contextlib.suppress(Exception):
                 self.manager.close()
+        self.leftovers.__exit__(kind)
 
 
 def handlers() -> ocp.handlers.CheckpointHandlerRegistry:
@@ -173,7 +176,7 @@ def restore_part(
     options = ocp.CheckpointManagerOptions(read_only=True)
     with reading(folder):
         manager = ocp.CheckpointManager(folder.absolute(), options=options)
-    with manager:
+    with manager, Leftovers():
         steps = manager.all_steps()
         if not steps or (step is not None and step not in steps):
             existing = f"those of {', '.join(map(str, sorted(steps)))}" if steps else "none"

@@ -65,8 +65,10 @@ def create(folder: Path, config: RunConfig, dataset: Dataset) -> None:
             write_atomically(partial / TOKENIZER, dataset.tokenizer.to_str().encode())
             write_atomically(partial / CONFIG, content)
             rename(partial, folder)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, OSError):
+                error.filename = str(folder)
             raise
 
 

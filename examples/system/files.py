@@ -32,9 +32,10 @@ def write_atomically(path: Path, content: bytes) -> None:
     try:
         partial.write_bytes(content)
         os.replace(partial, path)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()  # what fitted on a full disk
+        error.filename = str(path)  # a failed write does not say it
         raise
 
 

@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import sys
 import tracemalloc
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import pytest
 
 from examples.runs import integrity
 from examples.runs.checkpoint import Checkpoints, restore_part
+from examples.runs.leftovers import Leftovers
 from examples.system.errors import UserError
 from examples.training.step import TrainState
 
@@ -115,6 +118,17 @@ def test_old_checkpoint_that_cannot_be_read_is_named(folder):
     (folder / "5" / "state" / "_METADATA").write_text("{")
     with pytest.raises(UserError, match=r"/5 cannot be read(.|\n)*before it, of step 3"):
         restore(folder)
+
+
+def test_what_outlives_the_first_error_is_not_printed(monkeypatch):
+    passed = []
+    monkeypatch.setattr(sys, "unraisablehook", passed.append)
+    closed, other = (Mock(exc_value=RuntimeError(x)) for x in ("Event loop is closed", "other"))
+    with pytest.raises(UserError), Leftovers():
+        raise UserError("the first")
+    for unraisable in (closed, other):
+        sys.unraisablehook(unraisable)
+    assert passed == [other]
 
 
 def test_processes_list_their_own_files_and_share_the_verification(tmp_path):
