@@ -81,7 +81,7 @@ def momentum(
       mu_dtype: dtype of the buffer; None means the parameter's. Sums are in float32 at least.
 
     Returns:
-      A transformation with :class:`MomentumState`. Updates have the dtype of the sums, at least
+      A transformation with :class:`optax_muonplus.transforms.MomentumState`. Updates have the dtype of the sums, at least
       float32.
 
     Raises:
