@@ -1,6 +1,5 @@
 """Settings of Sphinx: ``python -m sphinx -W -n docs docs/_build/html`` builds the site, offline."""
 
-import importlib.metadata
 import os
 import pathlib
 import sys
@@ -8,6 +7,8 @@ import sys
 ROOT = pathlib.Path(__file__).parent.parent
 # For the extensions, and for the notebooks' kernels, which are processes of their own.
 sys.path[:0] = [str(ROOT / "docs" / "ext"), str(ROOT)]
+import optax_muonplus  # noqa: E402
+
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -18,8 +19,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 project = "optax_muonplus"
 author = "The optax_muonplus authors"
 copyright = "2026, the optax_muonplus authors"  # the name that Sphinx gives it
-release = importlib.metadata.version("optax_muonplus")
-version = release
+release = version = optax_muonplus.__version__
 
 extensions = [
     "myst_nb",
@@ -63,6 +63,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(optional|callable|array_like|function|mapping|sequence)"),
 ]
 
+html_favicon = "_static/icon.svg"
 html_theme = "furo"
 html_title = f"optax_muonplus {release}"
 html_static_path = ["_static"]
@@ -70,4 +71,3 @@ html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sourcelink = False
-html_baseurl = ""

@@ -25,7 +25,7 @@ def chain() -> Canvas:
     """A momentum matrix on its way through the chain, by the library's own functions."""
     random = np.random.default_rng(3)
     momentum = random.normal(size=(8, 4)) * np.exp(random.normal(size=(8, 1)))
-    polar = np.asarray(omp.polar.svd(momentum))
+    polar = np.asarray(omp.polar.svd(momentum.astype(np.float32)))
     normalized = np.asarray(omp.matrices.normalize_matrix(polar, "col_row"))
     stages = [
         ("momentum", "M", momentum, "soft", "β M + (1 - β) G"),
