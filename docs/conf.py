@@ -39,7 +39,7 @@ source_suffix = {".md": "myst-nb"}
 # Pages are executed, each in a fresh kernel; an error in one stops the build.
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+nb_execution_timeout = 300  # of a cell; a busy machine takes ten times the usual
 nb_merge_streams = True
 nb_execution_show_tb = True
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
