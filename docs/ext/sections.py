@@ -2,7 +2,8 @@
 
 A line ``%section README.md "On a mesh"`` in a page stands for the text below that heading, with the
 sections under it. ``%section README.md "On a mesh" ## "A title"`` gives it a heading of this level;
-headings under it follow. Links to sections that a page has lead there; links to other files of the
+headings under it follow. ``%lead`` in place of ``%section`` stands for the text up to the next heading
+only. Links to sections that a page has lead there; links to other files of the
 repository become the file's name, and pictures are taken from where they lie.
 """
 
@@ -14,7 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-LINE = re.compile(r'^%section (\S+) "([^"]+)"(?: (#+) "([^"]+)")?$', re.M)
+LINE = re.compile(r'^%(section|lead) (\S+) "([^"]+)"(?: (#+) "([^"]+)")?$', re.M)
 FENCES = re.compile(r"^( *)```.*?^\1```$", re.M | re.S)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
@@ -29,13 +30,14 @@ def outline(text: str) -> list[tuple[int, int, str]]:
     ]
 
 
-def section(path: str, title: str) -> tuple[str, int]:
-    """The text below a heading, with the headings under it, and the heading's level."""
+def section(path: str, title: str, kind: str = "section") -> tuple[str, int]:
+    """The text below a heading, unless "lead" with the headings under it, and its level."""
     text = (ROOT / path).read_text(encoding="utf-8")
     headings = outline(text)
     for number, (start, level, found) in enumerate(headings):
         if found == title:
-            rest = [at for at, other, _ in headings[number + 1 :] if other <= level]
+            below = headings[number + 1 :]
+            rest = [at for at, other, _ in below if other <= level or kind == "lead"]
             return text[text.index("\n", start) : rest[0] if rest else len(text)].strip(), level
     raise ExtensionError(f"{path} has no heading {title!r}")
 
@@ -51,8 +53,8 @@ def homes(source: pathlib.Path) -> dict[str, str]:
     for page in sorted(source.rglob("*.md")):
         if "_build" in page.parts:
             continue
-        for path, title, _, _ in LINE.findall(page.read_text(encoding="utf-8")):
-            text, _ = section(path, title)
+        for kind, path, title, _, _ in LINE.findall(page.read_text(encoding="utf-8")):
+            text, _ = section(path, title, kind)
             for name in (title, *(heading for _, _, heading in outline(text))):
                 found.setdefault(f"{path}#{slug(name)}", page.relative_to(source).as_posix())
     return found
@@ -93,9 +95,9 @@ def _headings(text: str, change: int) -> str:
 
 def _expand(app: Sphinx, page: str, content: list[str]) -> None:
     def included(match: re.Match[str]) -> str:
-        path, title, marks, heading = match.groups()
+        kind, path, title, marks, heading = match.groups()
         app.env.note_dependency(str(ROOT / path))
-        text, level = section(path, title)
+        text, level = section(path, title, kind)
         text = _links(text, path, page, pages)
         if not marks:
             return _headings(text, 1 - level)
