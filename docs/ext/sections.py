@@ -2,9 +2,9 @@
 
 A line ``%section README.md "On a mesh"`` in a page stands for the text below that heading, with the
 sections under it. ``%section README.md "On a mesh" ## "A title"`` gives it a heading of this level;
-headings under it follow. ``%lead`` in place of ``%section`` stands for the text up to the next heading
-only. Links to sections that a page has lead there; links to other files of the
-repository become the file's name, and pictures are taken from where they lie.
+headings under it follow. ``%lead`` in place of ``%section`` stands for the text up to the next
+heading only. Links to sections that a page has lead there; links to other files of the repository
+become the file's name, and pictures are taken from where they lie.
 """
 
 import os
