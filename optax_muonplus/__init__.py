@@ -22,7 +22,7 @@ from optax_muonplus.transforms import orthogonalize as orthogonalize
 from optax_muonplus.transforms import scale_by_muonplus as scale_by_muonplus
 from optax_muonplus.transforms import scale_by_shape as scale_by_shape
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [name for name in dir() if not name.startswith("_")]
 
 

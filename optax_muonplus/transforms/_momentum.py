@@ -81,8 +81,8 @@ def momentum(
       mu_dtype: dtype of the buffer; None means the parameter's. Sums are in float32 at least.
 
     Returns:
-      A transformation with :class:`MomentumState`. Updates have the dtype of the sums, at least
-      float32.
+      A transformation with :class:`optax_muonplus.transforms.MomentumState`. Updates have the dtype
+      of the sums, at least float32.
 
     Raises:
       ValueError: if ``beta`` is known to be outside [0, 1), for a ``mu_dtype`` that is not

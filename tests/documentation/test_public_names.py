@@ -1,4 +1,4 @@
-"""Public names are those of the README, and have docstrings."""
+"""Public names are those that README and pages speak of, and have docstrings."""
 
 import inspect
 import re
@@ -7,7 +7,7 @@ import types
 import pytest
 
 import optax_muonplus
-from tests.support.documents import README
+from tests.support.documents import PAGES, README
 
 PACKAGES = [
     name
@@ -16,11 +16,21 @@ PACKAGES = [
 ]
 
 
-def test_public_names_are_those_of_the_readme():
+def test_public_names_are_those_of_readme_and_pages():
     """Written as ``omp.name``: words of the text do not count."""
-    assert set(re.findall(r"\bomp\.(\w+)", README)) == set(dir(optax_muonplus))
+    named = set(re.findall(r"\bomp\.(\w+)", "\n".join([README, *PAGES.values()])))
+    assert named - {"__version__"} == set(dir(optax_muonplus))
     for name in dir(optax_muonplus):
         assert inspect.getdoc(getattr(optax_muonplus, name)), name
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_names_have_an_entry_in_the_reference(package):
+    """The build of the site checks the same; this needs no Sphinx."""
+    entries = re.findall(r"^\.\. [\w:]+:: ([\w.]+)", PAGES[f"reference/{package}.md"], re.M)
+    names = vars(getattr(optax_muonplus, package)).items()
+    public = {n for n, v in names if not n.startswith("_") and not inspect.ismodule(v)}
+    assert public == {entry.rpartition(".")[2] for entry in entries} - {package}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,4 +1,7 @@
-"""The README's code runs, and prints what the README says it prints."""
+"""The README's code runs, and prints what the README says it prints; so does that of its pages.
+
+Cells of pages are executed when the site is built. Blocks marked ``py`` need a model, and run here.
+"""
 
 import contextlib
 import io
@@ -10,7 +13,7 @@ import numpy as np
 import optax
 
 import optax_muonplus
-from tests.support.documents import README, entries, file_tree
+from tests.support.documents import PAGES, README, entries, file_tree
 
 
 def test_code_block_prints_what_is_written_below_it():
@@ -29,6 +32,10 @@ def test_file_tree_is_complete_where_it_opens_a_folder():
         assert sorted(shown) == sorted(entries(folder)), folder or "the root"
 
 
+def py_blocks(text):
+    return re.findall(r"```py\n(.*?)```", text, re.S)
+
+
 def test_other_code_blocks_run():
     """They speak of a model with a convolution, experts, fused QKV and a classifier."""
     kernels = {
@@ -41,7 +48,9 @@ def test_other_code_blocks_run():
     for path, shape in kernels.items():
         first, *rest = path.split("/")
         params[first] = {rest[0]: jnp.ones(shape)} if rest else jnp.ones(shape)
-    layouts, mesh, links = re.findall(r"```py\n(.*?)```", README, re.S)
+    (layouts,) = py_blocks(README)
+    (mesh,) = py_blocks(PAGES["howto/meshes.md"])
+    (links,) = py_blocks(PAGES["howto/variant.md"])
     names = {"omp": optax_muonplus, "optax": optax, "params": params}
     with contextlib.redirect_stdout(io.StringIO()) as output:
         exec(compile(layouts, "README.md", "exec"), names)
@@ -50,10 +59,10 @@ def test_other_code_blocks_run():
     names["tx"].init(params)
     plain = {"params": {"dense": {"kernel": jnp.ones((8, 8))}}, "jax": jax}
     with contextlib.redirect_stdout(io.StringIO()):
-        exec(compile(mesh, "README.md", "exec"), names | plain)
+        exec(compile(mesh, "meshes.md", "exec"), names | plain)
 
     names["params"] = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.ones(8)}}
-    exec(compile(links, "README.md", "exec"), names)
+    exec(compile(links, "variant.md", "exec"), names)
     updates, _ = names["tx"].update(
         names["params"], names["tx"].init(names["params"]), names["params"]
     )

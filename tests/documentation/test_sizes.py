@@ -7,7 +7,7 @@ import pytest
 from tests.support.documents import ROOT
 
 FILE_LINES, FUNCTION_LINES = 250, 40
-FOLDERS = ("optax_muonplus", "examples", "benchmarks", "tests")
+FOLDERS = ("optax_muonplus", "examples", "benchmarks", "docs", "tests")
 EMPTY_NAMES = {"utils", "helpers", "common", "misc"}
 
 

@@ -1,4 +1,4 @@
-"""What README and CONTRIBUTING say about the repository, parsed."""
+"""What README, CONTRIBUTING and the pages of the site say about the repository, parsed."""
 
 import ast
 import fnmatch
@@ -9,6 +9,12 @@ from typing import NamedTuple
 ROOT = pathlib.Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+# Pages of the site, by their path in docs/.
+PAGES = {
+    path.relative_to(ROOT / "docs").as_posix(): path.read_text()
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+    if "_build" not in path.parts
+}
 
 
 class Floor(NamedTuple):

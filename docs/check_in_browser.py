@@ -1,0 +1,169 @@
+"""Looks at the built site in a headless Chromium: ``python docs/check_in_browser.py [FOLDER]``.
+
+Every page is opened at the width of a desktop and of a phone. The check fails on messages of the
+console, on files that are missing or come from another host, and where a page is wider than a
+phone. Then a search is made, and the way from the first page to a first update is clicked.
+Screenshots, light and dark, are left in ``docs/_build/screenshots``.
+
+Needs the extra ``docs-browser`` and a Chromium: Debian's package ``chromium``, or the one that
+``playwright install chromium`` fetches. Without them it says so and exits with status 0, since it
+is no part of ``.ci/run``.
+"""
+
+import functools
+import http.server
+import pathlib
+import shutil
+import sys
+import threading
+
+HERE = pathlib.Path(__file__).parent
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+SHOWN = (
+    "index.html",
+    "explain/pictures.html",
+    "explain/theory.html",
+    "gallery.html",
+    "choose.html",
+)
+SHOWN += ("reference/optimizers.html", "start/quickstart.html", "explain/mesh.html")
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves files, silently."""
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+def serve(folder: pathlib.Path) -> http.server.ThreadingHTTPServer:
+    """A server on a free port of this machine."""
+    handler = functools.partial(Handler, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def listen(page, problems: list[str], site: str) -> None:
+    """Notes what goes wrong while pages are open."""
+
+    def console(message) -> None:
+        if message.type in ("error", "warning"):
+            problems.append(f"{page.url}: console: {message.text}")
+
+    def response(answer) -> None:
+        if answer.status >= 400:
+            problems.append(f"{page.url}: {answer.url} has status {answer.status}")
+
+    def request(asked) -> None:
+        if not asked.url.startswith((site, "data:", "blob:")):
+            problems.append(f"{page.url}: asks another host for {asked.url}")
+
+    page.on("console", console)
+    page.on("response", response)
+    page.on("request", request)
+    page.on("pageerror", lambda error: problems.append(f"{page.url}: {error}"))
+
+
+def overflow(page) -> int:
+    """By how many pixels the page is wider than its window."""
+    return page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+
+
+def visit(page, site: str, pages: list[str], problems: list[str]) -> None:
+    """Opens all pages on a desktop and on a phone."""
+    for size in (DESKTOP, PHONE):
+        page.set_viewport_size(size)
+        for name in pages:
+            page.goto(f"{site}/{name}", wait_until="load")
+            if (wider := overflow(page)) > 0:
+                problems.append(f"{name}: {wider} pixels wider than {size['width']}")
+    broken = (
+        "[...document.images].filter(i => !i.naturalWidth && i.loading != 'lazy').map(i => i.src)"
+    )
+    page.set_viewport_size(DESKTOP)
+    for name in pages:
+        page.goto(f"{site}/{name}", wait_until="load")
+        problems += [f"{name}: picture {source} is broken" for source in page.evaluate(broken)]
+
+
+def search(page, site: str, problems: list[str]) -> None:
+    """Searches for the optimizer, and expects its entry."""
+    page.goto(f"{site}/search.html?q=muonplus", wait_until="load")
+    page.wait_for_selector("#search-results li a", timeout=15_000)
+    found = page.eval_on_selector_all("#search-results li a", "all => all.map(a => a.textContent)")
+    print(f"search for muonplus: {len(found)} results, first {found[:3]}")
+    if not any("muonplus" in name for name in found):
+        problems.append(f"search for muonplus finds {found}")
+
+
+def click_through(page, site: str, problems: list[str]) -> None:
+    """From the first page to an update, to layouts, and to the reference, by clicks alone."""
+    page.goto(f"{site}/index.html", wait_until="load")
+    for link, expected in (
+        ("Use it", "Your first update"),
+        ("say it by a rule", "Layouts, convolutions, experts, fused QKV"),
+        ("The optimizer, and what it is made of", "The optimizer, and what it is made of"),
+    ):
+        target = page.locator(f"a:has-text('{link}'), .sd-card:has-text('{link}') a").first
+        target.evaluate("link => link.click()")
+        page.wait_for_load_state("load")
+        title = page.locator("h1").first.text_content() or ""
+        print(f"clicked {link!r}: {page.url.removeprefix(site)}")
+        if expected not in title:
+            problems.append(f"the link {link!r} leads to {title!r}")
+
+
+def screenshots(browser, site: str, folder: pathlib.Path) -> None:
+    """Whole pages in both modes, and the first ones on a phone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for mode in ("light", "dark"):
+        for kind, size in (("desktop", DESKTOP), ("phone", PHONE)):
+            page = browser.new_page(color_scheme=mode, viewport=size)
+            for name in SHOWN if kind == "desktop" else SHOWN[:3]:
+                page.goto(f"{site}/{name}", wait_until="load")
+                file = f"{name.removesuffix('.html').replace('/', '-')}-{kind}-{mode}.png"
+                page.screenshot(path=str(folder / file))
+            page.close()
+    print(f"screenshots: {folder}")
+
+
+def main(folder: pathlib.Path) -> int:
+    """Checks a built site; the exit status."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        print("Not checked in a browser: pip install -e '.[docs-browser]'")
+        return 0
+    problems: list[str] = []
+    pages = sorted(
+        str(path.relative_to(folder))
+        for path in folder.rglob("*.html")
+        if not str(path.relative_to(folder)).startswith(("_", "genindex", "py-modindex"))
+    )
+    server = serve(folder)
+    site = f"http://127.0.0.1:{server.server_port}"
+    with sync_playwright() as playwright:
+        chromium = shutil.which("chromium") or shutil.which("google-chrome")
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        flags += ["--disable-component-update", "--disable-sync", "--disable-quic"]
+        try:
+            browser = playwright.chromium.launch(executable_path=chromium, args=flags)
+        except Exception as error:
+            print(f"Not checked in a browser: {str(error).splitlines()[0]}")
+            return 0
+        page = browser.new_page()
+        listen(page, problems, site)
+        visit(page, site, pages, problems)
+        search(page, site, problems)
+        click_through(page, site, problems)
+        screenshots(browser, site, HERE / "_build" / "screenshots")
+        browser.close()
+    server.shutdown()
+    print(f"{len(pages)} pages, {len(problems)} problems", *problems, sep="\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    built = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "_build" / "html"
+    sys.exit(main(built))

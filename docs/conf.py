@@ -1,0 +1,73 @@
+"""Settings of Sphinx: ``python -m sphinx -W -n docs docs/_build/html`` builds the site, offline."""
+
+import os
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).parent.parent
+# For the extensions, and for the notebooks' kernels, which are processes of their own.
+sys.path[:0] = [str(ROOT / "docs" / "ext"), str(ROOT)]
+import optax_muonplus  # noqa: E402
+
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"  # for the pages on meshes
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+project = "optax_muonplus"
+author = "The optax_muonplus authors"
+copyright = "2026, the optax_muonplus authors"  # the name that Sphinx gives it
+release = version = optax_muonplus.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "coverage_check",
+    "mathml",
+    "pictures",
+    "sections",
+]
+exclude_patterns = ["_build", "ext", "jupyter_execute", "**.ipynb_checkpoints"]
+source_suffix = {".md": "myst-nb"}
+
+# Pages are executed, each in a fresh kernel; an error in one stops the build.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300  # of a cell; a busy machine takes ten times the usual
+nb_merge_streams = True
+nb_execution_show_tb = True
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 4
+myst_update_mathjax = False
+suppress_warnings = ["mystnb.unknown_mime_type"]
+
+autodoc_typehints = "none"  # docstrings give the types in words, where the default does not
+autodoc_member_order = "bysource"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+python_maximum_signature_line_length = 88
+doctest_global_setup = "import jax, jax.numpy as jnp, optax, optax_muonplus as omp"
+
+# Names of other packages, whose inventories would have to be fetched from their hosts.
+nitpick_ignore_regex = [
+    ("py:.*", r"(jax|jnp|optax|numpy|np|flax|chex|equinox)\..*"),
+    ("py:.*", r"(collections|typing|types)\..*"),
+    ("py:class", r"ArrayTree|optax_muonplus\._.*"),  # types of fields, as their annotations say
+    ("py:class", r"(optional|callable|array_like|function|mapping|sequence)"),
+]
+
+html_favicon = "_static/icon.svg"
+html_theme = "furo"
+html_title = f"optax_muonplus {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"
+html_copy_source = False
+html_show_sourcelink = False

@@ -1,0 +1,18 @@
+"""The pictures of the site, as SVG that reads in light and dark mode.
+
+``python -m docs.drawings`` writes the one that README.md shows; the site draws all of them when it
+is built.
+"""
+
+from docs.drawings.devices import all_to_alls, collectives
+from docs.drawings.method import chain, layouts
+from docs.drawings.plots import rates_by_width, regions
+
+DRAWINGS = {
+    "chain": chain,
+    "layouts": layouts,
+    "all_to_alls": all_to_alls,
+    "collectives": collectives,
+    "regions": regions,
+    "rates_by_width": rates_by_width,
+}
