@@ -56,7 +56,7 @@ images = jnp.asarray(stripes[labels] + rng.normal(size=(96, 8, 8)), jnp.float32)
 params = {k: jnp.asarray(rng.normal(0, 0.2, shape), jnp.float32) for k, shape in SHAPES.items()}
 
 try:
-    omp.describe(params)
+    omp.muonplus(0.01).init(params)
 except ValueError as error:
     print(f"Without rules: {error}\n")
 rules = functools.partial(omp.muon_dimension_numbers, rules=RULES)

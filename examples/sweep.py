@@ -5,17 +5,17 @@ from collections.abc import Sequence
 
 from examples.sweeps import command_line
 from examples.sweeps.run import sweep
-from examples.system.exit_status import run_command
+from examples.system import exit_status
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     try:
-        return run_command(lambda: sweep(*command_line.parse(argv)))
+        return exit_status.run_command(lambda: sweep(*command_line.parse(argv)))
     except KeyboardInterrupt:
         print("\nstopped; the same command continues.")
         return 130
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_status.leave(main(sys.argv[1:]))

@@ -11,21 +11,15 @@ from examples.runs import processes
 from examples.runs.launch import launch
 from examples.settings import command_line
 from examples.settings.command_line import NewRun
-from examples.system import exit_status
+from examples.system import exit_status, files
 from examples.system.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     try:
-        asked, preset = command_line.parse(argv)
-        if isinstance(asked, NewRun):
-            if asked.compile_for:
-                return forecast(asked, preset, argv)
-            if asked.json:
-                raise UserError("--json goes with --compile-for; a run writes metrics.jsonl.")
-        processes.join(asked.machine)
-        return launch(asked, preset)
+        with files.explained("a file"):
+            return run(argv)
     except UserError as error:
         print(f"error{processes.process_label()}: {error}", file=sys.stderr)
         return 2
@@ -38,5 +32,19 @@ def main(argv: Sequence[str]) -> int:
         return exit_status.of_signal(signal.SIGINT)
 
 
+def run(argv: Sequence[str]) -> int:
+    """Does what the command line asks for; returns the exit status."""
+    asked, preset = command_line.parse(argv)
+    if isinstance(asked, NewRun):
+        if asked.compile_for:
+            return forecast(asked, preset, argv)
+        if asked.json:
+            raise UserError("--json goes with --compile-for; a run writes metrics.jsonl.")
+    processes.join(asked.machine)
+    return launch(asked, preset)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    # Several processes take leave of each other first.
+    sys.exit(status) if jax.distributed.is_initialized() else exit_status.leave(status)

@@ -2,14 +2,15 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from optax_muonplus._execution.plan import Member, plan
 from optax_muonplus._optimizers.without_effect import without_effect
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
-from optax_muonplus._parameters.leaves import ADAM, MUON, LeafInfo, ResolvedTree, resolve
+from optax_muonplus._parameters.folding import fold, fold_all, without_numbers
+from optax_muonplus._parameters.leaves import ADAM, MUON, UNKNOWN, LeafInfo, ResolvedTree, resolve
+from optax_muonplus._parameters.remarks import remarks
 from optax_muonplus._parameters.sharding import LeafSharding, ShardingTree
 from optax_muonplus.matrices._normalization import Norm
 from optax_muonplus.matrices._precision import accumulation_dtype
@@ -17,7 +18,9 @@ from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 
 _POLAR = tuple(field.name for field in dataclasses.fields(Orthogonalize))
-_HEADER = ("parameter", "shape", "group", "out x in x batch", "scale", "count")
+# From sides of 1 : 16 on, normalizing makes the update's RMS this many times Muon's.
+_FAR = 4
+_HEADER = ("parameter", "shape", "group", "out x in x batch", "scale", "rms", "count", "rule")
 
 
 def describe(
@@ -34,11 +37,15 @@ def describe(
     """What :func:`optax_muonplus.muonplus` with the same arguments does with each parameter.
 
     The table has one line for each parameter: path, shape, group, the matrices in it as out x in x
-    batch (a fused parameter has several, joined by +), and the factor that multiplies their
-    updates. Parameters share a line if their paths differ in numbers only; ``count`` says how many
-    there are. On a mesh a column says over which mesh axes each axis of a parameter is sharded, and
-    a line is about the devices: the FLOPs of the busiest over an even share, and the bytes that
-    each receives at an update. Last lines name the arguments that have no effect beside others.
+    batch (a fused parameter has several, joined by +), the factor that multiplies their updates,
+    the root mean square of an update at learning rate 1 (of an exact polar factor, without
+    ``adaptive``), how many parameters share the line, and the rule by which they were read, with
+    the libraries whose convention it is. Parameters share a line if their paths differ in numbers
+    only. Group ``?`` is for parameters that no rule can read, which ``muonplus`` refuses. On a mesh
+    a column says over which mesh axes each axis of a parameter is sharded, and a line is about the
+    devices: the FLOPs of the busiest over an even share, and the bytes that each receives at an
+    update. Last lines name arguments that have no effect beside others, matrices whose updates are
+    much larger than Muon's, and what may have been read wrongly.
 
     Args:
       params: parameters, or their shapes from ``jax.eval_shape``.
@@ -54,7 +61,8 @@ def describe(
       The table as text.
 
     Raises:
-      ValueError: as ``muonplus``, when it is built and at init.
+      ValueError: as ``muonplus``, when it is built and at init, but for parameters that no rule can
+        read.
     """
     scaling: dict[str, Any] = {
         "norm": norm,
@@ -63,30 +71,56 @@ def describe(
         "consistent_rms": consistent_rms,
     }
     idle = without_effect({**scaling, **others})
-    tree = resolve(params, muon_weight_dimension_numbers, sharding)
+    tree = resolve(params, muon_weight_dimension_numbers, sharding, strict=False)
     shardings = tree.all_shardings()
     on_mesh = any(shardings)
     scale = ScaleByShape(**scaling)
-
-    def cells(leaf: LeafInfo, known: LeafSharding | None) -> tuple[str, ...]:
-        shape = "x".join(map(str, leaf.shape)) or "scalar"
-        where = (_spec(known),) if on_mesh else ()
-        if leaf.view is None:
-            return shape, *where, leaf.label, "", ""
-        blocks = leaf.view.block_shapes()
-        matrices = " + ".join(f"{m}x{n}x{batch}" for batch, m, n in blocks)
-        factors = " + ".join(f"{scale.factor(m, n):.4g}" for _, m, n in blocks)
-        return shape, *where, leaf.label, matrices, factors
-
     rows: dict[tuple[str, ...], list[str]] = {}
     for leaf, known in zip(tree.leaves, shardings, strict=True):
-        pattern = re.sub(r"\d+", "*", leaf.name)
-        rows.setdefault((pattern, *cells(leaf, known)), []).append(leaf.name)
-    lines = [(_merged(names), *rest, str(len(names))) for (_, *rest), names in rows.items()]
+        shape = "x".join(map(str, leaf.shape)) or "scalar"
+        where = (_spec(known),) if on_mesh else ()
+        cells = (shape, *where, leaf.label, *_sizes_and_factors(leaf, scale), leaf.rule)
+        rows.setdefault((without_numbers(leaf.name), *cells), []).append(leaf.name)
+    lines = [
+        (name, *cells, str(count), rule)
+        for (_, *cells, rule), names in rows.items()
+        for name, count in fold(names)
+    ]
     header = _HEADER if not on_mesh else (*_HEADER[:2], "sharding", *_HEADER[2:])
     polar_factor = Orthogonalize(**{k: others[k] for k in _POLAR if k in others})
     last = [_totals(tree), *_work_per_device(tree, polar_factor), *idle]
+    last += [*_further_than_muon(tree, scale), *remarks(tree.leaves)]
     return "\n".join([*_align([header, *lines]), *last])
+
+
+def _sizes_and_factors(leaf: LeafInfo, scale: ScaleByShape) -> tuple[str, str, str]:
+    """The cells for the matrices of a leaf."""
+    if leaf.view is None:
+        return "", "", ""
+    blocks = [(m, n, batch) for batch, m, n in leaf.view.block_shapes()]
+    cells = (
+        (f"{m}x{n}x{batch}" for m, n, batch in blocks),
+        (f"{scale.factor(m, n):.4g}" for m, n, _ in blocks),
+        (f"{scale.update_rms(m, n):.3g}" for m, n, _ in blocks),
+    )
+    sizes, factors, rms = (" + ".join(cell) for cell in cells)
+    return sizes, factors, rms
+
+
+def _further_than_muon(tree: ResolvedTree, scale: ScaleByShape) -> Iterator[str]:
+    """A line about matrices so far from square that normalizing them makes much longer steps."""
+    if scale.consistent_rms is not None:
+        return
+    plain = dataclasses.replace(scale, norm="none")
+    ratios = {
+        leaf.name: max(scale.update_rms(m, n) / plain.update_rms(m, n) for _, m, n in blocks)
+        for leaf in tree.matrices
+        if (blocks := leaf.matrix.block_shapes())
+    }
+    far = [(name, round(float(r), 1)) for name, r in ratios.items() if r >= _FAR]
+    if far:
+        shown = ", ".join(f"{name} {ratio:g}" for name, ratio in fold_all(far))
+        yield f"times the RMS of Muon's: {shown}; match_frobenius=True makes them equal"
 
 
 def _spec(sharding: LeafSharding | None) -> str:
@@ -117,16 +151,6 @@ def _work_per_device(tree: ResolvedTree, polar_factor: Orthogonalize) -> Iterato
     )
 
 
-def _merged(paths: list[str]) -> str:
-    """One name for paths that differ in numbers only: ``blocks/{0..11}/attn/qkv/kernel``."""
-    parts = [re.split(r"(\d+)", path) for path in paths]
-    merged = ""
-    for column in zip(*parts, strict=True):
-        values = sorted(set(column), key=lambda text: (len(text), text))
-        merged += values[0] if len(values) == 1 else f"{{{values[0]}..{values[-1]}}}"
-    return merged
-
-
 def _align(rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
@@ -141,9 +165,11 @@ def _totals(tree: ResolvedTree) -> str:
         return sum(math.prod(leaf.shape) for leaf in group)
 
     muon = tree.matrices
-    adam = [leaf for leaf in tree.leaves if leaf.view is None]
+    adam = [leaf for leaf in tree.leaves if leaf.label == ADAM]
+    unknown = [leaf for leaf in tree.leaves if not leaf.known]
     matrices = sum(batch for leaf in muon for batch, _, _ in leaf.matrix.block_shapes())
     return (
         f"{MUON}: {len(muon)} parameters, {matrices} matrices, {elements(muon):,} elements;"
         f" {ADAM}: {len(adam)} parameters, {elements(adam):,} elements"
+        + (f"; {UNKNOWN}: {len(unknown)} parameters" if unknown else "")
     )

@@ -1,12 +1,12 @@
 """The documents in a file: plain text is one document, .jsonl and .parquet have one per row."""
 
 import codecs
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from examples.system import optional_packages
 from examples.system.errors import UserError
+from examples.system.json_lines import parse
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
 ROWS_AT_ONCE = 1024  # of a .parquet file in memory
@@ -45,14 +45,9 @@ def json_lines(path: Path, field: str) -> Iterator[str]:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(
-                    f"{path}, line {number} is not JSON ({error}): a .jsonl file has one object "
-                    "in each line."
-                ) from None
-            yield text_of(row, field, f"{path}, line {number}")
+            where = f"{path}, line {number}"
+            row = parse(line, where, "A .jsonl file has one object in each line.")
+            yield text_of(row, field, where)
 
 
 def text_of(row: object, field: str, where: str) -> str:

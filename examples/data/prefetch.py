@@ -29,8 +29,10 @@ class Prefetch(Generic[Batch]):
         self.thread.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.stopped.set()
+        if kind is KeyboardInterrupt:  # who presses Ctrl-C does not wait for a disk
+            return
         while self.thread.is_alive():
             try:
                 self.ready.get_nowait()  # makes room for a thread that waits for it

@@ -15,10 +15,11 @@ from examples.forecast import even_share, programs
 from examples.forecast.figures import compiled_figures
 from examples.models import attention_kernels
 from examples.models.layout import Layout
-from examples.settings import command_line, run
+from examples.settings import command_line
 from examples.settings.run import RunConfig
 from examples.system.errors import UserError
 from examples.training import sharding
+from examples.training.setup import check
 
 PLATFORMS = {"h100": "cuda", "cpu": "cpu"}
 
@@ -29,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
     asked, _ = command_line.parse(words)
     assert isinstance(asked, command_line.NewRun)
     try:
-        run.check(asked.config)
+        check(asked.config)
         target = targets.parse(asked.compile_for)
         if target.is_gpu:
             targets.assume_cudnn()

@@ -13,11 +13,11 @@ from examples.compiled import targets
 from examples.compiled.targets import Target
 from examples.forecast import children, estimate, table
 from examples.forecast.programs import PROGRAMS
-from examples.settings import run
 from examples.settings.command_line import PROGRAM, NewRun
 from examples.system.errors import UserError
 from examples.system.files import write_atomically
 from examples.training import sharding
+from examples.training.setup import check
 
 WIDTH = 100
 
@@ -34,7 +34,7 @@ def forecast(asked: NewRun, preset: str, words: Sequence[str]) -> int:
 
 def measure(asked: NewRun, words: Sequence[str], console: Console) -> dict[str, Any]:
     """The figures of the run that a command line asks for; says what it compiles."""
-    run.check(asked.config)
+    check(asked.config)
     target = target_of(asked.compile_for)
     mesh = sharding.mesh_sizes(asked.machine.mesh, target.devices)
     found = compile_all(console, words, PROGRAMS, target)

@@ -1,7 +1,9 @@
 """Checkpoints: saved in the background while training continues, restored onto any mesh."""
 
+import contextlib
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,12 +11,16 @@ import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
+from examples.runs import integrity, processes
+from examples.runs.leftovers import Leftovers
+from examples.system import files
 from examples.system.errors import UserError
 from examples.training.step import TrainState
 
 KEPT = 2  # the newest, and the one before in case the newest is damaged
 
-logging.set_verbosity(logging.ERROR)  # else Orbax logs every item that is not requested
+# Else Orbax logs every item that is not requested, and errors with a traceback before it raises.
+logging.set_verbosity(logging.FATAL)
 
 Metadata = Callable[[int], dict[str, Any]]
 """Step to the JSON values that a checkpoint holds besides the arrays."""
@@ -29,13 +35,17 @@ class Checkpoints:
     process leaves no incomplete checkpoint.
     """
 
-    def __init__(self, folder: Path, metadata: Metadata):
+    def __init__(self, folder: Path, metadata: Metadata, say: Callable[[str], None] = print):
         options = ocp.CheckpointManagerOptions(
             max_to_keep=KEPT, enable_async_checkpointing=True, create=True
         )
         self.folder = folder
         self.metadata = metadata
-        self.manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        self.say = say
+        with reading(folder):
+            self.manager = ocp.CheckpointManager(
+                folder.absolute(), options=options, handler_registry=handlers()
+            )
 
     def latest_step(self) -> int:
         """The step of the last complete checkpoint; 0 if there is none."""
@@ -43,20 +53,21 @@ class Checkpoints:
 
     def save(self, step: int, state: TrainState) -> None:
         """Begins to save the state after `step` steps; waits until an earlier save is complete."""
+        if not self.folder.is_dir():
+            raise UserError(
+                f"{self.folder} is gone: it was removed or moved while the run was going, so that "
+                f"step {step} cannot be saved. Put it back and resume, or start a new run."
+            )
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(self.metadata(step))
         )
-        try:
+        with self.writing():
             self.manager.save(step, args=items)
-        except (ValueError, OSError) as error:
-            raise self.save_error(error) from error
 
     def wait_until_saved(self) -> None:
         """Waits until all saves are on disk."""
-        try:
+        with self.writing():
             self.manager.wait_until_finished()
-        except (ValueError, OSError) as error:
-            raise self.save_error(error) from error
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """The state after `step` steps, with the shapes, types and shardings of `abstract`."""
@@ -64,13 +75,9 @@ class Checkpoints:
             state=ocp.args.StandardRestore(abstract), about=ocp.args.JsonRestore()
         )
         path = self.folder / str(step)
-        try:
+        processes.together(lambda: verify(path, self.manager.all_steps(), self.say))
+        with reading(path, way_out(path, self.manager.all_steps())):
             restored = self.manager.restore(step, args=items)
-        except (ValueError, KeyError, OSError) as error:
-            raise UserError(
-                f"the checkpoint {path} cannot be read: {reason(error)}\nIf it is damaged, remove "
-                "that folder: the run then resumes from the checkpoint before it."
-            ) from error
         if not matches(restored["about"], json.loads(json.dumps(self.metadata(step)))):
             raise UserError(
                 f"the checkpoint {path} is of another run than config.json says. Put back the "
@@ -78,47 +85,113 @@ class Checkpoints:
             )
         return restored["state"]
 
-    def save_error(self, error: Exception) -> UserError:
-        """The error for a save that failed."""
-        return UserError(
-            f"cannot save to {self.folder}: {reason(error)}\nThe earlier checkpoints are complete: "
-            "make room or repair the disk, and resume."
-        )
+    @contextlib.contextmanager
+    def writing(self) -> Generator[None]:
+        """Says what a save that failed means."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError:  # another process has ended
+            raise
+        except Exception as error:  # of the disk, of Orbax, of TensorStore: no common class
+            raise UserError(
+                f"cannot save to {self.folder}: {reason(error)}\nThe earlier checkpoints are "
+                f"complete: {files.remedy(error)}, and resume."
+            ) from error
 
     def __enter__(self) -> "Checkpoints":
+        self.leftovers = Leftovers().__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        # After an error, closing could wait forever for a process that has ended.
-        if kind is None or jax.process_count() == 1:
-            self.manager.close()
+        # After an error, closing could wait forever for a process that has ended; and who presses
+        # Ctrl-C a second time does not want to wait. What is incomplete is in a temporary folder.
+        if kind is None or (jax.process_count() == 1 and issubclass(kind, Exception)):
+            with self.writing() if kind is None else contextlib.suppress(Exception):
+                self.manager.close()
+        self.leftovers.__exit__(kind)
+
+
+def handlers() -> ocp.handlers.CheckpointHandlerRegistry:
+    """What writes and reads the parts of a checkpoint."""
+    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    arrays, values = integrity.CheckedArrays(), integrity.CheckedJson()
+    registry.add("state", ocp.args.StandardSave, arrays)
+    registry.add("state", ocp.args.StandardRestore, arrays)
+    registry.add("about", ocp.args.JsonSave, values)
+    registry.add("about", ocp.args.JsonRestore, values)
+    return registry
+
+
+def verify(path: Path, steps: Sequence[int], say: Callable[[str], None]) -> None:
+    """Refuses a checkpoint with a file that is not as it was written; process i reads its share."""
+    share = jax.process_index(), jax.process_count()
+    try:
+        found = [integrity.verify(path / part, *share) for part in ("state", "about")]
+        if any(found) and not all(found):
+            raise integrity.Damaged("the checksums of a part of it are missing")
+    except integrity.Damaged as error:
+        raise UserError(
+            f"the checkpoint {path} of step {path.name} is damaged: {error}.\n"
+            f"{way_out(path, steps)}"
+        ) from None
+    if not any(found):
+        say(
+            f"the checkpoint {path} is not verified: it has no checksums, as those of earlier "
+            "versions of this trainer. The next ones will have them."
+        )
+
+
+def way_out(path: Path, steps: Sequence[int]) -> str:
+    """What to do about a damaged checkpoint."""
+    earlier = [step for step in steps if step < int(path.name)]
+    if not earlier:
+        return "There is no checkpoint before it: start a new run."
+    return (
+        f"Remove that folder: the run then resumes from the checkpoint before it, of step "
+        f"{max(earlier)}, {path.with_name(str(max(earlier)))}."
+    )
+
+
+@contextlib.contextmanager
+def reading(path: Path, advice: str = "") -> Generator[None]:
+    """Says which checkpoint cannot be read, and what to do."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError:  # another process has ended
+        raise
+    except Exception as error:  # of the disk, of Orbax, of TensorStore: no common class
+        what = "the checkpoint" if path.name.isdecimal() else "the checkpoints"
+        raise UserError(
+            f"{what} {path} cannot be read: {reason(error)}\n"
+            f"{advice or files.remedy(error).capitalize() + '.'}"
+        ) from error
 
 
 def restore_part(
     folder: Path, step: int | None, part: Literal["params", "opt_state"], abstract: Any
 ) -> tuple[int, Any]:
-    """The step (by default the last) and one part of its state; nothing else is read."""
+    """The step (by default the last) and one part of its state; no other arrays are read."""
     if not folder.is_dir():
         raise UserError(f"{folder.parent} has no checkpoints yet.")
     options = ocp.CheckpointManagerOptions(read_only=True)
-    with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
+    with reading(folder):
+        manager = ocp.CheckpointManager(folder.absolute(), options=options)
+    with manager, Leftovers():
         steps = manager.all_steps()
         if not steps or (step is not None and step not in steps):
             existing = f"those of {', '.join(map(str, sorted(steps)))}" if steps else "none"
             raise UserError(f"{folder} has no checkpoint of --step {step}: there are {existing}.")
         step = max(steps) if step is None else step
+        path = folder / str(step)
         item = {part: abstract}
         args = ocp.args.PyTreeRestore(
             item=item,
             restore_args=ocp.checkpoint_utils.construct_restore_args(item),
             partial_restore=True,
         )
-        try:
+        verify(path, steps, lambda line: print(line, file=sys.stderr))
+        with reading(path, way_out(path, steps)):
             restored = manager.restore(step, args=ocp.args.Composite(state=args))
-        except (ValueError, KeyError, OSError) as error:
-            raise UserError(
-                f"the checkpoint {folder / str(step)} cannot be read: {reason(error)}"
-            ) from error
     return step, restored["state"][part]
 
 
@@ -130,5 +203,8 @@ def matches(saved: Any, now: Any) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Orbax's message without the long specification that TensorStore adds."""
-    return str(error.args[0] if error.args else error).split(" [tensorstore_spec")[0]
+    """What went wrong in a line, without the long specification that TensorStore adds."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
+    text = str(error.args[0] if error.args else error) or type(error).__name__
+    return text.split(" [tensorstore_spec")[0]

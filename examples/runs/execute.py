@@ -41,7 +41,7 @@ def execute(
 ) -> Outcome:
     """Trains and writes measurements and checkpoints; calls `begin` before the first step."""
     metadata = functools.partial(run_folder.step_metadata, setup.config, setup.dataset.key)
-    with Checkpoints(folder / "checkpoints", metadata) as checkpoints:
+    with Checkpoints(folder / "checkpoints", metadata, say) as checkpoints:
         start = checkpoints.latest_step()
         profiled = profiled_steps(machine)
         if profiled and profiled[0] <= start:
@@ -53,8 +53,8 @@ def execute(
         begin(state, start)
         display.begin(start)
         with (
-            Metrics(folder / METRICS, start) as metrics,
-            open_matrices(folder, setup, start) as matrices,
+            Metrics(folder / METRICS, start, say) as metrics,
+            open_matrices(folder, setup, start, say) as matrices,
         ):
             loop = Loop(
                 setup=setup,
@@ -83,9 +83,9 @@ def work_of(setup: TrainingSetup, machine: MachineConfig) -> speed.Work:
 
 
 def open_matrices(
-    folder: Path, setup: TrainingSetup, start: int
+    folder: Path, setup: TrainingSetup, start: int, say: Callable[[str], None]
 ) -> contextlib.AbstractContextManager[Metrics | None]:
     """The file for records of the matrices; None if none are made."""
     if not setup.config.optimizer.record_every:
         return contextlib.nullcontext()
-    return Metrics(folder / MATRICES, start)
+    return Metrics(folder / MATRICES, start, say)

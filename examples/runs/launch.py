@@ -1,5 +1,6 @@
 """Starts or resumes a run: chooses its folder, trains, and reports."""
 
+import math
 import signal
 import time
 from pathlib import Path
@@ -19,13 +20,14 @@ from examples.runs.compilation import keep_compiled_programs
 from examples.runs.execute import execute
 from examples.runs.progress import Display
 from examples.runs.summary import write_results
+from examples.runs.writer import only_writer
 from examples.settings import run
 from examples.settings.command_line import NewRun, Resume
 from examples.settings.run import MachineConfig, RunConfig
-from examples.system import exit_status
+from examples.system import exit_status, files
 from examples.system.errors import UserError
 from examples.training import optimizers, sharding
-from examples.training.setup import TrainingSetup, assemble
+from examples.training.setup import TrainingSetup, assemble, check
 from examples.training.step import TrainState
 
 
@@ -39,13 +41,19 @@ def launch(asked: NewRun | Resume, preset: str) -> int:
     processes.check_same(repr((setup.config, setup.dataset.key, setup.mesh.shape)))
     if isinstance(asked, NewRun):
         processes.first_then_others(lambda: run_folder.create(folder, setup.config, setup.dataset))
+    resume = f"continue with\n  {run_folder.resume_command(folder, asked.machine.mesh)}"
     try:
-        stopped_by = train(setup, folder, console, asked.machine)
-        processes.wait_for_all()
+        with files.explained(f"a file of {folder}", "use", f"Then {resume}"):
+            with only_writer(folder, console.print):
+                stopped_by = train(setup, folder, console, asked.machine)
+            processes.wait_for_all()
     except KeyboardInterrupt:  # a second Ctrl-C, or one outside the loop
-        stopped_by = signal.SIGINT
+        console.print(f"\nended at once; checkpoints that were complete are kept. {resume}")
+        if processes.are_several():  # they cannot agree on anything any more
+            exit_status.leave_at_once(exit_status.of_signal(signal.SIGINT))
+        return exit_status.of_signal(signal.SIGINT)
     if stopped_by:
-        console.print(f"continue with\n  {run_folder.resume_command(folder, asked.machine.mesh)}")
+        console.print(resume)
         return exit_status.of_signal(stopped_by)
     minutes = (time.monotonic() - started) / 60
     console.print(f"minutes          {minutes:.1f}\nfiles            {folder}")
@@ -57,7 +65,12 @@ def prepare_run(
 ) -> tuple[Path, TrainingSetup]:
     """The folder and the setup of a run; makes no arrays, and does not create the folder."""
     folder, config, data_key = open_run(asked, preset)
-    run.check(config)
+    try:
+        check(config)
+    except UserError as error:
+        if isinstance(asked, NewRun):
+            raise
+        raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
     run.check_machine(asked.machine, config.steps)
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     setup = assemble(config, prepare(config.data, console.print), mesh)
@@ -92,11 +105,25 @@ def train(setup: TrainingSetup, folder: Path, console: Console, machine: Machine
     sample = sample_text(
         setup.program.forward, outcome.state, setup.dataset.tokenizer, setup.config
     )
-    if processes.is_first():
-        summary = write_results(folder, sample)
-        console.print(f"\n{sample}\n", style="dim")
-        console.print(summary)
+    found = processes.together(lambda: report(folder, sample, console))
+    last = float(processes.from_first(str(found)))
+    if not math.isfinite(last):
+        raise UserError(
+            f"the run is finished, but its last validation loss is {last}: its parameters are of "
+            "no use. Start again with a lower --optimizer.learning-rate or "
+            "--optimizer.adam-learning-rate."
+        )
     return 0
+
+
+def report(folder: Path, sample: str, console: Console) -> float | None:
+    """Writes and prints the results; the last validation loss, or None in other processes."""
+    if not processes.is_first():
+        return None
+    summary, last = write_results(folder, sample)
+    console.print(f"\n{sample}\n", style="dim")
+    console.print(summary)
+    return last
 
 
 def sample_text(

@@ -1,15 +1,14 @@
 """The picture of a run, drawn from its metrics."""
 
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from matplotlib.figure import Figure  # not pyplot, which may try to open a window
 
 BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito: distinguishable with any colour vision
 
 
-def plot_losses(records: list[dict[str, Any]], title: str, path: Path) -> None:
-    """Training and validation loss by step."""
+def plot_losses(records: list[dict[str, Any]], title: str, file: IO[bytes]) -> None:
+    """Training and validation loss by step, as a PNG."""
     train = [(r["step"], r["train_loss"]) for r in records if "train_loss" in r]
     val = [(r["step"], r["val_loss"]) for r in records if "val_loss" in r]
     figure = Figure(figsize=(7, 4.2), layout="constrained")
@@ -21,4 +20,4 @@ def plot_losses(records: list[dict[str, Any]], title: str, path: Path) -> None:
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=title)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    figure.savefig(file, format="png", dpi=150)

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from examples.settings.run import MachineConfig
+from examples.system import exit_status
 from examples.system.errors import UserError
 
 SHUTDOWN_SECONDS = 10  # how long a failed process waits for the others to end
@@ -62,6 +63,11 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
+def are_several() -> bool:
+    """Whether several processes train together."""
+    return jax.process_count() > 1
+
+
 def process_label() -> str:
     """Names this process in a message if there are several."""
     return f" (process {jax.process_index()})" if jax.distributed.is_initialized() else ""
@@ -82,9 +88,7 @@ def exit_without_others(error: jax.errors.JaxRuntimeError) -> NoReturn:
         "--resume.",
         file=sys.stderr,
     )
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)  # does not wait for the process that has ended
+    exit_status.leave_at_once(1)  # does not wait for the process that has ended
 
 
 def from_first(text: str) -> str:
@@ -112,21 +116,29 @@ def first_then_others(work: Callable[[], Result]) -> Result:
 
     The others find what process 0 has written on a shared disk.
     """
+    if jax.process_count() == 1:
+        return together(work)
+    if is_first():
+        result = together(work)
+        together(lambda: None)
+        return result
+    together(lambda: None)
+    return together(work)
+
+
+def together(work: Callable[[], Result]) -> Result:
+    """Runs `work` in all processes at the same time; it fails in all of them or in none."""
     result: list[Result] = []
-    error: UserError | None = None
-    for turn in (True, False):
-        if is_first() == turn:
-            try:
-                result.append(work())
-            except UserError as caught:
-                error = caught
-        failed = [i for i, text in enumerate(from_all("failed" if error else "")) if text]
-        if error:
-            raise error
-        if failed:
-            raise UserError(f"process {failed[0]} cannot start; its message says why.")
-        if jax.process_count() == 1:
-            break
+    error: UserError | OSError | None = None
+    try:
+        result.append(work())
+    except (UserError, OSError) as caught:
+        error = caught
+    failed = [i for i, text in enumerate(from_all("failed" if error else "")) if text]
+    if error:
+        raise error
+    if failed:
+        raise UserError(f"process {failed[0]} cannot go on; its message says why.")
     return result[0]
 
 

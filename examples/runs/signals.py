@@ -8,7 +8,11 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequests:
-    """Turns the first Ctrl-C and every SIGTERM into a request; a second Ctrl-C interrupts."""
+    """Turns the first Ctrl-C and every SIGTERM into a request; a second Ctrl-C interrupts.
+
+    A third one, before the program has ended, ends the process without Python: Python acts on
+    signals between its own instructions only, and a step or a disk may take long.
+    """
 
     def __init__(self, agree: Callable[[int], int]):
         """`agree` turns this process's request into the one that all processes follow."""
@@ -25,7 +29,12 @@ class StopRequests:
         """Notes a signal as a request to stop."""
         self.asked = self.asked or number
         if number == signal.SIGINT:
-            signal.signal(number, self.before[number])
+            signal.signal(number, self.interrupt)
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Ends what the main thread does; a further Ctrl-C is the kernel's matter."""
+        signal.signal(number, signal.SIG_DFL)
+        raise KeyboardInterrupt
 
     def stop(self) -> bool:
         """Whether to stop now; called once before each step."""

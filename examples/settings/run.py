@@ -4,13 +4,15 @@ The docstring below a field is what `--help` shows for it.
 """
 
 import dataclasses
+import math
 import re
-import types
-from typing import Any, Literal, get_type_hints
+from typing import Literal
 
 from examples.settings.model import ModelConfig
 from examples.settings.model import check as check_model
 from examples.system.errors import UserError
+
+LARGEST = 2**31 - 1  # steps, rows and seeds are 32-bit integers on devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,27 +156,53 @@ def check(config: RunConfig) -> None:
         "--eval-batches": config.eval_batches,
         "--checkpoint-every": config.checkpoint_every,
         "--sample-tokens": config.sample_tokens,
-        "--data.max-bytes": config.data.max_bytes,
         "--optimizer.ns-steps": config.optimizer.ns_steps,
     }
     for flag, value in positive.items():
-        if value < 1:
-            raise UserError(f"{flag} is {value}: give at least 1.")
-    if config.optimizer.record_every < 0:
-        raise UserError(
-            f"--optimizer.record-every is {config.optimizer.record_every}: give a number of "
-            "updates, or 0 for no records."
-        )
-    if config.optimizer.polar == "gram" and "16" in config.optimizer.compute_dtype:
-        raise UserError(
-            f"--optimizer.polar gram diverges in {config.optimizer.compute_dtype}: give "
-            "--optimizer.compute-dtype float32, or --optimizer.polar newton_schulz."
-        )
+        if not 1 <= value <= LARGEST:
+            raise UserError(f"{flag} is {value}: give at least 1, at most {LARGEST}.")
+    if not 0 <= config.seed <= LARGEST:
+        raise UserError(f"--seed is {config.seed}: give a number from 0 to {LARGEST}.")
+    if config.max_skipped < 0:
+        raise UserError(f"--max-skipped is {config.max_skipped}: give 0 or more steps.")
+    check_optimizer(config.optimizer)
     check_model(config.model)
+    if config.data.max_bytes < 1:
+        raise UserError(f"--data.max-bytes is {config.data.max_bytes}: give at least 1.")
     if not 0 < config.data.val_fraction < 1:
         raise UserError(f"--data.val-fraction {config.data.val_fraction}: give a number in (0, 1).")
     if config.data.vocab_size < 257:
         raise UserError(f"--data.vocab-size {config.data.vocab_size}: give at least 257.")
+    if not (config.data.tokens > 0 and math.isfinite(config.data.tokens)):
+        raise UserError(f"--data.tokens is {config.data.tokens}: give a positive number.")
+
+
+def check_optimizer(config: OptimizerConfig) -> None:
+    """Refuses rates and limits that the library does not see as numbers, or cannot judge."""
+    not_negative = {
+        "learning-rate": config.learning_rate,
+        "adam-learning-rate": config.adam_learning_rate,
+        "weight-decay": config.weight_decay,
+        "adam-weight-decay": config.adam_weight_decay,
+    }
+    for name, value in not_negative.items():
+        if value is not None and not (value >= 0 and math.isfinite(value)):
+            raise UserError(f"--optimizer.{name} is {value}: give a finite number, 0 or more.")
+    if config.clip_norm is not None and not config.clip_norm > 0:
+        raise UserError(
+            f"--optimizer.clip-norm is {config.clip_norm}: give a positive number, or None for no "
+            "clipping."
+        )
+    if config.record_every < 0:
+        raise UserError(
+            f"--optimizer.record-every is {config.record_every}: give a number of updates, or 0 "
+            "for no records."
+        )
+    if config.polar == "gram" and "16" in config.compute_dtype:
+        raise UserError(
+            f"--optimizer.polar gram diverges in {config.compute_dtype}: give "
+            "--optimizer.compute-dtype float32, or --optimizer.polar newton_schulz."
+        )
 
 
 def check_machine(machine: MachineConfig, steps: int) -> None:
@@ -198,17 +226,3 @@ def profiled_steps(machine: MachineConfig) -> range | None:
             f"--profile {machine.profile}: give the first and the last step to record, as 10:12."
         )
     return range(int(found[1]), int(found[2]) + 1)
-
-
-def from_dict(cls: Any, values: dict[str, Any]) -> Any:
-    """The inverse of `dataclasses.asdict` after a trip through JSON."""
-    hints = get_type_hints(cls)
-    built = {}
-    for key, value in values.items():
-        hint = hints[key]
-        if dataclasses.is_dataclass(hint):
-            value = from_dict(hint, value)
-        elif isinstance(hint, types.GenericAlias) and hint.__origin__ is tuple:
-            value = tuple(value)
-        built[key] = value
-    return cls(**built)

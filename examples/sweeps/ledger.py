@@ -11,8 +11,10 @@ from typing import Any
 
 from examples.runs.metrics import METRICS, read_metrics
 from examples.sweeps.grid import Method, Trial
+from examples.system import files, json_lines
 from examples.system.errors import UserError
 
+ADVICE = "Remove the line to have that run done again."
 POINTS = 100  # of a training curve; each is a mean over some steps, since batches are noisy
 
 
@@ -34,7 +36,10 @@ class Result:
     @property
     def loss(self) -> float:
         """The last validation loss; infinite for a run that diverged."""
-        return math.inf if self.diverged_at is not None or not self.val else self.val[-1][1]
+        if self.diverged_at is not None or not self.val:
+            return math.inf
+        last = self.val[-1][1]
+        return last if math.isfinite(last) else math.inf
 
 
 class Ledger:
@@ -45,9 +50,7 @@ class Ledger:
 
     def results(self) -> dict[Trial, Result]:
         """All finished runs and their results."""
-        if not self.path.exists():
-            return {}
-        return dict(self.parse(line) for line in self.path.read_text().split("\n")[:-1] if line)
+        return dict(self.parse(record) for record in json_lines.read(self.path, ADVICE).records)
 
     def losses(self) -> dict[Trial, float]:
         """All finished runs and their final validation losses."""
@@ -57,24 +60,25 @@ class Ledger:
         """Appends a finished run in one write, so that lines of several processes do not mix."""
         record = {**dataclasses.asdict(trial), **dataclasses.asdict(result)}
         line = json.dumps(record) + "\n"
-        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(file, line.encode())
-        finally:
-            os.close(file)
+        with files.explained(self.path, "write"):
+            # What a power cut has left becomes a line of its own, which is named when it is read.
+            before = "\n" if json_lines.read(self.path, ADVICE).torn else ""
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(file, (before + line).encode())
+            finally:
+                os.close(file)
 
-    def parse(self, line: str) -> tuple[Trial, Result]:
-        """Parses a line of the file."""
+    def parse(self, record: dict[str, Any]) -> tuple[Trial, Result]:
+        """A run and its result, of a line of the file."""
         try:
-            record: dict[str, Any] = json.loads(line)
             trial = Trial(Method(**record.pop("method")), record.pop("rate"), record.pop("seed"))
             for curve in ("val", "train"):
                 record[curve] = [tuple(point) for point in record[curve]]
             return trial, Result(**record)
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(
-                f"{self.path} has a line that is not the record of a run: {error!r}. Remove the "
-                "line to have that run done again."
+                f"{self.path} has a line that is not the record of a run: {error!r}. {ADVICE}"
             ) from None
 
 

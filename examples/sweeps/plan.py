@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from examples.data.cache import Dataset
-from examples.settings.run import RunConfig, from_dict
+from examples.settings.from_json import from_dict
+from examples.settings.run import RunConfig
 from examples.sweeps.command_line import NewSweep
 from examples.sweeps.grid import VARIED
+from examples.system import files
 from examples.system.errors import UserError
 from examples.system.files import write_atomically
 
@@ -20,9 +22,7 @@ def keep(folder: Path, asked: NewSweep, preset: str, dataset: Dataset) -> None:
     plan = {"preset": preset, "data": dataset.key, "same_rate": asked.grid.same_rate, "base": base}
     path = folder / "sweep.json"
     if path.exists():
-        old = json.loads(path.read_text())
-        # Settings that were added to the code since get their defaults.
-        old["base"] = dataclasses.asdict(from_dict(RunConfig, old["base"]))
+        old = read(path)
         if different := list(differences(old, plan)):
             raise UserError(
                 f"{folder} is of another sweep, which has another {', '.join(different)}: choose "
@@ -34,6 +34,22 @@ def keep(folder: Path, asked: NewSweep, preset: str, dataset: Dataset) -> None:
         write_atomically(path, json.dumps(plan, indent=2).encode())
     except OSError as error:
         raise UserError(f"cannot make the folder {folder}: {error.strerror}.") from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What was written; settings that were added to the code since get their defaults."""
+    try:
+        old = json.loads(path.read_text())
+        return {**old, "base": dataclasses.asdict(from_dict(RunConfig, old["base"]))}
+    except OSError as error:
+        raise UserError(
+            f"{files.sentence(error, path, 'read')}. To do: {files.remedy(error)}."
+        ) from None
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} was not written by this version: {error}. Put it back, or choose another "
+            "--name."
+        ) from None
 
 
 def shared_config(config: RunConfig) -> RunConfig:

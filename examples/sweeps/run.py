@@ -19,7 +19,7 @@ from examples.data.prepare import prepare
 from examples.runs import folder as run_folder
 from examples.runs.compilation import keep_compiled_programs
 from examples.runs.execute import execute
-from examples.settings import run
+from examples.runs.writer import only_writer
 from examples.sweeps import grid, plan
 from examples.sweeps.command_line import NewSweep
 from examples.sweeps.display import SweepDisplay
@@ -29,7 +29,7 @@ from examples.sweeps.report import write_report
 from examples.system import exit_status
 from examples.system.errors import Diverged
 from examples.training import sharding
-from examples.training.setup import assemble
+from examples.training.setup import assemble, check
 
 PAUSE = 5.0  # seconds between checks of what other processes have finished
 
@@ -37,7 +37,7 @@ PAUSE = 5.0  # seconds between checks of what other processes have finished
 def sweep(asked: NewSweep, preset: str) -> int:
     """Does the remaining runs of a grid, then writes its report; returns the exit status."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    run.check(asked.config)
+    check(asked.config)
     grid.check(asked.grid)
     keep_compiled_programs()
     dataset = prepare(asked.config.data, console.print)
@@ -99,7 +99,8 @@ def run_trial(
     started, diverged_at = time.monotonic(), None
     reporter = display.of(trial, config.steps)
     try:
-        outcome = execute(setup, own_folder, reporter, lambda state, step: None)
+        with only_writer(own_folder, display.console.print):
+            outcome = execute(setup, own_folder, reporter, lambda state, step: None)
         if outcome.stopped_by:
             return outcome.stopped_by
     except Diverged as error:

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 import optax_muonplus as omp
 from examples.settings.run import OptimizerConfig
+from examples.system.errors import UserError
 
 HOLD = 0.4  # share of the run at the peak rate, the paper's GPT schedule
 WARMUP = 0.1  # share of the run spent rising to the peak rate, the paper's LLaMA schedule
@@ -39,6 +40,42 @@ def rates(config: OptimizerConfig) -> Rates:
     if rate is None:
         rate = 0.002 if config.name in LARGE_UPDATES else 0.02
     return Rates(rate, config.adam_learning_rate)
+
+
+def check(config: OptimizerConfig) -> None:
+    """Refuses hyperparameters that the library refuses, by the names of their flags.
+
+    The library checks each argument by its kind where it enters, and names it as the setting here
+    is named. What Optax would take without a check goes through the library's AdamW.
+    """
+    config = for_platform(config, "cpu")
+    flat = optax.constant_schedule(0.0)
+    try:
+        if config.name != "adamw":
+            matrix_rule(config, flat, flat, None)
+        omp.muonplus(
+            flat,
+            weight_decay=config.weight_decay,
+            adam_b1=config.adam_b1,
+            adam_b2=config.adam_b2,
+            adam_weight_decay=config.adam_weight_decay,
+        )
+    except ValueError as error:
+        raise UserError(with_flags(str(error))) from None
+
+
+def with_flags(text: str) -> str:
+    """A message of the library with the flags in place of its arguments."""
+    names = "|".join(field.name for field in dataclasses.fields(OptimizerConfig))
+    assigned = re.sub(rf"\b({names})=", lambda found: f"{flag(found[1])} ", text)
+    if assigned != text:
+        return assigned
+    return re.sub(rf"\b({names})\b", lambda found: flag(found[1]), text, count=1)
+
+
+def flag(name: str) -> str:
+    """The flag of a setting of the optimizer."""
+    return f"--optimizer.{name.replace('_', '-')}"
 
 
 def for_platform(config: OptimizerConfig, platform: str) -> OptimizerConfig:

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from examples.data.cache import Dataset
 from examples.data.loader import Loader
+from examples.settings import run
 from examples.settings.run import RunConfig
 from examples.system.errors import UserError
 from examples.training import optimizers, sharding
@@ -31,6 +32,12 @@ class TrainingSetup:
     train_step: Callable[..., tuple[TrainState, Measured]]
     """State, inputs and targets to the next state and its figures, at the configured rates."""
     evaluate: Callable[[optax.Params], Evaluation]
+
+
+def check(config: RunConfig) -> None:
+    """Refuses settings that make no sense, by the names of their flags; builds nothing."""
+    run.check(config)
+    optimizers.check(config.optimizer)
 
 
 def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:

@@ -8,19 +8,18 @@ compiler gather all of it ("involuntary full rematerialization") on a 4 x 2 mesh
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_muonplus._execution.batching import MatrixBatch, apply_batched
+from optax_muonplus._execution.batches import MatrixBatch
+from optax_muonplus._execution.batching import apply_batched, apply_to_one
 from optax_muonplus._execution.plan import CommGroup, MatrixGroup
 from optax_muonplus._execution.routes import Route
 from optax_muonplus._execution.schedule import Bucket, Task
 from optax_muonplus._parameters.dimension_numbers import MatrixView
-from optax_muonplus.matrices._matrix_function import MatrixFunction, for_layout
-from optax_muonplus.matrices._precision import narrowed
+from optax_muonplus.matrices._matrix_function import MatrixFunction, compose
 
 
 def exchange(
@@ -36,13 +35,13 @@ def exchange(
     Returns:
       Arrays like ``shards``, in the dtype of results.
     """
-    route, groups = comm_group.route, list(comm_group.members)
-    results: list[dict[int, jax.Array]] = [{} for _ in groups]
+    route = comm_group.route
+    results: list[dict[int, jax.Array]] = [{} for _ in comm_group.members]
     for bucket in route.buckets:
         buffer = _packed(bucket, shards, route)
         buffer = _to_workers(buffer, route)
-        buffer = _work(functions, groups, bucket, buffer, route, comm_group.dtype)
-        buffer = _from_workers(narrowed(buffer, comm_group.result_dtype), route)
+        buffer = _work(functions, comm_group, bucket, buffer)
+        buffer = _from_workers(buffer, route)
         for segment in bucket.segments:
             results[segment.group][segment.first] = segment.read_send(buffer)
     return [jnp.concatenate([parts[first] for first in sorted(parts)]) for parts in results]
@@ -88,25 +87,27 @@ def _moved(
 
 
 def _work(
-    functions: Sequence[MatrixFunction],
-    groups: Sequence[MatrixGroup],
-    bucket: Bucket,
-    buffer: jax.Array,
-    route: Route,
-    dtype: Any,
+    functions: Sequence[MatrixFunction], comm_group: CommGroup, bucket: Bucket, buffer: jax.Array
 ) -> jax.Array:
     """The results, in the places of the shards that they are made of."""
+    route, groups = comm_group.route, list(comm_group.members)
     names = route.all_gather_axes + route.all_to_all_axes
-    results = jnp.zeros(buffer.shape, dtype)
+    # Matrices lie in the receive buffer as they were sent, and each is read once: results take
+    # their places there if they are as wide.
+    in_place = buffer.dtype == comm_group.result_dtype
+    results = buffer if in_place else jnp.zeros(buffer.shape, comm_group.result_dtype)
     common = [task.segments[0] for task in bucket.tasks if task.is_common(route.workers)]
     batches: list[list[MatrixBatch]] = []
     views: list[MatrixView] = []
     for segment in common:
         group = groups[segment.group]
-        items = group.join(segment.read_receive(buffer).astype(dtype), names)
+        items = group.join(segment.read_receive(buffer), names)
         views.append(group.view.stacked(segment.items_each))
         batches.append(
-            [MatrixBatch(x, group.view.transposed) for x in views[-1].to_matrices(items)]
+            [
+                MatrixBatch(x, group.view.transposed, comm_group.dtype, comm_group.result_dtype)
+                for x in views[-1].to_matrices(items)
+            ]
         )
     outputs = iter(apply_batched(functions, [batch for parts in batches for batch in parts]))
     for segment, view, parts in zip(common, views, batches, strict=True):
@@ -115,23 +116,24 @@ def _work(
         results = segment.write_receive(results, shards)
     for task in bucket.tasks:
         if not task.is_common(route.workers):
-            results = _work_on_remainder(functions, groups, task, buffer, results, route)
+            source = results if in_place else buffer
+            results = _work_on_remainder(functions, comm_group, task, source, results)
     return results
 
 
 def _work_on_remainder(
     functions: Sequence[MatrixFunction],
-    groups: Sequence[MatrixGroup],
+    comm_group: CommGroup,
     task: Task,
     buffer: jax.Array,
     results: jax.Array,
-    route: Route,
 ) -> jax.Array:
     """Works on a task in which each worker has an item of some group, or nothing.
 
     All workers run one program: what differs between them, such as whether there is an item and of
     which group, is looked up in a table by the worker's index.
     """
+    route, groups = comm_group.route, list(comm_group.members)
     present = sorted({segment.group for segment in task.segments})
     names = route.all_gather_axes + route.all_to_all_axes
     layouts = [_ItemLayout(groups[i], names, len(present) > 1) for i in present]
@@ -141,18 +143,19 @@ def _work_on_remainder(
         table[:, segment.start : segment.stop] = np.array(entry)[:, None]
     worker = jax.lax.axis_index(route.replica_axes + route.all_to_all_axes)
     has_item, which, offset = jnp.asarray(table)[:, worker]
+    steps = compose(functions)
 
     def work(shards: jax.Array) -> jax.Array:
         matrices = jax.lax.switch(which, [layout.read for layout in layouts], shards)
-        for function in functions:
-            matrices = [
-                for_layout(function, _select([x.transposed[i] for x in layouts], which))(matrix)
-                for i, matrix in enumerate(matrices)
-            ]
-        return jax.lax.switch(which, [layout.write for layout in layouts], matrices)
+        outputs = []
+        for i, matrix in enumerate(matrices):
+            transposed = _select([layout.transposed[i] for layout in layouts], which)
+            batch = MatrixBatch(matrix, transposed, comm_group.dtype, comm_group.result_dtype)
+            outputs.append(apply_to_one(steps, batch))
+        return jax.lax.switch(which, [layout.write for layout in layouts], outputs)
 
     size = task.segments[0].shard_size
-    shards = jax.lax.dynamic_slice_in_dim(buffer, offset, size, 1).astype(results.dtype)
+    shards = jax.lax.dynamic_slice_in_dim(buffer, offset, size, 1)
     if table[0].all():
         outputs = work(shards)
     else:

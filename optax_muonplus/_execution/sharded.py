@@ -12,6 +12,7 @@ from optax_muonplus._execution.plan import CommGroup, Member, plan
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import usable_axes
 from optax_muonplus.matrices._matrix_function import MatrixFunction, StaticPart, split_arrays
+from optax_muonplus.matrices._precision import narrowed
 
 
 def apply_sharded(
@@ -79,12 +80,13 @@ def _exchanged(
     members: Sequence[Member],
 ) -> dict[int, jax.Array]:
     """The results for the arrays in ``comm_group``, by index; on each device."""
-    items = [
-        jnp.concatenate([_to_items(shards[i], members[i]) for i in indices]).astype(
-            comm_group.transfer_dtype
-        )
-        for indices in comm_group.members.values()
-    ]
+
+    def to_items(i: int) -> jax.Array:
+        # Narrowed before it is reshaped, as momentum is where it is stored: one array for both.
+        return _to_items(narrowed(shards[i], comm_group.transfer_dtype), members[i])
+
+    groups = comm_group.members.values()
+    items = [jnp.concatenate([to_items(i) for i in indices]) for indices in groups]
     outputs = exchange(functions, comm_group, items)
     results = {}
     for indices, output in zip(comm_group.members.values(), outputs, strict=True):

@@ -22,6 +22,7 @@ from optax_muonplus._parameters.paths import (
     flatten_tree,
     path_name,
 )
+from optax_muonplus._parameters.readings import recorded
 from optax_muonplus._parameters.sharding import (
     LeafSharding,
     ShardingTree,
@@ -29,7 +30,9 @@ from optax_muonplus._parameters.sharding import (
     leaf_shardings,
 )
 
-MUON, ADAM = "muon", "adam"
+MUON, ADAM, UNKNOWN = "muon", "adam", "?"
+# The rule of leaves whose dimension numbers come in a tree, and not from rules.
+GIVEN = "your dimension numbers"
 
 
 class LeafInfo(NamedTuple):
@@ -44,6 +47,8 @@ class LeafInfo(NamedTuple):
       given_sharding: its entry in the argument ``sharding``.
       sharding: how it lies on a mesh, if it is a matrix. None on one device, or where it is not
         known before the program is compiled.
+      rule: the rule by which it was read, in words.
+      known: False for a leaf that no rule can read, in a tree that was resolved to be shown.
     """
 
     index: int
@@ -53,6 +58,8 @@ class LeafInfo(NamedTuple):
     view: MatrixView | None
     given_sharding: NamedSharding | None = None
     sharding: LeafSharding | None = None
+    rule: str = GIVEN
+    known: bool = True
 
     @property
     def name(self) -> str:
@@ -67,7 +74,9 @@ class LeafInfo(NamedTuple):
 
     @property
     def label(self) -> str:
-        """``"muon"`` or ``"adam"``."""
+        """``"muon"`` or ``"adam"``, or ``"?"`` for a leaf that no rule can read."""
+        if not self.known:
+            return UNKNOWN
         return ADAM if self.view is None else MUON
 
 
@@ -100,7 +109,10 @@ class ResolvedTree(NamedTuple):
 
 
 def resolve(
-    tree: Any, dimension_numbers: DimensionNumbersTree = None, sharding: ShardingTree = None
+    tree: Any,
+    dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+    strict: bool = True,
 ) -> ResolvedTree:
     """What is known of each leaf of ``tree``.
 
@@ -108,16 +120,19 @@ def resolve(
       tree: parameters or updates; arrays or anything with a shape and dtype.
       dimension_numbers: as in :func:`optax_muonplus.muonplus`.
       sharding: likewise.
+      strict: whether leaves that no rule can read are an error, or to be shown as such.
 
     Raises:
       ValueError: if dimension numbers or shardings do not cover the tree or do not fit a leaf.
     """
     paths, arrays, unflatten = flatten_tree(tree)
-    views = _views(tree, paths, arrays, dimension_numbers)
+    views, readings = _views(tree, paths, arrays, dimension_numbers, strict)
     given = given_shardings(tree, paths, sharding)
     leaves = [
-        LeafInfo(i, path, np.shape(x), jnp.result_type(x), view, place)
-        for i, (path, x, view, place) in enumerate(zip(paths, arrays, views, given, strict=True))
+        LeafInfo(i, path, np.shape(x), jnp.result_type(x), view, place, None, *reading)
+        for i, (path, x, view, place, reading) in enumerate(
+            zip(paths, arrays, views, given, readings, strict=True)
+        )
     ]
     matrices = [leaf for leaf in leaves if leaf.view is not None]
     shardings = _shardings_of(matrices, arrays)
@@ -136,29 +151,42 @@ def _shardings_of(leaves: Sequence[LeafInfo], arrays: Sequence[Any]) -> list[Lea
 
 
 def _views(
-    tree: Any, paths: Sequence[Path], arrays: Sequence[Any], dimension_numbers: DimensionNumbersTree
-) -> list[MatrixView | None]:
+    tree: Any,
+    paths: Sequence[Path],
+    arrays: Sequence[Any],
+    dimension_numbers: DimensionNumbersTree,
+    strict: bool = True,
+) -> tuple[list[MatrixView | None], list[tuple[str, bool]]]:
+    """For each leaf its view, and by which rule it was read and whether one knew it."""
     specs: Sequence[DimensionNumbers | None]
-    if dimension_numbers is None:
-        specs = dimension_numbers_by_rule(paths, arrays)
-    else:
-        specs = by_path(
-            dimension_numbers,
-            tree,
-            paths,
-            is_dimension_numbers,
-            "dimension numbers",
-            "MuonDimensionNumbers, MatrixSpec, or None for AdamW",
-        )
-    views, wrong = [], []
+    with recorded(strict) as readings:
+        if dimension_numbers is None:
+            specs = dimension_numbers_by_rule(tree, paths, arrays)
+        else:
+            specs = by_path(
+                dimension_numbers,
+                tree,
+                paths,
+                is_dimension_numbers,
+                "dimension numbers",
+                "MuonDimensionNumbers, MatrixSpec, or None for AdamW",
+            )
+    here = set(paths)
+    elsewhere = [p for p, reading in readings.found.items() if not (reading.known or p in here)]
+    if elsewhere and not strict:  # rules were asked about a part of the tree: let them say which
+        return _views(tree, paths, arrays, dimension_numbers)
+    views, rules, wrong = [], [], []
     for path, x, spec in zip(paths, arrays, specs, strict=True):
+        reading = readings.found.get(path)
+        asked = reading is not None and reading.dimension_numbers == spec
+        rules.append((reading.rule, reading.known) if asked else (GIVEN, True))
         try:
             views.append(None if spec is None else matrix_view(np.shape(x), spec))
         except ValueError as error:
             wrong.append(f"{path_name(path)}: {error}")
     if wrong:
         raise ValueError("Dimension numbers do not fit. " + " ".join(wrong))
-    return views
+    return views, rules
 
 
 def partition_labels(
@@ -171,7 +199,7 @@ def partition_labels(
       muon_weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`.
     """
     paths, arrays, unflatten = flatten_tree(params)
-    views = _views(params, paths, arrays, muon_weight_dimension_numbers)
+    views, _ = _views(params, paths, arrays, muon_weight_dimension_numbers)
     return unflatten(ADAM if view is None else MUON for view in views)
 
 

@@ -41,8 +41,7 @@ def flatten_tree(
             continue
         if path and path[-1] == variable and siblings[path[:-1]] == 1:
             path = path[:-1]
-        joined = jax.tree_util.keystr(path, simple=True, separator="/")
-        names.append(tuple(name for name in joined.split("/") if name))
+        names.append(path_of_keys(path))
         leaves.append(leaf)
 
     def unflatten(values: Iterable[Any]) -> Any:
@@ -52,6 +51,12 @@ def flatten_tree(
         )
 
     return names, leaves, unflatten
+
+
+def path_of_keys(keys: Any) -> Path:
+    """The names of a path as ``jax.tree_util`` gives it."""
+    joined = jax.tree_util.keystr(keys, simple=True, separator="/")
+    return tuple(name for name in joined.split("/") if name)
 
 
 def path_name(path: Path) -> str:

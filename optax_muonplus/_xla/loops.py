@@ -1,4 +1,4 @@
-"""A function of many arrays of one shape, in a program that contains the function once."""
+"""A function of many arrays or slices of one shape, in a program that contains it once."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ def map_in_place(
     share memory. In the other order they take a second copy.
 
     Args:
-      function: shape-preserving.
+      function: shape-preserving; its results may have another dtype.
       arrays: of one shape and dtype.
     """
     if len(arrays) == 1:
@@ -42,7 +42,9 @@ def _loop(
         y = function(pick(i, arrays), *closed_over)
         return [_replace_if(i == k, old, y) for k, old in enumerate(results)]
 
-    return jax.lax.fori_loop(0, len(arrays), body, [jnp.zeros_like(x) for x in arrays])
+    result = jax.eval_shape(function, arrays[0], *closed_over)
+    zeros = [jnp.zeros(result.shape, result.dtype) for _ in arrays]
+    return jax.lax.fori_loop(0, len(arrays), body, zeros)
 
 
 @_loop.defjvp
@@ -68,3 +70,80 @@ def _replace_if(condition: jax.Array, old: jax.Array, new: jax.Array) -> jax.Arr
     """
     once = (condition, old)
     return jax.lax.while_loop(lambda state: state[0], lambda state: (False, new), once)[1]
+
+
+def map_slices(
+    function: Callable[[jax.Array], jax.Array], x: jax.Array, size: int, in_place: bool = False
+) -> jax.Array:
+    """``function`` of slices of ``x`` along its first axis, one after the other.
+
+    A loop reads each slice where it lies and writes its result where it belongs. ``jax.lax.map``
+    would first fill the results with zeros.
+
+    Args:
+      function: shape-preserving, and the same for each part of a slice; its results may have
+        another dtype.
+      x: whole slices.
+      size: of a slice.
+      in_place: whether ``x`` is not needed afterwards: results of its dtype then take its place.
+    """
+    if len(x) == size:
+        return function(x)
+    closed, closed_over = jax.closure_convert(function, x[:size])
+    return _slice_loop(closed, size, in_place, x, closed_over)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _slice_loop(
+    function: Callable[..., jax.Array],
+    size: int,
+    in_place: bool,
+    x: jax.Array,
+    closed_over: list[jax.Array],
+) -> jax.Array:
+    dtype = jax.eval_shape(function, x[:size], *closed_over).dtype
+    in_place = in_place and dtype == x.dtype
+
+    def body(i: jax.Array, results: jax.Array) -> jax.Array:
+        source = results if in_place else x
+        part = jax.lax.dynamic_slice_in_dim(source, i * size, size)
+        y = function(part, *closed_over)
+        return jax.lax.dynamic_update_slice_in_dim(results, y, i * size, 0)
+
+    results = x if in_place else jax.lax.empty(x.shape, dtype)
+    return jax.lax.fori_loop(0, len(x) // size, body, results)
+
+
+@_slice_loop.defjvp
+def _slice_derivative(
+    function: Callable[..., jax.Array], size: int, in_place: bool, primals: Any, tangents: Any
+) -> Any:
+    """By ``jax.lax.map``: a loop that overwrites its results has no reverse derivative."""
+    del in_place
+
+    def mapped(x: jax.Array, closed_over: list[jax.Array]) -> jax.Array:
+        slices = x.reshape(-1, size, *x.shape[1:])
+        y = jax.lax.map(lambda part: function(part, *closed_over), slices)
+        return y.reshape(x.shape)
+
+    return jax.jvp(mapped, primals, tangents)
+
+
+@jax.custom_jvp
+def stacked(arrays: list[jax.Array]) -> jax.Array:
+    """Arrays ``(1, ...)`` of one shape in one, each written by the operation that computes it.
+
+    A short ``jnp.concatenate`` is a pass of its own over all of them on a TPU.
+    """
+    if len(arrays) == 1:
+        return arrays[0]
+    stack = jax.lax.empty((len(arrays), *arrays[0].shape[1:]), arrays[0].dtype)
+    for i, x in enumerate(arrays):
+        stack = jax.lax.dynamic_update_slice_in_dim(stack, x, i, 0)
+    return stack
+
+
+@stacked.defjvp
+def _stacked_derivative(primals: Any, tangents: Any) -> Any:
+    """By ``jnp.concatenate``: ``jax.vmap`` gives each of its members an empty array of its own."""
+    return jax.jvp(jnp.concatenate, primals, tangents)

@@ -22,4 +22,7 @@ def constrain_sharding_like(
     if not traced or jax.device_count() == 1:
         return list(results)
     never = jax.lax.optimization_barrier(jnp.array(False))
-    return [jax.lax.select(never, x, y) for x, y in zip(references, results, strict=True)]
+    return [
+        jax.lax.select(never, x.astype(y.dtype), y)
+        for x, y in zip(references, results, strict=True)
+    ]

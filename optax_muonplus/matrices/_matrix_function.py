@@ -86,6 +86,13 @@ class MatrixFunction:
         """
         return None
 
+    def padded(self, shape: tuple[int, int]) -> "MatrixFunction":
+        """The function for matrices of ``shape`` that have rows and columns of zeros behind them.
+
+        Its results have zeros there too.
+        """
+        return OnPart(self, shape)
+
     def flops(self, shape: tuple[int, int]) -> int:
         """FLOPs of the matrix products for one matrix ``(out, in)``; devices are balanced by it."""
         del shape
@@ -117,6 +124,10 @@ class ViaTranspose(MatrixFunction):
         """The function itself."""
         return self.function
 
+    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
+        """The function's, transposed."""
+        return ViaTranspose(self.function.padded((shape[1], shape[0])))
+
     @property
     def input_dtype(self) -> jnp.dtype | None:
         """As the function."""
@@ -125,6 +136,18 @@ class ViaTranspose(MatrixFunction):
     def flops(self, shape: tuple[int, int]) -> int:
         """As the function."""
         return self.function.flops((shape[1], shape[0]))
+
+
+@matrix_function
+class OnPart(MatrixFunction):
+    """The function of the first rows and columns, and zeros behind, by cutting and padding."""
+
+    function: MatrixFunction
+    shape: tuple[int, int] = static()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Two copies more than the function itself."""
+        return with_zeros(self.function(part(x, self.shape)), x.shape[-2:])
 
 
 @matrix_function
@@ -148,6 +171,10 @@ class Composition(MatrixFunction):
         """Each of them transposed, in the same order."""
         return Composition(tuple([function.transposed() for function in self.functions]))
 
+    def padded(self, shape: tuple[int, int]) -> "Composition":
+        """Each of them."""
+        return Composition(tuple([function.padded(shape) for function in self.functions]))
+
     @property
     def input_dtype(self) -> jnp.dtype | None:
         """That of the first."""
@@ -164,14 +191,31 @@ def compose(functions: Sequence[MatrixFunction]) -> Composition:
 
 
 def for_layout(
-    function: MatrixFunction, transposed: bool | jax.Array
+    function: MatrixFunction, transposed: bool | jax.Array, shape: tuple[int, int] | None = None
 ) -> Callable[[jax.Array], jax.Array]:
-    """``function`` for matrices stored as (in, out) if ``transposed``, which may be traced."""
-    if transposed is True:
-        return function.transposed()
-    if transposed is False or function.transpose_equivariant:
-        return function
-    return functools.partial(jax.lax.cond, transposed, function.transposed(), function)
+    """``function`` for matrices stored as (in, out) if ``transposed``, which may be traced.
+
+    Args:
+      function: of matrices (out, in).
+      transposed: whether they are stored as (in, out).
+      shape: as stored, if there are rows and columns of zeros behind the matrices.
+    """
+    if isinstance(transposed, jax.Array) and not function.transpose_equivariant:
+        turned, upright = (for_layout(function, t, shape) for t in (True, False))
+        return functools.partial(jax.lax.cond, transposed, turned, upright)
+    chosen = function.transposed() if transposed is True else function
+    return chosen if shape is None else chosen.padded(shape)
+
+
+def part(x: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """The first rows and columns of matrices, as many as ``shape`` says."""
+    return x[..., : shape[0], : shape[1]]
+
+
+def with_zeros(x: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """Matrices with rows and columns of zeros behind, so that they have ``shape``."""
+    widths = [(0, n - side) for n, side in zip(shape, x.shape[-2:], strict=True)]
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + widths)
 
 
 class StaticPart(NamedTuple):

@@ -157,6 +157,11 @@ class Normalize(MatrixFunction):
         y = _normalized(x, self.norm, self.norm_eps, self.bounded)
         return _matched(y, x, self.bounded) if self.match_frobenius else y
 
+    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
+        """Itself: zeros add nothing to sums of squares, and stay zeros."""
+        del shape
+        return self
+
     def transposed(self) -> MatrixFunction:
         """Rows for columns and columns for rows."""
         return dataclasses.replace(self, norm=transposed_norm(self.norm))

@@ -81,25 +81,34 @@ def _shape_factor(
         if not isinstance(consistent_rms, float | int):
             # bfloat16 would round the product; inject_hyperparams may have made it complex.
             consistent_rms = jnp.real(upcast_for_sum(consistent_rms))
-        sides = normalized_sides(norm)
-        if match_frobenius or not sides:
-            return math.sqrt(max(fan_out, fan_in)) * consistent_rms
-        return math.sqrt(fan_in if sides[-1] == "row" else fan_out) * consistent_rms
+        return consistent_rms / _rms(fan_out, fan_in, norm, match_frobenius)
     if shape_scale == "none":
         return 1.0
     ratio = fan_out / fan_in
     return math.sqrt(ratio if shape_scale == "spectral" else max(1.0, ratio))
 
 
+def _rms(fan_out: int, fan_in: int, norm: Norm, match_frobenius: bool) -> float:
+    """Root mean square of an exact polar factor after ``norm``, as :func:`shape_factor` has it."""
+    sides = normalized_sides(norm)
+    if match_frobenius or not sides:
+        return 1 / math.sqrt(max(fan_out, fan_in))
+    return 1 / math.sqrt(fan_in if sides[-1] == "row" else fan_out)
+
+
 @matrix_function
 class ScaleByShape(MatrixFunction):
-    """A factor of the shape; the attributes are those of ``optax_muonplus.scale_by_shape``."""
+    """A factor of the shape; the attributes are those of ``optax_muonplus.scale_by_shape``.
+
+    ``shape`` is that of the matrices as they are stored, if not that of the array.
+    """
 
     shape_scale: ShapeScale = static(default="spectral")
     consistent_rms: float | jax.Array | None = None
     norm: Norm = static(default="none")
     match_frobenius: bool = static(default=False)
     stored_transposed: bool = static(default=False)
+    shape: tuple[int, int] | None = static(default=None)
 
     def __post_init__(self) -> None:
         """Raises ValueError as :func:`shape_factor`."""
@@ -111,11 +120,22 @@ class ScaleByShape(MatrixFunction):
             fan_out, fan_in, self.shape_scale, self.consistent_rms, self.norm, self.match_frobenius
         )
 
+    def update_rms(self, fan_out: int, fan_in: int) -> float | jax.Array:
+        """Root mean square of an update at learning rate 1, if the polar factor is exact."""
+        rms = _rms(fan_out, fan_in, self.norm, self.match_frobenius)
+        return self.factor(fan_out, fan_in) * rms
+
     def __call__(self, x: jax.Array) -> jax.Array:
         """``x`` times the factor."""
-        shape = x.shape[:-3:-1] if self.stored_transposed else x.shape[-2:]
-        return (x * self.factor(*shape)).astype(x.dtype)
+        rows, columns = self.shape or x.shape[-2:]
+        fans = (columns, rows) if self.stored_transposed else (rows, columns)
+        return (x * self.factor(*fans)).astype(x.dtype)
+
+    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
+        """The factor of ``shape``."""
+        return dataclasses.replace(self, shape=shape)
 
     def transposed(self) -> MatrixFunction:
         """The same factor, with fan-out and fan-in read off the other axes."""
-        return dataclasses.replace(self, stored_transposed=not self.stored_transposed)
+        shape = None if self.shape is None else self.shape[::-1]
+        return dataclasses.replace(self, stored_transposed=not self.stored_transposed, shape=shape)

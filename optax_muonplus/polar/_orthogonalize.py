@@ -50,6 +50,15 @@ class Orthogonalize(MatrixFunction):
         """The polar factors of ``x``."""
         return self._function(x)
 
+    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
+        """Itself if it is made of products, in which zeros change nothing.
+
+        One-sided scalings are not: zeros may make a side the longer one.
+        """
+        products = self.polar in ("auto", "newton_schulz", "gram")
+        one_sided = self.preconditioning in ("aol", "aol_out")
+        return self if products and not one_sided else super().padded(shape)
+
     @property
     def transpose_equivariant(self) -> bool:
         """Not for a caller's function, of which nothing is known, nor for one-sided scalings."""

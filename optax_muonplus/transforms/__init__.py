@@ -1,6 +1,6 @@
 """The links of Muon+ as Optax transformations."""
 
-from optax_muonplus._execution.batching import STACK_BYTES as STACK_BYTES
+from optax_muonplus._execution.stacks import STACK_BYTES as STACK_BYTES
 from optax_muonplus.transforms._links import apply_to_matrices as apply_to_matrices
 from optax_muonplus.transforms._links import normalize as normalize
 from optax_muonplus.transforms._links import orthogonalize as orthogonalize

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus._arguments import supported
-from optax_muonplus._execution.batching import MatrixBatch, apply_batched
+from optax_muonplus._execution.batches import MatrixBatch
+from optax_muonplus._execution.batching import apply_batched
 from optax_muonplus._execution.sharded import apply_sharded
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
 from optax_muonplus._parameters.gradients import check_gradients
@@ -28,7 +29,7 @@ from optax_muonplus._parameters.sharding import ShardingTree, check_given_shardi
 from optax_muonplus._parameters.state_sharding import shard_like_params
 from optax_muonplus._xla.sharding import constrain_sharding_like
 from optax_muonplus.matrices._matrix_function import MatrixFunction, compose
-from optax_muonplus.matrices._precision import narrowed
+from optax_muonplus.matrices._precision import narrowed, narrower
 
 
 class MatrixTransformation(optax.GradientTransformationExtraArgs):
@@ -163,18 +164,24 @@ def _apply_local(
     leaves: Sequence[LeafInfo],
 ) -> list[jax.Array]:
     """On one device, or as the compiler distributes it."""
-    views = [leaf.matrix for leaf in leaves]
     batches: list[MatrixBatch] = []
     stops = []
-    for x, view in zip(arrays, views, strict=True):
-        transposed = view.transposed
-        batches += [MatrixBatch(block, transposed) for block in view.to_matrices(x)]
+    input_dtype = compose(functions).input_dtype
+    for x, leaf in zip(arrays, leaves, strict=True):
+        view = leaf.matrix
+        narrow = narrower(x.dtype, input_dtype)
+        # Momentum is rounded so too where it is stored, and XLA then sees one array for both.
+        stored = narrowed(x, narrow) if narrow.itemsize == leaf.dtype.itemsize else x
+        batches += [
+            MatrixBatch(block, view.transposed, x.dtype, leaf.dtype)
+            for block in view.to_matrices(stored)
+        ]
         stops.append(len(batches))
     outputs = apply_batched(functions, batches)
     outputs = constrain_sharding_like([batch.array for batch in batches], outputs)
     return [
-        view.from_matrices(outputs[start:stop])
-        for view, (start, stop) in zip(views, itertools.pairwise([0, *stops]), strict=True)
+        leaf.matrix.from_matrices(outputs[start:stop])
+        for leaf, (start, stop) in zip(leaves, itertools.pairwise([0, *stops]), strict=True)
     ]
 
 

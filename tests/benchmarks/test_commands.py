@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks import polar, products, step, timing, trainer, training_step, trees
+from benchmarks import checkpoints, polar, products, step, timing, trainer, training_step, trees
 
 
 def test_step_writes_every_figure(tmp_path):
@@ -101,3 +101,9 @@ def test_trainer_writes_every_figure_and_steps_in_place(tmp_path):
         # Parameters and moments are updated in place: there is no second copy of them.
         assert row[name]["in_place_bytes"] >= row[name]["state_bytes"]
         assert row[name]["state_bytes"] > (3 if name == "adamw" else 2) * params
+
+
+def test_checkpoints_are_timed_with_checksums_and_without(tmp_path):
+    found = checkpoints.main(checkpoints.Config(gigabytes=1e-5, rounds=1, folder=tmp_path))
+    assert found.keys() == {"without", "with"}
+    assert found["with"].keys() - found["without"].keys() == {"verify_s", "verify_processor_s"}

@@ -74,6 +74,12 @@ def test_stopped_and_killed_in_two_processes_then_resumed_in_one(tmp_path, text,
     assert "mesh   4 cpu devices in 2 processes, data=2 fsdp=2 tensor=1" in shown[0]
     assert f"stopped after step {stopped}; the run is saved." in shown[0]
     assert shown[1] == ""
+    [lists] = folder.glob(f"checkpoints/{stopped}/state/checksums")
+    assert {path.name for path in lists.iterdir()} == {
+        "process_0.json",
+        "process_1.json",
+        "rest.json",
+    }
 
     pair = start("--resume", str(folder), *MESH)
     wait_for(lambda: saved_step(folder) > stopped, *pair)
@@ -103,7 +109,7 @@ def test_one_process_that_cannot_start_ends_both(tmp_path, text, start):
     own = (("--data.paths", str(text)), ("--data.paths", str(tmp_path / "none.txt")))
     statuses, shown = ended(start(*flags, own=own))
     assert statuses == [2, 2], shown
-    assert "error (process 0): process 1 cannot start; its message says why." in shown[0]
+    assert "error (process 0): process 1 cannot go on; its message says why." in shown[0]
     assert "none.txt does not exist" in shown[1]
 
 

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from examples.runs import folder as run_folder
-from examples.settings.run import DataConfig, OptimizerConfig, RunConfig, from_dict
+from examples.runs import launch
+from examples.settings import command_line
+from examples.settings.from_json import from_dict
+from examples.settings.run import DataConfig, OptimizerConfig, RunConfig
 from examples.train import main
+from examples.training import setup
 from tests.support.trainer import (
     TOY,
     stop_at,
@@ -29,6 +33,9 @@ def error_of(capsys, *argv):
 
 def test_existing_run_folder_is_refused(tmp_path, text, capsys):
     (tmp_path / "taken").mkdir()
+    assert train(text, tmp_path, "--name", "taken") == 2
+    assert "is no run, as it has no config.json: choose another --name" in capsys.readouterr().err
+    (tmp_path / "taken" / "config.json").write_text("")
     assert train(text, tmp_path, "--name", "taken") == 2
     shown = capsys.readouterr().err
     assert str(tmp_path / "taken") in shown and "--name" in shown and "--resume" in shown
@@ -86,6 +93,69 @@ def test_folder_without_text_is_refused(tmp_path, capsys):
 )
 def test_impossible_settings_are_refused(flags, words, capsys):
     assert words in error_of(capsys, *TOY, *flags)
+
+
+SENSELESS = [
+    ("--seed", "-1"),
+    ("--seed", str(2**31)),
+    ("--steps", str(2**31)),
+    ("--max-skipped", "-1"),
+    ("--data.tokens", "nan"),
+    ("--optimizer.learning-rate", "nan"),
+    ("--optimizer.learning-rate", "-0.1"),
+    ("--optimizer.adam-learning-rate", "inf"),
+    ("--optimizer.weight-decay", "nan"),
+    ("--optimizer.adam-weight-decay", "-1"),
+    ("--optimizer.clip-norm", "0"),
+    ("--optimizer.clip-norm", "nan"),
+    ("--optimizer.adam-b1", "1"),
+    ("--optimizer.adam-b2", "2"),
+]
+OF_MUONPLUS = [
+    ("--optimizer.beta", "1"),
+    ("--optimizer.ns-steps", "9"),
+    ("--optimizer.ns-steps", "2000"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "value"),
+    [
+        *(("muonplus", *given) for given in (*SENSELESS, *OF_MUONPLUS)),
+        *((name, *SENSELESS[-1]) for name in ("adamw", "mano")),
+    ],
+)
+def test_flag_that_makes_no_sense_is_refused_by_name(name, flag, value, capsys, monkeypatch):
+    unused = unittest.mock.Mock(side_effect=AssertionError("something was built"))
+    monkeypatch.setattr(launch, "prepare", unused)
+    rule = ["--optimizer.name", name, "--optimizer.ns-coeffs", "you"]
+    shown = error_of(capsys, *TOY, *rule, flag, value)
+    assert shown.startswith(("error: --optimizer.", f"error: {flag} "))
+    assert f"{flag} " in shown and value.lstrip("-") in shown
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--seed", str(2**31 - 1)),
+        ("--optimizer.learning-rate", "0"),
+        ("--optimizer.clip-norm", "None"),
+        ("--optimizer.clip-norm", "inf"),
+        ("--optimizer.beta", "0"),
+        ("--optimizer.ns-steps", "6"),
+    ],
+)
+def test_flag_at_its_limit_is_taken(flag, value):
+    asked, _ = command_line.parse([*TOY, "--optimizer.ns-coeffs", "you", flag, value])
+    setup.check(asked.config)
+
+
+def test_impossible_setting_of_a_run_names_its_file(trained_run, tmp_path, capsys):
+    written = json.loads((trained_run / "config.json").read_text())
+    written["config"]["optimizer"]["beta"] = 2
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    shown = error_of(capsys, "--resume", str(tmp_path))
+    assert f"{tmp_path}/config.json: --optimizer.beta must be in [0, 1), got 2" in shown
 
 
 def test_unknown_preset_is_refused_with_a_suggestion(capsys):

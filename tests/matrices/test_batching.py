@@ -1,7 +1,5 @@
 """Matrices of one shape are worked on together: same numbers, and programs that do not grow."""
 
-import functools
-
 import jax
 import jax.monitoring
 import jax.numpy as jnp
@@ -11,50 +9,18 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
-from optax_muonplus._execution import batching
+from tests.support.batches import (
+    MIXED,
+    MIXED_DIMS,
+    D,
+    everywhere_mapped,
+    everywhere_stacked,
+    layers,
+    temporary_bytes,
+    traced_update,
+)
 from tests.support.compilation import compilations
 from tests.support.trees import random_like
-
-D = 16
-
-
-def layers(count, dtype=jnp.float32):
-    """A transformer of ``count`` layers as Flax names it, in three shapes of matrices."""
-    shapes = {"q": (D, D), "k": (D, D), "o": (D, D), "up": (D, 4 * D), "down": (4 * D, D)}
-    return {
-        f"block_{i}": {
-            name: {"kernel": jax.ShapeDtypeStruct(shape, dtype)} for name, shape in shapes.items()
-        }
-        for i in range(count)
-    }
-
-
-def traced_update(tx, params):
-    return jax.jit(tx.update).trace(params, jax.eval_shape(tx.init, params), params)
-
-
-def everywhere_stacked(monkeypatch, stack_bytes=batching.STACK_BYTES):
-    """What other devices than CPUs do, on this one."""
-    monkeypatch.setattr(batching, "STACK_BYTES", stack_bytes)
-    monkeypatch.setattr(batching, "_looped", batching._stacked)
-
-
-# Tall, wide, square, stored either way, stacked over layers and experts, fused, narrow.
-MIXED = {
-    **layers(2),
-    "torch": {"weight": jax.ShapeDtypeStruct((D, D), jnp.float32)},
-    "wide": {"weight": jax.ShapeDtypeStruct((D, 4 * D), jnp.float32)},
-    "scanned": {"kernel": jax.ShapeDtypeStruct((5, D, 4 * D), jnp.float32)},
-    "experts": {"kernel": jax.ShapeDtypeStruct((2, 3, D, D), jnp.bfloat16)},
-    "attention": {"query": {"kernel": jax.ShapeDtypeStruct((D, 4, 4), jnp.float32)}},
-    "fused": {"kernel": jax.ShapeDtypeStruct((D, 3 * D), jnp.float32)},
-}
-RULES = [
-    ("scanned", omp.MuonDimensionNumbers(-2, -1)),
-    ("experts", omp.MuonDimensionNumbers(-1, -2)),
-    ("fused", omp.MatrixSpec(0, 1, split_sizes=(D, D, D))),
-]
-MIXED_DIMS = functools.partial(omp.muon_dimension_numbers, rules=RULES)
 
 
 def centred(x):
@@ -70,41 +36,47 @@ OPTIONS = {
     "own function": {"polar": centred, "consistent_rms": 0.2},
     "bfloat16": {"compute_dtype": "bfloat16"},
 }
-BOUNDS = {"one": 1, "three": 12 * D * D, "all": 2**27}
+# Of a CPU; of a GPU, with bounds of one matrix, three squares, and all; and of a TPU, with three
+# squares in a stack, one other matrix, and its longer side in full blocks.
+WAYS = {
+    "loops": lambda monkeypatch: None,
+    "stacks of one": lambda monkeypatch: everywhere_stacked(monkeypatch, 1),
+    "stacks of three": lambda monkeypatch: everywhere_stacked(monkeypatch, 12 * D * D),
+    "stacks": everywhere_stacked,
+    "one after the other": lambda monkeypatch: everywhere_mapped(monkeypatch, 12 * D * D, 24),
+}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("bound", BOUNDS)
-def test_loops_and_stacks_give_the_update_of_each_leaf_alone(name, bound, monkeypatch):
+@pytest.mark.parametrize("way", WAYS)
+def test_together_matrices_get_the_update_of_each_leaf_alone(way, name, monkeypatch):
     # The same products in another order; narrow operands may round to the other neighbour.
     tolerance = 3e-2 if name == "bfloat16" else 2e-5
-    check_loops_and_stacks(OPTIONS[name], BOUNDS[bound], tolerance, monkeypatch)
+    check_together_and_alone(OPTIONS[name], tolerance, lambda: WAYS[way](monkeypatch))
 
 
 def test_half_precision_stacks_in_two_layouts_stop_at_the_bound(monkeypatch):
     """Two wide float32 matrices fit, four in bfloat16 would; rows are columns when transposed."""
     options = {"compute_dtype": "bfloat16", "norm": "row"}
-    check_loops_and_stacks(options, 32 * D * D, 3e-2, monkeypatch)
+    check_together_and_alone(options, 3e-2, lambda: everywhere_stacked(monkeypatch, 32 * D * D))
 
 
-def check_loops_and_stacks(options, stack_bytes, tolerance, monkeypatch):
+def check_together_and_alone(options, tolerance, choose_way):
     grads = random_like(MIXED)
     tx = omp.scale_by_muonplus(weight_dimension_numbers=MIXED_DIMS, **options)
     state = tx.init(grads)
-    eager, _ = tx.update(grads, state)
-    looped, _ = jax.jit(tx.update)(grads, state)
-    everywhere_stacked(monkeypatch, stack_bytes)
-    stacked, _ = jax.jit(lambda g, s: tx.update(g, s))(grads, state)
-    for found in (looped, stacked):
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(eager), strict=True):
-            assert a.dtype == b.dtype and a.shape == b.shape
-            a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
-            assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b)
+    alone, _ = tx.update(grads, state)
+    choose_way()
+    together, _ = jax.jit(tx.update)(grads, state)
+    for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b)
 
 
 # Five steps: 3 products each where plain; on a CPU, 4 each but for the first with its 3, for the
 # two shapes that are not square, which count separately there.
-PRODUCTS = {"cpu": 15 + 19 + 19, "cuda": 15 + 15, "tpu": 15 + 15}
+PRODUCTS = {"cpu": 15 + 19 + 19, "cuda": 15 + 15, "tpu": 15 + 15 + 15}
 
 
 @pytest.mark.cpu_program
@@ -118,11 +90,6 @@ def test_programs_hold_one_iteration_for_each_shape(count):
     assert traced.lower().compile().as_text().count(" dot(") == PRODUCTS["cpu"]
 
 
-def temporary_bytes(tx, params):
-    compiled = traced_update(tx, params).lower().compile()
-    return compiled.memory_analysis().temp_size_in_bytes
-
-
 @pytest.mark.cpu_program
 def test_temporary_memory_grows_neither_with_layers_nor_with_steps():
     few = temporary_bytes(omp.muonplus(0.1), layers(6))
@@ -130,28 +97,6 @@ def test_temporary_memory_grows_neither_with_layers_nor_with_steps():
     assert temporary_bytes(omp.muonplus(0.1), layers(24)) - few < 18 * 1000
     steps = temporary_bytes(omp.muonplus(0.1, ns_steps=5 + 9), layers(6))
     assert steps == pytest.approx(few, abs=1000)
-
-
-def test_a_stack_holds_tall_and_wide_matrices_and_stops_at_the_bound(monkeypatch):
-    everywhere_stacked(monkeypatch, 4 * (4 * D * D) * 4)
-    seen = []
-
-    @omp.matrices.matrix_function
-    class Watched(omp.matrices.MatrixFunction):
-        transpose_equivariant = True
-
-        def __call__(self, x):
-            seen.append(x.shape)
-            return x
-
-    tree = {**layers(4), "scanned": {"kernel": jax.ShapeDtypeStruct((9, D, 4 * D), jnp.float32)}}
-    dims = functools.partial(omp.muon_dimension_numbers, rules=RULES[:1])
-    tx = omp.transforms.apply_to_matrices([Watched()], weight_dimension_numbers=dims)
-    jax.eval_shape(lambda t: tx.update(t, optax.EmptyState())[0], tree)
-    # Twelve squares together; four up and four down, in two stacks; nine layers in slices of four,
-    # and one that is left. Each is traced twice, for CPUs and for other devices.
-    expected = [(12, D, D), *[(4, D, 4 * D)] * 4, (1, D, 4 * D)]
-    assert sorted(seen) == sorted(2 * expected)
 
 
 def test_updates_can_be_differentiated():

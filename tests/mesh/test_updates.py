@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
-from optax_muonplus._execution import batching, routes
+from optax_muonplus._execution import batching, routes, stacks
 from tests.support.mesh import (
     AUTO,
     DIMS,
@@ -56,7 +56,7 @@ def test_stacked_matrices_get_the_update_of_one_device(name, monkeypatch):
     sizes, names, a, b, types = MESHES[name]
     wanted = shardings(make_mesh(sizes, names, types), a, b)
     tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=wanted)
-    monkeypatch.setattr(batching, "_looped", batching._stacked)
+    monkeypatch.setattr(batching, "_looped", stacks.work_on_stacks)
     updates, _ = two_steps(tx, jax.device_put(gradients(), wanted))
     assert_same(updates, alone()[0], wanted)
 

@@ -28,12 +28,12 @@ def test_describe_shows_groups_shapes_and_factors():
         rules=[("qkv", omp.MatrixSpec(split_sizes=(8, 8, 8))), ("moe", Dims(1, 2))],
     )
     table = omp.describe(params, dims)
-    lines = {line.split()[0]: line.split()[1:] for line in table.splitlines()}
-    assert lines["blocks/{0..10}/qkv/kernel"] == (
-        ["8x24", "muon", "8x8x1", "+", "8x8x1", "+", "8x8x1", "1", "+", "1", "+", "1", "3"]
-    )
-    assert lines["moe/w"] == ["3x8x32", "muon", "32x8x3", "2", "1"]
-    assert lines["wte/embedding"] == ["50x8", "adam", "1"]
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in table.splitlines()}
+    sizes, ones, rms = "8x8x1 + 8x8x1 + 8x8x1", "1 + 1 + 1", "0.354 + 0.354 + 0.354"
+    qkv = f"8x24 muon {sizes} {ones} {rms} 3 your rule 'qkv'"
+    assert lines["blocks/{0..1,10}/qkv/kernel"] == qkv
+    assert lines["moe/w"] == "3x8x32 muon 32x8x3 2 0.707 1 your rule 'moe'"
+    assert lines["wte/embedding"] == "50x8 adam 1 embedding"
     assert "muon: 4 parameters, 12 matrices, 1,344 elements; adam: 2 parameters" in table
     rms = omp.describe(params, dims, norm="row", consistent_rms=0.2)
     assert (

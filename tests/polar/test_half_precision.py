@@ -143,8 +143,9 @@ def test_no_half_precision_gram_matrix_overflows():
     np.testing.assert_allclose(factor, 1 / np.sqrt(80_000), rtol=0.02)
 
 
-def test_layers_of_one_leaf_are_slices_of_a_program_without_loops_on_a_gpu(monkeypatch):
-    monkeypatch.setattr("optax_muonplus._execution.batching.STACK_BYTES", 4 * 24 * 64 * 2)
+def test_layers_of_one_leaf_are_slices_in_one_loop_on_a_gpu(monkeypatch):
+    """Written out, slices of 24 layers of LLaMA-1B took 1.2 GB beside the parameters; now 0.3."""
+    monkeypatch.setattr("optax_muonplus._execution.stacks.STACK_BYTES", 2 * 24 * 64 * 4)
     dims = {"scanned": omp.MuonDimensionNumbers(1, 2)}
     tx = omp.scale_by_muonplus(compute_dtype="bfloat16", weight_dimension_numbers=dims)
 
@@ -152,5 +153,6 @@ def test_layers_of_one_leaf_are_slices_of_a_program_without_loops_on_a_gpu(monke
         return tx.update({"scanned": grads}, tx.init({"scanned": grads}))[0]
 
     program = gpu_program(update, (5, 24, 64))
-    assert "stablehlo.while" not in program
-    assert "5x24x64xbf16" in program
+    (loop,) = re.findall(r"stablehlo.while\(.*", program)
+    assert "tensor<4x24x64xbf16>" in loop  # what it reads; the fifth is worked on after it
+    assert "-> tensor<2x24x24xbf16>" in program and "-> tensor<24x24xbf16>" in program

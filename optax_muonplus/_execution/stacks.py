@@ -1,0 +1,189 @@
+"""Stacks of matrices, for accelerators.
+
+A stack has a maximum size, so that the memory that is needed beside the input does not grow with
+the model. In half precision matrices are rounded before they are copied into a stack.
+
+On a GPU the whole stack is worked on at once, and a tall matrix is transposed to join the wide
+ones. A leaf of many layers is cut into slices.
+
+On a TPU the matrices of a stack are worked on one after the other, in a loop. One matrix and what
+the iteration needs beside it stay in the fast memory of a core (VMEM, 128 MiB of a v5e), where a
+stack does not; a product reads its matrix from the stack, and writes it into the results, without
+a copy. A loop over the parameters themselves, as on a CPU, is slower: at every turn it would copy
+several of them to the fast memory, of which it uses one. Sides are padded to full blocks of the
+matrix unit, once for all functions, which keep the zeros: products then take little longer than
+their FLOPs do at the unit's peak. Symmetric ones in halves, without the quarter that mirrors
+another, have a quarter less of them and take longer: to join the parts, results are read again.
+
+This was seen in programs that XLA compiled for an H100 and a v5e, and was not run: no accelerator
+was at hand.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from optax_muonplus._execution.batches import MatrixBatch, chunked, grouped
+from optax_muonplus._xla.loops import map_slices, stacked
+from optax_muonplus.matrices._matrix_function import Composition, for_layout, part, with_zeros
+from optax_muonplus.matrices._precision import narrowed
+
+# Of one stack: 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. By count, the iteration on
+# square matrices needs four times as much beside it: R, R^2, P and the next X.
+STACK_BYTES = 2**27
+
+# Of one stack on a TPU, whose results are another one. The iteration needs next to nothing beside.
+TPU_STACK_BYTES = 2**28
+
+# The matrix unit of a TPU multiplies blocks of 128 x 128. A product that sums over a side of 5461
+# takes 28% longer than over 5504, by libtpu's estimate for a v5e.
+TPU_BLOCK = 128
+
+
+def work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """``steps`` of all matrices, many at a time."""
+    results: dict[int, jax.Array] = {}
+    short: dict[int, MatrixBatch] = {}
+    for i, batch in enumerate(batches):
+        narrow = _rounded_once(steps, batch)
+        size = _slice_size(batch)
+        if size == len(batch.array):
+            short[i] = narrow
+        else:
+            results[i] = _in_slices(steps, narrow, size)
+    results |= zip(short, _joined(steps, list(short.values())), strict=True)
+    return [results[i] for i in range(len(batches))]
+
+
+def _rounded_once(steps: Composition, batch: MatrixBatch) -> MatrixBatch:
+    """Rounded in an array of its own if results are as narrow, since momentum then is too.
+
+    Rounded momentum is in memory anyway. Without the barrier XLA computes it again, from the
+    gradient and the momentum before, for every slice and in float32.
+    """
+    narrow = batch.rounded(steps)
+    if not _as_narrow_as_results(narrow):
+        return narrow
+    return narrow._replace(array=jax.lax.optimization_barrier(narrow.array))
+
+
+def _as_narrow_as_results(batch: MatrixBatch) -> bool:
+    return batch.array.dtype.itemsize == jnp.dtype(batch.result_dtype).itemsize
+
+
+def _slice_size(batch: MatrixBatch) -> int:
+    """How many matrices of a parameter are worked on at once: slices of one length, if possible."""
+    length, *shape = batch.array.shape
+    most = max(1, STACK_BYTES // (math.prod(shape) * jnp.dtype(batch.dtype).itemsize))
+    if length <= most:
+        return length
+    divisor = max(size for size in range(1, most + 1) if length % size == 0)
+    return divisor if 2 * divisor > most else most
+
+
+def _in_slices(steps: Composition, batch: MatrixBatch, size: int) -> jax.Array:
+    """``steps`` of a parameter of many layers or experts, slice by slice."""
+
+    def work(x: jax.Array) -> jax.Array:
+        return _joined(steps, [batch._replace(array=x)])[0]
+
+    whole = len(batch.array) // size * size
+    y = map_slices(work, batch.array[:whole], size)
+    return y if whole == len(batch.array) else jnp.concatenate([y, work(batch.array[whole:])])
+
+
+def _joined(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """``steps`` of all matrices, in stacks of those of one shape, of which some are transposed."""
+    tall = [x.array.shape[-2] > x.array.shape[-1] for x in batches]
+    wide = [_swapped(x) if t else x for x, t in zip(batches, tall, strict=True)]
+    results: dict[int, jax.Array] = {}
+    for group in grouped(wide, lambda x: x._replace(transposed=False).kind):
+        # Sorted, so that each stack has the two layouts in two runs.
+        members = sorted(group, key=lambda i: wide[i].transposed)
+        sizes = [wide[i].array.size * wide[i].dtype.itemsize for i in members]
+        for chunk in chunked(members, sizes, STACK_BYTES):
+            parts = [wide[i] for i in chunk]
+            upright = sum(len(x.array) for x in parts if not x.transposed)
+            array = jnp.concatenate([x.array for x in parts])
+            stack = _at_once(steps, parts[0]._replace(array=array), upright)
+            stops = itertools.accumulate(len(x.array) for x in parts)
+            results |= zip(chunk, jnp.split(stack, list(stops)[:-1]), strict=True)
+    return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(tall)]
+
+
+def _swapped(batch: MatrixBatch) -> MatrixBatch:
+    """The same matrices, stored the other way."""
+    array = jnp.swapaxes(batch.array, -1, -2)
+    return batch._replace(array=array, transposed=not batch.transposed)
+
+
+def _at_once(steps: Composition, stack: MatrixBatch, upright: int) -> jax.Array:
+    """``steps`` of a stack whose first ``upright`` matrices are (out, in), the others (in, out).
+
+    The first function may get matrices in a narrower dtype than the others.
+    """
+    x = stack.array
+    for function in steps.functions:
+        if upright in (0, len(x)):
+            x = for_layout(function, upright == 0)(x)
+        elif function.transpose_equivariant:
+            x = function(x)
+        else:
+            x = jnp.concatenate([function(x[:upright]), function.transposed()(x[upright:])])
+        x = x.astype(stack.dtype)
+    return narrowed(x, stack.result_dtype)
+
+
+def map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """``steps`` of all matrices, one at a time."""
+    turned = [_is_stored_turned(x.array.shape) for x in batches]
+    stored = [_swapped(x) if t else x for x, t in zip(batches, turned, strict=True)]
+    results = _mapped(steps, stored)
+    return [jnp.swapaxes(y, -1, -2) if t else y for y, t in zip(results, turned, strict=True)]
+
+
+def _is_stored_turned(shape: tuple[int, ...]) -> bool:
+    """Whether libtpu stores the transposed matrix: only its columns then fill their blocks.
+
+    To swap the axes then moves nothing. Without it libtpu transposes the padded stack as a whole.
+    """
+    return shape[-1] % TPU_BLOCK != 0 and shape[-2] % TPU_BLOCK == 0
+
+
+def _mapped(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    results: dict[int, jax.Array] = {}
+    for group in grouped(batches, lambda x: (x.kind, len(x.array) == 1)):
+        narrow = {i: batches[i].rounded(steps) for i in group}
+        if len(batches[group[0]].array) > 1:
+            for i in group:
+                # Not rounded before the loop if that is a copy that momentum is too wide for.
+                batch = narrow[i] if _as_narrow_as_results(narrow[i]) else batches[i]
+                results[i] = map_slices(on_full_blocks(steps, batch), batch.array, 1)
+            continue
+        sizes = [x.array.size * x.array.dtype.itemsize for x in narrow.values()]
+        for chunk in chunked(group, sizes, TPU_STACK_BYTES):
+            results |= zip(chunk, _in_a_stack(steps, [narrow[i] for i in chunk]), strict=True)
+    return [results[i] for i in range(len(batches))]
+
+
+def _in_a_stack(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """``steps`` of parameters of one matrix each, which are padded as they are stacked."""
+    shape = batches[0].array.shape[-2:]
+    stack = stacked([with_zeros(x.array, _full_blocks(shape)) for x in batches])
+    function = batches[0].apply(steps, padded=stack.shape[-2:] != shape)
+    return jnp.split(part(map_slices(function, stack, 1, in_place=True), shape), len(batches))
+
+
+def on_full_blocks(steps: Composition, batch: MatrixBatch) -> Callable[[jax.Array], jax.Array]:
+    """``steps`` of arrays like that of ``batch``, which are padded before and cut after them."""
+    shape = batch.array.shape[-2:]
+    filled = _full_blocks(shape)
+    function = batch.apply(steps, padded=filled != shape)
+    return lambda x: part(function(with_zeros(x, filled)), shape)
+
+
+def _full_blocks(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(side + -side % TPU_BLOCK if side > TPU_BLOCK else side for side in shape)

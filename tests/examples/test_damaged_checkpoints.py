@@ -1,0 +1,180 @@
+"""Checkpoints whose files are not as they were written are refused, by name."""
+
+import json
+import os
+import shutil
+import sys
+import tracemalloc
+from unittest.mock import Mock
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from examples.runs import integrity
+from examples.runs.checkpoint import Checkpoints, restore_part
+from examples.runs.leftovers import Leftovers
+from examples.system.errors import UserError
+from examples.training.step import TrainState
+
+PLACE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+def about(step):
+    return {"step": step}
+
+
+def state_of(step):
+    params = {"a": jnp.full((8, 16), step, jnp.float32), "b": jnp.arange(3.0)}
+    return TrainState(params, {"mu": jnp.ones((64,))}, jax.random.key(step))
+
+
+def abstract():
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=PLACE), state_of(0)
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "checkpoints"
+    with Checkpoints(folder, about) as checkpoints:
+        for step in (3, 5):
+            checkpoints.save(step, state_of(step))
+    return folder
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "checkpoints")
+
+
+def restore(folder, said=None):
+    with Checkpoints(folder, about, (said if said is not None else []).append) as checkpoints:
+        return checkpoints.restore(5, abstract())
+
+
+def test_every_file_of_a_checkpoint_is_verified(folder):
+    parts = [folder / "5" / part for part in ("state", "about")]
+    for part in parts:
+        assert integrity.verify(part)
+        paths = [p for p in integrity.files(part) if p.name != "commit_success.txt"]
+        assert len(paths) > 1
+        for path in paths:
+            content = path.read_bytes()
+            place = len(content) // 2
+            flipped = bytes([content[place] ^ 16])
+            for damaged in (
+                content[:place] + flipped + content[place + 1 :],
+                content[:place],
+                content[:place] + bytes(len(content) - place),
+                content + b"\0",
+            ):
+                path.write_bytes(damaged)
+                with pytest.raises(integrity.Damaged) as caught:
+                    integrity.verify(part)
+                # A list with a bit flipped names the file whose line it is in.
+                assert path.name in str(caught.value) or path.parent.name == integrity.LISTS
+            path.unlink()
+            with pytest.raises(integrity.Damaged, match=f"{path.name} is missing"):
+                integrity.verify(part)
+            path.write_bytes(content)
+        assert integrity.verify(part)
+
+
+def test_damaged_checkpoint_names_its_file_its_step_and_the_one_before(folder):
+    path = next(iter(folder.glob("5/state/ocdbt.process_0/d/*")))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    for read in (
+        lambda: restore(folder),
+        lambda: restore_part(folder, None, "params", abstract().params),
+    ):
+        with pytest.raises(UserError) as caught:
+            read()
+        assert f"{folder}/5 of step 5 is damaged: {path} has another content" in str(caught.value)
+        assert f"the checkpoint before it, of step 3, {folder}/3." in str(caught.value)
+    shutil.rmtree(folder / "3")
+    with pytest.raises(UserError, match="There is no checkpoint before it"):
+        restore(folder)
+
+
+def test_checkpoint_without_checksums_restores_and_says_so(folder):
+    said = []
+    assert float(restore(folder, said).params["a"][0, 0]) == 5
+    assert not said
+    shutil.rmtree(folder / "5" / "about" / integrity.LISTS)
+    with pytest.raises(UserError, match="checksums of a part of it are missing"):
+        restore(folder)
+    shutil.rmtree(folder / "5" / "state" / integrity.LISTS)
+    assert float(restore(folder, said).params["a"][0, 0]) == 5
+    assert len(said) == 1 and f"{folder}/5 is not verified" in said[0]
+
+
+def test_old_checkpoint_that_cannot_be_read_is_named(folder):
+    for part in ("state", "about"):
+        shutil.rmtree(folder / "5" / part / integrity.LISTS)
+    (folder / "5" / "state" / "_METADATA").write_text("{")
+    with pytest.raises(UserError, match=r"/5 cannot be read(.|\n)*before it, of step 3"):
+        restore(folder)
+
+
+def test_what_outlives_the_first_error_is_not_printed(monkeypatch):
+    passed = []
+    monkeypatch.setattr(sys, "unraisablehook", passed.append)
+    closed, other = (Mock(exc_value=RuntimeError(x)) for x in ("Event loop is closed", "other"))
+    with pytest.raises(UserError), Leftovers():
+        raise UserError("the first")
+    for unraisable in (closed, other):
+        sys.unraisablehook(unraisable)
+    assert passed == [other]
+
+
+def test_processes_list_their_own_files_and_share_the_verification(tmp_path):
+    for process in range(3):
+        own = tmp_path / f"ocdbt.process_{process}" / "d"
+        own.mkdir(parents=True)
+        (own / "data").write_bytes(os.urandom(10 + process))
+        integrity.Written([], tmp_path, process).result()
+    (tmp_path / "manifest").write_bytes(b"all")
+    integrity.Checked.finalize(type("", (integrity.Checked, Finalized), {})(), tmp_path)
+    lists = {p.name: list(json.loads(p.read_text())) for p in (tmp_path / "checksums").iterdir()}
+    assert lists["process_1.json"] == ["ocdbt.process_1/d/data"]
+    processes = [f"checksums/process_{i}.json" for i in range(3)]
+    assert lists["rest.json"] == [*processes, "manifest"]  # each file is read once
+    (tmp_path / "ocdbt.process_1" / "d" / "data").write_bytes(b"12345678901")
+    found = []
+    for part in range(4):
+        try:
+            assert integrity.verify(tmp_path, part, 4)
+        except integrity.Damaged as error:
+            found.append(str(error))
+    assert len(found) == 1 and "ocdbt.process_1/d/data" in found[0]
+
+
+class Finalized:
+    """A handler of Orbax that has nothing to do."""
+
+    def finalize(self, directory):
+        pass
+
+
+def test_checksums_hold_one_block_of_a_file(tmp_path):
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(64 * integrity.BLOCK)
+    tracemalloc.start()
+    try:
+        assert integrity.checksum(path).size == 64 * integrity.BLOCK
+        assert tracemalloc.get_traced_memory()[1] < 3 * integrity.BLOCK
+    finally:
+        tracemalloc.stop()
+
+
+def test_folder_that_is_gone_is_named_before_a_save(folder):
+    with Checkpoints(folder, about) as checkpoints:
+        shutil.rmtree(folder)
+        with pytest.raises(UserError, match=f"{folder} is gone"):
+            checkpoints.save(7, state_of(7))
+        assert not folder.exists()

@@ -1,0 +1,130 @@
+"""What a run says and leaves on a full, broken or read-only disk, and when it is interrupted."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest.mock
+from pathlib import Path
+
+import pytest
+
+from examples.runs import folder as run_folder
+from examples.runs import integrity
+from examples.settings.run import RunConfig
+from examples.system import files
+from examples.system.errors import UserError
+from examples.train import main
+from tests.support.trainer import ROOT, STEPS, losses, stop_at, train
+
+pytestmark = pytest.mark.usefixtures("one_device")
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def failing_at(name, error=FULL):
+    """A context in which files of that name cannot be opened for writing."""
+    opened = Path.open
+
+    def open_or_fail(self, mode="r", *args, **named):
+        if self.name.startswith(name) and set(mode) & set("wax+"):
+            raise OSError(error.errno, error.strerror, str(self))
+        return opened(self, mode, *args, **named)
+
+    return unittest.mock.patch.object(Path, "open", open_or_fail)
+
+
+def test_new_run_on_a_full_disk_leaves_nothing(tmp_path):
+    dataset = unittest.mock.Mock(key="k")
+    dataset.tokenizer.to_str.return_value = "{}"
+    for name in ("tokenizer.json", "config.json"):
+        with failing_at(name), pytest.raises(UserError, match=r"No space left.*make room"):
+            run_folder.create(tmp_path / "x", RunConfig(), dataset)
+        assert not list(tmp_path.iterdir())
+    run_folder.create(tmp_path / "x", RunConfig(), dataset)
+    assert {path.name for path in (tmp_path / "x").iterdir()} == {"tokenizer.json", "config.json"}
+    with pytest.raises(UserError, match="exists: choose another --name"):
+        run_folder.create(tmp_path / "x", RunConfig(), dataset)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_name_that_is_too_long_is_refused(tmp_path):
+    config = RunConfig(runs_dir=str(tmp_path), name="x" * 300)
+    with pytest.raises(UserError, match=r"File name too long.*shorter name(.|\n)*--name"):
+        run_folder.choose_folder(config, "p")
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("lock", errno.EROFS), ("metrics.jsonl", errno.ENOSPC), ("losses.png", errno.ENOSPC)],
+)
+def test_file_that_cannot_be_written_is_named(trained_run, tmp_path, capsys, name, number):
+    copy = shutil.copytree(trained_run, tmp_path / "x")
+    with failing_at(name, OSError(number, os.strerror(number))):
+        assert main(["--resume", str(copy)]) == 2
+    shown = capsys.readouterr().err
+    assert f"{copy}/{name}: " in shown and os.strerror(number) in shown
+    assert files.REMEDIES[number] in shown and f"--resume {copy}" in shown
+
+
+def test_run_folder_that_is_removed_is_named(text, tmp_path, capsys):
+    folder = tmp_path / "x"
+    with stop_at(9, lambda: shutil.rmtree(folder, ignore_errors=True)):
+        assert train(text, tmp_path, "--name", "x") == 2
+    shown = capsys.readouterr().err  # the second, if a save was under way
+    assert f"{folder}/checkpoints is gone" in shown or f"cannot save to {folder}" in shown
+    assert "Traceback" not in shown
+
+
+def test_second_ctrl_c_ends_a_run_at_once_and_it_resumes(text, tmp_path, capsys):
+    def twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with stop_at(11, twice):
+        assert train(text, tmp_path, "--name", "x") == 130
+    shown = capsys.readouterr().out
+    assert "ended at once" in shown and f"--resume {tmp_path}/x" in shown
+    assert main(["--resume", str(tmp_path / "x")]) == 0
+    assert list(losses(tmp_path / "x")) == list(range(1, STEPS + 1))
+
+
+def test_second_ctrl_c_does_not_wait_for_the_save_at_the_end(text, tmp_path, monkeypatch):
+    def never_ends(path):
+        started.set()
+        ended.wait()
+        return integrity.Checksum(0, "")
+
+    def press_twice():
+        started.wait()
+        before = signal.getsignal(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        while signal.getsignal(signal.SIGINT) == before:  # else both would become one signal
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    started, ended = threading.Event(), threading.Event()
+    monkeypatch.setattr(integrity, "checksum", never_ends)
+    limit = threading.Timer(60, ended.set)
+    limit.start()
+    threading.Thread(target=press_twice).start()
+    try:
+        assert train(text, tmp_path, "--name", "x", "--checkpoint-every", "1000") == 130
+        assert not ended.is_set(), "it waited for the save"
+    finally:
+        ended.set()
+        limit.cancel()
+
+
+def test_leaving_after_a_stop_does_not_wait_for_threads():
+    code = (
+        "import threading, time; from examples.system.exit_status import leave;"
+        "threading.Thread(target=time.sleep, args=(600,)).start(); print('said'); leave(130)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, timeout=60, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout) == (130, "said\n")

@@ -1,0 +1,173 @@
+"""What is said of the files of a run that are damaged, in use, or cannot be written."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import unittest.mock
+
+import pytest
+
+from examples.runs import folder as run_folder
+from examples.runs import writer
+from examples.runs.metrics import Metrics, read_metrics
+from examples.runs.writer import only_writer
+from examples.sweeps.ledger import Result
+from examples.system import json_lines
+from examples.system.errors import UserError
+from examples.train import main
+from tests.support.trainer import wait_for
+
+pytestmark = pytest.mark.usefixtures("one_device")
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def copy(trained_run, tmp_path):
+    """A copy of a finished run."""
+    return shutil.copytree(trained_run, tmp_path / "x")
+
+
+def said_when_resumed(folder, capsys):
+    assert main(["--resume", str(folder)]) == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    return shown
+
+
+# The lock
+
+
+def test_run_that_another_process_writes_is_refused(copy, capsys):
+    hold = (
+        "import fcntl, sys, time; file = open(sys.argv[1], 'a+'); fcntl.flock(file, fcntl.LOCK_EX)"
+        "; file.write('process 12 on host h'); file.flush(); time.sleep(99)"
+    )
+    lock = copy / writer.LOCK
+    lock.unlink(missing_ok=True)
+    holder = subprocess.Popen([sys.executable, "-c", hold, str(lock)])
+    try:
+        wait_for(lambda: lock.exists() and lock.stat().st_size, holder)
+        shown = said_when_resumed(copy, capsys)
+        assert f"{copy} is being written by process 12 on host h" in shown
+    finally:
+        holder.kill()
+        holder.wait()
+    with only_writer(copy, print):  # the lock has died with its process
+        assert f"process {os.getpid()} on host" in lock.read_text()
+        with pytest.raises(UserError, match=f"written by process {os.getpid()} on host"):
+            only_writer(copy, print).__enter__()
+
+
+def test_file_system_without_locks_is_said(tmp_path, monkeypatch):
+    def no_locks(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(writer.fcntl, "flock", no_locks)
+    said = []
+    with only_writer(tmp_path, said.append):
+        pass
+    assert len(said) == 1 and "file system without locks" in said[0]
+
+
+# Measurements
+
+
+@pytest.mark.parametrize("end", [bytes(512), b'{"step": 17, "tr', b'{"step": 3' + bytes(9)])
+def test_end_that_a_power_cut_leaves_is_left_out_and_said(tmp_path, end):
+    path, said = tmp_path / "metrics.jsonl", []
+    line = b'{"step": 1, "train_loss": NaN}\n'
+    path.write_bytes(line + b"\n" + end)  # an empty line means nothing
+    with Metrics(path, 5, said.append) as metrics:
+        metrics.add(2, train_loss=1.0)
+    assert [record["step"] for record in read_metrics(path)] == [1, 2]
+    assert len(said) == 1 and f"{path}: its last {len(end)} bytes" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (os.urandom(99).replace(b"\n", b"") + b"\xff", "line 2 is not"),
+        (b'{"step": 2, \x07}', "line 2 is not JSON"),
+        (b"[" * 100_000, "line 2 is nested too deeply"),
+        (b"[1]", r"line 2 is \[1\], and not a JSON object"),
+        (b'{"loss": 1}', "line 2 is a record without a step"),
+        (b'{"step": "1"}', "line 2 is a record without a step"),
+        (b'{"step": 2, "train_loss": "1"}', "line 2 is a record with no number as train_loss"),
+        (b'{"step": 2, "train_loss": null}', "line 2 is a record with no number as train_loss"),
+    ],
+)
+def test_damaged_line_of_metrics_is_named(tmp_path, line, words):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line + b"\n")
+    with pytest.raises(UserError, match=rf"{path}.*{words}.*Remove that line"):
+        Metrics(path, 5)
+
+
+def test_metrics_that_are_a_folder_are_named(tmp_path):
+    with pytest.raises(UserError, match=f"cannot read {tmp_path}: Is a directory. To do: move"):
+        json_lines.read(tmp_path, "")
+
+
+def test_disk_that_is_full_only_when_the_file_closes_is_said(tmp_path):
+    metrics = Metrics(tmp_path / "metrics.jsonl", 0)
+    metrics.file.close()
+    metrics.file = unittest.mock.Mock(name="file")
+    metrics.file.name = "metrics.jsonl"
+    metrics.file.close.side_effect = FULL
+    with pytest.raises(UserError, match=r"cannot write metrics.jsonl: No space left.*make room"):
+        metrics.__exit__(None)
+    metrics.__exit__(UserError)  # which has said what is wrong
+
+
+def test_finished_run_without_losses_is_an_error(copy, capsys):
+    (copy / "metrics.jsonl").write_text("")
+    assert f"{copy}/metrics.jsonl has no losses" in said_when_resumed(copy, capsys)
+
+
+def test_last_loss_that_is_not_finite_is_an_error(copy, capsys):
+    path = copy / "metrics.jsonl"
+    *lines, last = [json.loads(line) for line in path.read_text().splitlines()]
+    assert "val_loss" in last
+    written = [*lines, {**last, "val_loss": float("nan")}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in written))
+    shown = said_when_resumed(copy, capsys)
+    assert "last validation loss is nan" in shown and "--optimizer.learning-rate" in shown
+    assert Result([(1, float("nan"))], [], None, None, 1.0).loss == float("inf")
+
+
+# Configurations
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "words"),
+    [
+        (None, "steps", "3", "steps is '3' and must be a whole number"),
+        (None, "steps", 3.5, "steps is 3.5 and must be a whole number"),
+        (None, "seed", None, "seed is None and must be a whole number"),
+        (None, "batch_size", True, "batch_size is True and must be a whole number"),
+        (None, "model", None, "model is None and must be an object"),
+        (None, "data", [1], r"data is \[1\] and must be an object"),
+        ("data", "paths", "a", "data.paths is 'a' and must be a list"),
+        ("data", "tokens", "1e9", "data.tokens is '1e9' and must be a number"),
+        ("optimizer", "name", "sgd", "optimizer.name is 'sgd' and must be one of muonplus"),
+        ("optimizer", "nesterov", 1, "optimizer.nesterov is 1 and must be true or false"),
+        ("optimizer", "colour", 1, "optimizer.colour is no setting"),
+    ],
+)
+def test_setting_of_another_type_is_named(copy, section, key, value, words):
+    path = copy / "config.json"
+    written = json.loads(path.read_text())
+    (written["config"][section] if section else written["config"])[key] = value
+    path.write_text(json.dumps(written))
+    with pytest.raises(UserError, match=f"{path} was not written by this version: .*{words}"):
+        run_folder.reopen(copy)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, '{"data": "a"}', '{"config": {}}'])
+def test_damaged_config_is_named(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=f"{tmp_path}/config.json was not written by this version"):
+        run_folder.reopen(tmp_path)

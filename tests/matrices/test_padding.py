@@ -1,0 +1,56 @@
+"""Functions of matrices with rows and columns of zeros behind them, as TPUs get them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optax_muonplus as omp
+from optax_muonplus.matrices._matrix_function import (
+    ArrayFunction,
+    MatrixFunction,
+    ViaTranspose,
+    compose,
+    for_layout,
+    with_zeros,
+)
+from optax_muonplus.matrices._normalization import Normalize
+from optax_muonplus.matrices._shape_factor import ScaleByShape
+from optax_muonplus.polar._orthogonalize import Orthogonalize
+from optax_muonplus.transforms._steps import ScaleByDualNorm
+
+# Padded to squares: one-sided scalings would then scale the other side.
+SHAPE, FILLED = (20, 28), (32, 32)
+STEPS = [Orthogonalize(), Normalize(bounded=True), ScaleByShape()]
+
+
+@omp.matrices.matrix_function
+class Centred(MatrixFunction):
+    """Makes something of zeros, and says nothing of padding."""
+
+    def __call__(self, x):
+        return x - jnp.mean(x, axis=-1, keepdims=True) + 1
+
+
+FUNCTIONS = {
+    "polar": Orthogonalize(),
+    "svd": Orthogonalize(polar="svd"),
+    "one-sided": Orthogonalize(preconditioning="aol"),
+    "the caller's": Orthogonalize(polar=lambda x: x + 1),
+    "normalize": Normalize(match_frobenius=True),
+    "shape": ScaleByShape(),
+    "dual norm": ScaleByDualNorm(compose(STEPS[:2]), STEPS[2]),
+    "several": compose(STEPS),
+    "unknown": ArrayFunction(lambda x: x * x.shape[-1] + 1),
+    "unknown, transposed": ViaTranspose(Centred()),
+}
+
+
+@pytest.mark.parametrize("transposed", [False, "traced"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_zeros_behind_a_matrix_change_nothing_and_stay(name, transposed):
+    x = jax.random.normal(jax.random.key(0), (2, *SHAPE))
+    chosen = jnp.array(True) if transposed else False
+    expected = for_layout(FUNCTIONS[name], bool(transposed))(x)
+    found = for_layout(FUNCTIONS[name], chosen, SHAPE)(with_zeros(x, FILLED))
+    np.testing.assert_allclose(found, with_zeros(expected, FILLED), rtol=2e-4, atol=2e-5)

@@ -1,0 +1,164 @@
+"""What `describe` says about how parameters were read: rules, folded paths, doubts, sizes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optax_muonplus as omp
+from optax_muonplus._parameters.folding import fold
+from tests.support.trees import first_update, nested_shapes, random_tree
+
+
+def rows(table):
+    """By name, the line of each parameter; and the lines below the table."""
+    lines = table.splitlines()
+    end = next(i for i, line in enumerate(lines) if line.startswith("muon: "))
+    return {line.split()[0]: line for line in lines[2:end]}, lines[end:]
+
+
+@pytest.mark.parametrize(
+    "paths, folded",
+    [
+        (["linear_1", "linear_3"], [("linear_{1,3}", 2)]),
+        (["linear_1", "linear_2", "linear_3"], [("linear_{1..3}", 3)]),
+        (["h/0/w", "h/2/w", "h/3/w", "h/10/w"], [("h/{0,2..3,10}/w", 4)]),
+        (["a/0/b/0", "a/0/b/1", "a/1/b/0", "a/1/b/1"], [("a/{0..1}/b/{0..1}", 4)]),
+        (["a/0/b/1", "a/1/b/0"], [("a/0/b/1", 1), ("a/1/b/0", 1)]),
+        (["a/0/b/0", "a/0/b/1", "a/1/b/0"], [("a/0/b/{0..1}", 2), ("a/1/b/0", 1)]),
+        (["l08", "l09", "l10"], [("l{08..10}", 3)]),
+        (["l8", "l09", "l10"], [("l{8,09..10}", 3)]),
+        (["only"], [("only", 1)]),
+    ],
+)
+def test_folded_paths_are_those_that_are_there(paths, folded):
+    assert fold(paths) == folded
+    assert sorted(fold(paths[::-1])) == sorted(folded)
+
+
+def test_rules_are_named():
+    params = nested_shapes(
+        up__kernel=(4, 6), up__weight=(4, 6), x=(4, 4), wte__embedding=(9, 4), up__bias=(6,), t=(3,)
+    )
+    found, _ = rows(omp.describe(params))
+    assert {name: line.split("  ")[-1].strip() for name, line in found.items()} == {
+        "up/kernel": "kernel: in, out (Flax, Keras)",
+        "up/weight": "weight: out, in (Equinox, PyTorch, Haliax)",
+        "x": "by default: in, out",
+        "wte/embedding": "embedding",
+        "up/bias": "bias or scale",
+        "t": "vector",
+    }
+    tree = {"up": omp.MuonDimensionNumbers(0, 1), "x": None, "wte": None, "t": None}
+    tree["up"] = {"kernel": omp.MuonDimensionNumbers(0, 1), "weight": None, "bias": None}
+    found, _ = rows(omp.describe(params, tree))
+    assert all(line.endswith("your dimension numbers") for line in found.values())
+
+    def changed(params):
+        """The default rules, and something of the user's own."""
+        return {**omp.muon_dimension_numbers(params), "x": None}
+
+    found, _ = rows(omp.describe(params, changed))
+    assert found["x"].endswith("your dimension numbers")
+    assert found["up/weight"].endswith("weight: out, in (Equinox, PyTorch, Haliax)")
+
+
+def test_unknown_leaves_are_shown_and_refused():
+    params = nested_shapes(
+        **{f"blocks__{i}__moe__w1": (4, 8, 16) for i in range(12)},
+        blocks__3__conv__kernel=(3, 3, 4, 8),
+        up__kernel=(4, 6),
+    )
+    found, below = rows(omp.describe(params))
+    row = " ".join(found["blocks/{0..11}/moe/w1"].split())
+    assert row == "blocks/{0..11}/moe/w1 4x8x16 ? 12 no rule"
+    assert below[0].endswith("?: 13 parameters")
+    assert "('moe/w\\\\d+', omp.MuonDimensionNumbers(-2, -1))" in below[1]
+    assert "('conv/kernel', omp.MuonDimensionNumbers((0, 1, 2), 3))" in below[1]
+    assert "layer_axes={'blocks': 0}" in below[1]
+    with pytest.raises(ValueError, match=r"blocks/\{0\.\.11\}/moe/w1 \(4, 8, 16\)") as caught:
+        omp.muonplus(0.1).init(params)
+    assert below[1].removeprefix("?: no rule can read these. ") in str(caught.value)
+    assert len(str(caught.value)) < 900
+    haliax = nested_shapes(layers__mlp__up__weight__0=(3, 8, 4))
+    with pytest.raises(ValueError, match=r"\('up/weight', omp.MuonDimensionNumbers\(-1, -2\)\)"):
+        omp.muon_dimension_numbers(haliax)
+    # What it says to write can be written.
+    rules = [
+        (r"moe/w\d+", omp.MuonDimensionNumbers(-2, -1)),
+        ("conv/kernel", omp.MuonDimensionNumbers((0, 1, 2), 3)),
+    ]
+    dims = functools.partial(omp.muon_dimension_numbers, rules=rules)
+    assert "?" not in omp.describe(params, dims)
+    part = lambda params: {"up": None, "blocks": omp.muon_dimension_numbers(params["blocks"])}  # noqa: E731
+    with pytest.raises(ValueError, match=r"moe/w1 \(4, 8, 16\)"):  # its paths are not the tree's
+        omp.describe(params, part)
+
+
+def test_a_matrix_with_as_many_outputs_as_an_embedding_has_rows_is_pointed_out():
+    params = nested_shapes(
+        embed__embedding=(1000, 64),
+        linear__w=(64, 1000),
+        wpe__embedding=(256, 64),
+        up__w=(64, 256),
+        back__w=(1000, 64),
+        **{f"h_{i}__w": (64, 1000) for i in range(2)},  # repeated: no heads
+    )
+    _, below = rows(omp.describe(params))
+    (doubt,) = [line for line in below if line.startswith("a head?")]
+    assert doubt.startswith("a head? linear/w (64, 1000) has as many outputs as embed/embedding")
+    rule = functools.partial(omp.muon_dimension_numbers, rules=[("linear/w", None)])
+    assert "a head?" not in omp.describe(params, rule)
+
+
+@pytest.mark.parametrize("container", [list, tuple])
+def test_trees_without_names_are_said_to_have_none(container):
+    params = container([jnp.ones((100, 8)), jnp.ones((8, 4)), jnp.ones(4)])
+    found, below = rows(omp.describe(params))
+    assert found["0"].endswith("by default: in, out")
+    (doubt,) = [line for line in below if line.startswith("no names:")]
+    assert "0 (100, 8), 1 (8, 4)" in doubt
+    assert "no names" not in omp.describe({"up": jnp.ones((4, 6))})
+    assert "no names" not in omp.describe(jnp.ones((4, 6)))
+    with pytest.raises(ValueError, match=r"No rule says.*: 1 \(2, 3, 4\)"):
+        omp.muonplus(0.1).init(container([jnp.ones((4, 4)), jnp.ones((2, 3, 4))]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm": "row"},
+        {"norm": "col_row"},
+        {"norm": "row_col", "shape_scale": "max"},
+        {"norm": "none"},
+        {"norm": "col", "match_frobenius": True},
+        {"norm": "col_row", "consistent_rms": 0.2},
+    ],
+)
+def test_the_rms_is_that_of_an_update(options):
+    """Of an exact polar factor, for wide and tall matrices; and how far it is from Muon's."""
+    params = random_tree({"wide": {"kernel": (32, 4)}, "tall": {"kernel": (4, 128)}})
+    updates = first_update(omp.muonplus(1.0, polar="svd", **options), params)
+    found, below = rows(omp.describe(params, **options))
+    muon = first_update(omp.muon(1.0, polar="svd", **_scale(options)), params)
+    for name in params:
+        rms = float(jnp.sqrt(jnp.mean(updates[name]["kernel"] ** 2)))
+        shown = found[f"{name}/kernel"].split()[5]
+        assert float(shown) == pytest.approx(rms, rel=1e-2)
+        ratio = rms / float(jnp.sqrt(jnp.mean(muon[name]["kernel"] ** 2)))
+        far = [line for line in below if line.startswith("times the RMS") and name in line]
+        assert bool(far) == (ratio > 4 and "consistent_rms" not in options)
+        if far:
+            assert f"{name}/kernel {ratio:.1f}" in far[0]
+
+
+def _scale(options):
+    return {k: v for k, v in options.items() if k in ("shape_scale", "consistent_rms")}
+
+
+def test_very_rectangular_matrices_step_further_than_muons():
+    shapes = {"lora_b": jax.ShapeDtypeStruct((16, 1024), np.float32)}
+    assert "times the RMS of Muon's: lora_b 8; match_frobenius=True" in omp.describe(shapes)
+    assert "times the RMS" not in omp.describe(shapes, match_frobenius=True)

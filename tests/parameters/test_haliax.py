@@ -1,0 +1,136 @@
+"""Haliax's own layers: rows of an update are output units, seen by the layer's forward pass.
+
+As in test_named_axes.py, with the package: skipped where it is not installed.
+"""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optax_muonplus as omp
+
+hax = pytest.importorskip("haliax", exc_type=ImportError)
+hnn = hax.nn
+
+KEY = jax.random.key(0)
+Batch, In, Mid, Out, Same, Layers, Experts, Vocab = hax.make_axes(
+    Batch=1, In=5, Mid=7, Out=3, Same=5, Layers=2, Experts=4, Vocab=11
+)
+
+
+class Block(eqx.Module):
+    up: hnn.Linear
+    down: hnn.Linear
+
+    @staticmethod
+    def init(*, key):
+        return Block(
+            hnn.Linear.init(In, Mid, key=key), hnn.Linear.init(Mid, In, key=key, out_first=False)
+        )
+
+    def __call__(self, x):
+        return x + hax.tanh(self.down(hax.tanh(self.up(x))))
+
+
+def token(*axes):
+    return hax.random.normal(jax.random.key(1), axes)
+
+
+def linear(In, Out, **options):
+    axes = In if isinstance(In, tuple) else (In,)
+    return hnn.Linear.init(In, Out, key=KEY, **options), lambda layer: layer(token(*axes))
+
+
+def stacked():
+    model = hnn.Stacked.init(Layers, Block)(key=jax.random.split(KEY, Layers.size))
+    return model, lambda model: model.fold(token(In))
+
+
+def experts():
+    """One token for each expert."""
+    model = hnn.MoELinear.init(Experts, In, Out, key=KEY)
+    tokens = Batch.resize(Experts.size)
+    sizes = hax.ones(Experts, dtype=jnp.int32)
+    return model, lambda model: model(token(tokens, In), sizes)
+
+
+def convolution():
+    """One window of the kernel's size."""
+    model = hnn.Conv.init(("H", "W"), In, Out, 3, key=KEY)
+    window = token(In, hax.Axis("H", 3), hax.Axis("W", 3))
+    return model, lambda model: model(window)
+
+
+# By case: model and forward pass, and of each weight names of inputs and outputs.
+CASES = {
+    "out first": (lambda: linear(In, Out), {"weight": ("In", "Out")}),
+    "in first": (lambda: linear(In, Out, out_first=False), {"weight": ("In", "Out")}),
+    "square, in first": (lambda: linear(In, Same, out_first=False), {"weight": ("In", "Same")}),
+    "several": (lambda: linear((In, Mid), (Out, Vocab)), {"weight": ("In Mid", "Out Vocab")}),
+    "stacked": (
+        stacked,
+        {"stacked.up.weight": ("In", "Mid"), "stacked.down.weight": ("Mid", "In")},
+    ),
+    "experts": (experts, {"weight": ("In", "Out")}),
+    "convolution": (convolution, {"weight": ("In H W", "Out")}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_are_output_units(case):
+    make, weights = CASES[case]
+    model, forward = make()
+
+    @jax.jit
+    def first_update(params):
+        def loss(params):
+            y = forward(params).array
+            return (y * jnp.arange(1.0, y.size + 1).reshape(y.shape)).sum()
+
+        grads = eqx.filter_grad(loss)(params)
+        tx = omp.muonplus(-1.0, norm="row", norm_eps=0.0, polar="svd", beta=0.0)
+        return tx.update(grads, tx.init(params), params)[0]
+
+    updates = first_update(eqx.filter(model, eqx.is_inexact_array))
+    for path, sides in weights.items():
+        update = updates
+        for name in path.split("."):
+            update = getattr(update, name)
+        sizes = dict(zip(update.axis_names, update.array.shape, strict=True))
+        (fan_in, rows), (fan_out, columns) = (
+            (
+                math.prod(sizes[name] for name in side.split()),
+                np.linalg.norm(hax_flat(update, side.split()), axis=-1),
+            )
+            for side in sides
+        )
+        np.testing.assert_allclose(
+            rows, math.sqrt(fan_out / fan_in), rtol=1e-3
+        )  # norm_eps shortens small rows
+        assert columns.max() > 1.1 * columns.min()
+
+
+def hax_flat(update, side):
+    """The array with the axes of one side flattened into its last."""
+    names = list(update.axis_names)
+    order = [names.index(n) for n in names if n not in side] + [names.index(n) for n in side]
+    moved = np.asarray(update.array).transpose(order)
+    return moved.reshape(*moved.shape[: len(names) - len(side)], -1)
+
+
+def test_embeddings_norms_and_heads_get_adamw():
+    model = {
+        "tokens": hnn.Embedding.init(Vocab, In, key=KEY),
+        "scale": hnn.LayerNorm.init(In),
+        "lm_head": hnn.Linear.init(In, Vocab, key=KEY),
+        "mlp": hnn.MLP.init(In, Out, 8, 2, key=KEY),
+    }
+    labels = omp.partition_labels(eqx.filter(model, eqx.is_inexact_array))
+    assert labels["tokens"].weight.array == labels["scale"].weight.array == "adam"
+    assert labels["lm_head"].weight.array == "adam"
+    assert [layer.weight.array for layer in labels["mlp"].layers] == ["muon"] * 3
+    assert [layer.bias.array for layer in labels["mlp"].layers] == ["adam"] * 3

@@ -1,0 +1,73 @@
+"""What is read in the parameters of public models, leaf by leaf, against what a person judged.
+
+The tables in ``model_zoo/`` have for each leaf its path, its shape, what is right (out x in, with
+x batch where there are several, ``adam``, or ``?`` where it cannot be known) and the rule that
+says so. Each model is read as a whole, since neighbours matter.
+"""
+
+import math
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from optax_muonplus._parameters.leaves import resolve
+
+ZOO = pathlib.Path(__file__).parent / "model_zoo"
+
+
+def read_models():
+    """``{(file, model): [(path, shape, right, rule)]}``."""
+    models = {}
+    for file in sorted(ZOO.glob("*.txt")):
+        for line in file.read_text().splitlines():
+            if line.startswith("["):
+                leaves = models.setdefault((file.stem, line.strip("[]")), [])
+            elif line and not line.startswith("#"):
+                path, shape, right, rule = re.split(
+                    r" {2,}|(?<=\S) (?=\d+x|adam|\?)", line, maxsplit=3
+                )
+                sizes = () if shape == "scalar" else tuple(map(int, shape.split("x")))
+                leaves.append((path, sizes, right, rule))
+    return models
+
+
+MODELS = read_models()
+
+
+def test_number_of_leaves():
+    counts = {}
+    for (file, _), leaves in MODELS.items():
+        counts[file] = counts.get(file, 0) + len(leaves)
+    assert counts == {
+        "equinox_haliax": 53,
+        "flax_linen": 96,
+        "haiku_keras_others": 92,
+        "maxtext_tunix_easydel": 74,
+        "transformers_flax": 89,
+    }
+    assert sum(counts.values()) == 404
+
+
+@pytest.mark.parametrize("model", MODELS, ids="/".join)
+def test_each_leaf_is_read_as_a_person_judged(model):
+    tree = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape, _, _ in MODELS[model]}
+    assert len(tree) == len(MODELS[model])
+    found = {leaf.name: leaf for leaf in resolve(tree, strict=False).leaves}
+    read, judged = {}, {}
+    for path, shape, right, rule in MODELS[model]:
+        leaf = found[path]
+        assert leaf.shape == shape
+        read[path] = (_shown(leaf), leaf.rule)
+        judged[path] = (right, rule)
+    assert read == judged
+
+
+def _shown(leaf):
+    if leaf.view is None:
+        return leaf.label
+    ((batch, rows, columns),) = leaf.view.block_shapes()
+    assert batch * rows * columns == math.prod(leaf.shape)
+    return f"{rows}x{columns}" + f"x{batch}" * (batch > 1)

@@ -1,0 +1,145 @@
+"""Layers that name their own axes, as Haliax's do: rows are output units, however a weight lies.
+
+Each layer's gradient comes from its own forward pass on one input x, so that it is the product of a
+vector over output units and one over inputs. Rows normalized last then have one norm, and columns
+have not: exchanging the two, or mixing layers or experts, fails. Haliax is no package of the dev
+extra: its own layers are skipped where it is missing, and stand-ins with its fields are not.
+"""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optax_muonplus as omp
+
+
+@jax.tree_util.register_pytree_node_class
+class NamedArray:
+    """An array that names its axes, and is flattened without a name of its own."""
+
+    def __init__(self, array, axis_names):
+        self.array, self.axis_names = array, tuple(axis_names)
+
+    def tree_flatten(self):
+        return (self.array,), self.axis_names
+
+    @classmethod
+    def tree_unflatten(cls, names, children):
+        return cls(children[0], names)
+
+
+class Axis:
+    def __init__(self, name):
+        self.name = name
+
+
+class Linear(eqx.Module):
+    weight: NamedArray
+    bias: NamedArray | None
+    In: object = eqx.field(static=True)
+    Out: object = eqx.field(static=True)
+
+
+class Embedding(eqx.Module):
+    weight: NamedArray
+    Vocab: object = eqx.field(static=True)
+    Embed: object = eqx.field(static=True)
+
+
+class Norm(eqx.Module):
+    axis: object = eqx.field(static=True)
+    weight: NamedArray
+
+
+A, B, C = (Axis(name) for name in "abc")
+# Letters of the weight's axes, then of the layer's In and Out as Haliax may give them.
+STAND_INS = {
+    "out first": ("oi", Axis("i"), Axis("o")),
+    "in first": ("io", Axis("i"), Axis("o")),
+    "several": ("abijk", (Axis("i"), Axis("j"), Axis("k")), (A, B)),
+    "in between": ("aibj", (Axis("i"), Axis("j")), (A, B)),
+    "stacked": ("loi", "i", {"o": 4}),
+    "stacked experts, in first": ("leio", (Axis("i"),), ("o",)),
+    "square, in first": ("uv", Axis("u"), Axis("v")),
+}
+SIZES = dict(zip("abcdeijklouv", (2, 3, 4, 5, 3, 4, 2, 3, 2, 5, 4, 4), strict=True))
+
+
+def letters(axes):
+    axes = (axes,) if isinstance(axes, str | Axis) else axes
+    return "".join(axis if isinstance(axis, str) else axis.name for axis in axes)
+
+
+def check_rows(update, names, inputs, outputs):
+    """Norms over the inputs, of each output unit of each matrix, are the shape factor."""
+    sizes = dict(zip(names, update.shape, strict=True))
+    fan_in, fan_out = (math.prod(sizes[name] for name in side) for side in (inputs, outputs))
+    rows, columns = (
+        np.sqrt((np.asarray(update) ** 2).sum(tuple(names.index(name) for name in side)))
+        for side in (inputs, outputs)
+    )
+    np.testing.assert_allclose(
+        rows, math.sqrt(fan_out / fan_in), rtol=1e-3
+    )  # norm_eps shortens small rows
+    assert columns.max() > 1.1 * columns.min()
+
+
+def update_of(grads, params):
+    tx = omp.scale_by_muonplus(norm="row", norm_eps=0.0, polar="svd", beta=0.0)
+    return jax.jit(lambda g, p: tx.update(g, tx.init(p), p)[0])(grads, params)
+
+
+@pytest.mark.parametrize("case", STAND_INS)
+def test_stand_ins_of_every_layout(case):
+    names, inputs, outputs = STAND_INS[case]
+    rest = "".join(name for name in names if name not in letters(inputs) + letters(outputs))
+    rng = np.random.default_rng(0)
+    weight, x, c = (
+        jnp.asarray(rng.normal(size=[SIZES[name] for name in axes]), jnp.float32)
+        for axes in (names, rest + letters(inputs), rest + letters(outputs))
+    )
+    layer = Linear(NamedArray(weight, names), None, inputs, outputs)
+    formula = f"{names},{rest}{letters(inputs)}->{rest}{letters(outputs)}"
+    grads = jax.grad(lambda layer: (c * jnp.einsum(formula, layer.weight.array, x)).sum())(layer)
+    update = update_of({"up": grads}, {"up": layer})["up"].weight.array
+    check_rows(update, names, letters(inputs), letters(outputs))
+
+
+def named(*sizes):
+    return NamedArray(jnp.ones(sizes), "abcdefgh"[: len(sizes)])
+
+
+def test_describe_says_that_the_layer_was_read():
+    model = {
+        "tokens": Embedding(named(9, 4), A, B),
+        "layers": {
+            "scale_of": Norm(Axis("b"), named(2, 4)),
+            "up": Linear(named(2, 4, 6), NamedArray(jnp.ones((2, 6)), "ac"), B, C),
+            "patch_embed": Linear(named(4, 6), None, A, B),
+        },
+        "lm_head": Linear(named(9, 4), None, B, A),
+        "flat/weight": named(3, 4),
+    }
+    rows = {line.split()[0]: line for line in omp.describe(model).splitlines()[2:]}
+    assert rows["layers/up/weight/0"].endswith("layer: b -> c (Haliax)")
+    assert "6x4x2" in rows["layers/up/weight/0"]
+    assert "6x4x1" in rows["layers/patch_embed/weight/0"]
+    assert rows["layers/scale_of/weight/0"].endswith("norm (Haliax)")
+    assert rows["tokens/weight/0"].endswith("embedding (Haliax)")
+    assert rows["lm_head/weight/0"].endswith("head")
+    assert rows["flat/weight/0"].endswith("weight: out, in (Equinox, PyTorch, Haliax)")
+
+
+def test_rules_of_the_user_and_missing_weights():
+    layers = {"up": Linear(named(4, 6), None, A, B), "off": Linear(None, None, A, B)}
+    assert omp.partition_labels(layers)["up"].weight.array == "muon"
+    dims = omp.muon_dimension_numbers(layers, [("up/weight", omp.MuonDimensionNumbers(1, 0))])
+    assert dims["up"].weight.array == omp.MuonDimensionNumbers(1, 0)
+    other = Linear(named(4, 6), None, Axis("nowhere"), B)  # as a layer whose axes were renamed
+    assert omp.muon_dimension_numbers(other).weight.array == omp.MuonDimensionNumbers(1, 0)
+    single = Linear(named(4, 1), None, A, ())
+    assert omp.partition_labels(single).weight.array == "adam"

@@ -1,0 +1,62 @@
+"""Trees of small matrices, and the ways of other devices to work on them, on this one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+import optax_muonplus as omp
+from optax_muonplus._execution import batching, stacks
+
+D = 16
+
+
+def layers(count, dtype=jnp.float32):
+    """A transformer of ``count`` layers as Flax names it, in three shapes of matrices."""
+    shapes = {"q": (D, D), "k": (D, D), "o": (D, D), "up": (D, 4 * D), "down": (4 * D, D)}
+    return {
+        f"block_{i}": {
+            name: {"kernel": jax.ShapeDtypeStruct(shape, dtype)} for name, shape in shapes.items()
+        }
+        for i in range(count)
+    }
+
+
+def traced_update(tx, params):
+    return jax.jit(tx.update).trace(params, jax.eval_shape(tx.init, params), params)
+
+
+def everywhere_stacked(monkeypatch, stack_bytes=stacks.STACK_BYTES):
+    """What GPUs do, on this device."""
+    monkeypatch.setattr(stacks, "STACK_BYTES", stack_bytes)
+    monkeypatch.setattr(batching, "_looped", stacks.work_on_stacks)
+
+
+def everywhere_mapped(monkeypatch, stack_bytes=stacks.TPU_STACK_BYTES, block=stacks.TPU_BLOCK):
+    """What TPUs do, on this device."""
+    monkeypatch.setattr(stacks, "TPU_STACK_BYTES", stack_bytes)
+    monkeypatch.setattr(stacks, "TPU_BLOCK", block)
+    monkeypatch.setattr(batching, "_looped", stacks.map_stacks)
+
+
+# Tall, wide, square, stored either way, stacked over layers and experts, fused, narrow.
+MIXED = {
+    **layers(2),
+    "torch": {"weight": jax.ShapeDtypeStruct((D, D), jnp.float32)},
+    "wide": {"weight": jax.ShapeDtypeStruct((D, 4 * D), jnp.float32)},
+    "scanned": {"kernel": jax.ShapeDtypeStruct((5, D, 4 * D), jnp.float32)},
+    "experts": {"kernel": jax.ShapeDtypeStruct((2, 3, D, D), jnp.bfloat16)},
+    "attention": {"query": {"kernel": jax.ShapeDtypeStruct((D, 4, 4), jnp.float32)}},
+    "fused": {"kernel": jax.ShapeDtypeStruct((D, 3 * D), jnp.float32)},
+}
+RULES = [
+    ("scanned", omp.MuonDimensionNumbers(-2, -1)),
+    ("experts", omp.MuonDimensionNumbers(-1, -2)),
+    ("fused", omp.MatrixSpec(0, 1, split_sizes=(D, D, D))),
+]
+MIXED_DIMS = functools.partial(omp.muon_dimension_numbers, rules=RULES)
+
+
+def temporary_bytes(tx, params):
+    compiled = traced_update(tx, params).lower().compile()
+    return compiled.memory_analysis().temp_size_in_bytes
