@@ -100,6 +100,7 @@ def test_second_ctrl_c_does_not_wait_for_the_save_at_the_end(text, tmp_path, mon
 
     def press_twice():
         started.wait()
+        limit.start()
         before = signal.getsignal(signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         while signal.getsignal(signal.SIGINT) == before:  # else both would become one signal
@@ -108,8 +109,7 @@ def test_second_ctrl_c_does_not_wait_for_the_save_at_the_end(text, tmp_path, mon
 
     started, ended = threading.Event(), threading.Event()
     monkeypatch.setattr(integrity, "checksum", never_ends)
-    limit = threading.Timer(60, ended.set)
-    limit.start()
+    limit = threading.Timer(30, ended.set)  # so that the test fails, and does not hang
     threading.Thread(target=press_twice).start()
     try:
         assert train(text, tmp_path, "--name", "x", "--checkpoint-every", "1000") == 130
