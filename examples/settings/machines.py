@@ -1,10 +1,10 @@
 """Machines on which the paper's recipes fit, with the flags that make them fit.
 
-Each recipe has the smallest number of NVIDIA H100 on which its training step, its evaluation and its
-initial state were compiled and fit, with the paper's batch and context (`--compile-for`;
-examples/README.md has the figures). TPU v5e slices are from the state that a run keeps; those in that
-table were compiled too. A recipe fits larger machines of the kind as well: the same rows a device at
-a time, and less of the state on each.
+Each recipe has the smallest number of NVIDIA H100 on which its training step, its evaluation and
+its initial state were compiled and fit, with the paper's batch and context (`--compile-for`;
+examples/README.md has the figures). TPU v5e slices are from the state that a run keeps; those in
+that table were compiled too. A recipe fits larger machines of the kind as well: the same rows a
+device at a time, and less of the state on each.
 """
 
 import dataclasses
