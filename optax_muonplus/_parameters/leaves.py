@@ -101,7 +101,7 @@ class ResolvedTree(NamedTuple):
 
     @property
     def labels(self) -> Any:
-        """A tree of ``"muon"`` and ``"adam"``, in the places of leaves or of the boxes around them."""
+        """A tree of ``"muon"`` and ``"adam"``, each in the place of a leaf or of its box."""
         return without_boxes(self.unflatten([leaf.label for leaf in self.leaves]))
 
     def all_shardings(self) -> list[LeafSharding | None]:
