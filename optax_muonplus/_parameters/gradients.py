@@ -1,7 +1,8 @@
-"""Gradients that do not belong to their parameters, refused before they broadcast or round."""
+"""Gradients and their parameters: those that do not belong together are refused."""
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -37,6 +38,20 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
             " be complex where that is. Call update(gradients, state, parameters) with gradients as"
             " jax.grad returns them, and leave out what is not trained."
         )
+
+
+def beside_updates(updates: Any, params: Any) -> Any:
+    """``params`` with None where ``updates`` are None, as beside the static parts of a model.
+
+    Equinox's own examples pass a whole model, of which some leaves are functions.
+    """
+
+    def is_none(x: Any) -> bool:
+        return x is None
+
+    if params is None or not any(map(is_none, jax.tree.leaves(updates, is_leaf=is_none))):
+        return params
+    return jax.tree.map(lambda u, p: None if u is None else p, updates, params, is_leaf=is_none)
 
 
 def _faults(gradient: Any, other: Any, what: str) -> list[str]:

@@ -21,6 +21,7 @@ from optax_muonplus._parameters.paths import (
     check_inexact_dtypes,
     flatten_tree,
     path_name,
+    without_boxes,
 )
 from optax_muonplus._parameters.readings import recorded
 from optax_muonplus._parameters.sharding import (
@@ -100,8 +101,8 @@ class ResolvedTree(NamedTuple):
 
     @property
     def labels(self) -> Any:
-        """A tree of ``"muon"`` and ``"adam"``."""
-        return self.unflatten([leaf.label for leaf in self.leaves])
+        """A tree of ``"muon"`` and ``"adam"``, each in the place of a leaf or of its box."""
+        return without_boxes(self.unflatten([leaf.label for leaf in self.leaves]))
 
     def all_shardings(self) -> list[LeafSharding | None]:
         """How each leaf lies on a mesh, whether it is a matrix or not."""

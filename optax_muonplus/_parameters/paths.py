@@ -11,6 +11,9 @@ from optax_muonplus._arguments import supported
 
 Path = tuple[str, ...]
 
+# Of what a Flax Variable holds, in its place in a tree.
+_VALUE = jax.tree_util.GetAttrKey("value")
+
 
 def flatten_with_names(
     tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
@@ -33,13 +36,12 @@ def flatten_tree(
         tree, is_leaf=lambda x: _is_hole(x) or is_leaf(x)
     )
     siblings = collections.Counter(path[:-1] for path, _ in with_path)
-    variable = jax.tree_util.GetAttrKey("value")
     names, leaves, holes = [], [], {}
     for i, (path, leaf) in enumerate(with_path):
         if _is_hole(leaf) and not is_leaf(leaf):
             holes[i] = leaf
             continue
-        if path and path[-1] == variable and siblings[path[:-1]] == 1:
+        if path and path[-1] == _VALUE and siblings[path[:-1]] == 1:
             path = path[:-1]
         names.append(path_of_keys(path))
         leaves.append(leaf)
@@ -51,6 +53,26 @@ def flatten_tree(
         )
 
     return names, leaves, unflatten
+
+
+def without_boxes(labels: Any) -> Any:
+    """``labels`` with each Flax Variable, or box of Linen's metadata, replaced by its label.
+
+    Where Optax leaves a parameter out, it puts a ``MaskedNode`` in the place of the label. Inside
+    of a Variable it would be the value, which has no dtype or shape when the Variable is used.
+    """
+
+    def is_box(x: Any) -> bool:
+        return isinstance(_boxed(x), str)
+
+    return jax.tree.map(lambda x: _boxed(x) if is_box(x) else x, labels, is_leaf=is_box)
+
+
+def _boxed(x: Any) -> Any:
+    """What stands alone in ``x`` as its value; None if that is not so."""
+    level = jax.tree_util.default_registry.flatten_one_level_with_keys(x)
+    children = [] if level is None else list(level[0])
+    return children[0][1] if len(children) == 1 and children[0][0] == _VALUE else None
 
 
 def path_of_keys(keys: Any) -> Path:

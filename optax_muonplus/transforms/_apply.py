@@ -17,7 +17,7 @@ from optax_muonplus._execution.batches import MatrixBatch
 from optax_muonplus._execution.batching import apply_batched
 from optax_muonplus._execution.sharded import apply_sharded
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
-from optax_muonplus._parameters.gradients import check_gradients
+from optax_muonplus._parameters.gradients import beside_updates, check_gradients
 from optax_muonplus._parameters.leaves import (
     LeafInfo,
     ResolvedTree,
@@ -101,7 +101,7 @@ def for_resolved(
         check_gradients(updates, params)
         tree = resolve(updates, dimension_numbers, sharding)
         inner = optax.with_extra_args_support(make(tree))
-        return inner.update(updates, state, params, **extra_args)
+        return inner.update(updates, state, beside_updates(updates, params), **extra_args)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

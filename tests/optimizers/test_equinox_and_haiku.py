@@ -1,5 +1,6 @@
 """Training of small Equinox and Haiku models."""
 
+import chex
 import equinox as eqx
 import haiku as hk
 import jax
@@ -75,6 +76,16 @@ def test_equinox_training_loop():
     assert jax.tree.structure(eqx.partition(model, eqx.is_inexact_array)[1]) == jax.tree.structure(
         static
     )
+
+
+def test_a_whole_equinox_model_may_stand_for_its_parameters():
+    """Its activation is a leaf without an update. ``optax.adamw`` takes it so too."""
+    model = eqx.nn.MLP(4, 3, 8, 1, key=jax.random.key(0))
+    params = eqx.filter(model, eqx.is_inexact_array)
+    tx = omp.muonplus(0.1, weight_decay=0.1, adam_weight_decay=0.1)
+    expected, _ = tx.update(params, tx.init(params), params)
+    updates, _ = tx.update(params, tx.init(params), model)
+    chex.assert_trees_all_equal(updates, expected)
 
 
 def test_callable_modules_as_dimension_numbers_are_trees():

@@ -110,6 +110,17 @@ def test_nnx_training_with_nnx_optimizer():
     assert_falls(losses)
 
 
+def test_no_variable_of_a_state_is_without_an_array():
+    """Trainers read the shape and dtype of every one (tunix does at its first step)."""
+    model = NNXModel(nnx.Rngs(0))
+    params = nnx.state(model, nnx.Param)
+    state = nnx.Optimizer(model, omp.muonplus(LEARNING_RATE), wrt=nnx.Param).opt_state
+    held = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    arrays = [x for x in held if isinstance(x, nnx.Variable)]
+    assert len(arrays) > 2 * len(jax.tree.leaves(params)) - len(NNX_MATRICES)
+    assert all(hasattr(x.get_value(), "dtype") for x in arrays)
+
+
 def test_nnx_training_with_pure_dictionaries():
     graph, state = nnx.split(NNXModel(nnx.Rngs(0)), nnx.Param)
     params = nnx.to_pure_dict(state)
