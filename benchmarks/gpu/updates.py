@@ -121,9 +121,9 @@ def only(*names: str) -> dict[str, Variant]:
 @contextlib.contextmanager
 def stacks_of(n_bytes: int) -> Generator[None]:
     """With another bound of stacks of matrices, which no argument sets."""
-    module = importlib.import_module("optax_muonplus._execution.batching")
+    module = importlib.import_module("optax_muonplus._execution.stacks")
     if not hasattr(module, "STACK_BYTES"):
-        raise Unavailable("this version of the library has no batching.STACK_BYTES")
+        raise Unavailable("this version of the library has no stacks.STACK_BYTES")
     with unittest.mock.patch.object(module, "STACK_BYTES", n_bytes):
         yield
 

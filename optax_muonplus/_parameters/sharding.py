@@ -22,6 +22,7 @@ from jax.sharding import (
 )
 
 from optax_muonplus._parameters.paths import Path, by_path
+from optax_muonplus._xla.sharding import varying_axes
 
 # A tree or prefix tree of NamedSharding and None, or a function from parameters to one.
 ShardingTree = Any
@@ -170,7 +171,7 @@ def _check_varying(leaf: Any, given: NamedSharding | None, whole: Sequence[int])
     if given is not None or not whole:
         return
     typed = jax.typeof(leaf)
-    varying = sorted(name for name in _varying_axes(typed) if typed.sharding.mesh.shape[name] > 1)
+    varying = sorted(name for name in varying_axes(typed) if typed.sharding.mesh.shape[name] > 1)
     if varying:
         axes = ", ".join(varying)
         raise ValueError(
@@ -180,12 +181,6 @@ def _check_varying(leaf: Any, given: NamedSharding | None, whole: Sequence[int])
             " each device has whole matrices of its own, say so: sharding=NamedSharding(mesh,"
             f" P({varying[0]!r})) if the first axis, of layers or experts, is cut, P() if none is"
         )
-
-
-def _varying_axes(typed: Any) -> frozenset[str]:
-    """The Manual axes over which an array varies, by its type; none under ``check_vma=False``."""
-    kinds = getattr(typed, "manual_axis_type", None)  # since jax 0.10
-    return typed.vma if kinds is None else kinds.varying
 
 
 def _checked_spec(

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from optax_muonplus._xla.sharding import varying_like
+
 Tree = TypeVar("Tree")
 
 
@@ -43,7 +45,8 @@ def _loop(
         return [_replace_if(i == k, old, y) for k, old in enumerate(results)]
 
     result = jax.eval_shape(function, arrays[0], *closed_over)
-    zeros = [jnp.zeros(result.shape, result.dtype) for _ in arrays]
+    inputs = [*arrays, *closed_over]
+    zeros = [varying_like(jnp.zeros(result.shape, result.dtype), inputs) for _ in arrays]
     return jax.lax.fori_loop(0, len(arrays), body, zeros)
 
 
@@ -111,6 +114,7 @@ def _slice_loop(
         return jax.lax.dynamic_update_slice_in_dim(results, y, i * size, 0)
 
     results = x if in_place else jax.lax.empty(x.shape, dtype)
+    results = varying_like(results, [x, *closed_over])
     return jax.lax.fori_loop(0, len(x) // size, body, results)
 
 

@@ -1,6 +1,7 @@
-"""Shardings of intermediate results, where the compiler would choose others."""
+"""Shardings of intermediate results, where the compiler would choose others, and Manual axes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.core
@@ -26,3 +27,20 @@ def constrain_sharding_like(
         jax.lax.select(never, x.astype(y.dtype), y)
         for x, y in zip(references, results, strict=True)
     ]
+
+
+def varying_axes(typed: Any) -> frozenset[str]:
+    """The Manual axes over which an array varies, by its type; none under ``check_vma=False``."""
+    kinds = getattr(typed, "manual_axis_type", None)  # since jax 0.10
+    return typed.vma if kinds is None else kinds.varying
+
+
+def varying_like(x: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
+    """``x`` as an array that varies over the Manual axes that one of ``others`` does."""
+    axes = frozenset[str]().union(*(varying_axes(jax.typeof(other)) for other in others))
+    missing = tuple(sorted(axes - varying_axes(jax.typeof(x))))
+    if not missing:
+        return x
+    if hasattr(jax.lax, "pcast"):  # since jax 0.8.2
+        return jax.lax.pcast(x, missing, to="varying")
+    return jax.lax.pvary(x, missing)
