@@ -123,12 +123,13 @@ def _weight(rng, sides):
     return Leaf(("linear", "weight"), _sides(rng, sides, 2), (0,), (1,))
 
 
+# Of two attentions: in one module their heads would have to agree.
 def _query(rng, sides):
-    return Leaf(("query", "kernel"), _sides(rng, sides, 3), (1, 2), (0,))
+    return Leaf(("one/query", "kernel"), _sides(rng, sides, 3), (1, 2), (0,))
 
 
 def _out(rng, sides):
-    return Leaf(("out", "kernel"), _sides(rng, sides, 3), (2,), (0, 1))
+    return Leaf(("other/out", "kernel"), _sides(rng, sides, 3), (2,), (0, 1))
 
 
 def _scanned(rng, sides):
