@@ -13,7 +13,8 @@ from flax import nnx
 
 from examples.models import stack
 from examples.models.attention import attend
-from examples.models.layers import Embed, Linear, logits
+from examples.models.language_model import LanguageModel, make_head
+from examples.models.layers import Embed, Linear
 from examples.models.layout import Layout
 from examples.settings.model import ModelConfig, hidden_width
 
@@ -79,7 +80,7 @@ class Block(nnx.Module):
         return x + self.mlp(self.ln_2(x)), kv_cache  # [B, T, D]
 
 
-class GPT(nnx.Module):
+class GPT(LanguageModel):
     """Token ids to next-token logits."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, layout: Layout, rngs: nnx.Rngs):
@@ -88,24 +89,7 @@ class GPT(nnx.Module):
         self.wpe = Embed(config.context, config, layout, rngs)
         self.blocks = stack.make(Block, config, layout, rngs)
         self.ln_f = norm(config, rngs)
-        self.lm_head = (
-            None
-            if config.tied
-            else Linear(
-                config.d_model, vocab_size, ("embed", "vocab"), config, layout, rngs, use_bias=False
-            )
-        )
-
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """The logits of the token after each position."""
-        return self.forward(tokens, None, 0)[0]
-
-    def forward(
-        self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
-    ) -> tuple[jax.Array, Any]:
-        """The same for tokens from position `start` on; also the KV cache with them added."""
-        x, kv_cache = self.hidden(tokens, kv_cache, start)
-        return logits(x, self.head(), self.layout), kv_cache  # [B, T, V]
+        self.lm_head = make_head(config, vocab_size, layout, rngs)
 
     def hidden(
         self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
@@ -115,7 +99,3 @@ class GPT(nnx.Module):
         x = self.wte(tokens) + self.wpe(positions[None])  # [B, T, D]
         x, kv_cache = stack.run(self.blocks, self.config, x, kv_cache, start)
         return self.ln_f(x), kv_cache
-
-    def head(self) -> jax.Array:
-        """The matrix from hidden states to logits, [D, V]."""
-        return self.wte.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]

@@ -16,7 +16,8 @@ from flax import nnx
 
 from examples.models import stack
 from examples.models.attention import attend
-from examples.models.layers import Embed, Linear, logits
+from examples.models.language_model import LanguageModel, make_head
+from examples.models.layers import Embed, Linear
 from examples.models.layout import Layout
 from examples.settings.model import ModelConfig, hidden_width
 
@@ -105,7 +106,7 @@ class Block(nnx.Module):
         return x + self.mlp(self.norm_2(x)), kv_cache  # [B, T, D]
 
 
-class LLaMA(nnx.Module):
+class LLaMA(LanguageModel):
     """Token ids to next-token logits."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, layout: Layout, rngs: nnx.Rngs):
@@ -113,24 +114,7 @@ class LLaMA(nnx.Module):
         self.wte = Embed(vocab_size, config, layout, rngs)
         self.blocks = stack.make(Block, config, layout, rngs)
         self.norm_f = norm(config, rngs)
-        self.lm_head = (
-            None
-            if config.tied
-            else Linear(
-                config.d_model, vocab_size, ("embed", "vocab"), config, layout, rngs, use_bias=False
-            )
-        )
-
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """The logits of the token after each position."""
-        return self.forward(tokens, None, 0)[0]
-
-    def forward(
-        self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
-    ) -> tuple[jax.Array, Any]:
-        """The same for tokens from position `start` on; also the KV cache with them added."""
-        x, kv_cache = self.hidden(tokens, kv_cache, start)
-        return logits(x, self.head(), self.layout), kv_cache  # [B, T, V]
+        self.lm_head = make_head(config, vocab_size, layout, rngs)
 
     def hidden(
         self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
@@ -141,7 +125,3 @@ class LLaMA(nnx.Module):
         rotations = angles(positions, self.config.d_model // self.config.n_head)
         x, kv_cache = stack.run(self.blocks, self.config, x, kv_cache, start, rotations)
         return self.norm_f(x), kv_cache
-
-    def head(self) -> jax.Array:
-        """The matrix from hidden states to logits, [D, V]."""
-        return self.wte.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]

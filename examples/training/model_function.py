@@ -1,7 +1,7 @@
 """A model as pure functions of its parameters; nothing here makes arrays when it is called."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from examples.settings.model import ModelConfig
 from examples.training.loss import Scores, head_loss, token_scores
 
 Seed = int | jax.Array
-
+Result = TypeVar("Result")
 
 Loss = Callable[[optax.Params, ArrayLike, ArrayLike], jax.Array]
 """Parameters, inputs and targets (B, T) to nats per token."""
@@ -38,28 +38,31 @@ def make_forward(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Forward:
 
 def make_loss(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Loss:
     """The loss as a function of the model's parameters."""
-    model_of = make_model(config, vocab_size, mesh)
-
-    def loss(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> jax.Array:
-        model = model_of(params)
-        x, _ = model.hidden(jnp.asarray(inputs), None, 0)
-        return head_loss(x, model.head(), jnp.asarray(targets), Layout(mesh))
-
-    return loss
+    return on_targets(head_loss, config, vocab_size, mesh)
 
 
 def make_scores(
     config: ModelConfig, vocab_size: int, mesh: Mesh
 ) -> Callable[[optax.Params, ArrayLike, ArrayLike], Scores]:
     """The scores of each target as a function of parameters, inputs and targets (B, T)."""
+    return on_targets(token_scores, config, vocab_size, mesh)
+
+
+def on_targets(
+    measure: Callable[[jax.Array, jax.Array, jax.Array, Layout], Result],
+    config: ModelConfig,
+    vocab_size: int,
+    mesh: Mesh,
+) -> Callable[[optax.Params, ArrayLike, ArrayLike], Result]:
+    """A function of hidden states, head and targets as one of parameters, inputs and targets."""
     model_of = make_model(config, vocab_size, mesh)
 
-    def scores(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> Scores:
+    def measured(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> Result:
         model = model_of(params)
         x, _ = model.hidden(jnp.asarray(inputs), None, 0)
-        return token_scores(x, model.head(), jnp.asarray(targets), Layout(mesh))
+        return measure(x, model.head(), jnp.asarray(targets), Layout(mesh))
 
-    return scores
+    return measured
 
 
 def make_model(
