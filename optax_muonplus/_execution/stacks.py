@@ -157,13 +157,12 @@ def _is_stored_turned(shape: tuple[int, ...]) -> bool:
 def _mapped(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     results: dict[int, jax.Array] = {}
     for group in grouped(batches, lambda x: (x.kind, len(x.array) == 1)):
-        narrow = {i: batches[i].rounded(steps) for i in group}
         if len(batches[group[0]].array) > 1:
+            # Rounded by the caller, as momentum is where it is stored; else that would be a copy.
             for i in group:
-                # Not rounded before the loop if that is a copy that momentum is too wide for.
-                batch = narrow[i] if _as_narrow_as_results(narrow[i]) else batches[i]
-                results[i] = map_slices(on_full_blocks(steps, batch), batch.array, 1)
+                results[i] = map_slices(on_full_blocks(steps, batches[i]), batches[i].array, 1)
             continue
+        narrow = {i: batches[i].rounded(steps) for i in group}
         sizes = [x.array.size * x.array.dtype.itemsize for x in narrow.values()]
         for chunk in chunked(group, sizes, TPU_STACK_BYTES):
             results |= zip(chunk, _in_a_stack(steps, [narrow[i] for i in chunk]), strict=True)

@@ -136,6 +136,16 @@ def test_stacks_are_copied_in_half_precision_on_a_gpu():
     assert results(program, "concatenate") == ["3x24x64xbf16"]
 
 
+def test_stored_momentum_is_what_is_copied_into_stacks_on_a_gpu():
+    """Rounded after a reshape it would be another array to XLA, and be written twice."""
+    tree = {f"layer_{i}": {"kernel": jnp.zeros((64, 24), jnp.bfloat16)} for i in range(3)}
+    tx = omp.scale_by_muonplus(compute_dtype="bfloat16")
+    update = jax.export.export(jax.jit(tx.update), platforms=["cuda"])
+    rounded = results(update(tree, tx.init(tree)).mlir_module(), "convert")
+    assert rounded.count("64x24xbf16") == 2 * 3  # in the state and for the stack: equal operations
+    assert "1x64x24xbf16" not in rounded
+
+
 def test_no_half_precision_gram_matrix_overflows():
     """Its entries are up to four times the longer side, and float16 ends at 65,504."""
     x = jnp.full((2, 40_000), 1.4)  # divided by 1: the sum of squares of a row is 78,400
