@@ -126,9 +126,7 @@ def reopen(folder: Path) -> tuple[RunConfig, str]:
     except FileNotFoundError:
         raise UserError(f"{folder} is no run folder: it has no {CONFIG}.") from None
     except OSError as error:
-        raise UserError(
-            f"{files.sentence(error, path, 'read')}. To do: {files.remedy(error)}."
-        ) from None
+        raise files.failure(error, path, "read") from None
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         missing = f"it has no {error}" if isinstance(error, KeyError) else error
         raise UserError(

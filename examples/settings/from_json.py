@@ -4,6 +4,8 @@ import dataclasses
 import types
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from examples.system.json_lines import shown
+
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -46,9 +48,3 @@ def of_type(hint: Any, value: Any, name: str) -> Any:
     if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
         raise ValueError(f"{name} is {shown(value)} and must be {WORDS[hint]}")
     return value
-
-
-def shown(value: object) -> str:
-    """A value, short enough for a message."""
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."

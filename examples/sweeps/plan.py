@@ -42,9 +42,7 @@ def read(path: Path) -> dict[str, Any]:
         old = json.loads(path.read_text())
         return {**old, "base": dataclasses.asdict(from_dict(RunConfig, old["base"]))}
     except OSError as error:
-        raise UserError(
-            f"{files.sentence(error, path, 'read')}. To do: {files.remedy(error)}."
-        ) from None
+        raise files.failure(error, path, "read") from None
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} was not written by this version: {error}. Put it back, or choose another "

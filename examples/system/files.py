@@ -50,6 +50,12 @@ def sentence(error: OSError, path: Path | str, verb: str = "use") -> str:
     return f"cannot {verb} {name}: {error.strerror or error}"
 
 
+def failure(error: OSError, path: Path | str, verb: str, then: str = "") -> UserError:
+    """The error to end with: which file, what is wrong, what to do, and `then` on a new line."""
+    after = f"\n{then}" if then else ""
+    return UserError(f"{sentence(error, path, verb)}. To do: {remedy(error)}.{after}")
+
+
 @contextlib.contextmanager
 def explained(path: Path | str, verb: str = "use", then: str = "") -> Generator[None]:
     """Turns errors of files into sentences: which file, what is wrong, what to do, and `then`.
@@ -61,5 +67,4 @@ def explained(path: Path | str, verb: str = "use", then: str = "") -> Generator[
     except (BrokenPipeError, TimeoutError, ConnectionError):  # not of files
         raise
     except OSError as error:
-        after = f"\n{then}" if then else ""
-        raise UserError(f"{sentence(error, path, verb)}. To do: {remedy(error)}.{after}") from None
+        raise failure(error, path, verb, then) from None

@@ -36,9 +36,7 @@ def read(
     except FileNotFoundError:
         return Lines([], 0)
     except OSError as error:
-        raise UserError(
-            f"{files.sentence(error, path, 'read')}. To do: {files.remedy(error)}."
-        ) from None
+        raise files.failure(error, path, "read") from None
     end = content.rstrip(b"\0").rfind(b"\n") + 1
     records = []
     for number, line in enumerate(content[:end].split(b"\n"), 1):

@@ -1,5 +1,6 @@
 """Paths that differ in numbers only, written as one: ``blocks/{0..11}/attn/qkv/kernel``."""
 
+import math
 import re
 from collections.abc import Hashable, Iterable, Sequence
 
@@ -18,7 +19,7 @@ def fold(paths: Sequence[str]) -> list[tuple[str, int]]:
     """
     split = [tuple(re.split(r"(\d+)", path)) for path in paths]
     return [
-        (_spelled(columns), _product(len(column) for column in columns))
+        (_spelled(columns), math.prod(len(column) for column in columns))
         for columns in _boxes(split)
     ]
 
@@ -66,10 +67,3 @@ def _ranges(values: list[str]) -> str:
 def _next(number: str) -> str:
     """The number after it, with as many leading zeros."""
     return str(int(number) + 1).zfill(len(number))
-
-
-def _product(numbers: Iterable[int]) -> int:
-    product = 1
-    for number in numbers:
-        product *= number
-    return product
