@@ -18,7 +18,8 @@ METHODS: dict[str, tuple[dict[str, Any], str | None]] = {
     **{
         f"{dtype}, {polar}": ({"compute_dtype": dtype, "polar": polar}, None)
         for dtype, polar in (
-            ("bfloat16", "newton_schulz"), ("float16", "newton_schulz"), ("float16", "gram")
+            ("bfloat16", "newton_schulz"), ("bfloat16", "auto"),
+            ("float16", "newton_schulz"), ("float16", "gram")
         )
     },
     **{

@@ -28,7 +28,14 @@ _COMPARED = (
 )
 _SWEEPS = (
     ("kernel", (OURS, "omp.muonplus:bfloat16, kernel", "omp.muonplus:float16, kernel")),
-    ("float16", (OURS, "omp.muonplus:float16, newton_schulz", "omp.muonplus:float16, gram")),
+    (
+        "forms",
+        tuple(
+            f"omp.muonplus:{dtype}, {polar}"
+            for dtype in ("bfloat16", "float16")
+            for polar in ("newton_schulz", "gram")
+        ),
+    ),
     ("float32", (OURS, "omp.muonplus:TF32", "omp.muonplus:X3", "omp.muonplus:float32")),
     (
         "norms",

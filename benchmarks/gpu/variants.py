@@ -45,9 +45,10 @@ VARIANTS = {
     OURS: Variant("muonplus", {"compute_dtype": "bfloat16"}),
     "omp.muonplus:float16": Variant("muonplus", {"compute_dtype": "float16"}),
     **{
-        f"omp.muonplus:float16, {polar}": Variant(
-            "muonplus", {"compute_dtype": "float16", "polar": polar}
+        f"omp.muonplus:{dtype}, {polar}": Variant(
+            "muonplus", {"compute_dtype": dtype, "polar": polar}
         )
+        for dtype in ("bfloat16", "float16")
         for polar in ("newton_schulz", "gram")
     },
     **{

@@ -84,7 +84,7 @@ def muonplus(
       bias_correction: see :func:`optax_muonplus.momentum`.
       polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix), ``"svd"``, a
         function on ``(*batch, out, in)``, or ``"auto"``: of the first two, what does fewer
-        operations for each shape, where products are float32 or better.
+        operations for each shape, where both are exact enough.
       preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"``, ``"aol_out"`` or
         ``"schatten"``, see :func:`optax_muonplus.polar.newton_schulz`.
       adaptive: multiplies each update by its inner product with the momentum, the dual norm.

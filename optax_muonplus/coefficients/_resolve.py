@@ -9,7 +9,7 @@ import numpy as np
 
 from optax_muonplus._arguments import known_count
 from optax_muonplus.coefficients._minimax import Row
-from optax_muonplus.coefficients._restarts import ROUNDINGS, Restarts, choose_restarts
+from optax_muonplus.coefficients._restarts import ROUNDINGS, Restarts, choose_restarts, every_step
 from optax_muonplus.coefficients._tables import TABLES, Table
 
 # A table's name, one row, or several rows.
@@ -78,7 +78,7 @@ def resolve(ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array = 
     rows = (table.rows + table.rows[-1:] * missing)[:steps]
     listed = steps <= len(table.restarts)
     chosen = (choose_restarts(rows, products) for products in ROUNDINGS)
-    restarts = table.restarts[steps - 1] if listed else Restarts(*chosen)
+    restarts = table.restarts[steps - 1] if listed else Restarts(*chosen, every_step(steps))
     return Coefficients(rows, steps, table.safety_factor, restarts, table.needs_float32)
 
 

@@ -27,11 +27,14 @@ class Restarts(NamedTuple):
       float32: if products are made in float32.
       bfloat16_x3: if they are made of three products of bfloat16 parts.
       float16: if operands and results of products are float16.
+      bfloat16: if they are bfloat16. Every step, which is the plain iteration, unless others were
+        found to be as exact as that.
     """
 
     float32: tuple[int, ...]
     bfloat16_x3: tuple[int, ...]
     float16: tuple[int, ...]
+    bfloat16: tuple[int, ...]
 
 
 class Rounding(NamedTuple):
@@ -94,6 +97,11 @@ def condition(rows: tuple[Row, ...], restarts: tuple[int, ...], error: float) ->
     return worst
 
 
+def every_step(steps: int) -> tuple[int, ...]:
+    """The restarts of plain Newton-Schulz, which computes the Gram matrix at each step."""
+    return tuple(range(1, steps))
+
+
 @functools.lru_cache
 def choose_restarts(rows: tuple[Row, ...], products: Products) -> tuple[int, ...]:
     """The fewest restarts that keep :func:`condition` below its limit for that kind of products.
@@ -117,7 +125,7 @@ def choose_restarts(rows: tuple[Row, ...], products: Products) -> tuple[int, ...
             return best
     evenly = (tuple(range(each, len(rows), each)) for each in range(len(rows), 1, -1))
     kept = (restarts for restarts in evenly if condition(rows, restarts, error) <= max_condition)
-    return next(kept, tuple(range(1, len(rows))))
+    return next(kept, every_step(len(rows)))
 
 
 def _sets(steps: int) -> Iterator[Iterator[tuple[int, ...]]]:

@@ -10,7 +10,8 @@ precision:
   time of TF32, more than the Gram iteration saves. If JAX is told to make exact products
   (``jax_default_matmul_precision="highest"``), ``"auto"`` may take either form there too.
 - float16: both forms, on GPUs. Errors of the Gram iteration are below those of plain bfloat16.
-- bfloat16: plain only. With so many restarts that it is as exact as that, little is saved.
+- bfloat16: both, for the tables that have restarts with which the Gram iteration is as exact as the
+  plain one. It rounds more often than in float16, so that it restarts more often.
 """
 
 import functools
@@ -24,10 +25,10 @@ from jax.typing import ArrayLike, DTypeLike
 from optax_muonplus import coefficients
 from optax_muonplus.coefficients import Coefficients
 from optax_muonplus.coefficients._resolve import CoefficientsLike
+from optax_muonplus.coefficients._restarts import every_step
 from optax_muonplus.polar._newton_schulz import (
     STATIC,
     Preconditioning,
-    every_step,
     iterate,
     operations,
     product_shapes,
@@ -80,7 +81,7 @@ def choose_forms(
       operand: dtype of operands, or None.
     """
     rows = chosen.rows
-    plain = every_step(rows)
+    plain = every_step(len(rows))
 
     def restarts(gram: tuple[int, ...]) -> tuple[int, ...]:
         """Those of the cheaper form, if ``polar`` leaves a choice."""
@@ -90,9 +91,10 @@ def choose_forms(
         return gram if polar == "gram" or fewer else plain
 
     # A traced number of steps has no plan: the plain iteration is taken.
-    planned = chosen.restarts or coefficients.Restarts(plain, plain, plain)
+    planned = chosen.restarts or coefficients.Restarts(plain, plain, plain, plain)
     if not holds_float32(operand):
-        form = Form(restarts(planned.float16 if operand == jnp.float16 else plain), None)
+        gram = planned.float16 if operand == jnp.float16 else planned.bfloat16
+        form = Form(restarts(gram), None)
         return Forms(form, form)
     exact = Form(restarts(planned.float32), EXACT)
     wide = product_dtype(dtype, operand)

@@ -65,7 +65,7 @@ def polar_function(
         return svd
     chosen = coefficients.resolve(ns_coeffs, ns_steps)
     check_bounded(ns_coeffs, chosen)
-    check_operand(polar, ns_coeffs, chosen.needs_float32, operand)
+    check_operand(polar, ns_coeffs, chosen, operand)
     traced = chosen.restarts is None
     if polar == "gram" and traced:
         raise ValueError(
@@ -175,11 +175,12 @@ def gram_newton_schulz(
     rounding errors in R would grow: these compute R again from X once or twice
     (``coefficients.resolve(...).restarts``).
 
-    In TF32 or bfloat16 the iteration may diverge. Float32 products are therefore exact on a CPU,
-    and three products of bfloat16 parts on accelerators (``BF16_BF16_F32_X3``), unless
-    ``jax_default_matmul_precision`` asks for exact ones. Float16 products are exact enough with
-    more restarts; the result is nearer to the polynomial than that of the plain iteration in
-    bfloat16.
+    In TF32 the iteration may diverge. Float32 products are therefore exact on a CPU, and three
+    products of bfloat16 parts on accelerators (``BF16_BF16_F32_X3``), unless
+    ``jax_default_matmul_precision`` asks for exact ones. Half precision needs more restarts.
+    Float16 is then nearer to the polynomial than the plain iteration in bfloat16. Bfloat16 is as
+    near as that, for the tables that have such restarts: ``"jordan"`` with 5 or 6 steps, ``"you"``
+    and ``"dion"`` with 5, ``"turbo"`` with 4.
 
     Args:
       x: matrices ``(*batch, out, in)``, real or complex.
@@ -187,8 +188,7 @@ def gram_newton_schulz(
       ns_steps: number of steps, a Python int.
       eps: as in :func:`newton_schulz`.
       preconditioning: as in :func:`newton_schulz`.
-      compute_dtype: as in :func:`newton_schulz`, but None, ``"float16"`` (for GPUs), or float32 at
-        least.
+      compute_dtype: as in :func:`newton_schulz`.
       symmetric_kernel: as in :func:`newton_schulz`.
 
     Returns:
@@ -196,7 +196,7 @@ def gram_newton_schulz(
 
     Raises:
       ValueError: as for :func:`newton_schulz`; and for a traced ``ns_steps``, or a
-        ``compute_dtype`` of bfloat16.
+        ``compute_dtype`` of bfloat16 with a table that has no restarts for it.
 
     Source: Dao-AILab, gram-newton-schulz (2026).
     """

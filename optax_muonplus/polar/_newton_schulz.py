@@ -27,6 +27,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from optax_muonplus.coefficients._minimax import Row
+from optax_muonplus.coefficients._restarts import every_step
 from optax_muonplus.matrices._precision import (
     as_real,
     divide_by_pow2,
@@ -77,11 +78,6 @@ def operations(shape: tuple[int, ...], rows: tuple[Row, ...], restarts: tuple[in
     return sum(2 * math.prod(dimensions) for dimensions in product_shapes(shape, rows, restarts))
 
 
-def every_step(rows: tuple[Row, ...]) -> tuple[int, ...]:
-    """The restarts of plain Newton-Schulz, which computes the Gram matrix at each step."""
-    return tuple(range(1, len(rows)))
-
-
 # The arguments of the iteration that are choices, for jax.jit.
 STATIC = ("rows", "safety_factor", "preconditioning", "compute_dtype", "symmetric_kernel")
 
@@ -107,8 +103,8 @@ def iterate(
     Args:
       x: matrices ``(*batch, out, in)``.
       eps: added to the norm that divides.
-      steps: a traced number of steps, which needs ``restarts=every_step(rows)``; the last row is
-        then used for all further steps. None means one step for each row.
+      steps: a traced number of steps, which needs a restart at each; the last row is then used for
+        all further steps. None means one step for each row.
       rows: coefficients, one row for each step.
       restarts: steps that compute the Gram matrix again.
       safety_factor: the norm is multiplied by it.
@@ -131,7 +127,11 @@ def iterate(
     symmetric = None if kernel is None else symmetric_product
     factor = range_factor(operand, len(rows[0]))
     matmul = product(operand, dtype, precision)
-    side = ShortSide(left, matmul, operand, dtype, factor, symmetric)
+    # With these squares rounded, Gram iterations in bfloat16 are up to 1.3 times as far from the
+    # polynomial as the plain one, otherwise as near.
+    sums = operand == jnp.bfloat16 and restarts != every_step(len(rows))
+    square = product(operand, dtype, keep_sums=True) if sums else None
+    side = ShortSide(left, matmul, operand, dtype, factor, symmetric, square)
 
     y, magnitude = _in_range(y.astype(dtype), operand)
     scaled_eps = as_real(eps, magnitude.dtype) / magnitude

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 from optax_muonplus._arguments import NOT_NEGATIVE, check_number, check_word, floating_dtype
 from optax_muonplus.coefficients._minimax import Row
 from optax_muonplus.coefficients._resolve import Coefficients, CoefficientsLike
+from optax_muonplus.coefficients._restarts import every_step
 from optax_muonplus.polar._newton_schulz import Preconditioning
 
 Polar = Literal["auto", "newton_schulz", "gram", "svd"]
@@ -80,21 +81,28 @@ def _sizes(rows: tuple[Row, ...]) -> tuple[float, float]:
 
 
 def check_operand(
-    polar: str, ns_coeffs: CoefficientsLike, needs_float32: bool, operand: jnp.dtype | None
+    polar: str, ns_coeffs: CoefficientsLike, chosen: Coefficients, operand: jnp.dtype | None
 ) -> None:
     """Raises ValueError if the iteration diverges in products of that dtype."""
     if holds_float32(operand):
         return
-    if needs_float32:
+    if chosen.needs_float32:
         raise ValueError(
             f"ns_coeffs={ns_coeffs!r} diverges in products of less than float32, got"
             f" compute_dtype={operand}. Leave that None, or pass other coefficients, such as"
             " 'polar_express'."
         )
-    if polar == "gram" and operand != jnp.float16:
+    if (
+        polar == "gram"
+        and operand == jnp.bfloat16
+        and chosen.restarts is not None
+        and chosen.restarts.bfloat16 == every_step(len(chosen.rows)) != ()
+    ):
         raise ValueError(
-            f"polar='gram' diverges in products of {operand}. Leave compute_dtype None, or pass"
-            " 'float16' on a GPU, or polar='newton_schulz'."
+            f"polar='gram' is less exact than the plain iteration in products of {operand} with"
+            f" ns_coeffs={ns_coeffs!r} and {len(chosen.rows)} steps, or diverges. Pass"
+            " polar='auto', which takes it where it is as exact, 'newton_schulz', or"
+            " compute_dtype='float16' on a GPU."
         )
 
 

@@ -63,20 +63,29 @@ Precision = jax.lax.Precision | jax.lax.DotAlgorithmPreset | None
 BFLOAT16_X3 = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3
 
 
-def product(operand: jnp.dtype, dtype: jnp.dtype, precision: Precision = None) -> Product:
+def product(
+    operand: jnp.dtype, dtype: jnp.dtype, precision: Precision = None, *, keep_sums: bool = False
+) -> Product:
     """A function ``(a, b) -> a @ b`` of operands in ``operand``, which sums in ``dtype``.
 
     The result leaves in ``operand``: it is rounded once, inside the kernel that sums. A result in
     ``dtype`` would be written with twice the bytes, and read again to be rounded.
+
+    Args:
+      operand: dtype of the operands.
+      dtype: dtype of the sums.
+      precision: of float32 products.
+      keep_sums: whether the result leaves in ``dtype`` nevertheless.
     """
     if operand == dtype:
         return functools.partial(jnp.matmul, precision=precision)
+    result = dtype if keep_sums else operand
 
     def narrow(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.matmul(a, b, precision=precision, preferred_element_type=operand)
+        return jnp.matmul(a, b, precision=precision, preferred_element_type=result)
 
     def emulated(a: jax.Array, b: jax.Array, precision: Precision = precision) -> jax.Array:
-        return rounded(jnp.matmul(a.astype(dtype), b.astype(dtype), precision=precision), operand)
+        return rounded(jnp.matmul(a.astype(dtype), b.astype(dtype), precision=precision), result)
 
     # The CPU sums bfloat16 products in bfloat16 in places; the accelerators never do. TPUs have no
     # unit for float16, and would round its digits to those of bfloat16.
@@ -114,6 +123,8 @@ class ShortSide(NamedTuple):
         carry its square.
       symmetric: :func:`optax_muonplus.polar.symmetric_product`, for products whose result is
         symmetric; or None.
+      square: the product that makes R^2 for a row of three coefficients, if that is another than
+        ``matmul``; or None.
     """
 
     left: bool
@@ -122,6 +133,7 @@ class ShortSide(NamedTuple):
     dtype: jnp.dtype
     factor: float
     symmetric: Callable[..., jax.Array] | None = None
+    square: Product | None = None
 
     def gram(self, y: jax.Array) -> jax.Array:
         """The Gram matrix of ``y``."""
@@ -193,8 +205,9 @@ class ShortSide(NamedTuple):
             return self.symmetric(gram, gram, gram, c)
         identity = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=self.dtype), gram.shape)
         p, power = row[0] * identity, None
+        multiply = self.square if self.square and len(row) == 3 else self.commuting
         for degree, c in enumerate(row[1:], start=1):
-            power = gram if power is None else self.commuting(gram, power)
+            power = gram if power is None else multiply(gram, power)
             p = p + c / self.factor ** (2 * degree) * power.astype(self.dtype)
         return self._scaled(p, scale)
 
