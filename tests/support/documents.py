@@ -42,8 +42,8 @@ def _names(text):
 
 
 def file_tree():
-    """``{folder: names of its entries}`` as README's file tree shows it; "" is the root."""
-    block = re.search(r"## What is where\n+```text\n(.*?)```", README, re.S).group(1)
+    """``{folder: names of its entries}`` as CONTRIBUTING's file tree shows it; "" is the root."""
+    block = re.search(r"## What is where\n+```text\n(.*?)```", CONTRIBUTING, re.S).group(1)
     tree, folders = {"": []}, [""]
     for line in block.splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
