@@ -4,7 +4,6 @@ import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import optax.contrib
@@ -12,6 +11,7 @@ import pytest
 from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
+from tests.support.states import filled
 from tests.support.trees import SHAPES, random_tree
 
 DIMS = {"up": {"kernel": MuonDimensionNumbers(), "bias": None}, "down": MuonDimensionNumbers()}
@@ -94,17 +94,6 @@ class Fast:
 
     def __init__(self, tx):
         self.init = lambda params: tx.init(optax.LookaheadParams.init_synced(params))
-
-
-def filled(state):
-    """Other numbers in every array: random ones in buffers, 7 where something is counted."""
-    rng = np.random.default_rng(0)
-
-    def other(x):
-        whole = jnp.issubdtype(x.dtype, jnp.integer)
-        return jnp.full_like(x, 7) if whole else jnp.asarray(rng.normal(size=x.shape), x.dtype)
-
-    return jax.tree.map(other, state)
 
 
 @pytest.mark.parametrize("name", MAKERS)
