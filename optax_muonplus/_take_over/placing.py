@@ -10,14 +10,19 @@ import numpy as np
 from optax_muonplus.matrices._precision import narrowed
 
 
-def fault(old: Any, new: Any) -> str | None:
-    """Why ``old`` cannot take the place of ``new``, None if it can."""
-    if isinstance(old, jax.ShapeDtypeStruct):
+def absence(x: Any) -> str | None:
+    """Why there are no numbers in ``x``, None if there are."""
+    if isinstance(x, jax.ShapeDtypeStruct):
         return "is a shape without an array"
-    if isinstance(old, jax.Array) and not isinstance(old, jax.core.Tracer) and old.is_deleted():
-        return "was donated to a compiled function and is gone: take over before that"
-    if jnp.shape(old) != jnp.shape(new):
-        return f"is {jnp.shape(old)}, the new one {jnp.shape(new)}"
+    if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted():
+        return "was donated to a compiled function and is gone"
+    return None
+
+
+def misfit(old: Any, new: Any) -> str | None:
+    """Why ``old`` cannot take the place of ``new``, None if it can."""
+    if np.shape(old) != np.shape(new):
+        return f"is {np.shape(old)}, the new one {np.shape(new)}"
     if jnp.iscomplexobj(old) and not jnp.iscomplexobj(new):
         return f"is {jnp.result_type(old)}, the new one {jnp.result_type(new)}"
     return None

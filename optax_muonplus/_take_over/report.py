@@ -22,7 +22,7 @@ from optax_muonplus._take_over.reading import (
 )
 
 Outcome = Literal["kept", "started anew", "not used"]
-_HEADER = ("parameter", "state", "outcome", "from, or why")
+_HEADER = ("name", "state", "outcome", "from, or why")
 _OWNERS = {
     MOMENTUM: "optax_muonplus",
     OPTAX_MOMENTUM: "optax.contrib.muon",

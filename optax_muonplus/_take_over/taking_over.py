@@ -1,16 +1,15 @@
 """The state of one optimizer as the beginning of another's."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 
 from optax_muonplus._parameters.folding import fold_all
 from optax_muonplus._parameters.paths import Path, flatten_with_names, path_name
 from optax_muonplus._take_over.matching import Match, matches
-from optax_muonplus._take_over.placing import fault, placed
+from optax_muonplus._take_over.placing import absence, misfit, placed
 from optax_muonplus._take_over.reading import Reading, read, unknown_states
 from optax_muonplus._take_over.report import TakenOver, entries
 
@@ -73,8 +72,10 @@ def take_over(
     old, new = read(old_state, set(paths)), read(new_state, set(paths))
     _check_known("old_state", old_state, old, paths)
     _check_known("new_state", new_state, new, paths)
+    _check_arrays("old_state", {path: old.leaves[path] for path in (*old.buffers, *old.counts)})
+    _check_arrays("new_state", new.leaves)
     found = matches(old, new)
-    _check_leaves(old, new, found)
+    _check_places(old, new, found)
     used: set[Path] = set()
     result = []
     for path, leaf in new.leaves.items():
@@ -110,23 +111,27 @@ def _check_known(what: str, state: Any, reading: Reading, parameters: Sequence[P
     )
 
 
-def _check_leaves(old: Reading, new: Reading, found: dict[Path, Match]) -> None:
-    """Raises ValueError unless each array can take the place that it is to have."""
-    shapes = [path_name(p) for p, x in new.leaves.items() if isinstance(x, jax.ShapeDtypeStruct)]
-    if shapes:
+def _check_arrays(what: str, arrays: Mapping[Path, Any]) -> None:
+    """Raises ValueError for shapes without arrays, and for arrays that are gone."""
+    absent = [f"{path_name(p)} {why}" for p, x in arrays.items() if (why := absence(x))]
+    if absent:
         raise ValueError(
-            f"new_state has shapes in place of arrays: {_listed(shapes)}. Pass tx.init(params), or"
-            " call take_over with tx.init inside of jax.jit, which makes no arrays in vain."
+            f"{what} must have arrays, but {_listed(absent)}. Take over before the old state is"
+            " donated. In place of shapes pass tx.init(params), inside of jax.jit if memory is short."
         )
-    faults = [
-        f"{path_name(source)} {wrong}"
+
+
+def _check_places(old: Reading, new: Reading, found: dict[Path, Match]) -> None:
+    """Raises ValueError unless each array can take the place that it is to have."""
+    misfits = [
+        f"{path_name(source)} {why}"
         for path, (source, _) in found.items()
-        if source and (wrong := fault(old.leaves[source], new.leaves[path]))
+        if source and (why := misfit(old.leaves[source], new.leaves[path]))
     ]
-    if faults:
+    if misfits:
         raise ValueError(
-            f"Arrays of old_state do not fit: {_listed(faults)}. It must be the state for these"
-            " parameters; take over before parameters change their shapes."
+            f"Arrays of old_state do not fit: {_listed(misfits)}. It must be the state for these"
+            " parameters."
         )
 
 
