@@ -117,7 +117,7 @@ def _check_arrays(what: str, arrays: Mapping[Path, Any]) -> None:
     if absent:
         raise ValueError(
             f"{what} must have arrays, but {_listed(absent)}. Take over before the old state is"
-            " donated. In place of shapes pass tx.init(params), inside of jax.jit if memory is short."
+            " donated, and pass tx.init(params), not its shapes; under jax.jit that is free."
         )
 
 

@@ -176,7 +176,7 @@ def test_an_update_with_the_state_of_another_optimizer_says_so(name):
 
 def test_a_schedule_and_a_count_are_asked_for_too():
     constant = omp.muonplus(0.1).init(PARAMS)
-    with pytest.raises(ValueError, match="where .*ScaleByScheduleState.* should be"):
+    with pytest.raises(ValueError, match=r"where .*ScaleByScheduleState.* should be"):
         jax.eval_shape(omp.muonplus(FALLING).update, PARAMS, constant, PARAMS)
     with pytest.raises(ValueError, match="no count, but bias_correction=True"):
         jax.eval_shape(omp.muonplus(0.1, bias_correction=True).update, PARAMS, constant, PARAMS)
