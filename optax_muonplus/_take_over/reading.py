@@ -66,6 +66,7 @@ class Reading(NamedTuple):
     Attributes:
       leaves: its leaves by path, in order.
       buffers: what some of them are.
+      by_parameter: paths of these by kind and parameter.
       counts: what some others are.
       settings: paths of hyperparameters, and of records.
       unflatten: from one value for each leaf to a tree of this structure.
@@ -73,13 +74,14 @@ class Reading(NamedTuple):
 
     leaves: dict[Path, Any]
     buffers: dict[Path, Buffer]
+    by_parameter: dict[tuple[str, Path], list[Path]]
     counts: dict[Path, Count]
     settings: list[Path]
     unflatten: Callable[[Iterable[Any]], Any]
 
     def buffers_of(self, parameter: Path, *kinds: str) -> list[Path]:
         """The paths of a parameter's arrays of these kinds."""
-        return [p for p, b in self.buffers.items() if b.parameter == parameter and b.kind in kinds]
+        return [path for kind in kinds for path in self.by_parameter.get((kind, parameter), [])]
 
     def count_of(self, owner: Path) -> Path | None:
         """The path of the count of a state."""
@@ -91,9 +93,11 @@ def read(state: Any, parameters: Collection[Path]) -> Reading:
     paths, values, unflatten = flatten_tree(state)
     fields = _fields(state)
     leaves, buffers, counts, settings = {}, {}, {}, []
+    by_parameter: dict[tuple[str, Path], list[Path]] = {}
     for path, value in zip(paths, values, strict=True):
         if buffer := _buffer(path, parameters, fields):
             buffers[path] = buffer
+            by_parameter.setdefault((buffer.kind, buffer.parameter), []).append(path)
         else:
             *_, path = _names_of(path)
             if count := _count(path, value, fields):
@@ -101,7 +105,7 @@ def read(state: Any, parameters: Collection[Path]) -> Reading:
             elif _is_setting(path, fields):
                 settings.append(path)
         leaves[path] = value
-    return Reading(leaves, buffers, counts, settings, unflatten)
+    return Reading(leaves, buffers, by_parameter, counts, settings, unflatten)
 
 
 def unknown_states(state: Any) -> list[str]:

@@ -162,5 +162,8 @@ def test_an_nnx_optimizer_and_its_checkpoint(tmp_path):
 def test_all_arrays_of_a_state_can_be_donated():
     """JAX refuses to donate one buffer twice; the counts all come from one."""
     old = filled(optax.adamw(0.1).init(PARAMS))
-    state, _ = omp.take_over(old, omp.muonplus(FALLING, bias_correction=True).init(PARAMS), PARAMS)
-    jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)(state)
+    new = omp.muonplus(FALLING, bias_correction=True).init(PARAMS)
+    for place in (None, jax.devices()[0]):  # not committed to a device, or so
+        here = jax.device_put((old, new), place) if place else (old, new)
+        state, _ = omp.take_over(*jax.tree.map(jnp.copy, here), PARAMS)
+        jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)(state)
