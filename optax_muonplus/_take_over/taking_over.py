@@ -65,8 +65,8 @@ def take_over(
       >>> old_state = optax.adamw(1e-3).init(params)
       >>> tx = omp.muonplus(0.02, adam_learning_rate=1e-3)
       >>> state, report = omp.take_over(old_state, tx.init(params), params)
-      >>> report.kept[:2]
-      ('up/bias: first moment', 'up/bias: second moment')
+      >>> report.kept[-1]
+      'up/kernel: momentum'
     """
     paths, _ = flatten_with_names(params)
     old, new = read(old_state, set(paths)), read(new_state, set(paths))
