@@ -72,6 +72,6 @@ for i in range(STEPS):
         opt_state = optax.tree.set(opt_state, weight_decay=jnp.asarray(0.0))
     params, opt_state, loss = step(params, opt_state)
     if i % 10 == 0 or i == STEPS - 1:
-        now = opt_state[1].hyperparams  # [0] is the state of the clipping
+        now = optax.tree.get(opt_state, "hyperparams")
         values = "  ".join(f"{name} {now[name]:.4f}" for name in shown)
         print(f"step {i:3d}  loss {loss:.4f}  {values}")

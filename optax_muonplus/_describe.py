@@ -12,6 +12,7 @@ from optax_muonplus._parameters.folding import fold, fold_all, without_numbers
 from optax_muonplus._parameters.leaves import ADAM, MUON, UNKNOWN, LeafInfo, ResolvedTree, resolve
 from optax_muonplus._parameters.remarks import remarks
 from optax_muonplus._parameters.sharding import LeafSharding, ShardingTree
+from optax_muonplus._parameters.tables import aligned
 from optax_muonplus.matrices._normalization import Norm
 from optax_muonplus.matrices._precision import accumulation_dtype
 from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
@@ -90,7 +91,7 @@ def describe(
     polar_factor = Orthogonalize(**{k: others[k] for k in _POLAR if k in others})
     last = [_totals(tree), *_work_per_device(tree, polar_factor), *idle]
     last += [*_further_than_muon(tree, scale), *remarks(tree.leaves)]
-    return "\n".join([*_align([header, *lines]), *last])
+    return "\n".join([*aligned([header, *lines]), *last])
 
 
 def _sizes_and_factors(leaf: LeafInfo, scale: ScaleByShape) -> tuple[str, str, str]:
@@ -149,15 +150,6 @@ def _work_per_device(tree: ResolvedTree, polar_factor: Orthogonalize) -> Iterato
         f" devices: the busiest has {planned.loads.max() / share:.2f} x an even share; each"
         f" receives {received / 1e6:.1f} MB at an update"
     )
-
-
-def _align(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return [lines[0], "-" * (sum(widths) + 2 * (len(widths) - 1)), *lines[1:]]
 
 
 def _totals(tree: ResolvedTree) -> str:

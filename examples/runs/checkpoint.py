@@ -71,19 +71,24 @@ class Checkpoints:
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """The state after `step` steps, with the shapes, types and shardings of `abstract`."""
-        items = ocp.args.Composite(
-            state=ocp.args.StandardRestore(abstract), about=ocp.args.JsonRestore()
-        )
         path = self.folder / str(step)
         processes.together(lambda: verify(path, self.manager.all_steps(), self.say))
-        with reading(path, way_out(path, self.manager.all_steps())):
-            restored = self.manager.restore(step, args=items)
-        if not matches(restored["about"], json.loads(json.dumps(self.metadata(step)))):
+        advice = way_out(path, self.manager.all_steps())
+        about = ocp.args.Composite(about=ocp.args.JsonRestore())
+        state = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+        with reading(path, advice):
+            saved = self.manager.restore(step, args=about)["about"]
+        # Before the state, which would not fit if the optimizer or the model is another one.
+        changed = differing(saved, json.loads(json.dumps(self.metadata(step))))
+        if changed:
             raise UserError(
-                f"the checkpoint {path} is of another run than config.json says. Put back the "
-                "config.json that the run began with, or start a new run."
+                f"the checkpoint {path} is of another run than config.json says: "
+                f"{', '.join(changed)}. Put back the config.json that the run began with, or start "
+                "a new run. To go on with another optimizer in the middle of a run, take its state "
+                "over in a script of your own, as examples/take_over.py does."
             )
-        return restored["state"]
+        with reading(path, advice):
+            return self.manager.restore(step, args=state)["state"]
 
     @contextlib.contextmanager
     def writing(self) -> Generator[None]:
@@ -195,11 +200,16 @@ def restore_part(
     return step, restored["state"][part]
 
 
-def matches(saved: Any, now: Any) -> bool:
-    """Whether all saved values are unchanged; settings added to the code since are ignored."""
+def differing(saved: Any, now: Any, name: str = "") -> list[str]:
+    """The saved values that are others now; settings added to the code since are ignored."""
     if isinstance(saved, dict) and isinstance(now, dict):
-        return all(key in now and matches(value, now[key]) for key, value in saved.items())
-    return saved == now
+        names = {key: f"{name}.{key}".removeprefix(".").removeprefix("config.") for key in saved}
+        return [
+            found
+            for key, value in saved.items()
+            for found in differing(value, now.get(key), names[key])
+        ]
+    return [] if saved == now else [f"{name} was {saved!r}, and is {now!r}"]
 
 
 def reason(error: Exception) -> str:

@@ -60,6 +60,7 @@ Command = TypeVar("Command")
 def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
     """The run that the flags ask for, and the name of its preset if it is a new one."""
     if any(word.split("=")[0] == "--resume" for word in argv):
+        check_resume(argv)
         words = ["--help"] if {"-h", "--help"}.intersection(argv) else argv
         return tyro.cli(Resume, args=words, prog=PROGRAM), ""
     presets = {name: (text, NewRun(config)) for name, (text, config) in PRESETS.items()}
@@ -69,6 +70,17 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
         config = machines.on_machine(name, known, new.config)
         presets[name] = text, NewRun(config, MachineConfig(mesh=machines.mesh(known)))
     return choose_preset(presets, argv, PROGRAM, DESCRIPTION)
+
+
+def check_resume(argv: Sequence[str]) -> None:
+    """Refuses another optimizer for a run that has one."""
+    refused = [word.split("=")[0] for word in argv if word.startswith("--optimizer.")]
+    if refused:
+        raise UserError(
+            f"--resume goes on with the optimizer that the run began with: {refused[0]} cannot be "
+            "given. Start a new run with it, or take the state over in a script of your own, as "
+            "examples/take_over.py does."
+        )
 
 
 def machine_of(argv: Sequence[str]) -> str:

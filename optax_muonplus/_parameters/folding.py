@@ -3,8 +3,10 @@
 import math
 import re
 from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
 
 Parts = tuple[str, ...]
+Rest = TypeVar("Rest", bound=Hashable)
 
 
 def without_numbers(path: str) -> str:
@@ -24,9 +26,9 @@ def fold(paths: Sequence[str]) -> list[tuple[str, int]]:
     ]
 
 
-def fold_all(paths: Iterable[tuple[str, Hashable]]) -> list[tuple[str, Hashable]]:
+def fold_all(paths: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]:
     """Names for paths that differ in numbers only and have the same second item."""
-    groups: dict[tuple[str, Hashable], list[str]] = {}
+    groups: dict[tuple[str, Rest], list[str]] = {}
     for path, rest in paths:
         groups.setdefault((without_numbers(path), rest), []).append(path)
     return [(name, rest) for (_, rest), found in groups.items() for name, _ in fold(found)]

@@ -30,6 +30,7 @@ from optax_muonplus._parameters.state_sharding import shard_like_params
 from optax_muonplus._xla.sharding import constrain_sharding_like
 from optax_muonplus.matrices._matrix_function import MatrixFunction, compose
 from optax_muonplus.matrices._precision import narrowed, narrower
+from optax_muonplus.transforms._state_check import update_own_state
 
 
 class MatrixTransformation(optax.GradientTransformationExtraArgs):
@@ -101,7 +102,8 @@ def for_resolved(
         check_gradients(updates, params)
         tree = resolve(updates, dimension_numbers, sharding)
         inner = optax.with_extra_args_support(make(tree))
-        return inner.update(updates, state, beside_updates(updates, params), **extra_args)
+        params = beside_updates(updates, params)
+        return update_own_state(inner, updates, state, params, extra_args)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -121,8 +123,7 @@ def matrix_link(
     ) -> tuple[optax.Updates, optax.OptState]:
         del params
         arrays, treedef = jax.tree.flatten(updates)
-        results = apply_to_arrays(functions, arrays, leaves)
-        return treedef.unflatten(results), state
+        return treedef.unflatten(apply_to_arrays(functions, arrays, leaves)), state
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -148,8 +149,7 @@ def apply_to_arrays(
         members = [i for i, leaf in enumerate(leaves) if (leaf.sharding is not None) == on_mesh]
         if members:
             inputs, records = [arrays[i] for i in members], [leaves[i] for i in members]
-            outputs = apply(functions, inputs, records)
-            results |= zip(members, outputs, strict=True)
+            results |= zip(members, apply(functions, inputs, records), strict=True)
     return [narrowed(results[i], leaf.dtype) for i, leaf in enumerate(leaves)]
 
 

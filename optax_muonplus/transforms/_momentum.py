@@ -12,6 +12,7 @@ from optax_muonplus._arguments import DECAY, check_flag, check_number, floating_
 from optax_muonplus._parameters.gradients import check_gradients
 from optax_muonplus._parameters.paths import check_inexact_dtypes, flatten_with_names
 from optax_muonplus.matrices._precision import as_real, narrowed, upcast_for_sum
+from optax_muonplus.transforms._state_check import wrong_state
 
 # Of a buffer and a gradient; None where the gradient is left out.
 Weights = tuple[jax.Array | float, jax.Array | float | None]
@@ -121,11 +122,12 @@ def scaled_momentum(
         updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, Any]:
         del params
+        _check_state(state, bias_correction)
         check_gradients(updates, state.mu, "momentum")
         buffers, treedef = jax.tree.flatten(state.mu)
         grads = treedef.flatten_up_to(updates)
         mu = _mixed(buffers, grads, lambda dtype: _mean_weights(beta, dtype))
-        count = None if state.count is None else optax.safe_increment(state.count)
+        count = optax.safe_increment(state.count) if bias_correction else None
 
         def weights(dtype: jnp.dtype) -> Weights:
             return _direction_weights(as_real(beta, dtype), count, nesterov, divisor)
@@ -136,6 +138,16 @@ def scaled_momentum(
         return treedef.unflatten(direction), MomentumState(treedef.unflatten(stored), count)
 
     return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _check_state(state: Any, bias_correction: bool) -> None:
+    if getattr(state, "_fields", None) != MomentumState._fields:
+        raise wrong_state(state, [MomentumState.__name__])
+    if bias_correction and state.count is None:
+        raise ValueError(
+            "The momentum in this state has no count, but bias_correction=True needs one. Get a"
+            " state that has: optax_muonplus.take_over(state, tx.init(params), params)."
+        )
 
 
 def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:

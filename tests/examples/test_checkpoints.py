@@ -134,6 +134,8 @@ def test_resume_refuses_flags_of_the_run(finished, capsys):
     with pytest.raises(SystemExit):
         main(["--resume", str(finished), "--steps", "3"])
     assert "--steps" in capsys.readouterr().err
+    assert main(["--resume", str(finished), "--optimizer.name=muon"]) == 2
+    assert "--optimizer.name cannot be given" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--resume", "--help"])
     shown = capsys.readouterr().out
@@ -178,9 +180,12 @@ def test_edited_config_is_refused(tmp_path, text, capsys):
     with stop_at(3, lambda: signal.raise_signal(signal.SIGTERM)):
         assert train(text, tmp_path, "--name", "x") == 143
     path = tmp_path / "x" / "config.json"
-    path.write_text(path.read_text().replace('"batch_size": 8', '"batch_size": 16'))
-    assert main(["--resume", str(tmp_path / "x")]) == 2
-    assert "is of another run than config.json says" in capsys.readouterr().err
+    written = path.read_text()
+    for name, was, now in [("batch_size", "8", "16"), ("name", '"muonplus"', '"adamw"')]:
+        path.write_text(written.replace(f'"{name}": {was}', f'"{name}": {now}'))
+        assert main(["--resume", str(tmp_path / "x")]) == 2
+        shown = capsys.readouterr().err.replace("'", '"')
+        assert "config.json says" in shown and f"{name} was {was}, and is {now}" in shown
 
 
 def saving_after(folder, step):

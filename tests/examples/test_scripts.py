@@ -50,6 +50,7 @@ GROUPS = {
     },
     "schedules_and_inject": {"muon": {"up"}, "adam": {"bias", "head"}},
     "inspect_updates": {"muon": {"up", "mix"}, "adam": {"head"}},
+    "take_over": {"muon": {"up", "out"}, "adam": {"bias"}},
 }
 # The devices of a process are chosen once, before anything runs on them.
 IN_THIS_PROCESS = [name for name in GROUPS if name != "sharded"]
@@ -195,11 +196,23 @@ def check_inspection(output):
     assert all(high > 1.5 * low > 0 for low, high in momenta)
 
 
+def check_take_over(output):
+    """All of the old state is kept, at the step of the checkpoint, and no loss rises."""
+    assert "both checkpoints give the same: True" in output
+    report = output.partition("from, or why\n")[2].partition("Learning rates")[0]
+    counts = re.findall(r" count +kept +at 50$", report, re.M)
+    assert len(counts) == 3 and report.count(" kept ") == 6
+    assert not re.search("started anew|not used", report)
+    losses = [float(x) for x in re.findall(r"^step +\d+  loss (\S+)", output, re.M)]
+    assert losses == sorted(losses, reverse=True) and len(losses) == 11
+
+
 CHECKS = {
     "equinox_mlp": check_equinox,
     "moe_and_conv_rules": check_rules,
     "schedules_and_inject": check_schedules,
     "inspect_updates": check_inspection,
+    "take_over": check_take_over,
 }
 
 

@@ -1,0 +1,1 @@
+"""States of optimizers taken over by others."""

@@ -1,0 +1,168 @@
+"""A run that changes its optimizer goes on as if it had not, or as a formula says."""
+
+import functools
+import re
+
+import jax
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+from optax.contrib import MuonDimensionNumbers
+
+import optax_muonplus as omp
+from tests.support.states import filled
+from tests.support.trees import SHAPES, random_tree
+
+DIMS = {"up": {"kernel": MuonDimensionNumbers(), "bias": None}, "down": MuonDimensionNumbers()}
+PARAMS = random_tree(SHAPES)
+GRADS = [random_tree(SHAPES, seed) for seed in range(1, 13)]
+HALF = len(GRADS) // 2
+FALLING = optax.linear_schedule(0.1, 0.02, len(GRADS))
+
+
+def run(tx, state, grads):
+    """Updates of each step, and the state after them. Gradients do not depend on the updates."""
+    step = jax.jit(tx.update)
+    updates = []
+    for g in grads:
+        update, state = step(g, state, PARAMS)
+        updates.append(update)
+    return updates, state
+
+
+def switched(old, new, params=PARAMS):
+    """Updates of ``new`` in the second half of a run that ``old`` began, and the report."""
+    _, state = run(old, old.init(params), GRADS[:HALF])
+    state, report = omp.take_over(state, new.init(params), params)
+    return run(new, state, GRADS[HALF:])[0], report
+
+
+def unbroken(tx):
+    return run(tx, tx.init(PARAMS), GRADS)[0][HALF:]
+
+
+def assert_same_updates(actual, expected, rtol):
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, e, atol=rtol * np.abs(e).max(), rtol=0)
+
+
+def pair(nesterov):
+    """Optax's Muon and ours with the same update of the matrices; without nesterov of all."""
+    common = {"muon_weight_dimension_numbers": DIMS, "nesterov": nesterov, "weight_decay": 0.1}
+    theirs = optax.contrib.muon(FALLING, **common)
+    ours = omp.muon(FALLING, shape_scale="max", bias_correction=True, **common)
+    return theirs, ours
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["to ours", "and back"])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_optax_muon_and_ours_continue_each_other(nesterov, back):
+    """The unbroken run is Optax's alone. Its nesterov reaches AdamW's group, ours does not."""
+    theirs, ours = pair(nesterov)
+    old, new = (ours, theirs) if back else (theirs, ours)
+    actual, report = switched(old, new)
+    expected = unbroken(theirs)
+    if nesterov:
+        actual, expected = ([(u["up"]["kernel"], u["down"]) for u in x] for x in (actual, expected))
+    assert_same_updates(actual, expected, 1e-5)
+    assert not report.started_anew and not report.not_used
+
+
+MAKERS = {
+    "muonplus": lambda: omp.muonplus(FALLING, bias_correction=True, mu_dtype="bfloat16"),
+    "muon": lambda: omp.muon(0.1),
+    "normuon": lambda: omp.baselines.normuon(FALLING),
+    "adamuon": lambda: omp.baselines.adamuon(0.1),
+    "mano": lambda: omp.baselines.mano(0.1),
+    "contrib": lambda: optax.contrib.muon(FALLING),
+    "adamw": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(FALLING)),
+    "inject": lambda: optax.inject_hyperparams(omp.muonplus)(FALLING, adam_learning_rate=0.1),
+    "MultiSteps": lambda: optax.MultiSteps(omp.muonplus(FALLING), 3),
+    "apply_if_finite": lambda: optax.apply_if_finite(omp.muonplus(0.1), 3),
+    "lookahead": lambda: Fast(optax.lookahead(omp.muonplus(FALLING), 3, 0.5)),
+    "schedule_free": lambda: optax.contrib.schedule_free(omp.muonplus(0.1, beta=0.0), 0.1),
+    "plateau": lambda: optax.chain(omp.muonplus(0.1), optax.contrib.reduce_on_plateau()),
+    "partition": lambda: optax.partition(
+        {"a": omp.muonplus(FALLING), "b": omp.muon(0.1)}, {"up": "a", "down": "b"}
+    ),
+}
+
+
+class Fast:
+    """A transformation of fast and slow parameters, made of one set of them."""
+
+    def __init__(self, tx):
+        self.init = lambda params: tx.init(optax.LookaheadParams.init_synced(params))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_optimizer_takes_over_all_of_its_own_state(name):
+    init = MAKERS[name]().init
+    old = filled(init(PARAMS))
+    state, report = omp.take_over(old, init(PARAMS), PARAMS)
+    assert jax.tree.structure(state) == jax.tree.structure(old)
+    assert not report.started_anew and not report.not_used
+    arrays = zip(*(jax.tree.leaves_with_path(x) for x in (state, old, init(PARAMS))), strict=True)
+    for (path, x), (_, before), (_, initial) in arrays:
+        setting = re.search(r"\.hyperparams\[|ns_coeffs", jax.tree_util.keystr(path))
+        expected = initial if setting else before
+        assert x.dtype == expected.dtype
+        np.testing.assert_array_equal(x, expected)
+
+
+def test_a_recorder_counts_on_and_forgets_its_record():
+    tx = omp.diagnostics.recorded(omp.muonplus, every=2)(0.1)
+    init = tx.init(PARAMS)
+    state, report = omp.take_over(filled(init), init, PARAMS)
+    assert state.count == 7 and state.step == -1
+    assert bytes(state.names) == bytes(init.names)
+    assert not report.started_anew
+
+
+def average(grads, decay, start=0.0):
+    m = np.asarray(start, np.float64)
+    for g in grads:
+        m = decay * m + (1 - decay) * np.asarray(g, np.float64)
+    return m
+
+
+@pytest.mark.parametrize("old", ["adamw", "contrib", "muonplus", "normuon"])
+def test_momentum_is_the_average_that_it_was(old):
+    """By its formula: the old decay before, the new one after."""
+    makers = {
+        "adamw": lambda: optax.chain(optax.clip_by_global_norm(1e9), optax.adamw(0.1, b1=0.9)),
+        "contrib": lambda: optax.contrib.muon(0.1, beta=0.9),
+        "muonplus": lambda: omp.muonplus(0.1, beta=0.9),
+        "normuon": lambda: omp.baselines.normuon(0.1, beta=0.9),
+    }
+    new = omp.muonplus(0.1, beta=0.95, polar="svd")
+    _, state = run(makers[old](), makers[old]().init(PARAMS), GRADS[:HALF])
+    state, _ = omp.take_over(state, new.init(PARAMS), PARAMS)
+    _, state = run(new, state, GRADS[HALF:])
+    for name in ("up", "down"):
+        kernels = [g[name]["kernel"] for g in GRADS]
+        expected = average(kernels[HALF:], 0.95, average(kernels[:HALF], 0.9))
+        actual = omp.transforms.find_momentum(state).mu[name]["kernel"]
+        np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+def test_the_other_group_goes_on_as_adamw_alone():
+    """Bias correction included; to rounding, since it is compiled with something else."""
+    adamw = optax.adamw(FALLING, weight_decay=0.1)
+    new = omp.muonplus(0.1, adam_learning_rate=FALLING, adam_weight_decay=0.1)
+    actual, report = switched(adamw, new)
+    for a, e in zip(actual, unbroken(adamw), strict=True):
+        np.testing.assert_allclose(a["up"]["bias"], e["up"]["bias"], rtol=1e-5)
+    assert report.not_used == ("down/kernel: second moment", "up/kernel: second moment")
+
+
+@pytest.mark.parametrize("old", [optax.contrib.muon(0.1), optax.adamw(0.1), omp.muonplus(0.1)])
+def test_a_schedule_begins_where_the_run_is(old):
+    """Also if the old optimizer had none."""
+    new = functools.partial(omp.muon, polar="svd", adam_learning_rate=1.0)
+    actual, _ = switched(old, new(FALLING))
+    size = [np.linalg.norm(u["down"]["kernel"]) for u in actual]
+    steady = [np.linalg.norm(u["down"]["kernel"]) for u in switched(old, new(1.0))[0]]
+    rates = 0.1 - 0.08 * np.arange(HALF, len(GRADS)) / len(GRADS)
+    np.testing.assert_allclose(size, rates * steady, rtol=1e-5)

@@ -1,0 +1,190 @@
+"""What take_over says: the report, and what it refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+import optax_muonplus as omp
+from tests.support.states import filled
+from tests.support.trees import SHAPES, random_tree
+
+PARAMS = random_tree(SHAPES)
+LAYERS = {
+    "layers": [{"kernel": jnp.ones((4, 8)), "bias": jnp.ones(8)} for _ in range(3)],
+    "head": {"kernel": jnp.ones((8, 4))},
+}
+FALLING = optax.linear_schedule(0.1, 0.02, 10)
+
+FROM_ADAMW = """\
+name                  state                    outcome   from, or why
+----------------------------------------------------------------------------------------
+(AdamW, adam)         count                    kept      at 7
+head/kernel           first and second moment  kept      AdamW
+layers/{0..2}/bias    first and second moment  kept      AdamW
+(schedule, adam)      count                    kept      at 7
+layers/{0..2}/kernel  momentum                 kept      AdamW's first moment, float32 to bfloat16
+(schedule, muon)      count                    kept      at 7
+layers/{0..2}/kernel  second moment            not used  of AdamW
+Learning rates and other settings are those of the new optimizer."""
+
+
+def taken_over(old, new, params=PARAMS):
+    return omp.take_over(filled(old.init(params)), new.init(params), params)
+
+
+def test_report_of_adamw_to_ours():
+    tx = omp.muonplus(FALLING, mu_dtype="bfloat16")
+    _, report = taken_over(optax.adamw(FALLING), tx, LAYERS)
+    header, line, *rows = FROM_ADAMW.splitlines()
+    assert set(line) == {"-"}
+    shown = str(report).splitlines()
+    assert [shown[0].split(), *(x.split() for x in shown[2:])] == [
+        header.split(),
+        *(x.split() for x in rows),
+    ]
+    assert len(report.kept) == 1 + 2 * 4 + 1 + 3 + 1
+    assert report.started_anew == ()
+    assert report.not_used == tuple(f"layers/{i}/kernel: second moment" for i in range(3))
+
+
+def test_a_group_of_adamw_without_a_second_moment_starts_anew():
+    """Optax's Muon takes a head for a matrix; its momentum alone would be divided by epsilon."""
+    state, report = taken_over(optax.contrib.muon(0.1), omp.muonplus(FALLING), LAYERS)
+    adamw = optax.tree.get(state, "ScaleByAdamState")
+    assert not any(np.any(x) for x in jax.tree.leaves(adamw))
+    (why,) = {entry.note for entry in report.entries if entry.outcome == "started anew"}
+    assert why == "no second moment of head/kernel; the group has one count"
+    assert "layers/0/bias: first moment" in report.started_anew
+    assert "head/kernel: momentum" in report.not_used
+    assert {int(x) for _, x in optax.tree.get_all_with_path(state, "count") if x is not None} == {
+        0,  # AdamW's own
+        7,  # the schedules'
+    }
+
+
+def test_back_to_adamw_all_moments_start_anew():
+    state, report = taken_over(omp.muonplus(FALLING), optax.adamw(FALLING))
+    assert not any(np.any(x) for x in jax.tree.leaves(state[0]))
+    assert state[2].count == 7
+    assert "up/kernel: momentum" in report.not_used
+    assert report.kept == ("(schedule): count",)
+
+
+def test_a_new_parameter_starts_anew():
+    old = filled(omp.muon(0.1, bias_correction=True).init(PARAMS))
+    params = {**PARAMS, "more": {"kernel": jnp.ones((8, 8))}}
+    new = omp.muon(0.1, bias_correction=True).init(params)
+    state, report = omp.take_over(old, new, params)
+    assert report.started_anew == ("more/kernel: momentum",)
+    kept = omp.transforms.find_momentum(state)
+    assert not np.any(kept.mu["more"]["kernel"]) and np.all(kept.mu["up"]["kernel"])
+    assert kept.count == 7
+
+
+def test_float16_holds_what_it_can():
+    """A number out of its range becomes its largest, not infinity, which would stay."""
+    old = optax.tree.set(omp.muon(0.1).init(PARAMS["down"]), mu={"kernel": jnp.full((12, 8), 1e9)})
+    new = omp.muon(0.1, mu_dtype="float16").init(PARAMS["down"])
+    state, _ = omp.take_over(old, new, PARAMS["down"])
+    assert (omp.transforms.find_momentum(state).mu["kernel"] == 65504).all()
+
+
+def gone():
+    state = filled(optax.adamw(0.1).init(PARAMS))
+    jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)(state)
+    return state
+
+
+def counts_that_differ():
+    state = filled(omp.muonplus(FALLING).init(PARAMS))
+    state.inner_states["adam"] = optax.tree.set(state.inner_states["adam"], count=jnp.asarray(3))
+    return state.inner_states
+
+
+def nested(tree):
+    return {"params": tree}
+
+
+ADAMW = optax.adamw(FALLING)
+REFUSED = {
+    "sgd": (lambda: optax.sgd(0.1, 0.9).init(PARAMS), "Got a tuple as old_state.*0/trace/down"),
+    "adagrad": (lambda: optax.adagrad(0.1).init(PARAMS), "no momentum.*sum_of_squares.*Known are"),
+    "adabelief": (lambda: optax.adabelief(0.1).init(PARAMS), "ScaleByBeliefState, which may not"),
+    "parameters": (lambda: PARAMS, "Got a dict as old_state, in which no momentum is found"),
+    "nothing": (lambda: (), "no momentum is found: it has no arrays"),
+    "other parameters": (
+        lambda: ADAMW.init(nested(PARAMS)),
+        "of other parameters. It is of params/down/kernel.*params are down/kernel",
+    ),
+    "other shapes": (
+        lambda: ADAMW.init(jax.tree.map(lambda x: x[1:], PARAMS)),
+        r"do not fit: .*mu/down/kernel is \(11, 8\), the new one \(12, 8\)",
+    ),
+    "complex": (
+        lambda: ADAMW.init(jax.tree.map(lambda x: x + 0j, PARAMS)),
+        "mu/down/kernel is complex64, the new one float32",
+    ),
+    "two": (
+        lambda: (ADAMW.init(PARAMS), ADAMW.init(PARAMS)),
+        "several arrays that are the first moment of up/bias: 0/0/mu/up/bias, 1/0/mu/up/bias",
+    ),
+    "counts": (counts_that_differ, "counts of the old state.*is 3.* is 7|is 7.* is 3"),
+    "donated": (gone, "mu/down/kernel was donated"),
+    "shapes": (lambda: jax.eval_shape(ADAMW.init, PARAMS), "is a shape without an array"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_what_was_given(name):
+    old, message = REFUSED[name]
+    new = optax.chain(omp.muonplus(0.1), optax.scale_by_schedule(FALLING))
+    with pytest.raises(ValueError, match=message):
+        omp.take_over(old(), new.init(PARAMS), PARAMS)
+
+
+def test_a_new_state_must_have_arrays_and_a_momentum():
+    old = ADAMW.init(PARAMS)
+    with pytest.raises(
+        ValueError, match=r"new_state must have arrays.*is a shape.*pass tx.init\(params\)"
+    ):
+        omp.take_over(old, jax.eval_shape(omp.muonplus(0.1).init, PARAMS), PARAMS)
+    with pytest.raises(ValueError, match="as new_state, in which no momentum is found"):
+        omp.take_over(old, optax.sgd(0.1).init(PARAMS), PARAMS)
+
+
+OTHERS = {
+    "optax.contrib.muon": (optax.contrib.muon(0.1), "MuonState"),
+    "adamw": (ADAMW, "ScaleByAdamState, ScaleByScheduleState, where"),
+    "normuon": (omp.baselines.normuon(0.1), "NorMuonState"),
+    "inject": (optax.inject_hyperparams(omp.muon)(0.1), "InjectStatefulHyperparamsState"),
+    "recorded": (omp.diagnostics.recorded(omp.muon)(0.1), "RecordState"),
+    "from disk": (None, "no classes of states"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_update_with_the_state_of_another_optimizer_says_so(name):
+    tx, named = OTHERS[name]
+    inside = {"inner_states": {}} if tx is None else tx.init(PARAMS)
+    chain = optax.chain(optax.clip_by_global_norm(1.0), omp.muonplus(0.1))
+    with pytest.raises(ValueError, match=f"it has .*{named}.*optax_muonplus.take_over"):
+        jax.eval_shape(chain.update, PARAMS, (optax.EmptyState(), inside), PARAMS)
+
+
+def test_a_schedule_and_a_count_are_asked_for_too():
+    constant = omp.muonplus(0.1).init(PARAMS)
+    with pytest.raises(ValueError, match=r"where .*ScaleByScheduleState.* should be"):
+        jax.eval_shape(omp.muonplus(FALLING).update, PARAMS, constant, PARAMS)
+    with pytest.raises(ValueError, match="no count, but bias_correction=True"):
+        jax.eval_shape(omp.muonplus(0.1, bias_correction=True).update, PARAMS, constant, PARAMS)
+    with pytest.raises(ValueError, match="it has TraceState, where MomentumState should be"):
+        omp.momentum().update(PARAMS, optax.trace(0.9).init(PARAMS))
+
+
+def test_other_errors_keep_their_words():
+    tx = omp.muonplus(0.1, weight_decay=0.1)
+    with pytest.raises(ValueError, match="requires the current value of parameters"):
+        tx.update(PARAMS, tx.init(PARAMS))
