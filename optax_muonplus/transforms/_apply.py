@@ -198,8 +198,8 @@ def map_blocks(
     moved between devices; of sharded leaves only the sums are.
 
     Args:
-      function: of the leaf's :class:`MatrixView`, a block of the leaf, and those of ``others``. It
-        sums over ``view.output_axes`` and ``view.reduction_axes``.
+      function: of the :class:`MatrixView` of a run of blocks, that run of the leaf, and those of
+        ``others``. It sums over ``view.output_axes`` and ``view.reduction_axes``.
       leaves: records of the leaves of ``tree``, all matrices.
       n_results: how many arrays ``function`` returns.
       tree: updates.
@@ -215,8 +215,8 @@ def map_blocks(
     results: list[list[jax.Array]] = [[] for _ in range(n_results)]
     for leaf, *inputs in zip(leaves, *columns, strict=True):
         view: MatrixView = leaf.matrix
-        blocks = zip(*(view.cut(jnp.asarray(x)) for x in inputs), strict=True)
-        parts = zip(*(function(view, *block) for block in blocks), strict=True)
+        blocks = zip(view.runs(), *(view.cut(jnp.asarray(x)) for x in inputs), strict=True)
+        parts = zip(*(function(run, *block) for run, *block in blocks), strict=True)
         for result, part in zip(results, parts, strict=True):
             result.append(view.join(part))
     return tuple(treedef.unflatten(result) for result in results)

@@ -1,0 +1,139 @@
+"""Heads as matrices of their own, in every layout, against NumPy and each layer's forward pass.
+
+A layer is a function from its kernel and an input to what each head gives. Its gradient comes from
+that function, and so does the check: the layer with the update as its kernel must map an input x to
+U x for each head, where U is computed head by head in float64. Kernels of two axes are square, so
+that shapes say nothing: exchanging rows and columns, or heads and what is in them, fails.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optax_muonplus as omp
+from tests.support.reference import muonplus_step
+from tests.support.trees import nested_shapes
+
+HEADS, SIZE = 3, 4
+WIDTH = HEADS * SIZE
+TOKENS = 6  # more than a head has outputs: its gradient has full rank
+
+
+def heads(x):
+    """``(heads, size)`` of heads side by side."""
+    return x.reshape(-1, SIZE)
+
+
+# Path, shape, and the layer as a function of its kernel and an input (WIDTH,).
+TO_HEADS = {
+    "flax/query/kernel": ((WIDTH, HEADS, SIZE), lambda w, x: jnp.einsum("i,ihk->hk", x, w)),
+    "flax/key/kernel": ((WIDTH, 1, SIZE), lambda w, x: jnp.einsum("i,ihk->hk", x, w)),
+    "flat/query/kernel": ((WIDTH, WIDTH), lambda w, x: heads(x @ w)),
+    "flat/value/kernel": ((WIDTH, 2 * SIZE), lambda w, x: heads(x @ w)),  # grouped queries
+    "torch/q_proj/weight": ((WIDTH, WIDTH), lambda w, x: heads(w @ x)),
+    "torch/kv_b_proj/weight": ((2 * SIZE, WIDTH), lambda w, x: heads(w @ x)),
+    "gemma/q_einsum/w": ((HEADS, WIDTH, SIZE), lambda w, x: jnp.einsum("i,hik->hk", x, w)),
+    "gemma/kv_einsum/w": (
+        (2, HEADS, WIDTH, SIZE),
+        lambda w, x: jnp.einsum("i,chik->chk", x, w).reshape(-1, SIZE),
+    ),
+    # Two key and two value heads behind three query heads; and q, k, v of one head after the other.
+    "fused/qkv/kernel": ((WIDTH, 7 * SIZE), lambda w, x: heads(x @ w)),
+    "interleaved/c_attn/kernel": (
+        (WIDTH, 3 * WIDTH),
+        lambda w, x: jnp.einsum("i,ihck->hck", x, w.reshape(WIDTH, HEADS, 3, SIZE)),
+    ),
+    "torch2/in_proj_weight": ((3 * WIDTH, WIDTH), lambda w, x: heads(w @ x)),
+    "plain/wq": ((WIDTH, WIDTH), lambda w, x: heads(x @ w)),
+    "layers/query/kernel": ((2, WIDTH, WIDTH), lambda w, x: heads(jnp.einsum("i,lio->lo", x, w))),
+    "maxtext/query/kernel": (
+        (WIDTH, 2, HEADS, SIZE),
+        lambda w, x: jnp.einsum("i,ilhk->lhk", x, w),
+    ),
+    "fused_axes/qkv/kernel": (
+        (WIDTH, 3, HEADS, SIZE),
+        lambda w, x: jnp.einsum("i,ichk->chk", x, w),
+    ),
+}
+# From an input (heads, size) to what each head adds to the output, (heads, WIDTH).
+FROM_HEADS = {
+    "flax/out/kernel": ((HEADS, SIZE, WIDTH), lambda w, x: jnp.einsum("hk,hki->hi", x, w)),
+    "flat/out/kernel": (
+        (WIDTH, WIDTH),
+        lambda w, x: jnp.einsum("hk,hki->hi", x, w.reshape(HEADS, SIZE, WIDTH)),
+    ),
+    "torch/o_proj/weight": (
+        (WIDTH, WIDTH),
+        lambda w, x: jnp.einsum("hk,ihk->hi", x, w.reshape(WIDTH, HEADS, SIZE)),
+    ),
+}
+RULES = [("fused_axes", omp.MuonDimensionNumbers(0, (1, 2, 3)))]
+LAYERS = {"^layers": 0, "^maxtext": 1}
+PER_HEAD = omp.per_head(SIZE, output=True, rules=RULES, layer_axes=LAYERS)
+
+
+def numbers(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@functools.cache
+def inputs(path):
+    """Inputs of tokens, and the gradient of a loss by what each head gives for them."""
+    layer_shape, layer = {**TO_HEADS, **FROM_HEADS}[path]
+    x = numbers(1, TOKENS, *((HEADS, SIZE) if path in FROM_HEADS else (WIDTH,)))
+    given = jax.eval_shape(layer, jnp.zeros(layer_shape), x[0]).shape
+    return x, numbers(2, TOKENS, *given)
+
+
+def gradient(path, shape, layer):
+    x, g = inputs(path)
+    loss = lambda w: sum(jnp.vdot(a, layer(w, b)) for a, b in zip(g, x, strict=True))  # noqa: E731
+    return jax.grad(loss)(jnp.zeros(shape))
+
+
+@functools.cache
+def updates():
+    """Of all layers, by path; with the exact polar factor."""
+    flat = {path: gradient(path, *layer) for path, layer in {**TO_HEADS, **FROM_HEADS}.items()}
+    grads = nested_shapes(**{path.replace("/", "__"): x.shape for path, x in flat.items()})
+    grads = jax.tree.map_with_path(
+        lambda path, _: flat[jax.tree_util.keystr(path, simple=True, separator="/")], grads
+    )
+    tx = omp.muonplus(1.0, beta=0.0, polar="svd", muon_weight_dimension_numbers=PER_HEAD)
+    found = jax.jit(tx.update)(grads, tx.init(grads))[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): x
+        for path, x in jax.tree.leaves_with_path(found)
+    }
+
+
+def step_of(g):
+    """By NumPy, in float64, of the gradient (out, in) of one head."""
+    zeros = np.zeros(g.shape)
+    return muonplus_step(zeros, zeros, g, 1, beta=0.0, table="svd")[0]
+
+
+@pytest.mark.parametrize("path", TO_HEADS)
+def test_each_head_of_queries_keys_and_values_is_a_matrix(path):
+    x, g = inputs(path)
+    g = g.reshape(TOKENS, -1, SIZE).astype(np.float64)
+    found = jax.vmap(functools.partial(TO_HEADS[path][1], updates()[path]))(x)
+    for head in range(g.shape[1]):
+        step = step_of(g[:, head].T @ x)  # (size, width)
+        np.testing.assert_allclose(
+            np.reshape(found, g.shape)[:, head], x @ step.T, atol=2e-5, err_msg=str(head)
+        )
+
+
+@pytest.mark.parametrize("path", FROM_HEADS)
+def test_each_head_of_an_output_projection_is_a_matrix_where_asked(path):
+    x, g = inputs(path)
+    found = jax.vmap(functools.partial(FROM_HEADS[path][1], updates()[path]))(x)
+    for head in range(HEADS):
+        step = step_of(g[:, head].astype(np.float64).T @ x[:, head])  # (width, size)
+        np.testing.assert_allclose(
+            found[:, head], x[:, head] @ step.T, atol=5e-5, err_msg=str(head)
+        )
