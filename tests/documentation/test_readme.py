@@ -54,7 +54,7 @@ def test_other_code_blocks_run():
     names = {"omp": optax_muonplus, "optax": optax, "params": params}
     with contextlib.redirect_stdout(io.StringIO()) as output:
         exec(compile(layouts, "README.md", "exec"), names)
-    assert "768x8x1 + 768x8x1 + 768x8x1" in output.getvalue()
+    assert "768x8x3" in output.getvalue()
     assert "8x4x6" in output.getvalue()
     names["tx"].init(params)
     plain = {"params": {"dense": {"kernel": jnp.ones((8, 8))}}, "jax": jax}

@@ -12,10 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
+from tests.support.compilation import collectives
+from tests.support.mesh import assert_same, make_mesh
 from tests.support.reference import muonplus_step
-from tests.support.trees import nested_shapes
+from tests.support.trees import nested_shapes, random_like
 
 HEADS, SIZE = 3, 4
 WIDTH = HEADS * SIZE
@@ -137,3 +140,107 @@ def test_each_head_of_an_output_projection_is_a_matrix_where_asked(path):
         np.testing.assert_allclose(
             found[:, head], x[:, head] @ step.T, atol=5e-5, err_msg=str(head)
         )
+
+
+def test_output_projections_and_other_matrices_stay_whole_by_default():
+    tree = nested_shapes(
+        **{f"h__{i}__attn__{name}__kernel": (12, 12) for i in range(2) for name in ("q", "k", "o")},
+        h__0__attn__q__bias=(12,),
+        h__0__mlp__wo__kernel=(12, 12),
+        h__0__rwkv__key__kernel=(12, 12),  # no queries beside it
+        embed__embedding=(50, 12),
+    )
+    found = omp.muon_dimension_numbers(tree)
+    cut = omp.MatrixSpec((0,), (1,), (4, 4, 4), 1)
+    for i in "01":
+        found["h"][i]["attn"]["q"]["kernel"] = found["h"][i]["attn"]["k"]["kernel"] = cut
+    assert omp.per_head(4)(tree) == found
+    table = omp.describe(tree, omp.per_head(4))
+    assert "h/{0..1}/attn/q/kernel  12x12  muon   4x12x3" in table
+    assert "2      kernel: in, out (Flax, Keras); per head\n" in table
+    for i in "01":
+        found["h"][i]["attn"]["o"]["kernel"] = omp.MatrixSpec((0,), (1,), (4, 4, 4), 0)
+    assert omp.per_head(4, output=True)(tree) == found
+
+
+def test_the_users_rules_come_first():
+    tree = nested_shapes(a__q__kernel=(12, 12), b__q__kernel=(12, 12), c__qkv__kernel=(12, 20))
+    split = omp.MatrixSpec(0, 1, split_sizes=(8, 8, 4))
+    found = omp.per_head(4, rules=[("^a", None), ("qkv", split)])(tree)
+    assert found["a"]["q"]["kernel"] is None
+    assert found["b"]["q"]["kernel"].split_sizes == (4,) * 3
+    assert found["c"]["qkv"]["kernel"].split_sizes == (4,) * 5
+
+
+def test_a_mapping_chooses_parameters_of_any_name_and_their_sizes():
+    tree = nested_shapes(a__q_b_proj__kernel=(12, 18), a__kv_b_proj__kernel=(12, 16), x__w=(12, 12))
+    found = omp.per_head({"q_b": 6, "kv_b": 4, "x/": 3})(tree)
+    sizes = found["a"]["q_b_proj"], found["a"]["kv_b_proj"], found["x"]
+    assert [s.split_sizes[0] for x in sizes for s in x.values()] == [6, 4, 3]
+    assert omp.per_head({"q_b": 6})(tree)["x"]["w"] == omp.MuonDimensionNumbers(0, 1)
+
+
+ATTENTION = nested_shapes(attn__q__kernel=(12, 12), attn__o__kernel=(12, 12))
+
+
+@pytest.mark.parametrize(
+    ("tree", "head_size", "options", "message"),
+    [
+        (ATTENTION, None, {}, r"attn/q/kernel \(12, 12\): heads lie side by side among 12 outputs"),
+        (ATTENTION, 5, {}, r"attn/q/kernel \(12, 12\): head_size 5 does not divide 12 outputs"),
+        (ATTENTION, 5, {"output": True}, r"12 inputs"),
+        (
+            nested_shapes(**{f"h__{i}__query__kernel": (12, 3, 4) for i in range(3)}),
+            3,
+            {},
+            r"h/\{0..2\}/query/kernel \(12, 3, 4\): the shape says that a head has 4 outputs",
+        ),
+        (nested_shapes(mlp__up__kernel=(4, 4)), 2, {}, "No layer has the name of a query.*mlp/up"),
+        (nested_shapes(attn__o__kernel=(4, 4)), 2, {}, "No layer has the name of a query"),
+        (nested_shapes(q__kernel=(4, 4)), 2, {"output": True}, "output=True, but no layer beside"),
+        (ATTENTION, {"attn/q": 4, "qq": 4}, {}, "find no matrix to cut: 'qq'. The paths are"),
+        (
+            ATTENTION,
+            4,
+            {"rules": [("q/", omp.MatrixSpec(0, 1, split_sizes=(6, 6), split_axis=0))]},
+            "split along axis 0, and heads lie on axis 1",
+        ),
+        (
+            nested_shapes(layers__query__kernel=(2, 12, 12)),
+            4,
+            {},
+            "the shape says that a head has 12",
+        ),
+        (nested_shapes(layers__qkv__kernel=(2, 12, 12)), 4, {}, "No rule says.*layer_axes"),
+        (ATTENTION, 0, {}, "head_size must be a positive integer"),
+        (ATTENTION, True, {}, "head_size must be a positive integer"),
+        (ATTENTION, {"q": None}, {}, "head_size must be a positive integer"),
+        (ATTENTION, {}, {}, "chooses no parameter"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(tree, head_size, options, message):
+    with pytest.raises(ValueError, match=message):
+        omp.per_head(head_size, **options)(tree)
+
+
+@pytest.mark.several_devices
+def test_heads_on_a_mesh_move_twice_and_are_shared_evenly():
+    """Kernels of one head size, cut over both mesh axes; updates are those of one device."""
+    kernels = {"q__kernel": (16, 16), "kv__kernel": (16, 16), "o__kernel": (16, 16)}
+    shapes = {f"h__{i}__{name}": shape for i in range(8) for name, shape in kernels.items()}
+    tree = nested_shapes(**shapes)
+    mesh = make_mesh((4, 2), "ab")
+    wanted = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec("a", "b")), tree)
+    grads = random_like(tree)
+    one, many = (
+        omp.scale_by_muonplus(weight_dimension_numbers=omp.per_head(4), sharding=sharding)
+        for sharding in (None, wanted)
+    )
+    placed = jax.device_put(grads, wanted)
+    compiled = jax.jit(many.update).lower(placed, many.init(placed)).compile()
+    assert len(collectives(compiled)) == 2
+    found, _ = compiled(placed, many.init(placed))
+    assert_same(found, jax.jit(one.update)(grads, one.init(grads))[0], wanted)
+    table = omp.describe(tree, omp.per_head(4), sharding=wanted)
+    shared = "72 matrices shared out among 8 devices: the busiest has 1.0"
+    assert shared in table
