@@ -32,6 +32,8 @@ class Config:
     """Outputs of one head, which all of the paper's models of these sizes have."""
     layers: int | None = None
     """Number of layers, if not the model's own."""
+    attention_only: bool = False
+    """Leave out the updates of all parameters."""
     scanned: bool = False
     """One leaf for a kernel of all layers, with a leading axis, in place of one leaf a layer."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -49,7 +51,8 @@ def main(config: Config) -> None:
     model = trees.shapes(size, dtype=config.dtype)
     model = trees.scanned(model) if config.scanned else model
     programs, figures = {}, {}
-    for part, tree in {"attention": attention(model), "all": model}.items():
+    parts = {"attention": attention(model)} | ({} if config.attention_only else {"all": model})
+    for part, tree in parts.items():
         grads, params = trees.random_like(tree, 1), trees.random_like(tree, 0)
         for name, numbers in dimension_numbers(config).items():
             tx = omp.muonplus(
@@ -70,9 +73,10 @@ def main(config: Config) -> None:
     ]
     show(console, rows)
     record = {**records.describe_run("benchmarks.heads", config), "rows": rows}
-    form = ["scanned"] if config.scanned else []
-    parts = ["heads", config.tree, *form, config.dtype, jax.default_backend()]
-    records.write(config.out, "-".join(parts), record, console)
+    form = [f"layers{config.layers}"] if config.layers else []
+    form += ["scanned"] if config.scanned else []
+    name = "-".join(["heads", config.tree, *form, config.dtype, jax.default_backend()])
+    records.write(config.out, name, record, console)
 
 
 def attention(tree: dict[str, Any]) -> dict[str, Any]:
