@@ -55,13 +55,14 @@ class MatrixView:
     """The way from one parameter of a known shape to its matrices.
 
     Attributes:
-      shape: shape of the parameter.
+      shape: of the parameter.
       batch_axes: axes along which every index is a matrix of its own.
       output_axes: axes that are flattened into rows.
       reduction_axes: axes that are flattened into columns.
       split_axis: axis that is cut into blocks, or None.
       split_sizes: sizes of the blocks; empty if there is one block. Blocks of one size that follow
         each other, as heads do, are a *run*: a batch, so that a program does not grow with them.
+      separate: whether each block is a run by itself.
     """
 
     shape: tuple[int, ...]
@@ -70,6 +71,7 @@ class MatrixView:
     reduction_axes: tuple[int, ...]
     split_axis: int | None = None
     split_sizes: tuple[int, ...] = ()
+    separate: bool = False
 
     @property
     def transposed(self) -> bool:
@@ -84,14 +86,11 @@ class MatrixView:
     @property
     def batch_shape(self) -> tuple[int, ...]:
         """Sizes of the batch axes and, if there are fused blocks, how many."""
-        fused = (len(self.split_sizes),) if self.split_sizes else ()
+        fused = [len(self.split_sizes)] * bool(self.split_sizes)
         return (*(self.shape[axis] for axis in self.batch_axes), *fused)
 
     def stacked(self, count: int) -> "MatrixView":
-        """The view of ``count`` slices, one for each index of a new first axis.
-
-        A slice is what is left of the parameter at one index of its batch axes.
-        """
+        """The view of ``count`` slices at one index of the batch axes, along a new first axis."""
         place = {axis: i for i, axis in enumerate(self.matrix_axes, 1)}
         return MatrixView(
             (count, *(self.shape[axis] for axis in self.matrix_axes)),
@@ -108,8 +107,7 @@ class MatrixView:
 
     def to_matrices(self, x: jax.Array) -> list[jax.Array]:
         """The runs of ``x`` as arrays ``(batch, out, in)``, or (batch, in, out) if transposed."""
-        runs = zip(self.runs(), self.cut(x), strict=True)
-        return [run._to_matrix(part) for run, part in runs]
+        return [run._to_matrix(part) for run, part in zip(self.runs(), self.cut(x), strict=True)]
 
     def from_matrices(self, matrices: Sequence[jax.Array]) -> jax.Array:
         """The inverse of :meth:`to_matrices`."""
@@ -124,8 +122,8 @@ class MatrixView:
     def cut(self, x: jax.Array) -> list[jax.Array]:
         """The runs of ``x``, which has the parameter's shape or is a statistic of its blocks.
 
-        The fused axis of size (count x size) becomes two, count and size, unless count is 1. Of a
-        statistic that has one number for each block along the fused axis, the size is 1.
+        The fused axis becomes two, count and size, unless count is 1. The size is 1 of a statistic
+        that has one number for each block.
         """
         axis = self.split_axis
         if axis is None:
@@ -153,6 +151,8 @@ class MatrixView:
 
     def _run_lengths(self) -> list[tuple[int, int]]:
         """``(count, size)`` of each run."""
+        if self.separate:
+            return [(1, size) for size in self.split_sizes]
         return [(len(list(run)), size) for size, run in itertools.groupby(self.split_sizes)]
 
     def _run(self, axis: int, count: int, size: int) -> "MatrixView":

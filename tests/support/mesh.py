@@ -51,8 +51,8 @@ LEAVES = {
 RULES = [
     ("scanned|stacked", omp.MuonDimensionNumbers(-2, -1)),
     ("experts", omp.MuonDimensionNumbers(-1, -2)),
-    ("fused", omp.MatrixSpec(0, 1, split_sizes=(D, D, D))),
     ("heads", omp.MatrixSpec(0, 1, split_sizes=(4,) * 6 + (8,))),
+    ("fused", omp.MatrixSpec(0, 1, split_sizes=(D, D, D))),
 ]
 DIMS = functools.partial(omp.muon_dimension_numbers, rules=RULES)
 
