@@ -55,15 +55,21 @@ def placed(
 
 
 def optimizer(
-    name: str, tree: Any, maxtext_checkout: Path | None = None
+    name: str, tree: Any, maxtext_checkout: Path | None = None, head_size: int | None = None
 ) -> optax.GradientTransformation:
-    """The optimizer of a row, for the parameters ``tree``; all treat the same ones as matrices."""
+    """The optimizer of a row, for the parameters ``tree``; all treat the same ones as matrices.
+
+    With ``head_size`` this package cuts those of queries, keys and values into heads.
+    """
     row = ROWS[name]
     if row.optimizer == "maxtext":
         return maxtext.optimizer(tree, dimension_numbers(tree), maxtext_checkout)
     given: dict[str, Any] = {"muon_weight_dimension_numbers": dimension_numbers(tree)}
     if row.optimizer == "optax":
         return optax.contrib.muon(0.02, **given)
+    if head_size is not None:
+        layer_axes = {"^blocks/": 0} if "blocks" in tree else None
+        given["muon_weight_dimension_numbers"] = omp.per_head(head_size, layer_axes=layer_axes)
     given |= {"compute_dtype": row.compute_dtype, "symmetric_kernel": row.symmetric_kernel}
     sharding = jax.tree.map(lambda x: x.sharding, tree)
     if next(iter(jax.tree.leaves(sharding))).mesh.size > 1:
@@ -80,10 +86,14 @@ def dimension_numbers(tree: Any) -> Any:
 
 
 def figures(
-    name: str, tree: Any, target: targets.Target, maxtext_checkout: Path | None = None
+    name: str,
+    tree: Any,
+    target: targets.Target,
+    maxtext_checkout: Path | None = None,
+    head_size: int | None = None,
 ) -> dict[str, Any]:
     """Compiles the update of one row for ``target`` and reads its program."""
-    tx = optimizer(name, tree, maxtext_checkout)
+    tx = optimizer(name, tree, maxtext_checkout, head_size)
     state = meshes.placed_state(jax.eval_shape(tx.init, tree), tree)
     begin = time.perf_counter()
     lowered = jax.jit(tx.update).lower(tree, state, tree)

@@ -41,6 +41,9 @@ class Config:
     """Width, if not the model's own; the feed-forward width is scaled with it."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Of parameters and gradients, and so of Optax's products."""
+    per_head: int | None = None
+    """Outputs of one attention head: this package then takes each head of queries, keys and values
+    for a matrix. Other rows have whole kernels."""
     mesh: str | None = None
     """Axes of the mesh, such as `data=4,model=2`; by default all devices are the axis `data`."""
     spec: str = "data"
@@ -97,7 +100,7 @@ def figures(config: Config, name: str) -> dict[str, Any]:
     tree = accelerator_row.placed(
         size, config.dtype, target, config.mesh, config.spec, config.scanned
     )
-    return accelerator_row.figures(name, tree, target, config.maxtext)
+    return accelerator_row.figures(name, tree, target, config.maxtext, config.per_head)
 
 
 def command(config: Config, name: str) -> list[str]:
@@ -201,10 +204,11 @@ def file_name(config: Config) -> str:
     """Says what was compiled, for which devices."""
     changed = [f"{name}{value}" for name in ("width", "layers") if (value := getattr(config, name))]
     form = ["scanned"] if config.scanned else []
+    heads = ["per-head"] if config.per_head else []
     mesh = [config.mesh.replace("=", "").replace(",", "-")] if config.mesh else []
     by = [] if config.spec == "data" else [f"by-{config.spec.replace('-', 'none')}"]
     target = config.target.replace(":", "-")
-    parts = ["accelerators", target, config.tree, *form, *changed, *mesh, *by, config.dtype]
+    parts = ["accelerators", target, config.tree, *form, *changed, *heads, *mesh, *by, config.dtype]
     return "-".join(parts).replace(",", "-")
 
 

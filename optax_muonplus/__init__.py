@@ -14,6 +14,7 @@ from optax_muonplus._parameters.dimension_numbers import MatrixSpec as MatrixSpe
 from optax_muonplus._parameters.dimension_numbers import (
     MuonDimensionNumbers as MuonDimensionNumbers,
 )
+from optax_muonplus._parameters.heads import per_head as per_head
 from optax_muonplus._parameters.leaves import partition_labels as partition_labels
 from optax_muonplus._parameters.partition import muon_dimension_numbers as muon_dimension_numbers
 from optax_muonplus._take_over.report import TakenOver as TakenOver

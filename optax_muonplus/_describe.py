@@ -38,15 +38,16 @@ def describe(
     """What :func:`optax_muonplus.muonplus` with the same arguments does with each parameter.
 
     The table has one line for each parameter: path, shape, group, the matrices in it as out x in x
-    batch (a fused parameter has several, joined by +), the factor that multiplies their updates,
-    the root mean square of an update at learning rate 1 (of an exact polar factor, without
-    ``adaptive``), how many parameters share the line, and the rule by which they were read, with
-    the libraries whose convention it is. Parameters share a line if their paths differ in numbers
-    only. Group ``?`` is for parameters that no rule can read, which ``muonplus`` refuses. On a mesh
-    a column says over which mesh axes each axis of a parameter is sharded, and a line is about the
-    devices: the FLOPs of the busiest over an even share, and the bytes that each receives at an
-    update. Last lines name arguments that have no effect beside others, matrices whose updates are
-    much larger than Muon's, and what may have been read wrongly.
+    batch, the factor that multiplies their updates, the root mean square of an update at learning
+    rate 1 (of an exact polar factor, without ``adaptive``), how many parameters share the line, and
+    the rule by which they were read, with the libraries whose convention it is. Batch is how many
+    matrices of this size one parameter holds: layers, experts, heads or equal fused blocks. Fused
+    blocks of another size follow behind a +. Parameters share a line if their paths differ in
+    numbers only. Group ``?`` is for parameters that no rule can read, which ``muonplus`` refuses.
+    On a mesh a column says over which mesh axes each axis of a parameter is sharded, and a line is
+    about the devices: the FLOPs of the busiest over an even share, and the bytes that each receives
+    at an update. Last lines name arguments that have no effect beside others, matrices whose
+    updates are much larger than Muon's, and what may have been read wrongly.
 
     Args:
       params: parameters, or their shapes from ``jax.eval_shape``.

@@ -23,6 +23,7 @@ from examples.runs.summary import write_results
 from examples.runs.writer import only_writer
 from examples.settings import run
 from examples.settings.command_line import NewRun, Resume
+from examples.settings.model import head_size
 from examples.settings.run import MachineConfig, RunConfig
 from examples.system import exit_status, files
 from examples.system.errors import UserError
@@ -144,7 +145,7 @@ def introduce(
     tokens_per_step = config.batch_size * config.model.context
     epochs = config.steps * config.batch_size / setup.loader.n_windows
     lines = [
-        optimizers.describe(config.optimizer, state.params),
+        optimizers.describe(config.optimizer, state.params, head_size(config.model)),
         f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
         f"{attention_kernels.describe(config.model, Layout(setup.mesh))}",
         f"text   {data.train.meta.tokens:,} training and {data.val.meta.tokens:,} validation "

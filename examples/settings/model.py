@@ -47,6 +47,11 @@ def hidden_width(config: ModelConfig) -> int:
     return 4 * config.d_model if config.family == "gpt" else 8 * config.d_model // 3
 
 
+def head_size(config: ModelConfig) -> int:
+    """The width of an attention head."""
+    return config.d_model // config.n_head
+
+
 def check(config: ModelConfig) -> None:
     """Refuses shapes that no network can have."""
     for field in ("n_layer", "n_head", "d_model", "d_ff", "context"):

@@ -58,6 +58,8 @@ class OptimizerConfig:
     """Which norms muonplus sets to one after the polar step, in this order."""
     match_frobenius: bool = False
     """Give the normalized update of muonplus the Frobenius norm that it had before."""
+    per_head: bool = False
+    """Update each head of the query, key and value projections as a matrix of its own."""
     polar: Literal["auto", "newton_schulz", "gram", "svd"] = "auto"
     """How the polar step is computed: by polynomials (auto: in the cheaper way), or exactly."""
     ns_coeffs: Literal["jordan", "you", "polar_express"] = "jordan"

@@ -52,7 +52,7 @@ def check(config: OptimizerConfig) -> None:
     flat = optax.constant_schedule(0.0)
     try:
         if config.name != "adamw":
-            matrix_rule(config, flat, flat, None)
+            matrix_rule(config, flat, flat)
         omp.muonplus(
             flat,
             weight_decay=config.weight_decay,
@@ -99,22 +99,28 @@ def schedule(config: OptimizerConfig, peak: ArrayLike, steps: int) -> optax.Sche
 
 
 def build(
-    config: OptimizerConfig, steps: int, sharding: Any = None, peaks: Rates | None = None
+    config: OptimizerConfig,
+    steps: int,
+    sharding: Any = None,
+    peaks: Rates | None = None,
+    head_size: int | None = None,
 ) -> optax.GradientTransformation:
     """The transformation for a run of `steps` steps.
 
     `sharding` is the tree of the parameters' shardings. `peaks` replaces the configured rates.
+    `head_size` is the model's width of a head, which `config.per_head` needs.
     """
+    numbers = dimension_numbers_of(config, head_size)
     peaks = peaks or rates(config)
     rate = schedule(config, peaks.matrices, steps)
     adam_rate = schedule(config, peaks.rest, steps)
     if config.name == "adamw":
         rule = adamw(config, rate, adam_rate)
     else:
-        rule = matrix_rule(config, rate, adam_rate, sharding)
+        rule = matrix_rule(config, rate, adam_rate, numbers, sharding)
     if config.name not in RECORDED_INSIDE:
         rule = omp.diagnostics.watched(
-            rule, every=config.record_every, weight_dimension_numbers=dimension_numbers
+            rule, every=config.record_every, weight_dimension_numbers=numbers
         )
     if config.clip_norm is None:
         return rule
@@ -136,7 +142,11 @@ def adamw(
 
 
 def matrix_rule(
-    config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule, sharding: Any
+    config: OptimizerConfig,
+    rate: optax.Schedule,
+    adam_rate: optax.Schedule,
+    numbers: Callable[[optax.Params], Any] | None = None,
+    sharding: Any = None,
 ) -> optax.GradientTransformation:
     """A rule of Muon's family on the matrices, AdamW on the rest."""
     rule = choose(config)
@@ -150,7 +160,7 @@ def matrix_rule(
         adam_b1=config.adam_b1,
         adam_b2=config.adam_b2,
         adam_weight_decay=config.adam_weight_decay,
-        muon_weight_dimension_numbers=dimension_numbers,
+        muon_weight_dimension_numbers=numbers,
         sharding=sharding,
     )
 
@@ -178,23 +188,36 @@ def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformatio
     return functools.partial(rules[config.name], **polar, **given)
 
 
-def dimension_numbers(params: optax.Params) -> Any:
-    """The axes that make each parameter a matrix; None for parameters that get AdamW.
+def dimension_numbers_of(
+    config: OptimizerConfig, head_size: int | None
+) -> Callable[[optax.Params], Any]:
+    """The function that says how the parameters are matrices: whole kernels, or heads."""
+    if not config.per_head:
+        return dimension_numbers
+    return lambda params: omp.per_head(head_size, rules=rules_for(params))(params)
 
-    Uses the default rules of the library, which do not guess the meaning of three axes, and a rule
-    for stacked blocks if there are any.
+
+def dimension_numbers(params: optax.Params) -> Any:
+    """The axes that make each parameter a matrix; None for parameters that get AdamW."""
+    return omp.muon_dimension_numbers(params, rules=rules_for(params))
+
+
+def rules_for(params: optax.Params) -> list[Any]:
+    """The rule for stacked blocks, if there are any.
+
+    The default rules of the library do not guess the meaning of three axes.
     """
     leaves = jax.tree.leaves_with_path(params)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-    stacked = any(re.search(STACKED[0], name) for name in names)
-    return omp.muon_dimension_numbers(params, rules=[STACKED] if stacked else [])
+    return [STACKED] if any(re.search(STACKED[0], name) for name in names) else []
 
 
-def describe(config: OptimizerConfig, params: optax.Params) -> str:
+def describe(config: OptimizerConfig, params: optax.Params, head_size: int | None = None) -> str:
     """A table of how each parameter is updated."""
     if config.name == "adamw":
         return "all parameters: adamw"
+    numbers = dimension_numbers_of(config, head_size)
     if config.name not in ("muonplus", "muon"):
-        return omp.describe(params, dimension_numbers, norm="none", shape_scale="none")
+        return omp.describe(params, numbers, norm="none", shape_scale="none")
     norm = config.norm if config.name == "muonplus" else "none"
-    return omp.describe(params, dimension_numbers, norm=norm)
+    return omp.describe(params, numbers, norm=norm)

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from examples.models import Forward
 from examples.models.layout import Layout
-from examples.settings.model import ModelConfig
+from examples.settings.model import ModelConfig, head_size
 from examples.settings.run import OptimizerConfig
 from examples.training import optimizers, sharding
 from examples.training.model_function import Loss, make_forward, make_init_params, make_loss
@@ -54,7 +54,7 @@ def make_program(
 
     def optimizer(rates: Rates) -> optax.GradientTransformation:
         shardings = param_shardings if mesh.size > 1 else None
-        return optimizers.build(rule, steps, shardings, rates)
+        return optimizers.build(rule, steps, shardings, rates, head_size(model))
 
     init = make_init(init_params, optimizer(Rates(0.0, 0.0)))
     abstract = abstract_state(init, mesh)

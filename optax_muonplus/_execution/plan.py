@@ -62,7 +62,8 @@ class MatrixGroup:
 
     def size(self, count: int, functions: Sequence[MatrixFunction]) -> GroupSize:
         """``count`` items to apply ``functions`` to, as the schedule counts them."""
-        shapes = [shape[1:] for shape in self.view.block_shapes()]
+        blocks = self.view.block_shapes()
+        shapes = [(rows, columns) for batch, rows, columns in blocks for _ in range(batch)]
         flops = math.prod(self.view.shape)  # one for each element, if nothing else
         flops += sum(f.flops(shape) for shape in shapes for f in functions)
         sides = tuple((min(shape), max(shape)) for shape in shapes)

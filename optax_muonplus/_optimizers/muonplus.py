@@ -69,7 +69,8 @@ def muonplus(
       ns_steps: Newton-Schulz steps; the first rows of a table are used.
       beta: momentum decay, in [0, 1).
       eps: added to the norm that divides the momentum before the iteration, and to nothing else.
-      weight_decay: decoupled, multiplied by the learning rate, not by the shape factor.
+      weight_decay: decoupled, multiplied by the learning rate, not by the shape factor; of the
+        matrices only, the rest has ``adam_weight_decay``.
       weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``;
         for the matrices.
       mu_dtype: dtype of the momentum buffer; None means the parameter's.
@@ -98,12 +99,14 @@ def muonplus(
       adam_b2: AdamW's second decay.
       adam_eps: AdamW's epsilon.
       adam_eps_root: AdamW's epsilon inside the root.
-      adam_weight_decay: AdamW's weight decay.
-      adam_learning_rate: number or schedule; None means ``learning_rate``.
+      adam_weight_decay: AdamW's weight decay; 0 here, where ``optax.adamw`` has 1e-4.
+      adam_learning_rate: number or schedule; None means ``learning_rate``. A number stays constant
+        beside a schedule for the matrices: give a schedule here too.
       muon_weight_dimension_numbers: which parameters are matrices, and how: a tree or prefix tree
         of ``optax.contrib.MuonDimensionNumbers``, ``MatrixSpec`` and None (AdamW), or a function
         from the parameters to one. None means the default rules,
-        :func:`optax_muonplus.muon_dimension_numbers`.
+        :func:`optax_muonplus.muon_dimension_numbers`, which know embeddings and heads by name.
+        :func:`optax_muonplus.per_head` makes each attention head a matrix.
       sharding: where the parameters lie: a tree or prefix tree of ``jax.sharding.NamedSharding`` on
         one mesh (None where it is not known), or a function from the parameters to one. With it
         each matrix is moved once to a device that works on it whole, and once back, and replicas
@@ -116,7 +119,8 @@ def muonplus(
       A transformation for the whole parameter tree. An update has the dtype that its gradient and
       its parameter promote to (float32 for float16 and bfloat16), as AdamW's do in Optax. That of a
       matrix is rounded to the gradient's dtype before learning rate and weight decay; what is
-      larger than its dtype can hold becomes the largest number.
+      larger than its dtype can hold becomes the largest number. Parameters may be left out of
+      ``update`` where both decays are zero, and updates then have the dtypes of the gradients.
 
     Raises:
       ValueError: when built, for unknown options, too few coefficient rows, coefficients that

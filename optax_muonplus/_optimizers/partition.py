@@ -16,7 +16,7 @@ from optax_muonplus.transforms._apply import MatrixTransformation, for_resolved
 
 
 class AdamWArgs(NamedTuple):
-    """Arguments of ``optax.adamw``."""
+    """Arguments of AdamW, which is the chain that ``optax.adamw`` is, with the same state."""
 
     learning_rate: optax.ScalarOrSchedule
     b1: ArrayLike
@@ -34,11 +34,19 @@ class AdamWArgs(NamedTuple):
         check_number("adam_eps_root", self.eps_root, NOT_NEGATIVE)
         check_rate("adam_weight_decay", self.weight_decay)
 
+    def make(self) -> optax.GradientTransformation:
+        """The transformation."""
+        moments = optax.scale_by_adam(self.b1, self.b2, self.eps, self.eps_root)
+        decay = _decay(self.weight_decay, None, "adam_weight_decay")
+        return optax.chain(moments, decay, optax.scale_by_learning_rate(self.learning_rate))
+
 
 def descent(
     learning_rate: optax.ScalarOrSchedule, weight_decay: optax.ScalarOrSchedule, mask: Any
 ) -> list[optax.GradientTransformation]:
     """The last links of every optimizer: decoupled weight decay, and a step downhill.
+
+    An update without parameters is for a decay of zero only, as a Python number.
 
     Raises:
       ValueError: unless both are finite numbers or schedules. A negative learning rate goes uphill,
@@ -47,9 +55,31 @@ def descent(
     check_rate("learning_rate", learning_rate)
     check_rate("weight_decay", weight_decay)
     return [
-        optax.add_decayed_weights(weight_decay, mask),
+        _decay(weight_decay, mask, "weight_decay"),
         optax.scale_by_learning_rate(learning_rate),
     ]
+
+
+def _decay(rate: optax.ScalarOrSchedule, mask: Any, name: str) -> optax.GradientTransformation:
+    """``optax.add_decayed_weights``, which asks for parameters even where the rate is zero."""
+    link = optax.add_decayed_weights(rate, mask)
+    never = isinstance(rate, int | float) and rate == 0
+
+    def update_fn(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        if params is not None:
+            return link.update(updates, state, params)
+        if never:
+            return updates, state
+        given = "a schedule" if callable(rate) else repr(rate)
+        raise ValueError(
+            f"{name} is {given}, and decay needs the parameters: call update(gradients, state,"
+            " parameters). They may be left out only where weight_decay and adam_weight_decay are"
+            " zero as Python numbers, not arrays or schedules."
+        )
+
+    return optax.GradientTransformation(link.init, update_fn)
 
 
 def partition_with_adamw(
@@ -69,7 +99,7 @@ def partition_with_adamw(
     """
     adamw.check()
     # In float16 AdamW's squares would overflow from a gradient of 256 on, whatever the parameter.
-    others = as_wide_as_parameters(optax.adamw(**adamw._asdict()), before=True)
+    others = as_wide_as_parameters(adamw.make(), before=True)
 
     def make(tree: ResolvedTree) -> optax.GradientTransformation:
         matrices = tree.matrices

@@ -4,6 +4,7 @@ This is the only place that knows about the layout of parameters.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -54,12 +55,14 @@ class MatrixView:
     """The way from one parameter of a known shape to its matrices.
 
     Attributes:
-      shape: shape of the parameter.
+      shape: of the parameter.
       batch_axes: axes along which every index is a matrix of its own.
       output_axes: axes that are flattened into rows.
       reduction_axes: axes that are flattened into columns.
       split_axis: axis that is cut into blocks, or None.
-      split_sizes: sizes of the blocks; empty if there is one block.
+      split_sizes: sizes of the blocks; empty if there is one block. Blocks of one size that follow
+        each other, as heads do, are a *run*: a batch, so that a program does not grow with them.
+      separate: whether each block is a run by itself.
     """
 
     shape: tuple[int, ...]
@@ -68,6 +71,7 @@ class MatrixView:
     reduction_axes: tuple[int, ...]
     split_axis: int | None = None
     split_sizes: tuple[int, ...] = ()
+    separate: bool = False
 
     @property
     def transposed(self) -> bool:
@@ -82,14 +86,11 @@ class MatrixView:
     @property
     def batch_shape(self) -> tuple[int, ...]:
         """Sizes of the batch axes and, if there are fused blocks, how many."""
-        sizes = tuple(self.shape[axis] for axis in self.batch_axes)
-        return (*sizes, len(self.split_sizes)) if self.split_sizes else sizes
+        fused = [len(self.split_sizes)] * bool(self.split_sizes)
+        return (*(self.shape[axis] for axis in self.batch_axes), *fused)
 
     def stacked(self, count: int) -> "MatrixView":
-        """The view of ``count`` slices, one for each index of a new first axis.
-
-        A slice is what is left of the parameter at one index of its batch axes.
-        """
+        """The view of ``count`` slices at one index of the batch axes, along a new first axis."""
         place = {axis: i for i, axis in enumerate(self.matrix_axes, 1)}
         return MatrixView(
             (count, *(self.shape[axis] for axis in self.matrix_axes)),
@@ -101,69 +102,87 @@ class MatrixView:
         )
 
     def block_shapes(self) -> list[tuple[int, int, int]]:
-        """``(batch, out, in)`` of each block."""
-        return [self.matrix_shape(block) for block in self._blocks()]
+        """``(batch, out, in)`` of each run of blocks."""
+        return [part.matrix_shape(part.shape) for part in self.runs()]
 
     def to_matrices(self, x: jax.Array) -> list[jax.Array]:
-        """The blocks of ``x`` as arrays ``(batch, out, in)``, or (batch, in, out) if transposed."""
-        return [
-            part.transpose(self._order()).reshape(self._stored_shape(part.shape))
-            for part in self.cut(x)
-        ]
+        """The runs of ``x`` as arrays ``(batch, out, in)``, or (batch, in, out) if transposed."""
+        return [run._to_matrix(part) for run, part in zip(self.runs(), self.cut(x), strict=True)]
 
     def from_matrices(self, matrices: Sequence[jax.Array]) -> jax.Array:
         """The inverse of :meth:`to_matrices`."""
-        order = self._order()
-        inverse = tuple(order.index(axis) for axis in range(len(order)))
-        parts = [
-            matrix.reshape([block[axis] for axis in order]).transpose(inverse)
-            for matrix, block in zip(matrices, self._blocks(), strict=True)
-        ]
-        return self.join(parts)
+        runs = zip(self.runs(), matrices, strict=True)
+        return self.join([run._from_matrix(matrix) for run, matrix in runs])
+
+    def runs(self) -> list["MatrixView"]:
+        """The views of what :meth:`cut` gives; the blocks of a run are on its last batch axis."""
+        axis = self.split_axis
+        return [self] if axis is None else [self._run(axis, *run) for run in self._run_lengths()]
 
     def cut(self, x: jax.Array) -> list[jax.Array]:
-        """The blocks of ``x``, which has the parameter's shape or is a statistic of its blocks.
+        """The runs of ``x``, which has the parameter's shape or is a statistic of its blocks.
 
-        Of a statistic that has one number for each block along the fused axis, those numbers.
+        The fused axis becomes two, count and size, unless count is 1. The size is 1 of a statistic
+        that has one number for each block.
         """
         axis = self.split_axis
         if axis is None:
             return [x]
-        sizes = self.split_sizes
-        if x.shape[axis] != sum(sizes):
-            sizes = (1,) * len(sizes)
-        stops = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-        return [
-            jax.lax.slice_in_dim(x, stop - size, stop, axis=axis)
-            for stop, size in zip(stops, sizes, strict=True)
-        ]
+        whole = x.shape[axis] == sum(self.split_sizes)
+        parts, stop = [], 0
+        for count, size in self._run_lengths():
+            size = size if whole else 1
+            start, stop = stop, stop + count * size
+            part = jax.lax.slice_in_dim(x, start, stop, axis=axis)
+            sides = (count, size) if count > 1 else (size,)
+            parts.append(part.reshape(*x.shape[:axis], *sides, *x.shape[axis + 1 :]))
+        return parts
 
-    def join(self, blocks: Sequence[jax.Array]) -> jax.Array:
+    def join(self, runs: Sequence[jax.Array]) -> jax.Array:
         """The inverse of :meth:`cut`."""
-        return blocks[0] if self.split_axis is None else jnp.concatenate(blocks, self.split_axis)
+        axis = self.split_axis
+        if axis is None:
+            return runs[0]
+        parts = [
+            x.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 + (count > 1) :])
+            for (count, _), x in zip(self._run_lengths(), runs, strict=True)
+        ]
+        return jnp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
+
+    def _run_lengths(self) -> list[tuple[int, int]]:
+        """``(count, size)`` of each run."""
+        if self.separate:
+            return [(1, size) for size in self.split_sizes]
+        return [(len(list(run)), size) for size, run in itertools.groupby(self.split_sizes)]
+
+    def _run(self, axis: int, count: int, size: int) -> "MatrixView":
+        before, after = self.shape[:axis], self.shape[axis + 1 :]
+        sides = self.batch_axes, self.output_axes, self.reduction_axes
+        if count == 1:
+            return MatrixView((*before, size, *after), *sides)
+        batch, output, reduction = (tuple(a + (a >= axis) for a in axes) for axes in sides)
+        return MatrixView((*before, count, size, *after), (*batch, axis), output, reduction)
 
     def _order(self) -> tuple[int, ...]:
         if self.transposed:
             return self.batch_axes + self.reduction_axes + self.output_axes
         return self.batch_axes + self.output_axes + self.reduction_axes
 
-    def _stored_shape(self, block: Sequence[int]) -> tuple[int, int, int]:
-        batch, rows, columns = self.matrix_shape(block)
-        return (batch, columns, rows) if self.transposed else (batch, rows, columns)
+    def _to_matrix(self, x: jax.Array) -> jax.Array:
+        batch, rows, columns = self.matrix_shape(self.shape)
+        sides = (columns, rows) if self.transposed else (rows, columns)
+        return x.transpose(self._order()).reshape(batch, *sides)
+
+    def _from_matrix(self, x: jax.Array) -> jax.Array:
+        order = self._order()
+        inverse = [order.index(axis) for axis in range(len(order))]
+        return x.reshape([self.shape[axis] for axis in order]).transpose(inverse)
 
     def matrix_shape(self, block: Sequence[int]) -> tuple[int, int, int]:
         """``(batch, out, in)`` of a block of a given shape."""
-
-        def size(axes: tuple[int, ...]) -> int:
-            return math.prod(block[axis] for axis in axes)
-
-        return size(self.batch_axes), size(self.output_axes), size(self.reduction_axes)
-
-    def _blocks(self) -> list[tuple[int, ...]]:
-        axis = self.split_axis
-        if axis is None:
-            return [self.shape]
-        return [(*self.shape[:axis], n, *self.shape[axis + 1 :]) for n in self.split_sizes]
+        sides = self.batch_axes, self.output_axes, self.reduction_axes
+        batch, rows, columns = (math.prod(block[axis] for axis in axes) for axes in sides)
+        return batch, rows, columns
 
 
 def matrix_view(shape: Sequence[int], spec: DimensionNumbers) -> MatrixView:

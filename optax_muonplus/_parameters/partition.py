@@ -16,7 +16,7 @@ from optax_muonplus._parameters.dimension_numbers import (
 from optax_muonplus._parameters.folding import fold_all
 from optax_muonplus._parameters.paths import Path, flatten_tree
 from optax_muonplus._parameters.reader import matches, read_leaves
-from optax_muonplus._parameters.readings import record
+from optax_muonplus._parameters.readings import Reading, record
 from optax_muonplus._parameters.rule import Rule
 from optax_muonplus._parameters.suggestion import line_to_write
 
@@ -69,6 +69,18 @@ def dimension_numbers_by_rule(
     layer_axes: Mapping[str, Axes] | None = None,
 ) -> list[DimensionNumbers | None]:
     """As :func:`muon_dimension_numbers`, for the leaves of a tree at their paths."""
+    readings = readings_by_rule(tree, paths, leaves, rules, layer_axes)
+    return settled(paths, leaves, readings)
+
+
+def readings_by_rule(
+    tree: Any,
+    paths: Sequence[Path],
+    leaves: Sequence[Any],
+    rules: Iterable[Sequence[Any]] = (),
+    layer_axes: Mapping[str, Axes] | None = None,
+) -> list[Reading]:
+    """What each leaf is by the rules, and by which one."""
     user_rules = [_rule(rule) for rule in rules]
     axes = {pattern: _axes(pattern, axis) for pattern, axis in (layer_axes or {}).items()}
     names = ["/".join(path) for path in paths]
@@ -85,11 +97,21 @@ def dimension_numbers_by_rule(
         raise ValueError(
             f"Rules that match no parameter: {', '.join(map(repr, idle))}. The paths are: {shown}."
         )
-    readings = read_leaves(tree, paths, leaves, user_rules, axes)
+    return read_leaves(tree, paths, leaves, user_rules, axes)
+
+
+def settled(
+    paths: Sequence[Path], leaves: Sequence[Any], readings: Sequence[Reading]
+) -> list[DimensionNumbers | None]:
+    """The dimension numbers of leaves that were read, which `describe` is told of.
+
+    Raises:
+      ValueError: for leaves that no rule knows.
+    """
     must_be_known = record(paths, readings)
     unknown = [
-        (name, np.shape(leaf))
-        for name, leaf, reading in zip(names, leaves, readings, strict=True)
+        ("/".join(path), np.shape(leaf))
+        for path, leaf, reading in zip(paths, leaves, readings, strict=True)
         if not reading.known
     ]
     if unknown and must_be_known:

@@ -39,7 +39,7 @@ def read_leaves(
         along. Rules see their shapes without these axes.
     """
     layers = read_named_layers(tree)
-    names = _names_to_read(paths)
+    names = names_to_read(paths)
     shapes = [np.shape(leaf) for leaf in leaves]
     layer_readings = [layers.get(path) or layers.get(path[:-1]) for path in paths]
     stacks = [
@@ -129,7 +129,7 @@ def _has_sizes(shape: Shape, sizes: Sequence[int | str | None]) -> bool:
 _ARRAY_OF_PARAMETER = (("0",), ("array",), ("value", "data_array"))
 
 
-def _names_to_read(paths: Sequence[Path]) -> list[str]:
+def names_to_read(paths: Sequence[Path]) -> list[str]:
     """Paths as the default rules are searched in them.
 
     Haliax's arrays end in ``weight/0`` or ``weight/array``, penzai's in ``value/data_array``, and

@@ -28,8 +28,8 @@ from optax_muonplus.matrices._precision import (
 from optax_muonplus.transforms._apply import (
     MatrixTransformation,
     for_matrices,
-    map_blocks,
 )
+from optax_muonplus.transforms._blocks import map_blocks
 from optax_muonplus.transforms._momentum import momentum
 
 EPS = 1e-8  # of the code

@@ -24,7 +24,8 @@ from optax_muonplus.matrices._shape_factor import ShapeScale, check_shape_scale,
 from optax_muonplus.polar._newton_schulz import Preconditioning
 from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
-from optax_muonplus.transforms._apply import MatrixTransformation, map_blocks
+from optax_muonplus.transforms._apply import MatrixTransformation
+from optax_muonplus.transforms._blocks import map_blocks
 from optax_muonplus.transforms._momentum import MomentumState, momentum
 
 Rule = Literal["code", "paper"]

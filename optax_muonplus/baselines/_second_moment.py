@@ -15,9 +15,9 @@ from optax_muonplus.transforms._apply import (
     apply_to_arrays,
     check_function,
     for_matrices,
-    map_blocks,
     without_rounding,
 )
+from optax_muonplus.transforms._blocks import map_blocks
 
 Rescale = Callable[[MatrixView, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 

@@ -152,12 +152,21 @@ def _measured(
         values |= zip(members, _map(function, [blocks[i][1] for i in members]), strict=True)
     in_order = iter(values[i] for i in range(len(blocks)))
     by_leaf = [[next(in_order) for _ in leaf_blocks] for leaf_blocks in blocks_of_leaves]
-    joined = [jax.tree.map(lambda *xs: jnp.stack(xs, axis=-1).ravel(), *each) for each in by_leaf]
+    joined = [
+        jax.tree.map(functools.partial(_joined, leaf), *each)
+        for leaf, each in zip(leaves, by_leaf, strict=True)
+    ]
     return jax.tree.map(lambda *xs: jnp.concatenate(xs), *joined)
 
 
+def _joined(leaf: LeafInfo, *runs: jax.Array) -> jax.Array:
+    """One number for each matrix of a leaf, blocks last, from those of each run of its blocks."""
+    count = math.prod(leaf.shape[axis] for axis in leaf.matrix.batch_axes)
+    return jnp.concatenate([x.reshape(count, -1) for x in runs], axis=-1).ravel()
+
+
 def _blocks(leaf: LeafInfo, stages: dict[str, Arrays]) -> list[tuple[bool, Arrays]]:
-    """The stages of each block of a parameter, and whether they lie as (batch, in, out)."""
+    """The stages of each run of a parameter's blocks, and whether they are (batch, in, out)."""
     view = leaf.matrix
     cut = {stage: view.to_matrices(xs[leaf.name]) for stage, xs in stages.items()}
     blocks = zip(*cut.values(), strict=True)

@@ -36,9 +36,9 @@ from optax_muonplus.theory._power_iteration import spectral_norm
 class BlockCurvature:
     r"""Spectral norms of diagonal blocks of the Hessian, for one parameter.
 
-    The fields ``norms``, ``residuals`` and ``index`` have one array ``(batch, blocks)`` for each
-    matrix that is fused in the parameter: one array, unless the parameter has split sizes. The
-    batch axes of the parameter are flattened to ``batch``.
+    The fields ``norms``, ``residuals`` and ``index`` have one array ``(batch, blocks)``, or several
+    if the parameter has split sizes: one for each run of matrices of one size that are fused side
+    by side. The batch axes of the parameter are flattened to ``batch``, and such a run with them.
 
     Attributes:
       norms: :math:`\|[\nabla^2 L]_b\|_2`, approximated from below.

@@ -16,7 +16,7 @@ from optax_muonplus._arguments import supported
 from optax_muonplus._execution.batches import MatrixBatch
 from optax_muonplus._execution.batching import apply_batched
 from optax_muonplus._execution.sharded import apply_sharded
-from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
+from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.gradients import beside_updates, check_gradients
 from optax_muonplus._parameters.leaves import (
     LeafInfo,
@@ -183,43 +183,6 @@ def _apply_local(
         leaf.matrix.from_matrices(outputs[start:stop])
         for leaf, (start, stop) in zip(leaves, itertools.pairwise([0, *stops]), strict=True)
     ]
-
-
-def map_blocks(
-    function: Callable[..., tuple[jax.Array, ...]],
-    leaves: Sequence[LeafInfo],
-    n_results: int,
-    tree: Any,
-    *others: Any,
-) -> tuple[Any, ...]:
-    """Applies ``function`` to every block of every leaf of ``tree``, as it lies in memory.
-
-    For elementwise rules that need sums over rows or matrices: nothing is transposed, stacked or
-    moved between devices; of sharded leaves only the sums are.
-
-    Args:
-      function: of the leaf's :class:`MatrixView`, a block of the leaf, and those of ``others``. It
-        sums over ``view.output_axes`` and ``view.reduction_axes``.
-      leaves: records of the leaves of ``tree``, all matrices.
-      n_results: how many arrays ``function`` returns.
-      tree: updates.
-      others: trees of the same structure, with leaves of the same shapes or statistics of their
-        rows or matrices, whose summed axes have size 1 (one for each block, where blocks are fused
-        along them).
-
-    Returns:
-      As many trees as ``n_results``.
-    """
-    arrays, treedef = jax.tree.flatten(tree)
-    columns = [arrays, *(treedef.flatten_up_to(other) for other in others)]
-    results: list[list[jax.Array]] = [[] for _ in range(n_results)]
-    for leaf, *inputs in zip(leaves, *columns, strict=True):
-        view: MatrixView = leaf.matrix
-        blocks = zip(*(view.cut(jnp.asarray(x)) for x in inputs), strict=True)
-        parts = zip(*(function(view, *block) for block in blocks), strict=True)
-        for result, part in zip(results, parts, strict=True):
-            result.append(view.join(part))
-    return tuple(treedef.unflatten(result) for result in results)
 
 
 def check_function(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInfo]) -> None:

@@ -1,5 +1,6 @@
 """`benchmarks.accelerators`: targets, rows in processes of their own, and an H100's compiler."""
 
+import functools
 import json
 import sys
 import unittest.mock
@@ -97,6 +98,18 @@ def test_every_row_makes_its_optimizer():
         accelerator_row.optimizer(name, tree).init(
             {"q": {"kernel": jnp.zeros((16, 16), jnp.bfloat16)}}
         )
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_heads_of_separate_and_scanned_layers_are_cut(scanned):
+    tree = trees.shapes(trees.Size(16, 3, 64, gated=True))
+    tree = trees.scanned(tree) if scanned else tree
+    place = NamedSharding(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), P())
+    tree = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
+    rule = functools.partial(accelerator_row.optimizer, "omp.muonplus:bfloat16", tree)
+    jax.eval_shape(rule(head_size=4).init, tree)
+    with pytest.raises(ValueError, match="head_size 5 does not divide 16 outputs"):
+        jax.eval_shape(rule(head_size=5).init, tree)
 
 
 # What this package uses of MaxText's module.

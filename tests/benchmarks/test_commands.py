@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks import checkpoints, polar, products, step, timing, trainer, training_step, trees
+from benchmarks import (
+    checkpoints,
+    heads,
+    polar,
+    products,
+    step,
+    timing,
+    trainer,
+    training_step,
+    trees,
+)
 
 
 def test_step_writes_every_figure(tmp_path):
@@ -32,6 +42,16 @@ def test_step_writes_every_figure(tmp_path):
     assert rows["omp.muonplus, row"]["state_bytes"] == 4 * (12 * 16**2 + 2 * others + 1)
     # Both compute the same update from the same gradients.
     assert result["largest_difference"] < 1e-4
+
+
+def test_heads_are_compared_with_whole_kernels(tmp_path):
+    small = {"gpt-384": trees.Size(16, 2, 32, False)}
+    with unittest.mock.patch.dict(trees.SIZES, small):
+        heads.main(heads.Config("gpt-384", head_size=4, scanned=True, rounds=2, out=tmp_path))
+    (file,) = tmp_path.iterdir()
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["parameters"] for row in rows] == ["attention"] * 3 + ["all"] * 3
+    assert rows[0]["of_whole"] == 1 and min(row["of_whole"] for row in rows) > 0
 
 
 def test_work_counts_the_operations_of_plain_and_gram_newton_schulz():

@@ -1,5 +1,6 @@
 """Optimizers by name: their updates, records, default rates and schedules."""
 
+import dataclasses
 from typing import get_args
 
 import jax
@@ -9,9 +10,11 @@ import optax
 import pytest
 
 import optax_muonplus as omp
+from examples.settings.model import ModelConfig, head_size
 from examples.settings.run import OptimizerConfig
 from examples.sweeps.grid import Optimizer
 from examples.training import optimizers
+from examples.training.model_function import make_init_params
 
 
 @pytest.mark.parametrize(("name", "equal"), [("muonplus", True), ("muon", False)])
@@ -84,3 +87,33 @@ def test_adamw_decays_each_group_by_its_own():
         np.testing.assert_allclose(after["up"]["kernel"], 1 - 0.2 * rate, rtol=1e-6)
         expected = 1 - 0.3 * config.adam_learning_rate
         np.testing.assert_allclose(after["wte"]["embedding"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_per_head_is_described(family, scan):
+    model = ModelConfig(family, n_layer=2, n_head=4, d_model=16, context=8, scan=scan)
+    params = jax.eval_shape(make_init_params(model, 300), 0)
+    table = optimizers.describe(OptimizerConfig(per_head=True), params, head_size(model))
+    lines = {line.split()[0]: line for line in table.splitlines()}
+    where = "blocks" if scan else "blocks/{0..1}"
+    for name in ("query", "key", "value"):
+        assert f"4x16x{8 if scan else 4} " in lines[f"{where}/attn/{name}/kernel"]
+    assert f"16x16x{2 if scan else 1} " in lines[f"{where}/attn/out/kernel"]
+
+
+@pytest.mark.parametrize("name", sorted({*get_args(Optimizer)} - {"adamw"}))
+def test_per_head_updates_each_head_as_if_it_were_alone(name):
+    config = OptimizerConfig(name=name, clip_norm=None)
+    grad, kernel = jax.random.normal(jax.random.key(0), (2, 16, 12))
+    heads = [(grad[:, i : i + 4], kernel[:, i : i + 4]) for i in (0, 4, 8)]
+
+    def updates(config, grads, params):
+        rule = optimizers.build(config, steps=10, head_size=4)
+        return jax.jit(lambda g, p: rule.update(g, rule.init(p), p)[0])(grads, params)
+
+    whole = [{"attn": {"query": {"kernel": x}}} for x in (grad, kernel)]
+    found = updates(dataclasses.replace(config, per_head=True), *whole)
+    alone = updates(config, *(dict(enumerate(x)) for x in zip(*heads, strict=True)))
+    expected = np.concatenate(list(alone.values()), axis=1)
+    np.testing.assert_allclose(found["attn"]["query"]["kernel"], expected, rtol=1e-4, atol=1e-6)

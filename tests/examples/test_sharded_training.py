@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from examples.data.loader import Loader
 from examples.data.placement import place_batch
 from examples.settings.presets import PRESETS
+from examples.settings.run import OptimizerConfig
 from examples.system.errors import UserError
 from examples.train import main
 from examples.training import sharding
@@ -170,6 +171,17 @@ def test_losses_on_eight_devices_equal_those_on_one(tmp_path, text):
         one, eight = (losses(tmp_path / name, kind) for name in ("one", "cube"))
         assert one.keys() == eight.keys()
         assert list(one.values()) == pytest.approx(list(eight.values()), abs=1e-5)
+
+
+def test_per_head_on_a_mesh_trains_as_on_one_device(text):
+    """LLaMA's heads, scanned as the recipes do."""
+    rule = OptimizerConfig(per_head=True, learning_rate=0.2)
+    changes = {"family": "llama", "n_layer": 2, "scan": True, "optimizer": rule}
+    eight, one = (
+        first_losses(assemble_toy(text, *mesh, **changes), 4) for mesh in ((CUBE, 8), ("", 1))
+    )
+    assert eight == pytest.approx(one, abs=1e-5)
+    assert one[-1] < one[0] - 0.1
 
 
 def test_accumulation_changes_no_loss(text):

@@ -19,22 +19,26 @@ def test_describe_shows_groups_shapes_and_factors():
         blocks__0__qkv__kernel=(8, 24),
         blocks__1__qkv__kernel=(8, 24),
         blocks__10__qkv__kernel=(8, 24),
+        gate_up__kernel=(8, 20),
         moe__w=(3, 8, 32),
         wte__embedding=(50, 8),
         ln_f__scale=(8,),
     )
-    dims = functools.partial(
-        omp.muon_dimension_numbers,
-        rules=[("qkv", omp.MatrixSpec(split_sizes=(8, 8, 8))), ("moe", Dims(1, 2))],
-    )
+    rules = [
+        ("qkv", omp.MatrixSpec(split_sizes=(8, 8, 8))),
+        ("gate", omp.MatrixSpec(split_sizes=(8, 8, 4))),
+        ("moe", Dims(1, 2)),
+    ]
+    dims = functools.partial(omp.muon_dimension_numbers, rules=rules)
     table = omp.describe(params, dims)
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in table.splitlines()}
-    sizes, ones, rms = "8x8x1 + 8x8x1 + 8x8x1", "1 + 1 + 1", "0.354 + 0.354 + 0.354"
-    qkv = f"8x24 muon {sizes} {ones} {rms} 3 your rule 'qkv'"
-    assert lines["blocks/{0..1,10}/qkv/kernel"] == qkv
+    # Equal blocks are a batch: three matrices of 8 x 8 in each of three parameters.
+    assert lines["blocks/{0..1,10}/qkv/kernel"] == "8x24 muon 8x8x3 1 0.354 3 your rule 'qkv'"
+    gate_up = "8x20 muon 8x8x2 + 4x8x1 1 + 0.7071 0.354 + 0.25 1 your rule 'gate'"
+    assert lines["gate_up/kernel"] == gate_up
     assert lines["moe/w"] == "3x8x32 muon 32x8x3 2 0.707 1 your rule 'moe'"
     assert lines["wte/embedding"] == "50x8 adam 1 embedding"
-    assert "muon: 4 parameters, 12 matrices, 1,344 elements; adam: 2 parameters" in table
+    assert "muon: 5 parameters, 15 matrices, 1,504 elements; adam: 2 parameters" in table
     rms = omp.describe(params, dims, norm="row", consistent_rms=0.2)
     assert (
         "0.5657" in rms

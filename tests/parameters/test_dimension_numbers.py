@@ -1,5 +1,6 @@
 """Views of parameters as matrices (batch, out, in), and back."""
 
+import itertools
 import math
 
 import jax.numpy as jnp
@@ -47,7 +48,8 @@ def test_view_is_the_einsum_and_comes_back(name):
         ((4, 9), omp.MatrixSpec(split_sizes=(3, 2, 4)), [(1, 3, 4), (1, 2, 4), (1, 4, 4)]),
         ((9, 4), omp.MatrixSpec(split_sizes=(6, 3), split_axis=0), [(1, 4, 6), (1, 4, 3)]),
         ((2, 4, 6), omp.MatrixSpec(-2, -1, (2, 4)), [(2, 2, 4), (2, 4, 4)]),
-        ((4, 2, 6), omp.MatrixSpec(0, (1, 2), (3, 3), split_axis=-1), [(1, 6, 4), (1, 6, 4)]),
+        ((4, 2, 6), omp.MatrixSpec(0, (1, 2), (3, 3), split_axis=-1), [(2, 6, 4)]),
+        ((2, 9, 4), omp.MatrixSpec(1, 2, (2, 2, 5), 1), [(4, 4, 2), (2, 4, 5)]),
     ],
 )
 def test_split_view_cuts_blocks_and_comes_back(shape, spec, sizes):
@@ -92,9 +94,9 @@ def layouts(draw):
     split = draw(st.sampled_from([None, *output, *reduction]))
     sizes = None
     if split is not None:
-        first = draw(st.integers(1, shape[split]))
-        rest = shape[split] - first
-        sizes = (first, rest) if rest else (first,)
+        cuts = draw(st.sets(st.integers(1, max(1, shape[split] - 1)), max_size=3))
+        cuts = sorted({0, *(c for c in cuts if c < shape[split]), shape[split]})
+        sizes = tuple(stop - start for start, stop in itertools.pairwise(cuts))
     # Axes may be counted from the end.
     signed = [tuple(a - ndim * draw(st.booleans()) for a in side) for side in (reduction, output)]
     return shape, tuple(output), tuple(reduction), omp.MatrixSpec(*signed, sizes, split)
@@ -113,9 +115,11 @@ def test_views_are_a_transposition_and_come_back(layout):
     assert view.block_shapes() == [m.shape for m in matrices]
     # Cutting and flattening by NumPy, in one go.
     cuts = [] if spec.split_sizes is None else np.cumsum(spec.split_sizes)[:-1]
-    parts = np.split(x, cuts, axis=spec.split_axis or 0)
-    for part, matrix in zip(parts, matrices, strict=True):
+    parts = []
+    for part in np.split(x, cuts, axis=spec.split_axis or 0):
         size = [math.prod(part.shape[a] for a in side) for side in (batch, output, reduction)]
-        np.testing.assert_array_equal(
-            matrix, part.transpose(batch + output + reduction).reshape(size)
-        )
+        parts.append(part.transpose(batch + output + reduction).reshape(size))
+    # Blocks of one size that follow each other are a batch, within that of the batch axes.
+    runs = [list(run) for _, run in itertools.groupby(parts, np.shape)]
+    for run, matrix in zip(runs, matrices, strict=True):
+        np.testing.assert_array_equal(matrix, np.stack(run, 1).reshape(-1, *run[0].shape[1:]))

@@ -143,3 +143,21 @@ def test_rules_of_the_user_and_missing_weights():
     assert omp.muon_dimension_numbers(other).weight.array == omp.MuonDimensionNumbers(1, 0)
     single = Linear(named(4, 1), None, A, ())
     assert omp.partition_labels(single).weight.array == "adam"
+
+
+def test_heads_are_all_outputs_but_the_last():
+    """Levanter's queries have axes of key heads, of queries for each, and within a head."""
+    weight = NamedArray(jnp.ones((2, 3, 4)), "abc")
+    model = {"q_proj": Linear(weight, None, C, (A, B)), "o_proj": Linear(weight, None, (A, B), C)}
+
+    def read(**options):
+        found = omp.per_head(3, **options)(model)
+        return [
+            jax.tree.leaves(found[name], is_leaf=lambda x: isinstance(x, omp.MuonDimensionNumbers))
+            for name in model
+        ]
+
+    numbers = omp.MuonDimensionNumbers
+    assert read() == [[numbers((2,), (1,))], [numbers((0, 1), (2,))]]
+    assert read(output=True) == [[numbers((2,), (1,))], [numbers((1,), (2,))]]
+    assert "per head" in omp.describe(model, omp.per_head())

@@ -43,6 +43,7 @@ LEAVES = {
     "stacked/kernel": (shape(8, D, 4 * D), lambda a, b: P((a, b))),
     "query/kernel": (shape(D, 8, 2), lambda a, b: P(a, b)),
     "fused/kernel": (shape(D, 3 * D), lambda a, b: P(a, b)),
+    "heads/kernel": (shape(D, 2 * D), lambda a, b: P(a, b)),
     "narrow/kernel": (shape(D, D, dtype=jnp.bfloat16), lambda a, b: P(a, b)),
     "embed/embedding": (shape(4 * D, D), lambda a, b: P(a, b)),
     "norm/scale": (shape(D), lambda a, b: P(a)),
@@ -50,6 +51,7 @@ LEAVES = {
 RULES = [
     ("scanned|stacked", omp.MuonDimensionNumbers(-2, -1)),
     ("experts", omp.MuonDimensionNumbers(-1, -2)),
+    ("heads", omp.MatrixSpec(0, 1, split_sizes=(4,) * 6 + (8,))),
     ("fused", omp.MatrixSpec(0, 1, split_sizes=(D, D, D))),
 ]
 DIMS = functools.partial(omp.muon_dimension_numbers, rules=RULES)

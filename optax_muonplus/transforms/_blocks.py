@@ -1,0 +1,56 @@
+"""Elementwise rules with sums over rows or matrices, applied to each leaf as it lies in memory."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optax_muonplus._parameters.dimension_numbers import MatrixView
+from optax_muonplus._parameters.leaves import LeafInfo
+
+
+def map_blocks(
+    function: Callable[..., tuple[jax.Array, ...]],
+    leaves: Sequence[LeafInfo],
+    n_results: int,
+    tree: Any,
+    *others: Any,
+) -> tuple[Any, ...]:
+    """Applies ``function`` to every block of every leaf of ``tree``, as it lies in memory.
+
+    For elementwise rules that need sums over rows or matrices: nothing is transposed, stacked or
+    moved between devices; of sharded leaves only the sums are.
+
+    Args:
+      function: of the :class:`MatrixView` of a run of blocks, that run of the leaf, and those of
+        ``others``. It sums over ``view.output_axes`` and ``view.reduction_axes``.
+      leaves: records of the leaves of ``tree``, all matrices.
+      n_results: how many arrays ``function`` returns.
+      tree: updates.
+      others: trees of the same structure, with leaves of the same shapes or statistics of their
+        rows or matrices, whose summed axes have size 1 (one for each block, where blocks are fused
+        along them).
+
+    Returns:
+      As many trees as ``n_results``.
+    """
+    arrays, treedef = jax.tree.flatten(tree)
+    columns = [arrays, *(treedef.flatten_up_to(other) for other in others)]
+    results: list[list[jax.Array]] = [[] for _ in range(n_results)]
+    for leaf, *inputs in zip(leaves, *columns, strict=True):
+        view = _cut_without_reshape(leaf.matrix, inputs[0])
+        blocks = zip(view.runs(), *(view.cut(jnp.asarray(x)) for x in inputs), strict=True)
+        parts = zip(*(function(run, *block) for run, *block in blocks), strict=True)
+        for result, part in zip(results, parts, strict=True):
+            result.append(view.join(part))
+    return tuple(treedef.unflatten(result) for result in results)
+
+
+def _cut_without_reshape(view: MatrixView, x: Any) -> MatrixView:
+    """``view``, with separate blocks where types would forbid to make a run of them a batch."""
+    axis = view.split_axis
+    if axis is None or jax.typeof(jnp.asarray(x)).sharding.spec[axis] is None:  # no Explicit axis
+        return view
+    return dataclasses.replace(view, separate=True)

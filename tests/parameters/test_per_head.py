@@ -1,0 +1,246 @@
+"""Heads as matrices of their own, in every layout, against NumPy and each layer's forward pass.
+
+A layer is a function from its kernel and an input to what each head gives. Its gradient comes from
+that function, and so does the check: the layer with the update as its kernel must map an input x to
+U x for each head, where U is computed head by head in float64. Kernels of two axes are square, so
+that shapes say nothing: exchanging rows and columns, or heads and what is in them, fails.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import optax_muonplus as omp
+from tests.support.compilation import collectives
+from tests.support.mesh import assert_same, make_mesh
+from tests.support.reference import muonplus_step
+from tests.support.trees import nested_shapes, random_like
+
+HEADS, SIZE = 3, 4
+WIDTH = HEADS * SIZE
+TOKENS = 6  # more than a head has outputs: its gradient has full rank
+
+
+def heads(x):
+    """``(heads, size)`` of heads side by side."""
+    return x.reshape(-1, SIZE)
+
+
+# Path, shape, and the layer as a function of its kernel and an input (WIDTH,).
+TO_HEADS = {
+    "flax/query/kernel": ((WIDTH, HEADS, SIZE), lambda w, x: jnp.einsum("i,ihk->hk", x, w)),
+    "flax/key/kernel": ((WIDTH, 1, SIZE), lambda w, x: jnp.einsum("i,ihk->hk", x, w)),
+    "flat/query/kernel": ((WIDTH, WIDTH), lambda w, x: heads(x @ w)),
+    "flat/value/kernel": ((WIDTH, 2 * SIZE), lambda w, x: heads(x @ w)),  # grouped queries
+    "torch/q_proj/weight": ((WIDTH, WIDTH), lambda w, x: heads(w @ x)),
+    "torch/kv_b_proj/weight": ((2 * SIZE, WIDTH), lambda w, x: heads(w @ x)),
+    "gemma/q_einsum/w": ((HEADS, WIDTH, SIZE), lambda w, x: jnp.einsum("i,hik->hk", x, w)),
+    "gemma/kv_einsum/w": (
+        (2, HEADS, WIDTH, SIZE),
+        lambda w, x: jnp.einsum("i,chik->chk", x, w).reshape(-1, SIZE),
+    ),
+    # Two key and two value heads behind three query heads; and q, k, v of one head after the other.
+    "fused/qkv/kernel": ((WIDTH, 7 * SIZE), lambda w, x: heads(x @ w)),
+    "interleaved/c_attn/kernel": (
+        (WIDTH, 3 * WIDTH),
+        lambda w, x: jnp.einsum("i,ihck->hck", x, w.reshape(WIDTH, HEADS, 3, SIZE)),
+    ),
+    "torch2/in_proj_weight": ((3 * WIDTH, WIDTH), lambda w, x: heads(w @ x)),
+    "plain/wq": ((WIDTH, WIDTH), lambda w, x: heads(x @ w)),
+    "layers/query/kernel": ((2, WIDTH, WIDTH), lambda w, x: heads(jnp.einsum("i,lio->lo", x, w))),
+    "maxtext/query/kernel": (
+        (WIDTH, 2, HEADS, SIZE),
+        lambda w, x: jnp.einsum("i,ilhk->lhk", x, w),
+    ),
+    "fused_axes/qkv/kernel": (
+        (WIDTH, 3, HEADS, SIZE),
+        lambda w, x: jnp.einsum("i,ichk->chk", x, w),
+    ),
+}
+# From an input (heads, size) to what each head adds to the output, (heads, WIDTH).
+FROM_HEADS = {
+    "flax/out/kernel": ((HEADS, SIZE, WIDTH), lambda w, x: jnp.einsum("hk,hki->hi", x, w)),
+    "flat/out/kernel": (
+        (WIDTH, WIDTH),
+        lambda w, x: jnp.einsum("hk,hki->hi", x, w.reshape(HEADS, SIZE, WIDTH)),
+    ),
+    "torch/o_proj/weight": (
+        (WIDTH, WIDTH),
+        lambda w, x: jnp.einsum("hk,ihk->hi", x, w.reshape(WIDTH, HEADS, SIZE)),
+    ),
+}
+RULES = [("fused_axes", omp.MuonDimensionNumbers(0, (1, 2, 3)))]
+LAYERS = {"^layers": 0, "^maxtext": 1}
+PER_HEAD = omp.per_head(SIZE, output=True, rules=RULES, layer_axes=LAYERS)
+
+
+def numbers(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@functools.cache
+def inputs(path):
+    """Inputs of tokens, and the gradient of a loss by what each head gives for them."""
+    layer_shape, layer = {**TO_HEADS, **FROM_HEADS}[path]
+    x = numbers(1, TOKENS, *((HEADS, SIZE) if path in FROM_HEADS else (WIDTH,)))
+    given = jax.eval_shape(layer, jnp.zeros(layer_shape), x[0]).shape
+    return x, numbers(2, TOKENS, *given)
+
+
+def gradient(path, shape, layer):
+    x, g = inputs(path)
+    loss = lambda w: sum(jnp.vdot(a, layer(w, b)) for a, b in zip(g, x, strict=True))  # noqa: E731
+    return jax.grad(loss)(jnp.zeros(shape))
+
+
+@functools.cache
+def updates():
+    """Of all layers, by path; with the exact polar factor."""
+    flat = {path: gradient(path, *layer) for path, layer in {**TO_HEADS, **FROM_HEADS}.items()}
+    grads = nested_shapes(**{path.replace("/", "__"): x.shape for path, x in flat.items()})
+    grads = jax.tree.map_with_path(
+        lambda path, _: flat[jax.tree_util.keystr(path, simple=True, separator="/")], grads
+    )
+    tx = omp.muonplus(1.0, beta=0.0, polar="svd", muon_weight_dimension_numbers=PER_HEAD)
+    found = jax.jit(tx.update)(grads, tx.init(grads))[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): x
+        for path, x in jax.tree.leaves_with_path(found)
+    }
+
+
+def step_of(g):
+    """By NumPy, in float64, of the gradient (out, in) of one head."""
+    zeros = np.zeros(g.shape)
+    return muonplus_step(zeros, zeros, g, 1, beta=0.0, table="svd")[0]
+
+
+@pytest.mark.parametrize("path", TO_HEADS)
+def test_each_head_of_queries_keys_and_values_is_a_matrix(path):
+    x, g = inputs(path)
+    g = g.reshape(TOKENS, -1, SIZE).astype(np.float64)
+    found = jax.vmap(functools.partial(TO_HEADS[path][1], updates()[path]))(x)
+    for head in range(g.shape[1]):
+        step = step_of(g[:, head].T @ x)  # (size, width)
+        np.testing.assert_allclose(
+            np.reshape(found, g.shape)[:, head], x @ step.T, atol=2e-5, err_msg=str(head)
+        )
+
+
+@pytest.mark.parametrize("path", FROM_HEADS)
+def test_each_head_of_an_output_projection_is_a_matrix_where_asked(path):
+    x, g = inputs(path)
+    found = jax.vmap(functools.partial(FROM_HEADS[path][1], updates()[path]))(x)
+    for head in range(HEADS):
+        step = step_of(g[:, head].astype(np.float64).T @ x[:, head])  # (width, size)
+        np.testing.assert_allclose(
+            found[:, head], x[:, head] @ step.T, atol=5e-5, err_msg=str(head)
+        )
+
+
+def test_output_projections_and_other_matrices_stay_whole_by_default():
+    tree = nested_shapes(
+        **{f"h__{i}__attn__{name}__kernel": (12, 12) for i in range(2) for name in ("q", "k", "o")},
+        h__0__attn__q__bias=(12,),
+        h__0__mlp__wo__kernel=(12, 12),
+        h__0__rwkv__key__kernel=(12, 12),  # no queries beside it
+        embed__embedding=(50, 12),
+    )
+    found = omp.muon_dimension_numbers(tree)
+    cut = omp.MatrixSpec((0,), (1,), (4, 4, 4), 1)
+    for i in "01":
+        found["h"][i]["attn"]["q"]["kernel"] = found["h"][i]["attn"]["k"]["kernel"] = cut
+    assert omp.per_head(4)(tree) == found
+    table = omp.describe(tree, omp.per_head(4))
+    assert "h/{0..1}/attn/q/kernel  12x12  muon   4x12x3" in table
+    assert "2      kernel: in, out (Flax, Keras); per head\n" in table
+    for i in "01":
+        found["h"][i]["attn"]["o"]["kernel"] = omp.MatrixSpec((0,), (1,), (4, 4, 4), 0)
+    assert omp.per_head(4, output=True)(tree) == found
+
+
+def test_the_users_rules_come_first():
+    tree = nested_shapes(a__q__kernel=(12, 12), b__q__kernel=(12, 12), c__qkv__kernel=(12, 20))
+    split = omp.MatrixSpec(0, 1, split_sizes=(8, 8, 4))
+    found = omp.per_head(4, rules=[("^a", None), ("qkv", split)])(tree)
+    assert found["a"]["q"]["kernel"] is None
+    assert found["b"]["q"]["kernel"].split_sizes == (4,) * 3
+    assert found["c"]["qkv"]["kernel"].split_sizes == (4,) * 5
+
+
+def test_a_mapping_chooses_parameters_of_any_name_and_their_sizes():
+    tree = nested_shapes(a__q_b_proj__kernel=(12, 18), a__kv_b_proj__kernel=(12, 16), x__w=(12, 12))
+    found = omp.per_head({"q_b": 6, "kv_b": 4, "x/": 3})(tree)
+    sizes = found["a"]["q_b_proj"], found["a"]["kv_b_proj"], found["x"]
+    assert [s.split_sizes[0] for x in sizes for s in x.values()] == [6, 4, 3]
+    assert omp.per_head({"q_b": 6})(tree)["x"]["w"] == omp.MuonDimensionNumbers(0, 1)
+
+
+ATTENTION = nested_shapes(attn__q__kernel=(12, 12), attn__o__kernel=(12, 12))
+
+
+@pytest.mark.parametrize(
+    ("tree", "head_size", "options", "message"),
+    [
+        (ATTENTION, None, {}, r"attn/q/kernel \(12, 12\): heads lie side by side among 12 outputs"),
+        (ATTENTION, 5, {}, r"attn/q/kernel \(12, 12\): head_size 5 does not divide 12 outputs"),
+        (ATTENTION, 5, {"output": True}, r"12 inputs"),
+        (
+            nested_shapes(**{f"h__{i}__query__kernel": (12, 3, 4) for i in range(3)}),
+            3,
+            {},
+            r"h/\{0..2\}/query/kernel \(12, 3, 4\): the shape says that a head has 4 outputs",
+        ),
+        (nested_shapes(mlp__up__kernel=(4, 4)), 2, {}, "No layer has the name of a query.*mlp/up"),
+        (nested_shapes(attn__o__kernel=(4, 4)), 2, {}, "No layer has the name of a query"),
+        (nested_shapes(q__kernel=(4, 4)), 2, {"output": True}, "output=True, but no layer beside"),
+        (ATTENTION, {"attn/q": 4, "qq": 4}, {}, "find no matrix to cut: 'qq'. The paths are"),
+        (
+            ATTENTION,
+            4,
+            {"rules": [("q/", omp.MatrixSpec(0, 1, split_sizes=(6, 6), split_axis=0))]},
+            "split along axis 0, and heads lie on axis 1",
+        ),
+        (
+            nested_shapes(layers__query__kernel=(2, 12, 12)),
+            4,
+            {},
+            "the shape says that a head has 12",
+        ),
+        (nested_shapes(layers__qkv__kernel=(2, 12, 12)), 4, {}, "No rule says.*layer_axes"),
+        (ATTENTION, 0, {}, "head_size must be a positive integer"),
+        (ATTENTION, True, {}, "head_size must be a positive integer"),
+        (ATTENTION, {"q": None}, {}, "head_size must be a positive integer"),
+        (ATTENTION, {}, {}, "chooses no parameter"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(tree, head_size, options, message):
+    with pytest.raises(ValueError, match=message):
+        omp.per_head(head_size, **options)(tree)
+
+
+@pytest.mark.several_devices
+def test_heads_on_a_mesh_move_twice_and_are_shared_evenly():
+    """Kernels of one head size, cut over both mesh axes; updates are those of one device."""
+    kernels = {"q__kernel": (16, 16), "kv__kernel": (16, 16), "o__kernel": (16, 16)}
+    shapes = {f"h__{i}__{name}": shape for i in range(8) for name, shape in kernels.items()}
+    tree = nested_shapes(**shapes)
+    mesh = make_mesh((4, 2), "ab")
+    wanted = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec("a", "b")), tree)
+    grads = random_like(tree)
+    one, many = (
+        omp.scale_by_muonplus(weight_dimension_numbers=omp.per_head(4), sharding=sharding)
+        for sharding in (None, wanted)
+    )
+    placed = jax.device_put(grads, wanted)
+    compiled = jax.jit(many.update).lower(placed, many.init(placed)).compile()
+    assert len(collectives(compiled)) == 2
+    found, _ = compiled(placed, many.init(placed))
+    assert_same(found, jax.jit(one.update)(grads, one.init(grads))[0], wanted)
+    table = omp.describe(tree, omp.per_head(4), sharding=wanted)
+    shared = "72 matrices shared out among 8 devices: the busiest has 1.0"
+    assert shared in table
