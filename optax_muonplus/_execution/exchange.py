@@ -18,7 +18,7 @@ from optax_muonplus._execution.batching import apply_batched, apply_to_one
 from optax_muonplus._execution.plan import CommGroup, MatrixGroup
 from optax_muonplus._execution.routes import Route
 from optax_muonplus._execution.schedule import Bucket, Task
-from optax_muonplus._parameters.dimension_numbers import MatrixView
+from optax_muonplus._parameters.matrix_view import MatrixView
 from optax_muonplus.matrices._matrix_function import MatrixFunction, compose
 
 

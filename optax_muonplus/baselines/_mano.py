@@ -16,8 +16,9 @@ from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._arguments import NOT_NEGATIVE, check_number
 from optax_muonplus._optimizers.variants import optimizer_of
-from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
+from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import LeafInfo
+from optax_muonplus._parameters.matrix_view import MatrixView
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.matrices._precision import (
     as_real,

@@ -14,8 +14,9 @@ from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_number, check_word
 from optax_muonplus._optimizers.variants import optimizer_of
-from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
+from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import LeafInfo
+from optax_muonplus._parameters.matrix_view import MatrixView
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.baselines._second_moment import Rescale, polar_then_rescale
 from optax_muonplus.coefficients._resolve import CoefficientsLike

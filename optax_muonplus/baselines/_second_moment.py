@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import optax
 
-from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
+from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import LeafInfo
+from optax_muonplus._parameters.matrix_view import MatrixView
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms._apply import (

@@ -23,8 +23,9 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree, MatrixView
+from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import LeafInfo
+from optax_muonplus._parameters.matrix_view import MatrixView
 from optax_muonplus._parameters.selection import check_patterns, select
 from optax_muonplus.matrices._normalization import Side
 from optax_muonplus.matrices._precision import accumulation_dtype, upcast_for_sum

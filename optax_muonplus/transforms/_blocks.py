@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus._parameters.dimension_numbers import MatrixView
 from optax_muonplus._parameters.leaves import LeafInfo
+from optax_muonplus._parameters.matrix_view import MatrixView
 
 
 def map_blocks(
