@@ -12,10 +12,12 @@ Run: ``python -m examples.hosts.levanter``.
 """
 
 import dataclasses
+import functools
 import pathlib
 import tempfile
 
 import draccus
+import equinox as eqx
 import haliax
 import jax
 import numpy as np
@@ -57,6 +59,12 @@ def read(text, **parts):
     return draccus.decode(Config, yaml.safe_load(text) | parts)
 
 
+def model_parameters(config):
+    """Without their numbers: what ``describe`` needs."""
+    build = functools.partial(config.model.build, haliax.Axis("vocab", VOCABULARY))
+    return trainables_only(eqx.filter_eval_shape(build, key=jax.random.PRNGKey(0)), True)
+
+
 def examples(count):
     """Texts in which each token has one successor."""
     rng = np.random.default_rng(0)
@@ -71,24 +79,22 @@ def examples(count):
     ]
 
 
-def train(config):
+def train(config, folder):
     """Levanter's own loop: the state at its end, and the loss of each step."""
-    losses = []
-    with tempfile.TemporaryDirectory() as folder:
-        config.trainer.log_dir = pathlib.Path(folder)
-        config.trainer.checkpointer.base_path = f"{folder}/checkpoints"
-        config.trainer.initialize()
-        optimizer = config.optimizer.build(config.trainer.num_train_steps)
-        with Trainer(config.trainer, optimizer, loss_function) as trainer:
-            vocabulary = haliax.Axis("vocab", VOCABULARY)
-            key = jax.random.PRNGKey(config.trainer.seed)
-            state = trainer.initial_state(
-                key, model_init=lambda: config.model.build(vocabulary, key=key)
-            )
-            trainer.add_hook(lambda step: losses.append(float(step.loss)), every=1)
-            dataset = ListAsyncDataset(examples(ROWS * config.trainer.num_train_steps))
-            state = trainer.train(state, trainer.data_loader(dataset).iter_from_step(0)).state
-    return state, losses
+    config.trainer.log_dir = pathlib.Path(folder) / "logs"
+    config.trainer.checkpointer.base_path = f"{folder}/checkpoints"
+    config.trainer.initialize()
+    losses = {}  # by step: the trainer calls its hooks once more at the end
+    optimizer = config.optimizer.build(config.trainer.num_train_steps)
+    with Trainer(config.trainer, optimizer, loss_function) as trainer:
+        vocabulary, key = haliax.Axis("vocab", VOCABULARY), jax.random.PRNGKey(0)
+        state = trainer.initial_state(
+            key, model_init=lambda: config.model.build(vocabulary, key=key)
+        )
+        trainer.add_hook(lambda step: losses.update({step.step: float(step.loss)}), every=1)
+        loader = trainer.data_loader(ListAsyncDataset(examples(ROWS * 40)))
+        state = trainer.train(state, loader.iter_from_step(int(state.step))).state
+    return state, list(losses.values())
 
 
 def loss_function(model, example, *, key=None):
@@ -97,15 +103,12 @@ def loss_function(model, example, *, key=None):
 
 
 if __name__ == "__main__":
+    print(omp.describe(model_parameters(read(CONFIG))))
     for name, optimizer in [
-        ("Muon+", {}),
-        ("AdamW", {"optimizer": {"type": "adam", "learning_rate": 5e-3, "warmup": 2}}),
-        (
-            "Muon",
-            {"optimizer": {"type": "muon", "learning_rate": 0.02, "adam_lr": 5e-3, "warmup": 2}},
-        ),
+        ("Muon+", yaml.safe_load(CONFIG)["optimizer"]),
+        ("AdamW", {"type": "adam", "learning_rate": 5e-3, "warmup": 2}),
+        ("Muon", {"type": "muon", "learning_rate": 0.02, "adam_lr": 5e-3, "warmup": 2}),
     ]:
-        state, losses = train(read(CONFIG, **optimizer))
-        if not optimizer:
-            print(omp.describe(trainables_only(state.model, True)))
+        with tempfile.TemporaryDirectory() as folder:
+            losses = train(read(CONFIG, optimizer=optimizer), folder)[1]
         print(name, *(f"{loss:.3f}" for loss in [*losses[::8], losses[-1]]))

@@ -1,0 +1,83 @@
+"""Muon+ in MaxText: one line before its trainer starts, and ``opt_type=muon`` as for Optax's Muon.
+
+MaxText calls Optax's Muon ``optax_muon`` in its module of optimizers, ``muon`` in older versions. It
+passes its own dimension numbers, one learning rate for all parameters, and nothing that only Muon+
+has: give that with ``functools.partial(omp.muonplus, norm="row_col")``. Use
+``muon_consistent_rms=0.2``, so that the one rate is an AdamW's. A tiny LLaMA with scanned layers
+learns one batch by heart, in MaxText's own training loop.
+
+Install: ``pip install maxtext`` and what its import asks for (tried: 0.2.5, Flax 0.12.12, optax
+0.2.8, jax 0.12.0.1, Python 3.12).
+Run: ``python -m examples.hosts.maxtext``, with settings of MaxText behind it if you like.
+"""
+
+import json
+import pathlib
+import sys
+import tempfile
+
+import maxtext.optimizers.optimizers as optimizers
+from maxtext.trainers.pre_train import train as pre_train
+from maxtext.utils.globals import MAXTEXT_PKG_DIR
+
+import optax_muonplus as omp
+
+NAME = "optax_muon" if hasattr(optimizers, "optax_muon") else "muon"
+OPTAX_MUON = getattr(optimizers, NAME)
+
+MODEL = [
+    "model_name=llama2-7b",
+    "override_model_config=True",
+    "base_emb_dim=32",
+    "base_mlp_dim=96",
+    "base_num_decoder_layers=2",
+    "base_num_query_heads=4",
+    "base_num_kv_heads=2",
+    "head_dim=8",
+    "vocab_size=64",
+]
+MUON = ["opt_type=muon", "muon_consistent_rms=0.2"]  # what a user sets
+TRAINING = [
+    "learning_rate=0.01",
+    "steps=40",
+    "max_target_length=32",
+    "per_device_batch_size=8",
+    "dataset_type=synthetic",
+    "reuse_example_batch=1",
+    "enable_checkpointing=False",
+    "enable_goodput_recording=False",
+    "monitor_goodput=False",
+    "hardware=cpu",
+    "attention=dot_product",
+    "skip_jax_distributed_system=True",
+    "log_period=1",
+]
+
+
+def install(muon=omp.muonplus):
+    """What a user adds: ``optimizers.optax_muon = omp.muonplus``."""
+    setattr(optimizers, NAME, muon)
+
+
+def train(*settings):
+    """MaxText's own loop, as ``python -m maxtext.trainers.pre_train.train``: state and losses."""
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = pathlib.Path(folder) / "metrics.jsonl"
+        files = [f"base_output_directory={folder}", "run_name=tiny", f"metrics_file={metrics}"]
+        base = str(pathlib.Path(MAXTEXT_PKG_DIR) / "configs" / "base.yml")
+        state = pre_train.train_loop(
+            *pre_train.initialize(["", base, *MODEL, *TRAINING, *files, *settings])
+        )
+        lines = metrics.read_text(encoding="utf-8").splitlines()
+    return state, [json.loads(line)["learning/loss"] for line in lines]
+
+
+if __name__ == "__main__":
+    for name, muon, chosen in [
+        ("Muon+", omp.muonplus, MUON),
+        ("AdamW", OPTAX_MUON, ["opt_type=adamw"]),
+        ("Muon", OPTAX_MUON, MUON),
+    ]:
+        install(muon)
+        losses = train(*chosen, *sys.argv[1:])[1]
+        print(name, *(f"{loss:.3f}" for loss in [*losses[::8], losses[-1]]))
