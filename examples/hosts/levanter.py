@@ -1,10 +1,13 @@
 """Muon+ in Levanter: ``optimizer: {type: muonplus}`` in its YAML, after one import.
 
-Before training with ``levanter.main.train_lm``, import ``optax_muonplus.integrations.levanter``, in
-a script of two more lines: ``from levanter.main.train_lm import main`` and
-``levanter.config.main(main)()``. ``optimizer`` takes the keys of ``MuonPlusConfig`` there, and those
-that all of Levanter's optimizers have. A tiny LLaMA with scanned layers learns which token follows
-which, in Levanter's own ``Trainer``; ``train_lm`` wants a tokenizer from the Hugging Face hub.
+For Levanter's own ``train_lm``, this is the whole script, to be started with ``--config_path``::
+
+    import levanter.config, levanter.main.train_lm
+    import optax_muonplus.integrations.levanter
+    levanter.config.main(levanter.main.train_lm.main)()
+
+``optimizer`` then takes the keys of ``MuonPlusConfig``. Here a tiny LLaMA with scanned layers learns
+which token follows which, in Levanter's ``Trainer``: ``train_lm`` wants a tokenizer from a hub.
 
 Install: ``pip install --pre marin-levanter`` (tried: 0.2.227, haliax 0.2.227, optax 0.2.6, jax
 0.11.2, Python 3.12).

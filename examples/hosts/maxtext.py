@@ -1,10 +1,10 @@
 """Muon+ in MaxText: one line before its trainer starts, and ``opt_type=muon`` as for Optax's Muon.
 
-MaxText calls Optax's Muon ``optax_muon`` in its module of optimizers, ``muon`` in older versions. It
-passes its own dimension numbers, one learning rate for all parameters, and nothing that only Muon+
-has: give that with ``functools.partial(omp.muonplus, norm="row_col")``. Use
-``muon_consistent_rms=0.2``, so that the one rate is an AdamW's. A tiny LLaMA with scanned layers
-learns one batch by heart, in MaxText's own training loop.
+Optax's Muon is ``optax_muon`` in MaxText's module of optimizers, and ``muon`` in older versions.
+MaxText passes its own dimension numbers, one learning rate for all parameters, and nothing that only
+Muon+ has: give that with ``functools.partial(omp.muonplus, norm="row_col")``. With
+``muon_consistent_rms=0.2`` the one rate is an AdamW's. Here a tiny LLaMA with scanned layers learns
+one batch by heart, in MaxText's own training loop.
 
 Install: ``pip install maxtext`` and what its import asks for (tried: 0.2.5, Flax 0.12.12, optax
 0.2.8, jax 0.12.0.1, Python 3.12).
@@ -24,6 +24,7 @@ import optax_muonplus as omp
 
 NAME = "optax_muon" if hasattr(optimizers, "optax_muon") else "muon"
 OPTAX_MUON = getattr(optimizers, NAME)
+BASE = str(pathlib.Path(MAXTEXT_PKG_DIR) / "configs" / "base.yml")
 
 MODEL = [
     "model_name=llama2-7b",
@@ -38,7 +39,7 @@ MODEL = [
 ]
 MUON = ["opt_type=muon", "muon_consistent_rms=0.2"]  # what a user sets
 TRAINING = [
-    "learning_rate=0.01",
+    "learning_rate=0.03",
     "steps=40",
     "max_target_length=32",
     "per_device_batch_size=8",
@@ -64,10 +65,8 @@ def train(*settings):
     with tempfile.TemporaryDirectory() as folder:
         metrics = pathlib.Path(folder) / "metrics.jsonl"
         files = [f"base_output_directory={folder}", "run_name=tiny", f"metrics_file={metrics}"]
-        base = str(pathlib.Path(MAXTEXT_PKG_DIR) / "configs" / "base.yml")
-        state = pre_train.train_loop(
-            *pre_train.initialize(["", base, *MODEL, *TRAINING, *files, *settings])
-        )
+        arguments = ["", BASE, *MODEL, *TRAINING, *files, *settings]
+        state = pre_train.train_loop(*pre_train.initialize(arguments))
         lines = metrics.read_text(encoding="utf-8").splitlines()
     return state, [json.loads(line)["learning/loss"] for line in lines]
 

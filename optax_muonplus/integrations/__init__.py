@@ -1,1 +1,1 @@
-"""Entries for hosts that want more than an Optax transformation. A host is imported when it is used."""
+"""Entries for hosts that want more than an Optax transformation, imported when they are used."""
