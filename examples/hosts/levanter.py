@@ -6,8 +6,9 @@ For Levanter's own ``train_lm``, this is the whole script, to be started with ``
     import optax_muonplus.integrations.levanter
     levanter.config.main(levanter.main.train_lm.main)()
 
-``optimizer`` then takes the keys of ``MuonPlusConfig``. Here a tiny LLaMA with scanned layers learns
-which token follows which, in Levanter's ``Trainer``: ``train_lm`` wants a tokenizer from a hub.
+``optimizer`` then takes the keys of ``MuonPlusConfig``. Here a tiny LLaMA with scanned layers
+learns which token follows which, in Levanter's ``Trainer``: ``train_lm`` wants a tokenizer from a
+hub.
 
 Install: ``pip install --pre marin-levanter`` (tried: 0.2.227, haliax 0.2.227, optax 0.2.6, jax
 0.11.2, Python 3.12).

@@ -1,10 +1,9 @@
 """Muon+ in MaxText: one line before its trainer starts, and ``opt_type=muon`` as for Optax's Muon.
 
 Optax's Muon is ``optax_muon`` in MaxText's module of optimizers, and ``muon`` in older versions.
-MaxText passes its own dimension numbers, one learning rate for all parameters, and nothing that only
-Muon+ has: give that with ``functools.partial(omp.muonplus, norm="row_col")``. With
-``muon_consistent_rms=0.2`` the one rate is an AdamW's. Here a tiny LLaMA with scanned layers learns
-one batch by heart, in MaxText's own training loop.
+MaxText passes its own dimension numbers and one learning rate for all; give what only Muon+ has by
+``functools.partial(omp.muonplus, norm="row_col")``. With ``muon_consistent_rms=0.2`` the one rate
+is an AdamW's. Here a tiny LLaMA with scanned layers learns one batch by heart, in MaxText's loop.
 
 Install: ``pip install maxtext`` and what its import asks for (tried: 0.2.5, Flax 0.12.12, optax
 0.2.8, jax 0.12.0.1, Python 3.12).

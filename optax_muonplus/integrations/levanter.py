@@ -7,12 +7,16 @@ from typing import Any
 
 import haliax
 import jax
+import jax.core
 import optax
 from jax.sharding import AxisType
 from levanter.optim.config import OptimizerConfig
 
 from optax_muonplus._optimizers.muonplus import muonplus
 from optax_muonplus._parameters.leaves import ADAM, MUON, partition_labels
+from optax_muonplus.matrices._normalization import Norm
+from optax_muonplus.matrices._shape_factor import ShapeScale
+from optax_muonplus.polar._options import Polar
 
 
 @OptimizerConfig.register_subclass("muonplus")
@@ -61,12 +65,12 @@ class MuonPlusConfig(OptimizerConfig):
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
-    norm: str = "col_row"
+    norm: Norm = "col_row"
     match_frobenius: bool = False
-    shape_scale: str = "spectral"
+    shape_scale: ShapeScale = "spectral"
     consistent_rms: float | None = None
     ns_coeffs: str = "jordan"
-    polar: str = "auto"
+    polar: Polar = "auto"
     mu_dtype: str | None = None
     compute_dtype: str | None = None
 
