@@ -10,14 +10,18 @@ Install: ``pip install maxtext`` and what its import asks for (tried: 0.2.5, Fla
 Run: ``python -m examples.hosts.maxtext``, with settings of MaxText behind it if you like.
 """
 
+import functools
 import json
 import pathlib
 import sys
 import tempfile
 
 import maxtext.optimizers.optimizers as optimizers
+from flax import nnx
+from flax.core.spmd import logical_axis_rules
 from maxtext.trainers.pre_train import train as pre_train
 from maxtext.utils.globals import MAXTEXT_PKG_DIR
+from maxtext.utils.sharding import nnx_construct_named_sharding
 
 import optax_muonplus as omp
 
@@ -57,6 +61,23 @@ TRAINING = [
 def install(muon=omp.muonplus):
     """What a user adds: ``optimizers.optax_muon = omp.muonplus``."""
     setattr(optimizers, NAME, muon)
+
+
+def install_for_a_mesh():
+    """What a user adds on many devices: each matrix is then moved once there, and once back."""
+    theirs = optimizers.get_optimizer
+
+    def get_optimizer(config, schedule, model=None, mesh=None):
+        install(functools.partial(omp.muonplus, sharding=where_parameters_lie(config, model, mesh)))
+        return theirs(config, schedule, model, mesh)
+
+    optimizers.get_optimizer = get_optimizer
+
+
+def where_parameters_lie(config, model, mesh):
+    """By the names that MaxText gives to axes."""
+    with logical_axis_rules(config.logical_axis_rules):
+        return nnx.to_pure_dict(nnx_construct_named_sharding(nnx.state(model, nnx.Param), mesh))
 
 
 def train(*settings):

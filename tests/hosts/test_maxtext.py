@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 import optax_muonplus as omp
+from tests.support.compilation import collectives
 from tests.support.hosts import assert_falls, readings
 
 with warnings.catch_warnings(action="ignore"):  # what its packages warn of is not ours
@@ -102,20 +103,24 @@ MODELS = {
 def as_users_have_it(monkeypatch):
     """JAX's default ranks and random numbers, and MaxText's own Muon after the test."""
     monkeypatch.setattr(host.optimizers, host.NAME, host.OPTAX_MUON)
+    monkeypatch.setattr(host.optimizers, "get_optimizer", host.optimizers.get_optimizer)
     prng = jax.config.jax_default_prng_impl
     with jax.numpy_rank_promotion("allow"):
         yield
     jax.config.update("jax_default_prng_impl", prng)
 
 
+def abstract_model(settings):
+    config = pyconfig.initialize(["", host.BASE, *host.TRAINING, "run_name=tiny", *settings])
+    mesh = maxtext_utils.get_mesh_from_config(config)
+    return config, mesh, model_creation_utils.create_nnx_abstract_model(config, mesh)[1]
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_every_leaf_is_read_as_a_person_would(model):
     """By MaxText's own dimension numbers, and by the default rules with the axis of the layers."""
     settings, judged = MODELS[model]
-    arguments = [*host.TRAINING, "run_name=tiny", *settings]
-    config = pyconfig.initialize(["", host.BASE, *arguments])
-    mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
-    _, abstract = model_creation_utils.create_nnx_abstract_model(config, mesh)
+    config, _, abstract = abstract_model(settings)
     params = nnx.state(abstract, nnx.Param)
     assert readings(params, get_muon_weight_dimension_numbers(abstract, config)) == judged
     axes = None if "scan_layers=False" in settings else {"layers/": 1}
@@ -125,7 +130,7 @@ def test_every_leaf_is_read_as_a_person_would(model):
 
 def test_the_example_trains_on_a_mesh():
     """All devices share the parameters (FSDP), and momentum lies where its parameter lies."""
-    host.install()
+    host.install_for_a_mesh()
     state, losses = host.train(*host.MUON, "steps=12", "per_device_batch_size=1")
     assert_falls(losses, to=0.9)
     params = nnx.to_pure_dict(nnx.state(state.model, nnx.Param))
@@ -144,3 +149,19 @@ def test_the_example_trains_on_a_mesh():
     )
     for path, sharding in found.items():
         assert sharding == expected[path] and "fsdp" in str(sharding.spec), path
+
+
+def test_on_a_mesh_a_matrix_moves_once_there_and_once_back():
+    """Without shardings the compiler gathers in each step of the iteration."""
+    config, mesh, model = abstract_model(host.MODEL)
+    where = host.where_parameters_lie(config, model, mesh)
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    params = jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), params, where
+    )
+    dims = get_muon_weight_dimension_numbers(model, config)
+    tx = omp.muonplus(0.02, muon_weight_dimension_numbers=dims, sharding=where)
+    with jax.set_mesh(mesh):
+        state = jax.jit(tx.init).lower(params).out_info
+        program = jax.jit(tx.update, out_shardings=(where, None)).lower(params, state, params)
+    assert collectives(program.compile()) == ["all-to-all", "all-to-all"]
