@@ -104,7 +104,7 @@ LAYOUTS = (
         "Flax",
     ),
     Rule(
-        r"(?i)(^|/)moe_?block(_\d+)?/(wi(_\d)?|wo)$",
+        r"(?i)(^|/)(moe_?block(_\d+)?|routed_experts|gptossmlp)/(wi(_\d)?|wo)$",
         MuonDimensionNumbers(1, 2),
         3,
         "experts: in, out",

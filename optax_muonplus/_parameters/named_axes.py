@@ -4,7 +4,7 @@ Haliax is not imported: its layers are known by their fields.
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,13 +20,17 @@ LINEAR, CONVOLUTION, EMBEDDING, NORM = (
     frozenset({"axis", "weight"}),
 )
 _KINDS = (CONVOLUTION, LINEAR, EMBEDDING, NORM)
+# A module whose parameters have the axis Block in addition.
+_STACK = frozenset({"stacked", "Block"})
 
 
 def read_named_layers(tree: Any) -> dict[Path, tuple[DimensionNumbers | None, str]]:
     """Dimension numbers, and what they rest on, of the weights of layers that name their axes.
 
     A weight has the axes that its layer lists as ``In`` and ``Out``; all others (layers under a
-    scan, experts) are batch axes. Which of them come first does not matter.
+    scan, experts) are batch axes. Which of them come first does not matter. A layer from the
+    ``Embed`` to the ``Vocab`` of an embedding is a head, and what has one axis beside those of the
+    stacks that it is in, no matrix.
 
     Args:
       tree: parameters or updates.
@@ -36,13 +40,39 @@ def read_named_layers(tree: Any) -> dict[Path, tuple[DimensionNumbers | None, st
       out.
     """
     found = {}
-    for keys, layer in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_layer):
-        if not _is_layer(layer):
-            continue
-        reading = _read(layer)
+    layers = [
+        (path_of_keys(keys), layer)
+        for keys, layer in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_layer)
+        if _is_layer(layer)
+    ]
+    tables = [
+        (tuple(_axis_names(layer.Embed)), tuple(_axis_names(layer.Vocab)))
+        for _, layer in layers
+        if _kind(type(layer)) == EMBEDDING
+    ]
+    for path, layer in layers:
+        reading = _read(layer, tables)
         if reading is not None:
-            found[*path_of_keys(keys), "weight"] = reading
+            found[*path, "weight"] = reading
+    stacks = frozenset(_stack_axes(tree))
+    for keys, array in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_named_array):
+        if stacks and _is_named_array(array):
+            names = set(_names(array) or ())
+            if names & stacks and len(names - stacks) == 1:
+                found.setdefault(path_of_keys(keys), (None, "one vector for each layer (Haliax)"))
     return found
+
+
+def _stack_axes(tree: Any) -> Iterable[str]:
+    """Names of the axes that the stacks of a tree number their layers by, also within stacks."""
+    is_stack = lambda x: getattr(type(x), "__dataclass_fields__", {}).keys() >= _STACK  # noqa: E731
+    for stack in filter(is_stack, jax.tree_util.tree_leaves(tree, is_leaf=is_stack)):
+        yield from _axis_names(stack.Block)
+        yield from _stack_axes(stack.stacked)
+
+
+def _is_named_array(x: Any) -> bool:
+    return hasattr(x, "array") and _names(x) is not None
 
 
 def _is_layer(x: Any) -> bool:
@@ -56,7 +86,7 @@ def _kind(cls: type) -> frozenset[str] | None:
     return next((kind for kind in _KINDS if kind <= fields), None)
 
 
-def _read(layer: Any) -> tuple[DimensionNumbers | None, str] | None:
+def _read(layer: Any, tables: Sequence[Any]) -> tuple[DimensionNumbers | None, str] | None:
     kind = _kind(type(layer))
     if kind == EMBEDDING:
         return None, "embedding (Haliax)"
@@ -70,6 +100,8 @@ def _read(layer: Any) -> tuple[DimensionNumbers | None, str] | None:
         inputs += [str(name) for name in _axis_names(layer.Spatial)]
     if not set(inputs + outputs) <= set(names):
         return None
+    if (tuple(inputs), tuple(outputs)) in tables:
+        return None, "head (Haliax)"
     if not inputs or not outputs:
         return None, "one input or output (Haliax)"
     spec = MuonDimensionNumbers(_places(names, inputs), _places(names, outputs))

@@ -15,6 +15,7 @@ import optax_muonplus as omp
 
 hax = pytest.importorskip("haliax", exc_type=ImportError)
 hnn = hax.nn
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its calls of JAX, not ours
 
 KEY = jax.random.key(0)
 Batch, In, Mid, Out, Same, Layers, Experts, Vocab = hax.make_axes(

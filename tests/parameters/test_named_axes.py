@@ -55,6 +55,7 @@ class Norm(eqx.Module):
     weight: NamedArray
 
 
+SHAPES = [((4,), "a"), ((4, 6), "ab")]
 A, B, C = (Axis(name) for name in "abc")
 # Letters of the weight's axes, then of the layer's In and Out as Haliax may give them.
 STAND_INS = {
@@ -161,3 +162,56 @@ def test_heads_are_all_outputs_but_the_last():
     assert read() == [[numbers((2,), (1,))], [numbers((0, 1), (2,))]]
     assert read(output=True) == [[numbers((2,), (1,))], [numbers((1,), (2,))]]
     assert "per head" in omp.describe(model, omp.per_head())
+
+
+class Stacked(eqx.Module):
+    stacked: object
+    Block: object = eqx.field(static=True)
+
+
+class Filter(eqx.Module):
+    """A layer of a user's own, whose parameters no rule knows."""
+
+    frequency: NamedArray
+    mixing: NamedArray
+    up: Linear
+
+
+def test_a_vector_of_each_layer_is_no_matrix():
+    """Also where stacks are in stacks. What has two axes of its own is asked for, as ever."""
+    one = Filter(named(4), named(4, 6), Linear(named(4, 6), None, A, B))
+    assert omp.partition_labels(one).mixing.array == "muon"
+
+    def stacked(letters):
+        number = tuple(range(2, 2 + len(letters)))
+        arrays = [(NamedArray(jnp.ones((*number, *s)), (*letters, *n))) for s, n in SHAPES]
+        module = Filter(arrays[0], arrays[1], Linear(arrays[1], None, A, B))
+        for letter in reversed(letters):
+            module = Stacked(module, Axis(letter))
+        return {"blocks": module}
+
+    for letters in ("l", "km"):
+        numbers = omp.muon_dimension_numbers(stacked(letters), [("mixing", None)])
+        is_leaf = lambda x: isinstance(x, omp.MuonDimensionNumbers)  # noqa: E731
+        expected = omp.MuonDimensionNumbers((len(letters),), (len(letters) + 1,))
+        assert jax.tree.leaves(numbers, is_leaf=is_leaf) == [expected]
+        assert "one vector for each layer (Haliax)" in omp.describe(stacked(letters))
+        with pytest.raises(ValueError, match="mixing"):
+            omp.muon_dimension_numbers(stacked(letters))
+
+
+def test_a_layer_from_embeddings_to_the_vocabulary_is_a_head():
+    table = Embedding(named(9, 4), A, B)
+    position = Embedding(NamedArray(jnp.ones((5, 4)), "pb"), Axis("p"), B)
+    model = {
+        "tokens": table,
+        "positions": position,
+        "decoder": Linear(named(9, 4), None, B, A),
+        "out_first": Linear(NamedArray(jnp.ones((4, 9)), "ba"), None, B, A),
+        "mixer": Linear(NamedArray(jnp.ones((5, 6)), "pm"), None, Axis("m"), Axis("p")),
+        "back": Linear(named(9, 4), None, A, B),
+    }
+    labels = omp.partition_labels(model)
+    found = {name: layer.weight.array for name, layer in labels.items()}
+    heads = dict.fromkeys(["tokens", "positions", "decoder", "out_first"], "adam")
+    assert found == heads | {"mixer": "muon", "back": "muon"}

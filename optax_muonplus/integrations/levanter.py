@@ -1,0 +1,141 @@
+"""Muon+ in Levanter's configuration: ``optimizer: {type: muonplus}`` after importing this."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import haliax
+import jax
+import jax.core
+import optax
+from jax.sharding import AxisType
+from levanter.optim.config import OptimizerConfig
+
+from optax_muonplus._optimizers.muonplus import muonplus
+from optax_muonplus._parameters.leaves import ADAM, MUON, partition_labels
+from optax_muonplus.matrices._normalization import Norm
+from optax_muonplus.matrices._shape_factor import ShapeScale
+from optax_muonplus.polar._options import Polar
+
+
+@OptimizerConfig.register_subclass("muonplus")
+@dataclasses.dataclass(frozen=True)
+class MuonPlusConfig(OptimizerConfig):
+    r"""Muon+ with Levanter's schedules, gradient clipping and weight-decay mask.
+
+    What Levanter's own Muon has too has its name there: the schedule (``warmup``, ``decay``,
+    ``lr_schedule``, ``min_lr_ratio``, ...) applies to both rates, ``weight_decay_modules`` and
+    ``default_weight_decay_mask`` choose what decays in both groups. The rest is as in
+    ``optax_muonplus.muonplus``. On a mesh the names of the axes say where a matrix lies, so that it
+    is moved once to a device that works on it whole, and once back.
+
+    Attributes:
+      learning_rate: peak rate of the matrices, of the order of 0.01.
+      adam_lr: peak rate of everything else.
+      weight_decay: decoupled, of the matrices, multiplied by their rate.
+      adam_weight_decay: of everything else, multiplied by its rate; None means ``weight_decay``.
+      momentum: decay of the momentum.
+      nesterov: whether the momentum looks one step ahead.
+      max_grad_norm: all gradients together are clipped to it; None means that they are not.
+      backend_steps: Newton-Schulz steps.
+      muon_epsilon: added to the norm that divides the momentum before the iteration.
+      beta1: AdamW's first decay.
+      beta2: AdamW's second decay.
+      epsilon: AdamW's epsilon.
+      norm: ``"none"`` (Muon), ``"col"``, ``"row"``, ``"col_row"`` or ``"row_col"``.
+      match_frobenius: rescales the normalized matrix to the Frobenius norm it had before.
+      shape_scale: ``"spectral"``, ``"max"`` or ``"none"``.
+      consistent_rms: in place of ``shape_scale``, the root mean square of every update.
+      ns_coeffs: name of the table of coefficients.
+      polar: ``"auto"``, ``"newton_schulz"``, ``"gram"`` or ``"svd"``.
+      mu_dtype: dtype of the momentum; None means the parameters'.
+      compute_dtype: dtype of the matrix products, such as ``bfloat16``; None means the momentum's.
+    """
+
+    learning_rate: float = 0.02
+    adam_lr: float = 6e-4
+    weight_decay: float = 0.0
+    adam_weight_decay: float | None = None
+    momentum: float = 0.95
+    nesterov: bool = False
+    max_grad_norm: float | None = 1.0
+    backend_steps: int = 5
+    muon_epsilon: float = 1e-8
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    norm: Norm = "col_row"
+    match_frobenius: bool = False
+    shape_scale: ShapeScale = "spectral"
+    consistent_rms: float | None = None
+    ns_coeffs: str = "jordan"
+    polar: Polar = "auto"
+    mu_dtype: str | None = None
+    compute_dtype: str | None = None
+
+    def build(self, num_train_steps: int) -> optax.GradientTransformation:
+        """The transformation; its rates are in ``state.hyperparams``, where Levanter logs them."""
+        return optax.inject_hyperparams(self._chain)(
+            learning_rate=self.lr_scheduler(num_train_steps),
+            adam_lr=self.lr_scheduler(num_train_steps, override_lr=self.adam_lr),
+        )
+
+    def _chain(self, learning_rate: Any, adam_lr: Any) -> optax.GradientTransformation:
+        links = [optax.clip_by_global_norm(self.max_grad_norm)] if self.max_grad_norm else []
+        links.append(
+            muonplus(
+                learning_rate,
+                self.ns_coeffs,
+                self.backend_steps,
+                self.momentum,
+                self.muon_epsilon,
+                mu_dtype=self.mu_dtype,
+                norm=self.norm,
+                match_frobenius=self.match_frobenius,
+                shape_scale=self.shape_scale,
+                consistent_rms=self.consistent_rms,
+                nesterov=self.nesterov,
+                polar=self.polar,
+                compute_dtype=self.compute_dtype,
+                adam_b1=self.beta1,
+                adam_b2=self.beta2,
+                adam_eps=self.epsilon,
+                adam_learning_rate=adam_lr,
+                sharding=_by_names_of_axes,
+            )
+        )
+        adam_decay = self.weight_decay if self.adam_weight_decay is None else self.adam_weight_decay
+        # Levanter's mask is a function of a whole model, and its decay a part of the step downhill.
+        for group, decay, rate in [
+            (MUON, self.weight_decay, learning_rate),
+            (ADAM, adam_decay, adam_lr),
+        ]:
+            if decay > 0:
+                mask = functools.partial(_decaying, group, self.build_weight_decay_mask())
+                links.append(optax.add_decayed_weights(-rate * decay, mask))
+        return optax.chain(*links)
+
+
+def _decaying(group: str, chosen: Callable[[Any], Any] | None, params: Any) -> Any:
+    """Levanter's mask, if it has one, within one of the groups of parameters."""
+    labels = partition_labels(params)
+    if chosen is None:
+        return jax.tree.map(lambda label: label == group, labels)
+    return jax.tree.map(
+        lambda decays, label: decays and jax.tree.leaves(label) == [group], chosen(params), labels
+    )
+
+
+def _by_names_of_axes(params: Any) -> Any:
+    """Where parameters lie, by the names of their axes, as Levanter's trainer lays them out.
+
+    None outside of a trainer, and where arrays say it themselves: on Explicit axes, and outside of
+    ``jax.jit``, as for a model that was loaded.
+    """
+    mapping = haliax.partitioning.current_thread_local_mapping()
+    auto = AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types
+    traced = all(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params))
+    if mapping is None or not auto or not traced:
+        return None
+    return haliax.partitioning.infer_resource_partitions(params, mapping)
