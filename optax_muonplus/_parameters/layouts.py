@@ -82,20 +82,20 @@ LAYOUTS = (
         agrees=heads_match_output,
     ),
     Rule(
-        r"(^|/)q_einsum/w$",
+        r"(^|/)q_einsum/(w|kernel)$",
         MuonDimensionNumbers(1, (0, 2)),
         3,
         "attention: in, (heads, head)",
         "Gemma",
     ),
     Rule(
-        r"(^|/)q?kv_einsum/w$",
+        r"(^|/)q?kv_einsum/(w|kernel)$",
         MuonDimensionNumbers(2, (1, 3)),
         4,
         "attention: in, (heads, head)",
         "Gemma",
     ),
-    Rule(r"(^|/)attn_vec_einsum/w$", _FROM_HEADS, 3, "attention: (heads, head), out", "Gemma"),
+    Rule(r"(^|/)attn_vec_einsum/(w|kernel)$", _FROM_HEADS, 3, "attention: (heads, head), out", "Gemma"),
     Rule(
         r"(?i)(^|/)[^/]*expert[^/]*/([^/]*/)?kernel$",
         MuonDimensionNumbers(1, 2),
