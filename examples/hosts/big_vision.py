@@ -3,8 +3,9 @@
 big_vision takes ``optax_name`` from Optax, and applies learning rate, decay and sign itself: the
 transformation must have none of them. A tiny ViT learns the colours of images.
 
-Install: a checkout of github.com/google-research/big_vision on ``PYTHONPATH``, and ``pip install flax
-clu ml_collections einops overrides tensorflow-cpu`` (tried: commit 0127fb6, jax 0.10.2, Python 3.11).
+Install: a checkout of github.com/google-research/big_vision on ``PYTHONPATH``, and ``pip install
+flax clu ml_collections einops overrides tensorflow-cpu`` (tried: commit 0127fb6, jax 0.10.2, Python
+3.11).
 Run: ``python -m examples.hosts.big_vision``, or as any configuration of big_vision:
 ``python -m big_vision.train --config examples/hosts/big_vision.py --workdir FOLDER``.
 """
@@ -25,10 +26,13 @@ import optax_muonplus as omp
 optax.muonplus = lambda **settings: optax.chain(
     omp.muonplus(1.0, adam_learning_rate=0.15, **settings), optax.scale(-1.0)
 )
+optax.muon = lambda **settings: optax.chain(  # the same of Optax' Muon, to compare
+    optax.contrib.muon(1.0, adam_learning_rate=0.15, **settings), optax.scale(-1.0)
+)
 SETTINGS = {
     "muonplus": {"lr": 0.02, "optax": {"norm": "col_row"}},
     "scale_by_adam": {"lr": 0.003, "optax": {}},
-    "contrib.scale_by_muon": {"lr": 0.02, "optax": {}},
+    "muon": {"lr": 0.02, "optax": {}},
 }
 
 

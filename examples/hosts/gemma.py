@@ -3,9 +3,9 @@
 There ``optax.adamw(learning_rate_fn, b1=0.9, b2=0.98, eps=1e-9, weight_decay=...)`` becomes what
 ``muonplus`` below returns. Here a tiny Gemma and gemma's own step learn which token follows which.
 
-Install: a checkout of github.com/google/flax with its folder ``examples/gemma`` on ``PYTHONPATH``, and
-``pip install flax clu grain jaxtyping sentencepiece tensorflow-cpu tensorflow-datasets tensorboard``
-(tried: commit 18f8f31, Flax 0.12.8, jax 0.10.2, Python 3.11).
+Install: a checkout of github.com/google/flax, its folder ``examples/gemma`` on ``PYTHONPATH``, and
+``pip install flax clu grain jaxtyping sentencepiece tensorflow-cpu tensorflow-datasets
+tensorboard`` (tried: commit 18f8f31, Flax 0.12.8, jax 0.10.2, Python 3.11).
 Run: ``python -m examples.hosts.gemma``.
 """
 
@@ -35,7 +35,7 @@ def muonplus(schedule, weight_decay=0.1):
 
 
 def transformer():
-    """gemma's configuration tiny.py, made smaller."""
+    """The configuration tiny.py, made smaller."""
     config = TransformerConfig.from_dict(
         num_layers=2,
         num_embed=VOCABULARY,
@@ -67,15 +67,13 @@ def batches(steps, rows=32, length=16):
 
 
 def train(tx, steps=40):
-    """gemma's step: the optimizer, and the loss of each step."""
+    """The step of gemma: the optimizer, and the loss of each step."""
     model, rngs = transformer(), nnx.Rngs(0)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     step = nnx.jit(gemma.nnx_train_step)
     losses = []
     for batch in batches(steps):
-        metrics = nnx.MultiMetric(
-            loss=nnx.metrics.Average("loss"), accuracy=nnx.metrics.Accuracy()
-        )
+        metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"), accuracy=nnx.metrics.Accuracy())
         step(model, optimizer, rngs, jax.tree.map(jnp.asarray, batch), metrics)
         losses.append(float(metrics.compute()["loss"]))
     return optimizer, losses

@@ -1,11 +1,11 @@
 """Muon+ in nanodo: a name for ``cfg.opt.optimizer``, and nanodo's own ``Trainer``.
 
-nanodo knows the names adafactor, adamw and lion; ``_get_base_optimizer`` is the function to extend, here
-from outside. Schedule, clipping and accumulation stay nanodo's.
+nanodo knows the names adafactor, adamw and lion; ``_get_base_optimizer`` is the function to extend,
+here from outside. Schedule, clipping and accumulation stay nanodo's.
 
-Install: a checkout of github.com/google-deepmind/nanodo on ``PYTHONPATH``, and ``pip install flax clu
-grain ml_collections sentencepiece tensorflow-datasets orbax-checkpoint tensorboard`` (tried: commit
-10aefde, Flax 0.12.8, jax 0.10.2, Python 3.11).
+Install: a checkout of github.com/google-deepmind/nanodo on ``PYTHONPATH``, and ``pip install flax
+clu grain ml_collections sentencepiece tensorflow-cpu tensorflow-datasets tensorboard`` (tried:
+commit 10aefde, Flax 0.12.8, jax 0.10.2, Python 3.11).
 Run: ``python -m examples.hosts.nanodo``.
 """
 
@@ -43,7 +43,7 @@ optimizer._get_base_optimizer = base_optimizer
 
 
 def config(name, rate, steps):
-    """nanodo's default configuration, made tiny."""
+    """The default configuration, made tiny."""
     c = default.get_config()
     c.model.update({"D": 32, "H": 4, "L": 16, "N": 2, "F": 128, "dtype": "float32"})
     c.model.fsdp_enabled = False
@@ -67,7 +67,7 @@ def batches(steps, rows=32, length=16):
 
 
 def train(name, rate, steps=40):
-    """nanodo's Trainer: it, and the loss of each step."""
+    """With nanodo's Trainer: it, and the loss of each step."""
     c = config(name, rate, steps)
     model, get_loss_fn = model_factory.get_model_and_loss(c, VOCABULARY)
     mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))

@@ -95,7 +95,13 @@ LAYOUTS = (
         "attention: in, (heads, head)",
         "Gemma",
     ),
-    Rule(r"(^|/)attn_vec_einsum/(w|kernel)$", _FROM_HEADS, 3, "attention: (heads, head), out", "Gemma"),
+    Rule(
+        r"(^|/)attn_vec_einsum/(w|kernel)$",
+        _FROM_HEADS,
+        3,
+        "attention: (heads, head), out",
+        "Gemma",
+    ),
     Rule(
         r"(?i)(^|/)[^/]*expert[^/]*/([^/]*/)?kernel$",
         MuonDimensionNumbers(1, 2),

@@ -65,7 +65,7 @@ def test_every_leaf_is_read_as_judged():
 
 def test_scanned_layers_are_read_when_their_axis_is_said():
     params = vit(scan=True)
-    with pytest.raises(ValueError, match="layer_axes={'encoderblock': 0}"):
+    with pytest.raises(ValueError, match=r"layer_axes=\{'encoderblock': 0\}"):
         omp.muonplus(0.02).init(params)
     found = readings(
         params, lambda p: omp.muon_dimension_numbers(p, layer_axes={"encoderblock/": 0})

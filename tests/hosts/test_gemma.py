@@ -1,4 +1,4 @@
-"""Flax' example gemma: its own step on its transformer. Skipped where its folder is not on the path."""
+"""Flax' example gemma: its step and transformer. Skipped where its folder is not on the path."""
 
 import warnings
 
