@@ -32,7 +32,8 @@ class Model(nn.Module):
         x = nn.Embed(VOCABULARY, WIDTH, name="embed")(tokens[..., 0])
         mask = nn.make_causal_mask(tokens[..., 0])
         x = x + nn.MultiHeadDotProductAttention(4, name="attention")(nn.LayerNorm()(x), mask=mask)
-        x = x + nn.Dense(WIDTH)(nn.gelu(nn.Dense(4 * WIDTH)(nn.LayerNorm()(x))))
+        up = nn.gelu(nn.Dense(4 * WIDTH, name="up")(nn.LayerNorm()(x)))
+        x = x + nn.Dense(WIDTH, name="down")(up)
         return nn.Dense(VOCABULARY, name="head")(x)
 
 

@@ -36,9 +36,13 @@ def test_settings_by_name_reach_the_optimizer():
     assert default[:2] == other[:2] and default[-1] != other[-1]
 
 
-def test_easydel_takes_the_name():
-    """The arguments of its trainers; importing EasyDeL takes a minute."""
-    easydel = pytest.importorskip("easydel", exc_type=ImportError)
+@pytest.fixture(scope="module")
+def easydel():
+    """Importing it takes a minute, and its models want PyTorch."""
+    return pytest.importorskip("easydel", exc_type=ImportError)
+
+
+def test_easydel_takes_the_name(easydel):
     arguments = easydel.TrainingArguments(
         model_name="tiny", optimizer="muonplus", learning_rate=0.02, scheduler="cosine"
     )
@@ -47,3 +51,33 @@ def test_easydel_takes_the_name():
     params = host.init(jax.random.key(0))
     momenta = omp.transforms.find_momentum(tx.init(params)).mu
     assert momenta["up_proj"]["kernel"].shape == (32, 128)
+
+
+def test_its_llama_is_read_as_judged(easydel):
+    from flax import nnx
+
+    config = easydel.LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+    )
+    model = easydel.LlamaForCausalLM(config, rngs=nnx.Rngs(0))
+    layers = "model/layers/{0..1}"
+    assert readings(model.to_state().graphstate) == {
+        "lm_head/kernel": "adam",
+        "model/embed_tokens/embedding": "adam",
+        f"{layers}/input_layernorm/kernel": "adam",
+        f"{layers}/mlp/down_proj/kernel": "32x96x1",
+        f"{layers}/mlp/gate_proj/kernel": "96x32x1",
+        f"{layers}/mlp/up_proj/kernel": "96x32x1",
+        f"{layers}/post_attention_layernorm/kernel": "adam",
+        f"{layers}/self_attn/k_proj/kernel": "16x32x1",
+        f"{layers}/self_attn/o_proj/kernel": "32x32x1",
+        f"{layers}/self_attn/q_proj/kernel": "32x32x1",
+        f"{layers}/self_attn/v_proj/kernel": "16x32x1",
+        "model/norm/kernel": "adam",
+    }

@@ -15,17 +15,17 @@ with warnings.catch_warnings(action="ignore"):  # what its packages warn of is n
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 JUDGED = {
-    "Dense_0/bias": "adam",
-    "Dense_0/kernel": "128x32x1",
-    "Dense_1/bias": "adam",
-    "Dense_1/kernel": "32x128x1",
     "LayerNorm_{0..1}/bias": "adam",
     "LayerNorm_{0..1}/scale": "adam",
     **{f"attention/{name}/bias": "adam" for name in ("key", "out", "query", "value")},
     **{f"attention/{name}/kernel": "32x32x1" for name in ("key", "out", "query", "value")},
+    "down/bias": "adam",
+    "down/kernel": "32x128x1",
     "embed/embedding": "adam",
     "head/bias": "adam",
     "head/kernel": "adam",
+    "up/bias": "adam",
+    "up/kernel": "128x32x1",
 }
 
 

@@ -117,6 +117,12 @@ def test_weights_on_disk_have_the_state(tmp_path):
     model.save_weights(tmp_path / "w.weights.h5")
     other.optimizer.build(other.trainable_variables)
     other.load_weights(tmp_path / "w.weights.h5")
+    momenta = [
+        [v.value for v in m.optimizer.variables if "mu_" in v.path and "kernel" in v.path]
+        for m in (model, other)
+    ]
+    assert all(np.abs(momentum).max() > 1e-3 for momentum in momenta[0])
+    assert_close(momenta[1], momenta[0])
     assert_close(apply(other), apply(model))
     model.save(tmp_path / "m.keras")
     with pytest.raises(ValueError, match="load it with compile=False"):
