@@ -10,7 +10,7 @@ import optax_muonplus as omp
 
 
 def test_a_transformation_in_place_of_a_function_is_an_error():
-    with pytest.raises(TypeError, match="function of the learning rate, as omp.muonplus is"):
+    with pytest.raises(TypeError, match=r"function of the learning rate, as omp\.muonplus"):
         omp.integrations.keras_optimizer(omp.muonplus(0.02), 0.02)
 
 
@@ -18,7 +18,7 @@ def test_keras_on_another_backend_is_an_error(monkeypatch):
     keras = types.ModuleType("keras")
     keras.backend = types.SimpleNamespace(backend=lambda: "tensorflow")
     monkeypatch.setitem(sys.modules, "keras", keras)
-    with pytest.raises(RuntimeError, match="Keras runs on tensorflow, .* set KERAS_BACKEND=jax"):
+    with pytest.raises(RuntimeError, match=r"Keras runs on tensorflow, .* set KERAS_BACKEND=jax"):
         omp.integrations.keras_optimizer(omp.muonplus, 0.02)
 
 
