@@ -3,6 +3,7 @@
 from optax_muonplus import baselines as baselines
 from optax_muonplus import coefficients as coefficients
 from optax_muonplus import diagnostics as diagnostics
+from optax_muonplus import integrations as integrations
 from optax_muonplus import matrices as matrices
 from optax_muonplus import polar as polar
 from optax_muonplus import theory as theory

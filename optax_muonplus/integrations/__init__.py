@@ -1,1 +1,3 @@
-"""Entries for hosts that want more than an Optax transformation, imported when they are used."""
+"""For hosts that want more than a transformation of Optax. Each is imported when it is used."""
+
+from optax_muonplus.integrations._keras import keras_optimizer as keras_optimizer

@@ -7,13 +7,14 @@ import optax_muonplus as omp
 
 def readings(params, *rules, **settings):
     """By path as `describe` folds it: "adam", "?" or the matrices as out x in x batch."""
-    lines = omp.describe(params, *rules, **settings).splitlines()[2:]
+    header, _, *lines = omp.describe(params, *rules, **settings).splitlines()
+    group, matrices, end = (header.index(name) for name in ("group", "out x in", "scale"))
     found = {}
     for line in lines:
         if re.match(r"muon: \d", line):
             break
-        path, _, group, *rest = re.split(r" {2,}", line)
-        found[path] = rest[0] if group == "muon" else group
+        label = line[group:matrices].strip()
+        found[line.split()[0]] = line[matrices:end].strip() if label == "muon" else label
     return found
 
 

@@ -1,0 +1,142 @@
+"""Any Optax transformation as an optimizer of Keras 3 on JAX."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+
+def keras_optimizer(
+    transformation: Callable[[Any], optax.GradientTransformation],
+    learning_rate: Any,
+    **options: Any,
+) -> Any:
+    """An optimizer for ``model.compile``, from any Optax transformation.
+
+    ``optimizer.learning_rate`` is Keras' own, so that its callbacks and schedules work: in each
+    step ``transformation`` is called with the rate of that step. Its parameters are a dict from
+    ``variable.path``, such as ``"attention/query/kernel"``, to arrays. What each one gets::
+
+        omp.describe({v.path: v.value for v in model.trainable_variables})
+
+    The state is kept in variables of Keras: ``model.save_weights`` has it, and a momentum is laid
+    out over devices as its parameter is. ``keras.saving.load_model`` needs ``compile=False``, since
+    functions are not saved: compile again, and load the weights to keep the state.
+
+    Args:
+      transformation: a function of the learning rate, such as ``omp.muonplus`` or
+        ``lambda rate: omp.muonplus(rate, adam_learning_rate=0.1 * rate)``.
+      learning_rate: a float, or a schedule of ``keras.optimizers.schedules``.
+      **options: what ``keras.optimizers.Optimizer`` takes: ``global_clipnorm``, ``use_ema``,
+        ``gradient_accumulation_steps``, ``loss_scale_factor``, ``weight_decay``, ``name``. A decay
+        given here reaches all variables, one given to the transformation those that it says.
+
+    Returns:
+      A ``keras.optimizers.Optimizer``. Variables without a gradient in a step are left as they are;
+      their momentum decays.
+
+    Raises:
+      TypeError: if ``transformation`` is not a function of the learning rate.
+      RuntimeError: if Keras does not run on JAX.
+      ValueError: when it is built, if two variables have the same path.
+    """
+    if not callable(transformation):
+        raise TypeError(
+            "transformation has to be a function of the learning rate, as omp.muonplus is, or"
+            f" lambda rate: omp.muonplus(rate, ...). Given was {type(transformation).__name__}."
+        )
+    return _optimizer_class()(transformation, learning_rate, **options)
+
+
+@functools.cache
+def _optimizer_class() -> Any:
+    """The class, made when it is first needed: Keras is imported by then."""
+    import keras  # ty: ignore[import-not-found]
+
+    if (backend := keras.backend.backend()) != "jax":
+        raise RuntimeError(
+            f"Keras runs on {backend}, and Optax needs JAX: set KERAS_BACKEND=jax in the"
+            " environment before Keras is imported."
+        )
+    made = type("OptaxOptimizer", (_OptaxOptimizer, keras.optimizers.Optimizer), {})
+    return keras.saving.register_keras_serializable(package="optax_muonplus")(made)
+
+
+class _OptaxOptimizer:
+    """What ``keras.optimizers.Optimizer`` is given to be one of Optax."""
+
+    # Of Keras, which is not there when types are checked.
+    built: bool
+    assign: Any
+    add_variable: Any
+    _trainable_variables: list[Any]
+    _overwrite_variable_with_gradient: Any
+
+    def __init__(self, transformation: Any, learning_rate: Any, **options: Any):
+        super().__init__(learning_rate=learning_rate, **options)  # ty: ignore[unknown-argument]
+        self._transformation = transformation
+
+    def build(self, variables: list[Any]) -> None:
+        """Makes a variable of each array of the state."""
+        if self.built:
+            return
+        super().build(variables)  # ty: ignore[missing-attribute]
+        sources = self._updated()
+        params = {path: source.value for path, source in sources.items()}
+        state = self._transformation(0.0).init(params)
+        leaves, self._treedef = jax.tree_util.tree_flatten_with_path(state)
+        self._state = [self._state_variable(path, leaf, sources) for path, leaf in leaves]
+
+    def _updated(self) -> dict[str, Any]:
+        """By path, the variables that get updates; float8 scales are their gradients."""
+        all_variables = self._trainable_variables
+        variables = [v for v in all_variables if not self._overwrite_variable_with_gradient(v)]
+        by_path = {variable.path: variable for variable in variables}
+        if len(by_path) < len(variables):
+            paths = [variable.path for variable in variables]
+            twice = sorted({path for path in paths if paths.count(path) > 1})
+            raise ValueError(f"Give the layers of these variables names of their own: {twice}")
+        return by_path
+
+    def _state_variable(self, path: Any, leaf: Any, sources: dict[str, Any]) -> Any:
+        """Laid out as the parameter that it belongs to, if there is one."""
+        source = sources.get(getattr(path[-1], "key", "")) if path else None
+        alike = source is not None and tuple(source.shape) == np.shape(leaf)
+        return self.add_variable(
+            shape=np.shape(leaf),
+            initializer=lambda shape, dtype=None: leaf,
+            dtype=str(leaf.dtype),
+            layout=getattr(source, "_layout", None) if alike else None,
+            name=jax.tree_util.keystr(path, simple=True, separator="_").replace("/", "_"),
+        )
+
+    def _backend_update_step(
+        self, grads: Any, trainable_variables: Any, learning_rate: Any
+    ) -> None:
+        rate = jnp.asarray(learning_rate)  # a variable of Keras, unless it is a schedule's
+        params = {path: variable.value for path, variable in self._updated().items()}
+        found = {v.path: g for v, g in zip(trainable_variables, grads, strict=True)}
+        gradients = {
+            path: found[path] if path in found else jnp.zeros_like(value)
+            for path, value in params.items()
+        }
+        state = jax.tree.unflatten(self._treedef, [v.value for v in self._state])
+        updates, state = self._transformation(rate).update(gradients, state, params)
+        for variable, leaf in zip(self._state, jax.tree.leaves(state), strict=True):
+            self.assign(variable, leaf)
+        new: Any = optax.apply_updates(params, updates)
+        for variable in trainable_variables:
+            self.assign(variable, new[variable.path])
+
+    @classmethod
+    def from_config(cls, config: Any) -> Any:
+        """Is not possible: the function is not in the configuration."""
+        raise ValueError(
+            "An Optax transformation is not saved with a model: load it with compile=False,"
+            " compile it with omp.integrations.keras_optimizer(...), and call model.load_weights"
+            " to have the state of the optimizer too."
+        )

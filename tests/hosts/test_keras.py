@@ -1,0 +1,148 @@
+"""Keras 3 on JAX: `model.fit` with `keras_optimizer`. Skipped where Keras is not installed."""
+
+import os
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import optax_muonplus as omp
+from tests.support.hosts import assert_falls, readings
+
+os.environ["KERAS_BACKEND"] = "jax"
+keras = pytest.importorskip("keras", exc_type=ImportError)
+host = pytest.importorskip("examples.hosts.keras")
+# Keras' variables, with NumPy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
+
+JUDGED = {
+    "attention/attention_output/bias": "adam",
+    "attention/attention_output/kernel": "32x32x1",
+    "attention/key/bias": "adam",
+    "attention/key/kernel": "32x32x1",
+    "attention/query/bias": "adam",
+    "attention/query/kernel": "32x32x1",
+    "attention/value/bias": "adam",
+    "attention/value/kernel": "32x32x1",
+    "down/bias": "adam",
+    "down/kernel": "32x128x1",
+    "embedding/embeddings": "adam",
+    "logits/bias": "adam",
+    "logits/kernel": "adam",
+    "norm_{1..2}/beta": "adam",
+    "norm_{1..2}/gamma": "adam",
+    "up/bias": "adam",
+    "up/kernel": "128x32x1",
+}
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it():
+    with jax.numpy_rank_promotion("allow"):  # JAX's default, which Keras needs
+        yield
+
+
+def by_path(variables):
+    return {variable.path: variable.value for variable in variables}
+
+
+def make(learning_rate=0.02, transformation=omp.muonplus, **options):
+    return omp.integrations.keras_optimizer(transformation, learning_rate, **options)
+
+
+def small_model(optimizer):
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(4, name="up"), keras.layers.Dense(3, name="logits")]
+    model = keras.Sequential([keras.Input((5,)), *layers])
+    model.compile(optimizer=optimizer, loss="mse")
+    return model
+
+
+def random_gradients(model, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=v.shape).astype(np.float32) for v in model.trainable_variables]
+
+
+def apply(model, steps=3):
+    for seed in range(steps):
+        model.optimizer.apply(random_gradients(model, seed), model.trainable_variables)
+    return [np.asarray(v.value) for v in model.trainable_variables]
+
+
+def assert_close(got, want):
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_the_example_trains_and_every_variable_is_read_as_judged():
+    model, losses = host.train(host.muonplus())
+    assert_falls(losses, to=0.1)
+    assert readings(by_path(model.trainable_variables)) == JUDGED
+
+
+def test_steps_are_those_of_the_transformation():
+    """With a schedule of Keras, seen by both groups."""
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    model = small_model(make(schedule))
+    params = by_path(model.trainable_variables)
+    names, state = list(params), omp.muonplus(0.1).init(params)
+    for seed in range(3):
+        grads = dict(zip(names, random_gradients(model, seed), strict=True))
+        updates, state = omp.muonplus(0.1 * 0.5**seed).update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    assert_close(apply(model), [params[name] for name in names])
+
+
+def test_a_callback_sets_the_rate_and_a_rate_of_zero_changes_nothing():
+    model = small_model(make())
+    before = apply(model)
+    model.optimizer.learning_rate = 0.0
+    assert_close(apply(model), before)
+
+
+def test_clipping_accumulation_and_averages_are_those_of_keras():
+    plain = apply(small_model(make(transformation=optax.sgd)))
+    clipped = apply(small_model(make(transformation=optax.sgd, global_clipnorm=1e6)))
+    assert_close(clipped, plain)
+    model = small_model(make(gradient_accumulation_steps=3, use_ema=True))
+    first = [np.asarray(v.value) for v in model.trainable_variables]
+    assert_close(apply(model, 2), first)
+    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(apply(model, 3), first, strict=True))
+
+
+def test_weights_on_disk_have_the_state(tmp_path):
+    model, other = small_model(make()), small_model(make())
+    apply(model)
+    model.save_weights(tmp_path / "w.weights.h5")
+    other.optimizer.build(other.trainable_variables)
+    other.load_weights(tmp_path / "w.weights.h5")
+    momenta = [
+        [v.value for v in m.optimizer.variables if "mu_" in v.path and "kernel" in v.path]
+        for m in (model, other)
+    ]
+    assert all(np.abs(momentum).max() > 1e-3 for momentum in momenta[0])
+    assert_close(momenta[1], momenta[0])
+    assert_close(apply(other), apply(model))
+    model.save(tmp_path / "m.keras")
+    with pytest.raises(ValueError, match="load it with compile=False"):
+        keras.saving.load_model(tmp_path / "m.keras")
+    keras.saving.load_model(tmp_path / "m.keras", compile=False)
+
+
+def test_a_variable_without_gradient_stays():
+    model = small_model(make())
+    apply(model)
+    before = [np.asarray(v.value) for v in model.trainable_variables]
+    grads = [None, *random_gradients(model)[1:]]
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        model.optimizer.apply(grads, model.trainable_variables)
+    after = [np.asarray(v.value) for v in model.trainable_variables]
+    np.testing.assert_array_equal(after[0], before[0])
+    assert np.abs(after[2] - before[2]).max() > 1e-3
+
+
+def test_two_variables_of_one_path_are_an_error():
+    a, b = (keras.Variable(np.ones((2, 2)), name="kernel") for _ in range(2))
+    with pytest.raises(ValueError, match=r"names of their own: \['kernel'\]"):
+        make().build([a, b])
