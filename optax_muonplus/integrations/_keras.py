@@ -55,7 +55,7 @@ def keras_optimizer(
 @functools.cache
 def _optimizer_class() -> Any:
     """The class, made when it is first needed: Keras is imported by then."""
-    import keras  # ty: ignore[import-not-found]
+    import keras
 
     if (backend := keras.backend.backend()) != "jax":
         raise RuntimeError(
@@ -84,7 +84,7 @@ class _OptaxOptimizer:
         """Makes a variable of each array of the state."""
         if self.built:
             return
-        super().build(variables)  # ty: ignore[missing-attribute]
+        super().build(variables)
         sources = self._updated()
         params = {path: source.value for path, source in sources.items()}
         state = self._transformation(0.0).init(params)
