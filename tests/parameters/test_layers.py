@@ -1,0 +1,92 @@
+"""Dense and attention layers of each framework, against their own forward passes.
+
+A gradient of one input is the product of a vector over output units and one over inputs: rows
+normalized last have one norm then, and columns have not, so that exchanging the two fails.
+"""
+
+import equinox as eqx
+import flax.linen as nn
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import optax_muonplus as omp
+from optax_muonplus._parameters.paths import flatten_tree
+
+KEY = jax.random.key(0)
+X = jax.random.normal(KEY, (1, 6))  # one position, so that attention is the projection of its value
+
+
+def linen(layer, *inputs):
+    params = layer.init(KEY, *inputs)
+    return params, lambda p: layer.apply(p, *inputs)
+
+
+def of_nnx(layer, *inputs):
+    graph, params = nnx.split(layer)
+    return params, lambda p: nnx.merge(graph, p)(*inputs)
+
+
+def equinox(layer, forward):
+    params, static = eqx.partition(layer, eqx.is_array)
+    return params, lambda p: forward(eqx.combine(p, static))
+
+
+def haiku():
+    layer = hk.without_apply_rng(hk.transform(lambda x: hk.Linear(10, name="up")(x)))
+    return layer.init(KEY, X), lambda p: layer.apply(p, X)
+
+
+# By case: parameters and forward pass, and by path the axes of a parameter that are inputs.
+CASES = {
+    "Linen Dense": (lambda: linen(nn.Dense(10), X), {"params/kernel": (0,)}),
+    "Linen attention": (
+        lambda: linen(nn.MultiHeadDotProductAttention(num_heads=3, out_features=10), X),
+        {"params/value/kernel": (0,), "params/out/kernel": (0, 1)},
+    ),
+    "NNX Linear": (lambda: of_nnx(nnx.Linear(6, 10, rngs=nnx.Rngs(0)), X), {"kernel": (0,)}),
+    "NNX attention": (
+        lambda: of_nnx(
+            nnx.MultiHeadAttention(3, 6, out_features=10, decode=False, rngs=nnx.Rngs(0)), X
+        ),
+        {"value/kernel": (0,), "out/kernel": (0, 1)},
+    ),
+    "Equinox Linear": (
+        lambda: equinox(eqx.nn.Linear(6, 10, key=KEY), lambda layer: layer(X[0])),
+        {"weight": (1,)},
+    ),
+    "Equinox attention": (
+        lambda: equinox(
+            {"attention": eqx.nn.MultiheadAttention(3, 6, output_size=10, key=KEY)},
+            lambda block: block["attention"](X, X, X),
+        ),
+        {"attention/value_proj/weight": (1,), "attention/output_proj/weight": (1,)},
+    ),
+    "Haiku Linear": (haiku, {"up/w": (0,)}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_are_output_units(case):
+    make, inputs = CASES[case]
+    params, forward = make()
+
+    def loss(params):
+        y = forward(params).ravel()
+        return (y * jnp.arange(1.0, y.size + 1)).sum()
+
+    tx = omp.muonplus(1.0, norm="row", shape_scale="none")
+    updates, _ = tx.update(jax.grad(loss)(params), tx.init(params), params)
+    paths, leaves, _ = flatten_tree(updates)
+    found = {
+        "/".join(path).removesuffix("/value"): x for path, x in zip(paths, leaves, strict=True)
+    }
+    for path, axes in inputs.items():
+        rows = jnp.sqrt((found[path] ** 2).sum(axes))
+        np.testing.assert_allclose(rows, 1, rtol=1e-5)
+        outputs = tuple(axis for axis in range(found[path].ndim) if axis not in axes)
+        columns = jnp.sqrt((found[path] ** 2).sum(outputs))
+        assert columns.std() > 0.1 * columns.mean(), path
