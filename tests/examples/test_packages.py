@@ -9,7 +9,7 @@ from tests.support.documents import imported
 ROOT = pathlib.Path(examples.__file__).parent
 FILES = {path.relative_to(ROOT): path for path in ROOT.rglob("*.py")}
 # The order that the docstring of `examples` and the table in its README state.
-ORDER = re.findall(r"\w+", examples.__doc__.strip().splitlines()[-1])
+ORDER = re.findall(r"\w+", examples.__doc__.strip().split("\n\n")[-1])
 
 
 def test_every_package_has_its_place_in_the_order():

@@ -159,7 +159,7 @@ def check_rules(output):
     matrices = {path: row["out x in x batch"] for path, row in table.items()}
     assert matrices["conv"] == "16x9x1"
     assert matrices["experts/up"] == "32x16x4"
-    assert matrices["attention/qkv"] == "16x16x1 + 16x16x1 + 16x16x1"
+    assert matrices["attention/qkv"] == "16x16x3"
     error = output.splitlines()[0]
     assert error.startswith("Without rules: No rule says how these parameters are matrices: conv ")
 

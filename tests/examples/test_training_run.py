@@ -142,7 +142,8 @@ def test_crash_before_the_first_checkpoint_then_resume(tmp_path, text, finished)
 
 
 def test_ctrl_c_in_a_shell_exits_with_130_and_says_how_to_resume(tmp_path, text):
-    flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path)]
+    # So many steps that the run is not over before the signal arrives.
+    flags = [*TOY, "--steps", "100000", "--data.paths", str(text), "--runs-dir", str(tmp_path)]
     process = run_shell(*flags, "--name", "x")
     metrics = tmp_path / "x" / "metrics.jsonl"
     deadline = time.monotonic() + 60

@@ -186,5 +186,5 @@ def test_a_schedule_and_a_count_are_asked_for_too():
 
 def test_other_errors_keep_their_words():
     tx = omp.muonplus(0.1, weight_decay=0.1)
-    with pytest.raises(ValueError, match="requires the current value of parameters"):
+    with pytest.raises(ValueError, match="decay needs the parameters"):
         tx.update(PARAMS, tx.init(PARAMS))
