@@ -175,13 +175,18 @@ def test_signals_become_requests_and_a_second_ctrl_c_interrupts():
 
 
 def test_process_exits_when_another_one_has_ended(capsys):
-    with (
-        unittest.mock.patch("os._exit", side_effect=SystemExit) as leave,
-        pytest.raises(SystemExit),
-    ):
-        processes.exit_without_others(
-            jax.errors.JaxRuntimeError("connection closed by peer\nat ...")
-        )
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with (
+            unittest.mock.patch("os._exit", side_effect=SystemExit) as leave,
+            pytest.raises(SystemExit),
+        ):
+            processes.exit_without_others(
+                jax.errors.JaxRuntimeError("connection closed by peer\nat ...")
+            )
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:  # processes that later tests start would ignore Ctrl-C too
+        signal.signal(signal.SIGINT, before)
     leave.assert_called_once_with(1)
     shown = capsys.readouterr().err
     assert "connection closed by peer\n" in shown and "--resume" in shown
