@@ -68,7 +68,7 @@ def optimizer(
     if row.optimizer == "optax":
         return optax.contrib.muon(0.02, **given)
     if head_size is not None:
-        layer_axes = {"^blocks/": 0} if "blocks" in tree else None
+        layer_axes = trees.LAYER_AXES if "blocks" in tree else None
         given["muon_weight_dimension_numbers"] = omp.per_head(head_size, layer_axes=layer_axes)
     given |= {"compute_dtype": row.compute_dtype, "symmetric_kernel": row.symmetric_kernel}
     sharding = jax.tree.map(lambda x: x.sharding, tree)

@@ -87,7 +87,7 @@ def attention(tree: dict[str, Any]) -> dict[str, Any]:
 
 def dimension_numbers(config: Config) -> dict[str, Any]:
     """What is compared, by name."""
-    layer_axes = {"^blocks/": 0} if config.scanned else None
+    layer_axes = trees.LAYER_AXES if config.scanned else None
     return {
         WHOLE: functools.partial(omp.muon_dimension_numbers, layer_axes=layer_axes),
         "heads of q, k, v": omp.per_head(config.head_size, layer_axes=layer_axes),
@@ -97,12 +97,8 @@ def dimension_numbers(config: Config) -> dict[str, Any]:
 
 def of_whole(seconds: np.ndarray, whole: np.ndarray) -> dict[str, Any]:
     """Median and quartiles, and the ratio to the update of whole kernels in the same round."""
-    low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75])
-    return {
-        "median_s": float(median),
-        "quartiles_s": [float(low), float(high)],
-        "of_whole": float(np.median(seconds / whole)),
-    }
+    ratio = float(np.median(seconds / whole))
+    return {**timing.median_and_quartiles(seconds), "of_whole": ratio}
 
 
 def show(console: Console, rows: list[dict[str, Any]]) -> None:

@@ -147,10 +147,8 @@ def compile_update(tx: optax.GradientTransformation, shapes: Any) -> tuple[Any, 
 
 def timings(seconds: np.ndarray, reference: np.ndarray, muon: np.ndarray) -> dict[str, Any]:
     """Median, quartiles and ratios to two other updates; ratios are taken within each round."""
-    low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75])
     return {
-        "median_s": float(median),
-        "quartiles_s": [float(low), float(high)],
+        **timing.median_and_quartiles(seconds),
         "times_faster": float(np.median(reference / seconds)),
         "percent_over_muon": 100 * float(np.median(seconds / muon) - 1),
     }

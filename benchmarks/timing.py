@@ -38,3 +38,9 @@ def interleaved(
             jax.block_until_ready(result)
             seconds[name].append((time.perf_counter() - begin) / calls)
     return {name: np.array(values) for name, values in seconds.items()}
+
+
+def median_and_quartiles(seconds: np.ndarray) -> dict[str, Any]:
+    """What a record says of the times of one program."""
+    low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75])
+    return {"median_s": float(median), "quartiles_s": [float(low), float(high)]}

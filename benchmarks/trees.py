@@ -54,6 +54,10 @@ def shapes(size: Size, vocabulary: int = 0, dtype: Any = jnp.float32) -> dict[st
     return tree
 
 
+# Of `scanned` trees, as `omp.muon_dimension_numbers` takes it.
+LAYER_AXES = {"^blocks/": 0}
+
+
 def scanned(tree: dict[str, Any]) -> dict[str, Any]:
     """``tree`` with all blocks in one, whose leaves have a leading axis of layers."""
     blocks = [name for name in tree if name.startswith("block_")]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from examples.models.attention_kernels import KERNELS, choose
 from examples.models.layout import Layout
-from examples.settings.model import ModelConfig
+from examples.settings.model import ModelConfig, head_size
 
 
 class KV(NamedTuple):
@@ -51,7 +51,7 @@ def attend(
 
 def empty_kv_cache(config: ModelConfig, rows: int) -> Any:
     """The cache of all layers before the first token: a list, or stacked like the blocks."""
-    shape = (rows, config.context, config.n_head, config.d_model // config.n_head)
+    shape = (rows, config.context, config.n_head, head_size(config))
     empty = jnp.zeros(shape, jnp.dtype(config.compute_dtype))
     if config.scan:
         empty = jnp.zeros((config.n_layer, *shape), empty.dtype)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from examples.models.chunked_attention import chunked_attention
 from examples.models.layout import Layout
-from examples.settings.model import ModelConfig
+from examples.settings.model import ModelConfig, head_size
 from examples.system.errors import UserError
 
 OWN = {"gpu": "cudnn", "tpu": "splash"}
@@ -77,7 +77,7 @@ def choose(config: ModelConfig, layout: Layout, length: int) -> Choice:
     wanted = config.attention
     if wanted == "auto":
         wanted = OWN.get(layout.platform, "chunked")
-    width, dtype = config.d_model // config.n_head, jnp.dtype(config.compute_dtype)
+    width, dtype = head_size(config), jnp.dtype(config.compute_dtype)
     row = jax.ShapeDtypeStruct((1, length, config.n_head, width), dtype)
     reason = ""
     if wanted in OWN.values() and OWN.get(layout.platform) != wanted:

@@ -19,7 +19,7 @@ from examples.models.attention import attend
 from examples.models.language_model import LanguageModel, make_head
 from examples.models.layers import Embed, Linear
 from examples.models.layout import Layout
-from examples.settings.model import ModelConfig, hidden_width
+from examples.settings.model import ModelConfig, head_size, hidden_width
 
 EPSILON = 1e-6  # under the root of RMSNorm, as in the first LLaMA
 ROPE_BASE = 10_000.0  # the slowest pair makes a full turn in about 2 pi times as many tokens
@@ -122,6 +122,6 @@ class LLaMA(LanguageModel):
         """What the head turns into logits, [B, T, D], and the KV cache."""
         x = self.wte(tokens)  # [B, T, D]
         positions = start + jnp.arange(tokens.shape[1])
-        rotations = angles(positions, self.config.d_model // self.config.n_head)
+        rotations = angles(positions, head_size(self.config))
         x, kv_cache = stack.run(self.blocks, self.config, x, kv_cache, start, rotations)
         return self.norm_f(x), kv_cache

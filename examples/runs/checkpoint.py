@@ -14,6 +14,7 @@ from absl import logging
 from examples.runs import integrity, processes
 from examples.runs.leftovers import Leftovers
 from examples.system import files
+from examples.system.differences import MISSING, differences
 from examples.system.errors import UserError
 from examples.training.step import TrainState
 
@@ -200,16 +201,13 @@ def restore_part(
     return step, restored["state"][part]
 
 
-def differing(saved: Any, now: Any, name: str = "") -> list[str]:
+def differing(saved: Any, now: Any) -> list[str]:
     """The saved values that are others now; settings added to the code since are ignored."""
-    if isinstance(saved, dict) and isinstance(now, dict):
-        names = {key: f"{name}.{key}".removeprefix(".").removeprefix("config.") for key in saved}
-        return [
-            found
-            for key, value in saved.items()
-            for found in differing(value, now.get(key), names[key])
-        ]
-    return [] if saved == now else [f"{name} was {saved!r}, and is {now!r}"]
+    return [
+        f"{name.removeprefix('config.')} was {old!r}, and is {None if new is MISSING else new!r}"
+        for name, old, new in differences(saved, now)
+        if old is not MISSING
+    ]
 
 
 def reason(error: Exception) -> str:

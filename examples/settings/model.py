@@ -63,7 +63,7 @@ def check(config: ModelConfig) -> None:
             f"--model.d-model {config.d_model} cannot be cut into {config.n_head} "
             f"heads: choose a multiple of --model.n-head."
         )
-    width = config.d_model // config.n_head
+    width = head_size(config)
     if config.family == "llama" and width % 2:
         raise UserError(
             f"--model.d-model {config.d_model} in {config.n_head} heads gives {width} numbers a "

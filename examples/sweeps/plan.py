@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from examples.settings.run import RunConfig
 from examples.sweeps.command_line import NewSweep
 from examples.sweeps.grid import VARIED
 from examples.system import files
+from examples.system.differences import differences
 from examples.system.errors import UserError
 from examples.system.files import write_atomically
 
@@ -23,7 +23,7 @@ def keep(folder: Path, asked: NewSweep, preset: str, dataset: Dataset) -> None:
     path = folder / "sweep.json"
     if path.exists():
         old = read(path)
-        if different := list(differences(old, plan)):
+        if different := [entry.name for entry in differences(old, plan)]:
             raise UserError(
                 f"{folder} is of another sweep, which has another {', '.join(different)}: choose "
                 "another --name, or give the flags it was begun with."
@@ -61,12 +61,3 @@ def shared_config(config: RunConfig) -> RunConfig:
         seed=default.seed,
         optimizer=dataclasses.replace(config.optimizer, **rule),
     )
-
-
-def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """The names of the entries that differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in dict.fromkeys((*old, *new)):
-            yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-    elif old != new:
-        yield path

@@ -92,12 +92,9 @@ def check_operand(
             f" compute_dtype={operand}. Leave that None, or pass other coefficients, such as"
             " 'polar_express'."
         )
-    if (
-        polar == "gram"
-        and operand == jnp.bfloat16
-        and chosen.restarts is not None
-        and chosen.restarts.bfloat16 == every_step(len(chosen.rows)) != ()
-    ):
+    plain = every_step(len(chosen.rows))  # of one step both forms are the same
+    known = chosen.restarts is None or not plain or chosen.restarts.bfloat16 != plain
+    if polar == "gram" and operand == jnp.bfloat16 and not known:
         raise ValueError(
             f"polar='gram' is less exact than the plain iteration in products of {operand} with"
             f" ns_coeffs={ns_coeffs!r} and {len(chosen.rows)} steps, or diverges. Pass"
