@@ -182,13 +182,14 @@ def test_bfloat16_updates_are_rounded_once_at_the_end(name):
 
 
 @pytest.mark.several_devices
-def test_blocks_that_cross_shards_of_an_explicit_mesh_are_cut_one_by_one():
-    """Types forbid to make a batch of (8, 4, 4) out of 16 on four devices."""
+@pytest.mark.parametrize("sizes", [(8, 4, 4), (4,) * 6])
+def test_blocks_that_cross_shards_of_an_explicit_mesh_are_cut_one_by_one(sizes):
+    """Types forbid to make a batch of six out of 24 on four devices."""
     mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
-    dims = omp.MatrixSpec(0, 1, split_sizes=(8, 4, 4))
+    dims = omp.MatrixSpec(0, 1, split_sizes=sizes)
     tx = baselines.normuon(0.1, muon_weight_dimension_numbers=dims)
     update = jax.jit(lambda g: tx.update(g, tx.init(g), g)[0])
-    grad = jnp.sin(jnp.arange(256.0).reshape(16, 16) ** 2)
+    grad = jnp.sin(jnp.arange(16.0 * sum(sizes)).reshape(16, -1) ** 2)
     with jax.set_mesh(mesh):
         found = update(jax.device_put(grad, NamedSharding(mesh, P("b", "a"))))
     np.testing.assert_allclose(found, update(grad), atol=1e-5)
