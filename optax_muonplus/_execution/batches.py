@@ -37,12 +37,19 @@ class MatrixBatch(NamedTuple):
         """``steps`` of arrays like this one, or with zeros behind the matrices if ``padded``."""
         rows, columns = self.array.shape[-2:]
         shape = (rows, columns) if padded else None
+        alike, others = steps.split()
+
+        def finished(transposed: bool) -> Callable[[jax.Array], jax.Array]:
+            function = for_layout(others, transposed, shape)
+            return lambda x: narrowed(function(x.astype(self.dtype)), self.result_dtype)
 
         def applied(x: jax.Array) -> jax.Array:
-            x = x.astype(self.dtype)
-            for function in steps.functions:
-                x = for_layout(function, self.transposed, shape)(x)
-            return narrowed(x, self.result_dtype)
+            y = for_layout(alike, False, shape)(x.astype(self.dtype))
+            if not isinstance(self.transposed, jax.Array):
+                return finished(self.transposed)(y)
+            # What enters and leaves the branches is written to memory.
+            y = y.astype(narrower(y.dtype, alike.output_dtype))
+            return jax.lax.cond(self.transposed, finished(True), finished(False), y)
 
         return applied
 

@@ -5,7 +5,6 @@ would cost a copy each way. So every function can also say what it is on transpo
 """
 
 import dataclasses
-import functools
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -86,6 +85,11 @@ class MatrixFunction:
         """
         return None
 
+    @property
+    def output_dtype(self) -> jnp.dtype | None:
+        """The dtype that results were rounded to before they got that of the matrices, or None."""
+        return None
+
     def padded(self, shape: tuple[int, int]) -> "MatrixFunction":
         """The function for matrices of ``shape`` that have rows and columns of zeros behind them.
 
@@ -132,6 +136,11 @@ class ViaTranspose(MatrixFunction):
     def input_dtype(self) -> jnp.dtype | None:
         """As the function."""
         return self.function.input_dtype
+
+    @property
+    def output_dtype(self) -> jnp.dtype | None:
+        """As the function."""
+        return self.function.output_dtype
 
     def flops(self, shape: tuple[int, int]) -> int:
         """As the function."""
@@ -180,9 +189,20 @@ class Composition(MatrixFunction):
         """That of the first."""
         return self.functions[0].input_dtype
 
+    @property
+    def output_dtype(self) -> jnp.dtype | None:
+        """That of the last."""
+        return self.functions[-1].output_dtype if self.functions else None
+
     def flops(self, shape: tuple[int, int]) -> int:
         """Their sum."""
         return sum(function.flops(shape) for function in self.functions)
+
+    def split(self) -> "tuple[Composition, Composition]":
+        """The first functions, as many as do not depend on the layout, and the others."""
+        equivariant = [function.transpose_equivariant for function in self.functions]
+        first = (*equivariant, False).index(False)
+        return Composition(self.functions[:first]), Composition(self.functions[first:])
 
 
 def compose(functions: Sequence[MatrixFunction]) -> Composition:
@@ -191,19 +211,16 @@ def compose(functions: Sequence[MatrixFunction]) -> Composition:
 
 
 def for_layout(
-    function: MatrixFunction, transposed: bool | jax.Array, shape: tuple[int, int] | None = None
-) -> Callable[[jax.Array], jax.Array]:
-    """``function`` for matrices stored as (in, out) if ``transposed``, which may be traced.
+    function: MatrixFunction, transposed: bool, shape: tuple[int, int] | None = None
+) -> MatrixFunction:
+    """``function`` for matrices stored as (in, out) if ``transposed``.
 
     Args:
       function: of matrices (out, in).
       transposed: whether they are stored as (in, out).
       shape: as stored, if there are rows and columns of zeros behind the matrices.
     """
-    if isinstance(transposed, jax.Array) and not function.transpose_equivariant:
-        turned, upright = (for_layout(function, t, shape) for t in (True, False))
-        return functools.partial(jax.lax.cond, transposed, turned, upright)
-    chosen = function.transposed() if transposed is True else function
+    chosen = function.transposed() if transposed else function
     return chosen if shape is None else chosen.padded(shape)
 
 

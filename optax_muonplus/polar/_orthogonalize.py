@@ -77,6 +77,12 @@ class Orthogonalize(MatrixFunction):
         rounds = self.polar in ("auto", "newton_schulz") and self.compute_dtype is not None
         return jnp.dtype(self.compute_dtype) if rounds else None
 
+    @property
+    def output_dtype(self) -> jnp.dtype | None:
+        """``compute_dtype`` in both iterations, whose last product is rounded to it."""
+        rounds = self.polar in ("auto", "newton_schulz", "gram") and self.compute_dtype is not None
+        return jnp.dtype(self.compute_dtype) if rounds else None
+
 
 def _hashable(ns_coeffs: CoefficientsLike) -> str | tuple[Any, ...]:
     if isinstance(ns_coeffs, str):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
+from optax_muonplus._execution.batches import MatrixBatch
 from optax_muonplus.matrices._matrix_function import (
     ArrayFunction,
     MatrixFunction,
@@ -46,11 +47,39 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("transposed", [False, "traced"])
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_zeros_behind_a_matrix_change_nothing_and_stay(name, transposed):
     x = jax.random.normal(jax.random.key(0), (2, *SHAPE))
-    chosen = jnp.array(True) if transposed else False
-    expected = for_layout(FUNCTIONS[name], bool(transposed))(x)
-    found = for_layout(FUNCTIONS[name], chosen, SHAPE)(with_zeros(x, FILLED))
+    expected = for_layout(FUNCTIONS[name], transposed)(x)
+    found = for_layout(FUNCTIONS[name], transposed, SHAPE)(with_zeros(x, FILLED))
     np.testing.assert_allclose(found, with_zeros(expected, FILLED), rtol=2e-4, atol=2e-5)
+
+
+STEPS_FOR_A_LAYOUT = {
+    "all": STEPS,
+    "bfloat16": [Orthogonalize(compute_dtype="bfloat16"), *STEPS[1:]],
+    "float16": [Orthogonalize(compute_dtype="float16"), *STEPS[1:]],
+    "exact": [Orthogonalize(polar="svd", compute_dtype="bfloat16"), *STEPS[1:]],
+    "one-sided": [Orthogonalize(preconditioning="aol"), *STEPS[1:]],
+    "none that is alike": STEPS[1:],
+    "all alike": STEPS[:1],
+}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", STEPS_FOR_A_LAYOUT)
+def test_a_layout_known_at_run_time_gives_the_same(name, padded):
+    """Nothing that a branch gets was rounded to more than the digits that it has."""
+    x = jax.random.normal(jax.random.key(0), (2, *SHAPE))
+    steps = compose(STEPS_FOR_A_LAYOUT[name])
+
+    def applied(transposed, array):
+        batch = MatrixBatch(x, transposed, x.dtype, x.dtype)
+        return batch.apply(steps, padded)(array)
+
+    array = with_zeros(x, FILLED) if padded else x
+    for transposed in (False, True):
+        found = jax.jit(applied)(jnp.array(transposed), array)
+        expected = jax.jit(applied, static_argnums=0)(transposed, array)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
