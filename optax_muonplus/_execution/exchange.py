@@ -17,7 +17,7 @@ from optax_muonplus._execution.batches import MatrixBatch
 from optax_muonplus._execution.batching import apply_batched, apply_to_one
 from optax_muonplus._execution.plan import CommGroup, MatrixGroup
 from optax_muonplus._execution.routes import Route
-from optax_muonplus._execution.schedule import Bucket, Task
+from optax_muonplus._execution.schedule import Bucket, Task, read_rows, write_rows
 from optax_muonplus._parameters.matrix_view import MatrixView
 from optax_muonplus.matrices._matrix_function import MatrixFunction, compose
 
@@ -49,7 +49,7 @@ def exchange(
 
 def _packed(bucket: Bucket, shards: Sequence[jax.Array], route: Route) -> jax.Array:
     """The send buffer: one row of shards for each worker."""
-    buffer = jnp.zeros((route.workers, bucket.row), shards[0].dtype)
+    buffer = jax.lax.empty((route.workers, *bucket.lines), shards[0].dtype)
     for segment in bucket.segments:
         buffer = segment.write_send(buffer, shards[segment.group])
     return buffer
@@ -77,7 +77,7 @@ def _moved(
       gather: axes along which all devices get the same rows.
     """
     if own_row:
-        rows = rows.reshape(jax.lax.axis_size(own_row), -1, rows.shape[-1])
+        rows = rows.reshape(jax.lax.axis_size(own_row), -1, *rows.shape[1:])
         rows = jax.lax.dynamic_index_in_dim(rows, jax.lax.axis_index(own_row), 0, False)
     if all_to_all:
         rows = jax.lax.all_to_all(rows, all_to_all, 0, 0, tiled=True)
@@ -147,6 +147,8 @@ def _work_on_remainder(
 
     def work(shards: jax.Array) -> jax.Array:
         matrices = jax.lax.switch(which, [layout.read for layout in layouts], shards)
+        # Else XLA moves the cast to float32 into the branches, which then return twice the bytes.
+        matrices = jax.lax.optimization_barrier(matrices)
         outputs = []
         for i, matrix in enumerate(matrices):
             transposed = _select([layout.transposed[i] for layout in layouts], which)
@@ -155,13 +157,13 @@ def _work_on_remainder(
         return jax.lax.switch(which, [layout.write for layout in layouts], outputs)
 
     size = task.segments[0].shard_size
-    shards = jax.lax.dynamic_slice_in_dim(buffer, offset, size, 1)
+    shards = read_rows(buffer, offset, size)
     if table[0].all():
         outputs = work(shards)
     else:
-        idle = jax.lax.dynamic_slice_in_dim(results, offset, size, 1)
+        idle = read_rows(results, offset, size)
         outputs = jax.lax.cond(has_item == 1, work, lambda _: idle, shards)
-    return jax.lax.dynamic_update_slice_in_dim(results, outputs, offset, 1)
+    return write_rows(results, outputs, offset)
 
 
 def _select(choices: Sequence[bool], which: jax.Array) -> bool | jax.Array:

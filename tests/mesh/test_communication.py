@@ -85,8 +85,23 @@ def test_an_update_is_two_all_to_alls():
     mesh = make_mesh((4, 2), "ab")
     tree = {f"{i}": {"kernel": shape(64, 64)} for i in range(32)}
     wanted = jax.tree.map(lambda _: NamedSharding(mesh, P("a", "b")), tree)
-    found = collectives(lowered_update(omp.muonplus(0.1, sharding=wanted), tree, wanted).compile())
-    assert found == ["all-to-all"] * 2
+    lowered = lowered_update(omp.muonplus(0.1, sharding=wanted), tree, wanted)
+    assert collectives(lowered.compile()) == ["all-to-all"] * 2
+    # From 8 senders 4 shards of 8 x 64, in lines of 128 that a TPU does not have to store anew.
+    assert re.findall(r"all_to_all.*-> tensor<(.*)xf32>", lowered.as_text()) == ["8x16x128"] * 2
+
+
+def test_branches_get_and_return_bfloat16():
+    """A device has a wide matrix or a tall one, which share the iteration but not the norms."""
+    mesh = make_mesh((4, 2), "ab")
+    shapes = {"up": (D, 4 * D), "down": (4 * D, D)}
+    tree = {name: {"kernel": shape(*s, dtype=jnp.bfloat16)} for name, s in shapes.items()}
+    wanted = jax.tree.map(lambda _: NamedSharding(mesh, P("a", "b")), tree)
+    tx = omp.muonplus(0.1, sharding=wanted, compute_dtype="bfloat16")
+    text = lowered_update(tx, tree, wanted).as_text()
+    # What branches return that is as large as a matrix: which one, whether there is one, ...
+    returned = re.findall(rf"\(tensor<i32>\) -> tensor<(?:1x)?{D}x{4 * D}x(\w+)>", text)
+    assert len(returned) >= 3 and set(returned) == {"bf16"}
 
 
 @pytest.mark.parametrize(
