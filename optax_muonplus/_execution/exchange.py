@@ -15,9 +15,10 @@ import numpy as np
 
 from optax_muonplus._execution.batches import MatrixBatch
 from optax_muonplus._execution.batching import apply_batched, apply_to_one
+from optax_muonplus._execution.lines import LINE, from_lines, in_lines
 from optax_muonplus._execution.plan import CommGroup, MatrixGroup
 from optax_muonplus._execution.routes import Route
-from optax_muonplus._execution.schedule import Bucket, Task, read_rows, write_rows
+from optax_muonplus._execution.schedule import Bucket, Task
 from optax_muonplus._parameters.matrix_view import MatrixView
 from optax_muonplus.matrices._matrix_function import MatrixFunction, compose
 
@@ -30,7 +31,7 @@ def exchange(
     Args:
       functions: functions of matrices, applied one after the other.
       comm_group: the plan for these items.
-      shards: for each group of matrices the shards that this device holds, ``(items, elements)``.
+      shards: for each group of matrices the shards that this device holds, ``(items, lines, 128)``.
 
     Returns:
       Arrays like ``shards``, in the dtype of results.
@@ -49,7 +50,7 @@ def exchange(
 
 def _packed(bucket: Bucket, shards: Sequence[jax.Array], route: Route) -> jax.Array:
     """The send buffer: one row of shards for each worker."""
-    buffer = jax.lax.empty((route.workers, *bucket.lines), shards[0].dtype)
+    buffer = jax.lax.empty((route.workers, bucket.row, LINE), shards[0].dtype)
     for segment in bucket.segments:
         buffer = segment.write_send(buffer, shards[segment.group])
     return buffer
@@ -101,7 +102,8 @@ def _work(
     views: list[MatrixView] = []
     for segment in common:
         group = groups[segment.group]
-        items = group.join(segment.read_receive(buffer), names)
+        shards = from_lines(segment.read_receive(buffer), group.shard_size)
+        items = group.join(shards, names)
         views.append(group.view.stacked(segment.items_each))
         batches.append(
             [
@@ -113,7 +115,7 @@ def _work(
     for segment, view, parts in zip(common, views, batches, strict=True):
         items = view.from_matrices([next(outputs) for _ in parts])
         shards = groups[segment.group].cut(items, names)
-        results = segment.write_receive(results, shards)
+        results = segment.write_receive(results, in_lines(shards))
     for task in bucket.tasks:
         if not task.is_common(route.workers):
             source = results if in_place else buffer
@@ -146,7 +148,8 @@ def _work_on_remainder(
     steps = compose(functions)
 
     def work(shards: jax.Array) -> jax.Array:
-        matrices = jax.lax.switch(which, [layout.read for layout in layouts], shards)
+        elements = from_lines(shards, groups[present[0]].shard_size)
+        matrices = jax.lax.switch(which, [layout.read for layout in layouts], elements)
         # Else XLA moves the cast to float32 into the branches, which then return twice the bytes.
         matrices = jax.lax.optimization_barrier(matrices)
         outputs = []
@@ -154,16 +157,16 @@ def _work_on_remainder(
             transposed = _select([layout.transposed[i] for layout in layouts], which)
             batch = MatrixBatch(matrix, transposed, comm_group.dtype, comm_group.result_dtype)
             outputs.append(apply_to_one(steps, batch))
-        return jax.lax.switch(which, [layout.write for layout in layouts], outputs)
+        return in_lines(jax.lax.switch(which, [layout.write for layout in layouts], outputs))
 
-    size = task.segments[0].shard_size
-    shards = read_rows(buffer, offset, size)
+    lines = task.segments[0].shard_lines
+    shards = jax.lax.dynamic_slice_in_dim(buffer, offset, lines, 1)
     if table[0].all():
         outputs = work(shards)
     else:
-        idle = read_rows(results, offset, size)
+        idle = jax.lax.dynamic_slice_in_dim(results, offset, lines, 1)
         outputs = jax.lax.cond(has_item == 1, work, lambda _: idle, shards)
-    return write_rows(results, outputs, offset)
+    return jax.lax.dynamic_update_slice_in_dim(results, outputs, offset, 1)
 
 
 def _select(choices: Sequence[bool], which: jax.Array) -> bool | jax.Array:

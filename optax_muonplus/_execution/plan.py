@@ -1,22 +1,22 @@
 """What is decided about sharded matrices before anything is traced, as one value.
 
-A worked example. Two devices shard three matrices of 4 x 4 by rows (``P("x")``). A shard has 8
-elements.
+A worked example. Two devices shard three matrices of 64 x 64 by rows (``P("x")``). A shard has 2048
+elements, which are sent as 16 lines of 128.
 
 - All three are alike, so that they form one :class:`MatrixGroup`, and travel over the same axes in
   the same dtypes, so that they form one :class:`CommGroup`.
 - Three matrices on two workers: one for each worker, and one left over, for worker 0. The schedule
-  has two tasks: one that both workers have (matrices 0 and 1, columns 0 to 7 of the buffers), and
-  one that worker 0 has alone (matrix 2, columns 8 to 15). All fit into one bucket, whose row is 16.
-- Each device packs a send buffer ``(2 workers, 16)``::
+  has two tasks: one that both workers have (matrices 0 and 1, lines 0 to 15 of the buffers), and
+  one that worker 0 has alone (matrix 2, lines 16 to 31). All fit into one bucket, whose row is 32.
+- Each device packs a send buffer ``(2 workers, 32, 128)``::
 
       for worker 0: [its shard of matrix 0 | its shard of matrix 2]
-      for worker 1: [its shard of matrix 1 | zeros               ]
+      for worker 1: [its shard of matrix 1 | anything            ]
 
-- One all-to-all exchanges the rows. Worker 0 then has ``(2 senders, 16)``: both shards of matrix 0
-  and both of matrix 2; it joins them to whole matrices and works on them, while worker 1 works on
-  matrix 1. The second all-to-all sends the results back the same way, in the same places.
-- The loads are 2 and 1 matrices. A device receives 16 elements each way.
+- One all-to-all exchanges the rows. Worker 0 then has ``(2 senders, 32, 128)``: both shards of
+  matrix 0 and both of matrix 2; it joins them to whole matrices and works on them, while worker 1
+  works on matrix 1. The second all-to-all sends the results back the same way, in the same places.
+- The loads are 2 and 1 matrices. A device receives 32 lines each way.
 """
 
 import dataclasses
@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
+from optax_muonplus._execution.lines import line_count
 from optax_muonplus._execution.routes import Axes, Route, cheapest_route
 from optax_muonplus._execution.schedule import GroupSize
 from optax_muonplus._parameters.leaves import LeafInfo
@@ -53,6 +54,11 @@ class MatrixGroup:
     sizes: tuple[tuple[str, int], ...]
 
     @property
+    def shard_size(self) -> int:
+        """How many elements one device's shard of an item has."""
+        return math.prod(self.local_shape)
+
+    @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of one device's shard of an item."""
         return tuple(
@@ -67,7 +73,7 @@ class MatrixGroup:
         flops = math.prod(self.view.shape)  # one for each element, if nothing else
         flops += sum(f.flops(shape) for shape in shapes for f in functions)
         sides = tuple((min(shape), max(shape)) for shape in shapes)
-        return GroupSize(count, math.prod(self.local_shape), sides, flops)
+        return GroupSize(count, line_count(self.shard_size), sides, flops)
 
     def join(self, shards: jax.Array, names: tuple[str, ...]) -> jax.Array:
         """Items ``(count, *shape)`` of shards ``(devices along names, count, elements)``."""

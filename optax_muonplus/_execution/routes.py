@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from optax_muonplus._execution.lines import LINE
 from optax_muonplus._execution.schedule import Bucket, GroupSize, assign
 
 # As long as the move of one byte takes: an H100 does about 0.25e15 FLOPs of float32 products a
@@ -113,11 +114,11 @@ def _route(
     working = [name for name in names if name in replicas + all_to_all]
     order = [working.index(name) for name in replicas + all_to_all]
     before = loads.max(axis=others).transpose(order).flatten().tolist()
-    buckets, after = assign(groups, before, BUCKET_BYTES // max(itemsizes))
+    buckets, after = assign(groups, before, BUCKET_BYTES // (LINE * max(itemsizes)))
     added = np.array([n - m for n, m in zip(after, before, strict=True)])
     added = added.reshape([axes.sizes[name] for name in replicas + all_to_all])
     added = added.transpose(np.argsort(order))
-    row = sum(bucket.row for bucket in buckets)
+    row = LINE * sum(bucket.row for bucket in buckets)
     received = ((a - 1) + a * (g - 1)) * row, ((a - 1) + a * (r - 1)) * row
     total = loads + np.expand_dims(added, others)
     return Route(all_to_all, gather, replicas, a * r, buckets, total, received)

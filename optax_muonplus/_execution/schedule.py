@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import jax
 
+from optax_muonplus._execution.lines import LINE
+
 
 class GroupSize(NamedTuple):
     """What the schedule knows of a group of matrices alike in shape, layout and sharding.
@@ -20,30 +22,23 @@ class GroupSize(NamedTuple):
 
     Attributes:
       count: how many items there are.
-      shard_size: elements in one shard of an item.
+      shard_lines: lines that one shard of an item takes.
       shapes: (shorter, longer side) of the matrices in an item.
       flops: that the work on an item takes.
     """
 
     count: int
-    shard_size: int
+    shard_lines: int
     shapes: tuple[tuple[int, int], ...]
     flops: int
-
-
-# Elements in a line of a buffer. A TPU stores the last two axes of an array in tiles of 16 x 128
-# bfloat16 numbers. With lines of 128 a tile belongs to one worker, and an all-to-all moves it as it
-# is. In a buffer (workers, row) a tile has numbers of 16 workers, and XLA copies the whole buffer
-# before and after each all-to-all: 5 of 42 million cycles for LLaMA-7B on 256 chips of v5e.
-LINE = 128
 
 
 class Segment(NamedTuple):
     """Consecutive items of one group, for consecutive workers, at one place in their buffers.
 
-    A *send buffer* ``(workers, lines, line)`` has one row for each worker. A worker's *receive
-    buffer* ``(senders, lines, line)`` has the row that each sender has for it. A row is cut into
-    lines. A segment has the same place in both buffers, and knows how to read and write itself.
+    A *send buffer* ``(workers, row, 128)`` has one row of lines for each worker. A worker's
+    *receive buffer* ``(senders, row, 128)`` has the row that each sender has for it. A segment has
+    the same lines in both, and knows how to read and write itself.
 
     Attributes:
       group: index of the group.
@@ -51,8 +46,8 @@ class Segment(NamedTuple):
       start: the first worker.
       stop: the worker behind the last.
       items_each: items for each worker.
-      shard_size: elements in one shard of an item.
-      offset: elements before it in a row.
+      shard_lines: lines that one shard of an item takes.
+      offset: its first line in a row.
     """
 
     group: int
@@ -60,7 +55,7 @@ class Segment(NamedTuple):
     start: int
     stop: int
     items_each: int
-    shard_size: int
+    shard_lines: int
     offset: int = 0
 
     @property
@@ -70,49 +65,29 @@ class Segment(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How many elements of a row it has."""
-        return self.items_each * self.shard_size
+        """How many lines of a row it has."""
+        return self.items_each * self.shard_lines
 
     def write_send(self, buffer: jax.Array, shards: jax.Array) -> jax.Array:
-        """The send buffer with this segment's items, of the shards ``(items, size)`` of all."""
+        """The send buffer with this segment's items; ``shards`` ``(items, lines, 128)`` has all."""
         own = shards[self.first : self.first + self.items]
-        return write_rows(buffer, own.reshape(self.stop - self.start, -1), self.offset, self.start)
+        rows = own.reshape(self.stop - self.start, self.width, LINE)
+        return jax.lax.dynamic_update_slice(buffer, rows, (self.start, self.offset, 0))
 
     def read_send(self, buffer: jax.Array) -> jax.Array:
-        """This segment's items in a send buffer, ``(items, size)``."""
-        rows = read_rows(buffer[self.start : self.stop], self.offset, self.width)
-        return rows.reshape(self.items, -1)
+        """This segment's items in a send buffer, ``(items, lines, 128)``."""
+        rows = buffer[self.start : self.stop, self.offset : self.offset + self.width]
+        return rows.reshape(self.items, self.shard_lines, LINE)
 
     def write_receive(self, buffer: jax.Array, shards: jax.Array) -> jax.Array:
         """The receive buffer with ``shards``, of a shape as :meth:`read_receive` returns."""
-        return write_rows(buffer, shards.reshape(len(buffer), -1), self.offset)
+        rows = shards.reshape(len(buffer), self.width, LINE)
+        return jax.lax.dynamic_update_slice(buffer, rows, (0, self.offset, 0))
 
     def read_receive(self, buffer: jax.Array) -> jax.Array:
-        """This segment's shards in a worker's receive buffer, ``(senders, items_each, size)``."""
-        rows = read_rows(buffer, self.offset, self.width)
-        return rows.reshape(len(buffer), self.items_each, -1)
-
-
-def read_rows(buffer: jax.Array, offset: int | jax.Array, width: int) -> jax.Array:
-    """``width`` elements from ``offset`` on of every row of a buffer: ``(rows, width)``."""
-    line = buffer.shape[-1]
-    start = 0, offset // line, offset % line
-    lines = jax.lax.dynamic_slice(buffer, start, (len(buffer), *_lines(line, width)))
-    return lines.reshape(len(buffer), width)
-
-
-def write_rows(
-    buffer: jax.Array, rows: jax.Array, offset: int | jax.Array, first: int = 0
-) -> jax.Array:
-    """The buffer with ``rows`` from row ``first`` and element ``offset`` on."""
-    line = buffer.shape[-1]
-    lines = rows.reshape(len(rows), *_lines(line, rows.shape[1]))
-    return jax.lax.dynamic_update_slice(buffer, lines, (first, offset // line, offset % line))
-
-
-def _lines(line: int, width: int) -> tuple[int, int]:
-    """The shape of ``width`` elements: whole lines, or a part of the only one."""
-    return max(1, width // line), min(width, line)
+        """This segment's shards in a receive buffer, ``(senders, items_each, lines, 128)``."""
+        rows = buffer[:, self.offset : self.offset + self.width]
+        return rows.reshape(len(buffer), self.items_each, self.shard_lines, LINE)
 
 
 class Task(NamedTuple):
@@ -131,17 +106,11 @@ class Bucket(NamedTuple):
 
     Attributes:
       tasks: in order.
-      row: elements in a row of the buffers, which each worker receives from each sender.
+      row: lines in a row of the buffers, which each worker receives from each sender.
     """
 
     tasks: tuple[Task, ...]
     row: int
-
-    @property
-    def lines(self) -> tuple[int, int]:
-        """The shape of a row: as one line, unless all shards fill lines of :data:`LINE`."""
-        whole = all(segment.shard_size % LINE == 0 for segment in self.segments)
-        return (self.row // LINE, LINE) if whole else (1, self.row)
 
     @property
     def segments(self) -> list[Segment]:
@@ -150,33 +119,33 @@ class Bucket(NamedTuple):
 
 
 def assign(
-    sizes: Sequence[GroupSize], loads: Sequence[int], max_elements: int
+    sizes: Sequence[GroupSize], loads: Sequence[int], max_lines: int
 ) -> tuple[tuple[Bucket, ...], list[int]]:
     """Buckets for the workers, and the loads of the workers with the work on them.
 
     Args:
       sizes: of the groups of matrices.
       loads: FLOPs that each worker has to do besides.
-      max_elements: of a bucket on one device, unless one task alone has more.
+      max_lines: of a bucket on one device, unless one task alone has more.
     """
     # Assigning the last even round one by one too may level what other groups leave uneven.
-    schedules = (_scheduled(sizes, loads, max_elements, held_back) for held_back in (0, 1))
+    schedules = (_scheduled(sizes, loads, max_lines, held_back) for held_back in (0, 1))
     return min(schedules, key=lambda schedule: max(schedule[1]))
 
 
 def _scheduled(
-    sizes: Sequence[GroupSize], loads: Sequence[int], max_elements: int, held_back: int
+    sizes: Sequence[GroupSize], loads: Sequence[int], max_lines: int, held_back: int
 ) -> tuple[tuple[Bucket, ...], list[int]]:
     workers = len(loads)
     shares = [max(0, size.count // workers - held_back) for size in sizes]
     even = sum(share * size.flops for share, size in zip(shares, sizes, strict=True))
     remainders, loads = _assign_remainders(sizes, shares, [load + even for load in loads])
-    tasks = [*_even(sizes, shares, workers, max_elements), *_uneven(sizes, remainders)]
-    return _buckets(tasks, workers, max_elements), loads
+    tasks = [*_even(sizes, shares, workers, max_lines), *_uneven(sizes, remainders)]
+    return _buckets(tasks, workers, max_lines), loads
 
 
 def _buckets(
-    tasks: Sequence[Sequence[Segment]], workers: int, max_elements: int
+    tasks: Sequence[Sequence[Segment]], workers: int, max_lines: int
 ) -> tuple[Bucket, ...]:
     """``tasks`` in buckets, each segment behind the others in its workers' rows.
 
@@ -188,7 +157,7 @@ def _buckets(
     for segments in tasks:
         width = segments[0].width
         longest = max(rows[worker] for s in segments for worker in range(s.start, s.stop)) + width
-        if current and longest > max(rows) and longest * workers > max_elements:
+        if current and longest > max(rows) and longest * workers > max_lines:
             buckets.append(Bucket(tuple(current), max(rows)))
             current, rows = [], [0] * workers
         current.append(_task([s._replace(offset=rows[s.start]) for s in segments]))
@@ -201,14 +170,14 @@ def _buckets(
 
 
 def _even(
-    sizes: Sequence[GroupSize], shares: Sequence[int], workers: int, max_elements: int
+    sizes: Sequence[GroupSize], shares: Sequence[int], workers: int, max_lines: int
 ) -> Iterator[list[Segment]]:
     """Tasks for what all workers get as many of, in runs that fit into a bucket."""
     for group, (size, share) in enumerate(zip(sizes, shares, strict=True)):
-        at_once = max(1, max_elements // (size.shard_size * workers))
+        at_once = max(1, max_lines // (size.shard_lines * workers))
         for start in range(0, share, at_once):
             each = min(at_once, share - start)
-            yield [Segment(group, start * workers, 0, workers, each, size.shard_size)]
+            yield [Segment(group, start * workers, 0, workers, each, size.shard_lines)]
 
 
 def _assign_remainders(
@@ -236,8 +205,8 @@ def _uneven(
         seen: collections.Counter[Hashable] = collections.Counter()
         for group, item in items:
             size = sizes[group]
-            alike = size.shapes, size.shard_size
-            segment = Segment(group, item, worker, worker + 1, 1, size.shard_size)
+            alike = size.shapes, size.shard_lines
+            segment = Segment(group, item, worker, worker + 1, 1, size.shard_lines)
             tasks.setdefault((alike, seen[alike]), []).append(segment)
             seen[alike] += 1
     return list(tasks.values())

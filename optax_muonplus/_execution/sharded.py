@@ -1,5 +1,6 @@
 """Functions on matrices that lie in shards on a mesh, each matrix whole on one of its devices."""
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -8,9 +9,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from optax_muonplus._execution.exchange import exchange
+from optax_muonplus._execution.lines import from_lines, in_lines
 from optax_muonplus._execution.plan import CommGroup, Member, plan
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import usable_axes
+from optax_muonplus._xla.loops import stacked
 from optax_muonplus.matrices._matrix_function import MatrixFunction, StaticPart, split_arrays
 from optax_muonplus.matrices._precision import narrowed
 
@@ -86,7 +89,7 @@ def _exchanged(
         return _to_items(narrowed(shards[i], comm_group.transfer_dtype), members[i])
 
     groups = comm_group.members.values()
-    items = [jnp.concatenate([to_items(i) for i in indices]) for indices in groups]
+    items = [_joined([to_items(i) for i in indices]) for indices in groups]
     outputs = exchange(functions, comm_group, items)
     results = {}
     for indices, output in zip(comm_group.members.values(), outputs, strict=True):
@@ -97,12 +100,20 @@ def _exchanged(
     return results
 
 
+def _joined(arrays: list[jax.Array]) -> jax.Array:
+    """Items of several arrays in one. A GPU writes them with fewer operations, a TPU in place."""
+    if len(arrays) == 1:
+        return arrays[0]
+    return jax.lax.platform_dependent(arrays, tpu=stacked, default=jnp.concatenate)
+
+
 def _to_items(shard: jax.Array, member: Member) -> jax.Array:
-    """A shard as ``(items, elements)``."""
-    return shard.transpose(member.order).reshape(member.items, -1)
+    """A shard as ``(items, lines, 128)``."""
+    return in_lines(shard.transpose(member.order).reshape(member.items, -1))
 
 
 def _from_items(items: jax.Array, member: Member) -> jax.Array:
     """The inverse of :func:`_to_items`."""
-    moved = items.reshape([member.local_shape[axis] for axis in member.order])
+    shape = [member.local_shape[axis] for axis in member.order]
+    moved = from_lines(items, math.prod(shape) // member.items).reshape(shape)
     return moved.transpose([member.order.index(axis) for axis in range(moved.ndim)])

@@ -1,6 +1,7 @@
 """A function of many arrays or slices of one shape, in a program that contains it once."""
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -135,15 +136,16 @@ def _slice_derivative(
 
 @jax.custom_jvp
 def stacked(arrays: list[jax.Array]) -> jax.Array:
-    """Arrays ``(1, ...)`` of one shape in one, each written by the operation that computes it.
+    """Arrays in one, along their first axis, each written by the operation that computes it.
 
     A short ``jnp.concatenate`` is a pass of its own over all of them on a TPU.
     """
     if len(arrays) == 1:
         return arrays[0]
-    stack = jax.lax.empty((len(arrays), *arrays[0].shape[1:]), arrays[0].dtype)
-    for i, x in enumerate(arrays):
-        stack = jax.lax.dynamic_update_slice_in_dim(stack, x, i, 0)
+    stops = list(itertools.accumulate(len(x) for x in arrays))
+    stack = jax.lax.empty((stops[-1], *arrays[0].shape[1:]), arrays[0].dtype)
+    for x, stop in zip(arrays, stops, strict=True):
+        stack = jax.lax.dynamic_update_slice_in_dim(stack, x, stop - len(x), 0)
     return stack
 
 

@@ -18,7 +18,7 @@ def route(count, n=1024, m=1024, sharding=("a", "b"), replicas=(), **sizes):
     sizes = sizes or {"a": 4, "b": 2} | {axis: 8 for axis in replicas}
     sizes = {axis: sizes[axis] for axis in sizes if axis in sharding + replicas}
     shards = math.prod(sizes[axis] for axis in sharding)
-    stock = GroupSize(count, n * m // shards, ((n, m),), operations(n, m))
+    stock = GroupSize(count, n * m // (128 * shards), ((n, m),), operations(n, m))
     loads = np.zeros(list(sizes.values()), np.int64)
     return cheapest_route([stock], Axes(sizes, sharding, replicas), (4, 4), loads)
 

@@ -35,7 +35,7 @@ def test_every_matrix_is_assigned_once(sizes, busy, most):
     for bucket in buckets:
         rows = [[0] * bucket.row for _ in range(workers)]
         for task in bucket.tasks:
-            shapes = {(sizes[b.group].shapes, sizes[b.group].shard_size) for b in task.segments}
+            shapes = {(sizes[b.group].shapes, sizes[b.group].shard_lines) for b in task.segments}
             assert len(shapes) == 1  # one part of the program can work on all of them
             taken = []
             for segment in task.segments:
