@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
-from optax_muonplus._execution import batching, routes, stacks
+from optax_muonplus._execution import batching, routes, sharded, stacks
+from optax_muonplus._xla import loops
 from tests.support.mesh import (
     AUTO,
     DIMS,
@@ -51,12 +52,18 @@ def test_every_mesh_gives_the_update_of_one_device(name):
                 assert momentum.sharding.is_equivalent_to(sharding, momentum.ndim)
 
 
+@pytest.mark.parametrize("platform", ["GPU", "TPU"])
 @pytest.mark.parametrize("name", ["fsdp x tensor", "with replicas, explicit"])
-def test_stacked_matrices_get_the_update_of_one_device(name, monkeypatch):
+def test_accelerators_give_the_update_of_one_device(name, platform, monkeypatch):
+    """Matrices are stacked there, and a TPU joins shards in a way of its own."""
     sizes, names, a, b, types = MESHES[name]
     wanted = shardings(make_mesh(sizes, names, types), a, b)
     tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=wanted)
-    monkeypatch.setattr(batching, "_looped", stacks.work_on_stacks)
+    if platform == "TPU":
+        monkeypatch.setattr(batching, "_looped", stacks.map_stacks)
+        monkeypatch.setattr(sharded, "_joined", loops.stacked)
+    else:
+        monkeypatch.setattr(batching, "_looped", stacks.work_on_stacks)
     updates, _ = two_steps(tx, jax.device_put(gradients(), wanted))
     assert_same(updates, alone()[0], wanted)
 
