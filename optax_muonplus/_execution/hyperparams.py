@@ -1,4 +1,4 @@
-"""The hyperparameters of functions on matrices, as arguments of ``jax.jit`` and ``jax.shard_map``."""
+"""Hyperparameters of functions on matrices, as arguments of ``jax.jit`` and ``jax.shard_map``."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
