@@ -38,6 +38,7 @@ class MatrixBatch(NamedTuple):
         rows, columns = self.array.shape[-2:]
         shape = (rows, columns) if padded else None
         alike, others = steps.split()
+        layout = self.transposed if others.functions else False
 
         def finished(transposed: bool) -> Callable[[jax.Array], jax.Array]:
             function = for_layout(others, transposed, shape)
@@ -45,11 +46,11 @@ class MatrixBatch(NamedTuple):
 
         def applied(x: jax.Array) -> jax.Array:
             y = for_layout(alike, False, shape)(x.astype(self.dtype))
-            if not isinstance(self.transposed, jax.Array):
-                return finished(self.transposed)(y)
+            if not isinstance(layout, jax.Array):
+                return finished(layout)(y)
             # What enters and leaves the branches is written to memory.
             y = y.astype(narrower(y.dtype, alike.output_dtype))
-            return jax.lax.cond(self.transposed, finished(True), finished(False), y)
+            return jax.lax.cond(layout, finished(True), finished(False), y)
 
         return applied
 

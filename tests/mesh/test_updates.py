@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
-from optax_muonplus._execution import batching, routes, sharded, stacks
+from optax_muonplus._execution import batching, routes, stacks
 from optax_muonplus._xla import loops
 from tests.support.mesh import (
     AUTO,
@@ -61,7 +61,7 @@ def test_accelerators_give_the_update_of_one_device(name, platform, monkeypatch)
     tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=wanted)
     if platform == "TPU":
         monkeypatch.setattr(batching, "_looped", stacks.map_stacks)
-        monkeypatch.setattr(sharded, "_joined", loops.stacked)
+        monkeypatch.setattr("optax_muonplus._execution.sharded._joined", loops.stacked)
     else:
         monkeypatch.setattr(batching, "_looped", stacks.work_on_stacks)
     updates, _ = two_steps(tx, jax.device_put(gradients(), wanted))
