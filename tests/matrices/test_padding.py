@@ -83,6 +83,8 @@ def test_a_layout_known_at_run_time_gives_the_same(name, padded):
         traced = jax.jit(applied).trace(jnp.array(transposed), array)
         branches = [x for x in traced.jaxpr.eqns if x.primitive.name == "cond"]
         assert len(branches) == (name != "all alike")  # one for all steps that ask for the layout
+        entering = {str(x.aval.dtype) for branch in branches for x in branch.invars[1:]}
+        assert entering <= {"bfloat16" if name == "bfloat16" else "float32"}
         found = jax.jit(applied)(jnp.array(transposed), array)
         expected = jax.jit(applied, static_argnums=0)(transposed, array)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
