@@ -97,9 +97,11 @@ def test_per_head_is_described(family, scan):
     table = optimizers.describe(OptimizerConfig(per_head=True), params, head_size(model))
     lines = {line.split()[0]: line for line in table.splitlines()}
     where = "blocks" if scan else "blocks/{0..1}"
-    for name in ("query", "key", "value"):
-        assert f"4x16x{8 if scan else 4} " in lines[f"{where}/attn/{name}/kernel"]
-    assert f"16x16x{2 if scan else 1} " in lines[f"{where}/attn/out/kernel"]
+    layers = 2 if scan else 1
+    sizes = {"qkv": 12} if family == "gpt" else {"query": 4, "key": 4, "value": 4}
+    for name, heads in sizes.items():
+        assert f"4x16x{heads * layers} " in lines[f"{where}/attn/{name}/kernel"]
+    assert f"16x16x{layers} " in lines[f"{where}/attn/out/kernel"]
 
 
 @pytest.mark.parametrize("name", sorted({*get_args(Optimizer)} - {"adamw"}))
