@@ -21,7 +21,7 @@ JORDAN = (3.4445, -4.7750, 2.0315)
 NORMS = ("none", "col", "row", "col_row", "row_col")
 HEADS, LAYERS, WIDTH, VOCABULARY, POSITIONS = 2, 2, 16, 31, 10
 INNER = {"gpt": 64, "llama": 40}
-STEPS, MICRO_BATCHES, ROWS, TOKENS = 20, 2, 2, 8
+STEPS, MICRO_BATCHES, ROWS, TOKENS = 40, 3, 2, 8
 RATE, DECAY, BETA, ADAM_BETAS, ADAM_EPS, GUARD = 0.01, 0.1, 0.95, (0.95, 0.95), 1e-8, 1e-7
 
 
