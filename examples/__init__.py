@@ -3,6 +3,6 @@
 The modules here are commands and scripts to read; the rest is in packages. Imports between packages
 run one way: each package imports only from those before it, and commands from all of them.
 
-    system, compiled, settings, models, data, training, forecast, runs, inference, sweeps,
-    paper, hosts
+    system, compiled, settings, models, data, training, forecast, runs, parity, inference,
+    sweeps, paper, hosts
 """

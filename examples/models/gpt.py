@@ -3,6 +3,10 @@
 Glossary of shapes: B rows, T tokens in a row, D model width, H heads, K = D / H, F width inside an
 MLP, V vocabulary. Every weight is a 2-D (in, out) kernel, so that the default rules of
 `optax_muonplus` apply.
+
+By default it is the GPT of the Muon+ paper as its code has it (K1seki221/MuonPlus @8a9ace1): a
+fused projection to queries, keys and values, LayerNorm in the blocks and an RMSNorm before the
+head, and output projections that begin smaller in deeper models.
 """
 
 from typing import Any
@@ -14,33 +18,28 @@ from flax import nnx
 from examples.models import stack
 from examples.models.attention import attend
 from examples.models.language_model import LanguageModel, make_head
-from examples.models.layers import Embed, Linear
+from examples.models.layers import Embed, Linear, output_std, rms_norm
 from examples.models.layout import Layout
+from examples.models.projections import Projections
 from examples.settings.model import ModelConfig, hidden_width
 
+FINAL_EPSILON = 1e-6  # under the root of the RMSNorm before the head, as in the paper's code
 
-class Attention(nnx.Module):
+
+class Attention(Projections):
     """Causal self-attention."""
 
     def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
-        d = config.d_model
-        self.config, self.layout = config, layout
-        self.query = Linear(d, d, ("embed", "heads"), config, layout, rngs)
-        self.key = Linear(d, d, ("embed", "heads"), config, layout, rngs)
-        self.value = Linear(d, d, ("embed", "heads"), config, layout, rngs)
-        self.out = Linear(d, d, ("heads", "embed"), config, layout, rngs)
+        super().__init__(config, layout, rngs, use_bias=True)
+        self.layout = layout
 
     def __call__(
         self, x: jax.Array, kv_cache: Any, start: jax.Array | int
     ) -> tuple[jax.Array, Any]:
         """Lets each position attend to itself and to earlier positions."""
-        b, t, d = x.shape
-        heads = (b, t, self.config.n_head, d // self.config.n_head)
-        q = self.query(x).reshape(heads)  # [B, T, H, K]
-        k = self.key(x).reshape(heads)
-        v = self.value(x).reshape(heads)
+        q, k, v = self.heads(x)  # [B, T, H, K]
         mixed, kv_cache = attend(q, k, v, kv_cache, start, self.config, self.layout)
-        return self.out(mixed.reshape(b, t, d)), kv_cache  # [B, T, D]
+        return self.out(mixed.reshape(x.shape)), kv_cache  # [B, T, D]
 
 
 class MLP(nnx.Module):
@@ -49,7 +48,8 @@ class MLP(nnx.Module):
     def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
         d, f = config.d_model, hidden_width(config)
         self.up = Linear(d, f, ("embed", "mlp"), config, layout, rngs)
-        self.down = Linear(f, d, ("mlp", "embed"), config, layout, rngs)
+        std = output_std(config)
+        self.down = Linear(f, d, ("mlp", "embed"), config, layout, rngs, std=std)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Applies the same function to each position."""
@@ -59,7 +59,20 @@ class MLP(nnx.Module):
 def norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.LayerNorm:
     """Layer norm: (x - mean) / sqrt(variance + eps) * scale + bias, in float32 inside."""
     dtype, param_dtype = jnp.dtype(config.compute_dtype), jnp.dtype(config.param_dtype)
-    return nnx.LayerNorm(config.d_model, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+    return nnx.LayerNorm(
+        config.d_model,
+        epsilon=config.norm_epsilon,
+        dtype=dtype,
+        param_dtype=param_dtype,
+        rngs=rngs,
+    )
+
+
+def final_norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
+    """The norm before the head."""
+    if config.final_norm == "layer":
+        return norm(config, rngs)
+    return rms_norm(config, FINAL_EPSILON, rngs)
 
 
 class Block(nnx.Module):
@@ -88,7 +101,7 @@ class GPT(LanguageModel):
         self.wte = Embed(vocab_size, config, layout, rngs)
         self.wpe = Embed(config.context, config, layout, rngs)
         self.blocks = stack.make(Block, config, layout, rngs)
-        self.ln_f = norm(config, rngs)
+        self.ln_f = final_norm(config, rngs)
         self.lm_head = make_head(config, vocab_size, layout, rngs)
 
     def hidden(

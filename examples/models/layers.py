@@ -6,6 +6,7 @@ within a device and between devices, and only the shard of the sum is kept.
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -13,10 +14,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from examples.models.layout import Axes, Layout
-from examples.settings.model import ModelConfig
+from examples.settings.model import ModelConfig, is_depth_scaled
 
 # GPT-2's, the paper's GPT's, and the initializer_range of the LLaMA in Hugging Face transformers.
-INIT = nnx.initializers.normal(0.02)
+STD = 0.02
 HEAD = ("embed", "vocab")
 """The names of the axes of the matrix from hidden states to logits."""
 
@@ -105,8 +106,19 @@ def logits(x: jax.Array, head: jax.Array, layout: Layout) -> jax.Array:
     return product(x, head, HEAD, layout).astype(jnp.float32)
 
 
+def output_std(config: ModelConfig) -> float:
+    """The initial deviation of the projections whose outputs are added to the residual stream.
+
+    Scaled, the sum of all 2 n_layer of them begins with the same variance at each depth: GPT-2's.
+    """
+    return STD / math.sqrt(2 * config.n_layer) if is_depth_scaled(config) else STD
+
+
 class Linear(nnx.Module):
-    """A linear layer on a mesh; `axes` are the names of the axes of its kernel."""
+    """A linear layer on a mesh; `axes` are the names of the axes of its kernel.
+
+    The kernel begins normal with the deviation `std`, the bias at zero.
+    """
 
     def __init__(
         self,
@@ -117,10 +129,12 @@ class Linear(nnx.Module):
         layout: Layout,
         rngs: nnx.Rngs,
         use_bias: bool = True,
+        std: float = STD,
     ):
         self.dtype, self.axes, self.layout = jnp.dtype(config.compute_dtype), axes, layout
         param_dtype = jnp.dtype(config.param_dtype)
-        self.kernel = nnx.Param(INIT(rngs.params(), (d_in, d_out), param_dtype))
+        init = nnx.initializers.normal(std)
+        self.kernel = nnx.Param(init(rngs.params(), (d_in, d_out), param_dtype))
         self.use_bias = use_bias
         if use_bias:
             self.bias = nnx.Param(nnx.initializers.zeros(rngs.params(), (d_out,), param_dtype))
@@ -131,13 +145,22 @@ class Linear(nnx.Module):
         return y + self.bias[...].astype(self.dtype)[None, None] if self.use_bias else y
 
 
+def rms_norm(config: ModelConfig, epsilon: float, rngs: nnx.Rngs) -> nnx.RMSNorm:
+    """Layer norm without mean and bias: x / sqrt(mean(x^2) + eps) * scale, in float32 inside."""
+    dtype, param_dtype = jnp.dtype(config.compute_dtype), jnp.dtype(config.param_dtype)
+    return nnx.RMSNorm(
+        config.d_model, epsilon=epsilon, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+    )
+
+
 class Embed(nnx.Module):
     """An embedding on a mesh."""
 
     def __init__(self, size: int, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
         self.dtype, self.layout = jnp.dtype(config.compute_dtype), layout
         shape = (size, config.d_model)
-        self.embedding = nnx.Param(INIT(rngs.params(), shape, jnp.dtype(config.param_dtype)))
+        init, param_dtype = nnx.initializers.normal(STD), jnp.dtype(config.param_dtype)
+        self.embedding = nnx.Param(init(rngs.params(), shape, param_dtype))
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """The rows of the table for ids (B, T)."""

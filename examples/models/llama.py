@@ -17,20 +17,17 @@ from flax import nnx
 from examples.models import stack
 from examples.models.attention import attend
 from examples.models.language_model import LanguageModel, make_head
-from examples.models.layers import Embed, Linear
+from examples.models.layers import Embed, Linear, output_std, rms_norm
 from examples.models.layout import Layout
+from examples.models.projections import Projections
 from examples.settings.model import ModelConfig, head_size, hidden_width
 
-EPSILON = 1e-6  # under the root of RMSNorm, as in the first LLaMA
 ROPE_BASE = 10_000.0  # the slowest pair makes a full turn in about 2 pi times as many tokens
 
 
 def norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.RMSNorm:
-    """Layer norm without mean and bias: x / sqrt(mean(x^2) + eps) * scale, in float32 inside."""
-    dtype, param_dtype = jnp.dtype(config.compute_dtype), jnp.dtype(config.param_dtype)
-    return nnx.RMSNorm(
-        config.d_model, epsilon=EPSILON, dtype=dtype, param_dtype=param_dtype, rngs=rngs
-    )
+    """The norm at each place of the model."""
+    return rms_norm(config, config.norm_epsilon, rngs)
 
 
 def angles(positions: jax.Array, k: int) -> jax.Array:
@@ -50,28 +47,21 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
     return rotated.astype(x.dtype)
 
 
-class Attention(nnx.Module):
+class Attention(Projections):
     """Causal self-attention with rotary positions."""
 
     def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
-        d = config.d_model
-        self.config, self.layout = config, layout
-        self.query = Linear(d, d, ("embed", "heads"), config, layout, rngs, use_bias=False)
-        self.key = Linear(d, d, ("embed", "heads"), config, layout, rngs, use_bias=False)
-        self.value = Linear(d, d, ("embed", "heads"), config, layout, rngs, use_bias=False)
-        self.out = Linear(d, d, ("heads", "embed"), config, layout, rngs, use_bias=False)
+        super().__init__(config, layout, rngs, use_bias=False)
+        self.layout = layout
 
     def __call__(
         self, x: jax.Array, kv_cache: Any, start: jax.Array | int, angles: jax.Array
     ) -> tuple[jax.Array, Any]:
         """Lets each position attend to itself and to earlier positions."""
-        b, t, d = x.shape
-        heads = (b, t, self.config.n_head, d // self.config.n_head)
-        q = rotate(self.query(x).reshape(heads), angles)  # [B, T, H, K]
-        k = rotate(self.key(x).reshape(heads), angles)
-        v = self.value(x).reshape(heads)
+        q, k, v = self.heads(x)  # [B, T, H, K]
+        q, k = rotate(q, angles), rotate(k, angles)
         mixed, kv_cache = attend(q, k, v, kv_cache, start, self.config, self.layout)
-        return self.out(mixed.reshape(b, t, d)), kv_cache  # [B, T, D]
+        return self.out(mixed.reshape(x.shape)), kv_cache  # [B, T, D]
 
 
 class MLP(nnx.Module):
@@ -81,7 +71,8 @@ class MLP(nnx.Module):
         d, f = config.d_model, hidden_width(config)
         self.gate = Linear(d, f, ("embed", "mlp"), config, layout, rngs, use_bias=False)
         self.up = Linear(d, f, ("embed", "mlp"), config, layout, rngs, use_bias=False)
-        self.down = Linear(f, d, ("mlp", "embed"), config, layout, rngs, use_bias=False)
+        std = output_std(config)
+        self.down = Linear(f, d, ("mlp", "embed"), config, layout, rngs, use_bias=False, std=std)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Applies the same function to each position."""

@@ -1,6 +1,7 @@
 """The settings of a network, and checks of them."""
 
 import dataclasses
+import math
 from typing import Literal
 
 from examples.system.errors import UserError
@@ -24,6 +25,16 @@ class ModelConfig:
     """Tokens per row: the longest text that the model can look back on."""
     tied: bool = True
     """Use the token embedding as output head, as the paper's GPT does."""
+    qkv: Literal["fused", "separate"] | None = None
+    """fused: the projections to queries, keys and values are one matrix, to the optimizer too;
+    separate: three. None: as published, fused for gpt and separate for llama."""
+    final_norm: Literal["rms", "layer"] = "rms"
+    """The norm before the head: RMSNorm as published, or LayerNorm, which llama has nowhere."""
+    depth_scaled_init: bool | None = None
+    """Whether the output projections of attention and MLP begin smaller, with a deviation of
+    0.02 / sqrt(2 n_layer). None: as published, so for gpt and not for llama."""
+    norm_epsilon: float = 1e-5
+    """Added to the variance under the root of norms; gpt's final RMSNorm has 1e-6 always."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the activations. bfloat16 is slower on most CPUs."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -52,8 +63,19 @@ def head_size(config: ModelConfig) -> int:
     return config.d_model // config.n_head
 
 
+def is_fused(config: ModelConfig) -> bool:
+    """Whether one matrix projects to queries, keys and values."""
+    return (config.qkv or ("fused" if config.family == "gpt" else "separate")) == "fused"
+
+
+def is_depth_scaled(config: ModelConfig) -> bool:
+    """Whether output projections begin smaller in deeper models."""
+    scaled = config.depth_scaled_init
+    return config.family == "gpt" if scaled is None else scaled
+
+
 def check(config: ModelConfig) -> None:
-    """Refuses shapes that no network can have."""
+    """Refuses shapes and norms that no network here has."""
     for field in ("n_layer", "n_head", "d_model", "d_ff", "context"):
         value = getattr(config, field)
         if value is not None and value < 1:
@@ -62,6 +84,15 @@ def check(config: ModelConfig) -> None:
         raise UserError(
             f"--model.d-model {config.d_model} cannot be cut into {config.n_head} "
             f"heads: choose a multiple of --model.n-head."
+        )
+    if not (config.norm_epsilon > 0 and math.isfinite(config.norm_epsilon)):
+        raise UserError(
+            f"--model.norm-epsilon is {config.norm_epsilon}: give a positive number, such as 1e-5."
+        )
+    if config.family == "llama" and config.final_norm != "rms":
+        raise UserError(
+            f"--model.final-norm {config.final_norm}: all norms of llama are RMSNorm; give rms, or "
+            "--model.family gpt."
         )
     width = head_size(config)
     if config.family == "llama" and width % 2:

@@ -23,7 +23,7 @@ def keep(folder: Path, asked: NewSweep, preset: str, dataset: Dataset) -> None:
     path = folder / "sweep.json"
     if path.exists():
         old = read(path)
-        if different := [entry.name for entry in differences(old, plan)]:
+        if different := [f"{entry.name} ({entry.old!r})" for entry in differences(old, plan)]:
             raise UserError(
                 f"{folder} is of another sweep, which has another {', '.join(different)}: choose "
                 "another --name, or give the flags it was begun with."
@@ -37,7 +37,7 @@ def keep(folder: Path, asked: NewSweep, preset: str, dataset: Dataset) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What was written; settings that were added to the code since get their defaults."""
+    """What was written; settings that were added to the code since as `from_dict` has it."""
     try:
         old = json.loads(path.read_text())
         return {**old, "base": dataclasses.asdict(from_dict(RunConfig, old["base"]))}

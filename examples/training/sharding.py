@@ -22,8 +22,8 @@ MESH_AXES = ("data", "fsdp", "tensor")
 LOGICAL_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"wte/embedding", ("vocab", "embed")),
     (r"wpe/embedding", (None, "embed")),
-    (r"attn/(query|key|value)/kernel", ("embed", "heads")),
-    (r"attn/(query|key|value)/bias", ("heads",)),
+    (r"attn/(qkv|query|key|value)/kernel", ("embed", "heads")),
+    (r"attn/(qkv|query|key|value)/bias", ("heads",)),
     (r"attn/out/kernel", ("heads", "embed")),
     (r"mlp/(gate|up)/kernel", ("embed", "mlp")),
     (r"mlp/up/bias", ("mlp",)),

@@ -27,7 +27,11 @@ GPT = ModelConfig(n_layer=3, n_head=2, d_model=16, d_ff=40, context=12)
 
 LLAMA = dataclasses.replace(GPT, family="llama", tied=False)
 
-FAMILIES = {"gpt": GPT, "llama": LLAMA}
+FAMILIES = {
+    "gpt": GPT,
+    "separate gpt": dataclasses.replace(GPT, qkv="separate"),
+    "llama": LLAMA,
+}
 
 V = 50
 
@@ -89,7 +93,7 @@ def test_kernels_of_blocks_are_the_matrices(family, tied, scan):
     labels = leaves(omp.partition_labels(params, numbers))
     matrices = {path for path, label in labels.items() if label == "muon"}
     assert matrices == {path for path in labels if "blocks" in path and path.endswith("kernel")}
-    assert len(matrices) == {"gpt": 6, "llama": 7}[family] * (1 if scan else 3)
+    assert len(matrices) == {"gpt": 4, "separate gpt": 6, "llama": 7}[family] * (1 if scan else 3)
     table = optimizers.describe(OptimizerConfig(), params)
     assert (
         f"{len(matrices)} parameters, {3 * len(matrices) // (1 if scan else 3)} matrices" in table
@@ -100,8 +104,8 @@ def test_kernels_of_blocks_are_the_matrices(family, tied, scan):
 def test_default_rules_do_not_take_stacked_kernels_for_heads():
     # (layer, in, out) has as many axes as Flax's (in, head, out of a head): only a rule can tell.
     params = shapes(dataclasses.replace(GPT, scan=True))
-    query = optimizers.dimension_numbers(params)["blocks"]["attn"]["query"]["kernel"]
-    assert query == omp.MuonDimensionNumbers(1, 2)
+    qkv = optimizers.dimension_numbers(params)["blocks"]["attn"]["qkv"]["kernel"]
+    assert qkv == omp.MuonDimensionNumbers(1, 2)
     with pytest.raises(ValueError, match="blocks/mlp"):
         omp.muon_dimension_numbers(params)
 

@@ -22,7 +22,11 @@ GPT = ModelConfig(n_layer=3, n_head=2, d_model=16, d_ff=40, context=12)
 
 LLAMA = dataclasses.replace(GPT, family="llama", tied=False)
 
-FAMILIES = {"gpt": GPT, "llama": LLAMA}
+OLDER_GPT = dataclasses.replace(
+    GPT, qkv="separate", final_norm="layer", depth_scaled_init=False, norm_epsilon=1e-6
+)
+
+FAMILIES = {"gpt": GPT, "older gpt": OLDER_GPT, "llama": LLAMA}
 
 V = 50
 
@@ -99,7 +103,7 @@ def test_rms_norm(dtype, rtol):
     layer = llama.norm(config, nnx.Rngs(0))
     layer.scale[...] = jnp.arange(1.0, 7.0)
     x = jax.random.normal(jax.random.key(0), (3, 6))
-    expected = x / np.sqrt(np.mean(np.square(x), -1, keepdims=True) + 1e-6) * np.arange(1, 7)[None]
+    expected = x / np.sqrt(np.mean(np.square(x), -1, keepdims=True) + 1e-5) * np.arange(1, 7)[None]
     np.testing.assert_allclose(np.asarray(layer(x), np.float32), expected, rtol=rtol)
     assert layer(x).dtype == dtype
 
@@ -132,6 +136,8 @@ def test_bfloat16_keeps_float32_parameters(family, scan):
         ({"n_head": 3}, "cannot be cut into 3 heads"),
         ({"family": "llama", "n_head": 16}, "gives 1 numbers a head"),
         ({"d_ff": 0}, "--model.d-ff is 0"),
+        ({"norm_epsilon": 0.0}, "--model.norm-epsilon is 0.0: give a positive number"),
+        ({"family": "llama", "final_norm": "layer"}, "all norms of llama are RMSNorm"),
     ],
 )
 def test_impossible_shapes_are_refused(change, words):

@@ -75,7 +75,7 @@ def test_every_parameter_of_a_preset_is_sharded(preset):
     params = jax.eval_shape(make_init_params(model, 512), 0)
     placed = sharding.of_params(params, mesh)
     block = placed["blocks"][0]
-    assert block["attn"]["query"]["kernel"].spec == P("fsdp", "tensor")
+    assert block["attn"]["qkv"]["kernel"].spec == P("fsdp", "tensor")
     assert block["attn"]["out"]["kernel"].spec == P("tensor", "fsdp")
     assert placed["wte"]["embedding"].spec == P("tensor", "fsdp")
     assert placed["lm_head"]["kernel"].spec == P("fsdp", "tensor")
