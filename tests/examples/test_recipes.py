@@ -145,7 +145,8 @@ def test_first_step_of_each_recipe(name, text, gradients):
     after = optax.apply_updates(before, updates)
     # 10% of 24 steps are 2 of warmup, and the first has half of the peak.
     rate = optimizer.learning_rate * (1.0 if name.startswith("gpt") else 0.5)
-    for layer in ("attn/value", "mlp/up", "mlp/down"):
+    projection = "attn/qkv" if name.startswith("gpt") else "attn/value"
+    for layer in (projection, "mlp/up", "mlp/down"):
         part, one = layer.split("/")
         kernels = (tree["blocks"][part][one]["kernel"] for tree in (before, after))
         for old, new in zip(*map(np.asarray, kernels), strict=True):
