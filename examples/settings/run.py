@@ -56,6 +56,8 @@ class OptimizerConfig:
     """Peak learning rate of the other parameters."""
     norm: Literal["none", "col", "row", "col_row", "row_col"] = "col_row"
     """Which norms muonplus sets to one after the polar step, in this order."""
+    norm_eps: float = 1e-8
+    """Added to a squared norm of muonplus, as in the paper; its code has 1e-7."""
     match_frobenius: bool = False
     """Give the normalized update of muonplus the Frobenius norm that it had before."""
     per_head: bool = False
@@ -82,10 +84,21 @@ class OptimizerConfig:
     """AdamW's decay of the gradient mean."""
     adam_b2: float = 0.95
     """AdamW's decay of the squared gradient."""
+    adam_eps_before_correction: bool = False
+    """Add AdamW's epsilon before the bias correction, as the paper's code, not after it."""
     clip_norm: float | None = 1.0
     """Largest global gradient norm, as in the official code; None for no clipping."""
     schedule: Literal["constant_linear", "warmup_cosine"] = "constant_linear"
     """Paper's GPT: 40% constant, then linear to zero; LLaMA: 10% warmup, then cosine to zero."""
+    schedule_floor: float = 0.0
+    """Share of the peak rates at which their fall ends; the paper's code has 0.1 for GPT."""
+    hold_share: float = 0.4
+    """Share of the steps at the peak under constant_linear."""
+    warmup_share: float = 0.1
+    """Share of the steps until the peak under warmup_cosine."""
+    warmup_start: float | None = None
+    """Share of the peak rates in the first step of a warmup, 0 in the paper's code, which loses
+    that step; None: 1 by the steps of the warmup."""
     record_every: int = 0
     """Updates between records, in matrices.jsonl, of how unequal the rows and columns of each
     matrix are; 0 for none. For muonplus and muon this includes the steps inside the rule; for the
@@ -195,6 +208,11 @@ def check_optimizer(config: OptimizerConfig) -> None:
             f"--optimizer.clip-norm is {config.clip_norm}: give a positive number, or None for no "
             "clipping."
         )
+    for name in ("schedule_floor", "hold_share", "warmup_share", "warmup_start"):
+        share = getattr(config, name)
+        if share is not None and not 0 <= share <= 1:
+            flag = f"--optimizer.{name.replace('_', '-')}"
+            raise UserError(f"{flag} is {share}: give a number from 0 to 1.")
     if config.record_every < 0:
         raise UserError(
             f"--optimizer.record-every is {config.record_every}: give a number of updates, or 0 "

@@ -7,15 +7,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
 import optax_muonplus as omp
 from examples.settings.run import OptimizerConfig
 from examples.system.errors import UserError
-
-HOLD = 0.4  # share of the run at the peak rate, the paper's GPT schedule
-WARMUP = 0.1  # share of the run spent rising to the peak rate, the paper's LLaMA schedule
+from examples.training import adamw_epsilon
 
 # The rule for kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix.
 STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 3)
@@ -87,15 +86,20 @@ def for_platform(config: OptimizerConfig, platform: str) -> OptimizerConfig:
 
 
 def schedule(config: OptimizerConfig, peak: ArrayLike, steps: int) -> optax.Schedule:
-    """Learning rate by step; it reaches zero at `steps`, one after the last step."""
+    """Learning rate by step; without a floor it is zero at `steps`, one after the last step."""
     if config.schedule == "constant_linear":
-        hold = int(HOLD * steps)
-        share = optax.linear_schedule(1.0, 0.0, steps - hold, transition_begin=hold)
+        begin = int(config.hold_share * steps)
+        share = optax.linear_schedule(1.0, 0.0, steps - begin, transition_begin=begin)
     else:
-        warmup = max(1, int(WARMUP * steps))
-        # Starts from 1 / warmup instead of zero, so that the first step is not lost.
-        share = optax.warmup_cosine_decay_schedule(1 / warmup, 1.0, warmup, max(steps, warmup + 1))
-    return lambda step: peak * share(step)
+        begin = max(1, int(config.warmup_share * steps))
+        start = 1 / begin if config.warmup_start is None else config.warmup_start
+        share = optax.warmup_cosine_decay_schedule(start, 1.0, begin, max(steps, begin + 1))
+    floor = config.schedule_floor
+    if not floor:
+        return lambda step: peak * share(step)
+    return lambda step: (
+        peak * jnp.maximum(share(step), jnp.where(jnp.asarray(step) < begin, 0.0, floor))
+    )
 
 
 def build(
@@ -114,10 +118,16 @@ def build(
     peaks = peaks or rates(config)
     rate = schedule(config, peaks.matrices, steps)
     adam_rate = schedule(config, peaks.rest, steps)
-    if config.name == "adamw":
-        rule = adamw(config, rate, adam_rate)
+
+    def rule_of(eps: ArrayLike) -> optax.GradientTransformation:
+        if config.name == "adamw":
+            return adamw(config, rate, adam_rate, eps)
+        return matrix_rule(config, rate, adam_rate, numbers, sharding, eps)
+
+    if config.adam_eps_before_correction:
+        rule = adamw_epsilon.before_correction(rule_of, config.adam_b2)
     else:
-        rule = matrix_rule(config, rate, adam_rate, numbers, sharding)
+        rule = rule_of(adamw_epsilon.EPS)
     if config.name not in RECORDED_INSIDE:
         rule = omp.diagnostics.watched(
             rule, every=config.record_every, weight_dimension_numbers=numbers
@@ -128,10 +138,10 @@ def build(
 
 
 def adamw(
-    config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule
+    config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule, eps: ArrayLike
 ) -> optax.GradientTransformation:
     """AdamW on all parameters; matrices and the rest keep their separate rates and decays."""
-    rule = functools.partial(optax.adamw, b1=config.adam_b1, b2=config.adam_b2)
+    rule = functools.partial(optax.adamw, b1=config.adam_b1, b2=config.adam_b2, eps=eps)
     return optax.partition(
         {
             "muon": rule(rate, weight_decay=config.weight_decay),
@@ -147,6 +157,7 @@ def matrix_rule(
     adam_rate: optax.Schedule,
     numbers: Callable[[optax.Params], Any] | None = None,
     sharding: Any = None,
+    adam_eps: ArrayLike = adamw_epsilon.EPS,
 ) -> optax.GradientTransformation:
     """A rule of Muon's family on the matrices, AdamW on the rest."""
     rule = choose(config)
@@ -159,6 +170,7 @@ def matrix_rule(
         adam_learning_rate=adam_rate,
         adam_b1=config.adam_b1,
         adam_b2=config.adam_b2,
+        adam_eps=adam_eps,
         adam_weight_decay=config.adam_weight_decay,
         muon_weight_dimension_numbers=numbers,
         sharding=sharding,
@@ -178,7 +190,11 @@ def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformatio
         return functools.partial(omp.baselines.turbo_muon, **given)
     polar = {"polar": config.polar, "ns_coeffs": config.ns_coeffs, "ns_steps": config.ns_steps}
     if config.name == "muonplus":
-        norm = {"norm": config.norm, "match_frobenius": config.match_frobenius}
+        norm = {
+            "norm": config.norm,
+            "norm_eps": config.norm_eps,
+            "match_frobenius": config.match_frobenius,
+        }
         return functools.partial(omp.muonplus, **norm, **polar, **given)
     rules = {
         "muon": omp.muon,

@@ -11,8 +11,9 @@ import pytest
 
 import optax_muonplus as omp
 from examples.settings.model import ModelConfig, head_size
-from examples.settings.run import OptimizerConfig
+from examples.settings.run import OptimizerConfig, check_optimizer
 from examples.sweeps.grid import Optimizer
+from examples.system.errors import UserError
 from examples.training import optimizers
 from examples.training.model_function import make_init_params
 
@@ -73,6 +74,67 @@ def test_schedules_at_known_steps():
     np.testing.assert_allclose(
         [cosine(i) for i in (0, 10, 55, 100)], [0.05, 0.5, 0.25, 0], atol=1e-6
     )
+
+
+def test_schedules_of_the_papers_code():
+    """At s of 40 steps: 1 for s < 16, then max(0.1, 1 - (s - 16) / 24); s / 4, then a cosine."""
+    gpt = optimizers.schedule(OptimizerConfig(schedule_floor=0.1), 0.5, 40)
+    expected = [0.5 if s < 16 else 0.5 * max(0.1, 1 - (s - 16) / 24) for s in range(40)]
+    np.testing.assert_allclose([gpt(s) for s in range(40)], expected, rtol=1e-6)
+    config = OptimizerConfig(schedule="warmup_cosine", warmup_start=0.0)
+    llama = optimizers.schedule(config, 0.5, 40)
+    cosine = [0.25 * (1 + np.cos(np.pi * (s - 4) / 36)) for s in range(4, 40)]
+    expected = [*(0.5 * s / 4 for s in range(4)), *cosine]
+    np.testing.assert_allclose([llama(s) for s in range(40)], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_floor_does_not_lift_the_warmup():
+    config = OptimizerConfig(
+        schedule="warmup_cosine", warmup_start=0.0, warmup_share=0.5, schedule_floor=0.4
+    )
+    rate = optimizers.schedule(config, 1.0, 8)
+    np.testing.assert_allclose([rate(s) for s in (0, 1, 2, 4, 7)], [0, 0.25, 0.5, 1, 0.4])
+    held = optimizers.schedule(OptimizerConfig(hold_share=0.75), 1.0, 8)
+    np.testing.assert_allclose([held(s) for s in (0, 6, 7)], [1, 1, 0.5])
+
+
+def test_norm_eps_reaches_the_rule():
+    params = {"up": {"kernel": jnp.ones((4, 4))}}
+    grads = {"up": {"kernel": jnp.eye(4)}}
+    for eps in (1e-8, 3.0):
+        rule = optimizers.build(OptimizerConfig(norm_eps=eps, weight_decay=0, norm="row"), 10)
+        updates, _ = rule.update(grads, rule.init(params), params)
+        rows = np.linalg.norm(updates["up"]["kernel"], axis=0) / 0.02
+        assert np.all(rows > 0.99) if eps < 1 else np.all(rows < 0.6)
+
+
+@pytest.mark.parametrize("name", ["muonplus", "adamw"])
+def test_adamw_epsilon_before_the_bias_correction(name):
+    params = {"wte": {"embedding": jnp.zeros((2, 2))}, "up": {"kernel": jnp.zeros((2, 2))}}
+    config = OptimizerConfig(
+        name=name, adam_b1=0.9, adam_b2=0.95, adam_eps_before_correction=True, record_every=2
+    )
+    rule = optimizers.build(config, steps=100)
+    state, m, v = rule.init(params), 0.0, 0.0
+    for t in range(1, 4):
+        g = np.array([[1e-8, -3e-8], [1.0, -2.0]]) * t
+        updates, state = rule.update(
+            jax.tree.map(lambda _, g=g: jnp.float32(g), params), state, params
+        )
+        g = g / np.sqrt(2 * np.square(g).sum())  # the gradient of both is clipped
+        m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g**2
+        expected = -0.01 * m / (1e-8 + np.sqrt(v)) * np.sqrt(1 - 0.95**t) / (1 - 0.9**t)
+        np.testing.assert_allclose(updates["wte"]["embedding"], expected, rtol=1e-4)
+    assert omp.diagnostics.read(state)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("schedule_floor", 1.5), ("hold_share", -0.1), ("warmup_start", np.nan)]
+)
+def test_shares_are_from_0_to_1(field, value):
+    flag = f"--optimizer.{field.replace('_', '-')} is {value}: give a number from 0 to 1"
+    with pytest.raises(UserError, match=flag):
+        check_optimizer(OptimizerConfig(**{field: value}))
 
 
 def test_adamw_decays_each_group_by_its_own():
