@@ -120,9 +120,8 @@ def test_claims_of_toy_runs(figures):
     rows = {cells[1].strip(): cells[2:4] for cells in (line.split("|") for line in lines[2:])}
     seen, numbers = rows["Muon+ has no variance in the side normalized last, throughout training"]
     assert seen.strip() == "yes" and float(numbers.split()[-1]) < 1e-6
-    assert (
-        "of qkv, up, down" in rows["other layers: one side stays unequal even with the exact factor"][1]
-    )
+    one_side = rows["other layers: one side stays unequal even with the exact factor"]
+    assert "of qkv, up, down" in one_side[1]
     assert "NorMuon leaves imbalance" in rows
 
 
