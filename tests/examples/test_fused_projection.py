@@ -56,9 +56,10 @@ def test_no_device_needs_the_heads_of_another(text):
     assert not found.collectives["all-to-all"] and not found.collectives["collective-permute"]
 
 
+@pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("scan", [False, True])
-def test_fused_projection_on_a_mesh_trains_as_on_one_device(scan, text):
-    rule = OptimizerConfig(learning_rate=0.1)
+def test_fused_projection_on_a_mesh_trains_as_on_one_device(scan, per_head, text):
+    rule = OptimizerConfig(learning_rate=0.1, per_head=per_head)
     changes = {"n_layer": 2, "scan": scan, "optimizer": rule, "accumulate": 2}
     eight, one = (
         first_losses(assemble_toy(text, *mesh, **changes), 4) for mesh in ((CUBE, 8), ("", 1))
