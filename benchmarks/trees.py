@@ -1,4 +1,7 @@
-"""Shapes of the parameters of the paper's models, under Flax's names."""
+"""Shapes of the parameters of the paper's models, under Flax's names.
+
+Query, key and value are three matrices, where the GPT of the paper's code has one.
+"""
 
 from typing import Any, NamedTuple
 

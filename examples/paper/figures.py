@@ -22,7 +22,7 @@ def draw(
     out: Path,
     sweeps: tuple[Path, ...] = (),
     step: int | None = None,
-    kind: str = "query",
+    kind: str = "up",
     layer: int = 2,
     curvature: bool = True,
 ) -> Path:

@@ -24,6 +24,7 @@ STYLES = dict(
     zip(
         KINDS,
         (
+            (BLACK, "o"),  # qkv, beside which there is no query
             (BLACK, "o"),
             (BLUE, "s"),
             (SKY, "<"),

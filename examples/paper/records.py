@@ -24,7 +24,7 @@ from examples.training.optimizers import RECORDED_INSIDE
 from optax_muonplus.diagnostics import Side
 
 SIDES: tuple[Side, ...] = ("row", "col")
-KINDS = ("query", "key", "value", "out", "gate", "up", "down")
+KINDS = ("qkv", "query", "key", "value", "out", "gate", "up", "down")
 """The kinds of matrices in a block, named by their layer."""
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 import tyro
 
-from examples.settings import machines
+from examples.settings import machines, published
 from examples.settings.presets import DEFAULT_PRESET, PRESETS
 from examples.settings.run import MachineConfig, RunConfig
 from examples.system.errors import UserError
@@ -35,6 +35,9 @@ class NewRun:
     known: Annotated[str, tyro.conf.arg(name="machine")] = ""
     """A machine on which a recipe of the paper is known to fit, such as h100-1, h100-8, h100-64,
     v5e-4x4 or v5p-2x2x1: sets --mesh and --accumulate, unless they are given too."""
+    as_published: bool = False
+    """For a recipe of the paper: sets all in which the paper's code and configurations differ from
+    its text, unless those flags are given too (examples/README.md has the list)."""
     compile_for: str = ""
     """Train nothing: compile for h100:N, v5e:4x4, v5p:2x2x1, v6e:2x2 or cpu:N, which need not be
     there, and say whether the run fits, how the work is shared, and how long a step may take."""
@@ -65,6 +68,9 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
         return tyro.cli(Resume, args=words, prog=PROGRAM), ""
     presets = {name: (text, NewRun(config)) for name, (text, config) in PRESETS.items()}
     known, name = machine_of(argv), preset_of(argv)
+    if name in presets and asks_for_published(argv):
+        text, new = presets[name]
+        presets[name] = text, NewRun(published.as_published(name, new.config))
     if known and name in presets:
         text, new = presets[name]
         config = machines.on_machine(name, known, new.config)
@@ -91,6 +97,13 @@ def machine_of(argv: Sequence[str]) -> str:
         if flag == "--machine":
             found = value if equals else following
     return found
+
+
+def asks_for_published(argv: Sequence[str]) -> bool:
+    """Whether `--as-published` is among the flags, which other flags' defaults depend on."""
+    words = [word.replace("_", "-") for word in argv]
+    flags = [word for word in words if word in ("--as-published", "--no-as-published")]
+    return flags[-1:] == ["--as-published"]
 
 
 def preset_of(argv: Sequence[str]) -> str:

@@ -6,7 +6,9 @@ The docstring below a field is what `--help` shows for it.
 import dataclasses
 import math
 import re
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from examples.settings.model import ModelConfig
 from examples.settings.model import check as check_model
@@ -90,7 +92,7 @@ class OptimizerConfig:
     """Largest global gradient norm, as in the official code; None for no clipping."""
     schedule: Literal["constant_linear", "warmup_cosine"] = "constant_linear"
     """Paper's GPT: 40% constant, then linear to zero; LLaMA: 10% warmup, then cosine to zero."""
-    schedule_floor: float = 0.0
+    schedule_floor: Annotated[float, tyro.conf.arg(aliases=("--schedule-floor",))] = 0.0
     """Share of the peak rates at which their fall ends; the paper's code has 0.1 for GPT."""
     hold_share: float = 0.4
     """Share of the steps at the peak under constant_linear."""
@@ -217,11 +219,6 @@ def check_optimizer(config: OptimizerConfig) -> None:
         raise UserError(
             f"--optimizer.record-every is {config.record_every}: give a number of updates, or 0 "
             "for no records."
-        )
-    if config.polar == "gram" and "16" in config.compute_dtype:
-        raise UserError(
-            f"--optimizer.polar gram diverges in {config.compute_dtype}: give "
-            "--optimizer.compute-dtype float32, or --optimizer.polar newton_schulz."
         )
 
 

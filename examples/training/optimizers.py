@@ -1,5 +1,6 @@
 """Builds the optimizer of a run; the only place where an optimizer is chosen by name."""
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -54,6 +55,7 @@ def check(config: OptimizerConfig) -> None:
             matrix_rule(config, flat, flat)
         omp.muonplus(
             flat,
+            norm_eps=config.norm_eps,
             weight_decay=config.weight_decay,
             adam_b1=config.adam_b1,
             adam_b2=config.adam_b2,
@@ -81,8 +83,12 @@ def for_platform(config: OptimizerConfig, platform: str) -> OptimizerConfig:
     """The configuration on a cpu, gpu or tpu, whose dtype of products is not auto."""
     if config.compute_dtype != "auto":
         return config
-    halves = platform != "cpu" and config.polar != "gram"
-    return dataclasses.replace(config, compute_dtype="bfloat16" if halves else "float32")
+    half = dataclasses.replace(config, compute_dtype="bfloat16")
+    if platform != "cpu":
+        with contextlib.suppress(UserError):  # of a polar step that needs float32
+            check(half)
+            return half
+    return dataclasses.replace(config, compute_dtype="float32")
 
 
 def schedule(config: OptimizerConfig, peak: ArrayLike, steps: int) -> optax.Schedule:

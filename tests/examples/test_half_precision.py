@@ -3,10 +3,9 @@
 import jax
 import pytest
 
-from examples.settings import run
 from examples.settings.run import OptimizerConfig, RunConfig
 from examples.system.errors import UserError
-from examples.training import optimizers
+from examples.training import optimizers, setup
 from examples.training.optimizers import for_platform
 from tests.support.trainer import assemble_toy, first_losses
 
@@ -58,7 +57,8 @@ def test_products_of_the_polar_step_have_the_dtype_asked_for(name, dtype, half, 
         ("cpu", {}, "float32"),
         ("gpu", {}, "bfloat16"),
         ("tpu", {}, "bfloat16"),
-        ("gpu", {"polar": "gram"}, "float32"),
+        ("gpu", {"polar": "gram"}, "bfloat16"),
+        ("gpu", {"polar": "gram", "ns_coeffs": "polar_express"}, "float32"),
         ("cpu", {"compute_dtype": "bfloat16"}, "bfloat16"),
         ("gpu", {"compute_dtype": "float32"}, "float32"),
     ],
@@ -67,7 +67,14 @@ def test_dtype_of_products_by_platform(platform, changes, dtype):
     assert for_platform(OptimizerConfig(**changes), platform).compute_dtype == dtype
 
 
-def test_gram_in_half_precision_is_refused():
-    rule = OptimizerConfig(polar="gram", compute_dtype="float16")
-    with pytest.raises(UserError, match="polar gram diverges in float16"):
-        run.check(RunConfig(optimizer=rule))
+def test_gram_in_half_precision_is_as_the_library_has_it(text):
+    """Taken for coefficients with known restarts, and refused by the names of the flags."""
+    exact = first_losses(assemble_toy(text, "", 1, optimizer=OptimizerConfig(polar="gram")), 4)
+    for dtype in ("bfloat16", "float16"):
+        rule = OptimizerConfig(polar="gram", compute_dtype=dtype)
+        setup.check(RunConfig(optimizer=rule))
+        half = first_losses(assemble_toy(text, "", 1, optimizer=rule), 4)
+        assert half == pytest.approx(exact, abs=0.02) and half != exact
+    rule = OptimizerConfig(polar="gram", compute_dtype="bfloat16", ns_coeffs="polar_express")
+    with pytest.raises(UserError, match=r"--optimizer.polar 'gram' is less exact .* bfloat16"):
+        setup.check(RunConfig(optimizer=rule))

@@ -80,7 +80,7 @@ def test_variance_by_iterations(recorded, figures):
 
 def test_entries_equal_the_oracle(recorded, figures):
     muon = records.of(MUON, records.read(recorded))
-    (x,) = np.asarray(records.momenta(muon, None)[1]["query"], np.float64)
+    (x,) = np.asarray(records.momenta(muon, None)[1]["up"], np.float64)
     found = data(figures, "entries")
     update = reference.newton_schulz(x, steps=5)
     np.testing.assert_allclose(found["Muon"], np.abs(update), atol=2e-3)
@@ -93,7 +93,7 @@ def test_relative_variance_does_not_see_the_size_of_updates(recorded):
     muon, rival = by_method["Muon"], by_method["NorMuon"]
     assert muon.steps == [12, 24]
     for own in (muon, rival):
-        assert 1e-4 < own.relative_variance("query", "row").max() < 10
+        assert 1e-4 < own.relative_variance("qkv", "row").max() < 10
     stage = dataclasses.replace(muon)
     for name in muon.values:
         if name.startswith("up/update"):
@@ -120,9 +120,8 @@ def test_claims_of_toy_runs(figures):
     rows = {cells[1].strip(): cells[2:4] for cells in (line.split("|") for line in lines[2:])}
     seen, numbers = rows["Muon+ has no variance in the side normalized last, throughout training"]
     assert seen.strip() == "yes" and float(numbers.split()[-1]) < 1e-6
-    assert (
-        "of up, down" in rows["other layers: one side stays unequal even with the exact factor"][1]
-    )
+    one_side = rows["other layers: one side stays unequal even with the exact factor"]
+    assert "of qkv, up, down" in one_side[1]
     assert "NorMuon leaves imbalance" in rows
 
 
@@ -156,10 +155,10 @@ def test_curvature_along_updates(recorded):
         unittest.mock.patch.object(curvature, "SIDES", ("row",)),
         unittest.mock.patch.object(curvature, "NORMS", ("none", "row")),
         unittest.mock.patch.object(curvature, "ITERATIONS", 2),
-        unittest.mock.patch.object(curvature, "MATRICES", "^blocks/{layer}/attn/query"),
+        unittest.mock.patch.object(curvature, "MATRICES", "^blocks/{layer}/attn/qkv"),
     ):
         found = curvature.compare(checkpoint, 0)
-    assert found["step"] == 16 and list(found["row"]) == ["blocks/0/attn/query/kernel"]
+    assert found["step"] == 16 and list(found["row"]) == ["blocks/0/attn/qkv/kernel"]
     for norms in found["row"].values():
         assert set(norms) == {"none", "row"}
         for numbers in norms.values():
@@ -171,7 +170,7 @@ def test_missing_matrices_runs_and_records_are_named(recorded, tmp_path, capsys)
         assert paper_figures.main([*flags, "--out", str(tmp_path), "--no-curvature"]) == 2
         return capsys.readouterr().err
 
-    assert "choose among query 0 to 0" in error_of(str(recorded), "--kind", "head", "--layer", "0")
+    assert "choose among qkv 0 to 0" in error_of(str(recorded), "--kind", "head", "--layer", "0")
     methods = records.read(recorded)
     with pytest.raises(UserError, match=r"Muon\+ col_row's: add .* muonplus --grid.norms col_row"):
         records.of(PLUS, [own for own in methods if own.method == MUON])

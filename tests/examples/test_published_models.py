@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from examples import models
+from examples.settings.flops import training_flops_per_token
 from examples.settings.model import ModelConfig
 from examples.settings.run import OptimizerConfig
 from examples.training import optimizers
@@ -121,3 +122,12 @@ def test_epsilons_of_norms():
     llama = models.build(LLAMA, V, nnx.Rngs(0))
     np.testing.assert_allclose(llama.blocks[0].norm_1(x), expected[1e-5][1], rtol=1e-4)
     np.testing.assert_allclose(llama.norm_f(x), expected[1e-5][1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("config", [GPT, dataclasses.replace(GPT, qkv="separate"), LLAMA])
+def test_operations_count_each_weight_that_multiplies(config):
+    _, params = split(config)
+    weights = sum(x.size for path, x in leaves(params).items() if path.endswith("kernel"))
+    weights += V * config.d_model if config.tied else 0  # the head, which is the embedding then
+    attention = config.n_layer * config.context * config.d_model
+    assert training_flops_per_token(config, V) == 6 * (weights + attention)

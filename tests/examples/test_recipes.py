@@ -10,10 +10,11 @@ import optax
 import pytest
 
 from examples.data.prepare import prepare
-from examples.settings import command_line, recipes
+from examples.settings import command_line, published, recipes
 from examples.settings import run as run_settings
 from examples.settings.presets import PRESETS
 from examples.settings.run import DataConfig, RunConfig
+from examples.system.errors import UserError
 from examples.training import optimizers, sharding
 from examples.training.setup import assemble
 from tests.support.trainer import first_losses, quiet
@@ -30,9 +31,9 @@ def toy(name, text):
     return dataclasses.replace(config, model=model, data=data, batch_size=8, steps=24)
 
 
-def toy_setup(name, text):
-    config = toy(name, text)
-    mesh = sharding.make_mesh("", jax.devices()[:1])
+def toy_setup(name, text, change=lambda config: config, devices=1):
+    config = change(toy(name, text))
+    mesh = sharding.make_mesh("", jax.devices()[:devices])
     return assemble(config, prepare(config.data, quiet), mesh)
 
 
@@ -95,6 +96,48 @@ def test_settings_that_all_recipes_share(name):
     assert config.data.tokenizer == ("gpt2" if gpt else "llama2")
 
 
+def test_as_published_sets_what_the_code_has():
+    """Typed in again from the paper's code and configurations."""
+    rows = [
+        ("gpt-small", 0.01, 0.1, 0.1, None),
+        ("gpt-base", 0.005, 0.1, 0.1, None),
+        ("gpt-huge-muon", 0.01, 0.005, 0.1, None),
+        ("llama-60m", 0.04, 0.05, 0.0, 0.0),
+        ("llama-60m-muon", 0.06, 0.1, 0.0, 0.0),
+        ("llama-350m", 0.1, 0.1, 0.0, 0.0),
+        ("llama-350m-72b", 0.04, 0.1, 0.0, 0.0),
+    ]
+    for name, rate, decay, floor, start in rows:
+        plain = command_line.parse([name])[0].config
+        config = command_line.parse([name, "--as-published"])[0].config
+        rule = dataclasses.replace(
+            plain.optimizer,
+            **{"learning_rate": rate, "adam_learning_rate": rate},
+            **{"weight_decay": decay, "adam_weight_decay": decay},
+            **{"schedule_floor": floor, "warmup_start": start},
+            **{"norm_eps": 1e-7, "adam_eps_before_correction": True},
+        )
+        assert config == dataclasses.replace(plain, optimizer=rule), name
+
+
+def test_flags_beside_as_published():
+    words = ["llama-60m", "--as_published", "--machine", "h100-8", "--schedule-floor", "0.2"]
+    asked = command_line.parse([*words, "--optimizer.learning-rate", "0.5"])[0]
+    rule = asked.config.optimizer
+    assert (rule.schedule_floor, rule.learning_rate, rule.adam_learning_rate) == (0.2, 0.5, 0.04)
+    assert asked.machine.mesh == "fsdp=8"
+    plain = command_line.parse(["llama-60m", "--as-published", "--no-as-published"])[0]
+    assert plain.config == PRESETS["llama-60m"][1]
+    with pytest.raises(UserError, match=r"for the recipes of the paper, .*; gpt-tiny is"):
+        command_line.parse(["--as-published"])
+
+
+def test_schedule_floor_has_a_short_flag():
+    for flag in ("--schedule-floor", "--optimizer.schedule-floor"):
+        rule = command_line.parse(["gpt-micro", flag, "0.1"])[0].config.optimizer
+        assert rule.schedule_floor == 0.1
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_by_name_with_changed_fields(name):
     asked, preset = command_line.parse([name, "--steps", "3", "--optimizer.learning-rate", "0.5"])
@@ -145,7 +188,8 @@ def test_first_step_of_each_recipe(name, text, gradients):
     after = optax.apply_updates(before, updates)
     # 10% of 24 steps are 2 of warmup, and the first has half of the peak.
     rate = optimizer.learning_rate * (1.0 if name.startswith("gpt") else 0.5)
-    for layer in ("attn/value", "mlp/up", "mlp/down"):
+    projection = "attn/qkv" if name.startswith("gpt") else "attn/value"
+    for layer in (projection, "mlp/up", "mlp/down"):
         part, one = layer.split("/")
         kernels = (tree["blocks"][part][one]["kernel"] for tree in (before, after))
         for old, new in zip(*map(np.asarray, kernels), strict=True):
@@ -160,3 +204,16 @@ def test_first_step_of_each_recipe(name, text, gradients):
 def test_loss_falls(name, text):
     losses = first_losses(toy_setup(name, text), steps=8)
     assert losses[-1] < losses[0] - 0.2
+
+
+@pytest.mark.parametrize("name", ["gpt-small", "llama-60m"])
+def test_as_published_trains_on_a_mesh_as_on_one_device(name, text):
+    change = functools.partial(published.as_published, name)
+    one, eight = (first_losses(toy_setup(name, text, change, devices), 6) for devices in (1, 8))
+    assert one == pytest.approx(eight, abs=1e-5)
+    assert one[-1] < one[0] - 0.1
+    if name == "llama-60m":  # whose first step has the rate 0
+        still = toy_setup(name, text, change)
+        state, params = still.init(), still.init().params
+        after = still.train_step(state, *still.loader.batch(0))[0].params
+        jax.tree.map(np.testing.assert_array_equal, after, params)

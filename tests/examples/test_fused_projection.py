@@ -1,0 +1,68 @@
+"""The fused projection to queries, keys and values: to the optimizer by head, and on a mesh."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from examples.compiled import counts, hlo
+from examples.settings.run import OptimizerConfig
+from examples.training import optimizers
+from tests.support.trainer import CUBE, assemble_toy, compiled_step, first_losses
+
+K, HEADS = 4, 3
+
+
+@pytest.mark.parametrize("name", ["muonplus", "muon", "normuon"])
+def test_each_head_has_matrices_for_query_key_and_value(name):
+    config = OptimizerConfig(name=name, clip_norm=None)
+    grad, kernel = jax.random.normal(jax.random.key(0), (2, 16, 3 * HEADS * K))
+    starts = range(0, 3 * HEADS * K, K)
+    blocks = [(grad[:, i : i + K], kernel[:, i : i + K]) for i in starts]
+
+    def updates(config, grads, params):
+        rule = optimizers.build(config, steps=10, head_size=K)
+        return jax.jit(lambda g, p: rule.update(g, rule.init(p), p)[0])(grads, params)
+
+    whole = [{"attn": {"qkv": {"kernel": x}}} for x in (grad, kernel)]
+    found = updates(dataclasses.replace(config, per_head=True), *whole)
+    alone = updates(config, *(dict(enumerate(x)) for x in zip(*blocks, strict=True)))
+    expected = np.concatenate(list(alone.values()), axis=1)
+    np.testing.assert_allclose(found["attn"]["qkv"]["kernel"], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("mesh", [CUBE, "fsdp=8"])
+def test_fused_projection_adds_no_collective(mesh, scan, text):
+    """The three products of the separate form are one, with the gathers and sums of one."""
+    steps = {}
+    for qkv in ("fused", "separate"):
+        toy = assemble_toy(text, mesh, qkv=qkv, scan=scan, n_layer=2)
+        steps[qkv] = counts.count(hlo.read_program(compiled_step(toy)))
+    for fused, separate in zip(*steps.values(), strict=True):
+        for kind in (*fused.collectives, *separate.collectives):
+            assert fused.collectives[kind] <= separate.collectives[kind], kind
+            assert fused.received[kind] <= separate.received[kind], kind
+        # Of each layer's kernel, forward and backward, two less.
+        assert fused.collectives["all-gather"] <= separate.collectives["all-gather"] - 8
+
+
+def test_no_device_needs_the_heads_of_another(text):
+    """Whole heads lie on each device: attention moves no queries, keys or values."""
+    toy = assemble_toy(text, "data=4,tensor=2", n_layer=1, optimizer=OptimizerConfig(name="adamw"))
+    (found,) = counts.count(hlo.read_program(compiled_step(toy)))
+    # No parameter is on fsdp, so the embeddings alone are gathered, and nothing changes places.
+    assert not found.collectives["all-to-all"] and not found.collectives["collective-permute"]
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("scan", [False, True])
+def test_fused_projection_on_a_mesh_trains_as_on_one_device(scan, per_head, text):
+    rule = OptimizerConfig(learning_rate=0.1, per_head=per_head)
+    changes = {"n_layer": 2, "scan": scan, "optimizer": rule, "accumulate": 2}
+    eight, one = (
+        first_losses(assemble_toy(text, *mesh, **changes), 4) for mesh in ((CUBE, 8), ("", 1))
+    )
+    assert eight == pytest.approx(one, abs=1e-5)
+    assert one[-1] < one[0] - 0.1
