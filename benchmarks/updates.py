@@ -142,10 +142,7 @@ def cases() -> Iterator[Case]:
 
 
 def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
-    """Optimizers of whole trees by name, as functions of dimension numbers and shardings.
-
-    They say whether they have Nesterov, since its default has changed.
-    """
+    """Optimizers of whole trees by name; each says whether it has Nesterov: its default changed."""
 
     def plus(nesterov: bool = True, **kwargs: Any) -> Callable[..., optax.GradientTransformation]:
         return lambda **given: omp.muonplus(0.02, nesterov=nesterov, **kwargs, **given)
@@ -154,12 +151,13 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
         made = optax.inject_hyperparams(
             omp.muonplus, static_args=("muon_weight_dimension_numbers", "sharding")
         )
-        rate = optax.linear_schedule(0.02, 0.01, 10)
-        return made(rate, consistent_rms=0.2, nesterov=True, **given)
+        return made(
+            optax.linear_schedule(0.02, 0.01, 10), nesterov=True, consistent_rms=0.2, **given
+        )
 
     def recorded(**given: Any) -> optax.GradientTransformation:
         make = omp.diagnostics.recorded(omp.muonplus, every=2)
-        return make(0.02, adam_learning_rate=1e-3, nesterov=True, **given)
+        return make(0.02, nesterov=True, **given)
 
     return {
         "muonplus": plus(weight_decay=0.1, adam_learning_rate=3e-3),
@@ -173,9 +171,8 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
         "muonplus adaptive": plus(adaptive=True, preconditioning="spectral"),
         "muonplus function": plus(polar=omp.polar.svd),
         "muon": lambda **given: omp.muon(0.02, ns_coeffs="dion", nesterov=True, **given),
-        "muon as optax": lambda **given: omp.muon(
-            0.02, shape_scale="max", nesterov=True, bias_correction=True, polar="newton_schulz",
-            **given),
+        "muon as optax": plus(
+            norm="none", shape_scale="max", bias_correction=True, polar="newton_schulz"),
         "normuon": lambda **given: omp.baselines.normuon(0.02, weight_decay=0.01, **given),
         "normuon paper": lambda **given: omp.baselines.normuon(0.02, rule="paper", **given),
         "adamuon": lambda **given: omp.baselines.adamuon(1e-3, **given),
@@ -195,9 +192,7 @@ def links() -> dict[str, Callable[..., optax.GradientTransformation]]:
             omp.normalize("row_col", **given),
             omp.scale_by_shape("max", **given),
         ),
-        "scale_by_muonplus": lambda **given: omp.scale_by_muonplus(
-            mu_dtype="float32", nesterov=True, **given
-        ),
+        "scale_by_muonplus": lambda **given: omp.scale_by_muonplus(nesterov=True, **given),
     }
 
 

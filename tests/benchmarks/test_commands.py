@@ -115,7 +115,7 @@ def test_trainer_writes_every_figure_and_steps_in_place(tmp_path):
     row = json.loads(file.read_text())["steps"]["64"]
     assert set(row["tokens_per_second"]) == {"same batch", "read ahead"}
     assert min(row["tokens_per_second"].values()) > 0 and row["loading_ratio"] > 0
-    params = 4 * (2 * (12 * 32**2 + 13 * 32) + (300 + 32 + 2) * 32)
+    params = 4 * (2 * (12 * 32**2 + 13 * 32) + (300 + 32 + 1) * 32)
     for name in training_step.NAMES:
         assert row[name]["median_s"] > 0 and row[name]["optimizer_share"] < 1
         # Parameters and moments are updated in place: there is no second copy of them.

@@ -98,8 +98,14 @@ def test_float16_gram_of_rows_of_any_degree():
     for degree in (3, 7, 9):
         rows = omp.coefficients.polar_express(4, degree=degree)
         exact = polynomial(x, rows, 4)
-        gram = omp.polar.gram_newton_schulz(x, rows, 4, compute_dtype="float16")
-        assert np.linalg.norm(gram - exact) < 0.1 * np.linalg.norm(exact), degree
+        errors = [
+            np.linalg.norm(function(x, rows, 4, compute_dtype="float16") - exact)
+            for function in (omp.polar.gram_newton_schulz, omp.polar.newton_schulz)
+        ]
+        # Terms of degree 9 cancel to a thousandth: either form then errs by 0.06 to 0.12, by the
+        # order in which a processor sums.
+        bound = max(0.1 * np.linalg.norm(exact), 1.1 * errors[1])
+        assert errors[0] < bound, degree
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-22, 1.0, 1e15, 1e30])
@@ -167,14 +173,18 @@ def test_stacks_are_copied_in_half_precision_on_a_gpu():
     assert results(program, "concatenate") == ["3x24x64xbf16"]
 
 
-def test_stored_momentum_is_what_is_copied_into_stacks_on_a_gpu():
-    """Rounded after a reshape it would be another array to XLA, and be written twice."""
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_stacks_are_read_from_stored_momentum_on_a_gpu(nesterov):
+    """Else XLA would compute it again from the momentum before, and keep that."""
     tree = {f"layer_{i}": {"kernel": jnp.zeros((64, 24), jnp.bfloat16)} for i in range(3)}
-    tx = omp.scale_by_muonplus(compute_dtype="bfloat16")
+    tx = omp.scale_by_muonplus(compute_dtype="bfloat16", nesterov=nesterov)
     update = jax.export.export(jax.jit(tx.update), platforms=["cuda"])
-    rounded = results(update(tree, tx.init(tree)).mlir_module(), "convert")
-    assert rounded.count("64x24xbf16") == 2 * 3  # in the state and for the stack: equal operations
-    assert "1x64x24xbf16" not in rounded
+    program = update(tree, tx.init(tree)).mlir_module()
+    kept = re.findall(r"optimization_barrier .* : (.*)$", program, re.M)
+    both = ["tensor<1x64x24xbf16>"] * (2 if nesterov else 1)  # momentum, and the gradient
+    found = [re.findall(r"tensor<1x64x24x\w+>", line) for line in kept]
+    assert [arrays for arrays in found if arrays] == [both] * 3
+    assert results(program, "concatenate") == ["3x24x64xbf16"]
 
 
 def test_no_half_precision_gram_matrix_overflows():
@@ -195,5 +205,7 @@ def test_layers_of_one_leaf_are_slices_in_one_loop_on_a_gpu(monkeypatch):
 
     program = gpu_program(update, (5, 24, 64))
     (loop,) = re.findall(r"stablehlo.while\(.*", program)
-    assert "tensor<4x24x64xbf16>" in loop  # what it reads; the fifth is worked on after it
+    assert "tensor<4x24x64xf32>" in loop  # what it reads; the fifth is worked on after it
+    # Directions are made and rounded slice by slice.
+    assert "4x24x64xbf16" not in program and "5x24x64xbf16" not in program
     assert "-> tensor<2x24x24xbf16>" in program and "-> tensor<24x24xbf16>" in program
