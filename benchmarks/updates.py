@@ -187,13 +187,10 @@ def links() -> dict[str, Callable[..., optax.GradientTransformation]]:
     """Transformations of matrices only, like :func:`optimizers`."""
     return {
         "links": lambda **given: optax.chain(
-            omp.momentum(0.9, nesterov=True),
-            omp.orthogonalize("polar_express", 6, **given),
-            omp.normalize("row_col", **given),
-            omp.scale_by_shape("max", **given),
-        ),
+            omp.momentum(0.9, nesterov=True), omp.orthogonalize("polar_express", 6, **given),
+            omp.normalize("row_col", **given), omp.scale_by_shape("max", **given)),
         "scale_by_muonplus": lambda **given: omp.scale_by_muonplus(nesterov=True, **given),
-    }
+    }  # fmt: skip
 
 
 def run(case: Case) -> dict[str, np.ndarray]:
