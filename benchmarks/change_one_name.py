@@ -36,6 +36,7 @@ MUONS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "omp.muon, Optax's update": functools.partial(omp.muon, **parity.AS_OPTAX),
 }
 NAME = "change-one-name"
+RATE = "peak learning rate of the matrices (optax.adamw: of all parameters)"
 VALIDATION_BATCHES = 48
 LEAST = {"rates": 1e-9, "adamw_rates": 1e-9, "seeds": 0} | dict.fromkeys(
     ("steps", "batch_size", "context", "layers", "width", "heads"), 1
@@ -88,7 +89,7 @@ def main(config: Config) -> None:
         record = {**records.describe_run("benchmarks.change_one_name", config), "rows": rows}
         records.write(config.out, name, record, console)
         if config.picture != "none":
-            rate_curves.draw(losses, config.out / f"{name}.{config.picture}")
+            rate_curves.draw(losses, config.out / f"{name}.{config.picture}", RATE)
 
 
 def check(config: Config) -> None:
@@ -191,8 +192,7 @@ def about(config: Config) -> dict[str, Any]:
 
 def command_line() -> int:
     """Runs the command line; returns the exit status."""
-    program = "python -m benchmarks.change_one_name"
-    config = tyro.cli(Config, prog=program, description=__doc__)
+    config = tyro.cli(Config, prog="python -m benchmarks.change_one_name", description=__doc__)
     return exit_status.run_command(lambda: main(config))
 
 

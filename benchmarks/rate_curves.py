@@ -1,5 +1,6 @@
 """Losses of several methods at several learning rates: two tables and a picture."""
 
+import itertools
 import math
 import statistics
 from pathlib import Path
@@ -126,22 +127,22 @@ def in_brackets(difference: float) -> str:
     return f" ({signed(difference)})" if math.isfinite(difference) else ""
 
 
-def draw(losses: Losses, path: Path) -> None:
-    """Draws mean loss against rate for each method, with a small mark for each seed."""
+def draw(losses: Losses, path: Path, which_rate: str) -> None:
+    """Draws mean loss against rate for each method, with a dot for each seed."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    for method, (colour, mark, line) in zip(methods_of(losses), STYLES, strict=False):
-        points = [(rate, mean) for rate, mean in means(losses, method).items() if mean < math.inf]
-        if points:
-            axes.plot(*zip(*points, strict=True), line, color=colour, marker=mark, label=method)
+    styles = itertools.cycle(STYLES)
+    for method, (colour, mark, line) in zip(methods_of(losses), styles, strict=False):
+        points = means(losses, method).items()  # what diverged is infinite, and so not drawn
+        axes.plot(*zip(*points, strict=True), line, color=colour, marker=mark, label=method)
         runs = [(run.rate, loss) for run, loss in losses.items() if run.method == method]
         axes.scatter(*zip(*runs, strict=True), color=colour, marker=".", s=14, alpha=0.6)
     rates = sorted({run.rate for run in losses})
-    axes.set(xscale="log", xlabel="peak learning rate", ylabel="validation loss (nats a character)")
+    axes.set(xscale="log", xlabel=which_rate, ylabel="validation loss (nats a character)")
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     seeds = len(seeds_of(losses))
-    axes.set_title(f"One name changed at the same rate: means of {seeds} seeds, dots each seed")
+    axes.set_title(f"Validation loss by rate: means of {seeds} seeds, and a dot for each seed")
     figure.savefig(path, dpi=150)

@@ -137,6 +137,6 @@ def test_a_line_that_is_no_run_is_named(tmp_path):
 
 
 def test_the_picture_leaves_out_what_diverged(tmp_path):
-    rate_curves.draw(LOSSES, tmp_path / "curves.png")
+    rate_curves.draw(LOSSES, tmp_path / "curves.png", "rate")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert np.isinf(rate_curves.means(LOSSES, "base")[0.4])
