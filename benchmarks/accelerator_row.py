@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh
 
 import optax_muonplus as omp
-from benchmarks import maxtext, meshes, trees
+from benchmarks import maxtext, meshes, parity, trees
 from examples.compiled import gpu, hlo, targets, tpu, walk
 
 REFERENCE = "optax.contrib.muon"
@@ -23,17 +23,21 @@ class Row(NamedTuple):
       compute_dtype: of the operands of products; None leaves that to the gradients' dtype in Optax
         and MaxText, and to float32 in this package.
       symmetric_kernel: whether symmetric products are left to the kernel for Hopper.
+      as_optax: whether momentum, shape factor and AdamW are Optax's, so that rows differ only in
+        what this package adds; or else its defaults.
     """
 
     optimizer: str
     compute_dtype: str | None = None
     symmetric_kernel: bool = False
+    as_optax: bool = True
 
 
 ROWS = {
     REFERENCE: Row("optax"),
     "omp.muon:bfloat16": Row("muon", "bfloat16"),
     "omp.muonplus:bfloat16": Row("muonplus", "bfloat16"),
+    "omp.muonplus:bfloat16:default": Row("muonplus", "bfloat16", as_optax=False),
     "omp.muonplus:bfloat16:symmetric": Row("muonplus", "bfloat16", symmetric_kernel=True),
     "omp.muonplus:float16": Row("muonplus", "float16"),
     "omp.muonplus:float16:symmetric": Row("muonplus", "float16", symmetric_kernel=True),
@@ -71,6 +75,7 @@ def optimizer(
         layer_axes = trees.LAYER_AXES if "blocks" in tree else None
         given["muon_weight_dimension_numbers"] = omp.per_head(head_size, layer_axes=layer_axes)
     given |= {"compute_dtype": row.compute_dtype, "symmetric_kernel": row.symmetric_kernel}
+    given |= parity.AS_OPTAX if row.as_optax else {}
     sharding = jax.tree.map(lambda x: x.sharding, tree)
     if next(iter(jax.tree.leaves(sharding))).mesh.size > 1:
         given["sharding"] = sharding

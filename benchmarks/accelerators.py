@@ -49,10 +49,12 @@ class Config:
     spec: str = "data"
     """The mesh axis that cuts the rows of each matrix, then the one that cuts its columns; `-` is
     none. `data` is FSDP."""
-    rows: tuple[str, ...] = tuple(ROWS)[:3]
+    rows: tuple[str, ...] = tuple(ROWS)[:4]
     """Which rows to compile, of optax.contrib.muon, omp.muon:bfloat16, omp.muonplus:bfloat16,
-    omp.muonplus:float16, omp.muonplus:float32 and maxtext.muon. With `:symmetric` behind bfloat16
-    or float16, symmetric products are left to the kernel for Hopper, which needs JAX 0.11."""
+    omp.muonplus:float16, omp.muonplus:float32 and maxtext.muon. Those of this package have Optax's
+    momentum, shape factor and AdamW; `omp.muonplus:bfloat16:default` has its defaults. With
+    `:symmetric` behind bfloat16 or float16, symmetric products are left to the kernel for Hopper,
+    which needs JAX 0.11."""
     maxtext: Path | None = None
     """Folder of a checkout of MaxText, for its row; by default the installed package."""
     row: str | None = None

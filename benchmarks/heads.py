@@ -63,8 +63,11 @@ def main(config: Config) -> None:
             console.print(f"compiling {part}, {name}")
             compiled, seconds = step.compile_update(tx, tree)
             memory = compiled.memory_analysis().temp_size_in_bytes
-            programs[part, name] = functools.partial(compiled, grads, tx.init(params), params)
             figures[part, name] = {"compile_s": seconds, "temporary_bytes": memory}
+            update = step.CompiledUpdate(
+                compiled, grads, tx.init(params), params, figures[part, name]
+            )
+            programs[part, name] = update.run
     seconds = timing.interleaved(programs, config.rounds, console)
     rows = [
         {"parameters": part, "update": name, **figures[part, name]}

@@ -142,32 +142,37 @@ def cases() -> Iterator[Case]:
 
 
 def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
-    """Optimizers of whole trees by name, as functions of dimension numbers and shardings."""
+    """Optimizers of whole trees by name, as functions of dimension numbers and shardings.
 
-    def plus(**kwargs: Any) -> Callable[..., optax.GradientTransformation]:
-        return lambda **given: omp.muonplus(0.02, **kwargs, **given)
+    They say whether they have Nesterov, since its default has changed.
+    """
+
+    def plus(nesterov: bool = True, **kwargs: Any) -> Callable[..., optax.GradientTransformation]:
+        return lambda **given: omp.muonplus(0.02, nesterov=nesterov, **kwargs, **given)
 
     def injected(**given: Any) -> optax.GradientTransformation:
         made = optax.inject_hyperparams(
             omp.muonplus, static_args=("muon_weight_dimension_numbers", "sharding")
         )
-        return made(optax.linear_schedule(0.02, 0.01, 10), consistent_rms=0.2, **given)
+        rate = optax.linear_schedule(0.02, 0.01, 10)
+        return made(rate, consistent_rms=0.2, nesterov=True, **given)
 
     def recorded(**given: Any) -> optax.GradientTransformation:
         make = omp.diagnostics.recorded(omp.muonplus, every=2)
-        return make(0.02, adam_learning_rate=1e-3, **given)
+        return make(0.02, adam_learning_rate=1e-3, nesterov=True, **given)
 
     return {
         "muonplus": plus(weight_decay=0.1, adam_learning_rate=3e-3),
+        "muonplus without nesterov": plus(nesterov=False),
         "muonplus row matched aol": plus(norm="row", match_frobenius=True, preconditioning="aol"),
         "muonplus col max": plus(norm="col", shape_scale="max", preconditioning="schatten"),
-        "muonplus row_col nesterov": plus(norm="row_col", nesterov=True, bias_correction=True),
+        "muonplus row_col corrected": plus(norm="row_col", bias_correction=True),
         "muonplus bfloat16": plus(compute_dtype="bfloat16", mu_dtype="bfloat16"),
         "muonplus gram": plus(polar="gram", ns_coeffs="polar_express", ns_steps=7),
         "muonplus svd": plus(polar="svd", consistent_rms=0.2),
         "muonplus adaptive": plus(adaptive=True, preconditioning="spectral"),
         "muonplus function": plus(polar=omp.polar.svd),
-        "muon": lambda **given: omp.muon(0.02, ns_coeffs="dion", **given),
+        "muon": lambda **given: omp.muon(0.02, ns_coeffs="dion", nesterov=True, **given),
         "muon as optax": lambda **given: omp.muon(
             0.02, shape_scale="max", nesterov=True, bias_correction=True, polar="newton_schulz",
             **given),
@@ -190,7 +195,9 @@ def links() -> dict[str, Callable[..., optax.GradientTransformation]]:
             omp.normalize("row_col", **given),
             omp.scale_by_shape("max", **given),
         ),
-        "scale_by_muonplus": lambda **given: omp.scale_by_muonplus(mu_dtype="float32", **given),
+        "scale_by_muonplus": lambda **given: omp.scale_by_muonplus(
+            mu_dtype="float32", nesterov=True, **given
+        ),
     }
 
 

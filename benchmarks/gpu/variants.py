@@ -8,7 +8,7 @@ import jax
 import optax
 
 import optax_muonplus as omp
-from benchmarks import accelerator_row
+from benchmarks import accelerator_row, parity
 from benchmarks.gpu.steps import Unavailable
 
 # The argument that turns the symmetric product on, of optimizers and of polar functions.
@@ -26,7 +26,8 @@ class Variant(NamedTuple):
     """An optimizer.
 
     Attributes:
-      kind: ``"optax"``, ``"muon"`` or ``"muonplus"``.
+      kind: ``"optax"``, ``"muon"``, ``"muonplus"``, or ``"default"``, which is ``"muonplus"``
+        without the options that make momentum, shape factor and AdamW Optax's.
       options: arguments of ``optax_muonplus.muon`` or ``muonplus``.
       precision: of float32 products, for ``jax.default_matmul_precision``.
     """
@@ -43,6 +44,7 @@ VARIANTS = {
     REFERENCE: Variant("optax"),
     "omp.muon:bfloat16": Variant("muon", {"compute_dtype": "bfloat16"}),
     OURS: Variant("muonplus", {"compute_dtype": "bfloat16"}),
+    f"{OURS}, default": Variant("default", {"compute_dtype": "bfloat16"}),
     "omp.muonplus:float16": Variant("muonplus", {"compute_dtype": "float16"}),
     **{
         f"omp.muonplus:{dtype}, {polar}": Variant(
@@ -76,6 +78,7 @@ def optimizer(variant: Variant, tree: Any, sharding: Any = None) -> optax.Gradie
     if KERNEL in variant.options:
         check_kernel()
     make = omp.muon if variant.kind == "muon" else omp.muonplus
+    given |= {} if variant.kind == "default" else parity.AS_OPTAX
     return make(0.02, sharding=sharding, **given, **variant.options)
 
 

@@ -28,7 +28,7 @@ def chain() -> Canvas:
     polar = np.asarray(omp.polar.svd(momentum.astype(np.float32)))
     normalized = np.asarray(omp.matrices.normalize_matrix(polar, "col_row"))
     stages = [
-        ("momentum", "M", momentum, "soft", "β M + (1 - β) G"),
+        ("momentum", "β M + (1 - β) G", momentum, "soft", "M: average of gradients G"),
         ("polar factor", "U Vᵀ", polar, "one", "all singular values 1"),
         ("columns, then rows", "Norm(U Vᵀ)", normalized, "two", "the step that Muon+ adds"),
         ("scale", "√(out/in)", normalized, "three", "then the learning rate"),

@@ -4,38 +4,80 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 
-from optax_muonplus.matrices._matrix_function import Composition, for_layout
+from optax_muonplus.matrices._matrix_function import Composition, for_layout, matrix_function
 from optax_muonplus.matrices._precision import narrowed, narrower
 
 Item = TypeVar("Item")
 
+# An elementwise function from the arrays that matrices are made of to the matrices.
+Read = Callable[..., jax.Array]
+
+
+@matrix_function
+class ReadOne:
+    """The read of matrices that lie in memory as they are."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The matrices themselves."""
+        return x
+
+
+READ_ONE = ReadOne()
+
 
 class MatrixBatch(NamedTuple):
-    """Matrices of one shape in one array.
+    """Matrices of one shape.
 
     Attributes:
-      array: ``(batch, out, in)``, or ``(batch, in, out)``. It may have been rounded to the input
-        dtype of the first function.
-      transposed: whether it is the latter; for :func:`apply_to_one` it may be traced.
+      sources: the arrays that the matrices are made of, all ``(batch, out, in)``, or all
+        ``(batch, in, out)``.
+      transposed: whether they are the latter; for :func:`apply_to_one` it may be traced.
       dtype: in which functions get the matrices.
       result_dtype: of the results.
+      read: from ``sources`` to the matrices. They are made where they are read, so that they need
+        no memory of their own.
+      rounded_dtype: that the matrices are rounded to when they are read; None is ``dtype``.
     """
 
-    array: jax.Array
+    sources: tuple[jax.Array, ...]
     transposed: bool | jax.Array
     dtype: Any
     result_dtype: Any
+    read: Read = READ_ONE
+    rounded_dtype: Any = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the matrices."""
+        return self.sources[0].shape
+
+    @property
+    def array(self) -> jax.Array:
+        """The matrices, in the dtype that they are rounded to."""
+        return self.matrices(*self.sources)
+
+    def matrices(self, *sources: jax.Array) -> jax.Array:
+        """The matrices that are made of arrays like :attr:`sources`."""
+        x = self.read(*sources)
+        return x if self.rounded_dtype is None else narrowed(x, self.rounded_dtype)
+
+    @property
+    def array_dtype(self) -> jnp.dtype:
+        """The dtype of :attr:`array`."""
+        return jnp.dtype(self.dtype if self.rounded_dtype is None else self.rounded_dtype)
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """What has to be equal for a common program: shape, dtypes and layout."""
-        dtypes = self.array.dtype, self.dtype, self.result_dtype
-        return self.array.shape[-2:], dtypes, self.transposed
+        sources = tuple(x.dtype for x in self.sources)
+        dtypes = sources, self.array_dtype, self.dtype, self.result_dtype
+        return self.shape[-2:], dtypes, self.transposed
 
     def apply(self, steps: Composition, padded: bool = False) -> Callable[[jax.Array], jax.Array]:
         """``steps`` of arrays like this one, or with zeros behind the matrices if ``padded``."""
-        rows, columns = self.array.shape[-2:]
+        rows, columns = self.shape[-2:]
         shape = (rows, columns) if padded else None
         alike, others = steps.split()
         layout = self.transposed if others.functions else False
@@ -56,8 +98,11 @@ class MatrixBatch(NamedTuple):
 
     def rounded(self, steps: Composition) -> "MatrixBatch":
         """Rounded before anything else where ``steps`` round it anyway."""
-        dtype = narrower(self.array.dtype, steps.input_dtype)
-        return self._replace(array=narrowed(self.array, dtype))
+        return self._replace(rounded_dtype=narrower(self.array_dtype, steps.input_dtype))
+
+    def with_sources(self, change: Callable[[jax.Array], jax.Array]) -> "MatrixBatch":
+        """The batch of the matrices whose sources are changed so."""
+        return self._replace(sources=tuple(change(x) for x in self.sources))
 
 
 def grouped(items: Sequence[Item], kind: Callable[[Item], Hashable]) -> Iterator[list[int]]:

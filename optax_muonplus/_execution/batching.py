@@ -11,15 +11,15 @@ waits for the host at every turn. There, and on backends that are not named, mat
 in stacks. On a TPU they are stacked too, but worked on one by one. See ``stacks.py``.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.core
 
-from optax_muonplus._execution.batches import MatrixBatch, grouped
+from optax_muonplus._execution.batches import READ_ONE, MatrixBatch, grouped
 from optax_muonplus._execution.stacks import map_stacks, on_full_blocks, work_on_stacks
 from optax_muonplus._xla.loops import map_in_place
+from optax_muonplus._xla.sharding import constrain_sharding_like
 from optax_muonplus.matrices._matrix_function import Composition, MatrixFunction, compose
 
 
@@ -38,23 +38,23 @@ def apply_batched(
     if not batches:
         return []
     steps = compose(functions)
-    if not any(isinstance(batch.array, jax.core.Tracer) for batch in batches):
+    if not any(isinstance(x, jax.core.Tracer) for batch in batches for x in batch.sources):
         # Outside of jit each operation is a program of its own, and a loop would be compiled anew
         # at every call.
         return [batch.apply(steps)(batch.array) for batch in batches]
 
     def on(work: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:
-        def with_arrays(*arrays: jax.Array) -> list[jax.Array]:
-            pairs = zip(batches, arrays, strict=True)
-            return work(steps, [batch._replace(array=array) for batch, array in pairs])
+        def with_sources(*sources: tuple[jax.Array, ...]) -> list[jax.Array]:
+            pairs = zip(batches, sources, strict=True)
+            return work(steps, [batch._replace(sources=arrays) for batch, arrays in pairs])
 
-        return with_arrays
+        return with_sources
 
     return jax.lax.platform_dependent(
-        *[batch.array for batch in batches],
+        *[batch.sources for batch in batches],
         cpu=on(_looped),
-        tpu=on(map_stacks),
-        default=on(work_on_stacks),
+        tpu=on(_sharded_like_sources(map_stacks)),
+        default=on(_sharded_like_sources(work_on_stacks)),
     )
 
 
@@ -64,23 +64,57 @@ def apply_to_one(steps: Composition, batch: MatrixBatch) -> jax.Array:
     return jax.lax.platform_dependent(batch.array, tpu=on_tpu, default=batch.apply(steps))
 
 
+def _sharded_like_sources(work: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:
+    """``work``, on a mesh with Auto axes with results sharded as their matrices are."""
+
+    def constrained(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+        references = [batch.sources[0] for batch in batches]
+        return constrain_sharding_like(references, work(steps, batches))
+
+    return constrained
+
+
 def _looped(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     results: dict[int, jax.Array] = {}
-    for members in grouped(batches, lambda x: (x.kind, len(x.array))):
+    for members in grouped(batches, lambda x: (x.kind, x.shape[0])):
         members.reverse()  # see map_in_place
-        function = batches[members[0]].apply(steps)
-        group = _one_by_one(function, [batches[i].array for i in members])
-        results |= zip(members, group, strict=True)
+        group = [batches[i] for i in members]
+        work = _in_place if _can_be_in_place(group[0]) else _sharded_like_sources(_one_by_one)
+        results |= zip(members, work(steps, group), strict=True)
     return [results[i] for i in range(len(batches))]
 
 
-def _one_by_one(
-    function: Callable[[jax.Array], jax.Array], arrays: list[jax.Array]
-) -> list[jax.Array]:
-    """``function`` of each array ``(batch, rows, columns)``, matrix by matrix."""
-    if arrays[0].shape[0] > 1:
-        each = functools.partial(jax.lax.map, lambda matrix: function(matrix[None])[0])
-        return map_in_place(each, arrays)
+def _can_be_in_place(batch: MatrixBatch) -> bool:
+    """Whether a matrix that is made of other arrays can be made in the place of its result."""
+    is_made = batch.read is not READ_ONE
+    return is_made and batch.shape[0] == 1 and batch.array_dtype == batch.result_dtype
+
+
+def _in_place(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """``steps`` of single matrices of one shape, which are made before the loop.
+
+    XLA shards them as what they are made of, and the results as them.
+    """
+    function = batches[0].apply(steps)
     # Without the axis of size 1 arrays have the shape of the parameter, and can share its memory.
-    results = map_in_place(lambda x: function(x[None])[0], [x[0] for x in arrays])
+    made = [(batch.with_sources(lambda x: x[0]).array,) for batch in batches]
+    results = map_in_place(lambda x: function(x[None])[0], made, in_place=True)
     return [y[None] for y in results]
+
+
+def _one_by_one(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """``steps`` of batches of one shape, matrix by matrix, each made where it is read."""
+    first = batches[0]
+    function = first.apply(steps)
+
+    def of_matrix(*sources: jax.Array) -> jax.Array:
+        return function(first.matrices(*(x[None] for x in sources)))[0]
+
+    if first.shape[0] == 1:
+        results = map_in_place(of_matrix, [x.with_sources(lambda x: x[0]).sources for x in batches])
+        return [y[None] for y in results]
+
+    def of_batch(*sources: jax.Array) -> jax.Array:
+        return jax.lax.map(lambda parts: of_matrix(*parts), sources)
+
+    return map_in_place(of_batch, [batch.sources for batch in batches])

@@ -107,7 +107,7 @@ def _work(
         views.append(group.view.stacked(segment.items_each))
         batches.append(
             [
-                MatrixBatch(x, group.view.transposed, comm_group.dtype, comm_group.result_dtype)
+                MatrixBatch((x,), group.view.transposed, comm_group.dtype, comm_group.result_dtype)
                 for x in views[-1].to_matrices(items)
             ]
         )
@@ -155,7 +155,7 @@ def _work_on_remainder(
         outputs = []
         for i, matrix in enumerate(matrices):
             transposed = _select([layout.transposed[i] for layout in layouts], which)
-            batch = MatrixBatch(matrix, transposed, comm_group.dtype, comm_group.result_dtype)
+            batch = MatrixBatch((matrix,), transposed, comm_group.dtype, comm_group.result_dtype)
             outputs.append(apply_to_one(steps, batch))
         return in_lines(jax.lax.switch(which, [layout.write for layout in layouts], outputs))
 

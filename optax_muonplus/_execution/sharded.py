@@ -8,59 +8,60 @@ import jax.core
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from optax_muonplus._execution.batches import Read
 from optax_muonplus._execution.exchange import exchange
 from optax_muonplus._execution.hyperparams import StaticPart, split_arrays
 from optax_muonplus._execution.lines import from_lines, in_lines
 from optax_muonplus._execution.plan import CommGroup, Member, plan
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import usable_axes
-from optax_muonplus._xla.loops import stacked
+from optax_muonplus._xla.loops import Sources, stacked
 from optax_muonplus.matrices._matrix_function import MatrixFunction
 from optax_muonplus.matrices._precision import narrowed
 
 
 def apply_sharded(
     functions: Sequence[MatrixFunction],
-    arrays: Sequence[jax.Array],
+    read: Read,
+    sources: Sequence[Sources],
     leaves: Sequence[LeafInfo],
 ) -> list[jax.Array]:
-    """Applies ``functions``, one after the other, to every matrix of every array.
+    """Applies ``functions``, one after the other, to every matrix.
 
     Args:
-      functions: functions of matrices. Arrays travel in the dtype that the first one rounds them
+      functions: functions of matrices. Matrices travel in the dtype that the first one rounds them
         to, if it is narrower than theirs and has as many exponent bits. Results equal those of
         rounding after the transfer.
-      arrays: one at least, all on one mesh.
-      leaves: the record of each array. Results have its dtype.
+      read: from the arrays in a tuple to the matrices that travel.
+      sources: for each leaf the arrays that its matrices are made of; all on one mesh.
+      leaves: the records, one at least. Results have their dtypes.
 
     Returns:
-      One array for each of ``arrays``, in order, sharded as that one.
+      One array for each leaf, in order, sharded as its sources.
     """
-    hyperparams, rest = split_arrays(list(functions))
-    members = tuple(Member(leaf, x.dtype) for leaf, x in zip(leaves, arrays, strict=True))
-    traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
+    hyperparams, rest = split_arrays((read, list(functions)))
+    dtypes = [jax.eval_shape(read, *arrays).dtype for arrays in sources]
+    members = tuple(Member(leaf, dtype) for leaf, dtype in zip(leaves, dtypes, strict=True))
+    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(sources))
     apply = _apply if traced else _compiled
-    return apply(hyperparams, *arrays, rest=rest, members=members)
+    return apply(hyperparams, *sources, rest=rest, members=members)
 
 
 def _apply(
     hyperparams: Sequence[jax.Array],
-    *arrays: jax.Array,
+    *sources: Sources,
     rest: StaticPart,
     members: tuple[Member, ...],
 ) -> list[jax.Array]:
     specs = tuple(PartitionSpec(*(names or None for names in x.spec)) for x in members)
-    planned = plan(members, rest.merge(hyperparams))
+    planned = plan(members, rest.merge(hyperparams)[1])
 
-    def on_each_device(
-        hyperparams: Sequence[jax.Array], *shards: jax.Array
-    ) -> tuple[jax.Array, ...]:
-        functions = rest.merge(hyperparams)
-        results = list(shards)
+    def on_each_device(hyperparams: Sequence[jax.Array], *shards: Sources) -> tuple[jax.Array, ...]:
+        read, functions = rest.merge(hyperparams)
+        results: dict[int, jax.Array] = {}
         for comm_group in planned.groups:
-            for i, result in _exchanged(functions, comm_group, shards, members).items():
-                results[i] = result
-        return tuple(results)
+            results |= _exchanged(functions, read, comm_group, shards, members)
+        return tuple(results[i] for i in range(len(members)))
 
     mapped = jax.shard_map(
         on_each_device,
@@ -70,7 +71,7 @@ def _apply(
         axis_names=set(usable_axes(members[0].mesh)),
         check_vma=False,  # what is gathered is the same on all devices, which it cannot see
     )
-    return list(mapped(hyperparams, *arrays))
+    return list(mapped(hyperparams, *sources))
 
 
 # Outside of jit every operation would be a program of its own, and compiled anew at every call.
@@ -79,15 +80,16 @@ _compiled = jax.jit(_apply, static_argnames=("rest", "members"))
 
 def _exchanged(
     functions: Sequence[MatrixFunction],
+    read: Read,
     comm_group: CommGroup,
-    shards: Sequence[jax.Array],
+    shards: Sequence[Sources],
     members: Sequence[Member],
 ) -> dict[int, jax.Array]:
     """The results for the arrays in ``comm_group``, by index; on each device."""
 
     def to_items(i: int) -> jax.Array:
         # Narrowed before it is reshaped, as momentum is where it is stored: one array for both.
-        return _to_items(narrowed(shards[i], comm_group.transfer_dtype), members[i])
+        return _to_items(narrowed(read(*shards[i]), comm_group.transfer_dtype), members[i])
 
     groups = comm_group.members.values()
     items = [_joined([to_items(i) for i in indices]) for indices in groups]

@@ -50,7 +50,7 @@ def work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[j
     for i, batch in enumerate(batches):
         narrow = _rounded_once(steps, batch)
         size = _slice_size(batch)
-        if size == len(batch.array):
+        if size == batch.shape[0]:
             short[i] = narrow
         else:
             results[i] = _in_slices(steps, narrow, size)
@@ -59,24 +59,18 @@ def work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[j
 
 
 def _rounded_once(steps: Composition, batch: MatrixBatch) -> MatrixBatch:
-    """Rounded in an array of its own if results are as narrow, since momentum then is too.
+    """Rounded when they are read, from arrays that are in memory anyway.
 
-    Rounded momentum is in memory anyway. Without the barrier XLA computes it again, from the
-    gradient and the momentum before, for every slice and in float32.
+    Without the barrier XLA computes the momentum again, from the gradient and the momentum before,
+    for every slice and in float32.
     """
-    narrow = batch.rounded(steps)
-    if not _as_narrow_as_results(narrow):
-        return narrow
-    return narrow._replace(array=jax.lax.optimization_barrier(narrow.array))
-
-
-def _as_narrow_as_results(batch: MatrixBatch) -> bool:
-    return batch.array.dtype.itemsize == jnp.dtype(batch.result_dtype).itemsize
+    kept = batch._replace(sources=jax.lax.optimization_barrier(batch.sources))
+    return kept.rounded(steps)
 
 
 def _slice_size(batch: MatrixBatch) -> int:
     """How many matrices of a parameter are worked on at once: slices of one length, if possible."""
-    length, *shape = batch.array.shape
+    length, *shape = batch.shape
     most = max(1, STACK_BYTES // (math.prod(shape) * jnp.dtype(batch.dtype).itemsize))
     if length <= most:
         return length
@@ -87,45 +81,48 @@ def _slice_size(batch: MatrixBatch) -> int:
 def _in_slices(steps: Composition, batch: MatrixBatch, size: int) -> jax.Array:
     """``steps`` of a parameter of many layers or experts, slice by slice."""
 
-    def work(x: jax.Array) -> jax.Array:
-        return _joined(steps, [batch._replace(array=x)])[0]
+    def work(*sources: jax.Array) -> jax.Array:
+        return _joined(steps, [batch._replace(sources=sources)])[0]
 
-    whole = len(batch.array) // size * size
-    y = map_slices(work, batch.array[:whole], size)
-    return y if whole == len(batch.array) else jnp.concatenate([y, work(batch.array[whole:])])
+    length = batch.shape[0]
+    whole = length // size * size
+    y = map_slices(work, batch.with_sources(lambda x: x[:whole]).sources, size)
+    if whole == length:
+        return y
+    return jnp.concatenate([y, work(*batch.with_sources(lambda x: x[whole:]).sources)])
 
 
 def _joined(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """``steps`` of all matrices, in stacks of those of one shape, of which some are transposed."""
-    tall = [x.array.shape[-2] > x.array.shape[-1] for x in batches]
+    tall = [x.shape[-2] > x.shape[-1] for x in batches]
     wide = [_swapped(x) if t else x for x, t in zip(batches, tall, strict=True)]
     results: dict[int, jax.Array] = {}
     for group in grouped(wide, lambda x: x._replace(transposed=False).kind):
         # Sorted, so that each stack has the two layouts in two runs.
         members = sorted(group, key=lambda i: wide[i].transposed)
-        sizes = [wide[i].array.size * wide[i].dtype.itemsize for i in members]
+        sizes = [math.prod(wide[i].shape) * wide[i].dtype.itemsize for i in members]
         for chunk in chunked(members, sizes, STACK_BYTES):
             parts = [wide[i] for i in chunk]
-            upright = sum(len(x.array) for x in parts if not x.transposed)
+            upright = sum(x.shape[0] for x in parts if not x.transposed)
             array = jnp.concatenate([x.array for x in parts])
-            stack = _at_once(steps, parts[0]._replace(array=array), upright)
-            stops = itertools.accumulate(len(x.array) for x in parts)
+            stack = _at_once(steps, array, parts[0], upright)
+            stops = itertools.accumulate(x.shape[0] for x in parts)
             results |= zip(chunk, jnp.split(stack, list(stops)[:-1]), strict=True)
     return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(tall)]
 
 
 def _swapped(batch: MatrixBatch) -> MatrixBatch:
     """The same matrices, stored the other way."""
-    array = jnp.swapaxes(batch.array, -1, -2)
-    return batch._replace(array=array, transposed=not batch.transposed)
+    swapped = batch.with_sources(lambda x: jnp.swapaxes(x, -1, -2))
+    return swapped._replace(transposed=not batch.transposed)
 
 
-def _at_once(steps: Composition, stack: MatrixBatch, upright: int) -> jax.Array:
+def _at_once(steps: Composition, x: jax.Array, stack: MatrixBatch, upright: int) -> jax.Array:
     """``steps`` of a stack whose first ``upright`` matrices are (out, in), the others (in, out).
 
-    The first function may get matrices in a narrower dtype than the others.
+    The first function may get matrices in a narrower dtype than the others, which get that of
+    ``stack``.
     """
-    x = stack.array
     for function in steps.functions:
         if upright in (0, len(x)):
             x = for_layout(function, upright == 0)(x)
@@ -140,7 +137,7 @@ def _at_once(steps: Composition, stack: MatrixBatch, upright: int) -> jax.Array:
 def map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """``steps`` of all matrices, one at a time."""
     # Not scanned layers: for them the update took 59.5 million cycles so, and 58.4 without.
-    turned = [len(x.array) == 1 and _is_stored_turned(x.array.shape) for x in batches]
+    turned = [x.shape[0] == 1 and _is_stored_turned(x.shape) for x in batches]
     stored = [_swapped(x) if t else x for x, t in zip(batches, turned, strict=True)]
     results = _mapped(steps, stored)
     return [jnp.swapaxes(y, -1, -2) if t else y for y, t in zip(results, turned, strict=True)]
@@ -156,14 +153,13 @@ def _is_stored_turned(shape: tuple[int, ...]) -> bool:
 
 def _mapped(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     results: dict[int, jax.Array] = {}
-    for group in grouped(batches, lambda x: (x.kind, len(x.array) == 1)):
-        if len(batches[group[0]].array) > 1:
-            # Rounded by the caller, as momentum is where it is stored; else that would be a copy.
+    for group in grouped(batches, lambda x: (x.kind, x.shape[0] == 1)):
+        if batches[group[0]].shape[0] > 1:
             for i in group:
-                results[i] = map_slices(on_full_blocks(steps, batches[i]), batches[i].array, 1)
+                results[i] = map_slices(_read_and(steps, batches[i]), batches[i].sources, 1)
             continue
         narrow = {i: batches[i].rounded(steps) for i in group}
-        sizes = [x.array.size * x.array.dtype.itemsize for x in narrow.values()]
+        sizes = [math.prod(x.shape) * x.array_dtype.itemsize for x in narrow.values()]
         for chunk in chunked(group, sizes, TPU_STACK_BYTES):
             results |= zip(chunk, _in_a_stack(steps, [narrow[i] for i in chunk]), strict=True)
     return [results[i] for i in range(len(batches))]
@@ -171,15 +167,21 @@ def _mapped(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Arra
 
 def _in_a_stack(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """``steps`` of parameters of one matrix each, which are padded as they are stacked."""
-    shape = batches[0].array.shape[-2:]
+    shape = batches[0].shape[-2:]
     stack = stacked([with_zeros(x.array, _full_blocks(shape)) for x in batches])
     function = batches[0].apply(steps, padded=stack.shape[-2:] != shape)
-    return jnp.split(part(map_slices(function, stack, 1, in_place=True), shape), len(batches))
+    return jnp.split(part(map_slices(function, (stack,), 1, in_place=True), shape), len(batches))
+
+
+def _read_and(steps: Composition, batch: MatrixBatch) -> Callable[..., jax.Array]:
+    """``steps`` of the matrices that are made of arrays like those of ``batch``."""
+    function = on_full_blocks(steps, batch)
+    return lambda *sources: function(batch.matrices(*sources))
 
 
 def on_full_blocks(steps: Composition, batch: MatrixBatch) -> Callable[[jax.Array], jax.Array]:
     """``steps`` of arrays like that of ``batch``, which are padded before and cut after them."""
-    shape = batch.array.shape[-2:]
+    shape = batch.shape[-2:]
     filled = _full_blocks(shape)
     function = batch.apply(steps, padded=filled != shape)
     return lambda x: part(function(with_zeros(x, filled)), shape)

@@ -9,7 +9,7 @@ def muon() -> None:
     """Muon: :func:`muonplus` with ``norm="none"``, and every other argument the same.
 
     To get ``optax.contrib.muon``'s update rather than the Muon+ paper's baseline, add
-    ``shape_scale="max", nesterov=True, bias_correction=True``.
+    ``shape_scale="max", bias_correction=True, adam_nesterov=True``.
 
     Source: Jordan et al., *Muon*, https://kellerjordan.github.io/posts/muon/ (2024).
     """

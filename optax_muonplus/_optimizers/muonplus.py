@@ -6,7 +6,7 @@ import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus._optimizers.partition import AdamWArgs, descent, partition_with_adamw
+from optax_muonplus._optimizers.partition import AdamWArgs, Descent, partition_with_adamw
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.coefficients._resolve import CoefficientsLike
@@ -32,7 +32,7 @@ def muonplus(
     match_frobenius: bool = False,
     shape_scale: ShapeScale = "spectral",
     consistent_rms: float | jax.Array | None = None,
-    nesterov: bool = False,
+    nesterov: bool = True,
     bias_correction: bool = False,
     polar: Polar | PolarFunction = "auto",
     preconditioning: Preconditioning = "frobenius",
@@ -43,6 +43,7 @@ def muonplus(
     adam_b2: ArrayLike = 0.999,
     adam_eps: ArrayLike = 1e-8,
     adam_eps_root: ArrayLike = 0.0,
+    adam_nesterov: bool = False,
     adam_weight_decay: optax.ScalarOrSchedule = 0.0,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
@@ -54,7 +55,7 @@ def muonplus(
 
     .. math::
       M_t = \beta M_{t-1} + (1 - \beta) G_t, \qquad
-      O_t = \mathrm{Norm}(\mathrm{Ortho}(M_t)), \qquad
+      O_t = \mathrm{Norm}(\mathrm{Ortho}(\beta M_t + (1 - \beta) G_t)), \qquad
       W_t = W_{t-1} - \eta \left( \sqrt{m/n}\; O_t + \lambda W_{t-1} \right)
 
     Parameters that are not matrices (embeddings, heads, norms, biases, vectors) get AdamW.
@@ -81,7 +82,8 @@ def muonplus(
       shape_scale: ``"spectral"`` sqrt(m/n), ``"max"`` sqrt(max(1, m/n)) or ``"none"``.
       consistent_rms: if given, in place of ``shape_scale``, the root mean square of every update;
         0.2 matches AdamW's, so that one learning rate serves both groups.
-      nesterov: whether the momentum looks one step ahead; for the matrices.
+      nesterov: whether the momentum looks one step ahead; for the matrices. On in the paper's
+        published code and in Optax; the paper's equation has none.
       bias_correction: see :func:`optax_muonplus.momentum`.
       polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix), ``"svd"``, a
         function on ``(*batch, out, in)``, or ``"auto"``: of the first two, what does fewer
@@ -99,6 +101,8 @@ def muonplus(
       adam_b2: AdamW's second decay.
       adam_eps: AdamW's epsilon.
       adam_eps_root: AdamW's epsilon inside the root.
+      adam_nesterov: whether AdamW looks one step ahead too (NAdamW), as that of
+        ``optax.contrib.muon`` does.
       adam_weight_decay: AdamW's weight decay; 0 here, where ``optax.adamw`` has 1e-4.
       adam_learning_rate: number or schedule; None means ``learning_rate``. A number stays constant
         beside a schedule for the matrices: give a schedule here too.
@@ -149,34 +153,33 @@ def muonplus(
     for LLM Pre-training*, arXiv:2602.21545.
     """
     return partition_with_adamw(
-        [
-            scale_by_muonplus(  # momentum, polar factor, row and column norms, shape factor
-                ns_coeffs,
-                ns_steps,
-                beta,
-                eps,
-                mu_dtype,
-                norm=norm,
-                norm_eps=norm_eps,
-                match_frobenius=match_frobenius,
-                shape_scale=shape_scale,
-                consistent_rms=consistent_rms,
-                nesterov=nesterov,
-                bias_correction=bias_correction,
-                polar=polar,
-                preconditioning=preconditioning,
-                adaptive=adaptive,
-                compute_dtype=compute_dtype,
-                symmetric_kernel=symmetric_kernel,
-            ),
-            *descent(learning_rate, weight_decay, weight_decay_mask),
-        ],
+        scale_by_muonplus(  # momentum, polar factor, row and column norms, shape factor
+            ns_coeffs,
+            ns_steps,
+            beta,
+            eps,
+            mu_dtype,
+            norm=norm,
+            norm_eps=norm_eps,
+            match_frobenius=match_frobenius,
+            shape_scale=shape_scale,
+            consistent_rms=consistent_rms,
+            nesterov=nesterov,
+            bias_correction=bias_correction,
+            polar=polar,
+            preconditioning=preconditioning,
+            adaptive=adaptive,
+            compute_dtype=compute_dtype,
+            symmetric_kernel=symmetric_kernel,
+        ),
+        Descent(learning_rate, weight_decay, weight_decay_mask),
         AdamWArgs(
             learning_rate if adam_learning_rate is None else adam_learning_rate,
             adam_b1,
             adam_b2,
             adam_eps,
             adam_eps_root,
+            adam_nesterov,
             adam_weight_decay,
         ),
         muon_weight_dimension_numbers,

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_number, check_rate
+from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number, check_rate
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
-from optax_muonplus._parameters.leaves import ADAM, MUON, ResolvedTree
+from optax_muonplus._parameters.leaves import ADAM, MUON, LeafInfo, ResolvedTree
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.transforms._apply import MatrixTransformation, for_resolved
 
@@ -23,6 +23,7 @@ class AdamWArgs(NamedTuple):
     b2: ArrayLike
     eps: ArrayLike
     eps_root: ArrayLike
+    nesterov: bool
     weight_decay: optax.ScalarOrSchedule
 
     def check(self) -> None:
@@ -32,38 +33,81 @@ class AdamWArgs(NamedTuple):
         check_number("adam_b2", self.b2, DECAY)
         check_number("adam_eps", self.eps, NOT_NEGATIVE)
         check_number("adam_eps_root", self.eps_root, NOT_NEGATIVE)
+        check_flag("adam_nesterov", self.nesterov)
         check_rate("adam_weight_decay", self.weight_decay)
 
     def make(self) -> optax.GradientTransformation:
         """The transformation."""
-        moments = optax.scale_by_adam(self.b1, self.b2, self.eps, self.eps_root)
+        moments = optax.scale_by_adam(
+            self.b1, self.b2, self.eps, self.eps_root, nesterov=self.nesterov
+        )
         decay = _decay(self.weight_decay, None, "adam_weight_decay")
         return optax.chain(moments, decay, optax.scale_by_learning_rate(self.learning_rate))
 
 
-def descent(
-    learning_rate: optax.ScalarOrSchedule, weight_decay: optax.ScalarOrSchedule, mask: Any
-) -> list[optax.GradientTransformation]:
+class Descent(NamedTuple):
     """The last links of every optimizer: decoupled weight decay, and a step downhill.
 
     An update without parameters is for a decay of zero only, as a Python number.
-
-    Raises:
-      ValueError: unless both are finite numbers or schedules. A negative learning rate goes uphill,
-        as in Optax.
     """
-    check_rate("learning_rate", learning_rate)
-    check_rate("weight_decay", weight_decay)
-    return [
-        _decay(weight_decay, mask, "weight_decay"),
-        optax.scale_by_learning_rate(learning_rate),
-    ]
+
+    learning_rate: optax.ScalarOrSchedule
+    weight_decay: optax.ScalarOrSchedule
+    mask: Any
+
+    def check(self) -> None:
+        """Raises ValueError unless both rates are finite numbers or schedules.
+
+        A negative learning rate goes uphill, as in Optax.
+        """
+        check_rate("learning_rate", self.learning_rate)
+        check_rate("weight_decay", self.weight_decay)
+
+    def after(
+        self, link: MatrixTransformation, leaves: Sequence[LeafInfo]
+    ) -> optax.GradientTransformation:
+        """The chain of ``link`` for the matrices of ``leaves``, decay, and the step downhill."""
+        rate = optax.scale_by_learning_rate(self.learning_rate)
+        decay = _decay(self.weight_decay, self.mask, "weight_decay")
+        chain = optax.chain(as_wide_as_parameters(link.make(leaves)), decay, rate)
+        if not (link.takes_factor and _is_zero(self.weight_decay)):
+            return chain
+
+        def update_fn(
+            updates: optax.Updates, state: Any, params: optax.Params | None = None
+        ) -> tuple[optax.Updates, Any]:
+            if not _are_wide(updates, params):
+                return chain.update(updates, state, params)
+            inner, nothing, count = state
+            dtype = jnp.finfo(jnp.result_type(*jax.tree.leaves(updates), jnp.float32)).dtype
+            factor, count = rate.update(jnp.ones([], dtype), count)
+            updates, inner = link.make(leaves, factor).update(updates, inner, params)
+            return updates, (inner, nothing, count)
+
+        return optax.GradientTransformation(chain.init, update_fn)
+
+
+def _are_wide(updates: optax.Updates, params: optax.Params | None) -> bool:
+    """Whether updates can be multiplied by the learning rate in the dtypes that they have."""
+
+    def is_wide(update: Any, parameter: Any) -> bool:
+        dtype = jnp.result_type(update)
+        promoted = jnp.promote_types(dtype, jnp.result_type(parameter))
+        return jnp.finfo(dtype).bits >= 32 and promoted == dtype
+
+    others = updates if params is None else params
+    return all(jax.tree.leaves(jax.tree.map(is_wide, updates, others)))
+
+
+def _is_zero(rate: optax.ScalarOrSchedule) -> bool:
+    """Whether a decay is the number zero; arrays are not looked into."""
+    return isinstance(rate, int | float) and rate == 0
 
 
 def _decay(rate: optax.ScalarOrSchedule, mask: Any, name: str) -> optax.GradientTransformation:
     """``optax.add_decayed_weights``, which asks for parameters even where the rate is zero."""
     link = optax.add_decayed_weights(rate, mask)
-    never = isinstance(rate, int | float) and rate == 0
+    never = _is_zero(rate)
 
     def update_fn(
         updates: optax.Updates, state: Any, params: optax.Params | None = None
@@ -83,33 +127,28 @@ def _decay(rate: optax.ScalarOrSchedule, mask: Any, name: str) -> optax.Gradient
 
 
 def partition_with_adamw(
-    links: Sequence[optax.GradientTransformation],
+    link: MatrixTransformation,
+    descent: Descent,
     adamw: AdamWArgs,
     dimension_numbers: DimensionNumbersTree,
     sharding: ShardingTree,
 ) -> optax.GradientTransformationExtraArgs:
-    """A chain of links for the matrices of a tree, and AdamW for everything else.
+    """A transformation of the matrices of a tree, and AdamW for everything else.
 
     Args:
-      links: of the chain. A :class:`MatrixTransformation` is told what each matrix is; its own
-        dimension numbers and sharding are not used.
+      link: is told what each matrix is; its own dimension numbers and sharding are not used.
+      descent: weight decay and learning rate of the matrices.
       adamw: AdamW's arguments.
       dimension_numbers: as in :func:`muonplus`.
       sharding: as in :func:`muonplus`.
     """
+    descent.check()
     adamw.check()
     # In float16 AdamW's squares would overflow from a gradient of 256 on, whatever the parameter.
     others = as_wide_as_parameters(adamw.make(), before=True)
 
     def make(tree: ResolvedTree) -> optax.GradientTransformation:
-        matrices = tree.matrices
-        made = [
-            as_wide_as_parameters(link.make(matrices))
-            if isinstance(link, MatrixTransformation)
-            else link
-            for link in links
-        ]
-        chain = optax.chain(*made)
+        chain = descent.after(link, tree.matrices)
         # Labels as a function: Optax would call a tree of labels that is an Equinox module with
         # __call__.
         return optax.partition({MUON: chain, ADAM: others}, lambda _: tree.labels)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import optax
 
 from optax_muonplus._optimizers.muonplus import muonplus
-from optax_muonplus._optimizers.partition import AdamWArgs, descent, partition_with_adamw
+from optax_muonplus._optimizers.partition import AdamWArgs, Descent, partition_with_adamw
 from optax_muonplus.transforms._apply import MatrixTransformation
 
 Optimizer = Callable[..., optax.GradientTransformationExtraArgs]
@@ -61,10 +61,8 @@ def optimizer_of(
         learning_rate, adam_rate = given["learning_rate"], given["adam_learning_rate"]
         adamw = {name: given[f"adam_{name}"] for name in AdamWArgs._fields[1:]}
         return partition_with_adamw(
-            [
-                scale_by(mu_dtype=given["mu_dtype"], **{name: given[name] for name in ours}),
-                *descent(learning_rate, given["weight_decay"], given["weight_decay_mask"]),
-            ],
+            scale_by(mu_dtype=given["mu_dtype"], **{name: given[name] for name in ours}),
+            Descent(learning_rate, given["weight_decay"], given["weight_decay_mask"]),
             AdamWArgs(learning_rate if adam_rate is None else adam_rate, **adamw),
             given["muon_weight_dimension_numbers"],
             given["sharding"],

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from optax_muonplus._xla.sharding import varying_like
 
 Tree = TypeVar("Tree")
+Sources = tuple[jax.Array, ...]
 
 
 def map_in_place(
-    function: Callable[[jax.Array], jax.Array], arrays: Sequence[jax.Array]
+    function: Callable[..., jax.Array], sources: Sequence[Sources], in_place: bool = False
 ) -> list[jax.Array]:
-    """``function`` of each array, in a loop that needs no memory but for the results.
+    """``function`` of the arrays in each tuple, in a loop that needs no memory but for the results.
 
     A stack of the arrays, as ``jax.lax.map`` wants, would be a second copy of the model; and a
     program with the function written out for each array would compile as many times as long. The
@@ -28,35 +29,50 @@ def map_in_place(
 
     Args:
       function: shape-preserving; its results may have another dtype.
-      arrays: of one shape and dtype.
+      sources: tuples of arrays, all of one shape; those at one place of the tuples have one dtype.
+      in_place: whether the first array of each tuple is not needed afterwards: results of its dtype
+        then take its place.
     """
-    if len(arrays) == 1:
-        return [function(arrays[0])]
+    if len(sources) == 1:
+        return [function(*sources[0])]
     # What the function closes over (a traced eps) may be differentiated too.
-    closed, closed_over = jax.closure_convert(function, arrays[0])
-    return _loop(closed, list(arrays), closed_over)
+    closed, closed_over = jax.closure_convert(function, *sources[0])
+    return _loop(closed, in_place, list(sources), closed_over)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _loop(
-    function: Callable[..., jax.Array], arrays: list[jax.Array], closed_over: list[jax.Array]
+    function: Callable[..., jax.Array],
+    in_place: bool,
+    sources: list[Sources],
+    closed_over: list[jax.Array],
 ) -> list[jax.Array]:
+    result = jax.eval_shape(function, *sources[0], *closed_over)
+    in_place = in_place and result.dtype == sources[0][0].dtype
+    others = [arrays[in_place:] for arrays in sources]
+
     def body(i: jax.Array, results: list[jax.Array]) -> list[jax.Array]:
-        y = function(pick(i, arrays), *closed_over)
+        given = [(y, *x) for y, x in zip(results, others, strict=True)] if in_place else others
+        y = function(*pick(i, given), *closed_over)
         return [_replace_if(i == k, old, y) for k, old in enumerate(results)]
 
-    result = jax.eval_shape(function, arrays[0], *closed_over)
-    inputs = [*arrays, *closed_over]
-    zeros = [varying_like(jnp.zeros(result.shape, result.dtype), inputs) for _ in arrays]
-    return jax.lax.fori_loop(0, len(arrays), body, zeros)
+    if in_place:
+        results = [arrays[0] for arrays in sources]
+    else:
+        results = [jnp.zeros(result.shape, result.dtype) for _ in sources]
+    inputs = jax.tree.leaves((sources, closed_over))
+    return jax.lax.fori_loop(0, len(sources), body, [varying_like(x, inputs) for x in results])
 
 
 @_loop.defjvp
-def _derivative(function: Callable[..., jax.Array], primals: Any, tangents: Any) -> Any:
+def _derivative(
+    function: Callable[..., jax.Array], in_place: bool, primals: Any, tangents: Any
+) -> Any:
     """Differentiating the loop would keep all results of every turn; written out it does not."""
+    del in_place
 
-    def written_out(arrays: list[jax.Array], closed_over: list[jax.Array]) -> list[jax.Array]:
-        return [function(x, *closed_over) for x in arrays]
+    def written_out(sources: list[Sources], closed_over: list[jax.Array]) -> list[jax.Array]:
+        return [function(*arrays, *closed_over) for arrays in sources]
 
     return jax.jvp(written_out, primals, tangents)
 
@@ -77,9 +93,9 @@ def _replace_if(condition: jax.Array, old: jax.Array, new: jax.Array) -> jax.Arr
 
 
 def map_slices(
-    function: Callable[[jax.Array], jax.Array], x: jax.Array, size: int, in_place: bool = False
+    function: Callable[..., jax.Array], sources: Sources, size: int, in_place: bool = False
 ) -> jax.Array:
-    """``function`` of slices of ``x`` along its first axis, one after the other.
+    """``function`` of slices of arrays along their first axis, one after the other.
 
     A loop reads each slice where it lies and writes its result where it belongs. ``jax.lax.map``
     would first fill the results with zeros.
@@ -87,14 +103,15 @@ def map_slices(
     Args:
       function: shape-preserving, and the same for each part of a slice; its results may have
         another dtype.
-      x: whole slices.
+      sources: arrays of one shape, whole slices.
       size: of a slice.
-      in_place: whether ``x`` is not needed afterwards: results of its dtype then take its place.
+      in_place: whether the first array is not needed afterwards: results of its dtype then take its
+        place.
     """
-    if len(x) == size:
-        return function(x)
-    closed, closed_over = jax.closure_convert(function, x[:size])
-    return _slice_loop(closed, size, in_place, x, closed_over)
+    if len(sources[0]) == size:
+        return function(*sources)
+    closed, closed_over = jax.closure_convert(function, *(x[:size] for x in sources))
+    return _slice_loop(closed, size, in_place, sources, closed_over)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
@@ -102,20 +119,21 @@ def _slice_loop(
     function: Callable[..., jax.Array],
     size: int,
     in_place: bool,
-    x: jax.Array,
+    sources: Sources,
     closed_over: list[jax.Array],
 ) -> jax.Array:
-    dtype = jax.eval_shape(function, x[:size], *closed_over).dtype
+    x, *others = sources
+    dtype = jax.eval_shape(function, *(x[:size] for x in sources), *closed_over).dtype
     in_place = in_place and dtype == x.dtype
 
     def body(i: jax.Array, results: jax.Array) -> jax.Array:
-        source = results if in_place else x
-        part = jax.lax.dynamic_slice_in_dim(source, i * size, size)
-        y = function(part, *closed_over)
+        given = (results if in_place else x, *others)
+        parts = [jax.lax.dynamic_slice_in_dim(array, i * size, size) for array in given]
+        y = function(*parts, *closed_over)
         return jax.lax.dynamic_update_slice_in_dim(results, y, i * size, 0)
 
     results = x if in_place else jax.lax.empty(x.shape, dtype)
-    results = varying_like(results, [x, *closed_over])
+    results = varying_like(results, [*sources, *closed_over])
     return jax.lax.fori_loop(0, len(x) // size, body, results)
 
 
@@ -126,10 +144,10 @@ def _slice_derivative(
     """By ``jax.lax.map``: a loop that overwrites its results has no reverse derivative."""
     del in_place
 
-    def mapped(x: jax.Array, closed_over: list[jax.Array]) -> jax.Array:
-        slices = x.reshape(-1, size, *x.shape[1:])
-        y = jax.lax.map(lambda part: function(part, *closed_over), slices)
-        return y.reshape(x.shape)
+    def mapped(sources: Sources, closed_over: list[jax.Array]) -> jax.Array:
+        slices = tuple(x.reshape(-1, size, *x.shape[1:]) for x in sources)
+        y = jax.lax.map(lambda parts: function(*parts, *closed_over), slices)
+        return y.reshape(sources[0].shape)
 
     return jax.jvp(mapped, primals, tangents)
 

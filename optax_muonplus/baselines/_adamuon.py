@@ -25,7 +25,7 @@ from optax_muonplus.polar._newton_schulz import Preconditioning
 from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms._apply import MatrixTransformation
-from optax_muonplus.transforms._momentum import MomentumState, momentum
+from optax_muonplus.transforms._momentum import Momentum, MomentumState
 
 EPS = 1e-8  # of the code, for roots and norms alike
 RMS = 0.2  # of an update, about that of AdamW's
@@ -66,7 +66,7 @@ def scale_by_adamuon(
     Arguments are those of :func:`adamuon`. On a mesh each matrix is moved for its polar factor as
     under Muon+; the norm of each matrix that follows is left to the compiler.
     """
-    average = momentum(beta, nesterov=nesterov, mu_dtype=mu_dtype)
+    average = Momentum(beta, nesterov, False, mu_dtype)
     beta2 = beta if beta2 is None else beta2
     check_number("beta2", beta2, DECAY)
     check_number("nu_eps", nu_eps, NOT_NEGATIVE)

@@ -27,7 +27,7 @@ from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms._apply import MatrixTransformation
 from optax_muonplus.transforms._blocks import map_blocks
-from optax_muonplus.transforms._momentum import MomentumState, momentum
+from optax_muonplus.transforms._momentum import Momentum, MomentumState
 
 Rule = Literal["code", "paper"]
 EPS = 1e-10  # of the code, for roots and norms alike; below any row of a polar factor
@@ -73,7 +73,7 @@ def scale_by_normuon(
     check_number("beta2", beta2, DECAY)
     check_number("nu_eps", nu_eps, NOT_NEGATIVE)
     rescale = row_rule(rule, beta2, nu_eps, shape_scale)
-    average = momentum(beta, nesterov=nesterov, mu_dtype=mu_dtype)
+    average = Momentum(beta, nesterov, False, mu_dtype)
     polar_factor = Orthogonalize(
         ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype, symmetric_kernel
     )

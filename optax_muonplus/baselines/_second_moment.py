@@ -6,25 +6,28 @@ from typing import Any
 import jax
 import optax
 
+from optax_muonplus._execution.batches import Read
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.matrix_view import MatrixView
 from optax_muonplus._parameters.sharding import ShardingTree
+from optax_muonplus.matrices._matrix_function import matrix_function, static
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms._apply import (
     MatrixTransformation,
-    apply_to_arrays,
+    apply_to_sources,
     check_function,
     for_matrices,
-    without_rounding,
+    with_dtypes,
 )
 from optax_muonplus.transforms._blocks import map_blocks
+from optax_muonplus.transforms._momentum import Momentum
 
 Rescale = Callable[[MatrixView, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def polar_then_rescale(
-    average: optax.GradientTransformation,
+    average: Momentum,
     before: Callable[[jax.Array], jax.Array] | None,
     polar_factor: Orthogonalize,
     rescale: Rescale,
@@ -58,15 +61,28 @@ def polar_then_rescale(
         def update_fn(
             updates: optax.Updates, state: Any, params: optax.Params | None = None
         ) -> tuple[optax.Updates, Any]:
+            del params
             mu, nu = state
-            moments, mu = average.update(updates, mu, params)
-            moments = jax.tree.map(before, moments) if before else moments
-            arrays, treedef = jax.tree.flatten(moments)
-            wide = without_rounding(leaves, arrays)
-            factors = apply_to_arrays([polar_factor], arrays, wide)
-            rescaled, nu = map_blocks(rescale, leaves, 2, treedef.unflatten(factors), nu)
+            mu, read, sources = average.advance(updates, mu, polar_factor.input_dtype)
+            read = read if before is None else ReadThen(read, before)
+            dtypes = [jax.eval_shape(read, *arrays).dtype for arrays in sources]
+            factors = apply_to_sources([polar_factor], read, sources, with_dtypes(leaves, dtypes))
+            factors = jax.tree.structure(updates).unflatten(factors)
+            rescaled, nu = map_blocks(rescale, leaves, 2, factors, nu)
             return optax.tree.cast_like(rescaled, updates), make_state(mu, nu)
 
         return optax.GradientTransformation(init_fn, update_fn)
 
     return for_matrices(make, dimension_numbers, sharding)
+
+
+@matrix_function
+class ReadThen:
+    """A read, and an elementwise function of what it makes."""
+
+    read: Read
+    function: Callable[[jax.Array], jax.Array] = static()
+
+    def __call__(self, *sources: jax.Array) -> jax.Array:
+        """The matrices."""
+        return self.function(self.read(*sources))

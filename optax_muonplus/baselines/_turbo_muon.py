@@ -12,7 +12,6 @@ from optax_muonplus._optimizers.variants import Default, variant
     ns_coeffs=Default("turbo"),
     ns_steps=Default(4),
     shape_scale=Default("max"),
-    nesterov=Default(True),
     norm="none",
     norm_eps=0.0,
     match_frobenius=False,

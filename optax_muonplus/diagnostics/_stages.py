@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.paths import flatten_with_names, path_name
 from optax_muonplus._parameters.selection import by_name
@@ -12,8 +14,8 @@ from optax_muonplus.matrices._matrix_function import MatrixFunction
 from optax_muonplus.matrices._normalization import Normalize
 from optax_muonplus.matrices._shape_factor import ScaleByShape
 from optax_muonplus.polar._orthogonalize import Orthogonalize
-from optax_muonplus.transforms._apply import apply_to_arrays, without_rounding
-from optax_muonplus.transforms._momentum import MomentumState, find_momentum, scaled_momentum
+from optax_muonplus.transforms._apply import apply_to_arrays, with_dtypes
+from optax_muonplus.transforms._momentum import Momentum, MomentumState, find_momentum
 from optax_muonplus.transforms._steps import momentum_divisor, muonplus_steps
 
 
@@ -22,33 +24,36 @@ def inside_of_muonplus(arguments: dict[str, Any]) -> Probe:
     polar_factor, steps = _steps(arguments)
     flags = arguments["nesterov"], arguments["bias_correction"]
     divisor = momentum_divisor(arguments["polar"], arguments["bias_correction"])
-    average = scaled_momentum(divisor, arguments["beta"], *flags, None)
+    average = Momentum(arguments["beta"], *flags, None, divisor)
 
     def capture(leaves: Sequence[LeafInfo], updates: Any, state: Any, results: Any) -> Any:
-        """The momentum: what the optimizer computes too, so that the compiler does so once.
+        """Returns what the directions are made of, arrays that the optimizer has in memory anyway.
 
-        If it were computed at recorded updates only, the old buffer would have to be kept for it,
-        and copied at all other updates, which overwrite it.
+        The old buffers would have to be kept, and copied at all updates, which overwrite them.
         """
         del results
         old = find_momentum(state)
         mu = {path_name(path): x for path, x in zip(*flatten_with_names(old.mu), strict=True)}
         selected = MomentumState({leaf.name: mu[leaf.name] for leaf in leaves}, old.count)
-        return average.update(by_name(leaves, updates), selected)[0]
+        new, read, sources = average.advance(
+            by_name(leaves, updates), selected, polar_factor.input_dtype
+        )
+        return read, jax.tree.structure(new.mu).unflatten(sources)
 
-    def unfold(leaves: Sequence[LeafInfo], moments: Arrays) -> dict[str, Arrays]:
+    def unfold(leaves: Sequence[LeafInfo], captured: Any) -> dict[str, Arrays]:
         names = [leaf.name for leaf in leaves]
-        moments = {name: x * divisor for name, x in moments.items()} if divisor != 1 else moments
-        arrays = [moments[name] for name in names]
+        read, sources = captured
+        arrays = [read(*sources[name]) for name in names]
         # Measures are of what the steps compute, not of what the updates are rounded to.
-        wide = without_rounding(leaves, arrays)
+        wide = with_dtypes(leaves, [x.dtype for x in arrays])
         factors = apply_to_arrays([polar_factor], arrays, wide)
         if arguments["adaptive"]:
             results = apply_to_arrays(steps, arrays, wide)
         else:
             results = apply_to_arrays(steps[1:], factors, wide)
+        moments = [x * divisor for x in arrays] if divisor != 1 else arrays
         return {
-            "momentum": moments,
+            "momentum": dict(zip(names, moments, strict=True)),
             "polar": dict(zip(names, factors, strict=True)),
             "update": dict(zip(names, results, strict=True)),
         }

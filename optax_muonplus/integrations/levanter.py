@@ -58,7 +58,7 @@ class MuonPlusConfig(OptimizerConfig):
     weight_decay: float = 0.0
     adam_weight_decay: float | None = None
     momentum: float = 0.95
-    nesterov: bool = False
+    nesterov: bool = True
     max_grad_norm: float | None = 1.0
     backend_steps: int = 5
     muon_epsilon: float = 1e-8

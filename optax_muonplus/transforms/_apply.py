@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus._arguments import supported
-from optax_muonplus._execution.batches import MatrixBatch
+from optax_muonplus._execution.batches import READ_ONE, MatrixBatch, Read
 from optax_muonplus._execution.batching import apply_batched
 from optax_muonplus._execution.sharded import apply_sharded
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
@@ -27,9 +27,9 @@ from optax_muonplus._parameters.leaves import (
 )
 from optax_muonplus._parameters.sharding import ShardingTree, check_given_shardings
 from optax_muonplus._parameters.state_sharding import shard_like_params
-from optax_muonplus._xla.sharding import constrain_sharding_like
+from optax_muonplus._xla.loops import Sources
 from optax_muonplus.matrices._matrix_function import MatrixFunction, compose
-from optax_muonplus.matrices._precision import narrowed, narrower
+from optax_muonplus.matrices._precision import narrowed
 from optax_muonplus.transforms._state_check import update_own_state
 
 
@@ -39,15 +39,19 @@ class MatrixTransformation(optax.GradientTransformationExtraArgs):
     Attributes:
       make: from the records of the leaves to the transformation for them. An optimizer that has
         looked up the leaves of the whole tree calls it, in place of looking them up again.
+    takes_factor: whether ``make`` takes a number too, which multiplies the updates where they are
+      made: a learning rate then needs no memory, and no pass over the updates.
     """
 
-    make: Callable[[Sequence[LeafInfo]], optax.GradientTransformation]
+    make: Callable[..., optax.GradientTransformation]
+    takes_factor: bool
 
 
 def for_matrices(
-    make: Callable[[Sequence[LeafInfo]], optax.GradientTransformation],
+    make: Callable[..., optax.GradientTransformation],
     dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    takes_factor: bool = False,
 ) -> MatrixTransformation:
     """The transformation that ``make`` gives for a tree of matrices.
 
@@ -55,6 +59,7 @@ def for_matrices(
       make: see :class:`MatrixTransformation`.
       dimension_numbers: as in :func:`optax_muonplus.muonplus`.
       sharding: likewise. The state is sharded like the parameters.
+      takes_factor: see :class:`MatrixTransformation`.
     """
 
     def make_for_tree(tree: ResolvedTree) -> optax.GradientTransformation:
@@ -63,6 +68,7 @@ def for_matrices(
 
     transformation = MatrixTransformation(*for_resolved(make_for_tree, dimension_numbers, sharding))
     transformation.make = make
+    transformation.takes_factor = takes_factor
     return transformation
 
 
@@ -143,42 +149,55 @@ def apply_to_arrays(
     Returns:
       One array for each of ``arrays``, of the same shape and sharding, in the dtype of its leaf.
     """
-    arrays = [jnp.asarray(x) for x in arrays]
+    return apply_to_sources(functions, READ_ONE, [(jnp.asarray(x),) for x in arrays], leaves)
+
+
+def apply_to_sources(
+    functions: Sequence[MatrixFunction],
+    read: Read,
+    sources: Sequence[Sources],
+    leaves: Sequence[LeafInfo],
+) -> list[jax.Array]:
+    """Applies ``functions`` to matrices that are made of several arrays, where they are read.
+
+    Args:
+      functions: functions of matrices.
+      read: an elementwise function from the arrays in a tuple to the parameter's matrices.
+      sources: for each leaf a tuple of arrays of its shape and sharding.
+      leaves: records of matrices.
+
+    Returns:
+      As :func:`apply_to_arrays`.
+    """
     results: dict[int, jax.Array] = {}
     for apply, on_mesh in ((_apply_local, False), (apply_sharded, True)):
         members = [i for i, leaf in enumerate(leaves) if (leaf.sharding is not None) == on_mesh]
         if members:
-            inputs, records = [arrays[i] for i in members], [leaves[i] for i in members]
-            results |= zip(members, apply(functions, inputs, records), strict=True)
+            inputs, records = [sources[i] for i in members], [leaves[i] for i in members]
+            results |= zip(members, apply(functions, read, inputs, records), strict=True)
     return [narrowed(results[i], leaf.dtype) for i, leaf in enumerate(leaves)]
 
 
-def without_rounding(leaves: Sequence[LeafInfo], arrays: Sequence[jax.Array]) -> list[LeafInfo]:
-    """``leaves`` with the dtypes of ``arrays``, so that results are not rounded to the leaves'."""
-    return [leaf._replace(dtype=x.dtype) for leaf, x in zip(leaves, arrays, strict=True)]
+def with_dtypes(leaves: Sequence[LeafInfo], dtypes: Sequence[Any]) -> list[LeafInfo]:
+    """``leaves`` with other dtypes, so that results are not rounded to the leaves' own."""
+    return [leaf._replace(dtype=dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
 
 
 def _apply_local(
     functions: Sequence[MatrixFunction],
-    arrays: Sequence[jax.Array],
+    read: Read,
+    sources: Sequence[Sources],
     leaves: Sequence[LeafInfo],
 ) -> list[jax.Array]:
     """On one device, or as the compiler distributes it."""
     batches: list[MatrixBatch] = []
     stops = []
-    input_dtype = compose(functions).input_dtype
-    for x, leaf in zip(arrays, leaves, strict=True):
-        view = leaf.matrix
-        narrow = narrower(x.dtype, input_dtype)
-        # Momentum is rounded so too where it is stored, and XLA then sees one array for both.
-        stored = narrowed(x, narrow) if narrow.itemsize == leaf.dtype.itemsize else x
-        batches += [
-            MatrixBatch(block, view.transposed, x.dtype, leaf.dtype)
-            for block in view.to_matrices(stored)
-        ]
+    for arrays, leaf in zip(sources, leaves, strict=True):
+        view, dtype = leaf.matrix, jax.eval_shape(read, *arrays).dtype
+        blocks = zip(*(view.to_matrices(x) for x in arrays), strict=True)
+        batches += [MatrixBatch(x, view.transposed, dtype, leaf.dtype, read) for x in blocks]
         stops.append(len(batches))
     outputs = apply_batched(functions, batches)
-    outputs = constrain_sharding_like([batch.array for batch in batches], outputs)
     return [
         leaf.matrix.from_matrices(outputs[start:stop])
         for leaf, (start, stop) in zip(leaves, itertools.pairwise([0, *stops]), strict=True)

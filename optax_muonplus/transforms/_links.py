@@ -6,6 +6,7 @@ of the gradients; those of the other links have the dtype of their input.
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import optax
@@ -15,15 +16,21 @@ from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.coefficients._resolve import CoefficientsLike
-from optax_muonplus.matrices._matrix_function import ArrayFunction, MatrixFunction
+from optax_muonplus.matrices._matrix_function import ArrayFunction, MatrixFunction, compose
 from optax_muonplus.matrices._normalization import Norm, Normalize
 from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
 from optax_muonplus.polar._newton_schulz import Preconditioning
 from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
-from optax_muonplus.transforms._apply import MatrixTransformation, for_matrices, matrix_link
-from optax_muonplus.transforms._momentum import scaled_momentum
-from optax_muonplus.transforms._steps import momentum_divisor, muonplus_steps
+from optax_muonplus.transforms._apply import (
+    MatrixTransformation,
+    apply_to_sources,
+    check_function,
+    for_matrices,
+    matrix_link,
+)
+from optax_muonplus.transforms._momentum import Momentum
+from optax_muonplus.transforms._steps import Times, momentum_divisor, muonplus_steps
 
 
 def orthogonalize(
@@ -158,7 +165,7 @@ def scale_by_muonplus(
     match_frobenius: bool = False,
     shape_scale: ShapeScale = "spectral",
     consistent_rms: float | jax.Array | None = None,
-    nesterov: bool = False,
+    nesterov: bool = True,
     bias_correction: bool = False,
     polar: Polar | PolarFunction = "auto",
     preconditioning: Preconditioning = "frobenius",
@@ -172,12 +179,14 @@ def scale_by_muonplus(
 
     .. math::
       M_t = \beta M_{t-1} + (1-\beta) G_t, \qquad
-      O_t = \mathrm{Norm}(\mathrm{Ortho}(M_t)), \qquad \text{update} = \sqrt{m/n}\, O_t
+      O_t = \mathrm{Norm}(\mathrm{Ortho}(\beta M_t + (1-\beta) G_t)), \qquad
+      \text{update} = \sqrt{m/n}\, O_t
 
-    The same as ``optax.chain(momentum(...), orthogonalize(...), normalize(...),
-    scale_by_shape(...))``, but the last three read and write each matrix once, and a sharded matrix
-    is sent to the device that works on it only once. Arguments are those of the links and of
-    :func:`optax_muonplus.muonplus`. Updates have the gradients' dtype.
+    With ``nesterov=False`` the polar factor is that of :math:`M_t`. The same as
+    ``optax.chain(momentum(...), orthogonalize(...), normalize(...), scale_by_shape(...))``, but
+    each matrix is read and written once, and a sharded matrix is sent to the device that works on
+    it only once. Arguments are those of the links and of :func:`optax_muonplus.muonplus`. Updates
+    have the gradients' dtype.
 
     Source: Zhang et al., arXiv:2602.21545, equation 2 and Algorithm 1.
     """
@@ -192,9 +201,33 @@ def scale_by_muonplus(
         adaptive,
         divisor,
     )
-    average = scaled_momentum(divisor, beta, nesterov, bias_correction, mu_dtype)
+    average = Momentum(beta, nesterov, bias_correction, mu_dtype, divisor)
 
-    def make(leaves: Sequence[LeafInfo]) -> optax.GradientTransformation:
-        return optax.chain(average, matrix_link(steps, leaves))
+    def make(leaves: Sequence[LeafInfo], factor: Any = None) -> optax.GradientTransformation:
+        return momentum_then(average, steps if factor is None else [*steps, Times(factor)], leaves)
 
-    return for_matrices(make, weight_dimension_numbers, sharding)
+    return for_matrices(make, weight_dimension_numbers, sharding, takes_factor=True)
+
+
+def momentum_then(
+    average: Momentum, steps: Sequence[MatrixFunction], leaves: Sequence[LeafInfo]
+) -> optax.GradientTransformation:
+    """Momentum, then ``steps`` of each matrix, which is made where it is read.
+
+    The state is that of ``optax.chain(momentum(...), apply_to_matrices(steps))``.
+    """
+
+    def init_fn(params: optax.Params) -> Any:
+        check_function(steps, leaves)
+        return average.init(params), optax.EmptyState()
+
+    def update_fn(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        del params
+        mu, nothing = state
+        mu, read, sources = average.advance(updates, mu, compose(steps).input_dtype)
+        results = apply_to_sources(steps, read, sources, leaves)
+        return jax.tree.structure(updates).unflatten(results), (mu, nothing)
+
+    return optax.GradientTransformation(init_fn, update_fn)

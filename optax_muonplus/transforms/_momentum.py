@@ -1,6 +1,7 @@
 """The momentum: the only state that Muon+ has for a matrix."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,13 +10,13 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._arguments import DECAY, check_flag, check_number, floating_dtype
+from optax_muonplus._execution.batches import Read
 from optax_muonplus._parameters.gradients import check_gradients
 from optax_muonplus._parameters.paths import check_inexact_dtypes, flatten_with_names
-from optax_muonplus.matrices._precision import as_real, narrowed, upcast_for_sum
+from optax_muonplus._xla.loops import Sources
+from optax_muonplus.matrices._matrix_function import matrix_function, static
+from optax_muonplus.matrices._precision import accumulation_dtype, as_real, narrowed, narrower
 from optax_muonplus.transforms._state_check import wrong_state
-
-# Of a buffer and a gradient; None where the gradient is left out.
-Weights = tuple[jax.Array | float, jax.Array | float | None]
 
 
 class MomentumState(NamedTuple):
@@ -61,7 +62,7 @@ def find_momentum(state: Any) -> MomentumState:
 def momentum(
     beta: ArrayLike = 0.95,
     *,
-    nesterov: bool = False,
+    nesterov: bool = True,
     bias_correction: bool = False,
     mu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
@@ -70,11 +71,12 @@ def momentum(
     .. math::
       M_t = \beta M_{t-1} + (1 - \beta) G_t
 
-    The update is :math:`M_t`, or :math:`\beta M_t + (1 - \beta) G_t` with ``nesterov``.
+    The update is :math:`\beta M_t + (1 - \beta) G_t`, or :math:`M_t` with ``nesterov=False``.
 
     Args:
       beta: decay, in [0, 1).
-      nesterov: whether to look one step ahead. Off in the paper, on in its published code.
+      nesterov: whether to look one step ahead. On in the paper's published code and in Optax; the
+        paper's equation has none.
       bias_correction: divides by what the zero start left out: :math:`M_t` by
         :math:`1-\beta^t`; with ``nesterov`` :math:`M_t` by :math:`1-\beta^{t+1}` and :math:`G_t` by
         :math:`1-\beta^t` (Dozat 2016), as ``optax.contrib.muon`` does. A polar factor sees it with
@@ -90,54 +92,122 @@ def momentum(
         floating-point; at init for integer parameters; at an update for gradients that do not have
         the shape of their buffer, that are integers, or of which only one of the two is complex.
 
-    Source: Zhang et al., arXiv:2602.21545, equation 1.
+    Source: Zhang et al., arXiv:2602.21545, equation 1, and its code, K1seki221/MuonPlus @8a9ace1.
     """
-    return scaled_momentum(1.0, beta, nesterov, bias_correction, mu_dtype)
-
-
-def scaled_momentum(
-    divisor: float,
-    beta: ArrayLike,
-    nesterov: bool,
-    bias_correction: bool,
-    mu_dtype: DTypeLike | None,
-) -> optax.GradientTransformation:
-    """As :func:`momentum`, but updates are divided by ``divisor``, before they can overflow.
-
-    With bias correction :func:`momentum` is up to twice as large as the largest gradient.
-    """
-    check_number("beta", beta, DECAY)
-    check_flag("nesterov", nesterov)
-    check_flag("bias_correction", bias_correction)
-    mu_dtype = floating_dtype("mu_dtype", mu_dtype)
-
-    def init_fn(params: optax.Params) -> Any:
-        paths, leaves = flatten_with_names(params)
-        check_inexact_dtypes(paths, [jnp.result_type(leaf) for leaf in leaves])
-        _check_mu_dtype(leaves, mu_dtype)
-        mu = optax.tree.zeros_like(params, dtype=mu_dtype)
-        return MomentumState(mu, jnp.zeros([], jnp.int32) if bias_correction else None)
+    average = Momentum(beta, nesterov, bias_correction, mu_dtype)
 
     def update_fn(
         updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, Any]:
         del params
-        _check_state(state, bias_correction)
+        state, read, sources = average.advance(updates, state)
+        return jax.tree.structure(state.mu).unflatten([read(*x) for x in sources]), state
+
+    return optax.GradientTransformation(average.init, update_fn)
+
+
+@matrix_function
+class Direction:
+    """What the polar factor is taken of: ``a M + b G``, in float32 at least.
+
+    Attributes:
+      beta: the decay.
+      count: number of updates so far, for bias correction; None without it.
+      nesterov: whether G has a part.
+      divisor: divides the sum, before it can overflow.
+    """
+
+    beta: ArrayLike
+    count: Any
+    nesterov: bool = static()
+    divisor: float = static()
+
+    def __call__(self, m: jax.Array, g: jax.Array | None = None) -> jax.Array:
+        """Returns the direction of momentum and gradient; the latter with ``nesterov`` only."""
+        dtype = _sum_dtype(m, m if g is None else g)
+        # Weights are divided by the corrections first: a gradient near the largest number divided
+        # by 1 - beta would be infinite.
+        beta = as_real(self.beta, jnp.finfo(dtype).dtype)
+        if g is None:
+            return self._corrected(beta, 1.0, 0) * m.astype(dtype)
+        old = self._corrected(beta, beta, 1) * m.astype(dtype)
+        return old + self._corrected(beta, 1 - beta, 0) * g.astype(dtype)
+
+    def _corrected(self, beta: jax.Array, weight: Any, later: int) -> Any:
+        if self.count is None:
+            return weight / self.divisor
+        return weight / (1 - beta ** (self.count + later)) / self.divisor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Momentum:
+    """The arguments of :func:`momentum`, with what it does to a state.
+
+    Attributes:
+      divisor: directions are divided by it, before they can overflow: with bias correction they are
+        up to twice as large as the largest gradient.
+    """
+
+    beta: ArrayLike
+    nesterov: bool
+    bias_correction: bool
+    mu_dtype: DTypeLike | None
+    divisor: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError as :func:`momentum`."""
+        check_number("beta", self.beta, DECAY)
+        check_flag("nesterov", self.nesterov)
+        check_flag("bias_correction", self.bias_correction)
+        floating_dtype("mu_dtype", self.mu_dtype)
+
+    def init(self, params: optax.Params) -> Any:
+        """The state before the first update."""
+        dtype = floating_dtype("mu_dtype", self.mu_dtype)
+        paths, leaves = flatten_with_names(params)
+        check_inexact_dtypes(paths, [jnp.result_type(leaf) for leaf in leaves])
+        _check_mu_dtype(leaves, dtype)
+        count = jnp.zeros([], jnp.int32) if self.bias_correction else None
+        return MomentumState(optax.tree.zeros_like(params, dtype=dtype), count)
+
+    def advance(
+        self, updates: optax.Updates, state: Any, rounded_to: Any = None
+    ) -> tuple[MomentumState, Read, list[Sources]]:
+        """Takes one step of the average.
+
+        Args:
+          updates: the gradients.
+          state: before the step.
+          rounded_to: the dtype that directions are rounded to, if known. Where the buffer is as
+            narrow, they are made of it, which is in memory anyway, and else of the sum before it
+            was rounded.
+
+        Returns:
+          The new state; and the directions, not made yet: an elementwise function, and for each
+          leaf the arrays that it makes the direction of.
+        """
+        _check_state(state, self.bias_correction)
         check_gradients(updates, state.mu, "momentum")
         buffers, treedef = jax.tree.flatten(state.mu)
-        grads = treedef.flatten_up_to(updates)
-        mu = _mixed(buffers, grads, lambda dtype: _mean_weights(beta, dtype))
-        count = optax.safe_increment(state.count) if bias_correction else None
+        grads = [jnp.asarray(g) for g in treedef.flatten_up_to(updates)]
+        sums = [self._average(m, g) for m, g in zip(buffers, grads, strict=True)]
+        mu = [narrowed(x, m.dtype) for x, m in zip(sums, buffers, strict=True)]
+        made_of = [
+            m if narrower(x.dtype, rounded_to) == m.dtype else x
+            for x, m in zip(sums, mu, strict=True)
+        ]
+        count = optax.safe_increment(state.count) if self.bias_correction else None
+        new = MomentumState(treedef.unflatten(mu), count)
+        read = Direction(self.beta, count, self.nesterov, self.divisor)
+        if self.nesterov:
+            return new, read, list(zip(made_of, grads, strict=True))
+        return new, read, [(m,) for m in made_of]
 
-        def weights(dtype: jnp.dtype) -> Weights:
-            return _direction_weights(as_real(beta, dtype), count, nesterov, divisor)
-
-        plain = count is None and not nesterov and divisor == 1
-        direction = mu if plain else _mixed(mu, grads, weights)
-        stored = [narrowed(m, old.dtype) for m, old in zip(mu, buffers, strict=True)]
-        return treedef.unflatten(direction), MomentumState(treedef.unflatten(stored), count)
-
-    return optax.GradientTransformation(init_fn, update_fn)
+    def _average(self, m: jax.Array, g: jax.Array) -> jax.Array:
+        """Returns ``beta m + (1 - beta) g``, in float32 at least."""
+        dtype = _sum_dtype(m, g)
+        beta = as_real(self.beta, jnp.finfo(dtype).dtype)
+        return beta * m.astype(dtype) + (1 - beta) * g.astype(dtype)
 
 
 def _check_state(state: Any, bias_correction: bool) -> None:
@@ -161,36 +231,6 @@ def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:
         )
 
 
-def _mean_weights(beta: ArrayLike, dtype: jnp.dtype) -> Weights:
-    weight = as_real(beta, dtype)
-    return weight, 1 - weight
-
-
-def _direction_weights(beta: jax.Array, count: Any, nesterov: bool, divisor: float) -> Weights:
-    """What the buffer and the gradient are multiplied by, to be added up to the update.
-
-    Weights are divided by the corrections first: a gradient near the largest number divided by
-    ``1 - beta`` would be infinite.
-    """
-
-    def corrected(weight: jax.Array | float, later: int) -> jax.Array | float:
-        if count is None:
-            return weight / divisor
-        return weight / (1 - beta ** (count + later)) / divisor
-
-    if nesterov:
-        return corrected(beta, 1), corrected(1 - beta, 0)
-    return corrected(1.0, 0), None
-
-
-def _mixed(
-    ms: Sequence[jax.Array], gs: Sequence[jax.Array], weights: Callable[[jnp.dtype], Weights]
-) -> list[jax.Array]:
-    """``a m + b g`` in the wider of their dtypes, at least float32, in which weights are made."""
-    mixed = []
-    for m, g in zip(ms, map(upcast_for_sum, gs), strict=True):
-        dtype = jnp.promote_types(m.dtype, g.dtype)
-        a, b = weights(jnp.finfo(dtype).dtype)
-        old = a * m.astype(dtype)
-        mixed.append(old if b is None else old + b * g.astype(dtype))
-    return mixed
+def _sum_dtype(m: jax.Array, g: jax.Array) -> jnp.dtype:
+    """The wider of their dtypes, at least float32."""
+    return accumulation_dtype(jnp.promote_types(m.dtype, g.dtype))

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import check_flag
 from optax_muonplus.matrices._matrix_function import (
@@ -13,7 +14,7 @@ from optax_muonplus.matrices._matrix_function import (
     static,
 )
 from optax_muonplus.matrices._normalization import Normalize
-from optax_muonplus.matrices._precision import scale_by_pow2, times_pow2
+from optax_muonplus.matrices._precision import as_real, scale_by_pow2, times_pow2
 from optax_muonplus.matrices._shape_factor import ScaleByShape
 from optax_muonplus.polar._options import Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
@@ -52,6 +53,31 @@ def muonplus_steps(
     if adaptive:
         return [ScaleByDualNorm(compose([polar_factor, normalize]), scale, divisor)]
     return [polar_factor, normalize, scale]
+
+
+@matrix_function
+class Times(MatrixFunction):
+    """Multiplies each matrix by a number, such as the learning rate.
+
+    Attributes:
+      factor: the number.
+    """
+
+    factor: ArrayLike
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """``factor * x``."""
+        return as_real(self.factor, jnp.finfo(x.dtype).dtype) * x
+
+    @property
+    def transpose_equivariant(self) -> bool:
+        """Always."""
+        return True
+
+    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
+        """Itself: zeros stay zeros."""
+        del shape
+        return self
 
 
 @matrix_function

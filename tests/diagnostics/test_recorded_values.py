@@ -107,7 +107,7 @@ def test_recorded_values_are_those_of_the_algorithm():
 @pytest.mark.parametrize(
     "options",
     [
-        {"nesterov": True, "norm": "row"},
+        {"nesterov": False, "norm": "row"},
         {"norm": "row_col", "norm_eps": 1.0},
         {"norm": "none", "ns_steps": 3},
     ],
@@ -118,7 +118,7 @@ def test_recorded_values_follow_the_arguments(options):
     tx = recorded(omp.scale_by_muonplus, every=2, measures=ALL)(**options)
     _, state = run(tx, shapes=shapes)
     grads = [tree(step, shapes=shapes) for step in (1, 2)]
-    moments = moments_of(grads, nesterov=options.get("nesterov", False))["up"]["kernel"].T
+    moments = moments_of(grads, nesterov=options.get("nesterov", True))["up"]["kernel"].T
     rest = {word: options[word] for word in ("norm", "norm_eps") if word in options}
     expected = expected_values(moments, steps=options.get("ns_steps", 5), **rest)
     assert_as_expected(read(state).values["up/kernel"], expected, "up/kernel")

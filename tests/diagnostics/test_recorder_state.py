@@ -108,7 +108,8 @@ def test_only_the_inner_state_is_mapped_as_parameters_are(small):
 def test_hyperparameters_can_be_injected(small):
     _, make = small
     made = optax.inject_hyperparams(recorded(omp.muonplus, every=1, measures=FEW))
-    tx = optax.chain(optax.clip_by_global_norm(1.0), made(learning_rate=0.1, norm_eps=1e-8))
+    options = {"norm_eps": 1e-8, "nesterov": False}
+    tx = optax.chain(optax.clip_by_global_norm(1.0), made(learning_rate=0.1, **options))
     params = make(0)
     clip, state = jax.jit(tx.init)(params)
 

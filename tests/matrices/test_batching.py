@@ -30,7 +30,7 @@ def centred(x):
 
 OPTIONS = {
     "default": {},
-    "row": {"norm": "row", "nesterov": True},
+    "row": {"norm": "row", "nesterov": False},
     "aol": {"preconditioning": "aol"},
     "adaptive": {"adaptive": True, "match_frobenius": True},
     "own function": {"polar": centred, "consistent_rms": 0.2},
@@ -91,12 +91,36 @@ def test_programs_hold_one_iteration_for_each_shape(count):
 
 
 @pytest.mark.cpu_program
-def test_temporary_memory_grows_neither_with_layers_nor_with_steps():
-    few = temporary_bytes(omp.muonplus(0.1), layers(6))
+@pytest.mark.parametrize("options", [{}, {"nesterov": False}, {"bias_correction": True}], ids=str)
+@pytest.mark.parametrize("donated", [(), (1,)], ids=["state kept", "state donated"])
+def test_temporary_memory_grows_neither_with_layers_nor_with_steps(donated, options):
+    few = temporary_bytes(omp.muonplus(0.1, **options), layers(6), donated)
     # Some 800 bytes of flags and pointers for each layer; a copy of its matrices would be 11 kB.
-    assert temporary_bytes(omp.muonplus(0.1), layers(24)) - few < 18 * 1000
-    steps = temporary_bytes(omp.muonplus(0.1, ns_steps=5 + 9), layers(6))
+    assert temporary_bytes(omp.muonplus(0.1, **options), layers(24), donated) - few < 18 * 1000
+    steps = temporary_bytes(omp.muonplus(0.1, ns_steps=5 + 9, **options), layers(6), donated)
     assert steps == pytest.approx(few, abs=1000)
+
+
+@pytest.mark.cpu_program
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_a_training_step_needs_the_memory_of_its_gradients_and_no_more(weight_decay):
+    """Updates take the places of the gradients, which are temporary in a training step."""
+    tx = omp.muonplus(0.1, weight_decay=weight_decay)
+
+    def step(params, state, x):
+        grads = jax.grad(lambda p: sum(jnp.sum(jnp.sin(w) * x) for w in jax.tree.leaves(p)))(params)
+        updates, state = tx.update(jax.lax.optimization_barrier(grads), state, params)
+        return optax.apply_updates(params, updates), state
+
+    def beside_gradients(count):
+        params = layers(count)
+        state = jax.eval_shape(tx.init, params)
+        x = jax.ShapeDtypeStruct((), jnp.float32)
+        compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, x).compile()
+        gradients = sum(4 * x.size for x in jax.tree.leaves(params))
+        return compiled.memory_analysis().temp_size_in_bytes - gradients
+
+    assert beside_gradients(24) - beside_gradients(6) < 18 * 1000
 
 
 def test_updates_can_be_differentiated():

@@ -63,10 +63,12 @@ def test_every_table_with_every_norm_with_and_without_nesterov(name):
 
 
 def test_defaults_are_the_papers_algorithm():
-    """Without any option: EMA momentum 0.95, five Jordan steps, col_row, sqrt(m/n)."""
+    """Nesterov momentum 0.95, five Jordan steps, col_row, sqrt(m/n); its text has no Nesterov."""
     params, grads = random_trees(1)
     (actual,) = updates_of([omp.muonplus(0.5)], params, grads)
     assert_close(actual, oracle_of(params, grads, learning_rate=0.5))
+    (actual,) = updates_of([omp.muonplus(0.5, nesterov=False)], params, grads)
+    assert_close(actual, oracle_of(params, grads, learning_rate=0.5, nesterov=False))
     (actual,) = updates_of([omp.muon(0.5)], params, grads)
     assert_close(actual, oracle_of(params, grads, learning_rate=0.5, norm="none"))
 

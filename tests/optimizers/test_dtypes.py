@@ -20,7 +20,7 @@ def test_dtypes_of_updates_and_momentum(dtype):
         for s in (state, new):
             assert {x.dtype for x in jax.tree.leaves(s) if x.ndim} == {jnp.dtype(dtype)}
 
-        tx = omp.scale_by_muonplus(nesterov=True, match_frobenius=True)
+        tx = omp.scale_by_muonplus(match_frobenius=True)
         narrow = first_update(tx, grads)
         wide = first_update(tx, jax.tree.map(lambda x: x.astype(_wide(dtype)), grads))
         for key, expected in wide.items():

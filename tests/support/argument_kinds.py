@@ -37,6 +37,7 @@ KINDS = {
         "nesterov",
         "bias_correction",
         "adaptive",
+        "adam_nesterov",
         "sign",
         "symmetric_kernel",
     ),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 import optax_muonplus as omp
 from optax_muonplus._execution import batching, stacks
+from optax_muonplus._execution.batching import _sharded_like_sources as _constrained
 
 D = 16
 
@@ -22,21 +23,22 @@ def layers(count, dtype=jnp.float32):
     }
 
 
-def traced_update(tx, params):
-    return jax.jit(tx.update).trace(params, jax.eval_shape(tx.init, params), params)
+def traced_update(tx, params, donated=()):
+    update = jax.jit(tx.update, donate_argnums=donated)
+    return update.trace(params, jax.eval_shape(tx.init, params), params)
 
 
 def everywhere_stacked(monkeypatch, stack_bytes=stacks.STACK_BYTES):
     """What GPUs do, on this device."""
     monkeypatch.setattr(stacks, "STACK_BYTES", stack_bytes)
-    monkeypatch.setattr(batching, "_looped", stacks.work_on_stacks)
+    monkeypatch.setattr(batching, "_looped", _constrained(stacks.work_on_stacks))
 
 
 def everywhere_mapped(monkeypatch, stack_bytes=stacks.TPU_STACK_BYTES, block=stacks.TPU_BLOCK):
     """What TPUs do, on this device."""
     monkeypatch.setattr(stacks, "TPU_STACK_BYTES", stack_bytes)
     monkeypatch.setattr(stacks, "TPU_BLOCK", block)
-    monkeypatch.setattr(batching, "_looped", stacks.map_stacks)
+    monkeypatch.setattr(batching, "_looped", _constrained(stacks.map_stacks))
 
 
 # Tall, wide, square, stored either way, stacked over layers and experts, fused, narrow.
@@ -57,6 +59,6 @@ RULES = [
 MIXED_DIMS = functools.partial(omp.muon_dimension_numbers, rules=RULES)
 
 
-def temporary_bytes(tx, params):
-    compiled = traced_update(tx, params).lower().compile()
+def temporary_bytes(tx, params, donated=()):
+    compiled = traced_update(tx, params, donated).lower().compile()
     return compiled.memory_analysis().temp_size_in_bytes

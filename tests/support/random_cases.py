@@ -192,6 +192,7 @@ def _options(rng, dtype):
         "adam_b2": pick(0.5, 0.9),  # Optax computes 1 - 0.999 in float32, to 3e-5
         "adam_eps": pick(1e-8, 1e-3),
         "adam_eps_root": pick(0.0, 1e-3),
+        "adam_nesterov": pick(False, True),
         "adam_weight_decay": pick(0.0, 0.2),
         "adam_learning_rate": pick(None, 0.3),
     }

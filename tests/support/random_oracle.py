@@ -110,7 +110,7 @@ def _of_matrix(case, w, grads):
 
 
 def _adamw(options, w, grads):
-    names = ("b1", "b2", "eps", "eps_root", "weight_decay")
+    names = ("b1", "b2", "eps", "eps_root", "nesterov", "weight_decay")
     own = {name: options[f"adam_{name}"] for name in names}
     rate = options["adam_learning_rate"]
     rate = options["learning_rate"] if rate is None else rate

@@ -99,7 +99,7 @@ def rms_factor(m, n, rms, norm="none", match_frobenius=False):
 # --- one step -----------------------------------------------------------------------------------
 
 
-def momentum(m_prev, g, t, beta=0.95, nesterov=False, bias_correction=False):
+def momentum(m_prev, g, t, beta=0.95, nesterov=True, bias_correction=False):
     """``(what the polar factor is taken of, the new buffer)`` at step ``t = 1, 2, ...``"""
     m = beta * m_prev + (1 - beta) * g
     if bias_correction and nesterov:  # NAdam, as optax.contrib.muon has it
@@ -113,12 +113,15 @@ def momentum(m_prev, g, t, beta=0.95, nesterov=False, bias_correction=False):
 
 
 def muonplus_step(
-    w, m_prev, g, t, *, learning_rate=1.0, beta=0.95, nesterov=False, bias_correction=False,
+    w, m_prev, g, t, *, learning_rate=1.0, beta=0.95, nesterov=True, bias_correction=False,
     table="jordan", steps=5, preconditioning="frobenius", eps=1e-30, norm="col_row", norm_eps=1e-8,
     match_frobenius=False, adaptive=False, shape_scale="spectral", consistent_rms=None,
     weight_decay=0.0,
 ):  # fmt: skip
-    """Paper, algorithm 1, with every option: ``(what is added to w, the new momentum buffer)``."""
+    """Paper, algorithm 1, with every option: ``(what is added to w, the new momentum buffer)``.
+
+    Nesterov is on, as in the paper's published code; its algorithm has none.
+    """
     # momentum
     direction, m_new = momentum(m_prev, g, t, beta, nesterov, bias_correction)
     # orthogonalize
@@ -141,10 +144,12 @@ def muonplus_step(
 
 def adamw_step(
     w, m_prev, v_prev, g, t, *, learning_rate=1.0, b1=0.9, b2=0.999, eps=1e-8, eps_root=0.0,
-    weight_decay=0.0,
+    nesterov=False, weight_decay=0.0,
 ):  # fmt: skip
-    """AdamW for the leaves that are no matrices: ``(what is added to w, m, v)``."""
+    """AdamW, or NAdamW, for the leaves that are no matrices: ``(what is added to w, m, v)``."""
     m = b1 * m_prev + (1 - b1) * g
     v = b2 * v_prev + (1 - b2) * np.abs(g) ** 2
     m_hat, v_hat = m / (1 - b1**t), v / (1 - b2**t)
+    if nesterov:
+        m_hat = b1 * m / (1 - b1 ** (t + 1)) + (1 - b1) * g / (1 - b1**t)
     return -learning_rate * (m_hat / (np.sqrt(v_hat + eps_root) + eps) + weight_decay * w), m, v

@@ -48,7 +48,7 @@ def matching(maker, **options):
 
 
 def ours():
-    return matching(omp.muon, shape_scale="max", nesterov=True, bias_correction=True)
+    return matching(omp.muon, shape_scale="max", bias_correction=True)
 
 
 def test_the_loss_goes_on_from_adamw():
