@@ -1,0 +1,200 @@
+"""A script tuned for Optax's Muon, with one name changed: `python -m benchmarks.change_one_name`.
+
+A small character model in Flax Linen is trained with a `TrainState`, warm-up, cosine, clipping and
+weight decay. Only the name of the optimizer differs: in a seed all methods have the same initial
+parameters and the same batches. With `--out` each run is kept as it ends, and a second start does
+what is missing. `--help` lists the options.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import optax
+import tyro
+from flax.training.train_state import TrainState
+from rich.console import Console
+
+import optax_muonplus as omp
+from benchmarks import character_model, kept_runs, parity, rate_curves, records
+from benchmarks.rate_curves import Losses, Run
+from examples.system import exit_status
+from examples.system.errors import UserError
+
+ADAMW, BEFORE = "optax.adamw", "optax.contrib.muon"
+MUONS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    BEFORE: optax.contrib.muon,
+    "omp.muonplus": omp.muonplus,  # what a user gets, so no options here
+    "omp.muonplus, nesterov=False": functools.partial(omp.muonplus, nesterov=False),
+    "omp.muon, Optax's update": functools.partial(omp.muon, **parity.AS_OPTAX),
+}
+NAME = "change-one-name"
+RATE = "peak learning rate of the matrices (optax.adamw: of all parameters)"
+VALIDATION_BATCHES = 48
+LEAST = {"rates": 1e-9, "adamw_rates": 1e-9, "seeds": 0} | dict.fromkeys(
+    ("steps", "batch_size", "context", "layers", "width", "heads"), 1
+)
+NOT_OF_A_RUN = {"rates", "adamw_rates", "seeds", "picture"}  # options that change no loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The model, its training, and the grid."""
+
+    rates: tuple[float, ...] = (0.005, 0.01, 0.02, 0.04, 0.08)
+    """Peak learning rates of the matrices."""
+    adamw_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.02, 0.03)
+    """Peak learning rates of optax.adamw."""
+    seeds: tuple[int, ...] = (0, 1)
+    """Seeds of the initial parameters and of the batches."""
+    steps: int = 300
+    """Steps of a run; the first tenth of them is the warm-up."""
+    batch_size: int = 32
+    """Windows of text in a step."""
+    context: int = 64
+    """Characters that the model sees."""
+    layers: int = 2
+    """Blocks of the transformer."""
+    width: int = 96
+    """Size of a character's vector."""
+    heads: int = 4
+    """Attention heads; they divide the width."""
+    adam_learning_rate: float = 3e-3
+    """Peak learning rate of what is not a matrix, for all optimizers but optax.adamw."""
+    weight_decay: float = 0.1
+    """Of the matrices and of the rest."""
+    picture: Literal["none", "png", "svg"] = "none"
+    """Form of the picture of loss against rate, which is written to the folder of --out."""
+    out: Path | None = None
+    """Folder for the runs, the JSON file and the picture; nothing is written without it."""
+
+
+def main(config: Config) -> None:
+    """Does the runs that are missing; prints the tables and writes all figures as JSON."""
+    check(config)
+    console = Console(width=max(Console().width, 150))
+    losses = measure(config, console)
+    console.print(rate_curves.rate_by_rate(losses, BEFORE))
+    console.print(rate_curves.best_against_best(losses, BEFORE))
+    if config.out is not None:
+        name = f"{NAME}-{jax.default_backend()}"
+        rows = [kept_runs.row(run, loss) for run, loss in losses.items()]
+        record = {**records.describe_run("benchmarks.change_one_name", config), "rows": rows}
+        records.write(config.out, name, record, console)
+        if config.picture != "none":
+            rate_curves.draw(losses, config.out / f"{name}.{config.picture}", RATE)
+
+
+def check(config: Config) -> None:
+    """Refuses options with which nothing can be trained or compared."""
+    for name, least in LEAST.items():
+        given = np.ravel(getattr(config, name))
+        if not given.size or not np.all((given >= least) & (given < math.inf)):
+            option, numbers = name.replace("_", "-"), " ".join(map(str, given)) or "nothing"
+            raise UserError(f"--{option} is {numbers}: give {least:g} or more.")
+    if config.width % config.heads:
+        raise UserError(f"--heads {config.heads} does not divide --width {config.width}: it must.")
+
+
+def measure(config: Config, console: Console) -> Losses:
+    """The validation loss of every run, in the order of the grid."""
+    grid = [
+        Run(method, rate, seed)
+        for method in (BEFORE, ADAMW, *(name for name in MUONS if name != BEFORE))
+        for rate in (config.adamw_rates if method == ADAMW else config.rates)
+        for seed in config.seeds
+    ]
+    path = None if config.out is None else config.out / f"{NAME}.jsonl"
+    kept = kept_runs.KeptRuns(path, about(config))
+    losses = kept.losses()
+    missing = [run for run in grid if run not in losses]
+    console.print(f"{len(missing)} of {len(grid)} runs are to be done")
+    script = Script(config)
+    for (method, rate), group in itertools.groupby(missing, lambda run: (run.method, run.rate)):
+        tx = script.optimizer(method, rate)  # one object, so that seeds share what is compiled
+        for run in group:
+            losses[run] = script.train(tx, run.seed)
+            console.print(f"{method}, rate {rate:g}, seed {run.seed}: {losses[run]:.4f}")
+            kept.add(run, losses[run])
+    return {run: losses[run] for run in grid}
+
+
+class Script:
+    """The user's script, as functions of the optimizer and the seed."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.text = character_model.read_text()
+        sizes = (config.context, config.layers, config.width, config.heads)
+        self.model = character_model.Model(self.text.vocabulary, *sizes)
+        self.init = jax.jit(self.model.init)
+        # Without them Optax takes embeddings and the head, which have two axes, for matrices too,
+        # and no attention kernel, which has three.
+        self.matrices = omp.muon_dimension_numbers(self.parameters(seed=0))
+        shape = (VALIDATION_BATCHES, config.batch_size, config.context + 1)
+        if len(self.text.validation) < (needed := math.prod(shape)):
+            raise UserError(
+                f"validation takes {needed} characters, and {len(self.text.validation)} are held"
+                " out: give a smaller --batch-size or --context."
+            )
+        self.validation = self.text.validation[:needed].reshape(shape)
+
+    def optimizer(self, method: str, rate: float) -> optax.GradientTransformation:
+        """Clipping, and the optimizer with the arguments that all methods share."""
+        config, schedule = self.config, self.schedule
+        if method == ADAMW:
+            tx = optax.adamw(schedule(rate), weight_decay=config.weight_decay)
+        else:
+            tx = MUONS[method](
+                schedule(rate),
+                weight_decay=config.weight_decay,
+                adam_learning_rate=schedule(config.adam_learning_rate),
+                adam_weight_decay=config.weight_decay,
+                muon_weight_dimension_numbers=self.matrices,
+            )
+        return optax.chain(optax.clip_by_global_norm(1.0), tx)
+
+    def schedule(self, peak: float) -> optax.Schedule:
+        """From zero to the peak in a tenth of the steps, and back along a cosine."""
+        steps = self.config.steps
+        return optax.warmup_cosine_decay_schedule(0.0, peak, steps // 10, steps)
+
+    def parameters(self, seed: int) -> Any:
+        """The initial parameters."""
+        tokens = np.zeros((1, self.config.context), np.int32)
+        return self.init(jax.random.key(seed), tokens)["params"]
+
+    def train(self, tx: optax.GradientTransformation, seed: int) -> float:
+        """Validation loss after the last step; infinite if it is not a number."""
+        config = self.config
+        shape = (config.steps, config.batch_size, config.context + 1)
+        params, apply_fn = self.parameters(seed), self.model.apply
+        state = TrainState.create(apply_fn=apply_fn, params=params, tx=tx)
+        for batch in character_model.random_batches(self.text.train, shape, seed):
+            state = character_model.train_step(state, batch)
+        loss = float(character_model.evaluate(state, self.validation))
+        return loss if math.isfinite(loss) else math.inf
+
+
+def about(config: Config) -> dict[str, Any]:
+    """What a loss depends on beside method, rate and seed."""
+    run = records.describe_run("benchmarks.change_one_name", config)
+    options = {name: value for name, value in run["config"].items() if name not in NOT_OF_A_RUN}
+    return {"config": options, "machine": run["machine"]}
+
+
+def command_line() -> int:
+    """Runs the command line; returns the exit status."""
+    config = tyro.cli(Config, prog="python -m benchmarks.change_one_name", description=__doc__)
+    return exit_status.run_command(lambda: main(config))
+
+
+if __name__ == "__main__":
+    sys.exit(command_line())

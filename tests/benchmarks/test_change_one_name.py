@@ -1,0 +1,146 @@
+"""`benchmarks.change_one_name` compares and resumes; its tables and picture say what it found."""
+
+import dataclasses
+import io
+import itertools
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from benchmarks import change_one_name, kept_runs, rate_curves
+from benchmarks.rate_curves import Run
+from examples.system.errors import UserError
+
+TINY = change_one_name.Config(
+    rates=(0.02,), adamw_rates=(0.01,), seeds=(0,), steps=3, batch_size=4, context=8, layers=1,
+    width=8, heads=2,
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:This figure includes Axes")
+def test_every_method_is_trained_once_and_kept(tmp_path, monkeypatch, capsys):
+    config = dataclasses.replace(TINY, out=tmp_path, picture="svg")
+    change_one_name.main(config)
+    record = json.loads((tmp_path / "change-one-name-cpu.json").read_text())
+    assert record["command"].startswith("python -m benchmarks.change_one_name --rates 0.02")
+    losses = {row["method"]: row["validation_loss"] for row in record["rows"]}
+    before, adamw, plus, plain, same = losses.values()
+    assert list(losses)[:2] == ["optax.contrib.muon", "optax.adamw"]
+    assert same == pytest.approx(before, abs=2e-5)  # one update in two libraries
+    others = (before, adamw, plus, plain)
+    assert all(abs(a - b) > 2e-4 for a, b in itertools.combinations(others, 2))
+    assert b"<svg" in (tmp_path / "change-one-name-cpu.svg").read_bytes()
+
+    # A kill in the middle of the last line: that run alone is done again, with the same loss.
+    file = tmp_path / "change-one-name.jsonl"
+    file.write_bytes(file.read_bytes()[:-20])
+    trained = []
+    train = change_one_name.Script.train
+    monkeypatch.setattr(
+        change_one_name.Script, "train", lambda *args: trained.append(args) or train(*args)
+    )
+    change_one_name.main(config)
+    assert len(trained) == 1 and "1 of 5 runs are to be done" in capsys.readouterr().out
+    assert json.loads((tmp_path / "change-one-name-cpu.json").read_text()) == record
+
+    # Another length of training is another run, another grid is not.
+    assert len(kept_of(dataclasses.replace(config, rates=(0.02, 0.04)))) == 5
+    assert not kept_of(dataclasses.replace(config, steps=4))
+
+
+def kept_of(config):
+    path = config.out / "change-one-name.jsonl"
+    return kept_runs.KeptRuns(path, change_one_name.about(config)).losses()
+
+
+def test_both_libraries_have_the_same_matrices():
+    script = change_one_name.Script(TINY)
+    params = script.parameters(0)
+    shapes = {}
+    for method in change_one_name.MUONS:
+        state = script.optimizer(method, 0.02).init(params)
+        momenta = [
+            leaf.shape
+            for path, leaf in jax.tree.leaves_with_path(state)
+            if "'muon'" in jax.tree_util.keystr(path) and leaf.ndim > 1
+        ]
+        shapes[method] = sorted(momenta)
+    square, heads = (8, 8), (8, 2, 4)
+    expected = sorted([heads] * 3 + [(2, 4, 8), (8, 32), (32, 8)])
+    assert square not in shapes["omp.muonplus"]
+    assert list(shapes.values()) == [expected] * len(shapes)
+
+
+def test_batches_and_initial_values_belong_to_the_seed():
+    script = change_one_name.Script(TINY)
+    tx = script.optimizer("omp.muonplus", 0.02)
+    assert script.train(tx, 0) == script.train(tx, 0) != script.train(tx, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rates": ()}, {"adamw_rates": (0.0,)}, {"steps": 0}, {"heads": 3}, {"batch_size": 4000}],
+)
+def test_options_without_sense_are_refused(change):
+    (name,) = change
+    with pytest.raises(UserError, match="--" + name.replace("_", "-")):
+        change_one_name.main(dataclasses.replace(TINY, **change))
+
+
+LOSSES = {
+    Run(method, rate, seed): loss + 0.1 * seed
+    for method, rate, loss in (
+        ("base", 0.1, 3.0), ("base", 0.2, 2.0), ("base", 0.4, math.inf),
+        ("other", 0.1, 2.5), ("other", 0.2, 2.25), ("other", 0.4, 2.75),
+        ("adam", 0.03, 3.5),
+    )
+    for seed in (0, 1)
+}  # fmt: skip
+
+
+def printed(table):
+    console = Console(file=io.StringIO(), width=150)
+    console.print(table)
+    lines = console.file.getvalue().splitlines()
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
+
+
+def test_losses_of_a_rate_are_compared_with_the_base_at_it():
+    assert printed(rate_curves.rate_by_rate(LOSSES, "base"))[2:] == [
+        ["0.03", "", "", "3.5500"],
+        ["0.1", "3.0500", "2.5500 (-0.5000)", ""],
+        ["0.2", "2.0500", "2.3000 (+0.2500)", ""],
+        ["0.4", "diverged", "2.8000", ""],
+    ]
+
+
+def test_the_best_of_each_seed_is_compared_and_an_end_of_the_grid_is_marked():
+    assert printed(rate_curves.best_against_best(LOSSES, "base"))[2:] == [
+        ["base", "2.0000 at 0.2", "2.1000 at 0.2", "2.0500", ""],
+        ["other", "2.2500 at 0.2 (+0.2500)", "2.3500 at 0.2 (+0.2500)", "2.3000", "+0.2500"],
+        ["adam", "3.5000 at 0.03* (+1.5000)", "3.6000 at 0.03* (+1.5000)", "3.5500", "+1.5000"],
+    ]
+
+
+def test_a_diverged_run_is_kept_as_one(tmp_path):
+    run = Run("base", 0.4, 0)
+    kept = kept_runs.KeptRuns(tmp_path / "new" / "runs.jsonl", {"steps": 3})
+    kept.add(run, math.inf)
+    assert "Infinity" not in kept.path.read_text() and kept.losses() == {run: math.inf}
+
+
+def test_a_line_that_is_no_run_is_named(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    path.write_text('{"method": "base"}\n')
+    with pytest.raises(UserError, match="line 1 is a record without about, rate, seed"):
+        kept_runs.KeptRuns(path, {}).losses()
+
+
+def test_the_picture_leaves_out_what_diverged(tmp_path):
+    rate_curves.draw(LOSSES, tmp_path / "curves.png", "rate")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert np.isinf(rate_curves.means(LOSSES, "base")[0.4])
