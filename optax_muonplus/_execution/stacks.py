@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus._execution.batches import MatrixBatch, chunked, grouped
+from optax_muonplus._execution.batches import READ_ONE, MatrixBatch, chunked, grouped
 from optax_muonplus._xla.loops import map_slices, stacked
 from optax_muonplus.matrices._matrix_function import Composition, for_layout, part, with_zeros
 from optax_muonplus.matrices._precision import narrowed
@@ -62,10 +62,15 @@ def _rounded_once(steps: Composition, batch: MatrixBatch) -> MatrixBatch:
     """Rounded when they are read, from arrays that are in memory anyway.
 
     Without the barrier XLA computes the momentum again, from the gradient and the momentum before,
-    for every slice and in float32.
+    for every slice and in float32. A single array is rounded before the barrier if results are as
+    narrow, since the momentum that it was made of then is too; or else it is left to XLA.
     """
-    kept = batch._replace(sources=jax.lax.optimization_barrier(batch.sources))
-    return kept.rounded(steps)
+    narrow = batch.rounded(steps)
+    if batch.read is not READ_ONE:
+        return narrow._replace(sources=jax.lax.optimization_barrier(batch.sources))
+    if narrow.array_dtype.itemsize != jnp.dtype(batch.result_dtype).itemsize:
+        return narrow
+    return narrow._replace(sources=(jax.lax.optimization_barrier(narrow.array),))
 
 
 def _slice_size(batch: MatrixBatch) -> int:
