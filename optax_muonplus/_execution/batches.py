@@ -27,6 +27,16 @@ class ReadOne:
 READ_ONE = ReadOne()
 
 
+def dtypes_of(read: Read, sources: Sequence[tuple[jax.Array, ...]]) -> list[Any]:
+    """Returns the dtype of what ``read`` makes of each tuple, traced once for equal dtypes."""
+    kinds = [tuple(x.dtype for x in arrays) for arrays in sources]
+    found = {
+        kind: jax.eval_shape(read, *(jax.ShapeDtypeStruct((), dtype) for dtype in kind)).dtype
+        for kind in dict.fromkeys(kinds)
+    }
+    return [found[kind] for kind in kinds]
+
+
 class MatrixBatch(NamedTuple):
     """Matrices of one shape.
 

@@ -8,7 +8,7 @@ import jax.core
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from optax_muonplus._execution.batches import Read
+from optax_muonplus._execution.batches import Read, dtypes_of
 from optax_muonplus._execution.exchange import exchange
 from optax_muonplus._execution.hyperparams import StaticPart, split_arrays
 from optax_muonplus._execution.lines import from_lines, in_lines
@@ -40,8 +40,7 @@ def apply_sharded(
       One array for each leaf, in order, sharded as its sources.
     """
     hyperparams, rest = split_arrays((read, list(functions)))
-    dtypes = [jax.eval_shape(read, *arrays).dtype for arrays in sources]
-    members = tuple(Member(leaf, dtype) for leaf, dtype in zip(leaves, dtypes, strict=True))
+    members = tuple(map(Member, leaves, dtypes_of(read, sources)))
     traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(sources))
     apply = _apply if traced else _compiled
     return apply(hyperparams, *sources, rest=rest, members=members)

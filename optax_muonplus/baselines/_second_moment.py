@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import optax
 
-from optax_muonplus._execution.batches import Read
+from optax_muonplus._execution.batches import Read, dtypes_of
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.matrix_view import MatrixView
@@ -65,8 +65,8 @@ def polar_then_rescale(
             mu, nu = state
             mu, read, sources = average.advance(updates, mu, polar_factor.input_dtype)
             read = read if before is None else ReadThen(read, before)
-            dtypes = [jax.eval_shape(read, *arrays).dtype for arrays in sources]
-            factors = apply_to_sources([polar_factor], read, sources, with_dtypes(leaves, dtypes))
+            wide = with_dtypes(leaves, dtypes_of(read, sources))
+            factors = apply_to_sources([polar_factor], read, sources, wide)
             factors = jax.tree.structure(updates).unflatten(factors)
             rescaled, nu = map_blocks(rescale, leaves, 2, factors, nu)
             return optax.tree.cast_like(rescaled, updates), make_state(mu, nu)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus._arguments import supported
-from optax_muonplus._execution.batches import READ_ONE, MatrixBatch, Read
+from optax_muonplus._execution.batches import READ_ONE, MatrixBatch, Read, dtypes_of
 from optax_muonplus._execution.batching import apply_batched
 from optax_muonplus._execution.sharded import apply_sharded
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
@@ -192,8 +192,8 @@ def _apply_local(
     """On one device, or as the compiler distributes it."""
     batches: list[MatrixBatch] = []
     stops = []
-    for arrays, leaf in zip(sources, leaves, strict=True):
-        view, dtype = leaf.matrix, jax.eval_shape(read, *arrays).dtype
+    for arrays, dtype, leaf in zip(sources, dtypes_of(read, sources), leaves, strict=True):
+        view = leaf.matrix
         blocks = zip(*(view.to_matrices(x) for x in arrays), strict=True)
         batches += [MatrixBatch(x, view.transposed, dtype, leaf.dtype, read) for x in blocks]
         stops.append(len(batches))
