@@ -26,6 +26,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
+from optax_muonplus.polar import Orthogonalize
 
 STEPS = 3
 
@@ -187,9 +188,9 @@ def links() -> dict[str, Callable[..., optax.GradientTransformation]]:
     """Transformations of matrices only, like :func:`optimizers`."""
     return {
         "links": lambda **given: optax.chain(
-            omp.momentum(0.9, nesterov=True), omp.orthogonalize("polar_express", 6, **given),
+            omp.momentum(0.9), omp.orthogonalize(Orthogonalize("polar_express", 6), **given),
             omp.normalize("row_col", **given), omp.scale_by_shape("max", **given)),
-        "scale_by_muonplus": lambda **given: omp.scale_by_muonplus(nesterov=True, **given),
+        "scale_by_muonplus": lambda **given: omp.scale_by_muonplus(**given),
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from optax_muonplus import matrices as matrices
 from optax_muonplus import polar as polar
 from optax_muonplus import theory as theory
 from optax_muonplus import transforms as transforms
-from optax_muonplus._describe import describe as describe
+from optax_muonplus._optimizers.describe import describe as describe
 from optax_muonplus._optimizers.muon import muon as muon
 from optax_muonplus._optimizers.muonplus import muonplus as muonplus
 from optax_muonplus._parameters.dimension_numbers import MatrixSpec as MatrixSpec
@@ -20,6 +20,7 @@ from optax_muonplus._parameters.leaves import partition_labels as partition_labe
 from optax_muonplus._parameters.partition import muon_dimension_numbers as muon_dimension_numbers
 from optax_muonplus._take_over.report import TakenOver as TakenOver
 from optax_muonplus._take_over.taking_over import take_over as take_over
+from optax_muonplus.transforms import matrix_chain as matrix_chain
 from optax_muonplus.transforms import momentum as momentum
 from optax_muonplus.transforms import normalize as normalize
 from optax_muonplus.transforms import orthogonalize as orthogonalize

@@ -1,6 +1,5 @@
 """Curvature of a trained model's loss along updates of Muon and Muon+: the paper's theorem 1."""
 
-import functools
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from examples.training import optimizers
 from examples.training.loss import next_token_loss
 from optax_muonplus import theory
 from optax_muonplus.diagnostics import Side
-from optax_muonplus.matrices import Norm
+from optax_muonplus.matrices import Norm, Normalize
 
 NORMS: tuple[Norm, ...] = ("none", "col", "row", "col_row", "row_col")
 MATRICES = "^blocks/{layer}/"
@@ -80,10 +79,10 @@ def bounds_of_side(
         matrices = {
             path: x for path, x in trained.leaves_by_path(gradients).items() if path in curvatures
         }
-        make = functools.partial(omp.scale_by_muonplus, beta=0.0)
+        average = omp.transforms.Momentum(0.0)
         result = {}
         for norm in NORMS:
-            rule = make(norm=norm)
+            rule = omp.scale_by_muonplus(average, normalization=Normalize(norm))
             updates, _ = rule.update(matrices, rule.init(matrices))
             result[norm] = theory.descent_bound(curvatures, gradients, updates)
         return result

@@ -16,6 +16,7 @@ import optax_muonplus as omp
 from examples.settings.run import OptimizerConfig
 from examples.system.errors import UserError
 from examples.training import adamw_epsilon
+from optax_muonplus.polar import Orthogonalize
 
 # The rule for kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix.
 STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 3)
@@ -169,17 +170,24 @@ def matrix_rule(
     rule = choose(config)
     if config.name in RECORDED_INSIDE:
         rule = omp.diagnostics.recorded(rule, every=config.record_every)
+    adamw: dict[str, Any] = {
+        "learning_rate": adam_rate,
+        "b1": config.adam_b1,
+        "b2": config.adam_b2,
+        "eps": adam_eps,
+        "weight_decay": config.adam_weight_decay,
+    }
+    if config.name in ("muonplus", "muon"):  # with Optax's keywords
+        others: dict[str, Any] = {f"adam_{name}": value for name, value in adamw.items()}
+    else:
+        others = {"adamw": omp.transforms.AdamW(**adamw)}
     return rule(
         rate,
         beta=config.beta,
         weight_decay=config.weight_decay,
-        adam_learning_rate=adam_rate,
-        adam_b1=config.adam_b1,
-        adam_b2=config.adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=config.adam_weight_decay,
         muon_weight_dimension_numbers=numbers,
         sharding=sharding,
+        **others,
     )
 
 
@@ -188,26 +196,34 @@ def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformatio
     if config.name == "mano":  # its default is without Nesterov, and it has no polar step
         return omp.baselines.mano
     halves = config.compute_dtype in ("bfloat16", "float16")
-    given = {
-        "nesterov": config.nesterov,
-        "compute_dtype": config.compute_dtype if halves else None,  # None: float32
-    }
+    compute_dtype = config.compute_dtype if halves else None  # None: float32
+    nesterov = config.nesterov
     if config.name == "turbo_muon":  # it has its own polar step
-        return functools.partial(omp.baselines.turbo_muon, **given)
-    polar = {"polar": config.polar, "ns_coeffs": config.ns_coeffs, "ns_steps": config.ns_steps}
+        polar_factor = Orthogonalize(
+            "turbo", 4, preconditioning="aol_out", compute_dtype=compute_dtype
+        )
+        return functools.partial(
+            omp.baselines.turbo_muon, polar_factor=polar_factor, nesterov=nesterov
+        )
+    polar: dict[str, Any] = {
+        "polar": config.polar,
+        "ns_coeffs": config.ns_coeffs,
+        "ns_steps": config.ns_steps,
+        "compute_dtype": compute_dtype,
+    }
+    if config.name == "muon":
+        return functools.partial(omp.muon, nesterov=nesterov, **polar)
     if config.name == "muonplus":
         norm = {
             "norm": config.norm,
             "norm_eps": config.norm_eps,
             "match_frobenius": config.match_frobenius,
         }
-        return functools.partial(omp.muonplus, **norm, **polar, **given)
-    rules = {
-        "muon": omp.muon,
-        "normuon": omp.baselines.normuon,
-        "adamuon": omp.baselines.adamuon,
-    }
-    return functools.partial(rules[config.name], **polar, **given)
+        return functools.partial(omp.muonplus, nesterov=nesterov, **norm, **polar)
+    rules = {"normuon": omp.baselines.normuon, "adamuon": omp.baselines.adamuon}
+    return functools.partial(
+        rules[config.name], polar_factor=Orthogonalize(**polar), nesterov=nesterov
+    )
 
 
 def dimension_numbers_of(

@@ -6,15 +6,24 @@ import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus._optimizers.partition import AdamWArgs, Descent, partition_with_adamw
+from optax_muonplus._arguments import check_flag
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.coefficients._resolve import CoefficientsLike
-from optax_muonplus.matrices._normalization import Norm
-from optax_muonplus.matrices._shape_factor import ShapeScale
+from optax_muonplus.matrices._normalization import Norm, Normalize
+from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
 from optax_muonplus.polar._newton_schulz import Preconditioning
 from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
-from optax_muonplus.transforms._links import scale_by_muonplus
+from optax_muonplus.polar._orthogonalize import Orthogonalize
+from optax_muonplus.transforms import (
+    AdamW,
+    DecayedWeights,
+    DualNorm,
+    LearningRate,
+    Momentum,
+    matrix_chain,
+    partition_with_adamw,
+)
 
 
 def muonplus(
@@ -38,7 +47,6 @@ def muonplus(
     preconditioning: Preconditioning = "frobenius",
     adaptive: bool = False,
     compute_dtype: DTypeLike | None = None,
-    symmetric_kernel: bool = False,
     adam_b1: ArrayLike = 0.9,
     adam_b2: ArrayLike = 0.999,
     adam_eps: ArrayLike = 1e-8,
@@ -94,9 +102,6 @@ def muonplus(
       compute_dtype: dtype of the operands and results of matrix products, for example
         ``"bfloat16"`` on accelerators. Products are summed, and polynomials combined, in float32 at
         least; results are rounded once. None means the momentum's, at least float32.
-      symmetric_kernel: with ``compute_dtype`` of bfloat16 or float16 and JAX 0.11, lets Hopper GPUs
-        compute products whose result is symmetric as one triangle, see
-        :func:`optax_muonplus.polar.newton_schulz`. No effect elsewhere.
       adam_b1: AdamW's first decay.
       adam_b2: AdamW's second decay.
       adam_eps: AdamW's epsilon.
@@ -152,29 +157,19 @@ def muonplus(
     Source: Zhang et al., *Muon+: Towards More Effective Muon via One Additional Normalization Step
     for LLM Pre-training*, arXiv:2602.21545.
     """
+    check_flag("adaptive", adaptive)
     return partition_with_adamw(
-        scale_by_muonplus(  # momentum, polar factor, row and column norms, shape factor
-            ns_coeffs,
-            ns_steps,
-            beta,
-            eps,
-            mu_dtype,
-            norm=norm,
-            norm_eps=norm_eps,
-            match_frobenius=match_frobenius,
-            shape_scale=shape_scale,
-            consistent_rms=consistent_rms,
-            nesterov=nesterov,
-            bias_correction=bias_correction,
-            polar=polar,
-            preconditioning=preconditioning,
-            adaptive=adaptive,
-            compute_dtype=compute_dtype,
-            symmetric_kernel=symmetric_kernel,
+        matrix_chain(
+            Momentum(beta, nesterov, bias_correction, mu_dtype),
+            Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype),
+            Normalize(norm, norm_eps, match_frobenius),
+            *([DualNorm()] if adaptive else []),
+            ScaleByShape(shape_scale, consistent_rms),
+            DecayedWeights(weight_decay, weight_decay_mask),
+            LearningRate(learning_rate),
         ),
-        Descent(learning_rate, weight_decay, weight_decay_mask),
-        AdamWArgs(
-            learning_rate if adam_learning_rate is None else adam_learning_rate,
+        AdamW(
+            adam_learning_rate,
             adam_b1,
             adam_b2,
             adam_eps,

@@ -12,7 +12,7 @@ from optax_muonplus._optimizers.muonplus import muonplus
 from optax_muonplus.polar._options import DEFAULT_EPS
 
 
-class Rule(NamedTuple):
+class Idle(NamedTuple):
     """Arguments without effect.
 
     Attributes:
@@ -36,13 +36,13 @@ def _sees_size(given: Mapping[str, Any]) -> bool:
 
 
 RULES = (
-    Rule(_ITERATION, "beside polar='svd'", lambda given: given["polar"] == "svd"),
-    Rule(_ITERATION, "beside a function as polar", lambda given: callable(given["polar"])),
-    Rule(("norm_eps", "match_frobenius"), "beside norm='none'", lambda x: x["norm"] == "none"),
-    Rule(("shape_scale",), "beside consistent_rms", lambda x: x["consistent_rms"] is not None),
-    Rule(("nesterov", "bias_correction"), "beside beta=0", lambda x: _is(0, x["beta"])),
-    Rule(("bias_correction",), _SIZE, lambda given: not _sees_size(given)),
-    Rule(("weight_decay_mask",), "beside weight_decay=0", lambda x: _is(0, x["weight_decay"])),
+    Idle(_ITERATION, "beside polar='svd'", lambda given: given["polar"] == "svd"),
+    Idle(_ITERATION, "beside a function as polar", lambda given: callable(given["polar"])),
+    Idle(("norm_eps", "match_frobenius"), "beside norm='none'", lambda x: x["norm"] == "none"),
+    Idle(("shape_scale",), "beside consistent_rms", lambda x: x["consistent_rms"] is not None),
+    Idle(("nesterov", "bias_correction"), "beside beta=0", lambda x: _is(0, x["beta"])),
+    Idle(("bias_correction",), _SIZE, lambda given: not _sees_size(given)),
+    Idle(("weight_decay_mask",), "beside weight_decay=0", lambda x: _is(0, x["weight_decay"])),
 )
 
 

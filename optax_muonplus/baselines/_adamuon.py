@@ -3,6 +3,7 @@ r"""AdaMuon: the polar factor of the momentum's signs over a running size of eac
 Source: Si et al., arXiv:2507.11005; its code, Chongjie-Si/AdaMuon @369f0b3, ``adamuon.py``.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,87 +14,45 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
-from optax_muonplus._optimizers.variants import optimizer_of
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.matrix_view import MatrixView
 from optax_muonplus._parameters.sharding import ShardingTree
-from optax_muonplus.baselines._second_moment import Rescale, polar_then_rescale
-from optax_muonplus.coefficients._resolve import CoefficientsLike
+from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function
 from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
-from optax_muonplus.polar._newton_schulz import Preconditioning
-from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
-from optax_muonplus.transforms._apply import MatrixTransformation
-from optax_muonplus.transforms._momentum import Momentum, MomentumState
+from optax_muonplus.transforms import (
+    AdamW,
+    DecayedWeights,
+    LearningRate,
+    Momentum,
+    MomentumState,
+    Steps,
+    map_blocks,
+    matrix_chain,
+    partition_with_adamw,
+)
 
 EPS = 1e-8  # of the code, for roots and norms alike
 RMS = 0.2  # of an update, about that of AdamW's
 
 
-class AdaMuonState(NamedTuple):
-    """State of :func:`scale_by_adamuon`.
-
-    Attributes:
-      momentum: :class:`optax_muonplus.transforms.MomentumState`, one buffer for each matrix.
-      nu: running mean of squares, of the parameters' shapes.
-    """
-
-    momentum: MomentumState
-    nu: optax.Updates
-
-
-def scale_by_adamuon(
-    ns_coeffs: CoefficientsLike = "jordan",
-    ns_steps: int | jax.Array = 5,
+def adamuon(
+    learning_rate: optax.ScalarOrSchedule,
+    polar_factor: Orthogonalize | None = None,
     beta: ArrayLike = 0.95,
-    eps: ArrayLike = DEFAULT_EPS,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
     mu_dtype: DTypeLike | None = None,
     *,
     beta2: ArrayLike | None = None,
     nu_eps: ArrayLike = EPS,
     sign: bool = True,
     nesterov: bool = True,
-    polar: Polar | PolarFunction = "auto",
-    preconditioning: Preconditioning = "frobenius",
-    compute_dtype: DTypeLike | None = None,
-    symmetric_kernel: bool = False,
-    weight_dimension_numbers: DimensionNumbersTree = None,
+    adamw: AdamW | None = None,
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
-) -> MatrixTransformation:
-    """The matrix part of :func:`adamuon`: no learning rate, no weight decay, no partition.
-
-    Arguments are those of :func:`adamuon`. On a mesh each matrix is moved for its polar factor as
-    under Muon+; the norm of each matrix that follows is left to the compiler.
-    """
-    average = Momentum(beta, nesterov, False, mu_dtype)
-    beta2 = beta if beta2 is None else beta2
-    check_number("beta2", beta2, DECAY)
-    check_number("nu_eps", nu_eps, NOT_NEGATIVE)
-    check_flag("sign", sign)
-    rescale = entry_rule(beta2, nu_eps)
-    polar_factor = Orthogonalize(
-        ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype, symmetric_kernel
-    )
-
-    def init_nu(leaves: Sequence[LeafInfo], params: Any, mu: MomentumState) -> Any:
-        del leaves, params
-        return jax.tree.map(lambda x: jnp.zeros_like(jnp.real(x)), mu.mu)
-
-    return polar_then_rescale(
-        average,
-        jnp.sign if sign else None,
-        polar_factor,
-        rescale,
-        init_nu,
-        AdaMuonState,
-        weight_dimension_numbers,
-        sharding,
-    )
-
-
-@optimizer_of(scale_by_adamuon)
-def adamuon() -> None:
+) -> optax.GradientTransformationExtraArgs:
     r"""AdaMuon on the matrices, AdamW on everything else.
 
     For each matrix of shape (m, n) = (out, in), with the polar factor :math:`O_t` of
@@ -106,28 +65,131 @@ def adamuon() -> None:
 
     so that updates have the root mean square 0.2. The state is two buffers for each matrix.
 
-    Arguments are those of :func:`optax_muonplus.muonplus`, and ``beta2``, the decay of the running
-    mean, None for that of the momentum, as in the code; ``nu_eps``, which guards the division by
-    its root; ``sign``, False for the paper's first version, without the signs. ``mu_dtype`` is for
-    both buffers. The learning rate is of AdamW's order, 6e-4 in the code's GPT-2 runs.
+    Args:
+      learning_rate: number or schedule; of AdamW's order, 6e-4 in the code's GPT-2 runs.
+      polar_factor: as in ``omp.polar.Orthogonalize(ns_steps=6)``; None means the default.
+      beta: as in :func:`optax_muonplus.muonplus`, as for the next two.
+      weight_decay: of the matrices.
+      weight_decay_mask: for the matrices.
+      mu_dtype: dtype of both buffers.
+      beta2: decay of the running mean; None means that of the momentum, as in the code.
+      nu_eps: guards the division by its root.
+      sign: False for the paper's first version, without the signs.
+      nesterov: whether the momentum looks one step ahead.
+      adamw: AdamW's arguments, :class:`optax_muonplus.transforms.AdamW`.
+      muon_weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`, as the next one.
+      sharding: where the parameters lie.
 
     Raises:
       ValueError: as :func:`optax_muonplus.muonplus`.
 
     Source: Si et al., arXiv:2507.11005; Chongjie-Si/AdaMuon @369f0b3.
     """
+    return partition_with_adamw(
+        matrix_chain(
+            AdaMuon(
+                polar_factor or Orthogonalize(),
+                Momentum(beta, nesterov, mu_dtype=mu_dtype),
+                beta if beta2 is None else beta2,
+                nu_eps,
+                sign,
+            ),
+            DecayedWeights(weight_decay, weight_decay_mask),
+            LearningRate(learning_rate),
+        ),
+        adamw,
+        muon_weight_dimension_numbers,
+        sharding,
+    )
 
 
-def entry_rule(beta2: ArrayLike, eps: ArrayLike) -> Rescale:
-    """The rule that :func:`adamuon` states, from a polar factor and its running mean to both."""
+class AdaMuonState(NamedTuple):
+    """State of :class:`AdaMuon`.
 
-    def rescale(view: MatrixView, o: jax.Array, stored: jax.Array) -> tuple[jax.Array, jax.Array]:
+    Attributes:
+      momentum: :class:`optax_muonplus.transforms.MomentumState`, one buffer for each matrix.
+      nu: running mean of squares, of the parameters' shapes.
+    """
+
+    momentum: MomentumState
+    nu: optax.Updates
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdaMuon:
+    """Momentum, polar factor of its signs, entries over their running size: AdaMuon's link.
+
+    On a mesh each matrix is moved for its polar factor as under Muon+. The norm of each matrix that
+    follows is left to the compiler.
+
+    Attributes:
+      polar_factor: of the signs.
+      momentum: without bias correction.
+      beta2: decay of the running mean.
+      nu_eps: guards a division.
+      sign: whether the polar factor is of the signs, or of the momentum itself.
+    """
+
+    polar_factor: Orthogonalize
+    momentum: Momentum
+    beta2: ArrayLike = 0.95
+    nu_eps: ArrayLike = EPS
+    sign: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is out of range."""
+        check_number("beta2", self.beta2, DECAY)
+        check_number("nu_eps", self.nu_eps, NOT_NEGATIVE)
+        check_flag("sign", self.sign)
+
+    def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> AdaMuonState:
+        """Returns the state before the first update."""
+        mu, _ = self._polar_step.init(params, leaves)
+        return AdaMuonState(mu, jax.tree.map(lambda x: jnp.zeros_like(jnp.real(x)), mu.mu))
+
+    def update(
+        self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
+    ) -> tuple[optax.Updates, AdaMuonState]:
+        """Returns the updates and the new state."""
+        mu, nu = state
+        old = mu, optax.EmptyState()
+        factors, (mu, _) = self._polar_step.update(updates, old, params, leaves)
+        updates, nu = map_blocks(self._rescaled, leaves, factors, nu, n_results=2)
+        return updates, AdaMuonState(mu, nu)
+
+    @property
+    def _polar_step(self) -> Steps:
+        # Squares are of the polar factor before it is rounded to the dtype of the gradients.
+        functions = [Sign(), self.polar_factor] if self.sign else [self.polar_factor]
+        return Steps.of(self.momentum, functions, rounds=False)
+
+    def _rescaled(
+        self, view: MatrixView, o: jax.Array, stored: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns a block of the update and of the next running mean."""
         o, v = upcast_for_sum(o), upcast_for_sum(stored)
         _, m, n = view.matrix_shape(o.shape)
-        decay, guard = as_real(beta2, v.dtype), as_real(eps, v.dtype)
+        decay, guard = as_real(self.beta2, v.dtype), as_real(self.nu_eps, v.dtype)
         v = decay * v + (1 - decay) * sum_of_squares(o, ())
         scaled = o / (jnp.sqrt(v) + guard)
         size = jnp.sqrt(sum_of_squares(scaled, (*view.output_axes, *view.reduction_axes)))
         return scaled * (RMS * math.sqrt(m * n) / (size + guard)), v.astype(stored.dtype)
 
-    return rescale
+
+@matrix_function
+class Sign(MatrixFunction):
+    """The sign of every entry."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns 1, -1 or 0 for each entry; z / |z| for complex ones."""
+        return jnp.sign(x)
+
+    @property
+    def transpose_equivariant(self) -> bool:
+        """Whether entries may be transposed first: always."""
+        return True
+
+    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
+        """Returns itself: zeros stay zeros."""
+        del shape
+        return self

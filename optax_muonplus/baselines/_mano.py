@@ -4,6 +4,7 @@ Source: Gu and Xie, arXiv:2601.23000; its code,
 xie-lab-ml/Mano-Restriking-Manifold-Optimization-for-LLM-Training @b78b952, ``mano.py``.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -15,7 +16,6 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._arguments import NOT_NEGATIVE, check_number
-from optax_muonplus._optimizers.variants import optimizer_of
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.matrix_view import MatrixView
@@ -26,76 +26,33 @@ from optax_muonplus.matrices._precision import (
     sum_of_squares,
     upcast_for_sum,
 )
-from optax_muonplus.transforms._apply import (
-    MatrixTransformation,
-    for_matrices,
+from optax_muonplus.transforms import (
+    AdamW,
+    DecayedWeights,
+    LearningRate,
+    Momentum,
+    map_blocks,
+    matrix_chain,
+    partition_with_adamw,
 )
-from optax_muonplus.transforms._blocks import map_blocks
-from optax_muonplus.transforms._momentum import momentum
 
 EPS = 1e-8  # of the code
 RMS = 0.2  # of an update, about that of AdamW's
 
 
-class ManoState(NamedTuple):
-    """State of :func:`scale_by_mano`.
-
-    Attributes:
-      momentum: :class:`optax_muonplus.transforms.MomentumState`, one buffer for each matrix.
-      count: number of updates so far; even ones go by columns, odd ones by rows.
-    """
-
-    momentum: Any
-    count: Any
-
-
-def scale_by_mano(
+def mano(
+    learning_rate: optax.ScalarOrSchedule,
     beta: ArrayLike = 0.95,
     eps: ArrayLike = EPS,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
     mu_dtype: DTypeLike | None = None,
     *,
     nesterov: bool = False,
-    weight_dimension_numbers: DimensionNumbersTree = None,
+    adamw: AdamW | None = None,
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
-) -> MatrixTransformation:
-    """The matrix part of :func:`mano`: no learning rate, no weight decay, no partition.
-
-    Arguments are those of :func:`mano`. Its ``update`` needs the parameters.
-    """
-    check_number("eps", eps, NOT_NEGATIVE)
-    average = momentum(beta, nesterov=nesterov, mu_dtype=mu_dtype)
-
-    def make(leaves: Sequence[LeafInfo]) -> optax.GradientTransformation:
-        def init_fn(params: optax.Params) -> Any:
-            return ManoState(average.init(params), jnp.zeros([], jnp.int32))
-
-        def update_fn(
-            updates: optax.Updates, state: Any, params: optax.Params | None = None
-        ) -> tuple[optax.Updates, Any]:
-            if params is None:
-                raise ValueError(
-                    "Mano needs the parameters: call update(grads, state, params) with them."
-                )
-            moments, mu = average.update(updates, state.momentum, params)
-            # The rule's own sum is larger than the mean by 1 / (1 - beta); only eps sees that.
-            guard = upcast_for_sum(eps) * (1 - upcast_for_sum(beta))
-
-            def tangent(by_rows: bool) -> Any:
-                step = functools.partial(tangent_step, by_rows, eps, guard)
-                (directions,) = map_blocks(step, leaves, 1, moments, params)
-                return optax.tree.cast_like(directions, updates)
-
-            by_rows = state.count % 2 == 1
-            directions = jax.lax.cond(by_rows, lambda: tangent(True), lambda: tangent(False))
-            return directions, ManoState(mu, optax.safe_increment(state.count))
-
-        return optax.GradientTransformation(init_fn, update_fn)
-
-    return for_matrices(make, weight_dimension_numbers, sharding)
-
-
-@optimizer_of(scale_by_mano)
-def mano() -> None:
+) -> optax.GradientTransformationExtraArgs:
     r"""Mano on the matrices, AdamW on everything else.
 
     For each matrix W of shape (m, n) = (out, in), by columns (one for each input feature) at the
@@ -108,22 +65,96 @@ def mano() -> None:
 
     with d = m for columns and n for rows, so that updates have the root mean square 0.2. M is the
     sum :math:`\beta M_{t-1} + G_t`. The state is one momentum buffer for each matrix and a counter.
+    On a mesh nothing is moved: sums over what lies in shards are left to the compiler.
 
-    Arguments are those of :func:`optax_muonplus.muonplus`; ``eps`` is the least norm that divides,
-    and nothing is moved on a mesh: sums over what lies in shards are left to the compiler. The
-    learning rate is of AdamW's order, 1e-3 in the code, with weight decay 0.1.
+    Args:
+      learning_rate: number or schedule; of AdamW's order, 1e-3 in the code.
+      beta: as in :func:`optax_muonplus.muonplus`.
+      eps: the least norm that divides.
+      weight_decay: of the matrices; 0.1 in the code.
+      weight_decay_mask: for the matrices.
+      mu_dtype: dtype of the momentum buffer.
+      nesterov: whether the momentum looks one step ahead; off, as in the code.
+      adamw: AdamW's arguments, :class:`optax_muonplus.transforms.AdamW`.
+      muon_weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`, as the next one.
+      sharding: where the parameters lie.
 
     Raises:
       ValueError: as :func:`optax_muonplus.muonplus`, and at an update without ``params``.
 
     Source: Gu and Xie, arXiv:2601.23000; their code @b78b952.
     """
+    return partition_with_adamw(
+        matrix_chain(
+            Mano(Momentum(beta, nesterov, mu_dtype=mu_dtype), eps),
+            DecayedWeights(weight_decay, weight_decay_mask),
+            LearningRate(learning_rate),
+        ),
+        adamw,
+        muon_weight_dimension_numbers,
+        sharding,
+    )
 
 
-def tangent_step(
+class ManoState(NamedTuple):
+    """State of :class:`Mano`.
+
+    Attributes:
+      momentum: :class:`optax_muonplus.transforms.MomentumState`, one buffer for each matrix.
+      count: number of updates so far; even ones go by columns, odd ones by rows.
+    """
+
+    momentum: Any
+    count: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mano:
+    """Mano's link of a chain; its ``update`` needs the parameters.
+
+    Attributes:
+      momentum: without bias correction.
+      eps: the least norm that divides.
+    """
+
+    momentum: Momentum
+    eps: ArrayLike = EPS
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an epsilon out of range."""
+        check_number("eps", self.eps, NOT_NEGATIVE)
+
+    def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> ManoState:
+        """Returns the state before the first update."""
+        del leaves
+        return ManoState(self.momentum.init(params), jnp.zeros([], jnp.int32))
+
+    def update(
+        self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
+    ) -> tuple[optax.Updates, ManoState]:
+        """Returns the updates and the new state."""
+        if params is None:
+            raise ValueError(
+                "Mano needs the parameters: call update(grads, state, params) with them."
+            )
+        moments, mu = self.momentum.update(updates, state.momentum)
+        # The rule's own sum is larger than the mean by 1 / (1 - beta); only eps sees that.
+        guard = upcast_for_sum(self.eps) * (1 - upcast_for_sum(self.momentum.beta))
+
+        def tangent(by_rows: bool) -> Any:
+            step = functools.partial(_tangent_step, by_rows, self.eps, guard)
+            # What leaves the branches is written to memory, in the dtype of the gradients.
+            return optax.tree.cast_like(map_blocks(step, leaves, moments, params), updates)
+
+        by_rows = state.count % 2 == 1
+        directions = jax.lax.cond(by_rows, lambda: tangent(True), lambda: tangent(False))
+        return directions, ManoState(mu, optax.safe_increment(state.count))
+
+
+def _tangent_step(
     by_rows: bool, eps: ArrayLike, guard: ArrayLike, view: MatrixView, g: jax.Array, w: jax.Array
-) -> tuple[jax.Array]:
-    """The rule that :func:`mano` states; ``guard`` is ``eps`` in the size of ``g``."""
+) -> jax.Array:
+    """Returns the step that :func:`mano` states; ``guard`` is ``eps`` in the units of ``g``."""
     g, w = upcast_for_sum(g), upcast_for_sum(w)
     _, m, n = view.matrix_shape(g.shape)
     axes, size = (view.reduction_axes, n) if by_rows else (view.output_axes, m)
@@ -133,11 +164,11 @@ def tangent_step(
     inner = jnp.sum(jnp.real(g * unit.conj()), axis=axes, keepdims=True)
     t = g - inner * unit
     least = as_real(guard, power.dtype) / power
-    return (RMS * math.sqrt(size) * _over_norm(t, axes, least),)
+    return RMS * math.sqrt(size) * _over_norm(t, axes, least)
 
 
 def _over_norm(x: jax.Array, axes: tuple[int, ...], least: ArrayLike) -> jax.Array:
-    """``x / max(norm, least)``, with norms over ``axes``; zero where both are."""
+    """Returns ``x / max(norm, least)``, with norms over ``axes``; zero where both are."""
     squares = sum_of_squares(x, axes)
     size = jnp.maximum(jnp.sqrt(squares), as_real(least, squares.dtype))
     return jnp.where(size > 0, x / jnp.where(size > 0, size, 1), 0)

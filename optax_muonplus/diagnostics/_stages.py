@@ -1,30 +1,38 @@
-"""The stages that a matrix goes through inside of Muon+, computed again beside the optimizer."""
+"""The stages that a matrix goes through in a chain, computed again next to the optimizer."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import optax
 
 from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.paths import flatten_with_names, path_name
 from optax_muonplus._parameters.selection import by_name
 from optax_muonplus.diagnostics._recording import Probe
 from optax_muonplus.diagnostics._state import Arrays
-from optax_muonplus.matrices._matrix_function import MatrixFunction
 from optax_muonplus.matrices._normalization import Normalize
-from optax_muonplus.matrices._shape_factor import ScaleByShape
 from optax_muonplus.polar._orthogonalize import Orthogonalize
+from optax_muonplus.transforms import MomentumState, Steps, find_momentum, links_of
 from optax_muonplus.transforms._apply import apply_to_arrays, with_dtypes
-from optax_muonplus.transforms._momentum import Momentum, MomentumState, find_momentum
-from optax_muonplus.transforms._steps import momentum_divisor, muonplus_steps
 
 
-def inside_of_muonplus(arguments: dict[str, Any]) -> Probe:
-    """The stages of Muon+ with the arguments that ``scale_by_muonplus`` was given."""
-    polar_factor, steps = _steps(arguments)
-    flags = arguments["nesterov"], arguments["bias_correction"]
-    divisor = momentum_divisor(arguments["polar"], arguments["bias_correction"])
-    average = Momentum(arguments["beta"], *flags, None, divisor)
+def inside_of(transformation: optax.GradientTransformation) -> Probe:
+    """The stages of the momentum and the functions in the chain of ``transformation``.
+
+    Raises:
+      ValueError: for one that has no chain with a momentum and its polar factor.
+    """
+    steps = [x for x in links_of(transformation) if isinstance(x, Steps) and x.average is not None]
+    if not steps or not isinstance(steps[0].functions[0], Orthogonalize):
+        raise ValueError(
+            "recorded knows the inside of chains with a momentum and its polar factor, as those of"
+            " omp.muonplus, omp.muon and omp.scale_by_muonplus are. For any other optimizer, or a"
+            " link of a chain, there is watched."
+        )
+    link = steps[0]
+    average, polar_factor = link.average, link.functions[0]
+    norms = [x for x in link.functions if isinstance(x, Normalize)] or [Normalize("none")]
 
     def capture(leaves: Sequence[LeafInfo], updates: Any, state: Any, results: Any) -> Any:
         """Returns what the directions are made of, arrays that the optimizer has in memory anyway.
@@ -46,33 +54,11 @@ def inside_of_muonplus(arguments: dict[str, Any]) -> Probe:
         arrays = [read(*sources[name]) for name in names]
         # Measures are of what the steps compute, not of what the updates are rounded to.
         wide = with_dtypes(leaves, [x.dtype for x in arrays])
-        factors = apply_to_arrays([polar_factor], arrays, wide)
-        if arguments["adaptive"]:
-            results = apply_to_arrays(steps, arrays, wide)
-        else:
-            results = apply_to_arrays(steps[1:], factors, wide)
-        moments = [x * divisor for x in arrays] if divisor != 1 else arrays
-        return {
-            "momentum": dict(zip(names, moments, strict=True)),
-            "polar": dict(zip(names, factors, strict=True)),
-            "update": dict(zip(names, results, strict=True)),
+        stages = {
+            "momentum": [x * average.divisor for x in arrays] if average.divisor != 1 else arrays,
+            "polar": apply_to_arrays([polar_factor], arrays, wide),
+            "update": apply_to_arrays(link.steps, arrays, wide),
         }
+        return {stage: dict(zip(names, xs, strict=True)) for stage, xs in stages.items()}
 
-    norm = arguments.get("norm", "none")
-    return Probe(("momentum", "polar", "update"), capture, unfold, norm, arguments["norm_eps"])
-
-
-def _steps(arguments: dict[str, Any]) -> tuple[Orthogonalize, list[MatrixFunction]]:
-    """The polar factor, and all steps."""
-
-    def chosen(*names: str) -> dict[str, Any]:
-        return {name: arguments[name] for name in names}
-
-    norm = arguments.get("norm", "none")  # muon has no such argument
-    polar_factor = Orthogonalize(
-        **chosen("ns_coeffs", "ns_steps", "eps", "polar", "preconditioning", "compute_dtype"),
-        **chosen("symmetric_kernel"),
-    )
-    normalize = Normalize(norm, **chosen("norm_eps", "match_frobenius"))
-    scale = ScaleByShape(norm=norm, **chosen("shape_scale", "consistent_rms", "match_frobenius"))
-    return polar_factor, muonplus_steps(polar_factor, normalize, scale, arguments["adaptive"])
+    return Probe(("momentum", "polar", "update"), capture, unfold, norms[0].norm, norms[0].norm_eps)

@@ -1,7 +1,6 @@
 """Optimizers that record measures of imbalance of every matrix in their state."""
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +11,8 @@ from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.selection import by_name, check_patterns, select
 from optax_muonplus.diagnostics._measures import MEASURES, Measure, check_measures
 from optax_muonplus.diagnostics._recording import Probe, Schedule, record
-from optax_muonplus.diagnostics._stages import inside_of_muonplus
+from optax_muonplus.diagnostics._stages import inside_of
 from optax_muonplus.diagnostics._state import Arrays
-from optax_muonplus.transforms._links import scale_by_muonplus
 
 Factory = Callable[..., optax.GradientTransformation]
 
@@ -80,20 +78,17 @@ def recorded(
       0.5
     """
     due, patterns = _check(every, measures, only)
-    signature = _check_factory(factory)
+    _check_factory(factory)
     if due is None:
         return factory
 
     @functools.wraps(factory)
     def made(*args: Any, **kwargs: Any) -> optax.GradientTransformation:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        given = bound.arguments
-        dims = given.get("muon_weight_dimension_numbers", given.get("weight_dimension_numbers"))
-        find = functools.partial(
-            select, only=patterns, dimension_numbers=dims, sharding=given["sharding"]
-        )
-        return record(factory(*args, **kwargs), inside_of_muonplus(given), find, due, measures)
+        inner: Any = factory(*args, **kwargs)
+        probe = inside_of(inner)
+        dims, sharding = inner.weight_dimension_numbers, inner.sharding
+        find = functools.partial(select, only=patterns, dimension_numbers=dims, sharding=sharding)
+        return record(inner, probe, find, due, measures)
 
     return made
 
@@ -154,20 +149,10 @@ def _check(
     return (lambda count: count % every == 0) if every else None, patterns
 
 
-def _check_factory(factory: Any) -> inspect.Signature:
+def _check_factory(factory: Any) -> None:
     if not callable(factory):
         raise ValueError(
             f"recorded wants the function that makes the optimizer, got {type(factory).__name__}."
             " Write recorded(omp.muonplus, every=...)(learning_rate, ...), not"
             " recorded(omp.muonplus(learning_rate, ...)); for any other optimizer there is watched."
         )
-    signature = inspect.signature(factory)
-    needed = set(inspect.signature(scale_by_muonplus).parameters)
-    missing = needed - set(signature.parameters) - {"norm", "weight_dimension_numbers"}
-    if missing:
-        raise ValueError(
-            f"recorded knows the inside of omp.muonplus, omp.muon and omp.scale_by_muonplus; got"
-            f" {factory!r}, which has no arguments {', '.join(sorted(missing))}. For any other"
-            " optimizer, or a link of a chain, there is watched."
-        )
-    return signature

@@ -1,11 +1,24 @@
-"""The links of Muon+ as Optax transformations."""
+"""The links of Muon+ as Optax transformations, and chains of them."""
 
-from optax_muonplus._execution.stacks import STACK_BYTES as STACK_BYTES
+from optax_muonplus._parameters.leaves import LeafInfo as LeafInfo
+from optax_muonplus._parameters.matrix_view import MatrixView as MatrixView
+from optax_muonplus.transforms._blocks import map_blocks as map_blocks
+from optax_muonplus.transforms._chain import Link as Link
+from optax_muonplus.transforms._chain import MatrixTransformation as MatrixTransformation
+from optax_muonplus.transforms._chain import links_of as links_of
+from optax_muonplus.transforms._chain import matrix_chain as matrix_chain
+from optax_muonplus.transforms._descent import DecayedWeights as DecayedWeights
+from optax_muonplus.transforms._descent import LearningRate as LearningRate
 from optax_muonplus.transforms._links import apply_to_matrices as apply_to_matrices
 from optax_muonplus.transforms._links import normalize as normalize
 from optax_muonplus.transforms._links import orthogonalize as orthogonalize
 from optax_muonplus.transforms._links import scale_by_muonplus as scale_by_muonplus
 from optax_muonplus.transforms._links import scale_by_shape as scale_by_shape
+from optax_muonplus.transforms._momentum import Momentum as Momentum
 from optax_muonplus.transforms._momentum import MomentumState as MomentumState
 from optax_muonplus.transforms._momentum import find_momentum as find_momentum
 from optax_muonplus.transforms._momentum import momentum as momentum
+from optax_muonplus.transforms._partition import AdamW as AdamW
+from optax_muonplus.transforms._partition import partition_with_adamw as partition_with_adamw
+from optax_muonplus.transforms._steps import DualNorm as DualNorm
+from optax_muonplus.transforms._steps import Steps as Steps

@@ -12,12 +12,12 @@ from optax_muonplus._parameters.matrix_view import MatrixView
 
 
 def map_blocks(
-    function: Callable[..., tuple[jax.Array, ...]],
+    function: Callable[..., Any],
     leaves: Sequence[LeafInfo],
-    n_results: int,
     tree: Any,
     *others: Any,
-) -> tuple[Any, ...]:
+    n_results: int | None = None,
+) -> Any:
     """Applies ``function`` to every block of every leaf of ``tree``, as it lies in memory.
 
     For elementwise rules that need sums over rows or matrices: nothing is transposed, stacked or
@@ -27,25 +27,27 @@ def map_blocks(
       function: of the :class:`MatrixView` of a run of blocks, that run of the leaf, and those of
         ``others``. It sums over ``view.output_axes`` and ``view.reduction_axes``.
       leaves: records of the leaves of ``tree``, all matrices.
-      n_results: how many arrays ``function`` returns.
       tree: updates.
       others: trees of the same structure, with leaves of the same shapes or statistics of their
         rows or matrices, whose summed axes have size 1 (one for each block, where blocks are fused
         along them).
+      n_results: how many arrays ``function`` returns in a tuple; None for one array.
 
     Returns:
-      As many trees as ``n_results``.
+      A tree of the results, or as many trees as ``n_results``.
     """
     arrays, treedef = jax.tree.flatten(tree)
     columns = [arrays, *(treedef.flatten_up_to(other) for other in others)]
-    results: list[list[jax.Array]] = [[] for _ in range(n_results)]
+    results: list[list[jax.Array]] = [[] for _ in range(n_results or 1)]
     for leaf, *inputs in zip(leaves, *columns, strict=True):
         view = _cut_without_reshape(leaf.matrix, inputs[0])
         blocks = zip(view.runs(), *(view.cut(jnp.asarray(x)) for x in inputs), strict=True)
-        parts = zip(*(function(run, *block) for run, *block in blocks), strict=True)
+        made = [function(run, *block) for run, *block in blocks]
+        parts = [made] if n_results is None else zip(*made, strict=True)
         for result, part in zip(results, parts, strict=True):
             result.append(view.join(part))
-    return tuple(treedef.unflatten(result) for result in results)
+    trees = tuple(treedef.unflatten(result) for result in results)
+    return trees[0] if n_results is None else trees
 
 
 def _cut_without_reshape(view: MatrixView, x: Any) -> MatrixView:

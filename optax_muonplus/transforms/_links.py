@@ -1,75 +1,48 @@
-"""The links of Muon+ as Optax transformations, and the chain of them that an optimizer uses.
+"""The links of Muon+ as Optax transformations.
 
 Each link computes in float32 at least. The updates of :func:`momentum` are not rounded to the dtype
 of the gradients; those of the other links have the dtype of their input.
 """
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
-import optax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
+from optax_muonplus._arguments import check_flag
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
-from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus._parameters.sharding import ShardingTree
-from optax_muonplus.coefficients._resolve import CoefficientsLike
-from optax_muonplus.matrices._matrix_function import ArrayFunction, MatrixFunction, compose
+from optax_muonplus.matrices._matrix_function import MatrixFunction
 from optax_muonplus.matrices._normalization import Norm, Normalize
 from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
-from optax_muonplus.polar._newton_schulz import Preconditioning
-from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
-from optax_muonplus.transforms._apply import (
-    MatrixTransformation,
-    apply_to_sources,
-    check_function,
-    for_matrices,
-    matrix_link,
-)
+from optax_muonplus.transforms._chain import MatrixTransformation, matrix_chain
 from optax_muonplus.transforms._momentum import Momentum
-from optax_muonplus.transforms._steps import Times, momentum_divisor, muonplus_steps
+from optax_muonplus.transforms._steps import DualNorm
 
 
 def orthogonalize(
-    ns_coeffs: CoefficientsLike = "jordan",
-    ns_steps: int | jax.Array = 5,
-    eps: ArrayLike = DEFAULT_EPS,
+    polar_factor: Orthogonalize | None = None,
     *,
-    polar: Polar | PolarFunction = "auto",
-    preconditioning: Preconditioning = "frobenius",
-    compute_dtype: DTypeLike | None = None,
-    symmetric_kernel: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> MatrixTransformation:
     """Replaces every matrix by its polar factor, exact or approximate.
 
     Args:
-      ns_coeffs: see :func:`optax_muonplus.polar.newton_schulz`, as for all up to the kernel.
-      ns_steps: number of Newton-Schulz steps.
-      eps: added to the norm that divides.
-      polar: ``"auto"``, ``"newton_schulz"``, ``"gram"``, ``"svd"``, or a function
-        ``(*batch, out, in) -> (*batch, out, in)``.
-      preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"``, ``"aol_out"`` or ``"schatten"``.
-      compute_dtype: dtype of the operands of matrix products.
-      symmetric_kernel: whether Hopper GPUs compute symmetric products as one triangle.
+      polar_factor: how, as in ``omp.polar.Orthogonalize(polar="svd")``; None means the default.
       weight_dimension_numbers: tree, prefix tree or function of the updates; None means the default
         rules by path. Every leaf must be a matrix.
       sharding: as in :func:`optax_muonplus.muonplus`.
 
     Raises:
-      ValueError: when built, for unknown options and too few rows; at init, for leaves that are not
-        matrices.
+      ValueError: at init, for leaves that are not matrices.
     """
-    polar_factor = Orthogonalize(
-        ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype, symmetric_kernel
+    return matrix_chain(
+        polar_factor or Orthogonalize(),
+        weight_dimension_numbers=weight_dimension_numbers,
+        sharding=sharding,
     )
-
-    link = functools.partial(matrix_link, [polar_factor])
-    return for_matrices(link, weight_dimension_numbers, sharding)
 
 
 def normalize(
@@ -89,8 +62,11 @@ def normalize(
       weight_dimension_numbers: as in :func:`orthogonalize`.
       sharding: as in :func:`orthogonalize`.
     """
-    step = Normalize(norm, norm_eps, match_frobenius)
-    return for_matrices(functools.partial(matrix_link, [step]), weight_dimension_numbers, sharding)
+    return matrix_chain(
+        Normalize(norm, norm_eps, match_frobenius),
+        weight_dimension_numbers=weight_dimension_numbers,
+        sharding=sharding,
+    )
 
 
 def scale_by_shape(
@@ -107,15 +83,19 @@ def scale_by_shape(
     Args:
       shape_scale: ``"spectral"`` sqrt(out/in), ``"max"`` sqrt(max(1, out/in)) or ``"none"``.
       consistent_rms: if given, the factor instead gives updates this root mean square.
-      norm: the normalization that came before, which ``consistent_rms`` has to know.
-      match_frobenius: whether that restored the Frobenius norm, likewise.
+      norm: the normalization that came before, which ``consistent_rms`` has to know. In a
+        :func:`matrix_chain` after :func:`normalize` it is known.
+      match_frobenius: whether that restored the Frobenius norm; known there too.
       weight_dimension_numbers: as in :func:`orthogonalize`.
       sharding: as in :func:`orthogonalize`.
 
     See :func:`optax_muonplus.matrices.shape_factor` for the equations.
     """
-    step = ScaleByShape(shape_scale, consistent_rms, norm, match_frobenius)
-    return for_matrices(functools.partial(matrix_link, [step]), weight_dimension_numbers, sharding)
+    return matrix_chain(
+        ScaleByShape(shape_scale, consistent_rms, norm, match_frobenius),
+        weight_dimension_numbers=weight_dimension_numbers,
+        sharding=sharding,
+    )
 
 
 def apply_to_matrices(
@@ -147,31 +127,20 @@ def apply_to_matrices(
       >>> float(updates["dense"]["kernel"][0, 0])
       -1.0
     """
-    steps = [f if isinstance(f, MatrixFunction) else ArrayFunction(f) for f in functions]
-    if not steps:
+    if not functions:
         raise ValueError("apply_to_matrices needs one function at least, got none.")
-    return for_matrices(functools.partial(matrix_link, steps), weight_dimension_numbers, sharding)
+    return matrix_chain(
+        *functions, weight_dimension_numbers=weight_dimension_numbers, sharding=sharding
+    )
 
 
 def scale_by_muonplus(
-    ns_coeffs: CoefficientsLike = "jordan",
-    ns_steps: int | jax.Array = 5,
-    beta: ArrayLike = 0.95,
-    eps: ArrayLike = DEFAULT_EPS,
-    mu_dtype: DTypeLike | None = None,
+    momentum: Momentum | None = None,
+    polar_factor: Orthogonalize | None = None,
+    normalization: Normalize | None = None,
+    scale: ScaleByShape | None = None,
     *,
-    norm: Norm = "col_row",
-    norm_eps: ArrayLike = 1e-8,
-    match_frobenius: bool = False,
-    shape_scale: ShapeScale = "spectral",
-    consistent_rms: float | jax.Array | None = None,
-    nesterov: bool = True,
-    bias_correction: bool = False,
-    polar: Polar | PolarFunction = "auto",
-    preconditioning: Preconditioning = "frobenius",
     adaptive: bool = False,
-    compute_dtype: DTypeLike | None = None,
-    symmetric_kernel: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> MatrixTransformation:
@@ -182,52 +151,29 @@ def scale_by_muonplus(
       O_t = \mathrm{Norm}(\mathrm{Ortho}(\beta M_t + (1-\beta) G_t)), \qquad
       \text{update} = \sqrt{m/n}\, O_t
 
-    With ``nesterov=False`` the polar factor is that of :math:`M_t`. The same as
-    ``optax.chain(momentum(...), orthogonalize(...), normalize(...), scale_by_shape(...))``, but
-    each matrix is read and written once, and a sharded matrix is sent to the device that works on
-    it only once. Arguments are those of the links and of :func:`optax_muonplus.muonplus`. Updates
-    have the gradients' dtype.
+    With ``Momentum(nesterov=False)`` the polar factor is that of :math:`M_t`. Updates have the
+    gradients' dtype. Each matrix is read and written once, and a sharded matrix is sent to the
+    device that works on it only once.
+
+    Args:
+      momentum: as in ``omp.transforms.Momentum(nesterov=False)``; None means the default, as for
+        the next three.
+      polar_factor: as in ``omp.polar.Orthogonalize(ns_steps=6)``.
+      normalization: as in ``omp.matrices.Normalize("row")``.
+      scale: as in ``omp.matrices.ScaleByShape("max")``.
+      adaptive: multiplies each update by its inner product with the momentum, the dual norm.
+      weight_dimension_numbers: as in :func:`orthogonalize`.
+      sharding: as in :func:`orthogonalize`.
 
     Source: Zhang et al., arXiv:2602.21545, equation 2 and Algorithm 1.
     """
-    polar_factor = Orthogonalize(
-        ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype, symmetric_kernel
+    check_flag("adaptive", adaptive)
+    return matrix_chain(
+        momentum or Momentum(),
+        polar_factor or Orthogonalize(),
+        normalization or Normalize(),
+        *([DualNorm()] if adaptive else []),
+        scale or ScaleByShape(),
+        weight_dimension_numbers=weight_dimension_numbers,
+        sharding=sharding,
     )
-    divisor = momentum_divisor(polar, bias_correction)
-    steps = muonplus_steps(
-        polar_factor,
-        Normalize(norm, norm_eps, match_frobenius),
-        ScaleByShape(shape_scale, consistent_rms, norm, match_frobenius),
-        adaptive,
-        divisor,
-    )
-    average = Momentum(beta, nesterov, bias_correction, mu_dtype, divisor)
-
-    def make(leaves: Sequence[LeafInfo], factor: Any = None) -> optax.GradientTransformation:
-        return momentum_then(average, steps if factor is None else [*steps, Times(factor)], leaves)
-
-    return for_matrices(make, weight_dimension_numbers, sharding, takes_factor=True)
-
-
-def momentum_then(
-    average: Momentum, steps: Sequence[MatrixFunction], leaves: Sequence[LeafInfo]
-) -> optax.GradientTransformation:
-    """Momentum, then ``steps`` of each matrix, which is made where it is read.
-
-    The state is that of ``optax.chain(momentum(...), apply_to_matrices(steps))``.
-    """
-
-    def init_fn(params: optax.Params) -> Any:
-        check_function(steps, leaves)
-        return average.init(params), optax.EmptyState()
-
-    def update_fn(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, Any]:
-        del params
-        mu, nothing = state
-        mu, read, sources = average.advance(updates, mu, compose(steps).input_dtype)
-        results = apply_to_sources(steps, read, sources, leaves)
-        return jax.tree.structure(updates).unflatten(results), (mu, nothing)
-
-    return optax.GradientTransformation(init_fn, update_fn)

@@ -65,7 +65,7 @@ def momentum(
     nesterov: bool = True,
     bias_correction: bool = False,
     mu_dtype: DTypeLike | None = None,
-) -> optax.GradientTransformation:
+) -> "MomentumTransformation":
     r"""Exponential moving average of the gradients.
 
     .. math::
@@ -95,15 +95,19 @@ def momentum(
     Source: Zhang et al., arXiv:2602.21545, equation 1, and its code, K1seki221/MuonPlus @8a9ace1.
     """
     average = Momentum(beta, nesterov, bias_correction, mu_dtype)
+    transformation = MomentumTransformation(average.init, average.update)
+    transformation.average = average
+    return transformation
 
-    def update_fn(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, Any]:
-        del params
-        state, read, sources = average.advance(updates, state)
-        return jax.tree.structure(state.mu).unflatten([read(*x) for x in sources]), state
 
-    return optax.GradientTransformation(average.init, update_fn)
+class MomentumTransformation(optax.GradientTransformation):
+    """The transformation that :func:`momentum` returns.
+
+    Attributes:
+      average: what it does, for a chain that makes the direction where a matrix is read.
+    """
+
+    average: "Momentum"
 
 
 @matrix_function
@@ -141,17 +145,17 @@ class Direction:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Momentum:
-    """The arguments of :func:`momentum`, with what it does to a state.
+    """The momentum as a part of a chain; the attributes are the arguments of :func:`momentum`.
 
     Attributes:
-      divisor: directions are divided by it, before they can overflow: with bias correction they are
-        up to twice as large as the largest gradient.
+      divisor: divides the directions before they can overflow: with bias correction they are up to
+        twice as large as the largest gradient.
     """
 
-    beta: ArrayLike
-    nesterov: bool
-    bias_correction: bool
-    mu_dtype: DTypeLike | None
+    beta: ArrayLike = 0.95
+    nesterov: bool = True
+    bias_correction: bool = False
+    mu_dtype: DTypeLike | None = None
     divisor: float = 1.0
 
     def __post_init__(self) -> None:
@@ -162,13 +166,21 @@ class Momentum:
         floating_dtype("mu_dtype", self.mu_dtype)
 
     def init(self, params: optax.Params) -> Any:
-        """The state before the first update."""
+        """Returns the state before the first update."""
         dtype = floating_dtype("mu_dtype", self.mu_dtype)
         paths, leaves = flatten_with_names(params)
         check_inexact_dtypes(paths, [jnp.result_type(leaf) for leaf in leaves])
         _check_mu_dtype(leaves, dtype)
         count = jnp.zeros([], jnp.int32) if self.bias_correction else None
         return MomentumState(optax.tree.zeros_like(params, dtype=dtype), count)
+
+    def update(
+        self, updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        """Returns the directions and the new state."""
+        del params
+        state, read, sources = self.advance(updates, state)
+        return jax.tree.structure(state.mu).unflatten([read(*x) for x in sources]), state
 
     def advance(
         self, updates: optax.Updates, state: Any, rounded_to: Any = None

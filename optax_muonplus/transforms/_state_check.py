@@ -1,6 +1,6 @@
 """States of other optimizers are refused, where a transformation is given one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -11,21 +11,25 @@ _EVERYWHERE = ("EmptyState", "MaskedState", "PartitionState", "tuple")
 
 
 def update_own_state(
-    inner: optax.GradientTransformationExtraArgs,
-    updates: optax.Updates,
+    update: Callable[[], tuple[optax.Updates, Any]],
+    init: Callable[[optax.Params], Any],
+    like: optax.Params,
     state: Any,
-    params: optax.Params | None,
-    extra_args: dict[str, Any],
 ) -> tuple[optax.Updates, Any]:
-    """``inner.update``, with an error that says so if ``state`` is that of another optimizer.
+    """``update()``, with an error that says so if ``state`` is that of another optimizer.
 
     Nothing is compared unless the update fails or changes the structure of the state.
+
+    Args:
+      update: makes updates and a new state of ``state``.
+      init: the first state for parameters.
+      like: parameters, or updates.
+      state: before the update.
     """
     try:
-        result = inner.update(updates, state, params, **extra_args)
+        result = update()
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        like = updates if params is None else params
-        expected = _classes(jax.eval_shape(inner.init, like))
+        expected = _classes(jax.eval_shape(init, like))
         if _classes(state) == expected:
             raise
         raise wrong_state(state, expected) from error

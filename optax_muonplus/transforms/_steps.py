@@ -1,12 +1,16 @@
-"""The steps of Muon+ for one matrix, in order."""
+"""A momentum and the functions of it that follow: each matrix is read and written once."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus._arguments import check_flag
+from optax_muonplus._execution.batches import READ_ONE, dtypes_of
+from optax_muonplus._parameters.leaves import LeafInfo
 from optax_muonplus.matrices._matrix_function import (
     MatrixFunction,
     compose,
@@ -16,43 +20,105 @@ from optax_muonplus.matrices._matrix_function import (
 from optax_muonplus.matrices._normalization import Normalize
 from optax_muonplus.matrices._precision import as_real, scale_by_pow2, times_pow2
 from optax_muonplus.matrices._shape_factor import ScaleByShape
-from optax_muonplus.polar._options import Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
+from optax_muonplus.transforms._apply import apply_to_sources, check_function, with_dtypes
+from optax_muonplus.transforms._momentum import Momentum
 
 
-def momentum_divisor(polar: Polar | PolarFunction, bias_correction: bool) -> float:
-    """By what the momentum is divided, so that it cannot overflow: the polar factor is the same.
+@dataclasses.dataclass(frozen=True, eq=False)
+class DualNorm:
+    """Multiplies what the functions before it make of the momentum by its inner product with it.
 
-    A caller's function may see the size, and gets the momentum itself.
+    For a polar factor that is the nuclear norm of the momentum, the dual of the spectral norm.
     """
-    check_flag("bias_correction", bias_correction)
-    return 2.0 if bias_correction and not callable(polar) else 1.0
 
 
-def muonplus_steps(
-    polar_factor: Orthogonalize,
-    normalize: Normalize,
-    scale: ScaleByShape,
-    adaptive: bool,
-    divisor: float = 1.0,
-) -> list[MatrixFunction]:
-    """What Muon+ does to the momentum of a matrix, in order.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Steps:
+    """Functions of each matrix, or of its momentum, which is made where it is read.
 
-    Args:
-      polar_factor: of the momentum.
-      normalize: of the polar factor.
-      scale: of what results.
-      adaptive: as in :func:`optax_muonplus.muonplus`.
-      divisor: by what the momentum is divided that the steps get, :func:`momentum_divisor`.
+    Attributes:
+      average: the momentum, or None.
+      functions: in order, as they were given.
+      steps: the functions that run.
+      rounds: whether results have the dtype of the gradients, or else that of the functions' input.
     """
-    check_flag("adaptive", adaptive)
-    if divisor != 1:
-        polar_factor = dataclasses.replace(polar_factor, eps=polar_factor.eps / divisor)
-    if not callable(polar_factor.polar):
-        normalize = dataclasses.replace(normalize, bounded=True)
-    if adaptive:
-        return [ScaleByDualNorm(compose([polar_factor, normalize]), scale, divisor)]
-    return [polar_factor, normalize, scale]
+
+    average: Momentum | None
+    functions: tuple[MatrixFunction | DualNorm, ...]
+    steps: tuple[MatrixFunction, ...]
+    rounds: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        average: Momentum | None,
+        functions: Sequence[MatrixFunction | DualNorm],
+        rounds: bool = True,
+    ) -> "Steps":
+        """Returns the link, with each function adapted to what stands before it."""
+        given = tuple(functions)
+        first = given[0]
+        # The average with bias correction may be twice the largest gradient: it is halved before
+        # it can overflow. A polar factor is the same, but a caller's function may see the size.
+        corrected = average is not None and average.bias_correction
+        if corrected and isinstance(first, Orthogonalize) and not callable(first.polar):
+            average = dataclasses.replace(average, divisor=2.0)
+            first = dataclasses.replace(first, eps=first.eps / 2)
+        divisor = 1.0 if average is None else average.divisor
+        return cls(average, given, _adapted([first, *given[1:]], divisor), rounds)
+
+    def times(self, factor: jax.Array) -> "Steps":
+        """Returns the link with one more function, which multiplies by a number."""
+        return dataclasses.replace(self, steps=(*self.steps, Times(factor)))
+
+    def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
+        """Returns the state of the momentum and an empty one, or an empty one."""
+        check_function(self.steps, leaves)
+        if self.average is None:
+            return optax.EmptyState()
+        return self.average.init(params), optax.EmptyState()
+
+    def update(
+        self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
+    ) -> tuple[optax.Updates, Any]:
+        """Returns the functions of the updates, or of their momentum."""
+        del params
+        arrays, treedef = jax.tree.flatten(updates)
+        if self.average is None:
+            read, sources = READ_ONE, [(jnp.asarray(x),) for x in arrays]
+        else:
+            mu, nothing = state
+            rounded_to = compose(self.steps).input_dtype
+            mu, read, sources = self.average.advance(updates, mu, rounded_to)
+            state = (mu, nothing)
+        if not self.rounds:
+            leaves = with_dtypes(leaves, dtypes_of(read, sources))
+        return treedef.unflatten(apply_to_sources(self.steps, read, sources, leaves)), state
+
+
+def _adapted(
+    functions: Sequence[MatrixFunction | DualNorm], divisor: float
+) -> tuple[MatrixFunction, ...]:
+    """Returns the functions that run, for a momentum that is divided by ``divisor``."""
+    steps: list[MatrixFunction] = []
+    before_dual_norm = None
+    for function in functions:
+        before = steps[-1] if steps else None
+        if isinstance(function, DualNorm):
+            before_dual_norm = len(steps)
+            continue
+        if isinstance(function, Normalize) and isinstance(before, Orthogonalize):
+            # Nothing is known of the entries that a caller's function makes.
+            function = dataclasses.replace(function, bounded=not callable(before.polar))
+        if isinstance(function, ScaleByShape) and isinstance(before, Normalize):
+            normalized = {"norm": before.norm, "match_frobenius": before.match_frobenius}
+            function = dataclasses.replace(function, **normalized)
+        steps.append(function)
+    if before_dual_norm is None:
+        return tuple(steps)
+    inner, outer = steps[:before_dual_norm], steps[before_dual_norm:]
+    return (ScaleByDualNorm(compose(inner), compose(outer), divisor),)
 
 
 @matrix_function

@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec as P
 from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
-from optax_muonplus import baselines, muonplus
+from optax_muonplus import muonplus
+from tests.support import flat
 from tests.support.baselines import NAMES, build, run, trees
 
 
@@ -124,7 +125,7 @@ def test_sharded_parameters_get_the_update_of_one_device(name, kind):
 def test_injected_hyperparameters(name):
     params, grads = trees()
     static = ("ns_steps",) if name == "turbo_muon" else ()  # whose table has four rows, no more
-    make = optax.inject_hyperparams(getattr(baselines, name), static_args=static)
+    make = optax.inject_hyperparams(getattr(flat, name), static_args=static)
     options = {"learning_rate": 0.05, "weight_decay": 0.1}
     injected, _ = run(make(**options), params, grads)
     plain, _ = run(build(name, weight_decay=0.1), params, grads)
@@ -135,19 +136,19 @@ def test_injected_hyperparameters(name):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: baselines.normuon(0.1, rule="other"), "Unknown rule 'other'. Known: code, paper"),
-        (lambda: baselines.normuon(0.1, beta2=1.0), r"beta2 must be in \[0, 1\), got 1.0"),
-        (lambda: baselines.adamuon(0.1, beta2=-0.1), r"beta2 must be in \[0, 1\)"),
-        (lambda: baselines.normuon(0.1, shape_scale="big"), "Unknown shape_scale 'big'"),
+        (lambda: flat.normuon(0.1, rule="other"), "Unknown rule 'other'. Known: code, paper"),
+        (lambda: flat.normuon(0.1, beta2=1.0), r"beta2 must be in \[0, 1\), got 1.0"),
+        (lambda: flat.adamuon(0.1, beta2=-0.1), r"beta2 must be in \[0, 1\)"),
+        (lambda: flat.normuon(0.1, shape_scale="big"), "Unknown shape_scale 'big'"),
         (
-            lambda: baselines.turbo_muon(0.1, ns_coeffs="none"),
+            lambda: flat.turbo_muon(0.1, ns_coeffs="none"),
             "Unknown ns_coeffs 'none'. Known names: jordan",
         ),
         (
-            lambda: baselines.turbo_muon(0.1, ns_steps=9),
+            lambda: flat.turbo_muon(0.1, ns_steps=9),
             "4 rows, too few for ns_steps=9.*ns_steps=4 or fewer",
         ),
-        (lambda: baselines.mano(0.1, beta=2.0), r"beta must be in \[0, 1\), got 2.0"),
+        (lambda: flat.mano(0.1, beta=2.0), r"beta must be in \[0, 1\), got 2.0"),
     ],
 )
 def test_invalid_arguments_are_named(make, words):
@@ -174,7 +175,7 @@ def test_bfloat16_updates_are_rounded_once_at_the_end(name):
     params, (grad, *_) = trees()
     narrow, narrow_grad = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), (params, grad))
     wide, wide_grad = jax.tree.map(lambda x: x.astype(jnp.float32), (narrow, narrow_grad))
-    tx = getattr(baselines, f"scale_by_{name}")(mu_dtype="float32")
+    tx = getattr(flat, f"scale_by_{name}")(mu_dtype="float32")
     rounded, _ = tx.update(narrow_grad, tx.init(narrow), narrow)
     exact, _ = tx.update(wide_grad, tx.init(wide), wide)
     for key in params:
@@ -187,7 +188,7 @@ def test_blocks_that_cross_shards_of_an_explicit_mesh_are_cut_one_by_one(sizes):
     """Types forbid to make a batch of six out of 24 on four devices."""
     mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     dims = omp.MatrixSpec(0, 1, split_sizes=sizes)
-    tx = baselines.normuon(0.1, muon_weight_dimension_numbers=dims)
+    tx = flat.normuon(0.1, muon_weight_dimension_numbers=dims)
     update = jax.jit(lambda g: tx.update(g, tx.init(g), g)[0])
     grad = jnp.sin(jnp.arange(16.0 * sum(sizes)).reshape(16, -1) ** 2)
     with jax.set_mesh(mesh):

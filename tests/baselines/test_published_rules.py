@@ -6,9 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-import optax_muonplus as omp
-from optax_muonplus import baselines
-from tests.support import reference_baselines
+from tests.support import flat, reference_baselines
 from tests.support.baselines import NAMES, SHAPES, build, run, trees
 
 
@@ -72,9 +70,9 @@ def test_parameters_match_the_published_code(name, options, decay):
 def test_muonplus_row_is_normuon_without_memory():
     params, grads = trees()
     rule = {"beta2": 0.0, "shape_scale": "none", "nu_eps": 0.0}
-    normuon = baselines.scale_by_normuon(**rule)
-    plus = omp.scale_by_muonplus(norm="row", norm_eps=0.0, shape_scale="none", nesterov=True)
-    polar = omp.scale_by_muonplus(norm="none", shape_scale="none", nesterov=True)
+    normuon = flat.scale_by_normuon(**rule)
+    plus = flat.scale_by_muonplus(norm="row", norm_eps=0.0, shape_scale="none", nesterov=True)
+    polar = flat.scale_by_muonplus(norm="none", shape_scale="none", nesterov=True)
     ours, theirs, factor = (
         tx.update(grads[0], tx.init(params))[0] for tx in (normuon, plus, polar)
     )
@@ -85,11 +83,11 @@ def test_muonplus_row_is_normuon_without_memory():
 
 def test_root_mean_square_of_updates():
     params, grads = trees()
-    for tx in (baselines.scale_by_adamuon(), baselines.scale_by_normuon(rule="paper")):
+    for tx in (flat.scale_by_adamuon(), flat.scale_by_normuon(rule="paper")):
         updates, _ = tx.update(grads[0], tx.init(params), params)
         for x in updates.values():
             assert np.sqrt(np.mean(np.square(x))) == pytest.approx(0.2, rel=1e-5)
-    tx = baselines.scale_by_mano()
+    tx = flat.scale_by_mano()
     updates, _ = tx.update(grads[0], tx.init(params), params)
     for key, x in updates.items():  # columns of W are rows here
         np.testing.assert_allclose(np.sqrt(np.mean(np.square(x), axis=1)), 0.2, rtol=1e-5)

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
+from tests.support import flat
 from tests.support.batches import (
     MIXED,
     MIXED_DIMS,
@@ -63,7 +64,7 @@ def test_half_precision_stacks_in_two_layouts_stop_at_the_bound(monkeypatch):
 
 def check_together_and_alone(options, tolerance, choose_way):
     grads = random_like(MIXED)
-    tx = omp.scale_by_muonplus(weight_dimension_numbers=MIXED_DIMS, **options)
+    tx = flat.scale_by_muonplus(weight_dimension_numbers=MIXED_DIMS, **options)
     state = tx.init(grads)
     alone, _ = tx.update(grads, state)
     choose_way()
@@ -147,7 +148,7 @@ def test_updates_can_be_differentiated_by_hyperparameters():
 
         @jax.jit
         def weighted(norm_eps):
-            tx = omp.scale_by_muonplus(norm_eps=norm_eps)
+            tx = flat.scale_by_muonplus(norm_eps=norm_eps)
             return optax.tree.vdot(tx.update(grads, tx.init(grads))[0], weights)
 
         quotient = (weighted(0.1 + 1e-5) - weighted(0.1 - 1e-5)) / 2e-5
@@ -157,7 +158,7 @@ def test_updates_can_be_differentiated_by_hyperparameters():
 def test_updates_of_several_models_at_once():
     """Under vmap: an ensemble is so many models of their own."""
     grads = [random_like(layers(2), seed) for seed in range(3)]
-    tx = omp.scale_by_muonplus()
+    tx = flat.scale_by_muonplus()
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *grads)
     together = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g))[0]))(stacked)
     for i, g in enumerate(grads):
@@ -205,7 +206,7 @@ def test_updates_keep_the_sharding_that_the_compiler_knows(stacked, monkeypatch)
 def test_updates_inside_a_shard_map():
     """Replicated parameters, gradients averaged by hand: each device does the same update."""
     grads = random_like(layers(2))
-    tx = omp.scale_by_muonplus()
+    tx = flat.scale_by_muonplus()
 
     def step(g):
         return tx.update(jax.lax.pmean(g, "data"), tx.init(g))[0]

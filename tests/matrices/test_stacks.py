@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import optax_muonplus as omp
+from tests.support import flat
 from tests.support.batches import (
     RULES,
     D,
@@ -35,7 +36,7 @@ def test_scanned_layers_need_no_copy_of_a_leaf(way, monkeypatch):
     """In float32, since XLA's CPU backend widens whole leaves of bfloat16."""
     way(monkeypatch, 4 * D * D * 4)
     tree, dims = scanned(64)
-    tx = omp.scale_by_muonplus(weight_dimension_numbers=dims)
+    tx = flat.scale_by_muonplus(weight_dimension_numbers=dims)
     leaf = 64 * 4 * D * D * 4
     # A leaf of squares has a fourth of that. `jax.lax.map` in place of the loop takes 0.53.
     assert temporary_bytes(tx, tree) < 0.4 * leaf
@@ -71,7 +72,7 @@ def tpu_program(count):
     lead, axis = ((), 0) if count == 1 else ((count,), 1)
     tree = {name: jax.ShapeDtypeStruct((*lead, *s), jnp.bfloat16) for name, s in RAGGED.items()}
     dims = omp.MuonDimensionNumbers(axis, axis + 1)
-    tx = omp.scale_by_muonplus(compute_dtype="bfloat16", weight_dimension_numbers=dims)
+    tx = flat.scale_by_muonplus(compute_dtype="bfloat16", weight_dimension_numbers=dims)
     update = jax.export.export(jax.jit(tx.update), platforms=["tpu"])
     return update(tree, jax.eval_shape(tx.init, tree)).mlir_module()
 

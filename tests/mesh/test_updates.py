@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 import optax_muonplus as omp
 from optax_muonplus._execution import batching, routes, stacks
 from optax_muonplus._xla import loops
+from tests.support import flat
 from tests.support.mesh import (
     AUTO,
     DIMS,
@@ -101,7 +102,7 @@ def test_bfloat16_transfers_keep_unit_rows():
     grads = random_like({f"{i}": {"kernel": shape(64, 128)} for i in range(3)})
     wanted = jax.tree.map(lambda _: NamedSharding(mesh, P("a", "b")), grads)
     build = functools.partial(
-        omp.scale_by_muonplus, norm="row", shape_scale="none", compute_dtype="bfloat16"
+        flat.scale_by_muonplus, norm="row", shape_scale="none", compute_dtype="bfloat16"
     )
     tx = build(sharding=wanted)
     sharded = jax.device_put(grads, wanted)
@@ -128,9 +129,9 @@ def test_updates_on_a_mesh_can_be_differentiated(spec, monkeypatch):
 
         return jax.jit(jax.grad(inner))
 
-    expected = of_update(omp.scale_by_muonplus(ns_steps=2), weights)(grads)
+    expected = of_update(flat.scale_by_muonplus(ns_steps=2), weights)(grads)
     sharded = of_update(
-        omp.scale_by_muonplus(ns_steps=2, sharding=wanted), jax.device_put(weights, wanted)
+        flat.scale_by_muonplus(ns_steps=2, sharding=wanted), jax.device_put(weights, wanted)
     )
     assert_same(sharded(jax.device_put(grads, wanted)), expected)
 

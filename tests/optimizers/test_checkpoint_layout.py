@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import optax_muonplus as omp
+from tests.support import flat
 
 PARAMS = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.ones(8)}}
 ADAM = {f"inner_states/adam/inner_state/0/{x}" for x in ("count", "mu/dense/bias", "nu/dense/bias")}
@@ -20,10 +21,10 @@ def recorded(rate):
 # As written by version 0.1.0.
 LAYOUTS = {
     "muonplus": (omp.muonplus, {MU}),
-    "turbo_muon": (omp.baselines.turbo_muon, {MU}),
-    "normuon": (omp.baselines.normuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
-    "adamuon": (omp.baselines.adamuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
-    "mano": (omp.baselines.mano, {BASELINE_MU, f"{MUON}/0/count"}),
+    "turbo_muon": (flat.turbo_muon, {MU}),
+    "normuon": (flat.normuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
+    "adamuon": (flat.adamuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
+    "mano": (flat.mano, {BASELINE_MU, f"{MUON}/0/count"}),
 }
 
 

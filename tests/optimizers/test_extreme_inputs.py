@@ -7,6 +7,7 @@ import pytest
 from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
+from tests.support import flat
 from tests.support.trees import SHAPES, assert_trees_close, first_update, random_tree
 
 POLARS = [
@@ -26,7 +27,7 @@ def test_zero_gradients_give_zero_updates(dtype):
         for options in POLARS:
             extra = {"norm_eps": 0.0, "eps": 0.0, "match_frobenius": True, "adaptive": True}
             for more in [{}, extra] if dtype == "float32" else [{}]:
-                update = first_update(omp.scale_by_muonplus(**options, **more), {"w": zero})["w"]
+                update = first_update(flat.scale_by_muonplus(**options, **more), {"w": zero})["w"]
                 np.testing.assert_array_equal(update, zero, err_msg=str((options, more)))
         decayed = first_update(omp.muonplus(0.5, weight_decay=0.25), {"w": zero}, {"w": zero + 1})
         np.testing.assert_array_equal(decayed["w"], zero - 0.125)
@@ -64,7 +65,7 @@ def test_degenerate_gradients_give_finite_updates(options):
     }
     grads = {k: jnp.asarray(g, jnp.float32) for k, g in grads.items()}
     transformations = [
-        omp.scale_by_muonplus(norm=norm, shape_scale="none", **extra, **options)
+        flat.scale_by_muonplus(norm=norm, shape_scale="none", **extra, **options)
         for norm, extra in [
             ("none", {}),
             ("col_row", {"norm_eps": 1e-8 if svd else 0.0, "match_frobenius": True}),
@@ -109,7 +110,7 @@ def test_gradients_of_every_size_give_one_update(options, dtype):
         g = g + 1j * rng.normal(size=(6, 9))
     sizes = np.array([0.0, *10.0 ** np.arange(-20, 21)])
     stack = jnp.asarray((sizes[:, None, None] * g).astype(dtype))
-    tx = omp.scale_by_muonplus(**options, weight_dimension_numbers=MuonDimensionNumbers(1, 2))
+    tx = flat.scale_by_muonplus(**options, weight_dimension_numbers=MuonDimensionNumbers(1, 2))
     updates = np.asarray(first_update(tx, stack))
     assert not np.any(updates[0])
     reference = updates[21]  # c = 1

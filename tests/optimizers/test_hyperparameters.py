@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus import baselines
+from tests.support import flat
 from tests.support.argument_kinds import FACTORIES, KIND_OF, NO_NUMBER, REFUSED, cases, forms
 from tests.support.trees import SHAPES, assert_trees_close, random_tree
 
@@ -34,7 +34,7 @@ def test_what_is_not_of_the_kind_is_refused_when_built_and_named(factory, name, 
 @pytest.mark.parametrize("name", ["muonplus", "normuon", "adamuon", "mano"])
 def test_numbers_are_checked_through_inject_hyperparams(name):
     """Outside of jit, where their values are known; complex if a parameter is."""
-    make = optax.inject_hyperparams(getattr(baselines, name, None) or omp.muonplus)
+    make = optax.inject_hyperparams(getattr(flat, name, None) or omp.muonplus)
     params = random_tree(SHAPES)
     with pytest.raises(ValueError, match=r"adam_b2 must be in \[0, 1\), got 1.0"):
         make(0.1, adam_b2=1.0).init(params)

@@ -8,6 +8,7 @@ import pytest
 
 import optax_muonplus as omp
 from optax_muonplus.polar import _newton_schulz, _symmetric_product
+from tests.support import flat
 from tests.support.half_precision import matrix, polynomial
 
 
@@ -98,11 +99,11 @@ def test_gram_with_one_triangle_is_as_near_as_plain_bfloat16(
     [
         lambda **x: omp.muonplus(0.1, **x),
         lambda **x: omp.muon(0.1, polar="newton_schulz", **x),
-        lambda **x: omp.baselines.normuon(0.1, **x),
-        lambda **x: omp.baselines.adamuon(0.1, **x),
-        lambda **x: omp.baselines.turbo_muon(0.1, **x),
+        lambda **x: flat.normuon(0.1, **x),
+        lambda **x: flat.adamuon(0.1, **x),
+        lambda **x: flat.turbo_muon(0.1, **x),
         lambda **x: optax.inject_hyperparams(omp.muonplus)(0.1, **x),
-        omp.orthogonalize,
+        flat.orthogonalize,
     ],
 )
 def test_it_is_an_argument_of_links_and_optimizers(build):
@@ -124,7 +125,7 @@ def test_it_is_an_argument_of_links_and_optimizers(build):
     ],
 )
 def test_where_it_can_have_no_effect_it_is_refused(arguments, message):
-    for build in (omp.scale_by_muonplus, omp.orthogonalize):
+    for build in (flat.scale_by_muonplus, flat.orthogonalize):
         with pytest.raises(ValueError, match=message):
             build(symmetric_kernel=True, **arguments)
 

@@ -7,23 +7,23 @@ import jax.numpy as jnp
 import numpy as np
 
 import optax_muonplus as omp
-from optax_muonplus import baselines
+from tests.support import flat
 
 NAN = float("nan")
 # Functions with hyperparameters, and what they cannot do without.
 FACTORIES = {
     "muonplus": functools.partial(omp.muonplus, learning_rate=0.1),
     "muon": functools.partial(omp.muon, learning_rate=0.1),
-    "normuon": functools.partial(baselines.normuon, learning_rate=0.1),
-    "adamuon": functools.partial(baselines.adamuon, learning_rate=0.1),
-    "turbo_muon": functools.partial(baselines.turbo_muon, learning_rate=0.1),
-    "mano": functools.partial(baselines.mano, learning_rate=0.1),
-    "scale_by_normuon": baselines.scale_by_normuon,
-    "scale_by_adamuon": baselines.scale_by_adamuon,
-    "scale_by_mano": baselines.scale_by_mano,
-    "scale_by_muonplus": omp.scale_by_muonplus,
+    "normuon": functools.partial(flat.normuon, learning_rate=0.1),
+    "adamuon": functools.partial(flat.adamuon, learning_rate=0.1),
+    "turbo_muon": functools.partial(flat.turbo_muon, learning_rate=0.1),
+    "mano": functools.partial(flat.mano, learning_rate=0.1),
+    "scale_by_normuon": flat.scale_by_normuon,
+    "scale_by_adamuon": flat.scale_by_adamuon,
+    "scale_by_mano": flat.scale_by_mano,
+    "scale_by_muonplus": flat.scale_by_muonplus,
     "momentum": omp.momentum,
-    "orthogonalize": omp.orthogonalize,
+    "orthogonalize": flat.orthogonalize,
     "normalize": omp.normalize,
     "scale_by_shape": omp.scale_by_shape,
 }
@@ -39,7 +39,6 @@ KINDS = {
         "adaptive",
         "adam_nesterov",
         "sign",
-        "symmetric_kernel",
     ),
     "count": ("ns_steps",),
     "word": ("ns_coeffs", "norm", "shape_scale", "polar", "preconditioning", "rule"),

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import optax
 
-from optax_muonplus import baselines
+from tests.support import flat
 
 STEPS = 5
 # Kernels as Flax stores them, (in, out): W is their transpose.
@@ -13,7 +13,7 @@ NAMES = ("normuon", "adamuon", "turbo_muon", "mano")
 
 
 def build(name, rate=0.05, **options):
-    return getattr(baselines, name)(rate, **options)
+    return getattr(flat, name)(rate, **options)
 
 
 def trees(seed=0, shapes=SHAPES, dtype=np.float32):

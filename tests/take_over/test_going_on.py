@@ -11,6 +11,7 @@ import pytest
 from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
+from tests.support import flat
 from tests.support.states import filled
 from tests.support.trees import SHAPES, random_tree
 
@@ -71,9 +72,9 @@ def test_optax_muon_and_ours_continue_each_other(nesterov, back):
 MAKERS = {
     "muonplus": lambda: omp.muonplus(FALLING, bias_correction=True, mu_dtype="bfloat16"),
     "muon": lambda: omp.muon(0.1),
-    "normuon": lambda: omp.baselines.normuon(FALLING),
-    "adamuon": lambda: omp.baselines.adamuon(0.1),
-    "mano": lambda: omp.baselines.mano(0.1),
+    "normuon": lambda: flat.normuon(FALLING),
+    "adamuon": lambda: flat.adamuon(0.1),
+    "mano": lambda: flat.mano(0.1),
     "contrib": lambda: optax.contrib.muon(FALLING),
     "adamw": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(FALLING)),
     "inject": lambda: optax.inject_hyperparams(omp.muonplus)(FALLING, adam_learning_rate=0.1),
@@ -133,7 +134,7 @@ def test_momentum_is_the_average_that_it_was(old):
         "adamw": lambda: optax.chain(optax.clip_by_global_norm(1e9), optax.adamw(0.1, b1=0.9)),
         "contrib": lambda: optax.contrib.muon(0.1, beta=0.9),
         "muonplus": lambda: omp.muonplus(0.1, beta=0.9),
-        "normuon": lambda: omp.baselines.normuon(0.1, beta=0.9),
+        "normuon": lambda: flat.normuon(0.1, beta=0.9),
     }
     new = omp.muonplus(0.1, beta=0.95, polar="svd")
     _, state = run(makers[old](), makers[old]().init(PARAMS), GRADS[:HALF])

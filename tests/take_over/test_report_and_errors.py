@@ -8,6 +8,7 @@ import optax.contrib
 import pytest
 
 import optax_muonplus as omp
+from tests.support import flat
 from tests.support.states import filled
 from tests.support.trees import SHAPES, random_tree
 
@@ -158,7 +159,7 @@ def test_a_new_state_must_have_arrays_and_a_momentum():
 OTHERS = {
     "optax.contrib.muon": (optax.contrib.muon(0.1), "MuonState"),
     "adamw": (ADAMW, "ScaleByAdamState, ScaleByScheduleState, where"),
-    "normuon": (omp.baselines.normuon(0.1), "NorMuonState"),
+    "normuon": (flat.normuon(0.1), "NorMuonState"),
     "inject": (optax.inject_hyperparams(omp.muon)(0.1), "InjectStatefulHyperparamsState"),
     "recorded": (omp.diagnostics.recorded(omp.muon)(0.1), "RecordState"),
     "from disk": (None, "no classes of states"),

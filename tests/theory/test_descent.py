@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import optax_muonplus as omp
 from optax_muonplus import polar, theory
+from tests.support import flat
 from tests.support.curvature import compiled, mlp, mlp_loss
 
 
@@ -49,7 +49,7 @@ def test_slope_of_the_polar_factor_is_the_nuclear_norm_and_flat_updates_meet_les
     curvatures = compiled(loss, params, key=jax.random.key(0))
     bounds = []
     for norm in ("none", "row"):
-        tx = omp.scale_by_muonplus(norm=norm, polar=polar.svd, shape_scale="none")
+        tx = flat.scale_by_muonplus(norm=norm, polar=polar.svd, shape_scale="none")
         updates, _ = tx.update(gradients, tx.init(params), params)
         bounds.append(theory.descent_bound(curvatures, gradients, updates)["kernel"])
     nuclear = np.linalg.svd(gradients["kernel"], compute_uv=False).sum()

@@ -1,0 +1,160 @@
+"""A chain for the matrices of a tree, and AdamW for everything else."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import optax
+from jax.typing import ArrayLike
+
+from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number, check_rate
+from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
+from optax_muonplus._parameters.leaves import ADAM, MUON, ResolvedTree
+from optax_muonplus._parameters.sharding import ShardingTree
+from optax_muonplus.transforms._chain import Chain, MatrixTransformation, for_resolved, parts_of
+from optax_muonplus.transforms._descent import DecayedWeights, LearningRate, promoted
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdamW:
+    """AdamW's arguments; the chain is that of ``optax.adamw``, with the same state.
+
+    Attributes:
+      learning_rate: number or schedule; None means that of the matrices.
+      b1: first decay.
+      b2: second decay.
+      eps: epsilon.
+      eps_root: epsilon inside the root.
+      nesterov: whether it looks one step ahead (NAdamW).
+      weight_decay: number or schedule; 0 here, where ``optax.adamw`` has 1e-4.
+    """
+
+    learning_rate: optax.ScalarOrSchedule | None = None
+    b1: ArrayLike = 0.9
+    b2: ArrayLike = 0.999
+    eps: ArrayLike = 1e-8
+    eps_root: ArrayLike = 0.0
+    nesterov: bool = False
+    weight_decay: optax.ScalarOrSchedule = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError, with the names that optimizers give them, for one out of range."""
+        if self.learning_rate is not None:
+            check_rate("adam_learning_rate", self.learning_rate)
+        check_number("adam_b1", self.b1, DECAY)
+        check_number("adam_b2", self.b2, DECAY)
+        check_number("adam_eps", self.eps, NOT_NEGATIVE)
+        check_number("adam_eps_root", self.eps_root, NOT_NEGATIVE)
+        check_flag("adam_nesterov", self.nesterov)
+        check_rate("adam_weight_decay", self.weight_decay)
+
+    def transformation(self) -> optax.GradientTransformation:
+        """Returns the chain, for a learning rate that is given."""
+        decay = DecayedWeights(self.weight_decay, name="adam_weight_decay")
+        return optax.chain(
+            optax.scale_by_adam(self.b1, self.b2, self.eps, self.eps_root, nesterov=self.nesterov),
+            optax.GradientTransformation(decay.init, decay.update),
+            optax.scale_by_learning_rate(self.learning_rate),
+        )
+
+
+class PartitionedTransformation(optax.GradientTransformationExtraArgs):
+    """What :func:`partition_with_adamw` returns.
+
+    Attributes:
+      parts: of the chain for matrices.
+      weight_dimension_numbers: as given.
+      sharding: as given.
+    """
+
+    parts: tuple[Any, ...]
+    weight_dimension_numbers: DimensionNumbersTree
+    sharding: ShardingTree
+
+
+def partition_with_adamw(
+    chain: MatrixTransformation,
+    adamw: AdamW | None = None,
+    weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+) -> PartitionedTransformation:
+    """A chain for the matrices of a tree, and AdamW for everything else.
+
+    Args:
+      chain: of :func:`matrix_chain`, without dimension numbers and sharding of its own.
+      adamw: AdamW's arguments; None means the default ones.
+      weight_dimension_numbers: which parameters are matrices, as in :func:`muonplus`.
+      sharding: as in :func:`muonplus`.
+
+    Returns:
+      A transformation for the whole tree. Its state is that of ``optax.partition`` with the labels
+      ``"muon"`` and ``"adam"``.
+
+    Raises:
+      TypeError: for a chain of ``optax.chain``, which could not be told what each matrix is.
+      ValueError: for a chain with dimension numbers of its own, and without a learning rate for
+        AdamW: neither in ``adamw`` nor in the chain.
+    """
+    if not isinstance(chain, MatrixTransformation):
+        raise TypeError(
+            f"The chain for matrices is {type(chain).__name__}, which cannot be told what each"
+            " matrix is. Make it with optax_muonplus.matrix_chain(...) in place of optax.chain."
+        )
+    parts = parts_of(chain)
+    matrices = Chain.of(parts)
+    others = optax.with_extra_args_support(_with_rate(adamw or AdamW(), parts).transformation())
+
+    def init(params: optax.Params, tree: ResolvedTree) -> optax.OptState:
+        of_matrices = matrices.init(_only(MUON, tree, params), tree.matrices)
+        of_others = others.init(_only(ADAM, tree, params))
+        return _partition_state(of_matrices, of_others)
+
+    def update(updates: Any, state: Any, params: Any, tree: ResolvedTree, extra: Any) -> Any:
+        old = {label: masked.inner_state for label, masked in state.inner_states.items()}
+        mine, yours = (
+            (_only(label, tree, updates), None if params is None else _only(label, tree, params))
+            for label in (MUON, ADAM)
+        )
+        new, of_matrices = matrices.update(mine[0], old[MUON], mine[1], tree.matrices, extra)
+        # In float16 AdamW's squares would overflow from a gradient of 256 on.
+        gradients = promoted(*yours)
+        rest, of_others = others.update(gradients, old[ADAM], yours[1], **extra)
+        return _merged(tree, new, rest), _partition_state(of_matrices, of_others)
+
+    transformation = PartitionedTransformation(
+        *for_resolved(init, update, weight_dimension_numbers, sharding)
+    )
+    transformation.parts = parts
+    transformation.weight_dimension_numbers = weight_dimension_numbers
+    transformation.sharding = sharding
+    return transformation
+
+
+def _with_rate(adamw: AdamW, parts: tuple[Any, ...]) -> AdamW:
+    if adamw.learning_rate is not None:
+        return adamw
+    rates = [part.learning_rate for part in parts if isinstance(part, LearningRate)]
+    if not rates:
+        raise ValueError(
+            "AdamW has no learning rate: pass AdamW(learning_rate=...), or end the chain with"
+            " LearningRate(...), which AdamW then has too."
+        )
+    return dataclasses.replace(adamw, learning_rate=rates[-1])
+
+
+def _partition_state(of_matrices: Any, of_others: Any) -> optax.PartitionState:
+    """Returns the state as ``optax.partition`` has it, which other tools know."""
+    return optax.PartitionState(
+        {ADAM: optax.MaskedState(of_others), MUON: optax.MaskedState(of_matrices)}
+    )
+
+
+def _only(label: str, tree: ResolvedTree, values: Any) -> Any:
+    """Returns ``values`` with ``optax.MaskedNode`` where parameters have another label."""
+    return jax.tree.map(lambda x, y: y if x == label else optax.MaskedNode(), tree.labels, values)
+
+
+def _merged(tree: ResolvedTree, of_matrices: Any, of_others: Any) -> Any:
+    return jax.tree.map(
+        lambda label, x, y: x if label == MUON else y, tree.labels, of_matrices, of_others
+    )
