@@ -1,0 +1,172 @@
+"""Chains of links: what is handed to all of them, what is refused, and links with a state."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import optax_muonplus as omp
+from examples.variant_with_state import row_muon
+from optax_muonplus.matrices import Normalize, ScaleByShape
+from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.transforms import (
+    AdamW,
+    DecayedWeights,
+    LearningRate,
+    Momentum,
+    partition_with_adamw,
+)
+from tests.support.compilation import collectives
+
+OTHER_WAY = {"dense": {"kernel": omp.MuonDimensionNumbers(1, 0), "bias": None}}
+
+
+def tree(seed, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    return {
+        "dense": {
+            "kernel": rng.normal(size=(12, 20)).astype(dtype),
+            "bias": rng.normal(size=20).astype(dtype),
+        }
+    }
+
+
+def first_update(tx, **kwargs):
+    params, grads = tree(0), tree(1)
+    return tx.update(grads, tx.init(params), params, **kwargs)[0]["dense"]
+
+
+def parts():
+    return Momentum(), Orthogonalize(), Normalize("row"), ScaleByShape("none")
+
+
+def variant(dims, last=None):
+    links = last or (LearningRate(1.0),)
+    return partition_with_adamw(omp.matrix_chain(*parts(), *links), AdamW(0.1), dims)
+
+
+def test_dimension_numbers_reach_all_links_of_an_optimizer():
+    for dims in (None, OTHER_WAY):
+        expected = omp.muonplus(
+            1.0,
+            norm="row",
+            shape_scale="none",
+            adam_learning_rate=0.1,
+            muon_weight_dimension_numbers=dims,
+        )
+        found, wanted = first_update(variant(dims)), first_update(expected)
+        for name in wanted:
+            np.testing.assert_array_equal(found[name], wanted[name])
+    # Rows of W have norm 1: for the kernel of Flax over axis 0, and here over axis 1.
+    np.testing.assert_allclose(np.linalg.norm(found["kernel"], axis=1), 1, rtol=1e-5)
+
+
+def test_a_chain_of_optax_is_refused_by_an_optimizer():
+    chain = optax.chain(omp.momentum(), omp.orthogonalize())
+    with pytest.raises(TypeError, match=r"matrix_chain\(\.\.\.\) in place of optax\.chain"):
+        partition_with_adamw(chain, AdamW(0.1), OTHER_WAY)
+
+
+@pytest.mark.parametrize("wrap", [optax.chain, optax.apply_if_finite])
+def test_links_hidden_in_a_chain_are_refused_where_dimension_numbers_would_be_lost(wrap):
+    inner = [omp.normalize("row")] + ([5] if wrap is optax.apply_if_finite else [])
+    chain = omp.matrix_chain(omp.momentum(), omp.orthogonalize(), wrap(*inner), LearningRate(1.0))
+    assert first_update(partition_with_adamw(chain)).keys() == {"kernel", "bias"}
+    with pytest.raises(ValueError, match="does not get the dimension numbers"):
+        partition_with_adamw(chain, weight_dimension_numbers=OTHER_WAY).init(tree(0))
+
+
+def test_a_link_with_dimension_numbers_of_its_own_is_refused():
+    link = omp.normalize("row", weight_dimension_numbers=OTHER_WAY)
+    with pytest.raises(ValueError, match="Give them to matrix_chain"):
+        omp.matrix_chain(omp.momentum(), link)
+
+
+def test_what_is_no_link_is_refused():
+    with pytest.raises(TypeError, match="got str, which is no link"):
+        omp.matrix_chain(omp.momentum(), "row")
+
+
+def test_a_chain_is_its_links_one_after_the_other():
+    """With functions, links and values of this library, and transformations of Optax."""
+    matrices = {"kernel": tree(0)["dense"]["kernel"]}
+    grads = {"kernel": tree(1)["dense"]["kernel"]}
+    chains = (
+        omp.matrix_chain(omp.momentum(), Orthogonalize(), jnp.tanh, optax.scale(2.0)),
+        optax.chain(
+            omp.momentum(),
+            omp.orthogonalize(),
+            omp.transforms.apply_to_matrices([jnp.tanh]),
+            optax.scale(2.0),
+        ),
+    )
+    one, other = (tx.update(grads, tx.init(matrices))[0]["kernel"] for tx in chains)
+    np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_a_link_with_a_state_sees_what_was_not_rounded():
+    """The polar factor in float32 of bfloat16 gradients; updates are bfloat16 again."""
+    seen = []
+
+    class Spy:
+        def init(self, params, leaves):
+            return optax.EmptyState()
+
+        def update(self, updates, state, params, leaves):
+            seen.append(updates["kernel"].dtype)
+            return updates, state
+
+    tx = omp.matrix_chain(omp.momentum(), omp.orthogonalize(), Spy(), omp.scale_by_shape())
+    grads = {"kernel": jnp.ones((4, 8), jnp.bfloat16)}
+    updates, _ = tx.update(grads, tx.init(grads))
+    assert seen == [jnp.float32]
+    assert updates["kernel"].dtype == jnp.bfloat16
+
+
+def test_decay_and_rate_of_a_chain():
+    """Without decay the rate is multiplied in where updates are made, with decay after it."""
+    with_decay = variant(None, (DecayedWeights(0.5), LearningRate(0.25)))
+    without = variant(None, (DecayedWeights(0.0), LearningRate(0.25)))
+    params = tree(0)["dense"]["kernel"]
+    moved = first_update(without)["kernel"]
+    np.testing.assert_allclose(moved, first_update(variant(None))["kernel"] * 0.25, rtol=1e-6)
+    expected = moved - 0.125 * params
+    np.testing.assert_allclose(first_update(with_decay)["kernel"], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_adamw_needs_a_learning_rate():
+    with pytest.raises(ValueError, match="AdamW has no learning rate"):
+        partition_with_adamw(omp.matrix_chain(*parts()))
+
+
+@pytest.mark.several_devices
+def test_a_variant_with_a_state_on_a_mesh():
+    """Its dimension numbers and its sharding are handed on: results are those of one device."""
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    place = {
+        "dense": {
+            "kernel": NamedSharding(mesh, P("a", "b")),
+            "bias": NamedSharding(mesh, P("b")),
+        }
+    }
+    runs = {}
+    for name, sharding in (("one", None), ("mesh", place)):
+        params, tx = tree(0), row_muon(0.1, 0.01, OTHER_WAY, sharding)
+        if sharding is not None:
+            params = jax.device_put(params, place)
+        state, update = tx.init(params), jax.jit(tx.update)
+        for step in range(3):
+            grads = tree(step + 1)
+            grads = grads if sharding is None else jax.device_put(grads, place)
+            updates, state = update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+        runs[name] = params, state
+    (one, _), (found, state) = runs["one"], runs["mesh"]
+    np.testing.assert_allclose(found["dense"]["kernel"], one["dense"]["kernel"], atol=2e-6)
+    program = update.lower(grads, state, params).compile()
+    # Left to the compiler, the iteration alone would have some at each of its five steps.
+    print(collectives(program))
+    assert len(collectives(program)) <= 3
