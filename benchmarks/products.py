@@ -47,6 +47,10 @@ def flops(products: Mapping[Product, int]) -> int:
     return sum(2 * math.prod(product) * count for product, count in products.items())
 
 
+# Of a stack of matrices that the library has an accelerator work on at a time.
+STACK_BYTES = 2**27
+
+
 class Chain(NamedTuple):
     """A program of nothing but products, and how many of each it does."""
 
@@ -63,7 +67,7 @@ def chains(size: trees.Size, dtype: str) -> dict[str, Chain]:
     for (n, m), count in counts.items():
         batch = 1
         if jax.default_backend() != "cpu":
-            batch = max(1, min(count, omp.transforms.STACK_BYTES // (4 * n * m)))
+            batch = max(1, min(count, STACK_BYTES // (4 * n * m)))
         result[f"product {n} {m}"] = chain(n, m, dtype, batch)
     return result
 

@@ -26,6 +26,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
+from optax_muonplus.baselines import NorMuon
 from optax_muonplus.polar import Orthogonalize
 
 STEPS = 3
@@ -175,7 +176,7 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
         "muon as optax": plus(
             norm="none", shape_scale="max", bias_correction=True, polar="newton_schulz"),
         "normuon": lambda **given: omp.baselines.normuon(0.02, weight_decay=0.01, **given),
-        "normuon paper": lambda **given: omp.baselines.normuon(0.02, rule="paper", **given),
+        "normuon paper": lambda **given: omp.baselines.normuon(0.02, NorMuon(rule="paper"), **given),
         "adamuon": lambda **given: omp.baselines.adamuon(1e-3, **given),
         "turbo_muon": lambda **given: omp.baselines.turbo_muon(0.02, **given),
         "mano": lambda **given: omp.baselines.mano(1e-3, weight_decay=0.1, **given),

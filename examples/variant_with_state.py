@@ -67,8 +67,8 @@ def row_muon(learning_rate: Any, weight_decay: Any = 0.0, dims: Any = None, shar
         omp.orthogonalize(),
         ScaleByRows(),
         omp.scale_by_shape(consistent_rms=0.2, norm="row"),
-        transforms.DecayedWeights(weight_decay),
-        transforms.LearningRate(learning_rate),
+        transforms.add_decayed_weights(weight_decay),
+        transforms.scale_by_learning_rate(learning_rate),
     )
     return transforms.partition_with_adamw(matrices, transforms.AdamW(3e-3), dims, sharding)
 

@@ -17,6 +17,7 @@ from examples.settings.run import OptimizerConfig
 from examples.system.errors import UserError
 from examples.training import adamw_epsilon
 from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.transforms import Momentum
 
 # The rule for kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix.
 STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 3)
@@ -183,7 +184,6 @@ def matrix_rule(
         others = {"adamw": omp.transforms.AdamW(**adamw)}
     return rule(
         rate,
-        beta=config.beta,
         weight_decay=config.weight_decay,
         muon_weight_dimension_numbers=numbers,
         sharding=sharding,
@@ -193,37 +193,38 @@ def matrix_rule(
 
 def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformation]:
     """The rule for the matrices, with the options that not all rules share."""
-    if config.name == "mano":  # its default is without Nesterov, and it has no polar step
-        return omp.baselines.mano
     halves = config.compute_dtype in ("bfloat16", "float16")
-    compute_dtype = config.compute_dtype if halves else None  # None: float32
-    nesterov = config.nesterov
-    if config.name == "turbo_muon":  # it has its own polar step
-        polar_factor = Orthogonalize(
-            "turbo", 4, preconditioning="aol_out", compute_dtype=compute_dtype
-        )
-        return functools.partial(
-            omp.baselines.turbo_muon, polar_factor=polar_factor, nesterov=nesterov
-        )
     polar: dict[str, Any] = {
         "polar": config.polar,
         "ns_coeffs": config.ns_coeffs,
         "ns_steps": config.ns_steps,
-        "compute_dtype": compute_dtype,
+        "compute_dtype": config.compute_dtype if halves else None,  # None: float32
     }
-    if config.name == "muon":
-        return functools.partial(omp.muon, nesterov=nesterov, **polar)
-    if config.name == "muonplus":
+    if config.name in ("muon", "muonplus"):
         norm = {
             "norm": config.norm,
             "norm_eps": config.norm_eps,
             "match_frobenius": config.match_frobenius,
         }
-        return functools.partial(omp.muonplus, nesterov=nesterov, **norm, **polar)
-    rules = {"normuon": omp.baselines.normuon, "adamuon": omp.baselines.adamuon}
-    return functools.partial(
-        rules[config.name], polar_factor=Orthogonalize(**polar), nesterov=nesterov
-    )
+        given = {"beta": config.beta, "nesterov": config.nesterov, **polar}
+        if config.name == "muon":
+            return functools.partial(omp.muon, **given)
+        return functools.partial(omp.muonplus, **norm, **given)
+    return functools.partial(getattr(omp.baselines, config.name), link=baseline(config, polar))
+
+
+def baseline(config: OptimizerConfig, polar: dict[str, Any]) -> Any:
+    """The link of one of the optimizers that Muon+ is compared with."""
+    if config.name == "mano":  # its default is without Nesterov, and it has no polar step
+        return omp.baselines.Mano(momentum=Momentum(config.beta, nesterov=False))
+    momentum = Momentum(config.beta, config.nesterov)
+    if config.name == "turbo_muon":  # it has its own polar step
+        own = Orthogonalize(
+            "turbo", 4, preconditioning="aol_out", compute_dtype=polar["compute_dtype"]
+        )
+        return omp.baselines.scale_by_turbo_muon(momentum, own)
+    links = {"normuon": omp.baselines.NorMuon, "adamuon": omp.baselines.AdaMuon}
+    return links[config.name](momentum=momentum, polar_factor=Orthogonalize(**polar))
 
 
 def dimension_numbers_of(

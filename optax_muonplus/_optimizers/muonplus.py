@@ -17,12 +17,12 @@ from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms import (
     AdamW,
-    DecayedWeights,
     DualNorm,
-    LearningRate,
     Momentum,
+    add_decayed_weights,
     matrix_chain,
     partition_with_adamw,
+    scale_by_learning_rate,
 )
 
 
@@ -165,8 +165,8 @@ def muonplus(
             Normalize(norm, norm_eps, match_frobenius),
             *([DualNorm()] if adaptive else []),
             ScaleByShape(shape_scale, consistent_rms),
-            DecayedWeights(weight_decay, weight_decay_mask),
-            LearningRate(learning_rate),
+            add_decayed_weights(weight_decay, weight_decay_mask),
+            scale_by_learning_rate(learning_rate),
         ),
         AdamW(
             adam_learning_rate,

@@ -6,4 +6,5 @@ from optax_muonplus.baselines._mano import Mano as Mano
 from optax_muonplus.baselines._mano import mano as mano
 from optax_muonplus.baselines._normuon import NorMuon as NorMuon
 from optax_muonplus.baselines._normuon import normuon as normuon
+from optax_muonplus.baselines._turbo_muon import scale_by_turbo_muon as scale_by_turbo_muon
 from optax_muonplus.baselines._turbo_muon import turbo_muon as turbo_muon

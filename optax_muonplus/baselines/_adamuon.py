@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
@@ -23,84 +23,18 @@ from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_f
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms import (
     AdamW,
-    DecayedWeights,
-    LearningRate,
     Momentum,
     MomentumState,
     Steps,
+    add_decayed_weights,
     map_blocks,
     matrix_chain,
     partition_with_adamw,
+    scale_by_learning_rate,
 )
 
 EPS = 1e-8  # of the code, for roots and norms alike
 RMS = 0.2  # of an update, about that of AdamW's
-
-
-def adamuon(
-    learning_rate: optax.ScalarOrSchedule,
-    polar_factor: Orthogonalize | None = None,
-    beta: ArrayLike = 0.95,
-    weight_decay: optax.ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
-    mu_dtype: DTypeLike | None = None,
-    *,
-    beta2: ArrayLike | None = None,
-    nu_eps: ArrayLike = EPS,
-    sign: bool = True,
-    nesterov: bool = True,
-    adamw: AdamW | None = None,
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-) -> optax.GradientTransformationExtraArgs:
-    r"""AdaMuon on the matrices, AdamW on everything else.
-
-    For each matrix of shape (m, n) = (out, in), with the polar factor :math:`O_t` of
-    :math:`\mathrm{sign}(M_t)`, all by entries but for the norm:
-
-    .. math::
-      V_t = \beta_2 V_{t-1} + (1 - \beta_2)\, O_t^2, \qquad
-      \hat O_t = O_t / (\sqrt{V_t} + \epsilon), \qquad
-      \text{update} = 0.2 \sqrt{mn}\; \hat O_t / (\|\hat O_t\|_F + \epsilon)
-
-    so that updates have the root mean square 0.2. The state is two buffers for each matrix.
-
-    Args:
-      learning_rate: number or schedule; of AdamW's order, 6e-4 in the code's GPT-2 runs.
-      polar_factor: as in ``omp.polar.Orthogonalize(ns_steps=6)``; None means the default.
-      beta: as in :func:`optax_muonplus.muonplus`, as for the next two.
-      weight_decay: of the matrices.
-      weight_decay_mask: for the matrices.
-      mu_dtype: dtype of both buffers.
-      beta2: decay of the running mean; None means that of the momentum, as in the code.
-      nu_eps: guards the division by its root.
-      sign: False for the paper's first version, without the signs.
-      nesterov: whether the momentum looks one step ahead.
-      adamw: AdamW's arguments, :class:`optax_muonplus.transforms.AdamW`.
-      muon_weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`, as the next one.
-      sharding: where the parameters lie.
-
-    Raises:
-      ValueError: as :func:`optax_muonplus.muonplus`.
-
-    Source: Si et al., arXiv:2507.11005; Chongjie-Si/AdaMuon @369f0b3.
-    """
-    return partition_with_adamw(
-        matrix_chain(
-            AdaMuon(
-                polar_factor or Orthogonalize(),
-                Momentum(beta, nesterov, mu_dtype=mu_dtype),
-                beta if beta2 is None else beta2,
-                nu_eps,
-                sign,
-            ),
-            DecayedWeights(weight_decay, weight_decay_mask),
-            LearningRate(learning_rate),
-        ),
-        adamw,
-        muon_weight_dimension_numbers,
-        sharding,
-    )
 
 
 class AdaMuonState(NamedTuple):
@@ -117,28 +51,38 @@ class AdaMuonState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AdaMuon:
-    """Momentum, polar factor of its signs, entries over their running size: AdaMuon's link.
+    r"""Momentum, the polar factor of its signs, and entries over a running mean of their size.
 
-    On a mesh each matrix is moved for its polar factor as under Muon+. The norm of each matrix that
-    follows is left to the compiler.
+    For each matrix of shape (m, n) = (out, in), with the polar factor :math:`O_t` of
+    :math:`\mathrm{sign}(M_t)`, all by entries but for the norm:
+
+    .. math::
+      V_t = \beta_2 V_{t-1} + (1 - \beta_2)\, O_t^2, \qquad
+      \hat O_t = O_t / (\sqrt{V_t} + \epsilon), \qquad
+      \text{update} = 0.2 \sqrt{mn}\; \hat O_t / (\|\hat O_t\|_F + \epsilon)
+
+    so that updates have the root mean square 0.2. The state is two buffers for each matrix, of the
+    momentum's dtype. On a mesh each matrix is moved for its polar factor as under Muon+; the norm
+    that follows is left to the compiler.
 
     Attributes:
-      polar_factor: of the signs.
+      beta2: decay of the running mean; None means that of the momentum, as in the code.
+      nu_eps: guards the division by its root.
+      sign: False for the paper's first version, without the signs.
       momentum: without bias correction.
-      beta2: decay of the running mean.
-      nu_eps: guards a division.
-      sign: whether the polar factor is of the signs, or of the momentum itself.
+      polar_factor: of the signs.
     """
 
-    polar_factor: Orthogonalize
-    momentum: Momentum
-    beta2: ArrayLike = 0.95
+    beta2: ArrayLike | None = None
     nu_eps: ArrayLike = EPS
     sign: bool = True
+    momentum: Momentum = Momentum()
+    polar_factor: Orthogonalize = Orthogonalize()
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is out of range."""
-        check_number("beta2", self.beta2, DECAY)
+        if self.beta2 is not None:
+            check_number("beta2", self.beta2, DECAY)
         check_number("nu_eps", self.nu_eps, NOT_NEGATIVE)
         check_flag("sign", self.sign)
 
@@ -169,7 +113,8 @@ class AdaMuon:
         """Returns a block of the update and of the next running mean."""
         o, v = upcast_for_sum(o), upcast_for_sum(stored)
         _, m, n = view.matrix_shape(o.shape)
-        decay, guard = as_real(self.beta2, v.dtype), as_real(self.nu_eps, v.dtype)
+        beta2 = self.momentum.beta if self.beta2 is None else self.beta2
+        decay, guard = as_real(beta2, v.dtype), as_real(self.nu_eps, v.dtype)
         v = decay * v + (1 - decay) * sum_of_squares(o, ())
         scaled = o / (jnp.sqrt(v) + guard)
         size = jnp.sqrt(sum_of_squares(scaled, (*view.output_axes, *view.reduction_axes)))
@@ -193,3 +138,31 @@ class Sign(MatrixFunction):
         """Returns itself: zeros stay zeros."""
         del shape
         return self
+
+
+def adamuon(
+    learning_rate: optax.ScalarOrSchedule,
+    link: AdaMuon = AdaMuon(),
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    *,
+    adamw: AdamW = AdamW(),
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+) -> optax.GradientTransformationExtraArgs:
+    """AdaMuon on the matrices, AdamW on everything else.
+
+    ``link`` is the rule for matrices with its options, and all other arguments are as in
+    :func:`optax_muonplus.muonplus`. The learning rate is 6e-4 in the
+    code's GPT-2 runs, the order of AdamW's.
+    """
+    return partition_with_adamw(
+        matrix_chain(
+            link,
+            add_decayed_weights(weight_decay, weight_decay_mask),
+            scale_by_learning_rate(learning_rate),
+        ),
+        adamw,
+        muon_weight_dimension_numbers,
+        sharding,
+    )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import NOT_NEGATIVE, check_number
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
@@ -28,72 +28,16 @@ from optax_muonplus.matrices._precision import (
 )
 from optax_muonplus.transforms import (
     AdamW,
-    DecayedWeights,
-    LearningRate,
     Momentum,
+    add_decayed_weights,
     map_blocks,
     matrix_chain,
     partition_with_adamw,
+    scale_by_learning_rate,
 )
 
 EPS = 1e-8  # of the code
 RMS = 0.2  # of an update, about that of AdamW's
-
-
-def mano(
-    learning_rate: optax.ScalarOrSchedule,
-    beta: ArrayLike = 0.95,
-    eps: ArrayLike = EPS,
-    weight_decay: optax.ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
-    mu_dtype: DTypeLike | None = None,
-    *,
-    nesterov: bool = False,
-    adamw: AdamW | None = None,
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-) -> optax.GradientTransformationExtraArgs:
-    r"""Mano on the matrices, AdamW on everything else.
-
-    For each matrix W of shape (m, n) = (out, in), by columns (one for each input feature) at the
-    first, third, ... update and by rows at the others, with w and t such a column or row:
-
-    .. math::
-      \hat w = w / \max(\|w\|, \epsilon), \qquad
-      t = M_t - \langle M_t, \hat w \rangle \hat w, \qquad
-      \text{update} = 0.2 \sqrt{d}\; t / \max(\|t\|, \epsilon)
-
-    with d = m for columns and n for rows, so that updates have the root mean square 0.2. M is the
-    sum :math:`\beta M_{t-1} + G_t`. The state is one momentum buffer for each matrix and a counter.
-    On a mesh nothing is moved: sums over what lies in shards are left to the compiler.
-
-    Args:
-      learning_rate: number or schedule; of AdamW's order, 1e-3 in the code.
-      beta: as in :func:`optax_muonplus.muonplus`.
-      eps: the least norm that divides.
-      weight_decay: of the matrices; 0.1 in the code.
-      weight_decay_mask: for the matrices.
-      mu_dtype: dtype of the momentum buffer.
-      nesterov: whether the momentum looks one step ahead; off, as in the code.
-      adamw: AdamW's arguments, :class:`optax_muonplus.transforms.AdamW`.
-      muon_weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`, as the next one.
-      sharding: where the parameters lie.
-
-    Raises:
-      ValueError: as :func:`optax_muonplus.muonplus`, and at an update without ``params``.
-
-    Source: Gu and Xie, arXiv:2601.23000; their code @b78b952.
-    """
-    return partition_with_adamw(
-        matrix_chain(
-            Mano(Momentum(beta, nesterov, mu_dtype=mu_dtype), eps),
-            DecayedWeights(weight_decay, weight_decay_mask),
-            LearningRate(learning_rate),
-        ),
-        adamw,
-        muon_weight_dimension_numbers,
-        sharding,
-    )
 
 
 class ManoState(NamedTuple):
@@ -110,15 +54,27 @@ class ManoState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mano:
-    """Mano's link of a chain; its ``update`` needs the parameters.
+    r"""Momentum, made tangent to unit columns or rows of the parameters.
+
+    For each matrix W of shape (m, n) = (out, in), by columns (one for each input feature) at the
+    first, third, ... update and by rows at the others, with w and t such a column or row:
+
+    .. math::
+      \hat w = w / \max(\|w\|, \epsilon), \qquad
+      t = M_t - \langle M_t, \hat w \rangle \hat w, \qquad
+      \text{update} = 0.2 \sqrt{d}\; t / \max(\|t\|, \epsilon)
+
+    with d = m for columns and n for rows, so that updates have the root mean square 0.2. M is the
+    sum :math:`\beta M_{t-1} + G_t`. The state is one momentum buffer for each matrix and a counter.
+    An update needs the parameters. On a mesh nothing is moved: sums are left to the compiler.
 
     Attributes:
-      momentum: without bias correction.
       eps: the least norm that divides.
+      momentum: without bias correction; without Nesterov, as in the code.
     """
 
-    momentum: Momentum
     eps: ArrayLike = EPS
+    momentum: Momentum = Momentum(nesterov=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError for an epsilon out of range."""
@@ -172,3 +128,30 @@ def _over_norm(x: jax.Array, axes: tuple[int, ...], least: ArrayLike) -> jax.Arr
     squares = sum_of_squares(x, axes)
     size = jnp.maximum(jnp.sqrt(squares), as_real(least, squares.dtype))
     return jnp.where(size > 0, x / jnp.where(size > 0, size, 1), 0)
+
+
+def mano(
+    learning_rate: optax.ScalarOrSchedule,
+    link: Mano = Mano(),
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    *,
+    adamw: AdamW = AdamW(),
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Mano on the matrices, AdamW on everything else.
+
+    ``link`` is the rule for matrices with its options, and all other arguments are as in
+    :func:`optax_muonplus.muonplus`. The learning rate is 1e-3 in the code, with weight decay 0.1.
+    """
+    return partition_with_adamw(
+        matrix_chain(
+            link,
+            add_decayed_weights(weight_decay, weight_decay_mask),
+            scale_by_learning_rate(learning_rate),
+        ),
+        adamw,
+        muon_weight_dimension_numbers,
+        sharding,
+    )

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_number, check_word
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
@@ -23,88 +23,18 @@ from optax_muonplus.matrices._shape_factor import ShapeScale, check_shape_scale,
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms import (
     AdamW,
-    DecayedWeights,
-    LearningRate,
     Momentum,
     MomentumState,
     Steps,
+    add_decayed_weights,
     map_blocks,
     matrix_chain,
     partition_with_adamw,
+    scale_by_learning_rate,
 )
 
 NorMuonRule = Literal["code", "paper"]
 EPS = 1e-10  # of the code, for roots and norms alike; below any row of a polar factor
-
-
-def normuon(
-    learning_rate: optax.ScalarOrSchedule,
-    polar_factor: Orthogonalize | None = None,
-    beta: ArrayLike = 0.95,
-    weight_decay: optax.ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
-    mu_dtype: DTypeLike | None = None,
-    *,
-    beta2: ArrayLike = 0.95,
-    nu_eps: ArrayLike = EPS,
-    rule: NorMuonRule = "code",
-    shape_scale: ShapeScale = "max",
-    nesterov: bool = True,
-    adamw: AdamW | None = None,
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-) -> optax.GradientTransformationExtraArgs:
-    r"""NorMuon on the matrices, AdamW on everything else.
-
-    For each matrix of shape (m, n) = (out, in), with the polar factor :math:`O_t` of the momentum:
-
-    .. math::
-      v_t = \beta_2 v_{t-1} + (1 - \beta_2)\, \mathrm{mean}_j\, O_{t,ij}^2 \in R^m, \qquad
-      \hat O_t = O_t / (\sqrt{v_t} + \epsilon)
-
-    and the update is :math:`\sqrt{\max(1, m/n)}\, \hat O_t\, \|O_t\|_F / (\|\hat O_t\|_F +
-    \epsilon)` by the published code, or :math:`0.2 \sqrt{mn}\, \hat O_t / \|\hat O_t\|_F` by the
-    paper. The state is one momentum buffer and one number a row.
-
-    Args:
-      learning_rate: number or schedule; 0.02 in the code.
-      polar_factor: as in ``omp.polar.Orthogonalize(ns_steps=6)``; None means the default.
-      beta: as in :func:`optax_muonplus.muonplus`, as for the next three.
-      weight_decay: of the matrices.
-      weight_decay_mask: for the matrices.
-      mu_dtype: dtype of the momentum buffer.
-      beta2: decay of the running mean, in [0, 1).
-      nu_eps: guards the division by its root.
-      rule: ``"code"`` keeps each matrix's Frobenius norm, and ``shape_scale`` follows; ``"paper"``
-        gives every update the root mean square 0.2, and ``shape_scale`` has no effect.
-      shape_scale: as in :func:`optax_muonplus.muonplus`, as for all that follow but ``adamw``.
-      nesterov: whether the momentum looks one step ahead.
-      adamw: AdamW's arguments, :class:`optax_muonplus.transforms.AdamW`.
-      muon_weight_dimension_numbers: which parameters are matrices, and how.
-      sharding: where the parameters lie.
-
-    Raises:
-      ValueError: as :func:`optax_muonplus.muonplus`, and for an unknown ``rule``.
-
-    Source: Li et al., arXiv:2510.05491; zichongli5/NorMuon @d45c9a4.
-    """
-    return partition_with_adamw(
-        matrix_chain(
-            NorMuon(
-                polar_factor or Orthogonalize(),
-                Momentum(beta, nesterov, mu_dtype=mu_dtype),
-                beta2,
-                nu_eps,
-                rule,
-                shape_scale,
-            ),
-            DecayedWeights(weight_decay, weight_decay_mask),
-            LearningRate(learning_rate),
-        ),
-        adamw,
-        muon_weight_dimension_numbers,
-        sharding,
-    )
 
 
 class NorMuonState(NamedTuple):
@@ -122,26 +52,35 @@ class NorMuonState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NorMuon:
-    """Momentum, polar factor, and rows over their running size: NorMuon's link of a chain.
+    r"""Momentum, polar factor, and its rows over a running mean of their size.
 
-    On a mesh each matrix is moved for its polar factor as under Muon+. The sums over rows and
-    matrices that follow are left to the compiler.
+    For each matrix of shape (m, n) = (out, in), with the polar factor :math:`O_t` of the momentum:
+
+    .. math::
+      v_t = \beta_2 v_{t-1} + (1 - \beta_2)\, \mathrm{mean}_j\, O_{t,ij}^2 \in R^m, \qquad
+      \hat O_t = O_t / (\sqrt{v_t} + \epsilon)
+
+    and the update is :math:`\sqrt{\max(1, m/n)}\, \hat O_t\, \|O_t\|_F / (\|\hat O_t\|_F +
+    \epsilon)` by the published code, or :math:`0.2 \sqrt{mn}\, \hat O_t / \|\hat O_t\|_F` by the
+    paper. The state is one momentum buffer and one number a row. On a mesh each matrix is moved for
+    its polar factor as under Muon+; the sums that follow are left to the compiler.
 
     Attributes:
-      polar_factor: of the momentum.
+      beta2: decay of the running mean, in [0, 1).
+      nu_eps: guards the division by its root.
+      rule: ``"code"`` keeps each matrix's Frobenius norm, and ``shape_scale`` follows; ``"paper"``
+        gives every update the root mean square 0.2, and ``shape_scale`` has no effect.
+      shape_scale: as in :func:`optax_muonplus.muonplus`.
       momentum: without bias correction.
-      beta2: as in :func:`normuon`, as for all that follow.
-      nu_eps: guards a division.
-      rule: ``"code"`` or ``"paper"``.
-      shape_scale: for ``"code"``.
+      polar_factor: of the momentum.
     """
 
-    polar_factor: Orthogonalize
-    momentum: Momentum
     beta2: ArrayLike = 0.95
     nu_eps: ArrayLike = EPS
     rule: NorMuonRule = "code"
     shape_scale: ShapeScale = "max"
+    momentum: Momentum = Momentum()
+    polar_factor: Orthogonalize = Orthogonalize()
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is out of range or unknown."""
@@ -190,3 +129,30 @@ class NorMuon:
 def _row_zeros(view: MatrixView, x: jax.Array) -> jax.Array:
     """Returns a zero for each row, where the row lies."""
     return jnp.zeros_like(sum_of_squares(x, view.reduction_axes))
+
+
+def normuon(
+    learning_rate: optax.ScalarOrSchedule,
+    link: NorMuon = NorMuon(),
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    *,
+    adamw: AdamW = AdamW(),
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+) -> optax.GradientTransformationExtraArgs:
+    """NorMuon on the matrices, AdamW on everything else.
+
+    ``link`` is the rule for matrices with its options, and all other arguments are as in
+    :func:`optax_muonplus.muonplus`. The learning rate is 0.02 in the code.
+    """
+    return partition_with_adamw(
+        matrix_chain(
+            link,
+            add_decayed_weights(weight_decay, weight_decay_mask),
+            scale_by_learning_rate(learning_rate),
+        ),
+        adamw,
+        muon_weight_dimension_numbers,
+        sharding,
+    )

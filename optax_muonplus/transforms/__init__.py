@@ -7,8 +7,8 @@ from optax_muonplus.transforms._chain import Link as Link
 from optax_muonplus.transforms._chain import MatrixTransformation as MatrixTransformation
 from optax_muonplus.transforms._chain import links_of as links_of
 from optax_muonplus.transforms._chain import matrix_chain as matrix_chain
-from optax_muonplus.transforms._descent import DecayedWeights as DecayedWeights
-from optax_muonplus.transforms._descent import LearningRate as LearningRate
+from optax_muonplus.transforms._descent import add_decayed_weights as add_decayed_weights
+from optax_muonplus.transforms._descent import scale_by_learning_rate as scale_by_learning_rate
 from optax_muonplus.transforms._links import apply_to_matrices as apply_to_matrices
 from optax_muonplus.transforms._links import normalize as normalize
 from optax_muonplus.transforms._links import orthogonalize as orthogonalize

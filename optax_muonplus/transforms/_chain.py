@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
@@ -178,19 +179,12 @@ def links_of(transformation: Any) -> tuple[Any, ...]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OnTree:
-    """A transformation of Optax, which needs no records."""
-
-    transformation: optax.GradientTransformationExtraArgs
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Chain:
     """Links, one after the other.
 
     Attributes:
-      links: in order.
-      n_matrix_links: the first links, up to the last one that is told of matrices.
+      links: in order; transformations of Optax are told nothing of matrices.
+      n_matrix_links: how many links there are up to the last one that is told of matrices.
     """
 
     links: tuple[Any, ...]
@@ -200,19 +194,16 @@ class Chain:
     def of(cls, parts: Sequence[Any]) -> "Chain":
         """Returns the chain of ``parts``, with one link for a momentum and its functions."""
         links = _joined(parts)
-        known = [not isinstance(x, OnTree | DecayedWeights | LearningRate) for x in links]
-        n_matrix_links = max((i for i, x in enumerate(known, 1) if x), default=0)
-        for i, link in enumerate(links[: max(0, n_matrix_links - 1)]):
-            if isinstance(link, Steps):
-                links[i] = dataclasses.replace(link, rounds=False)
-        return cls(tuple(links), n_matrix_links)
+        numbers = [i for i, link in enumerate(links, 1) if not _is_of_optax(link)]
+        for i in numbers[:-1]:
+            if isinstance(links[i - 1], Steps):
+                links[i - 1] = dataclasses.replace(links[i - 1], rounds=False)
+        return cls(tuple(links), max(numbers, default=0))
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         """Returns the state of the only link, or a tuple of those of all."""
         states = tuple(
-            link.transformation.init(params)
-            if isinstance(link, OnTree)
-            else link.init(params, leaves)
+            link.init(params) if _is_of_optax(link) else link.init(params, leaves)
             for link in self.links
         )
         return states[0] if len(states) == 1 else states
@@ -226,23 +217,24 @@ class Chain:
         extra_args: Mapping[str, Any],
     ) -> tuple[optax.Updates, Any]:
         """Returns the updates of the last link, and the new state."""
-        states = (state,) if len(self.links) == 1 else state
-        links, rate_state = self.links, None
+        links = self.links
+        states = (state,) if len(links) == 1 else tuple(state)
+        rate_state: tuple[Any, ...] = ()
         if self._multiplies_in_steps and are_wide(updates, params):
-            *links, steps, decay, rate = self.links
-            factor, rate_state = rate.factor(updates, states[-1])
-            links = (*links, steps.times(factor), decay)
+            *others, steps, decay, rate = links
+            dtype = jnp.finfo(jnp.result_type(*jax.tree.leaves(updates), jnp.float32)).dtype
+            factor, new_rate_state = rate.update(jnp.ones([], dtype), states[-1])
+            links, rate_state = (*others, steps.times(factor), decay), (new_rate_state,)
         new, given = [], updates
         for i, (link, old) in enumerate(zip(links, states, strict=False), 1):
-            if isinstance(link, OnTree):
-                result = link.transformation.update(updates, old, params, **extra_args)
+            if _is_of_optax(link):
+                link = optax.with_extra_args_support(link)
+                updates, state = link.update(updates, old, params, **extra_args)
             else:
-                result = link.update(updates, old, params, leaves)
-            updates = _like(given, result[0]) if i == self.n_matrix_links else result[0]
-            new.append(result[1])
-        if len(links) < len(self.links):
-            new.append(rate_state)
-        return updates, (new[0] if len(new) == 1 else tuple(new))
+                updates, state = link.update(updates, old, params, leaves)
+            updates = _like(given, updates) if i == self.n_matrix_links else updates
+            new.append(state)
+        return updates, (new[0] if len(self.links) == 1 else (*new, *rate_state))
 
     @property
     def _multiplies_in_steps(self) -> bool:
@@ -257,6 +249,10 @@ class Chain:
         return isinstance(steps, Steps) and zero and isinstance(rate, LearningRate)
 
 
+def _is_of_optax(link: Any) -> bool:
+    return isinstance(link, optax.GradientTransformation)
+
+
 def _joined(parts: Sequence[Any]) -> list[Any]:
     """Links, each a momentum and functions, functions alone, or another part."""
     links: list[Any] = []
@@ -268,8 +264,6 @@ def _joined(parts: Sequence[Any]) -> list[Any]:
             run = []
         if is_step or isinstance(part, Momentum):
             run.append(part)
-        elif isinstance(part, optax.GradientTransformation):
-            links.append(OnTree(optax.with_extra_args_support(part)))
         elif part is not None:
             links.append(part)
     return links
@@ -278,8 +272,7 @@ def _joined(parts: Sequence[Any]) -> list[Any]:
 def _of_run(run: Sequence[Any]) -> Any:
     average = run[0] if isinstance(run[0], Momentum) else None
     if average is not None and len(run) == 1:
-        alone = optax.GradientTransformation(average.init, average.update)
-        return OnTree(optax.with_extra_args_support(alone))
+        return optax.GradientTransformation(average.init, average.update)
     return Steps.of(average, run[average is not None :])
 
 

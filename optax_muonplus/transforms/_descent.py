@@ -1,8 +1,5 @@
 """The last links of every optimizer: decoupled weight decay, and the step downhill."""
 
-import dataclasses
-import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,63 +7,20 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus._arguments import check_rate
-from optax_muonplus._parameters.leaves import LeafInfo
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class DecayedWeights:
-    """Adds decoupled weight decay to updates, in the dtype that update and parameter promote to.
-
-    An update without parameters is for a decay of zero only, as a Python number.
+class DecayedWeights(optax.GradientTransformation):
+    """What :func:`add_decayed_weights` returns.
 
     Attributes:
-      weight_decay: number or schedule.
-      mask: tree or function of the parameters, as in ``optax.add_decayed_weights``.
-      name: of the argument, for messages.
+      is_zero: whether the decay is zero as a Python number.
     """
 
-    weight_decay: optax.ScalarOrSchedule = 0.0
-    mask: Any = None
-    name: str = "weight_decay"
-
-    def __post_init__(self) -> None:
-        """Raises ValueError unless the decay is a finite number or a schedule."""
-        check_rate(self.name, self.weight_decay)
-
-    @functools.cached_property
-    def _link(self) -> optax.GradientTransformation:
-        return optax.add_decayed_weights(self.weight_decay, self.mask)
-
-    @property
-    def is_zero(self) -> bool:
-        """Whether the decay is zero as a Python number."""
-        return not callable(self.weight_decay) and _is_python_zero(self.weight_decay)
-
-    def init(self, params: optax.Params, leaves: Sequence[LeafInfo] = ()) -> Any:
-        """Returns the state of ``optax.add_decayed_weights``."""
-        del leaves
-        return self._link.init(params)
-
-    def update(
-        self, updates: Any, state: Any, params: Any = None, leaves: Sequence[LeafInfo] = ()
-    ) -> tuple[optax.Updates, Any]:
-        """Returns the updates with the decay added, and the state."""
-        del leaves
-        if params is not None:
-            return self._link.update(promoted(updates, params), state, params)
-        if self.is_zero:
-            return updates, state
-        given = "a schedule" if callable(self.weight_decay) else repr(self.weight_decay)
-        raise ValueError(
-            f"{self.name} is {given}, and decay needs the parameters: call update(gradients, state,"
-            " parameters). They may be left out only where weight_decay and adam_weight_decay are"
-            " zero as Python numbers, not arrays or schedules."
-        )
+    is_zero: bool
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class LearningRate:
-    """Multiplies updates by the negative learning rate; a negative rate goes uphill, as in Optax.
+class LearningRate(optax.GradientTransformation):
+    """What :func:`scale_by_learning_rate` returns.
 
     Attributes:
       learning_rate: number or schedule.
@@ -74,31 +28,55 @@ class LearningRate:
 
     learning_rate: optax.ScalarOrSchedule
 
-    def __post_init__(self) -> None:
-        """Raises ValueError unless the rate is a finite number or a schedule."""
-        check_rate("learning_rate", self.learning_rate)
 
-    @functools.cached_property
-    def _link(self) -> optax.GradientTransformation:
-        return optax.scale_by_learning_rate(self.learning_rate)
+def add_decayed_weights(
+    weight_decay: optax.ScalarOrSchedule = 0.0, mask: Any = None, name: str = "weight_decay"
+) -> DecayedWeights:
+    """``optax.add_decayed_weights``, in the dtype that update and parameter promote to.
 
-    def init(self, params: optax.Params, leaves: Sequence[LeafInfo] = ()) -> Any:
-        """Returns the state of ``optax.scale_by_learning_rate``."""
-        del leaves
-        return self._link.init(params)
+    An update without parameters is for a decay of zero only, as a Python number.
 
-    def update(
-        self, updates: Any, state: Any, params: Any = None, leaves: Sequence[LeafInfo] = ()
+    Args:
+      weight_decay: number or schedule.
+      mask: tree or function of the parameters, as in Optax.
+      name: of the argument, for messages.
+
+    Raises:
+      ValueError: unless the decay is a finite number or a schedule.
+    """
+    check_rate(name, weight_decay)
+    link = optax.add_decayed_weights(weight_decay, mask)
+    is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
+
+    def update_fn(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, Any]:
-        """Returns the multiplied updates, and the state."""
-        del leaves
-        return self._link.update(updates, state, params)
+        if params is not None:
+            return link.update(promoted(updates, params), state, params)
+        if is_zero:
+            return updates, state
+        given = "a schedule" if callable(weight_decay) else repr(weight_decay)
+        raise ValueError(
+            f"{name} is {given}, and decay needs the parameters: call update(gradients, state,"
+            " parameters). They may be left out only where weight_decay and adam_weight_decay are"
+            " zero as Python numbers, not arrays or schedules."
+        )
 
-    def factor(self, updates: optax.Updates, state: Any) -> tuple[jax.Array, Any]:
-        """Returns what updates of these dtypes would be multiplied by, and the new state."""
-        dtype = jnp.finfo(jnp.result_type(*jax.tree.leaves(updates), jnp.float32)).dtype
-        factor, state = self._link.update(jnp.ones([], dtype), state)
-        return jnp.asarray(factor), state
+    transformation = DecayedWeights(link.init, update_fn)
+    transformation.is_zero = is_zero
+    return transformation
+
+
+def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> LearningRate:
+    """``optax.scale_by_learning_rate``, which a chain may multiply in where updates are made.
+
+    Raises:
+      ValueError: unless the rate is a finite number or a schedule. A negative one goes uphill.
+    """
+    check_rate("learning_rate", learning_rate)
+    transformation = LearningRate(*optax.scale_by_learning_rate(learning_rate))
+    transformation.learning_rate = learning_rate
+    return transformation
 
 
 def are_wide(updates: optax.Updates, params: optax.Params | None) -> bool:
@@ -126,7 +104,3 @@ def promoted(updates: optax.Updates, params: optax.Params | None) -> optax.Updat
         return update.astype(jnp.promote_types(update.dtype, jnp.result_type(parameter)))
 
     return jax.tree.map(promote, updates, params)
-
-
-def _is_python_zero(x: Any) -> bool:
-    return isinstance(x, int | float) and x == 0

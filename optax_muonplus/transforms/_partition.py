@@ -12,7 +12,7 @@ from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
 from optax_muonplus._parameters.leaves import ADAM, MUON, ResolvedTree
 from optax_muonplus._parameters.sharding import ShardingTree
 from optax_muonplus.transforms._chain import Chain, MatrixTransformation, for_resolved, parts_of
-from optax_muonplus.transforms._descent import DecayedWeights, LearningRate, promoted
+from optax_muonplus.transforms._descent import LearningRate, add_decayed_weights, promoted
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,10 +50,9 @@ class AdamW:
 
     def transformation(self) -> optax.GradientTransformation:
         """Returns the chain, for a learning rate that is given."""
-        decay = DecayedWeights(self.weight_decay, name="adam_weight_decay")
         return optax.chain(
             optax.scale_by_adam(self.b1, self.b2, self.eps, self.eps_root, nesterov=self.nesterov),
-            optax.GradientTransformation(decay.init, decay.update),
+            add_decayed_weights(self.weight_decay, name="adam_weight_decay"),
             optax.scale_by_learning_rate(self.learning_rate),
         )
 
@@ -137,7 +136,7 @@ def _with_rate(adamw: AdamW, parts: tuple[Any, ...]) -> AdamW:
     if not rates:
         raise ValueError(
             "AdamW has no learning rate: pass AdamW(learning_rate=...), or end the chain with"
-            " LearningRate(...), which AdamW then has too."
+            " scale_by_learning_rate(...) of optax_muonplus.transforms, which AdamW then has too."
         )
     return dataclasses.replace(adamw, learning_rate=rates[-1])
 

@@ -6,99 +6,115 @@ import inspect
 
 import optax_muonplus as omp
 from optax_muonplus import baselines
+from optax_muonplus.baselines import AdaMuon, Mano, NorMuon
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import AdamW, Momentum
 
-# Arguments that are values: the class, and what stands before its attributes in keywords.
-VALUES = {
-    "polar_factor": (Orthogonalize, ""),
-    "adamw": (AdamW, "adam_"),
-    "momentum": (Momentum, ""),
-    "normalization": (Normalize, ""),
-    "scale": (ScaleByShape, ""),
-}
 # Attributes that only the library sets.
 OWN = {"divisor", "bounded", "stored_transposed", "shape", "machine", "symmetric_kernel"}
+PREFIXES = {"adamw": "adam_"}
 
 
-def attributes(name):
-    """``{keyword: field}`` of the value that an argument is."""
-    cls, prefix = VALUES[name]
-    return {f"{prefix}{x.name}": x for x in dataclasses.fields(cls) if x.name not in OWN}
+def keywords(value, prefix=""):
+    """``{keyword: (path of attributes, default)}`` of a value, and of the values in it."""
+    found = {}
+    for field in dataclasses.fields(value):
+        default = getattr(value, field.name)
+        if dataclasses.is_dataclass(default):
+            for keyword, (path, inner) in keywords(default).items():
+                found[keyword] = [(field.name, *path), inner]
+        elif field.name not in OWN:
+            found[prefix + field.name] = [(field.name,), default]
+    return found
 
 
-def flat(factory, **bases):
-    """``factory`` with the attributes of its values as keywords.
+def changed(value, path, new):
+    """``value`` with another attribute, which may be one of a value in it."""
+    name, *rest = path
+    inner = changed(getattr(value, name), rest, new) if rest else new
+    return dataclasses.replace(value, **{name: inner})
 
-    Args:
-      bases: for an argument the value that keywords change, if it is not the default one.
-    """
-    given = inspect.signature(factory).parameters
-    values = [name for name in given if name in VALUES]
-    parameters = {name: p for name, p in given.items() if name not in values}
-    for name in values:
-        base = bases.get(name)
-        for keyword, field in attributes(name).items():
-            default = field.default if base is None else getattr(base, field.name)
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.setdefault(keyword, inspect.Parameter(keyword, kind, default=default))
+
+def flat(factory, **values):
+    """``factory`` with the attributes of the arguments ``values`` as keywords."""
+    own = inspect.signature(factory).parameters
+    parameters = {name: p for name, p in own.items() if name not in values}
+    taken = {}
+    for argument, value in values.items():
+        for keyword, (path, default) in keywords(value, PREFIXES.get(argument, "")).items():
+            if keyword in own:
+                continue
+            taken.setdefault(keyword, []).append((argument, path))
+            parameters[keyword] = inspect.Parameter(
+                keyword, inspect.Parameter.KEYWORD_ONLY, default=default
+            )
 
     @functools.wraps(factory)
     def made(*args, **kwargs):
-        rest = {name: x for name, x in kwargs.items() if name in given}
-        for name in values:
-            chosen = {x.name: kwargs[k] for k, x in attributes(name).items() if k in kwargs}
-            if chosen:
-                base = bases.get(name, VALUES[name][0]())
-                rest[name] = dataclasses.replace(base, **chosen)
         unknown = kwargs.keys() - parameters.keys()
-        assert not unknown, unknown
-        return factory(*args, **rest)
+        if unknown:
+            raise TypeError(f"got an unexpected keyword argument {sorted(unknown)}")
+        parts = dict(values)
+        for keyword in kwargs.keys() & taken.keys():
+            for argument, path in taken[keyword]:
+                parts[argument] = changed(parts[argument], path, kwargs[keyword])
+        rest = {name: x for name, x in kwargs.items() if name not in taken}
+        return factory(*args, **parts, **rest)
 
     made.__signature__ = inspect.Signature(list(parameters.values()))
     return made
 
 
-def link(cls):
-    """A transformation of one link of a baseline."""
-
-    def made(
-        momentum=None,
-        polar_factor=None,
-        weight_dimension_numbers=None,
-        sharding=None,
-        **options,
-    ):
-        polar_factor = polar_factor or Orthogonalize()
-        parts = {"momentum": momentum or Momentum(), "polar_factor": polar_factor}
-        fields = {x.name for x in dataclasses.fields(cls)}
-        return omp.matrix_chain(
-            cls(**{k: x for k, x in parts.items() if k in fields}, **options),
-            weight_dimension_numbers=weight_dimension_numbers,
-            sharding=sharding,
-        )
-
-    parameters = {
-        name: p
-        for name, p in inspect.signature(made).parameters.items()
-        if name != "options" and (name in inspect.signature(cls).parameters or name not in VALUES)
-    }
-    for name, p in inspect.signature(cls).parameters.items():
-        parameters.setdefault(name, p.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-    kind = inspect.Parameter.KEYWORD_ONLY
-    made.__signature__ = inspect.Signature([p.replace(kind=kind) for p in parameters.values()])
-    return made
+def matrices_of(link, weight_dimension_numbers=None, sharding=None):
+    """The transformation of matrices alone, of one link."""
+    return omp.matrix_chain(
+        link, weight_dimension_numbers=weight_dimension_numbers, sharding=sharding
+    )
 
 
-scale_by_muonplus = flat(omp.scale_by_muonplus)
-scale_by_normuon = flat(link(baselines.NorMuon))
-scale_by_adamuon = flat(link(baselines.AdaMuon))
-scale_by_mano = flat(link(baselines.Mano))
-orthogonalize = flat(omp.orthogonalize)
-normuon = flat(baselines.normuon)
-adamuon = flat(baselines.adamuon)
-mano = flat(baselines.mano)
+def _turbo_muon(
+    learning_rate,
+    momentum,
+    polar_factor,
+    scale,
+    weight_decay=0.0,
+    weight_decay_mask=None,
+    *,
+    adamw,
+    muon_weight_dimension_numbers=None,
+    sharding=None,
+):
+    link = baselines.scale_by_turbo_muon(momentum, polar_factor, scale)
+    others = (weight_decay, weight_decay_mask)
+    return baselines.turbo_muon(
+        learning_rate,
+        link,
+        *others,
+        adamw=adamw,
+        muon_weight_dimension_numbers=muon_weight_dimension_numbers,
+        sharding=sharding,
+    )
+
+
+scale_by_muonplus = flat(
+    omp.scale_by_muonplus,
+    momentum=Momentum(),
+    polar_factor=Orthogonalize(),
+    normalization=Normalize(),
+    scale=ScaleByShape(),
+)
+orthogonalize = flat(omp.orthogonalize, polar_factor=Orthogonalize())
+scale_by_normuon = flat(matrices_of, link=NorMuon())
+scale_by_adamuon = flat(matrices_of, link=AdaMuon())
+scale_by_mano = flat(matrices_of, link=Mano())
+normuon = flat(baselines.normuon, link=NorMuon(), adamw=AdamW())
+adamuon = flat(baselines.adamuon, link=AdaMuon(), adamw=AdamW())
+mano = flat(baselines.mano, link=Mano(), adamw=AdamW())
 turbo_muon = flat(
-    baselines.turbo_muon, polar_factor=Orthogonalize("turbo", 4, preconditioning="aol_out")
+    _turbo_muon,
+    momentum=Momentum(),
+    polar_factor=Orthogonalize("turbo", 4, preconditioning="aol_out"),
+    scale=ScaleByShape("max"),
+    adamw=AdamW(),
 )

@@ -14,10 +14,10 @@ from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
     AdamW,
-    DecayedWeights,
-    LearningRate,
     Momentum,
+    add_decayed_weights,
     partition_with_adamw,
+    scale_by_learning_rate,
 )
 from tests.support.compilation import collectives
 
@@ -44,7 +44,7 @@ def parts():
 
 
 def variant(dims, last=None):
-    links = last or (LearningRate(1.0),)
+    links = last or (scale_by_learning_rate(1.0),)
     return partition_with_adamw(omp.matrix_chain(*parts(), *links), AdamW(0.1), dims)
 
 
@@ -73,7 +73,9 @@ def test_a_chain_of_optax_is_refused_by_an_optimizer():
 @pytest.mark.parametrize("wrap", [optax.chain, optax.apply_if_finite])
 def test_links_hidden_in_a_chain_are_refused_where_dimension_numbers_would_be_lost(wrap):
     inner = [omp.normalize("row")] + ([5] if wrap is optax.apply_if_finite else [])
-    chain = omp.matrix_chain(omp.momentum(), omp.orthogonalize(), wrap(*inner), LearningRate(1.0))
+    chain = omp.matrix_chain(
+        omp.momentum(), omp.orthogonalize(), wrap(*inner), scale_by_learning_rate(1.0)
+    )
     assert first_update(partition_with_adamw(chain)).keys() == {"kernel", "bias"}
     with pytest.raises(ValueError, match="does not get the dimension numbers"):
         partition_with_adamw(chain, weight_dimension_numbers=OTHER_WAY).init(tree(0))
@@ -128,8 +130,8 @@ def test_a_link_with_a_state_sees_what_was_not_rounded():
 
 def test_decay_and_rate_of_a_chain():
     """Without decay the rate is multiplied in where updates are made, with decay after it."""
-    with_decay = variant(None, (DecayedWeights(0.5), LearningRate(0.25)))
-    without = variant(None, (DecayedWeights(0.0), LearningRate(0.25)))
+    with_decay = variant(None, (add_decayed_weights(0.5), scale_by_learning_rate(0.25)))
+    without = variant(None, (add_decayed_weights(0.0), scale_by_learning_rate(0.25)))
     params = tree(0)["dense"]["kernel"]
     moved = first_update(without)["kernel"]
     np.testing.assert_allclose(moved, first_update(variant(None))["kernel"] * 0.25, rtol=1e-6)
