@@ -176,7 +176,8 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
         "muon as optax": plus(
             norm="none", shape_scale="max", bias_correction=True, polar="newton_schulz"),
         "normuon": lambda **given: omp.baselines.normuon(0.02, weight_decay=0.01, **given),
-        "normuon paper": lambda **given: omp.baselines.normuon(0.02, NorMuon(rule="paper"), **given),
+        "normuon paper": lambda **given: omp.baselines.normuon(
+            0.02, NorMuon(rule="paper"), **given),
         "adamuon": lambda **given: omp.baselines.adamuon(1e-3, **given),
         "turbo_muon": lambda **given: omp.baselines.turbo_muon(0.02, **given),
         "mano": lambda **given: omp.baselines.mano(1e-3, weight_decay=0.1, **given),

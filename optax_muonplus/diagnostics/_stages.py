@@ -54,10 +54,16 @@ def inside_of(transformation: optax.GradientTransformation) -> Probe:
         arrays = [read(*sources[name]) for name in names]
         # Measures are of what the steps compute, not of what the updates are rounded to.
         wide = with_dtypes(leaves, [x.dtype for x in arrays])
+        factors = apply_to_arrays([polar_factor], arrays, wide)
+        if isinstance(link.steps[0], Orthogonalize):
+            others = link.steps[1:]
+            results = apply_to_arrays(others, factors, wide) if others else factors
+        else:  # the dual norm is an inner product with the momentum
+            results = apply_to_arrays(link.steps, arrays, wide)
         stages = {
             "momentum": [x * average.divisor for x in arrays] if average.divisor != 1 else arrays,
-            "polar": apply_to_arrays([polar_factor], arrays, wide),
-            "update": apply_to_arrays(link.steps, arrays, wide),
+            "polar": factors,
+            "update": results,
         }
         return {stage: dict(zip(names, xs, strict=True)) for stage, xs in stages.items()}
 
