@@ -18,8 +18,8 @@ from optax_muonplus._parameters.dimension_numbers import (
 from optax_muonplus._parameters.heads import per_head as per_head
 from optax_muonplus._parameters.leaves import partition_labels as partition_labels
 from optax_muonplus._parameters.partition import muon_dimension_numbers as muon_dimension_numbers
-from optax_muonplus._take_over.report import TakenOver as TakenOver
-from optax_muonplus._take_over.taking_over import take_over as take_over
+from optax_muonplus._take_over import TakenOver as TakenOver
+from optax_muonplus._take_over import take_over as take_over
 from optax_muonplus.transforms import matrix_chain as matrix_chain
 from optax_muonplus.transforms import momentum as momentum
 from optax_muonplus.transforms import normalize as normalize

@@ -1,43 +1,22 @@
-"""What was taken over, for a person and for a program."""
+"""Says what was taken over, for a person and for a program."""
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from optax_muonplus._parameters.folding import fold_all
-from optax_muonplus._parameters.paths import Path, path_name
 from optax_muonplus._parameters.tables import aligned
-from optax_muonplus._take_over.matching import Match, known
-from optax_muonplus._take_over.reading import (
-    ACCUMULATED,
-    FIRST,
-    MEAN_OF_SQUARES,
-    MOMENTUM,
-    OPTAX_MOMENTUM,
-    SECOND,
-    Reading,
-)
 
 Outcome = Literal["kept", "started anew", "not used"]
 _HEADER = ("name", "state", "outcome", "from, or why")
-_OWNERS = {
-    MOMENTUM: "optax_muonplus",
-    OPTAX_MOMENTUM: "optax.contrib.muon",
-    FIRST: "AdamW",
-    SECOND: "AdamW",
-    MEAN_OF_SQUARES: "NorMuon or AdaMuon",
-    ACCUMULATED: "MultiSteps",
-}
 
 
 class Entry(NamedTuple):
     """What became of one array.
 
     Attributes:
-      name: path of the parameter that it belongs to; of a count, whose it is.
+      name: path of the parameter that it belongs to, or of the part of the state.
       state: what it is.
       outcome: ``"kept"``, ``"started anew"``, or ``"not used"`` for one of the old state that has
         no place in the new one.
@@ -65,7 +44,7 @@ class TakenOver:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """As in ``("up/kernel: momentum", ...)``."""
+        """What the new state has from the old one, such as ``"up/kernel: momentum"``."""
         return self._with("kept")
 
     @property
@@ -79,11 +58,10 @@ class TakenOver:
         return self._with("not used")
 
     def __str__(self) -> str:
-        """The table; paths that differ in numbers only share a line."""
+        """Returns the table; paths that differ in numbers only share a line."""
         states: dict[tuple[str, str, str], list[str]] = {}
-        for entry in self.entries:
-            key = entry.name, entry.outcome, entry.note
-            states.setdefault(key, []).append(entry.state)
+        for name, state, outcome, note in self.entries:
+            states.setdefault((name, outcome, note), []).append(state)
         together = [
             (name, (" and ".join(have).replace("moment and", "and"), outcome, note))
             for (name, outcome, note), have in states.items()
@@ -93,46 +71,4 @@ class TakenOver:
         return "\n".join([*aligned([_HEADER, *rows]), last])
 
     def _with(self, outcome: Outcome) -> tuple[str, ...]:
-        found = (entry for entry in self.entries if entry.outcome == outcome)
-        return tuple(f"{entry.name}: {entry.state}" for entry in found)
-
-
-def entries(old: Reading, new: Reading, found: dict[Path, Match]) -> Iterator[Entry]:
-    """What became of each array, settings excepted: those of ``new`` in order, then of ``old``."""
-    for path, leaf in new.leaves.items():
-        if path in new.settings:
-            continue
-        source, why = found[path]
-        if source is None:
-            yield Entry(*_named(new, path), "started anew", why)
-        else:
-            yield Entry(*_named(new, path), "kept", _origin(old, new, source, path, leaf))
-    used = {match.source for match in found.values()}
-    for path, buffer in old.buffers.items():
-        if path not in used:
-            yield Entry(*_named(old, path), "not used", f"of {_OWNERS[buffer.kind]}")
-
-
-def _named(state: Reading, path: Path) -> tuple[str, str]:
-    """Whose a leaf is, and what it is."""
-    if buffer := state.buffers.get(path):
-        kind = MOMENTUM if buffer.kind == OPTAX_MOMENTUM else buffer.kind
-        return path_name(buffer.parameter), kind
-    if count := state.counts.get(path):
-        return f"({', '.join(filter(None, (count.role, count.group)))})", "count"
-    return f"({path_name(path)})", "state of a wrapper"
-
-
-def _origin(old: Reading, new: Reading, source: Path, path: Path, leaf: Any) -> str:
-    """Where a leaf comes from, and what was changed."""
-    value = old.leaves[source]
-    if source in old.counts:
-        number = known(value)
-        return "" if number is None else f"at {number:,}"
-    if source not in old.buffers:
-        return ""
-    note = _OWNERS[old.buffers[source].kind]
-    if new.buffers[path].kind == MOMENTUM and old.buffers[source].kind == FIRST:
-        note += "'s first moment"
-    dtype = jnp.result_type(value)
-    return note if dtype == leaf.dtype else f"{note}, {dtype} to {leaf.dtype}"
+        return tuple(f"{x.name}: {x.state}" for x in self.entries if x.outcome == outcome)

@@ -1,19 +1,32 @@
-"""The state of one optimizer as the beginning of another's."""
+"""Takes over a state: what is carried, what is refused, and where arrays are put."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection
 from typing import Any
 
+import jax
+import jax.core
+import jax.numpy as jnp
 import numpy as np
 import optax
+from optax.tree_utils import NamedTupleKey
 
-from optax_muonplus._parameters.folding import fold_all
 from optax_muonplus._parameters.paths import Path, flatten_with_names, path_name
-from optax_muonplus._take_over.matching import Match, matches
-from optax_muonplus._take_over.placing import absence, misfit, placed
-from optax_muonplus._take_over.reading import Reading, read, unknown_states
-from optax_muonplus._take_over.report import TakenOver, entries
+from optax_muonplus._take_over.report import Entry, TakenOver
+from optax_muonplus._take_over.sources import (
+    BUFFERS,
+    COUNTS,
+    Leaf,
+    Leaves,
+    known,
+    leaves_of,
+    listed,
+    parameter_path,
+    sources,
+)
+from optax_muonplus.matrices._precision import narrowed
 
-_SHOWN = 6  # names in a message
+# States that have an average of gradients in `mu`; a tree from disk has no names of classes.
+_WITH_AVERAGE = ("ScaleByAdamState", "MuonState", "MomentumState")
 _KNOWN = (
     "Known are the states of optax_muonplus, of optax.contrib.muon, and of optax.adamw and its"
     " like, in any wrapper, or the same as a tree of arrays that a checkpoint holds."
@@ -23,21 +36,19 @@ _KNOWN = (
 def take_over(
     old_state: optax.OptState, new_state: optax.OptState, params: optax.Params
 ) -> tuple[optax.OptState, TakenOver]:
-    r"""The state of a running optimizer as the state of another, in the middle of a run.
+    r"""Makes the state of a running optimizer that of another, in the middle of a run.
 
-    What the two have in common is kept: leaves are matched by the paths of their parameters and the
-    names of their fields, whatever wrappers are around them.
+    Leaves are matched by the paths of their parameters and the names of their fields, whatever
+    wrappers are around them.
 
     - A matrix keeps its momentum: ours, that of ``optax.contrib.muon`` and AdamW's first moment are
-      the same average, :math:`M_t = \beta M_{t-1} + (1 - \beta) G_t`. AdamW's has the memory of
-      its own ``b1`` (10 gradients at 0.9), which grows to that of ``beta`` (20 at 0.95) within as
-      many updates. The old second moment of a matrix has no use.
+      the same average, :math:`M_t = \beta M_{t-1} + (1 - \beta) G_t`.
     - AdamW's group keeps both moments and their count if the old state has both for each of its
-      parameters. Else the group starts anew, since all of it has one count: with it, a second
-      moment from zero would make steps several times too long.
-    - Schedules and other counters of updates go on.
-    - States of other wrappers (``MultiSteps``, ``schedule_free``, ``lookahead``, ...) are kept
-      where both have them in the same place.
+      parameters; else all of it starts anew, since it has one count.
+    - Schedules and other counts of updates go on. AdamW's count is taken for the number of updates
+      only where nothing else counts them, since its group may have started anew.
+    - Wrappers (``schedule_free``, ``lookahead``, ...) keep their state where both have it in the
+      same place.
     - Learning rates and all other settings are those of ``new_state``.
 
     Args:
@@ -55,9 +66,10 @@ def take_over(
       ``donate_argnums=0`` no memory for a second state is used, also for a ``tx.init`` inside.
 
     Raises:
-      ValueError: for a state in which no momentum is found, or none of these parameters; for one
-        that is known to be of another kind; for arrays of other shapes, or that are gone; if two
-        arrays could be meant, or counts differ. The message lists them.
+      ValueError: for a state in which no momentum of these parameters is found, or one of another
+        kind; for arrays of other shapes, or that are gone; if two arrays could be meant, or counts
+        that could be meant differ; for ``MultiSteps`` in the middle of a step. The message lists
+        them.
 
     Example:
       >>> import jax.numpy as jnp, optax, optax_muonplus as omp
@@ -68,73 +80,107 @@ def take_over(
       >>> report.kept[-1]
       'up/kernel: momentum'
     """
-    paths, _ = flatten_with_names(params)
-    old, new = read(old_state, set(paths)), read(new_state, set(paths))
+    paths = {parameter_path(path) for path in flatten_with_names(params)[0]}
+    old, _ = leaves_of(old_state, paths)
+    new, replace = leaves_of(new_state, paths)
     _check_known("old_state", old_state, old, paths)
     _check_known("new_state", new_state, new, paths)
-    _check_arrays("old_state", {path: old.leaves[path] for path in (*old.buffers, *old.counts)})
-    _check_arrays("new_state", new.leaves)
-    found = matches(old, new)
-    _check_places(old, new, found)
+    found = sources(old, new)
     used: set[Path] = set()
-    result = []
-    for path, leaf in new.leaves.items():
-        source = found[path].source
+    values, entries = {}, []
+    for path, (source, why) in found.items():
+        to = new[path]
         if source is None:
-            result.append(leaf)
+            entries.append(Entry(to.name, to.what, "started anew", why))
             continue
-        result.append(placed(old.leaves[source], leaf, copy=source in used or not np.shape(leaf)))
+        values[path] = _placed(source, old[source].value, to.value, copy=source in used)
         used.add(source)
-    return new.unflatten(result), TakenOver(tuple(entries(old, new, found)))
+        entries.append(Entry(to.name, to.what, "kept", _note(old[source], to)))
+    _check_complete_step(old, used)
+    for path, leaf in old.items():
+        if path not in used and leaf.what in BUFFERS:
+            entries.append(Entry(leaf.name, leaf.what, "not used", "no place in the new state"))
+    return replace(values), TakenOver(tuple(entries))
 
 
-def _check_known(what: str, state: Any, reading: Reading, parameters: Sequence[Path]) -> None:
-    """Raises ValueError for a state of which nothing is known."""
-    if unknown := unknown_states(state):
+def _note(old: Leaf, new: Leaf) -> str:
+    """Says where a count is, or what was changed in an array."""
+    if old.what in COUNTS:
+        number = known(old.value)
+        return "" if number is None else f"at {number:,}"
+    notes = [f"AdamW's {old.what}"] if old.what != new.what else []
+    if (dtype := jnp.result_type(old.value)) != new.value.dtype:
+        notes.append(f"{dtype} to {new.value.dtype}")
+    return ", ".join(notes)
+
+
+def _placed(source: Path, old: Any, new: Any, copy: bool) -> Any:
+    """Gives ``old`` the dtype of ``new``, and its sharding where ``new`` was put somewhere.
+
+    Nothing is gathered: each device sends and receives what it lacks. A ``copy`` has memory of its
+    own, since JAX refuses to donate one array twice.
+
+    Raises:
+      ValueError: if it does not fit; ``source`` is its path.
+    """
+    if np.shape(old) != np.shape(new) or jnp.iscomplexobj(old) > jnp.iscomplexobj(new):
+        was, wanted = (f"{jnp.result_type(x)}{list(np.shape(x))}" for x in (old, new))
+        raise ValueError(
+            f"{path_name(source)} of old_state does not fit: it is {was}, and {wanted} in the new"
+            " state. Pass the state for these parameters."
+        )
+    x = old
+    if jnp.result_type(old) != new.dtype:
+        inexact = jnp.issubdtype(new.dtype, jnp.inexact)
+        x = narrowed(jnp.asarray(old), new.dtype) if inexact else jnp.asarray(old, new.dtype)
+    if isinstance(x, jax.core.Tracer) or isinstance(new, jax.core.Tracer):
+        here, wanted = jax.typeof(x).sharding, jax.typeof(new).sharding
+        return x if here == wanted else jax.sharding.reshard(x, wanted)
+    if new.committed:
+        x = jax.device_put(x, new.sharding)
+    elif not new.shape:  # a count that was read onto one device would not go with arrays on a mesh
+        x = np.array(x)
+    return jnp.array(x) if copy else jnp.asarray(x)
+
+
+def _check_known(
+    what: str, state: optax.OptState, leaves: Leaves, parameters: Collection[Path]
+) -> None:
+    """Raises ValueError for a state without a momentum that is known, or without arrays."""
+    owners = (path[-1] for path, _ in optax.tree.get_all_with_path(state, "mu"))
+    names = {key.tuple_name for key in owners if isinstance(key, NamedTupleKey)}
+    if unknown := sorted(names.difference(_WITH_AVERAGE)):
         raise ValueError(
             f"{what} has a momentum in {', '.join(unknown)}, which may not be the average of"
             f" gradients that it is here. {_KNOWN} Pass the part of the state that is one of them."
         )
-    if reading.buffers:
-        return
-    wanted = _listed(path_name(path) for path in parameters)
-    under_mu = [path for path in reading.leaves if "mu" in path]
-    if not under_mu:
+    if not any(leaf.what in BUFFERS for leaf in leaves.values()):
         raise ValueError(
-            f"Got a {type(state).__name__} as {what}, in which no momentum is found:"
-            f" {_listed(map(path_name, reading.leaves)) or 'it has no arrays'}. {_KNOWN}"
+            f"Got a {type(state).__name__} as {what}, in which no momentum of these parameters is"
+            f" found. It has {listed(map(path_name, leaves)) or 'no arrays'}; params are"
+            f" {listed(map(path_name, sorted(parameters)))}. {_KNOWN} Pass the parameters as the"
+            " optimizer's init was given them."
         )
-    have = _listed(path_name(path[path.index("mu") + 1 :]) for path in under_mu)
-    raise ValueError(
-        f"The momentum in {what} is that of other parameters. It is of {have}; params are {wanted}."
-        " Pass the parameters as the optimizer's init was given them."
-    )
-
-
-def _check_arrays(what: str, arrays: Mapping[Path, Any]) -> None:
-    """Raises ValueError for shapes without arrays, and for arrays that are gone."""
-    absent = [f"{path_name(p)} {why}" for p, x in arrays.items() if (why := absence(x))]
-    if absent:
+    if gone := [path_name(path) for path, leaf in leaves.items() if _is_gone(leaf.value)]:
         raise ValueError(
-            f"{what} must have arrays, but {_listed(absent)}. Take over before the old state is"
-            " donated, and pass tx.init(params), not its shapes; under jax.jit that is free."
+            f"{what} must have arrays, but these are shapes or were donated: {listed(gone)}. Take"
+            " over before the old state is donated, and pass tx.init(params), not its shapes;"
+            " under jax.jit that is free."
         )
 
 
-def _check_places(old: Reading, new: Reading, found: dict[Path, Match]) -> None:
-    """Raises ValueError unless each array can take the place that it is to have."""
-    misfits = [
-        f"{path_name(source)} {why}"
-        for path, (source, _) in found.items()
-        if source and (why := misfit(old.leaves[source], new.leaves[path]))
-    ]
-    if misfits:
-        raise ValueError(
-            f"Arrays of old_state do not fit: {_listed(misfits)}. It must be the state for these"
-            " parameters."
-        )
+def _is_gone(x: Any) -> bool:
+    deleted = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()
+    return deleted or isinstance(x, jax.ShapeDtypeStruct)
 
 
-def _listed(names: Iterable[str]) -> str:
-    shown = [name for name, _ in fold_all((name, None) for name in names)]
-    return ", ".join(shown[:_SHOWN]) + (f", ... ({len(shown)})" if len(shown) > _SHOWN else "")
+def _check_complete_step(old: Leaves, used: Collection[Path]) -> None:
+    """Raises ValueError for gradients of ``MultiSteps`` that would be lost or come too late."""
+    for path, leaf in old.items():
+        number = known(leaf.value) if path[-1:] == ("mini_step",) else 0
+        if number or (number is None and path not in used):
+            raise ValueError(
+                f"{path_name(path)} of old_state must be 0, but is {number or 'not known here'}:"
+                " MultiSteps holds gradients of a step that is not complete. Take over after a"
+                " complete step, and outside of jax.jit."
+            )

@@ -144,6 +144,7 @@ def test_an_nnx_optimizer_and_its_checkpoint(tmp_path):
     params = nnx.state(model, nnx.Param)
     old = nnx.Optimizer(model, optax.MultiSteps(optax.adamw(FALLING), 2), wrt=nnx.Param)
     old.opt_state = filled(old.opt_state)
+    old.opt_state.mini_step[...] = 0
     tree = read_back(nnx.state(old), tmp_path)["opt_state"]
     first = tree["inner_opt_state"]["0"]["mu"]["up"]["kernel"]["value"]
     grads = jax.tree.map(jnp.ones_like, params)
@@ -155,15 +156,18 @@ def test_an_nnx_optimizer_and_its_checkpoint(tmp_path):
         np.testing.assert_array_equal(kept.mu["up"]["kernel"][...], first)
         assert kept.count[...] == 7
         if state is not old:  # one level deeper than a state of the optimizer itself
-            assert optimizer.opt_state.mini_step[...] == 7 and not report.started_anew
+            assert optimizer.opt_state.gradient_step[...] == 7 and not report.started_anew
         optimizer.update(model, grads)
 
 
-def test_all_arrays_of_a_state_can_be_donated():
-    """JAX refuses to donate one buffer twice; the counts all come from one."""
+@pytest.mark.parametrize("committed", [False, True])
+def test_all_arrays_of_a_state_can_be_donated(committed):
+    """JAX refuses to donate one array twice; here all counts come from one, and two momenta."""
     old = filled(optax.adamw(0.1).init(PARAMS))
-    new = omp.muonplus(FALLING, bias_correction=True).init(PARAMS)
-    for place in (None, jax.devices()[0]):  # not committed to a device, or so
-        here = jax.device_put((old, new), place) if place else (old, new)
-        state, _ = omp.take_over(*jax.tree.map(jnp.copy, here), PARAMS)
-        jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)(state)
+    tx = optax.chain(omp.momentum(), omp.muonplus(FALLING, bias_correction=True))
+    here = jax.device_put((old, tx.init(PARAMS)), jax.devices()[0] if committed else None)
+    state, _ = omp.take_over(*here, PARAMS)
+    first, second = state[0].mu["up"]["kernel"], inner_momentum(state[1])
+    np.testing.assert_array_equal(first, second)
+    assert first.unsafe_buffer_pointer() != second.unsafe_buffer_pointer()
+    jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)(state)

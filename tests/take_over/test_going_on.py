@@ -4,6 +4,7 @@ import functools
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import optax.contrib
@@ -100,6 +101,8 @@ class Fast:
 def test_an_optimizer_takes_over_all_of_its_own_state(name):
     init = MAKERS[name]().init
     old = filled(init(PARAMS))
+    if name == "MultiSteps":
+        old = old._replace(mini_step=jnp.asarray(0))
     state, report = omp.take_over(old, init(PARAMS), PARAMS)
     assert jax.tree.structure(state) == jax.tree.structure(old)
     assert not report.started_anew and not report.not_used
@@ -109,6 +112,57 @@ def test_an_optimizer_takes_over_all_of_its_own_state(name):
         expected = initial if setting else before
         assert x.dtype == expected.dtype
         np.testing.assert_array_equal(x, expected)
+
+
+@pytest.mark.parametrize("schedule", [3, 7])
+def test_a_schedule_goes_on_by_its_own_count_where_adamw_has_another(schedule):
+    """AdamW's group may have started anew in the middle of a run; its moments keep their count."""
+    adamw, scale, rate = optax.adamw(FALLING).init(PARAMS)
+    old = filled(adamw), scale, rate._replace(count=jnp.asarray(schedule))
+    new = omp.muonplus(FALLING, bias_correction=True)
+    state, _ = omp.take_over(old, new.init(PARAMS), PARAMS)
+    assert optax.tree.get(state, "ScaleByAdamState").count == 7
+    assert omp.transforms.find_momentum(state).count == schedule
+    rates = optax.tree.get_all_with_path(state, "ScaleByScheduleState")
+    assert [int(x.count) for _, x in rates] == [schedule, schedule]
+
+
+def test_optimizers_that_became_one_must_agree_on_the_count_of_adamw():
+    """The moments of two groups would have one count."""
+    labels = {"up": "a", "down": "b"}
+    old = optax.partition({"a": optax.adamw(0.1), "b": optax.adamw(0.1)}, labels).init(PARAMS)
+    old.inner_states["b"] = optax.tree.set(old.inner_states["b"], count=jnp.asarray(5))
+    message = "Counts of the old state differ.* of 0/count .*a/.*is 0, .*b/.*is 5.* same number"
+    with pytest.raises(ValueError, match=message):
+        omp.take_over(old, optax.adamw(0.1).init(PARAMS), PARAMS)
+
+
+def test_inject_hyperparams_around_multi_steps_counts_batches():
+    """Its schedules go on by them, and those inside by complete steps."""
+
+    def accumulating(learning_rate, inside):
+        inner = optax.chain(omp.muonplus(learning_rate), optax.scale_by_schedule(inside))
+        return optax.MultiSteps(inner, 2).gradient_transformation()
+
+    tx = optax.inject_hyperparams(accumulating, static_args="inside")(FALLING, inside=FALLING)
+    _, old = run(tx, tx.init(PARAMS), GRADS[:4])
+    state, report = omp.take_over(old, tx.init(PARAMS), PARAMS)
+    assert state.count == 4 and state.hyperparams_states["learning_rate"].count == 4
+    assert state.inner_state.gradient_step == 2 and not report.started_anew
+    state, _ = omp.take_over(old, omp.muonplus(FALLING).init(PARAMS), PARAMS)
+    assert {int(x) for _, x in optax.tree.get_all_with_path(state, "count") if x is not None} == {2}
+
+
+def test_gradients_of_half_a_step_under_jit():
+    """How many there are is not known there: they are kept as they are, or refused."""
+    tx = optax.MultiSteps(omp.muonplus(0.1), 2)
+    _, old = run(tx, tx.init(PARAMS), GRADS[:1])
+    switch = jax.jit(lambda old, new: omp.take_over(old, new, PARAMS)[0])
+    state = switch(old, tx.init(PARAMS))
+    assert state.mini_step == 1
+    jax.tree.map(np.testing.assert_array_equal, state.acc_grads, old.acc_grads)
+    with pytest.raises(ValueError, match=r"mini_step .* is not known here: .* outside of jax"):
+        switch(old, omp.muonplus(0.1).init(PARAMS))
 
 
 def test_a_recorder_counts_on_and_forgets_its_record():

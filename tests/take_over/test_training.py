@@ -51,16 +51,6 @@ def ours():
     return matching(omp.muon, shape_scale="max", bias_correction=True)
 
 
-def test_the_loss_goes_on_from_adamw():
-    """Below that of the run that keeps AdamW, from the first step on."""
-    old, new = optax.adamw(RATE), ours()
-    params, old_state, _ = run(old, parameters(), old.init(parameters()), (0, BEFORE))
-    _, _, unbroken = run(old, params, old_state, (BEFORE, BEFORE + AFTER))
-    state, _ = omp.take_over(old_state, new.init(params), params)
-    _, _, losses = run(new, params, state, (BEFORE, BEFORE + AFTER))
-    assert np.max(losses - unbroken) < 0.02 and np.mean(losses - unbroken) < 0
-
-
 def test_the_loss_goes_on_from_optax_muon_although_parameters_change_their_group():
     """Embedding and head become AdamW's, and its group starts anew.
 
