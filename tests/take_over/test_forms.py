@@ -107,6 +107,16 @@ def test_a_tree_of_dictionaries_with_the_layout_of_0_1_0():
     assert not report.started_anew and not report.not_used
 
 
+def test_amsgrad_from_disk_is_taken_for_adamw():
+    """A tree has no names of classes."""
+    old = filled(optax.amsgrad(0.1).init(PARAMS))
+    new = omp.muonplus(0.1).init(PARAMS)
+    with pytest.raises(ValueError, match="a momentum in ScaleByAmsgradState"):
+        omp.take_over(old, new, PARAMS)
+    state, report = omp.take_over(flax.serialization.to_state_dict(old), new, PARAMS)
+    assert optax.tree.get(state, "ScaleByAdamState").count == 7 and not report.started_anew
+
+
 class Model(nnx.Module):
     def __init__(self):
         self.up = nnx.Linear(8, 12, rngs=nnx.Rngs(0))

@@ -125,16 +125,35 @@ def test_a_schedule_goes_on_by_its_own_count_where_adamw_has_another(schedule):
     assert omp.transforms.find_momentum(state).count == schedule
     rates = optax.tree.get_all_with_path(state, "ScaleByScheduleState")
     assert [int(x.count) for _, x in rates] == [schedule, schedule]
+    injected = optax.inject_hyperparams(omp.muonplus)(FALLING).init(PARAMS)
+    assert omp.take_over(old, injected, PARAMS)[0].count == schedule
 
 
-def test_optimizers_that_became_one_must_agree_on_the_count_of_adamw():
-    """The moments of two groups would have one count."""
+def test_two_groups_of_adamw_have_counts_of_their_own():
+    """Each keeps it; one group that has the moments of both would need them to agree."""
     labels = {"up": "a", "down": "b"}
-    old = optax.partition({"a": optax.adamw(0.1), "b": optax.adamw(0.1)}, labels).init(PARAMS)
+    init = optax.partition({"a": optax.adamw(0.1), "b": optax.adamw(0.1)}, labels).init
+    old = init(PARAMS)
     old.inner_states["b"] = optax.tree.set(old.inner_states["b"], count=jnp.asarray(5))
+    state, _ = omp.take_over(old, init(PARAMS), PARAMS)
+    assert [int(optax.tree.get(state.inner_states[x], "count")) for x in "ab"] == [0, 5]
     message = "Counts of the old state differ.* of 0/count .*a/.*is 0, .*b/.*is 5.* same number"
     with pytest.raises(ValueError, match=message):
         omp.take_over(old, optax.adamw(0.1).init(PARAMS), PARAMS)
+
+
+def test_what_has_the_same_name_only_starts_anew():
+    """The mean of squares of another rule, and a count that is not one of updates."""
+    rest = optax.contrib.reduce_on_plateau()
+    new = optax.chain(omp.baselines.adamuon(0.1), rest).init(PARAMS)
+    old = filled(
+        optax.chain(omp.baselines.normuon(0.1), optax.scale_by_schedule(FALLING)).init(PARAMS)
+    )
+    state, report = omp.take_over(old, new, PARAMS)
+    jax.tree.map(np.testing.assert_array_equal, state[1], rest.init(PARAMS))
+    assert not np.any(optax.tree.get(state[0], "AdaMuonState").nu["up"]["kernel"])
+    assert "up/kernel: running mean of squares" in report.started_anew
+    assert "up/kernel: momentum" in report.kept
 
 
 def test_inject_hyperparams_around_multi_steps_counts_batches():
