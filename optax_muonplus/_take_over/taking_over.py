@@ -104,11 +104,13 @@ def take_over(
 
 
 def _note(old: Leaf, new: Leaf) -> str:
-    """Says where a count is, or what was changed in an array."""
+    """Says where a count is, or where an array was, and what was changed in it."""
     if old.what in COUNTS:
         number = known(old.value)
         return "" if number is None else f"at {number:,}"
-    notes = [f"AdamW's {old.what}"] if old.what != new.what else []
+    notes = [path_name(old.owner)]
+    if old.what != new.what:
+        notes.append(f"AdamW's {old.what}")
     if (dtype := jnp.result_type(old.value)) != new.value.dtype:
         notes.append(f"{dtype} to {new.value.dtype}")
     return ", ".join(notes)

@@ -40,7 +40,6 @@ def injected(**arguments):
 
 WRAPPED = {
     "MultiSteps(inject)": lambda: optax.MultiSteps(injected(), 2),
-    "chain(clip, inject)": lambda: clipped(injected()),
     "chain(clip, MultiSteps)": lambda: clipped(
         optax.MultiSteps(injected(), 2).gradient_transformation()
     ),

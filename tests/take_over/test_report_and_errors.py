@@ -22,10 +22,10 @@ FALLING = optax.linear_schedule(0.1, 0.02, 10)
 FROM_ADAMW = """\
 name                             state                    outcome   from, or why
 inner_states/adam/inner_state/0  AdamW's count            kept      at 7
-head/kernel                      first and second moment  kept
-layers/{0..2}/bias               first and second moment  kept
+head/kernel                      first and second moment  kept      0
+layers/{0..2}/bias               first and second moment  kept      0
 inner_states/adam/inner_state/2  count                    kept      at 7
-layers/{0..2}/kernel  momentum       kept      AdamW's first moment, float32 to bfloat16
+layers/{0..2}/kernel             momentum   kept      0, AdamW's first moment, float32 to bfloat16
 inner_states/muon/inner_state/2  count                    kept      at 7
 layers/{0..2}/kernel             second moment            not used  no place in the new state
 Learning rates and other settings are those of the new optimizer."""
