@@ -1,0 +1,184 @@
+"""Functions and files that updates, states and batches pass, and the time to trace an update.
+
+`benchmarks.house` starts this file as a process of its own, `python -P benchmarks/ways.py CHECKOUT
+ROUNDS`, with that checkout on PYTHONPATH and as the working directory. It prints the figures as
+JSON.
+"""
+
+import gc
+import importlib
+import itertools
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+import unittest.mock
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+FOUR = {"query": (256, 256), "up": (256, 1024), "down": (1024, 256), "side": (512, 768)}
+RUN = [
+    *("gpt-micro", "--model.n-layer", "1", "--model.d-model", "16", "--model.context", "16"),
+    *("--data.vocab-size", "300", "--steps", "1", "--batch-size", "8"),
+    *("--eval-batches", "1", "--sample-tokens", "1"),
+]
+
+
+class Call(NamedTuple):
+    """A call of a function of the checkout."""
+
+    file: str
+    line: int
+    name: str
+
+
+def main(checkout: str, rounds: int) -> None:
+    """Measures all figures and prints them."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    import optax_muonplus as omp  # here, as only a process for it has it from the checkout
+
+    library = Path(checkout, "optax_muonplus")
+    if library not in Path(omp.__file__).parents:
+        raise SystemExit(f"{omp.__file__} was imported, which is not in {checkout}.")
+    two = {"kernel": leaf((64, 256)), "bias": leaf((256,))}
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    shardings = {
+        "kernel": NamedSharding(mesh, P("data", "model")),
+        "bias": NamedSharding(mesh, P("model")),
+    }
+    placed = {name: leaf(x.shape, sharding=shardings[name]) for name, x in two.items()}
+    updates = {
+        "update on one device": tracer(omp.muonplus(0.02), two),
+        "update on a 4 x 2 mesh": tracer(omp.muonplus(0.02, sharding=shardings), placed),
+    }
+    arrays = jax.tree.map(lambda x: jnp.zeros(x.shape), two)
+    init = omp.muonplus(0.02).init
+    init(arrays)  # the first time, modules and tables are made too
+    ways = {name: calls_of(update, library) for name, update in updates.items()}
+    ways["parameters through init"] = calls_of(lambda: init(arrays), library)
+    ways["batch through the trainer"] = calls_of(one_step, Path(checkout), without=library)
+    print(json.dumps(
+        {name: passed(calls) for name, calls in ways.items()}
+        | trace_figures(omp.muonplus, rounds)
+    ))  # fmt: skip
+
+
+def leaf(shape: tuple[int, ...], dtype: Any = "float32", sharding: Any = None) -> Any:
+    """Describes an array that is not made."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def tracer(tx: optax.GradientTransformation, params: Any) -> Callable[[], Any]:
+    """Returns a function that traces one update without anything that JAX has cached."""
+    state = jax.eval_shape(tx.init, params)
+
+    def trace() -> Any:
+        jax.clear_caches()
+        return jax.jit(lambda *args: tx.update(*args)).trace(params, state, params)
+
+    trace()  # the first time, modules and tables are made too
+    return trace
+
+
+def trace_figures(muonplus: Callable[..., Any], rounds: int) -> dict[str, dict[str, float]]:
+    """Measures CPU seconds that tracing an update of four matrices takes; medians of the rounds.
+
+    The same for Optax's Muon, traced in turn, is a measure for the speed of the machine. Counts too
+    how often an update asks for the machine, by `jax.lax.platform_dependent`.
+    """
+    updates = {dtype: muonplus(0.02, compute_dtype=dtype) for dtype in ("bfloat16", "float32")}
+    traces = {
+        name: tracer(tx, {key: leaf(shape, name) for key, shape in FOUR.items()})
+        for name, tx in updates.items()
+    }
+    shapes = {key: leaf(shape) for key, shape in FOUR.items()}
+    traces["of Optax"] = tracer(optax.contrib.muon(0.02), shapes)
+    rows = np.array([[cpu_seconds(trace) for trace in traces.values()] for _ in range(rounds)])
+    seconds = np.median(rows, axis=0)
+    shares = np.median(rows / rows[:, -1:], axis=0)
+    found: dict[str, dict[str, float]] = {}
+    for i, name in enumerate(updates):
+        asked = unittest.mock.Mock(wraps=jax.lax.platform_dependent)
+        with unittest.mock.patch.object(jax.lax, "platform_dependent", asked):
+            traces[name]()
+        found[f"trace of a {name} update"] = {
+            "seconds": round(seconds[i], 3),
+            "of Optax's time": round(shares[i], 2),
+            "questions for the machine": asked.call_count,
+        }
+    return found
+
+
+def cpu_seconds(action: Callable[[], Any]) -> float:
+    """Measures the time of the processor that an action takes, all threads together."""
+    gc.collect()
+    start = time.process_time()
+    action()
+    return time.process_time() - start
+
+
+def one_step() -> None:
+    """Runs the trainer's command for one step on a small text."""
+    command = importlib.import_module("examples.train").main
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        text = Path(folder, "text.txt")
+        text.write_text("".join(f"{i} is the square root of {i * i}.\n" for i in range(2000)))
+        status = command([*RUN, "--data.paths", str(text), "--runs-dir", folder])
+    if status:
+        raise SystemExit(f"python -m examples.train {' '.join(RUN)} ended with {status}.")
+
+
+# Calls ------------------------------------------------------------------------------------------
+
+
+def calls_of(action: Callable[[], Any], root: Path, without: Path | None = None) -> list[Call]:
+    """Lists the calls of functions in files below `root`, in order, of all threads.
+
+    Comprehensions and lambdas are left out, as they belong to the function around them.
+    """
+    found = []
+    inside = f"{root}{os.sep}"
+    # This file, and environments that lie in a checkout, are no part of a way.
+    outside = (__file__, f"{inside}.", *([f"{without}{os.sep}"] if without else []))
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        file, name = code.co_filename, code.co_name
+        wanted = file.startswith(inside) and not file.startswith(outside)
+        if event == "call" and wanted and name[0] != "<":
+            found.append(Call(file, code.co_firstlineno, name))
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return found
+
+
+def passed(calls: list[Call]) -> dict[str, Any]:
+    """Counts calls and changes of file from one call to the next; lists the functions entered."""
+    files = itertools.pairwise(call.file for call in calls)
+    return {
+        "calls": len(calls),
+        "switches of file": sum(a != b for a, b in files),
+        "entered": sorted({(call.file, call.line) for call in calls}),
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
