@@ -43,21 +43,12 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), VARIANTS)
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_parameters_match_the_published_code(name, options, decay):
-    params, grads = trees()
-    tx = build(name, weight_decay=decay, **options)
-    seen, _ = run(tx, params, grads)
+def assert_match(name, params, grads, **options):
+    """Parameters after each step are those of the published code."""
+    seen, _ = run(build(name, **options), params, grads)
     for key in SHAPES:
-        expected = oracle(
-            name,
-            params[key].T,
-            [g[key].T for g in grads],
-            learning_rate=0.05,
-            weight_decay=decay,
-            **options,
-        )
+        turned = [g[key].T for g in grads]
+        expected = oracle(name, params[key].T, turned, learning_rate=0.05, **options)
         for ours, theirs, before in zip(
             seen, expected, [params[key].T, *expected[:-1]], strict=True
         ):
@@ -65,6 +56,31 @@ def test_parameters_match_the_published_code(name, options, decay):
             moved = np.linalg.norm(theirs - params[key].T)
             assert np.linalg.norm(ours[key].T - theirs) <= 1e-5 * moved, key
             assert np.linalg.norm(theirs - before) > 0
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_parameters_match_the_published_code(name, options, decay):
+    assert_match(name, *trees(), weight_decay=decay, **options)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_mano_guards_gradients_of_the_size_of_eps(nesterov):
+    """Its eps is compared with the sum of gradients, not with their mean."""
+    params, grads = trees()
+    tiny = [{key: np.float32(1e-9) * x for key, x in g.items()} for g in grads]
+    zeros = jax.tree.map(np.zeros_like, params)  # where steps of this size can be seen
+    assert_match("mano", zeros, tiny, nesterov=nesterov)
+
+
+@pytest.mark.parametrize("rule", ["code", "paper"])
+def test_normuon_lifts_a_row_that_dies(rule):
+    """Its eps guards the root: beneath it, it would leave a row this small as it is."""
+    params, grads = trees()
+    for g in grads:
+        for x in g.values():
+            x[:, 0] *= 1e-6
+    assert_match("normuon", params, grads, rule=rule)
 
 
 def test_muonplus_row_is_normuon_without_memory():

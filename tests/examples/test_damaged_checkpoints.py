@@ -1,5 +1,6 @@
 """Checkpoints whose files are not as they were written are refused, by name."""
 
+import itertools
 import json
 import os
 import shutil
@@ -143,14 +144,24 @@ def test_processes_list_their_own_files_and_share_the_verification(tmp_path):
     assert lists["process_1.json"] == ["ocdbt.process_1/d/data"]
     processes = [f"checksums/process_{i}.json" for i in range(3)]
     assert lists["rest.json"] == [*processes, "manifest"]  # each file is read once
-    (tmp_path / "ocdbt.process_1" / "d" / "data").write_bytes(b"12345678901")
+    listed = [name for names in lists.values() for name in names]
+    for parts, name in itertools.product((2, 3, 4), listed):
+        found = damage_found(tmp_path, name, parts)
+        assert len(found) == 1 and name in found[0]
+
+
+def damage_found(folder, name, parts):
+    """The errors of all processes that verify a folder with one file damaged, which is mended."""
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content + b" ")  # which leaves a list readable
     found = []
-    for part in range(4):
+    for part in range(parts):
         try:
-            assert integrity.verify(tmp_path, part, 4)
+            assert integrity.verify(folder, part, parts)
         except integrity.Damaged as error:
             found.append(str(error))
-    assert len(found) == 1 and "ocdbt.process_1/d/data" in found[0]
+    (folder / name).write_bytes(content)
+    return found
 
 
 class Finalized:

@@ -134,6 +134,18 @@ def test_a_shard_out_of_its_place_is_named(config, monkeypatch, tmp_path):
         prepare(config, quiet)
 
 
+def test_a_copy_of_the_pair_before_is_named(config, monkeypatch, tmp_path):
+    """Its shards agree with each other; the same tokens would be trained on twice."""
+    serve(monkeypatch, Stream(ROWS, until=600))
+    with pytest.raises(UserError, match=NO_NETWORK):
+        prepare(config, quiet)
+    for name in ("train", "val"):
+        first, second, *_ = sorted(tmp_path.rglob(f"{name}-*.bin"))
+        second.write_bytes(first.read_bytes())
+    with pytest.raises(UserError, match=r"train-00001\.bin or .* is from elsewhere"):
+        prepare(config, quiet)
+
+
 def test_a_stream_that_ends_early(config, monkeypatch):
     serve(monkeypatch, Stream(ROWS[:30]))
     said = []

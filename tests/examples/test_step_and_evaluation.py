@@ -14,7 +14,7 @@ from examples.runs.loop import Loop
 from examples.runs.metrics import Metrics, read_metrics
 from examples.settings.model import ModelConfig
 from examples.settings.run import OptimizerConfig, RunConfig
-from examples.training import optimizers
+from examples.training import optimizers, sharding
 from examples.training import step as train_step
 from examples.training.evaluate import bits_per_byte, make_evaluate
 from examples.training.loss import next_token_loss
@@ -72,9 +72,10 @@ def test_bits_per_byte():
     assert bits_per_byte(2.0, tokens=3, n_bytes=4) == pytest.approx(2.1640, abs=1e-4)
 
 
-def test_evaluation_of_a_uniform_model():
+def evaluation(**changes):
+    """Of a model for which all tokens are alike, and the inputs that it was given."""
     tokens = Tokens(np.arange(200), TokensMeta("int64", tokens=200, bytes=800, sha256=""))
-    config = RunConfig(model=ModelConfig(context=8), batch_size=2, eval_batches=3)
+    config = RunConfig(model=ModelConfig(context=8), batch_size=2, eval_batches=3, **changes)
     seen = []
 
     def uniform(params, inputs):
@@ -84,9 +85,32 @@ def test_evaluation_of_a_uniform_model():
     def loss(params, inputs, targets):
         return next_token_loss(uniform(params, inputs), targets)
 
-    evaluate = make_evaluate(jax.jit(loss), config, tokens, make_mesh("", jax.devices()[:1]))
-    evaluation = evaluate({})
-    assert evaluation.val_perplexity == pytest.approx(300, rel=1e-5)
-    assert evaluation.val_bits_per_byte == pytest.approx(math.log2(300) / 4, rel=1e-5)
+    return make_evaluate(jax.jit(loss), config, tokens, make_mesh("", jax.devices()[:1])), seen
+
+
+def test_evaluation_of_a_uniform_model():
+    evaluate, seen = evaluation()
+    found = evaluate({})
+    assert found.val_perplexity == pytest.approx(300, rel=1e-5)
+    assert found.val_bits_per_byte == pytest.approx(math.log2(300) / 4, rel=1e-5)
     evaluate({})
     assert len(seen) == 6 and seen[:3] == seen[3:]  # the same batches each time
+
+
+def test_evaluation_sees_the_same_rows_in_micro_batches():
+    evaluate, whole = evaluation()
+    evaluate({})
+    evaluate, parts = evaluation(accumulate=2)
+    evaluate({})
+    assert [len(batch) for batch in parts] == [1] * 6
+    np.testing.assert_array_equal(np.concatenate(parts), np.concatenate(whole))
+
+
+def test_micro_batches_move_no_rows_between_devices():
+    mesh = make_mesh("data=2", jax.devices()[:2])
+    rows = jax.device_put(np.arange(24).reshape(8, 3), sharding.of_batch(mesh))
+    split = jax.jit(lambda x: train_step.micro_batches(x, 2, mesh))(rows)
+    assert split.shape == (2, 4, 3)
+    for before, after in zip(rows.addressable_shards, split.addressable_shards, strict=True):
+        assert before.device == after.device
+        np.testing.assert_array_equal(after.data.reshape(-1, 3), before.data)

@@ -19,6 +19,7 @@ from tests.support.batches import (
     layers,
     temporary_bytes,
 )
+from tests.support.trees import assert_trees_close, random_like
 
 
 def scanned(count):
@@ -62,6 +63,18 @@ def test_a_stack_holds_tall_and_wide_matrices_and_stops_at_the_bound(monkeypatch
     # Each is traced twice, for CPUs and for GPUs; a TPU works on one matrix at a time.
     expected = [(12, D, D), (4, D, 4 * D), (4, D, 4 * D), (3, D, 4 * D)]
     assert sorted(shape for shape in seen if shape[0] > 1) == sorted(2 * expected)
+
+
+@pytest.mark.parametrize("options", [{"preconditioning": "aol"}, {"norm": "col"}], ids=str)
+def test_a_stack_of_both_layouts_tells_rows_from_columns(options, monkeypatch):
+    """Squares stored as (in, out) and as (out, in) share a stack."""
+    stored = {name: jax.ShapeDtypeStruct((D, D), jnp.float32) for name in ("kernel", "weight")}
+    grads = random_like({"a": stored, "b": stored})
+    tx = omp.scale_by_muonplus(**options)
+    alone, _ = tx.update(grads, tx.init(grads))
+    everywhere_stacked(monkeypatch)
+    together, _ = jax.jit(tx.update)(grads, tx.init(grads))
+    assert_trees_close(together, alone, atol=2e-5)
 
 
 RAGGED = {"up": (256, 300), "gate": (256, 300), "down": (300, 256), "q": (256, 256)}

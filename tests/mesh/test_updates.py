@@ -97,6 +97,22 @@ def test_options_that_tell_rows_from_columns(name):
     assert_same(updates, expected, wanted)
 
 
+def test_an_axis_that_shards_the_batch_holds_no_replicas():
+    """Experts over ``a``, two of them a device and fewer than devices: each device has its own."""
+    mesh = make_mesh((2, 4), "ab")
+    grads = random_like(
+        {"experts": {"kernel": shape(4, 128, 128)}, "q": {"kernel": shape(128, 128)}}
+    )
+    specs = {"experts": P("a", None, "b"), "q": P("a", "b")}
+    wanted = {module: {"kernel": NamedSharding(mesh, spec)} for module, spec in specs.items()}
+    rules = [("experts", omp.MuonDimensionNumbers(-2, -1))]
+    dims = functools.partial(omp.muon_dimension_numbers, rules=rules)
+    build = functools.partial(omp.muonplus, 0.1, muon_weight_dimension_numbers=dims)
+    expected, _ = two_steps(build(), grads)
+    updates, _ = two_steps(build(sharding=wanted), jax.device_put(grads, wanted))
+    assert_same(updates, expected, wanted)
+
+
 def test_bfloat16_transfers_keep_unit_rows():
     mesh = make_mesh((4, 2), "ab")
     grads = random_like({f"{i}": {"kernel": shape(64, 128)} for i in range(3)})

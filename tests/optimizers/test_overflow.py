@@ -137,3 +137,16 @@ def test_narrowed_saturates_only_what_is_finite():
     found = np.asarray(_precision.narrowed(x, "float16"))
     np.testing.assert_array_equal(found, [65504, -65504, 65504, 1.5, np.inf, -np.inf, np.nan, 0])
     assert np.isfinite(_precision.narrowed(jnp.array([3.4e38]), "bfloat16"))
+
+
+def test_adamw_squares_float16_gradients_in_the_dtype_of_the_parameters():
+    """1,000 squared is beyond float16; an infinite second moment would end all learning."""
+    params = {"up": {"kernel": jnp.eye(4, 6), "bias": jnp.zeros(6)}}
+    grads = {"up": {"kernel": jnp.eye(4, 6), "bias": jnp.full(6, 1000.0)}}
+    tx = omp.muonplus(0.1)
+    narrow = jax.tree.map(lambda x: x.astype(jnp.float16), grads)
+    updates, state = tx.update(narrow, tx.init(params), params)
+    expected, _ = tx.update(grads, tx.init(params), params)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state))
+    np.testing.assert_array_equal(updates["up"]["bias"], expected["up"]["bias"])
+    assert np.all(updates["up"]["bias"] < 0)

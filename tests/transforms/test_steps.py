@@ -1,11 +1,14 @@
 """What a chain makes of its functions: one read and write of each matrix."""
 
 import jax.numpy as jnp
+import numpy as np
 
 import optax_muonplus as omp
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import DualNorm, Momentum, links_of
+from tests.support.flat import scale_by_muonplus
+from tests.support.trees import first_update, random_tree
 
 
 def steps_of(*parts):
@@ -29,3 +32,13 @@ def test_the_factor_by_shape_knows_the_normalization_before_it():
     parts = [Orthogonalize(), Normalize("row", match_frobenius=True), ScaleByShape("none", 0.2)]
     scale = steps_of(*parts)[-1]
     assert (scale.norm, scale.match_frobenius) == ("row", True)
+
+
+def test_an_adaptive_step_has_the_size_of_the_corrected_momentum():
+    """Which at the first step is the gradient, with whatever decay."""
+    grads = {"kernel": random_tree([(4, 6)])[0]}
+    options = {"adaptive": True, "nesterov": False}
+    corrected = scale_by_muonplus(beta=0.9, bias_correction=True, **options)
+    memoryless = scale_by_muonplus(beta=0.0, **options)
+    found, expected = (first_update(tx, grads) for tx in (corrected, memoryless))
+    np.testing.assert_allclose(found["kernel"], expected["kernel"], rtol=1e-5, atol=1e-6)
