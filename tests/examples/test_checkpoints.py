@@ -21,6 +21,7 @@ from examples.training import sharding
 from examples.training.step import TrainState
 from tests.support.trainer import (
     CUBE,
+    PATIENCE,
     STEPS,
     TOY,
     assemble_toy,
@@ -163,7 +164,7 @@ def test_checkpoint_with_truncated_arrays_is_named(tmp_path, finished):
     for path in state.glob("**/d/*"):
         path.write_bytes(path.read_bytes()[:100])
     process = run_shell("--resume", str(folder))
-    shown, _ = process.communicate(timeout=60)
+    shown, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2, shown
     assert f"the checkpoint {state.parent} of step {STEPS} is damaged" in shown
     assert (
@@ -220,7 +221,7 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path, text):
     process = run_shell(*flags, "--steps", "120", "--max-skipped", "3")
     wait_for(lambda: (tmp_path / "x" / "checkpoints" / "8").exists())
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
-    shown, _ = process.communicate(timeout=60)
+    shown, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert f"cannot save to {tmp_path}/x/checkpoints" in shown and "make room" in shown
     assert 8 <= saved_step(tmp_path / "x") < 120

@@ -26,6 +26,7 @@ from examples.system.errors import UserError
 from examples.training import optimizers
 from tests.support.sweep_results import PLUS, result
 from tests.support.trainer import (
+    PATIENCE,
     ROOT,
     TOY,
     losses,
@@ -122,7 +123,7 @@ def test_processes_share_the_runs_of_a_sweep(done, tmp_path, text):
     processes = [
         subprocess.Popen(call, cwd=ROOT, env=env, stdout=subprocess.PIPE) for _ in range(2)
     ]
-    shown = [process.communicate(timeout=120)[0].decode() for process in processes]
+    shown = [process.communicate(timeout=PATIENCE)[0].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert len((tmp_path / "s" / "runs.jsonl").read_text().splitlines()) == 6
     assert all("-seed" in lines for lines in shown)  # each did some

@@ -3,7 +3,6 @@
 import json
 import math
 import signal
-import time
 
 import pytest
 
@@ -11,6 +10,7 @@ from examples.runs.metrics import MATRICES, read_metrics
 from examples.runs.speed import TOKENS_PER_SECOND
 from examples.train import main
 from tests.support.trainer import (
+    PATIENCE,
     STEPS,
     TOY,
     crash,
@@ -20,6 +20,7 @@ from tests.support.trainer import (
     saved_step,
     stop_at,
     train,
+    wait_for,
 )
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -146,11 +147,9 @@ def test_ctrl_c_in_a_shell_exits_with_130_and_says_how_to_resume(tmp_path, text)
     flags = [*TOY, "--steps", "100000", "--data.paths", str(text), "--runs-dir", str(tmp_path)]
     process = run_shell(*flags, "--name", "x")
     metrics = tmp_path / "x" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not metrics.exists() and time.monotonic() < deadline:  # the first step comes next
-        time.sleep(0.02)
+    wait_for(metrics.exists, process)  # the first step comes next
     process.send_signal(signal.SIGINT)
-    shown, _ = process.communicate(timeout=30)
+    shown, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert f"python -m examples.train --resume {tmp_path / 'x'}" in shown
     assert "Traceback" not in shown

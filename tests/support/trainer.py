@@ -4,8 +4,6 @@ import dataclasses
 import itertools
 import math
 import os
-import subprocess
-import sys
 import time
 import unittest.mock
 from pathlib import Path
@@ -22,6 +20,7 @@ from examples.settings.run import OptimizerConfig
 from examples.train import main
 from examples.training import optimizers, sharding
 from examples.training.setup import assemble
+from tests.support.imported import Started
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 24
@@ -32,6 +31,7 @@ TOY = (
     "--sample-tokens 20"
 ).split()
 CUBE = "data=2,fsdp=2,tensor=2"
+PATIENCE = 300  # seconds for what takes a few: what hangs fails, and a busy machine may be slow
 ADAMW_RULE = OptimizerConfig(name="adamw")  # compiles faster, where the optimizer does not matter
 
 
@@ -51,14 +51,8 @@ def train(text, root, *flags):
 
 def run_shell(*flags, devices=1):
     """Starts a run as a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "examples.train", *flags],
-        cwd=ROOT,
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)}
+    return Started("examples.train", flags, environment, ROOT)
 
 
 # What a run has written
@@ -75,7 +69,7 @@ def saved_step(folder):
     return max(int(name) for name in names if name.isdecimal())  # others are being written
 
 
-def wait_for(happened, *processes, seconds=60):
+def wait_for(happened, *processes, seconds=PATIENCE):
     """Waits until something has happened; checks very often, since a save is short."""
     deadline = time.monotonic() + seconds
     while not happened():
