@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 import optax_muonplus as omp
 from benchmarks import maxtext, meshes, parity, trees
-from examples.compiled import gpu, hlo, targets, tpu, walk
+from examples.compiled_programs import gpu, hlo, targets, tpu, walk
 
 REFERENCE = "optax.contrib.muon"
 

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks import accelerator_row, records, trees
 from benchmarks.accelerator_row import REFERENCE, ROWS
-from examples.compiled import targets
+from examples.compiled_programs import targets
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,8 +25,8 @@ from rich.console import Console
 import optax_muonplus as omp
 from benchmarks import character_model, kept_runs, parity, rate_curves, records
 from benchmarks.rate_curves import Losses, Run
-from examples.system import exit_status
-from examples.system.errors import UserError
+from examples.trainer.system import exit_status
+from examples.trainer.system.errors import UserError
 
 ADAMW, BEFORE = "optax.adamw", "optax.contrib.muon"
 MUONS: dict[str, Callable[..., optax.GradientTransformation]] = {

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from flax.training.train_state import TrainState
 
-from examples.system.errors import UserError
+from examples.trainer.system.errors import UserError
 
 HELD_OUT = 10  # every tenth file is validation text
 

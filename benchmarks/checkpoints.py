@@ -19,7 +19,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tyro
 
-from examples.runs import checkpoint, integrity
+from examples.trainer.runs import checkpoint, integrity
 
 ARRAYS = 16
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 import optax_muonplus as omp
 from benchmarks import meshes, products, records, trees
-from examples.compiled import counts, hlo
+from examples.compiled_programs import counts, hlo
 
 REFERENCE = "optax.contrib.muon"
 COMPILER = "omp.muonplus, left to the compiler"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rate_curves import Losses, Run
-from examples.system import json_lines
+from examples.trainer.system import json_lines
 
 ADVICE = "Remove the line to have that run done again."
 

@@ -11,10 +11,10 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from benchmarks import timing
-from examples.data.loader import Loader
-from examples.data.placement import place_batch
-from examples.data.prefetch import Prefetch
-from examples.training import sharding
+from examples.trainer.data.loader import Loader
+from examples.trainer.data.placement import place_batch
+from examples.trainer.data.prefetch import Prefetch
+from examples.trainer.training import sharding
 
 STEPS = 20  # that are timed together
 TEXT = 20_000_000  # tokens of the text, 40 MB on disk

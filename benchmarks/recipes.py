@@ -14,10 +14,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from examples.compiled import targets
-from examples.forecast.command import measure, write
-from examples.settings import command_line, machines
-from examples.settings.recipes import ROWS
+from examples.compiled_programs import targets
+from examples.compiled_programs.forecast.command import measure, write
+from examples.trainer.settings import command_line, machines
+from examples.trainer.settings.recipes import ROWS
 
 
 @dataclasses.dataclass(frozen=True)

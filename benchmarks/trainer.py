@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import records, training_step
-from examples.settings.presets import PRESETS
+from examples.trainer.settings.presets import PRESETS
 
 
 @dataclasses.dataclass(frozen=True)

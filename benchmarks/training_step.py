@@ -10,11 +10,11 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks import loading, timing
-from examples.settings.run import RunConfig
-from examples.training import optimizers, sharding
-from examples.training import program as training_program
-from examples.training.program import Program
-from examples.training.step import TrainState
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.training import optimizers, sharding
+from examples.trainer.training import program as training_program
+from examples.trainer.training.program import Program
+from examples.trainer.training.step import TrainState
 
 Name = Literal["adamw", "muon", "muonplus"]
 NAMES: tuple[Name, ...] = ("adamw", "muon", "muonplus")

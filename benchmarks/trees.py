@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from examples.settings import recipes
+from examples.trainer.settings import recipes
 
 
 class Size(NamedTuple):

@@ -1,8 +1,9 @@
-"""A trainer built on the public names of `optax_muonplus`; run as `python -m examples.train`.
+"""Scripts to copy, commands, and the packages that the commands use.
 
-The modules here are commands and scripts to read; the rest is in packages. Imports between packages
-run one way: each package imports only from those before it, and commands from all of them.
+A script to copy imports none of these packages. A package imports only those on lines above its
+own, or to its left; `tests/documentation/test_houses.py` reads the lines.
 
-    system, compiled, settings, models, data, training, forecast, runs, parity, inference,
-    sweeps, paper, hosts
+    trainer: system, settings, models, data, training, runs, parity, inference
+    compiled_programs: ., forecast
+    experiments: sweeps, paper
 """

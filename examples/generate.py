@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import tyro
 
-from examples.inference.generate import generate
-from examples.system.exit_status import run_command
+from examples.trainer.inference.generate import generate
+from examples.trainer.system.exit_status import run_command
 
 PROGRAM = "python -m examples.generate"
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import tyro
 
-from examples.paper.figures import draw
-from examples.system.exit_status import run_command
+from examples.experiments.paper.figures import draw
+from examples.trainer.system.exit_status import run_command
 
 PROGRAM = "python -m examples.paper_figures"
 

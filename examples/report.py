@@ -7,8 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from examples.sweeps.report import write_report
-from examples.system.exit_status import run_command
+from examples.experiments.sweeps.report import write_report
+from examples.trainer.system.exit_status import run_command
 
 PROGRAM = "python -m examples.report"
 

@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Sequence
 
-from examples.sweeps import command_line
-from examples.sweeps.run import sweep
-from examples.system import exit_status
+from examples.experiments.sweeps import command_line
+from examples.experiments.sweeps.run import sweep
+from examples.trainer.system import exit_status
 
 
 def main(argv: Sequence[str]) -> int:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import jax
 
-from examples.forecast.command import forecast
-from examples.runs import processes
-from examples.runs.launch import launch
-from examples.settings import command_line
-from examples.settings.command_line import NewRun
-from examples.system import exit_status, files
-from examples.system.errors import UserError
+from examples.compiled_programs.forecast.command import forecast
+from examples.trainer.runs import processes
+from examples.trainer.runs.launch import launch
+from examples.trainer.settings import command_line
+from examples.trainer.settings.command_line import NewRun
+from examples.trainer.system import exit_status, files
+from examples.trainer.system.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:

@@ -6,8 +6,8 @@ from typing import Literal
 from benchmarks import trees
 from benchmarks.gpu.variants import OURS, REFERENCE
 from benchmarks.training_step import NAMES
-from examples.settings.model import ModelConfig
-from examples.settings.presets import PRESETS
+from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.presets import PRESETS
 
 _MODELS = tuple((name, trees.SIZES[name]) for name in ("gpt-small", "llama-350m", "llama-1b"))
 _GPT_SMALL_2 = trees.SIZES["gpt-small"]._replace(layers=2)

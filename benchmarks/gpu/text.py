@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.gpu.settings import TOY, Settings
-from examples.data.cache import Dataset, cache_folder
-from examples.data.prepare import prepare
-from examples.settings.run import DataConfig
-from examples.system.files import write_atomically
+from examples.trainer.data.cache import Dataset, cache_folder
+from examples.trainer.data.prepare import prepare
+from examples.trainer.settings.run import DataConfig
+from examples.trainer.system.files import write_atomically
 
 LONGEST = 400_000  # bytes of a file; longer ones are tables rather than code
 

@@ -11,11 +11,11 @@ from benchmarks import training_step
 from benchmarks.gpu import text
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.steps import Figures
-from examples.data.placement import place_batch
-from examples.settings.model import ModelConfig
-from examples.settings.run import OptimizerConfig, RunConfig
-from examples.training import sharding
-from examples.training.setup import TrainingSetup, assemble
+from examples.trainer.data.placement import place_batch
+from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
+from examples.trainer.training import sharding
+from examples.trainer.training.setup import TrainingSetup, assemble
 
 Rule = Literal["muon", "muonplus"]
 RULES: tuple[Rule, ...] = ("muon", "muonplus")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from examples.compiled import gpu, hlo, walk
+from examples.compiled_programs import gpu, hlo, walk
 
 # Powers of ten apart, so that a sum shows what it is made of.
 RATES = gpu.Rates(memory=1e3, half=1e4, tf32=1e3, float32=1e2, link=10)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import optax_muonplus as omp
 from benchmarks import accelerator_row, accelerators, maxtext, meshes, trees
-from examples.compiled import targets
+from examples.compiled_programs import targets
 
 
 @pytest.mark.parametrize(

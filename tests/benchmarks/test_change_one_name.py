@@ -13,7 +13,7 @@ from rich.console import Console
 
 from benchmarks import change_one_name, kept_runs, rate_curves
 from benchmarks.rate_curves import Run
-from examples.system.errors import UserError
+from examples.trainer.system.errors import UserError
 
 TINY = change_one_name.Config(
     rates=(0.02,), adamw_rates=(0.01,), seeds=(0,), steps=3, batch_size=4, context=8, layers=1,

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from benchmarks import collectives, meshes, trees
-from examples.compiled import counts, hlo
+from examples.compiled_programs import counts, hlo
 
 MESH = "data=4,model=2"
 

@@ -13,7 +13,7 @@ from benchmarks import parity, trees
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import correctness, kernels, parts, steps, text, training, updates, variants
 from benchmarks.gpu.settings import TOY, Settings
-from examples.settings.model import ModelConfig
+from examples.trainer.settings.model import ModelConfig
 from tests.support.trainer import on_devices
 
 QUIET = Console(quiet=True)

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from benchmarks import recipes
-from examples.compiled import targets
-from examples.settings import machines
+from examples.compiled_programs import targets
+from examples.trainer.settings import machines
 
 GB = 10**9
 

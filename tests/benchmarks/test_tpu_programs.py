@@ -2,7 +2,7 @@
 
 import pytest
 
-from examples.compiled import hlo, tpu, walk
+from examples.compiled_programs import hlo, tpu, walk
 
 TPU = """HloModule toy, is_scheduled=true, num_partitions=16
 

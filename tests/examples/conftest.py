@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import pytest
 
-from examples.inference import trained
-from examples.inference.trained import CheckpointRef
+from examples.trainer.inference import trained
+from examples.trainer.inference.trained import CheckpointRef
 from tests.support.trainer import on_devices, train
 
 

@@ -9,14 +9,20 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from examples import models
-from examples.models import attention_kernels
-from examples.models.attention_kernels import check_attention, choose, describe, plain, splash
-from examples.models.chunked_attention import chunked_attention
-from examples.models.layout import Layout
-from examples.settings.model import ModelConfig
-from examples.system.errors import UserError
-from examples.training import sharding
+from examples.trainer import models
+from examples.trainer.models import attention_kernels
+from examples.trainer.models.attention_kernels import (
+    check_attention,
+    choose,
+    describe,
+    plain,
+    splash,
+)
+from examples.trainer.models.chunked_attention import chunked_attention
+from examples.trainer.models.layout import Layout
+from examples.trainer.settings.model import ModelConfig
+from examples.trainer.system.errors import UserError
+from examples.trainer.training import sharding
 
 GPT = ModelConfig(n_layer=1, n_head=2, d_model=16, d_ff=40, context=20)
 LLAMA = dataclasses.replace(GPT, family="llama", tied=False)

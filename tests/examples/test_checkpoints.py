@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from examples.data.placement import place_batch
-from examples.runs.checkpoint import Checkpoints
-from examples.runs.metrics import Metrics
-from examples.system.errors import UserError
 from examples.train import main
-from examples.training import sharding
-from examples.training.step import TrainState
+from examples.trainer.data.placement import place_batch
+from examples.trainer.runs.checkpoint import Checkpoints
+from examples.trainer.runs.metrics import Metrics
+from examples.trainer.system.errors import UserError
+from examples.trainer.training import sharding
+from examples.trainer.training.step import TrainState
 from tests.support.trainer import (
     CUBE,
     PATIENCE,

@@ -2,8 +2,9 @@
 
 import pytest
 
-from examples.compiled import chips, groups, hlo, products, targets, tpu, walk
-from examples.compiled.gpu import most_work
+from examples.compiled_programs import groups, hlo, products, targets, tpu, walk
+from examples.compiled_programs.gpu import most_work
+from examples.trainer.system import chips
 
 MAIN = """HloModule toy, is_scheduled=true, num_partitions=16
 

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from examples.runs import integrity
-from examples.runs.checkpoint import Checkpoints, restore_part
-from examples.runs.leftovers import Leftovers
-from examples.system.errors import UserError
-from examples.training.step import TrainState
+from examples.trainer.runs import integrity
+from examples.trainer.runs.checkpoint import Checkpoints, restore_part
+from examples.trainer.runs.leftovers import Leftovers
+from examples.trainer.system.errors import UserError
+from examples.trainer.training.step import TrainState
 
 PLACE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 

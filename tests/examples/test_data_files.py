@@ -9,11 +9,11 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, normalizers, processors
 from tokenizers import models as tokenizer_models
 
-from examples.data import corpus, shards, tokenizer
-from examples.data.__main__ import main
-from examples.data.prepare import prepare
-from examples.settings.run import DataConfig
-from examples.system.errors import UserError
+from examples.data import main
+from examples.trainer.data import corpus, shards, tokenizer
+from examples.trainer.data.prepare import prepare
+from examples.trainer.settings.run import DataConfig
+from examples.trainer.system.errors import UserError
 from tests.support.trainer import quiet
 
 

@@ -10,10 +10,10 @@ import pytest
 from pyarrow import parquet
 from tokenizers import Tokenizer
 
-from examples.data import fineweb, shards, tokenizer
-from examples.data.prepare import prepare
-from examples.settings.run import DataConfig
-from examples.system.errors import UserError
+from examples.trainer.data import fineweb, shards, tokenizer
+from examples.trainer.data.prepare import prepare
+from examples.trainer.settings.run import DataConfig
+from examples.trainer.system.errors import UserError
 from tests.support.trainer import quiet
 
 ROWS = [f"row {i}: " + "some words on the web\n" * (1 + i * 7 % 11) for i in range(1200)]

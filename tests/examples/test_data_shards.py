@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from examples.data import shards
-from examples.data.loader import Joined, Loader
-from examples.data.shards import HEADER_BYTES, Stamp, Writer, open_shards, read_header
-from examples.system.errors import DamagedFileError
+from examples.trainer.data import shards
+from examples.trainer.data.loader import Joined, Loader
+from examples.trainer.data.shards import HEADER_BYTES, Stamp, Writer, open_shards, read_header
+from examples.trainer.system.errors import DamagedFileError
 
 STAMP = Stamp("own", "5ec0de" * 10, 300)
 

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from examples.compiled import targets
-from examples.forecast import children, even_share, figures, programs
-from examples.forecast.command import forecast
-from examples.settings import command_line, flops
-from examples.settings.presets import PRESETS
-from examples.system.errors import UserError
+from examples.compiled_programs import targets
+from examples.compiled_programs.forecast import children, even_share, figures, programs
+from examples.compiled_programs.forecast.command import forecast
 from examples.train import main
+from examples.trainer.settings import command_line, flops
+from examples.trainer.settings.presets import PRESETS
+from examples.trainer.system.errors import UserError
 from tests.support.trainer import ROOT, TOY
 
 CPU = targets.parse("cpu:8")

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from examples.runs import folder as run_folder
-from examples.runs import integrity
-from examples.settings.run import RunConfig
-from examples.system import files
-from examples.system.errors import UserError
 from examples.train import main
+from examples.trainer.runs import folder as run_folder
+from examples.trainer.runs import integrity
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.system import files
+from examples.trainer.system.errors import UserError
 from tests.support.trainer import ROOT, STEPS, losses, stop_at, train
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -133,7 +133,7 @@ def test_second_ctrl_c_does_not_wait_for_the_save_at_the_end(text, tmp_path, mon
 
 def test_leaving_after_a_stop_does_not_wait_for_threads():
     code = (
-        "import threading, time; from examples.system.exit_status import leave;"
+        "import threading, time; from examples.trainer.system.exit_status import leave;"
         "threading.Thread(target=time.sleep, args=(600,)).start(); print('said'); leave(130)"
     )
     ended = subprocess.run(

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from examples.compiled import counts, hlo
-from examples.settings.run import OptimizerConfig
-from examples.training import optimizers
+from examples.compiled_programs import counts, hlo
+from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.training import optimizers
 from tests.support.trainer import CUBE, assemble_toy, compiled_step, first_losses
 
 K, HEADS = 4, 3

@@ -3,10 +3,10 @@
 import jax
 import pytest
 
-from examples.settings.run import OptimizerConfig, RunConfig
-from examples.system.errors import UserError
-from examples.training import optimizers, setup
-from examples.training.optimizers import for_platform
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
+from examples.trainer.system.errors import UserError
+from examples.trainer.training import optimizers, setup
+from examples.trainer.training.optimizers import for_platform
 from tests.support.trainer import assemble_toy, first_losses
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from examples import tasks
-from examples.data.tokenizer import end_id
-from examples.inference import lm_eval_model, scoring
+from examples.trainer.data.tokenizer import end_id
+from examples.trainer.inference import lm_eval_model, scoring
 from tests.support.trained_model import naive_losses
 
 pytestmark = pytest.mark.usefixtures("one_device")

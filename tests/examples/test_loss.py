@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from examples import models
-from examples.models.layout import ONE_DEVICE, Layout
-from examples.settings.model import ModelConfig
-from examples.training import loss as training_loss
-from examples.training import sharding
-from examples.training.loss import head_loss, next_token_loss, token_scores
+from examples.trainer import models
+from examples.trainer.models.layout import ONE_DEVICE, Layout
+from examples.trainer.settings.model import ModelConfig
+from examples.trainer.training import loss as training_loss
+from examples.trainer.training import sharding
+from examples.trainer.training.loss import head_loss, next_token_loss, token_scores
 from tests.support.trainer import CUBE
 
 B, T, D = 8, 6, 16

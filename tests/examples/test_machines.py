@@ -2,10 +2,10 @@
 
 import pytest
 
-from examples.compiled import targets
-from examples.settings import command_line, machines, recipes
-from examples.system.errors import UserError
-from examples.training import sharding
+from examples.compiled_programs import targets
+from examples.trainer.settings import command_line, machines, recipes
+from examples.trainer.system.errors import UserError
+from examples.trainer.training import sharding
 
 ALL = [(name, fit) for name in recipes.ROWS for fit in machines.FITS[name]]
 

@@ -9,11 +9,11 @@ import pytest
 from flax import nnx
 
 import optax_muonplus as omp
-from examples import models
-from examples.settings.model import ModelConfig
-from examples.settings.recipes import SIZES
-from examples.settings.run import OptimizerConfig
-from examples.training import optimizers, sharding
+from examples.trainer import models
+from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.recipes import SIZES
+from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.training import optimizers, sharding
 from tests.support.model_trees import leaves, stacked
 from tests.support.trainer import (
     ADAMW_RULE,

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from examples import models
-from examples.models import llama
-from examples.models.layout import ONE_DEVICE
-from examples.settings.model import ModelConfig
-from examples.settings.model import check as check_model
-from examples.system.errors import UserError
-from examples.training.loss import next_token_loss
+from examples.trainer import models
+from examples.trainer.models import llama
+from examples.trainer.models.layout import ONE_DEVICE
+from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.model import check as check_model
+from examples.trainer.system.errors import UserError
+from examples.trainer.training.loss import next_token_loss
 from tests.support.model_trees import leaves, stacked
 
 GPT = ModelConfig(n_layer=3, n_head=2, d_model=16, d_ff=40, context=12)

@@ -9,12 +9,12 @@ import jax
 import pytest
 
 from examples import generate, report, sweep
-from examples.inference import trained
-from examples.inference.trained import CheckpointRef
-from examples.settings.from_json import from_dict
-from examples.settings.model import ModelConfig
-from examples.sweeps import plan
+from examples.experiments.sweeps import plan
 from examples.train import main
+from examples.trainer.inference import trained
+from examples.trainer.inference.trained import CheckpointRef
+from examples.trainer.settings.from_json import from_dict
+from examples.trainer.settings.model import ModelConfig
 from tests.support.trainer import ROOT, STEPS, TOY, losses, stop_at, train
 
 pytestmark = pytest.mark.usefixtures("one_device")

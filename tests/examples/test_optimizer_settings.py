@@ -10,12 +10,12 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from examples.settings.model import ModelConfig, head_size
-from examples.settings.run import OptimizerConfig, check_optimizer
-from examples.sweeps.grid import Optimizer
-from examples.system.errors import UserError
-from examples.training import optimizers
-from examples.training.model_function import make_init_params
+from examples.experiments.sweeps.grid import Optimizer
+from examples.trainer.settings.model import ModelConfig, head_size
+from examples.trainer.settings.run import OptimizerConfig, check_optimizer
+from examples.trainer.system.errors import UserError
+from examples.trainer.training import optimizers
+from examples.trainer.training.model_function import make_init_params
 
 
 @pytest.mark.parametrize(("name", "equal"), [("muonplus", True), ("muon", False)])

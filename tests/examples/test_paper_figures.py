@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from examples import paper_figures, sweep
-from examples.inference.trained import CheckpointRef
-from examples.paper import claims, curvature, records
-from examples.runs.metrics import MATRICES, read_metrics
-from examples.sweeps.grid import Trial
-from examples.sweeps.results import MUON, Sweep, read
-from examples.system.errors import UserError
+from examples.experiments.paper import claims, curvature, records
+from examples.experiments.sweeps.grid import Trial
+from examples.experiments.sweeps.results import MUON, Sweep, read
+from examples.trainer.inference.trained import CheckpointRef
+from examples.trainer.runs.metrics import MATRICES, read_metrics
+from examples.trainer.system.errors import UserError
 from optax_muonplus import theory
 from tests.support import reference
 from tests.support.sweep_results import PLUS, result

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from examples.parity.__main__ import main
+from examples.parity import main
 
 FILE = Path(__file__).parent / "published_training.npz"
 HEADS = ("--heads", "2")

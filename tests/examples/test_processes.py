@@ -9,12 +9,12 @@ import jax
 import pytest
 from jax._src import distributed
 
-from examples.runs import folder as run_folder
-from examples.runs import processes
-from examples.runs.signals import StopRequests
-from examples.settings.run import MachineConfig, RunConfig
-from examples.system.errors import UserError
 from examples.train import main
+from examples.trainer.runs import folder as run_folder
+from examples.trainer.runs import processes
+from examples.trainer.runs.signals import StopRequests
+from examples.trainer.settings.run import MachineConfig, RunConfig
+from examples.trainer.system.errors import UserError
 from tests.support.trainer import (
     PATIENCE,
     STEPS,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from examples import models
-from examples.settings.flops import training_flops_per_token
-from examples.settings.model import ModelConfig
-from examples.settings.run import OptimizerConfig
-from examples.training import optimizers
+from examples.trainer import models
+from examples.trainer.settings.flops import training_flops_per_token
+from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.training import optimizers
 from tests.support.model_trees import leaves
 
 GPT = ModelConfig(n_layer=2, n_head=3, d_model=24, context=12)

@@ -9,14 +9,14 @@ import numpy as np
 import optax
 import pytest
 
-from examples.data.prepare import prepare
-from examples.settings import command_line, published, recipes
-from examples.settings import run as run_settings
-from examples.settings.presets import PRESETS
-from examples.settings.run import DataConfig, RunConfig
-from examples.system.errors import UserError
-from examples.training import optimizers, sharding
-from examples.training.setup import assemble
+from examples.trainer.data.prepare import prepare
+from examples.trainer.settings import command_line, published, recipes
+from examples.trainer.settings import run as run_settings
+from examples.trainer.settings.presets import PRESETS
+from examples.trainer.settings.run import DataConfig, RunConfig
+from examples.trainer.system.errors import UserError
+from examples.trainer.training import optimizers, sharding
+from examples.trainer.training.setup import assemble
 from tests.support.trainer import first_losses, quiet
 
 RECIPES = dict(recipes.named())

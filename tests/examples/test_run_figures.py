@@ -9,12 +9,12 @@ import unittest.mock
 import jax
 import pytest
 
-from examples.data.prefetch import Prefetch
-from examples.runs import speed, summary
-from examples.runs.metrics import read_metrics
-from examples.settings import run
-from examples.settings.run import MachineConfig
-from examples.system.errors import UserError
+from examples.trainer.data.prefetch import Prefetch
+from examples.trainer.runs import speed, summary
+from examples.trainer.runs.metrics import read_metrics
+from examples.trainer.settings import run
+from examples.trainer.settings.run import MachineConfig
+from examples.trainer.system.errors import UserError
 from tests.support.trainer import STEPS, losses_are, train
 
 pytestmark = pytest.mark.usefixtures("one_device")

@@ -10,14 +10,14 @@ import unittest.mock
 
 import pytest
 
-from examples.runs import folder as run_folder
-from examples.runs import writer
-from examples.runs.metrics import Metrics, read_metrics
-from examples.runs.writer import only_writer
-from examples.sweeps.ledger import Result
-from examples.system import json_lines
-from examples.system.errors import UserError
+from examples.experiments.sweeps.ledger import Result
 from examples.train import main
+from examples.trainer.runs import folder as run_folder
+from examples.trainer.runs import writer
+from examples.trainer.runs.metrics import Metrics, read_metrics
+from examples.trainer.runs.writer import only_writer
+from examples.trainer.system import json_lines
+from examples.trainer.system.errors import UserError
 from tests.support.trainer import wait_for
 
 pytestmark = pytest.mark.usefixtures("one_device")

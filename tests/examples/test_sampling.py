@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from examples import generate, models
-from examples.data.tokenizer import end_id
-from examples.models.attention import empty_kv_cache
-from examples.models.sampling import Sampling, sample_ids
-from examples.settings.model import ModelConfig
+from examples import generate
+from examples.trainer import models
+from examples.trainer.data.tokenizer import end_id
+from examples.trainer.models.attention import empty_kv_cache
+from examples.trainer.models.sampling import Sampling, sample_ids
+from examples.trainer.settings.model import ModelConfig
 from tests.support.trained_model import logits_after
 
 pytestmark = pytest.mark.usefixtures("one_device")

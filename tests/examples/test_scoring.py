@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from examples import perplexity
-from examples.data.tokenizer import end_id
-from examples.inference import scoring
+from examples.trainer.data.tokenizer import end_id
+from examples.trainer.inference import scoring
 from tests.support.trained_model import logits_after, naive_losses
 
 pytestmark = pytest.mark.usefixtures("one_device")

@@ -10,14 +10,14 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.data.loader import Loader
-from examples.data.placement import place_batch
-from examples.settings.presets import PRESETS
-from examples.settings.run import OptimizerConfig
-from examples.system.errors import UserError
 from examples.train import main
-from examples.training import sharding
-from examples.training.model_function import make_init_params
+from examples.trainer.data.loader import Loader
+from examples.trainer.data.placement import place_batch
+from examples.trainer.settings.presets import PRESETS
+from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.system.errors import UserError
+from examples.trainer.training import sharding
+from examples.trainer.training.model_function import make_init_params
 from tests.support.trainer import (
     ADAMW_RULE,
     CUBE,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from examples.compiled import counts, hlo
+from examples.compiled_programs import counts, hlo
 from tests.support.trainer import ADAMW_RULE, assemble_toy, compiled_step, first_losses
 
 # A micro-batch has 8 rows of 24 tokens. The 45 numbers inside an MLP are not divided by 2.

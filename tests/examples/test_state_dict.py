@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from examples.models import state_dict
-from examples.models.state_dict import abstract, from_state_dict, sizes_of, to_state_dict
-from examples.settings.model import ModelConfig
-from examples.system.errors import UserError
+from examples.trainer.models import state_dict
+from examples.trainer.models.state_dict import abstract, from_state_dict, sizes_of, to_state_dict
+from examples.trainer.settings.model import ModelConfig
+from examples.trainer.system.errors import UserError
 from tests.support.model_trees import leaves, stacked
 
 V, D, H, K, F = 7, 6, 2, 3, 8

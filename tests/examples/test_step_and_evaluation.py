@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from examples.data.loader import Tokens, TokensMeta
-from examples.runs.loop import Loop
-from examples.runs.metrics import Metrics, read_metrics
-from examples.settings.model import ModelConfig
-from examples.settings.run import OptimizerConfig, RunConfig
-from examples.training import optimizers, sharding
-from examples.training import step as train_step
-from examples.training.evaluate import bits_per_byte, make_evaluate
-from examples.training.loss import next_token_loss
-from examples.training.sharding import make_mesh, replicated
-from examples.training.step import TrainState
+from examples.trainer.data.loader import Tokens, TokensMeta
+from examples.trainer.runs.loop import Loop
+from examples.trainer.runs.metrics import Metrics, read_metrics
+from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
+from examples.trainer.training import optimizers, sharding
+from examples.trainer.training import step as train_step
+from examples.trainer.training.evaluate import bits_per_byte, make_evaluate
+from examples.trainer.training.loss import next_token_loss
+from examples.trainer.training.sharding import make_mesh, replicated
+from examples.trainer.training.step import TrainState
 
 
 def test_step_that_is_not_finite_changes_nothing():

@@ -8,15 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from examples.data.prepare import prepare
-from examples.settings import command_line
-from examples.settings.run import OptimizerConfig
-from examples.sweeps import command_line as sweep_command_line
-from examples.sweeps import grid
-from examples.sweeps.grid import Grid, Trial
-from examples.sweeps.results import ADAMW, MUON
-from examples.training import optimizers, sharding
-from examples.training.setup import assemble
+from examples.experiments.sweeps import command_line as sweep_command_line
+from examples.experiments.sweeps import grid
+from examples.experiments.sweeps.grid import Grid, Trial
+from examples.experiments.sweeps.results import ADAMW, MUON
+from examples.trainer.data.prepare import prepare
+from examples.trainer.settings import command_line
+from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.training import optimizers, sharding
+from examples.trainer.training.setup import assemble
 from tests.support import reference
 from tests.support.sweep_results import MATCHED, PLUS
 from tests.support.trainer import (

@@ -17,13 +17,13 @@ from filelock import FileLock
 from rich.console import Console
 
 from examples import report, sweep
-from examples.sweeps import run as sweep_run
-from examples.sweeps.display import SweepDisplay
-from examples.sweeps.grid import Grid, Trial
-from examples.sweeps.ledger import Ledger
-from examples.sweeps.results import MUON
-from examples.system.errors import UserError
-from examples.training import optimizers
+from examples.experiments.sweeps import run as sweep_run
+from examples.experiments.sweeps.display import SweepDisplay
+from examples.experiments.sweeps.grid import Grid, Trial
+from examples.experiments.sweeps.ledger import Ledger
+from examples.experiments.sweeps.results import MUON
+from examples.trainer.system.errors import UserError
+from examples.trainer.training import optimizers
 from tests.support.sweep_results import PLUS, result
 from tests.support.trainer import (
     PATIENCE,

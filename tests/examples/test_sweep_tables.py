@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from examples.sweeps import figures as sweep_figures
-from examples.sweeps import tables
-from examples.sweeps.grid import Trial
-from examples.sweeps.ledger import smooth
-from examples.sweeps.results import ADAMW, MUON, Sweep
+from examples.experiments.sweeps import figures as sweep_figures
+from examples.experiments.sweeps import tables
+from examples.experiments.sweeps.grid import Trial
+from examples.experiments.sweeps.ledger import smooth
+from examples.experiments.sweeps.results import ADAMW, MUON, Sweep
 from tests.support.sweep_results import MATCHED, PLUS, result, toy_sweep
 
 

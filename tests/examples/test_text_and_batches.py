@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from examples.data import corpus, tokenizer
-from examples.data.loader import Loader
-from examples.data.prepare import prepare
-from examples.settings.run import DataConfig
+from examples.trainer.data import corpus, tokenizer
+from examples.trainer.data.loader import Loader
+from examples.trainer.data.prepare import prepare
+from examples.trainer.settings.run import DataConfig
 
 
 def test_standard_library_is_the_default():

@@ -6,11 +6,11 @@ import jax
 import pytest
 
 from examples import generate, perplexity
-from examples.data.prepare import prepare
-from examples.inference import trained
-from examples.inference.trained import CheckpointRef
-from examples.system.errors import UserError
-from examples.training.setup import assemble
+from examples.trainer.data.prepare import prepare
+from examples.trainer.inference import trained
+from examples.trainer.inference.trained import CheckpointRef
+from examples.trainer.system.errors import UserError
+from examples.trainer.training.setup import assemble
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

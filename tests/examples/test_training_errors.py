@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from examples.runs import folder as run_folder
-from examples.runs import launch
-from examples.settings import command_line
-from examples.settings.from_json import from_dict
-from examples.settings.run import DataConfig, OptimizerConfig, RunConfig
 from examples.train import main
-from examples.training import setup
+from examples.trainer.runs import folder as run_folder
+from examples.trainer.runs import launch
+from examples.trainer.settings import command_line
+from examples.trainer.settings.from_json import from_dict
+from examples.trainer.settings.run import DataConfig, OptimizerConfig, RunConfig
+from examples.trainer.training import setup
 from tests.support.trainer import (
     TOY,
     stop_at,

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from examples.runs.metrics import MATRICES, read_metrics
-from examples.runs.speed import TOKENS_PER_SECOND
 from examples.train import main
+from examples.trainer.runs.metrics import MATRICES, read_metrics
+from examples.trainer.runs.speed import TOKENS_PER_SECOND
 from tests.support.trainer import (
     PATIENCE,
     STEPS,

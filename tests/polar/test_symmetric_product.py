@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.compiled import targets
+from examples.compiled_programs import targets
 from optax_muonplus.polar import _symmetric_product, symmetric_product
 
 NEW_JAX = jax.__version_info__ >= _symmetric_product.FIRST_JAX

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from examples.sweeps.grid import Method, Trial
-from examples.sweeps.ledger import Result
-from examples.sweeps.results import ADAMW, MUON, Sweep
+from examples.experiments.sweeps.grid import Method, Trial
+from examples.experiments.sweeps.ledger import Result
+from examples.experiments.sweeps.results import ADAMW, MUON, Sweep
 
 PLUS = Method("muonplus", "col_row", "jordan", "free")
 MATCHED = dataclasses.replace(PLUS, frobenius="matched")

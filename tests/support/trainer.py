@@ -11,15 +11,15 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from examples.data.placement import place_batch
-from examples.data.prepare import prepare
-from examples.runs import loop
-from examples.runs.metrics import Metrics, read_metrics
-from examples.settings import command_line
-from examples.settings.run import OptimizerConfig
 from examples.train import main
-from examples.training import optimizers, sharding
-from examples.training.setup import assemble
+from examples.trainer.data.placement import place_batch
+from examples.trainer.data.prepare import prepare
+from examples.trainer.runs import loop
+from examples.trainer.runs.metrics import Metrics, read_metrics
+from examples.trainer.settings import command_line
+from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.training import optimizers, sharding
+from examples.trainer.training.setup import assemble
 from tests.support.imported import Started
 
 ROOT = Path(__file__).parent.parent.parent

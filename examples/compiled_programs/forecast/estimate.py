@@ -1,0 +1,124 @@
+"""From the figures of compiled programs to what a person asks: does it fit, how fast is it."""
+
+from typing import Any
+
+from examples.compiled_programs.forecast import programs
+from examples.compiled_programs.targets import GPUS_OF_A_HOST, Target
+from examples.trainer.settings.flops import training_flops_per_token
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.system.chips import CHIPS
+
+# What cuBLAS, NCCL and fragments take beside a program was not measured here; 8% is a guess.
+USABLE_OF_GPU = 0.92
+XLA_DEFAULT = 0.75  # the share of a GPU's memory that JAX takes if nothing is said
+
+
+def record(
+    config: RunConfig, mesh: dict[str, int], target: Target, found: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """The figures of a run: those of a step at the top, those of each program below."""
+    step = found["train_step"]
+    resident = {"evaluation": opt_state_bytes(found)}
+    for name, figures in found.items():
+        figures["fits"] = fits(figures, resident.get(name, 0), target)
+    sizes = [figures["fits"] for figures in found.values()]
+    return {
+        "fits": False if False in sizes else None if None in sizes else True,
+        "argument_bytes": step.get("argument_bytes"),
+        "temporary_bytes": step.get("temporary_bytes"),
+        "peak_bytes": step.get("peak_bytes"),
+        "device_bytes": target.memory,
+        "flops_per_device": step.get("flops"),
+        "flops_even_share": step.get("even_flops"),
+        "collectives": step.get("collectives"),
+        "estimate": speed(config, target, step),
+        "assumptions": assumptions(target),
+        "attention": step.get("attention"),
+        "mesh": mesh,
+        "rows_of_a_device": rows_of_a_device(config, mesh),
+        "programs": found,
+    }
+
+
+def rows_of_a_device(config: RunConfig, mesh: dict[str, int]) -> int:
+    """Rows that a device works on at a time."""
+    return config.batch_size // (mesh["data"] * mesh["fsdp"] * config.accumulate)
+
+
+def opt_state_bytes(found: dict[str, dict[str, Any]]) -> int:
+    """Bytes of a device that the optimizer's state keeps while the model is evaluated."""
+    state = found["init"].get("output_bytes")
+    params = found["evaluation"].get("argument_bytes")
+    return max(0, state - params) if state and params else 0
+
+
+def fits(figures: dict[str, Any], resident: int, target: Target) -> bool | None:
+    """Whether a program fits the memory beside what is there already; None if it is unknown."""
+    if "failed" in figures:
+        return None
+    if "refused" in figures:
+        return False
+    return figures["peak_bytes"] + resident <= usable(target)
+
+
+def usable(target: Target) -> float:
+    """Bytes of a device that programs can have."""
+    return target.memory * (USABLE_OF_GPU if target.is_gpu else 1.0)
+
+
+def speed(config: RunConfig, target: Target, step: dict[str, Any]) -> dict[str, float] | None:
+    """Seconds of a step and what follows; None where no rates are known.
+
+    The first figures are those of a program that waits for every collective, those with `hidden`
+    of one whose collectives all run beside its other work. The truth is between the two.
+    """
+    seconds = step.get("seconds")
+    if not seconds:
+        return None
+    tokens = config.batch_size * config.model.context
+    needed = tokens * training_flops_per_token(config.model, programs.vocabulary(config))
+    peak = target.devices * CHIPS[target.kind].peak
+    waiting, hidden = sum(seconds.values()), max(seconds.values())
+    return {
+        "step_s": waiting,
+        "step_s_hidden": hidden,
+        "tokens_per_second": tokens / waiting,
+        "tokens_per_second_hidden": tokens / hidden,
+        "mfu": needed / waiting / peak,
+        "mfu_hidden": needed / hidden / peak,
+        "compute_s": seconds["compute"],
+        "collectives_s": seconds["collectives"],
+        "optimizer_share": step["optimizer_share"],
+    }
+
+
+def assumptions(target: Target) -> str:
+    """What the figures rest on, in words."""
+    nothing = "Nothing was run: the figures are read from the compiled programs."
+    if target.kind == "cpu":
+        return f"{nothing} Simulated devices share this machine's memory; no time is estimated."
+    chip = CHIPS[target.kind]
+    if target.is_tpu:
+        return (
+            f"{nothing} Time: libtpu's own estimate of cycles at {chip.clock / 1e9:g} GHz, and"
+            f" collectives at {chip.link / 1e9:.0f} GB/s a chip, those of one axis of the slice."
+            f" MFU is of {chip.peak / 1e12:.0f} TFLOP/s."
+        )
+    rates = target.rates
+    between = f" ({(rates.between_hosts or 0) / 1e9:.0f} between hosts of {GPUS_OF_A_HOST})"
+    return (
+        f"{nothing} Time: one kernel after another, each as long as its bytes at"
+        f" {rates.memory / 1e12:.1f} TB/s or its products at {rates.half / 1e12:.0f} TFLOP/s in 16"
+        f" bits ({rates.tf32 / 1e12:.0f} in TF32), whichever is longer, and collectives at"
+        f" {rates.link / 1e9:.0f} GB/s{between}. Nothing was autotuned. MFU is of"
+        f" {chip.peak / 1e12:.0f} TFLOP/s."
+    )
+
+
+def thriftier(config: RunConfig, mesh: dict[str, int]) -> list[str]:
+    """Flags with which the same run needs less memory and computes the same; empty if none are."""
+    flags = [] if config.model.remat else ["--model.remat"]
+    most = config.batch_size // (mesh["data"] * mesh["fsdp"])
+    if config.accumulate < most:
+        flags += ["--accumulate", str(most)]
+    return flags

@@ -1,0 +1,128 @@
+"""What a forecast prints."""
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from examples.compiled_programs.forecast.estimate import XLA_DEFAULT, usable
+from examples.compiled_programs.targets import Target
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.system.chips import CHIPS
+
+NAMES = {"train_step": "training step", "evaluation": "evaluation", "init": "initial state"}
+LABEL = 18  # columns in front of the figures
+
+
+def show(console: Console, preset: str, config: RunConfig, target: Target, record: Any) -> None:
+    """Prints a record of `estimate.record`."""
+    axes = " ".join(f"{axis}={size}" for axis, size in record["mesh"].items())
+    rows = record["rows_of_a_device"]
+    line(console, "run", f"{preset}, {config.batch_size} rows of {config.model.context} tokens")
+    line(console, "devices", f"{described(target)}, {axes}")
+    pieces = "at once" if config.accumulate == 1 else f"in {config.accumulate} pieces"
+    line(console, "a step", f"{pieces}, {rows} row{'s' * (rows > 1)} a device at a time")
+    if record["attention"]:
+        line(console, "kernels", record["attention"])
+    console.print()
+    console.print(programs_table(record, target))
+    for name, figures in record["programs"].items():
+        for key in ("failed", "refused"):
+            if key in figures:
+                line(console, NAMES[name], figures[key])
+    console.print()
+    line(console, "fits", verdict(record, target))
+    if advice := record.get("advice"):
+        line(console, "", advice)
+    show_work(console, record)
+    console.print()
+    console.print(record["assumptions"], style="dim")
+
+
+def described(target: Target) -> str:
+    """The number and kind of the devices."""
+    if target.kind == "cpu":
+        return f"{target.devices} devices simulated by this CPU"
+    return f"{target.devices} x {CHIPS[target.kind].name}"
+
+
+def line(console: Console, label: str, text: str) -> None:
+    """A label and a text, which is wrapped beside it."""
+    grid = Table.grid()
+    grid.add_column(width=LABEL)
+    grid.add_column(overflow="fold")
+    grid.add_row(label, text)
+    console.print(grid)
+
+
+def programs_table(record: Any, target: Target) -> Table:
+    """Memory of a device and time to compile, a row for each program."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("program", width=LABEL - 2)
+    for header in ("arguments", "temporaries", "peak", "of memory", "compiled in"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for name, figures in record["programs"].items():
+        sizes = [figures.get(f"{part}_bytes") for part in ("argument", "temporary", "peak")]
+        cells = ["" if size is None else gigabytes(size) for size in sizes]
+        share = "" if sizes[2] is None else f"{100 * sizes[2] / target.memory:.0f}%"
+        seconds = f"{figures['compile_s']:.0f} s" if "compile_s" in figures else ""
+        table.add_row(NAMES[name], *cells, share, seconds)
+    return table
+
+
+def verdict(record: Any, target: Target) -> str:
+    """Whether the run fits, in words."""
+    if record["fits"] is None:
+        return "unknown: not all programs were compiled"
+    if not record["fits"]:
+        return f"no: a device has {gigabytes(usable(target))} for programs"
+    peak = max(figures["peak_bytes"] for figures in record["programs"].values())
+    more = ""
+    if target.is_gpu and peak > XLA_DEFAULT * target.memory:
+        more = "; set XLA_PYTHON_CLIENT_MEM_FRACTION=0.92, as JAX takes 75% of a GPU by default"
+    return f"yes: {gigabytes(peak)} of {gigabytes(target.memory)} a device{more}"
+
+
+def show_work(console: Console, record: Any) -> None:
+    """Prints operations, collectives and the estimated time, if there are any."""
+    flops, even = record["flops_per_device"], record["flops_even_share"]
+    if flops is not None:
+        share = "" if even is None else f", {flops / even:.3f} of an even share"
+        line(console, "FLOPs", f"{teraflop(flops)} a device and step{share}")
+    label = "collectives"
+    if record["collectives"] == {}:
+        line(console, label, "none")
+    for kind, sent in sorted(
+        (record["collectives"] or {}).items(), key=lambda item: -item[1]["received_bytes"]
+    ):
+        received = gigabytes(sent["received_bytes"])
+        line(console, label, f"{sent['count']:,.0f} {kind}, {received} received")
+        label = ""
+    if speed := record["estimate"]:
+        line(console, "estimated step", span(speed["step_s"], speed["step_s_hidden"], seconds))
+        rate = (speed["tokens_per_second"], speed["tokens_per_second_hidden"])
+        line(console, "tokens/s", span(*rate, lambda x: f"{x:,.0f}"))
+        line(console, "MFU", span(speed["mfu"], speed["mfu_hidden"], lambda x: f"{100 * x:.1f}%"))
+        line(console, "optimizer", f"{100 * speed['optimizer_share']:.1f}% of the estimated step")
+
+
+def span(waiting: float, hidden: float, written: Any) -> str:
+    """A figure, and the one of a program that hides its collectives if it differs."""
+    first, second = written(waiting), written(hidden)
+    return first if first == second else f"{first}, {second} if all collectives are hidden"
+
+
+def seconds(x: float) -> str:
+    """Seconds or milliseconds."""
+    return f"{x:.2f} s" if x >= 1 else f"{1e3 * x:.1f} ms"
+
+
+def teraflop(n: float) -> str:
+    """Operations as TFLOP, or GFLOP where that would be all zeros."""
+    return f"{n / 1e12:,.1f} TFLOP" if n >= 1e11 else f"{n / 1e9:,.3f} GFLOP"
+
+
+def gigabytes(n: float) -> str:
+    """Bytes as GB, or MB where that would be all zeros."""
+    return f"{n / 1e9:,.2f} GB" if n >= 1e8 else f"{n / 1e6:,.2f} MB"

@@ -1,0 +1,89 @@
+"""Which devices take part in a collective together, in every way that XLA writes it."""
+
+import math
+import re
+
+import numpy as np
+
+from examples.compiled_programs.hlo import Instruction
+
+
+def group_size(collective: Instruction, devices: int) -> int:
+    """Number of devices in one group of a collective.
+
+    Raises:
+      ValueError: for groups of different sizes, or in an unknown format.
+    """
+    if collective.opcode.startswith("collective-permute"):
+        return 2  # a sender and a receiver
+    return len(groups(collective, devices)[0])
+
+
+def leaves_host(collective: Instruction, devices: int, host: int) -> bool:
+    """Whether a collective sends anything between hosts of ``host`` devices, in order of ids."""
+    return any(
+        len({device // host for device in group}) > 1 for group in groups(collective, devices)
+    )
+
+
+def groups(collective: Instruction, devices: int) -> list[list[int]]:
+    """Ids of the devices of each group; of a permutation, pairs of a sender and a receiver.
+
+    Raises:
+      ValueError: for groups of different sizes, or in an unknown format.
+    """
+    text = collective.attributes
+    found = re.search(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}", text)
+    if found:
+        listed = [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", found[1])]
+        listed = listed or [list(range(devices))]
+        if len({len(group) for group in listed}) == 1:
+            return listed
+    elif found := re.search(rf"replica_groups=\[(\d+),(\d+)\]<={_IOTA}", text):
+        return _iota(found[3], found[4]).reshape(int(found[1]), int(found[2])).tolist()
+    elif found := re.search(r"replica_groups=mesh\[([^\]]*)\]([^{]*)\{([^}]*)\}", text):
+        rows = _of_mesh(*found.groups())
+        if rows:
+            return rows
+    raise ValueError(f"{collective.name} has groups in an unknown format: {text}")
+
+
+_IOTA = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in text.split(",") if n]
+
+
+def _iota(dims: str, order: str | None) -> np.ndarray:
+    sizes = _numbers(dims)
+    ids = np.arange(math.prod(sizes)).reshape(sizes)
+    return ids.transpose(_numbers(order)) if order else ids
+
+
+def _of_mesh(mesh: str, order: str, axes: str) -> list[list[int]]:
+    """Groups along axes as in ``'a','b':(2)4``: along all of `a`, and of `b` 4 inside of each of 2.
+
+    Empty if there are no axes, or the devices are in an order that is not understood.
+    """
+    chosen = _AXES.findall(axes)
+    shape: list[int] = []
+    along: list[int] = []
+    for name, size in ((name, int(size)) for name, size in _SIZES.findall(mesh)):
+        parts = [(int(n or 1), int(of or size)) for other, n, of in chosen if other == name]
+        done = 1  # steps of this axis that are in the shape
+        for outside, inside in sorted(parts):
+            shape += [outside // done, inside]
+            along.append(len(shape) - 1)
+            done = outside * inside
+        shape.append(size // done)
+    listed = re.search(rf"device_ids=\({_IOTA}\)", order)
+    if not along or ("device_ids" in order and not listed):
+        return []
+    ids = _iota(listed[1], listed[2]) if listed else np.arange(math.prod(shape))
+    rows = np.moveaxis(ids.reshape(shape), along, range(-len(along), 0))
+    return rows.reshape(-1, math.prod(shape[axis] for axis in along)).tolist()
+
+
+_SIZES = re.compile(r"'([^']+)'=(\d+)")
+_AXES = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")

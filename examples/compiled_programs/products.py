@@ -1,0 +1,161 @@
+"""Multiplications and additions of the matrix products in a compiled program.
+
+XLA writes a product as `dot`, as a `convolution` on TPUs, or as a call of a library. Kernels of
+attention are known by name. Another Pallas kernel counts with the estimate that its author gave,
+and this package's kernel for symmetric products with the blocks on and below the diagonal, whole.
+"""
+
+import functools
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+import optax_muonplus as omp
+from examples.compiled_programs import walk
+from examples.compiled_programs.hlo import Computation, Instruction, Program, Shape
+from examples.compiled_programs.walk import Work
+
+LIBRARY_PRODUCT = re.compile(r'custom_call_target="__cublas')
+_SYMMETRIC_PRODUCT = re.compile(r'custom_call_target="mosaic_gpu.*symmetric_product', re.DOTALL)
+# Products of queries by keys, or of that size, in kernels of attention: cuDNN's, and Pallas' splash
+# attention, whose names JAX gives them. Kernels of the backward pass compute the scores again.
+ATTENTION = {
+    "__cudnn$fmhaSoftmaxBackward": 5,
+    "__cudnn$fmhaSoftmax": 2,
+    "dot_product_attention_bwd": 5,
+    "dot_product_attention_fwd": 2,
+    "splash_mha_fwd": 2,
+    "splash_mha_dkv": 4,
+    "splash_mha_dq": 3,
+}
+KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu_v2|mosaic_gpu)"')
+_ESTIMATE = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
+_SCORES = re.compile(r'"intermediate_tensor_shape":\s*\{[^{}]*?"dimensions":\s*\[([^\]]*)\]')
+_CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
+
+
+class Product(NamedTuple):
+    """Operations of one instruction, its left operand's dtype, and whether it rounds nothing."""
+
+    operations: int
+    dtype: str
+    highest: bool
+
+
+def most_work(program: Program) -> Work:
+    """The work of the device with the most operations: products and collectives, nothing else.
+
+    The keys are ``("operations", "products")`` and those of
+    :func:`walk.collective`.
+
+    Raises:
+      ValueError: if a loop that does something runs for an unknown number of iterations.
+    """
+
+    def cost(computation: Computation, x: Instruction) -> Work:
+        n = sum(product.operations for product in inside(program, computation, x))
+        work = {("operations", "products"): n} if n else {}
+        return work | (walk.collective(program, computation, x) or {})
+
+    return walk.most_work(program, cost, "operations")
+
+
+def inside(program: Program, computation: Computation, x: Instruction) -> list[Product]:
+    """The products of an instruction; of a fusion, those of the instructions in it."""
+    if x.opcode == "fusion":
+        inner = program.computations[x.called[0]]
+        found = (inside(program, inner, i) for i in inner.instructions.values())
+        return [product for products in found for product in products]
+    operations = _operations(computation, x)
+    if not operations:
+        return []
+    ((dtype, _), *_) = computation.instructions[x.operands[0]].shapes
+    highest = re.search("highest", x.attributes, re.IGNORECASE) is not None
+    return [Product(operations, dtype, highest)]
+
+
+def _operations(computation: Computation, x: Instruction) -> int:
+    if x.opcode not in ("dot", "convolution", "custom-call"):
+        return 0
+    operands = [computation.instructions[name].shapes for name in x.operands]
+    if x.opcode == "dot":
+        return _of_dot(x, operands, x.integers("lhs_contracting_dims"))
+    if x.opcode == "convolution":
+        return _of_convolution(x, operands)
+    if LIBRARY_PRODUCT.search(x.attributes):
+        axes = _CONTRACTED.search(x.attributes)
+        return _of_dot(x, operands, _numbers(axes[1]) if axes else [])
+    if _SYMMETRIC_PRODUCT.search(x.attributes):
+        return _of_symmetric_product(operands)
+    if products := attention_products(f"{x.attributes} {x.scope}"):
+        floats = [shape for ((dtype, shape),) in operands if re.match("b?f[0-9]", dtype)]
+        scores = re.search(_SCORES, x.attributes)
+        positions = _numbers(scores[1])[-1] if scores else floats[1][-2]
+        return attention_operations(products, floats[0], positions)
+    estimate = KERNEL.search(x.attributes) and _ESTIMATE.search(x.attributes)
+    return int(estimate[1]) if estimate else 0
+
+
+def _of_dot(x: Instruction, operands: list[tuple[Shape, ...]], contracted: list[int]) -> int:
+    ((_, left), *_) = operands[0]
+    (_, out) = x.shapes[0]  # a library's product returns its workspace too
+    return 2 * math.prod(out) * math.prod(left[axis] for axis in contracted)
+
+
+def _of_symmetric_product(operands: list[tuple[Shape, ...]]) -> int:
+    ((_, (batch, side, inner)), *_) = operands[0]
+    block = omp.polar.Tiling().block
+    blocks = side // block
+    return batch * blocks * (blocks + 1) * block**2 * inner
+
+
+def attention_products(name: str) -> int:
+    """How many products a kernel of attention does, by its name; 0 for another kernel."""
+    return next((n for kernel, n in ATTENTION.items() if kernel in name), 0)
+
+
+def attention_operations(products: int, queries: tuple[int, ...], positions: int) -> int:
+    """Operations of products of queries, of that shape, and so many keys.
+
+    Half of them: attention is causal in all models here, and its kernels leave the rest out.
+    """
+    return products * 2 * math.prod(queries) * positions // 2
+
+
+def _of_convolution(x: Instruction, operands: list[tuple[Shape, ...]]) -> int:
+    """Twice the pairs of an input and a weight that meet; zeros of padding meet nothing."""
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", x.attributes)
+    assert labels is not None
+    ((_, images),), ((_, weights),) = operands[:2]
+    ((_, out), *_) = x.shapes
+    spatial = sorted(label for label in labels[3] if label.isdecimal())
+    window = re.search(r"window=\{([^}]*)\}", x.attributes)
+    fields = dict(part.split("=") for part in window[1].split()) if window else {}
+    met = 1
+    for i, label in enumerate(spatial):
+        sizes = (
+            images[labels[1].index(label)],
+            weights[labels[2].index(label)],
+            out[labels[3].index(label)],
+        )
+        stride, dilated, spread = (
+            int(fields.get(name, "1x" * len(spatial)).split("x")[i])
+            for name in ("stride", "lhs_dilate", "rhs_dilate")
+        )
+        padded = fields.get("pad", "0_0x" * len(spatial)).split("x")[i].split("_")[0]
+        met *= _meeting(*sizes, stride, int(padded), dilated, spread)
+    features = weights[labels[2].index("i")]
+    return 2 * met * out[labels[3].index("b")] * out[labels[3].index("f")] * features
+
+
+@functools.lru_cache(maxsize=512)
+def _meeting(n: int, window: int, out: int, stride: int, pad: int, dilate: int, spread: int) -> int:
+    """Pairs of a place in the output and one in the window at which there is an input."""
+    at = np.arange(out)[:, None] * stride - pad + np.arange(window)[None] * spread
+    return int(np.sum((at >= 0) & (at <= (n - 1) * dilate) & (at % dilate == 0)))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", text)]

@@ -1,0 +1,230 @@
+"""Accelerators that need not be there: JAX compiles for them with their own compilers.
+
+XLA's GPU compiler needs a description of the device and no driver. libtpu knows its devices by
+name. Nothing can be run, and nothing is tuned by trying: products on a GPU are therefore calls of
+cuBLASLt here, in place of Triton kernels with untuned tiles. Do not ship a program compiled so.
+"""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import math
+import os
+import re
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+
+from examples.compiled_programs.gpu import Rates
+from examples.trainer.system.chips import CHIPS
+
+GPUS_OF_A_HOST = 8
+
+# The fields are those of XLA's GpuTargetConfigProto; values of NVIDIA's H100 SXM, as in XLA's
+# xla/backends/gpu/target_config/specs/h100_sxm.txtpb.
+_H100: dict[str, Any] = {
+    "gpu_device_info": {
+        "cuda_compute_capability": {"major": 9},
+        "core_count": 132,
+        "fpus_per_core": 128,
+        "clock_rate_ghz": 1.98,
+        "device_memory_size": 84929347584,
+        "memory_bandwidth": 3352320000000,
+        "l2_cache_size": 50 * 2**20,
+        "registers_per_core_limit": 2**16,
+        "registers_per_block_limit": 2**16,
+        "shared_memory_per_block": 48 * 2**10,
+        "shared_memory_per_block_optin": 227 * 2**10,
+        "shared_memory_per_core": 228 * 2**10,
+        "threads_per_warp": 32,
+        "threads_per_block_limit": 1024,
+        "threads_per_core_limit": 2048,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 2**16 - 1,
+        "block_dim_limit_z": 2**16 - 1,
+    },
+    "platform_name": "CUDA",
+    "runtime_version": {"major": 13, "minor": 0},
+    "dnn_version_info": {"major": 9, "minor": 12},
+    "device_description_str": "NVIDIA H100 80GB HBM3",
+}
+
+# NVIDIA's data sheet of the H100 SXM has 3.35 TB/s, and 989, 495 and 67 TFLOP/s without sparsity
+# for 16 bits, TF32 and float32. Assumed are 90% of the first and 66% of the others: the Dion3
+# paper (Amsel et al., 2026) measured 472 to 634 TFLOP/s for bf16. Between hosts, each GPU of a
+# DGX H100 has one port of 400 Gb/s.
+_SHARE = 650 / 989
+_BETWEEN_HOSTS = 50e9
+
+_TPU_TYPES = {"v5e": "v5litepod", "v5p": "v5p", "v6e": "v6e"}
+
+
+class Target(NamedTuple):
+    """A kind of accelerator and how many of them.
+
+    Attributes:
+      kind: ``"h100"``, a kind of TPU such as ``"v5e"``, or ``"cpu"`` for devices that the CPU of
+        this machine simulates.
+      devices: how many.
+      layout: of TPUs, such as ``"4x4"``.
+    """
+
+    kind: str
+    devices: int
+    layout: str
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether XLA's GPU compiler compiles for it."""
+        return self.kind == "h100"
+
+    @property
+    def is_tpu(self) -> bool:
+        """Whether libtpu compiles for it."""
+        return self.kind in _TPU_TYPES
+
+    @property
+    def memory(self) -> int:
+        """Bytes of one device; simulated devices share the memory of this machine."""
+        if self.kind == "cpu":
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // self.devices
+        return CHIPS[self.kind].memory
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """Options for ``lowered.compile``."""
+        return {"xla_gpu_enable_triton_gemm": False} if self.is_gpu else {}
+
+    @property
+    def rates(self) -> Rates:
+        """The rates that a roofline assumes, of a GPU."""
+        return Rates(
+            memory=3.0e12,
+            half=650e12,
+            tf32=_SHARE * 495e12,
+            float32=_SHARE * 67e12,
+            link=CHIPS["h100"].link,
+            between_hosts=_BETWEEN_HOSTS,
+            host=GPUS_OF_A_HOST,
+        )
+
+
+def parse(text: str) -> Target:
+    """The target that ``"h100:8"``, ``"v5e:4x4"`` or ``"cpu:8"`` names.
+
+    Raises:
+      ValueError: for another text, or GPUs that do not fill their hosts.
+    """
+    found = re.fullmatch(r"(h100|cpu):(\d+)|(v5e|v5p|v6e):(\d+(?:x\d+)*)", text)
+    if not found:
+        known = "h100:8, v5e:4x4, v5p:2x2x1, v6e:2x2 or cpu:8"
+        raise ValueError(f"A target is {known}, say; got {text!r}")
+    kind, layout = found[1] or found[3], found[2] or found[4]
+    devices = math.prod(int(n) for n in layout.split("x"))
+    if devices == 0:
+        raise ValueError(f"A target has at least one device; got {text!r}")
+    if kind == "h100" and devices > GPUS_OF_A_HOST and devices % GPUS_OF_A_HOST:
+        raise ValueError(f"GPUs are 1 to 8, or fill hosts of 8; got {text!r}")
+    return Target(kind, devices, layout)
+
+
+def missing(target: Target) -> str | None:
+    """A sentence that names the extra to install; None if the compiler is installed."""
+    if target.kind == "cpu":
+        return None
+    if target.is_gpu:
+        extra, name, found = "cuda-compiler", "XLA's CUDA compiler", _find("jax_cuda13_plugin")
+    else:
+        extra, name, found = "tpu", "libtpu", _find("libtpu")
+    if found:
+        return None
+    return (
+        f"{name} is not installed: pip install 'optax_muonplus[{extra}]' brings what compiles for"
+        f" {target.kind} on any machine."
+    )
+
+
+def _find(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def compilers(target: Target) -> dict[str, str]:
+    """Versions of the packages that compile."""
+    names: tuple[str, ...] = ("libtpu",) if target.is_tpu else ("jaxlib",)
+    if target.is_gpu:
+        names = ("jax-cuda13-plugin", "nvidia-cuda-nvcc")
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+def environment(target: Target) -> dict[str, str]:
+    """The environment of a process that compiles for ``target``.
+
+    JAX must not look for devices or metadata of a cloud, and must not read programs that were
+    compiled before, since the time to compile is a figure. XLA's flags are left out. For the CPU of
+    this machine all is as it is for other programs here, but for the number of devices.
+    """
+    ours = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # the plugin would look for a driver
+    }
+    if target.kind == "cpu":
+        return {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(target.devices)}
+    if target.is_tpu:
+        ours |= {
+            "TPU_SKIP_MDS_QUERY": "1",
+            "TPU_ACCELERATOR_TYPE": f"{_TPU_TYPES[target.kind]}-{max(target.devices, 4)}",
+            "TPU_WORKER_HOSTNAMES": "localhost",
+        }
+    left_out = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_NUM_CPU_DEVICES")
+    return {name: x for name, x in os.environ.items() if name not in left_out} | ours
+
+
+def assume_cudnn() -> None:
+    """Lets JAX trace cuDNN's attention in this process, which only compiles.
+
+    JAX looks for the library first, but XLA needs none to compile. It may then choose the sizes of
+    workspaces by what the library says; without it they are 0.
+    """
+    known = _H100["dnn_version_info"]
+    version = 10_000 * known["major"] + 100 * known["minor"]
+    with contextlib.suppress(ImportError):  # not public; without it, it is not traced
+        from jax._src.cudnn import fused_attention_stablehlo
+
+        setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: version)  # noqa: B010
+
+
+def devices(target: Target) -> np.ndarray:
+    """The devices, which can be compiled for and nothing else."""
+    if target.kind == "cpu":
+        return np.array(jax.devices("cpu"))[: target.devices]
+    if target.is_gpu:
+        hosts = math.ceil(target.devices / GPUS_OF_A_HOST)
+        topology = topologies.get_topology_desc(
+            platform="cuda",
+            topology_name="",
+            topology=f"1x{hosts}x{target.devices // hosts}",
+            target_config=_text(_H100),
+        )
+    else:
+        # The smallest layouts that libtpu knows have several chips; one of them serves for one.
+        layout = target.layout if target.devices > 1 else _SMALLEST[target.kind]
+        topology = topologies.get_topology_desc(
+            platform="tpu", topology_name=f"{target.kind}:{layout}"
+        )
+    return np.array(topology.devices)[: target.devices]
+
+
+_SMALLEST = {"v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}
+
+
+def _text(fields: dict[str, Any]) -> str:
+    """Fields of a message in protobuf's text format."""
+    lines = []
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            lines.append(f"{name} {{ {_text(value)} }}")
+        else:
+            lines.append(f'{name}: "{value}"' if isinstance(value, str) else f"{name}: {value}")
+    return " ".join(lines)

@@ -1,0 +1,130 @@
+"""Adds up what one device does in a compiled program, instruction by instruction.
+
+What an instruction costs is for the caller to say: `gpu.py` counts kernels
+and bytes, `tpu.py` the compiler's own estimates. Here loops multiply, and
+the branch of a conditional is chosen.
+"""
+
+from collections.abc import Callable
+
+from examples.compiled_programs.branches import Frame, UnknownError
+from examples.compiled_programs.counts import RECEIVED, size_in_bytes
+from examples.compiled_programs.groups import group_size
+from examples.compiled_programs.hlo import Computation, Instruction, Program
+
+# What is counted, such as ("kernels", "products"), and how much of it.
+Work = dict[tuple[str, str], float]
+
+# Runs one instruction of a computation, apart from loops, conditionals and calls.
+Cost = Callable[[Computation, Instruction], Work]
+
+_CALLS = ("call", "async-start")
+
+
+def total(work: Work, what: str) -> float:
+    """The sum over all kinds of ``what``."""
+    return sum(amount for (name, _), amount in work.items() if name == what)
+
+
+def of_kinds(work: Work, what: str) -> dict[str, float]:
+    """How much there is of each kind of ``what``."""
+    return {kind: amount for (name, kind), amount in work.items() if name == what}
+
+
+def most_work(program: Program, cost: Cost, measure: str) -> Work:
+    """The work of the device that has the most of ``measure``, such as ``"seconds"``.
+
+    A loop's body counts as often as it runs. A branch that is chosen by the device's id is
+    followed; where data chooses, the branch with most of ``measure`` counts. If the program has
+    scopes, ``("parts", part)`` is the measure by :func:`part`.
+
+    Raises:
+      ValueError: if a loop that does something runs for an unknown number of iterations.
+    """
+    walk = _Walk(program, cost, measure)
+    devices = range(program.devices if walk.chooses(program.entry) else 1)
+    works = (walk.work(Frame(program, program.entry, device, None)) for device in devices)
+    return max(works, key=walk.measured)
+
+
+def part(scope: str) -> str:
+    """The outermost `jax.named_scope` of a traced function, or what stands in its place."""
+    return [*scope.split("/", 2), ""][1]
+
+
+def collective(program: Program, computation: Computation, instruction: Instruction) -> Work | None:
+    """The count, dtypes and received bytes of a collective; None for another instruction."""
+    kind = instruction.opcode.removesuffix("-start")
+    if kind not in RECEIVED:
+        return None
+    shapes = sum((computation.instructions[x].shapes for x in instruction.operands), ())
+    dtypes = "+".join(sorted({dtype for dtype, _ in shapes}))
+    share = RECEIVED[kind](group_size(instruction, program.devices))
+    received = int(share * size_in_bytes(shapes))
+    name = f"{kind} {dtypes}"
+    return {("collectives", name): 1, ("received", name): received}
+
+
+class _Walk:
+    def __init__(self, program: Program, cost: Cost, measure: str):
+        self.program, self.cost, self.measure = program, cost, measure
+        # Computations without a choice are the same on every device, and so is each instruction.
+        self._same: dict[str, Work] = {}
+        self._single: dict[tuple[str, str], Work] = {}
+        self._chooses: dict[str, bool] = {}
+
+    def measured(self, work: Work) -> float:
+        return total(work, self.measure)
+
+    def chooses(self, name: str) -> bool:
+        """Whether a computation, or one that it runs, has a conditional."""
+        if name not in self._chooses:
+            self._chooses[name] = any(
+                x.opcode == "conditional"
+                or (x.opcode in ("while", *_CALLS) and any(map(self.chooses, x.called)))
+                for x in self.program.computations[name].instructions.values()
+            )
+        return self._chooses[name]
+
+    def work(self, frame: Frame) -> Work:
+        if frame.name in self._same:
+            return self._same[frame.name]
+        done: Work = {}
+        for instruction in self.program.computations[frame.name].instructions.values():
+            for key, amount in self._instruction(frame, instruction).items():
+                done[key] = done.get(key, 0) + amount
+        if not self.chooses(frame.name):
+            self._same[frame.name] = done
+        return done
+
+    def _instruction(self, frame: Frame, instruction: Instruction) -> Work:
+        if instruction.opcode == "while":
+            return self._loop(frame, instruction)
+        if instruction.opcode == "conditional":
+            return self._conditional(frame, instruction)
+        if instruction.opcode in _CALLS:
+            return self.work(frame.called(instruction.called[0], instruction.operands))
+        key = (frame.name, instruction.name)
+        if key not in self._single:
+            computation = self.program.computations[frame.name]
+            work = self.cost(computation, instruction)
+            if instruction.scope and (measured := self.measured(work)):
+                work = work | {("parts", part(instruction.scope)): measured}
+            self._single[key] = work
+        return self._single[key]
+
+    def _loop(self, frame: Frame, loop: Instruction) -> Work:
+        once = self.work(Frame(self.program, loop.called[0], frame.device, None))
+        trips = self.program.trips(loop)
+        if trips is None and once:
+            raise ValueError(f"{loop.name} runs for an unknown number of iterations")
+        return {key: (trips or 0) * amount for key, amount in once.items()}
+
+    def _conditional(self, frame: Frame, conditional: Instruction) -> Work:
+        try:
+            return self.work(frame.branch(conditional))
+        except UnknownError:
+            works = [
+                self.work(frame.called(name, [operand])) for name, operand in conditional.branches
+            ]
+            return max(works, key=self.measured)

@@ -1,0 +1,1 @@
+"""What compares optimizers: sweeps of runs, and the figures of the paper."""

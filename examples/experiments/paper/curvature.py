@@ -1,0 +1,90 @@
+"""Curvature of a trained model's loss along updates of Muon and Muon+: the paper's theorem 1."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import optax_muonplus as omp
+from examples.experiments.paper.records import SIDES
+from examples.trainer.data.loader import Loader
+from examples.trainer.data.prepare import prepare
+from examples.trainer.inference import trained
+from examples.trainer.inference.trained import CheckpointRef, TrainedModel
+from examples.trainer.system.errors import UserError
+from examples.trainer.training import optimizers
+from examples.trainer.training.loss import next_token_loss
+from optax_muonplus import theory
+from optax_muonplus.diagnostics import Side
+from optax_muonplus.matrices import Norm, Normalize
+
+NORMS: tuple[Norm, ...] = ("none", "col", "row", "col_row", "row_col")
+MATRICES = "^blocks/{layer}/"
+ROWS = 4  # of text on which the loss is taken
+BLOCKS = 16  # rows or columns sampled from each matrix, the same for all norms
+ITERATIONS = 12  # of the power method
+MEASURES = ("mean_curvature", "decrease")
+
+
+def compare(checkpoint: CheckpointRef, layer: int) -> dict[str, Any]:
+    """Curvature along updates of the matrices of one layer, by side, path and norm.
+
+    `mean_curvature` is the curvature of rows or columns, averaged with the squared norms of the
+    update's rows or columns as weights. `decrease` is the decrease of the loss, in nats, that the
+    bound guarantees at the best step size. Updates are made from the gradient, as in the theorem.
+    """
+    model = trained.load(checkpoint)
+    if model.config.model.scan or not 0 <= layer < model.config.model.n_layer:
+        raise UserError(
+            f"--layer {layer}: give one of the {model.config.model.n_layer} of a model that was "
+            "trained without --model.scan."
+        )
+    dataset = prepare(model.config.data, print)
+    loader = Loader(dataset.train.ids, model.config.model.context, ROWS, model.config.seed)
+    result: dict[str, Any] = {"step": model.step, "layer": layer}
+    for side in SIDES:
+        bounds = jax.device_get(bounds_of_side(model, side, layer, *loader.batch(model.step)))
+        result[side] = {
+            path: {
+                norm: {name: float(getattr(bounds[norm][path], name)[0]) for name in MEASURES}
+                for norm in NORMS
+            }
+            for path in bounds["none"]
+        }
+    return result
+
+
+def bounds_of_side(
+    model: TrainedModel, side: Side, layer: int, inputs: np.ndarray, targets: np.ndarray
+) -> dict[Norm, dict[str, theory.DescentBound]]:
+    """The bounds for the update with each norm, on some text."""
+
+    @jax.jit
+    def bounds(params: optax.Params, key: jax.Array) -> dict[Norm, Any]:
+        def loss(params: optax.Params) -> jax.Array:
+            return next_token_loss(model.forward(params, inputs, None, 0)[0], targets)
+
+        gradients = jax.grad(loss)(params)
+        curvatures = theory.block_curvatures(
+            loss,
+            params,
+            side,
+            optimizers.dimension_numbers,
+            key=key,
+            only=MATRICES.format(layer=layer),
+            blocks=BLOCKS,
+            iterations=ITERATIONS,
+        )
+        matrices = {
+            path: x for path, x in trained.leaves_by_path(gradients).items() if path in curvatures
+        }
+        average = omp.transforms.Momentum(0.0)
+        result = {}
+        for norm in NORMS:
+            rule = omp.scale_by_muonplus(average, normalization=Normalize(norm))
+            updates, _ = rule.update(matrices, rule.init(matrices))
+            result[norm] = theory.descent_bound(curvatures, gradients, updates)
+        return result
+
+    return bounds(model.params, jax.random.key(model.config.seed))

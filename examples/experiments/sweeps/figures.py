@@ -1,0 +1,160 @@
+"""Figures of sweeps."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from examples.experiments.sweeps.grid import Method, Trial
+from examples.experiments.sweeps.results import ADAMW, MUON, Sweep
+from examples.trainer.runs.plots import BLUE, ORANGE
+
+# The other colours of Okabe and Ito; markers differ too, for print in grey.
+GREEN, SKY, YELLOW, PURPLE, BLACK = "#009E73", "#56B4E9", "#E69F00", "#CC79A7", "#000000"
+STYLES = {
+    ADAMW: (YELLOW, "v"),
+    MUON: (BLACK, "o"),
+    Method("muonplus", "col", "jordan", "free"): (SKY, "<"),
+    Method("muonplus", "row", "jordan", "free"): (BLUE, ">"),
+    Method("muonplus", "col_row", "jordan", "free"): (ORANGE, "s"),
+    Method("muonplus", "row_col", "jordan", "free"): (GREEN, "D"),
+    Method("muonplus", "col_row", "jordan", "matched"): (PURPLE, "P"),
+}
+ACROSS = 5  # panels in a row
+SHADES = (SKY, BLUE, YELLOW, ORANGE, BLACK)
+"""Colours of rates, from low to high; only as many of the highest rates are drawn."""
+
+
+def panels(sweeps: Sequence[Sweep], rows: int = 1) -> tuple[Figure, list[list[Axes]]]:
+    """A figure with `rows` panels for each sweep; many sweeps are wrapped into bands."""
+    n, across = len(sweeps), min(len(sweeps), ACROSS)
+    bands = -(-n // across)
+    size = (1 + 5 * across, 0.4 + 3.8 * rows * bands)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows * bands, across, squeeze=False).tolist()
+    grid = [[axes[i // across * rows + row][i % across] for i in range(n)] for row in range(rows)]
+    for band in axes[-rows:]:
+        for unused in band[n - across * (bands - 1) :]:
+            unused.remove()
+    return figure, grid
+
+
+def plot_rates(sweeps: Sequence[Sweep], path: Path) -> None:
+    """Perplexity of the first seed against the learning rate, for each method.
+
+    AdamW has separate axes, since its rates and losses have another magnitude.
+    """
+    adamw = any(ADAMW in sweep.methods() for sweep in sweeps)
+    figure, grid = panels(sweeps, rows=1 + adamw)
+    for row, wanted in zip(grid, (False, True), strict=False):
+        for axes, sweep in zip(row, sweeps, strict=True):
+            methods = [method for method in drawn(sweep) if (method == ADAMW) == wanted]
+            rates = sorted({rate for method in methods for rate in sweep.rates(method)})
+            for method in methods:
+                losses = [(rate, sweep.losses(method, rate)[0]) for rate in sweep.rates(method)]
+                points = [(rate, math.exp(loss)) for rate, loss in losses if loss < math.inf]
+                colour, mark = STYLES[method]
+                axes.plot(*columns(points), color=colour, marker=mark, label=method.name)
+            axes.set(xscale="log", xlabel="peak learning rate", title=sweep.name)
+            axes.set_xticks(rates, [f"{rate:g}" for rate in rates], rotation=60)
+            axes.minorticks_off()
+            axes.grid(alpha=0.3)
+        row[0].set_ylabel("validation perplexity")
+        row[-1].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def plot_curves(sweeps: Sequence[Sweep], path: Path) -> None:
+    """Validation loss by step, and below it the difference from Muon."""
+    figure, (above, below) = panels(sweeps, rows=2)
+    for axes, gaps, sweep in zip(above, below, sweeps, strict=True):
+        muon = dict(sweep.curve(MUON)) if MUON in sweep.methods() else {}
+        for method in drawn(sweep):
+            colour, mark = STYLES[method]
+            curve = sweep.curve(method)
+            label = f"{method.name}, rate {sweep.best_rate(method):g}"
+            axes.plot(*columns(curve), color=colour, marker=mark, markersize=4, label=label)
+            if method.optimizer != "adamw":
+                gap = [(step, loss - muon[step]) for step, loss in curve if step in muon]
+                gaps.plot(*columns(gap), color=colour, marker=mark, markersize=4)
+        axes.set(title=sweep.name)
+        gaps.set(xlabel="step")
+        axes.legend(frameon=False)
+        for one in (axes, gaps):
+            one.grid(alpha=0.3)
+    above[0].set_ylabel("validation loss (nats per token)")
+    below[0].set_ylabel("difference from Muon")
+    figure.savefig(path, dpi=150)
+
+
+def plot_stability(sweeps: Sequence[Sweep], path: Path) -> None:
+    """Training loss of Muon and of the best Muon+ at each rate."""
+    figure, grid = panels(sweeps, rows=2)
+    for which, row in enumerate(grid):
+        for axes, sweep in zip(row, sweeps, strict=True):
+            for method, curves in list(training_curves(sweep).items())[which : which + 1]:
+                shades = SHADES[-len(curves) :]
+                for (rate, curve), colour in zip(curves.items(), shades, strict=True):
+                    axes.plot(*columns(curve), color=colour, linewidth=1, label=f"rate {rate:g}")
+                axes.set(title=f"{sweep.name}: {method}", xlabel="step")
+                axes.grid(alpha=0.3)
+                axes.legend(frameon=False)
+        row[0].set_ylabel("training loss (nats per token)")
+    figure.savefig(path, dpi=150)
+
+
+def plot_gains(sweeps: Sequence[Sweep], path: Path) -> None:
+    """Loss of Muon+ minus that of Muon, each at its best rate: mean and deviation over seeds."""
+    figure = Figure(figsize=(7, 1.4 + 0.4 * len(sweeps)), layout="constrained")
+    axes = figure.subplots()
+    axes.axvline(0.0, color=BLACK, linewidth=1)
+    kinds = {"free": ("Muon+", ORANGE, "s", -0.12), "matched": ("matched norm", PURPLE, "P", 0.12)}
+    for frobenius, (label, colour, mark, height) in kinds.items():
+        gaps = {index + height: gap for index, gap in gaps_of(sweeps, frobenius).items()}
+        means = [statistics.fmean(gap) for gap in gaps.values()]
+        deviations = [statistics.stdev(gap) if len(gap) > 1 else 0.0 for gap in gaps.values()]
+        points = axes.errorbar(means, list(gaps), xerr=deviations, fmt=mark, color=colour)
+        points.set_label(label)
+    axes.set_yticks(range(len(sweeps)), [sweep.name for sweep in sweeps])
+    axes.set_ylim(len(sweeps) - 0.5, -0.5)
+    axes.set_xlabel("validation loss less Muon's (nats per token): below zero Muon+ is better")
+    axes.grid(axis="x", alpha=0.3)
+    figure.legend(frameon=False, loc="outside upper center", ncols=2)
+    figure.savefig(path, dpi=150)
+
+
+def gaps_of(sweeps: Sequence[Sweep], frobenius: str) -> dict[int, list[float]]:
+    """Index of a sweep to its differences from Muon by seed, if all of them are finite."""
+    gaps = {
+        index: sweep.gaps(plus, MUON)
+        for index, sweep in enumerate(sweeps)
+        for plus in sweep.against_muon()
+        if plus.frobenius == frobenius
+    }
+    return {index: gap for index, gap in gaps.items() if all(map(math.isfinite, gap))}
+
+
+def training_curves(sweep: Sweep) -> dict[str, dict[float, list[tuple[float, float]]]]:
+    """Training curves of Muon and of the best Muon+ by name and rate, for the highest rates."""
+    plus = [sweep.best_of(sweep.plus())] if sweep.plus() else []
+    muon = [MUON] if MUON in sweep.methods() else []
+    return {
+        method.name: {
+            rate: sweep.results[Trial(method, rate, 0)].train
+            for rate in sweep.rates(method)[-len(SHADES) :]
+        }
+        for method in (*muon, *plus)
+    }
+
+
+def drawn(sweep: Sweep) -> list[Method]:
+    """The methods of a sweep that the figures show, those of STYLES."""
+    return [method for method in STYLES if method in sweep.methods()]
+
+
+def columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """The first and the second coordinates of points."""
+    return [x for x, _ in points], [y for _, y in points]

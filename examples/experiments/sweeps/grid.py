@@ -1,0 +1,194 @@
+"""The runs of a sweep: which there are, what each one changes, and which remain to be done."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from examples.trainer.settings.recipes import ROWS
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
+from examples.trainer.system.errors import UserError
+from examples.trainer.training.optimizers import LARGE_UPDATES
+
+Optimizer = Literal["adamw", "muon", "muonplus", "normuon", "adamuon", "turbo_muon", "mano"]
+Ortho = Literal["jordan", "you", "polar_express", "svd"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """What is varied: all methods x rates with the first seed, then further seeds.
+
+    Further seeds are run at the best rate of each method only.
+    """
+
+    optimizers: tuple[Optimizer, ...] = ("adamw", "muon", "muonplus")
+    """Update rules of the matrices."""
+    norms: tuple[Literal["col", "row", "col_row", "row_col"], ...] = (
+        "col",
+        "row",
+        "col_row",
+        "row_col",
+    )
+    """Normalizations of muonplus."""
+    rates: tuple[float, ...] = (0.01, 0.014, 0.02, 0.028, 0.04)
+    """Peak learning rates of the matrices under all but adamw, adamuon and mano."""
+    adam_rates: tuple[float, ...] = (0.0005, 0.001, 0.002, 0.004, 0.008)
+    """The same under adamw, adamuon and mano, whose updates are larger."""
+    same_rate: bool = False
+    """Give the other parameters the rate of the matrices, as the paper's code does."""
+    orthos: tuple[Ortho, ...] = ("jordan",)
+    """Polar steps: polynomials by the paper's names, or svd for the exact one."""
+    frobenius: tuple[Literal["free", "matched"], ...] = ("free",)
+    """matched: the normalized update of muonplus gets the Frobenius norm it had before."""
+    seeds: int = 1
+    """Seeds from 0; those after the first are run at the best rate of each method only."""
+
+
+VARIED = {
+    "name": "optimizers",
+    "norm": "norms",
+    "match_frobenius": "frobenius",
+    "ns_coeffs": "orthos",
+    "learning_rate": "rates",
+}
+"""Fields of OptimizerConfig that a grid sets, and the fields of Grid that list their values."""
+
+PAPER_RATES = {
+    "gpt": (0.003, 0.005, 0.01, 0.02, 0.04),
+    "llama": (0.005, 0.01, 0.02, 0.04, 0.06, 0.08),
+}
+"""From the paper's appendix "Detailed Sweep Experiments"."""
+
+
+def default_grid(preset: str) -> Grid:
+    """The paper's rates for its recipes."""
+    row = ROWS.get(preset.removesuffix("-muon"))
+    if row is None:
+        return Grid()
+    rates = PAPER_RATES[row[0].size.family]
+    return Grid(rates=rates, adam_rates=rates, same_rate=True)
+
+
+NAMES: dict[str, str] = {
+    "adamw": "AdamW",
+    "muon": "Muon",
+    "muonplus": "Muon+",
+    "normuon": "NorMuon",
+    "adamuon": "AdaMuon",
+    "turbo_muon": "Turbo-Muon",
+    "mano": "Mano",
+}
+"""Names of the optimizers in tables and figures."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Method:
+    """An update rule without its rate: a row of the tables."""
+
+    optimizer: str
+    norm: str = ""
+    ortho: str = ""
+    frobenius: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name in tables and figures."""
+        rule = NAMES[self.optimizer]
+        ortho = "" if self.ortho in ("", "jordan") else self.ortho
+        matched = "matched norm" if self.frobenius == "matched" else ""
+        return " ".join(filter(None, (rule, self.norm, ortho, matched)))
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Trial:
+    """One run."""
+
+    method: Method
+    rate: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The folder of the run."""
+        parts = (*dataclasses.astuple(self.method), f"{self.rate:g}", f"seed{self.seed}")
+        return "-".join(filter(None, parts))
+
+
+def methods(grid: Grid) -> Iterator[Method]:
+    """The rows of the grid, each once."""
+    for optimizer in dict.fromkeys(grid.optimizers):
+        if optimizer not in ("muon", "muonplus"):
+            yield Method(optimizer)
+            continue
+        norms, frobenius = (grid.norms, grid.frobenius) if optimizer == "muonplus" else ([""], [""])
+        for ortho, norm, size in itertools.product(grid.orthos, norms, frobenius):
+            yield Method(optimizer, norm, ortho, size)
+
+
+def rates(grid: Grid, method: Method) -> tuple[float, ...]:
+    """The columns of a row."""
+    return grid.adam_rates if method.optimizer in LARGE_UPDATES else grid.rates
+
+
+def wanted(grid: Grid, losses: dict[Trial, float]) -> Iterator[Trial]:
+    """The runs known to be needed, in order; `losses` has those of the finished ones.
+
+    Further seeds are known only when all rates of a method have finished.
+    """
+    for method in methods(grid):
+        first = [Trial(method, rate, seed=0) for rate in rates(grid, method)]
+        yield from first
+        if all(trial in losses for trial in first):
+            best = min(first, key=lambda trial: losses[trial])
+            for seed in range(1, grid.seeds):
+                yield dataclasses.replace(best, seed=seed)
+
+
+def count(grid: Grid) -> int:
+    """The number of runs."""
+    return sum(len(rates(grid, method)) + grid.seeds - 1 for method in methods(grid))
+
+
+def configure(base: RunConfig, grid: Grid, trial: Trial, runs_dir: str) -> RunConfig:
+    """The settings of a run."""
+    return dataclasses.replace(
+        base,
+        optimizer=optimizer(base.optimizer, grid, trial),
+        seed=trial.seed,
+        name=trial.name,
+        runs_dir=runs_dir,
+    )
+
+
+def optimizer(base: OptimizerConfig, grid: Grid, trial: Trial) -> OptimizerConfig:
+    """The update rule of a run, at its rate."""
+    method = trial.method
+    polar = {"polar": "svd"} if method.ortho == "svd" else {"ns_coeffs": method.ortho or "jordan"}
+    return dataclasses.replace(
+        base,
+        name=method.optimizer,
+        norm=method.norm or "none",
+        match_frobenius=method.frobenius == "matched",
+        learning_rate=trial.rate,
+        adam_learning_rate=trial.rate if grid.same_rate else base.adam_learning_rate,
+        **polar,
+    )
+
+
+def check(grid: Grid) -> None:
+    """Refuses grids without runs, with repeated values, or with impossible ones."""
+    lists: dict[str, Sequence[object]] = {
+        field.name: value
+        for field in dataclasses.fields(grid)
+        if isinstance(value := getattr(grid, field.name), tuple)
+    }
+    for name, values in lists.items():
+        flag = f"--grid.{name.replace('_', '-')}"
+        if not values:
+            raise UserError(f"{flag} is empty: give at least one.")
+        if len(set(values)) < len(values):
+            raise UserError(f"{flag} {' '.join(map(str, values))}: give each once.")
+    if min(*grid.rates, *grid.adam_rates) <= 0:
+        raise UserError("--grid.rates and --grid.adam-rates: give numbers above 0.")
+    if grid.seeds < 1:
+        raise UserError(f"--grid.seeds is {grid.seeds}: give at least 1.")

@@ -1,0 +1,105 @@
+"""The results of a sweep: `runs.jsonl`, one JSON object for each finished run."""
+
+import dataclasses
+import json
+import math
+import os
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from examples.experiments.sweeps.grid import Method, Trial
+from examples.trainer.runs.metrics import METRICS, read_metrics
+from examples.trainer.system import files, json_lines
+from examples.trainer.system.errors import UserError
+
+ADVICE = "Remove the line to have that run done again."
+POINTS = 100  # of a training curve; each is a mean over some steps, since batches are noisy
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a run."""
+
+    val: list[tuple[int, float]]
+    """Step and validation loss, in nats per token."""
+    train: list[tuple[float, float]]
+    """Points of the smoothed training loss: middle of some steps, and their mean loss."""
+    bits_per_byte: float | None
+    """At the end; None if it was never evaluated."""
+    diverged_at: int | None
+    """The step at which the run was given up because its loss stayed not finite, or None."""
+    seconds: float
+    """Duration with compilation; for a resumed run, of its last part only."""
+
+    @property
+    def loss(self) -> float:
+        """The last validation loss; infinite for a run that diverged."""
+        if self.diverged_at is not None or not self.val:
+            return math.inf
+        last = self.val[-1][1]
+        return last if math.isfinite(last) else math.inf
+
+
+class Ledger:
+    """The file of results, to which several processes may write."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / "runs.jsonl"
+
+    def results(self) -> dict[Trial, Result]:
+        """All finished runs and their results."""
+        return dict(self.parse(record) for record in json_lines.read(self.path, ADVICE).records)
+
+    def losses(self) -> dict[Trial, float]:
+        """All finished runs and their final validation losses."""
+        return {trial: result.loss for trial, result in self.results().items()}
+
+    def add(self, trial: Trial, result: Result) -> None:
+        """Appends a finished run in one write, so that lines of several processes do not mix."""
+        record = {**dataclasses.asdict(trial), **dataclasses.asdict(result)}
+        line = json.dumps(record) + "\n"
+        with files.explained(self.path, "write"):
+            # What a power cut has left becomes a line of its own, which is named when it is read.
+            before = "\n" if json_lines.read(self.path, ADVICE).torn else ""
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(file, (before + line).encode())
+            finally:
+                os.close(file)
+
+    def parse(self, record: dict[str, Any]) -> tuple[Trial, Result]:
+        """A run and its result, of a line of the file."""
+        try:
+            trial = Trial(Method(**record.pop("method")), record.pop("rate"), record.pop("seed"))
+            for curve in ("val", "train"):
+                record[curve] = [tuple(point) for point in record[curve]]
+            return trial, Result(**record)
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(
+                f"{self.path} has a line that is not the record of a run: {error!r}. {ADVICE}"
+            ) from None
+
+
+def measured(folder: Path, diverged_at: int | None, seconds: float) -> Result:
+    """The result of a finished run, from its metrics."""
+    records = read_metrics(folder / METRICS)
+    val = [record for record in records if "val_loss" in record]
+    return Result(
+        val=[(record["step"], record["val_loss"]) for record in val],
+        train=smooth([(r["step"], r["train_loss"]) for r in records if "train_loss" in r]),
+        bits_per_byte=val[-1]["val_bits_per_byte"] if val else None,
+        diverged_at=diverged_at,
+        seconds=round(seconds, 1),
+    )
+
+
+def smooth(curve: list[tuple[int, float]]) -> list[tuple[float, float]]:
+    """Means over at most POINTS parts of a curve; all parts but the last are equally long."""
+    size = -(-len(curve) // POINTS) or 1
+    parts = [curve[i : i + size] for i in range(0, len(curve), size)]
+    return [
+        (statistics.fmean(step for step, _ in part), statistics.fmean(loss for _, loss in part))
+        for part in parts
+    ]

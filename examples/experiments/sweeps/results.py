@@ -1,0 +1,93 @@
+"""The results of a finished sweep: losses, best rates and curves by method."""
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from examples.experiments.sweeps.grid import Method, Trial
+from examples.experiments.sweeps.ledger import Ledger, Result
+from examples.trainer.system.errors import UserError
+
+NORMS = ("col", "row", "col_row", "row_col")
+ADAMW, MUON = Method("adamw"), Method("muon", "", "jordan")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The finished runs of a folder."""
+
+    name: str
+    results: dict[Trial, Result]
+
+    def methods(self) -> list[Method]:
+        """The methods that were run, in the order of the tables."""
+        return sorted({trial.method for trial in self.results})
+
+    def rates(self, method: Method) -> list[float]:
+        """The rates that were tried with the first seed, in increasing order."""
+        return sorted({t.rate for t in self.results if t.method == method and t.seed == 0})
+
+    def losses(self, method: Method, rate: float) -> dict[int, float]:
+        """Final validation loss by seed."""
+        return {
+            trial.seed: result.loss
+            for trial, result in sorted(self.results.items())
+            if trial.method == method and trial.rate == rate
+        }
+
+    def best_rate(self, method: Method) -> float:
+        """The rate with the lowest loss of the first seed."""
+        return min(self.rates(method), key=lambda rate: self.losses(method, rate)[0])
+
+    def best(self, method: Method) -> dict[int, float]:
+        """Final validation loss by seed, at the best rate."""
+        return self.losses(method, self.best_rate(method))
+
+    def best_of(self, methods: Iterable[Method]) -> Method:
+        """The method with the lowest loss of the first seed, each at its best rate."""
+        return min(methods, key=lambda method: self.best(method)[0])
+
+    def gaps(self, method: Method, other: Method) -> list[float]:
+        """Loss of one method minus that of another, each at its best rate, by seed.
+
+        Runs with the same seed have the same initial parameters and batches.
+        """
+        first, second = self.best(method), self.best(other)
+        return [first[seed] - second[seed] for seed in first if seed in second]
+
+    def at_edge(self, method: Method) -> bool:
+        """Whether the best rate is the lowest or highest that was tried."""
+        rates = self.rates(method)
+        return len(rates) > 1 and self.best_rate(method) in (rates[0], rates[-1])
+
+    def curve(self, method: Method) -> list[tuple[int, float]]:
+        """Step and validation loss at the best rate, mean over seeds."""
+        rate = self.best_rate(method)
+        curves = [
+            result.val
+            for trial, result in self.results.items()
+            if trial.method == method and trial.rate == rate
+        ]
+        return [
+            (points[0][0], statistics.fmean(loss for _, loss in points))
+            for points in zip(*curves, strict=False)
+        ]
+
+    def plus(self, frobenius: str = "free") -> list[Method]:
+        """Muon+ with each norm that was run: as in the paper, or with Muon's Frobenius norm."""
+        wanted = [Method("muonplus", norm, "jordan", frobenius) for norm in NORMS]
+        return [method for method in wanted if method in self.methods()]
+
+    def against_muon(self) -> list[Method]:
+        """The best norm of Muon+, and the best with Muon's Frobenius norm, if Muon was run too."""
+        kinds = [self.plus(), self.plus("matched")] if MUON in self.methods() else []
+        return [self.best_of(methods) for methods in kinds if methods]
+
+
+def read(folder: Path) -> Sweep:
+    """The sweep that was run in a folder."""
+    results = Ledger(folder).results()
+    if not results:
+        raise UserError(f"{folder} has no finished runs: give the folder of a sweep.")
+    return Sweep(folder.name, results)

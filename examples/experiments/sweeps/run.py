@@ -1,0 +1,110 @@
+"""Does the runs of a sweep, each in a folder of its own.
+
+Finished runs are skipped, a run that was stopped continues from its checkpoint, and several
+processes with the same command share the work. Runs that differ only in rates or seed use one
+compiled program.
+"""
+
+import contextlib
+import shutil
+import time
+from pathlib import Path
+
+import jax
+from filelock import FileLock, Timeout
+from rich.console import Console
+
+from examples.experiments.sweeps import grid, plan
+from examples.experiments.sweeps.command_line import NewSweep
+from examples.experiments.sweeps.display import SweepDisplay
+from examples.experiments.sweeps.grid import Trial
+from examples.experiments.sweeps.ledger import Ledger, measured
+from examples.experiments.sweeps.report import write_report
+from examples.trainer.data.cache import Dataset
+from examples.trainer.data.prepare import prepare
+from examples.trainer.runs import folder as run_folder
+from examples.trainer.runs.compilation import keep_compiled_programs
+from examples.trainer.runs.execute import execute
+from examples.trainer.runs.writer import only_writer
+from examples.trainer.system import exit_status
+from examples.trainer.system.errors import Diverged
+from examples.trainer.training import sharding
+from examples.trainer.training.setup import assemble, check
+
+PAUSE = 5.0  # seconds between checks of what other processes have finished
+
+
+def sweep(asked: NewSweep, preset: str) -> int:
+    """Does the remaining runs of a grid, then writes its report; returns the exit status."""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    check(asked.config)
+    grid.check(asked.grid)
+    keep_compiled_programs()
+    dataset = prepare(asked.config.data, console.print)
+    folder = Path(asked.config.runs_dir) / (asked.config.name or f"sweep-{preset}")
+    plan.keep(folder, asked, preset, dataset)
+    ledger = Ledger(folder)
+    with SweepDisplay(console, asked.grid, ledger) as display:
+        while work := claim(asked.grid, folder, ledger, display):
+            trial, lock = work
+            with lock:
+                stopped_by = run_trial(trial, asked, dataset, folder, ledger, display)
+            if stopped_by:
+                console.print("stopped; the same command continues.")
+                return exit_status.of_signal(stopped_by)
+    console.print(f"tables and figures  {write_report([folder], folder)}")
+    return 0
+
+
+def claim(
+    asked: grid.Grid, folder: Path, ledger: Ledger, display: SweepDisplay
+) -> tuple[Trial, FileLock] | None:
+    """The next run that no process is doing, locked; None when all runs are finished.
+
+    Waits while other processes do the remaining runs.
+    """
+    (folder / "locks").mkdir(exist_ok=True)
+    while True:
+        losses = ledger.losses()
+        left = [trial for trial in grid.wanted(asked, losses) if trial not in losses]
+        if not left:
+            return None
+        for trial in left:
+            lock = FileLock(folder / "locks" / trial.name)
+            with contextlib.suppress(Timeout):
+                lock.acquire(blocking=False)
+                if trial not in ledger.losses():  # another process may just have finished it
+                    return trial, lock
+                lock.release()
+        display.wait()
+        time.sleep(PAUSE)
+
+
+def run_trial(
+    trial: Trial,
+    asked: NewSweep,
+    dataset: Dataset,
+    folder: Path,
+    ledger: Ledger,
+    display: SweepDisplay,
+) -> int:
+    """Does a run or the rest of it, and records its result; the signal that stopped it, or 0."""
+    config = grid.configure(asked.config, asked.grid, trial, str(folder / "runs"))
+    own_folder = Path(config.runs_dir) / trial.name
+    if not (own_folder / "config.json").exists():
+        shutil.rmtree(own_folder, ignore_errors=True)  # left by a process that was killed
+        run_folder.create(own_folder, config, dataset)
+    mesh = sharding.make_mesh(asked.mesh, jax.devices())
+    setup = assemble(config, dataset, mesh)
+    started, diverged_at = time.monotonic(), None
+    reporter = display.of(trial, config.steps)
+    try:
+        with only_writer(own_folder, display.console.print):
+            outcome = execute(setup, own_folder, reporter, lambda state, step: None)
+        if outcome.stopped_by:
+            return outcome.stopped_by
+    except Diverged as error:
+        diverged_at = error.step
+    ledger.add(trial, measured(own_folder, diverged_at, time.monotonic() - started))
+    display.finished(trial)
+    return 0

@@ -1,0 +1,173 @@
+"""The results of sweeps as Markdown tables: those of the paper, for the runs at hand."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from examples.experiments.sweeps.cells import difference, markdown, perplexity, ppl, rate_of, spread
+from examples.experiments.sweeps.grid import Method
+from examples.experiments.sweeps.results import ADAMW, MUON, NORMS, Sweep
+
+POLYNOMIALS = ("you", "jordan", "polar_express")
+
+
+def best_of_each(sweep: Sweep) -> str:
+    """Every method at its own best rate; differences are between runs with the same seed."""
+    rows = []
+    for method in sweep.methods():
+        best = sweep.best(method)
+        rows.append(
+            [
+                method.name,
+                rate_of(sweep, method),
+                spread(list(best.values()), 4),
+                spread([math.exp(min(loss, 700.0)) for loss in best.values()], 2),
+                difference(sweep, method, MUON),
+                str(len(best)),
+            ]
+        )
+    head = ["method", "rate", "validation loss", "perplexity", "loss - Muon's", "seeds"]
+    return markdown(head, rows)
+
+
+def gains(sweeps: Sequence[Sweep]) -> str:
+    """Muon and the best Muon+ of each sweep, each at its best rate; differences by seed.
+
+    Muon+ with Muon's Frobenius norm has a separate row.
+    """
+    rows = []
+    for sweep in sweeps:
+        for plus in sweep.against_muon():
+            cells = [
+                cell
+                for method in (MUON, plus)
+                for cell in (rate_of(sweep, method), spread(list(sweep.best(method).values()), 4))
+            ]
+            norm = f"{plus.norm} matched norm" if plus.frobenius == "matched" else plus.norm
+            rows.append([sweep.name, *cells, norm, difference(sweep, plus, MUON)])
+    head = ["sweep", "Muon's rate", "Muon", "Muon+'s rate", "Muon+", "norm", "Muon+ - Muon"]
+    return markdown(head, rows)
+
+
+def by_norm(sweeps: Sequence[Sweep]) -> str:
+    """The paper's table "Best validation perplexity under different normalization directions"."""
+    rows = []
+    for sweep in sweeps:
+        found = {method.norm: ppl(sweep.best(method).values()) for method in sweep.plus()}
+        muon = ppl(sweep.best(MUON).values()) if MUON in sweep.methods() else ""
+        rows.append([sweep.name, muon, *(found.get(norm, "") for norm in NORMS)])
+    return markdown(["model", "none", *NORMS], rows)
+
+
+def by_rate(sweep: Sweep) -> str:
+    """The paper's full sweep, with the first seed; the best value of each row is bold."""
+    methods = [method for method in (MUON, *sweep.plus()) if method in sweep.methods()]
+    rates = sorted({rate for method in methods for rate in sweep.rates(method)})
+    rows = []
+    for rate in rates:
+        losses = [sweep.losses(method, rate).get(0) for method in methods]
+        best = min(loss for loss in losses if loss is not None)
+        cells = ["" if loss is None else ppl([loss]) for loss in losses]
+        marked = [
+            f"**{text}**" if loss == best < math.inf else text
+            for text, loss in zip(cells, losses, strict=True)
+        ]
+        rows.append([f"{rate:g}", *marked])
+    return markdown(["rate", *(method.norm or "none" for method in methods)], rows)
+
+
+def adamw_rates(sweep: Sweep) -> str:
+    """AdamW in a separate table, since its rates are different."""
+    rates = sweep.rates(ADAMW)
+    return markdown(
+        ["rate", *(f"{rate:g}" for rate in rates)],
+        [["perplexity", *(ppl([sweep.losses(ADAMW, rate)[0]]) for rate in rates)]],
+    )
+
+
+def by_polar(sweeps: Sequence[Sweep], orthos: Sequence[str]) -> str:
+    """The paper's ablation of the polar step: Muon and the best Muon+ with each."""
+    rows = []
+    for sweep in sweeps:
+        for ortho in orthos:
+            muon = Method("muon", "", ortho)
+            plus = [
+                m
+                for m in sweep.methods()
+                if (m.optimizer, m.ortho, m.frobenius) == ("muonplus", ortho, "free")
+            ]
+            if muon not in sweep.methods() or not plus:
+                continue
+            best = sweep.best_of(plus)
+            pair = [sweep.best(method).values() for method in (muon, best)]
+            gap = perplexity(pair[1]) - perplexity(pair[0])
+            rows.append([sweep.name, ortho, *map(ppl, pair), f"{gap:+.2f}", best.norm])
+    return markdown(["model", "polar step", "Muon", "Muon+", "difference", "norm"], rows)
+
+
+def by_size(sweeps: Sequence[Sweep]) -> str:
+    """The paper's table "Matching Frobenius norm": Muon+ with the norm of its input."""
+    rows = []
+    for sweep in sweeps:
+        for method in sweep.plus():
+            matched = Method("muonplus", method.norm, "jordan", "matched")
+            if matched in sweep.methods():
+                muon = ppl(sweep.best(MUON).values()) if MUON in sweep.methods() else ""
+                both = [ppl(sweep.best(one).values()) for one in (method, matched)]
+                rows.append([sweep.name, method.norm, muon, *both])
+    return markdown(["model", "norm", "Muon", "Muon+", "Muon+ with Muon's norm"], rows)
+
+
+def steps_to(curve: Sequence[tuple[int, float]], target: float) -> float | None:
+    """The step at which a curve, interpolated linearly, first reaches a loss, or None."""
+    steps, losses = np.transpose(np.asarray(curve, float))
+    below = np.flatnonzero(losses <= target)
+    if not len(below):
+        return None
+    first = int(below[0])
+    if first == 0:
+        return float(steps[0])
+    return float(np.interp(target, losses[[first, first - 1]], steps[[first, first - 1]]))
+
+
+def to_the_same_loss(sweeps: Sequence[Sweep]) -> str:
+    """The paper's table "Training cost required to reach a target loss", by validation loss."""
+    rows = []
+    for sweep in sweeps:
+        if MUON not in sweep.methods() or not math.isfinite(sweep.best(MUON)[0]):
+            continue
+        total, target = sweep.curve(MUON)[-1]
+        for method in sweep.plus():
+            steps = steps_to(sweep.curve(method), target)
+            reached = "not reached" if steps is None else f"{steps:.0f}"
+            faster = "" if steps is None else f"{100 * (total / steps - 1):+.1f}%"
+            rows.append([sweep.name, f"{target:.4f}", str(total), method.norm, reached, faster])
+    head = ["model", "target loss", "Muon steps", "Muon+ norm", "Muon+ steps", "speed-up"]
+    return markdown(head, rows)
+
+
+def sections(sweeps: Sequence[Sweep]) -> Iterable[tuple[str, str]]:
+    """Title and text of each table that is not empty."""
+    for sweep in sweeps:
+        yield f"{sweep.name}: each method at its best rate", best_of_each(sweep)
+    several = [s for s in sweeps if len({m.ortho for m in s.methods()} & set(POLYNOMIALS)) > 1]
+    together: list[tuple[str, Callable[[], str]]] = [
+        ("Muon+ against Muon, each at its best rate", lambda: gains(sweeps)),
+        ("Perplexity by norm, each at its best rate", lambda: by_norm(sweeps)),
+        (
+            "Perplexity by polynomial, each at its best rate",
+            lambda: by_polar(several, POLYNOMIALS),
+        ),
+        ("Perplexity with the exact polar factor", lambda: by_polar(sweeps, ("svd",))),
+        ("Perplexity with matched Frobenius norm", lambda: by_size(sweeps)),
+        ("Steps to Muon's final validation loss", lambda: to_the_same_loss(sweeps)),
+    ]
+    for title, table in together:
+        if table().count("\n") > 1:
+            yield title, table()
+    for sweep in sweeps:
+        if sweep.plus() or MUON in sweep.methods():
+            yield f"{sweep.name}: perplexity by rate, first seed", by_rate(sweep)
+        if ADAMW in sweep.methods():
+            yield f"{sweep.name}: AdamW by rate, first seed", adamw_rates(sweep)

@@ -1,0 +1,48 @@
+"""Compares the trainer with a recorded training: `python -m examples.parity FILE.npz --heads N`."""
+
+import sys
+from collections.abc import Sequence
+
+import tyro
+
+from examples.trainer.parity import comparison, recording, replay, settings
+from examples.trainer.parity.settings import Parity
+from examples.trainer.runs.compilation import keep_compiled_programs
+from examples.trainer.system.exit_status import run_command
+
+PROGRAM = "python -m examples.parity"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit status."""
+    parity = tyro.cli(Parity, args=argv, prog=PROGRAM)
+    return run_command(lambda: run(parity))
+
+
+def run(parity: Parity) -> int:
+    """Prints the differences; 1 if one of them is not allowed."""
+    settings.check(parity)
+    keep_compiled_programs()
+    recorded = recording.read(parity.file)
+    models = {
+        family: replay.load(parity.file, recorded, family, parity.heads)
+        for family in recorded.families
+    }
+    steps, pieces, rows, tokens = recorded.inputs.shape
+    print(f"{parity.file}: {steps} steps of {pieces} x {rows} rows of {tokens} tokens")
+    for family, model in models.items():
+        print(comparison.described(family, model))
+    print(f"\n{comparison.HEADER}")
+    found = []
+    for family, model in models.items():
+        for difference in comparison.compare(parity, recorded, family, model):
+            print(difference, flush=True)
+            found.append(difference)
+    large = sum(not difference.is_small for difference in found)
+    if large:
+        print(f"\n{large} of {len(found)} are larger than allowed (marked with !).")
+    return int(large > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""The folder of a tokenized text: `tokenizer.json`, shards, and `meta.json` when complete."""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from examples.trainer.data import tokenizer
+from examples.trainer.data.loader import Tokens
+from examples.trainer.data.shards import Stamp, Writer, open_shards, shard_path
+from examples.trainer.system.errors import DamagedFileError, UserError
+from examples.trainer.system.files import write_atomically
+
+FORMAT = 2  # increase it when the same text and settings would give other files
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The text of a run, as tokens."""
+
+    tokenizer: Tokenizer
+    train: Tokens
+    val: Tokens
+    key: str
+    """Identifies the content: equal keys mean equal tokens."""
+
+
+@dataclass(frozen=True)
+class Meta:
+    """The files of a complete text."""
+
+    tokenizer: str
+    """Name of the tokenizer."""
+    tokenizer_sha256: str
+    train: dict[Path, str]
+    """Shards and the hashes of their tokens."""
+    val: dict[Path, str]
+
+
+def cache_folder() -> Path:
+    """The cache folder, by the XDG rule."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG rule says to ignore a relative path.
+    root = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
+    return root / "optax_muonplus"
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether `finish` has run here and no file was deleted since."""
+    if not (folder / "meta.json").exists():
+        return False
+    try:
+        meta = read_meta(folder)
+    except DamagedFileError:
+        return True  # `open_dataset` will report what is wrong
+    return all(path.exists() for path in (folder / "tokenizer.json", *meta.train, *meta.val))
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Generator[None]:
+    """Creates a folder to write in; if that fails, the error says what to do."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write the cache {folder}: {error.strerror}. "
+            "Set XDG_CACHE_HOME to a folder that can be written."
+        ) from None
+
+
+def keep_tokenizer(folder: Path, made: Tokenizer) -> None:
+    """Writes the tokenizer, which must come before the shards."""
+    write_atomically(folder / "tokenizer.json", made.to_str().encode())
+
+
+def load_tokenizer(folder: Path, name: str) -> tuple[Tokenizer, Stamp]:
+    """The tokenizer that `keep_tokenizer` wrote, and its stamp for the headers of shards."""
+    path = folder / "tokenizer.json"
+    loaded = tokenizer.load(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return loaded, Stamp(name, digest, loaded.get_vocab_size())
+
+
+def finish(folder: Path, stamp: Stamp, train: Writer, val: Writer) -> None:
+    """Writes `meta.json`, which lists the files of the text; must come last."""
+    meta = {
+        "tokenizer": stamp.name,
+        "tokenizer_sha256": stamp.sha256,
+        "train": train.written,
+        "val": val.written,
+    }
+    write_atomically(folder / "meta.json", json.dumps(meta, indent=2).encode())
+
+
+def read_meta(folder: Path) -> Meta:
+    """Reads what `finish` wrote."""
+    path = folder / "meta.json"
+    try:
+        meta = json.loads(path.read_text())
+        train, val = (
+            {shard_path(folder, split, i): str(sha) for i, sha in enumerate(meta[split])}
+            for split in ("train", "val")
+        )
+        return Meta(str(meta["tokenizer"]), str(meta["tokenizer_sha256"]), train, val)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DamagedFileError(f"{path} does not fit its folder: {error!r}.") from None
+
+
+def open_dataset(folder: Path, verify: bool) -> Dataset:
+    """Opens a complete text; raises `DamagedFileError` that names a file that has changed."""
+    meta = read_meta(folder)
+    loaded, stamp = load_tokenizer(folder, meta.tokenizer)
+    if stamp.sha256 != meta.tokenizer_sha256:
+        raise DamagedFileError(f"{folder / 'tokenizer.json'} is truncated or from elsewhere.")
+    train, val = (open_shards(shards, stamp, verify) for shards in (meta.train, meta.val))
+    content = f"{stamp.sha256} {train.meta.sha256} {val.meta.sha256}"
+    return Dataset(loaded, train, val, hashlib.sha256(content.encode()).hexdigest()[:16])

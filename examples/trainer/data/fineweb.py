@@ -1,0 +1,164 @@
+"""FineWeb, streamed from the Hugging Face hub into shards; an interrupted stream is continued."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from examples.trainer.data import cache, hub, tokenizer
+from examples.trainer.data.cache import Dataset
+from examples.trainer.data.shards import Stamp, Writer, read_header, shard_path
+from examples.trainer.settings.run import DataConfig
+from examples.trainer.system import optional_packages
+from examples.trainer.system.errors import DamagedFileError, UserError
+
+DATASET = "HuggingFaceFW/fineweb"
+SAMPLE = "sample-100BT"  # 100 billion GPT-2 tokens: more than the paper's longest runs, 72 billion
+TOKENIZER = "gpt2"
+
+
+def prepare(config: DataConfig, root: Path, say: Callable[[str], None]) -> Dataset:
+    """The first `config.tokens` tokens of FineWeb, from a folder in `root` if it has them."""
+    if not (math.isfinite(config.tokens) and config.tokens >= 1):
+        raise UserError(f"--data.tokens is {config.tokens}: give at least 1, for example 1e9.")
+    folder = root / f"fineweb-{cache_key(config)}"
+    try:
+        if not cache.is_complete(folder):
+            with cache.writing(folder):
+                fill(folder, config, root, say)
+        return cache.open_dataset(folder, config.verify)
+    except DamagedFileError as error:
+        raise UserError(
+            f"{error} Delete that file: the next run streams it and what comes after it again."
+        ) from None
+
+
+def cache_key(config: DataConfig) -> str:
+    """The name of the cache folder, known without a network."""
+    name = config.tokenizer or TOKENIZER
+    path = Path(name)
+    if name not in tokenizer.HUB and path.is_file():
+        name = hashlib.sha256(path.read_bytes()).hexdigest()
+    parts = (cache.FORMAT, DATASET, SAMPLE, name, config.val_fraction, int(config.tokens))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def fill(folder: Path, config: DataConfig, root: Path, say: Callable[[str], None]) -> None:
+    """Streams the tokens that are missing."""
+    stream = open_stream()  # first, so that a missing network or package is reported at once
+    name = config.tokenizer or TOKENIZER
+    if not (folder / "tokenizer.json").exists():
+        kept = root / "tokenizers"
+        kept.mkdir(exist_ok=True)
+        cache.keep_tokenizer(folder, tokenizer.named(name, kept))
+    encoder, stamp = cache.load_tokenizer(folder, Path(name).name[:80])
+    shards = Shards(folder, stamp, config)
+    shards.continue_from_disk()
+    limit = int(config.tokens)
+    say(
+        f"streaming FineWeb to {limit:,} training tokens, from {shards.n_tokens:,}; this is done "
+        f"once, into {folder}"
+    )
+    if shards.n_tokens < limit:
+        for text, ids in tokenizer.encode(encoder, documents(stream, shards.read)):
+            shards.add(text, ids)
+            if shards.is_due(limit):
+                shards.flush()
+                say(f"  {shards.n_tokens:,} tokens")
+            if shards.n_tokens >= limit:
+                break
+        else:
+            if shards.train.n_tokens + shards.val.n_tokens or not shards.train.written:
+                shards.flush()
+            say(f"FineWeb's {SAMPLE} ends after {shards.n_tokens:,} training tokens.")
+    cache.finish(folder, stamp, shards.train, shards.val)
+
+
+@dataclass
+class Shards:
+    """The growing training and validation texts; their shards are written in pairs.
+
+    Both shards of a pair end at the same document of the stream.
+    """
+
+    folder: Path
+    stamp: Stamp
+    config: DataConfig
+    read: int = 0
+    """Documents read from the stream so far."""
+    n_tokens: int = 0
+    """Training tokens on disk."""
+    train: Writer = field(init=False)
+    val: Writer = field(init=False)
+
+    def __post_init__(self):
+        self.train, self.val = (Writer(self.folder, s, self.stamp) for s in ("train", "val"))
+
+    def continue_from_disk(self) -> None:
+        """Continues after the shards that an earlier run has finished."""
+        while True:
+            pair = [shard_path(self.folder, w.name, len(w.written)) for w in self.writers]
+            if not all(path.exists() for path in pair):
+                return
+            val, train = (read_header(path, self.stamp) for path in pair)
+            if not self.read < val.read == train.read:
+                raise DamagedFileError(
+                    f"{pair[1]} or {pair[0].name} is from elsewhere: they do not continue the "
+                    "shards before them."
+                )
+            for writer, header in zip(self.writers, (val, train), strict=True):
+                writer.written.append(header.tokens.sha256)
+            self.read = train.read
+            self.n_tokens += train.tokens.tokens
+
+    def add(self, text: str, ids: list[int]) -> None:
+        """Adds a document to the text that its hash selects."""
+        writer = self.val if is_held_out(text, self.config.val_fraction) else self.train
+        writer.add(ids, len(text.encode()))
+        self.read += 1
+
+    def is_due(self, limit: int) -> bool:
+        """Whether a pair of shards should be written now."""
+        enough = self.n_tokens + self.train.n_tokens >= limit
+        return enough or self.train.is_full or self.val.is_full
+
+    def flush(self) -> None:
+        """Writes a pair of shards."""
+        self.n_tokens += self.train.n_tokens
+        for writer in self.writers:
+            writer.flush(self.read)
+
+    @property
+    def writers(self) -> tuple[Writer, Writer]:
+        """The writers, in the order in which a pair is written."""
+        return self.val, self.train
+
+
+def is_held_out(text: str, val_fraction: float) -> bool:
+    """Whether a document is for validation; copies of a document are always in the same text."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) < val_fraction * 2**64
+
+
+def open_stream() -> Any:
+    """A stream of all rows of FineWeb; nothing is read yet."""
+    datasets = optional_packages.load("datasets", "--data.source fineweb", "fineweb")
+    try:
+        return datasets.load_dataset(DATASET, name=SAMPLE, split="train", streaming=True)
+    except Exception as error:  # of the network, of the hub, of the package: no common class
+        raise hub.unreachable("FineWeb", error) from None
+
+
+def documents(stream: Any, skip: int) -> Iterator[str]:
+    """The texts of the stream after the first `skip`, which are read again but not tokenized."""
+    rows = iter(stream.skip(skip))
+    while True:
+        try:
+            row = next(rows, None)
+        except Exception as error:  # as above
+            what = "more of FineWeb (the same command continues from the last complete shard)"
+            raise hub.unreachable(what, error) from None
+        if row is None:
+            return
+        yield row["text"]

@@ -1,0 +1,73 @@
+"""Turns a text into a tokenizer and token shards once; later runs find them in the cache."""
+
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from examples.trainer.data import cache, corpus, fineweb, tokenizer
+from examples.trainer.data.cache import Dataset, cache_folder
+from examples.trainer.data.shards import Writer
+from examples.trainer.settings.run import DataConfig
+from examples.trainer.system.errors import DamagedFileError, UserError
+
+TRAINED = "trained"  # the name of a tokenizer that was trained on its text
+
+
+def prepare(config: DataConfig, say: Callable[[str], None]) -> Dataset:
+    """The tokens of the configured text, from the cache if they are complete there."""
+    if config.source == "fineweb":
+        if config.paths:
+            raise UserError("--data.source fineweb reads no --data.paths: give one of them.")
+        return fineweb.prepare(config, cache_folder(), say)
+    documents = corpus.read(config)
+    given = None
+    if config.tokenizer:
+        kept = cache_folder() / "tokenizers"
+        with cache.writing(kept):
+            given = tokenizer.named(config.tokenizer, kept)
+    folder = cache_folder() / cache_key(config, documents, given)
+    if cache.is_complete(folder):
+        try:
+            return cache.open_dataset(folder, config.verify)
+        except DamagedFileError as error:
+            say(f"{error} Making it again.")
+    with cache.writing(folder):
+        fill(folder, config, documents, given, say)
+    return cache.open_dataset(folder, config.verify)
+
+
+def cache_key(config: DataConfig, documents: list[str], given: Tokenizer | None) -> str:
+    """The name of the folder that `fill` would write."""
+    made_by = corpus.digest(given.to_str()) if given else config.vocab_size
+    hasher = hashlib.sha256(f"{cache.FORMAT} {made_by} {config.val_fraction}".encode())
+    for document in documents:
+        hasher.update(corpus.digest(document).encode())
+    return hasher.hexdigest()[:16]
+
+
+def fill(
+    folder: Path,
+    config: DataConfig,
+    documents: list[str],
+    given: Tokenizer | None,
+    say: Callable[[str], None],
+) -> None:
+    """Trains a tokenizer if none is given, and writes all files of a cache folder."""
+    start = time.monotonic()
+    train, val = corpus.split(documents, config.val_fraction)
+    size = sum(len(document.encode()) for document in documents)
+    say(f"tokenizing {size / 1e6:.1f} MB of text, which is done once ...")
+    cache.keep_tokenizer(folder, given or tokenizer.train(train, config.vocab_size))
+    name = Path(config.tokenizer).name[:80] if given else TRAINED
+    encoder, stamp = cache.load_tokenizer(folder, name)
+    writers = [Writer(folder, split, stamp) for split in ("train", "val")]
+    for writer, texts in zip(writers, (train, val), strict=True):
+        for read, (text, ids) in enumerate(tokenizer.encode(encoder, texts), 1):
+            writer.add(ids, len(text.encode()))
+            if writer.is_full or read == len(texts):
+                writer.flush(read)
+    cache.finish(folder, stamp, *writers)
+    say(f"tokenized in {time.monotonic() - start:.0f} s, kept in {folder}")

@@ -1,0 +1,99 @@
+"""The tokenizer: a lossless byte-level BPE trained on the given text, or a named one."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from examples.trainer.data import hub
+from examples.trainer.system.errors import DamagedFileError, UserError
+from examples.trainer.system.files import write_atomically
+
+END = "<|endoftext|>"
+# Tokens that stand between documents: of `train` and GPT-2, of LLaMA. The first one found is used.
+ENDS = (END, "<s>", "</s>")
+HUB = {  # access to Meta's own LLaMA-2 tokenizer is gated; this copy is free
+    "gpt2": "openai-community/gpt2",
+    "llama2": "hf-internal-testing/llama-tokenizer",
+}
+SAMPLE_BYTES = 2_000_000  # text to learn merges from; more takes longer and changes little
+
+
+def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A tokenizer of at most `vocab_size` tokens; fewer if the text is too short."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(head(documents, SAMPLE_BYTES), trainer)
+    return tokenizer
+
+
+def head(documents: Iterable[str], size: int) -> Iterator[str]:
+    """The first documents, until `size` characters are reached."""
+    for document in documents:
+        if size <= 0:
+            return
+        size -= len(document)
+        yield document
+
+
+def named(name: str, folder: Path) -> Tokenizer:
+    """A tokenizer from the hub or a file; downloads are kept in `folder`, which must exist."""
+    if name not in HUB:
+        if not Path(name).is_file():
+            raise UserError(
+                f"--data.tokenizer {name} is neither {' nor '.join(HUB)} nor a tokenizer.json: "
+                "give one of them, or omit it to train one on the text."
+            )
+        return load(Path(name))
+    path = folder / f"{name}.json"
+    if not path.exists():
+        try:
+            content = Tokenizer.from_pretrained(HUB[name]).to_str().encode()
+        except Exception as error:  # of the network, of the hub, of the file: no common class
+            raise hub.unreachable(f"the tokenizer {HUB[name]}", error) from None
+        write_atomically(path, content)
+    return load(path)
+
+
+def load(path: Path) -> Tokenizer:
+    """A saved tokenizer, set to encode END inside a text as plain text."""
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises nothing narrower
+        raise DamagedFileError(f"{path} is not a tokenizer: {error}.") from None
+    tokenizer.encode_special_tokens = True
+    # LLaMA's post-processor would add a start token to every text; `encode` adds it itself.
+    tokenizer.post_processor = None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if max(tokenizer.get_vocab().values()) >= tokenizer.get_vocab_size():
+        raise UserError(f"{path} leaves out numbers in its vocabulary: give one that does not.")
+    return tokenizer
+
+
+def end_id(tokenizer: Tokenizer) -> int:
+    """The id of the token that stands between documents."""
+    ids = [i for i in map(tokenizer.token_to_id, ENDS) if i is not None]
+    if not ids:
+        raise UserError(
+            f"the tokenizer has none of {', '.join(ENDS)} to stand between documents: give "
+            "another --data.tokenizer."
+        )
+    return ids[0]
+
+
+def encode(tokenizer: Tokenizer, documents: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
+    """Each document with its ids; the ids begin with the token that starts a document."""
+    end = end_id(tokenizer)
+    waiting = iter(documents)
+    while batch := list(itertools.islice(waiting, 256)):  # enough for all cores, and little memory
+        for document, encoding in zip(batch, tokenizer.encode_batch_fast(batch), strict=True):
+            yield document, [end, *encoding.ids]

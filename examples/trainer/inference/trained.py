@@ -1,0 +1,96 @@
+"""Loads the model of a run from its folder; nothing else of the run is needed."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import optax
+import tyro
+from tokenizers import Tokenizer
+
+import optax_muonplus as omp
+from examples.trainer.models import Forward
+from examples.trainer.runs import folder
+from examples.trainer.runs.checkpoint import restore_part
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.training import sharding
+from examples.trainer.training.loss import Scores
+from examples.trainer.training.model_function import make_forward, make_init_params, make_scores
+from examples.trainer.training.program import make_program
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A checkpoint of a run, and the mesh to load it on."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Folder of a run."""
+    step: int | None = None
+    """Step of the checkpoint; the last one by default."""
+    mesh: str = ""
+    """How devices are arranged, as data=2,fsdp=4; empty: all of them on fsdp."""
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model with its parameters."""
+
+    config: RunConfig
+    tokenizer: Tokenizer
+    mesh: jax.sharding.Mesh
+    step: int
+    params: optax.Params
+    forward: Forward
+
+    @functools.cached_property
+    def token_scores(self) -> Callable[..., Scores]:
+        """Parameters, inputs and targets to the scores of each target."""
+        scores = make_scores(self.config.model, self.tokenizer.get_vocab_size(), self.mesh)
+        return jax.jit(scores, out_shardings=sharding.replicated(self.mesh))
+
+
+def load(checkpoint: CheckpointRef) -> TrainedModel:
+    """Reads the parameters of a checkpoint onto a mesh, and nothing else of it."""
+    config, _ = folder.reopen(checkpoint.run)
+    # The run may have asked for a kernel that this machine lacks.
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
+    tokenizer = folder.read_tokenizer(checkpoint.run)
+    mesh = sharding.make_mesh(checkpoint.mesh, jax.devices())
+    vocab_size = tokenizer.get_vocab_size()
+    shapes = jax.eval_shape(make_init_params(config.model, vocab_size), 0)
+    abstract = jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        shapes,
+        sharding.of_params(shapes, mesh),
+    )
+    step, params = restore_part(checkpoint.run / "checkpoints", checkpoint.step, "params", abstract)
+    forward = make_forward(config.model, vocab_size, mesh)
+    return TrainedModel(config, tokenizer, mesh, step, params, forward)
+
+
+def load_momenta(checkpoint: CheckpointRef) -> tuple[int, dict[str, jax.Array]]:
+    """The step of a checkpoint, and the momentum of each matrix by the path of its parameter."""
+    config, _ = folder.reopen(checkpoint.run)
+    program = make_program(
+        model=config.model,
+        rule=config.optimizer,
+        steps=config.steps,
+        accumulate=config.accumulate,
+        vocab_size=folder.read_tokenizer(checkpoint.run).get_vocab_size(),
+        mesh=sharding.make_mesh(checkpoint.mesh, jax.devices()),
+    )
+    abstract = program.abstract.opt_state
+    step, state = restore_part(
+        checkpoint.run / "checkpoints", checkpoint.step, "opt_state", abstract
+    )
+    return step, leaves_by_path(omp.transforms.find_momentum(state).mu)
+
+
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by names such as blocks/0/attn/query/kernel."""
+    named = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in named}

@@ -1,0 +1,26 @@
+"""Transformers, one file each, with the KV cache and sampling that they share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+from jax.typing import ArrayLike
+
+from examples.trainer.models.gpt import GPT
+from examples.trainer.models.layout import ONE_DEVICE, Layout
+from examples.trainer.models.llama import LLaMA
+from examples.trainer.settings.model import ModelConfig
+
+Forward = Callable[[optax.Params, ArrayLike, Any, jax.Array | int], tuple[jax.Array, Any]]
+"""A model as a function: parameters, tokens (B, T), the KV cache of `attention.py` or
+None, and the position of the first token, to logits (B, T, V) and the cache with these tokens."""
+
+
+def build(
+    config: ModelConfig, vocab_size: int, rngs: nnx.Rngs, layout: Layout = ONE_DEVICE
+) -> GPT | LLaMA:
+    """The network that a configuration describes, on the devices of a mesh."""
+    family = GPT if config.family == "gpt" else LLaMA
+    return family(config, vocab_size, layout, rngs)

@@ -1,0 +1,183 @@
+"""Parameters by the names of the paper's code: from a state dict to a tree, and back.
+
+A state dict is a flat dict of arrays, as PyTorch's `model.state_dict()` has it. Which of them is
+where in a tree says `examples.trainer.models.published_names`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.typing import ArrayLike
+
+from examples.trainer import models
+from examples.trainer.models.published_names import TABLES, Family, Published
+from examples.trainer.settings.model import ModelConfig
+from examples.trainer.system.errors import UserError
+
+HEAD = "lm_head.weight"
+
+
+def from_state_dict(
+    state_dict: Mapping[str, ArrayLike], config: ModelConfig, vocab_size: int
+) -> optax.Params:
+    """The tree of a model, with NumPy arrays of its types, from a state dict.
+
+    The tree has a list of blocks or stacked ones, and one matrix of queries, keys and values or
+    three, as `config` says. A tied model takes a state dict with its head too, if that is the
+    token embedding. Raises `UserError` for names and shapes that are not the model's.
+    """
+    shapes = abstract(config, vocab_size)
+    found = {name: np.asarray(x) for name, x in state_dict.items()}
+    check(found, jax.eval_shape(lambda params: written(params, config), shapes), config)
+
+    def read(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        place, layers = place_of(path, config)
+        arrays = [read_array(found, place, layer, config.n_head) for layer in layers]
+        return (np.stack(arrays) if is_stacked(path, config) else arrays[0]).astype(leaf.dtype)
+
+    return jax.tree.map_with_path(read, shapes)
+
+
+def to_state_dict(
+    params: optax.Params, config: ModelConfig, tied_head: bool = False
+) -> dict[str, np.ndarray]:
+    """The state dict of a model's tree.
+
+    With `tied_head`, the state dict of a tied model has its head too, as PyTorch's has.
+    """
+    found = {name: np.asarray(x) for name, x in written(params, config).items()}
+    if config.tied and tied_head:
+        found[HEAD] = found[embedding_name(config.family)]
+    return found
+
+
+def sizes_of(
+    state_dict: Mapping[str, ArrayLike], family: Family, n_head: int, context: int
+) -> tuple[ModelConfig, int]:
+    """The settings of the model that has a state dict, and its number of words.
+
+    A state dict does not say the number of heads, nor the longest context where positions have no
+    parameters.
+    """
+    table = TABLES[family]
+    up = table["blocks/mlp/up/kernel"]
+    any_layer = re.compile(r"\d+".join(map(re.escape, str(up.name).split("{}"))))
+    vocab_size, d_model = matrix_shape(state_dict, embedding_name(family))
+    d_ff, _ = matrix_shape(state_dict, up.names(0)[0])
+    if "wpe/embedding" in table:
+        context, _ = matrix_shape(state_dict, table["wpe/embedding"].names(0)[0])
+    head = state_dict.get(HEAD)
+    tied = head is None or np.array_equal(head, state_dict[embedding_name(family)])
+    config = ModelConfig(
+        family=family,
+        n_layer=sum(any_layer.fullmatch(name) is not None for name in state_dict),
+        n_head=n_head,
+        d_model=d_model,
+        d_ff=d_ff,
+        context=context,
+        tied=tied,
+    )
+    return config, vocab_size
+
+
+def matrix_shape(state_dict: Mapping[str, ArrayLike], name: str) -> tuple[int, int]:
+    """The shape of a matrix that every state dict of a family has."""
+    if name not in state_dict:
+        raise UserError(f"{name} is missing: give all parameters of the model.")
+    shape = np.shape(state_dict[name])
+    if len(shape) != 2:
+        raise UserError(f"{name} has the shape {shape}: give a matrix (out, in).")
+    return shape
+
+
+def embedding_name(family: Family) -> str:
+    """The name of the token embedding."""
+    (name,) = TABLES[family]["wte/embedding"].names(0)
+    return name
+
+
+def abstract(config: ModelConfig, vocab_size: int) -> Any:
+    """The tree of a model with shapes and types instead of arrays."""
+    model = nnx.eval_shape(lambda: models.build(config, vocab_size, nnx.Rngs(0)))
+    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+
+def place_of(path: Any, config: ModelConfig) -> tuple[Published, range]:
+    """Where an array of a tree is in a state dict, and of which layers it is."""
+    words = jax.tree_util.keystr(path, simple=True, separator="/")
+    layers = range(config.n_layer if is_stacked(path, config) else 1)
+    if numbered := re.fullmatch(r"blocks/(\d+)/(.*)", words):
+        words, layer = f"blocks/{numbered[2]}", int(numbered[1])
+        layers = range(layer, layer + 1)
+    return TABLES[config.family][words], layers
+
+
+def is_stacked(path: Any, config: ModelConfig) -> bool:
+    """Whether an array has a leading axis of layers."""
+    return config.scan and path[0].key == "blocks"
+
+
+def read_array(
+    state_dict: Mapping[str, np.ndarray], place: Published, layer: int, n_head: int
+) -> np.ndarray:
+    """The array of one layer, as it lies in a tree."""
+    rows = np.concatenate([state_dict[name] for name in place.names(layer)])
+    if place.third is not None:
+        rows = np.split(rows, 3)[place.third]
+    return place.form.read(rows, n_head)
+
+
+def written(params: optax.Params, config: ModelConfig) -> dict[str, Any]:
+    """The state dict of a tree, of whatever its arrays are."""
+    rows: dict[str, dict[int, Any]] = {}
+    for path, x in jax.tree.leaves_with_path(params):
+        place, layers = place_of(path, config)
+        for i, layer in enumerate(layers):
+            array = place.form.write(x[i] if is_stacked(path, config) else x, config.n_head)
+            names = place.names(layer)
+            for name, part in zip(names, jnp.split(array, len(names)), strict=True):
+                rows.setdefault(name, {})[place.third or 0] = part
+    return {
+        name: jnp.concatenate([part for _, part in sorted(parts.items())])
+        for name, parts in rows.items()
+    }
+
+
+def check(
+    found: Mapping[str, np.ndarray],
+    expected: Mapping[str, jax.ShapeDtypeStruct],
+    config: ModelConfig,
+) -> None:
+    """Refuses a state dict with other names and shapes than expected."""
+    model = f"a {config.family} of {config.n_layer} layers"
+    if missing := sorted(expected.keys() - found.keys()):
+        raise UserError(f"{named(missing)} missing: give all parameters of {model}.")
+    more = found.keys() - expected.keys()
+    if config.tied and HEAD in more:
+        embedding = embedding_name(config.family)
+        if not np.array_equal(found[HEAD], found[embedding]):
+            raise UserError(
+                f"{HEAD} differs from {embedding}, and this model has one matrix for both: leave "
+                "the head out, or give a model that is not tied."
+            )
+        more -= {HEAD}
+    if more:
+        raise UserError(f"{named(sorted(more))} not in {model}: leave out what it does not have.")
+    for name, wanted in expected.items():
+        if found[name].shape != wanted.shape:
+            raise UserError(
+                f"{name} has the shape {found[name].shape}, and in {model} with these sizes it has "
+                f"{wanted.shape}: give parameters and sizes of one model."
+            )
+
+
+def named(names: list[str], most: int = 3) -> str:
+    """The first names, how many there are beyond them, and a verb."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more} {'is' if len(names) == 1 else 'are'}"

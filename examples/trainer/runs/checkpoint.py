@@ -1,0 +1,218 @@
+"""Checkpoints: saved in the background while training continues, restored onto any mesh."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import orbax.checkpoint as ocp
+from absl import logging
+
+from examples.trainer.runs import integrity, processes
+from examples.trainer.runs.leftovers import Leftovers
+from examples.trainer.system import files
+from examples.trainer.system.differences import MISSING, differences
+from examples.trainer.system.errors import UserError
+from examples.trainer.training.step import TrainState
+
+KEPT = 2  # the newest, and the one before in case the newest is damaged
+
+# Else Orbax logs every item that is not requested, and errors with a traceback before it raises.
+logging.set_verbosity(logging.FATAL)
+
+Metadata = Callable[[int], dict[str, Any]]
+"""Step to the JSON values that a checkpoint holds besides the arrays."""
+
+
+class Checkpoints:
+    """The checkpoints of a run, named by their step.
+
+    A save continues in the background while training does. The next steps may still reuse the
+    memory of the state: when `save` returns, Orbax has copied it or, on the CPU, keeps it alive.
+    Orbax writes into a temporary folder and renames it when it is complete, so that a killed
+    process leaves no incomplete checkpoint.
+    """
+
+    def __init__(self, folder: Path, metadata: Metadata, say: Callable[[str], None] = print):
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=KEPT, enable_async_checkpointing=True, create=True
+        )
+        self.folder = folder
+        self.metadata = metadata
+        self.say = say
+        with reading(folder):
+            self.manager = ocp.CheckpointManager(
+                folder.absolute(), options=options, handler_registry=handlers()
+            )
+
+    def latest_step(self) -> int:
+        """The step of the last complete checkpoint; 0 if there is none."""
+        return self.manager.latest_step() or 0
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Begins to save the state after `step` steps; waits until an earlier save is complete."""
+        if not self.folder.is_dir():
+            raise UserError(
+                f"{self.folder} is gone: it was removed or moved while the run was going, so that "
+                f"step {step} cannot be saved. Put it back and resume, or start a new run."
+            )
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(self.metadata(step))
+        )
+        with self.writing():
+            self.manager.save(step, args=items)
+
+    def wait_until_saved(self) -> None:
+        """Waits until all saves are on disk."""
+        with self.writing():
+            self.manager.wait_until_finished()
+
+    def restore(self, step: int, abstract: TrainState) -> TrainState:
+        """The state after `step` steps, with the shapes, types and shardings of `abstract`."""
+        path = self.folder / str(step)
+        processes.together(lambda: verify(path, self.manager.all_steps(), self.say))
+        advice = way_out(path, self.manager.all_steps())
+        about = ocp.args.Composite(about=ocp.args.JsonRestore())
+        state = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+        with reading(path, advice):
+            saved = self.manager.restore(step, args=about)["about"]
+        # Before the state, which would not fit if the optimizer or the model is another one.
+        changed = differing(saved, json.loads(json.dumps(self.metadata(step))))
+        if changed:
+            raise UserError(
+                f"the checkpoint {path} is of another run than config.json says: "
+                f"{', '.join(changed)}. Put back the config.json that the run began with, or start "
+                "a new run. To go on with another optimizer in the middle of a run, take its state "
+                "over in a script of your own, as examples/take_over.py does."
+            )
+        with reading(path, advice):
+            return self.manager.restore(step, args=state)["state"]
+
+    @contextlib.contextmanager
+    def writing(self) -> Generator[None]:
+        """Says what a save that failed means."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError:  # another process has ended
+            raise
+        except Exception as error:  # of the disk, of Orbax, of TensorStore: no common class
+            raise UserError(
+                f"cannot save to {self.folder}: {reason(error)}\nThe earlier checkpoints are "
+                f"complete: {files.remedy(error)}, and resume."
+            ) from error
+
+    def __enter__(self) -> "Checkpoints":
+        self.leftovers = Leftovers().__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        # After an error, closing could wait forever for a process that has ended; and who presses
+        # Ctrl-C a second time does not want to wait. What is incomplete is in a temporary folder.
+        if kind is None or (jax.process_count() == 1 and issubclass(kind, Exception)):
+            with self.writing() if kind is None else contextlib.suppress(Exception):
+                self.manager.close()
+        self.leftovers.__exit__(kind)
+
+
+def handlers() -> ocp.handlers.CheckpointHandlerRegistry:
+    """What writes and reads the parts of a checkpoint."""
+    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    arrays, values = integrity.CheckedArrays(), integrity.CheckedJson()
+    registry.add("state", ocp.args.StandardSave, arrays)
+    registry.add("state", ocp.args.StandardRestore, arrays)
+    registry.add("about", ocp.args.JsonSave, values)
+    registry.add("about", ocp.args.JsonRestore, values)
+    return registry
+
+
+def verify(path: Path, steps: Sequence[int], say: Callable[[str], None]) -> None:
+    """Refuses a checkpoint with a file that is not as it was written; process i reads its share."""
+    share = jax.process_index(), jax.process_count()
+    try:
+        found = [integrity.verify(path / part, *share) for part in ("state", "about")]
+        if any(found) and not all(found):
+            raise integrity.Damaged("the checksums of a part of it are missing")
+    except integrity.Damaged as error:
+        raise UserError(
+            f"the checkpoint {path} of step {path.name} is damaged: {error}.\n"
+            f"{way_out(path, steps)}"
+        ) from None
+    if not any(found):
+        say(
+            f"the checkpoint {path} is not verified: it has no checksums, as those of earlier "
+            "versions of this trainer. The next ones will have them."
+        )
+
+
+def way_out(path: Path, steps: Sequence[int]) -> str:
+    """What to do about a damaged checkpoint."""
+    earlier = [step for step in steps if step < int(path.name)]
+    if not earlier:
+        return "There is no checkpoint before it: start a new run."
+    return (
+        f"Remove that folder: the run then resumes from the checkpoint before it, of step "
+        f"{max(earlier)}, {path.with_name(str(max(earlier)))}."
+    )
+
+
+@contextlib.contextmanager
+def reading(path: Path, advice: str = "") -> Generator[None]:
+    """Says which checkpoint cannot be read, and what to do."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError:  # another process has ended
+        raise
+    except Exception as error:  # of the disk, of Orbax, of TensorStore: no common class
+        what = "the checkpoint" if path.name.isdecimal() else "the checkpoints"
+        raise UserError(
+            f"{what} {path} cannot be read: {reason(error)}\n"
+            f"{advice or files.remedy(error).capitalize() + '.'}"
+        ) from error
+
+
+def restore_part(
+    folder: Path, step: int | None, part: Literal["params", "opt_state"], abstract: Any
+) -> tuple[int, Any]:
+    """The step (by default the last) and one part of its state; no other arrays are read."""
+    if not folder.is_dir():
+        raise UserError(f"{folder.parent} has no checkpoints yet.")
+    options = ocp.CheckpointManagerOptions(read_only=True)
+    with reading(folder):
+        manager = ocp.CheckpointManager(folder.absolute(), options=options)
+    with manager, Leftovers():
+        steps = manager.all_steps()
+        if not steps or (step is not None and step not in steps):
+            existing = f"those of {', '.join(map(str, sorted(steps)))}" if steps else "none"
+            raise UserError(f"{folder} has no checkpoint of --step {step}: there are {existing}.")
+        step = max(steps) if step is None else step
+        path = folder / str(step)
+        item = {part: abstract}
+        args = ocp.args.PyTreeRestore(
+            item=item,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+            partial_restore=True,
+        )
+        verify(path, steps, lambda line: print(line, file=sys.stderr))
+        with reading(path, way_out(path, steps)):
+            restored = manager.restore(step, args=ocp.args.Composite(state=args))
+    return step, restored["state"][part]
+
+
+def differing(saved: Any, now: Any) -> list[str]:
+    """The saved values that are others now; settings added to the code since are ignored."""
+    return [
+        f"{name.removeprefix('config.')} was {old!r}, and is {None if new is MISSING else new!r}"
+        for name, old, new in differences(saved, now)
+        if old is not MISSING
+    ]
+
+
+def reason(error: Exception) -> str:
+    """What went wrong in a line, without the long specification that TensorStore adds."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
+    text = str(error.args[0] if error.args else error) or type(error).__name__
+    return text.split(" [tensorstore_spec")[0]

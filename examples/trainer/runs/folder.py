@@ -1,0 +1,143 @@
+"""The folder of a run: its name, its configuration and its tokenizer."""
+
+import dataclasses
+import errno
+import json
+import secrets
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from examples.trainer.data import tokenizer
+from examples.trainer.data.cache import Dataset
+from examples.trainer.runs.processes import is_first
+from examples.trainer.settings.from_json import from_dict, of_type
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.system import files
+from examples.trainer.system.errors import UserError
+from examples.trainer.system.files import write_atomically
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+
+
+def choose_folder(config: RunConfig, preset: str) -> Path:
+    """The folder of a new run: the given name, or the first unused default name."""
+    root = Path(config.runs_dir)
+    if config.name:
+        folder = root / config.name
+        with files.explained(folder, "make", "That is --name under --runs-dir."):
+            if is_taken(folder):
+                raise exists(folder)
+        return folder
+    base = f"{preset}-{config.optimizer.name}"
+    number = 1
+    while (folder := root / (base if number == 1 else f"{base}-{number}")).exists():
+        number += 1
+    return folder
+
+
+def resume_command(folder: Path, mesh: str = "") -> str:
+    """The command that continues a run, on the same mesh."""
+    on = f" --mesh {mesh}" if mesh else ""
+    return f"python -m examples.train --resume {shlex.quote(str(folder))}{on}"
+
+
+def create(folder: Path, config: RunConfig, dataset: Dataset) -> None:
+    """Makes the folder and writes its configuration and tokenizer; process 0 does so for all."""
+    if not is_first():
+        if not (folder / CONFIG).exists():
+            raise UserError(
+                f"{folder}, which process 0 has made, is not there: give a --runs-dir on a disk "
+                "that all processes share."
+            )
+        return
+    content = json.dumps(run_metadata(config, dataset.key), indent=2).encode()
+    # Complete before it gets its name: a folder without config.json could not be resumed, nor
+    # made again.
+    partial = folder.with_name(f".{secrets.token_hex(8)}.partial")
+    with files.explained(folder, "make", "Nothing was left behind."):
+        try:
+            partial.mkdir(parents=True)
+            write_atomically(partial / TOKENIZER, dataset.tokenizer.to_str().encode())
+            write_atomically(partial / CONFIG, content)
+            rename(partial, folder)
+        except BaseException as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, OSError):
+                error.filename = str(folder)
+            raise
+
+
+def rename(partial: Path, folder: Path) -> None:
+    """Gives a complete folder its name; refuses one that another process has just taken."""
+    if is_taken(folder):  # else an empty folder would be replaced
+        raise exists(folder)
+    try:
+        partial.rename(folder)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise exists(folder) from None
+        raise
+
+
+def is_taken(path: Path) -> bool:
+    """Whether there is anything of that name; raises `OSError` for names that cannot be."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def exists(folder: Path) -> UserError:
+    """The error for a run folder that is there already."""
+    if (folder / CONFIG).exists():
+        return UserError(
+            f"{folder} exists: choose another --name, or continue it with\n"
+            f"  {resume_command(folder)}"
+        )
+    return UserError(
+        f"{folder} exists and is no run, as it has no {CONFIG}: choose another --name, or move "
+        "it away."
+    )
+
+
+def run_metadata(config: RunConfig, data_key: str) -> dict[str, Any]:
+    """The configuration and the key of the data, as JSON values."""
+    return {"config": dataclasses.asdict(config), "data": data_key}
+
+
+def step_metadata(config: RunConfig, data_key: str, step: int) -> dict[str, Any]:
+    """The metadata of a checkpoint: also its step, and how many rows have been read."""
+    return {**run_metadata(config, data_key), "step": step, "rows": step * config.batch_size}
+
+
+def reopen(folder: Path) -> tuple[RunConfig, str]:
+    """The configuration and the data key of an earlier run."""
+    path = folder / CONFIG
+    try:
+        written = json.loads(path.read_text())
+        config = from_dict(RunConfig, written["config"])
+        return config, of_type(str, written["data"], "data")
+    except FileNotFoundError:
+        raise UserError(f"{folder} is no run folder: it has no {CONFIG}.") from None
+    except OSError as error:
+        raise files.failure(error, path, "read") from None
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        missing = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise UserError(
+            f"{path} was not written by this version: {missing}. Put back the file that the run "
+            "began with; the checkpoints have its settings in STEP/about/metadata."
+        ) from None
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a run."""
+    path = folder / TOKENIZER
+    if not path.exists():
+        raise UserError(f"{folder} has no {TOKENIZER}: put back the one it was trained with.")
+    return tokenizer.load(path)

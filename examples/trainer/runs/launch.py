@@ -1,0 +1,161 @@
+"""Starts or resumes a run: chooses its folder, trains, and reports."""
+
+import math
+import signal
+import time
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from examples.trainer.data.prepare import prepare
+from examples.trainer.data.tokenizer import end_id
+from examples.trainer.models import Forward, attention_kernels
+from examples.trainer.models.layout import Layout
+from examples.trainer.models.sampling import sample_ids
+from examples.trainer.runs import folder as run_folder
+from examples.trainer.runs import processes
+from examples.trainer.runs.compilation import keep_compiled_programs
+from examples.trainer.runs.execute import execute
+from examples.trainer.runs.progress import Display
+from examples.trainer.runs.summary import write_results
+from examples.trainer.runs.writer import only_writer
+from examples.trainer.settings import run
+from examples.trainer.settings.command_line import NewRun, Resume
+from examples.trainer.settings.model import head_size
+from examples.trainer.settings.run import MachineConfig, RunConfig
+from examples.trainer.system import exit_status, files
+from examples.trainer.system.errors import UserError
+from examples.trainer.training import optimizers, sharding
+from examples.trainer.training.setup import TrainingSetup, assemble, check
+from examples.trainer.training.step import TrainState
+
+
+def launch(asked: NewRun | Resume, preset: str) -> int:
+    """Does a new run, or the rest of an earlier one; returns the exit status."""
+    started = time.monotonic()
+    console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not processes.is_first())
+    keep_compiled_programs()
+    folder, setup = processes.first_then_others(lambda: prepare_run(asked, preset, console))
+    folder = Path(processes.from_first(str(folder)))
+    processes.check_same(repr((setup.config, setup.dataset.key, setup.mesh.shape)))
+    if isinstance(asked, NewRun):
+        processes.first_then_others(lambda: run_folder.create(folder, setup.config, setup.dataset))
+    resume = f"continue with\n  {run_folder.resume_command(folder, asked.machine.mesh)}"
+    try:
+        with files.explained(f"a file of {folder}", "use", f"Then {resume}"):
+            with only_writer(folder, console.print):
+                stopped_by = train(setup, folder, console, asked.machine)
+            processes.wait_for_all()
+    except KeyboardInterrupt:  # a second Ctrl-C, or one outside the loop
+        console.print(f"\nended at once; checkpoints that were complete are kept. {resume}")
+        if processes.are_several():  # they cannot agree on anything any more
+            exit_status.leave_at_once(exit_status.of_signal(signal.SIGINT))
+        return exit_status.of_signal(signal.SIGINT)
+    if stopped_by:
+        console.print(resume)
+        return exit_status.of_signal(stopped_by)
+    minutes = (time.monotonic() - started) / 60
+    console.print(f"minutes          {minutes:.1f}\nfiles            {folder}")
+    return 0
+
+
+def prepare_run(
+    asked: NewRun | Resume, preset: str, console: Console
+) -> tuple[Path, TrainingSetup]:
+    """The folder and the setup of a run; makes no arrays, and does not create the folder."""
+    folder, config, data_key = open_run(asked, preset)
+    try:
+        check(config)
+    except UserError as error:
+        if isinstance(asked, NewRun):
+            raise
+        raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
+    run.check_machine(asked.machine, config.steps)
+    mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
+    setup = assemble(config, prepare(config.data, console.print), mesh)
+    if data_key not in (None, setup.dataset.key):
+        raise UserError(
+            f"the text is not the one that {folder} was trained on, so that resuming would "
+            "give another run. Put the files back, or start a new run."
+        )
+    return folder, setup
+
+
+def open_run(asked: NewRun | Resume, preset: str) -> tuple[Path, RunConfig, str | None]:
+    """The folder and configuration of a run; for an earlier run also the key of its data."""
+    if isinstance(asked, Resume):
+        return asked.resume, *run_folder.reopen(asked.resume)
+    return run_folder.choose_folder(asked.config, preset), asked.config, None
+
+
+def train(setup: TrainingSetup, folder: Path, console: Console, machine: MachineConfig) -> int:
+    """Trains from the last checkpoint on and reports; the signal that stopped it, or 0."""
+    outcome = execute(
+        setup,
+        folder,
+        Display(console, setup.config.steps),
+        lambda state, start: introduce(setup, folder, state, start, console),
+        machine,
+        console.print,
+    )
+    if outcome.stopped_by:
+        console.print(f"\nstopped after step {outcome.step}; the run is saved.")
+        return outcome.stopped_by
+    sample = sample_text(
+        setup.program.forward, outcome.state, setup.dataset.tokenizer, setup.config
+    )
+    found = processes.together(lambda: report(folder, sample, console))
+    last = float(processes.from_first(str(found)))
+    if not math.isfinite(last):
+        raise UserError(
+            f"the run is finished, but its last validation loss is {last}: its parameters are of "
+            "no use. Start again with a lower --optimizer.learning-rate or "
+            "--optimizer.adam-learning-rate."
+        )
+    return 0
+
+
+def report(folder: Path, sample: str, console: Console) -> float | None:
+    """Writes and prints the results; the last validation loss, or None in other processes."""
+    if not processes.is_first():
+        return None
+    summary, last = write_results(folder, sample)
+    console.print(f"\n{sample}\n", style="dim")
+    console.print(summary)
+    return last
+
+
+def sample_text(
+    forward: Forward, state: TrainState, tokenizer: Tokenizer, config: RunConfig
+) -> str:
+    """The prompt of a run, continued by `sample_tokens` tokens."""
+    ids = [end_id(tokenizer), *tokenizer.encode(config.prompt).ids]
+    new = sample_ids(forward, state.params, ids, config.sample_tokens, config.model, state.key)
+    return tokenizer.decode(ids[1:] + new, skip_special_tokens=False)
+
+
+def introduce(
+    setup: TrainingSetup, folder: Path, state: TrainState, start: int, console: Console
+) -> None:
+    """Prints the parameters, the model, the text, the mesh and the steps of a run."""
+    config, data = setup.config, setup.dataset
+    size = sum(x.size for x in jax.tree.leaves(state.params))
+    tokens_per_step = config.batch_size * config.model.context
+    epochs = config.steps * config.batch_size / setup.loader.n_windows
+    lines = [
+        optimizers.describe(config.optimizer, state.params, head_size(config.model)),
+        f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
+        f"{attention_kernels.describe(config.model, Layout(setup.mesh))}",
+        f"text   {data.train.meta.tokens:,} training and {data.val.meta.tokens:,} validation "
+        f"tokens, {data.tokenizer.get_vocab_size()} in the vocabulary",
+    ]
+    if setup.mesh.size > 1:
+        lines.append(f"mesh   {sharding.describe(setup.mesh)}")
+        lines += [f"       {line}" for line in sharding.undivided(state.params, setup.mesh)]
+    lines.append(
+        f"run    step {start} to {config.steps} of {tokens_per_step:,} tokens "
+        f"({epochs:.2f} epochs), in {folder}"
+    )
+    console.print("\n".join(lines))

@@ -1,0 +1,179 @@
+"""Several processes that train together: how they connect, exchange text and agree."""
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from examples.trainer.settings.run import MachineConfig
+from examples.trainer.system import exit_status
+from examples.trainer.system.errors import UserError
+
+SHUTDOWN_SECONDS = 10  # how long a failed process waits for the others to end
+LONGEST_TEXT = 4096  # bytes; the longest path on Linux
+
+Result = TypeVar("Result")
+
+
+def join(machine: MachineConfig) -> None:
+    """Connects to the other processes if the flags say so; must run before any array is made."""
+    given = (machine.coordinator, machine.num_processes, machine.process_id)
+    if not machine.distributed and given == ("", None, None):
+        return
+    # JAX's own service would handle SIGTERM; here `signals` does.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            machine.coordinator or None,  # JAX itself reads JAX_COORDINATOR_ADDRESS
+            flag_or_variable("--num-processes", machine.num_processes, "JAX_NUM_PROCESSES"),
+            flag_or_variable("--process-id", machine.process_id, "JAX_PROCESS_ID"),
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+        )
+    except (ValueError, IndexError) as error:  # IndexError: an address without a port
+        raise UserError(
+            f"the other processes cannot be found: {error} Outside of SLURM, Open MPI, TPU pods "
+            "and Kubernetes, give each process --coordinator HOST:PORT (a free port on the host "
+            "of process 0), --num-processes N and --process-id 0 to N-1."
+        ) from None
+
+
+def flag_or_variable(flag: str, given: int | None, variable: str) -> int | None:
+    """The value of a flag, or else of its environment variable, which JAX does not read."""
+    if given is not None:
+        return given
+    text = os.environ.get(variable)
+    if text is None:
+        return None
+    if not text.isdecimal():
+        raise UserError(f"{variable} is {text!r}: give a number, or pass {flag}.")
+    return int(text)
+
+
+def is_first() -> bool:
+    """Whether this process is the one that prints and writes."""
+    return jax.process_index() == 0
+
+
+def are_several() -> bool:
+    """Whether several processes train together."""
+    return jax.process_count() > 1
+
+
+def process_label() -> str:
+    """Names this process in a message if there are several."""
+    return f" (process {jax.process_index()})" if jax.distributed.is_initialized() else ""
+
+
+def wait_for_all() -> None:
+    """Waits until all processes have called this."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("examples.processes")
+
+
+def exit_without_others(error: jax.errors.JaxRuntimeError) -> NoReturn:
+    """Ends this process after a joint computation failed, usually because another one ended."""
+    message = (str(error).splitlines() or [""])[0]
+    print(
+        f"error{process_label()}: a computation of all processes failed, as it does when one of "
+        f"them ends: {message[:300]}\nRead the messages of the others, and start all of them with "
+        "--resume.",
+        file=sys.stderr,
+    )
+    exit_status.leave_at_once(1)  # does not wait for the process that has ended
+
+
+def from_first(text: str) -> str:
+    """The text of process 0, returned in all processes."""
+    if jax.process_count() == 1:
+        return text
+    content = text.encode()
+    buffer = np.zeros(LONGEST_TEXT, np.uint8)
+    buffer[: len(content)] = np.frombuffer(content, np.uint8)
+    shared = np.asarray(multihost_utils.broadcast_one_to_all(buffer), np.uint8)
+    return shared.tobytes().rstrip(b"\0").decode()
+
+
+def from_all(text: str) -> list[str]:
+    """The texts of all processes in their order; each has at most 64 bytes."""
+    if jax.process_count() == 1:
+        return [text]
+    buffer = np.frombuffer(text.encode().ljust(64, b"\0")[:64], np.uint8)
+    shared = np.asarray(multihost_utils.process_allgather(buffer), np.uint8)
+    return [row.tobytes().rstrip(b"\0").decode() for row in shared]
+
+
+def first_then_others(work: Callable[[], Result]) -> Result:
+    """Runs `work` in process 0 and then in the others; it fails in all of them or in none.
+
+    The others find what process 0 has written on a shared disk.
+    """
+    if jax.process_count() == 1:
+        return together(work)
+    if is_first():
+        result = together(work)
+        together(lambda: None)
+        return result
+    together(lambda: None)
+    return together(work)
+
+
+def together(work: Callable[[], Result]) -> Result:
+    """Runs `work` in all processes at the same time; it fails in all of them or in none."""
+    result: list[Result] = []
+    error: UserError | OSError | None = None
+    try:
+        result.append(work())
+    except (UserError, OSError) as caught:
+        error = caught
+    failed = [i for i, text in enumerate(from_all("failed" if error else "")) if text]
+    if error:
+        raise error
+    if failed:
+        raise UserError(f"process {failed[0]} cannot go on; its message says why.")
+    return result[0]
+
+
+def check_same(plan: str) -> None:
+    """Refuses processes with different plans, which would wait for each other forever."""
+    digests = from_all(hashlib.sha256(plan.encode()).hexdigest())
+    different = [i for i, digest in enumerate(digests) if digest != digests[0]]
+    if different:
+        raise UserError(
+            f"processes {', '.join(map(str, different))} differ from process 0 in their flags or "
+            "in their text: give all processes the same, but for --process-id."
+        )
+
+
+@dataclass
+class Agreement:
+    """The maximum of the processes' numbers, so that all of them act at the same step.
+
+    A call returns the maximum of the previous call's numbers: the devices compute it while the
+    next step is prepared. A single process gets its own number at once.
+    """
+
+    mesh: Mesh
+
+    def __post_init__(self):
+        self.largest = jax.jit(jnp.max, out_shardings=NamedSharding(self.mesh, P()))
+        self.previous: jax.Array | int = 0
+
+    def __call__(self, number: int) -> int:
+        """Submits this process's number; all processes must call this equally often."""
+        if jax.process_count() == 1:
+            return number
+        one_each = NamedSharding(self.mesh, P(self.mesh.axis_names))
+        numbers = jax.make_array_from_callback(
+            (self.mesh.size,), one_each, lambda index: np.full(1, number, np.int32)
+        )
+        answer, self.previous = self.previous, self.largest(numbers)
+        return int(answer)

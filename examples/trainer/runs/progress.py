@@ -1,0 +1,102 @@
+"""The display during training: a live bar, or plain lines without a terminal."""
+
+import time
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from examples.trainer.runs.speed import GRADIENT_NORM, MFU, TOKENS_PER_SECOND
+from examples.trainer.training.evaluate import Evaluation
+
+
+class Observer(Protocol):
+    """Receives the events of a training loop."""
+
+    def begin(self, step: int) -> None:
+        """The run starts from this step."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def trained(self, step: int, figures: dict[str, Any]) -> None:
+        """A step is finished; its figures have the names of `metrics.jsonl`."""
+
+    def skipped(self, step: int) -> None:
+        """A step was skipped because its loss or gradient was not finite."""
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        """The state after a step was evaluated."""
+
+
+def in_short(figures: dict[str, Any]) -> str:
+    """Loss, gradient norm, speed and MFU of a step; the last two where they were measured."""
+    parts = [f"loss {figures['train_loss']:.3f}", f"grad {figures[GRADIENT_NORM]:.2f}"]
+    if TOKENS_PER_SECOND in figures:
+        parts.append(f"{figures[TOKENS_PER_SECOND]:,.0f} tokens/s")
+    if MFU in figures:
+        parts.append(f"MFU {figures[MFU]:.1f}%")
+    return "  ".join(parts)
+
+
+class Display:
+    """Shows step, loss, speed and remaining time."""
+
+    def __init__(self, console: Console, steps: int):
+        self.console = console
+        self.steps = steps
+        self.first: tuple[int, float] | None = None
+        self.status = "compiling ..."
+        self.bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("", total=steps, status=self.status)
+
+    def begin(self, step: int) -> None:
+        """Shows how many steps are done already."""
+        self.bar.update(self.task, completed=step)
+
+    def __enter__(self) -> "Display":
+        if not self.console.is_terminal and not self.bar.finished:
+            self.console.print(self.status)
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def trained(self, step: int, figures: dict[str, Any]) -> None:
+        """Moves the bar."""
+        now = time.monotonic()
+        if self.first is None:  # timing starts here, so that compilation does not count
+            self.first = (step, now)
+        self.status = f"{in_short(figures)}  {self.time_left(step, now)}"
+        self.bar.update(self.task, completed=step, status=self.status)
+
+    def time_left(self, step: int, now: float) -> str:
+        """The remaining time at the mean speed since the first step."""
+        step_0, time_0 = self.first or (step, now)
+        if step == step_0:
+            return ""
+        seconds = round((now - time_0) / (step - step_0) * (self.steps - step))
+        return f"{seconds // 60}:{seconds % 60:02d} left"
+
+    def skipped(self, step: int) -> None:
+        """Prints that a step was skipped."""
+        self.console.print(f"step {step}/{self.steps}  loss or gradient not finite: left out")
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        """Prints a line with the evaluation."""
+        self.console.print(
+            f"step {step}/{self.steps}  {self.status}\n"
+            f"{'':8}val loss {evaluation.val_loss:.3f}  "
+            f"perplexity {evaluation.val_perplexity:.2f}  "
+            f"bits per byte {evaluation.val_bits_per_byte:.3f}",
+            highlight=False,
+        )

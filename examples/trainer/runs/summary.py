@@ -1,0 +1,53 @@
+"""The results of a finished run: a picture, a sample of text, and a few lines of numbers."""
+
+import io
+import statistics
+from pathlib import Path
+from typing import Any
+
+from examples.trainer.runs.metrics import METRICS, read_metrics
+from examples.trainer.runs.plots import plot_losses
+from examples.trainer.runs.speed import MFU, speed_of
+from examples.trainer.system.errors import UserError
+from examples.trainer.system.files import write_atomically
+
+VAL_LOSS = "val_loss"
+SMOOTHED = 20  # steps averaged for the reported training loss, since single batches are noisy
+
+
+def write_results(folder: Path, sample: str) -> tuple[str, float]:
+    """Writes `losses.png` and `sample.txt`; returns the summary and the last validation loss."""
+    path = folder / METRICS
+    records = read_metrics(path)
+    if not any(VAL_LOSS in record for record in records) or not any(
+        "train_loss" in record for record in records
+    ):
+        raise UserError(
+            f"{path} has no losses, though the run is finished: was it removed or replaced while "
+            "the run was going? The checkpoints are complete; put the file back and resume to get "
+            "the results."
+        )
+    picture = io.BytesIO()
+    plot_losses(records, folder.name, picture)
+    write_atomically(folder / "losses.png", picture.getvalue())
+    write_atomically(folder / "sample.txt", f"{sample}\n".encode(errors="replace"))
+    return summary(records), next(r[VAL_LOSS] for r in reversed(records) if VAL_LOSS in r)
+
+
+def summary(records: list[dict[str, Any]]) -> str:
+    """The results of a run in a few lines."""
+    train = [record["train_loss"] for record in records if "train_loss" in record][-SMOOTHED:]
+    speeds = [rate for rate in map(speed_of, records) if rate is not None]
+    used = [record[MFU] for record in records if MFU in record]
+    val = next(record for record in reversed(records) if VAL_LOSS in record)
+    lines = [
+        f"training loss    {statistics.fmean(train):.4f}  (mean of the last {len(train)} steps)",
+        f"validation loss  {val[VAL_LOSS]:.4f}",
+        f"perplexity       {val['val_perplexity']:.2f}",
+        f"bits per byte    {val['val_bits_per_byte']:.4f}",
+    ]
+    if speeds:
+        lines.append(f"tokens/s         {statistics.median(speeds):,.0f}  (median of the steps)")
+    if used:
+        lines.append(f"MFU              {statistics.median(used):.1f}%  (median of the steps)")
+    return "\n".join(lines)

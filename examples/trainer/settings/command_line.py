@@ -1,0 +1,135 @@
+"""The command line of the trainer: a preset or recipe with flags, or a run to continue."""
+
+import difflib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import tyro
+
+from examples.trainer.settings import machines, published
+from examples.trainer.settings.presets import DEFAULT_PRESET, PRESETS
+from examples.trainer.settings.run import MachineConfig, RunConfig
+from examples.trainer.system.errors import UserError
+
+PROGRAM = "python -m examples.train"
+DESCRIPTION = f"""Pretrains a language model.
+
+`{PROGRAM}` alone runs the preset {DEFAULT_PRESET}; flags without a preset change that one.
+`{PROGRAM} PRESET --help` lists the flags.
+`{PROGRAM} --resume runs/NAME` continues a run that was stopped; only flags about the machine, such
+as --mesh, go with it (`{PROGRAM} --resume --help`)."""
+
+DEFAULT_MACHINE = MachineConfig()
+Unprefixed = tyro.conf.arg(name="")  # --steps rather than --config.steps
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """A new run."""
+
+    config: Annotated[RunConfig, Unprefixed]
+    machine: Annotated[MachineConfig, Unprefixed] = DEFAULT_MACHINE
+    known: Annotated[str, tyro.conf.arg(name="machine")] = ""
+    """A machine on which a recipe of the paper is known to fit, such as h100-1, h100-8, h100-64,
+    v5e-4x4 or v5p-2x2x1: sets --mesh and --accumulate, unless they are given too."""
+    as_published: bool = False
+    """For a recipe of the paper: sets all in which the paper's code and configurations differ from
+    its text, unless those flags are given too (examples/README.md has the list)."""
+    compile_for: str = ""
+    """Train nothing: compile for h100:N, v5e:4x4, v5p:2x2x1, v6e:2x2 or cpu:N, which need not be
+    there, and say whether the run fits, how the work is shared, and how long a step may take."""
+    json: Path | None = None
+    """File for the figures of --compile-for."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Continue a run that was stopped, with the configuration it began with.
+
+    Only the mesh and the processes can be chosen again.
+    """
+
+    resume: Path
+    """Folder of the run."""
+    machine: Annotated[MachineConfig, Unprefixed] = DEFAULT_MACHINE
+
+
+Command = TypeVar("Command")
+
+
+def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
+    """The run that the flags ask for, and the name of its preset if it is a new one."""
+    if any(word.split("=")[0] == "--resume" for word in argv):
+        check_resume(argv)
+        words = ["--help"] if {"-h", "--help"}.intersection(argv) else argv
+        return tyro.cli(Resume, args=words, prog=PROGRAM), ""
+    presets = {name: (text, NewRun(config)) for name, (text, config) in PRESETS.items()}
+    known, name = machine_of(argv), preset_of(argv)
+    if name in presets and asks_for_published(argv):
+        text, new = presets[name]
+        presets[name] = text, NewRun(published.as_published(name, new.config))
+    if known and name in presets:
+        text, new = presets[name]
+        config = machines.on_machine(name, known, new.config)
+        presets[name] = text, NewRun(config, MachineConfig(mesh=machines.mesh(known)))
+    return choose_preset(presets, argv, PROGRAM, DESCRIPTION)
+
+
+def check_resume(argv: Sequence[str]) -> None:
+    """Refuses another optimizer for a run that has one."""
+    refused = [word.split("=")[0] for word in argv if word.startswith("--optimizer.")]
+    if refused:
+        raise UserError(
+            f"--resume goes on with the optimizer that the run began with: {refused[0]} cannot be "
+            "given. Start a new run with it, or take the state over in a script of your own, as "
+            "examples/take_over.py does."
+        )
+
+
+def machine_of(argv: Sequence[str]) -> str:
+    """The value of `--machine`, which other flags' defaults depend on; empty without it."""
+    found = ""
+    for word, following in itertools.pairwise([*argv, ""]):
+        flag, equals, value = word.partition("=")
+        if flag == "--machine":
+            found = value if equals else following
+    return found
+
+
+def asks_for_published(argv: Sequence[str]) -> bool:
+    """Whether `--as-published` is among the flags, which other flags' defaults depend on."""
+    words = [word.replace("_", "-") for word in argv]
+    flags = [word for word in words if word in ("--as-published", "--no-as-published")]
+    return flags[-1:] == ["--as-published"]
+
+
+def preset_of(argv: Sequence[str]) -> str:
+    """The preset that a command line begins with, or the default one."""
+    first = argv[0] if argv else ""
+    return DEFAULT_PRESET if not first or first.startswith("-") else first
+
+
+def choose_preset(
+    presets: dict[str, tuple[str, Command]], argv: Sequence[str], program: str, description: str
+) -> tuple[Command, str]:
+    """A preset changed by the flags, and its name."""
+    words = list(argv)
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+        words.insert(0, preset_of(argv))
+    check_preset(words[0])
+    command = tyro.extras.overridable_config_cli(
+        presets, args=words, prog=program, description=description
+    )
+    return command, words[0]
+
+
+def check_preset(word: str) -> None:
+    """Refuses an unknown preset and suggests those with a similar name."""
+    if word.startswith("-") or word in PRESETS:
+        return
+    near = difflib.get_close_matches(word, PRESETS, n=3)
+    meant = f"did you mean {' or '.join(near)}?" if near else "--help lists them."
+    raise UserError(f"there is no preset or recipe {word!r}: {meant}")

@@ -1,0 +1,101 @@
+"""Machines on which the paper's recipes fit, with the flags that make them fit.
+
+Each recipe has the smallest number of NVIDIA H100 on which its training step, its evaluation and
+its initial state were compiled and fit, with the paper's batch and context (`--compile-for`;
+examples/README.md has the figures). TPU v5e slices are from the state that a run keeps; those in
+that table were compiled too. A recipe fits larger machines of the kind as well: the same rows a
+device at a time, and less of the state on each.
+"""
+
+import dataclasses
+import math
+import re
+
+from examples.trainer.settings.recipes import BATCH, ROWS
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.system.errors import UserError
+
+HOST = 8  # GPUs that NVLink connects
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """How a recipe fits a kind of machine."""
+
+    smallest: str
+    """The smallest machine, such as ``"h100-8"`` or ``"v5e-4x4"``."""
+    rows: int
+    """Rows that a device works on at a time; `--accumulate` follows from it."""
+
+    @property
+    def kind(self) -> str:
+        """Of the devices."""
+        return self.smallest.partition("-")[0]
+
+
+# H100: about 32,000 tokens a device at a time, which leaves most of the memory free. Fewer make
+# products less efficient and gather parameters more often.
+FITS: dict[str, tuple[Fit, ...]] = {
+    "gpt-small": (Fit("h100-1", 16), Fit("v5e-1", 4)),
+    "gpt-base": (Fit("h100-1", 8), Fit("v5e-1", 2)),
+    "gpt-large": (Fit("h100-1", 4), Fit("v5e-2x2", 1)),
+    "gpt-huge": (Fit("h100-8", 32), Fit("v5e-4x4", 4)),
+    "gpt-base-72b": (Fit("h100-1", 8), Fit("v5e-1", 2)),
+    "llama-60m": (Fit("h100-1", 32), Fit("v5e-1", 8)),
+    "llama-130m": (Fit("h100-1", 32), Fit("v5e-1", 8)),
+    "llama-350m": (Fit("h100-1", 8), Fit("v5e-1", 2)),
+    "llama-1b": (Fit("h100-1", 8), Fit("v5e-2x2", 2)),
+    "llama-7b": (Fit("h100-8", 32), Fit("v5e-4x4", 4)),
+    "llama-350m-72b": (Fit("h100-1", 8), Fit("v5e-1", 2)),
+}
+"""Name of a recipe to its fits, the H100 first; its run with Muon has the same."""
+
+
+def devices(machine: str) -> int:
+    """The number of devices of ``"h100-8"`` or ``"v5e-4x4"``."""
+    found = re.fullmatch(r"h100-(\d+)|v5[ep]-(\d+(?:x\d+)*)", machine)
+    n = math.prod(int(size) for size in (found[1] or found[2]).split("x")) if found else 0
+    if n == 0 or n & (n - 1):
+        raise UserError(
+            f"--machine {machine}: give h100-1, h100-8, h100-64, or a TPU slice such as v5e-4x4 or"
+            " v5p-2x2x1, with a power of two of devices."
+        )
+    return n
+
+
+def fit(recipe: str, machine: str) -> Fit:
+    """How a recipe fits a machine; raises `UserError` if it is not known to."""
+    fits = FITS.get(recipe.removesuffix("-muon"))
+    if fits is None:
+        raise UserError(
+            f"--machine is for the recipes of the paper, {', '.join(ROWS)}; {recipe} fits anywhere."
+        )
+    n = devices(machine)
+    for one in fits:
+        if machine.startswith(f"{one.kind}-") and n >= devices(one.smallest):
+            return one
+    smallest = " or ".join(one.smallest for one in fits)
+    raise UserError(
+        f"{recipe} is not known to fit --machine {machine}: the smallest is {smallest}."
+        " --compile-for says what other machines and flags would do."
+    )
+
+
+def mesh(machine: str) -> str:
+    """The `--mesh` of a machine: GPUs gather parameters within a host, where links are fast."""
+    n = devices(machine)
+    if machine.startswith("h100") and n > HOST:
+        return f"data={n // HOST},fsdp={HOST}"
+    return f"fsdp={n}"
+
+
+def on_machine(recipe: str, machine: str, config: RunConfig) -> RunConfig:
+    """The settings of a recipe on a machine."""
+    rows = min(fit(recipe, machine).rows, max(1, BATCH // devices(machine)))
+    pieces = BATCH // (rows * devices(machine))
+    if pieces == 0:
+        raise UserError(
+            f"--machine {machine} has more devices than a step of {recipe} has rows, {BATCH}: give"
+            f" a machine of at most {BATCH}."
+        )
+    return dataclasses.replace(config, accumulate=pieces)

@@ -1,0 +1,102 @@
+"""The settings of a network, and checks of them."""
+
+import dataclasses
+import math
+from typing import Literal
+
+from examples.trainer.system.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The shape of the network; the vocabulary size comes from the tokenizer."""
+
+    family: Literal["gpt", "llama"] = "gpt"
+    """Which network: the paper's GPT or its LLaMA."""
+    n_layer: int = 4
+    """Number of transformer blocks."""
+    n_head: int = 4
+    """Attention heads; divides d_model."""
+    d_model: int = 128
+    """Width of the residual stream."""
+    d_ff: int | None = None
+    """Width inside an MLP; None: 4 d_model for gpt, 8/3 d_model for llama (as many parameters)."""
+    context: int = 128
+    """Tokens per row: the longest text that the model can look back on."""
+    tied: bool = True
+    """Use the token embedding as output head, as the paper's GPT does."""
+    qkv: Literal["fused", "separate"] | None = None
+    """fused: the projections to queries, keys and values are one matrix, to the optimizer too;
+    separate: three. None: as published, fused for gpt and separate for llama."""
+    final_norm: Literal["rms", "layer"] = "rms"
+    """The norm before the head: RMSNorm as published, or LayerNorm, which llama has nowhere."""
+    depth_scaled_init: bool | None = None
+    """Whether the output projections of attention and MLP begin smaller, with a deviation of
+    0.02 / sqrt(2 n_layer). None: as published, so for gpt and not for llama."""
+    norm_epsilon: float = 1e-5
+    """Added to the variance under the root of norms; gpt's final RMSNorm has 1e-6 always."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the activations. bfloat16 is slower on most CPUs."""
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of parameters and optimizer state. float32 with activations in bfloat16 is mixed
+    precision; bfloat16 halves the memory, as the paper's GPT-Huge and LLaMA-7B have it."""
+    attention: Literal["auto", "plain", "chunked", "cudnn", "splash"] = "auto"
+    """plain holds all scores of a row, context x context numbers for each head; the others do not.
+    auto: cudnn on NVIDIA GPUs and splash on TPUs where they can run, otherwise chunked."""
+    remat: bool = False
+    """Recompute the activations of each block in the backward pass: less memory, more time. On a
+    CPU it saves memory only together with scan."""
+    scan: bool = False
+    """Stack the blocks' parameters and compile one block for all: deep models compile faster."""
+
+
+def hidden_width(config: ModelConfig) -> int:
+    """The width inside an MLP."""
+    if config.d_ff is not None:
+        return config.d_ff
+    # The three matrices of a LLaMA MLP then have as many elements as the two of a GPT's.
+    return 4 * config.d_model if config.family == "gpt" else 8 * config.d_model // 3
+
+
+def head_size(config: ModelConfig) -> int:
+    """The width of an attention head."""
+    return config.d_model // config.n_head
+
+
+def is_fused(config: ModelConfig) -> bool:
+    """Whether one matrix projects to queries, keys and values."""
+    return (config.qkv or ("fused" if config.family == "gpt" else "separate")) == "fused"
+
+
+def is_depth_scaled(config: ModelConfig) -> bool:
+    """Whether output projections begin smaller in deeper models."""
+    scaled = config.depth_scaled_init
+    return config.family == "gpt" if scaled is None else scaled
+
+
+def check(config: ModelConfig) -> None:
+    """Refuses shapes and norms that no network here has."""
+    for field in ("n_layer", "n_head", "d_model", "d_ff", "context"):
+        value = getattr(config, field)
+        if value is not None and value < 1:
+            raise UserError(f"--model.{field.replace('_', '-')} is {value}: give at least 1.")
+    if config.d_model % config.n_head:
+        raise UserError(
+            f"--model.d-model {config.d_model} cannot be cut into {config.n_head} "
+            f"heads: choose a multiple of --model.n-head."
+        )
+    if not (config.norm_epsilon > 0 and math.isfinite(config.norm_epsilon)):
+        raise UserError(
+            f"--model.norm-epsilon is {config.norm_epsilon}: give a positive number, such as 1e-5."
+        )
+    if config.family == "llama" and config.final_norm != "rms":
+        raise UserError(
+            f"--model.final-norm {config.final_norm}: all norms of llama are RMSNorm; give rms, or "
+            "--model.family gpt."
+        )
+    width = head_size(config)
+    if config.family == "llama" and width % 2:
+        raise UserError(
+            f"--model.d-model {config.d_model} in {config.n_head} heads gives {width} numbers a "
+            "head, and llama rotates them in pairs: choose an even multiple of --model.n-head."
+        )

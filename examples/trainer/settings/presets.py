@@ -1,0 +1,93 @@
+"""Runs that have a name on the command line: small ones for a laptop, and the paper's recipes."""
+
+import dataclasses
+
+from examples.trainer.settings import recipes
+from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.recipes import Recipe
+from examples.trainer.settings.run import DataConfig, OptimizerConfig, RunConfig
+
+
+def run_of_recipe(recipe: Recipe) -> RunConfig:
+    """All settings of a run of the paper; what the paper does not state keeps its default."""
+    return RunConfig(
+        model=model_of_recipe(recipe),
+        data=DataConfig(
+            source="fineweb",
+            tokens=recipe.billions * 1e9,
+            tokenizer="gpt2" if recipe.size.family == "gpt" else "llama2",
+        ),
+        optimizer=optimizer_of_recipe(recipe),
+        steps=recipe.steps,
+        batch_size=recipes.BATCH,
+        eval_every=500,  # 20 batches of validation text: 1 to 2% of the time
+        checkpoint_every=500,
+    )
+
+
+def model_of_recipe(recipe: Recipe) -> ModelConfig:
+    """The network of a recipe."""
+    size = recipe.size
+    return ModelConfig(
+        family=size.family,
+        n_layer=size.n_layer,
+        n_head=size.n_head,
+        d_model=size.d_model,
+        d_ff=size.d_ff,
+        context=recipe.context,
+        tied=size.family == "gpt",
+        compute_dtype="bfloat16",
+        param_dtype=size.param_dtype,
+        remat=True,  # this and scan change no result; deep models need them to fit and to compile
+        scan=True,
+    )
+
+
+def optimizer_of_recipe(recipe: Recipe) -> OptimizerConfig:
+    """The update rule of a recipe."""
+    return OptimizerConfig(
+        name=recipe.optimizer,
+        learning_rate=recipe.learning_rate,
+        adam_learning_rate=recipe.learning_rate,
+        norm=recipe.norm,
+        weight_decay=recipe.weight_decay,
+        adam_weight_decay=recipe.weight_decay,
+        adam_b1=0.95,  # both as in the paper's code
+        adam_b2=0.95,
+        schedule="constant_linear" if recipe.size.family == "gpt" else "warmup_cosine",
+    )
+
+
+LLAMA_TINY = RunConfig(
+    model=ModelConfig(family="llama", tied=False),
+    optimizer=OptimizerConfig(schedule="warmup_cosine"),
+)
+
+MICRO = RunConfig(
+    model=ModelConfig(n_layer=2, n_head=2, d_model=32, context=32),
+    data=DataConfig(max_bytes=300_000, vocab_size=512),
+    steps=40,
+    batch_size=8,
+    eval_every=20,
+    eval_batches=4,
+    checkpoint_every=20,
+    sample_tokens=40,
+)
+
+PRESETS: dict[str, tuple[str, RunConfig]] = {
+    "gpt-tiny": ("a 4-layer GPT, minutes on a laptop (the default)", RunConfig()),
+    "gpt-micro": ("a 2-layer GPT in seconds, to see that all works", MICRO),
+    "llama-tiny": ("a 4-layer LLaMA, minutes on a laptop", LLAMA_TINY),
+    "llama-micro": (
+        "a 2-layer LLaMA in seconds",
+        dataclasses.replace(
+            MICRO,
+            model=dataclasses.replace(MICRO.model, family="llama", tied=False),
+            optimizer=LLAMA_TINY.optimizer,
+        ),
+    ),
+    **{name: (recipe.line, run_of_recipe(recipe)) for name, recipe in recipes.named()},
+}
+"""Name to (one line of help, configuration)."""
+
+DEFAULT_PRESET = "gpt-tiny"

@@ -1,0 +1,46 @@
+"""The exit status of a command."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from examples.trainer.system import files
+from examples.trainer.system.errors import UserError
+
+
+def run_command(work: Callable[[], int | None]) -> int:
+    """Runs `work` and returns its exit status: 0 if it has none, 2 after a `UserError`."""
+    try:
+        with files.explained("a file"):
+            return work() or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def of_signal(number: int) -> int:
+    """What a shell reports for a program ended by a signal: 130 for Ctrl-C, 143 for SIGTERM."""
+    return 128 + number
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process. After an error or a stop it does so at once, whatever threads still do.
+
+    Python would wait for threads first, among them those of a save that nobody waits for any more
+    and that may never end. What they write is in temporary folders until it is complete.
+    """
+    if status == 0:
+        sys.exit()
+    leave_at_once(status)
+
+
+def leave_at_once(status: int) -> NoReturn:
+    """Ends the process without waiting for its threads."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)

@@ -1,0 +1,70 @@
+"""Writing a file so that it is never left half written, and sentences for what goes wrong."""
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Generator
+from pathlib import Path
+
+from examples.trainer.system.errors import UserError
+
+REMEDIES = {
+    errno.ENOSPC: "make room (df and df -i say whether bytes or inodes are used up)",
+    errno.EDQUOT: "make room: your quota is used up",
+    errno.EFBIG: "allow larger files (ulimit -f)",
+    errno.EROFS: "mount that file system for writing, or copy the folder elsewhere",
+    errno.EACCES: "change the permissions, or run as another user",
+    errno.EPERM: "change the permissions, or run as another user",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EISDIR: "move the folder that is in its place away",
+    errno.ENOTDIR: "move the file that is in the place of a folder away",
+    errno.ENOENT: "put back what was removed or moved",
+    errno.EIO: "check the disk: it may be failing",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+}
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file in one step: after a crash there is either the old file or the new one."""
+    # A random name, not the process id: processes on other hosts may share the folder and the id.
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()  # what fitted on a full disk
+        error.filename = str(path)  # a failed write does not say it
+        raise
+
+
+def remedy(error: Exception) -> str:
+    """What to do about an error of a file."""
+    return REMEDIES.get(getattr(error, "errno", None) or 0, "make room or repair the disk")
+
+
+def sentence(error: OSError, path: Path | str, verb: str = "use") -> str:
+    """An error of a file in words, without what to do: the file, and what is wrong."""
+    name = error.filename if isinstance(error.filename, str) else path
+    return f"cannot {verb} {name}: {error.strerror or error}"
+
+
+def failure(error: OSError, path: Path | str, verb: str, then: str = "") -> UserError:
+    """The error to end with: which file, what is wrong, what to do, and `then` on a new line."""
+    after = f"\n{then}" if then else ""
+    return UserError(f"{sentence(error, path, verb)}. To do: {remedy(error)}.{after}")
+
+
+@contextlib.contextmanager
+def explained(path: Path | str, verb: str = "use", then: str = "") -> Generator[None]:
+    """Turns errors of files into sentences: which file, what is wrong, what to do, and `then`.
+
+    `path` is named where the error does not say which file it was.
+    """
+    try:
+        yield
+    except (BrokenPipeError, TimeoutError, ConnectionError):  # not of files
+        raise
+    except OSError as error:
+        raise failure(error, path, verb, then) from None

@@ -1,0 +1,83 @@
+"""A model as pure functions of its parameters; nothing here makes arrays when it is called."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+from jax.typing import ArrayLike
+
+from examples.trainer import models
+from examples.trainer.models import Forward
+from examples.trainer.models.attention_kernels import check_attention
+from examples.trainer.models.layout import Layout
+from examples.trainer.settings.model import ModelConfig
+from examples.trainer.training.loss import Scores, head_loss, token_scores
+
+Seed = int | jax.Array
+Result = TypeVar("Result")
+
+Loss = Callable[[optax.Params, ArrayLike, ArrayLike], jax.Array]
+"""Parameters, inputs and targets (B, T) to nats per token."""
+
+
+def make_forward(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Forward:
+    """The model as a function of its parameters."""
+    model_of = make_model(config, vocab_size, mesh)
+
+    def forward(
+        params: optax.Params, tokens: ArrayLike, kv_cache: Any, start: jax.Array | int
+    ) -> tuple[jax.Array, Any]:
+        return model_of(params).forward(jnp.asarray(tokens), kv_cache, start)
+
+    return forward
+
+
+def make_loss(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Loss:
+    """The loss as a function of the model's parameters."""
+    return on_targets(head_loss, config, vocab_size, mesh)
+
+
+def make_scores(
+    config: ModelConfig, vocab_size: int, mesh: Mesh
+) -> Callable[[optax.Params, ArrayLike, ArrayLike], Scores]:
+    """The scores of each target as a function of parameters, inputs and targets (B, T)."""
+    return on_targets(token_scores, config, vocab_size, mesh)
+
+
+def on_targets(
+    measure: Callable[[jax.Array, jax.Array, jax.Array, Layout], Result],
+    config: ModelConfig,
+    vocab_size: int,
+    mesh: Mesh,
+) -> Callable[[optax.Params, ArrayLike, ArrayLike], Result]:
+    """A function of hidden states, head and targets as one of parameters, inputs and targets."""
+    model_of = make_model(config, vocab_size, mesh)
+
+    def measured(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> Result:
+        model = model_of(params)
+        x, _ = model.hidden(jnp.asarray(inputs), None, 0)
+        return measure(x, model.head(), jnp.asarray(targets), Layout(mesh))
+
+    return measured
+
+
+def make_model(
+    config: ModelConfig, vocab_size: int, mesh: Mesh
+) -> Callable[[optax.Params], models.GPT | models.LLaMA]:
+    """Parameters to the network with these parameters."""
+    layout = Layout(mesh)
+    check_attention(config, layout)
+    model = nnx.eval_shape(lambda: models.build(config, vocab_size, nnx.Rngs(0), layout))
+    graph, _ = nnx.split(model)
+    return lambda params: nnx.merge(graph, params)
+
+
+def make_init_params(config: ModelConfig, vocab_size: int) -> Callable[[Seed], optax.Params]:
+    """The initial parameters as a function of the seed."""
+    return lambda seed: nnx.to_pure_dict(
+        nnx.state(models.build(config, vocab_size, nnx.Rngs(jax.random.key(seed))), nnx.Param)
+    )

@@ -1,0 +1,262 @@
+"""Builds the optimizer of a run; the only place where an optimizer is chosen by name."""
+
+import contextlib
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+import optax_muonplus as omp
+from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.system.errors import UserError
+from examples.trainer.training import adamw_epsilon
+from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.transforms import Momentum
+
+# The rule for kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix.
+STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 3)
+
+LARGE_UPDATES = ("adamw", "adamuon", "mano")
+"""Rules that change each element of a matrix by about the learning rate."""
+
+RECORDED_INSIDE = ("muonplus", "muon")
+"""Rules of which momentum and polar factor can be recorded too, not only gradient and update."""
+
+
+class Rates(NamedTuple):
+    """Peak learning rates. They are inputs of a compiled step, which then serves all rates."""
+
+    matrices: ArrayLike
+    rest: ArrayLike
+
+
+def rates(config: OptimizerConfig) -> Rates:
+    """The peak rates of a configuration."""
+    rate = config.learning_rate
+    if rate is None:
+        rate = 0.002 if config.name in LARGE_UPDATES else 0.02
+    return Rates(rate, config.adam_learning_rate)
+
+
+def check(config: OptimizerConfig) -> None:
+    """Refuses hyperparameters that the library refuses, by the names of their flags.
+
+    The library checks each argument by its kind where it enters, and names it as the setting here
+    is named. What Optax would take without a check goes through the library's AdamW.
+    """
+    config = for_platform(config, "cpu")
+    flat = optax.constant_schedule(0.0)
+    try:
+        if config.name != "adamw":
+            matrix_rule(config, flat, flat)
+        omp.muonplus(
+            flat,
+            norm_eps=config.norm_eps,
+            weight_decay=config.weight_decay,
+            adam_b1=config.adam_b1,
+            adam_b2=config.adam_b2,
+            adam_weight_decay=config.adam_weight_decay,
+        )
+    except ValueError as error:
+        raise UserError(with_flags(str(error))) from None
+
+
+def with_flags(text: str) -> str:
+    """A message of the library with the flags in place of its arguments."""
+    names = "|".join(field.name for field in dataclasses.fields(OptimizerConfig))
+    assigned = re.sub(rf"\b({names})=", lambda found: f"{flag(found[1])} ", text)
+    if assigned != text:
+        return assigned
+    return re.sub(rf"\b({names})\b", lambda found: flag(found[1]), text, count=1)
+
+
+def flag(name: str) -> str:
+    """The flag of a setting of the optimizer."""
+    return f"--optimizer.{name.replace('_', '-')}"
+
+
+def for_platform(config: OptimizerConfig, platform: str) -> OptimizerConfig:
+    """The configuration on a cpu, gpu or tpu, whose dtype of products is not auto."""
+    if config.compute_dtype != "auto":
+        return config
+    half = dataclasses.replace(config, compute_dtype="bfloat16")
+    if platform != "cpu":
+        with contextlib.suppress(UserError):  # of a polar step that needs float32
+            check(half)
+            return half
+    return dataclasses.replace(config, compute_dtype="float32")
+
+
+def schedule(config: OptimizerConfig, peak: ArrayLike, steps: int) -> optax.Schedule:
+    """Learning rate by step; without a floor it is zero at `steps`, one after the last step."""
+    if config.schedule == "constant_linear":
+        begin = int(config.hold_share * steps)
+        share = optax.linear_schedule(1.0, 0.0, steps - begin, transition_begin=begin)
+    else:
+        begin = max(1, int(config.warmup_share * steps))
+        start = 1 / begin if config.warmup_start is None else config.warmup_start
+        share = optax.warmup_cosine_decay_schedule(start, 1.0, begin, max(steps, begin + 1))
+    floor = config.schedule_floor
+    if not floor:
+        return lambda step: peak * share(step)
+    return lambda step: (
+        peak * jnp.maximum(share(step), jnp.where(jnp.asarray(step) < begin, 0.0, floor))
+    )
+
+
+def build(
+    config: OptimizerConfig,
+    steps: int,
+    sharding: Any = None,
+    peaks: Rates | None = None,
+    head_size: int | None = None,
+) -> optax.GradientTransformation:
+    """The transformation for a run of `steps` steps.
+
+    `sharding` is the tree of the parameters' shardings. `peaks` replaces the configured rates.
+    `head_size` is the model's width of a head, which `config.per_head` needs.
+    """
+    numbers = dimension_numbers_of(config, head_size)
+    peaks = peaks or rates(config)
+    rate = schedule(config, peaks.matrices, steps)
+    adam_rate = schedule(config, peaks.rest, steps)
+
+    def rule_of(eps: ArrayLike) -> optax.GradientTransformation:
+        if config.name == "adamw":
+            return adamw(config, rate, adam_rate, eps)
+        return matrix_rule(config, rate, adam_rate, numbers, sharding, eps)
+
+    if config.adam_eps_before_correction:
+        rule = adamw_epsilon.before_correction(rule_of, config.adam_b2)
+    else:
+        rule = rule_of(adamw_epsilon.EPS)
+    if config.name not in RECORDED_INSIDE:
+        rule = omp.diagnostics.watched(
+            rule, every=config.record_every, weight_dimension_numbers=numbers
+        )
+    if config.clip_norm is None:
+        return rule
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
+
+
+def adamw(
+    config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule, eps: ArrayLike
+) -> optax.GradientTransformation:
+    """AdamW on all parameters; matrices and the rest keep their separate rates and decays."""
+    rule = functools.partial(optax.adamw, b1=config.adam_b1, b2=config.adam_b2, eps=eps)
+    return optax.partition(
+        {
+            "muon": rule(rate, weight_decay=config.weight_decay),
+            "adam": rule(adam_rate, weight_decay=config.adam_weight_decay),
+        },
+        lambda params: omp.partition_labels(params, dimension_numbers),
+    )
+
+
+def matrix_rule(
+    config: OptimizerConfig,
+    rate: optax.Schedule,
+    adam_rate: optax.Schedule,
+    numbers: Callable[[optax.Params], Any] | None = None,
+    sharding: Any = None,
+    adam_eps: ArrayLike = adamw_epsilon.EPS,
+) -> optax.GradientTransformation:
+    """A rule of Muon's family on the matrices, AdamW on the rest."""
+    rule = choose(config)
+    if config.name in RECORDED_INSIDE:
+        rule = omp.diagnostics.recorded(rule, every=config.record_every)
+    adamw: dict[str, Any] = {
+        "learning_rate": adam_rate,
+        "b1": config.adam_b1,
+        "b2": config.adam_b2,
+        "eps": adam_eps,
+        "weight_decay": config.adam_weight_decay,
+    }
+    if config.name in ("muonplus", "muon"):  # with Optax's keywords
+        others: dict[str, Any] = {f"adam_{name}": value for name, value in adamw.items()}
+    else:
+        others = {"adamw": omp.transforms.AdamW(**adamw)}
+    return rule(
+        rate,
+        weight_decay=config.weight_decay,
+        muon_weight_dimension_numbers=numbers,
+        sharding=sharding,
+        **others,
+    )
+
+
+def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformation]:
+    """The rule for the matrices, with the options that not all rules share."""
+    halves = config.compute_dtype in ("bfloat16", "float16")
+    polar: dict[str, Any] = {
+        "polar": config.polar,
+        "ns_coeffs": config.ns_coeffs,
+        "ns_steps": config.ns_steps,
+        "compute_dtype": config.compute_dtype if halves else None,  # None: float32
+    }
+    if config.name in ("muon", "muonplus"):
+        norm = {
+            "norm": config.norm,
+            "norm_eps": config.norm_eps,
+            "match_frobenius": config.match_frobenius,
+        }
+        given = {"beta": config.beta, "nesterov": config.nesterov, **polar}
+        if config.name == "muon":
+            return functools.partial(omp.muon, **given)
+        return functools.partial(omp.muonplus, **norm, **given)
+    return functools.partial(getattr(omp.baselines, config.name), link=baseline(config, polar))
+
+
+def baseline(config: OptimizerConfig, polar: dict[str, Any]) -> Any:
+    """The link of one of the optimizers that Muon+ is compared with."""
+    if config.name == "mano":  # its default is without Nesterov, and it has no polar step
+        return omp.baselines.Mano(momentum=Momentum(config.beta, nesterov=False))
+    momentum = Momentum(config.beta, config.nesterov)
+    if config.name == "turbo_muon":  # it has its own polar step
+        own = Orthogonalize(
+            "turbo", 4, preconditioning="aol_out", compute_dtype=polar["compute_dtype"]
+        )
+        return omp.baselines.scale_by_turbo_muon(momentum, own)
+    links = {"normuon": omp.baselines.NorMuon, "adamuon": omp.baselines.AdaMuon}
+    return links[config.name](momentum=momentum, polar_factor=Orthogonalize(**polar))
+
+
+def dimension_numbers_of(
+    config: OptimizerConfig, head_size: int | None
+) -> Callable[[optax.Params], Any]:
+    """The function that says how the parameters are matrices: whole kernels, or heads."""
+    if not config.per_head:
+        return dimension_numbers
+    return lambda params: omp.per_head(head_size, rules=rules_for(params))(params)
+
+
+def dimension_numbers(params: optax.Params) -> Any:
+    """The axes that make each parameter a matrix; None for parameters that get AdamW."""
+    return omp.muon_dimension_numbers(params, rules=rules_for(params))
+
+
+def rules_for(params: optax.Params) -> list[Any]:
+    """The rule for stacked blocks, if there are any.
+
+    The default rules of the library do not guess the meaning of three axes.
+    """
+    leaves = jax.tree.leaves_with_path(params)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    return [STACKED] if any(re.search(STACKED[0], name) for name in names) else []
+
+
+def describe(config: OptimizerConfig, params: optax.Params, head_size: int | None = None) -> str:
+    """A table of how each parameter is updated."""
+    if config.name == "adamw":
+        return "all parameters: adamw"
+    numbers = dimension_numbers_of(config, head_size)
+    if config.name not in ("muonplus", "muon"):
+        return omp.describe(params, numbers, norm="none", shape_scale="none")
+    norm = config.norm if config.name == "muonplus" else "none"
+    return omp.describe(params, numbers, norm=norm)

@@ -1,0 +1,87 @@
+"""Combines a configuration, its text and a mesh into the functions that a run calls."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import optax
+from jax.sharding import Mesh
+
+from examples.trainer.data.cache import Dataset
+from examples.trainer.data.loader import Loader
+from examples.trainer.settings import run
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.system.errors import UserError
+from examples.trainer.training import optimizers, sharding
+from examples.trainer.training.evaluate import Evaluation, make_evaluate
+from examples.trainer.training.program import Program, make_program
+from examples.trainer.training.step import Measured, TrainState
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """Everything about a run except its folder and its progress; holds no arrays."""
+
+    config: RunConfig
+    mesh: Mesh
+    dataset: Dataset
+    loader: Loader
+    program: Program
+    init: Callable[[], TrainState]
+    """Makes the state before the first step, from the seed of the configuration."""
+    train_step: Callable[..., tuple[TrainState, Measured]]
+    """State, inputs and targets to the next state and its figures, at the configured rates."""
+    evaluate: Callable[[optax.Params], Evaluation]
+
+
+def check(config: RunConfig) -> None:
+    """Refuses settings that make no sense, by the names of their flags; builds nothing."""
+    run.check(config)
+    optimizers.check(config.optimizer)
+
+
+def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
+    """The setup of a run; raises `UserError` if there is too little text or rows do not divide."""
+    check_rows(config, mesh)
+    loader = Loader(dataset.train.ids, config.model.context, config.batch_size, config.seed)
+    if loader.n_windows < config.batch_size:
+        raise UserError(
+            f"too little training text: {dataset.train.meta.tokens} tokens, and a batch needs "
+            f"{config.batch_size} x {config.model.context}. Give more text, or a smaller "
+            "--batch-size or --model.context."
+        )
+    optimizer = config.optimizer
+    program = make_program(
+        model=config.model,
+        rule=dataclasses.replace(optimizer, learning_rate=0.0, adam_learning_rate=0.0),
+        steps=config.steps,
+        accumulate=config.accumulate,
+        vocab_size=dataset.tokenizer.get_vocab_size(),
+        mesh=mesh,
+    )
+    rates = optimizers.rates(optimizer)
+    return TrainingSetup(
+        config=config,
+        mesh=mesh,
+        dataset=dataset,
+        loader=loader,
+        program=program,
+        init=lambda: program.init(config.seed),
+        train_step=lambda state, *batch: program.train_step(state, rates, *batch),
+        evaluate=make_evaluate(program.loss, config, dataset.val, mesh),
+    )
+
+
+def check_rows(config: RunConfig, mesh: Mesh) -> None:
+    """Refuses a batch whose rows cannot be divided evenly."""
+    devices = sharding.shard_count(mesh, sharding.RULES["batch"])
+    parts = devices * config.accumulate
+    if config.batch_size % parts:
+        more = -(-config.batch_size // parts) * parts
+        pieces = f" in --accumulate {config.accumulate} pieces" if config.accumulate > 1 else ""
+        mesh_too = ", or put devices on tensor, as --mesh tensor=2,... does" if devices > 1 else ""
+        raise UserError(
+            f"--batch-size {config.batch_size} cannot be dealt out to data x fsdp = {devices} "
+            f"{'devices' if devices > 1 else 'device'}{pieces}: give a multiple of {parts}, for "
+            f"example --batch-size {more}{mesh_too}."
+        )
