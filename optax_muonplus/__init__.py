@@ -6,7 +6,6 @@ from optax_muonplus import diagnostics as diagnostics
 from optax_muonplus import integrations as integrations
 from optax_muonplus import matrices as matrices
 from optax_muonplus import polar as polar
-from optax_muonplus import theory as theory
 from optax_muonplus import transforms as transforms
 from optax_muonplus._optimizers.describe import describe as describe
 from optax_muonplus._optimizers.muon import muon as muon

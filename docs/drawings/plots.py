@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import optax_muonplus as omp
 from docs.drawings.canvas import Canvas, Point
+from examples.experiments.theory.regions import composed_regions, phi
 
 EXPERIMENTS = pathlib.Path(__file__).parent.parent.parent / "results" / "experiments"
 # Sweeps that differ in width: 64 and 256 in nothing else; see examples/README.md.
@@ -50,10 +50,10 @@ def regions() -> Canvas:
     grid = np.concatenate([np.linspace(0, 0.1, 80), np.linspace(0.1, 1, 180)[1:]])
     for index, steps in enumerate((1, 5)):
         frame = Axes(canvas, (50 + index * 370, 40), (310, 190), (0, 1), (0, 1.3))
-        for low, high in omp.theory.composed_regions("jordan", steps).amplification:
+        for low, high in composed_regions("jordan", steps).amplification:
             left, right = frame.place(math.sqrt(low), 0)[0], frame.place(math.sqrt(high), 0)[0]
             canvas.rect((left, 40), (max(right - left, 0.6), 190), "two", opacity=0.25)
-        values = omp.theory.phi(grid, "jordan", steps)
+        values = phi(grid, "jordan", steps)
         canvas.line([frame.place(*point) for point in zip(grid, values, strict=True)], "one")
         canvas.line([frame.place(0, 1), frame.place(1, 1)], "soft", 0.7)
         frame.ticks([(v, f"{v:g}") for v in (0, 0.25, 0.5, 0.75, 1)], [(0, "0"), (1, "1")])

@@ -11,10 +11,10 @@ from examples import paper_figures, sweep
 from examples.experiments.paper import claims, curvature, records
 from examples.experiments.sweeps.grid import Trial
 from examples.experiments.sweeps.results import MUON, Sweep, read
+from examples.experiments.theory.regions import composed_regions
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.runs.metrics import MATRICES, read_metrics
 from examples.trainer.system.errors import UserError
-from optax_muonplus import theory
 from tests.support import reference
 from tests.support.sweep_results import PLUS, result
 from tests.support.trainer import (
@@ -109,7 +109,7 @@ def test_relative_variance_does_not_see_the_size_of_updates(recorded):
 def test_regions_equal_those_of_theory(figures):
     found = data(figures, "regions")["Jordan"]
     assert found["steps"][0]["amplification"] == [
-        pytest.approx(interval) for interval in theory.composed_regions("jordan", 1).amplification
+        pytest.approx(interval) for interval in composed_regions("jordan", 1).amplification
     ]
     assert len(found["composed"]) == 5 and len(found["slopes"]) == 1
     assert found["slopes"][0][0] == pytest.approx(3.4445**2, rel=1e-5)

@@ -1,21 +1,23 @@
 """Curvature of a trained model's loss along updates of Muon and Muon+: the paper's theorem 1."""
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 import optax_muonplus as omp
 from examples.experiments.paper.records import SIDES
+from examples.experiments.theory.curvature import DescentBound, block_curvatures, descent_bound
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.prepare import prepare
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef, TrainedModel
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers
 from examples.trainer.training.loss import next_token_loss
-from optax_muonplus import theory
 from optax_muonplus.diagnostics import Side
 from optax_muonplus.matrices import Norm, Normalize
 
@@ -47,7 +49,7 @@ def compare(checkpoint: CheckpointRef, layer: int) -> dict[str, Any]:
         bounds = jax.device_get(bounds_of_side(model, side, layer, *loader.batch(model.step)))
         result[side] = {
             path: {
-                norm: {name: float(getattr(bounds[norm][path], name)[0]) for name in MEASURES}
+                norm: {name: float(getattr(bounds[norm][path], name)) for name in MEASURES}
                 for norm in NORMS
             }
             for path in bounds["none"]
@@ -57,34 +59,35 @@ def compare(checkpoint: CheckpointRef, layer: int) -> dict[str, Any]:
 
 def bounds_of_side(
     model: TrainedModel, side: Side, layer: int, inputs: np.ndarray, targets: np.ndarray
-) -> dict[Norm, dict[str, theory.DescentBound]]:
+) -> dict[Norm, dict[str, DescentBound]]:
     """The bounds for the update with each norm, on some text."""
 
     @jax.jit
     def bounds(params: optax.Params, key: jax.Array) -> dict[Norm, Any]:
-        def loss(params: optax.Params) -> jax.Array:
-            return next_token_loss(model.forward(params, inputs, None, 0)[0], targets)
+        def loss(chosen: Mapping[str, jax.Array]) -> jax.Array:
+            kernels = {path: x.T.astype(leaves[path].dtype) for path, x in chosen.items()}
+            own = jax.tree.unflatten(jax.tree.structure(params), (leaves | kernels).values())
+            return next_token_loss(model.forward(own, inputs, None, 0)[0], targets)
 
-        gradients = jax.grad(loss)(params)
-        curvatures = theory.block_curvatures(
-            loss,
-            params,
-            side,
-            optimizers.dimension_numbers,
-            key=key,
-            only=MATRICES.format(layer=layer),
-            blocks=BLOCKS,
-            iterations=ITERATIONS,
-        )
-        matrices = {
-            path: x for path, x in trained.leaves_by_path(gradients).items() if path in curvatures
+        leaves = trained.leaves_by_path(params)
+        matrices = {  # kernels are (in, out)
+            path: x.T.astype(jnp.float32)
+            for path, x in leaves.items()
+            if x.ndim == 2 and re.search(MATRICES.format(layer=layer), path)
         }
+        gradients = jax.grad(loss)(matrices)
+        curvatures = block_curvatures(
+            loss, matrices, side, key=key, blocks=BLOCKS, iterations=ITERATIONS
+        )
+        numbers = dict.fromkeys(matrices, omp.MuonDimensionNumbers(1, 0))
         average = omp.transforms.Momentum(0.0)
         result = {}
         for norm in NORMS:
-            rule = omp.scale_by_muonplus(average, normalization=Normalize(norm))
-            updates, _ = rule.update(matrices, rule.init(matrices))
-            result[norm] = theory.descent_bound(curvatures, gradients, updates)
+            rule = omp.scale_by_muonplus(
+                average, normalization=Normalize(norm), weight_dimension_numbers=numbers
+            )
+            updates: Any = rule.update(gradients, rule.init(matrices))[0]
+            result[norm] = descent_bound(curvatures, gradients, updates, side)
         return result
 
     return bounds(model.params, jax.random.key(model.config.seed))

@@ -14,6 +14,7 @@ import numpy as np
 
 import optax_muonplus as omp
 from examples.experiments.paper.records import SIDES, Recorded, kinds
+from examples.experiments.theory.regions import composed_regions, g_prime
 from examples.trainer.system.errors import UserError
 
 ITERATIONS = 20
@@ -133,12 +134,8 @@ def regions() -> dict[str, Any]:
         listed = omp.coefficients.resolve(rows, steps).rows
         distinct = list(dict.fromkeys(listed))
         result[name] = {
-            "slopes": [plain(omp.theory.g_prime(grid, row)) for row in distinct],
-            "steps": [
-                part._asdict() for row in distinct for part in omp.theory.step_regions(row, 1)
-            ],
-            "composed": [
-                omp.theory.composed_regions(rows, n)._asdict() for n in range(1, steps + 1)
-            ],
+            "slopes": [plain(g_prime(grid, row)) for row in distinct],
+            "steps": [composed_regions(row, 1)._asdict() for row in distinct],
+            "composed": [composed_regions(rows, n)._asdict() for n in range(1, steps + 1)],
         }
     return json.loads(json.dumps(result))

@@ -3,27 +3,29 @@
 import numpy as np
 import pytest
 
-from optax_muonplus import coefficients, theory
+from examples.experiments.theory import regions
+from examples.experiments.theory import variance as theory
+from optax_muonplus import coefficients
 from tests.support import reference_theory as exact
 from tests.support.spectra import PAPER, spectra
 
 
 @pytest.mark.parametrize("ns_coeffs, steps", [("jordan", 1), ("you", 1), (PAPER, 1), (PAPER, 3)])
 def test_delta_is_where_the_shift_stops_being_positive(ns_coeffs, steps):
-    delta = theory.corollary_delta(ns_coeffs, steps)
+    delta = regions.corollary_delta(ns_coeffs, steps)
     rng = np.random.default_rng(0)
     lam = delta * rng.uniform(0, 1, (200, 5)) ** rng.uniform(0.1, 4, (200, 1))
     lam[:, 0] = delta
     assert theory.expected_variance_shift(np.sqrt(lam), ns_coeffs, steps).min() > 0
-    beyond = np.sqrt([delta * (1 + 1e-6), delta * (1 + 2e-6)])
+    beyond = np.sqrt([delta * (1 + 1e-5), delta * (1 + 2e-5)])
     assert theory.pairwise_variance_shift(beyond, ns_coeffs, steps) < 0
 
 
 def test_delta_ends_at_one_and_needs_a_slope_above_one():
-    assert theory.corollary_delta((2.0, 1.0)) == 1
+    assert regions.corollary_delta((2.0, 1.0)) == 1
     for row in [(1.0, 0.5), (0.5, 3.0), (-2.0, 1.0)]:
         with pytest.raises(ValueError, match=r"phi'\(0\) > 1; those of .* give"):
-            theory.corollary_delta(row)
+            regions.corollary_delta(row)
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -36,13 +38,13 @@ def test_lemma_in_closed_form_pairwise_and_from_the_moments_of_the_sphere(
         lam, rows = s * s, size * n
         closed = theory.expected_variance_shift(s, ns_coeffs, steps, size=rows)
         pairs = theory.pairwise_variance_shift(s, ns_coeffs, steps, size=rows)
-        after = exact.expected_variance(theory.g(lam, ns_coeffs, steps), rows)
+        after = exact.expected_variance(regions.g(lam, ns_coeffs, steps), rows)
         before = exact.expected_variance(lam, rows)
         # Where a shift is the small difference of two variances, it is known to their rounding.
         slack = 1e-14 * (after + before)
         np.testing.assert_allclose(closed, pairs, rtol=1e-10, atol=slack)
         # The moments cancel besides, by the mean against the spread.
-        total = (theory.g(lam, ns_coeffs, steps).sum() ** 2 + lam.sum() ** 2) / rows**2
+        total = (regions.g(lam, ns_coeffs, steps).sum() ** 2 + lam.sum() ** 2) / rows**2
         np.testing.assert_allclose(closed, after - before, rtol=1e-10, atol=1e-13 * total)
 
 
@@ -71,18 +73,6 @@ def test_lemma_takes_batches_and_vanishes_for_equal_singular_values():
         assert np.isfinite(shift(np.array([1 + 1e-7, 0.5], np.float32)))
 
 
-def test_mean_value_slope_is_the_divided_difference_and_becomes_the_derivative():
-    rng = np.random.default_rng(2)
-    x, y = rng.uniform(0, 1, (2, 30))
-    slope = theory.mean_value_slope(x, y, "you", 3)
-    difference = theory.g(x, "you", 3) - theory.g(y, "you", 3)
-    np.testing.assert_allclose(slope, difference / (x - y), rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(
-        theory.mean_value_slope(x, x, "you", 3), theory.g_prime(x, "you", 3), rtol=1e-9, atol=1e-9
-    )
-    assert theory.mean_value_slope(x[:, None], y[None], "jordan").shape == (30, 30)
-
-
 @pytest.mark.parametrize("size", [12, 20])
 @pytest.mark.parametrize("ns_coeffs, steps", [("jordan", 1), ("you", 5), (PAPER, 2)])
 def test_simulation_agrees_with_the_lemma_within_three_standard_errors(ns_coeffs, steps, size):
@@ -104,3 +94,18 @@ def test_standard_error_is_that_of_the_mean():
     errors = np.mean([run.standard_error for run in runs])
     np.testing.assert_allclose(np.std([run.mean for run in runs]), errors, rtol=0.25)
     assert theory.simulate_variance_shift(s, seed=1) == theory.simulate_variance_shift(s, seed=1)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: theory.expected_variance_shift([]), r"\(\*batch, r\), not \(0,\)"),
+        (lambda: theory.expected_variance_shift([0.5, 1.2]), "from 0.5 to 1.2. Divide them"),
+        (lambda: theory.simulate_variance_shift([-0.1, 0.3]), "from -0.1 to 0.3"),
+        (lambda: theory.expected_variance_shift([np.nan]), r"singular values in \[0, 1\]"),
+        (lambda: theory.expected_variance_shift([0.5] * 3, size=2), "size=2 rows cannot have 3"),
+    ],
+)
+def test_bad_spectra_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
