@@ -19,6 +19,7 @@ from rich.table import Table
 import optax_muonplus as omp
 from benchmarks import meshes, products, records, trees
 from examples.compiled_programs import counts, hlo
+from examples.compiled_programs.collectives import lowered_bytes
 
 REFERENCE = "optax.contrib.muon"
 COMPILER = "omp.muonplus, left to the compiler"
@@ -122,7 +123,7 @@ def figures(tx: optax.GradientTransformation, placed: Any, operations: int) -> d
         "received_bytes": most.received.total(),
         "received_bytes_by_kind": dict(most.received),
         "returned_bytes": most.returned,
-        "lowered_bytes": counts.lowered_bytes(lowered.as_text()),
+        "lowered_bytes": lowered_bytes(lowered.as_text()),
         "fewest_bytes": fewest,
         "received_ratio": most.received.total() / fewest,
         "operations": most.operations,

@@ -12,9 +12,8 @@ import collections
 import functools
 from typing import NamedTuple
 
-from examples.compiled_programs import products, walk
-from examples.compiled_programs.counts import size_in_bytes
-from examples.compiled_programs.groups import leaves_host
+from examples.compiled_programs import collectives, products, walk
+from examples.compiled_programs.collectives import leaves_host, size_in_bytes
 from examples.compiled_programs.hlo import Computation, Instruction, Program, Shape
 from examples.compiled_programs.products import LIBRARY_PRODUCT, Product
 from examples.compiled_programs.walk import Work
@@ -62,7 +61,7 @@ def most_work(program: Program, rates: Rates) -> Work:
 
     The keys are ``("kernels", kind)``, ``("bytes", kind)``, ``("seconds", kind)`` and
     ``("operations", "products")``, where the kind is ``products``, ``reductions``, ``moves`` or
-    ``arithmetic``; and those of :func:`walk.collective`, whose seconds are
+    ``arithmetic``; and those of :func:`collectives.cost`, whose seconds are
     ``("seconds", "collectives")``.
 
     Raises:
@@ -75,7 +74,7 @@ def _cost(program: Program, rates: Rates, computation: Computation, x: Instructi
     opcode = x.opcode
     if opcode in _FREE or opcode.endswith(("-done", "-update")):
         return {}
-    if (sent := walk.collective(program, computation, x)) is not None:
+    if sent := collectives.cost(program, computation, x):
         far = rates.between_hosts and leaves_host(x, program.devices, rates.host)
         link = rates.between_hosts if far else rates.link
         return sent | {("seconds", "collectives"): walk.total(sent, "received") / link}

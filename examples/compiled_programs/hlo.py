@@ -76,6 +76,10 @@ class Computation(NamedTuple):
     instructions: dict[str, Instruction]
     root: str
 
+    def operands(self, x: Instruction) -> tuple[Shape, ...]:
+        """Shapes of the arrays that an instruction takes."""
+        return sum((self.instructions[name].shapes for name in x.operands), ())
+
 
 class Program(NamedTuple):
     """A compiled program; ``devices`` devices run it."""

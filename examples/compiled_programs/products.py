@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 import optax_muonplus as omp
-from examples.compiled_programs import walk
+from examples.compiled_programs import collectives
 from examples.compiled_programs.hlo import Computation, Instruction, Program, Shape
 from examples.compiled_programs.walk import Work
 
@@ -44,22 +44,11 @@ class Product(NamedTuple):
     highest: bool
 
 
-def most_work(program: Program) -> Work:
-    """The work of the device with the most operations: products and collectives, nothing else.
-
-    The keys are ``("operations", "products")`` and those of
-    :func:`walk.collective`.
-
-    Raises:
-      ValueError: if a loop that does something runs for an unknown number of iterations.
-    """
-
-    def cost(computation: Computation, x: Instruction) -> Work:
-        n = sum(product.operations for product in inside(program, computation, x))
-        work = {("operations", "products"): n} if n else {}
-        return work | (walk.collective(program, computation, x) or {})
-
-    return walk.most_work(program, cost, "operations")
+def cost(program: Program, computation: Computation, x: Instruction) -> Work:
+    """``("operations", "products")`` of an instruction, and the cost of a collective."""
+    n = sum(product.operations for product in inside(program, computation, x))
+    work: Work = {("operations", "products"): n} if n else {}
+    return work | collectives.cost(program, computation, x)
 
 
 def inside(program: Program, computation: Computation, x: Instruction) -> list[Product]:

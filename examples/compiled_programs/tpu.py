@@ -8,7 +8,7 @@ other work is written several times: in the fusion that starts it, in that work,
 import functools
 import re
 
-from examples.compiled_programs import products, walk
+from examples.compiled_programs import collectives, products, walk
 from examples.compiled_programs.hlo import Computation, Instruction, Program
 from examples.compiled_programs.walk import Work
 
@@ -20,7 +20,7 @@ def most_work(program: Program) -> Work:
 
     The keys are ``("operations", "products")``, ``("cycles", opcode)`` and ``("kernels", opcode)``
     for instructions that have an estimate, and those of
-    :func:`walk.collective`.
+    :func:`collectives.cost`.
 
     Raises:
       ValueError: if no instruction has an estimate, or a loop runs for an unknown number of
@@ -33,16 +33,13 @@ def most_work(program: Program) -> Work:
 
 
 def _cost(program: Program, computation: Computation, x: Instruction) -> Work:
+    work = products.cost(program, computation, x)
     if x.name.startswith("async-collective-start"):
         computation = program.computations[x.called[0]]
-        inner = (
-            walk.collective(program, computation, i) for i in computation.instructions.values()
+        started = (
+            collectives.cost(program, computation, i) for i in computation.instructions.values()
         )
-        work = next((found for found in inner if found), {})
-    else:
-        work = walk.collective(program, computation, x) or {}
-    if n := sum(product.operations for product in products.inside(program, computation, x)):
-        work = work | {("operations", "products"): n}
+        work |= next(filter(None, started), {})
     if found := _CYCLES.search(x.attributes):
         work = work | {("cycles", x.opcode): int(found[1]), ("kernels", x.opcode): 1}
     return work

@@ -1,15 +1,13 @@
 """Adds up what one device does in a compiled program, instruction by instruction.
 
-What an instruction costs is for the caller to say: `gpu.py` counts kernels
-and bytes, `tpu.py` the compiler's own estimates. Here loops multiply, and
-the branch of a conditional is chosen.
+What an instruction costs is for the caller to say: `products.py` counts products and collectives,
+`gpu.py` kernels and bytes, `tpu.py` the compiler's own estimates. Here loops multiply, and the
+branch of a conditional is chosen.
 """
 
 from collections.abc import Callable
 
 from examples.compiled_programs.branches import Frame, UnknownError
-from examples.compiled_programs.counts import RECEIVED, size_in_bytes
-from examples.compiled_programs.groups import group_size
 from examples.compiled_programs.hlo import Computation, Instruction, Program
 
 # What is counted, such as ("kernels", "products"), and how much of it.
@@ -32,37 +30,29 @@ def of_kinds(work: Work, what: str) -> dict[str, float]:
 
 
 def most_work(program: Program, cost: Cost, measure: str) -> Work:
-    """The work of the device that has the most of ``measure``, such as ``"seconds"``.
+    """The work of the device that has the most of ``measure``, such as ``"seconds"``."""
+    return max(of_devices(program, cost, measure), key=lambda work: total(work, measure))
 
-    A loop's body counts as often as it runs. A branch that is chosen by the device's id is
-    followed; where data chooses, the branch with most of ``measure`` counts. If the program has
-    scopes, ``("parts", part)`` is the measure by :func:`part`.
+
+def of_devices(program: Program, cost: Cost, measure: str) -> list[Work]:
+    """The work of each device; one entry if all devices do the same.
+
+    A loop's body counts as often as it runs, and its collectives as ``"in_loops"`` too. A branch
+    that is chosen by the device's id is followed; where data chooses, the branch with most of
+    ``measure`` counts. If the program has scopes, ``("parts", part)`` is the measure by
+    :func:`part`.
 
     Raises:
       ValueError: if a loop that does something runs for an unknown number of iterations.
     """
     walk = _Walk(program, cost, measure)
     devices = range(program.devices if walk.chooses(program.entry) else 1)
-    works = (walk.work(Frame(program, program.entry, device, None)) for device in devices)
-    return max(works, key=walk.measured)
+    return [walk.work(Frame(program, program.entry, device, None)) for device in devices]
 
 
 def part(scope: str) -> str:
     """The outermost `jax.named_scope` of a traced function, or what stands in its place."""
     return [*scope.split("/", 2), ""][1]
-
-
-def collective(program: Program, computation: Computation, instruction: Instruction) -> Work | None:
-    """The count, dtypes and received bytes of a collective; None for another instruction."""
-    kind = instruction.opcode.removesuffix("-start")
-    if kind not in RECEIVED:
-        return None
-    shapes = sum((computation.instructions[x].shapes for x in instruction.operands), ())
-    dtypes = "+".join(sorted({dtype for dtype, _ in shapes}))
-    share = RECEIVED[kind](group_size(instruction, program.devices))
-    received = int(share * size_in_bytes(shapes))
-    name = f"{kind} {dtypes}"
-    return {("collectives", name): 1, ("received", name): received}
 
 
 class _Walk:
@@ -117,7 +107,8 @@ class _Walk:
         once = self.work(Frame(self.program, loop.called[0], frame.device, None))
         trips = self.program.trips(loop)
         if trips is None and once:
-            raise ValueError(f"{loop.name} runs for an unknown number of iterations")
+            raise ValueError(f"{loop.name} does something, but its number of iterations is unknown")
+        once = once | {("in_loops", kind): n for kind, n in of_kinds(once, "collectives").items()}
         return {key: (trips or 0) * amount for key, amount in once.items()}
 
     def _conditional(self, frame: Frame, conditional: Instruction) -> Work:

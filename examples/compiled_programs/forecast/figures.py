@@ -1,5 +1,6 @@
 """The figures of one compiled program: memory, products, collectives and time by roofline."""
 
+import functools
 import re
 import time
 from typing import Any
@@ -69,7 +70,8 @@ def work(program: hlo.Program, target: Target) -> dict[str, Any]:
             "collectives": walk.total(done, "received") / chip.link,
         }
     else:
-        done, seconds = products.most_work(program), {}
+        cost = functools.partial(products.cost, program)
+        done, seconds = walk.most_work(program, cost, "operations"), {}
     parts = walk.of_kinds(done, "parts")
     return {
         "flops": walk.total(done, "operations"),

@@ -1,11 +1,72 @@
-"""Which devices take part in a collective together, in every way that XLA writes it."""
+"""Reads collectives: which devices take part together, in every way that XLA writes it, and bytes.
 
+The bytes that a device receives from the others of a group of n, for an operand of b bytes:
+
+- all-to-all: b (n-1)/n
+- all-gather: b (n-1)
+- reduce-scatter: b (n-1)/n
+- all-reduce: 2 b (n-1)/n, in a ring
+- collective-permute: b
+"""
+
+import functools
 import math
 import re
+from fractions import Fraction
 
 import numpy as np
 
-from examples.compiled_programs.hlo import Instruction
+from examples.compiled_programs.hlo import Computation, Instruction, Program, Shape
+from examples.compiled_programs.walk import Work
+
+# Bytes that a device receives, over those of its operand, in a group of n.
+RECEIVED = {
+    "all-to-all": lambda n: Fraction(n - 1, n),
+    "all-gather": lambda n: Fraction(n - 1),
+    "reduce-scatter": lambda n: Fraction(n - 1, n),
+    "all-reduce": lambda n: Fraction(2 * (n - 1), n),
+    "collective-permute": lambda n: Fraction(1),
+}
+_LOWERED = re.compile(
+    r'"stablehlo\.(all_to_all|all_gather)".*replica_groups = dense<.*> : tensor<\d+x(\d+)xi64>'
+    r".* : \(tensor<([\dx]+)x(\w+)>\)"
+)
+
+
+def cost(program: Program, computation: Computation, x: Instruction) -> Work:
+    """The count, dtypes and received bytes of a collective; empty for another instruction."""
+    kind = x.opcode.removesuffix("-start")
+    if kind not in RECEIVED:
+        return {}
+    shapes = computation.operands(x)
+    name = f"{kind} {'+'.join(sorted({dtype for dtype, _ in shapes}))}"
+    received = RECEIVED[kind](group_size(x, program.devices)) * size_in_bytes(shapes)
+    return {("collectives", name): 1, ("received", name): int(received)}
+
+
+def lowered_bytes(text: str) -> int:
+    """Bytes received by the collectives of a lowered program, in the dtypes that it asks for.
+
+    The compiled program may use wider ones: XLA's CPU backend transfers bfloat16 as float32. The
+    collectives must not be in loops.
+    """
+    total = Fraction(0)
+    for kind, n, dimensions, dtype in _LOWERED.findall(text):
+        shape = tuple(int(size) for size in dimensions.split("x"))
+        total += RECEIVED[kind.replace("_", "-")](int(n)) * size_in_bytes(((dtype, shape),))
+    return int(total)
+
+
+def size_in_bytes(shapes: tuple[Shape, ...]) -> Fraction:
+    """Bytes of arrays."""
+    return Fraction(sum(bits(dtype) * math.prod(shape) for dtype, shape in shapes), 8)
+
+
+@functools.cache
+def bits(dtype: str) -> int:
+    """Bits of one element, for a dtype as programs name it."""
+    found = re.match(r"[a-z]+(\d+)", dtype)
+    return int(found[1]) if found else {"pred": 8, "token": 0, "opaque": 0}[dtype]
 
 
 def group_size(collective: Instruction, devices: int) -> int:
