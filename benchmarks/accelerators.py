@@ -16,13 +16,12 @@ from typing import Any, Literal
 
 import jax
 import tyro
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import accelerator_row, records, trees
 from benchmarks.accelerator_row import REFERENCE, ROWS
 from examples.compiled_programs import targets
+from examples.trainer.system import tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,10 +150,8 @@ def show(console: Console, target: targets.Target, rows: dict[str, Any]) -> None
     """Prints the table in Markdown, ready for the README."""
     console.print(assumptions(target))
     columns = _GPU if target.is_gpu else _TPU
-    table = Table(box=box.MARKDOWN)
-    for header in ("update", *(x for name in columns for x in (name, *_ratio(columns[name])))):
-        table.add_column(header, justify="left" if header == "update" else "right", no_wrap=True)
-    table.add_column("collectives", no_wrap=True)
+    names = (x for name in columns for x in (name, *_ratio(columns[name])))
+    lines = []
     reference = rows.get(REFERENCE, {})
     failed = []
     for name, row in rows.items():
@@ -168,8 +165,8 @@ def show(console: Console, target: targets.Target, rows: dict[str, Any]) -> None
                 base = _sum(reference.get(key, 0))
                 cells.append(f"{_sum(row[key]) / base:.2f}" if base else "")
         listed = (f"{n} {kind}" for kind, n in row["collectives"].items())
-        table.add_row(name, *cells, ", ".join(listed))
-    console.print(table)
+        lines.append([name, *cells, ", ".join(listed)])
+    console.out(tables.markdown(["update", *names, "collectives"], lines))
     for sentence in failed:
         console.print(sentence)
 

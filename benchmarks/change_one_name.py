@@ -81,8 +81,8 @@ def main(config: Config) -> None:
     check(config)
     console = Console(width=max(Console().width, 150))
     losses = measure(config, console)
-    console.print(rate_curves.rate_by_rate(losses, BEFORE))
-    console.print(rate_curves.best_against_best(losses, BEFORE))
+    console.out(rate_curves.rate_by_rate(losses, BEFORE))
+    console.out(rate_curves.best_against_best(losses, BEFORE))
     if config.out is not None:
         name = f"{NAME}-{jax.default_backend()}"
         rows = [kept_runs.row(run, loss) for run, loss in losses.items()]

@@ -12,14 +12,13 @@ from typing import Any, Literal
 import jax
 import optax
 import tyro
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 import optax_muonplus as omp
 from benchmarks import meshes, products, records, trees
 from examples.compiled_programs import counts, hlo
 from examples.compiled_programs.collectives import lowered_bytes
+from examples.trainer.system import tables
 
 REFERENCE = "optax.contrib.muon"
 COMPILER = "omp.muonplus, left to the compiler"
@@ -159,13 +158,10 @@ def show(console: Console, rows: dict[str, Any]) -> None:
         "update", "collectives", "in loops", "MB received", "of results", "asked for", "fewest",
         "ratio", "GFLOP", "to total/N", "temporary MB", "in and out MB", "compile s",
     ]  # fmt: skip
-    table = Table(box=box.MARKDOWN)
-    for column in header:
-        left = column in ("update", "collectives")
-        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+    lines = []
     for name, row in rows.items():
         kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(row["collectives"].items()))
-        table.add_row(
+        line = [
             name,
             f"{sum(row['collectives'].values())}: {kinds}" if kinds else "0",
             str(row["collectives_in_loops"]),
@@ -178,8 +174,9 @@ def show(console: Console, rows: dict[str, Any]) -> None:
             f"{row['temporary_bytes'] / 1e6:.1f}",
             f"{(row['argument_bytes'] + row['output_bytes']) / 1e6:.1f}",
             f"{row['compile_s']:.1f}",
-        )
-    console.print(table)
+        ]
+        lines.append(line)
+    console.out(tables.markdown(header, lines, left=2))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,11 @@ from typing import Any, Literal
 import jax
 import numpy as np
 import tyro
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 import optax_muonplus as omp
 from benchmarks import records, step, timing, trees
+from examples.trainer.system import tables
 
 WHOLE = "whole kernels"
 
@@ -106,28 +105,27 @@ def of_whole(seconds: np.ndarray, whole: np.ndarray) -> dict[str, Any]:
 
 def show(console: Console, rows: list[dict[str, Any]]) -> None:
     """Prints the table in Markdown, ready for the README."""
-    table = Table(box=box.MARKDOWN)
-    header = (
+    head = [
         "parameters",
         "update",
         "ms (quartiles)",
         "of whole kernels'",
         "temporary MB",
         "compile s",
-    )
-    for i, column in enumerate(header):
-        table.add_column(column, justify="left" if i < 2 else "right", no_wrap=True)
+    ]
+    lines = []
     for row in rows:
         low, high = (1e3 * s for s in row["quartiles_s"])
-        table.add_row(
+        line = [
             row["parameters"],
             row["update"],
             f"{1e3 * row['median_s']:.1f} ({low:.1f}-{high:.1f})",
             f"{row['of_whole']:.3f}",
             f"{row['temporary_bytes'] / 1e6:.1f}",
             f"{row['compile_s']:.2f}",
-        )
-    console.print(table)
+        ]
+        lines.append(line)
+    console.out(tables.markdown(head, lines, left=2))
 
 
 if __name__ == "__main__":

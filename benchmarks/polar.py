@@ -12,11 +12,10 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure  # not pyplot, which may need a display
 from matplotlib.ticker import LogLocator
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import records, timing
+from examples.trainer.system import tables
 from optax_muonplus import coefficients, polar
 from optax_muonplus.matrices import normalize_matrix
 
@@ -126,13 +125,11 @@ def show(console: Console, rows: list[dict[str, Any]]) -> None:
         "table", "steps", "method", "products", "ms a matrix", "distance, Gaussian",
         "distance, log-spaced", "row spread", "after", "col spread", "after",
     ]  # fmt: skip
-    table = Table(box=box.MARKDOWN)
-    for column in header:
-        table.add_column(column, no_wrap=True)
+    lines = []
     for row in rows:
         wide = row["log-spaced"]
         norms = ("row_spread", "row_spread_after", "col_spread", "col_spread_after")
-        table.add_row(
+        line = [
             row["table"],
             str(row["steps"] or ""),
             row["method"],
@@ -141,8 +138,9 @@ def show(console: Console, rows: list[dict[str, Any]]) -> None:
             f"{row['gaussian']['distance']:.2e}",
             f"{wide['distance']:.2e}",
             *(f"{wide[name]:.4f}" for name in norms),
-        )
-    console.print(table)
+        ]
+        lines.append(line)
+    console.out(tables.markdown(header, lines, left=4))
 
 
 def draw(rows: list[dict[str, Any]], config: Config, path: Path) -> None:

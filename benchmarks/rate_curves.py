@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.figure import Figure  # not pyplot, which may try to open a window
-from rich import box
-from rich.table import Table
+
+from examples.trainer.system import tables
 
 # Okabe and Ito: distinguishable with any colour vision; marks and lines differ too, for grey print.
 STYLES = (
@@ -52,32 +52,28 @@ def means(losses: Losses, method: str) -> dict[float, float]:
     }
 
 
-def rate_by_rate(losses: Losses, base: str) -> Table:
+def rate_by_rate(losses: Losses, base: str) -> str:
     """Mean losses at each rate, in Markdown; in brackets the difference to the base's at it."""
     columns = {method: means(losses, method) for method in methods_of(losses)}
-    table = Table(box=box.MARKDOWN)
-    for header in ("rate", *columns):
-        table.add_column(header, justify="right", no_wrap=True)
+    lines = []
     for rate in sorted({rate for column in columns.values() for rate in column}):
         cells = []
         for method, column in columns.items():
             compared = method != base and rate in column and rate in columns[base]
             difference = column[rate] - columns[base][rate] if compared else math.nan
             cells.append(f"{written(column.get(rate))}{in_brackets(difference)}")
-        table.add_row(f"{rate:g}", *cells)
-    return table
+        lines.append([f"{rate:g}", *cells])
+    return tables.markdown(["rate", *columns], lines, left=0)
 
 
-def best_against_best(losses: Losses, base: str) -> Table:
+def best_against_best(losses: Losses, base: str) -> str:
     """The lowest loss of each method and seed, its rate, and the difference to the base's lowest.
 
     A star marks a rate at an end of those that were tried: one beyond it may be better.
     """
     seeds = seeds_of(losses)
-    table = Table(box=box.MARKDOWN)
-    table.add_column("best of its rates", no_wrap=True)
-    for header in (*(f"seed {seed}" for seed in seeds), "mean", "difference"):
-        table.add_column(header, justify="right", no_wrap=True)
+    head = ["best of its rates", *(f"seed {seed}" for seed in seeds), "mean", "difference"]
+    lines = []
     base_mean = statistics.fmean(best(losses, base, seed).loss for seed in seeds)
     for method in methods_of(losses):
         cells = []
@@ -89,8 +85,8 @@ def best_against_best(losses: Losses, base: str) -> Table:
             cells.append(f"{at}{in_brackets(difference)}")
         mean = statistics.fmean(best(losses, method, seed).loss for seed in seeds)
         gap = signed(mean - base_mean) if method != base else ""
-        table.add_row(method, *cells, written(mean), gap)
-    return table
+        lines.append([method, *cells, written(mean), gap])
+    return tables.markdown(head, lines)
 
 
 class Best(NamedTuple):

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from examples.compiled_programs import targets
 from examples.compiled_programs.forecast.command import measure, write
 from examples.trainer.settings import command_line, machines
 from examples.trainer.settings.recipes import ROWS
+from examples.trainer.system import tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,7 @@ def main(config: Config) -> None:
         console.print(f"{name} on {machine}")
         records[name, machine] = measure(asked, words, console)
         write(path, records[name, machine], console)
-    console.print(table(records))
+    console.out(table(records))
 
 
 def asked_for(config: Config) -> list[tuple[str, str]]:
@@ -69,18 +68,15 @@ def asked_for(config: Config) -> list[tuple[str, str]]:
     return [(name, fit.smallest) for name, fit in fits if fit.kind in config.kinds]
 
 
-def table(records: dict[tuple[str, str], Any]) -> Table:
+def table(records: dict[tuple[str, str], Any]) -> str:
     """The figures in Markdown, ready for a README."""
-    result = Table(box=box.MARKDOWN)
-    for header in ("`python -m examples.train`", "rows x pieces"):
-        result.add_column(header, no_wrap=True)
-    for header in ("state GB", "peak GB", "of memory", "FLOPs share", "collectives", "received"):
-        result.add_column(header, justify="right", no_wrap=True)
-    for header in ("step", "MFU", "optimizer", "all steps"):
-        result.add_column(header, justify="right", no_wrap=True)
-    for (name, machine), record in records.items():
-        result.add_row(f"`{name} --machine {machine}`", *cells(record))
-    return result
+    head = ["`python -m examples.train`", "rows x pieces", "state GB", "peak GB", "of memory"]
+    head += ["FLOPs share", "collectives", "received", "step", "MFU", "optimizer", "all steps"]
+    lines = (
+        [f"`{name} --machine {machine}`", *cells(record)]
+        for (name, machine), record in records.items()
+    )
+    return tables.markdown(head, lines, left=2)
 
 
 def cells(record: dict[str, Any]) -> list[str]:

@@ -11,13 +11,12 @@ import jax
 import numpy as np
 import optax
 import tyro
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 import optax_muonplus as omp
 from benchmarks import parity, products, records, timing, trees
 from benchmarks.products import Product
+from examples.trainer.system import tables
 from optax_muonplus.matrices import Norm
 
 ADAMW = "optax.adamw"
@@ -200,13 +199,11 @@ def show(console: Console, record: dict[str, Any]) -> None:
         "GFLOP", "GFLOP/s", "of products", "compile s",
         f"{DEEPER}x layers", "temporary MB", f"{DEEPER}x layers", "state MB",
     ]  # fmt: skip
-    table = Table(box=box.MARKDOWN)
-    for column in header:
-        table.add_column(column, justify="left" if column == "update" else "right", no_wrap=True)
+    lines = []
     for name, row in record["rows"].items():
         low, high = (1e3 * s for s in row["quartiles_s"])
         work = [f"{row[k]:.{d}f}" if k in row else "" for k, d in _WORK]
-        table.add_row(
+        line = [
             name,
             f"{1e3 * row['median_s']:.1f} ({low:.1f}-{high:.1f})",
             f"{row['times_faster']:.2f}",
@@ -215,8 +212,9 @@ def show(console: Console, record: dict[str, Any]) -> None:
             f"{row['compile_s']:.2f}",
             f"{row['compile_deeper_s']:.2f}",
             *(f"{row[k] / 1e6:.1f}" for k in _BYTES),
-        )
-    console.print(table)
+        ]
+        lines.append(line)
+    console.out(tables.markdown(header, lines))
     for product, rate in record["products"].items():
         console.print(f"products alone, {product}: {rate['gflop_per_s']:.0f} GFLOP/s")
     difference = record["largest_difference"]

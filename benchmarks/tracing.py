@@ -23,12 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
-from rich import box
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from benchmarks import meshes, records, trees
+from examples.trainer.system import tables
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = ("trace", "lower", "compile")
@@ -162,19 +161,16 @@ def measure_in_process(options: list[str]) -> Seconds:
 
 def show(console: Console, seconds: Seconds, other: Seconds | None) -> None:
     """Prints medians in Markdown, and how many times faster this version is than the other."""
-    table = Table(box=box.MARKDOWN)
-    table.add_column("update", no_wrap=True)
-    for column in (f"{stage} ms" for stage in STAGES):
-        table.add_column(column, justify="right", no_wrap=True)
-    for column in (f"{stage}, times faster" for stage in STAGES if other):
-        table.add_column(column, justify="right", no_wrap=True)
+    head = ["update", *(f"{stage} ms" for stage in STAGES)]
+    head += [f"{stage}, times faster" for stage in STAGES if other]
+    lines = []
     for name, stages in seconds.items():
         row = [f"{1e3 * np.median(stages[stage]):.1f}" for stage in STAGES]
         if other:
             ratios = (np.divide(other[name][stage], stages[stage]) for stage in STAGES)
             row += [f"{np.median(ratio):.2f}" for ratio in ratios]
-        table.add_row(name, *row)
-    console.print(table)
+        lines.append([name, *row])
+    console.out(tables.markdown(head, lines))
 
 
 if __name__ == "__main__":

@@ -16,12 +16,11 @@ from typing import Any
 
 import jax
 import tyro
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import records, training_step
 from examples.trainer.settings.presets import PRESETS
+from examples.trainer.system import tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,15 +90,14 @@ def start(preset: str, folder: Path, name: str) -> float:
 
 def show(console: Console, steps: dict[str, Any]) -> None:
     """Prints the table in Markdown, ready for the README."""
-    table = Table(box=box.MARKDOWN)
-    for column in ("tokens", "step", "ms", "optimizer's share", "state MB", "in place", "temp. MB"):
-        table.add_column(column, justify="left" if column == "step" else "right", no_wrap=True)
+    head = ["tokens", "step", "ms", "optimizer's share", "state MB", "in place", "temp. MB"]
+    lines = []
     for tokens, row in steps.items():
         alone = f"{1e3 * row['forward_and_backward_s']:.1f}"
-        table.add_row(tokens, "forward and backward", alone, *[""] * 4)
+        lines.append([tokens, "forward and backward", alone])
         for name in training_step.NAMES:
             one = row[name]
-            table.add_row(
+            line = [
                 tokens,
                 name,
                 f"{1e3 * one['median_s']:.1f}",
@@ -107,8 +105,9 @@ def show(console: Console, steps: dict[str, Any]) -> None:
                 f"{one['state_bytes'] / 1e6:.1f}",
                 f"{100 * one['in_place_bytes'] / one['state_bytes']:.0f}%",
                 f"{one['temporary_bytes'] / 1e6:.1f}",
-            )
-    console.print(table)
+            ]
+            lines.append(line)
+    console.out(tables.markdown(head, lines, left=2))
     for tokens, row in steps.items():
         rates = row["tokens_per_second"].items()
         written = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates)

@@ -104,7 +104,7 @@ LOSSES = {
 
 def printed(table):
     console = Console(file=io.StringIO(), width=150)
-    console.print(table)
+    console.out(table)
     lines = console.file.getvalue().splitlines()
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
 

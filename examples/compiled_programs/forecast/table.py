@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from examples.compiled_programs.forecast.estimate import XLA_DEFAULT, usable
 from examples.compiled_programs.targets import Target
 from examples.trainer.settings.run import RunConfig
+from examples.trainer.system import tables
 from examples.trainer.system.chips import CHIPS
 
 NAMES = {"train_step": "training step", "evaluation": "evaluation", "init": "initial state"}
@@ -26,7 +26,7 @@ def show(console: Console, preset: str, config: RunConfig, target: Target, recor
     if record["attention"]:
         line(console, "kernels", record["attention"])
     console.print()
-    console.print(programs_table(record, target))
+    console.out(programs_table(record, target), highlight=False)
     for name, figures in record["programs"].items():
         for key in ("failed", "refused"):
             if key in figures:
@@ -56,19 +56,17 @@ def line(console: Console, label: str, text: str) -> None:
     console.print(grid)
 
 
-def programs_table(record: Any, target: Target) -> Table:
+def programs_table(record: Any, target: Target) -> str:
     """Memory of a device and time to compile, a row for each program."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("program", width=LABEL - 2)
-    for header in ("arguments", "temporaries", "peak", "of memory", "compiled in"):
-        table.add_column(header, justify="right", no_wrap=True)
+    lines = []
     for name, figures in record["programs"].items():
         sizes = [figures.get(f"{part}_bytes") for part in ("argument", "temporary", "peak")]
         cells = ["" if size is None else gigabytes(size) for size in sizes]
         share = "" if sizes[2] is None else f"{100 * sizes[2] / target.memory:.0f}%"
         seconds = f"{figures['compile_s']:.0f} s" if "compile_s" in figures else ""
-        table.add_row(NAMES[name], *cells, share, seconds)
-    return table
+        lines.append([NAMES[name].ljust(LABEL - 2), *cells, share, seconds])
+    head = ["program", "arguments", "temporaries", "peak", "of memory", "compiled in"]
+    return tables.plain(head, lines)
 
 
 def verdict(record: Any, target: Target) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 from examples.experiments.paper.curvature import NORMS
 from examples.experiments.paper.records import SIDES, kinds
-from examples.experiments.sweeps.cells import markdown
 from examples.experiments.sweeps.grid import Method
 from examples.experiments.sweeps.results import MUON, Sweep
+from examples.trainer.system.tables import markdown
 
 Row = tuple[str, bool, str]
 """A claim, whether the numbers support it, and the numbers."""
@@ -35,7 +35,7 @@ def table(
         *(row for sweep in sweeps for row in in_sweep(sweep)),
     ]
     lines = [[claim, "yes" if seen else "no", numbers] for claim, seen, numbers in rows]
-    return markdown(["claim of the paper", "seen here", "numbers"], lines, numbers=False)
+    return markdown(["claim of the paper", "seen here", "numbers"], lines, left=3, padded=False)
 
 
 def complete_rows(*columns: Sequence[float | None]) -> Iterator[tuple[float, ...]]:

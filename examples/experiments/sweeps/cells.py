@@ -1,4 +1,4 @@
-"""Markdown tables, and the content of their cells."""
+"""What stands in the cells of tables of sweeps."""
 
 import math
 import statistics
@@ -6,12 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from examples.experiments.sweeps.grid import Method
 from examples.experiments.sweeps.results import Sweep
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = True) -> str:
-    """A table; columns after the first are aligned to the right if they hold numbers."""
-    lines = [head, ["---", *["---:" if numbers else "---"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def perplexity(losses: Iterable[float]) -> float:

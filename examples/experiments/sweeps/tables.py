@@ -1,14 +1,17 @@
 """The results of sweeps as Markdown tables: those of the paper, for the runs at hand."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from examples.experiments.sweeps.cells import difference, markdown, perplexity, ppl, rate_of, spread
+from examples.experiments.sweeps.cells import difference, perplexity, ppl, rate_of, spread
 from examples.experiments.sweeps.grid import Method
 from examples.experiments.sweeps.results import ADAMW, MUON, NORMS, Sweep
+from examples.trainer.system import tables
 
+markdown = functools.partial(tables.markdown, padded=False)
 POLYNOMIALS = ("you", "jordan", "polar_express")
 
 
