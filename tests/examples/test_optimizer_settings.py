@@ -1,7 +1,6 @@
 """Optimizers by name: their updates, records, default rates and schedules."""
 
 import dataclasses
-from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +9,8 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from examples.experiments.sweeps.grid import Optimizer
 from examples.trainer.settings.model import ModelConfig, head_size
+from examples.trainer.settings.rules import RULES
 from examples.trainer.settings.run import OptimizerConfig, check_optimizer
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers
@@ -28,7 +27,7 @@ def test_muonplus_is_muon_with_equal_rows(name, equal):
     assert bool(np.ptp(rows) < 1e-4 * rows.mean()) == equal
 
 
-@pytest.mark.parametrize("name", get_args(Optimizer))
+@pytest.mark.parametrize("name", RULES)
 def test_only_matrices_decay(name):
     config = OptimizerConfig(name=name)
     params = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.ones((4, 4))}}
@@ -41,7 +40,7 @@ def test_only_matrices_decay(name):
     np.testing.assert_array_equal(updates["wte"]["embedding"], 0)
 
 
-@pytest.mark.parametrize("name", get_args(Optimizer))
+@pytest.mark.parametrize("name", RULES)
 def test_every_rule_can_be_recorded(name):
     params = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.eye(4, 8)}}
     plain, recorded = (
@@ -52,12 +51,12 @@ def test_every_rule_can_be_recorded(name):
     jax.tree.map(np.testing.assert_array_equal, updates, expected)
     record = omp.diagnostics.read(state)
     assert record.step == 1 and list(record.values) == ["up/kernel"]
-    last = "update" if name in optimizers.RECORDED_INSIDE else "after"
+    last = "update" if RULES[name].records_inside else "after"
     assert record.values["up/kernel"][f"{last}/rms"] > 0
 
 
 def test_default_rates_by_optimizer():
-    names = {name: optimizers.rates(OptimizerConfig(name=name)) for name in get_args(Optimizer)}
+    names = {name: optimizers.rates(OptimizerConfig(name=name)) for name in RULES}
     assert {name for name, rate in names.items() if rate.matrices == 0.002} == {
         "adamw",
         "adamuon",
@@ -151,6 +150,33 @@ def test_adamw_decays_each_group_by_its_own():
         np.testing.assert_allclose(after["wte"]["embedding"], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", sorted({*RULES} - {"adamw", "turbo_muon"}))
+@pytest.mark.parametrize("matched", [False, True])
+def test_the_table_has_the_size_of_updates(name, matched):
+    """At learning rate 1, with an exact polar factor, of a kernel 16 x 64 and of one 64 x 16."""
+    config = OptimizerConfig(
+        name=name,
+        polar="svd",
+        learning_rate=1.0,
+        weight_decay=0,
+        match_frobenius=matched,
+        clip_norm=None,
+    )
+    keys = jax.random.split(jax.random.key(0))
+    grads = {
+        "up": {"kernel": jax.random.normal(keys[0], (16, 64))},
+        "down": {"kernel": jax.random.normal(keys[1], (64, 16))},
+    }
+    rule = optimizers.build(config, steps=10)
+    updates, _ = rule.update(grads, rule.init(grads), grads)
+    lines = {
+        line.split()[0]: line.split() for line in optimizers.describe(config, grads).splitlines()
+    }
+    for path in ("up", "down"):
+        rms = float(jnp.sqrt(jnp.mean(jnp.square(updates[path]["kernel"]))))
+        assert float(lines[f"{path}/kernel"][5]) == pytest.approx(rms, rel=0.005)
+
+
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_per_head_is_described(family, scan):
@@ -166,7 +192,7 @@ def test_per_head_is_described(family, scan):
     assert f"16x16x{layers} " in lines[f"{where}/attn/out/kernel"]
 
 
-@pytest.mark.parametrize("name", sorted({*get_args(Optimizer)} - {"adamw"}))
+@pytest.mark.parametrize("name", sorted({*RULES} - {"adamw"}))
 def test_per_head_updates_each_head_as_if_it_were_alone(name):
     config = OptimizerConfig(name=name, clip_norm=None)
     grad, kernel = jax.random.normal(jax.random.key(0), (2, 16, 12))

@@ -13,7 +13,7 @@ from examples.experiments.sweeps import grid
 from examples.experiments.sweeps.grid import Grid, Trial
 from examples.experiments.sweeps.results import ADAMW, MUON
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings import command_line
+from examples.trainer.settings import command_line, rules
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.setup import assemble
@@ -88,7 +88,7 @@ def test_one_step_of_every_method(method):
 
 
 SEVERAL = [
-    *grid.methods(Grid(get_args(grid.Optimizer))),
+    *grid.methods(Grid(get_args(rules.Name))),
     MUON,
     dataclasses.replace(MUON, ortho="svd"),
     MATCHED,
@@ -107,7 +107,7 @@ def test_loss_falls_with_every_method(method, text):
 
 
 def test_rules_with_large_updates_get_the_rates_of_adamw():
-    plan = Grid(get_args(grid.Optimizer))
+    plan = Grid(get_args(rules.Name))
     for method in grid.methods(plan):
         large = method.optimizer in ("adamw", "adamuon", "mano")
         assert grid.rates(plan, method) == (plan.adam_rates if large else plan.rates)

@@ -18,9 +18,9 @@ from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.metrics import MATRICES, read_metrics
+from examples.trainer.settings.rules import RULES
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.model_function import make_init_params
-from examples.trainer.training.optimizers import RECORDED_INSIDE
 from optax_muonplus.diagnostics import Side
 
 SIDES: tuple[Side, ...] = ("row", "col")
@@ -42,7 +42,7 @@ class Recorded:
 
     def stage(self) -> str:
         """The name of the update's stage; baselines are recorded only as a whole."""
-        return "update" if self.method.optimizer in RECORDED_INSIDE else "after"
+        return "update" if RULES[self.method.optimizer].records_inside else "after"
 
     def relative_variance(self, kind: str, side: str) -> np.ndarray:
         """Variance of the update's squared norms over their squared mean; (records, matrices).

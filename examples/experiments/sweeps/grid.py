@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from examples.trainer.settings.recipes import ROWS
+from examples.trainer.settings.rules import RULES, Name
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training.optimizers import LARGE_UPDATES
 
-Optimizer = Literal["adamw", "muon", "muonplus", "normuon", "adamuon", "turbo_muon", "mano"]
 Ortho = Literal["jordan", "you", "polar_express", "svd"]
 
 
@@ -21,7 +20,7 @@ class Grid:
     Further seeds are run at the best rate of each method only.
     """
 
-    optimizers: tuple[Optimizer, ...] = ("adamw", "muon", "muonplus")
+    optimizers: tuple[Name, ...] = ("adamw", "muon", "muonplus")
     """Update rules of the matrices."""
     norms: tuple[Literal["col", "row", "col_row", "row_col"], ...] = (
         "col",
@@ -69,23 +68,11 @@ def default_grid(preset: str) -> Grid:
     return Grid(rates=rates, adam_rates=rates, same_rate=True)
 
 
-NAMES: dict[str, str] = {
-    "adamw": "AdamW",
-    "muon": "Muon",
-    "muonplus": "Muon+",
-    "normuon": "NorMuon",
-    "adamuon": "AdaMuon",
-    "turbo_muon": "Turbo-Muon",
-    "mano": "Mano",
-}
-"""Names of the optimizers in tables and figures."""
-
-
 @dataclasses.dataclass(frozen=True, order=True)
 class Method:
     """An update rule without its rate: a row of the tables."""
 
-    optimizer: str
+    optimizer: Name
     norm: str = ""
     ortho: str = ""
     frobenius: str = ""
@@ -93,7 +80,7 @@ class Method:
     @property
     def name(self) -> str:
         """The name in tables and figures."""
-        rule = NAMES[self.optimizer]
+        rule = RULES[self.optimizer].title
         ortho = "" if self.ortho in ("", "jordan") else self.ortho
         matched = "matched norm" if self.frobenius == "matched" else ""
         return " ".join(filter(None, (rule, self.norm, ortho, matched)))
@@ -127,7 +114,7 @@ def methods(grid: Grid) -> Iterator[Method]:
 
 def rates(grid: Grid, method: Method) -> tuple[float, ...]:
     """The columns of a row."""
-    return grid.adam_rates if method.optimizer in LARGE_UPDATES else grid.rates
+    return grid.adam_rates if RULES[method.optimizer].large else grid.rates
 
 
 def wanted(grid: Grid, losses: dict[Trial, float]) -> Iterator[Trial]:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from examples.trainer.settings import rules
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.model import check as check_model
 from examples.trainer.system.errors import UserError
@@ -47,9 +48,7 @@ class DataConfig:
 class OptimizerConfig:
     """The update rule; the matrices and the other parameters have separate learning rates."""
 
-    name: Literal["muonplus", "muon", "normuon", "adamuon", "turbo_muon", "mano", "adamw"] = (
-        "muonplus"
-    )
+    name: rules.Name = "muonplus"
     """Update rule of the matrices; embeddings, norms and biases always get AdamW."""
     learning_rate: float | None = None
     """Peak learning rate of the matrices; None: 0.02, or 0.002 under adamw, adamuon and mano, whose
@@ -173,7 +172,6 @@ def check(config: RunConfig) -> None:
         "--eval-batches": config.eval_batches,
         "--checkpoint-every": config.checkpoint_every,
         "--sample-tokens": config.sample_tokens,
-        "--optimizer.ns-steps": config.optimizer.ns_steps,
     }
     for flag, value in positive.items():
         if not 1 <= value <= LARGEST:
@@ -199,7 +197,6 @@ def check_optimizer(config: OptimizerConfig) -> None:
     not_negative = {
         "learning-rate": config.learning_rate,
         "adam-learning-rate": config.adam_learning_rate,
-        "weight-decay": config.weight_decay,
         "adam-weight-decay": config.adam_weight_decay,
     }
     for name, value in not_negative.items():

@@ -13,6 +13,7 @@ import optax
 from jax.typing import ArrayLike
 
 import optax_muonplus as omp
+from examples.trainer.settings.rules import RULES
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import adamw_epsilon
@@ -21,12 +22,6 @@ from optax_muonplus.transforms import Momentum
 
 # The rule for kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix.
 STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 3)
-
-LARGE_UPDATES = ("adamw", "adamuon", "mano")
-"""Rules that change each element of a matrix by about the learning rate."""
-
-RECORDED_INSIDE = ("muonplus", "muon")
-"""Rules of which momentum and polar factor can be recorded too, not only gradient and update."""
 
 
 class Rates(NamedTuple):
@@ -40,7 +35,7 @@ def rates(config: OptimizerConfig) -> Rates:
     """The peak rates of a configuration."""
     rate = config.learning_rate
     if rate is None:
-        rate = 0.002 if config.name in LARGE_UPDATES else 0.02
+        rate = 0.002 if RULES[config.name].large else 0.02
     return Rates(rate, config.adam_learning_rate)
 
 
@@ -136,7 +131,7 @@ def build(
         rule = adamw_epsilon.before_correction(rule_of, config.adam_b2)
     else:
         rule = rule_of(adamw_epsilon.EPS)
-    if config.name not in RECORDED_INSIDE:
+    if not RULES[config.name].records_inside:
         rule = omp.diagnostics.watched(
             rule, every=config.record_every, weight_dimension_numbers=numbers
         )
@@ -169,7 +164,7 @@ def matrix_rule(
 ) -> optax.GradientTransformation:
     """A rule of Muon's family on the matrices, AdamW on the rest."""
     rule = choose(config)
-    if config.name in RECORDED_INSIDE:
+    if RULES[config.name].records_inside:
         rule = omp.diagnostics.recorded(rule, every=config.record_every)
     adamw: dict[str, Any] = {
         "learning_rate": adam_rate,
@@ -256,7 +251,7 @@ def describe(config: OptimizerConfig, params: optax.Params, head_size: int | Non
     if config.name == "adamw":
         return "all parameters: adamw"
     numbers = dimension_numbers_of(config, head_size)
-    if config.name not in ("muonplus", "muon"):
-        return omp.describe(params, numbers, norm="none", shape_scale="none")
-    norm = config.norm if config.name == "muonplus" else "none"
-    return omp.describe(params, numbers, norm=norm)
+    size: dict[str, Any] = RULES[config.name].size
+    if config.name == "muonplus":
+        size = {"norm": config.norm, "match_frobenius": config.match_frobenius}
+    return omp.describe(params, numbers, **size)

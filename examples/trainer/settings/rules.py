@@ -1,0 +1,30 @@
+"""The update rules of matrices by name: what differs between them, in one table."""
+
+from typing import Any, Literal, NamedTuple
+
+Name = Literal["muonplus", "muon", "normuon", "adamuon", "turbo_muon", "mano", "adamw"]
+
+
+class Rule(NamedTuple):
+    """What other parts of the trainer need to know of a rule."""
+
+    title: str
+    """Its name in tables and figures."""
+    large: bool = False
+    """Whether it changes each element of a matrix by about the learning rate."""
+    records_inside: bool = False
+    """Whether momentum and polar factor can be recorded too, not only gradient and update."""
+    size: dict[str, Any] = {}  # noqa: RUF012 (no one changes it)
+    """Arguments of `omp.describe` that give the size of its updates."""
+
+
+RULES: dict[Name, Rule] = {
+    "adamw": Rule("AdamW", large=True),
+    "muon": Rule("Muon", records_inside=True, size={"norm": "none"}),
+    "muonplus": Rule("Muon+", records_inside=True),
+    # Its second moment keeps the Frobenius norm of a matrix.
+    "normuon": Rule("NorMuon", size={"norm": "none", "shape_scale": "max"}),
+    "adamuon": Rule("AdaMuon", large=True, size={"norm": "none", "consistent_rms": 0.2}),
+    "turbo_muon": Rule("Turbo-Muon", size={"norm": "none", "shape_scale": "max"}),
+    "mano": Rule("Mano", large=True, size={"norm": "none", "consistent_rms": 0.2}),
+}
