@@ -70,7 +70,7 @@ def test_a_stack_of_both_layouts_tells_rows_from_columns(options, monkeypatch):
     """Squares stored as (in, out) and as (out, in) share a stack."""
     stored = {name: jax.ShapeDtypeStruct((D, D), jnp.float32) for name in ("kernel", "weight")}
     grads = random_like({"a": stored, "b": stored})
-    tx = omp.scale_by_muonplus(**options)
+    tx = flat.scale_by_muonplus(**options)
     alone, _ = tx.update(grads, tx.init(grads))
     everywhere_stacked(monkeypatch)
     together, _ = jax.jit(tx.update)(grads, tx.init(grads))
