@@ -10,13 +10,13 @@ from optax_muonplus import transforms as transforms
 from optax_muonplus._optimizers.describe import describe as describe
 from optax_muonplus._optimizers.muon import muon as muon
 from optax_muonplus._optimizers.muonplus import muonplus as muonplus
-from optax_muonplus._parameters.dimension_numbers import MatrixSpec as MatrixSpec
-from optax_muonplus._parameters.dimension_numbers import (
+from optax_muonplus._parameters import MatrixSpec as MatrixSpec
+from optax_muonplus._parameters import (
     MuonDimensionNumbers as MuonDimensionNumbers,
 )
-from optax_muonplus._parameters.heads import per_head as per_head
-from optax_muonplus._parameters.leaves import partition_labels as partition_labels
-from optax_muonplus._parameters.partition import muon_dimension_numbers as muon_dimension_numbers
+from optax_muonplus._parameters import muon_dimension_numbers as muon_dimension_numbers
+from optax_muonplus._parameters import partition_labels as partition_labels
+from optax_muonplus._parameters import per_head as per_head
 from optax_muonplus._take_over import TakenOver as TakenOver
 from optax_muonplus._take_over import take_over as take_over
 from optax_muonplus.transforms import matrix_chain as matrix_chain

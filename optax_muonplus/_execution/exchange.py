@@ -19,7 +19,9 @@ from optax_muonplus._execution.lines import LINE, from_lines, in_lines
 from optax_muonplus._execution.plan import CommGroup, MatrixGroup
 from optax_muonplus._execution.routes import Route
 from optax_muonplus._execution.schedule import Bucket, Task
-from optax_muonplus._parameters.matrix_view import MatrixView
+from optax_muonplus._parameters import (
+    MatrixView,
+)
 from optax_muonplus.matrices._matrix_function import MatrixFunction, compose
 
 

@@ -32,9 +32,11 @@ from jax.sharding import AbstractMesh, Mesh
 from optax_muonplus._execution.lines import line_count
 from optax_muonplus._execution.routes import Axes, Route, cheapest_route
 from optax_muonplus._execution.schedule import GroupSize
-from optax_muonplus._parameters.leaves import LeafInfo
-from optax_muonplus._parameters.matrix_view import MatrixView
-from optax_muonplus._parameters.sharding import usable_axes
+from optax_muonplus._parameters import (
+    LeafInfo,
+    MatrixView,
+    usable_axes,
+)
 from optax_muonplus.matrices._matrix_function import MatrixFunction
 from optax_muonplus.matrices._precision import narrower
 

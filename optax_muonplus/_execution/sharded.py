@@ -13,8 +13,10 @@ from optax_muonplus._execution.exchange import exchange
 from optax_muonplus._execution.hyperparams import StaticPart, split_arrays
 from optax_muonplus._execution.lines import from_lines, in_lines
 from optax_muonplus._execution.plan import CommGroup, Member, plan
-from optax_muonplus._parameters.leaves import LeafInfo
-from optax_muonplus._parameters.sharding import usable_axes
+from optax_muonplus._parameters import (
+    LeafInfo,
+    usable_axes,
+)
 from optax_muonplus._xla.loops import Sources, stacked
 from optax_muonplus.matrices._matrix_function import MatrixFunction
 from optax_muonplus.matrices._precision import narrowed

@@ -7,12 +7,22 @@ from typing import Any
 
 from optax_muonplus._execution.plan import Member, plan
 from optax_muonplus._optimizers.without_effect import without_effect
-from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
-from optax_muonplus._parameters.folding import fold, fold_all, without_numbers
-from optax_muonplus._parameters.leaves import ADAM, MUON, UNKNOWN, LeafInfo, ResolvedTree, resolve
-from optax_muonplus._parameters.remarks import remarks
-from optax_muonplus._parameters.sharding import LeafSharding, ShardingTree
-from optax_muonplus._parameters.tables import aligned
+from optax_muonplus._parameters import (
+    ADAM,
+    MUON,
+    UNKNOWN,
+    DimensionNumbersTree,
+    LeafInfo,
+    LeafSharding,
+    ResolvedTree,
+    ShardingTree,
+    aligned,
+    fold,
+    fold_all,
+    remarks,
+    resolve,
+    without_numbers,
+)
 from optax_muonplus.matrices._normalization import Norm
 from optax_muonplus.matrices._precision import accumulation_dtype
 from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale

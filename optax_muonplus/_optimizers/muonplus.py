@@ -7,8 +7,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._arguments import check_flag
-from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
-from optax_muonplus._parameters.sharding import ShardingTree
+from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
 from optax_muonplus.coefficients._resolve import CoefficientsLike
 from optax_muonplus.matrices._normalization import Norm, Normalize
 from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale

@@ -1,48 +1,21 @@
-"""Which axes of a parameter make a matrix, as a user says it, checked against its shape."""
+"""Dimension numbers: checked against shapes, of stacked layers, of layers that name their axes."""
 
-import dataclasses
-from collections.abc import Sequence
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from optax.contrib import MuonDimensionNumbers
+import jax
 
-from optax_muonplus._parameters.matrix_view import MatrixView
-
-Axes = int | Sequence[int]
-
-
-@dataclasses.dataclass(frozen=True)
-class MatrixSpec:
-    """Dimension numbers of a parameter that holds several matrices side by side on one axis.
-
-    A fused QKV kernel ``(d, 3 d)`` is ``MatrixSpec(0, 1, split_sizes=(d, d, d))``; a fused gate and
-    up projection ``(d, 2 f)`` is ``MatrixSpec(0, 1, split_sizes=(f, f))``. Each block is
-    orthogonalized, normalized and scaled by itself, as if it were a parameter of its own.
-
-    Attributes:
-      reduction_axis: axis or axes that the layer sums over (fan-in), as in
-        ``optax.contrib.MuonDimensionNumbers``.
-      output_axis: axis or axes of the layer's output (fan-out). Axes in neither are batch axes:
-        every index along them is a matrix of its own.
-      split_sizes: sizes of the blocks along ``split_axis``; None means one block.
-      split_axis: the fused axis, one of the axes above. None means ``output_axis``, if that is one
-        axis.
-    """
-
-    reduction_axis: Axes = 0
-    output_axis: Axes = 1
-    split_sizes: tuple[int, ...] | None = None
-    split_axis: int | None = None
-
-
-DimensionNumbers = MuonDimensionNumbers | MatrixSpec
-# A tree or prefix tree of dimension numbers and None, or a function from parameters to one.
-DimensionNumbersTree = Any
-
-
-def is_dimension_numbers(x: Any) -> bool:
-    """Whether ``x`` is one of the two forms of dimension numbers."""
-    return isinstance(x, MuonDimensionNumbers | MatrixSpec)
+from optax_muonplus._parameters.matrix_view import (
+    AxisNumbers,
+    DimensionNumbers,
+    MatrixSpec,
+    MatrixView,
+    MuonDimensionNumbers,
+    Shape,
+)
+from optax_muonplus._parameters.paths import Path, path_name, path_of_keys
 
 
 def matrix_view(shape: Sequence[int], spec: DimensionNumbers) -> MatrixView:
@@ -74,7 +47,9 @@ def matrix_view(shape: Sequence[int], spec: DimensionNumbers) -> MatrixView:
     return MatrixView(shape, batch, output, reduction, split_axis, tuple(spec.split_sizes))
 
 
-def _axes(shape: tuple[int, ...], axes: Axes, name: str, spec: DimensionNumbers) -> tuple[int, ...]:
+def _axes(
+    shape: tuple[int, ...], axes: AxisNumbers, name: str, spec: DimensionNumbers
+) -> tuple[int, ...]:
     """``axes`` as non-negative numbers, in the given order, which is the order of flattening."""
     given = (axes,) if isinstance(axes, int) else tuple(axes)
     ndim = len(shape)
@@ -108,3 +83,148 @@ def _split_axis(
             f" {axis} of shape {shape}; they add up to {sum(sizes)}."
         )
     return axis
+
+
+def check_layer_axes(layer_axes: Mapping[str, AxisNumbers]) -> dict[str, Shape]:
+    """The axes of each pattern as a tuple."""
+    checked = {}
+    for pattern, given in layer_axes.items():
+        axes = (given,) if isinstance(given, int) else tuple(given)
+        if not axes or not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
+            raise ValueError(
+                f"layer_axes must give an axis, or several, for {pattern!r}, as in"
+                f" {{'layers': 0}}; got {given!r}."
+            )
+        checked[pattern] = axes
+    return checked
+
+
+def stack_of(path: Path, shape: Shape, layer_axes: Mapping[str, Shape]) -> Shape:
+    """The axes of a leaf that number its layers, by the first pattern found in its path."""
+    pattern = next((p for p in layer_axes if re.search(p, "/".join(path))), None)
+    if pattern is None or len(shape) < 2:
+        return ()
+    axes = layer_axes[pattern]
+    if not all(-len(shape) <= axis < len(shape) for axis in axes):
+        raise ValueError(
+            f"{path_name(path)} of shape {shape} has no axis {axes}, over which layers that match"
+            f" {pattern!r} are stacked. Give a pattern that leaves it out."
+        )
+    return tuple(sorted({axis % len(shape) for axis in axes}))
+
+
+def with_layers(
+    spec: DimensionNumbers | None, shape: Shape, stack: Shape, path: Path
+) -> DimensionNumbers | None:
+    """Dimension numbers of stacked layers, from those of one of them, of ``shape``."""
+    if spec is None:
+        return None
+    try:
+        view = matrix_view(shape, spec)
+    except ValueError as error:
+        raise ValueError(
+            f"{path_name(path)}, without the axes of its layers: {error} Rules are for the shape"
+            " that one layer has."
+        ) from error
+    return view.dimension_numbers([a for a in range(len(shape) + len(stack)) if a not in stack])
+
+
+# Haliax is not imported: its layers are known by their fields.
+_KINDS = {
+    "convolution": {"In", "Out", "weight", "Spatial"},
+    "linear": {"In", "Out", "weight"},
+    "embedding": {"Vocab", "Embed", "weight"},
+    "norm": {"axis", "weight"},
+}
+_STACK = {"stacked", "Block"}  # a module whose parameters have the axis Block in addition
+
+
+def read_named_layers(tree: Any) -> dict[Path, tuple[DimensionNumbers | None, str]]:
+    """Reads the weights of layers that name their axes, as Haliax's do.
+
+    A weight has the axes that its layer lists as ``In`` and ``Out``, in any order; all others
+    (layers under a scan, experts) are batch axes. A layer from the ``Embed`` to the ``Vocab`` of an
+    embedding is a head. An array with one axis, apart from those of the stacks that it is in, is no
+    matrix.
+
+    Returns:
+      Dimension numbers, and what they rest on, by the path of each weight that has names.
+    """
+    found = {}
+    layers = [
+        (path_of_keys(keys), layer)
+        for keys, layer in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_layer)
+        if _is_layer(layer)
+    ]
+    tables = [
+        (_axis_names(layer.Embed), _axis_names(layer.Vocab))
+        for _, layer in layers
+        if _kind(type(layer)) == "embedding"
+    ]
+    for path, layer in layers:
+        reading = _read(layer, tables)
+        if reading is not None:
+            found[*path, "weight"] = reading
+    stacks = frozenset(_stack_axes(tree))
+    for keys, array in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_named_array):
+        if stacks and _is_named_array(array):
+            names = set(_names(array))
+            if names & stacks and len(names - stacks) == 1:
+                found.setdefault(path_of_keys(keys), (None, "one vector for each layer (Haliax)"))
+    return found
+
+
+def _stack_axes(tree: Any) -> Iterable[str]:
+    """Names of the axes that the stacks of a tree number their layers by, also within stacks."""
+    is_stack = lambda x: getattr(type(x), "__dataclass_fields__", {}).keys() >= _STACK  # noqa: E731
+    for stack in filter(is_stack, jax.tree_util.tree_leaves(tree, is_leaf=is_stack)):
+        yield from _axis_names(stack.Block)
+        yield from _stack_axes(stack.stacked)
+
+
+def _is_named_array(x: Any) -> bool:
+    return hasattr(x, "array") and bool(_names(x))
+
+
+def _is_layer(x: Any) -> bool:
+    return _kind(type(x)) is not None and bool(_names(getattr(x, "weight", None)))
+
+
+@functools.lru_cache
+def _kind(cls: type) -> str | None:
+    fields = getattr(cls, "__dataclass_fields__", {}).keys()
+    return next((kind for kind, needed in _KINDS.items() if needed <= fields), None)
+
+
+def _read(layer: Any, tables: Sequence[Any]) -> tuple[DimensionNumbers | None, str] | None:
+    """Reads one layer; None if its weight has not the axes that it names."""
+    kind = _kind(type(layer))
+    if kind in ("embedding", "norm"):
+        return None, f"{kind} (Haliax)"
+    inputs, outputs, names = _axis_names(layer.In), _axis_names(layer.Out), _names(layer.weight)
+    if kind == "convolution":
+        if getattr(layer, "groups", 1) != 1:
+            return None, "grouped convolution (Haliax)"
+        inputs += _axis_names(layer.Spatial)
+    if not {*inputs, *outputs} <= set(names):
+        return None
+    if (inputs, outputs) in tables:
+        return None, "head (Haliax)"
+    if not inputs or not outputs:
+        return None, "one input or output (Haliax)"
+    spec = MuonDimensionNumbers(*(tuple(map(names.index, side)) for side in (inputs, outputs)))
+    return spec, f"layer: {', '.join(inputs)} -> {', '.join(outputs)} (Haliax)"
+
+
+def _names(array: Any) -> tuple[str, ...]:
+    """Names of the axes of an array; none if it has none."""
+    return tuple(getattr(array, "axis_names", None) or _axis_names(getattr(array, "axes", ())))
+
+
+def _axis_names(axes: Any) -> tuple[str, ...]:
+    """Names of an axis, a sequence of axes or names, or a mapping from names to sizes."""
+    if isinstance(axes, str):
+        return (axes,)
+    if hasattr(axes, "name"):
+        return (axes.name,)
+    return tuple(getattr(axis, "name", axis) for axis in axes)

@@ -8,40 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from optax_muonplus._parameters.dimension_numbers import (
-    Axes,
-    DimensionNumbers,
-    MatrixSpec,
-    MatrixView,
-    MuonDimensionNumbers,
-    matrix_view,
-)
-from optax_muonplus._parameters.folding import fold_all
-from optax_muonplus._parameters.partition import readings_by_rule, settled
-from optax_muonplus._parameters.paths import Path, flatten_tree
-from optax_muonplus._parameters.reader import names_to_read
-from optax_muonplus._parameters.readings import Reading
+from optax_muonplus._parameters.dimension_numbers import matrix_view
+from optax_muonplus._parameters.matrix_view import AxisNumbers, DimensionNumbers, MatrixView
+from optax_muonplus._parameters.paths import Path, flatten_tree, listed
+from optax_muonplus._parameters.reader import Reading, names_to_read, numbers, read
 
-
-def _layers(names: str) -> re.Pattern[str]:
-    return re.compile(rf"(?i)(?P<module>(.*/)?)({names})(/(kernel|w|weight))?$")
-
-
+QUERY, KEY_VALUE, OUTPUT = "query", "key or value", "output"
+_SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"
 # Names of layers; several letters are fused projections. Last are the up-projections of latent
 # attention (MLA): its down-projections (q_a_proj, wkv_a) have no heads.
-_KIND = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"
-_QUERY = _layers(
-    rf"(q|qkv|query|query_key_value){_KIND}|(w_?|to_|c_|linear_|in_proj_)(q|qkv)|c_attn"
-    r"|in_proj_weight|q_proj_weight|wq_b|q_b_proj|q_up(_proj)?|w_?uq"
-)
-_KEY_VALUE = _layers(
-    rf"(k|v|kv|key|value|key_value){_KIND}|(w_?|to_|c_|linear_)(k|v|kv)|[kv]_proj_weight"
-    r"|wkv_b|kv_b_proj|(k|v|kv)_up(_proj)?|w_?u(k|v|kv)"
-)
-_OUTPUT = _layers(
-    r"o|out|w_?o|c_o|c_proj|to_out|to_out/0|(attn_)?o(ut)?_proj|out_(lin|dense)|linear_out"
-    r"|output_proj(ection)?|attention_output|attn_vec_einsum"
-)
+_LAYERS = {
+    QUERY: rf"(q|qkv|query|query_key_value){_SUFFIX}|(w_?|to_|c_|linear_|in_proj_)(q|qkv)|c_attn"
+    r"|in_proj_weight|q_proj_weight|wq_b|q_b_proj|q_up(_proj)?|w_?uq",
+    KEY_VALUE: rf"(k|v|kv|key|value|key_value){_SUFFIX}|(w_?|to_|c_|linear_)(k|v|kv)"
+    r"|[kv]_proj_weight|wkv_b|kv_b_proj|(k|v|kv)_up(_proj)?|w_?u(k|v|kv)",
+    OUTPUT: r"o|out|w_?o|c_o|c_proj|to_out|to_out/0|(attn_)?o(ut)?_proj|out_(lin|dense)|linear_out"
+    r"|output_proj(ection)?|attention_output|attn_vec_einsum",
+}
 
 
 def per_head(
@@ -49,7 +32,7 @@ def per_head(
     *,
     output: bool = False,
     rules: Iterable[Sequence[Any]] = (),
-    layer_axes: Mapping[str, Axes] | None = None,
+    layer_axes: Mapping[str, AxisNumbers] | None = None,
 ) -> Callable[[Any], Any]:
     """Dimension numbers by which each attention head is a matrix of its own: per-head Muon.
 
@@ -67,7 +50,7 @@ def per_head(
     - Where heads have an axis of their own, as in (d, n, k), all output axes but the last number
       heads, and the shape says the size. Keys and values may have fewer heads than queries.
     - Where they lie side by side on one axis, as in (d, n k) or (n k, d), ``head_size`` says where
-      to cut. A fused kernel is cut likewise, whether queries, keys and values follow each other or
+      to cut. So it does in a fused kernel, whether queries, keys and values follow each other or
       take turns head by head: each block of ``head_size`` outputs is one head.
 
     Output projections stay whole unless ``output``: heads are read apart from each other, but the
@@ -81,7 +64,7 @@ def per_head(
         found decides, and parameters with none stay whole.
       output: whether output projections are cut along their inputs too, n matrices of (d, k).
       rules: as in :func:`muon_dimension_numbers`.
-      layer_axes: likewise.
+      layer_axes: as in :func:`muon_dimension_numbers`.
 
     Returns:
       A function from parameters or updates to a tree of dimension numbers.
@@ -102,94 +85,109 @@ def per_head(
             )
     if not sizes:
         raise ValueError("head_size={} chooses no parameter. Give a size, or patterns and sizes.")
-    return _PerHead(sizes, by_name, output, tuple(rules), layer_axes)
+    return PerHead(sizes, by_name, output, tuple(rules), layer_axes)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _PerHead:
+class PerHead:
     """The function that :func:`per_head` returns."""
 
     sizes: Mapping[str, int | None]
     by_name: bool
     output: bool
     rules: tuple[Sequence[Any], ...]
-    layer_axes: Mapping[str, Axes] | None
+    layer_axes: Mapping[str, AxisNumbers] | None
 
     def __call__(self, params: Any) -> Any:
         paths, leaves, unflatten = flatten_tree(params)
-        read = readings_by_rule(params, paths, leaves, self.rules, self.layer_axes)
-        chosen = self._chosen(paths, read)
-        readings, faults = list(read), collections.defaultdict(list)
+        return unflatten(numbers(paths, leaves, self.read(params, paths, leaves)))
+
+    def read(self, tree: Any, paths: Sequence[Path], leaves: Sequence[Any]) -> list[Reading]:
+        """Reads leaves by the rules, and cuts those that hold heads."""
+        readings = read(tree, paths, leaves, self.rules, self.layer_axes)
+        chosen = self._chosen(paths, readings)
+        faults = collections.defaultdict(list)
         for i, (pattern, inputs) in chosen.items():
-            spec, shape = read[i].dimension_numbers, np.shape(leaves[i])
+            spec, shape = readings[i].dimension_numbers, np.shape(leaves[i])
             assert spec is not None
             try:
                 spec = _cut(matrix_view(shape, spec), inputs, self.sizes[pattern])
+                readings[i] = Reading(spec, f"{readings[i].rule}; per head")
             except ValueError as error:
                 faults[str(error)].append(("/".join(paths[i]), shape))
-            readings[i] = Reading(spec, f"{read[i].rule}; per head")
-        numbers = settled(paths, leaves, readings)
+        if not all(reading.known for reading in readings):
+            return readings  # those that no rule can read come first
         if faults:
-            shown = (
-                f"{', '.join(f'{name} {shape}' for name, shape in fold_all(where))}: {fault}"
-                for fault, where in faults.items()
-            )
+            shown = (f"{listed(where)}: {fault}" for fault, where in faults.items())
             raise ValueError(f"Heads cannot be cut. {' '.join(shown)}")
-        if all(reading.known for reading in read):
-            self._check_found(chosen, paths)
-        return unflatten(numbers)
+        self._check_found(chosen, paths)
+        return readings
 
     def _chosen(
         self, paths: Sequence[Path], readings: Sequence[Reading]
     ) -> dict[int, tuple[str, bool]]:
         """By index the pattern that found a parameter, and whether its heads are its inputs."""
-        names = names_to_read(paths)
-        with_queries = {m["module"] for name in names if (m := _QUERY.match(name))}
+        sides = [_side_of(name) for name in names_to_read(paths)]
+        with_queries = {module for side, module in sides if side == QUERY}
         chosen = {}
-        for i, (path, name) in enumerate(zip(paths, names, strict=True)):
+        for i, (path, reading, (side, module)) in enumerate(
+            zip(paths, readings, sides, strict=True)
+        ):
             pattern = next((p for p in self.sizes if re.search(p, "/".join(path))), None)
-            if readings[i].dimension_numbers is None or pattern is None:
-                continue
-            known = _QUERY.match(name) or _KEY_VALUE.match(name) or _OUTPUT.match(name)
-            if self.by_name and not (known and known["module"] in with_queries):
-                continue
-            inputs = known is not None and known.re is _OUTPUT
-            if self.output or not inputs:
-                chosen[i] = pattern, inputs
+            named = not self.by_name or (side and module in with_queries)
+            whole = side == OUTPUT and not self.output
+            if (
+                reading.dimension_numbers is not None
+                and pattern is not None
+                and named
+                and not whole
+            ):
+                chosen[i] = pattern, side == OUTPUT
         return chosen
 
     def _check_found(self, chosen: Mapping[int, tuple[str, bool]], paths: Sequence[Path]) -> None:
         """Raises ValueError if nothing was chosen of what was asked for."""
         found = {pattern for pattern, _ in chosen.values()}
+        sides = {inputs for _, inputs in chosen.values()}
         idle = [pattern for pattern in self.sizes if pattern not in found]
         if idle and not self.by_name:
             what = f"Patterns of head_size that find no matrix to cut: {', '.join(map(repr, idle))}"
-        elif not any(not inputs for _, inputs in chosen.values()) and self.by_name:
+        elif self.by_name and False not in sides:
             what = "No layer has the name of a query, key or value projection"
-        elif self.output and not any(inputs for _, inputs in chosen.values()):
+        elif self.output and True not in sides:
             what = "output=True, but no layer beside a query has the name of an output projection"
         else:
             return
-        shown = ", ".join(name for name, _ in fold_all(("/".join(path), None) for path in paths))
         raise ValueError(
-            f"{what}. The paths are: {shown}. omp.per_head({{pattern: head_size}}) chooses"
-            " parameters by patterns on their paths, to be cut along their outputs; a rule with"
-            " MatrixSpec or MuonDimensionNumbers says any other cut."
+            f"{what}. The paths are: {listed(('/'.join(path), None) for path in paths)}."
+            " omp.per_head({pattern: head_size}) chooses parameters by patterns on their paths, to"
+            " be cut along their outputs; a rule with MatrixSpec or MuonDimensionNumbers says any"
+            " other cut."
         )
+
+
+def _side_of(name: str) -> tuple[str, str]:
+    """Which heads a layer holds, if any, and the module that it is in."""
+    for side, layers in _LAYERS.items():
+        found = re.match(rf"(?i)(?P<module>(.*/)?)({layers})(/(kernel|w|weight))?$", name)
+        if found:
+            return side, found["module"]
+    return "", ""
 
 
 def _cut(view: MatrixView, inputs: bool, size: int | None) -> DimensionNumbers:
     """Dimension numbers of the heads of a parameter, which are its outputs or its inputs."""
-    axes = view.reduction_axes if inputs else view.output_axes
-    side = "inputs" if inputs else "outputs"
-    if len(axes) > 1:  # the last one is within a head, by all conventions that are known
-        if size not in (None, view.shape[axes[-1]]):
+    field, side = ("reduction_axes", "inputs") if inputs else ("output_axes", "outputs")
+    *numbering, axis = getattr(view, field)
+    if numbering:  # the last axis is within a head, by all conventions that are known
+        if size not in (None, view.shape[axis]):
             raise ValueError(
-                f"the shape says that a head has {view.shape[axes[-1]]} {side}, and head_size is"
+                f"the shape says that a head has {view.shape[axis]} {side}, and head_size is"
                 f" {size}. Where sizes differ, give omp.per_head({{pattern: head_size, ...}})."
             )
-        return _with_side(view, axes[-1:], inputs, view.split_sizes, view.split_axis)
-    (axis,) = axes
+        if view.split_axis in numbering:  # each index is a head, of whichever block
+            view = dataclasses.replace(view, split_axis=None, split_sizes=())
+        return dataclasses.replace(view, **{field: (axis,)}).dimension_numbers()
     if view.split_axis not in (None, axis):
         raise ValueError(f"split along axis {view.split_axis}, and heads lie on axis {axis}.")
     if size is None:
@@ -204,19 +202,4 @@ def _cut(view: MatrixView, inputs: bool, size: int | None) -> DimensionNumbers:
             " size of one head, or omp.per_head({pattern: head_size, ...}) where they differ."
         )
     cut = tuple(size for block in blocks for _ in range(block // size))
-    return _with_side(view, axes, inputs, cut, axis)
-
-
-def _with_side(
-    view: MatrixView,
-    axes: tuple[int, ...],
-    inputs: bool,
-    sizes: tuple[int, ...],
-    axis: int | None,
-) -> DimensionNumbers:
-    """The dimension numbers of ``view`` with other axes on one side, split or not."""
-    reduction = axes if inputs else view.reduction_axes
-    output = view.output_axes if inputs else axes
-    if axis is None or axis not in reduction + output:
-        return MuonDimensionNumbers(reduction, output)
-    return MatrixSpec(reduction, output, sizes, axis)
+    return dataclasses.replace(view, split_axis=axis, split_sizes=cut).dimension_numbers()

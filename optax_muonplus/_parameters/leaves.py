@@ -1,5 +1,6 @@
 """One record for each leaf of a tree of parameters or updates, resolved once."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -7,37 +8,37 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from optax_muonplus._parameters.dimension_numbers import (
-    DimensionNumbers,
+from optax_muonplus._parameters.dimension_numbers import matrix_view
+from optax_muonplus._parameters.heads import PerHead
+from optax_muonplus._parameters.matrix_view import (
     DimensionNumbersTree,
     MatrixView,
     is_dimension_numbers,
-    matrix_view,
 )
-from optax_muonplus._parameters.partition import dimension_numbers_by_rule
 from optax_muonplus._parameters.paths import (
     Path,
     by_path,
-    check_inexact_dtypes,
     flatten_tree,
+    is_function,
     path_name,
     without_boxes,
 )
-from optax_muonplus._parameters.readings import recorded
+from optax_muonplus._parameters.reader import Reading, check_known, muon_dimension_numbers, read
 from optax_muonplus._parameters.sharding import (
     LeafSharding,
+    Placed,
     ShardingTree,
     given_shardings,
     leaf_shardings,
 )
 
 MUON, ADAM, UNKNOWN = "muon", "adam", "?"
-# The rule of leaves whose dimension numbers come in a tree, and not from rules.
+# The rule of leaves with dimension numbers from elsewhere than rules.
 GIVEN = "your dimension numbers"
 
 
 class LeafInfo(NamedTuple):
-    """What is known of one leaf, besides its elements.
+    """Metadata of one leaf: path, shape, dtype, matrices, sharding.
 
     Attributes:
       index: its place among the leaves of the tree.
@@ -65,7 +66,7 @@ class LeafInfo(NamedTuple):
     @property
     def name(self) -> str:
         """The path as people read it: ``blocks/0/attn/query/kernel``."""
-        return "/".join(self.path) or "(root)"
+        return path_name(self.path)
 
     @property
     def matrix(self) -> MatrixView:
@@ -106,7 +107,10 @@ class ResolvedTree(NamedTuple):
 
     def all_shardings(self) -> list[LeafSharding | None]:
         """How each leaf lies on a mesh, whether it is a matrix or not."""
-        return _shardings_of(self.leaves, self.arrays)
+        return leaf_shardings(
+            Placed(leaf.name, x, leaf.given_sharding, leaf.view.matrix_axes if leaf.view else ())
+            for leaf, x in zip(self.leaves, self.arrays, strict=True)
+        )
 
 
 def resolve(
@@ -115,79 +119,94 @@ def resolve(
     sharding: ShardingTree = None,
     strict: bool = True,
 ) -> ResolvedTree:
-    """What is known of each leaf of ``tree``.
+    """Looks up each leaf of ``tree``.
 
     Args:
       tree: parameters or updates; arrays or anything with a shape and dtype.
       dimension_numbers: as in :func:`optax_muonplus.muonplus`.
-      sharding: likewise.
-      strict: whether leaves that no rule can read are an error, or to be shown as such.
+      sharding: as in :func:`optax_muonplus.muonplus`.
+      strict: raise for leaves that no rule can read, or mark them unknown.
 
     Raises:
       ValueError: if dimension numbers or shardings do not cover the tree or do not fit a leaf.
     """
     paths, arrays, unflatten = flatten_tree(tree)
-    views, readings = _views(tree, paths, arrays, dimension_numbers, strict)
+    readings = _read(tree, paths, arrays, dimension_numbers)
+    if strict:
+        check_known(paths, arrays, readings)
+    views = _views(paths, arrays, readings)
     given = given_shardings(tree, paths, sharding)
+    matrices = leaf_shardings(
+        Placed(path_name(path), x, place, view.matrix_axes)
+        for path, x, place, view in zip(paths, arrays, given, views, strict=True)
+        if view is not None
+    )
+    known = iter(matrices)
     leaves = [
-        LeafInfo(i, path, np.shape(x), jnp.result_type(x), view, place, None, *reading)
+        LeafInfo(
+            i,
+            path,
+            np.shape(x),
+            jnp.result_type(x),
+            view,
+            place,
+            None if view is None else next(known),
+            reading.rule,
+            reading.known,
+        )
         for i, (path, x, view, place, reading) in enumerate(
             zip(paths, arrays, views, given, readings, strict=True)
         )
     ]
-    matrices = [leaf for leaf in leaves if leaf.view is not None]
-    shardings = _shardings_of(matrices, arrays)
-    for leaf, known in zip(matrices, shardings, strict=True):
-        leaves[leaf.index] = leaf._replace(sharding=known)
     return ResolvedTree(leaves, arrays, unflatten)
 
 
-def _shardings_of(leaves: Sequence[LeafInfo], arrays: Sequence[Any]) -> list[LeafSharding | None]:
-    return leaf_shardings(
-        [leaf.name for leaf in leaves],
-        [arrays[leaf.index] for leaf in leaves],
-        [leaf.given_sharding for leaf in leaves],
-        [leaf.view.matrix_axes if leaf.view else () for leaf in leaves],
+def _read(
+    tree: Any, paths: Sequence[Path], arrays: Sequence[Any], given: DimensionNumbersTree
+) -> list[Reading]:
+    """What each leaf is: by rules, or by a tree of dimension numbers or a function to one."""
+    if isinstance(given, PerHead):
+        return given.read(tree, paths, arrays)
+    if given is None or given is muon_dimension_numbers:
+        return read(tree, paths, arrays)
+    if (
+        isinstance(given, functools.partial)
+        and given.func is muon_dimension_numbers
+        and not given.args
+    ):
+        return read(tree, paths, arrays, **given.keywords)
+    specs = by_path(
+        given,
+        tree,
+        paths,
+        is_dimension_numbers,
+        "dimension numbers",
+        "MuonDimensionNumbers, MatrixSpec, or None for AdamW",
     )
+    readings = [Reading(spec, getattr(spec, "rule", "") or GIVEN) for spec in specs]
+    if not is_function(given):
+        return readings
+    # A function may call rules, and its None cannot say by which: the default ones may agree.
+    by_default = read(tree, paths, arrays)
+    return [
+        default if own.is_adamw and default.is_adamw else own
+        for own, default in zip(readings, by_default, strict=True)
+    ]
 
 
 def _views(
-    tree: Any,
-    paths: Sequence[Path],
-    arrays: Sequence[Any],
-    dimension_numbers: DimensionNumbersTree,
-    strict: bool = True,
-) -> tuple[list[MatrixView | None], list[tuple[str, bool]]]:
-    """For each leaf its view, and by which rule it was read and whether one knew it."""
-    specs: Sequence[DimensionNumbers | None]
-    with recorded(strict) as readings:
-        if dimension_numbers is None:
-            specs = dimension_numbers_by_rule(tree, paths, arrays)
-        else:
-            specs = by_path(
-                dimension_numbers,
-                tree,
-                paths,
-                is_dimension_numbers,
-                "dimension numbers",
-                "MuonDimensionNumbers, MatrixSpec, or None for AdamW",
-            )
-    here = set(paths)
-    elsewhere = [p for p, reading in readings.found.items() if not (reading.known or p in here)]
-    if elsewhere and not strict:  # rules were asked about a part of the tree: let them say which
-        return _views(tree, paths, arrays, dimension_numbers)
-    views, rules, wrong = [], [], []
-    for path, x, spec in zip(paths, arrays, specs, strict=True):
-        reading = readings.found.get(path)
-        asked = reading is not None and reading.dimension_numbers == spec
-        rules.append((reading.rule, reading.known) if asked else (GIVEN, True))
+    paths: Sequence[Path], arrays: Sequence[Any], readings: Sequence[Reading]
+) -> list[MatrixView | None]:
+    views, wrong = [], []
+    for path, x, reading in zip(paths, arrays, readings, strict=True):
+        spec = reading.dimension_numbers
         try:
             views.append(None if spec is None else matrix_view(np.shape(x), spec))
         except ValueError as error:
             wrong.append(f"{path_name(path)}: {error}")
     if wrong:
         raise ValueError("Dimension numbers do not fit. " + " ".join(wrong))
-    return views, rules
+    return views
 
 
 def partition_labels(
@@ -200,22 +219,7 @@ def partition_labels(
       muon_weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`.
     """
     paths, arrays, unflatten = flatten_tree(params)
-    views, _ = _views(params, paths, arrays, muon_weight_dimension_numbers)
+    readings = _read(params, paths, arrays, muon_weight_dimension_numbers)
+    check_known(paths, arrays, readings)
+    views = _views(paths, arrays, readings)
     return unflatten(ADAM if view is None else MUON for view in views)
-
-
-def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
-    """Raises ValueError unless all ``leaves`` are floating-point matrices."""
-    check_inexact(leaves)
-    others = [leaf.name for leaf in leaves if leaf.view is None]
-    if others:
-        raise ValueError(
-            f"Not matrices: {', '.join(others)}. This transformation is for matrices only: leave"
-            " the others to AdamW with optax_muonplus.muonplus, or with optax.partition and"
-            " optax_muonplus.partition_labels; or give these leaves dimension numbers."
-        )
-
-
-def check_inexact(leaves: Sequence[LeafInfo]) -> None:
-    """As :func:`check_inexact_dtypes`, for resolved leaves."""
-    check_inexact_dtypes([leaf.path for leaf in leaves], [leaf.dtype for leaf in leaves])

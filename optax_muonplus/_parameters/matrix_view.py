@@ -1,4 +1,4 @@
-"""The way from a parameter to its matrices ``(batch, out, in)`` and back.
+"""Which axes of a parameter make a matrix, and the way to matrices ``(batch, out, in)`` and back.
 
 This is the only place that moves axes of parameters.
 """
@@ -7,14 +7,74 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from optax.contrib import MuonDimensionNumbers
 
-# Up to so many blocks, as of a fused QKV, are cut by slices. Where the sharding is left to XLA, it
-# is kept through slices, and lost in a reshape that cuts a shard. For each of many heads slices
-# would make the program longer.
+AxisNumbers = int | Sequence[int]
+Shape = tuple[int, ...]
+# Runs of up to so many blocks, as of a fused QKV, are cut by slices. Where the sharding is left to
+# XLA, slices keep it, and a reshape that cuts a shard loses it. For each of many heads they would
+# make the program longer.
 _FEW = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixSpec:
+    """Dimension numbers of a parameter that holds several matrices next to each other on one axis.
+
+    A fused QKV kernel ``(d, 3 d)`` is ``MatrixSpec(0, 1, split_sizes=(d, d, d))``; a fused gate and
+    up projection ``(d, 2 f)`` is ``MatrixSpec(0, 1, split_sizes=(f, f))``. Each block is
+    orthogonalized, normalized and scaled by itself, as if it were a parameter of its own.
+
+    Attributes:
+      reduction_axis: axis or axes that the layer sums over (fan-in), as in
+        ``optax.contrib.MuonDimensionNumbers``.
+      output_axis: axis or axes of the layer's output (fan-out). Axes in neither are batch axes:
+        every index along them is a matrix of its own.
+      split_sizes: sizes of the blocks along ``split_axis``; None means one block.
+      split_axis: the fused axis, one of the axes above. None means ``output_axis``, if that is one
+        axis.
+      rule: the rule by which the parameter was read, for ``describe``. It is not compared.
+    """
+
+    reduction_axis: AxisNumbers = 0
+    output_axis: AxisNumbers = 1
+    split_sizes: tuple[int, ...] | None = None
+    split_axis: int | None = None
+    rule: str = dataclasses.field(default="", compare=False, repr=False, kw_only=True)
+
+
+DimensionNumbers = MuonDimensionNumbers | MatrixSpec
+# A tree or prefix tree of dimension numbers and None, or a function from parameters to one.
+DimensionNumbersTree = Any
+
+
+class _NumbersWithRule(MuonDimensionNumbers):
+    """Dimension numbers with the rule by which a parameter was read. It is not compared."""
+
+    rule: str
+
+    def __repr__(self) -> str:
+        return repr(MuonDimensionNumbers(*self))
+
+
+def with_rule(spec: DimensionNumbers | None, rule: str) -> DimensionNumbers | None:
+    """Adds the rule by which a parameter was read."""
+    if spec is None:
+        return None
+    if isinstance(spec, MatrixSpec):
+        return dataclasses.replace(spec, rule=rule)
+    named = _NumbersWithRule(*spec)
+    named.rule = rule
+    return named
+
+
+def is_dimension_numbers(x: Any) -> bool:
+    """Whether ``x`` is one of the two forms of dimension numbers."""
+    return isinstance(x, MuonDimensionNumbers | MatrixSpec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +92,12 @@ class MatrixView:
       separate: whether each block is a run by itself.
     """
 
-    shape: tuple[int, ...]
-    batch_axes: tuple[int, ...]
-    output_axes: tuple[int, ...]
-    reduction_axes: tuple[int, ...]
+    shape: Shape
+    batch_axes: Shape
+    output_axes: Shape
+    reduction_axes: Shape
     split_axis: int | None = None
-    split_sizes: tuple[int, ...] = ()
+    split_sizes: Shape = ()
     separate: bool = False
 
     @property
@@ -46,15 +106,25 @@ class MatrixView:
         return min(self.reduction_axes) < min(self.output_axes)
 
     @property
-    def matrix_axes(self) -> tuple[int, ...]:
+    def matrix_axes(self) -> Shape:
         """Axes that are not batch axes, in the order of the parameter's."""
         return tuple(axis for axis in range(len(self.shape)) if axis not in self.batch_axes)
 
     @property
-    def batch_shape(self) -> tuple[int, ...]:
+    def batch_shape(self) -> Shape:
         """Sizes of the batch axes and, if there are fused blocks, how many."""
-        fused = [len(self.split_sizes)] * bool(self.split_sizes)
+        fused = (len(self.split_sizes),) if self.split_sizes else ()
         return (*(self.shape[axis] for axis in self.batch_axes), *fused)
+
+    def dimension_numbers(self, places: Sequence[int] | None = None) -> DimensionNumbers:
+        """Dimension numbers of this view, of which axis ``i`` may lie at ``places[i]``."""
+        places = range(len(self.shape)) if places is None else places
+        reduction, output = (
+            tuple(places[axis] for axis in axes) for axes in (self.reduction_axes, self.output_axes)
+        )
+        if self.split_axis is None:
+            return MuonDimensionNumbers(reduction, output)
+        return MatrixSpec(reduction, output, self.split_sizes, places[self.split_axis])
 
     def stacked(self, count: int) -> "MatrixView":
         """The view of ``count`` slices at one index of the batch axes, along a new first axis."""
@@ -68,9 +138,15 @@ class MatrixView:
             self.split_sizes,
         )
 
+    def matrix_shape(self, block: Sequence[int]) -> tuple[int, int, int]:
+        """``(batch, out, in)`` of a block of a given shape."""
+        sides = self.batch_axes, self.output_axes, self.reduction_axes
+        batch, rows, columns = (math.prod(block[axis] for axis in axes) for axes in sides)
+        return batch, rows, columns
+
     def block_shapes(self) -> list[tuple[int, int, int]]:
         """``(batch, out, in)`` of each run of blocks."""
-        return [part.matrix_shape(part.shape) for part in self.runs()]
+        return [run.matrix_shape(run.shape) for run in self.runs()]
 
     def to_matrices(self, x: jax.Array) -> list[jax.Array]:
         """The runs of ``x`` as arrays ``(batch, out, in)``, or (batch, in, out) if transposed."""
@@ -138,7 +214,7 @@ class MatrixView:
         batch, output, reduction = (tuple(a + (a >= axis) for a in axes) for axes in sides)
         return MatrixView((*before, count, size, *after), (*batch, axis), output, reduction)
 
-    def _order(self) -> tuple[int, ...]:
+    def _order(self) -> Shape:
         if self.transposed:
             return self.batch_axes + self.reduction_axes + self.output_axes
         return self.batch_axes + self.output_axes + self.reduction_axes
@@ -152,9 +228,3 @@ class MatrixView:
         order = self._order()
         inverse = [order.index(axis) for axis in range(len(order))]
         return x.reshape([self.shape[axis] for axis in order]).transpose(inverse)
-
-    def matrix_shape(self, block: Sequence[int]) -> tuple[int, int, int]:
-        """``(batch, out, in)`` of a block of a given shape."""
-        sides = self.batch_axes, self.output_axes, self.reduction_axes
-        batch, rows, columns = (math.prod(block[axis] for axis in axes) for axes in sides)
-        return batch, rows, columns

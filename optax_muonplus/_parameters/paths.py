@@ -1,8 +1,10 @@
 """Leaves of trees by their paths, so that what is written for one container serves another."""
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import math
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import jax
 from optax import MaskedNode
@@ -10,28 +12,20 @@ from optax import MaskedNode
 from optax_muonplus._arguments import supported
 
 Path = tuple[str, ...]
+Rest = TypeVar("Rest", bound=Hashable)
 
-# Of what a Flax Variable holds, in its place in a tree.
-_VALUE = jax.tree_util.GetAttrKey("value")
-
-
-def flatten_with_names(
-    tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
-) -> tuple[list[Path], list[Any]]:
-    """The leaves of ``tree``, in order, and the names on their paths.
-
-    A path is ``('blocks', '0', 'qkv', 'kernel')``. Flax NNX variables add a last ``value`` at init
-    that is gone at update: it is dropped, where nothing else stands beside it. Names with slashes
-    in them, as Haiku's, count as several.
-    """
-    names, leaves, _ = flatten_tree(tree, is_leaf)
-    return names, leaves
+_VALUE = jax.tree_util.GetAttrKey("value")  # what a Flax Variable holds, in its place in a tree
 
 
 def flatten_tree(
     tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
 ) -> tuple[list[Path], list[Any], Callable[[Iterable[Any]], Any]]:
-    """As :func:`flatten_with_names`, and a function from one value for each leaf to a tree."""
+    """The paths and leaves of ``tree``, and a function from one value for each leaf to a tree.
+
+    A path is ``('blocks', '0', 'qkv', 'kernel')``. Flax NNX variables add a last ``value`` at init
+    that is gone at update: it is dropped, unless it has siblings. Names with slashes in them, as
+    Haiku's, count as several.
+    """
     with_path, treedef = jax.tree_util.tree_flatten_with_path(
         tree, is_leaf=lambda x: _is_hole(x) or is_leaf(x)
     )
@@ -55,6 +49,13 @@ def flatten_tree(
     return names, leaves, unflatten
 
 
+def flatten_with_names(
+    tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
+) -> tuple[list[Path], list[Any]]:
+    """The paths and leaves of :func:`flatten_tree`."""
+    return flatten_tree(tree, is_leaf)[:2]
+
+
 def without_boxes(labels: Any) -> Any:
     """``labels`` with each Flax Variable, or box of Linen's metadata, replaced by its label.
 
@@ -69,10 +70,15 @@ def without_boxes(labels: Any) -> Any:
 
 
 def _boxed(x: Any) -> Any:
-    """What stands alone in ``x`` as its value; None if that is not so."""
+    """The only child of ``x``, if that is its value."""
     level = jax.tree_util.default_registry.flatten_one_level_with_keys(x)
     children = [] if level is None else list(level[0])
     return children[0][1] if len(children) == 1 and children[0][0] == _VALUE else None
+
+
+def _is_hole(x: Any) -> bool:
+    """Whether a leaf was taken out here; siblings count it."""
+    return x is None or isinstance(x, MaskedNode)
 
 
 def path_of_keys(keys: Any) -> Path:
@@ -101,6 +107,14 @@ def check_inexact_dtypes(paths: Sequence[Path], dtypes: Sequence[Any]) -> None:
         )
 
 
+def is_function(given: Any) -> bool:
+    """Whether ``given`` is a function of a tree, and not a tree that can be called.
+
+    An Equinox module that holds dimension numbers can.
+    """
+    return callable(given) and jax.tree_util.all_leaves([given])
+
+
 def by_path(
     given: Any,
     tree: Any,
@@ -127,24 +141,23 @@ def by_path(
       ValueError: if a leaf is covered by no entry, an entry covers no leaf, or something is neither
         an entry nor None.
     """
-    # A tree may be callable itself: an Equinox module that holds dimension numbers is.
-    if callable(given) and jax.tree_util.all_leaves([given]):
+    if is_function(given):
         given = given(tree)
     entries = _entries(given, is_entry, what, expected)
-    used: set[Path] = set()
-    matched, uncovered = [], []
-    for path in paths:
-        prefixes = [path[:n] for n in range(len(path), -1, -1) if path[:n] in entries]
-        if not prefixes:
-            uncovered.append("/".join(path))
-            continue
-        used.add(prefixes[0])
-        matched.append(entries[prefixes[0]])
-    # None beside no leaf is how Equinox and optax.masked write "nothing here".
-    idle = ["/".join(p) for p, entry in entries.items() if p not in used and entry is not None]
+    prefixes = [[p[:n] for n in range(len(p), -1, -1) if p[:n] in entries] for p in paths]
+    uncovered = ["/".join(p) for p, found in zip(paths, prefixes, strict=True) if not found]
+    # None that covers no leaf is how Equinox and optax.masked write "nothing here".
+    used = {found[0] for found in prefixes if found}
+    idle = ["/".join(p) for p, entry in entries.items() if entry is not None and p not in used]
     if uncovered or idle:
-        raise ValueError(_mismatch(uncovered, idle, what, expected))
-    return matched
+        lines = [f"The tree of {what} does not match the parameters."]
+        if uncovered:
+            lines.append(f"Parameters without an entry: {', '.join(uncovered)}.")
+        if idle:
+            lines.append(f"Entries without a parameter: {', '.join(idle)}.")
+        lines.append(f"Give every parameter, or a subtree above it, {expected}.")
+        raise ValueError(" ".join(lines))
+    return [entries[nearest] for nearest, *_ in prefixes]
 
 
 def _entries(
@@ -162,16 +175,60 @@ def _entries(
     return entries
 
 
-def _mismatch(uncovered: list[str], idle: list[str], what: str, expected: str) -> str:
-    lines = [f"The tree of {what} does not match the parameters."]
-    if uncovered:
-        lines.append(f"Parameters without an entry: {', '.join(uncovered)}.")
-    if idle:
-        lines.append(f"Entries without a parameter: {', '.join(idle)}.")
-    lines.append(f"Give every parameter, or a subtree above it, {expected}.")
-    return " ".join(lines)
+def without_numbers(path: str) -> str:
+    """What paths that may be folded into one have in common."""
+    return re.sub(r"\d+", "*", path)
 
 
-def _is_hole(x: Any) -> bool:
-    """Where a leaf was taken out; it still counts as standing beside others."""
-    return x is None or isinstance(x, MaskedNode)
+def fold(paths: Sequence[str]) -> list[tuple[str, int]]:
+    """``paths``, which differ in numbers only, as few names, and how many paths each stands for.
+
+    A name stands for exactly the paths that it spells out: 1 and 3 are ``{1,3}``.
+    """
+    boxes = [tuple((part,) for part in re.split(r"(\d+)", path)) for path in paths]
+    for i in range(len(boxes[0]) - 2, 0, -2):  # the numbers, which are every second part
+        merged: dict[Any, list[str]] = {}
+        for box in boxes:
+            merged.setdefault((box[:i], box[i + 1 :]), []).extend(box[i])
+        boxes = [(*left, _sorted(numbers), *right) for (left, right), numbers in merged.items()]
+    return [("".join(map(_ranges, box)), math.prod(map(len, box))) for box in boxes]
+
+
+def fold_all(paths: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]:
+    """Names for paths that differ in numbers only and have the same second item."""
+    groups: dict[tuple[str, Rest], list[str]] = {}
+    for path, rest in paths:
+        groups.setdefault((without_numbers(path), rest), []).append(path)
+    return [(name, rest) for (_, rest), found in groups.items() for name, _ in fold(found)]
+
+
+def listed(paths: Iterable[tuple[str, Any]]) -> str:
+    """Folded paths, each with its second item unless that is None, for messages."""
+    return ", ".join(name if rest is None else f"{name} {rest}" for name, rest in fold_all(paths))
+
+
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Lines of a table; the first of ``rows`` is the header."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return [lines[0], "-" * (sum(widths) + 2 * (len(widths) - 1)), *lines[1:]]
+
+
+def _sorted(numbers: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(numbers, key=lambda text: (len(text), text)))
+
+
+def _ranges(values: Sequence[str]) -> str:
+    """``{0..2,5}`` for 0, 1, 2 and 5."""
+    runs: list[list[str]] = []
+    for value in values:
+        # With as many leading zeros as the number before it.
+        if runs and value == str(int(runs[-1][-1]) + 1).zfill(len(runs[-1][-1])):
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    shown = ",".join(run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
+    return shown if len(values) == 1 else f"{{{shown}}}"

@@ -1,12 +1,11 @@
 """How leaves lie on a mesh: from the argument ``sharding``, or from the arrays themselves.
 
-An array says how it is sharded if it is concrete, or if the axes of its mesh are Explicit, which
-makes its sharding a part of its type. Under ``jax.jit`` on Auto axes it is not known before the
-program is compiled.
+A concrete array says how it is sharded, and so does one on Explicit mesh axes, by its type. Under
+``jax.jit`` on Auto axes it is not known before the program is compiled.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +20,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from optax_muonplus._parameters.paths import Path, by_path
+from optax_muonplus._parameters.paths import Path, by_path, flatten_tree
 from optax_muonplus._xla.sharding import varying_axes
 
 # A tree or prefix tree of NamedSharding and None, or a function from parameters to one.
@@ -29,12 +28,7 @@ ShardingTree = Any
 
 
 class LeafSharding(NamedTuple):
-    """How one leaf lies on a mesh.
-
-    Attributes:
-      mesh: the mesh.
-      spec: for each axis of the leaf the mesh axes that it is sharded over, major first.
-    """
+    """How one leaf lies on a mesh: for each of its axes the mesh axes that cut it, major first."""
 
     mesh: Mesh | AbstractMesh
     spec: tuple[tuple[str, ...], ...]
@@ -42,43 +36,38 @@ class LeafSharding(NamedTuple):
     @property
     def sharded_axes(self) -> tuple[tuple[str, ...], ...]:
         """``spec`` without mesh axes of size 1."""
-        return tuple(
-            tuple(name for name in names if self.mesh.shape[name] > 1) for names in self.spec
-        )
+        sizes = self.mesh.shape
+        return tuple(tuple(name for name in names if sizes[name] > 1) for names in self.spec)
 
 
-def leaf_shardings(
-    names: Sequence[str],
-    leaves: Sequence[Any],
-    given: Sequence[NamedSharding | None],
-    whole_axes: Sequence[Sequence[int]],
-) -> list[LeafSharding | None]:
+class Placed(NamedTuple):
+    """A leaf whose sharding is asked for."""
+
+    name: str
+    array: Any
+    given: NamedSharding | None  # its entry in the argument sharding
+    whole_axes: Sequence[int]  # those that a surrounding jax.shard_map must not have cut
+
+
+def leaf_shardings(leaves: Iterable[Placed]) -> list[LeafSharding | None]:
     """How each leaf lies on a mesh; None where that is not known, or on one device.
 
-    Args:
-      names: of the leaves, for messages.
-      leaves: parameters or updates.
-      given: for each leaf its entry in the argument ``sharding``.
-      whole_axes: for each leaf the axes that a surrounding ``jax.shard_map`` must not have cut.
-
     Raises:
-      ValueError: naming the leaves whose sharding cannot be, is not that of the array's type, or is
-        known in part only, and those that may be shards of a matrix; if leaves lie on different
-        meshes.
+      ValueError: naming the leaves whose sharding cannot be, is not that of the array's type, is
+        known in part only or may cut a matrix; if leaves lie on different meshes.
     """
-    shardings: list[LeafSharding | None] = []
+    shardings, wrong = [], []
     meshes: dict[Any, str] = {}
-    wrong = []
-    for name, leaf, argument, whole in zip(names, leaves, given, whole_axes, strict=True):
+    for leaf in leaves:
         try:
-            _check_varying(leaf, argument, whole)
-            known = _leaf_sharding(leaf, argument, whole)
+            _check_varying(leaf)
+            known = _leaf_sharding(leaf)
         except ValueError as error:
-            wrong.append(f"{name}: {error}")
+            wrong.append(f"{leaf.name}: {error}")
             continue
         shardings.append(known)
         if known is not None:
-            meshes.setdefault(tuple(known.mesh.shape.items()), f"{name} is on {known.mesh}")
+            meshes.setdefault(tuple(known.mesh.shape.items()), f"{leaf.name} is on {known.mesh}")
     if len(meshes) > 1:
         wrong.append(f"all parameters must be on one mesh, but {' and '.join(meshes.values())}")
     if wrong:
@@ -92,14 +81,9 @@ def given_shardings(
     """The entry of ``sharding`` for each leaf of ``tree``; a single device is no entry."""
     if sharding is None:
         return [None] * len(paths)
-    entries = by_path(
-        sharding,
-        tree,
-        paths,
-        lambda x: isinstance(x, NamedSharding | SingleDeviceSharding),
-        "shardings",
-        "a jax.sharding.NamedSharding, or None where it is not known",
-    )
+    expected = "a jax.sharding.NamedSharding, or None where it is not known"
+    is_sharding = lambda x: isinstance(x, NamedSharding | SingleDeviceSharding)  # noqa: E731
+    entries = by_path(sharding, tree, paths, is_sharding, "shardings", expected)
     return [entry if isinstance(entry, NamedSharding) else None for entry in entries]
 
 
@@ -111,75 +95,113 @@ def check_given_shardings(
         f"{name} is {actual.spec}, not {argument.spec}"
         for name, leaf, argument in zip(names, leaves, given, strict=True)
         if argument is not None
-        and (actual := concrete_sharding(leaf)) is not None
+        and (actual := _concrete_sharding(leaf)) is not None
         and not actual.is_equivalent_to(argument, leaf.ndim)
     ]
     if wrong:
         raise ValueError(
-            f"The argument sharding says otherwise than the parameters: {'; '.join(wrong)}. Give"
-            " the shardings that they have, or move them with jax.device_put first."
+            f"The argument sharding disagrees with the parameters' shardings: {'; '.join(wrong)}."
+            " Give the shardings that they have, or move them with jax.device_put first."
         )
 
 
-def spec_entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
+def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """The axes that no surrounding ``jax.shard_map`` has taken."""
+    taken = _axes_of_type(mesh, AxisType.Manual)
+    return tuple(name for name in mesh.axis_names if name not in taken)
+
+
+def shard_like_params(
+    state: Any,
+    paths: Sequence[Path],
+    shapes: Sequence[tuple[int, ...]],
+    given: Sequence[NamedSharding | None],
+) -> Any:
+    """``state``, with every leaf that mirrors a parameter sharded like that parameter.
+
+    A leaf mirrors a parameter if its path ends in the parameter's and it has its shape. Under
+    ``jax.jit`` on Auto axes the zeros of a state would otherwise be made on one device. Paths,
+    shapes and entries in the argument ``sharding`` are those of the parameters.
+    """
+    entries = zip(paths, shapes, given, strict=True)
+    params = {path: (shape, argument) for path, shape, argument in entries if argument is not None}
+    if not params:
+        return state
+
+    def constrained(path: Path, leaf: Any) -> Any:
+        suffixes = (path[i:] for i in range(len(path) + 1))
+        shape, argument = next((params[s] for s in suffixes if s in params), (None, None))
+        return leaf if argument is None or np.shape(leaf) != shape else _constrain(leaf, argument)
+
+    state_paths, leaves, unflatten = flatten_tree(state)
+    return unflatten(map(constrained, state_paths, leaves))
+
+
+def _constrain(leaf: Any, given: NamedSharding) -> Any:
+    """Shards ``leaf`` over the Auto axes of ``given``; its type shards it over Explicit ones."""
+    actual = _concrete_sharding(leaf)
+    auto = _axes_of_type(given.mesh, AxisType.Auto)
+    inside = _axes_of_type(jax.typeof(leaf).sharding.mesh, AxisType.Manual)
+    if not auto or inside or (actual is not None and actual.is_equivalent_to(given, leaf.ndim)):
+        return leaf
+    spec = [tuple(name for name in names if name in auto) for names in _spec_entries(given.spec)]
+    return jax.lax.with_sharding_constraint(leaf, NamedSharding(given.mesh, PartitionSpec(*spec)))
+
+
+def _spec_entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
     """The mesh axes of each axis, of ``ndim`` axes at least."""
     entries = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
     return entries + [()] * (ndim - len(entries))
 
 
-def axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
+def _axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
     pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(name for name, axis_type in pairs if axis_type == kind)
 
 
-def _leaf_sharding(
-    leaf: Any, given: NamedSharding | None, whole: Sequence[int]
-) -> LeafSharding | None:
-    concrete, typed = concrete_sharding(leaf), jax.typeof(leaf).sharding
+def _concrete_sharding(leaf: Any) -> NamedSharding | None:
+    """The sharding of a concrete array."""
+    concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+    return leaf.sharding if concrete and isinstance(leaf.sharding, NamedSharding) else None
+
+
+def _leaf_sharding(leaf: Placed) -> LeafSharding | None:
+    source = leaf.given or _concrete_sharding(leaf.array)
+    typed = jax.typeof(leaf.array).sharding
     explicit = AxisType.Explicit in typed.mesh.axis_types
-    source = given or concrete
-    if given is not None:
-        _check_against_type(given, typed, np.ndim(leaf))
-    elif concrete is None and explicit:
-        _check_fully_typed(typed)
+    if leaf.given is not None:
+        _check_against_type(leaf.given, typed, np.ndim(leaf.array))
+    elif source is None and explicit:
+        auto = _axes_of_type(typed.mesh, AxisType.Auto)
+        unknown = [name for name in auto if typed.mesh.shape[name] > 1]
+        if unknown:
+            raise ValueError(
+                f"its type says {typed.spec}, but nothing about {', '.join(unknown)}, which are"
+                " Auto next to Explicit axes. Pass sharding=, or make all axes of the mesh Explicit"
+            )
         source = typed
     if source is None:
         return None
     # The same axes may be of other types where the array is used than where the argument was made.
     mesh = source.mesh if typed.mesh.empty else typed.mesh
-    spec = _checked_spec(source.spec, np.shape(leaf), mesh, whole)
+    spec = _checked_spec(source.spec, np.shape(leaf.array), mesh, leaf.whole_axes)
     if not explicit and math.prod(mesh.shape[name] for name in usable_axes(mesh)) == 1:
         return None
     return LeafSharding(mesh, spec)
 
 
-def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """The axes that no surrounding ``jax.shard_map`` has taken."""
-    taken = axes_of_type(mesh, AxisType.Manual)
-    return tuple(name for name in mesh.axis_names if name not in taken)
-
-
-def concrete_sharding(leaf: Any) -> NamedSharding | None:
-    """The sharding of a concrete array."""
-    if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
-        return None
-    return leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None
-
-
-def _check_varying(leaf: Any, given: NamedSharding | None, whole: Sequence[int]) -> None:
-    """Raises ValueError if ``leaf`` may be a shard of a matrix, and nobody says that it is none."""
-    if given is not None or not whole:
-        return
-    typed = jax.typeof(leaf)
+def _check_varying(leaf: Placed) -> None:
+    """Raises ValueError if a leaf may be a shard of a matrix, and nobody says that it is none."""
+    typed = jax.typeof(leaf.array)
     varying = sorted(name for name in varying_axes(typed) if typed.sharding.mesh.shape[name] > 1)
-    if varying:
-        axes = ", ".join(varying)
+    if varying and leaf.whole_axes and leaf.given is None:
         raise ValueError(
-            f"it varies over {axes}, which a surrounding jax.shard_map has taken, so that it may be"
-            " a shard of a matrix, and a shard of a matrix has no polar factor. Average gradients"
-            " first (jax.lax.pmean); update matrices that are cut outside of the shard_map. Where"
-            " each device has whole matrices of its own, say so: sharding=NamedSharding(mesh,"
-            f" P({varying[0]!r})) if the first axis, of layers or experts, is cut, P() if none is"
+            f"it varies over {', '.join(varying)}, which a surrounding jax.shard_map has taken, so"
+            " that it may be a shard of a matrix, and a shard of a matrix has no polar factor."
+            " Average gradients first (jax.lax.pmean); update matrices that are cut outside of the"
+            " shard_map. Where each device has whole matrices of its own, say so:"
+            f" sharding=NamedSharding(mesh, P({varying[0]!r})) if the first axis, of layers or"
+            " experts, is cut, P() if none is"
         )
 
 
@@ -191,7 +213,7 @@ def _checked_spec(
         raise ValueError(f"{spec} has more entries than the shape {shape} has axes")
     if PartitionSpec.UNCONSTRAINED in spec:
         raise ValueError(f"{spec} leaves an axis unconstrained; say how it is sharded")
-    entries = spec_entries(spec, len(shape))
+    entries = _spec_entries(spec, len(shape))
     usable = usable_axes(mesh)
     taken = {name for axis in whole for name in entries[axis]} - set(usable)
     if taken:
@@ -200,7 +222,7 @@ def _checked_spec(
             " arrays inside of it are single shards, and a shard of a matrix has no polar factor"
         )
     entries = [tuple(name for name in names if name in usable) for names in entries]
-    explicit = axes_of_type(mesh, AxisType.Explicit)
+    explicit = _axes_of_type(mesh, AxisType.Explicit)
     for size, names in zip(shape, entries, strict=True):
         if [name in explicit for name in names] != sorted(n in explicit for n in names)[::-1]:
             raise ValueError(
@@ -213,26 +235,16 @@ def _checked_spec(
     return tuple(entries)
 
 
-def _check_fully_typed(typed: NamedSharding) -> None:
-    auto = axes_of_type(typed.mesh, AxisType.Auto)
-    unknown = [name for name in auto if typed.mesh.shape[name] > 1]
-    if unknown:
-        raise ValueError(
-            f"its type says {typed.spec}, but nothing about {', '.join(unknown)}, which are Auto"
-            " beside Explicit axes. Pass sharding=, or make all axes of the mesh Explicit"
-        )
-
-
 def _check_against_type(given: NamedSharding, typed: NamedSharding, ndim: int) -> None:
-    """Raises ValueError unless what ``typed`` says is also what ``given`` says."""
+    """Raises ValueError unless ``given`` says what the array's type says."""
     if typed.mesh.empty:
         return
     if dict(given.mesh.shape) != dict(typed.mesh.shape):
         raise ValueError(f"sharding= is on {given.mesh}, the array on {typed.mesh}")
-    explicit = axes_of_type(typed.mesh, AxisType.Explicit)
-
-    def seen(spec: PartitionSpec) -> list[tuple[str, ...]]:
-        return [tuple(n for n in names if n in explicit) for names in spec_entries(spec, ndim)]
-
-    if seen(given.spec) != seen(typed.spec):
+    explicit = _axes_of_type(typed.mesh, AxisType.Explicit)
+    ours, types = (
+        [[name for name in names if name in explicit] for names in _spec_entries(spec, ndim)]
+        for spec in (given.spec, typed.spec)
+    )
+    if ours != types:
         raise ValueError(f"sharding= says {given.spec}, the array's type {typed.spec}")

@@ -5,8 +5,7 @@ from typing import Literal, NamedTuple
 
 import jax
 
-from optax_muonplus._parameters.folding import fold_all
-from optax_muonplus._parameters.tables import aligned
+from optax_muonplus._parameters import aligned, fold_all
 
 Outcome = Literal["kept", "started anew", "not used"]
 _HEADER = ("name", "state", "outcome", "from, or why")

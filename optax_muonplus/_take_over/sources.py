@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus._parameters.folding import fold_all
-from optax_muonplus._parameters.paths import Path, flatten_tree, path_name
+from optax_muonplus._parameters import Path, flatten_tree, fold_all, path_name
 
 # What leaves are, in the words of the report.
 MOMENTUM, FIRST, SECOND = "momentum", "first moment", "second moment"

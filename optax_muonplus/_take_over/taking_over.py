@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from optax.tree_utils import NamedTupleKey
 
-from optax_muonplus._parameters.paths import Path, flatten_with_names, path_name
+from optax_muonplus._parameters import Path, flatten_with_names, path_name
 from optax_muonplus._take_over.report import Entry, TakenOver
 from optax_muonplus._take_over.sources import (
     BUFFERS,

@@ -14,10 +14,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
-from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
-from optax_muonplus._parameters.leaves import LeafInfo
-from optax_muonplus._parameters.matrix_view import MatrixView
-from optax_muonplus._parameters.sharding import ShardingTree
+from optax_muonplus._parameters import DimensionNumbersTree, LeafInfo, MatrixView, ShardingTree
 from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function
 from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
 from optax_muonplus.polar._orthogonalize import Orthogonalize

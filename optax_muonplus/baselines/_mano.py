@@ -16,10 +16,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import NOT_NEGATIVE, check_number
-from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
-from optax_muonplus._parameters.leaves import LeafInfo
-from optax_muonplus._parameters.matrix_view import MatrixView
-from optax_muonplus._parameters.sharding import ShardingTree
+from optax_muonplus._parameters import DimensionNumbersTree, LeafInfo, MatrixView, ShardingTree
 from optax_muonplus.matrices._precision import (
     as_real,
     divide_by_pow2,

@@ -7,8 +7,7 @@ from typing import Any
 
 import optax
 
-from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
-from optax_muonplus._parameters.sharding import ShardingTree
+from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
 from optax_muonplus.matrices._shape_factor import ScaleByShape
 from optax_muonplus.polar._orthogonalize import Orthogonalize
 from optax_muonplus.transforms import (

@@ -6,9 +6,12 @@ from typing import Any
 import jax
 import optax
 
-from optax_muonplus._parameters.leaves import LeafInfo
-from optax_muonplus._parameters.paths import flatten_with_names, path_name
-from optax_muonplus._parameters.selection import by_name
+from optax_muonplus._parameters import (
+    LeafInfo,
+    by_name,
+    flatten_with_names,
+    path_name,
+)
 from optax_muonplus.diagnostics._recording import Probe
 from optax_muonplus.diagnostics._state import Arrays
 from optax_muonplus.matrices._normalization import Normalize

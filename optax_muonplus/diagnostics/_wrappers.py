@@ -6,9 +6,13 @@ from typing import Any
 
 import optax
 
-from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
-from optax_muonplus._parameters.leaves import LeafInfo
-from optax_muonplus._parameters.selection import by_name, check_patterns, select
+from optax_muonplus._parameters import (
+    DimensionNumbersTree,
+    LeafInfo,
+    by_name,
+    check_patterns,
+    select,
+)
 from optax_muonplus.diagnostics._measures import MEASURES, Measure, check_measures
 from optax_muonplus.diagnostics._recording import Probe, Schedule, record
 from optax_muonplus.diagnostics._stages import inside_of

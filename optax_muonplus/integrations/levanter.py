@@ -13,7 +13,11 @@ from jax.sharding import AxisType
 from levanter.optim.config import OptimizerConfig
 
 from optax_muonplus._optimizers.muonplus import muonplus
-from optax_muonplus._parameters.leaves import ADAM, MUON, partition_labels
+from optax_muonplus._parameters import (
+    ADAM,
+    MUON,
+    partition_labels,
+)
 from optax_muonplus.matrices._normalization import Norm
 from optax_muonplus.matrices._shape_factor import ShapeScale
 from optax_muonplus.polar._options import Polar

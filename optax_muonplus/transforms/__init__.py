@@ -1,7 +1,7 @@
 """The links of Muon+ as Optax transformations, and chains of them."""
 
-from optax_muonplus._parameters.leaves import LeafInfo as LeafInfo
-from optax_muonplus._parameters.matrix_view import MatrixView as MatrixView
+from optax_muonplus._parameters import LeafInfo as LeafInfo
+from optax_muonplus._parameters import MatrixView as MatrixView
 from optax_muonplus.transforms._blocks import map_blocks as map_blocks
 from optax_muonplus.transforms._chain import Link as Link
 from optax_muonplus.transforms._chain import MatrixTransformation as MatrixTransformation

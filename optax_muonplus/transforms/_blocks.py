@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus._parameters.leaves import LeafInfo
-from optax_muonplus._parameters.matrix_view import MatrixView
+from optax_muonplus._parameters import (
+    LeafInfo,
+    MatrixView,
+)
 
 
 def map_blocks(

@@ -13,17 +13,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
-from optax_muonplus._parameters.gradients import beside_updates, check_gradients
-from optax_muonplus._parameters.leaves import (
+from optax_muonplus._parameters import (
+    DimensionNumbersTree,
     LeafInfo,
     ResolvedTree,
+    ShardingTree,
+    beside_updates,
+    check_given_shardings,
+    check_gradients,
     check_inexact,
     check_only_matrices,
     resolve,
+    shard_like_params,
 )
-from optax_muonplus._parameters.sharding import ShardingTree, check_given_shardings
-from optax_muonplus._parameters.state_sharding import shard_like_params
 from optax_muonplus.matrices._matrix_function import ArrayFunction, MatrixFunction
 from optax_muonplus.matrices._precision import narrowed
 from optax_muonplus.transforms._descent import DecayedWeights, LearningRate, are_wide

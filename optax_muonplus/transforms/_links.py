@@ -10,8 +10,7 @@ import jax
 from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import check_flag
-from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
-from optax_muonplus._parameters.sharding import ShardingTree
+from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
 from optax_muonplus.matrices._matrix_function import MatrixFunction
 from optax_muonplus.matrices._normalization import Norm, Normalize
 from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale

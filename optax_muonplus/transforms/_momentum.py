@@ -11,8 +11,11 @@ from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._arguments import DECAY, check_flag, check_number, floating_dtype
 from optax_muonplus._execution.batches import Read
-from optax_muonplus._parameters.gradients import check_gradients
-from optax_muonplus._parameters.paths import check_inexact_dtypes, flatten_with_names
+from optax_muonplus._parameters import (
+    check_gradients,
+    check_inexact_dtypes,
+    flatten_with_names,
+)
 from optax_muonplus._xla.loops import Sources
 from optax_muonplus.matrices._matrix_function import matrix_function, static
 from optax_muonplus.matrices._precision import accumulation_dtype, as_real, narrowed, narrower

@@ -8,9 +8,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number, check_rate
-from optax_muonplus._parameters.dimension_numbers import DimensionNumbersTree
-from optax_muonplus._parameters.leaves import ADAM, MUON, ResolvedTree
-from optax_muonplus._parameters.sharding import ShardingTree
+from optax_muonplus._parameters import ADAM, MUON, DimensionNumbersTree, ResolvedTree, ShardingTree
 from optax_muonplus.transforms._chain import Chain, MatrixTransformation, for_resolved, parts_of
 from optax_muonplus.transforms._descent import LearningRate, add_decayed_weights, promoted
 

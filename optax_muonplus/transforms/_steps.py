@@ -10,7 +10,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus._execution.batches import READ_ONE, dtypes_of
-from optax_muonplus._parameters.leaves import LeafInfo
+from optax_muonplus._parameters import LeafInfo
 from optax_muonplus.matrices._matrix_function import (
     MatrixFunction,
     compose,

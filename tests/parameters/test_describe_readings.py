@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus._parameters.folding import fold
+from optax_muonplus._parameters import (
+    fold,
+)
 from tests.support.trees import first_update, nested_shapes, random_tree
 
 

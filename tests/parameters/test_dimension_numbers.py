@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from optax.contrib import MuonDimensionNumbers as Dims
 
 import optax_muonplus as omp
-from optax_muonplus._parameters.dimension_numbers import matrix_view
+from optax_muonplus._parameters import (
+    matrix_view,
+)
 from tests.support.property_search import SEARCH
 
 # name: shape, dimension numbers, and einsum from the parameter to (batch, out, in) with its sizes.

@@ -91,7 +91,7 @@ def test_a_model_under_nn_scan():
     assert " ?  " in omp.describe(params)
     table = omp.describe(params, dims)
     assert "8x8x3" in table and "16x8x3" in table and "?" not in table
-    assert "attention: in, (heads, head) (Flax, Keras); layers on axis 0" in table
+    assert "attention: in, (heads head) (Flax, Keras); layers on axis 0" in table
     matrices = {path for path, spec in read(params, layer_axes={"layers": 0}).items() if spec}
     assert matrices == {path for path in read(params, layer_axes={".": 0}) if "kernel" in path}
 

@@ -14,7 +14,9 @@ import pytest
 from flax import nnx
 
 import optax_muonplus as omp
-from optax_muonplus._parameters.paths import flatten_tree
+from optax_muonplus._parameters import (
+    flatten_tree,
+)
 
 KEY = jax.random.key(0)
 X = jax.random.normal(KEY, (1, 6))  # one position, so that attention is the projection of its value

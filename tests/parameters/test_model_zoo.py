@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from optax_muonplus._parameters.leaves import resolve
+from optax_muonplus._parameters import (
+    resolve,
+)
 
 ZOO = pathlib.Path(__file__).parent / "model_zoo"
 

@@ -206,6 +206,12 @@ ATTENTION = nested_shapes(attn__q__kernel=(12, 12), attn__o__kernel=(12, 12))
             {"rules": [("q/", omp.MatrixSpec(0, 1, split_sizes=(6, 6), split_axis=0))]},
             "split along axis 0, and heads lie on axis 1",
         ),
+        (  # the first block would be divided
+            nested_shapes(attn__qkv__kernel=(12, 14)),
+            4,
+            {"rules": [("qkv", omp.MatrixSpec(split_sizes=(8, 6)))]},
+            r"attn/qkv/kernel \(12, 14\): head_size 4 does not divide 8 \+ 6 outputs",
+        ),
         (
             nested_shapes(layers__query__kernel=(2, 12, 12)),
             4,

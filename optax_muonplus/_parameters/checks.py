@@ -1,0 +1,199 @@
+"""Checks of resolved leaves, of gradients, and of what a user chooses or may have overlooked."""
+
+import collections
+import difflib
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optax_muonplus._arguments import supported
+from optax_muonplus._parameters.leaves import LeafInfo, resolve
+from optax_muonplus._parameters.matrix_view import DimensionNumbersTree
+from optax_muonplus._parameters.paths import (
+    check_inexact_dtypes,
+    flatten_with_names,
+    listed,
+    path_name,
+    without_numbers,
+)
+from optax_muonplus._parameters.reader import line_to_write
+from optax_muonplus._parameters.sharding import ShardingTree
+
+
+def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
+    """Raises ValueError unless all ``leaves`` are floating-point matrices."""
+    check_inexact(leaves)
+    others = [leaf.name for leaf in leaves if leaf.view is None]
+    if others:
+        raise ValueError(
+            f"Not matrices: {', '.join(others)}. This transformation is for matrices only: leave"
+            " the others to AdamW with optax_muonplus.muonplus, or with optax.partition and"
+            " optax_muonplus.partition_labels; or give these leaves dimension numbers."
+        )
+
+
+def check_inexact(leaves: Sequence[LeafInfo]) -> None:
+    """Raises ValueError for leaves that are not floating-point of 16 bits at least."""
+    check_inexact_dtypes([leaf.path for leaf in leaves], [leaf.dtype for leaf in leaves])
+
+
+def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
+    """Raises ValueError, naming the leaves, unless gradients are those of ``like``.
+
+    A gradient has its parameter's shape: NumPy's broadcasting would stretch a (1, 6) to (4, 6)
+    without a word. It is floating-point, and complex if and only if the parameter is.
+
+    Args:
+      gradients: tree of updates.
+      like: parameters, or momentum buffers; leaves are matched by their paths, and those that are
+        in one of the trees only are left to Optax. None if nothing is known of them.
+      what: what the leaves of ``like`` are, for messages. A buffer may be complex where the
+        gradient is not, since ``mu_dtype`` says so.
+    """
+    known = dict(zip(*flatten_with_names(like), strict=True))
+    wrong = []
+    for path, x in zip(*flatten_with_names(gradients), strict=True):
+        dtype = jnp.result_type(x)
+        if not supported(dtype):
+            wrong.append(f"{path_name(path)} is {dtype}, not floating-point of 16 bits at least")
+        elif path in known and (fault := _fault(x, known[path], what)):
+            wrong.append(f"{path_name(path)} is {fault}")
+    if wrong:
+        raise ValueError(
+            f"Gradients do not fit: {'; '.join(wrong)}. Each must have its parameter's shape, and"
+            " be complex where that is. Call update(gradients, state, parameters) with gradients as"
+            " jax.grad returns them, and leave out what is not trained."
+        )
+
+
+def _fault(gradient: Any, other: Any, what: str) -> str:
+    """How a gradient differs from its parameter or buffer."""
+    if np.shape(gradient) != np.shape(other):
+        return f"{np.shape(gradient)}, its {what} {np.shape(other)}"
+    ours, theirs = jnp.iscomplexobj(gradient), jnp.iscomplexobj(other)
+    if (ours and not theirs) or (theirs and not ours and what == "parameter"):
+        return f"{jnp.result_type(gradient)}, its {what} {jnp.result_type(other)}"
+    return ""
+
+
+def beside_updates(updates: Any, params: Any) -> Any:
+    """``params`` with None where ``updates`` are None, as for the static parts of a model.
+
+    Equinox's own examples pass a whole model, some leaves of which are functions.
+    """
+
+    def is_none(x: Any) -> bool:
+        return x is None
+
+    if params is None or not any(map(is_none, jax.tree.leaves(updates, is_leaf=is_none))):
+        return params
+    return jax.tree.map(lambda u, p: None if u is None else p, updates, params, is_leaf=is_none)
+
+
+def check_patterns(only: Sequence[str] | None) -> tuple[re.Pattern[str], ...] | None:
+    """Compiles ``only``."""
+    if only is None:
+        return None
+    given = (only,) if isinstance(only, str) else tuple(only)
+    if not given:
+        raise ValueError("only=() chooses no matrix. Pass regular expressions, or None for all.")
+    try:
+        return tuple(re.compile(pattern) for pattern in given)
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"only={only!r} must be regular expressions, searched in paths such as"
+            f" blocks/0/attn/query/kernel: {error}."
+        ) from error
+
+
+def select(
+    tree: Any,
+    only: Sequence[re.Pattern[str]] | None = None,
+    dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+) -> list[LeafInfo]:
+    """The matrices of ``tree`` with one of the patterns in their paths, in order; None means all.
+
+    Raises:
+      ValueError: for a pattern that matches no matrix's path, and if nothing is a matrix.
+    """
+    leaves = resolve(tree, dimension_numbers, sharding).leaves
+    matrices = [leaf for leaf in leaves if leaf.view is not None]
+    # The placeholder that optax.tree.map_params asks about has no leaves.
+    if leaves and not matrices:
+        shapes = ", ".join(f"{leaf.name} {leaf.shape}" for leaf in leaves)
+        raise ValueError(
+            f"There is no matrix, and so no rows and columns, among {shapes}. Say with dimension"
+            " numbers how they are matrices, or leave this part of the tree out."
+        )
+    if only is None or not leaves:
+        return matrices
+    for pattern in only:
+        if not any(pattern.search(leaf.name) for leaf in matrices):
+            raise ValueError(_unmatched(pattern, leaves))
+    return [leaf for leaf in matrices if any(pattern.search(leaf.name) for pattern in only)]
+
+
+def _unmatched(pattern: re.Pattern[str], leaves: Sequence[LeafInfo]) -> str:
+    vectors = [leaf.name for leaf in leaves if pattern.search(leaf.name)]
+    if vectors:
+        return (
+            f"only={pattern.pattern!r} matches {', '.join(vectors)}, which are not matrices"
+            " and have no rows and columns to measure: AdamW updates them. Leave the pattern out,"
+            " or give them dimension numbers."
+        )
+    paths = [leaf.name for leaf in leaves if leaf.view is not None]
+    near = difflib.get_close_matches(pattern.pattern, paths, n=5, cutoff=math.ulp(0))
+    return (
+        f"only={pattern.pattern!r} matches no matrix. The nearest paths are {', '.join(near)}."
+        " Patterns are regular expressions, searched in the path."
+    )
+
+
+def by_name(leaves: Sequence[LeafInfo], tree: Any) -> dict[str, Any]:
+    """The arrays of ``tree`` that ``leaves`` are the records of, by path."""
+    _, arrays = flatten_with_names(tree)
+    return {leaf.name: arrays[leaf.index] for leaf in leaves}
+
+
+def remarks(leaves: Sequence[LeafInfo]) -> Iterator[str]:
+    """One line for each thing in `describe` that may have been read wrongly."""
+    unknown = [(leaf.name, leaf.shape) for leaf in leaves if not leaf.known]
+    if unknown:
+        yield f"?: no rule can read these. {line_to_write(unknown)}"
+    nameless = [leaf for leaf in leaves if leaf.view and all(p.isdigit() for p in leaf.path)]
+    if nameless and len(leaves) > 1:
+        yield (
+            f"no names: {listed((leaf.name, leaf.shape) for leaf in nameless)} were read by their"
+            " shapes alone, as (in, out). Embeddings, heads and (out, in) weights look the same:"
+            " pass a dict of named parameters, or a tree of dimension numbers."
+        )
+    for table, matrices in _like_heads(leaves):
+        yield (
+            f"a head? {listed((leaf.name, leaf.shape) for leaf in matrices)} has as many outputs as"
+            f" {table.name} has rows. If it gives logits, send it to AdamW by"
+            f" rules=[({re.escape(matrices[0].name)!r}, None)]."
+        )
+
+
+def _like_heads(leaves: Sequence[LeafInfo]) -> Iterator[tuple[LeafInfo, list[LeafInfo]]]:
+    """Embeddings, and matrices with as many outputs as they have rows."""
+    kinds = [(without_numbers(leaf.name), leaf.shape) for leaf in leaves]
+    times = collections.Counter(kinds)
+    # Matrices of one shape whose paths differ in numbers only are repeated layers, and no heads.
+    single = [x for x, kind in zip(leaves, kinds, strict=True) if x.view and times[kind] == 1]
+    seen = set()
+    for table in leaves:
+        is_table = table.rule.startswith("embedding") and len(table.shape) == 2
+        # A head has no output for a position, a type or a time.
+        if is_table and not re.search(r"(?i)pos|wpe|type|time|seg", table.name):
+            rows, width = table.shape
+            found = [x for x in single if [m for _, m, _ in x.matrix.block_shapes()] == [rows]]
+            if found and rows != width and rows not in seen:
+                yield table, found
+            seen.add(rows)
