@@ -182,6 +182,7 @@ def test_a_mapping_chooses_parameters_of_any_name_and_their_sizes():
 
 
 ATTENTION = nested_shapes(attn__q__kernel=(12, 12), attn__o__kernel=(12, 12))
+QKV, SPLIT = nested_shapes(attn__qkv=(12, 14)), ("qkv", omp.MatrixSpec(split_sizes=(8, 6)))
 
 
 @pytest.mark.parametrize(
@@ -206,12 +207,7 @@ ATTENTION = nested_shapes(attn__q__kernel=(12, 12), attn__o__kernel=(12, 12))
             {"rules": [("q/", omp.MatrixSpec(0, 1, split_sizes=(6, 6), split_axis=0))]},
             "split along axis 0, and heads lie on axis 1",
         ),
-        (  # the first block would be divided
-            nested_shapes(attn__qkv__kernel=(12, 14)),
-            4,
-            {"rules": [("qkv", omp.MatrixSpec(split_sizes=(8, 6)))]},
-            r"attn/qkv/kernel \(12, 14\): head_size 4 does not divide 8 \+ 6 outputs",
-        ),
+        (QKV, 4, {"rules": [SPLIT]}, r"attn/qkv \(12, 14\): head_size 4 does not divide 8 \+ 6"),
         (
             nested_shapes(layers__query__kernel=(2, 12, 12)),
             4,
