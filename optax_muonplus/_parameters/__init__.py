@@ -2,6 +2,7 @@
 
 from optax_muonplus._parameters.checks import beside_updates as beside_updates
 from optax_muonplus._parameters.checks import by_name as by_name
+from optax_muonplus._parameters.checks import check_given_shardings as check_given_shardings
 from optax_muonplus._parameters.checks import check_gradients as check_gradients
 from optax_muonplus._parameters.checks import check_inexact as check_inexact
 from optax_muonplus._parameters.checks import check_only_matrices as check_only_matrices
@@ -33,6 +34,5 @@ from optax_muonplus._parameters.paths import without_numbers as without_numbers
 from optax_muonplus._parameters.reader import muon_dimension_numbers as muon_dimension_numbers
 from optax_muonplus._parameters.sharding import LeafSharding as LeafSharding
 from optax_muonplus._parameters.sharding import ShardingTree as ShardingTree
-from optax_muonplus._parameters.sharding import check_given_shardings as check_given_shardings
 from optax_muonplus._parameters.sharding import shard_like_params as shard_like_params
 from optax_muonplus._parameters.sharding import usable_axes as usable_axes

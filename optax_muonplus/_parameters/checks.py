@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from optax_muonplus._arguments import supported
 from optax_muonplus._parameters.leaves import LeafInfo, resolve
@@ -22,7 +23,7 @@ from optax_muonplus._parameters.paths import (
     without_numbers,
 )
 from optax_muonplus._parameters.reader import line_to_write
-from optax_muonplus._parameters.sharding import ShardingTree
+from optax_muonplus._parameters.sharding import ShardingTree, concrete_sharding
 
 
 def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
@@ -93,6 +94,24 @@ def beside_updates(updates: Any, params: Any) -> Any:
     if params is None or not any(map(is_none, jax.tree.leaves(updates, is_leaf=is_none))):
         return params
     return jax.tree.map(lambda u, p: None if u is None else p, updates, params, is_leaf=is_none)
+
+
+def check_given_shardings(
+    names: Sequence[str], leaves: Sequence[Any], given: Sequence[NamedSharding | None]
+) -> None:
+    """Raises ValueError where ``leaves`` lie elsewhere than the argument ``sharding`` says."""
+    wrong = [
+        f"{name} is {actual.spec}, not {argument.spec}"
+        for name, leaf, argument in zip(names, leaves, given, strict=True)
+        if argument is not None
+        and (actual := concrete_sharding(leaf)) is not None
+        and not actual.is_equivalent_to(argument, leaf.ndim)
+    ]
+    if wrong:
+        raise ValueError(
+            f"The argument sharding disagrees with the parameters' shardings: {'; '.join(wrong)}."
+            " Give the shardings that they have, or move them with jax.device_put first."
+        )
 
 
 def check_patterns(only: Sequence[str] | None) -> tuple[re.Pattern[str], ...] | None:

@@ -10,8 +10,8 @@ import numpy as np
 
 from optax_muonplus._parameters.dimension_numbers import matrix_view
 from optax_muonplus._parameters.matrix_view import AxisNumbers, DimensionNumbers, MatrixView
-from optax_muonplus._parameters.paths import Path, flatten_tree, listed
-from optax_muonplus._parameters.reader import Reading, names_to_read, numbers, read
+from optax_muonplus._parameters.paths import Path, flatten_tree, listed, names_to_read
+from optax_muonplus._parameters.reader import Reading, numbers, read
 
 QUERY, KEY_VALUE, OUTPUT = "query", "key or value", "output"
 _SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"

@@ -136,28 +136,18 @@ def resolve(
         check_known(paths, arrays, readings)
     views = _views(paths, arrays, readings)
     given = given_shardings(tree, paths, sharding)
-    matrices = leaf_shardings(
+    matrices = [
         Placed(path_name(path), x, place, view.matrix_axes)
         for path, x, place, view in zip(paths, arrays, given, views, strict=True)
         if view is not None
-    )
-    known = iter(matrices)
-    leaves = [
-        LeafInfo(
-            i,
-            path,
-            np.shape(x),
-            jnp.result_type(x),
-            view,
-            place,
-            None if view is None else next(known),
-            reading.rule,
-            reading.known,
-        )
-        for i, (path, x, view, place, reading) in enumerate(
-            zip(paths, arrays, views, given, readings, strict=True)
-        )
     ]
+    shardings = iter(leaf_shardings(matrices))
+    leaves = []
+    rows = zip(paths, arrays, views, given, readings, strict=True)
+    for i, (path, x, view, place, (_, rule, known)) in enumerate(rows):
+        shape, dtype = np.shape(x), jnp.result_type(x)
+        sharding = None if view is None else next(shardings)
+        leaves.append(LeafInfo(i, path, shape, dtype, view, place, sharding, rule, known))
     return ResolvedTree(leaves, arrays, unflatten)
 
 

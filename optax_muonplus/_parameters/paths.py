@@ -92,6 +92,25 @@ def path_name(path: Path) -> str:
     return "/".join(path) or "(root)"
 
 
+# Names of an array within a parameter that is one array: Haliax's NamedArray and penzai's.
+_WITHIN_PARAMETER = (("0",), ("array",), ("value", "data_array"))
+
+
+def names_to_read(paths: Sequence[Path]) -> list[str]:
+    """Paths as the default rules are searched in them.
+
+    Haliax's arrays end in ``weight/0`` or ``weight/array``, penzai's in ``value/data_array``, and
+    have no neighbours. Flattened models of PyTorch and penzai have dots for slashes.
+    """
+    siblings = collections.Counter(path[:-1] for path in paths)
+    names = []
+    for path in paths:
+        ends = (end for end in _WITHIN_PARAMETER if path[-len(end) :] == end and path != end)
+        end = next(ends, ()) if siblings[path[:-1]] == 1 else ()
+        names.append("/".join(path[: len(path) - len(end)]).replace(".", "/"))
+    return names
+
+
 def check_inexact_dtypes(paths: Sequence[Path], dtypes: Sequence[Any]) -> None:
     """Raises ValueError for leaves that are not floating-point of 16 bits at least, naming them."""
     wrong = [
@@ -108,10 +127,7 @@ def check_inexact_dtypes(paths: Sequence[Path], dtypes: Sequence[Any]) -> None:
 
 
 def is_function(given: Any) -> bool:
-    """Whether ``given`` is a function of a tree, and not a tree that can be called.
-
-    An Equinox module that holds dimension numbers can.
-    """
+    """Whether ``given`` is a function, and not a tree that may be called, as Equinox modules."""
     return callable(given) and jax.tree_util.all_leaves([given])
 
 
@@ -123,19 +139,13 @@ def by_path(
     what: str,
     expected: str,
 ) -> list[Any]:
-    """The entry of ``given`` for each leaf of ``tree``, in order.
+    """The entry of ``given`` for each leaf of ``tree``, in the order of ``paths``.
 
+    ``given`` is a tree or prefix tree of entries and None, or a function from ``tree`` to one.
     Leaves are matched by their paths, so that entries written for one container (a dict) serve the
     same parameters in another (FrozenDict, nnx.State). An entry higher up in the tree holds for
-    everything below it.
-
-    Args:
-      given: tree or prefix tree of entries and None, or a function from ``tree`` to one.
-      tree: parameters or updates; arrays or anything with a shape.
-      paths: of the leaves of ``tree``.
-      is_entry: whether something is an entry.
-      what: what the entries are, for messages.
-      expected: what an entry may be, for messages.
+    everything below it. In messages ``what`` says what the entries are, and ``expected`` what one
+    may be.
 
     Raises:
       ValueError: if a leaf is covered by no entry, an entry covers no leaf, or something is neither

@@ -21,7 +21,7 @@ from optax_muonplus._parameters.matrix_view import (
     is_dimension_numbers,
     with_rule,
 )
-from optax_muonplus._parameters.paths import Path, flatten_tree, listed
+from optax_muonplus._parameters.paths import Path, flatten_tree, listed, names_to_read
 from optax_muonplus._parameters.rules import DEFAULT_RULES, Rule
 
 
@@ -154,25 +154,6 @@ def check_known(paths: Sequence[Path], leaves: Sequence[Any], readings: Sequence
             " AdamW. Axes in neither (layers, experts, separate heads) are batch axes."
             f" {line_to_write(unknown)}"
         )
-
-
-# Names of an array within a parameter that is one array: Haliax's NamedArray and penzai's.
-_WITHIN_PARAMETER = (("0",), ("array",), ("value", "data_array"))
-
-
-def names_to_read(paths: Sequence[Path]) -> list[str]:
-    """Paths as the default rules are searched in them.
-
-    Haliax's arrays end in ``weight/0`` or ``weight/array``, penzai's in ``value/data_array``, and
-    have no neighbours. Flattened models of PyTorch and penzai have dots for slashes.
-    """
-    siblings = collections.Counter(path[:-1] for path in paths)
-    names = []
-    for path in paths:
-        ends = (end for end in _WITHIN_PARAMETER if path[-len(end) :] == end and path != end)
-        end = next(ends, ()) if siblings[path[:-1]] == 1 else ()
-        names.append("/".join(path[: len(path) - len(end)]).replace(".", "/"))
-    return names
 
 
 def _user_rule(rule: Sequence[Any]) -> Rule:

@@ -147,19 +147,18 @@ def _numbers_of_heads(module: Neighbours) -> list[set[int]]:
 
 
 def gpt2_of_transformers(module: Neighbours, _own: str) -> bool:
-    """Whether ``c_attn`` or ``c_fc``, which have more outputs than inputs, lie as (out, in).
+    """Whether ``c_attn`` or ``c_fc``, with more outputs than inputs, lie as in ``FlaxGPT2Model``.
 
-    ``FlaxGPT2Model`` of Hugging Face Transformers 4 stores them so, nanoGPT in Flax does not.
+    It stores (out, in), and nanoGPT in Flax (in, out) under the same names.
     """
     known = (module.get("c_attn/kernel", ()), module.get("c_fc/kernel", ()))
     return any(len(shape) == 2 and shape[0] > shape[1] for shape in known)
 
 
 def other_adapter_is_a_matrix(module: Neighbours, own: str) -> bool:
-    """Whether the other one of ``lora_a`` (in, rank) and ``lora_b`` (rank, out) has two axes.
+    """Whether the other one of ``lora_a`` and ``lora_b`` has two axes, so that this one has heads.
 
-    Then the further axes of this one are heads, as Qwix makes them for ``einsum``: layers and
-    experts would be axes of both.
+    Qwix makes them for ``einsum``. Layers and experts would be axes of both.
     """
     if "lora_a" in own:
         other = module.get(own.replace("lora_a", "lora_b"), ())

@@ -87,24 +87,6 @@ def given_shardings(
     return [entry if isinstance(entry, NamedSharding) else None for entry in entries]
 
 
-def check_given_shardings(
-    names: Sequence[str], leaves: Sequence[Any], given: Sequence[NamedSharding | None]
-) -> None:
-    """Raises ValueError where ``leaves`` lie elsewhere than the argument ``sharding`` says."""
-    wrong = [
-        f"{name} is {actual.spec}, not {argument.spec}"
-        for name, leaf, argument in zip(names, leaves, given, strict=True)
-        if argument is not None
-        and (actual := _concrete_sharding(leaf)) is not None
-        and not actual.is_equivalent_to(argument, leaf.ndim)
-    ]
-    if wrong:
-        raise ValueError(
-            f"The argument sharding disagrees with the parameters' shardings: {'; '.join(wrong)}."
-            " Give the shardings that they have, or move them with jax.device_put first."
-        )
-
-
 def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     """The axes that no surrounding ``jax.shard_map`` has taken."""
     taken = _axes_of_type(mesh, AxisType.Manual)
@@ -139,7 +121,7 @@ def shard_like_params(
 
 def _constrain(leaf: Any, given: NamedSharding) -> Any:
     """Shards ``leaf`` over the Auto axes of ``given``; its type shards it over Explicit ones."""
-    actual = _concrete_sharding(leaf)
+    actual = concrete_sharding(leaf)
     auto = _axes_of_type(given.mesh, AxisType.Auto)
     inside = _axes_of_type(jax.typeof(leaf).sharding.mesh, AxisType.Manual)
     if not auto or inside or (actual is not None and actual.is_equivalent_to(given, leaf.ndim)):
@@ -159,14 +141,14 @@ def _axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
     return tuple(name for name, axis_type in pairs if axis_type == kind)
 
 
-def _concrete_sharding(leaf: Any) -> NamedSharding | None:
+def concrete_sharding(leaf: Any) -> NamedSharding | None:
     """The sharding of a concrete array."""
     concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
     return leaf.sharding if concrete and isinstance(leaf.sharding, NamedSharding) else None
 
 
 def _leaf_sharding(leaf: Placed) -> LeafSharding | None:
-    source = leaf.given or _concrete_sharding(leaf.array)
+    source = leaf.given or concrete_sharding(leaf.array)
     typed = jax.typeof(leaf.array).sharding
     explicit = AxisType.Explicit in typed.mesh.axis_types
     if leaf.given is not None:

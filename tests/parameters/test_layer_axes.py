@@ -69,6 +69,9 @@ def test_rules_of_the_user_do_not_catch_stacked_vectors():
     assert found["layers/mlp/wi/kernel"] == Dims((1,), (2,))
     for path in ("layers/mlp/norm/scale", "layers/mlp/wi/bias", "layers/mlp/dt"):
         assert found[path] is None, path
+    # Its number of axes is that of one layer.
+    by_ndim = read(tree, rules=[("wi", Dims(1, 0), 2)], layer_axes={"layers": 0})
+    assert by_ndim["layers/mlp/wi/kernel"] == Dims((2,), (1,))
     # Where nobody says so, describe says what the rule took.
     tree = nested_shapes(layers__mlp__wi__kernel=(3, 8, 16), layers__mlp__norm__scale=(3, 8))
     rules = [("layers/mlp", Dims(-2, -1))]
