@@ -16,6 +16,7 @@ from optax_muonplus._parameters.leaves import MUON as MUON
 from optax_muonplus._parameters.leaves import UNKNOWN as UNKNOWN
 from optax_muonplus._parameters.leaves import LeafInfo as LeafInfo
 from optax_muonplus._parameters.leaves import ResolvedTree as ResolvedTree
+from optax_muonplus._parameters.leaves import check_labelled as check_labelled
 from optax_muonplus._parameters.leaves import partition_labels as partition_labels
 from optax_muonplus._parameters.leaves import resolve as resolve
 from optax_muonplus._parameters.matrix_view import DimensionNumbersTree as DimensionNumbersTree

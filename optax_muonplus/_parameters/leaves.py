@@ -1,5 +1,6 @@
 """One record for each leaf of a tree of parameters or updates, resolved once."""
 
+import contextvars
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -199,10 +200,18 @@ def _views(
     return views
 
 
+# The views of the last labels that were made with dimension numbers of the user's own, by path.
+_labelled: contextvars.ContextVar[dict[Path, MatrixView | None] | None]
+_labelled = contextvars.ContextVar("_labelled", default=None)
+
+
 def partition_labels(
     params: Any, muon_weight_dimension_numbers: DimensionNumbersTree = None
 ) -> Any:
     """``"muon"`` or ``"adam"`` for every parameter: the labels for ``optax.partition``.
+
+    Dimension numbers say here which leaves are matrices. The links that work on them need the same
+    ones: give them to :func:`optax_muonplus.matrix_chain` too, which is an error to forget.
 
     Args:
       params: parameters or updates.
@@ -212,4 +221,24 @@ def partition_labels(
     readings = _read(params, paths, arrays, muon_weight_dimension_numbers)
     check_known(paths, arrays, readings)
     views = _views(paths, arrays, readings)
+    by_default = muon_weight_dimension_numbers is None
+    _labelled.set(None if by_default else dict(zip(paths, views, strict=True)))
     return unflatten(ADAM if view is None else MUON for view in views)
+
+
+def check_labelled(tree: ResolvedTree) -> None:
+    """Raises ValueError if the last labels read a matrix in another way than ``tree`` does.
+
+    Args:
+      tree: read by the default rules, of a group of ``optax.partition``, which hands on labels but
+        not the dimension numbers that they were made with.
+    """
+    labelled = _labelled.get() or {}
+    for leaf in tree.matrices:
+        view = labelled.get(leaf.path)
+        if view is not None and view.shape == leaf.shape and view != leaf.view:
+            raise ValueError(
+                f"{leaf.name}: partition_labels was given dimension numbers, and this link reads"
+                " the matrix by the default rules. Pass the same ones to the links:"
+                " optax_muonplus.matrix_chain(..., weight_dimension_numbers=...)."
+            )

@@ -22,6 +22,7 @@ from optax_muonplus._parameters import (
     check_given_shardings,
     check_gradients,
     check_inexact,
+    check_labelled,
     check_only_matrices,
     resolve,
     shard_like_params,
@@ -339,9 +340,18 @@ def for_resolved(
                 " get the dimension numbers and the sharding of the optimizer around it. Make the"
                 " chain with optax_muonplus.matrix_chain(...), which hands them to all links."
             )
-        return resolve(tree, dimension_numbers, sharding)
+        resolved = resolve(tree, dimension_numbers, sharding)
+        if dimension_numbers is None and _is_masked(tree):
+            check_labelled(resolved)
+        return resolved
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _is_masked(tree: Any) -> bool:
+    """Whether a tree is a group of ``optax.partition``."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+    return any(isinstance(x, optax.MaskedNode) for x in leaves)
 
 
 def _inside(own: bool, function: Callable[..., Any], *args: Any) -> Any:
