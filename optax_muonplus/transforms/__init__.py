@@ -4,9 +4,6 @@ from optax_muonplus._parameters import LeafInfo as LeafInfo
 from optax_muonplus._parameters import MatrixView as MatrixView
 from optax_muonplus.transforms._blocks import map_blocks as map_blocks
 from optax_muonplus.transforms._chain import Link as Link
-from optax_muonplus.transforms._chain import MatrixTransformation as MatrixTransformation
-from optax_muonplus.transforms._chain import links_of as links_of
-from optax_muonplus.transforms._chain import matrix_chain as matrix_chain
 from optax_muonplus.transforms._descent import add_decayed_weights as add_decayed_weights
 from optax_muonplus.transforms._descent import scale_by_learning_rate as scale_by_learning_rate
 from optax_muonplus.transforms._links import apply_to_matrices as apply_to_matrices
@@ -14,6 +11,9 @@ from optax_muonplus.transforms._links import normalize as normalize
 from optax_muonplus.transforms._links import orthogonalize as orthogonalize
 from optax_muonplus.transforms._links import scale_by_muonplus as scale_by_muonplus
 from optax_muonplus.transforms._links import scale_by_shape as scale_by_shape
+from optax_muonplus.transforms._matrix_chain import MatrixTransformation as MatrixTransformation
+from optax_muonplus.transforms._matrix_chain import links_of as links_of
+from optax_muonplus.transforms._matrix_chain import matrix_chain as matrix_chain
 from optax_muonplus.transforms._momentum import Momentum as Momentum
 from optax_muonplus.transforms._momentum import MomentumState as MomentumState
 from optax_muonplus.transforms._momentum import find_momentum as find_momentum

@@ -35,15 +35,13 @@ class MomentumState(NamedTuple):
 
 
 def find_momentum(state: Any) -> MomentumState:
-    """The momentum in an optimizer's state, wherever it is.
+    """Finds the momentum in an optimizer's state, at any depth.
 
     Args:
-      state: of any transformation that :func:`momentum` is a part of, such as
-        ``optax_muonplus.muonplus``, alone or in a chain.
+      state: of ``optax_muonplus.muonplus`` or any chain with :func:`momentum` in it.
 
     Returns:
-      The one :class:`MomentumState` in it. Its ``mu`` has ``optax.MaskedNode`` where a parameter is
-      not a matrix.
+      Its ``mu`` has ``optax.MaskedNode`` where a parameter is not a matrix.
 
     Raises:
       ValueError: unless there is exactly one.

@@ -9,8 +9,10 @@ from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number, check_rate
 from optax_muonplus._parameters import ADAM, MUON, DimensionNumbersTree, ResolvedTree, ShardingTree
-from optax_muonplus.transforms._chain import Chain, MatrixTransformation, for_resolved, parts_of
+from optax_muonplus.transforms._chain import Chain
 from optax_muonplus.transforms._descent import LearningRate, add_decayed_weights, promoted
+from optax_muonplus.transforms._matrix_chain import MatrixTransformation, parts_of
+from optax_muonplus.transforms._resolved import for_resolved
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

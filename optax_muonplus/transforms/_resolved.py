@@ -1,0 +1,102 @@
+"""Transformations that look up what each leaf of a tree is, once at init and once at an update."""
+
+import contextvars
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from optax_muonplus._parameters import (
+    DimensionNumbersTree,
+    ResolvedTree,
+    ShardingTree,
+    beside_updates,
+    check_given_shardings,
+    check_gradients,
+    check_inexact,
+    check_labelled,
+    resolve,
+    shard_like_params,
+)
+from optax_muonplus.transforms._state_check import update_own_state
+
+# Whether a chain runs whose dimension numbers or sharding its Optax links cannot see.
+_in_a_chain = contextvars.ContextVar("_in_a_chain", default=False)
+
+
+def for_resolved(
+    init: Callable[[optax.Params, ResolvedTree], Any],
+    update: Callable[..., tuple[optax.Updates, Any]],
+    dimension_numbers: DimensionNumbersTree,
+    sharding: ShardingTree,
+) -> optax.GradientTransformationExtraArgs:
+    """A transformation that knows what each leaf is.
+
+    Leaves are looked up anew on the whole tree at init and at every update, by path and shape: the
+    containers may differ between the two (``flax.nnx.Optimizer`` gives variables first and plain
+    arrays later), and no tree of labels is kept.
+
+    Args:
+      init: from parameters and their records to the state.
+      update: from updates, state, parameters, records of the updates and extra arguments to updates
+        and state.
+      dimension_numbers: as in :func:`optax_muonplus.muonplus`.
+      sharding: as there. The state is sharded like the parameters.
+    """
+    own = dimension_numbers is not None or sharding is not None
+
+    def init_fn(params: optax.Params) -> optax.OptState:
+        tree = _resolved(params)
+        check_inexact(tree.leaves)
+        state = _inside(own, init, params, tree)
+        given = [leaf.given_sharding for leaf in tree.leaves]
+        tree.all_shardings()  # raises for those that do not fit
+        check_given_shardings([leaf.name for leaf in tree.leaves], tree.arrays, given)
+        paths, shapes = [x.path for x in tree.leaves], [x.shape for x in tree.leaves]
+        return shard_like_params(state, paths, shapes, given)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        check_gradients(updates, params)
+        tree = _resolved(updates)
+        params = beside_updates(updates, params)
+        return update_own_state(
+            lambda: _inside(own, update, updates, state, params, tree, extra_args),
+            lambda like: init(like, _resolved(like)),
+            updates if params is None else params,
+            state,
+        )
+
+    def _resolved(tree: Any) -> ResolvedTree:
+        if _in_a_chain.get() and not own:
+            raise ValueError(
+                "A link of optax_muonplus inside of optax.chain, or of another wrapper, does not"
+                " get the dimension numbers and the sharding of the optimizer around it. Make the"
+                " chain with optax_muonplus.matrix_chain(...), which hands them to all links."
+            )
+        resolved = resolve(tree, dimension_numbers, sharding)
+        if dimension_numbers is None and _is_masked(tree):
+            check_labelled(resolved)
+        return resolved
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _is_masked(tree: Any) -> bool:
+    """Whether a tree is a group of ``optax.partition``."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+    return any(isinstance(x, optax.MaskedNode) for x in leaves)
+
+
+def _inside(own: bool, function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)``, in which links that look up leaves for themselves are refused."""
+    token = _in_a_chain.set(own or _in_a_chain.get())
+    try:
+        return function(*args)
+    finally:
+        _in_a_chain.reset(token)
