@@ -22,14 +22,12 @@ class Row(NamedTuple):
       optimizer: ``"optax"``, ``"maxtext"``, ``"muon"`` or ``"muonplus"``.
       compute_dtype: of the operands of products; None leaves that to the gradients' dtype in Optax
         and MaxText, and to float32 in this package.
-      symmetric_kernel: whether symmetric products are left to the kernel for Hopper.
       as_optax: whether momentum, shape factor and AdamW are Optax's, so that rows differ only in
         what this package adds; or else its defaults.
     """
 
     optimizer: str
     compute_dtype: str | None = None
-    symmetric_kernel: bool = False
     as_optax: bool = True
 
 
@@ -38,9 +36,7 @@ ROWS = {
     "omp.muon:bfloat16": Row("muon", "bfloat16"),
     "omp.muonplus:bfloat16": Row("muonplus", "bfloat16"),
     "omp.muonplus:bfloat16:default": Row("muonplus", "bfloat16", as_optax=False),
-    "omp.muonplus:bfloat16:symmetric": Row("muonplus", "bfloat16", symmetric_kernel=True),
     "omp.muonplus:float16": Row("muonplus", "float16"),
-    "omp.muonplus:float16:symmetric": Row("muonplus", "float16", symmetric_kernel=True),
     "omp.muonplus:float32": Row("muonplus"),
     maxtext.NAME: Row("maxtext"),
 }
@@ -74,7 +70,7 @@ def optimizer(
     if head_size is not None:
         layer_axes = trees.LAYER_AXES if "blocks" in tree else None
         given["muon_weight_dimension_numbers"] = omp.per_head(head_size, layer_axes=layer_axes)
-    given |= {"compute_dtype": row.compute_dtype, "symmetric_kernel": row.symmetric_kernel}
+    given["compute_dtype"] = row.compute_dtype
     given |= parity.AS_OPTAX if row.as_optax else {}
     sharding = jax.tree.map(lambda x: x.sharding, tree)
     if next(iter(jax.tree.leaves(sharding))).mesh.size > 1:

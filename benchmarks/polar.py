@@ -64,10 +64,10 @@ def main(config: Config) -> None:
     for (method, dtype), (table, steps) in itertools.product(METHODS, RUNS):
         if dtype != "float32" and coefficients.TABLES[table].needs_float32:
             continue
-        function = polar.polar_function(
-            method,
+        function = polar.Orthogonalize(
             table,
             steps,
+            polar=method,
             preconditioning="aol" if table == "turbo" else "frobenius",  # turbo is made for aol
             compute_dtype=dtype,
         )

@@ -37,7 +37,8 @@ def needed(
     """
     products: collections.Counter[Product] = collections.Counter()
     for shape, count in matrix_shapes(size).items():
-        for product in omp.polar.matmul_shapes(shape, polar, compute_dtype=compute_dtype):
+        options = omp.polar.Orthogonalize(polar=polar, compute_dtype=compute_dtype)
+        for product in omp.polar.matmul_shapes(shape, options):
             products[product] += count
     return products
 

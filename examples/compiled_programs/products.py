@@ -2,7 +2,7 @@
 
 XLA writes a product as `dot`, as a `convolution` on TPUs, or as a call of a library. Kernels of
 attention are known by name. Another Pallas kernel counts with the estimate that its author gave,
-and this package's kernel for symmetric products with the blocks on and below the diagonal, whole.
+and the kernel of benchmarks.symmetric_kernel with the blocks on and below the diagonal, whole.
 """
 
 import functools
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-import optax_muonplus as omp
 from examples.compiled_programs import collectives
 from examples.compiled_programs.hlo import Computation, Instruction, Program, Shape
 from examples.compiled_programs.walk import Work
 
 LIBRARY_PRODUCT = re.compile(r'custom_call_target="__cublas')
+_BLOCK = 256  # rows of a block of benchmarks.symmetric_kernel
 _SYMMETRIC_PRODUCT = re.compile(r'custom_call_target="mosaic_gpu.*symmetric_product', re.DOTALL)
 # Products of queries by keys, or of that size, in kernels of attention: cuDNN's, and Pallas' splash
 # attention, whose names JAX gives them. Kernels of the backward pass compute the scores again.
@@ -95,9 +95,8 @@ def _of_dot(x: Instruction, operands: list[tuple[Shape, ...]], contracted: list[
 
 def _of_symmetric_product(operands: list[tuple[Shape, ...]]) -> int:
     ((_, (batch, side, inner)), *_) = operands[0]
-    block = omp.polar.Tiling().block
-    blocks = side // block
-    return batch * blocks * (blocks + 1) * block**2 * inner
+    blocks = side // _BLOCK
+    return batch * blocks * (blocks + 1) * _BLOCK**2 * inner
 
 
 def attention_products(name: str) -> int:

@@ -27,7 +27,7 @@ class Model(nn.Module):
     tokens: kd.kontext.Key = "batch.tokens"
 
     @nn.compact
-    def __call__(self, tokens: Int["*b n 1"]) -> Float["*b n v"]:  # noqa: F722
+    def __call__(self, tokens: Int["*b n 1"]) -> Float["*b n v"]:
         """Logits of the next tokens."""
         x = nn.Embed(VOCABULARY, WIDTH, name="embed")(tokens[..., 0])
         mask = nn.make_causal_mask(tokens[..., 0])

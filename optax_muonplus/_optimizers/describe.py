@@ -26,7 +26,7 @@ from optax_muonplus._parameters import (
 from optax_muonplus.matrices._normalization import Norm
 from optax_muonplus.matrices._precision import accumulation_dtype
 from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
-from optax_muonplus.polar._orthogonalize import Orthogonalize
+from optax_muonplus.polar import Orthogonalize
 
 _POLAR = tuple(field.name for field in dataclasses.fields(Orthogonalize))
 # From sides of 1 : 16 on, normalizing makes the update's RMS this many times Muon's.

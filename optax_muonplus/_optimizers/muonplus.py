@@ -11,9 +11,7 @@ from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
 from optax_muonplus.coefficients._resolve import CoefficientsLike
 from optax_muonplus.matrices._normalization import Norm, Normalize
 from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
-from optax_muonplus.polar._newton_schulz import Preconditioning
-from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
-from optax_muonplus.polar._orthogonalize import Orthogonalize
+from optax_muonplus.polar import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction, Preconditioning
 from optax_muonplus.transforms import (
     AdamW,
     DualNorm,

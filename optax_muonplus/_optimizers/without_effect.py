@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from optax_muonplus._optimizers.muonplus import muonplus
-from optax_muonplus.polar._options import DEFAULT_EPS
+from optax_muonplus.polar import DEFAULT_EPS
 
 
 class Idle(NamedTuple):

@@ -11,7 +11,9 @@ from optax_muonplus.coefficients._minimax import evaluate as evaluate
 from optax_muonplus.coefficients._minimax import minimax as minimax
 from optax_muonplus.coefficients._minimax import polar_express as polar_express
 from optax_muonplus.coefficients._resolve import Coefficients as Coefficients
+from optax_muonplus.coefficients._resolve import CoefficientsLike as CoefficientsLike
 from optax_muonplus.coefficients._resolve import resolve as resolve
 from optax_muonplus.coefficients._restarts import Restarts as Restarts
+from optax_muonplus.coefficients._restarts import every_step as every_step
 from optax_muonplus.coefficients._tables import TABLES as TABLES
 from optax_muonplus.coefficients._tables import Table as Table

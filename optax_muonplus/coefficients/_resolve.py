@@ -9,7 +9,7 @@ import numpy as np
 
 from optax_muonplus._arguments import known_count
 from optax_muonplus.coefficients._minimax import Row
-from optax_muonplus.coefficients._restarts import ROUNDINGS, Restarts, choose_restarts, every_step
+from optax_muonplus.coefficients._restarts import Restarts
 from optax_muonplus.coefficients._tables import TABLES, Table
 
 # A table's name, one row, or several rows.
@@ -29,7 +29,8 @@ class Coefficients(NamedTuple):
       steps: number of steps, a Python int or a traced integer array.
       safety_factor: as in :class:`Table`.
       restarts: steps, counted from 0, at which the Gram iteration computes its Gram matrix again,
-        for each precision of products; None if ``steps`` is traced.
+        for each precision of products; None if they are not listed, as for rows of your own, and
+        if ``steps`` is traced.
       needs_float32: as in :class:`Table`.
     """
 
@@ -38,6 +39,11 @@ class Coefficients(NamedTuple):
     safety_factor: float
     restarts: Restarts | None
     needs_float32: bool
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the number of steps is known only when the program runs."""
+        return isinstance(self.steps, jax.core.Tracer)
 
 
 def resolve(ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array = 5) -> Coefficients:
@@ -76,9 +82,7 @@ def resolve(ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array = 
         )
     missing = max(0, steps - len(table.rows))
     rows = (table.rows + table.rows[-1:] * missing)[:steps]
-    listed = steps <= len(table.restarts)
-    chosen = (choose_restarts(rows, products) for products in ROUNDINGS)
-    restarts = table.restarts[steps - 1] if listed else Restarts(*chosen, every_step(steps))
+    restarts = table.restarts[steps - 1] if steps <= len(table.restarts) else None
     return Coefficients(rows, steps, table.safety_factor, restarts, table.needs_float32)
 
 

@@ -3,21 +3,12 @@ r"""At which steps the Gram iteration computes its Gram matrix again, to stay ac
 Rounding makes the smallest eigenvalues of ``R = X X^H`` slightly negative. The iteration assumes
 that eigenvalues are squares of singular values. For a negative one the accumulated factor Q becomes
 larger than for any singular value, and the error of the result grows with the condition number of
-Q. A *restart* computes ``R`` again from ``X``. The functions here simulate the rounding errors to
-find the fewest restarts that are enough. How many that are, depends on the precision of products.
+Q. A *restart* computes ``R`` again from ``X``. How many are enough depends on the precision of
+products.
 """
 
-import functools
-import itertools
-import math
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
-
-import numpy as np
-
-from optax_muonplus.coefficients._minimax import Row
-
-Products = Literal["float32", "bfloat16_x3", "float16"]
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 
 class Restarts(NamedTuple):
@@ -37,100 +28,24 @@ class Restarts(NamedTuple):
     bfloat16: tuple[int, ...]
 
 
-class Rounding(NamedTuple):
-    """What rounding does, and how much of it is allowed.
-
-    Attributes:
-      error: by how much it lowers an eigenvalue of R.
-      max_condition: the largest condition number of Q that is allowed.
-    """
-
-    error: float
-    max_condition: float
-
-
-# The source has an error of 4e-4 for float16. Those of float32 and of two bfloat16 parts are the
-# same multiple of their rounding unit, 2^-24 and 2^-16. Float16 has twice that here, because
-# Gaussian 1024 x 1500 matrices were three times as far from the polynomial with the source's
-# restart for five Jordan steps as with one a step earlier.
-#
-# Limits are from distances to the float64 polynomial, for every table and singular values of five
-# kinds (Gaussian, log-spaced to 1e-3 and 1e-7, rank 10, two large ones; 96 x 256). The error of the
-# result grows with the condition number. Up to these limits it was below 1e-3 in float32 (256 x
-# 1024, log-spaced to 1e-3), below plain TF32 with three products, and below 0.7 times the error of
-# plain bfloat16 in float16. At 1,000 and more, some float16 results were worse than that.
-ROUNDINGS: dict[Products, Rounding] = {
-    "float32": Rounding(4e-4 * 2.0**-24 / 2.0**-11, 2000.0),
-    "bfloat16_x3": Rounding(4e-4 * 2.0**-16 / 2.0**-11, 1000.0),
-    "float16": Rounding(8e-4, 400.0),
-}
-# Sets of restarts of one size that are compared at most, at 1 ms each. If there are more, restarts
-# are spaced evenly.
-_MAX_SETS = 100
-
-
-def condition(rows: tuple[Row, ...], restarts: tuple[int, ...], error: float) -> float:
-    """The largest condition number that the accumulated factor Q reaches for any spectrum.
-
-    Singular values from 1 to 1e-10 are sent through the steps. Rounding is simulated by lowering
-    the eigenvalue of R that belongs to each of them by ``error``.
-
-    Args:
-      rows: coefficients, one row for each step.
-      restarts: steps, counted from 0, that compute the Gram matrix again.
-      error: by how much rounding lowers an eigenvalue.
-    """
-    x = np.logspace(0, -10, 10_000)
-    q, r = np.ones_like(x), x**2 - error
-    worst = 1.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        for i, row in enumerate(rows):
-            if i in restarts:
-                x = x * q
-                q, r = np.ones_like(x), x**2 - error
-            p = np.polynomial.polynomial.polyval(r, row)
-            q, r = q * p, r * p**2
-            smallest, largest = np.min(np.abs(q)), np.max(np.abs(q))
-            if not (np.isfinite(largest) and smallest > 0):
-                return np.inf
-            worst = max(worst, float(largest / smallest))
-    return worst
-
-
 def every_step(steps: int) -> tuple[int, ...]:
-    """The restarts of plain Newton-Schulz, which computes the Gram matrix at each step."""
+    """Returns the restarts of plain Newton-Schulz, which computes the Gram matrix at each step."""
     return tuple(range(1, steps))
 
 
-@functools.lru_cache
-def choose_restarts(rows: tuple[Row, ...], products: Products) -> tuple[int, ...]:
-    """The fewest restarts that keep :func:`condition` below its limit for that kind of products.
+def by_steps(
+    float32: Sequence[tuple[int, ...]],
+    bfloat16_x3: Sequence[tuple[int, ...]],
+    float16: Sequence[tuple[int, ...]],
+    bfloat16: Mapping[int, tuple[int, ...]] | None = None,
+) -> tuple[Restarts, ...]:
+    """Returns restarts for one step, for two steps and so on, from the lists for each precision.
 
-    Of all sets with that many restarts it is the one with the smallest condition number.
-
-    Args:
-      rows: coefficients, one row for each step.
-      products: how products are made.
-
-    Returns:
-      Steps, counted from 0, that compute the Gram matrix again.
-
-    Source: the autotuner of Dao-AILab, gram-newton-schulz (2026). It makes the same choice for a
-    given number of restarts, which it leaves to the user.
+    ``bfloat16`` has those numbers of steps only for which the Gram iteration is as exact as the
+    plain one.
     """
-    error, max_condition = ROUNDINGS[products]
-    for candidates in _sets(len(rows)):
-        best = min(candidates, key=lambda restarts: condition(rows, restarts, error))
-        if condition(rows, best, error) <= max_condition:
-            return best
-    evenly = (tuple(range(each, len(rows), each)) for each in range(len(rows), 1, -1))
-    kept = (restarts for restarts in evenly if condition(rows, restarts, error) <= max_condition)
-    return next(kept, every_step(len(rows)))
-
-
-def _sets(steps: int) -> Iterator[Iterator[tuple[int, ...]]]:
-    """Sets of no restarts, of one, of two and so on, as far as there are few enough."""
-    for size in range(steps):
-        if math.comb(steps - 1, size) > _MAX_SETS:
-            return
-        yield itertools.combinations(range(1, steps), size)
+    columns = zip(float32, bfloat16_x3, float16, strict=True)
+    return tuple(
+        Restarts(*column, (bfloat16 or {}).get(steps, every_step(steps)))
+        for steps, column in enumerate(columns, start=1)
+    )

@@ -4,11 +4,10 @@ A row ``(c_0, c_1, ..., c_q)`` stands for the polynomial ``p(x) = c_0 x + c_1 x^
 x^(2q+1)``. A table has one row for each step.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from optax_muonplus.coefficients._minimax import Row, scaled
-from optax_muonplus.coefficients._restarts import Restarts, every_step
+from optax_muonplus.coefficients._restarts import Restarts, by_steps
 
 
 class Table(NamedTuple):
@@ -20,10 +19,10 @@ class Table(NamedTuple):
         composition then converges.
       safety_factor: the input is divided by ``safety_factor * norm`` instead of ``norm``.
       source: where the numbers are from.
-      restarts: the restarts of the Gram iteration for one step, for two steps, and so on. They are
-        results of ``choose_restarts``, which is called for numbers of steps beyond the list. Those
-        for bfloat16 were found by trying: with them the result was as near to the float64
-        polynomial as that of the plain iteration, for singular values of five kinds.
+      restarts: the restarts of the Gram iteration for one step, for two steps, and so on, which
+        were found by simulating the rounding of products. Those for bfloat16 were found by trying:
+        with them the result was as near to the float64 polynomial as that of the plain iteration,
+        for singular values of five kinds.
       needs_float32: whether the iteration diverges if its products are narrower than float32. It
         does if each polynomial maps to exactly the interval on which the next one was fitted:
         rounding then moves singular values out of that interval.
@@ -88,31 +87,13 @@ _CANS = (
 )
 
 
-def _by_steps(
-    float32: Sequence[tuple[int, ...]],
-    bfloat16_x3: Sequence[tuple[int, ...]],
-    float16: Sequence[tuple[int, ...]],
-    bfloat16: Mapping[int, tuple[int, ...]] | None = None,
-) -> tuple[Restarts, ...]:
-    """Restarts for one step, for two steps and so on, from the lists for each precision.
-
-    ``bfloat16`` has those numbers of steps only for which the Gram iteration is as exact as the
-    plain one.
-    """
-    columns = zip(float32, bfloat16_x3, float16, strict=True)
-    return tuple(
-        Restarts(*column, (bfloat16 or {}).get(steps, every_step(steps)))
-        for steps, column in enumerate(columns, start=1)
-    )
-
-
 TABLES: dict[str, Table] = {
     "jordan": Table(
         _JORDAN,
         True,
         1.0,
         "Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/ (2024)",
-        restarts=_by_steps(
+        restarts=by_steps(
             float32=(*[()] * 5, (3,), (4,), (4,)),
             bfloat16_x3=(*[()] * 4, (3,), (3,), (4,), (4,)),
             float16=(*[()] * 3, (2,), (2,), (2, 4), (2, 4), (2, 4, 6)),
@@ -124,7 +105,7 @@ TABLES: dict[str, Table] = {
         False,
         1.0,
         "Jiacheng You, in arXiv:2602.21545, appendix; first rows used",
-        restarts=_by_steps(
+        restarts=by_steps(
             float32=[()] * 6,
             bfloat16_x3=(*[()] * 4, (2,), (2,)),
             float16=(*[()] * 3, (2,), (2,), (2,)),
@@ -136,7 +117,7 @@ TABLES: dict[str, Table] = {
         False,
         1.0,
         "Jiacheng You, https://x.com/YouJiacheng/status/1905861218138804534; optax preset 'dion'",
-        restarts=_by_steps(
+        restarts=by_steps(
             float32=[()] * 5,
             bfloat16_x3=[()] * 5,
             float16=(*[()] * 3, (2,), (2,)),
@@ -148,7 +129,7 @@ TABLES: dict[str, Table] = {
         True,
         1.01,
         "Amsel et al., The Polar Express, arXiv:2505.16932, appendix A",
-        restarts=_by_steps(
+        restarts=by_steps(
             float32=(*[()] * 6, (2,), (2,)),
             bfloat16_x3=(*[()] * 3, *[(2,)] * 5),
             float16=((), (), (1,), (2,), (1, 2), (1, 3), (1, 3), (1, 3)),
@@ -159,7 +140,7 @@ TABLES: dict[str, Table] = {
         False,
         1.0,
         "Boissin et al., Turbo-Muon, arXiv:2512.04632: 4 steps, meant for preconditioning='aol'",
-        restarts=_by_steps(
+        restarts=by_steps(
             float32=[()] * 4,
             bfloat16_x3=[()] * 4,
             float16=(*[()] * 3, (2,)),
@@ -171,7 +152,7 @@ TABLES: dict[str, Table] = {
         True,
         1.0,
         "Grishina et al., arXiv:2506.10935, as NVIDIA Emerging-Optimizers rounds them",
-        restarts=_by_steps(
+        restarts=by_steps(
             float32=(*[()] * 5, (1,), (1,), (2,)),
             bfloat16_x3=(*[()] * 3, (1,), (1,), (1,), (2,), (1, 2)),
             float16=[tuple(range(1, steps)) for steps in range(1, 9)],

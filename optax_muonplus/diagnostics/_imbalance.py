@@ -19,7 +19,7 @@ from optax_muonplus.matrices._precision import (
     sum_of_squares,
     upcast_for_sum,
 )
-from optax_muonplus.polar._methods import svd
+from optax_muonplus.polar import svd
 
 
 def norm_variance(x: jax.Array, side: Side = "row") -> jax.Array:

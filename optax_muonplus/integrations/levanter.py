@@ -20,7 +20,7 @@ from optax_muonplus._parameters import (
 )
 from optax_muonplus.matrices._normalization import Norm
 from optax_muonplus.matrices._shape_factor import ShapeScale
-from optax_muonplus.polar._options import Polar
+from optax_muonplus.polar import Polar
 
 
 @OptimizerConfig.register_subclass("muonplus")

@@ -7,16 +7,21 @@ would cost a copy each way. So every function can also say what it is on transpo
 import dataclasses
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Inexact
+
+from optax_muonplus.matrices._machine import Machine
+
+Matrices = Inexact[Array, "*batch out in"]
 
 _Class = TypeVar("_Class", bound=type)
 
 
 def static(**kwargs: Any) -> Any:
-    """A field of :func:`matrix_function` that is a choice: part of the structure of the pytree."""
+    """Makes a field of :func:`matrix_function` that is a choice: not a leaf of the pytree."""
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
@@ -63,8 +68,8 @@ class MatrixFunction:
               return jnp.sign(x)
     """
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """The function of every matrix of ``x``, an array of the same shape."""
+    def __call__(self, x: Matrices) -> Matrices:
+        """Returns the function of every matrix of ``x``, an array of the same shape."""
         raise NotImplementedError
 
     @property
@@ -73,7 +78,7 @@ class MatrixFunction:
         return False
 
     def transposed(self) -> "MatrixFunction":
-        """The function ``x -> f(x^T)^T``, for matrices stored as ``(batch, in, out)``."""
+        """Returns the function ``x -> f(x^T)^T``, for matrices stored as ``(batch, in, out)``."""
         return self if self.transpose_equivariant else ViaTranspose(self)
 
     @property
@@ -90,16 +95,31 @@ class MatrixFunction:
         return None
 
     def padded(self, shape: tuple[int, int]) -> "MatrixFunction":
-        """The function for matrices of ``shape`` that have rows and columns of zeros behind them.
+        """Returns the function for matrices of ``shape`` with rows and columns of zeros behind.
 
         Its results have zeros there too.
         """
         return OnPart(self, shape)
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """FLOPs of the matrix products for one matrix ``(out, in)``; devices are balanced by it."""
+        """Counts FLOPs of products for a matrix ``(out, in)``; devices are balanced by them."""
         del shape
         return 0
+
+    def on(self, machine: Machine) -> "MatrixFunction":
+        """Returns the function as it is written for a machine; so are functions it is made of."""
+
+        def is_part(x: Any) -> bool:
+            return isinstance(x, MatrixFunction) and x is not self
+
+        parts, structure = jax.tree.flatten(self, is_part)
+        return structure.unflatten([x.on(machine) if is_part(x) else x for x in parts])
+
+    def replace(self, **attributes: Any) -> Self:
+        """Returns the function with other attributes, which are not checked again."""
+        copy = object.__new__(type(self))
+        vars(copy).update(vars(self) | attributes)
+        return copy
 
 
 @matrix_function
@@ -108,53 +128,53 @@ class ArrayFunction(MatrixFunction):
 
     function: Callable[[jax.Array], jax.Array] = static()
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """The function of ``x``."""
+    def __call__(self, x: Matrices) -> Matrices:
+        """Calls the function."""
         return self.function(x)
 
 
 @matrix_function
 class ViaTranspose(MatrixFunction):
-    """``x -> f(x^T)^T``, by transposing there and back."""
+    """``x -> f(x^T)^T``, by transposing there and back: two copies more than ``f``."""
 
     function: MatrixFunction
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Two copies more than ``f`` itself."""
+    def __call__(self, x: Matrices) -> Matrices:
+        """Transposes, calls ``f``, and transposes again."""
         return jnp.swapaxes(self.function(jnp.swapaxes(x, -1, -2)), -1, -2)
 
     def transposed(self) -> MatrixFunction:
-        """The function itself."""
+        """Returns ``f``."""
         return self.function
 
     def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """The function's, transposed."""
-        return ViaTranspose(self.function.padded((shape[1], shape[0])))
+        """Pads ``f``, for the other shape."""
+        return ViaTranspose(self.function.padded(shape[::-1]))
 
     @property
     def input_dtype(self) -> jnp.dtype | None:
-        """As the function."""
+        """That of ``f``."""
         return self.function.input_dtype
 
     @property
     def output_dtype(self) -> jnp.dtype | None:
-        """As the function."""
+        """That of ``f``."""
         return self.function.output_dtype
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """As the function."""
-        return self.function.flops((shape[1], shape[0]))
+        """Counts those of ``f``."""
+        return self.function.flops(shape[::-1])
 
 
 @matrix_function
 class OnPart(MatrixFunction):
-    """The function of the first rows and columns, and zeros behind, by cutting and padding."""
+    """The function of the first rows and columns, and zeros behind: two copies more than it."""
 
     function: MatrixFunction
     shape: tuple[int, int] = static()
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Two copies more than the function itself."""
+    def __call__(self, x: Matrices) -> Matrices:
+        """Cuts, calls the function, and pads."""
         return with_zeros(self.function(part(x, self.shape)), x.shape[-2:])
 
 
@@ -164,24 +184,24 @@ class Composition(MatrixFunction):
 
     functions: tuple[MatrixFunction, ...]
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """``... f2(f1(x))``."""
+    def __call__(self, x: Matrices) -> Matrices:
+        """Returns ``... f2(f1(x))``."""
         for function in self.functions:
             x = function(x)
         return x
 
     @property
     def transpose_equivariant(self) -> bool:
-        """If all of them are."""
-        return all([function.transpose_equivariant for function in self.functions])
+        """Whether all of them are."""
+        return all(function.transpose_equivariant for function in self.functions)
 
-    def transposed(self) -> MatrixFunction:
-        """Each of them transposed, in the same order."""
-        return Composition(tuple([function.transposed() for function in self.functions]))
+    def transposed(self) -> "Composition":
+        """Transposes each of them."""
+        return compose([f.transposed() for f in self.functions])
 
     def padded(self, shape: tuple[int, int]) -> "Composition":
-        """Each of them."""
-        return Composition(tuple([function.padded(shape) for function in self.functions]))
+        """Pads each of them."""
+        return compose([f.padded(shape) for f in self.functions])
 
     @property
     def input_dtype(self) -> jnp.dtype | None:
@@ -194,41 +214,38 @@ class Composition(MatrixFunction):
         return self.functions[-1].output_dtype if self.functions else None
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """Their sum."""
+        """Adds theirs up."""
         return sum(function.flops(shape) for function in self.functions)
 
     def split(self) -> "tuple[Composition, Composition]":
-        """The first functions, as many as do not depend on the layout, and the others."""
+        """Returns the first functions, as long as they are equivariant, and the others."""
         equivariant = [function.transpose_equivariant for function in self.functions]
         first = (*equivariant, False).index(False)
-        return Composition(self.functions[:first]), Composition(self.functions[first:])
+        return compose(self.functions[:first]), compose(self.functions[first:])
 
 
 def compose(functions: Sequence[MatrixFunction]) -> Composition:
-    """One function after the other, as one."""
+    """Makes one function of several, the first one first."""
     return Composition(tuple(functions))
 
 
 def for_layout(
     function: MatrixFunction, transposed: bool, shape: tuple[int, int] | None = None
 ) -> MatrixFunction:
-    """``function`` for matrices stored as (in, out) if ``transposed``.
+    """Returns ``function`` for matrices stored as (in, out) if ``transposed``.
 
-    Args:
-      function: of matrices (out, in).
-      transposed: whether they are stored as (in, out).
-      shape: as stored, if there are rows and columns of zeros behind the matrices.
+    ``shape`` is theirs, as stored, if rows and columns of zeros lie behind them.
     """
     chosen = function.transposed() if transposed else function
     return chosen if shape is None else chosen.padded(shape)
 
 
-def part(x: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """The first rows and columns of matrices, as many as ``shape`` says."""
+def part(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows columns"]:
+    """Returns the first rows and columns of matrices, as many as ``shape`` says."""
     return x[..., : shape[0], : shape[1]]
 
 
-def with_zeros(x: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """Matrices with rows and columns of zeros behind, so that they have ``shape``."""
+def with_zeros(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows columns"]:
+    """Adds rows and columns of zeros behind matrices, so that they have ``shape``."""
     widths = [(0, n - side) for n, side in zip(shape, x.shape[-2:], strict=True)]
     return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + widths)

@@ -1,9 +1,8 @@
-r"""Row and column normalization of matrices ``(*batch, out, in)``, the step that Muon+ adds.
+r"""Row and column normalization of matrices, the step that Muon+ adds.
 
 A row holds the weights of one output unit, a column those of one input feature.
 """
 
-import dataclasses
 from typing import Literal, get_args
 
 import jax
@@ -11,7 +10,12 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import NOT_NEGATIVE, check_flag, check_number, check_word
-from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function, static
+from optax_muonplus.matrices._matrix_function import (
+    Matrices,
+    MatrixFunction,
+    matrix_function,
+    static,
+)
 from optax_muonplus.matrices._precision import (
     as_real,
     divide_by_pow2,
@@ -27,6 +31,22 @@ Side = Literal["row", "col"]
 # The axis over which the norm of a row, or of a column, is summed.
 SUMMED_AXIS: dict[Side, int] = {"row": -1, "col": -2}
 
+_SIDES: dict[Norm, tuple[Side, ...]] = {
+    "none": (),
+    "col": ("col",),
+    "row": ("row",),
+    "col_row": ("col", "row"),
+    "row_col": ("row", "col"),
+}
+# Rows of the transposed matrix are columns of the matrix.
+_TRANSPOSED: dict[Norm, Norm] = {
+    "none": "none",
+    "col": "row",
+    "row": "col",
+    "col_row": "row_col",
+    "row_col": "col_row",
+}
+
 
 def check_norm(norm: str) -> None:
     """Raises ValueError, which lists the options, unless ``norm`` is one of them."""
@@ -34,29 +54,11 @@ def check_norm(norm: str) -> None:
 
 
 def normalized_sides(norm: Norm) -> tuple[Side, ...]:
-    """The sides that ``norm`` normalizes, in order: ``"col_row"`` gives ``("col", "row")``."""
-    sides: dict[Norm, tuple[Side, ...]] = {
-        "none": (),
-        "col": ("col",),
-        "row": ("row",),
-        "col_row": ("col", "row"),
-        "row_col": ("row", "col"),
-    }
-    return sides[norm]
+    """Lists the sides that ``norm`` normalizes, in order: ``("col", "row")`` for ``"col_row"``."""
+    return _SIDES[norm]
 
 
-def transposed_norm(norm: Norm) -> Norm:
-    """The option that normalizes the transposed matrix, whose rows are columns of the matrix."""
-    swapped: dict[Norm, Norm] = {
-        "col": "row",
-        "row": "col",
-        "col_row": "row_col",
-        "row_col": "col_row",
-    }
-    return swapped.get(norm, norm)
-
-
-def normalize_matrix(x: jax.Array, norm: Norm = "col_row", norm_eps: ArrayLike = 1e-8) -> jax.Array:
+def normalize_matrix(x: Matrices, norm: Norm = "col_row", norm_eps: ArrayLike = 1e-8) -> Matrices:
     r"""Divides rows or columns, or first one and then the other, by their l2 norms.
 
     .. math::
@@ -82,29 +84,10 @@ def normalize_matrix(x: jax.Array, norm: Norm = "col_row", norm_eps: ArrayLike =
 
     Source: Zhang et al., Muon+, arXiv:2602.21545, equations 3-8 and Algorithm 1.
     """
-    check_norm(norm)
-    check_number("norm_eps", norm_eps, NOT_NEGATIVE)
-    return _normalized(x, norm, norm_eps, bounded=False)
+    return Normalize(norm, norm_eps)(x)
 
 
-def _normalized(x: jax.Array, norm: Norm, norm_eps: ArrayLike, bounded: bool) -> jax.Array:
-    y = upcast_for_sum(x)
-    for side in normalized_sides(norm):
-        axis = SUMMED_AXIS[side]
-        eps = as_real(norm_eps, jnp.finfo(y.dtype).dtype)
-        if not bounded:
-            # Squares of large numbers overflow; those of small ones are nothing beside norm_eps.
-            size = jnp.max(jnp.abs(y), axis=axis, keepdims=True)
-            y, power = divide_by_pow2(y, jnp.maximum(size, 1))
-            eps = eps / power / power
-        squares = sum_of_squares(y, (axis,)) + eps
-        # rsqrt(0) would be infinite for a zero row with norm_eps=0.
-        y = y * jnp.where(squares > 0, jax.lax.rsqrt(squares), 0)
-        bounded = True  # by now
-    return y.astype(x.dtype)
-
-
-def match_frobenius_norm(x: jax.Array, like: jax.Array) -> jax.Array:
+def match_frobenius_norm(x: Matrices, like: Matrices) -> Matrices:
     r"""Rescales each matrix to the Frobenius norm that it has in ``like``.
 
     .. math::
@@ -122,7 +105,7 @@ def match_frobenius_norm(x: jax.Array, like: jax.Array) -> jax.Array:
     return _matched(x, like, bounded=False)
 
 
-def _matched(x: jax.Array, like: jax.Array, bounded: bool) -> jax.Array:
+def _matched(x: Matrices, like: Matrices, bounded: bool) -> Matrices:
     wide, wanted = upcast_for_sum(x), upcast_for_sum(like)
     if not bounded:
         wide, _ = scale_by_pow2(wide)
@@ -134,7 +117,7 @@ def _matched(x: jax.Array, like: jax.Array, bounded: bool) -> jax.Array:
 
 @matrix_function
 class Normalize(MatrixFunction):
-    """Rows and columns over their norms; attributes as in ``optax_muonplus.normalize``.
+    """Divides rows and columns by their norms; attributes as in ``optax_muonplus.normalize``.
 
     Attributes:
       bounded: whether entries are known to be of the order of 1 at most, as those of a polar factor
@@ -152,16 +135,29 @@ class Normalize(MatrixFunction):
         check_number("norm_eps", self.norm_eps, NOT_NEGATIVE)
         check_flag("match_frobenius", self.match_frobenius)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalized ``x``, rescaled to the Frobenius norm that it had if that is asked for."""
-        y = _normalized(x, self.norm, self.norm_eps, self.bounded)
+    def __call__(self, x: Matrices) -> Matrices:
+        """Normalizes ``x``, and rescales it to its Frobenius norm if that is asked for."""
+        y, bounded = upcast_for_sum(x), self.bounded
+        for side in normalized_sides(self.norm):
+            axis = SUMMED_AXIS[side]
+            eps = as_real(self.norm_eps, jnp.finfo(y.dtype).dtype)
+            if not bounded:
+                # Squares of large numbers overflow; those of small ones vanish against norm_eps.
+                size = jnp.max(jnp.abs(y), axis=axis, keepdims=True)
+                y, power = divide_by_pow2(y, jnp.maximum(size, 1))
+                eps = eps / power / power
+            squares = sum_of_squares(y, (axis,)) + eps
+            # rsqrt(0) would be infinite for a zero row with norm_eps=0.
+            y = y * jnp.where(squares > 0, jax.lax.rsqrt(squares), 0)
+            bounded = True  # by now
+        y = y.astype(x.dtype)
         return _matched(y, x, self.bounded) if self.match_frobenius else y
 
     def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """Itself: zeros add nothing to sums of squares, and stay zeros."""
+        """Returns itself: zeros add nothing to sums of squares, and stay zeros."""
         del shape
         return self
 
     def transposed(self) -> MatrixFunction:
-        """Rows for columns and columns for rows."""
-        return dataclasses.replace(self, norm=transposed_norm(self.norm))
+        """Normalizes rows for columns and columns for rows."""
+        return self.replace(norm=_TRANSPOSED[self.norm])

@@ -1,6 +1,5 @@
 """The factor by which an orthogonalized update is multiplied, which depends on its shape."""
 
-import dataclasses
 import math
 from typing import Literal, get_args
 
@@ -8,7 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus._arguments import POSITIVE, check_flag, check_number, check_word
-from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function, static
+from optax_muonplus.matrices._matrix_function import (
+    Matrices,
+    MatrixFunction,
+    matrix_function,
+    static,
+)
 from optax_muonplus.matrices._normalization import Norm, check_norm, normalized_sides
 from optax_muonplus.matrices._precision import upcast_for_sum
 
@@ -20,17 +24,6 @@ def check_shape_scale(shape_scale: str) -> None:
     check_word("shape_scale", shape_scale, get_args(ShapeScale))
 
 
-def check_shape_options(
-    shape_scale: str, consistent_rms: float | jax.Array | None, norm: str, match_frobenius: bool
-) -> None:
-    """Raises ValueError unless each is what :func:`shape_factor` takes."""
-    check_shape_scale(shape_scale)
-    check_norm(norm)
-    check_flag("match_frobenius", match_frobenius)
-    if consistent_rms is not None:
-        check_number("consistent_rms", consistent_rms, POSITIVE)
-
-
 def shape_factor(
     fan_out: int,
     fan_in: int,
@@ -39,7 +32,7 @@ def shape_factor(
     norm: Norm = "none",
     match_frobenius: bool = False,
 ) -> float | jax.Array:
-    r"""Factor for an update of shape ``(fan_out, fan_in)``.
+    r"""Returns the factor for an update of shape ``(fan_out, fan_in)``.
 
     Args:
       fan_out: number of output units, m.
@@ -65,40 +58,13 @@ def shape_factor(
     Source: Bernstein, arXiv:2409.20325 (spectral); Liu et al., arXiv:2502.16982 (RMS of a
     polar factor).
     """
-    check_shape_options(shape_scale, consistent_rms, norm, match_frobenius)
-    return _shape_factor(fan_out, fan_in, shape_scale, consistent_rms, norm, match_frobenius)
-
-
-def _shape_factor(
-    fan_out: int,
-    fan_in: int,
-    shape_scale: ShapeScale,
-    consistent_rms: float | jax.Array | None,
-    norm: Norm,
-    match_frobenius: bool,
-) -> float | jax.Array:
-    if consistent_rms is not None:
-        if not isinstance(consistent_rms, float | int):
-            # bfloat16 would round the product; inject_hyperparams may have made it complex.
-            consistent_rms = jnp.real(upcast_for_sum(consistent_rms))
-        return consistent_rms / _rms(fan_out, fan_in, norm, match_frobenius)
-    if shape_scale == "none":
-        return 1.0
-    ratio = fan_out / fan_in
-    return math.sqrt(ratio if shape_scale == "spectral" else max(1.0, ratio))
-
-
-def _rms(fan_out: int, fan_in: int, norm: Norm, match_frobenius: bool) -> float:
-    """Root mean square of an exact polar factor after ``norm``, as :func:`shape_factor` has it."""
-    sides = normalized_sides(norm)
-    if match_frobenius or not sides:
-        return 1 / math.sqrt(max(fan_out, fan_in))
-    return 1 / math.sqrt(fan_in if sides[-1] == "row" else fan_out)
+    scale = ScaleByShape(shape_scale, consistent_rms, norm, match_frobenius)
+    return scale.factor(fan_out, fan_in)
 
 
 @matrix_function
 class ScaleByShape(MatrixFunction):
-    """A factor of the shape; the attributes are those of ``optax_muonplus.scale_by_shape``.
+    """Multiplies by a factor of the shape; attributes as in ``optax_muonplus.scale_by_shape``.
 
     ``shape`` is that of the matrices as they are stored, if not that of the array.
     """
@@ -112,30 +78,47 @@ class ScaleByShape(MatrixFunction):
 
     def __post_init__(self) -> None:
         """Raises ValueError as :func:`shape_factor`."""
-        check_shape_options(self.shape_scale, self.consistent_rms, self.norm, self.match_frobenius)
+        check_shape_scale(self.shape_scale)
+        check_norm(self.norm)
+        check_flag("match_frobenius", self.match_frobenius)
+        if self.consistent_rms is not None:
+            check_number("consistent_rms", self.consistent_rms, POSITIVE)
 
     def factor(self, fan_out: int, fan_in: int) -> float | jax.Array:
-        """The factor for a matrix ``(fan_out, fan_in)``."""
-        return _shape_factor(
-            fan_out, fan_in, self.shape_scale, self.consistent_rms, self.norm, self.match_frobenius
-        )
+        """Returns the factor for a matrix ``(fan_out, fan_in)``."""
+        if self.consistent_rms is not None:
+            wanted = self.consistent_rms
+            if not isinstance(wanted, float | int):
+                # bfloat16 would round the product; inject_hyperparams may have made it complex.
+                wanted = jnp.real(upcast_for_sum(wanted))
+            return wanted / self._polar_rms(fan_out, fan_in)
+        if self.shape_scale == "none":
+            return 1.0
+        ratio = fan_out / fan_in
+        return math.sqrt(ratio if self.shape_scale == "spectral" else max(1.0, ratio))
 
     def update_rms(self, fan_out: int, fan_in: int) -> float | jax.Array:
-        """Root mean square of an update at learning rate 1, if the polar factor is exact."""
-        rms = _rms(fan_out, fan_in, self.norm, self.match_frobenius)
-        return self.factor(fan_out, fan_in) * rms
+        """Returns the RMS of an update at learning rate 1, if the polar factor is exact."""
+        return self.factor(fan_out, fan_in) * self._polar_rms(fan_out, fan_in)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """``x`` times the factor."""
+    def _polar_rms(self, fan_out: int, fan_in: int) -> float:
+        """Returns the RMS of an exact polar factor after ``norm``, see :func:`shape_factor`."""
+        sides = normalized_sides(self.norm)
+        if self.match_frobenius or not sides:
+            return 1 / math.sqrt(max(fan_out, fan_in))
+        return 1 / math.sqrt(fan_in if sides[-1] == "row" else fan_out)
+
+    def __call__(self, x: Matrices) -> Matrices:
+        """Multiplies ``x`` by the factor."""
         rows, columns = self.shape or x.shape[-2:]
         fans = (columns, rows) if self.stored_transposed else (rows, columns)
         return (x * self.factor(*fans)).astype(x.dtype)
 
     def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """The factor of ``shape``."""
-        return dataclasses.replace(self, shape=shape)
+        """Returns the function with the factor of ``shape``."""
+        return self.replace(shape=shape)
 
     def transposed(self) -> MatrixFunction:
-        """The same factor, with fan-out and fan-in read off the other axes."""
+        """Returns the same factor, with fan-out and fan-in read off the other axes."""
         shape = None if self.shape is None else self.shape[::-1]
-        return dataclasses.replace(self, stored_transposed=not self.stored_transposed, shape=shape)
+        return self.replace(stored_transposed=not self.stored_transposed, shape=shape)

@@ -1,7 +1,8 @@
-r"""The Newton-Schulz iteration in one loop, which is either plain or on the Gram matrix.
+r"""The Newton-Schulz iteration: by definition, and as it runs.
 
-If the shorter side of X is the left one, a step multiplies X from the left by a polynomial P of the
-Gram matrix R. All of these matrices commute, so that R and P alone give the next Gram matrix:
+The iteration that runs is either plain or on the Gram matrix, in one loop. If the shorter side of X
+is the left one, a step multiplies X from the left by a polynomial P of the Gram matrix R. All of
+these matrices commute, so that R and P alone give the next Gram matrix:
 
 .. math::
   P_i = c_0 I + c_1 R_i + c_2 R_i^2 + \dots, \qquad
@@ -16,9 +17,11 @@ Source of the Gram form: Dao-AILab, gram-newton-schulz (2026),
 https://dao-ailab.github.io/blog/2026/gram-newton-schulz/.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -26,27 +29,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from optax_muonplus.coefficients._minimax import Row
-from optax_muonplus.coefficients._restarts import every_step
-from optax_muonplus.matrices._precision import (
+from optax_muonplus.coefficients import Row, every_step
+from optax_muonplus.matrices import (
     as_real,
     divide_by_pow2,
+    part,
     scale_by_pow2,
     sum_of_squares,
 )
 from optax_muonplus.polar._products import (
+    Matrices,
     Precision,
-    Product,
-    ShortSide,
-    product,
+    Products,
+    Scale,
+    Square,
+    adjoint,
     product_dtype,
     range_factor,
     rounded,
 )
-from optax_muonplus.polar._symmetric_product import padded_sides, symmetric_product
-
-# Of both sides of half-precision operands, in elements: 16 bytes, what cuBLAS asks for.
-ALIGNMENT = 8
 
 # Of the Frobenius norm of float16 operands: its square, an element of the Gram matrix, is at most
 # four times as large, a quarter of float16's range.
@@ -55,16 +56,64 @@ _NORM = 64.0
 Preconditioning = Literal["frobenius", "spectral", "aol", "aol_out", "schatten"]
 
 
-def product_shapes(
-    shape: tuple[int, ...], rows: tuple[Row, ...], restarts: tuple[int, ...]
-) -> list[tuple[int, int, int]]:
-    """The products of :func:`iterate` for one matrix, each as ``(rows, inner, columns)``.
+def defined(x: Matrices, rows: Sequence[Row]) -> Matrices:
+    """Defines what :func:`iterate` computes with fewer operations, passes and roundings."""
+    x = x / jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
+    for a, b, c in rows:
+        r = x @ adjoint(x)
+        x = a * x + (b * r + c * r @ r) @ x
+    return x
 
-    Args:
-      shape: ``(..., out, in)``.
-      rows: coefficients, one row for each step.
-      restarts: steps that begin a segment, besides step 0.
+
+@dataclasses.dataclass(frozen=True)
+class Iteration:
+    """All choices for the iteration of matrices of one shape and dtype on one machine.
+
+    Attributes:
+      rows: coefficients, one row for each step; or a table, the last row of which is used for all
+        further steps of a traced number.
+      restarts: steps, counted from 0, that compute the Gram matrix again.
+      safety_factor: the norm is multiplied by it.
+      preconditioning: the norm that divides.
+      operand: dtype of the operands of products.
+      precision: of float32 products; None means JAX's default.
+      emulated: whether operands are multiplied in the dtype of sums.
+      products: the class that makes the products.
     """
+
+    rows: tuple[Row, ...]
+    restarts: tuple[int, ...]
+    safety_factor: float
+    preconditioning: Preconditioning
+    operand: jnp.dtype
+    precision: Precision
+    emulated: bool
+    products: type[Products] = Products
+
+    def products_of(self, shape: tuple[int, ...], dtype: jnp.dtype) -> Products:
+        """Returns the products for matrices of that shape, which sum in ``dtype``."""
+        height, width = shape[-2:]
+        # Of a square matrix the left side is taken, which is 8% faster on a CPU. "aol" scales one
+        # side: for that it takes the right one, as optax.contrib.muon does, and "aol_out" the left.
+        left = height < width or (height == width and self.preconditioning != "aol")
+        # The Gram form rounds more often than the plain one. In bfloat16 it is as near to the
+        # polynomial if squares are not rounded, and up to 1.3 times as far if they are.
+        gram_form = self.restarts != every_step(len(self.rows))
+        return self.products(
+            left,
+            self.operand,
+            dtype,
+            range_factor(self.operand, len(self.rows[0])),
+            self.precision,
+            self.emulated,
+            exact_squares=gram_form and self.operand == jnp.bfloat16,
+        )
+
+
+def product_shapes(
+    shape: Sequence[int], rows: Sequence[Row], restarts: tuple[int, ...]
+) -> list[tuple[int, int, int]]:
+    """Lists the products of :func:`iterate` for one matrix, as ``(rows, inner, columns)``."""
     n, m = sorted(shape[-2:])
     products = []
     for start, stop in _segments(len(rows), restarts):
@@ -74,103 +123,78 @@ def product_shapes(
     return products
 
 
-def operations(shape: tuple[int, ...], rows: tuple[Row, ...], restarts: tuple[int, ...]) -> int:
-    """Multiplications and additions in :func:`product_shapes`, for one matrix."""
+def operations(shape: Sequence[int], rows: Sequence[Row], restarts: tuple[int, ...]) -> int:
+    """Counts multiplications and additions in :func:`product_shapes`, for one matrix."""
     return sum(2 * math.prod(dimensions) for dimensions in product_shapes(shape, rows, restarts))
 
 
-# The arguments of the iteration that are choices, for jax.jit.
-STATIC = ("rows", "safety_factor", "preconditioning", "compute_dtype", "symmetric_kernel")
-
-
-# Under jax.jit it is compiled once for each shape also if the caller is not jitted. Otherwise a
-# loop would be compiled again at every call.
-@functools.partial(jax.jit, static_argnames=("restarts", "precision", *STATIC))
 def iterate(
-    x: jax.Array,
-    *,
+    x: Matrices,
     eps: ArrayLike,
-    steps: jax.Array | None = None,
-    rows: tuple[Row, ...],
-    restarts: tuple[int, ...],
-    safety_factor: float,
-    preconditioning: Preconditioning,
-    compute_dtype: jnp.dtype | None,
-    precision: Precision = None,
-    symmetric_kernel: bool = False,
-) -> jax.Array:
-    """The iteration of :func:`optax_muonplus.polar.newton_schulz`, with all options resolved.
+    steps: jax.Array | None,
+    iteration: Iteration,
+) -> Matrices:
+    """Runs an iteration.
 
     Args:
-      x: matrices ``(*batch, out, in)``.
+      x: matrices.
       eps: added to the norm that divides.
-      steps: a traced number of steps, which needs a restart at each; the last row is then used for
-        all further steps. None means one step for each row.
-      rows: coefficients, one row for each step.
-      restarts: steps that compute the Gram matrix again.
-      safety_factor: the norm is multiplied by it.
-      preconditioning: the norm that divides.
-      compute_dtype: dtype of operands, or None.
-      precision: of the products; None means JAX's default.
-      symmetric_kernel: whether symmetric products are computed as one triangle where that is
-        possible and pays.
+      steps: a traced number of steps, which needs a restart at each; None is one for each row.
+      iteration: how.
     """
+    rows, operand = iteration.rows, iteration.operand
     # XLA's CPU products are 5 to 10% slower with an axis of size 1 in front (jaxlib 0.10.2).
     y = x.reshape(x.shape[-2:]) if math.prod(x.shape[:-2]) == 1 else x
-    dtype = product_dtype(x.dtype, compute_dtype)
-    operand = dtype if compute_dtype is None else compute_dtype
-    # Of a square matrix the left side is taken, which is 8% faster on a CPU. "aol" scales one side:
-    # for that it takes the right one, as optax.contrib.muon does, and "aol_out" the left one.
-    height, width = x.shape[-2:]
-    left = height < width or (height == width and preconditioning != "aol")
-    # The kernel sums in float32.
-    kernel = padded_sides(height, width) if symmetric_kernel and dtype == jnp.float32 else None
-    symmetric = None if kernel is None else symmetric_product
-    factor = range_factor(operand, len(rows[0]))
-    matmul = product(operand, dtype, precision)
-    square = _square(operand, dtype, gram_form=restarts != every_step(len(rows)))
-    side = ShortSide(left, matmul, operand, dtype, factor, symmetric, square)
+    dtype = product_dtype(x.dtype, operand)
+    products = iteration.products_of(x.shape, dtype)
 
     y, magnitude = _in_range(y.astype(dtype), operand)
     scaled_eps = as_real(eps, magnitude.dtype) / magnitude
     y = rounded(y, operand)
     if operand != dtype:
-        y = _padded(y, kernel)
-    gram = side.gram(y)
-    scale = _scale(y, gram.astype(dtype), safety_factor, scaled_eps, preconditioning) * factor
-    gram = side.rounded(gram * scale * jnp.swapaxes(scale, -1, -2))
+        y = products.padded(y)
+    gram = products.gram(y)
+    scale = _scale(y, gram.astype(dtype), iteration, scaled_eps) * products.factor
+    gram = rounded(gram * scale * jnp.swapaxes(scale, -1, -2), operand)
     if steps is None:
         # Not a jax loop: that would copy its carry at every step, 5% of the time on a CPU.
-        for start, stop in _segments(len(rows), restarts):
+        for start, stop in _segments(len(rows), iteration.restarts):
             if start:
-                gram, scale = side.gram(y), None
-            y = side.segment(y, gram, rows[start:stop], scale)
+                gram, scale = products.gram(y), None
+            y = products.segment(y, gram, rows[start:stop], scale)
     else:
         table = np.asarray(rows, magnitude.dtype)
 
         def step(i: jax.Array, y: jax.Array) -> jax.Array:
-            gram = side.gram(y)
+            gram = products.gram(y)
             row = jnp.asarray(table)[jnp.minimum(i, len(rows) - 1)]
-            return side.segment(y, gram, [row])
+            return products.segment(y, gram, [row])
 
-        y = jax.lax.fori_loop(1, steps, step, side.segment(y, gram, rows[:1], scale))
-    y = y[..., :height, :width].astype(dtype) / factor
+        y = jax.lax.fori_loop(1, steps, step, products.segment(y, gram, rows[:1], scale))
+    y = part(y, x.shape[-2:]).astype(dtype) / products.factor
     return y.astype(x.dtype).reshape(x.shape)
 
 
-def _square(operand: jnp.dtype, dtype: jnp.dtype, gram_form: bool) -> Product | None:
-    """The product that makes R^2, if its result is to keep more digits than ``operand`` has.
+# Under jax.jit it is compiled once for each shape also if the caller is not jitted. Otherwise a
+# loop, or a choice by the machine, would be compiled again at every call.
+@functools.partial(jax.jit, static_argnames="iterations")
+def iterate_on_its_machine(
+    x: Matrices,
+    eps: ArrayLike,
+    steps: jax.Array | None,
+    iterations: tuple[Iteration, ...],
+) -> Matrices:
+    """Runs the iteration for the machine: the only one, or that of ``MACHINES`` in this order."""
+    works = {one: functools.partial(iterate, iteration=one) for one in iterations}
+    if len(works) == 1:
+        return works[iterations[0]](x, eps, steps)
+    cpu, tpu, gpu = (works[one] for one in iterations)
+    named = {"cpu": cpu} if tpu is gpu else {"cpu": cpu, "tpu": tpu}
+    return jax.lax.platform_dependent(x, eps, steps, **named, default=gpu)
 
-    The Gram form rounds more often than the plain one. In bfloat16 it is as near to the polynomial
-    if these squares are not rounded, and up to 1.3 times as far if they are.
-    """
-    if gram_form and operand == jnp.bfloat16:
-        return product(operand, dtype, keep_sums=True)
-    return None
 
-
-def _in_range(x: jax.Array, operand: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-    """``x`` divided by powers of two ``(*batch, 1, 1)``, which are also returned.
+def _in_range(x: Matrices, operand: jnp.dtype) -> tuple[Matrices, Scale]:
+    """Divides ``x`` by powers of two, and returns these too.
 
     Neither the quotient nor its Gram matrix leaves the range of ``operand``. Float16 has so little
     of it that not the largest element is brought near 1, but the Frobenius norm near 64: elements
@@ -192,42 +216,31 @@ def _in_range(x: jax.Array, operand: jnp.dtype) -> tuple[jax.Array, jax.Array]:
     return y * factor, magnitude / factor
 
 
-def _padded(y: jax.Array, sides: tuple[int, int] | None) -> jax.Array:
-    """``y`` with zeros up to sides that half-precision units like, which change no other element.
-
-    XLA would else pad odd sides before every product, a pass over the matrices each time.
-    """
-    wanted = [side + -side % ALIGNMENT for side in y.shape[-2:]] if sides is None else sides
-    widths = [(0, n - side) for n, side in zip(wanted, y.shape[-2:], strict=True)]
-    return jnp.pad(y, [(0, 0)] * (y.ndim - 2) + widths)
-
-
 def _segments(steps: int, restarts: tuple[int, ...]) -> list[tuple[int, int]]:
-    """The first step of each segment, and the one after its last."""
+    """Lists the first step of each segment, and the one after its last."""
     return list(itertools.pairwise((0, *restarts, steps)))
 
 
 def _scale(
-    y: jax.Array,
-    gram: jax.Array,
-    safety_factor: float,
-    eps: jax.Array,
-    preconditioning: Preconditioning,
-) -> jax.Array:
-    """The factor of the short side of ``y``: ``(*batch, 1, 1)``, or ``(*batch, n, 1)`` for aol.
+    y: Matrices,
+    gram: Square,
+    iteration: Iteration,
+    eps: Scale,
+) -> Scale:
+    """Returns the factor of the short side of ``y``: one number, or under aol one for each row.
 
     All norms but the spectral one are computed from the Gram matrix, which saves a pass over ``y``.
     """
-
-    def inverse(norm: jax.Array) -> jax.Array:
-        # The norm of a zero matrix, or under aol of a zero row, is 0, and eps may be 0 too.
-        return jnp.where(norm > 0, 1 / jnp.where(norm > 0, safety_factor * norm + eps, 1), 0)
-
+    preconditioning = iteration.preconditioning
     if preconditioning == "spectral":
-        return inverse(jnp.linalg.norm(y.astype(gram.dtype), ord=2, axis=(-2, -1), keepdims=True))
-    if preconditioning == "schatten":
-        return inverse(sum_of_squares(gram, (-2, -1)) ** 0.25)
-    if preconditioning in ("aol", "aol_out"):
-        return inverse(jnp.sqrt(jnp.sum(jnp.abs(gram), axis=-1, keepdims=True)))
-    trace = jnp.real(jnp.trace(gram, axis1=-2, axis2=-1))[..., None, None]
-    return inverse(jnp.sqrt(trace))
+        norm = jnp.linalg.norm(y.astype(gram.dtype), ord=2, axis=(-2, -1), keepdims=True)
+    elif preconditioning == "schatten":
+        norm = sum_of_squares(gram, (-2, -1)) ** 0.25
+    elif preconditioning in ("aol", "aol_out"):
+        norm = jnp.sqrt(jnp.sum(jnp.abs(gram), axis=-1, keepdims=True))
+    else:
+        trace = jnp.real(jnp.trace(gram, axis1=-2, axis2=-1))[..., None, None]
+        norm = jnp.sqrt(trace)
+    # The norm of a zero matrix, or under aol of a zero row, is 0, and eps may be 0 too.
+    divisor = jnp.where(norm > 0, iteration.safety_factor * norm + eps, 1)
+    return jnp.where(norm > 0, 1 / divisor, 0)

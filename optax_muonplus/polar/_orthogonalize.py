@@ -1,25 +1,91 @@
-"""The polar factor as a function on matrices."""
+"""The polar factor as a function on matrices: one value that holds every choice."""
 
-import functools
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus.coefficients._resolve import CoefficientsLike
-from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function, static
-from optax_muonplus.polar._choice import matmul_shapes
-from optax_muonplus.polar._methods import polar_function
-from optax_muonplus.polar._newton_schulz import Preconditioning
-from optax_muonplus.polar._options import DEFAULT_EPS, Polar, PolarFunction
+from optax_muonplus._arguments import NOT_NEGATIVE, check_number, check_word, floating_dtype
+from optax_muonplus.coefficients import Coefficients, CoefficientsLike, resolve
+from optax_muonplus.matrices import (
+    MACHINES,
+    Machine,
+    MatrixFunction,
+    machine_of,
+    matrix_function,
+    static,
+)
+from optax_muonplus.polar._checks import check_bounded, check_gram, check_precision
+from optax_muonplus.polar._form import form_on
+from optax_muonplus.polar._newton_schulz import (
+    Iteration,
+    Preconditioning,
+    iterate_on_its_machine,
+    product_shapes,
+)
+from optax_muonplus.polar._products import Matrices, Products, product_dtype
+from optax_muonplus.polar._svd import svd
+
+Polar = Literal["auto", "newton_schulz", "gram", "svd"]
+PolarFunction = Callable[[jax.Array], jax.Array]
+
+# Below any sum of squares that float32 gradients can make, above float32's smallest normal number.
+DEFAULT_EPS = 1e-30
 
 
 @matrix_function
 class Orthogonalize(MatrixFunction):
-    """The polar factor; the attributes are the arguments of ``optax_muonplus.orthogonalize``."""
+    r"""Replaces matrices by their polar factors, exact or approximate.
+
+    A call maps matrices ``(*batch, out, in)``, real or complex, to an array of the same shape and
+    dtype. Newton-Schulz iterates
+
+    .. math::
+      X \leftarrow M / (\nu(M) + \epsilon), \qquad
+      X \leftarrow c_0 X + c_1 (X X^H) X + c_2 (X X^H)^2 X + \dots
+
+    Each singular value s of the normalized matrix becomes ``p_T(...p_1(s))``, where ``p_t(s) = c_0
+    s + c_1 s^3 + c_2 s^5 + ...`` has the coefficients of step t. Singular vectors stay the same.
+    The Gram matrix is taken over the shorter side.
+
+    Attributes:
+      ns_coeffs: a table's name (``optax_muonplus.coefficients.TABLES``), one row, or several rows.
+        All attributes but ``polar`` are for Newton-Schulz only.
+      ns_steps: number of steps; the first ``ns_steps`` rows of the table are used.
+      eps: added to the norm that divides. With the default the result does not depend on the scale
+        of ``x``; a larger one shrinks the update of matrices whose norm is comparable to it.
+      polar: ``"newton_schulz"``, ``"gram"`` (see :func:`gram_newton_schulz`), ``"svd"`` (see
+        :func:`svd`), or a function of your own ``(*batch, out, in) -> (*batch, out, in)``.
+        ``"auto"`` takes, of the first two, the one that does fewer operations for the shape, if
+        products are exact enough for both.
+      preconditioning: the norm :math:`\nu`, which must bound the largest singular value by about 1:
+
+        - ``"frobenius"``: the Frobenius norm.
+        - ``"spectral"``: the largest singular value, by an SVD.
+        - ``"schatten"``: the Schatten-4 norm :math:`\|X X^H\|_F^{1/2}`.
+        - ``"aol"``: one number for each unit of the shorter side, :math:`(\sum_j |X
+          X^H|_{ij})^{1/2}`. The result is no longer exactly the polar factor of the input, but the
+          iteration starts closer to one. Of a square matrix it scales the input side.
+        - ``"aol_out"``: the same, but of a square matrix it scales the output side.
+      compute_dtype: dtype of the operands and results of matrix products. Products are summed, and
+        polynomials combined, in float32 at least; results are rounded once. None means the input's
+        dtype, at least float32, at JAX's default matmul precision. ``"cans"`` diverges in less
+        than float32: it uses the precision of :func:`gram_newton_schulz`, and rejects a narrower
+        ``compute_dtype``. Float16 is for GPUs; TPUs have no unit for it and emulate it slowly.
+      machine: ``"cpu"``, ``"tpu"`` or ``"gpu"``, which the products are written for. None is the
+        machine that the program is lowered for.
+
+    Raises:
+      ValueError: for an unknown option, too few rows, ``ns_steps < 1``, a negative ``eps``, a dtype
+        that is not floating-point, coefficients that diverge in it, or ``"gram"`` without restarts.
+
+    Source: Jordan et al. 2024 (Muon); Boissin et al., arXiv:2512.04632 (aol); Grishina et al.,
+    arXiv:2506.10935 (schatten).
+    """
 
     ns_coeffs: CoefficientsLike = static(default="jordan")
     ns_steps: int | jax.Array = 5
@@ -27,61 +93,102 @@ class Orthogonalize(MatrixFunction):
     polar: Polar | PolarFunction = static(default="auto")
     preconditioning: Preconditioning = static(default="frobenius")
     compute_dtype: DTypeLike | None = static(default=None)
-    symmetric_kernel: bool = static(default=False)
+    machine: Machine | None = static(default=None)
+
+    # What makes the products of the iteration; a subclass may name another class.
+    products: ClassVar[type[Products]] = Products
 
     def __post_init__(self) -> None:
-        """Raises ValueError as :func:`optax_muonplus.polar.polar_function`."""
-        _ = self._function
+        """Checks the attributes, and makes those hashable that are part of the structure."""
+        operand = floating_dtype("compute_dtype", self.compute_dtype)
+        check_word("preconditioning", self.preconditioning, get_args(Preconditioning))
+        check_number("eps", self.eps, NOT_NEGATIVE)
+        if not callable(self.polar):
+            known = get_args(Polar)
+            check_word("polar", self.polar, known, "; or a function (*batch, out, in) -> the same")
+        if self.is_iteration:
+            chosen = self._chosen
+            check_bounded(self.ns_coeffs, chosen)
+            check_precision(self.ns_coeffs, chosen, operand)
+            if self.polar == "gram":
+                check_gram(self.ns_coeffs, chosen, operand)
         object.__setattr__(self, "ns_coeffs", _hashable(self.ns_coeffs))
+        object.__setattr__(self, "compute_dtype", operand)
 
-    @functools.cached_property
-    def _function(self) -> PolarFunction:
-        return polar_function(
-            self.polar,
-            self.ns_coeffs,
-            self.ns_steps,
-            self.eps,
-            self.preconditioning,
-            self.compute_dtype,
-            self.symmetric_kernel,
-        )
+    def __call__(self, x: Matrices) -> Matrices:
+        """Returns the polar factors of ``x``."""
+        if callable(self.polar):
+            return self.polar(x)
+        if self.polar == "svd":
+            return svd(x)
+        machines = MACHINES if self.machine is None else (self.machine,)
+        iterations = tuple(self.iteration(machine, x.shape, x.dtype) for machine in machines)
+        steps = self.ns_steps if self._chosen.is_traced else None
+        return iterate_on_its_machine(x, self.eps, steps, iterations)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """The polar factors of ``x``."""
-        return self._function(x)
+    def on(self, machine: Machine) -> MatrixFunction:
+        """Returns the function that does not ask for its machine."""
+        return self.replace(machine=machine)
 
     def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """Itself if it is made of products, in which zeros change nothing.
+        """Returns itself if it is made of products, in which zeros change nothing.
 
         One-sided scalings are not: zeros may make a side the longer one.
         """
-        products = self.polar in ("auto", "newton_schulz", "gram")
-        one_sided = self.preconditioning in ("aol", "aol_out")
-        return self if products and not one_sided else super().padded(shape)
+        return self if self.is_iteration and not self._one_sided else super().padded(shape)
 
     @property
     def transpose_equivariant(self) -> bool:
         """Not for a caller's function, of which nothing is known, nor for one-sided scalings."""
-        return not callable(self.polar) and self.preconditioning not in ("aol", "aol_out")
+        return not callable(self.polar) and not self._one_sided
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """Those of the products in :func:`optax_muonplus.polar.matmul_shapes`."""
-        products = matmul_shapes(
-            shape, self.polar, self.ns_coeffs, self.ns_steps, self.compute_dtype
-        )
-        return sum(2 * math.prod(product) for product in products)
+        """Counts those of :func:`optax_muonplus.polar.matmul_shapes`."""
+        return sum(2 * math.prod(product) for product in matmul_shapes(shape, self))
 
     @property
     def input_dtype(self) -> jnp.dtype | None:
-        """``compute_dtype`` in the plain iteration, whose first product has the matrices in it."""
-        rounds = self.polar in ("auto", "newton_schulz") and self.compute_dtype is not None
-        return jnp.dtype(self.compute_dtype) if rounds else None
+        """``compute_dtype`` in the plain iteration, where the first product has the matrices."""
+        return self._operand if self.polar in ("auto", "newton_schulz") else None
 
     @property
     def output_dtype(self) -> jnp.dtype | None:
-        """``compute_dtype`` in both iterations, whose last product is rounded to it."""
-        rounds = self.polar in ("auto", "newton_schulz", "gram") and self.compute_dtype is not None
-        return jnp.dtype(self.compute_dtype) if rounds else None
+        """``compute_dtype`` in both iterations, where the last product is rounded to it."""
+        return self._operand if self.is_iteration else None
+
+    @property
+    def is_iteration(self) -> bool:
+        """Whether it is Newton-Schulz, in either form."""
+        return self.polar in ("auto", "newton_schulz", "gram")
+
+    @property
+    def _operand(self) -> jnp.dtype | None:
+        return None if self.compute_dtype is None else jnp.dtype(self.compute_dtype)
+
+    @property
+    def _one_sided(self) -> bool:
+        return self.preconditioning in ("aol", "aol_out")
+
+    @property
+    def _chosen(self) -> Coefficients:
+        return resolve(self.ns_coeffs, self.ns_steps)
+
+    def iteration(self, machine: Machine, shape: tuple[int, ...], dtype: DTypeLike) -> Iteration:
+        """Resolves all choices for matrices of that shape and dtype on that machine."""
+        chosen = self._chosen
+        sums = product_dtype(dtype, self._operand)
+        operand = sums if self._operand is None else self._operand
+        form = form_on(machine, shape, str(self.polar), chosen, operand, sums)
+        return Iteration(
+            chosen.rows,
+            form.restarts,
+            chosen.safety_factor,
+            self.preconditioning,
+            operand,
+            form.precision,
+            form.emulated,
+            self.products,
+        )
 
 
 def _hashable(ns_coeffs: CoefficientsLike) -> str | tuple[Any, ...]:
@@ -89,3 +196,31 @@ def _hashable(ns_coeffs: CoefficientsLike) -> str | tuple[Any, ...]:
         return ns_coeffs
     rows = np.asarray(ns_coeffs, np.float64).tolist()
     return tuple(tuple(row) if isinstance(row, list) else row for row in rows)
+
+
+DEFAULT = Orthogonalize()
+
+
+def matmul_shapes(
+    shape: Sequence[int], options: Orthogonalize = DEFAULT
+) -> list[tuple[int, int, int]]:
+    """Lists the matrix products that ``options`` does on one float32 matrix.
+
+    They depend on the machine; without one in ``options`` that of JAX's default backend is taken.
+    ``"svd"`` and functions of your own count as five plain steps of Newton-Schulz, which is
+    their order of magnitude.
+
+    Args:
+      shape: ``(..., out, in)``; leading axes do not count.
+      options: the function.
+
+    Returns:
+      ``(rows, inner, columns)`` of each product, which takes ``2 * rows * inner * columns`` FLOPs.
+    """
+    if not options.is_iteration:
+        options = Orthogonalize(polar="newton_schulz")
+    machine = options.machine or machine_of(jax.default_backend())
+    is_complex = options.output_dtype is not None and options.output_dtype.kind == "c"
+    dtype = jnp.complex64 if is_complex else jnp.float32
+    iteration = options.iteration(machine, tuple(shape), dtype)
+    return product_shapes(shape, iteration.rows, iteration.restarts)

@@ -14,7 +14,7 @@ from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
 from optax_muonplus.matrices._matrix_function import MatrixFunction
 from optax_muonplus.matrices._normalization import Norm, Normalize
 from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
-from optax_muonplus.polar._orthogonalize import Orthogonalize
+from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms._matrix_chain import MatrixTransformation, matrix_chain
 from optax_muonplus.transforms._momentum import Momentum
 from optax_muonplus.transforms._steps import DualNorm

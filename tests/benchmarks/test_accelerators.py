@@ -90,11 +90,9 @@ def test_scanned_layers_are_the_same_matrices_in_one_leaf():
 def test_every_row_makes_its_optimizer():
     sharding = NamedSharding(meshes.simulated("data=8"), P("data"))
     tree = {"q": {"kernel": jax.ShapeDtypeStruct((16, 16), jnp.bfloat16, sharding=sharding)}}
-    for name, row in accelerator_row.ROWS.items():
+    for name in accelerator_row.ROWS:
         if name == maxtext.NAME:
             continue  # not installed here
-        if row.symmetric_kernel and jax.__version_info__ < (0, 11):
-            continue  # an error there, which tests of the option look at
         accelerator_row.optimizer(name, tree).init(
             {"q": {"kernel": jnp.zeros((16, 16), jnp.bfloat16)}}
         )
@@ -177,18 +175,3 @@ def test_an_update_is_compiled_for_an_h100(tmp_path):
         assert 0 < ours["kernels"] < theirs["kernels"]
         assert ours["temporary_bytes"] > 0 and ours["roofline_s"] > 0
         assert "Nothing was run" in result["assumptions"]
-
-
-@pytest.mark.skipif(
-    targets.missing(targets.parse("h100:1")) is not None or jax.__version_info__ < (0, 11),
-    reason="needs the extra cuda-compiler, and jax 0.11 for the kernel",
-)
-def test_the_kernel_for_symmetric_products_is_compiled_and_counted():
-    target = targets.parse("h100:1")
-    sharding = NamedSharding(jax.sharding.Mesh(targets.devices(target), "data"), P())
-    shape = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16, sharding=sharding)
-    figures = accelerator_row.figures(
-        "omp.muonplus:bfloat16:symmetric", {"q": {"kernel": shape}}, target
-    )
-    # Of each three products two have 3 of 4 blocks.
-    assert figures["operations_of_products"] == 5 * (1 + 2 * 3 / 4) * 2 * 512**3

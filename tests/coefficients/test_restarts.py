@@ -1,11 +1,11 @@
-"""Where the Gram iteration restarts: the rule, the listed choices, the condition it keeps."""
+"""Where the Gram iteration restarts: the listed choices follow the rule."""
 
 import functools
 
 import pytest
 
 from optax_muonplus import coefficients
-from optax_muonplus.coefficients import _restarts as restarts
+from tests.support import restarts
 
 
 @pytest.mark.parametrize("name", coefficients.TABLES)
@@ -39,7 +39,7 @@ def test_the_rule_makes_the_published_choices(table, steps, chosen, condition):
     assert min(others, key=float16) == chosen
 
 
-def test_restarts_keep_the_condition_low_and_are_found_for_any_rows():
+def test_the_rule_keeps_the_condition_low():
     for rows in (((3.4445, -4.775, 2.0315),) * 30, ((2.0, -1.5, 0.5),) * 12):
         for products, (error, max_condition) in restarts.ROUNDINGS.items():
             chosen = restarts.choose_restarts(rows, products)

@@ -83,8 +83,7 @@ def test_schedules_are_taken_where_they_are_promised():
 @pytest.mark.parametrize(
     "call, name",
     [
-        (lambda value: omp.polar.newton_schulz(jnp.eye(2), eps=value), "eps"),
-        (lambda value: omp.polar.gram_newton_schulz(jnp.eye(2), eps=value), "eps"),
+        (lambda value: omp.polar.Orthogonalize(eps=value), "eps"),
         (lambda value: omp.matrices.normalize_matrix(jnp.eye(2), norm_eps=value), "norm_eps"),
         (lambda value: omp.matrices.shape_factor(2, 3, consistent_rms=value), "consistent_rms"),
         (lambda value: omp.describe({}, consistent_rms=value), "consistent_rms"),

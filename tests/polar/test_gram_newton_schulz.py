@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from optax_muonplus import coefficients, polar
+from optax_muonplus.polar import Orthogonalize
 from tests.support.reference import newton_schulz as reference_newton_schulz
 
 # Every table with every number of steps from its usual one to the longest listed.
@@ -35,7 +36,7 @@ def results(x, table, steps, kinds=METHODS, **options):
     x = jnp.asarray(x)
 
     def each(x):
-        return {kind: polar.polar_function(kind, table, steps, **options)(x) for kind in kinds}
+        return {kind: Orthogonalize(table, steps, polar=kind, **options)(x) for kind in kinds}
 
     return {kind: np.asarray(y) for kind, y in jax.jit(each)(x).items()}
 
@@ -105,15 +106,21 @@ def test_gram_of_complex_float64_and_narrow_matrices():
         assert distance(found["gram"], found["newton_schulz"]) < 1e-10
 
 
-def test_rows_of_any_degree():
-    rows = coefficients.polar_express(5, degree=7)
-    found = results(gaussian((24, 60)).astype(np.float32), rows, 5)
-    assert distance(found["gram"], found["newton_schulz"]) < 1e-4
+def test_auto_is_plain_and_gram_refused_where_no_restarts_are_listed():
+    """Rows of one's own, and a table's last row repeated further than the list goes."""
+    x = gaussian((24, 60)).astype(np.float32)
+    for rows, steps in ((coefficients.polar_express(5, degree=7), 5), ("jordan", 9)):
+        found = results(x, rows, steps, ("newton_schulz", "auto"))
+        np.testing.assert_array_equal(found["auto"], found["newton_schulz"])
+        with pytest.raises(ValueError, match=r"polar='gram' has no restarts for .* steps"):
+            Orthogonalize(rows, steps, polar="gram")
 
 
 def test_gram_refuses_narrow_products_and_traced_steps():
     for dtype in ("bfloat16", "float16"):
         with pytest.raises(ValueError, match="'cans' diverges in products of less than float32"):
-            polar.polar_function("auto", "cans", compute_dtype=dtype)
+            Orthogonalize("cans", compute_dtype=dtype)
     with pytest.raises(ValueError, match=r"traced, but polar='gram'.*static_args"):
-        jax.jit(lambda x, n: polar.gram_newton_schulz(x, ns_steps=n))(jnp.ones((2, 4)), 5)
+        jax.jit(lambda x, n: polar.gram_newton_schulz(x, Orthogonalize(ns_steps=n)))(
+            jnp.ones((2, 4)), 5
+        )

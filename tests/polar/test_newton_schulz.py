@@ -9,6 +9,8 @@ import pytest
 
 import optax_muonplus as omp
 from optax_muonplus import coefficients, polar
+from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.polar._newton_schulz import defined
 from tests.support import reference
 from tests.support.oracle_runs import TOLERANCE
 
@@ -32,10 +34,18 @@ def test_newton_schulz_maps_singular_values_and_keeps_vectors(name, shape):
     x, u, v = with_spectrum(np.random.default_rng(0), shape, s)
     rows, steps, safety_factor, *_ = coefficients.resolve(name, TABLES[name])
     expected = u * coefficients.evaluate(rows, s / (safety_factor * np.linalg.norm(s))) @ v.T
-    result = polar.newton_schulz(jnp.asarray(x, jnp.float32), name, steps)
+    result = polar.newton_schulz(jnp.asarray(x, jnp.float32), Orthogonalize(name, steps))
     # Slopes at 0 reach 1000: float32 rounding of the input comes out as 1000 * 6e-8. Five rows of
     # CANS take terms of order 8 down to 0.002 first, as LOOSER in test_against_reference says.
     np.testing.assert_allclose(result, expected, atol=5e-4 if name == "cans" else 1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_computes_what_the_definition_says(shape):
+    """On the shorter side, with the norm read off the Gram matrix."""
+    x = jax.random.normal(jax.random.key(6), (3, *shape))
+    expected = defined(x, coefficients.resolve("jordan", 5).rows)
+    np.testing.assert_allclose(polar.newton_schulz(x), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("degree, steps", [(3, 10), (7, 5)])
@@ -43,7 +53,7 @@ def test_newton_schulz_takes_rows_of_any_degree(degree, steps):
     rows = coefficients.polar_express(steps, degree=degree)
     s = np.logspace(0, -1, 16)
     x, u, v = with_spectrum(np.random.default_rng(1), (16, 40), s)
-    result = polar.newton_schulz(jnp.asarray(x, jnp.float32), rows, steps)
+    result = polar.newton_schulz(jnp.asarray(x, jnp.float32), Orthogonalize(rows, steps))
     # Coefficients of the order of 100 cancel: 100 * 6e-8, times the slope of the later steps.
     np.testing.assert_allclose(result, u @ v.T, atol=5e-4)
 
@@ -55,9 +65,7 @@ def test_preconditioning_bounds_the_spectrum_so_that_steps_converge(precondition
     x, u, v = with_spectrum(np.random.default_rng(2), shape, np.logspace(0, -1, 16))
     result = polar.newton_schulz(
         jnp.asarray(100 * x, jnp.float32),
-        (1.875, -1.25, 0.375),
-        14,
-        preconditioning=preconditioning,
+        Orthogonalize((1.875, -1.25, 0.375), 14, preconditioning=preconditioning),
     )
     values = np.linalg.svd(result, compute_uv=False)[:16]
     np.testing.assert_allclose(values, 1, atol=1e-5)
@@ -70,7 +78,9 @@ def test_spectral_preconditioning_starts_at_one_and_schatten_between():
     x, _, _ = with_spectrum(np.random.default_rng(3), (16, 40), np.linspace(1, 0.5, 16))
     smallest = [
         np.linalg.svd(
-            polar.newton_schulz(jnp.asarray(x, jnp.float32), "jordan", 1, preconditioning=p),
+            polar.newton_schulz(
+                jnp.asarray(x, jnp.float32), Orthogonalize("jordan", 1, preconditioning=p)
+            ),
             compute_uv=False,
         ).min()
         for p in ("frobenius", "schatten")
@@ -109,7 +119,7 @@ def test_degenerate_matrices_stay_finite_and_zero_stays_zero(dtype, precondition
     )
     for x in (cases, cases[:, :1], cases[:, :, :1]):
         x = jnp.asarray(x, dtype)
-        result = polar.newton_schulz(x, preconditioning=preconditioning, eps=0)
+        result = polar.newton_schulz(x, Orthogonalize(preconditioning=preconditioning, eps=0))
         assert result.dtype == dtype
         for factor in (result, polar.svd(x)):
             norms = dict(
@@ -124,19 +134,21 @@ def test_degenerate_matrices_stay_finite_and_zero_stays_zero(dtype, precondition
 def test_eps_is_added_to_the_norm_whatever_the_scale():
     x = jax.random.normal(jax.random.key(0), (8, 12))
     norm = float(jnp.linalg.norm(x))
-    half = polar.newton_schulz(x, (1.0, 0.0, 0.0), 1, eps=norm)
+    half = polar.newton_schulz(x, Orthogonalize((1.0, 0.0, 0.0), 1, eps=norm))
     np.testing.assert_allclose(half, x / (2 * norm), rtol=1e-6)
 
 
 def test_traced_steps_give_the_same_as_static_ones():
     x = jax.random.normal(jax.random.key(1), (8, 12))
-    traced = jax.jit(lambda x, n: polar.newton_schulz(x, "polar_express", n))
+    traced = jax.jit(lambda x, n: polar.newton_schulz(x, Orthogonalize("polar_express", n)))
     for steps in (1, 5, 9):
         np.testing.assert_allclose(
-            traced(x, steps), polar.newton_schulz(x, "polar_express", steps), atol=1e-6
+            traced(x, steps),
+            polar.newton_schulz(x, Orthogonalize("polar_express", steps)),
+            atol=1e-6,
         )
     with pytest.raises(ValueError, match="static_args"):
-        jax.jit(lambda x, n: polar.newton_schulz(x, "you", n))(x, 5)
+        jax.jit(lambda x, n: polar.newton_schulz(x, Orthogonalize("you", n)))(x, 5)
 
 
 @pytest.mark.parametrize("compute_dtype, tolerance", [("bfloat16", 0.1), ("float16", 0.012)])
@@ -144,7 +156,7 @@ def test_narrow_products_round_the_operands_and_nothing_else(compute_dtype, tole
     """Error of the order of the narrow dtype's rounding, times what five steps amplify."""
     x = jax.random.normal(jax.random.key(2), (2, 64, 96))
     wide = polar.newton_schulz(x)
-    narrow = polar.newton_schulz(x, compute_dtype=compute_dtype)
+    narrow = polar.newton_schulz(x, Orthogonalize(compute_dtype=compute_dtype))
     error = jnp.linalg.norm(narrow - wide) / jnp.linalg.norm(wide)
     assert narrow.dtype == jnp.float32
     assert 1e-4 < error < tolerance
@@ -161,7 +173,9 @@ def test_narrow_products_do_not_diverge(table, compute_dtype):
         x[100:] *= rng.standard_normal((100, shape[0], 1)) ** 4
         for steps in (TABLES[table], longest):
             x = jnp.asarray(x, jnp.float32)
-            result = polar.newton_schulz(x, table, steps, compute_dtype=compute_dtype)
+            result = polar.newton_schulz(
+                x, Orthogonalize(table, steps, compute_dtype=compute_dtype)
+            )
             # A full semi-orthogonal matrix has norm sqrt(min); the tables overshoot by a quarter.
             norms = np.linalg.norm(result, axis=(1, 2)) / np.sqrt(min(shape))
             assert np.isfinite(norms).all() and norms.max() < 1.3
@@ -172,7 +186,7 @@ def test_temporary_memory_does_not_grow_with_the_number_of_steps():
     """Of several matrices, whose iterations an unrolled program may interleave."""
 
     def temporary_bytes(steps):
-        f = jax.jit(lambda xs: [polar.newton_schulz(x, "jordan", steps) for x in xs])
+        f = jax.jit(lambda xs: [polar.newton_schulz(x, Orthogonalize("jordan", steps)) for x in xs])
         compiled = f.lower([jax.ShapeDtypeStruct((64, 128), jnp.float32)] * 6).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
@@ -191,17 +205,19 @@ def test_temporary_memory_does_not_grow_with_the_number_of_steps():
 )
 def test_arguments_are_checked_when_the_function_is_built(arguments, message):
     with pytest.raises(ValueError, match=message):
-        polar.polar_function(**arguments)
+        Orthogonalize(**arguments)
 
 
 def test_real_products_are_refused_for_complex_matrices():
     with pytest.raises(ValueError, match="does not go with matrices of dtype complex64"):
-        polar.newton_schulz(jnp.ones((2, 2), jnp.complex64), compute_dtype="bfloat16")
+        polar.newton_schulz(
+            jnp.ones((2, 2), jnp.complex64), Orthogonalize(compute_dtype="bfloat16")
+        )
 
 
 def test_polar_functions_act_on_stacks_of_any_rank():
     x = np.random.default_rng(16).normal(size=(2, 3, 5, 7)).astype(np.float32)
-    newton_schulz, svd = omp.polar.newton_schulz(x, "you", 4), omp.polar.svd(x)
+    newton_schulz, svd = omp.polar.newton_schulz(x, Orthogonalize("you", 4)), omp.polar.svd(x)
     for i in np.ndindex(2, 3):
         one = x[i].astype(np.float64)
         expected = reference.newton_schulz(one, "you", 4)

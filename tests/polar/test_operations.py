@@ -37,27 +37,22 @@ def test_traced_programs_do_the_products_of_the_formula(shape, table, steps):
     for restarts in {plain, *resolved.restarts}:
         segments = len(restarts) + 1
         formula = 4 * segments * n * n * m + 2 * n**3 * (4 * steps - 3 * segments)
-        function = functools.partial(
-            newton_schulz.iterate,
-            eps=0.0,
-            rows=resolved.rows,
-            restarts=restarts,
-            safety_factor=1.0,
-            preconditioning="frobenius",
-            compute_dtype=None,
+        iteration = newton_schulz.Iteration(
+            resolved.rows, restarts, 1.0, "frobenius", jnp.dtype("float32"), None, False
         )
-        traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((1, *shape), jnp.float32))
+        function = functools.partial(newton_schulz.iterate, iteration=iteration)
+        traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((1, *shape), jnp.float32), 0.0, None)
         assert counted_operations(traced.jaxpr) == formula
         assert newton_schulz.operations(shape, resolved.rows, restarts) == formula
 
 
 def chooses_gram(shape, platform="cpu", dtype=jnp.float32, **options):
     """Whether a product of n x n matrices alone is repeated, which only the Gram form has."""
-    function = jax.jit(polar.polar_function("auto", **options))
+    function = jax.jit(polar.Orthogonalize(**options))
     lowered = function.trace(jax.ShapeDtypeStruct(shape, dtype)).lower(
         lowering_platforms=(platform,)
     )
-    gram = jax.jit(polar.polar_function("gram")).trace(jax.ShapeDtypeStruct(shape, dtype))
+    gram = jax.jit(polar.Orthogonalize(polar="gram")).trace(jax.ShapeDtypeStruct(shape, dtype))
     products = lowered.as_text().count("dot_general")
     assert products > 0
     return products == gram.lower(lowering_platforms=(platform,)).as_text().count("dot_general")
@@ -84,11 +79,11 @@ def test_auto_counts_operations_and_asks_for_float32_products():
 def test_accelerators_make_exact_products_of_three(kind, table):
     """Where TF32 is not enough; and exact ones where JAX is told to."""
     for platform in ("cuda", "tpu"):
-        text = lowered(polar.polar_function(kind, table), platform)
+        text = lowered(polar.Orthogonalize(table, polar=kind), platform)
         assert text.count("dot_general") == text.count("num_primitive_operations = 3") > 0
-        assert "algorithm" not in lowered(polar.polar_function("newton_schulz"), platform)
+        assert "algorithm" not in lowered(polar.Orthogonalize(polar="newton_schulz"), platform)
         with jax.default_matmul_precision("highest"):
-            text = lowered(polar.polar_function(kind, table), platform)
+            text = lowered(polar.Orthogonalize(table, polar=kind), platform)
         assert text.count("dot_general") == text.count("precision = [HIGHEST, HIGHEST]") > 0
 
 

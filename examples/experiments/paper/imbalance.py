@@ -81,7 +81,9 @@ def by_iterations(momenta: Mapping[str, jax.Array]) -> dict[str, Any]:
 
     @jax.jit
     def after(steps: jax.Array) -> dict[str, dict[str, jax.Array]]:
-        return measured(lambda x: omp.polar.newton_schulz(x, ns_steps=steps))
+        return measured(
+            lambda x: omp.polar.newton_schulz(x, omp.polar.Orthogonalize(ns_steps=steps))
+        )
 
     counts = list(range(ITERATIONS + 1))
     before = jax.jit(lambda: measured(lambda x: x / frobenius(x)))()

@@ -1,14 +1,16 @@
-"""`symmetric_kernel=True`: the products it is for, the results, and where it is refused."""
+"""The polar factor with one triangle: its products, results, and where it is refused."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
-from optax_muonplus.polar import _newton_schulz, _symmetric_product
-from tests.support import flat
+from benchmarks import symmetric_kernel
+from benchmarks.symmetric_kernel import OneTriangle, orthogonalize, product
+from examples.compiled_programs import gpu, hlo, targets, walk
 from tests.support.half_precision import matrix, polynomial
 
 
@@ -22,9 +24,10 @@ needs_option = pytest.mark.usefixtures("accepted")
 @pytest.fixture
 def accepted(monkeypatch):
     """Matrices of any size take the path of the kernel, with any JAX."""
-    monkeypatch.setattr(_symmetric_product, "FIRST_JAX", (0, 8))
-    monkeypatch.setattr(_symmetric_product, "SMALLEST_SIDE", 8)
-    monkeypatch.setattr(_symmetric_product.Tiling.__new__, "__defaults__", (4, 8, 4, 2))
+    for module in (product, orthogonalize):
+        monkeypatch.setattr(module, "FIRST_JAX", (0, 8))
+        monkeypatch.setattr(module, "SMALLEST_SIDE", 8)
+    monkeypatch.setattr(symmetric_kernel.Tiling.__new__, "__defaults__", (4, 8, 4, 2))
     jax.clear_caches()
     yield
     jax.clear_caches()
@@ -37,9 +40,8 @@ def test_iterations_have_the_same_result_with_it(shape, preconditioning):
     """On a CPU the products are the plain ones, and so are all sums and roundings."""
     x = gaussian(*shape)
     options = {"compute_dtype": "bfloat16", "preconditioning": preconditioning}
-    plain, ours = (
-        omp.polar.newton_schulz(x, symmetric_kernel=kernel, **options) for kernel in (False, True)
-    )
+    plain = omp.polar.newton_schulz(x, omp.polar.Orthogonalize(**options))
+    ours = omp.polar.newton_schulz(x, OneTriangle(**options))
     # But for the order of sums, where padding changes it, and that of two factors in float32.
     assert np.linalg.norm(ours - plain) < 2e-3 * np.linalg.norm(plain)
 
@@ -55,15 +57,15 @@ def test_iterations_have_the_same_result_with_it(shape, preconditioning):
 )
 def test_all_symmetric_products_of_an_iteration_are_left_to_it(monkeypatch, row, kernels):
     counted = []
-    bound = _symmetric_product._once
+    bound = product._once
 
     def once(tiling, *operands):
         counted.append({2: "product", 4: "combination"}[len(operands)])
         return bound(tiling, *operands)
 
-    monkeypatch.setattr(_symmetric_product, "_once", once)
-    options = {"compute_dtype": "bfloat16", "symmetric_kernel": True}
-    iteration = jax.jit(lambda x: omp.polar.newton_schulz(x, [row] * 2, 2, **options))
+    monkeypatch.setattr(product, "_once", once)
+    options = OneTriangle([row] * 2, 2, compute_dtype="bfloat16", machine="gpu")
+    iteration = jax.jit(lambda x: omp.polar.newton_schulz(x, options))
     text = iteration.lower(gaussian(48, 96)).as_text()
     assert counted == kernels * 2
     # P X is not symmetric. The two steps have their symmetric products in common.
@@ -81,37 +83,25 @@ def test_gram_with_one_triangle_is_as_near_as_plain_bfloat16(
     """The kernel computes a triangle and mirrors it, which moves errors to the other side."""
 
     def mirrored(*operands):
-        triangle = jnp.tril(_symmetric_product.symmetric_product(*operands))
+        triangle = jnp.tril(symmetric_kernel.symmetric_product(*operands))
         return triangle + jnp.swapaxes(jnp.tril(triangle, -1), -1, -2)
 
-    monkeypatch.setattr(_newton_schulz, "symmetric_product", mirrored)
+    monkeypatch.setattr(orthogonalize, "symmetric_product", mirrored)
     x = matrix("log", 96, 256)
     exact = polynomial(x, table, 5)
     x, exact = (x.T, exact.T) if transposed else (x, exact)
-    gram = omp.polar.gram_newton_schulz(x, table, 5, compute_dtype=dtype, symmetric_kernel=True)
-    plain = omp.polar.newton_schulz(x, table, 5, compute_dtype="bfloat16")
+    gram = omp.polar.gram_newton_schulz(x, OneTriangle(table, compute_dtype=dtype))
+    plain = omp.polar.newton_schulz(x, omp.polar.Orthogonalize(table, compute_dtype="bfloat16"))
     assert np.linalg.norm(gram - exact) < allowed * np.linalg.norm(plain - exact)
 
 
 @needs_option
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda **x: omp.muonplus(0.1, **x),
-        lambda **x: omp.muon(0.1, polar="newton_schulz", **x),
-        lambda **x: flat.normuon(0.1, **x),
-        lambda **x: flat.adamuon(0.1, **x),
-        lambda **x: flat.turbo_muon(0.1, **x),
-        lambda **x: optax.inject_hyperparams(omp.muonplus)(0.1, **x),
-        flat.orthogonalize,
-    ],
-)
-def test_it_is_an_argument_of_links_and_optimizers(build):
+def test_it_is_a_function_on_matrices():
     params = {"up": {"kernel": jnp.ones((48, 96))}}
-    for symmetric_kernel in (True, False):
-        tx = build(compute_dtype="bfloat16", symmetric_kernel=symmetric_kernel)
+    for polar_factor in (OneTriangle, omp.polar.Orthogonalize):
+        tx = omp.transforms.apply_to_matrices([polar_factor(compute_dtype="bfloat16")])
         program = str(jax.make_jaxpr(tx.update)(params, tx.init(params), params))
-        assert ("symmetric_product[" in program) == symmetric_kernel
+        assert ("symmetric_product[" in program) == (polar_factor is OneTriangle)
 
 
 @pytest.mark.parametrize(
@@ -125,13 +115,27 @@ def test_it_is_an_argument_of_links_and_optimizers(build):
     ],
 )
 def test_where_it_can_have_no_effect_it_is_refused(arguments, message):
-    for build in (flat.scale_by_muonplus, flat.orthogonalize):
-        with pytest.raises(ValueError, match=message):
-            build(symmetric_kernel=True, **arguments)
+    with pytest.raises(ValueError, match=message):
+        OneTriangle(**arguments)
 
 
 def test_older_versions_of_jax_are_refused(monkeypatch):
     monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
     monkeypatch.setattr(jax, "__version__", "0.10.2")
     with pytest.raises(ValueError, match=r"needs jax 0\.11 or newer.* this is 0\.10\.2"):
-        omp.muonplus(0.1, compute_dtype="bfloat16", symmetric_kernel=True)
+        OneTriangle(compute_dtype="bfloat16")
+
+
+@pytest.mark.skipif(
+    targets.missing(targets.parse("h100:1")) is not None or jax.__version_info__ < (0, 11),
+    reason="needs the extra cuda-compiler, and jax 0.11 for the kernel",
+)
+def test_the_kernel_is_compiled_and_counted():
+    target = targets.parse("h100:1")
+    sharding = NamedSharding(Mesh(targets.devices(target), "data"), P())
+    x = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16, sharding=sharding)
+    lowered = jax.jit(OneTriangle(compute_dtype="bfloat16")).lower(x)
+    compiled = lowered.compile(compiler_options=target.compiler_options)
+    work = gpu.most_work(hlo.read_program(compiled), target.rates)
+    # Of each three products two have 3 of 4 blocks.
+    assert walk.total(work, "operations") == 5 * (1 + 2 * 3 / 4) * 2 * 512**3

@@ -1,4 +1,4 @@
-"""The kernel behind :mod:`optax_muonplus.polar._symmetric_product`, for NVIDIA's Hopper.
+"""The kernel behind :mod:`benchmarks.symmetric_kernel.product`, for NVIDIA's Hopper.
 
 It is written in JAX's Mosaic GPU, after JAX's own ``hopper_matmul_mgpu.py``. The result is cut into
 square blocks of 256 rows, and only those on and below the diagonal are computed. Two thread blocks
@@ -45,8 +45,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import ArrayLike
 
-from optax_muonplus.polar._symmetric_store import PARTS, Buffers, Ref, store_parts, strip
-from optax_muonplus.polar._tiling import Tiling
+from benchmarks.symmetric_kernel.store import PARTS, Buffers, Ref, store_parts, strip
+from benchmarks.symmetric_kernel.tiling import Tiling
 
 _COMPUTE_WARPGROUPS = 2
 

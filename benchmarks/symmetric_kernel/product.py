@@ -2,7 +2,7 @@ r"""Products whose result is symmetric, of which a Hopper GPU computes one trian
 
 :math:`X X^T`, :math:`R^2` and each product of commuting symmetric matrices need half of the work of
 other products. cuBLAS has no such product in half precision; the kernel is in
-:mod:`optax_muonplus.polar._symmetric_kernel`.
+:mod:`benchmarks.symmetric_kernel.kernel`.
 
 Whether it is used is decided when the program is lowered, because only then it is known for which
 devices: all devices of the backend must be of compute capability 9.0, and the product must be for
@@ -22,9 +22,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from optax_muonplus._arguments import check_flag
-from optax_muonplus.polar._products import product, rounded
-from optax_muonplus.polar._tiling import Tiling
+from benchmarks.symmetric_kernel.tiling import Tiling
 
 DTYPES = ("bfloat16", "float16")
 CAPABILITY = "9.0"
@@ -103,14 +101,26 @@ def _once(tiling: Tiling, *operands: jax.Array) -> jax.Array:
 
 
 def _plain(a: jax.Array, b: jax.Array, *combination: jax.Array) -> jax.Array:
-    result = product(a.dtype, jnp.dtype(jnp.float32))(a, jnp.swapaxes(b, -1, -2))
+    # A CPU would sum products of bfloat16 in bfloat16 in places: it multiplies in float32.
+    b = jnp.swapaxes(b, -1, -2)
+    result = jax.lax.platform_dependent(a, b, cpu=_in_float32, default=jnp.matmul)
     if not combination:
         return result
     addend, coefficients = combination
     alpha, beta, gamma = (coefficients[..., k, None, None] for k in range(3))
     identity = jnp.broadcast_to(jnp.eye(a.shape[-2], dtype=jnp.float32), result.shape)
     rest = gamma * identity + beta * addend.astype(jnp.float32)
-    return rounded(rest + alpha * result.astype(jnp.float32), a.dtype)
+    return _rounded(rest + alpha * result.astype(jnp.float32), a.dtype)
+
+
+def _in_float32(a: jax.Array, b: jax.Array) -> jax.Array:
+    return _rounded(jnp.matmul(a.astype(jnp.float32), b.astype(jnp.float32)), a.dtype)
+
+
+def _rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Rounds in a way that XLA does not undo."""
+    info = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(x, info.nexp, info.nmant).astype(dtype)
 
 
 _symmetric_p = Primitive("symmetric_product")
@@ -152,11 +162,11 @@ mlir.register_lowering(_symmetric_p, _lowered, platform="cuda")
 
 def _kernel(*operands: jax.Array, tiling: Tiling, multiprocessors: int) -> jax.Array:
     # Not imported with this module: older JAX lacks what it is written in.
-    from optax_muonplus.polar import _symmetric_kernel
+    from benchmarks.symmetric_kernel import kernel
 
     batch = operands[0].shape[:-2]
     stacks = [x.reshape(-1, *x.shape[len(batch) :]) for x in operands]
-    result = _symmetric_kernel.run(*stacks, tiling=tiling, multiprocessors=multiprocessors)
+    result = kernel.run(*stacks, tiling=tiling, multiprocessors=multiprocessors)
     return result.reshape(*batch, *result.shape[1:])
 
 
@@ -208,26 +218,3 @@ def padded_sides(height: int, width: int) -> tuple[int, int] | None:
     if n < SMALLEST_SIDE or operations(short, long, share) >= operations(n, m, 1):
         return None
     return (short, long) if height <= width else (long, short)
-
-
-def check_symmetric_kernel(symmetric_kernel: bool, polar: Any, operand: jnp.dtype | None) -> None:
-    """Raises ValueError unless it is a flag, and where it can never have an effect."""
-    check_flag("symmetric_kernel", symmetric_kernel)
-    if not symmetric_kernel:
-        return
-    if callable(polar) or polar == "svd":
-        raise ValueError(
-            "symmetric_kernel=True is for the products of Newton-Schulz iterations, which"
-            f" polar={polar!r} does not have. Leave it False."
-        )
-    if operand is None or operand.name not in DTYPES:
-        raise ValueError(
-            "symmetric_kernel=True needs products of half precision, got compute_dtype="
-            f"{operand}. Pass compute_dtype={' or '.join(map(repr, DTYPES))}."
-        )
-    if jax.__version_info__ < FIRST_JAX:
-        needed = ".".join(map(str, FIRST_JAX))
-        raise ValueError(
-            f"symmetric_kernel=True needs jax {needed} or newer, whose Mosaic GPU the kernel is"
-            f" written in; this is {jax.__version__}. Leave it False."
-        )

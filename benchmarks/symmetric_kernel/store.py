@@ -41,7 +41,7 @@ def store_parts(
 ) -> None:
     """Stores four parts, from part ``(row, column)`` on, and those below the diagonal mirrored.
 
-    Numbers in comments are those of :mod:`optax_muonplus.polar._symmetric_kernel`, which says why
+    Numbers in comments are those of :mod:`benchmarks.symmetric_kernel.kernel`, which says why
     no thread reads or writes too early.
 
     Args:

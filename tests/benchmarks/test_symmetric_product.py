@@ -9,10 +9,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.symmetric_kernel import product, symmetric_product
 from examples.compiled_programs import targets
-from optax_muonplus.polar import _symmetric_product, symmetric_product
 
-NEW_JAX = jax.__version_info__ >= _symmetric_product.FIRST_JAX
+NEW_JAX = jax.__version_info__ >= product.FIRST_JAX
 needs_new_jax = pytest.mark.skipif(not NEW_JAX, reason="the kernel needs jax 0.11")
 
 
@@ -116,13 +116,13 @@ def module(capabilities=("9.0", "9.0"), devices=1, manual=None, export=False, ba
 )
 def test_the_kernel_is_for_hopper_and_one_device(monkeypatch, given, found):
     monkeypatch.setattr(jax, "__version_info__", (0, 11, 0))
-    assert _symmetric_product._multiprocessors(module(**given)) == found
+    assert product._multiprocessors(module(**given)) == found
     monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
-    assert _symmetric_product._multiprocessors(module(**given)) is None
+    assert product._multiprocessors(module(**given)) is None
 
 
 def test_the_kernel_is_for_blocks_and_steps_that_are_full():
-    fits = _symmetric_product.fits
+    fits = product.fits
     assert fits((512, 64)) and fits((3, 256, 128))
     assert not any(fits(shape) for shape in [(500, 64), (512, 60), (0, 512, 64), (512, 0)])
 
@@ -164,4 +164,4 @@ def test_programs_for_an_h100_have_the_kernel_where_it_can_run():
     ],
 )
 def test_matrices_are_padded_for_it_where_that_pays(sides, padded):
-    assert _symmetric_product.padded_sides(*sides) == padded
+    assert product.padded_sides(*sides) == padded

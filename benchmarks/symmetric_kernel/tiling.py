@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Tiling(NamedTuple):
-    """How the kernel of :func:`optax_muonplus.polar.symmetric_product` cuts its work.
+    """How the kernel of :func:`benchmarks.symmetric_kernel.symmetric_product` cuts its work.
 
     The defaults are by arithmetic, and were not measured. In each step a cluster multiplies 256 x
     256 x 64, for which it fetches 64 KB; without a cluster that is 96 KB, for which the L2 cache of

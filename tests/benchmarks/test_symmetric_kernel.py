@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from optax_muonplus.polar import Tiling
+from benchmarks.symmetric_kernel import Tiling
 
 mosaic_gpu = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
 if not hasattr(mosaic_gpu, "InterpretGPUParams"):
@@ -17,7 +17,7 @@ if not hasattr(mosaic_gpu, "InterpretGPUParams"):
 
 from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call  # noqa: E402
 
-from optax_muonplus.polar import _symmetric_kernel  # noqa: E402
+from benchmarks.symmetric_kernel import kernel  # noqa: E402
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 # Blocks of 64 in place of 256, so that the interpreter takes seconds. Two slots for three steps.
@@ -26,7 +26,7 @@ SMALL = Tiling(rows=16, depth=32, steps=2)
 
 def run(*operands, cluster):
     """The kernel's result in float64, from memory that is full of NaN, and whether it raced."""
-    result = _symmetric_kernel.run(
+    result = kernel.run(
         *(jnp.asarray(x) for x in operands),
         tiling=SMALL._replace(cluster=cluster),
         multiprocessors=2,  # so that each works on several blocks in turn
@@ -81,7 +81,7 @@ def test_a_combination_with_a_product_that_commutes(dtype="float16"):
 @pytest.mark.parametrize("blocks", [1, 2, 5, 8])
 def test_each_block_of_the_triangle_is_computed_once(blocks):
     tiles = np.arange(blocks * (blocks + 1) // 2)
-    rows, columns = _symmetric_kernel.fold(tiles, blocks)
+    rows, columns = kernel.fold(tiles, blocks)
     assert sorted(zip(rows.tolist(), columns.tolist(), strict=True)) == [
         (i, j) for i in range(blocks) for j in range(i + 1)
     ]

@@ -1,0 +1,15 @@
+"""An experiment: symmetric products on a Hopper GPU as one triangle, half of the work.
+
+:class:`OneTriangle` is ``omp.polar.Orthogonalize`` with such products. It is a function on matrices
+like any other::
+
+  polar_factor = OneTriangle(compute_dtype="bfloat16")
+  steps = [polar_factor, omp.matrices.Normalize(), omp.matrices.ScaleByShape()]
+  tx = optax.chain(omp.momentum(), omp.transforms.apply_to_matrices(steps))
+
+The kernel was compiled for Hopper and interpreted on a CPU, and has never run on a GPU.
+"""
+
+from benchmarks.symmetric_kernel.orthogonalize import OneTriangle as OneTriangle
+from benchmarks.symmetric_kernel.product import symmetric_product as symmetric_product
+from benchmarks.symmetric_kernel.tiling import Tiling as Tiling
