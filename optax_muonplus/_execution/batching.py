@@ -20,17 +20,26 @@ from optax_muonplus._execution.batches import READ_ONE, MatrixBatch, grouped
 from optax_muonplus._execution.stacks import map_stacks, on_full_blocks, work_on_stacks
 from optax_muonplus._xla.loops import map_in_place
 from optax_muonplus._xla.sharding import constrain_sharding_like
-from optax_muonplus.matrices._matrix_function import Composition, MatrixFunction, compose
+from optax_muonplus.matrices import (
+    Composition,
+    Machine,
+    MatrixFunction,
+    compose,
+    on_its_machine,
+)
 
 
 def apply_batched(
-    functions: Sequence[MatrixFunction], batches: Sequence[MatrixBatch]
+    functions: Sequence[MatrixFunction],
+    batches: Sequence[MatrixBatch],
+    machine: Machine | None = None,
 ) -> list[jax.Array]:
     """Applies ``functions``, one after the other, to every matrix.
 
     Args:
       functions: functions of matrices.
       batches: matrices of any shapes.
+      machine: where it runs; None is the machine that the program is lowered for.
 
     Returns:
       One array for each of ``batches``, in order, stored in the same way, in its result dtype.
@@ -43,25 +52,22 @@ def apply_batched(
         # at every call.
         return [batch.apply(steps)(batch.array) for batch in batches]
 
-    def on(work: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:
-        def with_sources(*sources: tuple[jax.Array, ...]) -> list[jax.Array]:
-            pairs = zip(batches, sources, strict=True)
-            return work(steps, [batch._replace(sources=arrays) for batch, arrays in pairs])
+    def work(machine: Machine) -> Callable[..., list[jax.Array]]:
+        def of_sources(*sources: tuple[jax.Array, ...]) -> list[jax.Array]:
+            given = [x._replace(sources=y) for x, y in zip(batches, sources, strict=True)]
+            return _WORK[machine](steps.on(machine), given)
 
-        return with_sources
+        return of_sources
 
-    return jax.lax.platform_dependent(
-        *[batch.sources for batch in batches],
-        cpu=on(_looped),
-        tpu=on(_sharded_like_sources(map_stacks)),
-        default=on(_sharded_like_sources(work_on_stacks)),
-    )
+    sources = [batch.sources for batch in batches]
+    return on_its_machine(work, *sources) if machine is None else work(machine)(*sources)
 
 
-def apply_to_one(steps: Composition, batch: MatrixBatch) -> jax.Array:
-    """``steps`` of a single matrix, whose layout may be known at run time only."""
-    on_tpu = on_full_blocks(steps, batch)
-    return jax.lax.platform_dependent(batch.array, tpu=on_tpu, default=batch.apply(steps))
+def apply_to_one(steps: Composition, batch: MatrixBatch, machine: Machine) -> jax.Array:
+    """Applies ``steps`` to a single matrix; its layout may be known at run time only."""
+    steps = steps.on(machine)
+    apply = on_full_blocks(steps, batch) if machine == "tpu" else batch.apply(steps)
+    return apply(batch.array)
 
 
 def _sharded_like_sources(work: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:
@@ -118,3 +124,10 @@ def _one_by_one(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.
         return jax.lax.map(lambda parts: of_matrix(*parts), sources)
 
     return map_in_place(of_batch, [batch.sources for batch in batches])
+
+
+_WORK: dict[Machine, Callable[[Composition, Sequence[MatrixBatch]], list[jax.Array]]] = {
+    "cpu": _looped,
+    "tpu": _sharded_like_sources(map_stacks),
+    "gpu": _sharded_like_sources(work_on_stacks),
+}

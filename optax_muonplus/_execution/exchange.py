@@ -7,7 +7,8 @@ These are explicit collectives under ``jax.shard_map``. Sharding constraints on 
 compiler gather all of it ("involuntary full rematerialization") on a 4 x 2 mesh.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +20,8 @@ from optax_muonplus._execution.lines import LINE, from_lines, in_lines
 from optax_muonplus._execution.plan import CommGroup, MatrixGroup
 from optax_muonplus._execution.routes import Route
 from optax_muonplus._execution.schedule import Bucket, Task
-from optax_muonplus._parameters import (
-    MatrixView,
-)
-from optax_muonplus.matrices._matrix_function import MatrixFunction, compose
+from optax_muonplus._parameters import MatrixView
+from optax_muonplus.matrices import Machine, MatrixFunction, compose, on_its_machine
 
 
 def exchange(
@@ -43,7 +42,11 @@ def exchange(
     for bucket in route.buckets:
         buffer = _packed(bucket, shards, route)
         buffer = _to_workers(buffer, route)
-        buffer = _work(functions, comm_group, bucket, buffer)
+
+        def work(machine: Machine, bucket: Bucket = bucket) -> Callable[[jax.Array], jax.Array]:
+            return functools.partial(_work, machine, functions, comm_group, bucket)
+
+        buffer = on_its_machine(work, buffer)
         buffer = _from_workers(buffer, route)
         for segment in bucket.segments:
             results[segment.group][segment.first] = segment.read_send(buffer)
@@ -90,9 +93,13 @@ def _moved(
 
 
 def _work(
-    functions: Sequence[MatrixFunction], comm_group: CommGroup, bucket: Bucket, buffer: jax.Array
+    machine: Machine,
+    functions: Sequence[MatrixFunction],
+    comm_group: CommGroup,
+    bucket: Bucket,
+    buffer: jax.Array,
 ) -> jax.Array:
-    """The results, in the places of the shards that they are made of."""
+    """Returns the results, in the places of the shards that they are made of."""
     route, groups = comm_group.route, list(comm_group.members)
     names = route.all_gather_axes + route.all_to_all_axes
     # Matrices lie in the receive buffer as they were sent, and each is read once: results take
@@ -113,7 +120,7 @@ def _work(
                 for x in views[-1].to_matrices(items)
             ]
         )
-    outputs = iter(apply_batched(functions, [batch for parts in batches for batch in parts]))
+    outputs = iter(apply_batched(functions, [x for parts in batches for x in parts], machine))
     for segment, view, parts in zip(common, views, batches, strict=True):
         items = view.from_matrices([next(outputs) for _ in parts])
         shards = groups[segment.group].cut(items, names)
@@ -121,11 +128,12 @@ def _work(
     for task in bucket.tasks:
         if not task.is_common(route.workers):
             source = results if in_place else buffer
-            results = _work_on_remainder(functions, comm_group, task, source, results)
+            results = _work_on_remainder(machine, functions, comm_group, task, source, results)
     return results
 
 
 def _work_on_remainder(
+    machine: Machine,
     functions: Sequence[MatrixFunction],
     comm_group: CommGroup,
     task: Task,
@@ -158,7 +166,7 @@ def _work_on_remainder(
         for i, matrix in enumerate(matrices):
             transposed = _select([layout.transposed[i] for layout in layouts], which)
             batch = MatrixBatch((matrix,), transposed, comm_group.dtype, comm_group.result_dtype)
-            outputs.append(apply_to_one(steps, batch))
+            outputs.append(apply_to_one(steps, batch, machine))
         return in_lines(jax.lax.switch(which, [layout.write for layout in layouts], outputs))
 
     lines = task.segments[0].shard_lines

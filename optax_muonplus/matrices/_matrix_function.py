@@ -106,7 +106,7 @@ class MatrixFunction:
         del shape
         return 0
 
-    def on(self, machine: Machine) -> "MatrixFunction":
+    def on(self, machine: Machine) -> Self:
         """Returns the function as it is written for a machine; so are functions it is made of."""
 
         def is_part(x: Any) -> bool:

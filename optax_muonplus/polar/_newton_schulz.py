@@ -154,7 +154,8 @@ def iterate(
     if operand != dtype:
         y = products.padded(y)
     gram = products.gram(y)
-    scale = _scale(y, gram.astype(dtype), iteration, scaled_eps) * products.factor
+    norm = iteration.safety_factor, iteration.preconditioning
+    scale = _scale(y, gram.astype(dtype), scaled_eps, *norm) * products.factor
     gram = rounded(gram * scale * jnp.swapaxes(scale, -1, -2), operand)
     if steps is None:
         # Not a jax loop: that would copy its carry at every step, 5% of the time on a CPU.
@@ -193,6 +194,7 @@ def iterate_on_its_machine(
     return jax.lax.platform_dependent(x, eps, steps, **named, default=gpu)
 
 
+@functools.partial(jax.jit, static_argnames="operand", inline=True)
 def _in_range(x: Matrices, operand: jnp.dtype) -> tuple[Matrices, Scale]:
     """Divides ``x`` by powers of two, and returns these too.
 
@@ -221,17 +223,18 @@ def _segments(steps: int, restarts: tuple[int, ...]) -> list[tuple[int, int]]:
     return list(itertools.pairwise((0, *restarts, steps)))
 
 
+@functools.partial(jax.jit, static_argnames=("safety_factor", "preconditioning"), inline=True)
 def _scale(
     y: Matrices,
     gram: Square,
-    iteration: Iteration,
     eps: Scale,
+    safety_factor: float,
+    preconditioning: Preconditioning,
 ) -> Scale:
     """Returns the factor of the short side of ``y``: one number, or under aol one for each row.
 
     All norms but the spectral one are computed from the Gram matrix, which saves a pass over ``y``.
     """
-    preconditioning = iteration.preconditioning
     if preconditioning == "spectral":
         norm = jnp.linalg.norm(y.astype(gram.dtype), ord=2, axis=(-2, -1), keepdims=True)
     elif preconditioning == "schatten":
@@ -242,5 +245,5 @@ def _scale(
         trace = jnp.real(jnp.trace(gram, axis1=-2, axis2=-1))[..., None, None]
         norm = jnp.sqrt(trace)
     # The norm of a zero matrix, or under aol of a zero row, is 0, and eps may be 0 too.
-    divisor = jnp.where(norm > 0, iteration.safety_factor * norm + eps, 1)
+    divisor = jnp.where(norm > 0, safety_factor * norm + eps, 1)
     return jnp.where(norm > 0, 1 / divisor, 0)

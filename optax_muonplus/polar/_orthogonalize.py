@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +126,7 @@ class Orthogonalize(MatrixFunction):
         steps = self.ns_steps if self._chosen.is_traced else None
         return iterate_on_its_machine(x, self.eps, steps, iterations)
 
-    def on(self, machine: Machine) -> MatrixFunction:
+    def on(self, machine: Machine) -> Self:
         """Returns the function that does not ask for its machine."""
         return self.replace(machine=machine)
 

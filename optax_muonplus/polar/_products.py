@@ -21,6 +21,7 @@ two work-arounds:
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -175,18 +176,24 @@ class Products:
         """
         # P is scaled instead of y, because it is the smaller of the two.
         if len(rows) == 1:
-            return self._multiply(rounded(self.polynomial(gram, rows[0], scale), self.operand), y)
-        p = self.polynomial(gram, rows[0])
+            return self._multiply(rounded(self._step(gram, rows[0], scale), self.operand), y)
+        p = self._step(gram, rows[0])
         total = rounded(self._scaled(p, scale), self.operand)
         for row in rows[1:]:
             operand = rounded(p, self.operand)
             gram = self.commuting(self.commuting(gram, operand), operand)
-            p = self.polynomial(gram, row)
+            p = self._step(gram, row)
             # The factors commute, but their errors do not: each P must stand next to the y that the
             # earlier ones have multiplied, or its error in large singular values of y is multiplied
             # as the small ones are. So this product is not one of ``commuting`` matrices.
             total = self._multiply(rounded(p, self.operand), total)
         return self._multiply(total, y)
+
+    def _step(self, gram: Square, row: Row | jax.Array, scale: Scale | None = None) -> Square:
+        """Returns the polynomial, which is traced once for steps of the same coefficients."""
+        if isinstance(row, tuple):
+            return _polynomial(self, gram, row, scale)
+        return self.polynomial(gram, row, scale)
 
     def _multiply(self, p: jax.Array, y: jax.Array) -> jax.Array:
         """Multiplies ``y`` by ``p`` on its shorter side."""
@@ -197,6 +204,11 @@ class Products:
         if scale is None:
             return p
         return p * (jnp.swapaxes(scale, -1, -2) if self.left else scale)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2), inline=True)
+def _polynomial(products: Products, gram: Square, row: Row, scale: Scale | None) -> Square:
+    return products.polynomial(gram, row, scale)
 
 
 def range_factor(operand: jnp.dtype, row_length: int) -> float:

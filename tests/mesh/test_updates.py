@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
-from optax_muonplus._execution import batching, routes, stacks
-from optax_muonplus._xla import loops
+from optax_muonplus._execution import routes
 from tests.support import flat
+from tests.support.batches import play
 from tests.support.mesh import (
     AUTO,
     DIMS,
@@ -53,18 +53,14 @@ def test_every_mesh_gives_the_update_of_one_device(name):
                 assert momentum.sharding.is_equivalent_to(sharding, momentum.ndim)
 
 
-@pytest.mark.parametrize("platform", ["GPU", "TPU"])
+@pytest.mark.parametrize("machine", ["gpu", "tpu"])
 @pytest.mark.parametrize("name", ["fsdp x tensor", "with replicas, explicit"])
-def test_accelerators_give_the_update_of_one_device(name, platform, monkeypatch):
+def test_accelerators_give_the_update_of_one_device(name, machine, monkeypatch):
     """Matrices are stacked there, and a TPU joins shards in a way of its own."""
     sizes, names, a, b, types = MESHES[name]
     wanted = shardings(make_mesh(sizes, names, types), a, b)
     tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=wanted)
-    if platform == "TPU":
-        monkeypatch.setattr(batching, "_looped", stacks.map_stacks)
-        monkeypatch.setattr("optax_muonplus._execution.sharded._joined", loops.stacked)
-    else:
-        monkeypatch.setattr(batching, "_looped", stacks.work_on_stacks)
+    play(monkeypatch, machine)
     updates, _ = two_steps(tx, jax.device_put(gradients(), wanted))
     assert_same(updates, alone()[0], wanted)
 

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import optax_muonplus as omp
-from optax_muonplus._execution import batching, stacks
-from optax_muonplus._execution.batching import _sharded_like_sources as _constrained
+from optax_muonplus._execution import stacks
 
 D = 16
 
@@ -28,17 +27,26 @@ def traced_update(tx, params, donated=()):
     return update.trace(params, jax.eval_shape(tx.init, params), params)
 
 
+def play(monkeypatch, machine):
+    """Programs for this device become those for another machine, as far as the library asks."""
+
+    def lowered_for_it(*args, default, **others):
+        return others.get(machine, default)(*args)
+
+    monkeypatch.setattr(jax.lax, "platform_dependent", lowered_for_it)
+
+
 def everywhere_stacked(monkeypatch, stack_bytes=stacks.STACK_BYTES):
     """What GPUs do, on this device."""
     monkeypatch.setattr(stacks, "STACK_BYTES", stack_bytes)
-    monkeypatch.setattr(batching, "_looped", _constrained(stacks.work_on_stacks))
+    play(monkeypatch, "gpu")
 
 
 def everywhere_mapped(monkeypatch, stack_bytes=stacks.TPU_STACK_BYTES, block=stacks.TPU_BLOCK):
     """What TPUs do, on this device."""
     monkeypatch.setattr(stacks, "TPU_STACK_BYTES", stack_bytes)
     monkeypatch.setattr(stacks, "TPU_BLOCK", block)
-    monkeypatch.setattr(batching, "_looped", _constrained(stacks.map_stacks))
+    play(monkeypatch, "tpu")
 
 
 # Tall, wide, square, stored either way, stacked over layers and experts, fused, narrow.
