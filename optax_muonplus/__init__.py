@@ -7,9 +7,9 @@ from optax_muonplus import integrations as integrations
 from optax_muonplus import matrices as matrices
 from optax_muonplus import polar as polar
 from optax_muonplus import transforms as transforms
-from optax_muonplus._optimizers.describe import describe as describe
-from optax_muonplus._optimizers.muon import muon as muon
-from optax_muonplus._optimizers.muonplus import muonplus as muonplus
+from optax_muonplus._optimizers import describe as describe
+from optax_muonplus._optimizers import muon as muon
+from optax_muonplus._optimizers import muonplus as muonplus
 from optax_muonplus._parameters import MatrixSpec as MatrixSpec
 from optax_muonplus._parameters import (
     MuonDimensionNumbers as MuonDimensionNumbers,

@@ -23,9 +23,7 @@ from optax_muonplus._parameters import (
     resolve,
     without_numbers,
 )
-from optax_muonplus.matrices._normalization import Norm
-from optax_muonplus.matrices._precision import accumulation_dtype
-from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
+from optax_muonplus.matrices import Norm, ScaleByShape, ShapeScale, accumulation_dtype
 from optax_muonplus.polar import Orthogonalize
 
 _POLAR = tuple(field.name for field in dataclasses.fields(Orthogonalize))

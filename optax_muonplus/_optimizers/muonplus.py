@@ -8,9 +8,8 @@ from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._arguments import check_flag
 from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
-from optax_muonplus.coefficients._resolve import CoefficientsLike
-from optax_muonplus.matrices._normalization import Norm, Normalize
-from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
+from optax_muonplus.coefficients import CoefficientsLike
+from optax_muonplus.matrices import Norm, Normalize, ScaleByShape, ShapeScale
 from optax_muonplus.polar import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction, Preconditioning
 from optax_muonplus.transforms import (
     AdamW,

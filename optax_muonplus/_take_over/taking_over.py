@@ -23,7 +23,7 @@ from optax_muonplus._take_over.sources import (
     parameter_path,
     sources,
 )
-from optax_muonplus.matrices._precision import narrowed
+from optax_muonplus.matrices import narrowed
 
 # States that have an average of gradients in `mu`; a tree from disk has no names of classes.
 _WITH_AVERAGE = ("ScaleByAdamState", "MuonState", "MomentumState")

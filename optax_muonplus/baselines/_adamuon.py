@@ -15,8 +15,13 @@ from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
 from optax_muonplus._parameters import DimensionNumbersTree, LeafInfo, MatrixView, ShardingTree
-from optax_muonplus.matrices._matrix_function import MatrixFunction, matrix_function
-from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
+from optax_muonplus.matrices import (
+    MatrixFunction,
+    as_real,
+    matrix_function,
+    sum_of_squares,
+    upcast_for_sum,
+)
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
     AdamW,

@@ -15,8 +15,14 @@ from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_number, check_word
 from optax_muonplus._parameters import DimensionNumbersTree, LeafInfo, MatrixView, ShardingTree
-from optax_muonplus.matrices._precision import as_real, sum_of_squares, upcast_for_sum
-from optax_muonplus.matrices._shape_factor import ShapeScale, check_shape_scale, shape_factor
+from optax_muonplus.matrices import (
+    ShapeScale,
+    as_real,
+    check_shape_scale,
+    shape_factor,
+    sum_of_squares,
+    upcast_for_sum,
+)
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
     AdamW,

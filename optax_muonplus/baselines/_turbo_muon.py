@@ -8,7 +8,7 @@ from typing import Any
 import optax
 
 from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
-from optax_muonplus.matrices._shape_factor import ScaleByShape
+from optax_muonplus.matrices import ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
     AdamW,

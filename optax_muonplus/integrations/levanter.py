@@ -12,14 +12,13 @@ import optax
 from jax.sharding import AxisType
 from levanter.optim.config import OptimizerConfig
 
-from optax_muonplus._optimizers.muonplus import muonplus
+from optax_muonplus._optimizers import muonplus
 from optax_muonplus._parameters import (
     ADAM,
     MUON,
     partition_labels,
 )
-from optax_muonplus.matrices._normalization import Norm
-from optax_muonplus.matrices._shape_factor import ShapeScale
+from optax_muonplus.matrices import Norm, ShapeScale
 from optax_muonplus.polar import Polar
 
 

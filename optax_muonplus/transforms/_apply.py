@@ -17,8 +17,7 @@ from optax_muonplus._execution.batching import apply_batched
 from optax_muonplus._execution.sharded import apply_sharded
 from optax_muonplus._parameters import LeafInfo
 from optax_muonplus._xla.loops import Sources
-from optax_muonplus.matrices._matrix_function import MatrixFunction, compose
-from optax_muonplus.matrices._precision import narrowed
+from optax_muonplus.matrices import MatrixFunction, compose, narrowed
 
 
 def apply_to_arrays(

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus._parameters import LeafInfo
-from optax_muonplus.matrices._matrix_function import MatrixFunction
-from optax_muonplus.matrices._precision import narrowed
+from optax_muonplus.matrices import MatrixFunction, narrowed
 from optax_muonplus.transforms._descent import DecayedWeights, LearningRate, are_wide
 from optax_muonplus.transforms._momentum import Momentum
 from optax_muonplus.transforms._steps import DualNorm, Steps

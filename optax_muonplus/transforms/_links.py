@@ -11,9 +11,7 @@ from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import check_flag
 from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
-from optax_muonplus.matrices._matrix_function import MatrixFunction
-from optax_muonplus.matrices._normalization import Norm, Normalize
-from optax_muonplus.matrices._shape_factor import ScaleByShape, ShapeScale
+from optax_muonplus.matrices import MatrixFunction, Norm, Normalize, ScaleByShape, ShapeScale
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms._matrix_chain import MatrixTransformation, matrix_chain
 from optax_muonplus.transforms._momentum import Momentum

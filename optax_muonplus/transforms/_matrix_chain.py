@@ -16,7 +16,7 @@ from optax_muonplus._parameters import (
     ShardingTree,
     check_only_matrices,
 )
-from optax_muonplus.matrices._matrix_function import ArrayFunction, MatrixFunction
+from optax_muonplus.matrices import ArrayFunction, MatrixFunction
 from optax_muonplus.transforms._chain import Chain, Link
 from optax_muonplus.transforms._momentum import Momentum, MomentumTransformation
 from optax_muonplus.transforms._resolved import for_resolved

@@ -17,8 +17,14 @@ from optax_muonplus._parameters import (
     flatten_with_names,
 )
 from optax_muonplus._xla.loops import Sources
-from optax_muonplus.matrices._matrix_function import matrix_function, static
-from optax_muonplus.matrices._precision import accumulation_dtype, as_real, narrowed, narrower
+from optax_muonplus.matrices import (
+    accumulation_dtype,
+    as_real,
+    matrix_function,
+    narrowed,
+    narrower,
+    static,
+)
 from optax_muonplus.transforms._state_check import wrong_state
 
 

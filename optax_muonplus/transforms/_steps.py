@@ -11,15 +11,17 @@ from jax.typing import ArrayLike
 
 from optax_muonplus._execution.batches import READ_ONE, dtypes_of
 from optax_muonplus._parameters import LeafInfo
-from optax_muonplus.matrices._matrix_function import (
+from optax_muonplus.matrices import (
     MatrixFunction,
+    Normalize,
+    ScaleByShape,
+    as_real,
     compose,
     matrix_function,
+    scale_by_pow2,
     static,
+    times_pow2,
 )
-from optax_muonplus.matrices._normalization import Normalize
-from optax_muonplus.matrices._precision import as_real, scale_by_pow2, times_pow2
-from optax_muonplus.matrices._shape_factor import ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms._apply import apply_to_sources, check_function, with_dtypes
 from optax_muonplus.transforms._momentum import Momentum
