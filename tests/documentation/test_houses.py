@@ -61,3 +61,9 @@ def test_only_commands_import_packages():
     for path in [*FOLDER.glob("*.py"), *(FOLDER / "hosts").glob("*.py")]:
         if path.stem not in COMMANDS:
             assert not imports_of(path), path
+
+
+def test_readme_lists_the_packages_in_this_order():
+    text = (FOLDER / "README.md").read_text().split("## Where to look")[1]
+    listed = re.findall(r"^\| `(\w+)/` \|", text, re.M)
+    assert listed == [package.rpartition(".")[2] for package in packages()]
