@@ -103,8 +103,7 @@ def apply_to_matrices(
 ) -> MatrixTransformation:
     """Applies functions of your own, one after the other, to every matrix.
 
-    They see whole matrices, grouped by shape and moved where they lie in shards, as those of the
-    other links do. A new variant of Muon needs no more than such a function, and a chain.
+    The same as :func:`matrix_chain` of them.
 
     Args:
       functions: shape-preserving functions on arrays ``(batch, out, in)``, or
@@ -115,14 +114,6 @@ def apply_to_matrices(
 
     Raises:
       ValueError: at init, if a function changes the shape.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, optax_muonplus as omp
-      >>> tx = omp.transforms.apply_to_matrices([jnp.sign])
-      >>> grads = {"dense": {"kernel": jnp.full((2, 3), -0.5)}}
-      >>> updates, _ = tx.update(grads, tx.init(grads))
-      >>> float(updates["dense"]["kernel"][0, 0])
-      -1.0
     """
     if not functions:
         raise ValueError("apply_to_matrices needs one function at least, got none.")

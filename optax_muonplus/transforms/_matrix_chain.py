@@ -19,7 +19,7 @@ from optax_muonplus._parameters import (
 from optax_muonplus.matrices import ArrayFunction, MatrixFunction
 from optax_muonplus.transforms._chain import Chain, Link
 from optax_muonplus.transforms._momentum import Momentum, MomentumTransformation
-from optax_muonplus.transforms._resolved import for_resolved
+from optax_muonplus.transforms._resolved import ChainTransformation, for_resolved
 from optax_muonplus.transforms._steps import DualNorm
 
 # What a chain is made of: a function on matrices is any callable on arrays (*batch, out, in).
@@ -33,18 +33,8 @@ Part = (
 )
 
 
-class MatrixTransformation(optax.GradientTransformationExtraArgs):
-    """A transformation of trees whose leaves all are matrices.
-
-    Attributes:
-      parts: what it does, in order, for :func:`matrix_chain`.
-      weight_dimension_numbers: as given.
-      sharding: as given.
-    """
-
-    parts: tuple[Any, ...]
-    weight_dimension_numbers: DimensionNumbersTree
-    sharding: ShardingTree
+class MatrixTransformation(ChainTransformation):
+    """A transformation of trees whose leaves all are matrices."""
 
 
 def matrix_chain(
@@ -100,13 +90,8 @@ def matrix_chain(
         check_only_matrices(tree.leaves)
         return chain.update(updates, state, params, tree.leaves, extra)
 
-    transformation = MatrixTransformation(
-        *for_resolved(init, update, weight_dimension_numbers, sharding)
-    )
-    transformation.parts = parts
-    transformation.weight_dimension_numbers = weight_dimension_numbers
-    transformation.sharding = sharding
-    return transformation
+    dims = weight_dimension_numbers
+    return for_resolved(MatrixTransformation, parts, init, update, dims, sharding)
 
 
 def parts_of(link: Any) -> tuple[Any, ...]:

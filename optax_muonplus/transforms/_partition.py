@@ -12,7 +12,7 @@ from optax_muonplus._parameters import ADAM, MUON, DimensionNumbersTree, Resolve
 from optax_muonplus.transforms._chain import Chain
 from optax_muonplus.transforms._descent import LearningRate, add_decayed_weights, promoted
 from optax_muonplus.transforms._matrix_chain import MatrixTransformation, parts_of
-from optax_muonplus.transforms._resolved import for_resolved
+from optax_muonplus.transforms._resolved import ChainTransformation, for_resolved
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,26 +57,12 @@ class AdamW:
         )
 
 
-class PartitionedTransformation(optax.GradientTransformationExtraArgs):
-    """What :func:`partition_with_adamw` returns.
-
-    Attributes:
-      parts: of the chain for matrices.
-      weight_dimension_numbers: as given.
-      sharding: as given.
-    """
-
-    parts: tuple[Any, ...]
-    weight_dimension_numbers: DimensionNumbersTree
-    sharding: ShardingTree
-
-
 def partition_with_adamw(
     chain: MatrixTransformation,
     adamw: AdamW | None = None,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
-) -> PartitionedTransformation:
+) -> ChainTransformation:
     """A chain for the matrices of a tree, and AdamW for everything else.
 
     Args:
@@ -120,13 +106,8 @@ def partition_with_adamw(
         rest, of_others = others.update(gradients, old[ADAM], yours[1], **extra)
         return _merged(tree, new, rest), _partition_state(of_matrices, of_others)
 
-    transformation = PartitionedTransformation(
-        *for_resolved(init, update, weight_dimension_numbers, sharding)
-    )
-    transformation.parts = parts
-    transformation.weight_dimension_numbers = weight_dimension_numbers
-    transformation.sharding = sharding
-    return transformation
+    dims = weight_dimension_numbers
+    return for_resolved(ChainTransformation, parts, init, update, dims, sharding)
 
 
 def _with_rate(adamw: AdamW, parts: tuple[Any, ...]) -> AdamW:

@@ -2,7 +2,7 @@
 
 import contextvars
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import optax
@@ -25,12 +25,31 @@ from optax_muonplus.transforms._state_check import update_own_state
 _in_a_chain = contextvars.ContextVar("_in_a_chain", default=False)
 
 
+class ChainTransformation(optax.GradientTransformationExtraArgs):
+    """A transformation with a chain of links in it.
+
+    Attributes:
+      parts: what the chain is made of, in order.
+      weight_dimension_numbers: as given.
+      sharding: as given.
+    """
+
+    parts: tuple[Any, ...]
+    weight_dimension_numbers: DimensionNumbersTree
+    sharding: ShardingTree
+
+
+Made = TypeVar("Made", bound=ChainTransformation)
+
+
 def for_resolved(
+    cls: type[Made],
+    parts: tuple[Any, ...],
     init: Callable[[optax.Params, ResolvedTree], Any],
     update: Callable[..., tuple[optax.Updates, Any]],
     dimension_numbers: DimensionNumbersTree,
     sharding: ShardingTree,
-) -> optax.GradientTransformationExtraArgs:
+) -> Made:
     """A transformation that knows what each leaf is.
 
     Leaves are looked up anew on the whole tree at init and at every update, by path and shape: the
@@ -38,6 +57,8 @@ def for_resolved(
     arrays later), and no tree of labels is kept.
 
     Args:
+      cls: class of the transformation.
+      parts: of its chain.
       init: from parameters and their records to the state.
       update: from updates, state, parameters, records of the updates and extra arguments to updates
         and state.
@@ -84,7 +105,11 @@ def for_resolved(
             check_labelled(resolved)
         return resolved
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    transformation = cls(init_fn, update_fn)
+    transformation.parts = parts
+    transformation.weight_dimension_numbers = dimension_numbers
+    transformation.sharding = sharding
+    return transformation
 
 
 def _is_masked(tree: Any) -> bool:
