@@ -6,8 +6,13 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.matrices._matrix_function import Composition, for_layout, matrix_function
-from optax_muonplus.matrices._precision import narrowed, narrower
+from optax_muonplus.matrices import (
+    Composition,
+    for_layout,
+    matrix_function,
+    narrowed,
+    narrower,
+)
 
 Item = TypeVar("Item")
 
@@ -29,12 +34,12 @@ READ_ONE = ReadOne()
 
 def dtypes_of(read: Read, sources: Sequence[tuple[jax.Array, ...]]) -> list[Any]:
     """Returns the dtype of what ``read`` makes of each tuple, traced once for equal dtypes."""
-    kinds = [tuple(x.dtype for x in arrays) for arrays in sources]
+    given = [tuple(x.dtype for x in arrays) for arrays in sources]
     found = {
-        kind: jax.eval_shape(read, *(jax.ShapeDtypeStruct((), dtype) for dtype in kind)).dtype
-        for kind in dict.fromkeys(kinds)
+        dtypes: jax.eval_shape(read, *(jax.ShapeDtypeStruct((), x) for x in dtypes)).dtype
+        for dtypes in dict.fromkeys(given)
     }
-    return [found[kind] for kind in kinds]
+    return [found[dtypes] for dtypes in given]
 
 
 class MatrixBatch(NamedTuple):
@@ -79,7 +84,7 @@ class MatrixBatch(NamedTuple):
         return jnp.dtype(self.dtype if self.rounded_dtype is None else self.rounded_dtype)
 
     @property
-    def kind(self) -> tuple[Any, ...]:
+    def program_key(self) -> tuple[Any, ...]:
         """What has to be equal for a common program: shape, dtypes and layout."""
         sources = tuple(x.dtype for x in self.sources)
         dtypes = sources, self.array_dtype, self.dtype, self.result_dtype
@@ -106,8 +111,8 @@ class MatrixBatch(NamedTuple):
 
         return applied
 
-    def rounded(self, steps: Composition) -> "MatrixBatch":
-        """Rounded before anything else where ``steps`` round it anyway."""
+    def rounded_early(self, steps: Composition) -> "MatrixBatch":
+        """Rounds before anything else where ``steps`` round it anyway."""
         return self._replace(rounded_dtype=narrower(self.array_dtype, steps.input_dtype))
 
     def with_sources(self, change: Callable[[jax.Array], jax.Array]) -> "MatrixBatch":
@@ -115,16 +120,16 @@ class MatrixBatch(NamedTuple):
         return self._replace(sources=tuple(change(x) for x in self.sources))
 
 
-def grouped(items: Sequence[Item], kind: Callable[[Item], Hashable]) -> Iterator[list[int]]:
-    """Indices of ``items`` of one kind, in the order of their first members."""
+def grouped(items: Sequence[Item], key: Callable[[Item], Hashable]) -> Iterator[list[int]]:
+    """Yields indices of ``items`` with equal keys, in the order of their first members."""
     groups: dict[Hashable, list[int]] = {}
     for i, item in enumerate(items):
-        groups.setdefault(kind(item), []).append(i)
+        groups.setdefault(key(item), []).append(i)
     yield from groups.values()
 
 
 def chunked(indices: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Runs of ``indices`` whose ``sizes`` add up to ``most`` at most, or of a single one."""
+    """Yields runs of ``indices`` with ``sizes`` that sum to ``most`` at most, or of one."""
     chunk: list[int] = []
     total = 0
     for i, size in zip(indices, sizes, strict=True):

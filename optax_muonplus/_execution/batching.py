@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.core
+import jax.numpy as jnp
 
 from optax_muonplus._execution.batches import READ_ONE, MatrixBatch, grouped
+from optax_muonplus._execution.loops import map_in_place
 from optax_muonplus._execution.stacks import map_stacks, on_full_blocks, work_on_stacks
-from optax_muonplus._xla.loops import map_in_place
-from optax_muonplus._xla.sharding import constrain_sharding_like
 from optax_muonplus.matrices import (
     Composition,
     Machine,
@@ -71,18 +71,31 @@ def apply_to_one(steps: Composition, batch: MatrixBatch, machine: Machine) -> ja
 
 
 def _sharded_like_sources(work: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:
-    """``work``, on a mesh with Auto axes with results sharded as their matrices are."""
+    """Returns ``work``, on a mesh with Auto axes with results sharded as their matrices are.
+
+    Under ``jax.jit`` nobody knows how the matrices are sharded, so that
+    ``jax.lax.with_sharding_constraint`` has nothing to be given. Instead each result is selected
+    against its matrix by a condition that is never true but that the compiler cannot see through:
+    both then get one sharding. It costs another read of each matrix, which is saved where there is
+    one device.
+    """
 
     def constrained(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
         references = [batch.sources[0] for batch in batches]
-        return constrain_sharding_like(references, work(steps, batches))
+        results = work(steps, batches)
+        traced = any(isinstance(x, jax.core.Tracer) for x in references)
+        if not traced or jax.device_count() == 1:
+            return results
+        never = jax.lax.optimization_barrier(jnp.array(False))
+        pairs = zip(references, results, strict=True)
+        return [jax.lax.select(never, x.astype(y.dtype), y) for x, y in pairs]
 
     return constrained
 
 
 def _looped(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     results: dict[int, jax.Array] = {}
-    for members in grouped(batches, lambda x: (x.kind, x.shape[0])):
+    for members in grouped(batches, lambda x: (x.program_key, x.shape[0])):
         members.reverse()  # see map_in_place
         group = [batches[i] for i in members]
         work = _in_place if _can_be_in_place(group[0]) else _sharded_like_sources(_one_by_one)

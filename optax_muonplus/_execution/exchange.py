@@ -7,6 +7,7 @@ These are explicit collectives under ``jax.shard_map``. Sharding constraints on 
 compiler gather all of it ("involuntary full rematerialization") on a 4 x 2 mesh.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
@@ -16,10 +17,9 @@ import numpy as np
 
 from optax_muonplus._execution.batches import MatrixBatch
 from optax_muonplus._execution.batching import apply_batched, apply_to_one
-from optax_muonplus._execution.lines import LINE, from_lines, in_lines
 from optax_muonplus._execution.plan import CommGroup, MatrixGroup
 from optax_muonplus._execution.routes import Route
-from optax_muonplus._execution.schedule import Bucket, Task
+from optax_muonplus._execution.schedule import LINE, Bucket, Task
 from optax_muonplus._parameters import MatrixView
 from optax_muonplus.matrices import Machine, MatrixFunction, compose, on_its_machine
 
@@ -100,7 +100,7 @@ def _work(
     buffer: jax.Array,
 ) -> jax.Array:
     """Returns the results, in the places of the shards that they are made of."""
-    route, groups = comm_group.route, list(comm_group.members)
+    route, groups = comm_group.route, [group for group, _ in comm_group.members]
     names = route.all_gather_axes + route.all_to_all_axes
     # Matrices lie in the receive buffer as they were sent, and each is read once: results take
     # their places there if they are as wide.
@@ -145,7 +145,7 @@ def _work_on_remainder(
     All workers run one program: what differs between them, such as whether there is an item and of
     which group, is looked up in a table by the worker's index.
     """
-    route, groups = comm_group.route, list(comm_group.members)
+    route, groups = comm_group.route, [group for group, _ in comm_group.members]
     present = sorted({segment.group for segment in task.segments})
     names = route.all_gather_axes + route.all_to_all_axes
     layouts = [_ItemLayout(groups[i], names, len(present) > 1) for i in present]
@@ -184,18 +184,21 @@ def _select(choices: Sequence[bool], which: jax.Array) -> bool | jax.Array:
     return choices[0] if len(set(choices)) == 1 else jnp.asarray(choices)[which]
 
 
+@dataclasses.dataclass
 class _ItemLayout:
-    """How to read one item of a group as matrices, and to write it back.
+    """Reads one item of a group as matrices, and writes it back.
 
     Groups that share a task have matrices of one shape, some of them transposed. With
     ``same_shape`` tall ones are transposed, so that all have the shape of the wide ones.
     """
 
-    def __init__(self, group: MatrixGroup, names: tuple[str, ...], same_shape: bool):
-        self.group = group
-        self.names = names
-        view = group.view
-        self.swapped = [same_shape and _is_tall(shape, view) for shape in view.block_shapes()]
+    group: MatrixGroup
+    names: tuple[str, ...]
+    same_shape: bool
+
+    def __post_init__(self) -> None:
+        view = self.group.view
+        self.swapped = [self.same_shape and _is_tall(x, view) for x in view.block_shapes()]
         self.transposed = [view.transposed != swapped for swapped in self.swapped]
 
     def read(self, shards: jax.Array) -> list[jax.Array]:
@@ -207,13 +210,25 @@ class _ItemLayout:
         return self.group.cut(items, self.names)[:, 0]
 
     def _swap(self, matrices: list[jax.Array]) -> list[jax.Array]:
-        return [
-            jnp.swapaxes(x, -1, -2) if swapped else x
-            for x, swapped in zip(matrices, self.swapped, strict=True)
-        ]
+        pairs = zip(matrices, self.swapped, strict=True)
+        return [jnp.swapaxes(x, -1, -2) if swapped else x for x, swapped in pairs]
 
 
 def _is_tall(shape: tuple[int, int, int], view: MatrixView) -> bool:
     """Whether the matrix as it is stored has more rows than columns."""
     _, rows, columns = shape
     return columns > rows if view.transposed else rows > columns
+
+
+def in_lines(x: jax.Array) -> jax.Array:
+    """Cuts arrays ``(..., elements)`` into ``(..., lines, 128)``, the last filled with zeros."""
+    *batch, elements = x.shape
+    rest = -elements % LINE
+    if rest:
+        x = jnp.pad(x, [(0, 0)] * len(batch) + [(0, rest)])
+    return x.reshape(*batch, -1, LINE)
+
+
+def from_lines(x: jax.Array, elements: int) -> jax.Array:
+    """Inverts :func:`in_lines`."""
+    return x.reshape(*x.shape[:-2], -1)[..., :elements]

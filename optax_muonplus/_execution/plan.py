@@ -29,16 +29,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from optax_muonplus._execution.lines import line_count
 from optax_muonplus._execution.routes import Axes, Route, cheapest_route
-from optax_muonplus._execution.schedule import GroupSize
-from optax_muonplus._parameters import (
-    LeafInfo,
-    MatrixView,
-    usable_axes,
-)
-from optax_muonplus.matrices._matrix_function import MatrixFunction
-from optax_muonplus.matrices._precision import narrower
+from optax_muonplus._execution.schedule import LINE, GroupSize
+from optax_muonplus._parameters import LeafInfo, MatrixView, usable_axes
+from optax_muonplus.matrices import MatrixFunction, narrower
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +69,7 @@ class MatrixGroup:
         flops = math.prod(self.view.shape)  # one for each element, if nothing else
         flops += sum(f.flops(shape) for shape in shapes for f in functions)
         sides = tuple((min(shape), max(shape)) for shape in shapes)
-        return GroupSize(count, line_count(self.shard_size), sides, flops)
+        return GroupSize(count, -(-self.shard_size // LINE), sides, flops)
 
     def join(self, shards: jax.Array, names: tuple[str, ...]) -> jax.Array:
         """Items ``(count, *shape)`` of shards ``(devices along names, count, elements)``."""
@@ -157,14 +151,14 @@ class CommGroup:
     """Arrays that travel together: over the same mesh axes, in the same dtypes.
 
     Attributes:
-      members: for each group of matrices in them the indices of the arrays.
+      members: each group of matrices in them, with the indices of the arrays.
       route: their route.
       transfer_dtype: on the way to the work.
       dtype: of the work.
       result_dtype: on the way back.
     """
 
-    members: dict[MatrixGroup, list[int]]
+    members: tuple[tuple[MatrixGroup, list[int]], ...]
     route: Route
     transfer_dtype: Any
     dtype: Any
@@ -217,7 +211,7 @@ def plan(members: Sequence[Member], functions: Sequence[MatrixFunction]) -> Plan
         axes = Axes(sizes, sharding, replicas)
         route = cheapest_route(group_sizes[key], axes, itemsizes, loads)
         loads = route.loads
-        comm_groups.append(CommGroup(grouped[key], route, *dtypes))
+        comm_groups.append(CommGroup(tuple(grouped[key].items()), route, *dtypes))
     return Plan(tuple(comm_groups), loads)
 
 

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from optax_muonplus._execution.lines import LINE
-from optax_muonplus._execution.schedule import Bucket, GroupSize, assign
+from optax_muonplus._execution.schedule import LINE, Bucket, GroupSize, assign
 
 # As long as the move of one byte takes: an H100 does about 0.25e15 FLOPs of float32 products a
 # second as TF32, and receives 0.45e12 bytes over NVLink. It does twice as many in bfloat16; links

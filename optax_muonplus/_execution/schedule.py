@@ -12,7 +12,15 @@ from typing import NamedTuple
 
 import jax
 
-from optax_muonplus._execution.lines import LINE
+LINE = 128
+"""Numbers in a line, in which shards are sent.
+
+A TPU stores the last two axes of an array in tiles, of 16 x 128 numbers in bfloat16. A tile of an
+array ``(workers, lines, 128)`` belongs to one worker, and an all-to-all moves it as it is. In an
+array ``(workers, elements)`` a tile has numbers of 16 workers, and XLA stores all of it anew before
+and after the all-to-all. For LLaMA-7B on 256 chips of v5e that makes 42.5 million cycles an update,
+by libtpu's estimate, and lines 36.9. Elsewhere it makes no difference.
+"""
 
 
 class GroupSize(NamedTuple):
@@ -71,23 +79,23 @@ class Segment(NamedTuple):
     def write_send(self, buffer: jax.Array, shards: jax.Array) -> jax.Array:
         """The send buffer with this segment's items; ``shards`` ``(items, lines, 128)`` has all."""
         own = shards[self.first : self.first + self.items]
-        rows = own.reshape(self.stop - self.start, self.width, LINE)
+        rows = own.reshape(self.stop - self.start, self.width, -1)
         return jax.lax.dynamic_update_slice(buffer, rows, (self.start, self.offset, 0))
 
     def read_send(self, buffer: jax.Array) -> jax.Array:
         """This segment's items in a send buffer, ``(items, lines, 128)``."""
         rows = buffer[self.start : self.stop, self.offset : self.offset + self.width]
-        return rows.reshape(self.items, self.shard_lines, LINE)
+        return rows.reshape(self.items, self.shard_lines, -1)
 
     def write_receive(self, buffer: jax.Array, shards: jax.Array) -> jax.Array:
         """The receive buffer with ``shards``, of a shape as :meth:`read_receive` returns."""
-        rows = shards.reshape(len(buffer), self.width, LINE)
+        rows = shards.reshape(len(buffer), self.width, -1)
         return jax.lax.dynamic_update_slice(buffer, rows, (0, self.offset, 0))
 
     def read_receive(self, buffer: jax.Array) -> jax.Array:
         """This segment's shards in a receive buffer, ``(senders, items_each, lines, 128)``."""
         rows = buffer[:, self.offset : self.offset + self.width]
-        return rows.reshape(len(buffer), self.items_each, self.shard_lines, LINE)
+        return rows.reshape(len(buffer), self.items_each, self.shard_lines, -1)
 
 
 class Task(NamedTuple):

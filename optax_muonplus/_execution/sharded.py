@@ -1,25 +1,22 @@
 """Functions on matrices that lie in shards on a mesh, each matrix whole on one of its devices."""
 
+import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from optax_muonplus._execution.batches import Read, dtypes_of
-from optax_muonplus._execution.exchange import exchange
-from optax_muonplus._execution.hyperparams import StaticPart, split_arrays
-from optax_muonplus._execution.lines import from_lines, in_lines
+from optax_muonplus._execution.exchange import exchange, from_lines, in_lines
+from optax_muonplus._execution.loops import Sources, concatenated
 from optax_muonplus._execution.plan import CommGroup, Member, plan
-from optax_muonplus._parameters import (
-    LeafInfo,
-    usable_axes,
-)
-from optax_muonplus._xla.loops import Sources, stacked
-from optax_muonplus.matrices._matrix_function import MatrixFunction
-from optax_muonplus.matrices._precision import narrowed
+from optax_muonplus._parameters import LeafInfo, usable_axes
+from optax_muonplus.matrices import MatrixFunction, narrowed
 
 
 def apply_sharded(
@@ -41,29 +38,39 @@ def apply_sharded(
     Returns:
       One array for each leaf, in order, sharded as its sources.
     """
-    hyperparams, rest = split_arrays((read, list(functions)))
+    # Arrays, which optax.inject_hyperparams makes of hyperparameters, have to be passed to jax.jit
+    # and jax.shard_map as arguments. Python numbers stay constants of the program.
+    values, structure = jax.tree.flatten((read, list(functions)))
+    arrays = {i: x for i, x in enumerate(values) if isinstance(x, jax.Array | np.ndarray)}
+    numbers = tuple(None if i in arrays else x for i, x in enumerate(values))
     members = tuple(map(Member, leaves, dtypes_of(read, sources)))
-    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(sources))
-    apply = _apply if traced else _compiled
-    return apply(hyperparams, *sources, rest=rest, members=members)
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(sources)):
+        return _apply(arrays, sources, (structure, numbers), members)
+    # Outside of jit every operation would be a program of its own, and compiled anew at every call.
+    return _compiled(arrays, sources, (structure, numbers), members)
 
 
 def _apply(
-    hyperparams: Sequence[jax.Array],
-    *sources: Sources,
-    rest: StaticPart,
+    arrays: dict[int, jax.Array],
+    sources: Sequence[Sources],
+    static: tuple[Any, tuple[Any, ...]],
     members: tuple[Member, ...],
 ) -> list[jax.Array]:
-    specs = tuple(PartitionSpec(*(names or None for names in x.spec)) for x in members)
-    planned = plan(members, rest.merge(hyperparams)[1])
+    structure, numbers = static
 
-    def on_each_device(hyperparams: Sequence[jax.Array], *shards: Sources) -> tuple[jax.Array, ...]:
-        read, functions = rest.merge(hyperparams)
+    def merged(arrays: dict[int, jax.Array]) -> tuple[Read, list[MatrixFunction]]:
+        return structure.unflatten([arrays.get(i, x) for i, x in enumerate(numbers)])
+
+    planned = plan(members, merged(arrays)[1])
+
+    def on_each_device(arrays: dict[int, jax.Array], *shards: Sources) -> tuple[jax.Array, ...]:
+        read, functions = merged(arrays)
         results: dict[int, jax.Array] = {}
         for comm_group in planned.groups:
             results |= _exchanged(functions, read, comm_group, shards, members)
         return tuple(results[i] for i in range(len(members)))
 
+    specs = tuple(PartitionSpec(*(names or None for names in x.spec)) for x in members)
     mapped = jax.shard_map(
         on_each_device,
         mesh=members[0].mesh,
@@ -72,11 +79,10 @@ def _apply(
         axis_names=set(usable_axes(members[0].mesh)),
         check_vma=False,  # what is gathered is the same on all devices, which it cannot see
     )
-    return list(mapped(hyperparams, *sources))
+    return list(mapped(arrays, *sources))
 
 
-# Outside of jit every operation would be a program of its own, and compiled anew at every call.
-_compiled = jax.jit(_apply, static_argnames=("rest", "members"))
+_compiled = jax.jit(_apply, static_argnums=(2, 3))
 
 
 def _exchanged(
@@ -92,21 +98,17 @@ def _exchanged(
         # Narrowed before it is reshaped, as momentum is where it is stored: one array for both.
         return _to_items(narrowed(read(*shards[i]), comm_group.transfer_dtype), members[i])
 
-    groups = comm_group.members.values()
-    items = [_joined([to_items(i) for i in indices]) for indices in groups]
+    # A GPU joins arrays with fewer operations, a TPU in place.
+    join = functools.partial(jax.lax.platform_dependent, tpu=concatenated, default=jnp.concatenate)
+    items = [join([to_items(i) for i in indices]) for _, indices in comm_group.members]
     outputs = exchange(functions, comm_group, items)
     results = {}
-    for indices, output in zip(comm_group.members.values(), outputs, strict=True):
+    for (_, indices), output in zip(comm_group.members, outputs, strict=True):
         stop = 0
         for i in indices:
             start, stop = stop, stop + members[i].items
             results[i] = _from_items(output[start:stop], members[i])
     return results
-
-
-def _joined(arrays: list[jax.Array]) -> jax.Array:
-    """Items of several arrays in one. A GPU writes them with fewer operations, a TPU in place."""
-    return jax.lax.platform_dependent(arrays, tpu=stacked, default=jnp.concatenate)
 
 
 def _to_items(shard: jax.Array, member: Member) -> jax.Array:

@@ -27,9 +27,8 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus._execution.batches import READ_ONE, MatrixBatch, chunked, grouped
-from optax_muonplus._xla.loops import map_slices, stacked
-from optax_muonplus.matrices._matrix_function import Composition, for_layout, part, with_zeros
-from optax_muonplus.matrices._precision import narrowed
+from optax_muonplus._execution.loops import concatenated, map_slices
+from optax_muonplus.matrices import Composition, for_layout, narrowed, part, with_zeros
 
 # Of one stack: 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. By count, the iteration on
 # square matrices needs four times as much beside it: R, R^2, P and the next X.
@@ -54,7 +53,7 @@ def work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[j
             short[i] = narrow
         else:
             results[i] = _in_slices(steps, narrow, size)
-    results |= zip(short, _joined(steps, list(short.values())), strict=True)
+    results |= zip(short, _in_stacks(steps, list(short.values())), strict=True)
     return [results[i] for i in range(len(batches))]
 
 
@@ -65,7 +64,7 @@ def _rounded_once(steps: Composition, batch: MatrixBatch) -> MatrixBatch:
     for every slice and in float32. A single array is rounded before the barrier if results are as
     narrow, since the momentum that it was made of then is too; or else it is left to XLA.
     """
-    narrow = batch.rounded(steps)
+    narrow = batch.rounded_early(steps)
     if batch.read is not READ_ONE:
         return narrow._replace(sources=jax.lax.optimization_barrier(batch.sources))
     if narrow.array_dtype.itemsize != jnp.dtype(batch.result_dtype).itemsize:
@@ -87,7 +86,7 @@ def _in_slices(steps: Composition, batch: MatrixBatch, size: int) -> jax.Array:
     """``steps`` of a parameter of many layers or experts, slice by slice."""
 
     def work(*sources: jax.Array) -> jax.Array:
-        return _joined(steps, [batch._replace(sources=sources)])[0]
+        return _in_stacks(steps, [batch._replace(sources=sources)])[0]
 
     length = batch.shape[0]
     whole = length // size * size
@@ -97,12 +96,12 @@ def _in_slices(steps: Composition, batch: MatrixBatch, size: int) -> jax.Array:
     return jnp.concatenate([y, work(*batch.with_sources(lambda x: x[whole:]).sources)])
 
 
-def _joined(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+def _in_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """``steps`` of all matrices, in stacks of those of one shape, of which some are transposed."""
     tall = [x.shape[-2] > x.shape[-1] for x in batches]
     wide = [_swapped(x) if t else x for x, t in zip(batches, tall, strict=True)]
     results: dict[int, jax.Array] = {}
-    for group in grouped(wide, lambda x: x._replace(transposed=False).kind):
+    for group in grouped(wide, lambda x: x._replace(transposed=False).program_key):
         # Sorted, so that each stack has the two layouts in two runs.
         members = sorted(group, key=lambda i: wide[i].transposed)
         sizes = [math.prod(wide[i].shape) * wide[i].dtype.itemsize for i in members]
@@ -158,12 +157,12 @@ def _is_stored_turned(shape: tuple[int, ...]) -> bool:
 
 def _mapped(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     results: dict[int, jax.Array] = {}
-    for group in grouped(batches, lambda x: (x.kind, x.shape[0] == 1)):
+    for group in grouped(batches, lambda x: (x.program_key, x.shape[0] == 1)):
         if batches[group[0]].shape[0] > 1:
             for i in group:
                 results[i] = map_slices(_read_and(steps, batches[i]), batches[i].sources, 1)
             continue
-        narrow = {i: batches[i].rounded(steps) for i in group}
+        narrow = {i: batches[i].rounded_early(steps) for i in group}
         sizes = [math.prod(x.shape) * x.array_dtype.itemsize for x in narrow.values()]
         for chunk in chunked(group, sizes, TPU_STACK_BYTES):
             results |= zip(chunk, _in_a_stack(steps, [narrow[i] for i in chunk]), strict=True)
@@ -173,7 +172,7 @@ def _mapped(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Arra
 def _in_a_stack(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """``steps`` of parameters of one matrix each, which are padded as they are stacked."""
     shape = batches[0].shape[-2:]
-    stack = stacked([with_zeros(x.array, _full_blocks(shape)) for x in batches])
+    stack = concatenated([with_zeros(x.array, _full_blocks(shape)) for x in batches])
     function = batches[0].apply(steps, padded=stack.shape[-2:] != shape)
     return jnp.split(part(map_slices(function, (stack,), 1, in_place=True), shape), len(batches))
 

@@ -21,7 +21,6 @@ from jax.sharding import (
 )
 
 from optax_muonplus._parameters.paths import Path, by_path, flatten_tree
-from optax_muonplus._xla.sharding import varying_axes
 
 # A tree or prefix tree of NamedSharding and None, or a function from parameters to one.
 ShardingTree = Any
@@ -230,3 +229,9 @@ def _check_against_type(given: NamedSharding, typed: NamedSharding, ndim: int) -
     )
     if ours != types:
         raise ValueError(f"sharding= says {given.spec}, the array's type {typed.spec}")
+
+
+def varying_axes(typed: Any) -> frozenset[str]:
+    """Returns the Manual axes over which an array varies, by its type; none if unchecked."""
+    kinds = getattr(typed, "manual_axis_type", None)  # since jax 0.10
+    return typed.vma if kinds is None else kinds.varying

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from optax_muonplus.matrices._normalization import SUMMED_AXIS, Side
-from optax_muonplus.matrices._precision import (
+from optax_muonplus.matrices import (
+    SUMMED_AXIS,
+    Side,
     as_real,
     scale_by_pow2,
     sum_of_squares,

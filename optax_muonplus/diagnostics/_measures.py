@@ -19,7 +19,7 @@ from optax_muonplus.diagnostics._imbalance import (
     rms,
     spearman,
 )
-from optax_muonplus.matrices._normalization import Norm, Side, normalize_matrix, normalized_sides
+from optax_muonplus.matrices import Norm, Side, normalize_matrix, normalized_sides
 
 Measure = Literal[
     "row_variance",

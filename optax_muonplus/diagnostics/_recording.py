@@ -17,13 +17,11 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from optax_muonplus._parameters import (
-    LeafInfo,
-)
-from optax_muonplus._xla.loops import pick
+from optax_muonplus._execution.loops import pick
+from optax_muonplus._parameters import LeafInfo
 from optax_muonplus.diagnostics._measures import Measure, measure, measures_by_stage
 from optax_muonplus.diagnostics._state import Arrays, RecordState
-from optax_muonplus.matrices._normalization import Norm
+from optax_muonplus.matrices import Norm
 
 # Number of the update, from 1, to whether it is recorded.
 Schedule = Callable[[Any], Any]

@@ -14,7 +14,7 @@ from optax_muonplus._parameters import (
 )
 from optax_muonplus.diagnostics._recording import Probe
 from optax_muonplus.diagnostics._state import Arrays
-from optax_muonplus.matrices._normalization import Normalize
+from optax_muonplus.matrices import Normalize
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import MomentumState, Steps, find_momentum, links_of
 from optax_muonplus.transforms._apply import apply_to_arrays, with_dtypes

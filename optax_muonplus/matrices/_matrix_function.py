@@ -42,14 +42,13 @@ def matrix_function(cls: _Class) -> _Class:
     choices = tuple(field.name for field in fields if field.metadata.get("static"))
 
     def flatten(function: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return tuple(getattr(function, name) for name in leaves), tuple(
-            getattr(function, name) for name in choices
-        )
+        values = vars(function)
+        return tuple(values[name] for name in leaves), tuple(values[name] for name in choices)
 
     def unflatten(chosen: tuple[Any, ...], hyperparams: tuple[Any, ...]) -> Any:
         function = object.__new__(cls)
-        for name, value in zip((*leaves, *choices), (*hyperparams, *chosen), strict=True):
-            object.__setattr__(function, name, value)
+        values = zip((*leaves, *choices), (*hyperparams, *chosen), strict=True)
+        vars(function).update(values)
         return function
 
     jax.tree_util.register_pytree_node(cls, flatten, unflatten)

@@ -1,4 +1,4 @@
-"""A function of many arrays or slices of one shape, in a program that contains it once."""
+"""Loops over many arrays or slices of one shape: the program contains the function once."""
 
 import functools
 import itertools
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus._xla.sharding import varying_like
+from optax_muonplus._parameters import varying_axes
 
 Tree = TypeVar("Tree")
 Sources = tuple[jax.Array, ...]
@@ -153,8 +153,8 @@ def _slice_derivative(
 
 
 @jax.custom_jvp
-def stacked(arrays: list[jax.Array]) -> jax.Array:
-    """Arrays in one, along their first axis, each written by the operation that computes it.
+def concatenated(arrays: list[jax.Array]) -> jax.Array:
+    """Joins arrays along their first axis, each written by the operation that computes it.
 
     A short ``jnp.concatenate`` is a pass of its own over all of them on a TPU.
     """
@@ -167,7 +167,18 @@ def stacked(arrays: list[jax.Array]) -> jax.Array:
     return stack
 
 
-@stacked.defjvp
-def _stacked_derivative(primals: Any, tangents: Any) -> Any:
+@concatenated.defjvp
+def _concatenated_derivative(primals: Any, tangents: Any) -> Any:
     """By ``jnp.concatenate``: ``jax.vmap`` gives each of its members an empty array of its own."""
     return jax.jvp(jnp.concatenate, primals, tangents)
+
+
+def varying_like(x: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
+    """Makes ``x`` an array that varies over the Manual axes that one of ``others`` does."""
+    axes = frozenset[str]().union(*(varying_axes(jax.typeof(other)) for other in others))
+    missing = tuple(sorted(axes - varying_axes(jax.typeof(x))))
+    if not missing:
+        return x
+    if hasattr(jax.lax, "pcast"):  # since jax 0.8.2
+        return jax.lax.pcast(x, missing, to="varying")
+    return jax.lax.pvary(x, missing)
