@@ -94,8 +94,8 @@ class Products:
         and ``Y^H Y`` otherwise.
       operand: the dtype of operands.
       dtype: the dtype of sums and combinations.
-      factor: what the iterates ``Y`` are multiplied by, see :func:`range_factor`; their Gram
-        matrices have its square.
+      factor: what the iterates ``Y`` are multiplied by, so that float16 holds their Gram matrices;
+        these have its square.
       precision: of float32 products.
       emulated: whether operands are cast to ``dtype``.
       exact_squares: whether R^2 is not rounded for a row of three coefficients.
@@ -119,10 +119,10 @@ class Products:
     def matmul(
         self, a: Inexact[Array, "*batch n k"], b: Inexact[Array, "*batch k m"], exact: bool = False
     ) -> Inexact[Array, "*batch n m"]:
-        """Multiplies operands; sums are in :attr:`dtype`.
+        """Multiplies operands; sums are in ``dtype``.
 
         The result leaves in the dtype of operands: it is rounded once, inside the kernel that sums.
-        In :attr:`dtype`, for which ``exact`` asks, it would be written with twice the bytes, and
+        In ``dtype``, for which ``exact`` asks, it would be written with twice the bytes, and
         read again to be rounded.
         """
         if self.operand == self.dtype:
