@@ -8,6 +8,7 @@ clock's. `--against CHECKOUT` measures another version of the library too, and p
 """
 
 import dataclasses
+import functools
 import gc
 import json
 import subprocess
@@ -99,6 +100,13 @@ def cases(config: Config) -> dict[str, Case]:
             result[f"optax.contrib.muon, {name}"] = optax_muon
         muonplus = Case(lambda given=given: omp.muonplus(0.02, **given), shapes)
         result[f"omp.muonplus, {name}"] = muonplus
+    four = {
+        f"matrix_{rows}_{columns}": {"kernel": jax.ShapeDtypeStruct((rows, columns), jnp.float32)}
+        for rows, columns in ((64, 64), (64, 256), (256, 64), (64, 128))
+    }
+    for dtype in (None, "bfloat16"):
+        make = functools.partial(omp.muonplus, 0.02, compute_dtype=dtype)
+        result[f"omp.muonplus, four matrices, {dtype or 'float32'}"] = Case(make, four)
     placed = meshes.placed(trees.shapes(deep), mesh, "data,model")
     sharded = {
         "muon_weight_dimension_numbers": omp.muon_dimension_numbers(placed),

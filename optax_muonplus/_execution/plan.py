@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from optax_muonplus._execution.routes import Axes, Route, cheapest_route
+from optax_muonplus._execution.routes import MeshAxes, Route, cheapest_route
 from optax_muonplus._execution.schedule import LINE, GroupSize
 from optax_muonplus._parameters import LeafInfo, MatrixView, usable_axes
 from optax_muonplus.matrices import MatrixFunction, narrower
@@ -208,7 +208,7 @@ def plan(members: Sequence[Member], functions: Sequence[MatrixFunction]) -> Plan
     for key in sorted(grouped, key=lambda key: -max(size.flops for size in group_sizes[key])):
         sharding, replicas, dtypes = key
         itemsizes = dtypes[0].itemsize, dtypes[2].itemsize
-        axes = Axes(sizes, sharding, replicas)
+        axes = MeshAxes(sizes, sharding, replicas)
         route = cheapest_route(group_sizes[key], axes, itemsizes, loads)
         loads = route.loads
         comm_groups.append(CommGroup(tuple(grouped[key].items()), route, *dtypes))

@@ -51,7 +51,7 @@ class Route:
 
 
 @dataclasses.dataclass(frozen=True)
-class Axes:
+class MeshAxes:
     """Mesh axes, and what they do to the matrices of one route.
 
     Attributes:
@@ -66,7 +66,7 @@ class Axes:
 
 
 def cheapest_route(
-    groups: Sequence[GroupSize], axes: Axes, itemsizes: tuple[int, int], loads: np.ndarray
+    groups: Sequence[GroupSize], axes: MeshAxes, itemsizes: tuple[int, int], loads: np.ndarray
 ) -> Route:
     """The route of least cost.
 
@@ -97,7 +97,7 @@ def _subsets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 def _route(
     groups: Sequence[GroupSize],
-    axes: Axes,
+    axes: MeshAxes,
     all_to_all: tuple[str, ...],
     replicas: tuple[str, ...],
     itemsizes: tuple[int, int],

@@ -19,6 +19,8 @@ def test_main_writes_every_stage_of_every_update(tmp_path):
         "omp.muonplus, two leaves",
         "optax.contrib.muon, 1 layers",
         "omp.muonplus, 1 layers",
+        "omp.muonplus, four matrices, float32",
+        "omp.muonplus, four matrices, bfloat16",
         "omp.muonplus, 1 layers, sharding= for 4 x 2 devices",
     ]
     for stages in record["seconds"].values():

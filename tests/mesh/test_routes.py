@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from optax_muonplus._execution import routes
-from optax_muonplus._execution.routes import Axes, cheapest_route
+from optax_muonplus._execution.routes import MeshAxes, cheapest_route
 from optax_muonplus._execution.schedule import GroupSize
 
 
@@ -20,7 +20,7 @@ def route(count, n=1024, m=1024, sharding=("a", "b"), replicas=(), **sizes):
     shards = math.prod(sizes[axis] for axis in sharding)
     stock = GroupSize(count, n * m // (128 * shards), ((n, m),), operations(n, m))
     loads = np.zeros(list(sizes.values()), np.int64)
-    return cheapest_route([stock], Axes(sizes, sharding, replicas), (4, 4), loads)
+    return cheapest_route([stock], MeshAxes(sizes, sharding, replicas), (4, 4), loads)
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_loads_are_those_of_devices_on_the_mesh():
     stock = GroupSize(11, 1024, ((1024, 1024),), operations(1024, 1024))
     busy = np.zeros((2, 2, 3), np.int64)
     busy[1, 0, 2] = stock.flops
-    found = cheapest_route([stock], Axes(sizes, ("a", "b"), ("r",)), (4, 4), busy)
+    found = cheapest_route([stock], MeshAxes(sizes, ("a", "b"), ("r",)), (4, 4), busy)
     assert (found.replica_axes, found.all_to_all_axes) == (("r",), ("a", "b"))
     assert (found.loads == stock.flops).all()
     # Sharded over one axis only: along the other one devices hold other matrices, of which the
     # busiest counts.
-    found = cheapest_route([stock._replace(count=2)], Axes(sizes, ("b",), ()), (4, 4), busy)
+    found = cheapest_route([stock._replace(count=2)], MeshAxes(sizes, ("b",), ()), (4, 4), busy)
     assert found.all_to_all_axes == ("b",)
     assert (found.loads - busy == np.array([1, 1, 0]) * stock.flops).all()
