@@ -3,3 +3,14 @@
 ``batching`` is for one device. On a mesh ``schedule``, ``routes`` and ``plan`` decide what travels
 where, before anything is traced; ``exchange`` and ``sharded`` then move the shards and do the work.
 """
+
+from optax_muonplus._execution.batches import READ_ONE as READ_ONE
+from optax_muonplus._execution.batches import MatrixBatch as MatrixBatch
+from optax_muonplus._execution.batches import Read as Read
+from optax_muonplus._execution.batches import dtypes_of as dtypes_of
+from optax_muonplus._execution.batching import apply_batched as apply_batched
+from optax_muonplus._execution.loops import Sources as Sources
+from optax_muonplus._execution.loops import pick as pick
+from optax_muonplus._execution.plan import Member as Member
+from optax_muonplus._execution.plan import plan as plan
+from optax_muonplus._execution.sharded import apply_sharded as apply_sharded

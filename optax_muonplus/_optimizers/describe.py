@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from optax_muonplus._execution.plan import Member, plan
+from optax_muonplus._execution import Member, plan
 from optax_muonplus._optimizers.without_effect import without_effect
 from optax_muonplus._parameters import (
     ADAM,

@@ -37,3 +37,4 @@ from optax_muonplus._parameters.sharding import LeafSharding as LeafSharding
 from optax_muonplus._parameters.sharding import ShardingTree as ShardingTree
 from optax_muonplus._parameters.sharding import shard_like_params as shard_like_params
 from optax_muonplus._parameters.sharding import usable_axes as usable_axes
+from optax_muonplus._parameters.sharding import varying_axes as varying_axes

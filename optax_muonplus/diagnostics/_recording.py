@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from optax_muonplus._execution.loops import pick
+from optax_muonplus._execution import pick
 from optax_muonplus._parameters import LeafInfo
 from optax_muonplus.diagnostics._measures import Measure, measure, measures_by_stage
 from optax_muonplus.diagnostics._state import Arrays, RecordState

@@ -12,10 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus._arguments import supported
-from optax_muonplus._execution.batches import READ_ONE, MatrixBatch, Read, dtypes_of
-from optax_muonplus._execution.batching import apply_batched
-from optax_muonplus._execution.loops import Sources
-from optax_muonplus._execution.sharded import apply_sharded
+from optax_muonplus._execution import (
+    READ_ONE,
+    MatrixBatch,
+    Read,
+    Sources,
+    apply_batched,
+    apply_sharded,
+    dtypes_of,
+)
 from optax_muonplus._parameters import LeafInfo
 from optax_muonplus.matrices import MatrixFunction, compose, narrowed
 

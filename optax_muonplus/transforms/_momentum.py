@@ -10,8 +10,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._arguments import DECAY, check_flag, check_number, floating_dtype
-from optax_muonplus._execution.batches import Read
-from optax_muonplus._execution.loops import Sources
+from optax_muonplus._execution import Read, Sources
 from optax_muonplus._parameters import (
     check_gradients,
     check_inexact_dtypes,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus._execution.batches import READ_ONE, dtypes_of
+from optax_muonplus._execution import READ_ONE, dtypes_of
 from optax_muonplus._parameters import LeafInfo
 from optax_muonplus.matrices import (
     MatrixFunction,
