@@ -7,18 +7,16 @@ from optax_muonplus import integrations as integrations
 from optax_muonplus import matrices as matrices
 from optax_muonplus import polar as polar
 from optax_muonplus import transforms as transforms
+from optax_muonplus._optimizers import TakenOver as TakenOver
 from optax_muonplus._optimizers import describe as describe
 from optax_muonplus._optimizers import muon as muon
 from optax_muonplus._optimizers import muonplus as muonplus
+from optax_muonplus._optimizers import take_over as take_over
 from optax_muonplus._parameters import MatrixSpec as MatrixSpec
-from optax_muonplus._parameters import (
-    MuonDimensionNumbers as MuonDimensionNumbers,
-)
+from optax_muonplus._parameters import MuonDimensionNumbers as MuonDimensionNumbers
 from optax_muonplus._parameters import muon_dimension_numbers as muon_dimension_numbers
 from optax_muonplus._parameters import partition_labels as partition_labels
 from optax_muonplus._parameters import per_head as per_head
-from optax_muonplus._take_over import TakenOver as TakenOver
-from optax_muonplus._take_over import take_over as take_over
 from optax_muonplus.transforms import matrix_chain as matrix_chain
 from optax_muonplus.transforms import momentum as momentum
 from optax_muonplus.transforms import normalize as normalize

@@ -6,13 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.matrices import (
-    Composition,
-    for_layout,
-    matrix_function,
-    narrowed,
-    narrower,
-)
+from optax_muonplus.matrices import Composition, for_layout, matrix_function, narrowed, narrower
 
 Item = TypeVar("Item")
 

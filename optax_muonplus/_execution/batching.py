@@ -20,13 +20,7 @@ import jax.numpy as jnp
 from optax_muonplus._execution.batches import READ_ONE, MatrixBatch, grouped
 from optax_muonplus._execution.loops import map_in_place
 from optax_muonplus._execution.stacks import map_stacks, on_full_blocks, work_on_stacks
-from optax_muonplus.matrices import (
-    Composition,
-    Machine,
-    MatrixFunction,
-    compose,
-    on_its_machine,
-)
+from optax_muonplus.matrices import Composition, Machine, MatrixFunction, compose, on_its_machine
 
 
 def apply_batched(

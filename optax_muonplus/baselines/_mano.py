@@ -17,12 +17,7 @@ from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import NOT_NEGATIVE, check_number
 from optax_muonplus._parameters import DimensionNumbersTree, LeafInfo, MatrixView, ShardingTree
-from optax_muonplus.matrices import (
-    as_real,
-    divide_by_pow2,
-    sum_of_squares,
-    upcast_for_sum,
-)
+from optax_muonplus.matrices import as_real, divide_by_pow2, sum_of_squares, upcast_for_sum
 from optax_muonplus.transforms import (
     AdamW,
     Momentum,

@@ -6,12 +6,7 @@ from typing import Any
 import jax
 import optax
 
-from optax_muonplus._parameters import (
-    LeafInfo,
-    by_name,
-    flatten_with_names,
-    path_name,
-)
+from optax_muonplus._parameters import LeafInfo, by_name, flatten_with_names, path_name
 from optax_muonplus.diagnostics._recording import Probe
 from optax_muonplus.diagnostics._state import Arrays
 from optax_muonplus.matrices import Normalize

@@ -12,14 +12,7 @@ import optax
 from jax.sharding import AxisType
 from levanter.optim.config import OptimizerConfig
 
-from optax_muonplus._optimizers import muonplus
-from optax_muonplus._parameters import (
-    ADAM,
-    MUON,
-    partition_labels,
-)
-from optax_muonplus.matrices import Norm, ShapeScale
-from optax_muonplus.polar import Polar
+import optax_muonplus as omp
 
 
 @OptimizerConfig.register_subclass("muonplus")
@@ -68,12 +61,12 @@ class MuonPlusConfig(OptimizerConfig):
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
-    norm: Norm = "col_row"
+    norm: omp.matrices.Norm = "col_row"
     match_frobenius: bool = False
-    shape_scale: ShapeScale = "spectral"
+    shape_scale: omp.matrices.ShapeScale = "spectral"
     consistent_rms: float | None = None
     ns_coeffs: str = "jordan"
-    polar: Polar = "auto"
+    polar: omp.polar.Polar = "auto"
     mu_dtype: str | None = None
     compute_dtype: str | None = None
 
@@ -87,7 +80,7 @@ class MuonPlusConfig(OptimizerConfig):
     def _chain(self, learning_rate: Any, adam_lr: Any) -> optax.GradientTransformation:
         links = [optax.clip_by_global_norm(self.max_grad_norm)] if self.max_grad_norm else []
         links.append(
-            muonplus(
+            omp.muonplus(
                 learning_rate,
                 self.ns_coeffs,
                 self.backend_steps,
@@ -111,8 +104,8 @@ class MuonPlusConfig(OptimizerConfig):
         adam_decay = self.weight_decay if self.adam_weight_decay is None else self.adam_weight_decay
         # Levanter's mask is a function of a whole model, and its decay a part of the step downhill.
         for group, decay, rate in [
-            (MUON, self.weight_decay, learning_rate),
-            (ADAM, adam_decay, adam_lr),
+            ("muon", self.weight_decay, learning_rate),
+            ("adam", adam_decay, adam_lr),
         ]:
             if decay > 0:
                 mask = functools.partial(_decaying, group, self.build_weight_decay_mask())
@@ -122,7 +115,7 @@ class MuonPlusConfig(OptimizerConfig):
 
 def _decaying(group: str, chosen: Callable[[Any], Any] | None, params: Any) -> Any:
     """Levanter's mask, if it has one, within one of the groups of parameters."""
-    labels = partition_labels(params)
+    labels = omp.partition_labels(params)
     if chosen is None:
         return jax.tree.map(lambda label: label == group, labels)
     return jax.tree.map(

@@ -30,13 +30,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from optax_muonplus.coefficients import Row, every_step
-from optax_muonplus.matrices import (
-    as_real,
-    divide_by_pow2,
-    part,
-    scale_by_pow2,
-    sum_of_squares,
-)
+from optax_muonplus.matrices import as_real, divide_by_pow2, part, scale_by_pow2, sum_of_squares
 from optax_muonplus.polar._products import (
     Matrices,
     Precision,

@@ -11,11 +11,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._arguments import DECAY, check_flag, check_number, floating_dtype
 from optax_muonplus._execution import Read, Sources
-from optax_muonplus._parameters import (
-    check_gradients,
-    check_inexact_dtypes,
-    flatten_with_names,
-)
+from optax_muonplus._parameters import check_gradients, check_inexact_dtypes, flatten_with_names
 from optax_muonplus.matrices import (
     accumulation_dtype,
     as_real,

@@ -68,14 +68,9 @@ def for_resolved(
     own = dimension_numbers is not None or sharding is not None
 
     def init_fn(params: optax.Params) -> optax.OptState:
-        tree = _resolved(params)
+        tree = looked_up(params)
         check_inexact(tree.leaves)
-        state = _inside(own, init, params, tree)
-        given = [leaf.given_sharding for leaf in tree.leaves]
-        tree.all_shardings()  # raises for those that do not fit
-        check_given_shardings([leaf.name for leaf in tree.leaves], tree.arrays, given)
-        paths, shapes = [x.path for x in tree.leaves], [x.shape for x in tree.leaves]
-        return shard_like_params(state, paths, shapes, given)
+        return _as_params_lie(_inside(own, init, params, tree), tree)
 
     def update_fn(
         updates: optax.Updates,
@@ -84,16 +79,16 @@ def for_resolved(
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         check_gradients(updates, params)
-        tree = _resolved(updates)
+        tree = looked_up(updates)
         params = beside_updates(updates, params)
         return update_own_state(
             lambda: _inside(own, update, updates, state, params, tree, extra_args),
-            lambda like: init(like, _resolved(like)),
+            lambda like: init(like, looked_up(like)),
             updates if params is None else params,
             state,
         )
 
-    def _resolved(tree: Any) -> ResolvedTree:
+    def looked_up(tree: Any) -> ResolvedTree:
         if _in_a_chain.get() and not own:
             raise ValueError(
                 "A link of optax_muonplus inside of optax.chain, or of another wrapper, does not"
@@ -110,6 +105,15 @@ def for_resolved(
     transformation.weight_dimension_numbers = dimension_numbers
     transformation.sharding = sharding
     return transformation
+
+
+def _as_params_lie(state: Any, tree: ResolvedTree) -> Any:
+    """Returns ``state`` sharded like the parameters, after a check that shardings fit them."""
+    given = [leaf.given_sharding for leaf in tree.leaves]
+    tree.all_shardings()
+    check_given_shardings([leaf.name for leaf in tree.leaves], tree.arrays, given)
+    paths, shapes = [x.path for x in tree.leaves], [x.shape for x in tree.leaves]
+    return shard_like_params(state, paths, shapes, given)
 
 
 def _is_masked(tree: Any) -> bool:

@@ -33,7 +33,7 @@ def imported_modules(module):
     """Modules of the library that one of them imports."""
     for name in imported(MODULES[module]):
         first, _, rest = name.partition(".")
-        if first == PACKAGE.name:
+        if first == PACKAGE.name and rest:
             own = rest if rest in MODULES else rest.rpartition(".")[0]
             assert own in MODULES, f"{module} imports {name}"
             yield own
@@ -52,12 +52,24 @@ def test_rooms_import_from_lower_floors_only(room):
                 assert below, f"{module} imports {other}, which is not on a lower floor"
 
 
+def test_rooms_are_imported_by_their_doors():
+    past = []
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            first, *rooms_of_other = (getattr(node, "module", None) or "").split(".")
+            inside = len(rooms_of_other) > 1 and rooms_of_other[0] != room_of(module)
+            if isinstance(node, ast.ImportFrom) and first == PACKAGE.name and inside:
+                past.append(f"{module} imports from {node.module}")
+    assert not past
+
+
 @pytest.mark.parametrize("room", rooms())
 def test_rooms_import_from_outside_what_their_floor_may(room):
     for module, path in MODULES.items():
         for name in imported(path) if room_of(module) == room else ():
             first = name.partition(".")[0]
-            if first != PACKAGE.name and first not in sys.stdlib_module_names:
+            by_its_door = first == PACKAGE.name and name != PACKAGE.name
+            if not by_its_door and first not in sys.stdlib_module_names:
                 assert first in FLOORS[room].outside, f"{module} imports {name}"
 
 

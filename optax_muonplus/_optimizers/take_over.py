@@ -10,9 +10,8 @@ import numpy as np
 import optax
 from optax.tree_utils import NamedTupleKey
 
-from optax_muonplus._parameters import Path, flatten_with_names, path_name
-from optax_muonplus._take_over.report import Entry, TakenOver
-from optax_muonplus._take_over.sources import (
+from optax_muonplus._optimizers.take_over_report import Entry, TakenOver
+from optax_muonplus._optimizers.take_over_sources import (
     BUFFERS,
     COUNTS,
     Leaf,
@@ -23,6 +22,7 @@ from optax_muonplus._take_over.sources import (
     parameter_path,
     sources,
 )
+from optax_muonplus._parameters import Path, flatten_with_names, path_name
 from optax_muonplus.matrices import narrowed
 
 # States that have an average of gradients in `mu`; a tree from disk has no names of classes.
