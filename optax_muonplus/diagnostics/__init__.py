@@ -13,9 +13,9 @@ from optax_muonplus.diagnostics._imbalance import rms as rms
 from optax_muonplus.diagnostics._imbalance import spearman as spearman
 from optax_muonplus.diagnostics._measures import MEASURES as MEASURES
 from optax_muonplus.diagnostics._measures import Measure as Measure
-from optax_muonplus.diagnostics._state import Record as Record
-from optax_muonplus.diagnostics._state import RecordState as RecordState
-from optax_muonplus.diagnostics._state import read as read
-from optax_muonplus.diagnostics._wrappers import recorded as recorded
-from optax_muonplus.diagnostics._wrappers import watched as watched
+from optax_muonplus.diagnostics._record import Record as Record
+from optax_muonplus.diagnostics._record import RecordState as RecordState
+from optax_muonplus.diagnostics._record import read as read
+from optax_muonplus.diagnostics._recorder import recorded as recorded
+from optax_muonplus.diagnostics._recorder import watched as watched
 from optax_muonplus.matrices import Side as Side

@@ -1,7 +1,6 @@
 r"""Measures of how unequal the norms of rows and columns of matrices ``(*batch, out, in)`` are.
 
-A row holds the weights of one output unit, a column those of one input feature. Every measure is
-one real number for each matrix, ``(*batch,)``, computed in float32 at least. Matrices are first
+A row holds the weights of one output unit, a column those of one input feature. Matrices are first
 divided by a power of two near their largest entry, so that squares of small gradients do not
 underflow.
 """
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from optax_muonplus._arguments import check_word
 from optax_muonplus.matrices import (
     SUMMED_AXIS,
     Side,
@@ -24,21 +24,20 @@ from optax_muonplus.polar import svd
 
 
 def norm_variance(x: jax.Array, side: Side = "row") -> jax.Array:
-    r"""Variance of the squared l2 norms of rows or columns, the paper's imbalance.
+    r"""Computes the variance of the squared l2 norms of rows or columns, the paper's imbalance.
 
     .. math::
       \mathrm{Var}(s(X)) = \frac1m \sum_{i=1}^m \Bigl( \|X_{i:}\|_2^2 - \frac1m \|X\|_F^2 \Bigr)^2
 
-    for the m rows of X, and likewise for its columns. It grows with the fourth power of X, and
-    therefore only compares matrices of the same scale, such as polar factors. :func:`norm_ratio`
-    does not depend on the scale.
+    for the m rows of X; columns are the rows of its transpose. It grows with the fourth power of X,
+    and so only compares matrices of one scale, such as polar factors; :func:`norm_ratio` any.
 
     Args:
       x: matrices ``(*batch, out, in)``, real or complex.
       side: ``"row"`` or ``"col"``.
 
     Returns:
-      The variances ``(*batch,)``.
+      One real number for each matrix, ``(*batch,)``, in float32 at least.
 
     Raises:
       ValueError: for an unknown side, fewer than two axes, or an empty axis.
@@ -53,30 +52,20 @@ def norm_variance(x: jax.Array, side: Side = "row") -> jax.Array:
 
 
 def norm_ratio(x: jax.Array, side: Side = "row") -> jax.Array:
-    r"""Largest over smallest l2 norm of rows or columns.
+    r"""Divides the largest l2 norm of rows or columns by the smallest.
 
     .. math::
       \max_i \|X_{i:}\|_2 \, / \min_i \|X_{i:}\|_2
 
-    for rows, and likewise for columns. The ratio is infinite if some norms are zero, and NaN if all
-    are.
-
-    Args:
-      x: matrices ``(*batch, out, in)``, real or complex.
-      side: ``"row"`` or ``"col"``.
-
-    Returns:
-      The ratios ``(*batch,)``.
-
-    Raises:
-      ValueError: as for :func:`norm_variance`.
+    The ratio is infinite if some norms are zero, and NaN if all are. Arguments, shapes and errors
+    are those of :func:`norm_variance`.
     """
     squares, _ = _squared_norms(x, side)
     return jnp.sqrt(jnp.max(squares, axis=-1)) / jnp.sqrt(jnp.min(squares, axis=-1))
 
 
 def spearman(x: jax.Array, y: jax.Array, side: Side = "row") -> jax.Array:
-    r"""Spearman rank correlation between the norms of rows, or columns, of two matrices.
+    r"""Computes Spearman's rank correlation between the norms of rows, or columns, of two matrices.
 
     .. math::
       \rho = \mathrm{Corr}(\mathrm{rank}(\|X_{1:}\|, \dots, \|X_{m:}\|),
@@ -85,19 +74,13 @@ def spearman(x: jax.Array, y: jax.Array, side: Side = "row") -> jax.Array:
     Equal norms share the mean of their ranks. The correlation is NaN (undefined) if the norms of
     one matrix are all equal, as they are for a single row or for zeros, or if a norm is not finite.
     Norms that differ by rounding alone, such as those of normalized rows, have ranks too, but these
-    are meaningless. The cost is m^2 comparisons, which is little beside the products of a polar
-    factor.
+    are meaningless. The cost is m^2 comparisons, little compared with the products of a polar
+    factor. Shapes and errors are those of :func:`norm_variance`.
 
     Args:
       x: matrices ``(*batch, out, in)``, real or complex, as they enter the polar step.
-      y: matrices of the same shape, as they leave it.
+      y: matrices of the same shape, as they leave it; other shapes raise ValueError.
       side: ``"row"`` or ``"col"``.
-
-    Returns:
-      The correlations ``(*batch,)``.
-
-    Raises:
-      ValueError: if shapes differ; and as for :func:`norm_variance`.
 
     Source: Zhang et al., arXiv:2602.21545, equation "spearman_def", appendix "Positive Correlation
     Before and After the Polar Step".
@@ -113,21 +96,16 @@ def spearman(x: jax.Array, y: jax.Array, side: Side = "row") -> jax.Array:
 
 
 def floor_share(x: jax.Array, side: Side = "row", norm_eps: ArrayLike = 1e-8) -> jax.Array:
-    """Share of rows or columns whose squared norm is at most ``norm_eps``.
+    """Computes the share of rows or columns with a squared norm of at most ``norm_eps``.
 
-    After :func:`optax_muonplus.matrices.normalize_matrix` these have a norm of at most the root of
-    1/2 instead of 1: they are dead units, which it does not blow up.
+    :func:`optax_muonplus.matrices.normalize_matrix` gives these a norm of at most the root of 1/2
+    instead of 1: they are dead units, which it does not blow up. Shapes and errors are those of
+    :func:`norm_variance`.
 
     Args:
       x: matrices ``(*batch, out, in)``, as they are when that side is normalized.
       side: ``"row"`` or ``"col"``.
       norm_eps: as in the normalization, in units of a squared norm.
-
-    Returns:
-      Shares ``(*batch,)`` from 0 to 1.
-
-    Raises:
-      ValueError: as for :func:`norm_variance`.
     """
     _check(x, side)
     squares = sum_of_squares(x, (SUMMED_AXIS[side],))
@@ -136,47 +114,34 @@ def floor_share(x: jax.Array, side: Side = "row", norm_eps: ArrayLike = 1e-8) ->
 
 
 def rms(x: jax.Array) -> jax.Array:
-    r"""Root mean square of all entries of each matrix.
+    r"""Computes the root mean square of all entries of each matrix.
 
     .. math::
       \|X\|_F / \sqrt{m n}
 
-    Args:
-      x: matrices ``(*batch, out, in)``, real or complex.
-
-    Returns:
-      Numbers ``(*batch,)``.
-
-    Raises:
-      ValueError: for fewer than two axes, or an empty axis.
+    Shapes and errors are those of :func:`norm_variance`.
     """
-    _check(x, "row")
+    _check(x)
     y, power = scale_by_pow2(upcast_for_sum(x))
     size = x.shape[-2] * x.shape[-1]
     return (jnp.sqrt(sum_of_squares(y, (-2, -1)) / size) * power)[..., 0, 0]
 
 
 def polar_distance(x: jax.Array, of: jax.Array) -> jax.Array:
-    r"""Distance of ``x`` from the exact polar factor of ``of``, relative to the factor's norm.
+    r"""Computes the distance of ``x`` from the exact polar factor of ``of``, relative to its norm.
 
     .. math::
       \|X - U V^H\|_F / \|U V^H\|_F, \qquad M = U S V^H
 
     The distance is 0 if both are zero, and infinite if only the factor is. It takes a singular
-    value decomposition.
+    value decomposition. Shapes and errors are those of :func:`norm_variance`.
 
     Args:
       x: matrices X, ``(*batch, out, in)``, such as the results of Newton-Schulz.
-      of: matrices M of the same shape, whose polar factors X approximates.
-
-    Returns:
-      Distances ``(*batch,)``.
-
-    Raises:
-      ValueError: if shapes differ, for fewer than two axes, or for an empty axis.
+      of: matrices M, with polar factors that X approximates; other shapes raise ValueError.
     """
     _check_same_shape(x, of)
-    _check(x, "row")
+    _check(x)
     exact = svd(upcast_for_sum(of))
     size = sum_of_squares(exact, (-2, -1))[..., 0, 0]
     error = sum_of_squares(upcast_for_sum(x) - exact, (-2, -1))[..., 0, 0]
@@ -185,7 +150,7 @@ def polar_distance(x: jax.Array, of: jax.Array) -> jax.Array:
 
 
 def _squared_norms(x: jax.Array, side: Side) -> tuple[jax.Array, jax.Array]:
-    """Squared norms ``(*batch, m)`` of rows or columns of ``x / power``; powers ``(*batch,)``."""
+    """Returns squared norms ``(*batch, m)`` in ``x / power``, and the powers ``(*batch,)``."""
     _check(x, side)
     y, power = scale_by_pow2(upcast_for_sum(x))
     squares = sum_of_squares(y, (SUMMED_AXIS[side],))
@@ -193,16 +158,15 @@ def _squared_norms(x: jax.Array, side: Side) -> tuple[jax.Array, jax.Array]:
 
 
 def _centred_ranks(values: jax.Array) -> jax.Array:
-    """Ranks along the last axis, minus their mean, which is the same with and without ties."""
+    """Ranks along the last axis, and subtracts the mean rank, which does not depend on ties."""
     each, others = values[..., :, None], values[..., None, :]
     below = jnp.sum(others < each, axis=-1, dtype=values.dtype)
     equal = jnp.sum(others == each, axis=-1, dtype=values.dtype)
     return below + (equal + 1) / 2 - (values.shape[-1] + 1) / 2
 
 
-def _check(x: jax.Array, side: str) -> None:
-    if side not in get_args(Side):
-        raise ValueError(f"Unknown side {side!r}. Known: {', '.join(get_args(Side))}.")
+def _check(x: jax.Array, side: str = "row") -> None:
+    check_word("side", side, get_args(Side))
     if jnp.ndim(x) < 2 or 0 in jnp.shape(x):
         raise ValueError(
             f"Got an array of shape {jnp.shape(x)}, but rows and columns are those of matrices"

@@ -1,16 +1,22 @@
-"""Names of the measures of imbalance, and their evaluation at each stage of a matrix.
+"""Names of the measures of imbalance, and their evaluation at each stage of all matrices.
 
 A stage is the matrix after one of the steps from gradient to update. The step from the first stage
 to the second, as a rule the polar one, is what rank correlations and distances are about.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+import collections
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import jax
+import jax.core
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from optax_muonplus._execution import pick
 from optax_muonplus.diagnostics._imbalance import (
     floor_share,
     norm_ratio,
@@ -19,7 +25,8 @@ from optax_muonplus.diagnostics._imbalance import (
     rms,
     spearman,
 )
-from optax_muonplus.matrices import Norm, Side, normalize_matrix, normalized_sides
+from optax_muonplus.matrices import Normalize, Side, normalize_matrix, normalized_sides
+from optax_muonplus.transforms import LeafInfo, MatrixView
 
 Measure = Literal[
     "row_variance",
@@ -36,21 +43,16 @@ Measure = Literal[
 # The measures that are recorded by default: all but the distance, which takes a singular value
 # decomposition of every matrix.
 MEASURES: tuple[Measure, ...] = get_args(Measure)[:-1]
+# By stage and measure.
+Values = dict[str, dict[str, jax.Array]]
 # Measures of a single matrix are taken at every stage, the others only at the second one.
 _AT_EVERY_STAGE = ("row_variance", "col_variance", "row_ratio", "col_ratio", "rms")
-
-
-def check_measures(measures: Sequence[str]) -> None:
-    """Raises ValueError, which lists the names, unless ``measures`` is a sequence of them."""
-    names = get_args(Measure)
-    if isinstance(measures, str) or any(name not in names for name in measures):
-        raise ValueError(f"measures={measures!r} must be a sequence of names, of {names}.")
 
 
 def measures_by_stage(
     stages: Sequence[str], measures: Sequence[Measure]
 ) -> dict[str, tuple[Measure, ...]]:
-    """The names of the measures that are taken at each stage."""
+    """Returns the names of the measures that are taken at each stage."""
     return {
         stage: tuple(name for name in measures if name in _AT_EVERY_STAGE or stage == stages[1])
         for stage in stages
@@ -58,26 +60,78 @@ def measures_by_stage(
 
 
 def measure(
-    arrays: Mapping[str, jax.Array],
-    stages: Sequence[str],
-    measures: Sequence[Measure],
-    norm: Norm = "none",
-    norm_eps: ArrayLike = 0.0,
-) -> dict[str, dict[str, jax.Array]]:
-    """Measures matrices at each stage.
+    taken: Mapping[str, Sequence[Measure]],
+    leaves: Sequence[LeafInfo],
+    stages: Sequence[Sequence[jax.Array]],
+    normalization: Normalize,
+) -> Values:
+    """Measures all matrices of all leaves, in a program that contains each kind of leaf once.
 
     Args:
-      arrays: the matrices ``(*batch, out, in)`` by stage, all of one shape.
-      stages: names of the stages, in order. (The order of ``arrays`` is lost in JAX, which sorts
-        dictionaries by key.)
-      measures: names of measures.
-      norm: the normalization after the second stage, for the floor shares.
-      norm_eps: as in that normalization.
+      taken: names of measures by stage, see :func:`measures_by_stage`.
+      leaves: records of matrices.
+      stages: for each stage the arrays of all leaves.
+      normalization: what follows the second stage, for the floor shares.
 
     Returns:
-      Arrays ``(*batch,)`` in float32, by stage and by measure.
+      One number for each matrix, in float32, by stage and measure.
     """
-    before, after = (arrays[stage] for stage in stages[:2])
+
+    def of_leaves(by_leaf: Sequence[Sequence[jax.Array]], normalization: Normalize) -> Values:
+        of_matrices = functools.partial(_of_matrices, taken, normalization)
+        groups = collections.defaultdict(list)
+        for i, (leaf, arrays) in enumerate(zip(leaves, by_leaf, strict=True)):
+            groups[leaf.matrix, *(x.dtype for x in arrays)].append(i)
+        values: dict[int, Values] = {}
+        for (view, *_), members in groups.items():
+            of_leaf = functools.partial(_of_leaf, of_matrices, view)
+            values |= zip(members, _map(of_leaf, [by_leaf[i] for i in members]), strict=True)
+        return _concatenated([values[i] for i in range(len(leaves))])
+
+    return _with_auto_axes(of_leaves, list(zip(*stages, strict=True)), normalization)
+
+
+def _with_auto_axes(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls with Explicit mesh axes made Auto: types would forbid most reshapes."""
+    meshes = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves(args)]
+    explicit = [mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types]
+    if not explicit:
+        return function(*args)
+    replicated = NamedSharding(explicit[0], PartitionSpec())
+    return jax.sharding.auto_axes(function, out_sharding=replicated)(*args)
+
+
+def _map(function: Callable[[Any], Values], arguments: Sequence[Any]) -> list[Values]:
+    """Calls with each of the arguments, of one shape, in a program that has the function once."""
+    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(arguments))
+    if len(arguments) == 1 or not traced:
+        return [function(x) for x in arguments]
+    indices = jnp.arange(len(arguments))
+    results = jax.lax.map(lambda i: function(pick(i, arguments)), indices)
+    return [jax.tree.map(operator.itemgetter(i), results) for i in range(len(arguments))]
+
+
+def _of_leaf(
+    of_matrices: Callable[..., Values], view: MatrixView, stages: Sequence[jax.Array]
+) -> Values:
+    """Returns one number for each matrix of a leaf, in the order of its batch axes and blocks."""
+    count = math.prod(view.shape[axis] for axis in view.batch_axes)
+    each = []
+    for run in zip(*(view.to_matrices(x) for x in stages), strict=True):
+        values = of_matrices([jnp.swapaxes(x, -1, -2) if view.transposed else x for x in run])
+        each.append(jax.tree.map(lambda x: x.reshape(count, -1), values))
+    return jax.tree.map(jnp.ravel, _concatenated(each))
+
+
+def _concatenated(values: Sequence[Values]) -> Values:
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=-1), *values)
+
+
+def _of_matrices(
+    taken: Mapping[str, Sequence[Measure]], normalization: Normalize, stages: Sequence[jax.Array]
+) -> Values:
+    """Measures matrices ``(batch, out, in)`` at each stage."""
+    before, after = stages[:2]
 
     def evaluate(name: Measure, x: jax.Array) -> jax.Array:
         side: Side = "row" if name.startswith("row") else "col"
@@ -91,22 +145,20 @@ def measure(
             case "row_spearman" | "col_spearman":
                 return spearman(before, after, side)
             case "row_floor_share" | "col_floor_share":
-                return _floor_share_before_norm(after, side, norm, norm_eps)
+                return _floor_share_at(normalization, after, side)
             case "distance":
                 return polar_distance(after, before)
 
     return {
-        stage: {name: evaluate(name, arrays[stage]).astype(jnp.float32) for name in names}
-        for stage, names in measures_by_stage(stages, measures).items()
+        stage: {name: evaluate(name, x).astype(jnp.float32) for name in names}
+        for (stage, names), x in zip(taken.items(), stages, strict=True)
     }
 
 
-def _floor_share_before_norm(
-    x: jax.Array, side: Side, norm: Norm, norm_eps: ArrayLike
-) -> jax.Array:
-    """The floor share of ``side`` just before ``norm`` normalizes that side; NaN if it does not."""
-    for normalized in normalized_sides(norm):
+def _floor_share_at(normalization: Normalize, x: jax.Array, side: Side) -> jax.Array:
+    """Computes the floor share just before that side is normalized; NaN if it never is."""
+    for normalized in normalized_sides(normalization.norm):
         if normalized == side:
-            return floor_share(x, side, norm_eps)
-        x = normalize_matrix(x, normalized, norm_eps)
+            return floor_share(x, side, normalization.norm_eps)
+        x = normalize_matrix(x, normalized, normalization.norm_eps)
     return jnp.full(x.shape[:-2], jnp.nan)

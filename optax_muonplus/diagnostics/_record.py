@@ -1,14 +1,17 @@
-"""Reads the record in the state of an optimizer, by parameter path."""
+"""The state of a recorder, and the record in it by parameter path."""
 
 import json
 import math
-from typing import Any, NamedTuple, TypeGuard
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
-Arrays = dict[str, jax.Array]
+from optax_muonplus.diagnostics._measures import Measure, Values
+from optax_muonplus.transforms import LeafInfo
 
 
 class RecordState(NamedTuple):
@@ -27,8 +30,23 @@ class RecordState(NamedTuple):
     inner: Any
     count: Any
     step: Any
-    values: dict[str, Arrays]
+    values: Values
     names: jax.Array
+
+
+def empty_state(
+    inner: Any, leaves: Sequence[LeafInfo], taken: Mapping[str, Sequence[Measure]]
+) -> RecordState:
+    """Returns the state before the first update, from ``inner`` and the measures of each stage."""
+    shapes = {leaf.name: leaf.matrix.batch_shape for leaf in leaves}
+    nothing = jnp.full([sum(map(math.prod, shapes.values()))], jnp.nan, jnp.float32)
+    return RecordState(
+        inner,
+        jnp.zeros([], jnp.int32),
+        jnp.full([], -1, jnp.int32),
+        {stage: dict.fromkeys(measures, nothing) for stage, measures in taken.items()},
+        jnp.asarray(list(json.dumps(shapes).encode()), jnp.uint8),
+    )
 
 
 class Record(NamedTuple):
@@ -37,7 +55,7 @@ class Record(NamedTuple):
     Attributes:
       step: the number of that update, counted from 1; -1 if nothing was recorded yet.
       values: by parameter path and then by ``stage/measure``, a float. For a parameter of several
-        matrices it is an array, whose axes are the batch axes of the parameter and then, if the
+        matrices it is an array: its axes are the batch axes of the parameter and then, if the
         parameter is fused, its parts.
     """
 
@@ -45,28 +63,28 @@ class Record(NamedTuple):
     values: dict[str, dict[str, float | np.ndarray]]
 
     def as_json(self) -> dict[str, Any]:
-        """The record for ``json.dumps``: arrays become lists, and NaN and infinity None."""
+        """Prepares for ``json.dumps``: arrays become lists, and NaN and infinity None."""
         values = {
-            path: {name: _jsonable(value) for name, value in measures.items()}
+            path: {name: _finite(np.asarray(value).tolist()) for name, value in measures.items()}
             for path, measures in self.values.items()
         }
         return {"step": self.step, "values": values}
 
 
 def read(state: optax.OptState) -> Record:
-    """The latest record in an optimizer's state.
+    """Reads the latest record in an optimizer's state.
 
     It waits for the update that made the state. ``json.dumps(read(state).as_json())`` is one line
     of a log.
 
     Args:
-      state: state of an optimizer, in which :func:`recorded` or :func:`watched` may be at any
-        depth.
+      state: state of an optimizer.
 
     Raises:
-      ValueError: unless there is exactly one recorder in the state.
+      ValueError: unless there is exactly one :func:`recorded` or :func:`watched`, at any depth.
     """
-    recorders = [x for x in jax.tree.leaves(state, is_leaf=_is_recorder) if _is_recorder(x)]
+    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, RecordState))
+    recorders = [x for x in nodes if isinstance(x, RecordState)]
     if len(recorders) != 1:
         raise ValueError(
             f"Got a state with {len(recorders)} recorders, but a record is read from one. Make the"
@@ -93,14 +111,8 @@ def read(state: optax.OptState) -> Record:
     return Record(int(step), by_path)
 
 
-def _is_recorder(x: object) -> TypeGuard[RecordState]:
-    return isinstance(x, RecordState)
-
-
-def _jsonable(value: float | np.ndarray | list[Any]) -> float | list[Any] | None:
-    """A number or nested lists of numbers, with None for what is not finite."""
-    if isinstance(value, np.ndarray):
-        return _jsonable(value.tolist())
+def _finite(value: Any) -> Any:
+    """Replaces what is not finite by None, in a number or nested lists of numbers."""
     if isinstance(value, list):
-        return [_jsonable(x) for x in value]
+        return [_finite(x) for x in value]
     return value if math.isfinite(value) else None
