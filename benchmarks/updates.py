@@ -26,8 +26,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
-from optax_muonplus.baselines import NorMuon
-from optax_muonplus.polar import Orthogonalize
 
 STEPS = 3
 
@@ -153,14 +151,13 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
         made = optax.inject_hyperparams(
             omp.muonplus, static_args=("muon_weight_dimension_numbers", "sharding")
         )
-        return made(
-            optax.linear_schedule(0.02, 0.01, 10), nesterov=True, consistent_rms=0.2, **given
-        )
+        return made(optax.linear_schedule(0.02, 0.01, 10), consistent_rms=0.2, **given)
 
     def recorded(**given: Any) -> optax.GradientTransformation:
         make = omp.diagnostics.recorded(omp.muonplus, every=2)
         return make(0.02, nesterov=True, **given)
 
+    by_paper = omp.baselines.NorMuon(rule="paper")
     return {
         "muonplus": plus(weight_decay=0.1, adam_learning_rate=3e-3),
         "muonplus without nesterov": plus(nesterov=False),
@@ -176,8 +173,7 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
         "muon as optax": plus(
             norm="none", shape_scale="max", bias_correction=True, polar="newton_schulz"),
         "normuon": lambda **given: omp.baselines.normuon(0.02, weight_decay=0.01, **given),
-        "normuon paper": lambda **given: omp.baselines.normuon(
-            0.02, NorMuon(rule="paper"), **given),
+        "normuon paper": lambda **given: omp.baselines.normuon(0.02, by_paper, **given),
         "adamuon": lambda **given: omp.baselines.adamuon(1e-3, **given),
         "turbo_muon": lambda **given: omp.baselines.turbo_muon(0.02, **given),
         "mano": lambda **given: omp.baselines.mano(1e-3, weight_decay=0.1, **given),
@@ -188,9 +184,10 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
 
 def links() -> dict[str, Callable[..., optax.GradientTransformation]]:
     """Transformations of matrices only, like :func:`optimizers`."""
+    polar = omp.polar.Orthogonalize("polar_express", 6)
     return {
         "links": lambda **given: optax.chain(
-            omp.momentum(0.9), omp.orthogonalize(Orthogonalize("polar_express", 6), **given),
+            omp.momentum(0.9), omp.orthogonalize(polar, **given),
             omp.normalize("row_col", **given), omp.scale_by_shape("max", **given)),
         "scale_by_muonplus": lambda **given: omp.scale_by_muonplus(**given),
     }  # fmt: skip

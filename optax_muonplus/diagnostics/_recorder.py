@@ -38,8 +38,7 @@ def recorded(
     """Makes ``omp.muonplus``, ``omp.muon`` or ``omp.scale_by_muonplus`` record what it does.
 
     Every matrix is measured at the stages ``momentum`` (what goes into the polar step), ``polar``
-    (what comes out of it) and ``update`` (normalized and scaled, before weight decay and learning
-    rate):
+    (what comes out of it) and ``update`` (normalized and scaled, without decay and rate):
 
     - ``row_variance``, ``col_variance``: see :func:`norm_variance`;
     - ``row_ratio``, ``col_ratio``: see :func:`norm_ratio`;
@@ -52,28 +51,26 @@ def recorded(
       name the side;
     - ``distance``: from the exact polar factor of ``momentum``, see :func:`polar_distance`.
 
-    The updates are those of ``factory``: what is measured is computed a second time, in float32 at
-    least. For each matrix a recorded update costs one more polar step (two with ``adaptive``), a
-    singular value decomposition for ``distance``, about ten passes over it, and memory for three
-    copies while it lasts. The other updates pay for a counter and a branch; under ``jax.vmap``,
-    which computes both sides of a branch, all cost as much as a recorded one.
+    The updates are those of ``factory``. What is measured is computed again, in float32 at least:
+    for each matrix one polar step (two with ``adaptive``), a singular value decomposition for
+    ``distance``, ten passes, and memory for three copies. Other updates pay for a branch, but
+    under ``jax.vmap``, which computes both sides of it, all cost as much as a recorded one.
 
     Args:
-      factory: the function, not yet called. ``functools.partial`` of it will do, and
-        ``optax.inject_hyperparams`` can be put around the result.
-      every: N for the updates N, 2 N, ...; or a function from the number of the update, a traced
-        integer from 1 on, to whether to record it. None or 0 returns ``factory`` itself.
+      factory: the function, not yet called, or a ``functools.partial`` of it.
+      every: N for the updates N, 2 N, ...; or a function from the number of the update, traced and
+        from 1 on, to whether to record it. None or 0 returns ``factory`` itself.
       measures: the names above; all but ``distance`` if not given.
       only: regular expressions, searched in paths such as ``blocks/0/attn/query/kernel``; None
         means all matrices.
 
     Returns:
-      A function with the arguments of ``factory``. Its transformation has a :class:`RecordState`:
-      that of ``factory``, and one number for each stage, measure and matrix.
+      A function with the arguments of ``factory``, which ``optax.inject_hyperparams`` may wrap. Its
+      state is a :class:`RecordState`: one number for each stage, measure and matrix.
 
     Raises:
-      ValueError: for unknown names, another factory, and ``every`` that is negative; at init, for
-        patterns that match no matrix, with the nearest paths.
+      ValueError: for unknown names, another factory, a negative ``every``; at init, for patterns
+        that match no matrix.
 
     Example:
       >>> import jax.numpy as jnp, optax_muonplus as omp
