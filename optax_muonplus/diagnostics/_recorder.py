@@ -61,8 +61,7 @@ def recorded(
       every: N for the updates N, 2 N, ...; or a function from the number of the update, traced and
         from 1 on, to whether to record it. None or 0 returns ``factory`` itself.
       measures: the names above; all but ``distance`` if not given.
-      only: regular expressions, searched in paths such as ``blocks/0/attn/query/kernel``; None
-        means all matrices.
+      only: regular expressions, searched in paths such as ``blocks/0/attn/query/kernel``.
 
     Returns:
       A function with the arguments of ``factory``, which ``optax.inject_hyperparams`` may wrap. Its
