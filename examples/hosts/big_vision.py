@@ -4,8 +4,8 @@ big_vision takes ``optax_name`` from Optax, and applies learning rate, decay and
 transformation must have none of them. A tiny ViT learns the colours of images.
 
 Install: a checkout of github.com/google-research/big_vision on ``PYTHONPATH``, and ``pip install
-flax clu ml_collections einops overrides tensorflow-cpu`` (tried: commit 0127fb6, jax 0.10.2, Python
-3.11).
+flax clu ml_collections einops overrides sentencepiece tensorflow-cpu`` (tried: commit 0127fb6, jax
+0.10.2, Python 3.11).
 Run: ``python -m examples.hosts.big_vision``, or as any configuration of big_vision:
 ``python -m big_vision.train --config examples/hosts/big_vision.py --workdir FOLDER``.
 """

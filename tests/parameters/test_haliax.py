@@ -37,6 +37,11 @@ class Block(eqx.Module):
         return x + hax.tanh(self.down(hax.tanh(self.up(x))))
 
 
+def names_of(array):
+    """Versions before 1.4 have the axes only."""
+    return getattr(array, "axis_names", None) or [axis.name for axis in array.axes]
+
+
 def token(*axes):
     return hax.random.normal(jax.random.key(1), axes)
 
@@ -101,7 +106,7 @@ def test_rows_are_output_units(case):
         update = updates
         for name in path.split("."):
             update = getattr(update, name)
-        sizes = dict(zip(update.axis_names, update.array.shape, strict=True))
+        sizes = dict(zip(names_of(update), update.array.shape, strict=True))
         (fan_in, rows), (fan_out, columns) = (
             (
                 math.prod(sizes[name] for name in side.split()),
@@ -117,7 +122,7 @@ def test_rows_are_output_units(case):
 
 def hax_flat(update, side):
     """The array with the axes of one side flattened into its last."""
-    names = list(update.axis_names)
+    names = list(names_of(update))
     order = [names.index(n) for n in names if n not in side] + [names.index(n) for n in side]
     moved = np.asarray(update.array).transpose(order)
     return moved.reshape(*moved.shape[: len(names) - len(side)], -1)
