@@ -56,12 +56,12 @@ def collectives() -> Canvas:
         for name in names
     ]
     words = "; ".join(
-        f"{name}: {count} collectives, {size:.1f} MB received by a device"
+        f"{name}: {count} collectives, {size:.1f} MB received per device"
         for name, (count, size) in zip(names, figures, strict=True)
     )
     canvas = Canvas(760, 190, words)
     canvas.text((250, 24), "collectives of an update", anchor="start", bold=True)
-    canvas.text((520, 24), "MB that a device receives", anchor="start", bold=True)
+    canvas.text((520, 24), "MB received per device", anchor="start", bold=True)
     most = [max(column) for column in zip(*figures, strict=True)]
     for index, (name, values) in enumerate(zip(names, figures, strict=True)):
         y = 44 + index * 44
@@ -72,6 +72,6 @@ def collectives() -> Canvas:
             canvas.rect((x, y + 2), (length, 24), colour)
             shown = f"{value:,}" if column == 0 else f"{value:.1f}"
             canvas.text((x + length + 6, y + 19), shown, anchor="start")
-    note = "12 layers of width 256 on 4 x 2 simulated devices, read off compiled programs"
+    note = "12 layers of width 256 on 4 x 2 simulated devices, counted in compiled programs"
     canvas.text((380, 182), note, colour="soft", size=12)
     return canvas

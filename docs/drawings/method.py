@@ -9,7 +9,7 @@ CELL = 15
 
 
 def _matrix(canvas: Canvas, at: Point, entries: np.ndarray, colour: str) -> None:
-    """Entries as squares, the larger the darker, with the norm of each row as a bar beside it."""
+    """Entries as squares, the larger the darker, with the norm of each row as a bar."""
     largest = np.abs(entries).max()
     norms = np.linalg.norm(entries, axis=1)
     for row, values in enumerate(entries):
@@ -34,8 +34,8 @@ def chain() -> Canvas:
         ("scale", "√(out/in)", normalized, "three", "then the learning rate"),
     ]
     words = (
-        "The chain of Muon+ on a matrix of eight rows: momentum has rows of unequal norms, its"
-        " polar factor has unequal ones, and after the normalization all rows have the same norm."
+        "The chain of Muon+ on a matrix of eight rows: momentum has rows of unequal norms, and so has"
+        " its polar factor. After the normalization all rows have the same norm."
     )
     canvas = Canvas(760, 232, words)
     for index, (name, formula, entries, colour, note) in enumerate(stages):
@@ -46,12 +46,12 @@ def chain() -> Canvas:
         canvas.text((left + 46, 200), note, colour="soft", size=12)
         if index:
             canvas.arrow((left - 72, 118), (left - 28, 118))
-    canvas.text((380, 224), "bars: the norm of each row, the step of one output unit", size=12)
+    canvas.text((380, 224), "each bar is the norm of a row, the step size of one output unit", size=12)
     return canvas
 
 
 def _grid(canvas: Canvas, at: Point, shape: tuple[int, int], row: bool, transposed: bool) -> None:
-    """A matrix of cells of which one row, or one column, of W is coloured."""
+    """A matrix of cells with one row, or one column, of W coloured."""
     for i in range(shape[0]):
         for j in range(shape[1]):
             output, feature = (j, i) if transposed else (i, j)

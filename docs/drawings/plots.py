@@ -60,7 +60,7 @@ def regions() -> Canvas:
         name = "one step" if steps == 1 else f"{steps} steps"
         canvas.text((205 + index * 370, 26), f"φ of {name}", bold=True)
         canvas.text((205 + index * 370, 266), "singular value", colour="soft", size=12)
-    canvas.text((380, 286), "shaded: neighbouring eigenvalues are driven apart, |g'| > 1", size=12)
+    canvas.text((380, 286), "shaded: neighbouring eigenvalues move apart, |g'| > 1", size=12)
     return canvas
 
 
@@ -79,7 +79,7 @@ def losses(folder: str, optimizer: str) -> dict[float, float]:
 def rates_by_width() -> Canvas:
     """Loss against the learning rate at widths 64 and 256, above the best loss of each method."""
     canvas = Canvas(
-        760, 300, "Loss above each curve's best against the learning rate, at two widths."
+        760, 300, "Loss minus the lowest loss of each curve, against the learning rate, at two widths."
     )
     for index, family in enumerate(("gpt", "llama")):
         frame = Axes(canvas, (56 + index * 370, 40), (300, 190), (-5.4, -3.1), (0, 0.06))
