@@ -34,8 +34,8 @@ def chain() -> Canvas:
         ("scale", "√(out/in)", normalized, "three", "then the learning rate"),
     ]
     words = (
-        "The chain of Muon+ on a matrix of eight rows: momentum has rows of unequal norms, and so has"
-        " its polar factor. After the normalization all rows have the same norm."
+        "The chain of Muon+ on a matrix of eight rows: momentum has rows of unequal norms, and so"
+        " has its polar factor. After the normalization all rows have the same norm."
     )
     canvas = Canvas(760, 232, words)
     for index, (name, formula, entries, colour, note) in enumerate(stages):
@@ -46,7 +46,8 @@ def chain() -> Canvas:
         canvas.text((left + 46, 200), note, colour="soft", size=12)
         if index:
             canvas.arrow((left - 72, 118), (left - 28, 118))
-    canvas.text((380, 224), "each bar is the norm of a row, the step size of one output unit", size=12)
+    note = "each bar is the norm of a row, the step size of one output unit"
+    canvas.text((380, 224), note, size=12)
     return canvas
 
 

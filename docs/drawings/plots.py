@@ -79,7 +79,7 @@ def losses(folder: str, optimizer: str) -> dict[float, float]:
 def rates_by_width() -> Canvas:
     """Loss against the learning rate at widths 64 and 256, above the best loss of each method."""
     canvas = Canvas(
-        760, 300, "Loss minus the lowest loss of each curve, against the learning rate, at two widths."
+        760, 300, "Loss minus the lowest loss of each curve, by learning rate, at two widths."
     )
     for index, family in enumerate(("gpt", "llama")):
         frame = Axes(canvas, (56 + index * 370, 40), (300, 190), (-5.4, -3.1), (0, 0.06))
