@@ -113,7 +113,7 @@ def watched(
 
     It serves other optimizers, with updates that contain learning rate and weight decay, and links
     of chains. The measures are those of :func:`recorded`, at the stages ``before`` and ``after``;
-    what compares two stages is kept with ``after``, and floor shares are NaN.
+    what compares two is kept with ``after``, floor shares are NaN, and nothing is computed twice.
 
     Args:
       inner: transformation of updates; returned as it is if recording is off.
@@ -220,25 +220,25 @@ def _stages(
     if link is None:
         outputs = _arrays(leaves, results)
         return lambda: (gradients, outputs)
-    average: Any = link.average
-    polar_factor: Any = link.functions[0]
+    assert link.average is not None
+    average = dataclasses.replace(link.average, divisor=1.0)
     old = find_momentum(state)
     mu = MomentumState(_arrays(leaves, old.mu), old.count)
-    _, read, sources = average.advance(gradients, mu, polar_factor.input_dtype)
+    _, read, sources = average.advance(gradients, mu, link.steps[0].input_dtype)
+    # Measures are of what the steps compute, not of what the updates are rounded to.
+    whole = Steps.of(None, link.functions, rounds=False)
 
     def after(steps: Sequence[Any], arrays: Any) -> Any:
-        # Measures are of what the steps compute, not of what the updates are rounded to.
-        part = dataclasses.replace(link, average=None, steps=tuple(steps), rounds=False)
+        part = dataclasses.replace(whole, steps=tuple(steps))
         return part.update(arrays, None, None, leaves)[0] if steps else arrays
 
     def stages() -> Any:
-        directions = [read(*x) for x in sources]
-        momenta = [x * average.divisor for x in directions] if average.divisor != 1 else directions
-        factors = after([polar_factor], directions)
-        if isinstance(link.steps[0], Orthogonalize):
-            return momenta, factors, after(link.steps[1:], factors)
+        momenta = [read(*x) for x in sources]
+        factors = after(whole.functions[:1], momenta)
+        if isinstance(whole.steps[0], Orthogonalize):
+            return momenta, factors, after(whole.steps[1:], factors)
         # The dual norm is an inner product with the momentum: one step makes all of it.
-        return momenta, factors, after(link.steps, directions)
+        return momenta, factors, after(whole.steps, momenta)
 
     return stages
 

@@ -144,11 +144,20 @@ def test_rows_of_dead_units_are_counted():
     assert values["update/row_ratio"] == np.inf
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_the_recorded_update_is_the_one_that_is_applied(adaptive):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"consistent_rms": 0.2},
+        {"consistent_rms": 0.2, "adaptive": True},
+        {"norm": "none", "bias_correction": True, "eps": 1.0},
+        {"norm": "none", "adaptive": True, "mu_dtype": "bfloat16", "compute_dtype": "bfloat16"},
+    ],
+    ids=str,
+)
+def test_the_recorded_update_is_the_one_that_is_applied(options):
     """Its root mean square is that of what `scale_by_muonplus` hands on."""
     grads = {"dense": {"kernel": gaussian(6, 8)}}
-    tx = recorded(flat.scale_by_muonplus, every=1)(consistent_rms=0.2, adaptive=adaptive)
+    tx = recorded(flat.scale_by_muonplus, every=1)(**options)
     updates, state = jax.jit(tx.update)(grads, tx.init(grads))
     given = read(state).values["dense/kernel"]["update/rms"]
     np.testing.assert_allclose(given, rms(updates["dense"]["kernel"]), rtol=1e-5)

@@ -140,7 +140,7 @@ def test_ensembles_under_vmap(small):
 
 
 def test_nnx_optimizer_records():
-    """Whose trees are of variables at init, and of plain arrays at update."""
+    """Its trees are of variables at init, and of plain arrays at update."""
     model = nnx.Linear(6, 8, rngs=nnx.Rngs(0))
     made = recorded(omp.muonplus, every=1, only="kernel", measures=FEW)(0.1)
     optimizer = nnx.Optimizer(model, made, wrt=nnx.Param)
