@@ -1,7 +1,6 @@
 """Facts about a tree of parameters: paths, which leaves are matrices and how, where they lie."""
 
 from optax_muonplus._parameters.checks import beside_updates as beside_updates
-from optax_muonplus._parameters.checks import by_name as by_name
 from optax_muonplus._parameters.checks import check_given_shardings as check_given_shardings
 from optax_muonplus._parameters.checks import check_gradients as check_gradients
 from optax_muonplus._parameters.checks import check_inexact as check_inexact

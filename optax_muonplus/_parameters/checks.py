@@ -174,12 +174,6 @@ def _unmatched(pattern: re.Pattern[str], leaves: Sequence[LeafInfo]) -> str:
     )
 
 
-def by_name(leaves: Sequence[LeafInfo], tree: Any) -> dict[str, Any]:
-    """The arrays of ``tree`` that ``leaves`` are the records of, by path."""
-    _, arrays = flatten_with_names(tree)
-    return {leaf.name: arrays[leaf.index] for leaf in leaves}
-
-
 def remarks(leaves: Sequence[LeafInfo]) -> Iterator[str]:
     """One line for each thing in `describe` that may have been read wrongly."""
     unknown = [(leaf.name, leaf.shape) for leaf in leaves if not leaf.known]
