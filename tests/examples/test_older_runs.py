@@ -13,8 +13,8 @@ from examples.experiments.sweeps import plan
 from examples.train import main
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
-from examples.trainer.settings.from_json import from_dict
 from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.validation import from_dict
 from tests.support.trainer import ROOT, STEPS, TOY, losses, stop_at, train
 
 pytestmark = pytest.mark.usefixtures("one_device")

@@ -1,6 +1,7 @@
 """What is said of the files of a run that are damaged, in use, or cannot be written."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -65,7 +66,7 @@ def test_file_system_without_locks_is_said(tmp_path, monkeypatch):
     def no_locks(*args):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(writer.fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     said = []
     with only_writer(tmp_path, said.append):
         pass
@@ -144,17 +145,17 @@ def test_last_loss_that_is_not_finite_is_an_error(copy, capsys):
 @pytest.mark.parametrize(
     ("section", "key", "value", "words"),
     [
-        (None, "steps", "3", "steps is '3' and must be a whole number"),
-        (None, "steps", 3.5, "steps is 3.5 and must be a whole number"),
-        (None, "seed", None, "seed is None and must be a whole number"),
-        (None, "batch_size", True, "batch_size is True and must be a whole number"),
-        (None, "model", None, "model is None and must be an object"),
-        (None, "data", [1], r"data is \[1\] and must be an object"),
-        ("data", "paths", "a", "data.paths is 'a' and must be a list"),
-        ("data", "tokens", "1e9", "data.tokens is '1e9' and must be a number"),
-        ("optimizer", "name", "sgd", "optimizer.name is 'sgd' and must be one of muonplus"),
-        ("optimizer", "nesterov", 1, "optimizer.nesterov is 1 and must be true or false"),
-        ("optimizer", "colour", 1, "optimizer.colour is no setting"),
+        (None, "steps", "3", "steps is '3': it should be a valid integer"),
+        (None, "steps", 3.5, "steps is 3.5: it should be a valid integer"),
+        (None, "seed", None, "seed is None: it should be a valid integer"),
+        (None, "batch_size", True, "batch_size is True: it should be a valid integer"),
+        (None, "model", None, "model is None: it should be an object"),
+        (None, "data", [1], r"data is \[1\]: it should be an object"),
+        ("data", "paths", "a", "data.paths is 'a': it should be a valid array"),
+        ("data", "tokens", "1e9", "data.tokens is '1e9': it should be a valid number"),
+        ("optimizer", "name", "sgd", "optimizer.name is 'sgd': it should be 'muonplus'"),
+        ("optimizer", "nesterov", 1, "optimizer.nesterov is 1: it should be a valid boolean"),
+        ("optimizer", "colour", 1, "optimizer.colour is 1: there is no such setting"),
     ],
 )
 def test_setting_of_another_type_is_named(copy, section, key, value, words):

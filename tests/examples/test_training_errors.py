@@ -12,8 +12,8 @@ from examples.train import main
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs import launch
 from examples.trainer.settings import command_line
-from examples.trainer.settings.from_json import from_dict
 from examples.trainer.settings.run import DataConfig, OptimizerConfig, RunConfig
+from examples.trainer.settings.validation import from_dict
 from examples.trainer.training import setup
 from tests.support.trainer import (
     TOY,

@@ -8,8 +8,8 @@ from typing import Any
 from examples.experiments.sweeps.command_line import NewSweep
 from examples.experiments.sweeps.grid import VARIED
 from examples.trainer.data.cache import Dataset
-from examples.trainer.settings.from_json import from_dict
 from examples.trainer.settings.run import RunConfig
+from examples.trainer.settings.validation import from_dict
 from examples.trainer.system import files
 from examples.trainer.system.differences import differences
 from examples.trainer.system.errors import UserError

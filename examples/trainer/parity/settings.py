@@ -2,13 +2,15 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
+from pydantic import Field
 
 from examples.trainer.models.published_names import Family
-from examples.trainer.settings.run import OptimizerConfig, check_optimizer
-from examples.trainer.system.errors import UserError
+from examples.trainer.settings import validation
+from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.settings.validation import Count, Positive, Share
 from examples.trainer.training import optimizers
 from optax_muonplus.matrices import Norm
 
@@ -20,7 +22,7 @@ class PublishedOptimizer(OptimizerConfig):
     name: tyro.conf.Suppress[Literal["muonplus"]] = "muonplus"
     norm: tyro.conf.Suppress[Literal["none", "col", "row", "col_row", "row_col"]] = "none"
     schedule: tyro.conf.Suppress[Literal["constant_linear", "warmup_cosine"]] = "constant_linear"
-    schedule_floor: tyro.conf.Suppress[float] = 0.0
+    schedule_floor: tyro.conf.Suppress[Share] = 0.0
     record_every: tyro.conf.Suppress[int] = 0
     learning_rate: float = 0.01
     """Peak learning rate of the matrices."""
@@ -49,35 +51,25 @@ class Parity:
 
     file: tyro.conf.Positional[Path]
     """The .npz file with the trainings."""
-    heads: int
+    heads: Count
     """Attention heads of the models, which their parameters do not say."""
-    tolerance: tuple[float, ...] = (1e-4, 1e-3)
+    tolerance: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=2)] = (1e-4, 1e-3)
     """The largest difference of a logit, and the largest relative difference of a step's loss; one
     number is for both."""
     gpt_schedule: Literal["constant_linear", "warmup_cosine"] = "constant_linear"
     """How the rates of a GPT move."""
-    gpt_floor: float = 0.1
+    gpt_floor: Share = 0.1
     """Share of the peak rates at which their fall ends."""
     llama_schedule: Literal["constant_linear", "warmup_cosine"] = "warmup_cosine"
     """How the rates of a LLaMA move."""
-    llama_floor: float = 0.0
+    llama_floor: Share = 0.0
     """Share of the peak rates at which their fall ends."""
     optimizer: PublishedOptimizer = PublishedOptimizer()
 
 
 def check(parity: Parity) -> None:
     """Refuses flags that mean nothing."""
-    if parity.heads < 1:
-        raise UserError(f"--heads is {parity.heads}: give at least 1.")
-    if len(parity.tolerance) not in (1, 2) or not all(x > 0 for x in parity.tolerance):
-        raise UserError(
-            f"--tolerance is {' '.join(map(str, parity.tolerance))}: give one positive number, or "
-            "two: of logits, and relative of losses."
-        )
-    for family, floor in (("gpt", parity.gpt_floor), ("llama", parity.llama_floor)):
-        if not 0 <= floor <= 1:
-            raise UserError(f"--{family}-floor is {floor}: give a number from 0 to 1.")
-    check_optimizer(parity.optimizer)
+    validation.check(parity)
     optimizers.check(parity.optimizer)
 
 

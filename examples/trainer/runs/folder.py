@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import itertools
 import json
 import secrets
 import shlex
@@ -14,8 +15,8 @@ from tokenizers import Tokenizer
 from examples.trainer.data import tokenizer
 from examples.trainer.data.cache import Dataset
 from examples.trainer.runs.processes import is_first
-from examples.trainer.settings.from_json import from_dict, of_type
 from examples.trainer.settings.run import RunConfig
+from examples.trainer.settings.validation import from_dict
 from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
@@ -30,14 +31,11 @@ def choose_folder(config: RunConfig, preset: str) -> Path:
     if config.name:
         folder = root / config.name
         with files.explained(folder, "make", "That is --name under --runs-dir."):
-            if is_taken(folder):
-                raise exists(folder)
+            refuse_taken(folder)
         return folder
     base = f"{preset}-{config.optimizer.name}"
-    number = 1
-    while (folder := root / (base if number == 1 else f"{base}-{number}")).exists():
-        number += 1
-    return folder
+    names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
+    return next(root / name for name in names if not (root / name).exists())
 
 
 def resume_command(folder: Path, mesh: str = "") -> str:
@@ -64,45 +62,30 @@ def create(folder: Path, config: RunConfig, dataset: Dataset) -> None:
             partial.mkdir(parents=True)
             write_atomically(partial / TOKENIZER, dataset.tokenizer.to_str().encode())
             write_atomically(partial / CONFIG, content)
-            rename(partial, folder)
+            refuse_taken(folder)  # else an empty folder would be replaced
+            partial.rename(folder)
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
             if isinstance(error, OSError):
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # taken since
+                    refuse_taken(folder)
                 error.filename = str(folder)
             raise
 
 
-def rename(partial: Path, folder: Path) -> None:
-    """Gives a complete folder its name; refuses one that another process has just taken."""
-    if is_taken(folder):  # else an empty folder would be replaced
-        raise exists(folder)
+def refuse_taken(folder: Path) -> None:
+    """Raises `UserError` for a name that is taken, and `OSError` for one that cannot be."""
     try:
-        partial.rename(folder)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise exists(folder) from None
-        raise
-
-
-def is_taken(path: Path) -> bool:
-    """Whether there is anything of that name; raises `OSError` for names that cannot be."""
-    try:
-        path.lstat()
+        folder.lstat()
     except FileNotFoundError:
-        return False
-    return True
-
-
-def exists(folder: Path) -> UserError:
-    """The error for a run folder that is there already."""
-    if (folder / CONFIG).exists():
-        return UserError(
-            f"{folder} exists: choose another --name, or continue it with\n"
-            f"  {resume_command(folder)}"
+        return
+    if not (folder / CONFIG).exists():
+        raise UserError(
+            f"{folder} exists and is no run, as it has no {CONFIG}: choose another --name, or move "
+            "it away."
         )
-    return UserError(
-        f"{folder} exists and is no run, as it has no {CONFIG}: choose another --name, or move "
-        "it away."
+    raise UserError(
+        f"{folder} exists: choose another --name, or continue it with\n  {resume_command(folder)}"
     )
 
 
@@ -121,8 +104,7 @@ def reopen(folder: Path) -> tuple[RunConfig, str]:
     path = folder / CONFIG
     try:
         written = json.loads(path.read_text())
-        config = from_dict(RunConfig, written["config"])
-        return config, of_type(str, written["data"], "data")
+        return from_dict(RunConfig, written["config"]), str(written["data"])
     except FileNotFoundError:
         raise UserError(f"{folder} is no run folder: it has no {CONFIG}.") from None
     except OSError as error:

@@ -1,9 +1,11 @@
 """The settings of a network, and checks of them."""
 
 import dataclasses
-import math
-from typing import Literal
+from typing import Any, Literal
 
+import pydantic
+
+from examples.trainer.settings.validation import STRICT, Count, FinitePositive
 from examples.trainer.system.errors import UserError
 
 
@@ -11,17 +13,19 @@ from examples.trainer.system.errors import UserError
 class ModelConfig:
     """The shape of the network; the vocabulary size comes from the tokenizer."""
 
+    __pydantic_config__ = STRICT
+
     family: Literal["gpt", "llama"] = "gpt"
     """Which network: the paper's GPT or its LLaMA."""
-    n_layer: int = 4
+    n_layer: Count = 4
     """Number of transformer blocks."""
-    n_head: int = 4
+    n_head: Count = 4
     """Attention heads; divides d_model."""
-    d_model: int = 128
+    d_model: Count = 128
     """Width of the residual stream."""
-    d_ff: int | None = None
+    d_ff: Count | None = None
     """Width inside an MLP; None: 4 d_model for gpt, 8/3 d_model for llama (as many parameters)."""
-    context: int = 128
+    context: Count = 128
     """Tokens per row: the longest text that the model can look back on."""
     tied: bool = True
     """Use the token embedding as output head, as the paper's GPT does."""
@@ -33,7 +37,7 @@ class ModelConfig:
     depth_scaled_init: bool | None = None
     """Whether the output projections of attention and MLP begin smaller, with a deviation of
     0.02 / sqrt(2 n_layer). None: as published, so for gpt and not for llama."""
-    norm_epsilon: float = 1e-5
+    norm_epsilon: FinitePositive = 1e-5
     """Added to the variance under the root of norms; gpt's final RMSNorm has 1e-6 always."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the activations. bfloat16 is slower on most CPUs."""
@@ -48,6 +52,21 @@ class ModelConfig:
     CPU it saves memory only together with scan."""
     scan: bool = False
     """Stack the blocks' parameters and compile one block for all: deep models compile faster."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def complete(cls, saved: Any) -> Any:
+        """Gives saved settings the fields that they lack, as networks were before these fields.
+
+        A field that changes what a run computes, unless it has another value than its default,
+        needs that value here: runs and sweeps of earlier versions then stay what they were.
+        """
+        if not isinstance(saved, dict):
+            return saved
+        older: dict[str, Any] = {"norm_epsilon": 1e-6}
+        if saved.get("family", "gpt") == "gpt":
+            older |= {"qkv": "separate", "final_norm": "layer", "depth_scaled_init": False}
+        return {**older, **saved}
 
 
 def hidden_width(config: ModelConfig) -> int:
@@ -75,19 +94,11 @@ def is_depth_scaled(config: ModelConfig) -> bool:
 
 
 def check(config: ModelConfig) -> None:
-    """Refuses shapes and norms that no network here has."""
-    for field in ("n_layer", "n_head", "d_model", "d_ff", "context"):
-        value = getattr(config, field)
-        if value is not None and value < 1:
-            raise UserError(f"--model.{field.replace('_', '-')} is {value}: give at least 1.")
+    """Refuses settings that do not fit each other."""
     if config.d_model % config.n_head:
         raise UserError(
             f"--model.d-model {config.d_model} cannot be cut into {config.n_head} "
             f"heads: choose a multiple of --model.n-head."
-        )
-    if not (config.norm_epsilon > 0 and math.isfinite(config.norm_epsilon)):
-        raise UserError(
-            f"--model.norm-epsilon is {config.norm_epsilon}: give a positive number, such as 1e-5."
         )
     if config.family == "llama" and config.final_norm != "rms":
         raise UserError(

@@ -4,23 +4,31 @@ The docstring below a field is what `--help` shows for it.
 """
 
 import dataclasses
-import math
 import re
 from typing import Annotated, Literal
 
 import tyro
+from pydantic import Field
 
-from examples.trainer.settings import rules
+from examples.trainer.settings import model, rules, validation
 from examples.trainer.settings.model import ModelConfig
-from examples.trainer.settings.model import check as check_model
+from examples.trainer.settings.validation import (
+    STRICT,
+    Count,
+    CountOrZero,
+    FiniteOrZero,
+    FinitePositive,
+    Positive,
+    Share,
+)
 from examples.trainer.system.errors import UserError
-
-LARGEST = 2**31 - 1  # steps, rows and seeds are 32-bit integers on devices
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """The text, and how it is turned into tokens."""
+
+    __pydantic_config__ = STRICT
 
     source: Literal["files", "fineweb"] = "files"
     """files: those of paths, or the default text; fineweb: streamed from the Hugging Face hub."""
@@ -29,15 +37,15 @@ class DataConfig:
     standard library."""
     text_field: str = "text"
     """Where the rows of .jsonl and .parquet files have their text; each row is a document."""
-    max_bytes: int = 16_000_000
+    max_bytes: Annotated[int, Field(ge=1)] = 16_000_000
     """Read at most this many bytes of files, in a fixed random order; they are held in memory."""
-    tokens: float = 1e9
+    tokens: FinitePositive = 1e9
     """Training tokens to take from fineweb; validation tokens come on top."""
     tokenizer: str = ""
     """gpt2, llama2 or a tokenizer.json; empty: trained on the text of files, gpt2 for fineweb."""
-    vocab_size: int = 2048
+    vocab_size: Annotated[int, Field(ge=257)] = 2048
     """Tokens of a tokenizer that is trained, at least 257 (each byte and the end of a text)."""
-    val_fraction: float = 0.05
+    val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Share of the text that is held out for validation."""
     verify: bool = False
     """Check all tokens against their hashes at the start, also for texts above 256 MB; this reads
@@ -48,12 +56,14 @@ class DataConfig:
 class OptimizerConfig:
     """The update rule; the matrices and the other parameters have separate learning rates."""
 
+    __pydantic_config__ = STRICT
+
     name: rules.Name = "muonplus"
     """Update rule of the matrices; embeddings, norms and biases always get AdamW."""
-    learning_rate: float | None = None
+    learning_rate: FiniteOrZero | None = None
     """Peak learning rate of the matrices; None: 0.02, or 0.002 under adamw, adamuon and mano, whose
     updates are larger."""
-    adam_learning_rate: float = 0.01
+    adam_learning_rate: FiniteOrZero = 0.01
     """Peak learning rate of the other parameters."""
     norm: Literal["none", "col", "row", "col_row", "row_col"] = "col_row"
     """Which norms muonplus sets to one after the polar step, in this order."""
@@ -79,7 +89,7 @@ class OptimizerConfig:
     """Look one step ahead with the momentum, as the official code does; not under mano."""
     weight_decay: float = 0.1
     """Decoupled decay of the matrices, times their learning rate."""
-    adam_weight_decay: float = 0.0
+    adam_weight_decay: FiniteOrZero = 0.0
     """The same for the other parameters; the paper's code uses the decay of the matrices."""
     adam_b1: float = 0.9
     """AdamW's decay of the gradient mean."""
@@ -87,20 +97,20 @@ class OptimizerConfig:
     """AdamW's decay of the squared gradient."""
     adam_eps_before_correction: bool = False
     """Add AdamW's epsilon before the bias correction, as the paper's code, not after it."""
-    clip_norm: float | None = 1.0
+    clip_norm: Positive | None = 1.0
     """Largest global gradient norm, as in the official code; None for no clipping."""
     schedule: Literal["constant_linear", "warmup_cosine"] = "constant_linear"
     """Paper's GPT: 40% constant, then linear to zero; LLaMA: 10% warmup, then cosine to zero."""
-    schedule_floor: Annotated[float, tyro.conf.arg(aliases=("--schedule-floor",))] = 0.0
+    schedule_floor: Annotated[Share, tyro.conf.arg(aliases=("--schedule-floor",))] = 0.0
     """Share of the peak rates at which their fall ends; the paper's code has 0.1 for GPT."""
-    hold_share: float = 0.4
+    hold_share: Share = 0.4
     """Share of the steps at the peak under constant_linear."""
-    warmup_share: float = 0.1
+    warmup_share: Share = 0.1
     """Share of the steps until the peak under warmup_cosine."""
-    warmup_start: float | None = None
+    warmup_start: Share | None = None
     """Share of the peak rates in the first step of a warmup, 0 in the paper's code, which loses
     that step; None: 1 by the steps of the warmup."""
-    record_every: int = 0
+    record_every: CountOrZero = 0
     """Updates between records, in matrices.jsonl, of how unequal the rows and columns of each
     matrix are; 0 for none. For muonplus and muon this includes the steps inside the rule; for the
     others only the gradient and the whole update, which includes learning rate and decay."""
@@ -110,6 +120,8 @@ class OptimizerConfig:
 class RunConfig:
     """One training run."""
 
+    __pydantic_config__ = STRICT
+
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -117,32 +129,34 @@ class RunConfig:
     """Folder under runs_dir; empty: the first unused of <preset>-<optimizer>, ...-2, ...-3."""
     runs_dir: str = "runs"
     """Where run folders are made."""
-    seed: int = 0
+    seed: CountOrZero = 0
     """Decides the initial parameters, the order of the data and the sample."""
-    steps: int = 400
+    steps: Count = 400
     """Optimizer steps."""
-    batch_size: int = 16
+    batch_size: Count = 16
     """Rows per step, on all devices together; a step sees batch_size x context tokens."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Micro-batches per step: activations need as many times less memory."""
-    max_skipped: int = 10
+    max_skipped: CountOrZero = 10
     """Steps in a row that may be skipped because their loss or gradient is not finite; one more
     stops the run."""
-    eval_every: int = 100
+    eval_every: Count = 100
     """Steps between evaluations; the last step is always evaluated."""
-    eval_batches: int = 20
+    eval_batches: Count = 20
     """Validation batches, always the same; fewer if the validation text is shorter."""
-    checkpoint_every: int = 200
+    checkpoint_every: Count = 200
     """Steps between checkpoints; the last step is always saved."""
     prompt: str = ""
     """Start of the sample written at the end; empty: the start of a document."""
-    sample_tokens: int = 200
+    sample_tokens: Count = 200
     """Length of the sample in tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MachineConfig:
     """Where a run is computed. This may change with each --resume."""
+
+    __pydantic_config__ = STRICT
 
     mesh: str = ""
     """How devices are arranged, as data=2,fsdp=4,tensor=1; empty: all of them on fsdp."""
@@ -155,7 +169,7 @@ class MachineConfig:
     """Number of processes, if they do not find each other."""
     process_id: int | None = None
     """Number of this process, from 0, if they do not find each other."""
-    peak_tflops: float | None = None
+    peak_tflops: FinitePositive | None = None
     """What a device could do, in TFLOP/s of 16-bit products, for MFU; None: by the kind of device,
     where it is known."""
     profile: str = ""
@@ -164,65 +178,13 @@ class MachineConfig:
 
 def check(config: RunConfig) -> None:
     """Refuses values that would fail only later, or would silently do nothing useful."""
-    positive = {
-        "--steps": config.steps,
-        "--batch-size": config.batch_size,
-        "--accumulate": config.accumulate,
-        "--eval-every": config.eval_every,
-        "--eval-batches": config.eval_batches,
-        "--checkpoint-every": config.checkpoint_every,
-        "--sample-tokens": config.sample_tokens,
-    }
-    for flag, value in positive.items():
-        if not 1 <= value <= LARGEST:
-            raise UserError(f"{flag} is {value}: give at least 1, at most {LARGEST}.")
-    if not 0 <= config.seed <= LARGEST:
-        raise UserError(f"--seed is {config.seed}: give a number from 0 to {LARGEST}.")
-    if config.max_skipped < 0:
-        raise UserError(f"--max-skipped is {config.max_skipped}: give 0 or more steps.")
-    check_optimizer(config.optimizer)
-    check_model(config.model)
-    if config.data.max_bytes < 1:
-        raise UserError(f"--data.max-bytes is {config.data.max_bytes}: give at least 1.")
-    if not 0 < config.data.val_fraction < 1:
-        raise UserError(f"--data.val-fraction {config.data.val_fraction}: give a number in (0, 1).")
-    if config.data.vocab_size < 257:
-        raise UserError(f"--data.vocab-size {config.data.vocab_size}: give at least 257.")
-    if not (config.data.tokens > 0 and math.isfinite(config.data.tokens)):
-        raise UserError(f"--data.tokens is {config.data.tokens}: give a positive number.")
-
-
-def check_optimizer(config: OptimizerConfig) -> None:
-    """Refuses rates and limits that the library does not see as numbers, or cannot judge."""
-    not_negative = {
-        "learning-rate": config.learning_rate,
-        "adam-learning-rate": config.adam_learning_rate,
-        "adam-weight-decay": config.adam_weight_decay,
-    }
-    for name, value in not_negative.items():
-        if value is not None and not (value >= 0 and math.isfinite(value)):
-            raise UserError(f"--optimizer.{name} is {value}: give a finite number, 0 or more.")
-    if config.clip_norm is not None and not config.clip_norm > 0:
-        raise UserError(
-            f"--optimizer.clip-norm is {config.clip_norm}: give a positive number, or None for no "
-            "clipping."
-        )
-    for name in ("schedule_floor", "hold_share", "warmup_share", "warmup_start"):
-        share = getattr(config, name)
-        if share is not None and not 0 <= share <= 1:
-            flag = f"--optimizer.{name.replace('_', '-')}"
-            raise UserError(f"{flag} is {share}: give a number from 0 to 1.")
-    if config.record_every < 0:
-        raise UserError(
-            f"--optimizer.record-every is {config.record_every}: give a number of updates, or 0 "
-            "for no records."
-        )
+    validation.check(config)
+    model.check(config.model)
 
 
 def check_machine(machine: MachineConfig, steps: int) -> None:
     """Refuses flags about the machine that mean nothing."""
-    if machine.peak_tflops is not None and not machine.peak_tflops > 0:
-        raise UserError(f"--peak-tflops is {machine.peak_tflops}: give a positive number.")
+    validation.check(machine)
     profiled = profiled_steps(machine)
     if profiled and profiled[-1] > steps:
         raise UserError(

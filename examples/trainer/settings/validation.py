@@ -1,0 +1,57 @@
+"""Checks settings against the types and ranges of their fields, with pydantic."""
+
+import dataclasses
+from typing import Annotated, Any, TypeVar
+
+import pydantic
+import pydantic_core
+from pydantic import Field
+
+from examples.trainer.system.errors import UserError
+from examples.trainer.system.json_lines import shown
+
+STRICT = pydantic.ConfigDict(extra="forbid", strict=True)
+"""Takes no field that is not known, and no text for a number; for `__pydantic_config__`."""
+
+LARGEST = 2**31 - 1  # steps, rows and seeds are 32-bit integers on devices
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+CountOrZero = Annotated[int, Field(ge=0, le=LARGEST)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+FiniteOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+FinitePositive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+Settings = TypeVar("Settings")
+
+
+def from_dict(cls: type[Settings], values: Any) -> Settings:
+    """Reads what `dataclasses.asdict` has given, after a trip through JSON.
+
+    Fields that are not there were added to the code since, and get their defaults. Raises
+    ValueError, which names the fields that are not known or have values of another type or range.
+    """
+    try:
+        return pydantic.TypeAdapter(cls).validate_json(pydantic_core.to_json(values))
+    except pydantic.ValidationError as error:
+        raise ValueError(problems(error)) from None
+
+
+def check(settings: Any, flag: str = "--") -> None:
+    """Refuses values outside of their ranges; `flag` is what the names of all flags begin with."""
+    values = pydantic_core.to_json(dataclasses.asdict(settings))
+    try:
+        pydantic.TypeAdapter(type(settings)).validate_json(values)
+    except pydantic.ValidationError as error:
+        raise UserError(f"{problems(error, flag)}.") from None
+
+
+def problems(error: pydantic.ValidationError, flag: str = "") -> str:
+    """Names each field that is wrong, or its flag, and says what it should be."""
+    found = []
+    for one in error.errors():
+        name = ".".join(map(str, one["loc"])) or "the whole"
+        sentence = one["msg"].replace("Input", "it")
+        sentence = sentence.replace("Unexpected keyword argument", "there is no such setting")
+        name = flag + name.replace("_", "-") if flag else name
+        found.append(f"{name} is {shown(one['input'])}: {sentence}")
+    return "; ".join(found)
