@@ -12,7 +12,6 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from examples.trainer.runs import integrity, processes
-from examples.trainer.runs.leftovers import Leftovers
 from examples.trainer.system import files
 from examples.trainer.system.differences import MISSING, differences
 from examples.trainer.system.errors import UserError
@@ -43,14 +42,11 @@ class Checkpoints:
         self.folder = folder
         self.metadata = metadata
         self.say = say
-        with reading(folder):
+        self.saving = f"cannot save to {folder} (the earlier checkpoints are complete)"
+        with explained(f"the checkpoints {folder} cannot be read"):
             self.manager = ocp.CheckpointManager(
                 folder.absolute(), options=options, handler_registry=handlers()
             )
-
-    def latest_step(self) -> int:
-        """The step of the last complete checkpoint; 0 if there is none."""
-        return self.manager.latest_step() or 0
 
     def save(self, step: int, state: TrainState) -> None:
         """Begins to save the state after `step` steps; waits until an earlier save is complete."""
@@ -62,22 +58,22 @@ class Checkpoints:
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(self.metadata(step))
         )
-        with self.writing():
+        with explained(self.saving):
             self.manager.save(step, args=items)
 
     def wait_until_saved(self) -> None:
         """Waits until all saves are on disk."""
-        with self.writing():
+        with explained(self.saving):
             self.manager.wait_until_finished()
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """The state after `step` steps, with the shapes, types and shardings of `abstract`."""
         path = self.folder / str(step)
         processes.together(lambda: verify(path, self.manager.all_steps(), self.say))
-        advice = way_out(path, self.manager.all_steps())
+        reading = f"the checkpoint {path} cannot be read", way_out(path, self.manager.all_steps())
         about = ocp.args.Composite(about=ocp.args.JsonRestore())
         state = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-        with reading(path, advice):
+        with explained(*reading):
             saved = self.manager.restore(step, args=about)["about"]
         # Before the state, which would not fit if the optimizer or the model is another one.
         changed = differing(saved, json.loads(json.dumps(self.metadata(step))))
@@ -88,33 +84,41 @@ class Checkpoints:
                 "a new run. To go on with another optimizer in the middle of a run, take its state "
                 "over in a script of your own, as examples/take_over.py does."
             )
-        with reading(path, advice):
+        with explained(*reading):
             return self.manager.restore(step, args=state)["state"]
 
-    @contextlib.contextmanager
-    def writing(self) -> Generator[None]:
-        """Says what a save that failed means."""
-        try:
-            yield
-        except jax.errors.JaxRuntimeError:  # another process has ended
-            raise
-        except Exception as error:  # of the disk, of Orbax, of TensorStore: no common class
-            raise UserError(
-                f"cannot save to {self.folder}: {reason(error)}\nThe earlier checkpoints are "
-                f"complete: {files.remedy(error)}, and resume."
-            ) from error
-
     def __enter__(self) -> "Checkpoints":
-        self.leftovers = Leftovers().__enter__()
+        self.leftovers = without_leftovers()
+        self.leftovers.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         # After an error, closing could wait forever for a process that has ended; and who presses
         # Ctrl-C a second time does not want to wait. What is incomplete is in a temporary folder.
         if kind is None or (jax.process_count() == 1 and issubclass(kind, Exception)):
-            with self.writing() if kind is None else contextlib.suppress(Exception):
+            with explained(self.saving) if kind is None else contextlib.suppress(Exception):
                 self.manager.close()
-        self.leftovers.__exit__(kind)
+        self.leftovers.__exit__(kind, *error)
+
+
+@contextlib.contextmanager
+def without_leftovers() -> Generator[None]:
+    """Drops complaints of reads and writes that outlive the first that failed.
+
+    Orbax ends its event loop at the first error. The others then have no loop to report to, and
+    each would print a traceback, `Event loop is closed`, below the message that says what is wrong.
+    After an error this stays so, as they may end at any later time.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        error = unraisable.exc_value
+        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    yield
+    sys.unraisablehook = before
 
 
 def handlers() -> ocp.handlers.CheckpointHandlerRegistry:
@@ -159,18 +163,15 @@ def way_out(path: Path, steps: Sequence[int]) -> str:
 
 
 @contextlib.contextmanager
-def reading(path: Path, advice: str = "") -> Generator[None]:
-    """Says which checkpoint cannot be read, and what to do."""
+def explained(what: str, advice: str = "") -> Generator[None]:
+    """Says what cannot be done, why, and what to do."""
     try:
         yield
     except jax.errors.JaxRuntimeError:  # another process has ended
         raise
     except Exception as error:  # of the disk, of Orbax, of TensorStore: no common class
-        what = "the checkpoint" if path.name.isdecimal() else "the checkpoints"
-        raise UserError(
-            f"{what} {path} cannot be read: {reason(error)}\n"
-            f"{advice or files.remedy(error).capitalize() + '.'}"
-        ) from error
+        advice = advice or f"To do: {files.remedy(error)}, and resume."
+        raise UserError(f"{what}: {reason(error)}\n{advice}") from error
 
 
 def restore_part(
@@ -180,9 +181,9 @@ def restore_part(
     if not folder.is_dir():
         raise UserError(f"{folder.parent} has no checkpoints yet.")
     options = ocp.CheckpointManagerOptions(read_only=True)
-    with reading(folder):
+    with explained(f"the checkpoints {folder} cannot be read"):
         manager = ocp.CheckpointManager(folder.absolute(), options=options)
-    with manager, Leftovers():
+    with manager, without_leftovers():
         steps = manager.all_steps()
         if not steps or (step is not None and step not in steps):
             existing = f"those of {', '.join(map(str, sorted(steps)))}" if steps else "none"
@@ -196,7 +197,7 @@ def restore_part(
             partial_restore=True,
         )
         verify(path, steps, lambda line: print(line, file=sys.stderr))
-        with reading(path, way_out(path, steps)):
+        with explained(f"the checkpoint {path} cannot be read", way_out(path, steps)):
             restored = manager.restore(step, args=ocp.args.Composite(state=args))
     return step, restored["state"][part]
 
