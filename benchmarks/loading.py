@@ -13,7 +13,7 @@ from rich.console import Console
 from benchmarks import timing
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.placement import place_batch
-from examples.trainer.data.prefetch import Prefetch
+from examples.trainer.data.prefetch import prefetch
 from examples.trainer.training import sharding
 
 STEPS = 20  # that are timed together
@@ -46,7 +46,7 @@ def measure(
 
         # One untimed round, and the batches that are read ahead and not used.
         needed = range((rounds + 2) * STEPS)
-        with Prefetch(lambda i: place_batch(loader, i, place), needed) as ahead:
+        with prefetch(lambda i: place_batch(loader, i, place), needed) as ahead:
             programs = {"same batch": same, "read ahead": read}
             seconds = timing.interleaved(programs, rounds, console)
     tokens = STEPS * rows * context
