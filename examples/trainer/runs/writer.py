@@ -6,15 +6,11 @@ import os
 import socket
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from examples.trainer.runs import processes
 from examples.trainer.system.errors import UserError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 LOCK = "lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -27,47 +23,33 @@ def only_writer(folder: Path, say: Callable[[str], None]) -> Generator[None]:
     Of several processes that train together process 0 holds it for all. The kernel releases it
     when the process ends, in whatever way; the file stays, and means nothing by itself.
     """
-    file = processes.together(lambda: take(folder, say) if processes.is_first() else None)
+    lock = FileLock(folder / LOCK)
+    processes.together(lambda: take(lock, folder, say) if processes.is_first() else None)
     try:
         yield
     finally:
-        if file is not None:
-            with contextlib.suppress(OSError):
-                file.close()
+        with contextlib.suppress(OSError):
+            lock.release()
 
 
-def take(folder: Path, say: Callable[[str], None]) -> IO[str]:
-    """The locked file, which names this process."""
-    file = (folder / LOCK).open("a+")
+def take(lock: FileLock, folder: Path, say: Callable[[str], None]) -> None:
+    """Locks without waiting, and writes into the file that this process does."""
+    path = folder / LOCK
+    holder = path.read_text()[:200].strip() if path.exists() else ""
     try:
-        lock(file, folder, say)
-    except BaseException:
-        file.close()
-        raise
-    with contextlib.suppress(OSError):  # on a full disk the lock holds, but cannot say whose it is
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on host {socket.gethostname()}\n")
-        file.flush()
-    return file
-
-
-def lock(file: IO[str], folder: Path, say: Callable[[str], None]) -> None:
-    """Locks a file without waiting."""
-    try:
-        if fcntl is None:
-            raise OSError(errno.ENOSYS, "no locks")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read(200).strip() or "another process"
+        lock.acquire(blocking=False)
+    except Timeout:
         raise UserError(
-            f"{folder} is being written by {holder}, and a run has one writer: wait until that "
-            "process ends, or stop it. Its lock ends with it, so that nothing is to be removed."
+            f"{folder} is being written by {holder or 'another process'}, and a run has one "
+            "writer: wait until that process ends, or stop it. Its lock ends with it, so that "
+            "nothing is to be removed."
         ) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
         say(
             f"{folder} is on a file system without locks, so that two processes could write to "
-            "it: see to it that only this one does."
+            "it: make sure that no other process does."
         )
+    with contextlib.suppress(OSError):  # on a full disk the lock holds, but cannot say whose it is
+        path.write_text(f"process {os.getpid()} on host {socket.gethostname()}\n")
