@@ -9,13 +9,13 @@ import unittest.mock
 import jax
 import pytest
 
-from examples.trainer.data.prefetch import Prefetch
+from examples.trainer.data.prefetch import prefetch
 from examples.trainer.runs import speed, summary
 from examples.trainer.runs.metrics import read_metrics
 from examples.trainer.settings import run
 from examples.trainer.settings.run import MachineConfig
 from examples.trainer.system.errors import UserError
-from tests.support.trainer import STEPS, losses_are, train
+from tests.support.trainer import STEPS, losses_are, train, wait_for
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -88,7 +88,7 @@ def test_memory_is_that_of_the_fullest_device_and_absent_where_unknown():
         ({"profile": "0:2"}, "give the first and the last step to record"),
         ({"profile": "7:3"}, "give the first and the last step to record"),
         ({"profile": "20:30"}, "beyond the last step, 24"),
-        ({"peak_tflops": 0.0}, "give a positive number"),
+        ({"peak_tflops": 0.0}, "--peak-tflops is 0.0: it should be greater than 0"),
     ],
 )
 def test_flags_about_the_machine_that_mean_nothing_are_refused(flags, message):
@@ -108,19 +108,20 @@ def test_batches_come_in_order_and_are_read_before_they_are_asked_for():
             third.set()
         return step * 10
 
-    with Prefetch(batch, range(3, 9), ahead=2) as ahead:
+    with prefetch(batch, range(3, 9)) as ahead:
         assert next(ahead) == 30
-        assert third.wait(10)  # two are ready, and the thread is about to wait with the third
+        assert third.wait(10)  # two more are read while nobody asks
         assert [next(ahead) for _ in range(5)] == [40, 50, 60, 70, 80]
         with pytest.raises(StopIteration):
             next(ahead)
-    assert read == list(range(3, 9)) and not ahead.thread.is_alive()
+    assert read == list(range(3, 9))
 
 
 def test_leaving_early_ends_the_thread():
-    with Prefetch(lambda step: step, range(10**9), ahead=1) as ahead:
+    before = threading.active_count()
+    with prefetch(lambda step: step, range(10**9)) as ahead:
         assert next(ahead) == 0
-    assert not ahead.thread.is_alive()
+    wait_for(lambda: threading.active_count() == before)
 
 
 def test_what_reading_raises_is_raised_where_the_batch_is_needed():
@@ -129,7 +130,7 @@ def test_what_reading_raises_is_raised_where_the_batch_is_needed():
             raise OSError("the disk is gone")
         return step
 
-    with Prefetch(batch, range(5)) as ahead:
+    with prefetch(batch, range(5)) as ahead:
         assert next(ahead) == 0
         with pytest.raises(OSError, match="the disk is gone"):
             next(ahead)

@@ -10,7 +10,7 @@ import pytest
 
 import optax_muonplus as omp
 from examples.trainer.data.loader import Tokens, TokensMeta
-from examples.trainer.runs.loop import Loop
+from examples.trainer.runs.loop import Recorder
 from examples.trainer.runs.metrics import Metrics, read_metrics
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
@@ -58,11 +58,12 @@ def test_delayed_records_are_written_once(tmp_path):
     states = [tx.init(params)]
     for _ in range(3):
         states.append(tx.update(params, states[-1], params)[1])
-    own = unittest.mock.Mock(spec=Loop, recorded=0)
-    with Metrics(tmp_path / "matrices.jsonl", 0) as file:
+    own = unittest.mock.Mock(recorded=0)
+    own.setup.config.optimizer.record_every = 2
+    with Metrics(tmp_path / "matrices.jsonl", 0) as own.matrices:
         for step, updates in ((2, 0), (4, 2), (6, 3)):  # how many steps did update something
             state = TrainState(params, states[updates], jax.random.key(0))
-            Loop.record_matrices(own, file, step, state)
+            Recorder.record_matrices(own, step, state)
     records = read_metrics(tmp_path / "matrices.jsonl")
     assert [(record["step"], record["update"]) for record in records] == [(4, 2)]
 

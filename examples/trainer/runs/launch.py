@@ -7,24 +7,21 @@ from pathlib import Path
 
 import jax
 from rich.console import Console
-from tokenizers import Tokenizer
 
 from examples.trainer.data.prepare import prepare
-from examples.trainer.data.tokenizer import end_id
-from examples.trainer.models import Forward, attention_kernels
+from examples.trainer.models import attention_kernels
 from examples.trainer.models.layout import Layout
-from examples.trainer.models.sampling import sample_ids
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs import processes
 from examples.trainer.runs.compilation import keep_compiled_programs
-from examples.trainer.runs.execute import execute
+from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
-from examples.trainer.runs.summary import write_results
+from examples.trainer.runs.summary import sample_text, write_results
 from examples.trainer.runs.writer import only_writer
 from examples.trainer.settings import run
 from examples.trainer.settings.command_line import NewRun, Resume
 from examples.trainer.settings.model import head_size
-from examples.trainer.settings.run import MachineConfig, RunConfig
+from examples.trainer.settings.run import MachineConfig
 from examples.trainer.system import exit_status, files
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
@@ -50,7 +47,7 @@ def launch(asked: NewRun | Resume, preset: str) -> int:
             processes.wait_for_all()
     except KeyboardInterrupt:  # a second Ctrl-C, or one outside the loop
         console.print(f"\nended at once; checkpoints that were complete are kept. {resume}")
-        if processes.are_several():  # they cannot agree on anything any more
+        if jax.process_count() > 1:  # they cannot agree on anything any more
             exit_status.leave_at_once(exit_status.of_signal(signal.SIGINT))
         return exit_status.of_signal(signal.SIGINT)
     if stopped_by:
@@ -65,17 +62,19 @@ def prepare_run(
     asked: NewRun | Resume, preset: str, console: Console
 ) -> tuple[Path, TrainingSetup]:
     """The folder and the setup of a run; makes no arrays, and does not create the folder."""
-    folder, config, data_key = open_run(asked, preset)
-    try:
+    if isinstance(asked, NewRun):
+        folder, config, data_key = run_folder.choose_folder(asked.config, preset), asked.config, ""
         check(config)
-    except UserError as error:
-        if isinstance(asked, NewRun):
-            raise
-        raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
+    else:
+        folder, (config, data_key) = asked.resume, run_folder.reopen(asked.resume)
+        try:
+            check(config)
+        except UserError as error:
+            raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
     run.check_machine(asked.machine, config.steps)
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     setup = assemble(config, prepare(config.data, console.print), mesh)
-    if data_key not in (None, setup.dataset.key):
+    if data_key not in ("", setup.dataset.key):
         raise UserError(
             f"the text is not the one that {folder} was trained on, so that resuming would "
             "give another run. Put the files back, or start a new run."
@@ -83,28 +82,29 @@ def prepare_run(
     return folder, setup
 
 
-def open_run(asked: NewRun | Resume, preset: str) -> tuple[Path, RunConfig, str | None]:
-    """The folder and configuration of a run; for an earlier run also the key of its data."""
-    if isinstance(asked, Resume):
-        return asked.resume, *run_folder.reopen(asked.resume)
-    return run_folder.choose_folder(asked.config, preset), asked.config, None
-
-
 def train(setup: TrainingSetup, folder: Path, console: Console, machine: MachineConfig) -> int:
     """Trains from the last checkpoint on and reports; the signal that stopped it, or 0."""
+    config, tokenizer = setup.config, setup.dataset.tokenizer
     outcome = execute(
         setup,
         folder,
-        Display(console, setup.config.steps),
+        Display(console, config.steps),
         lambda state, start: introduce(setup, folder, state, start, console),
         machine,
         console.print,
     )
+    state = outcome.state
     if outcome.stopped_by:
         console.print(f"\nstopped after step {outcome.step}; the run is saved.")
         return outcome.stopped_by
     sample = sample_text(
-        setup.program.forward, outcome.state, setup.dataset.tokenizer, setup.config
+        setup.program.forward,
+        state.params,
+        tokenizer,
+        config.prompt,
+        config.sample_tokens,
+        config.model,
+        state.key,
     )
     found = processes.together(lambda: report(folder, sample, console))
     last = float(processes.from_first(str(found)))
@@ -125,15 +125,6 @@ def report(folder: Path, sample: str, console: Console) -> float | None:
     console.print(f"\n{sample}\n", style="dim")
     console.print(summary)
     return last
-
-
-def sample_text(
-    forward: Forward, state: TrainState, tokenizer: Tokenizer, config: RunConfig
-) -> str:
-    """The prompt of a run, continued by `sample_tokens` tokens."""
-    ids = [end_id(tokenizer), *tokenizer.encode(config.prompt).ids]
-    new = sample_ids(forward, state.params, ids, config.sample_tokens, config.model, state.key)
-    return tokenizer.decode(ids[1:] + new, skip_special_tokens=False)
 
 
 def introduce(

@@ -4,8 +4,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -63,11 +62,6 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def are_several() -> bool:
-    """Whether several processes train together."""
-    return jax.process_count() > 1
-
-
 def process_label() -> str:
     """Names this process in a message if there are several."""
     return f" (process {jax.process_index()})" if jax.distributed.is_initialized() else ""
@@ -91,24 +85,18 @@ def exit_without_others(error: jax.errors.JaxRuntimeError) -> NoReturn:
     exit_status.leave_at_once(1)  # does not wait for the process that has ended
 
 
-def from_first(text: str) -> str:
-    """The text of process 0, returned in all processes."""
-    if jax.process_count() == 1:
-        return text
-    content = text.encode()
-    buffer = np.zeros(LONGEST_TEXT, np.uint8)
-    buffer[: len(content)] = np.frombuffer(content, np.uint8)
-    shared = np.asarray(multihost_utils.broadcast_one_to_all(buffer), np.uint8)
-    return shared.tobytes().rstrip(b"\0").decode()
-
-
-def from_all(text: str) -> list[str]:
-    """The texts of all processes in their order; each has at most 64 bytes."""
+def from_all(text: str, size: int = 64) -> list[str]:
+    """The texts of all processes in their order; each has at most `size` bytes."""
     if jax.process_count() == 1:
         return [text]
-    buffer = np.frombuffer(text.encode().ljust(64, b"\0")[:64], np.uint8)
+    buffer = np.frombuffer(text.encode().ljust(size, b"\0")[:size], np.uint8)
     shared = np.asarray(multihost_utils.process_allgather(buffer), np.uint8)
     return [row.tobytes().rstrip(b"\0").decode() for row in shared]
+
+
+def from_first(text: str) -> str:
+    """The text of process 0, returned in all processes."""
+    return from_all(text, LONGEST_TEXT)[0]
 
 
 def first_then_others(work: Callable[[], Result]) -> Result:
@@ -116,8 +104,6 @@ def first_then_others(work: Callable[[], Result]) -> Result:
 
     The others find what process 0 has written on a shared disk.
     """
-    if jax.process_count() == 1:
-        return together(work)
     if is_first():
         result = together(work)
         together(lambda: None)
@@ -128,10 +114,9 @@ def first_then_others(work: Callable[[], Result]) -> Result:
 
 def together(work: Callable[[], Result]) -> Result:
     """Runs `work` in all processes at the same time; it fails in all of them or in none."""
-    result: list[Result] = []
-    error: UserError | OSError | None = None
+    result, error = None, None
     try:
-        result.append(work())
+        result = work()
     except (UserError, OSError) as caught:
         error = caught
     failed = [i for i, text in enumerate(from_all("failed" if error else "")) if text]
@@ -139,7 +124,7 @@ def together(work: Callable[[], Result]) -> Result:
         raise error
     if failed:
         raise UserError(f"process {failed[0]} cannot go on; its message says why.")
-    return result[0]
+    return cast("Result", result)
 
 
 def check_same(plan: str) -> None:
@@ -153,27 +138,25 @@ def check_same(plan: str) -> None:
         )
 
 
-@dataclass
-class Agreement:
-    """The maximum of the processes' numbers, so that all of them act at the same step.
+def agreement(mesh: Mesh) -> Callable[[int], int]:
+    """A function to the maximum of the processes' numbers, so that all act at the same step.
 
-    A call returns the maximum of the previous call's numbers: the devices compute it while the
-    next step is prepared. A single process gets its own number at once.
+    It returns the maximum of the numbers of its previous call: the devices compute it while the
+    next step is prepared. A single process gets its own number at once. All processes must call it
+    equally often.
     """
+    if jax.process_count() == 1:
+        return lambda number: number
+    largest = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, P()))
+    one_each = NamedSharding(mesh, P(mesh.axis_names))
+    previous: jax.Array | int = 0
 
-    mesh: Mesh
-
-    def __post_init__(self):
-        self.largest = jax.jit(jnp.max, out_shardings=NamedSharding(self.mesh, P()))
-        self.previous: jax.Array | int = 0
-
-    def __call__(self, number: int) -> int:
-        """Submits this process's number; all processes must call this equally often."""
-        if jax.process_count() == 1:
-            return number
-        one_each = NamedSharding(self.mesh, P(self.mesh.axis_names))
+    def agree(number: int) -> int:
+        nonlocal previous
         numbers = jax.make_array_from_callback(
-            (self.mesh.size,), one_each, lambda index: np.full(1, number, np.int32)
+            (mesh.size,), one_each, lambda index: np.full(1, number, np.int32)
         )
-        answer, self.previous = self.previous, self.largest(numbers)
+        answer, previous = previous, largest(numbers)
         return int(answer)
+
+    return agree

@@ -22,12 +22,6 @@ class Profile:
     say: Callable[[str], None]
     running: bool = False
 
-    def __enter__(self) -> "Profile":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()  # of fewer steps, if the run ends before the last
-
     def before(self, step: int, waiting: Any) -> None:
         """Called before a step begins; `waiting` are results of the step before it."""
         if self.steps is None or step != self.steps[0] or not is_first():

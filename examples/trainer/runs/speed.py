@@ -6,15 +6,15 @@ the statistic of JAX of that name, largest of the devices of process 0.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from examples.trainer.settings.flops import training_flops_per_token
-from examples.trainer.settings.run import RunConfig
+from examples.trainer.settings.run import MachineConfig
 from examples.trainer.system import chips
+from examples.trainer.training.setup import TrainingSetup
 
 TOKENS_PER_SECOND = "throughput/tokens_per_second"
 BEFORE = "tokens_per_second"  # its name in the files of runs before these names
@@ -23,8 +23,7 @@ MFU = "throughput/mfu"
 GRADIENT_NORM = "grad/norm/total"
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What a step of a run does, and what its devices could do."""
 
     tokens: int
@@ -51,15 +50,16 @@ class Work:
         return figures
 
 
-def work_of(
-    config: RunConfig, vocabulary: int, devices: int, kind: str, tflops: float | None
-) -> Work:
-    """The work of a run on devices of a kind; `tflops` is their peak rate if it was given."""
+def work_of(setup: TrainingSetup, machine: MachineConfig) -> Work:
+    """What a step of a run does, and what its devices could do."""
+    config, given = setup.config, machine.peak_tflops
+    vocabulary = setup.dataset.tokenizer.get_vocab_size()
+    kind = setup.mesh.devices.flat[0].device_kind
     return Work(
         tokens=config.batch_size * config.model.context,
         flops_per_token=training_flops_per_token(config.model, vocabulary),
-        devices=devices,
-        peak=chips.peak(kind) if tflops is None else 1e12 * tflops,
+        devices=setup.mesh.size,
+        peak=chips.peak(kind) if given is None else 1e12 * given,
     )
 
 

@@ -5,9 +5,17 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import jax
+import optax
+from tokenizers import Tokenizer
+
+from examples.trainer.data.tokenizer import end_id
+from examples.trainer.models import Forward
+from examples.trainer.models.sampling import DEFAULT, Sampling, sample_ids
 from examples.trainer.runs.metrics import METRICS, read_metrics
 from examples.trainer.runs.plots import plot_losses
 from examples.trainer.runs.speed import MFU, speed_of
+from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
 
@@ -19,9 +27,7 @@ def write_results(folder: Path, sample: str) -> tuple[str, float]:
     """Writes `losses.png` and `sample.txt`; returns the summary and the last validation loss."""
     path = folder / METRICS
     records = read_metrics(path)
-    if not any(VAL_LOSS in record for record in records) or not any(
-        "train_loss" in record for record in records
-    ):
+    if {VAL_LOSS, "train_loss"} - set().union(*records):
         raise UserError(
             f"{path} has no losses, though the run is finished: was it removed or replaced while "
             "the run was going? The checkpoints are complete; put the file back and resume to get "
@@ -51,3 +57,19 @@ def summary(records: list[dict[str, Any]]) -> str:
     if used:
         lines.append(f"MFU              {statistics.median(used):.1f}%  (median of the steps)")
     return "\n".join(lines)
+
+
+def sample_text(
+    forward: Forward,
+    params: optax.Params,
+    tokenizer: Tokenizer,
+    prompt: str,
+    tokens: int,
+    model: ModelConfig,
+    key: jax.Array,
+    sampling: Sampling = DEFAULT,
+) -> str:
+    """The prompt, continued by some tokens."""
+    ids = [end_id(tokenizer), *tokenizer.encode(prompt).ids]
+    new = sample_ids(forward, params, ids, tokens, model, key, sampling)
+    return tokenizer.decode(ids[1:] + new, skip_special_tokens=False)
