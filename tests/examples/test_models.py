@@ -10,10 +10,11 @@ import pytest
 from flax import nnx
 
 from examples.trainer import models
-from examples.trainer.models import llama
+from examples.trainer.models import attention, layers, llama
 from examples.trainer.models.layout import ONE_DEVICE
+from examples.trainer.settings import run
 from examples.trainer.settings.model import ModelConfig
-from examples.trainer.settings.model import check as check_model
+from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.loss import next_token_loss
 from tests.support.model_trees import leaves, stacked
@@ -78,10 +79,10 @@ def test_no_position_sees_a_later_one(family, scan):
 
 def test_rotation_depends_on_the_difference_of_positions():
     q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
-    turns = llama.angles(jnp.arange(30), 8)
+    turns = attention.angles(jnp.arange(30), 8)
 
     def product(i, j):
-        at_i, at_j = (llama.rotate(x, turns[n][None]) for x, n in ((q, i), (k, j)))
+        at_i, at_j = (attention.rotate(x, turns[n][None]) for x, n in ((q, i), (k, j)))
         return float((at_i * at_j).sum())
 
     assert product(3, 1) == pytest.approx(product(20, 18), abs=1e-5)
@@ -92,7 +93,7 @@ def test_rotation_depends_on_the_difference_of_positions():
 def test_rotation_by_hand():
     # K = 4: the pairs (0, 2) and (1, 3) turn by t and t / 100 radians at position t.
     x = jnp.array([1.0, 0.0, 0.0, 2.0]).reshape(1, 1, 1, 4)
-    turned = llama.rotate(x, llama.angles(jnp.arange(4), 4)[3][None])[0, 0, 0]
+    turned = attention.rotate(x, attention.angles(jnp.arange(4), 4)[3][None])[0, 0, 0]
     expected = [np.cos(3), -2 * np.sin(0.03), np.sin(3), 2 * np.cos(0.03)]
     np.testing.assert_allclose(turned, expected, atol=1e-6)
 
@@ -100,7 +101,7 @@ def test_rotation_by_hand():
 @pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-6), ("bfloat16", 1e-2)])
 def test_rms_norm(dtype, rtol):
     config = dataclasses.replace(LLAMA, d_model=6, compute_dtype=dtype)
-    layer = llama.norm(config, nnx.Rngs(0))
+    layer = layers.norm(nnx.RMSNorm, config, nnx.Rngs(0))
     layer.scale[...] = jnp.arange(1.0, 7.0)
     x = jax.random.normal(jax.random.key(0), (3, 6))
     expected = x / np.sqrt(np.mean(np.square(x), -1, keepdims=True) + 1e-5) * np.arange(1, 7)[None]
@@ -136,10 +137,10 @@ def test_bfloat16_keeps_float32_parameters(family, scan):
         ({"n_head": 3}, "cannot be cut into 3 heads"),
         ({"family": "llama", "n_head": 16}, "gives 1 numbers a head"),
         ({"d_ff": 0}, "--model.d-ff is 0"),
-        ({"norm_epsilon": 0.0}, "--model.norm-epsilon is 0.0: give a positive number"),
+        ({"norm_epsilon": 0.0}, "--model.norm-epsilon is 0.0: it should be greater than 0"),
         ({"family": "llama", "final_norm": "layer"}, "all norms of llama are RMSNorm"),
     ],
 )
 def test_impossible_shapes_are_refused(change, words):
     with pytest.raises(UserError, match=words):
-        check_model(dataclasses.replace(GPT, **change))
+        run.check(RunConfig(model=dataclasses.replace(GPT, **change)))

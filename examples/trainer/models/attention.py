@@ -1,16 +1,21 @@
-"""Causal attention, with or without a KV cache of earlier tokens.
+"""Causal attention, with or without a KV cache of earlier tokens, and rotary positions.
 
-Glossary of shapes: B rows, T new tokens, S positions in the cache, H heads, K width of a head.
+Glossary of shapes: B rows, T new tokens, S positions in the cache, D model width, H heads, K width
+of a head.
 """
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from examples.trainer.models.attention_kernels import KERNELS, choose
+from examples.trainer.models.layers import Linear, output_std
 from examples.trainer.models.layout import Layout
-from examples.trainer.settings.model import ModelConfig, head_size
+from examples.trainer.settings.model import ModelConfig, head_size, is_fused
+
+ROPE_BASE = 10_000.0  # the slowest pair makes a full turn in about 2 pi times as many tokens
 
 
 class KV(NamedTuple):
@@ -57,3 +62,64 @@ def empty_kv_cache(config: ModelConfig, rows: int) -> Any:
         empty = jnp.zeros((config.n_layer, *shape), empty.dtype)
         return KV(empty, empty)
     return [KV(empty, empty) for _ in range(config.n_layer)]
+
+
+def angles(positions: jax.Array, k: int) -> jax.Array:
+    """The angle by which each pair of a head is rotated at each position, (T, K / 2)."""
+    speeds = ROPE_BASE ** (-jnp.arange(0, k, 2) / k)  # radians per token, from 1 down
+    return positions[:, None] * speeds[None]
+
+
+def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Rotates the pairs (i, i + K / 2) of each head of `x` (B, T, H, K) by (T, K / 2) `angles`.
+
+    The product of a query and a key then depends only on the difference of their positions.
+    """
+    cos, sin = jnp.cos(angles)[None, :, None], jnp.sin(angles)[None, :, None]
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return rotated.astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Causal self-attention: three projections, which may be one matrix, and one back from heads.
+
+    The columns of the fused kernel (D, 3 D) are ordered by head: K of its query, K of its key, K of
+    its value, then the next head, as in Megatron-LM. So each shard of the columns has whole heads,
+    and no device needs the columns of another. To the optimizer the kernel is one matrix of 3 D
+    outputs; its norms of rows and columns do not depend on the order of the outputs.
+    """
+
+    def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
+        d, given = config.d_model, (config, layout, rngs, config.family == "gpt")
+        self.config, self.layout, self.fused = config, layout, is_fused(config)
+        if self.fused:
+            self.qkv = Linear(d, 3 * d, ("embed", "heads"), *given)
+        else:
+            self.query = Linear(d, d, ("embed", "heads"), *given)
+            self.key = Linear(d, d, ("embed", "heads"), *given)
+            self.value = Linear(d, d, ("embed", "heads"), *given)
+        self.out = Linear(d, d, ("heads", "embed"), *given, output_std(config))
+
+    def __call__(
+        self,
+        x: jax.Array,
+        kv_cache: Any,
+        start: jax.Array | int,
+        angles: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any]:
+        """Lets each position attend to itself and to earlier ones; rotates by `angles` if given."""
+        q, k, v = self.heads(x)  # [B, T, H, K]
+        if angles is not None:
+            q, k = rotate(q, angles), rotate(k, angles)
+        mixed, kv_cache = attend(q, k, v, kv_cache, start, self.config, self.layout)
+        return self.out(mixed.reshape(x.shape)), kv_cache  # [B, T, D]
+
+    def heads(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries, keys and values of `x` (B, T, D), each (B, T, H, K)."""
+        shape = (*x.shape[:2], self.config.n_head, head_size(self.config))
+        if not self.fused:
+            q, k, v = self.query(x), self.key(x), self.value(x)
+            return q.reshape(shape), k.reshape(shape), v.reshape(shape)
+        fused = self.qkv(x).reshape(*shape[:3], 3, shape[3])  # [B, T, H, 3, K]
+        return fused[..., 0, :], fused[..., 1, :], fused[..., 2, :]

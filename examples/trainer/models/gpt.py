@@ -15,31 +15,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from examples.trainer.models import stack
-from examples.trainer.models.attention import attend
-from examples.trainer.models.language_model import LanguageModel, make_head
-from examples.trainer.models.layers import Embed, Linear, output_std, rms_norm
+from examples.trainer.models.attention import Attention
+from examples.trainer.models.language_model import LanguageModel, make_blocks, make_head, run_blocks
+from examples.trainer.models.layers import Embed, Linear, norm, output_std
 from examples.trainer.models.layout import Layout
-from examples.trainer.models.projections import Projections
 from examples.trainer.settings.model import ModelConfig, hidden_width
 
 FINAL_EPSILON = 1e-6  # under the root of the RMSNorm before the head, as in the paper's code
-
-
-class Attention(Projections):
-    """Causal self-attention."""
-
-    def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
-        super().__init__(config, layout, rngs, use_bias=True)
-        self.layout = layout
-
-    def __call__(
-        self, x: jax.Array, kv_cache: Any, start: jax.Array | int
-    ) -> tuple[jax.Array, Any]:
-        """Lets each position attend to itself and to earlier positions."""
-        q, k, v = self.heads(x)  # [B, T, H, K]
-        mixed, kv_cache = attend(q, k, v, kv_cache, start, self.config, self.layout)
-        return self.out(mixed.reshape(x.shape)), kv_cache  # [B, T, D]
 
 
 class MLP(nnx.Module):
@@ -56,32 +38,13 @@ class MLP(nnx.Module):
         return self.down(jax.nn.gelu(self.up(x)))  # [B, T, D]
 
 
-def norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """Layer norm: (x - mean) / sqrt(variance + eps) * scale + bias, in float32 inside."""
-    dtype, param_dtype = jnp.dtype(config.compute_dtype), jnp.dtype(config.param_dtype)
-    return nnx.LayerNorm(
-        config.d_model,
-        epsilon=config.norm_epsilon,
-        dtype=dtype,
-        param_dtype=param_dtype,
-        rngs=rngs,
-    )
-
-
-def final_norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
-    """The norm before the head."""
-    if config.final_norm == "layer":
-        return norm(config, rngs)
-    return rms_norm(config, FINAL_EPSILON, rngs)
-
-
 class Block(nnx.Module):
     """Attention, then an MLP, each on a normalized copy and added back."""
 
     def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
-        self.ln_1 = norm(config, rngs)
+        self.ln_1 = norm(nnx.LayerNorm, config, rngs)
         self.attn = Attention(config, layout, rngs)
-        self.ln_2 = norm(config, rngs)
+        self.ln_2 = norm(nnx.LayerNorm, config, rngs)
         self.mlp = MLP(config, layout, rngs)
 
     def __call__(
@@ -100,8 +63,11 @@ class GPT(LanguageModel):
         self.config, self.layout = config, layout
         self.wte = Embed(vocab_size, config, layout, rngs)
         self.wpe = Embed(config.context, config, layout, rngs)
-        self.blocks = stack.make(Block, config, layout, rngs)
-        self.ln_f = final_norm(config, rngs)
+        self.blocks = make_blocks(Block, config, layout, rngs)
+        if config.final_norm == "layer":
+            self.ln_f = norm(nnx.LayerNorm, config, rngs)
+        else:
+            self.ln_f = norm(nnx.RMSNorm, config, rngs, FINAL_EPSILON)
         self.lm_head = make_head(config, vocab_size, layout, rngs)
 
     def hidden(
@@ -110,5 +76,5 @@ class GPT(LanguageModel):
         """What the head turns into logits, [B, T, D], and the KV cache."""
         positions = start + jnp.arange(tokens.shape[1])
         x = self.wte(tokens) + self.wpe(positions[None])  # [B, T, D]
-        x, kv_cache = stack.run(self.blocks, self.config, x, kv_cache, start)
+        x, kv_cache = run_blocks(self.blocks, self.config, x, kv_cache, start)
         return self.ln_f(x), kv_cache

@@ -7,7 +7,7 @@ within a device and between devices, and only the shard of the sum is kept.
 
 import functools
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from examples.trainer.settings.model import ModelConfig, is_depth_scaled
 STD = 0.02
 HEAD = ("embed", "vocab")
 """The names of the axes of the matrix from hidden states to logits."""
+
+Norm = TypeVar("Norm", nnx.LayerNorm, nnx.RMSNorm)
 
 
 def product(x: jax.Array, kernel: jax.Array, axes: Axes, layout: Layout) -> jax.Array:
@@ -145,11 +147,14 @@ class Linear(nnx.Module):
         return y + self.bias[...].astype(self.dtype)[None, None] if self.use_bias else y
 
 
-def rms_norm(config: ModelConfig, epsilon: float, rngs: nnx.Rngs) -> nnx.RMSNorm:
-    """Layer norm without mean and bias: x / sqrt(mean(x^2) + eps) * scale, in float32 inside."""
-    dtype, param_dtype = jnp.dtype(config.compute_dtype), jnp.dtype(config.param_dtype)
-    return nnx.RMSNorm(
-        config.d_model, epsilon=epsilon, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+def norm(kind: type[Norm], config: ModelConfig, rngs: nnx.Rngs, epsilon: float = 0.0) -> Norm:
+    """A norm over the width of the model, in float32 inside; `epsilon` replaces the setting."""
+    return kind(
+        config.d_model,
+        epsilon=epsilon or config.norm_epsilon,
+        dtype=jnp.dtype(config.compute_dtype),
+        param_dtype=jnp.dtype(config.param_dtype),
+        rngs=rngs,
     )
 
 

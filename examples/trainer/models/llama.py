@@ -14,54 +14,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from examples.trainer.models import stack
-from examples.trainer.models.attention import attend
-from examples.trainer.models.language_model import LanguageModel, make_head
-from examples.trainer.models.layers import Embed, Linear, output_std, rms_norm
+from examples.trainer.models.attention import Attention, angles
+from examples.trainer.models.language_model import LanguageModel, make_blocks, make_head, run_blocks
+from examples.trainer.models.layers import Embed, Linear, norm, output_std
 from examples.trainer.models.layout import Layout
-from examples.trainer.models.projections import Projections
 from examples.trainer.settings.model import ModelConfig, head_size, hidden_width
-
-ROPE_BASE = 10_000.0  # the slowest pair makes a full turn in about 2 pi times as many tokens
-
-
-def norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.RMSNorm:
-    """The norm at each place of the model."""
-    return rms_norm(config, config.norm_epsilon, rngs)
-
-
-def angles(positions: jax.Array, k: int) -> jax.Array:
-    """The angle by which each pair of a head is rotated at each position, (T, K / 2)."""
-    speeds = ROPE_BASE ** (-jnp.arange(0, k, 2) / k)  # radians per token, from 1 down
-    return positions[:, None] * speeds[None]
-
-
-def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """Rotates the pairs (i, i + K / 2) of each head of `x` (B, T, H, K) by (T, K / 2) `angles`.
-
-    The product of a query and a key then depends only on the difference of their positions.
-    """
-    cos, sin = jnp.cos(angles)[None, :, None], jnp.sin(angles)[None, :, None]
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-    return rotated.astype(x.dtype)
-
-
-class Attention(Projections):
-    """Causal self-attention with rotary positions."""
-
-    def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
-        super().__init__(config, layout, rngs, use_bias=False)
-        self.layout = layout
-
-    def __call__(
-        self, x: jax.Array, kv_cache: Any, start: jax.Array | int, angles: jax.Array
-    ) -> tuple[jax.Array, Any]:
-        """Lets each position attend to itself and to earlier positions."""
-        q, k, v = self.heads(x)  # [B, T, H, K]
-        q, k = rotate(q, angles), rotate(k, angles)
-        mixed, kv_cache = attend(q, k, v, kv_cache, start, self.config, self.layout)
-        return self.out(mixed.reshape(x.shape)), kv_cache  # [B, T, D]
 
 
 class MLP(nnx.Module):
@@ -83,9 +40,9 @@ class Block(nnx.Module):
     """Attention, then an MLP, each on a normalized copy and added back."""
 
     def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
-        self.norm_1 = norm(config, rngs)
+        self.norm_1 = norm(nnx.RMSNorm, config, rngs)
         self.attn = Attention(config, layout, rngs)
-        self.norm_2 = norm(config, rngs)
+        self.norm_2 = norm(nnx.RMSNorm, config, rngs)
         self.mlp = MLP(config, layout, rngs)
 
     def __call__(
@@ -103,8 +60,8 @@ class LLaMA(LanguageModel):
     def __init__(self, config: ModelConfig, vocab_size: int, layout: Layout, rngs: nnx.Rngs):
         self.config, self.layout = config, layout
         self.wte = Embed(vocab_size, config, layout, rngs)
-        self.blocks = stack.make(Block, config, layout, rngs)
-        self.norm_f = norm(config, rngs)
+        self.blocks = make_blocks(Block, config, layout, rngs)
+        self.norm_f = norm(nnx.RMSNorm, config, rngs)
         self.lm_head = make_head(config, vocab_size, layout, rngs)
 
     def hidden(
@@ -114,5 +71,5 @@ class LLaMA(LanguageModel):
         x = self.wte(tokens)  # [B, T, D]
         positions = start + jnp.arange(tokens.shape[1])
         rotations = angles(positions, head_size(self.config))
-        x, kv_cache = stack.run(self.blocks, self.config, x, kv_cache, start, rotations)
+        x, kv_cache = run_blocks(self.blocks, self.config, x, kv_cache, start, rotations)
         return self.norm_f(x), kv_cache
