@@ -11,18 +11,14 @@ from examples.trainer.runs import processes
 from examples.trainer.runs.launch import launch
 from examples.trainer.settings import command_line
 from examples.trainer.settings.command_line import NewRun
-from examples.trainer.system import exit_status, files
+from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     try:
-        with files.explained("a file"):
-            return run(argv)
-    except UserError as error:
-        print(f"error{processes.process_label()}: {error}", file=sys.stderr)
-        return 2
+        return exit_status.run_command(lambda: run(argv), processes.process_label)
     except jax.errors.JaxRuntimeError as error:
         if not jax.distributed.is_initialized():
             raise

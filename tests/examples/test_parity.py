@@ -179,11 +179,17 @@ def test_no_file(tmp_path, capsys):
     [
         (["--heads", "3"], "--heads 3 does not divide the width 16: give"),
         (["--heads", "16"], "--heads 16 makes heads of 1 numbers, and llama rotates them in pairs"),
-        (["--heads", "0"], "--heads is 0: give at least 1"),
-        ([*HEADS, "--tolerance", "0"], "--tolerance is 0.0: give one positive number, or two"),
-        ([*HEADS, "--tolerance", "1", "1", "1"], "--tolerance is 1.0 1.0 1.0: give one"),
-        ([*HEADS, "--gpt-floor", "2"], "--gpt-floor is 2.0: give a number from 0 to 1"),
-        ([*HEADS, "--optimizer.hold-share", "-1"], "--optimizer.hold-share is -1.0: give a number"),
+        (["--heads", "0"], "--heads is 0: it should be greater than or equal to 1"),
+        ([*HEADS, "--tolerance", "0"], "--tolerance is 0.0: it should be greater than 0"),
+        (
+            [*HEADS, "--tolerance", "1", "1", "1"],
+            "--tolerance is [1.0, 1.0, 1.0]: Tuple should have at most 2 items",
+        ),
+        ([*HEADS, "--gpt-floor", "2"], "--gpt-floor is 2.0: it should be less than or equal to 1"),
+        (
+            [*HEADS, "--optimizer.hold-share", "-1"],
+            "--optimizer.hold-share is -1.0: it should be greater than or equal to 0",
+        ),
         ([*HEADS, "--optimizer.clip-norm", "0"], "--optimizer.clip-norm is 0.0"),
         ([*HEADS, "--optimizer.norm-eps", "-1"], "--optimizer.norm-eps"),
     ],

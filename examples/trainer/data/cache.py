@@ -5,14 +5,16 @@ import hashlib
 import json
 import os
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
 from tokenizers import Tokenizer
 
 from examples.trainer.data import tokenizer
 from examples.trainer.data.loader import Tokens
 from examples.trainer.data.shards import Stamp, Writer, open_shards, shard_path
+from examples.trainer.settings.validation import problems
 from examples.trainer.system.errors import DamagedFileError, UserError
 from examples.trainer.system.files import write_atomically
 
@@ -32,18 +34,21 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Meta:
-    """The files of a complete text."""
+    """What `meta.json` holds."""
 
     tokenizer: str
     """Name of the tokenizer."""
     tokenizer_sha256: str
-    train: dict[Path, str]
-    """Shards and the hashes of their tokens."""
-    val: dict[Path, str]
+    train: list[str]
+    """Hashes of the tokens of each shard."""
+    val: list[str]
+
+    def shards(self, folder: Path, split: str) -> dict[Path, str]:
+        """The shards of `train` or `val`, and the hashes of their tokens."""
+        return {shard_path(folder, split, i): x for i, x in enumerate(getattr(self, split))}
 
 
 def cache_folder() -> Path:
-    """The cache folder, by the XDG rule."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG rule says to ignore a relative path.
     root = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
@@ -58,7 +63,8 @@ def is_complete(folder: Path) -> bool:
         meta = read_meta(folder)
     except DamagedFileError:
         return True  # `open_dataset` will report what is wrong
-    return all(path.exists() for path in (folder / "tokenizer.json", *meta.train, *meta.val))
+    shards = (*meta.shards(folder, "train"), *meta.shards(folder, "val"))
+    return all(path.exists() for path in (folder / "tokenizer.json", *shards))
 
 
 @contextlib.contextmanager
@@ -89,27 +95,19 @@ def load_tokenizer(folder: Path, name: str) -> tuple[Tokenizer, Stamp]:
 
 def finish(folder: Path, stamp: Stamp, train: Writer, val: Writer) -> None:
     """Writes `meta.json`, which lists the files of the text; must come last."""
-    meta = {
-        "tokenizer": stamp.name,
-        "tokenizer_sha256": stamp.sha256,
-        "train": train.written,
-        "val": val.written,
-    }
-    write_atomically(folder / "meta.json", json.dumps(meta, indent=2).encode())
+    meta = Meta(stamp.name, stamp.sha256, train.written, val.written)
+    write_atomically(folder / "meta.json", json.dumps(asdict(meta), indent=2).encode())
 
 
 def read_meta(folder: Path) -> Meta:
-    """Reads what `finish` wrote."""
     path = folder / "meta.json"
     try:
-        meta = json.loads(path.read_text())
-        train, val = (
-            {shard_path(folder, split, i): str(sha) for i, sha in enumerate(meta[split])}
-            for split in ("train", "val")
-        )
-        return Meta(str(meta["tokenizer"]), str(meta["tokenizer_sha256"]), train, val)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DamagedFileError(f"{path} does not fit its folder: {error!r}.") from None
+        return TypeAdapter(Meta).validate_json(path.read_bytes())
+    except OSError as error:
+        what = str(error)
+    except ValidationError as error:
+        what = problems(error)
+    raise DamagedFileError(f"{path} does not fit its folder: {what}.")
 
 
 def open_dataset(folder: Path, verify: bool) -> Dataset:
@@ -118,6 +116,8 @@ def open_dataset(folder: Path, verify: bool) -> Dataset:
     loaded, stamp = load_tokenizer(folder, meta.tokenizer)
     if stamp.sha256 != meta.tokenizer_sha256:
         raise DamagedFileError(f"{folder / 'tokenizer.json'} is truncated or from elsewhere.")
-    train, val = (open_shards(shards, stamp, verify) for shards in (meta.train, meta.val))
+    train, val = (
+        open_shards(meta.shards(folder, split), stamp, verify) for split in ("train", "val")
+    )
     content = f"{stamp.sha256} {train.meta.sha256} {val.meta.sha256}"
     return Dataset(loaded, train, val, hashlib.sha256(content.encode()).hexdigest()[:16])

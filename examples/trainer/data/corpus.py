@@ -65,7 +65,6 @@ def split(documents: list[str], val_fraction: float) -> tuple[list[str], list[st
 
 
 def digest(text: str) -> str:
-    """A hash of a text, the same on all machines."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

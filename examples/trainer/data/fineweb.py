@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from examples.trainer.data import cache, hub, tokenizer
+from examples.trainer.data import cache, tokenizer
 from examples.trainer.data.cache import Dataset
 from examples.trainer.data.shards import Stamp, Writer, read_header, shard_path
 from examples.trainer.settings.run import DataConfig
@@ -46,7 +46,6 @@ def cache_key(config: DataConfig) -> str:
 
 
 def fill(folder: Path, config: DataConfig, root: Path, say: Callable[[str], None]) -> None:
-    """Streams the tokens that are missing."""
     stream = open_stream()  # first, so that a missing network or package is reported at once
     name = config.tokenizer or TOKENIZER
     if not (folder / "tokenizer.json").exists():
@@ -97,7 +96,6 @@ class Shards:
         self.train, self.val = (Writer(self.folder, s, self.stamp) for s in ("train", "val"))
 
     def continue_from_disk(self) -> None:
-        """Continues after the shards that an earlier run has finished."""
         while True:
             pair = [shard_path(self.folder, w.name, len(w.written)) for w in self.writers]
             if not all(path.exists() for path in pair):
@@ -120,12 +118,10 @@ class Shards:
         self.read += 1
 
     def is_due(self, limit: int) -> bool:
-        """Whether a pair of shards should be written now."""
         enough = self.n_tokens + self.train.n_tokens >= limit
         return enough or self.train.is_full or self.val.is_full
 
     def flush(self) -> None:
-        """Writes a pair of shards."""
         self.n_tokens += self.train.n_tokens
         for writer in self.writers:
             writer.flush(self.read)
@@ -147,7 +143,7 @@ def open_stream() -> Any:
     try:
         return datasets.load_dataset(DATASET, name=SAMPLE, split="train", streaming=True)
     except Exception as error:  # of the network, of the hub, of the package: no common class
-        raise hub.unreachable("FineWeb", error) from None
+        raise tokenizer.unreachable("FineWeb", error) from None
 
 
 def documents(stream: Any, skip: int) -> Iterator[str]:
@@ -158,7 +154,7 @@ def documents(stream: Any, skip: int) -> Iterator[str]:
             row = next(rows, None)
         except Exception as error:  # as above
             what = "more of FineWeb (the same command continues from the last complete shard)"
-            raise hub.unreachable(what, error) from None
+            raise tokenizer.unreachable(what, error) from None
         if row is None:
             return
         yield row["text"]

@@ -36,12 +36,12 @@ class Joined:
 
     def __getitem__(self, index: slice) -> np.ndarray:
         start, stop, _ = index.indices(len(self))
-        first = min(bisect.bisect_right(self.starts, start), len(self.parts)) - 1
-        pieces = [self.parts[first][start - self.starts[first] : stop - self.starts[first]]]
-        following = first + 1
-        while following < len(self.parts) and self.starts[following] < stop:
-            pieces.append(self.parts[following][: stop - self.starts[following]])
-            following += 1
+        first = bisect.bisect_right(self.starts, start, hi=len(self.parts)) - 1
+        after = max(first + 1, bisect.bisect_left(self.starts, stop, hi=len(self.parts)))
+        pieces = [
+            part[max(0, start - begin) : max(0, stop - begin)]
+            for part, begin in zip(self.parts[first:after], self.starts[first:after], strict=True)
+        ]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
@@ -68,7 +68,6 @@ class Loader:
 
     @property
     def n_windows(self) -> int:
-        """Windows in an epoch."""
         return max(0, (len(self.ids) - 1) // self.context)
 
     def batch(self, step: int, rows: range | None = None) -> tuple[np.ndarray, np.ndarray]:

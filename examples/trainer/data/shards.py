@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from examples.trainer.data.loader import Joined, Tokens, TokensMeta
+from examples.trainer.settings.validation import problems
 from examples.trainer.system.errors import DamagedFileError
 from examples.trainer.system.files import write_atomically
 
@@ -34,7 +36,6 @@ class Stamp:
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of the tokens."""
         return np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
 
 
@@ -71,7 +72,6 @@ class Writer:
 
     @property
     def is_full(self) -> bool:
-        """Whether `flush` is due."""
         return self.n_tokens >= SHARD_TOKENS
 
     def flush(self, read: int) -> None:
@@ -88,7 +88,6 @@ class Writer:
 
 
 def shard_path(folder: Path, name: str, number: int) -> Path:
-    """The path of a shard."""
     return folder / f"{name}-{number:05d}.bin"
 
 
@@ -103,14 +102,12 @@ def read_header(path: Path, stamp: Stamp) -> Header:
     if not start.startswith(MAGIC):
         raise DamagedFileError(f"{path} is from elsewhere: it does not begin as a token shard.")
     try:
-        values = json.loads(start[len(MAGIC) :])
-        header = Header(
-            Stamp(**values["tokenizer"]), TokensMeta(**values["tokens"]), int(values["read"])
-        )
-        expected = HEADER_BYTES + int(header.tokens.tokens) * stamp.dtype.itemsize
-    except (ValueError, TypeError, KeyError) as error:
-        raise DamagedFileError(f"{path} is truncated or has no valid header: {error!r}.") from None
+        header = TypeAdapter(Header).validate_json(start[len(MAGIC) :])
+    except ValidationError as error:
+        what = problems(error)
+        raise DamagedFileError(f"{path} is truncated or has no valid header: {what}.") from None
     check_tokenizer(path, header, stamp)
+    expected = HEADER_BYTES + header.tokens.tokens * stamp.dtype.itemsize
     if size != expected:
         raise DamagedFileError(
             f"{path} is truncated or from elsewhere: it has {size} bytes and not {expected}."

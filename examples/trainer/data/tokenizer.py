@@ -6,7 +6,6 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from examples.trainer.data import hub
 from examples.trainer.system.errors import DamagedFileError, UserError
 from examples.trainer.system.files import write_atomically
 
@@ -58,7 +57,7 @@ def named(name: str, folder: Path) -> Tokenizer:
         try:
             content = Tokenizer.from_pretrained(HUB[name]).to_str().encode()
         except Exception as error:  # of the network, of the hub, of the file: no common class
-            raise hub.unreachable(f"the tokenizer {HUB[name]}", error) from None
+            raise unreachable(f"the tokenizer {HUB[name]}", error) from None
         write_atomically(path, content)
     return load(path)
 
@@ -97,3 +96,12 @@ def encode(tokenizer: Tokenizer, documents: Iterable[str]) -> Iterator[tuple[str
     while batch := list(itertools.islice(waiting, 256)):  # enough for all cores, and little memory
         for document, encoding in zip(batch, tokenizer.encode_batch_fast(batch), strict=True):
             yield document, [end, *encoding.ids]
+
+
+def unreachable(what: str, error: Exception) -> UserError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    return UserError(
+        f"cannot get {what} from the Hugging Face hub: {reason}. If there is no network here, "
+        "train on files, as --data.paths FILES, or on the default text, both without "
+        "--data.source; a tokenizer can be given as --data.tokenizer PATH/tokenizer.json."
+    )

@@ -34,7 +34,6 @@ class JaxLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The id of the token that starts every text."""
         return end_id(self.model.tokenizer)
 
     def tok_encode(
@@ -115,7 +114,6 @@ def find(tasks: Sequence[str], include: str | None) -> TaskManager:
 def ask(
     model: JaxLM, tasks: Sequence[str], manager: TaskManager, limit: int | None
 ) -> tuple[dict[str, Any], str]:
-    """The results of all tasks, and a table of them."""
     try:
         results = simple_evaluate(
             model, tasks=list(tasks), num_fewshot=0, limit=limit, task_manager=manager

@@ -18,8 +18,8 @@ from examples.trainer.runs import folder
 from examples.trainer.runs.checkpoint import restore_part
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.training import sharding
-from examples.trainer.training.loss import Scores
-from examples.trainer.training.model_function import make_forward, make_init_params, make_scores
+from examples.trainer.training.loss import Scores, token_scores
+from examples.trainer.training.model_function import make_forward, make_init_params, on_targets
 from examples.trainer.training.program import make_program
 
 
@@ -48,8 +48,8 @@ class TrainedModel:
 
     @functools.cached_property
     def token_scores(self) -> Callable[..., Scores]:
-        """Parameters, inputs and targets to the scores of each target."""
-        scores = make_scores(self.config.model, self.tokenizer.get_vocab_size(), self.mesh)
+        words = self.tokenizer.get_vocab_size()
+        scores = on_targets(token_scores, self.config.model, words, self.mesh)
         return jax.jit(scores, out_shardings=sharding.replicated(self.mesh))
 
 
@@ -62,11 +62,7 @@ def load(checkpoint: CheckpointRef) -> TrainedModel:
     mesh = sharding.make_mesh(checkpoint.mesh, jax.devices())
     vocab_size = tokenizer.get_vocab_size()
     shapes = jax.eval_shape(make_init_params(config.model, vocab_size), 0)
-    abstract = jax.tree.map(
-        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-        shapes,
-        sharding.of_params(shapes, mesh),
-    )
+    abstract = sharding.abstract(shapes, sharding.of_params(shapes, mesh))
     step, params = restore_part(checkpoint.run / "checkpoints", checkpoint.step, "params", abstract)
     forward = make_forward(config.model, vocab_size, mesh)
     return TrainedModel(config, tokenizer, mesh, step, params, forward)

@@ -21,6 +21,5 @@ None, and the position of the first token, to logits (B, T, V) and the cache wit
 def build(
     config: ModelConfig, vocab_size: int, rngs: nnx.Rngs, layout: Layout = ONE_DEVICE
 ) -> GPT | LLaMA:
-    """The network that a configuration describes, on the devices of a mesh."""
     family = GPT if config.family == "gpt" else LLaMA
     return family(config, vocab_size, layout, rngs)

@@ -26,12 +26,10 @@ HEAD = 64  # widths of heads that splash attention was compiled for here are mul
 
 
 def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """All scores at once."""
     return jax.nn.dot_product_attention(q, k, v, is_causal=True)
 
 
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """cuDNN's, for 16-bit numbers."""
     return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
 
 

@@ -65,7 +65,6 @@ def attend_blocks_forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax
 
 
 def attend_blocks_backward(kept: Any, dout: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients of queries, keys and values."""
     q, k, v, out, log_total = kept
     # Of each softmax: its gradient's mean, which is the product of the output and its gradient.
     mean = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1)

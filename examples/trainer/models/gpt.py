@@ -34,7 +34,6 @@ class MLP(nnx.Module):
         self.down = Linear(f, d, ("mlp", "embed"), config, layout, rngs, std=std)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Applies the same function to each position."""
         return self.down(jax.nn.gelu(self.up(x)))  # [B, T, D]
 
 
@@ -50,7 +49,6 @@ class Block(nnx.Module):
     def __call__(
         self, x: jax.Array, kv_cache: Any, start: jax.Array | int
     ) -> tuple[jax.Array, Any]:
-        """Applies one layer."""
         attended, kv_cache = self.attn(self.ln_1(x), kv_cache, start)
         x = x + attended
         return x + self.mlp(self.ln_2(x)), kv_cache  # [B, T, D]
@@ -73,7 +71,6 @@ class GPT(LanguageModel):
     def hidden(
         self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
     ) -> tuple[jax.Array, Any]:
-        """What the head turns into logits, [B, T, D], and the KV cache."""
         positions = start + jnp.arange(tokens.shape[1])
         x = self.wte(tokens) + self.wpe(positions[None])  # [B, T, D]
         x, kv_cache = run_blocks(self.blocks, self.config, x, kv_cache, start)

@@ -33,7 +33,6 @@ def product(x: jax.Array, kernel: jax.Array, axes: Axes, layout: Layout) -> jax.
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def sharded_product(x: jax.Array, kernel: jax.Array, axes: Axes, layout: Layout) -> jax.Array:
-    """The same for a sharded kernel."""
     y = x @ layout.gather(kernel.astype(x.dtype), *axes)
     return layout.place(y, "batch", None, activation(axes[1]))
 
@@ -48,7 +47,6 @@ def product_forward(
 def product_backward(
     axes: Axes, layout: Layout, kept: tuple[jax.Array, jax.Array], dy: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The gradients of both operands."""
     x, kernel = kept
     # Otherwise the compiler would take this gather and the earlier one for the same, and keep all
     # layers from one to the other.
@@ -78,7 +76,6 @@ def look_up(table: jax.Array, ids: jax.Array, dtype: Any, layout: Layout) -> jax
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def sharded_look_up(table: jax.Array, ids: jax.Array, dtype: Any, layout: Layout) -> jax.Array:
-    """The same for a sharded table."""
     rows = jnp.take(layout.gather(table.astype(dtype), "vocab", "embed"), ids, axis=0)
     return layout.place(rows, "batch", None, None)
 

@@ -61,7 +61,6 @@ class Layout:
 
     @property
     def devices(self) -> int:
-        """The number of devices."""
         return self.mesh.size if self.mesh else 1
 
     @property

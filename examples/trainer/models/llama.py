@@ -32,7 +32,6 @@ class MLP(nnx.Module):
         self.down = Linear(f, d, ("mlp", "embed"), config, layout, rngs, use_bias=False, std=std)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Applies the same function to each position."""
         return self.down(jax.nn.silu(self.gate(x)) * self.up(x))  # [B, T, D]
 
 
@@ -48,7 +47,6 @@ class Block(nnx.Module):
     def __call__(
         self, x: jax.Array, kv_cache: Any, start: jax.Array | int, angles: jax.Array
     ) -> tuple[jax.Array, Any]:
-        """Applies one layer."""
         attended, kv_cache = self.attn(self.norm_1(x), kv_cache, start, angles)
         x = x + attended
         return x + self.mlp(self.norm_2(x)), kv_cache  # [B, T, D]
@@ -67,7 +65,6 @@ class LLaMA(LanguageModel):
     def hidden(
         self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
     ) -> tuple[jax.Array, Any]:
-        """What the head turns into logits, [B, T, D], and the KV cache."""
         x = self.wte(tokens)  # [B, T, D]
         positions = start + jnp.arange(tokens.shape[1])
         rotations = angles(positions, head_size(self.config))

@@ -47,7 +47,6 @@ class Published(NamedTuple):
     """Which third of the rows under that name; None for all of them."""
 
     def names(self, layer: int) -> list[str]:
-        """The names for a layer."""
         names = [self.name] if isinstance(self.name, str) else self.name
         return [name.format(layer) for name in names]
 

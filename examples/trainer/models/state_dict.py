@@ -97,7 +97,6 @@ def matrix_shape(state_dict: Mapping[str, ArrayLike], name: str) -> tuple[int, i
 
 
 def embedding_name(family: Family) -> str:
-    """The name of the token embedding."""
     (name,) = TABLES[family]["wte/embedding"].names(0)
     return name
 
@@ -119,7 +118,6 @@ def place_of(path: Any, config: ModelConfig) -> tuple[Published, range]:
 
 
 def is_stacked(path: Any, config: ModelConfig) -> bool:
-    """Whether an array has a leading axis of layers."""
     return config.scan and path[0].key == "blocks"
 
 
@@ -154,7 +152,6 @@ def check(
     expected: Mapping[str, jax.ShapeDtypeStruct],
     config: ModelConfig,
 ) -> None:
-    """Refuses a state dict with other names and shapes than expected."""
     model = f"a {config.family} of {config.n_layer} layers"
     if missing := sorted(expected.keys() - found.keys()):
         raise UserError(f"{named(missing)} missing: give all parameters of {model}.")

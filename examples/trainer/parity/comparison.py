@@ -30,7 +30,6 @@ class Difference(NamedTuple):
 
     @property
     def is_small(self) -> bool:
-        """Whether it is allowed."""
         return self.size <= self.allowed
 
     def __str__(self) -> str:
@@ -63,7 +62,6 @@ def finite(errors: np.ndarray) -> np.ndarray:
 
 
 def described(family: Family, model: Model) -> str:
-    """The sizes of a model, in words."""
     config = model.config
     return (
         f"{family}: {config.n_layer} layers, {config.n_head} heads, width {config.d_model}, "

@@ -62,7 +62,6 @@ def read(path: Path) -> Recording:
 
 
 def arrays_of(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an .npz file."""
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             raise UserError(f"{path} is not an .npz file: {FORM}.")
@@ -76,7 +75,6 @@ def arrays_of(path: Path) -> dict[str, np.ndarray]:
 def recorded(
     path: Path, arrays: dict[str, np.ndarray], family: Family, batches: tuple[int, ...]
 ) -> Recorded:
-    """The trainings of one family."""
     steps, _, *rows = batches
     logits = taken(path, arrays, f"{family}/logits")
     check_shape(path, f"{family}/logits", logits, (*rows, *logits.shape[-1:]))
@@ -95,18 +93,15 @@ def recorded(
 
 
 def below(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """The arrays whose names begin with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
 
 
 def taken(path: Path, arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """An array that has to be there."""
     if name not in arrays:
         raise UserError(f"{path} has no array {name}: {FORM}.")
     return arrays[name]
 
 
 def check_shape(path: Path, name: str, x: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Refuses an array of another shape."""
     if x.shape != shape:
         raise UserError(f"{path}: {name} has the shape {x.shape} and not {shape}: {FORM}.")

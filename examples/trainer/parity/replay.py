@@ -61,7 +61,6 @@ def load(path: Path, recording: Recording, family: Family, n_head: int) -> Model
 
 
 def check_heads(config: ModelConfig) -> None:
-    """Refuses a number of heads that the model cannot have."""
     if config.d_model % config.n_head:
         raise UserError(
             f"--heads {config.n_head} does not divide the width {config.d_model}: give the number "
@@ -104,5 +103,4 @@ def losses(recording: Recording, model: Model, optimizer: OptimizerConfig) -> np
 
 
 def one_device() -> Mesh:
-    """The mesh of a single device."""
     return sharding.make_mesh("", jax.devices()[:1])

@@ -68,13 +68,11 @@ class Parity:
 
 
 def check(parity: Parity) -> None:
-    """Refuses flags that mean nothing."""
     validation.check(parity)
     optimizers.check(parity.optimizer)
 
 
 def optimizer_for(parity: Parity, family: Family, norm: Norm) -> OptimizerConfig:
-    """The optimizer of one training."""
     if family == "gpt":
         schedule, floor = parity.gpt_schedule, parity.gpt_floor
     else:

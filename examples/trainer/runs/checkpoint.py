@@ -62,7 +62,6 @@ class Checkpoints:
             self.manager.save(step, args=items)
 
     def wait_until_saved(self) -> None:
-        """Waits until all saves are on disk."""
         with explained(self.saving):
             self.manager.wait_until_finished()
 
@@ -122,7 +121,6 @@ def without_leftovers() -> Generator[None]:
 
 
 def handlers() -> ocp.handlers.CheckpointHandlerRegistry:
-    """What writes and reads the parts of a checkpoint."""
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
     arrays, values = integrity.CheckedArrays(), integrity.CheckedJson()
     registry.add("state", ocp.args.StandardSave, arrays)
@@ -152,7 +150,6 @@ def verify(path: Path, steps: Sequence[int], say: Callable[[str], None]) -> None
 
 
 def way_out(path: Path, steps: Sequence[int]) -> str:
-    """What to do about a damaged checkpoint."""
     earlier = [step for step in steps if step < int(path.name)]
     if not earlier:
         return "There is no checkpoint before it: start a new run."

@@ -39,7 +39,6 @@ def choose_folder(config: RunConfig, preset: str) -> Path:
 
 
 def resume_command(folder: Path, mesh: str = "") -> str:
-    """The command that continues a run, on the same mesh."""
     on = f" --mesh {mesh}" if mesh else ""
     return f"python -m examples.train --resume {shlex.quote(str(folder))}{on}"
 
@@ -90,7 +89,6 @@ def refuse_taken(folder: Path) -> None:
 
 
 def run_metadata(config: RunConfig, data_key: str) -> dict[str, Any]:
-    """The configuration and the key of the data, as JSON values."""
     return {"config": dataclasses.asdict(config), "data": data_key}
 
 
@@ -100,7 +98,6 @@ def step_metadata(config: RunConfig, data_key: str, step: int) -> dict[str, Any]
 
 
 def reopen(folder: Path) -> tuple[RunConfig, str]:
-    """The configuration and the data key of an earlier run."""
     path = folder / CONFIG
     try:
         written = json.loads(path.read_text())
@@ -118,7 +115,6 @@ def reopen(folder: Path) -> tuple[RunConfig, str]:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a run."""
     path = folder / TOKENIZER
     if not path.exists():
         raise UserError(f"{folder} has no {TOKENIZER}: put back the one it was trained with.")

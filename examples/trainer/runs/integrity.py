@@ -31,7 +31,6 @@ class CheckedArrays(ocp.StandardCheckpointHandler):
     """Writes arrays as Orbax does, and checksums of their files."""
 
     def finalize(self, directory: Any) -> None:
-        """Completes the folder; process 0 does so in the background, when all have written."""
         super().finalize(directory)
         write_checksums(Path(directory))
 
@@ -40,13 +39,11 @@ class CheckedJson(ocp.JsonCheckpointHandler):
     """Writes JSON values as Orbax does, and checksums of their files."""
 
     def finalize(self, directory: Any) -> None:
-        """Completes the folder."""
         super().finalize(directory)
         write_checksums(Path(directory))
 
 
 def write_checksums(folder: Path) -> None:
-    """Writes the list of all files in a folder."""
     paths = files(folder)
     with ThreadPoolExecutor(THREADS) as pool:
         found = zip(paths, pool.map(checksum, paths), strict=True)
@@ -88,12 +85,10 @@ def checksum(path: Path) -> Checksum:
 
 
 def files(folder: Path) -> list[Path]:
-    """All files in a folder and its folders."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def listed(path: Path) -> dict[str, list[Any]]:
-    """The entries of a list; raises `Damaged` if it is not one."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -118,7 +118,6 @@ def train(setup: TrainingSetup, folder: Path, console: Console, machine: Machine
 
 
 def report(folder: Path, sample: str, console: Console) -> float | None:
-    """Writes and prints the results; the last validation loss, or None in other processes."""
     if not processes.is_first():
         return None
     summary, last = write_results(folder, sample)
@@ -130,7 +129,6 @@ def report(folder: Path, sample: str, console: Console) -> float | None:
 def introduce(
     setup: TrainingSetup, folder: Path, state: TrainState, start: int, console: Console
 ) -> None:
-    """Prints the parameters, the model, the text, the mesh and the steps of a run."""
     config, data = setup.config, setup.dataset
     size = sum(x.size for x in jax.tree.leaves(state.params))
     tokens_per_step = config.batch_size * config.model.context

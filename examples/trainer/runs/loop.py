@@ -18,7 +18,7 @@ from examples.trainer.runs.checkpoint import Checkpoints
 from examples.trainer.runs.metrics import MATRICES, METRICS, Metrics
 from examples.trainer.runs.profiling import Profile
 from examples.trainer.runs.progress import Observer
-from examples.trainer.runs.rates import LearningRates, updates_made
+from examples.trainer.runs.rates import rates_by_update, updates_made
 from examples.trainer.runs.signals import StopRequests
 from examples.trainer.settings.command_line import DEFAULT_MACHINE
 from examples.trainer.settings.run import MachineConfig, profiled_steps
@@ -132,7 +132,7 @@ class Recorder:
         self.setup, self.metrics, self.display = setup, metrics, display
         self.matrices: Metrics | None = None
         """The file for records of the matrices; None if they are not recorded."""
-        self.rates = LearningRates(setup.config.optimizer, setup.config.steps)
+        self.rates = rates_by_update(setup.config.optimizer, setup.config.steps)
         self.work = speed.work_of(setup, machine)
         self.updates = updates
         """How many updates were made: steps without those that were skipped."""
@@ -155,7 +155,7 @@ class Recorder:
         figures = {
             "train_loss": value,
             speed.GRADIENT_NORM: speed.rounded(measured.grad_norm),
-            **self.rates.of(self.updates),
+            **self.rates[self.updates],
             **speed.peak_memory(),
         }
         if self.clock is not None:
@@ -176,7 +176,6 @@ class Recorder:
             raise Diverged(step, self.skipped, self.saved)
 
     def evaluate(self, step: int, state: TrainState) -> None:
-        """Evaluates the parameters and writes the measures."""
         evaluation = self.setup.evaluate(state.params)
         self.metrics.add(step, **dataclasses.asdict(evaluation))
         self.display.evaluated(step, evaluation)

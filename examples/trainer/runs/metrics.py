@@ -1,5 +1,6 @@
 """Measurements of a run, one JSON object per line."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,11 +8,11 @@ from typing import Any
 
 from examples.trainer.runs.processes import is_first
 from examples.trainer.system import files, json_lines
-from examples.trainer.system.errors import UserError
 from examples.trainer.system.json_lines import Lines
 
 METRICS = "metrics.jsonl"
 MATRICES = "matrices.jsonl"
+RESUME = "Then resume: the checkpoints are complete."
 ADVICE = "Remove that line, or put the file back: only tables and pictures need its figures."
 
 
@@ -37,33 +38,19 @@ class Metrics:
 
     def add(self, step: int, **measured: Any) -> None:
         """Appends a record and flushes it, so that others can read it."""
-        if self.file is None:
-            return
-        try:
-            self.file.write(json.dumps({"step": step, **measured}) + "\n")
-            self.file.flush()
-        except OSError as error:
-            raise self.error(error) from None
-
-    def error(self, error: OSError) -> UserError:
-        """The error for a record that could not be written."""
-        name = self.file.name if self.file else ""
-        return UserError(
-            f"{files.sentence(error, name, 'write')}. The checkpoints are complete: "
-            f"{files.remedy(error)}, and resume."
-        )
+        if self.file:
+            with files.explained(self.file.name, "write", RESUME):
+                self.file.write(json.dumps({"step": step, **measured}) + "\n")
+                self.file.flush()
 
     def __enter__(self) -> "Metrics":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self.file is None:
-            return
-        try:
-            self.file.close()
-        except OSError as failed:  # network disks may say only now that they are full
-            if kind is None:
-                raise self.error(failed) from None
+        if self.file:  # network disks may say only now that they are full
+            explained = files.explained(self.file.name, "write", RESUME)
+            with explained if kind is None else contextlib.suppress(OSError):
+                self.file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito: distinguishable with any c
 
 
 def plot_losses(records: list[dict[str, Any]], title: str, file: IO[bytes]) -> None:
-    """Training and validation loss by step, as a PNG."""
     train = [(r["step"], r["train_loss"]) for r in records if "train_loss" in r]
     val = [(r["step"], r["val_loss"]) for r in records if "val_loss" in r]
     figure = Figure(figsize=(7, 4.2), layout="constrained")

@@ -68,7 +68,6 @@ def process_label() -> str:
 
 
 def wait_for_all() -> None:
-    """Waits until all processes have called this."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("examples.processes")
 
@@ -95,7 +94,6 @@ def from_all(text: str, size: int = 64) -> list[str]:
 
 
 def from_first(text: str) -> str:
-    """The text of process 0, returned in all processes."""
     return from_all(text, LONGEST_TEXT)[0]
 
 

@@ -31,7 +31,6 @@ class Profile:
         self.running = True
 
     def ends(self, step: int) -> bool:
-        """Whether the trace ends after a step."""
         return self.running and self.steps is not None and step == self.steps[-1]
 
     def stop(self) -> None:

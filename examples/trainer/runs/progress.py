@@ -59,7 +59,6 @@ class Display:
         self.task = self.bar.add_task("", total=steps, status=self.status)
 
     def begin(self, step: int) -> None:
-        """Shows how many steps are done already."""
         self.bar.update(self.task, completed=step)
 
     def __enter__(self) -> "Display":
@@ -72,7 +71,6 @@ class Display:
         self.bar.stop()
 
     def trained(self, step: int, figures: dict[str, Any]) -> None:
-        """Moves the bar."""
         now = time.monotonic()
         if self.first is None:  # timing starts here, so that compilation does not count
             self.first = (step, now)
@@ -88,11 +86,9 @@ class Display:
         return f"{seconds // 60}:{seconds % 60:02d} left"
 
     def skipped(self, step: int) -> None:
-        """Prints that a step was skipped."""
         self.console.print(f"step {step}/{self.steps}  loss or gradient not finite: left out")
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        """Prints a line with the evaluation."""
         self.console.print(
             f"step {step}/{self.steps}  {self.status}\n"
             f"{'':8}val loss {evaluation.val_loss:.3f}  "

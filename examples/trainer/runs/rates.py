@@ -1,7 +1,5 @@
 """The learning rates of each update, under the names that Levanter gives them in a run of Muon."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,30 +9,20 @@ from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.training import optimizers
 
 
-class LearningRates:
-    """Both rates by update. All are computed at the start, so that no device is asked later."""
-
-    def __init__(self, config: OptimizerConfig, steps: int):
-        updates = jnp.arange(steps)
-        self.matrices, self.rest = (
-            np.asarray(jax.vmap(optimizers.schedule(config, peak, steps))(updates)).tolist()
-            for peak in optimizers.rates(config)
-        )
-
-    def of(self, update: int) -> dict[str, float]:
-        """The rates of an update, counted from 0."""
-        return {
-            "optim/learning_rate": float(f"{self.matrices[update]:.6g}"),
-            "optim/adam_lr": float(f"{self.rest[update]:.6g}"),
-        }
+def rates_by_update(config: OptimizerConfig, steps: int) -> list[dict[str, float]]:
+    """Computes the rates of all updates at the start, so that no device is asked later."""
+    matrices, rest = (
+        np.asarray(jax.vmap(optimizers.schedule(config, peak, steps))(jnp.arange(steps))).tolist()
+        for peak in optimizers.rates(config)
+    )
+    return [
+        {"optim/learning_rate": float(f"{a:.6g}"), "optim/adam_lr": float(f"{b:.6g}")}
+        for a, b in zip(matrices, rest, strict=True)
+    ]
 
 
 def updates_made(opt_state: optax.OptState) -> int:
     """How many updates an optimizer has made; steps that were skipped are not among them."""
-    is_schedule = functools.partial(_is_a, optax.ScaleByScheduleState)
-    states = jax.tree.leaves(opt_state, is_leaf=is_schedule)
-    return int(next(state for state in states if is_schedule(state)).count)
-
-
-def _is_a(kind: type, x: object) -> bool:
-    return isinstance(x, kind)
+    kind = optax.ScaleByScheduleState
+    states = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kind))
+    return int(next(state for state in states if isinstance(state, kind)).count)

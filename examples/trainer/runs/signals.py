@@ -26,7 +26,6 @@ class StopRequests:
         return self
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Notes a signal as a request to stop."""
         self.asked = self.asked or number
         if number == signal.SIGINT:
             signal.signal(number, self.interrupt)

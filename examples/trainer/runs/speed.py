@@ -35,7 +35,6 @@ class Work(NamedTuple):
     """Operations a second of one device; None where it is not known, as on a CPU."""
 
     def measured(self, seconds: float) -> dict[str, float]:
-        """The figures of a step that took so many seconds."""
         rate = self.tokens / seconds
         flops = rate * self.flops_per_token
         figures = {
@@ -51,7 +50,6 @@ class Work(NamedTuple):
 
 
 def work_of(setup: TrainingSetup, machine: MachineConfig) -> Work:
-    """What a step of a run does, and what its devices could do."""
     config, given = setup.config, machine.peak_tflops
     vocabulary = setup.dataset.tokenizer.get_vocab_size()
     kind = setup.mesh.devices.flat[0].device_kind

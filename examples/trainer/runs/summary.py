@@ -41,7 +41,6 @@ def write_results(folder: Path, sample: str) -> tuple[str, float]:
 
 
 def summary(records: list[dict[str, Any]]) -> str:
-    """The results of a run in a few lines."""
     train = [record["train_loss"] for record in records if "train_loss" in record][-SMOOTHED:]
     speeds = [rate for rate in map(speed_of, records) if rate is not None]
     used = [record[MFU] for record in records if MFU in record]
@@ -69,7 +68,6 @@ def sample_text(
     key: jax.Array,
     sampling: Sampling = DEFAULT,
 ) -> str:
-    """The prompt, continued by some tokens."""
     ids = [end_id(tokenizer), *tokenizer.encode(prompt).ids]
     new = sample_ids(forward, params, ids, tokens, model, key, sampling)
     return tokenizer.decode(ids[1:] + new, skip_special_tokens=False)

@@ -1,7 +1,6 @@
 """The command line of the trainer: a preset or recipe with flags, or a run to continue."""
 
 import difflib
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,19 +66,22 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
         words = ["--help"] if {"-h", "--help"}.intersection(argv) else argv
         return tyro.cli(Resume, args=words, prog=PROGRAM), ""
     presets = {name: (text, NewRun(config)) for name, (text, config) in PRESETS.items()}
-    known, name = machine_of(argv), preset_of(argv)
-    if name in presets and asks_for_published(argv):
-        text, new = presets[name]
-        presets[name] = text, NewRun(published.as_published(name, new.config))
-    if known and name in presets:
-        text, new = presets[name]
-        config = machines.on_machine(name, known, new.config)
-        presets[name] = text, NewRun(config, MachineConfig(mesh=machines.mesh(known)))
+    asked, name = choose_preset(presets, argv, PROGRAM, DESCRIPTION)
+    if not asked.as_published and not asked.known:
+        return asked, name
+    # These two change the defaults of other flags, which are then read again.
+    text, config = PRESETS[name]
+    machine = MachineConfig()
+    if asked.as_published:
+        config = published.as_published(name, config)
+    if asked.known:
+        config = machines.on_machine(name, asked.known, config)
+        machine = MachineConfig(mesh=machines.mesh(asked.known))
+    presets[name] = text, NewRun(config, machine)
     return choose_preset(presets, argv, PROGRAM, DESCRIPTION)
 
 
 def check_resume(argv: Sequence[str]) -> None:
-    """Refuses another optimizer for a run that has one."""
     refused = [word.split("=")[0] for word in argv if word.startswith("--optimizer.")]
     if refused:
         raise UserError(
@@ -89,36 +91,13 @@ def check_resume(argv: Sequence[str]) -> None:
         )
 
 
-def machine_of(argv: Sequence[str]) -> str:
-    """The value of `--machine`, which other flags' defaults depend on; empty without it."""
-    found = ""
-    for word, following in itertools.pairwise([*argv, ""]):
-        flag, equals, value = word.partition("=")
-        if flag == "--machine":
-            found = value if equals else following
-    return found
-
-
-def asks_for_published(argv: Sequence[str]) -> bool:
-    """Whether `--as-published` is among the flags, which other flags' defaults depend on."""
-    words = [word.replace("_", "-") for word in argv]
-    flags = [word for word in words if word in ("--as-published", "--no-as-published")]
-    return flags[-1:] == ["--as-published"]
-
-
-def preset_of(argv: Sequence[str]) -> str:
-    """The preset that a command line begins with, or the default one."""
-    first = argv[0] if argv else ""
-    return DEFAULT_PRESET if not first or first.startswith("-") else first
-
-
 def choose_preset(
     presets: dict[str, tuple[str, Command]], argv: Sequence[str], program: str, description: str
 ) -> tuple[Command, str]:
     """A preset changed by the flags, and its name."""
     words = list(argv)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
-        words.insert(0, preset_of(argv))
+        words.insert(0, DEFAULT_PRESET)
     check_preset(words[0])
     command = tyro.extras.overridable_config_cli(
         presets, args=words, prog=program, description=description
@@ -127,7 +106,6 @@ def choose_preset(
 
 
 def check_preset(word: str) -> None:
-    """Refuses an unknown preset and suggests those with a similar name."""
     if word.startswith("-") or word in PRESETS:
         return
     near = difflib.get_close_matches(word, PRESETS, n=3)

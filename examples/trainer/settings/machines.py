@@ -29,7 +29,6 @@ class Fit:
 
     @property
     def kind(self) -> str:
-        """Of the devices."""
         return self.smallest.partition("-")[0]
 
 
@@ -90,7 +89,6 @@ def mesh(machine: str) -> str:
 
 
 def on_machine(recipe: str, machine: str, config: RunConfig) -> RunConfig:
-    """The settings of a recipe on a machine."""
     rows = min(fit(recipe, machine).rows, max(1, BATCH // devices(machine)))
     pieces = BATCH // (rows * devices(machine))
     if pieces == 0:

@@ -70,7 +70,6 @@ class ModelConfig:
 
 
 def hidden_width(config: ModelConfig) -> int:
-    """The width inside an MLP."""
     if config.d_ff is not None:
         return config.d_ff
     # The three matrices of a LLaMA MLP then have as many elements as the two of a GPT's.
@@ -78,17 +77,14 @@ def hidden_width(config: ModelConfig) -> int:
 
 
 def head_size(config: ModelConfig) -> int:
-    """The width of an attention head."""
     return config.d_model // config.n_head
 
 
 def is_fused(config: ModelConfig) -> bool:
-    """Whether one matrix projects to queries, keys and values."""
     return (config.qkv or ("fused" if config.family == "gpt" else "separate")) == "fused"
 
 
 def is_depth_scaled(config: ModelConfig) -> bool:
-    """Whether output projections begin smaller in deeper models."""
     scaled = config.depth_scaled_init
     return config.family == "gpt" if scaled is None else scaled
 

@@ -26,7 +26,6 @@ def run_of_recipe(recipe: Recipe) -> RunConfig:
 
 
 def model_of_recipe(recipe: Recipe) -> ModelConfig:
-    """The network of a recipe."""
     size = recipe.size
     return ModelConfig(
         family=size.family,
@@ -44,7 +43,6 @@ def model_of_recipe(recipe: Recipe) -> ModelConfig:
 
 
 def optimizer_of_recipe(recipe: Recipe) -> OptimizerConfig:
-    """The update rule of a recipe."""
     return OptimizerConfig(
         name=recipe.optimizer,
         learning_rate=recipe.learning_rate,

@@ -20,7 +20,6 @@ The configurations are of Muon+: Muon's runs keep the rates of the tables.
 
 
 def as_published(name: str, config: RunConfig) -> RunConfig:
-    """The settings of a recipe with all that differs in the paper's code."""
     if name.removesuffix("-muon") not in ROWS:
         raise UserError(
             f"--as-published is for the recipes of the paper, {', '.join(ROWS)}; {name} is none."

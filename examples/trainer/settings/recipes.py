@@ -35,7 +35,6 @@ class Size:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens of GPT-2 or of LLaMA-2."""
         return VOCABULARIES["gpt2" if self.family == "gpt" else "llama2"]
 
 
@@ -78,7 +77,6 @@ class Recipe:
 
     @property
     def line(self) -> str:
-        """The line of `--help` about this recipe."""
         name = "Muon+" if self.optimizer == "muonplus" else "Muon"
         tokens = f"{self.size.million} M, {self.billions:g} B tokens"
         return f"{tokens}, {name}: the paper's ppl {self.perplexity:.2f}"
@@ -120,7 +118,6 @@ ROWS = {
 
 
 def named() -> Iterator[tuple[str, Recipe]]:
-    """Every recipe with its name on the command line."""
     for name, (muonplus, muon) in ROWS.items():
         yield name, muonplus
         yield f"{name}-muon", muon

@@ -183,7 +183,6 @@ def check(config: RunConfig) -> None:
 
 
 def check_machine(machine: MachineConfig, steps: int) -> None:
-    """Refuses flags about the machine that mean nothing."""
     validation.check(machine)
     profiled = profiled_steps(machine)
     if profiled and profiled[-1] > steps:

@@ -49,7 +49,7 @@ def problems(error: pydantic.ValidationError, flag: str = "") -> str:
     """Names each field that is wrong, or its flag, and says what it should be."""
     found = []
     for one in error.errors():
-        name = ".".join(map(str, one["loc"])) or "the whole"
+        name = ".".join(key for key in one["loc"] if isinstance(key, str)) or "the whole"
         sentence = one["msg"].replace("Input", "it")
         sentence = sentence.replace("Unexpected keyword argument", "there is no such setting")
         name = flag + name.replace("_", "-") if flag else name

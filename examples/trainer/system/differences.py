@@ -16,7 +16,6 @@ class Difference(NamedTuple):
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[Difference]:
-    """The entries in which two trees of dicts differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys((*old, *new)):
             below = f"{name}.{key}" if name else key

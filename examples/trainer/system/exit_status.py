@@ -11,13 +11,16 @@ from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 
 
-def run_command(work: Callable[[], int | None]) -> int:
-    """Runs `work` and returns its exit status: 0 if it has none, 2 after a `UserError`."""
+def run_command(work: Callable[[], int | None], label: Callable[[], str] = str) -> int:
+    """Runs `work` and returns its exit status: 0 if it has none, 2 after a `UserError`.
+
+    `label` names the process in a message.
+    """
     try:
         with files.explained("a file"):
             return work() or 0
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error{label()}: {error}", file=sys.stderr)
         return 2
 
 
@@ -38,7 +41,6 @@ def leave(status: int) -> NoReturn:
 
 
 def leave_at_once(status: int) -> NoReturn:
-    """Ends the process without waiting for its threads."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

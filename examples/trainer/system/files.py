@@ -40,7 +40,6 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def remedy(error: Exception) -> str:
-    """What to do about an error of a file."""
     return REMEDIES.get(getattr(error, "errno", None) or 0, "make room or repair the disk")
 
 

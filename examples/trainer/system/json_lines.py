@@ -18,13 +18,8 @@ class Lines(NamedTuple):
     them. They are in no record."""
 
 
-def no_problem(record: dict[str, Any]) -> str:
-    """Takes any record."""
-    return ""
-
-
 def read(
-    path: Path, advice: str, problem_of: Callable[[dict[str, Any]], str] = no_problem
+    path: Path, advice: str, problem_of: Callable[[dict[str, Any]], str] = lambda record: ""
 ) -> Lines:
     """All records of a file, none if there is no file; empty lines are skipped.
 
@@ -64,6 +59,5 @@ def parse(line: bytes, where: str, advice: str) -> Any:
 
 
 def shown(value: object) -> str:
-    """A value, short enough for a message."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}..."

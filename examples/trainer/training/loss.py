@@ -54,7 +54,6 @@ def head_loss(x: jax.Array, head: jax.Array, targets: jax.Array, layout: Layout)
 def head_loss_forward(
     x: jax.Array, head: jax.Array, targets: jax.Array, layout: Layout
 ) -> tuple[jax.Array, Gradients]:
-    """The loss and its gradients."""
     scores, (dx, dhead) = on_mesh(x, head, targets, layout, with_gradients=True)
     dx, dhead = dx / targets.size, dhead / targets.size
     return jnp.mean(scores.nats), (dx.astype(x.dtype), dhead.astype(head.dtype))

@@ -15,7 +15,6 @@ from examples.trainer.models import Forward
 from examples.trainer.models.attention_kernels import check_attention
 from examples.trainer.models.layout import Layout
 from examples.trainer.settings.model import ModelConfig
-from examples.trainer.training.loss import Scores, head_loss, token_scores
 
 Seed = int | jax.Array
 Result = TypeVar("Result")
@@ -25,7 +24,6 @@ Loss = Callable[[optax.Params, ArrayLike, ArrayLike], jax.Array]
 
 
 def make_forward(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Forward:
-    """The model as a function of its parameters."""
     model_of = make_model(config, vocab_size, mesh)
 
     def forward(
@@ -36,25 +34,13 @@ def make_forward(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Forward:
     return forward
 
 
-def make_loss(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Loss:
-    """The loss as a function of the model's parameters."""
-    return on_targets(head_loss, config, vocab_size, mesh)
-
-
-def make_scores(
-    config: ModelConfig, vocab_size: int, mesh: Mesh
-) -> Callable[[optax.Params, ArrayLike, ArrayLike], Scores]:
-    """The scores of each target as a function of parameters, inputs and targets (B, T)."""
-    return on_targets(token_scores, config, vocab_size, mesh)
-
-
 def on_targets(
     measure: Callable[[jax.Array, jax.Array, jax.Array, Layout], Result],
     config: ModelConfig,
     vocab_size: int,
     mesh: Mesh,
 ) -> Callable[[optax.Params, ArrayLike, ArrayLike], Result]:
-    """A function of hidden states, head and targets as one of parameters, inputs and targets."""
+    """`head_loss` or `token_scores` as a function of parameters, inputs and targets (B, T)."""
     model_of = make_model(config, vocab_size, mesh)
 
     def measured(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> Result:
@@ -68,7 +54,6 @@ def on_targets(
 def make_model(
     config: ModelConfig, vocab_size: int, mesh: Mesh
 ) -> Callable[[optax.Params], models.GPT | models.LLaMA]:
-    """Parameters to the network with these parameters."""
     layout = Layout(mesh)
     check_attention(config, layout)
     model = nnx.eval_shape(lambda: models.build(config, vocab_size, nnx.Rngs(0), layout))
@@ -77,7 +62,6 @@ def make_model(
 
 
 def make_init_params(config: ModelConfig, vocab_size: int) -> Callable[[Seed], optax.Params]:
-    """The initial parameters as a function of the seed."""
     return lambda seed: nnx.to_pure_dict(
         nnx.state(models.build(config, vocab_size, nnx.Rngs(jax.random.key(seed))), nnx.Param)
     )

@@ -32,7 +32,6 @@ class Rates(NamedTuple):
 
 
 def rates(config: OptimizerConfig) -> Rates:
-    """The peak rates of a configuration."""
     rate = config.learning_rate
     if rate is None:
         rate = 0.002 if RULES[config.name].large else 0.02
@@ -72,7 +71,6 @@ def with_flags(text: str) -> str:
 
 
 def flag(name: str) -> str:
-    """The flag of a setting of the optimizer."""
     return f"--optimizer.{name.replace('_', '-')}"
 
 

@@ -12,16 +12,21 @@ from examples.trainer.models.layout import Layout
 from examples.trainer.settings.model import ModelConfig, head_size
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.training import optimizers, sharding
-from examples.trainer.training.model_function import Loss, make_forward, make_init_params, make_loss
+from examples.trainer.training.loss import head_loss
+from examples.trainer.training.model_function import (
+    Loss,
+    make_forward,
+    make_init_params,
+    on_targets,
+)
 from examples.trainer.training.optimizers import Rates
 from examples.trainer.training.step import (
     Init,
     TrainState,
     TrainStep,
-    abstract_state,
-    compile_init,
     make_init,
     make_train_step,
+    shardings_of,
 )
 
 
@@ -47,7 +52,7 @@ def make_program(
     mesh: Mesh,
 ) -> Program:
     """The functions of a run; compiles nothing before they are called."""
-    loss = make_loss(model, vocab_size, mesh)
+    loss = on_targets(head_loss, model, vocab_size, mesh)
     init_params = make_init_params(model, vocab_size)
     rule = optimizers.for_platform(rule, Layout(mesh).platform)
     param_shardings = sharding.of_params(jax.eval_shape(init_params, 0), mesh)
@@ -57,11 +62,12 @@ def make_program(
         return optimizers.build(rule, steps, shardings, rates, head_size(model))
 
     init = make_init(init_params, optimizer(Rates(0.0, 0.0)))
-    abstract = abstract_state(init, mesh)
+    shapes = jax.eval_shape(init, 0)
+    abstract = sharding.abstract(shapes, sharding.of_state(shapes, mesh))
     return Program(
         forward=make_forward(model, vocab_size, mesh),
         abstract=abstract,
-        init=compile_init(init, abstract),
+        init=jax.jit(init, out_shardings=shardings_of(abstract)),  # each device makes its shards
         train_step=make_train_step(loss, optimizer, abstract, mesh, accumulate),
         loss=jax.jit(loss, out_shardings=sharding.replicated(mesh)),
     )

@@ -73,7 +73,6 @@ def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
 
 
 def check_rows(config: RunConfig, mesh: Mesh) -> None:
-    """Refuses a batch whose rows cannot be divided evenly."""
     devices = sharding.shard_count(mesh, sharding.RULES["batch"])
     parts = devices * config.accumulate
     if config.batch_size % parts:

@@ -85,7 +85,6 @@ def logical_axes(path: str) -> tuple[str | None, ...] | None:
 
 
 def of_params(params: Any, mesh: Mesh) -> Any:
-    """The sharding of each parameter."""
 
     def sharding(path: Any, x: Any) -> NamedSharding:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -112,13 +111,19 @@ def of_state(state: Any, mesh: Mesh) -> Any:
     return jax.tree.map_with_path(sharding, state)
 
 
+def abstract(shapes: Any, shardings: Any) -> Any:
+    """The shapes, types and shardings of arrays that need not be made."""
+    return jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings
+    )
+
+
 def of_batch(mesh: Mesh) -> NamedSharding:
     """The sharding of a batch: rows are sharded, the tokens of a row stay together."""
     return NamedSharding(mesh, P(RULES["batch"]))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The sharding of an array that is whole on every device."""
     return NamedSharding(mesh, P())
 
 
@@ -139,7 +144,6 @@ def undivided(params: Any, mesh: Mesh) -> list[str]:
 
 
 def describe(mesh: Mesh) -> str:
-    """The devices and the mesh in words."""
     kind = mesh.devices.flat[0].device_kind
     processes = jax.process_count()
     axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())

@@ -43,7 +43,6 @@ TrainStep = Callable[[TrainState, Rates, ArrayLike, ArrayLike], tuple[TrainState
 def make_init(
     init_params: Callable[[Seed], optax.Params], optimizer: optax.GradientTransformation
 ) -> Init:
-    """The state before the first step as a function of the seed."""
 
     def init(seed: Seed) -> TrainState:
         params = init_params(seed)
@@ -52,24 +51,8 @@ def make_init(
     return init
 
 
-def abstract_state(init: Init, mesh: Mesh) -> TrainState:
-    """The shapes, types and shardings of the arrays of a state, without making the arrays."""
-    shapes = jax.eval_shape(init, 0)
-    return jax.tree.map(
-        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-        shapes,
-        sharding.of_state(shapes, mesh),
-    )
-
-
 def shardings_of(abstract: Any) -> Any:
-    """The sharding of each array."""
     return jax.tree.map(lambda x: x.sharding, abstract)
-
-
-def compile_init(init: Init, abstract: TrainState) -> Init:
-    """`init`, compiled so that each device makes only its own shards."""
-    return jax.jit(init, out_shardings=shardings_of(abstract))
 
 
 def make_train_step(
