@@ -23,7 +23,6 @@ from tests.support.trainer import (
     on_devices,
     run_shell,
     saved_step,
-    train,
     wait_for,
 )
 
@@ -83,7 +82,9 @@ def last_step(folder):
     return max(losses(folder), default=0) if folder.exists() else 0
 
 
-def test_stopped_and_killed_in_two_processes_then_resumed_in_one(tmp_path, text, start):
+def test_stopped_and_killed_in_two_processes_then_resumed_in_one(
+    tmp_path, text, start, trained_run
+):
     folder = tmp_path / "two"
     flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--name", "two"]
     pair = start(*flags, "--checkpoint-every", "4", *MESH)
@@ -106,9 +107,8 @@ def test_stopped_and_killed_in_two_processes_then_resumed_in_one(tmp_path, text,
     assert ended(pair)[0] == [-signal.SIGKILL] * 2
     with on_devices(1):
         assert main(["--resume", str(folder)]) == 0
-        assert train(text, tmp_path, "--name", "one") == 0
     for kind in ("train_loss", "val_loss"):
-        two, one = (losses(tmp_path / name, kind) for name in ("two", "one"))
+        two, one = (losses(run, kind) for run in (folder, trained_run))
         assert two.keys() == one.keys()
         assert list(two.values()) == pytest.approx(list(one.values()), abs=1e-5)
 

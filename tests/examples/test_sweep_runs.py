@@ -8,8 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import unittest.mock
 
 import pytest
@@ -24,6 +22,7 @@ from examples.experiments.sweeps.ledger import Ledger
 from examples.experiments.sweeps.results import MUON
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers
+from tests.support.imported import Started
 from tests.support.sweep_results import PLUS, result
 from tests.support.trainer import (
     PATIENCE,
@@ -118,12 +117,9 @@ def test_diverged_runs_are_in_ledger_and_report(tmp_path, text, capsys):
 def test_processes_share_the_runs_of_a_sweep(done, tmp_path, text):
     flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--name", "s", *SMALL]
     flags += ["--grid.rates", "0.01", "0.02"]
-    call = [sys.executable, "-m", "examples.sweep", *flags]
     env = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
-    processes = [
-        subprocess.Popen(call, cwd=ROOT, env=env, stdout=subprocess.PIPE) for _ in range(2)
-    ]
-    shown = [process.communicate(timeout=PATIENCE)[0].decode() for process in processes]
+    processes = [Started("examples.sweep", flags, env, ROOT) for _ in range(2)]
+    shown = [process.communicate(timeout=PATIENCE)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert len((tmp_path / "s" / "runs.jsonl").read_text().splitlines()) == 6
     assert all("-seed" in lines for lines in shown)  # each did some

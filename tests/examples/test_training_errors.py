@@ -101,6 +101,7 @@ SENSELESS = [
     ("--steps", str(2**31)),
     ("--max-skipped", "-1"),
     ("--data.tokens", "nan"),
+    ("--data.tokens", "0.5"),
     ("--optimizer.learning-rate", "nan"),
     ("--optimizer.learning-rate", "-0.1"),
     ("--optimizer.adam-learning-rate", "inf"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 
 import pytest
@@ -26,39 +27,32 @@ from tests.support.trainer import (
 pytestmark = pytest.mark.usefixtures("one_device")
 
 
-@pytest.fixture(scope="module")
-def finished(one_device, tmp_path_factory, text):
-    """A run that was never stopped."""
-    root = tmp_path_factory.mktemp("runs")
-    assert train(text, root, "--name", "whole") == 0
-    return root / "whole"
-
-
-def test_loss_falls(finished):
-    train_loss = losses(finished)
+def test_loss_falls(trained_run):
+    train_loss = losses(trained_run)
     assert list(train_loss) == list(range(1, STEPS + 1))
     assert train_loss[1] == pytest.approx(math.log(300), abs=0.1)  # uniform at the start
     assert train_loss[STEPS] < train_loss[1] - 0.5
-    val = losses(finished, "val_loss")
+    val = losses(trained_run, "val_loss")
     assert list(val) == [10, 20, STEPS]
     assert val[STEPS] < val[10] < math.log(300)
 
 
-def test_run_folder_holds_metrics_curves_sample_and_checkpoint(finished):
-    records = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+def test_run_folder_holds_metrics_curves_sample_and_checkpoint(trained_run):
+    lines = (trained_run / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
     assert all(isinstance(record["step"], int) and len(record) > 1 for record in records)
     last = records[-1]
     assert last["step"] == STEPS
     assert last["val_perplexity"] == pytest.approx(math.exp(last["val_loss"]))
     speeds = [r[TOKENS_PER_SECOND] for r in records if TOKENS_PER_SECOND in r]
     assert len(speeds) == STEPS - 5 and min(speeds) > 0  # none at the start and after a pause
-    assert (finished / "losses.png").read_bytes().startswith(b"\x89PNG")
-    assert len((finished / "sample.txt").read_text(encoding="utf-8")) > 10
-    assert saved_step(finished) == STEPS
+    assert (trained_run / "losses.png").read_bytes().startswith(b"\x89PNG")
+    assert len((trained_run / "sample.txt").read_text(encoding="utf-8")) > 10
+    assert saved_step(trained_run) == STEPS
 
 
-def test_resuming_a_finished_run_only_reports_again(finished, text, capsys):
-    # A finished run that is resumed has nothing to train, and reports again.
+def test_resuming_a_finished_run_only_reports_again(trained_run, tmp_path, capsys):
+    finished = shutil.copytree(trained_run, tmp_path / "x")
     before = (finished / "metrics.jsonl").read_text()
     assert main(["--resume", str(finished)]) == 0
     assert (finished / "metrics.jsonl").read_text() == before
@@ -83,12 +77,12 @@ def test_lines_are_printed_without_a_terminal(tmp_path, text, capsys):
     assert max(map(len, lines[last : last + 2])) <= 100
 
 
-def test_matrices_are_recorded_across_a_crash_and_change_no_loss(tmp_path, text, finished):
-    assert not (finished / MATRICES).exists()
+def test_matrices_are_recorded_across_a_crash_and_change_no_loss(tmp_path, text, trained_run):
+    assert not (trained_run / MATRICES).exists()
     with stop_at(18, crash), pytest.raises(RuntimeError):
         train(text, tmp_path, "--name", "x", "--optimizer.record-every", "6")
     assert main(["--resume", str(tmp_path / "x")]) == 0
-    assert losses(tmp_path / "x") == losses(finished)  # what is watched is not changed
+    assert losses(tmp_path / "x") == losses(trained_run)  # what is watched is not changed
     records = read_metrics(tmp_path / "x" / MATRICES)
     assert [(r["step"], r["update"]) for r in records] == [(n, n) for n in (6, 12, 18, 24)]
     for record in records:
@@ -100,7 +94,7 @@ def test_matrices_are_recorded_across_a_crash_and_change_no_loss(tmp_path, text,
 # Stopping and resuming
 
 
-def test_ctrl_c_then_resume_gives_the_same_losses(tmp_path, text, finished, capsys):
+def test_ctrl_c_then_resume_gives_the_same_losses(tmp_path, text, trained_run, capsys):
     with stop_at(11, lambda: signal.raise_signal(signal.SIGINT)):
         assert train(text, tmp_path, "--name", "a b") == 130
     folder = tmp_path / "a b"
@@ -111,9 +105,9 @@ def test_ctrl_c_then_resume_gives_the_same_losses(tmp_path, text, finished, caps
     assert f"stopped after step {stopped_after}" in shown
     assert saved_step(folder) == stopped_after
     assert main(["--resume", str(folder)]) == 0
-    assert losses(folder) == losses(finished)
-    assert losses(folder, "val_loss") == losses(finished, "val_loss")
-    assert (folder / "sample.txt").read_text() == (finished / "sample.txt").read_text()
+    assert losses(folder) == losses(trained_run)
+    assert losses(folder, "val_loss") == losses(trained_run, "val_loss")
+    assert (folder / "sample.txt").read_text() == (trained_run / "sample.txt").read_text()
 
 
 def test_ctrl_c_during_an_evaluation_saves_that_step(tmp_path, text):
@@ -122,7 +116,7 @@ def test_ctrl_c_during_an_evaluation_saves_that_step(tmp_path, text):
     assert saved_step(tmp_path / "x") == 10  # though a checkpoint was not due
 
 
-def test_crash_then_resume_gives_the_same_losses(tmp_path, text, finished):
+def test_crash_then_resume_gives_the_same_losses(tmp_path, text, trained_run):
     with stop_at(13, crash), pytest.raises(RuntimeError, match="power cut"):
         train(text, tmp_path, "--name", "x")
     path = tmp_path / "x" / "metrics.jsonl"
@@ -132,14 +126,14 @@ def test_crash_then_resume_gives_the_same_losses(tmp_path, text, finished):
     records = read_metrics(path)
     assert [r["step"] for r in records if "train_loss" in r] == list(range(1, STEPS + 1))
     for kind in ("train_loss", "grad/norm/total", "optim/learning_rate"):
-        assert losses(tmp_path / "x", kind) == losses(finished, kind)
+        assert losses(tmp_path / "x", kind) == losses(trained_run, kind)
 
 
-def test_crash_before_the_first_checkpoint_then_resume(tmp_path, text, finished):
+def test_crash_before_the_first_checkpoint_then_resume(tmp_path, text, trained_run):
     with stop_at(3, crash), pytest.raises(RuntimeError):
         train(text, tmp_path, "--name", "x")
     assert main(["--resume", str(tmp_path / "x")]) == 0
-    assert losses(tmp_path / "x") == losses(finished)
+    assert losses(tmp_path / "x") == losses(trained_run)
 
 
 def test_ctrl_c_in_a_shell_exits_with_130_and_says_how_to_resume(tmp_path, text):

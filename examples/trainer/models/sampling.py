@@ -17,17 +17,18 @@ from jax.typing import ArrayLike
 
 from examples.trainer.models import Forward
 from examples.trainer.models.attention import empty_kv_cache
+from examples.trainer.settings import validation
 from examples.trainer.settings.model import ModelConfig
-from examples.trainer.system.errors import UserError
+from examples.trainer.settings.validation import Count, NotNegative
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are drawn."""
 
-    temperature: float = 0.8
+    temperature: NotNegative = 0.8
     """Below 1 sharpens the model's distribution; 0 always takes the likeliest token."""
-    top_k: int = 50
+    top_k: Count = 50
     """Number of likeliest tokens to draw from."""
 
 
@@ -44,7 +45,7 @@ def sample_ids(
     sampling: Sampling = DEFAULT,
 ) -> list[int]:
     """`n_new` ids that follow `ids`; compiles two programs, whatever the lengths."""
-    check(sampling)
+    validation.check(sampling)
     read_window, read_token = make_steps(forward, model, key.sharding, sampling)
     text, kv_cache, filled = list(ids), None, 0
     for i in range(n_new):
@@ -63,14 +64,6 @@ def sample_ids(
             filled += 1
         text.append(int(token))
     return text[len(ids) :]
-
-
-def check(sampling: Sampling) -> None:
-    """Refuses settings with which nothing can be drawn."""
-    if not sampling.temperature >= 0:
-        raise UserError(f"--temperature is {sampling.temperature}: give 0 or more.")
-    if sampling.top_k < 1:
-        raise UserError(f"--top-k is {sampling.top_k}: give at least 1.")
 
 
 @functools.lru_cache(maxsize=2)  # several texts are often sampled from one model

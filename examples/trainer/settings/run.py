@@ -39,7 +39,7 @@ class DataConfig:
     """Where the rows of .jsonl and .parquet files have their text; each row is a document."""
     max_bytes: Annotated[int, Field(ge=1)] = 16_000_000
     """Read at most this many bytes of files, in a fixed random order; they are held in memory."""
-    tokens: FinitePositive = 1e9
+    tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1e9
     """Training tokens to take from fineweb; validation tokens come on top."""
     tokenizer: str = ""
     """gpt2, llama2 or a tokenizer.json; empty: trained on the text of files, gpt2 for fineweb."""

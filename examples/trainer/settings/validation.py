@@ -18,8 +18,9 @@ Count = Annotated[int, Field(ge=1, le=LARGEST)]
 CountOrZero = Annotated[int, Field(ge=0, le=LARGEST)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
-FiniteOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0)]
 FinitePositive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+FiniteOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 Settings = TypeVar("Settings")
 

@@ -50,11 +50,7 @@ def parse(line: bytes, where: str, advice: str) -> Any:
     """The value of a line; `where` names the line in errors."""
     try:
         return json.loads(line)
-    except RecursionError:
-        raise UserError(f"{where} is nested too deeply to be read. {advice}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where} is not UTF-8 text ({error}). {advice}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
         raise UserError(f"{where} is not JSON ({error}). {advice}") from None
 
 
