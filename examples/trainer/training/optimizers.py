@@ -194,15 +194,11 @@ def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformatio
         "compute_dtype": config.compute_dtype if halves else None,  # None: float32
     }
     if config.name in ("muon", "muonplus"):
-        norm = {
-            "norm": config.norm,
-            "norm_eps": config.norm_eps,
-            "match_frobenius": config.match_frobenius,
-        }
         given = {"beta": config.beta, "nesterov": config.nesterov, **polar}
         if config.name == "muon":
             return functools.partial(omp.muon, **given)
-        return functools.partial(omp.muonplus, **norm, **given)
+        given |= {"norm_eps": config.norm_eps, "match_frobenius": config.match_frobenius}
+        return functools.partial(omp.muonplus, norm=config.norm, **given)
     return functools.partial(getattr(omp.baselines, config.name), link=baseline(config, polar))
 
 
@@ -248,8 +244,7 @@ def describe(config: OptimizerConfig, params: optax.Params, head_size: int | Non
     """A table of how each parameter is updated."""
     if config.name == "adamw":
         return "all parameters: adamw"
-    numbers = dimension_numbers_of(config, head_size)
     size: dict[str, Any] = RULES[config.name].size
     if config.name == "muonplus":
         size = {"norm": config.norm, "match_frobenius": config.match_frobenius}
-    return omp.describe(params, numbers, **size)
+    return omp.describe(params, dimension_numbers_of(config, head_size), **size)
