@@ -11,8 +11,7 @@ from rich.table import Table
 
 from examples.experiments.sweeps.grid import Grid, Trial, count, methods, wanted
 from examples.experiments.sweeps.ledger import Ledger
-from examples.trainer.runs.progress import in_short
-from examples.trainer.training.evaluate import Evaluation
+from examples.trainer.runs.progress import Observer, in_short
 
 
 class SweepDisplay:
@@ -94,7 +93,7 @@ class SweepDisplay:
         return table
 
 
-class RunDisplay:
+class RunDisplay(Observer):
     """Shows the events of a training loop in the line below the table."""
 
     def __init__(self, sweep: SweepDisplay, trial: Trial, steps: int):
@@ -106,12 +105,6 @@ class RunDisplay:
         """Shows which run it is."""
         self.sweep.show(f"{self.name}  step {step}/{self.steps}  compiling ...", refresh=True)
 
-    def __enter__(self) -> "RunDisplay":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
     def trained(self, step: int, figures: dict[str, Any]) -> None:
         """Shows the step."""
         self.sweep.show(f"{self.name}  step {step}/{self.steps}  {in_short(figures)}")
@@ -119,9 +112,6 @@ class RunDisplay:
     def skipped(self, step: int) -> None:
         """Shows that a step was skipped."""
         self.sweep.show(f"{self.name}  step {step}/{self.steps}  not finite")
-
-    def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        """Shows nothing, since the next step follows at once."""
 
 
 def loss_or_diverged(loss: float) -> str:

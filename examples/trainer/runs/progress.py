@@ -1,7 +1,7 @@
 """The display during training: a live bar, or plain lines without a terminal."""
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -10,15 +10,17 @@ from examples.trainer.runs.speed import GRADIENT_NORM, MFU, TOKENS_PER_SECOND
 from examples.trainer.training.evaluate import Evaluation
 
 
-class Observer(Protocol):
-    """Receives the events of a training loop."""
+class Observer:
+    """Receives the events of a training loop; what a subclass does not define does nothing."""
 
     def begin(self, step: int) -> None:
         """The run starts from this step."""
 
-    def __enter__(self) -> object: ...
+    def __enter__(self) -> object:
+        return self
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        pass
 
     def trained(self, step: int, figures: dict[str, Any]) -> None:
         """A step is finished; its figures have the names of `metrics.jsonl`."""
@@ -40,7 +42,7 @@ def in_short(figures: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-class Display:
+class Display(Observer):
     """Shows step, loss, speed and remaining time."""
 
     def __init__(self, console: Console, steps: int):
