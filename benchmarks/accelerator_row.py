@@ -1,6 +1,5 @@
 """One row of `benchmarks.accelerators`: an update, compiled, and what its program says."""
 
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ from jax.sharding import Mesh
 
 import optax_muonplus as omp
 from benchmarks import maxtext, meshes, parity, trees
+from benchmarks.compiled import compile_update
 from examples.compiled_programs import gpu, hlo, targets, tpu, walk
 
 REFERENCE = "optax.contrib.muon"
@@ -42,22 +42,18 @@ ROWS = {
 }
 
 
-def placed(
-    size: trees.Size, dtype: str, target: targets.Target, mesh: str | None, spec: str, scanned: bool
-) -> Any:
-    """Shapes of the parameters on the target's devices, with separate layers or scanned ones."""
-    axes = {"data": target.devices}
-    if mesh is not None:
-        axes = {name: int(n) for name, n in (part.split("=") for part in mesh.split(","))}
-    devices = targets.devices(target).reshape(tuple(axes.values()))
-    tree = meshes.placed(trees.shapes(size, dtype=dtype), Mesh(devices, tuple(axes)), spec)
-    return trees.scanned(tree) if scanned else tree
+def placed(config: Any, target: targets.Target) -> Any:
+    """Places shapes on the target's devices, as the options of the command say."""
+    axes = meshes.sizes(config.mesh) if config.mesh else {"data": target.devices}
+    mesh = Mesh(targets.devices(target).reshape(tuple(axes.values())), tuple(axes))
+    tree = meshes.placed(trees.shapes(config.size, dtype=config.dtype), mesh, config.spec)
+    return trees.scanned(tree) if config.scanned else tree
 
 
 def optimizer(
     name: str, tree: Any, maxtext_checkout: Path | None = None, head_size: int | None = None
 ) -> optax.GradientTransformation:
-    """The optimizer of a row, for the parameters ``tree``; all treat the same ones as matrices.
+    """Makes the optimizer of a row; all treat the same parameters as matrices.
 
     With ``head_size`` this package cuts those of queries, keys and values into heads.
     """
@@ -79,7 +75,7 @@ def optimizer(
 
 
 def dimension_numbers(tree: Any) -> Any:
-    """Kernels are (in, out), or (layers, in, out) where layers are scanned."""
+    """Says that kernels are (in, out), or (layers, in, out) where layers are scanned."""
     if "blocks" not in tree:
         return omp.muon_dimension_numbers(tree)
     matrix = omp.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
@@ -87,58 +83,38 @@ def dimension_numbers(tree: Any) -> Any:
 
 
 def figures(
-    name: str,
-    tree: Any,
-    target: targets.Target,
-    maxtext_checkout: Path | None = None,
-    head_size: int | None = None,
+    name: str, tree: Any, target: targets.Target, maxtext_checkout: Path | None, heads: int | None
 ) -> dict[str, Any]:
     """Compiles the update of one row for ``target`` and reads its program."""
-    tx = optimizer(name, tree, maxtext_checkout, head_size)
-    state = meshes.placed_state(jax.eval_shape(tx.init, tree), tree)
-    begin = time.perf_counter()
-    lowered = jax.jit(tx.update).lower(tree, state, tree)
-    compiled = lowered.compile(compiler_options=target.compiler_options)
-    seconds = time.perf_counter() - begin
-    program = hlo.read_program(compiled)
-    memory = compiled.memory_analysis()
-    assert memory is not None
-    return {
-        **(_gpu(program, target) if target.is_gpu else _tpu(program)),
-        "temporary_bytes": memory.temp_size_in_bytes,
-        "argument_bytes": memory.argument_size_in_bytes,
-        "output_bytes": memory.output_size_in_bytes,
-        "compile_s": seconds,
-    }
-
-
-def _gpu(program: hlo.Program, target: targets.Target) -> dict[str, Any]:
-    work = gpu.most_work(program, target.rates)
-    kinds = {name: walk.of_kinds(work, name) for name in ("kernels", "bytes", "seconds")}
+    tx = optimizer(name, tree, maxtext_checkout, heads)
+    compiled = compile_update(tx, tree, options=target.compiler_options)
+    program = hlo.read_program(compiled.program)
+    if target.is_gpu:
+        work = gpu.most_work(program, target.rates)
+        found = of_gpu(work)
+    else:
+        work = tpu.most_work(program)
+        found = {
+            "estimated_cycles": walk.total(work, "cycles"),
+            "estimated_cycles_by_opcode": walk.of_kinds(work, "cycles"),
+        }
     return {
         "kernels": walk.total(work, "kernels"),
-        "kernels_by_kind": kinds["kernels"],
-        "bytes_beside_products": walk.total(work, "bytes") - kinds["bytes"].get("products", 0),
-        "bytes_by_kind": kinds["bytes"],
-        "operations_of_products": walk.total(work, "operations"),
-        "roofline_s": walk.total(work, "seconds"),
-        "roofline_s_by_kind": kinds["seconds"],
-        **_collectives(work),
-    }
-
-
-def _tpu(program: hlo.Program) -> dict[str, Any]:
-    work = tpu.most_work(program)
-    return {
-        "kernels": walk.total(work, "kernels"),
-        "estimated_cycles": walk.total(work, "cycles"),
-        "estimated_cycles_by_opcode": walk.of_kinds(work, "cycles"),
-        **_collectives(work),
-    }
-
-
-def _collectives(work: walk.Work) -> dict[str, Any]:
-    return {
+        **found,
         "collectives": walk.of_kinds(work, "collectives"),
         "received_bytes": walk.of_kinds(work, "received"),
+        **compiled.figures(),
+    }
+
+
+def of_gpu(work: walk.Work) -> dict[str, Any]:
+    """Reports what only programs for GPUs are read for."""
+    size = walk.of_kinds(work, "bytes")
+    return {
+        "kernels_by_kind": walk.of_kinds(work, "kernels"),
+        "bytes_beside_products": walk.total(work, "bytes") - size.get("products", 0),
+        "bytes_by_kind": size,
+        "operations_of_products": walk.total(work, "operations"),
+        "roofline_s": walk.total(work, "seconds"),
+        "roofline_s_by_kind": walk.of_kinds(work, "seconds"),
     }

@@ -2,13 +2,14 @@
 
 A small character model in Flax Linen is trained with a `TrainState`, warm-up, cosine, clipping and
 weight decay. Only the name of the optimizer differs: in a seed all methods have the same initial
-parameters and the same batches. With `--out` each run is kept as it ends, and a second start does
-what is missing. `--help` lists the options.
+parameters and the same batches. With `--out` the JSON file is written after each run, and a second
+start does what is missing there. `--help` lists the options.
 """
 
 import dataclasses
 import functools
 import itertools
+import json
 import math
 import sys
 from collections.abc import Callable
@@ -20,10 +21,9 @@ import numpy as np
 import optax
 import tyro
 from flax.training.train_state import TrainState
-from rich.console import Console
 
 import optax_muonplus as omp
-from benchmarks import character_model, kept_runs, parity, rate_curves, records
+from benchmarks import character_model, parity, rate_curves, records
 from benchmarks.rate_curves import Losses, Run
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
@@ -35,7 +35,6 @@ MUONS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "omp.muonplus, nesterov=False": functools.partial(omp.muonplus, nesterov=False),
     "omp.muon, Optax's update": functools.partial(omp.muon, **parity.AS_OPTAX),
 }
-NAME = "change-one-name"
 RATE = "peak learning rate of the matrices (optax.adamw: of all parameters)"
 VALIDATION_BATCHES = 48
 LEAST = {"rates": 1e-9, "adamw_rates": 1e-9, "seeds": 0} | dict.fromkeys(
@@ -79,21 +78,20 @@ class Config:
 def main(config: Config) -> None:
     """Does the runs that are missing; prints the tables and writes all figures as JSON."""
     check(config)
-    console = Console(width=max(Console().width, 150))
-    losses = measure(config, console)
-    console.out(rate_curves.rate_by_rate(losses, BEFORE))
-    console.out(rate_curves.best_against_best(losses, BEFORE))
-    if config.out is not None:
-        name = f"{NAME}-{jax.default_backend()}"
-        rows = [kept_runs.row(run, loss) for run, loss in losses.items()]
-        record = {**records.describe_run("benchmarks.change_one_name", config), "rows": rows}
-        records.write(config.out, name, record, console)
-        if config.picture != "none":
-            rate_curves.draw(losses, config.out / f"{name}.{config.picture}", RATE)
+    losses = measure(config)
+    print(rate_curves.rate_by_rate(losses, BEFORE))
+    print(rate_curves.best_against_best(losses, BEFORE))
+    if config.out is not None and config.picture != "none":
+        rate_curves.draw(losses, config.out / f"{file_name()}.{config.picture}", RATE)
+
+
+def file_name() -> str:
+    """Names the JSON file and the picture, without their endings."""
+    return f"change-one-name-{jax.default_backend()}"
 
 
 def check(config: Config) -> None:
-    """Refuses options with which nothing can be trained or compared."""
+    """Refuses options that leave nothing to train or compare."""
     for name, least in LEAST.items():
         given = np.ravel(getattr(config, name))
         if not given.size or not np.all((given >= least) & (given < math.inf)):
@@ -103,27 +101,60 @@ def check(config: Config) -> None:
         raise UserError(f"--heads {config.heads} does not divide --width {config.width}: it must.")
 
 
-def measure(config: Config, console: Console) -> Losses:
-    """The validation loss of every run, in the order of the grid."""
+def measure(config: Config) -> Losses:
+    """Finds the validation loss of every run, in the order of the grid."""
     grid = [
         Run(method, rate, seed)
         for method in (BEFORE, ADAMW, *(name for name in MUONS if name != BEFORE))
         for rate in (config.adamw_rates if method == ADAMW else config.rates)
         for seed in config.seeds
     ]
-    path = None if config.out is None else config.out / f"{NAME}.jsonl"
-    kept = kept_runs.KeptRuns(path, about(config))
-    losses = kept.losses()
+    losses = kept(config)
     missing = [run for run in grid if run not in losses]
-    console.print(f"{len(missing)} of {len(grid)} runs are to be done")
+    print(f"{len(missing)} of {len(grid)} runs are to be done")
     script = Script(config)
     for (method, rate), group in itertools.groupby(missing, lambda run: (run.method, run.rate)):
         tx = script.optimizer(method, rate)  # one object, so that seeds share what is compiled
         for run in group:
             losses[run] = script.train(tx, run.seed)
-            console.print(f"{method}, rate {rate:g}, seed {run.seed}: {losses[run]:.4f}")
-            kept.add(run, losses[run])
-    return {run: losses[run] for run in grid}
+            print(f"{method}, rate {rate:g}, seed {run.seed}: {losses[run]:.4f}")
+            keep(config, losses, said=False)
+    losses = {run: losses[run] for run in grid}
+    keep(config, losses)
+    return losses
+
+
+def keep(config: Config, losses: Losses, said: bool = True) -> None:
+    """Writes the losses; JSON has no infinity, so that null stands for it."""
+    rows = [
+        {**run._asdict(), "validation_loss": loss if math.isfinite(loss) else None}
+        for run, loss in losses.items()
+    ]
+    run = records.describe_run("benchmarks.change_one_name", config)
+    records.write(config.out, file_name(), {**run, "rows": rows}, said)
+
+
+def kept(config: Config) -> Losses:
+    """Reads the losses that an earlier start has written with the same options and machine."""
+    path = (config.out or Path()) / f"{file_name()}.json"
+    if config.out is None or not path.exists():
+        return {}
+    now = records.describe_run("benchmarks.change_one_name", config)
+    try:
+        before = json.loads(path.read_text())
+        if any(of_a_run(before[name]) != of_a_run(now[name]) for name in ("config", "machine")):
+            return {}
+        rows = {
+            Run(*(row[x] for x in Run._fields)): row["validation_loss"] for row in before["rows"]
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} has no losses of runs ({error!r}): move it away.") from None
+    return {run: math.inf if loss is None else loss for run, loss in rows.items()}
+
+
+def of_a_run(options: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out the options that change no loss; tuples as JSON has them."""
+    return json.loads(json.dumps({k: x for k, x in options.items() if k not in NOT_OF_A_RUN}))
 
 
 class Script:
@@ -181,13 +212,6 @@ class Script:
             state = character_model.train_step(state, batch)
         loss = float(character_model.evaluate(state, self.validation))
         return loss if math.isfinite(loss) else math.inf
-
-
-def about(config: Config) -> dict[str, Any]:
-    """What a loss depends on beside method, rate and seed."""
-    run = records.describe_run("benchmarks.change_one_name", config)
-    options = {name: value for name, value in run["config"].items() if name not in NOT_OF_A_RUN}
-    return {"config": options, "machine": run["machine"]}
 
 
 def command_line() -> int:

@@ -19,15 +19,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
-from rich.console import Console
 
 import optax_muonplus as omp
-from benchmarks import gpu_numbers, parity, products, records, timing, training_step, trees
+from benchmarks import (
+    columns,
+    gpu_numbers,
+    parity,
+    products,
+    records,
+    timing,
+    training_step,
+    trees,
+)
+from benchmarks.compiled import Update
 from benchmarks.gpu_numbers import METHODS, Figures, Method, guarded
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.system import tables
 
 TINY = trees.Size(16, 1, 40, gated=False)
 REFERENCE = "optax.contrib.muon"
@@ -62,26 +70,24 @@ TIMED = ("bfloat16", "float16", "TF32", "float32")
 
 def main(config: Config) -> dict[str, Any]:
     """Runs all steps and returns the record, which is written after each."""
-    console = Console(width=max(Console().width, 120))
-    device = jax.devices()[0]
     done: dict[str, Figures] = {}
     record = records.describe_run("benchmarks.gpu", config) | {"steps": done}
-    kind = re.sub(r"[^a-z0-9]+", "-", device.device_kind.lower())
+    kind = re.sub(r"[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower())
     begin = time.monotonic()
-    for name, run in steps(config, console):
-        console.print(f"{name}, after {time.monotonic() - begin:.0f} s")
+    for name, run in steps(config):
+        print(f"{name}, after {time.monotonic() - begin:.0f} s")
         late = time.monotonic() - begin > config.budget_s
         done[name] = {"failed": "no time was left"} if late else guarded(run)
         if "failed" in done[name]:
-            console.print(f"{name}: {done[name]['failed']}", markup=False)
-        records.write(config.out, f"gpu-{'toy-' * config.toy}{kind}", record, Console(quiet=True))
+            print(f"{name}: {done[name]['failed']}")
+        records.write(config.out, f"gpu-{'toy-' * config.toy}{kind}", record, said=False)
         if "rows" in done[name]:
-            show(console, done[name]["rows"])
+            print(columns.table(columns.named(done[name]["rows"]), COLUMNS))
     return record
 
 
-def steps(config: Config, console: Console) -> Iterator[tuple[str, Callable[[], Figures]]]:
-    """Names and functions of what is measured."""
+def steps(config: Config) -> Iterator[tuple[str, Callable[[], Figures]]]:
+    """Lists names and functions of what is measured."""
     shape = (8, 21) if config.toy else config.matrix
     models = {"tiny": TINY} if config.toy else {name: trees.SIZES[name] for name in config.models}
     checked = TINY if config.toy else trees.SIZES["gpt-small"]._replace(layers=2)
@@ -95,12 +101,12 @@ def steps(config: Config, console: Console) -> Iterator[tuple[str, Callable[[], 
         n = 64 if config.toy else 2048
         yield "symmetric kernel", functools.partial(gpu_numbers.symmetric_kernel, n)
     for name, size in models.items():
-        yield f"updates of {name}", functools.partial(updates, size, config, console)
-    yield "step of the trainer", functools.partial(step_of_the_trainer, config, console)
+        yield f"updates of {name}", functools.partial(updates, size, config)
+    yield "step of the trainer", functools.partial(step_of_the_trainer, config)
 
 
-def updates(size: trees.Size, config: Config, console: Console) -> Figures:
-    """Time and memory of whole updates in turn; each call takes the state that the last left."""
+def updates(size: trees.Size, config: Config) -> Figures:
+    """Measures time and memory of whole updates in turn."""
     shapes = trees.shapes(size, dtype=jnp.bfloat16)  # Optax multiplies in the gradients' dtype
     params, grads = trees.random_like(shapes, 0), trees.random_like(shapes, 1)
     dims = {"muon_weight_dimension_numbers": omp.muon_dimension_numbers(shapes)}
@@ -114,11 +120,11 @@ def updates(size: trees.Size, config: Config, console: Console) -> Figures:
     programs, rows = {}, {}
     for name, (rule, method) in rules.items():
         with gpu_numbers.products_in(method.precision):
-            programs[name], rows[name] = compiled_update(rule, params, grads)
+            programs[name] = Update(rule, params, grads)
         polar: Any = method.polar
         needed = products.needed(size, polar, method.dtype)
-        rows[name]["tflop"] = products.flops(needed) / 1e12
-    seconds = timing.interleaved(programs, config.rounds, console, config.calls)
+        rows[name] = programs[name].figures | {"tflop": products.flops(needed) / 1e12}
+    seconds = timing.interleaved(programs, config.rounds, config.calls)
     for name, row in rows.items():
         row |= timing.median_and_quartiles(seconds[name])
         row["of_optax"] = float(np.median(seconds[name] / seconds[REFERENCE]))
@@ -126,48 +132,23 @@ def updates(size: trees.Size, config: Config, console: Console) -> Figures:
     return {"rows": rows, "peak_bytes_in_use": stats.get("peak_bytes_in_use")}
 
 
-def compiled_update(rule: Any, params: Any, grads: Any) -> tuple[Callable[[], Any], Figures]:
-    """A function that makes the next update, and what its compilation tells."""
-    state = jax.jit(rule.init)(params)
-    begin = time.perf_counter()
-    compiled = jax.jit(rule.update, donate_argnums=1).lower(grads, state, params).compile()
-    seconds = time.perf_counter() - begin
-
-    def update() -> Any:
-        nonlocal state
-        made, state = compiled(grads, state, params)
-        return made
-
-    memory: Any = compiled.memory_analysis()
-    return update, {"compile_s": seconds, "temporary_bytes": memory.temp_size_in_bytes}
-
-
-def step_of_the_trainer(config: Config, console: Console) -> Figures:
-    """Seconds, tokens a second and the optimizer's share of a training step of GPT-Small."""
+def step_of_the_trainer(config: Config) -> Figures:
+    """Measures seconds, tokens a second and the optimizer's share of a step of GPT-Small."""
     tiny = ModelConfig(n_layer=1, n_head=2, d_model=16, context=16)
     model = tiny if config.toy else PRESETS["gpt-small"][1].model
     vocabulary, tokens = (300, 32) if config.toy else (50_257, 16 * 2048)
     base = RunConfig(model=model)
-    return training_step.measure(
-        base, vocabulary, tokens, config.rounds, console, calls=config.calls
-    )
+    return training_step.measure(base, vocabulary, tokens, config.rounds, config.calls)
 
 
-def show(console: Console, rows: dict[str, Figures]) -> None:
-    """Prints the times of updates in Markdown."""
-    head = ["update", "ms", "of Optax's", "TFLOP/s", "temporary MB", "compile s"]
-    lines = [
-        [
-            name,
-            f"{1e3 * row['median_s']:.2f}",
-            f"{row['of_optax']:.3f}",
-            f"{row['tflop'] / row['median_s']:.0f}",
-            f"{row['temporary_bytes'] / 1e6:.0f}",
-            f"{row['compile_s']:.1f}",
-        ]
-        for name, row in rows.items()
-    ]
-    console.out(tables.markdown(head, lines))
+COLUMNS = (
+    columns.word("update", "name"),
+    columns.number("ms", "median_s", 2, 1e-3),
+    columns.number("of Optax's", "of_optax", 3),
+    ("TFLOP/s", lambda row: f"{row['tflop'] / row['median_s']:.0f}"),
+    columns.number("temporary MB", "temporary_bytes", 0, 1e6),
+    columns.number("compile s", "compile_s"),
+)
 
 
 if __name__ == "__main__":

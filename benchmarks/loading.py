@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from rich.console import Console
 
 from benchmarks import timing
 from examples.trainer.data.loader import Loader
@@ -19,14 +18,16 @@ from examples.trainer.training import sharding
 STEPS = 20  # that are timed together
 TEXT = 20_000_000  # tokens of the text, 40 MB on disk
 
-Step = Callable[[Any], jax.Array]
-"""Takes a training step on a batch and returns its loss."""
-
 
 def measure(
-    step: Step, rows: int, context: int, vocabulary: int, mesh: Mesh, rounds: int, console: Console
+    step: Callable[[Any], jax.Array],
+    rows: int,
+    context: int,
+    vocabulary: int,
+    mesh: Mesh,
+    rounds: int,
 ) -> dict[str, Any]:
-    """Tokens per second of both ways, timed in turn, and the ratio of the rounds' median.
+    """Measures tokens per second of both ways in turn, and the ratio of the rounds' median.
 
     The text is random and lies in a file, as tokens of a run do. Nothing else is done between
     steps, so that a step waits for nothing but its batch.
@@ -48,7 +49,7 @@ def measure(
         needed = range((rounds + 2) * STEPS)
         with prefetch(lambda i: place_batch(loader, i, place), needed) as ahead:
             programs = {"same batch": same, "read ahead": read}
-            seconds = timing.interleaved(programs, rounds, console)
+            seconds = timing.interleaved(programs, rounds)
     tokens = STEPS * rows * context
     return {
         "tokens_per_second": {name: tokens / float(np.median(s)) for name, s in seconds.items()},

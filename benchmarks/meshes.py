@@ -10,23 +10,26 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
+def sizes(text: str) -> dict[str, int]:
+    """Reads the axes of a mesh, as ``"data=4,model=2"``."""
+    return {name: int(size) for name, size in (part.split("=") for part in text.split(","))}
+
+
 def simulated(text: str) -> Mesh:
-    """The mesh that ``"data=4,model=2"`` describes, on simulated CPU devices.
+    """Makes the mesh that ``"data=4,model=2"`` describes, of simulated CPU devices.
 
     Call it before JAX uses any device, unless JAX has the right number of them already.
     """
-    sizes = {name: int(size) for name, size in (part.split("=") for part in text.split(","))}
-    count = math.prod(sizes.values())
+    axes = sizes(text)
+    count = math.prod(axes.values())
     if jax.config.jax_num_cpu_devices != count:  # ty: ignore[missing-attribute]
         jax.config.update("jax_num_cpu_devices", count)
     jax.config.update("jax_platforms", "cpu")
-    return jax.make_mesh(
-        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
-    )
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
 
 
 def placed(shapes: Any, mesh: Mesh, spec: str) -> Any:
-    """``shapes`` with shardings: matrices as ``spec`` says, everything else replicated."""
+    """Gives shapes their shardings: matrices as ``spec`` says, everything else replicated."""
     axes = spec.split(",")
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -52,10 +55,14 @@ def _matrix_spec(shape: tuple[int, ...], axes: Sequence[str], mesh: Mesh) -> Par
 
 
 def placed_state(state: Any, params: Any) -> Any:
-    """Shards state leaves that mirror a parameter like that parameter; replicates the others."""
+    """Shards state leaves that mirror a parameter like that parameter; replicates the others.
+
+    Without a mesh nothing is changed.
+    """
     by_path = dict(jax.tree_util.tree_leaves_with_path(params))
-    mesh = next(iter(by_path.values())).sharding.mesh
-    replicated = NamedSharding(mesh, PartitionSpec())
+    if not isinstance(sharding := next(iter(by_path.values())).sharding, NamedSharding):
+        return state
+    replicated = NamedSharding(sharding.mesh, PartitionSpec())
 
     def place(path: tuple[Any, ...], x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         candidates = (by_path[path[i:]] for i in range(len(path)) if path[i:] in by_path)
@@ -68,7 +75,7 @@ def placed_state(state: Any, params: Any) -> Any:
 
 
 def described(params: Any) -> list[str]:
-    """A line for each shape of matrices: how many there are, and how they are cut."""
+    """Writes a line for each shape of matrices: how many there are, and how they are cut."""
     kinds = collections.Counter(
         (x.shape, x.sharding.spec) for x in jax.tree.leaves(params) if len(x.shape) == 2
     )
@@ -84,7 +91,7 @@ def _along(names: str | tuple[str, ...] | None) -> str:
 
 
 def fewest_bytes(params: Any) -> int:
-    """The least that a device receives if N devices share the work on whole matrices evenly.
+    """Counts what a device receives at least if N devices share the work on matrices evenly.
 
     A device works on 1/N of the matrices and receives the shards of them that it lacks. Afterwards
     it receives its shards of all other matrices' results. If no matrix is replicated, each shard

@@ -12,10 +12,8 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure  # not pyplot, which may need a display
 from matplotlib.ticker import LogLocator
-from rich.console import Console
 
-from benchmarks import records, timing
-from examples.trainer.system import tables
+from benchmarks import columns, records, timing
 from optax_muonplus import coefficients, polar
 from optax_muonplus.matrices import normalize_matrix
 
@@ -58,7 +56,6 @@ class Config:
 
 def main(config: Config) -> None:
     """Measures and prints the table; writes it as JSON and draws it."""
-    console = Console(width=max(Console().width, 180))
     inputs = spectra(config)
     functions = {("exact", 0, "svd", "float32"): jax.jit(polar.svd)}
     for (method, dtype), (table, steps) in itertools.product(METHODS, RUNS):
@@ -74,23 +71,23 @@ def main(config: Config) -> None:
         functions[table, steps, method, dtype] = jax.jit(function)
     gaussian = inputs["gaussian"][0]
     programs = {name: functools.partial(f, gaussian) for name, f in functions.items()}
-    seconds = timing.interleaved(programs, config.rounds, console)
+    seconds = timing.interleaved(programs, config.rounds)
     rows = [
         dict(zip(("table", "steps", "method", "dtype"), name, strict=True))
         | {"ms_per_matrix": 1e3 * float(np.median(seconds[name])) / config.count}
         | {kind: accuracy(f(x), exact) for kind, (x, exact) in inputs.items()}
         for name, f in functions.items()
     ]
-    show(console, rows)
+    print(columns.table(rows, COLUMNS, left=4))
     if config.out is not None:
         name = f"polar-{config.short}x{config.long}-{jax.default_backend()}"
         record = {**records.describe_run("benchmarks.polar", config), "rows": rows}
-        records.write(config.out, name, record, console)
+        records.write(config.out, name, record)
         draw(rows, config, config.out / f"{name}.png")
 
 
 def spectra(config: Config) -> dict[str, tuple[jax.Array, np.ndarray]]:
-    """Matrices with two kinds of spectrum, and their exact polar factors by NumPy in float64."""
+    """Makes matrices with two kinds of spectrum, and their exact polar factors in float64."""
     random = np.random.default_rng(0)
     x = random.standard_normal((config.count, config.short, config.long))
     u, s, vh = np.linalg.svd(x, full_matrices=False)
@@ -101,7 +98,7 @@ def spectra(config: Config) -> dict[str, tuple[jax.Array, np.ndarray]]:
 
 
 def accuracy(result: jax.Array, exact: np.ndarray) -> dict[str, float]:
-    """Relative distance to the exact factor, and the norms' spread before and after ``col_row``."""
+    """Measures the relative distance to the exact factor, and the spread of norms."""
     o = np.asarray(result, np.float64)
     return {
         "distance": float(np.linalg.norm(o - exact) / np.linalg.norm(exact)),
@@ -111,7 +108,7 @@ def accuracy(result: jax.Array, exact: np.ndarray) -> dict[str, float]:
 
 
 def spreads(x: np.ndarray, suffix: str) -> dict[str, float]:
-    """Largest over smallest norm, of rows and of columns; ``suffix`` ends the names."""
+    """Divides the largest norm of rows and of columns by the smallest."""
     rows, columns = np.linalg.norm(x, axis=-1), np.linalg.norm(x, axis=-2)
     return {
         f"row_spread{suffix}": float(np.max(rows.max(-1) / rows.min(-1))),
@@ -119,28 +116,24 @@ def spreads(x: np.ndarray, suffix: str) -> dict[str, float]:
     }
 
 
-def show(console: Console, rows: list[dict[str, Any]]) -> None:
-    """Prints the table in Markdown, ready for the README."""
-    header = [
-        "table", "steps", "method", "products", "ms a matrix", "distance, Gaussian",
-        "distance, log-spaced", "row spread", "after", "col spread", "after",
-    ]  # fmt: skip
-    lines = []
-    for row in rows:
-        wide = row["log-spaced"]
-        norms = ("row_spread", "row_spread_after", "col_spread", "col_spread_after")
-        line = [
-            row["table"],
-            str(row["steps"] or ""),
-            row["method"],
-            row["dtype"],
-            f"{row['ms_per_matrix']:.1f}",
-            f"{row['gaussian']['distance']:.2e}",
-            f"{wide['distance']:.2e}",
-            *(f"{wide[name]:.4f}" for name in norms),
-        ]
-        lines.append(line)
-    console.out(tables.markdown(header, lines, left=4))
+def of_log_spaced(heading: str, key: str, form: str = ".4f") -> columns.Column:
+    """Makes a column of figures of the log-spaced spectrum."""
+    return heading, lambda row: f"{row['log-spaced'][key]:{form}}"
+
+
+COLUMNS = (
+    columns.word("table", "table"),
+    ("steps", lambda row: str(row["steps"] or "")),
+    columns.word("method", "method"),
+    columns.word("products", "dtype"),
+    columns.number("ms a matrix", "ms_per_matrix"),
+    ("distance, Gaussian", lambda row: f"{row['gaussian']['distance']:.2e}"),
+    of_log_spaced("distance, log-spaced", "distance", ".2e"),
+    of_log_spaced("row spread", "row_spread"),
+    of_log_spaced("after", "row_spread_after"),
+    of_log_spaced("col spread", "col_spread"),
+    of_log_spaced("after", "col_spread_after"),
+)
 
 
 def draw(rows: list[dict[str, Any]], config: Config, path: Path) -> None:

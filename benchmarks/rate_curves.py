@@ -34,17 +34,17 @@ Losses = dict[Run, float]
 
 
 def methods_of(losses: Losses) -> list[str]:
-    """The methods, in the order in which they come."""
+    """Lists the methods in the order of the runs."""
     return list(dict.fromkeys(run.method for run in losses))
 
 
 def seeds_of(losses: Losses) -> list[int]:
-    """The seeds, in the order in which they come."""
+    """Lists the seeds in the order of the runs."""
     return list(dict.fromkeys(run.seed for run in losses))
 
 
 def means(losses: Losses, method: str) -> dict[float, float]:
-    """The mean over seeds at each rate of a method."""
+    """Averages over seeds at each rate of a method."""
     rates = sorted({run.rate for run in losses if run.method == method})
     seeds = seeds_of(losses)
     return {
@@ -53,74 +53,56 @@ def means(losses: Losses, method: str) -> dict[float, float]:
 
 
 def rate_by_rate(losses: Losses, base: str) -> str:
-    """Mean losses at each rate, in Markdown; in brackets the difference to the base's at it."""
-    columns = {method: means(losses, method) for method in methods_of(losses)}
+    """Writes mean losses at each rate; in brackets the difference to the base's at it."""
+    found = {method: means(losses, method) for method in methods_of(losses)}
     lines = []
-    for rate in sorted({rate for column in columns.values() for rate in column}):
-        cells = []
-        for method, column in columns.items():
-            compared = method != base and rate in column and rate in columns[base]
-            difference = column[rate] - columns[base][rate] if compared else math.nan
-            cells.append(f"{written(column.get(rate))}{in_brackets(difference)}")
+    for rate in sorted({rate for column in found.values() for rate in column}):
+        cells = [
+            compared(column.get(rate), None if method == base else found[base].get(rate))
+            for method, column in found.items()
+        ]
         lines.append([f"{rate:g}", *cells])
-    return tables.markdown(["rate", *columns], lines, left=0)
+    return tables.markdown(["rate", *found], lines, left=0)
 
 
 def best_against_best(losses: Losses, base: str) -> str:
-    """The lowest loss of each method and seed, its rate, and the difference to the base's lowest.
+    """Writes the lowest loss of each method and seed, its rate, and the difference to the base's.
 
     A star marks a rate at an end of those that were tried: one beyond it may be better.
     """
     seeds = seeds_of(losses)
     head = ["best of its rates", *(f"seed {seed}" for seed in seeds), "mean", "difference"]
+    base_best = [best(losses, base, seed)[0] for seed in seeds]
     lines = []
-    base_mean = statistics.fmean(best(losses, base, seed).loss for seed in seeds)
     for method in methods_of(losses):
-        cells = []
-        for seed in seeds:
-            found, of_base = best(losses, method, seed), best(losses, base, seed)
-            difference = math.nan if method == base else found.loss - of_base.loss
-            star = "*" if found.at_an_end else ""
-            at = f"{written(found.loss)} at {found.rate:g}{star}"
-            cells.append(f"{at}{in_brackets(difference)}")
-        mean = statistics.fmean(best(losses, method, seed).loss for seed in seeds)
-        gap = signed(mean - base_mean) if method != base else ""
-        lines.append([method, *cells, written(mean), gap])
+        found = [best(losses, method, seed) for seed in seeds]
+        cells = [
+            compared(loss, None if method == base else other, f" at {rate:g}{star}")
+            for (loss, rate, star), other in zip(found, base_best, strict=True)
+        ]
+        mean = statistics.fmean(loss for loss, *_ in found)
+        gap = mean - statistics.fmean(base_best)
+        shown = f"{gap:+.4f}" if method != base and math.isfinite(gap) else ""
+        lines.append([method, *cells, compared(mean), shown])
     return tables.markdown(head, lines)
 
 
-class Best(NamedTuple):
-    """The lowest loss over the rates."""
-
-    loss: float
-    rate: float
-    at_an_end: bool
-
-
-def best(losses: Losses, method: str, seed: int) -> Best:
-    """The lowest loss of a method in a seed."""
+def best(losses: Losses, method: str, seed: int) -> tuple[float, float, str]:
+    """Finds the lowest loss of a method in a seed, its rate, and a star at an end of the rates."""
     found = {
         run.rate: loss for run, loss in losses.items() if (run.method, run.seed) == (method, seed)
     }
     rate = min(found, key=found.__getitem__)
-    return Best(found[rate], rate, rate in (min(found), max(found)))
+    return found[rate], rate, "*" if rate in (min(found), max(found)) else ""
 
 
-def written(loss: float | None) -> str:
-    """A loss as a cell; nothing where none was measured."""
+def compared(loss: float | None, other: float | None = None, at: str = "") -> str:
+    """Writes a loss, and in brackets its difference to another; nothing where there is none."""
     if loss is None:
         return ""
-    return f"{loss:.4f}" if math.isfinite(loss) else "diverged"
-
-
-def signed(difference: float) -> str:
-    """A difference with its sign; nothing where there is none."""
-    return f"{difference:+.4f}" if math.isfinite(difference) else ""
-
-
-def in_brackets(difference: float) -> str:
-    """A difference behind a loss."""
-    return f" ({signed(difference)})" if math.isfinite(difference) else ""
+    written = f"{loss:.4f}" if math.isfinite(loss) else "diverged"
+    gap = math.nan if other is None else loss - other
+    return f"{written}{at}{f' ({gap:+.4f})' if math.isfinite(gap) else ''}"
 
 
 def draw(losses: Losses, path: Path, which_rate: str) -> None:

@@ -59,7 +59,7 @@ def main(config: Config) -> None:
 
 
 def asked_for(config: Config) -> list[tuple[str, str]]:
-    """Pairs of a recipe and a machine."""
+    """Lists pairs of a recipe and a machine."""
     if unknown := sorted({*config.recipes} - set(ROWS)):
         raise SystemExit(f"There is no recipe {', '.join(unknown)}. Recipes are {', '.join(ROWS)}.")
     if config.machine:
@@ -69,7 +69,7 @@ def asked_for(config: Config) -> list[tuple[str, str]]:
 
 
 def table(records: dict[tuple[str, str], Any]) -> str:
-    """The figures in Markdown, ready for a README."""
+    """Writes the figures in Markdown, ready for a README."""
     head = ["`python -m examples.train`", "rows x pieces", "state GB", "peak GB", "of memory"]
     head += ["FLOPs share", "collectives", "received", "step", "MFU", "optimizer", "all steps"]
     lines = (
@@ -80,30 +80,23 @@ def table(records: dict[tuple[str, str], Any]) -> str:
 
 
 def cells(record: dict[str, Any]) -> list[str]:
-    """The figures of one row; without a time where no program came out."""
-    config, peaks = record["config"], record["programs"].values()
+    """Writes the figures of one row; without a time where no program came out."""
+    config, programs = record["config"], record["programs"]
     pieces = f"{record['rows_of_a_device']} x {config['accumulate']}"
     if record["fits"] is None:
         return [pieces, "", "unknown"]
-    peak = max(figures["peak_bytes"] for figures in peaks if "peak_bytes" in figures)
-    state = record["programs"]["init"].get("output_bytes", 0)
-    size = [
-        f"{state / 1e9:.2f}",
-        f"{peak / 1e9:.1f}",
-        f"{100 * peak / record['device_bytes']:.0f}%",
-    ]
+    peak = max(program.get("peak_bytes", 0) for program in programs.values())
+    state = programs["init"].get("output_bytes", 0)
+    share = f"{100 * peak / record['device_bytes']:.0f}%"
+    size = [pieces, f"{state / 1e9:.2f}", f"{peak / 1e9:.1f}", share]
     speed, received = record["estimate"], record["collectives"]
     if speed is None or received is None:
-        return [pieces, *size]
-    share = record["flops_per_device"] / record["flops_even_share"]
-    number = sum(kind["count"] for kind in received.values())
-    total = sum(kind["received_bytes"] for kind in received.values())
+        return size
     return [
-        pieces,
         *size,
-        f"{share:.3f}",
-        f"{number:,.0f}",
-        f"{total / 1e9:.1f} GB",
+        f"{record['flops_per_device'] / record['flops_even_share']:.3f}",
+        f"{sum(kind['count'] for kind in received.values()):,.0f}",
+        f"{sum(kind['received_bytes'] for kind in received.values()) / 1e9:.1f} GB",
         f"{speed['step_s']:.2f} s",
         f"{100 * speed['mfu']:.0f}%",
         f"{100 * speed['optimizer_share']:.1f}%",
@@ -112,7 +105,7 @@ def cells(record: dict[str, Any]) -> list[str]:
 
 
 def in_words(seconds: float) -> str:
-    """Minutes, hours or days."""
+    """Writes minutes, hours or days."""
     hours = seconds / 3600
     if hours < 2:
         return f"{60 * hours:.0f} min"

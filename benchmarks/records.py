@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
 
 import optax_muonplus as omp
+from examples.trainer.system.files import write_atomically
 
 
 def describe_machine() -> dict[str, str]:
-    """Device, processor and versions of packages."""
+    """Names the device, the processor and versions of packages."""
     packages = ("jax", "jaxlib", "optax")
     return {
         "device": jax.devices()[0].device_kind,
@@ -37,7 +37,7 @@ def _processor() -> str:
 
 
 def describe_run(module: str, config: Any) -> dict[str, Any]:
-    """The command, the machine and the configuration, with which every record begins.
+    """Says the command, the machine and the configuration, with which every record begins.
 
     Args:
       module: such as ``"benchmarks.step"``.
@@ -55,7 +55,7 @@ def describe_run(module: str, config: Any) -> dict[str, Any]:
 
 
 def flags(config: Any) -> list[str]:
-    """The options that differ from their defaults, as on the command line; ``out`` is left out."""
+    """Writes options that differ from their defaults as on a command line, without ``out``."""
     default = type(config)()
     arguments = []
     for field in dataclasses.fields(config):
@@ -72,11 +72,12 @@ def flags(config: Any) -> list[str]:
     return arguments
 
 
-def write(folder: Path | None, name: str, record: dict[str, Any], console: Console) -> None:
-    """Writes ``folder/name.json``; nothing without a folder."""
+def write(folder: Path | None, name: str, record: dict[str, Any], said: bool = True) -> None:
+    """Writes ``folder/name.json`` and prints that path; does nothing without a folder."""
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    console.print(f"written to {path}")
+    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+    if said:
+        print(f"written to {path}")

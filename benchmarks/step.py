@@ -2,21 +2,18 @@
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
 import optax
 import tyro
-from rich.console import Console
 
 import optax_muonplus as omp
-from benchmarks import parity, products, records, timing, trees
+from benchmarks import columns, parity, products, records, timing, trees
+from benchmarks.compiled import Update, compile_update
 from benchmarks.products import Product
-from examples.trainer.system import tables
 from optax_muonplus.matrices import Norm
 
 ADAMW = "optax.adamw"
@@ -28,32 +25,19 @@ DEEPER = 4  # times as many layers, to see what grows with the depth
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(trees.Options):
     """The update that is measured, and how often."""
 
-    tree: Literal["gpt-384", "gpt-small", "llama-350m", "llama-1b"] = "gpt-384"
-    """Shapes of the parameters."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of parameters, gradients and the operands of products, in all optimizers."""
     vocabulary: int = 0
     """Rows of an embedding, which AdamW updates in every optimizer of the table; 0 is none."""
     rounds: int = 15
     """How often each update is timed."""
-    layers: int | None = None
-    """Number of layers, if not the model's own."""
-    width: int | None = None
-    """Width, if not the model's own; the feed-forward width is scaled with it."""
-    out: Path | None = None
-    """Folder for the JSON file; nothing is written without it."""
 
 
-def optimizers(config: Config, dimension_numbers: Any) -> dict[str, optax.GradientTransformation]:
-    """The optimizers of the table; all treat the same parameters as matrices."""
-    dims: dict[str, Any] = {"muon_weight_dimension_numbers": dimension_numbers}
-    ours: dict[str, Any] = {
-        **dims,
-        "compute_dtype": None if config.dtype == "float32" else config.dtype,
-    }
+def optimizers(config: Config, shapes: Any) -> dict[str, optax.GradientTransformation]:
+    """Makes the optimizers of the table; all treat the same parameters as matrices."""
+    dims: dict[str, Any] = {"muon_weight_dimension_numbers": omp.muon_dimension_numbers(shapes)}
+    ours: dict[str, Any] = {**dims, "compute_dtype": config.compute_dtype}
     norms: tuple[Norm, ...] = ("col", "row", "col_row", "row_col")
     return {
         ADAMW: optax.adamw(0.01),
@@ -67,98 +51,60 @@ def optimizers(config: Config, dimension_numbers: Any) -> dict[str, optax.Gradie
 
 def main(config: Config) -> None:
     """Measures and prints the table; writes it with the machine's description as JSON."""
-    console = Console(width=max(Console().width, 180))  # the table is wide
-    size = trees.resized(trees.SIZES[config.tree], config.layers, config.width)
-    updates = compile_updates(config, size, console)
-    chains = products.chains(size, config.dtype)
-    programs: dict[str, Callable[[], Any]] = {name: x.run for name, x in updates.items()}
+    shapes = trees.shapes(config.size, config.vocabulary, config.dtype)
+    updates = compile_updates(config, shapes)
+    chains = products.chains(config.size, config.dtype)
+    programs: dict[str, Callable[[], Any]] = {**updates}
     programs |= {name: chain.run for name, chain in chains.items()}
-    seconds = timing.interleaved(programs, config.rounds, console)
+    seconds = timing.interleaved(programs, config.rounds)
     per_product = products.seconds_of_each(chains, seconds)
     rows = {}
     for name, update in updates.items():
         row = update.figures | timings(seconds[name], seconds[REFERENCE], seconds[MUON])
         if name != ADAMW:
             polar = "newton_schulz" if name in (REFERENCE, PLAIN) else "auto"
-            row |= work(size, config.dtype, polar, per_product, row["median_s"])
+            row |= work(config.size, config.compute_dtype, polar, per_product, row["median_s"])
         rows[name] = row
+    same, reference = updates[SAME_UPDATE](), updates[REFERENCE]()
+    difference = parity.largest_difference(same, reference, omp.partition_labels(shapes))
+    rates = {
+        "x".join(map(str, product)): {"gflop_per_s": 2 * math.prod(product) / s / 1e9}
+        for product, s in per_product.items()
+    }
+    print(columns.table(columns.named(rows), COLUMNS))
+    for product, rate in rates.items():
+        print(f"products alone, {product}: {rate['gflop_per_s']:.0f} GFLOP/s")
+    print(f"matrices of {SAME_UPDATE} against {REFERENCE}: {difference:.1e} apart at most")
     record = {
         **records.describe_run("benchmarks.step", config),
-        "largest_difference": parity.largest_difference(
-            updates[SAME_UPDATE].run()[0],
-            updates[REFERENCE].run()[0],
-            omp.partition_labels(trees.shapes(size, config.vocabulary, config.dtype)),
-        ),
-        "products": {
-            "x".join(map(str, product)): {"gflop_per_s": 2 * math.prod(product) / s / 1e9}
-            for product, s in per_product.items()
-        },
+        "largest_difference": difference,
+        "products": rates,
         "rows": rows,
     }
-    show(console, record)
-    changed = [f"{name}{value}" for name in ("width", "layers") if (value := getattr(config, name))]
-    parts = ["step", config.tree, *changed, config.dtype, jax.default_backend()]
-    records.write(config.out, "-".join(parts), record, console)
+    parts = ["step", config.tree, *config.changed, config.dtype, jax.default_backend()]
+    records.write(config.out, "-".join(parts), record)
 
 
-@dataclasses.dataclass
-class CompiledUpdate:
-    """An update ready to run, and what its compilation tells.
-
-    The state is donated, as in a training loop: each run goes on from the state of the one before.
-    """
-
-    program: Callable[..., Any]
-    grads: Any
-    state: Any
-    params: Any
-    figures: dict[str, Any]
-
-    def run(self) -> Any:
-        """The updates, and the new state."""
-        updates, self.state = self.program(self.grads, self.state, self.params)
-        return updates, self.state
-
-
-def compile_updates(
-    config: Config, size: trees.Size, console: Console
-) -> dict[str, CompiledUpdate]:
+def compile_updates(config: Config, shapes: Any) -> dict[str, Update]:
     """Compiles every row of the table, for the model and for :data:`DEEPER` times its layers."""
-    shapes = trees.shapes(size, config.vocabulary, config.dtype)
-    more_layers = size._replace(layers=DEEPER * size.layers)
+    more_layers = config.size._replace(layers=DEEPER * config.size.layers)
     deeper = trees.shapes(more_layers, config.vocabulary, config.dtype)
     params, grads = trees.random_like(shapes, 0), trees.random_like(shapes, 1)
-    deep = optimizers(config, omp.muon_dimension_numbers(deeper))
+    deep = optimizers(config, deeper)
     updates = {}
-    for name, tx in optimizers(config, omp.muon_dimension_numbers(shapes)).items():
-        console.print(f"compiling {name}")
-        compiled, seconds = compile_update(tx, shapes)
-        more, more_seconds = compile_update(deep[name], deeper)
-        state = jax.jit(tx.init)(params)
-        figures = {
-            "compile_s": seconds,
-            "compile_deeper_s": more_seconds,
-            "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
-            "temporary_deeper_bytes": more.memory_analysis().temp_size_in_bytes,
-            "state_bytes": sum(x.nbytes for x in jax.tree.leaves(state)),
+    for name, tx in optimizers(config, shapes).items():
+        print(f"compiling {name}")
+        updates[name] = Update(tx, params, grads)
+        more = compile_update(deep[name], deeper, donated=True).figures()
+        updates[name].figures |= {
+            "compile_deeper_s": more["compile_s"],
+            "temporary_deeper_bytes": more["temporary_bytes"],
         }
-        updates[name] = CompiledUpdate(compiled, grads, state, params, figures)
     return updates
 
 
-def compile_update(tx: optax.GradientTransformation, shapes: Any) -> tuple[Any, float]:
-    """The compiled update, whose state is donated, and the seconds that it took.
-
-    Tracing, lowering and compiling are in them.
-    """
-    state = jax.eval_shape(tx.init, shapes)
-    begin = time.perf_counter()
-    compiled = jax.jit(tx.update, donate_argnums=1).lower(shapes, state, shapes).compile()
-    return compiled, time.perf_counter() - begin
-
-
 def timings(seconds: np.ndarray, reference: np.ndarray, muon: np.ndarray) -> dict[str, Any]:
-    """Median, quartiles and ratios to two other updates; ratios are taken within each round."""
+    """Compares times with those of two other updates; ratios are taken within each round."""
     return {
         **timing.median_and_quartiles(seconds),
         "times_faster": float(np.median(reference / seconds)),
@@ -168,21 +114,21 @@ def timings(seconds: np.ndarray, reference: np.ndarray, muon: np.ndarray) -> dic
 
 def work(
     size: trees.Size,
-    dtype: str,
+    compute_dtype: str | None,
     polar: Literal["auto", "newton_schulz"],
     per_product: dict[Product, float],
     seconds: float,
 ) -> dict[str, float]:
-    """Operations of the method's products, and the share of the update's time that they take.
+    """Counts operations of the method's products, and their share of the update's time.
 
     Args:
       size: of the model.
-      dtype: of the products' operands.
-      polar: the method, as in :func:`optax_muonplus.muon`.
+      compute_dtype: as in :func:`optax_muonplus.muon`.
+      polar: the method, as there.
       per_product: seconds of each product on its own.
       seconds: of the whole update.
     """
-    needed = products.needed(size, polar, None if dtype == "float32" else dtype)
+    needed = products.needed(size, polar, compute_dtype)
     operations = products.flops(needed)
     alone = sum(count * per_product[product] for product, count in needed.items())
     return {
@@ -192,37 +138,25 @@ def work(
     }
 
 
-def show(console: Console, record: dict[str, Any]) -> None:
-    """Prints the table in Markdown, ready for the README."""
-    header = [
-        "update", "ms (quartiles)", "times faster", "over omp.muon",
-        "GFLOP", "GFLOP/s", "of products", "compile s",
-        f"{DEEPER}x layers", "temporary MB", f"{DEEPER}x layers", "state MB",
-    ]  # fmt: skip
-    lines = []
-    for name, row in record["rows"].items():
-        low, high = (1e3 * s for s in row["quartiles_s"])
-        work = [f"{row[k]:.{d}f}" if k in row else "" for k, d in _WORK]
-        line = [
-            name,
-            f"{1e3 * row['median_s']:.1f} ({low:.1f}-{high:.1f})",
-            f"{row['times_faster']:.2f}",
-            f"{row['percent_over_muon']:+.1f}%" if "muonplus" in name else "",
-            *work,
-            f"{row['compile_s']:.2f}",
-            f"{row['compile_deeper_s']:.2f}",
-            *(f"{row[k] / 1e6:.1f}" for k in _BYTES),
-        ]
-        lines.append(line)
-    console.out(tables.markdown(header, lines))
-    for product, rate in record["products"].items():
-        console.print(f"products alone, {product}: {rate['gflop_per_s']:.0f} GFLOP/s")
-    difference = record["largest_difference"]
-    console.print(f"matrices of {SAME_UPDATE} against {REFERENCE}: {difference:.1e} apart at most")
+def over_muon(row: columns.Row) -> str:
+    """Writes what the normalization adds, in percent."""
+    return f"{row['percent_over_muon']:+.1f}%" if "muonplus" in row["name"] else ""
 
 
-_WORK = (("gflop", 1), ("gflop_per_s", 0), ("share_of_products", 2))
-_BYTES = ("temporary_bytes", "temporary_deeper_bytes", "state_bytes")
+COLUMNS = (
+    columns.word("update", "name"),
+    ("ms (quartiles)", columns.milliseconds),
+    columns.number("times faster", "times_faster", 2),
+    ("over omp.muon", over_muon),
+    columns.number("GFLOP", "gflop"),
+    columns.number("GFLOP/s", "gflop_per_s", 0),
+    columns.number("of products", "share_of_products", 2),
+    columns.number("compile s", "compile_s", 2),
+    columns.number(f"{DEEPER}x layers", "compile_deeper_s", 2),
+    columns.number("temporary MB", "temporary_bytes", 1, 1e6),
+    columns.number(f"{DEEPER}x layers", "temporary_deeper_bytes", 1, 1e6),
+    columns.number("state MB", "state_bytes", 1, 1e6),
+)
 
 
 if __name__ == "__main__":

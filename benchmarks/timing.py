@@ -1,6 +1,5 @@
 """Times several programs in one process, in turn."""
 
-import collections
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
@@ -14,23 +13,22 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def interleaved(
-    programs: Mapping[Name, Callable[[], Any]], rounds: int, console: Console, calls: int = 1
+    programs: Mapping[Name, Callable[[], Any]], rounds: int, calls: int = 1
 ) -> dict[Name, np.ndarray]:
-    """Seconds of a call of each program in each round, which runs the programs one after the other.
+    """Measures seconds of a call of each program in each round, which runs them one by one.
 
     An untimed round comes first.
 
     Args:
       programs: functions of no arguments, which return arrays.
       rounds: how often each program is timed.
-      console: where progress is shown.
       calls: of a program in a round. They are all enqueued before the last is waited for, so that
         an accelerator does not wait for the host between them.
     """
     for program in programs.values():
         jax.block_until_ready(program())
-    seconds = collections.defaultdict(list)
-    for _ in track(range(rounds), "rounds", console=console):
+    seconds: dict[Name, list[float]] = {name: [] for name in programs}
+    for _ in track(range(rounds), "rounds", console=Console(stderr=True)):
         for name, program in programs.items():
             begin = time.perf_counter()
             for _ in range(calls):
@@ -41,6 +39,6 @@ def interleaved(
 
 
 def median_and_quartiles(seconds: np.ndarray) -> dict[str, Any]:
-    """What a record says of the times of one program."""
+    """Returns what a record says of the times of one program."""
     low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75])
     return {"median_s": float(median), "quartiles_s": [float(low), float(high)]}

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
@@ -67,18 +66,18 @@ class Case(NamedTuple):
 
 def main(config: Config) -> None:
     """Measures and prints the table; writes it with the machine's description as JSON."""
-    console = Console(width=max(Console().width, 180))  # the table is wide
+    record = records.describe_run("benchmarks.tracing", config)
     if config.against is None:
-        seconds, other = measure(cases(config), config.rounds, console), None
+        seconds, other = measure(cases(config), config.rounds), {}
     else:
-        seconds, other = compare(config, config.against, console)
-    show(console, seconds, other)
-    record = {**records.describe_run("benchmarks.tracing", config), "seconds": seconds}
-    records.write(config.out, NAME, record | ({"seconds_against": other} if other else {}), console)
+        seconds, other = compare(config, config.against)
+        record["seconds_against"] = other
+    print(table(seconds, other))
+    records.write(config.out, NAME, record | {"seconds": seconds})
 
 
 def cases(config: Config) -> dict[str, Case]:
-    """The rows of the table, for the version of the library that ``config`` names."""
+    """Makes the rows of the table, for the version of the library that ``config`` names."""
     mesh = meshes.simulated("data=4,model=2")  # first, as it sets the number of devices
     if config.library is not None:
         sys.path.insert(0, str(config.library.resolve()))
@@ -87,10 +86,10 @@ def cases(config: Config) -> dict[str, Case]:
     if config.library is not None and config.library.resolve() not in Path(omp.__file__).parents:
         raise ValueError(f"{config.library} has no optax_muonplus, or another is imported already")
 
-    size = trees.resized(trees.SIZES["gpt-384"], config.layers, config.width)
+    size = trees.Options(layers=config.layers, width=config.width).size
     deep = size._replace(layers=config.layers or 12)
-    kernel = jax.ShapeDtypeStruct((config.width, 4 * config.width), jnp.float32)
-    two = {"kernel": kernel, "bias": jax.ShapeDtypeStruct((4 * config.width,), jnp.float32)}
+    kernel = jax.ShapeDtypeStruct((config.width, 4 * config.width), np.float32)
+    two = {"kernel": kernel, "bias": jax.ShapeDtypeStruct((4 * config.width,), np.float32)}
     on_one_device = {"two leaves": two, f"{size.layers} layers": trees.shapes(size)}
     result = {}
     for name, shapes in on_one_device.items():
@@ -116,10 +115,10 @@ def cases(config: Config) -> dict[str, Case]:
     return result | {name: Case(lambda: omp.muonplus(0.02, **sharded), placed)}
 
 
-def measure(cases: Mapping[str, Case], rounds: int, console: Console) -> Seconds:
-    """Seconds of each stage, for all cases in turn, round after round."""
+def measure(cases: Mapping[str, Case], rounds: int) -> Seconds:
+    """Measures each stage, for all cases in turn, round after round."""
     seconds: Seconds = {name: {stage: [] for stage in STAGES} for name in cases}
-    for turn in track(range(rounds + 1), "rounds", console=console):
+    for turn in track(range(rounds + 1), "rounds", console=Console(stderr=True)):
         for name, case in cases.items():
             for stage, value in time_stages(case).items():
                 if turn > 0:  # the first round imports modules and fills tables
@@ -128,11 +127,9 @@ def measure(cases: Mapping[str, Case], rounds: int, console: Console) -> Seconds
 
 
 def time_stages(case: Case) -> dict[str, float]:
-    """CPU seconds that each stage takes once."""
+    """Measures the CPU seconds that each stage takes once."""
     tx = case.make()
-    state = jax.eval_shape(tx.init, case.shapes)
-    if hasattr(jax.tree.leaves(case.shapes)[0].sharding, "mesh"):
-        state = meshes.placed_state(state, case.shapes)
+    state = meshes.placed_state(jax.eval_shape(tx.init, case.shapes), case.shapes)
     jax.clear_caches()
     gc.collect()
     times = [time.process_time()]
@@ -145,12 +142,12 @@ def time_stages(case: Case) -> dict[str, float]:
     return dict(zip(STAGES, np.diff(times).tolist(), strict=True))
 
 
-def compare(config: Config, against: Path, console: Console) -> tuple[Seconds, Seconds]:
-    """The seconds of this version and of the other, without Optax's."""
+def compare(config: Config, against: Path) -> tuple[Seconds, Seconds]:
+    """Measures this version and the other in turn, without Optax's Muon."""
     options = ["--rounds", "1", "--width", str(config.width), "--no-rivals"]
     options += ["--layers", str(config.layers)] if config.layers else []
     results: tuple[Seconds, Seconds] = ({}, {})
-    for _ in track(range(config.rounds), "rounds", console=console):
+    for _ in track(range(config.rounds), "rounds", console=Console(stderr=True)):
         for result, library in zip(results, (config.library or ROOT, against), strict=True):
             one = measure_in_process([*options, "--library", str(library.resolve())])
             for name, stages in one.items():
@@ -160,15 +157,15 @@ def compare(config: Config, against: Path, console: Console) -> tuple[Seconds, S
 
 
 def measure_in_process(options: list[str]) -> Seconds:
-    """The seconds that this command measures in a new process."""
+    """Runs this command in a new process, for the seconds that it measures."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.tracing", *options, "--out", folder]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         return json.loads((Path(folder) / f"{NAME}.json").read_text())["seconds"]
 
 
-def show(console: Console, seconds: Seconds, other: Seconds | None) -> None:
-    """Prints medians in Markdown, and how many times faster this version is than the other."""
+def table(seconds: Seconds, other: Seconds) -> str:
+    """Writes medians, and how many times faster this version is than the other."""
     head = ["update", *(f"{stage} ms" for stage in STAGES)]
     head += [f"{stage}, times faster" for stage in STAGES if other]
     lines = []
@@ -178,7 +175,7 @@ def show(console: Console, seconds: Seconds, other: Seconds | None) -> None:
             ratios = (np.divide(other[name][stage], stages[stage]) for stage in STAGES)
             row += [f"{np.median(ratio):.2f}" for ratio in ratios]
         lines.append([name, *row])
-    console.out(tables.markdown(head, lines))
+    return tables.markdown(head, lines)
 
 
 if __name__ == "__main__":

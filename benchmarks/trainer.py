@@ -1,8 +1,8 @@
 """The optimizer's share of a training step, and how runs start: `python -m benchmarks.trainer`.
 
-The step of the trainer in `examples` is timed beside the forward and backward pass of the same
-model, in turn in one process; then with batches that are read ahead beside one batch that is there
-already. Then two whole runs are started, the first with an empty cache of compiled programs.
+The step of the trainer in `examples` and the forward and backward pass of the same model are timed
+in turn in one process; then a step with batches that are read ahead, and with one batch that is
+there already. Then two whole runs are started, the first with an empty cache of compiled programs.
 """
 
 import dataclasses
@@ -11,16 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import tyro
-from rich.console import Console
 
-from benchmarks import records, training_step
+from benchmarks import columns, records, training_step
 from examples.trainer.settings.presets import PRESETS
-from examples.trainer.system import tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,30 +42,35 @@ class Config:
 
 def main(config: Config) -> None:
     """Measures and prints the table; writes it with the machine's description as JSON."""
-    console = Console(width=max(Console().width, 120))
     base = PRESETS[config.preset][1]
     steps = {
-        str(tokens): training_step.measure(base, config.vocabulary, tokens, config.rounds, console)
+        str(tokens): training_step.measure(base, config.vocabulary, tokens, config.rounds)
         for tokens in config.tokens
     }
     record = {**records.describe_run("benchmarks.trainer", config), "steps": steps}
-    show(console, steps)
+    print(columns.table(rows_of(steps), COLUMNS, left=2))
+    for tokens, row in steps.items():
+        rates = row["tokens_per_second"].items()
+        written = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates)
+        print(
+            f"{tokens} tokens a step: tokens/s with the {written}; time with reading over time"
+            f" without {row['loading_ratio']:.3f}"
+        )
     if config.starts:
         record["seconds_to_first_step"] = starts(config.preset)
         for which, seconds in record["seconds_to_first_step"].items():
-            console.print(f"{which}: {seconds:.1f} s from the start to the end of the first step")
-    name = f"trainer-{config.preset}-{jax.default_backend()}"
-    records.write(config.out, name, record, console)
+            print(f"{which}: {seconds:.1f} s from the start to the end of the first step")
+    records.write(config.out, f"trainer-{config.preset}-{jax.default_backend()}", record)
 
 
 def starts(preset: str) -> dict[str, float]:
-    """Seconds from the start of a run to the end of its first step, without and with a cache."""
+    """Measures how soon runs end their first step, without and with a cache of programs."""
     with tempfile.TemporaryDirectory() as folder:
         return {which: start(preset, Path(folder), which) for which in ("first run", "second run")}
 
 
 def start(preset: str, folder: Path, name: str) -> float:
-    """The same for one run, whose caches are in ``folder``."""
+    """Measures seconds from the start of a run to its first step; caches are in ``folder``."""
     runs = ["--runs-dir", str(folder / "runs"), "--name", name]
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
     env.pop("JAX_COMPILATION_CACHE_DIR", None)
@@ -88,33 +92,30 @@ def start(preset: str, folder: Path, name: str) -> float:
         process.wait()
 
 
-def show(console: Console, steps: dict[str, Any]) -> None:
-    """Prints the table in Markdown, ready for the README."""
-    head = ["tokens", "step", "ms", "optimizer's share", "state MB", "in place", "temp. MB"]
-    lines = []
+def rows_of(steps: dict[str, Any]) -> Iterator[columns.Row]:
+    """Lists the rows of the table."""
     for tokens, row in steps.items():
-        alone = f"{1e3 * row['forward_and_backward_s']:.1f}"
-        lines.append([tokens, "forward and backward", alone])
+        alone = row["forward_and_backward_s"]
+        yield {"tokens": tokens, "step": "forward and backward", "median_s": alone}
         for name in training_step.NAMES:
-            one = row[name]
-            line = [
-                tokens,
-                name,
-                f"{1e3 * one['median_s']:.1f}",
-                f"{100 * one['optimizer_share']:.1f}%",
-                f"{one['state_bytes'] / 1e6:.1f}",
-                f"{100 * one['in_place_bytes'] / one['state_bytes']:.0f}%",
-                f"{one['temporary_bytes'] / 1e6:.1f}",
-            ]
-            lines.append(line)
-    console.out(tables.markdown(head, lines, left=2))
-    for tokens, row in steps.items():
-        rates = row["tokens_per_second"].items()
-        written = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates)
-        console.print(
-            f"{tokens} tokens a step: tokens/s with the {written}; time with reading over time"
-            f" without {row['loading_ratio']:.3f}"
-        )
+            in_place = row[name]["in_place_bytes"] / row[name]["state_bytes"]
+            yield {"tokens": tokens, "step": name, "in_place": in_place, **row[name]}
+
+
+def percent(heading: str, key: str, digits: int) -> columns.Column:
+    """Makes a column of shares in percent, empty where a row has none."""
+    return heading, lambda row: f"{100 * row[key]:.{digits}f}%" if key in row else ""
+
+
+COLUMNS = (
+    columns.word("tokens", "tokens"),
+    columns.word("step", "step"),
+    columns.number("ms", "median_s", 1, 1e-3),
+    percent("optimizer's share", "optimizer_share", 1),
+    columns.number("state MB", "state_bytes", 1, 1e6),
+    percent("in place", "in_place", 0),
+    columns.number("temp. MB", "temporary_bytes", 1, 1e6),
+)
 
 
 if __name__ == "__main__":

@@ -1,93 +1,65 @@
-"""A step of the trainer in `examples`, beside the forward and backward pass of the same model."""
+"""A step of the trainer in `examples`, and the forward and backward pass of the same model."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import numpy as np
-from rich.console import Console
 
 from benchmarks import loading, timing
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.training import optimizers, sharding
-from examples.trainer.training import program as training_program
-from examples.trainer.training.program import Program
+from examples.trainer.training.program import Program, make_program
 from examples.trainer.training.step import TrainState
 
 Name = Literal["adamw", "muon", "muonplus"]
 NAMES: tuple[Name, ...] = ("adamw", "muon", "muonplus")
 
 
-def make_program(base: RunConfig, name: Name, vocabulary: int) -> Program:
-    """The compiled functions of a training run."""
-    rule = dataclasses.replace(base.optimizer, name=name)
-    mesh = sharding.make_mesh("", jax.devices())
-    return training_program.make_program(base.model, rule, base.steps, 1, vocabulary, mesh)
-
-
 def measure(
-    base: RunConfig,
-    vocabulary: int,
-    tokens: int,
-    rounds: int,
-    console: Console,
-    names: Sequence[Name] = NAMES,
-    calls: int = 1,
+    base: RunConfig, vocabulary: int, tokens: int, rounds: int, calls: int = 1
 ) -> dict[str, Any]:
-    """Seconds and memory of a step with each optimizer, and what reading batches costs the last.
+    """Measures a step with each optimizer, and what reading batches costs the last of them.
 
     Args:
       base: settings of the run, with its model.
       vocabulary: size of the model's vocabulary.
       tokens: in a step.
       rounds: how often each step is timed.
-      console: where progress is shown.
-      names: the optimizers.
       calls: steps that are enqueued before the last is waited for.
     """
-    rows = tokens // base.model.context
+    context = base.model.context
+    rows = tokens // context
     mesh = sharding.make_mesh("", jax.devices())
-    place = sharding.of_batch(mesh)
-    ids = np.random.default_rng(0).integers(0, vocabulary, (2, rows, base.model.context))
-    batch = [jax.device_put(part.astype(np.int32), place) for part in ids]
+    ids = np.random.default_rng(0).integers(0, vocabulary, (2, rows, context))
+    batch = [jax.device_put(part.astype(np.int32), sharding.of_batch(mesh)) for part in ids]
     timed: dict[str, Callable[[], Any]] = {}
-    memory = {}
-    steppers = {}
-    for name in names:
-        program = make_program(base, name, vocabulary)
-        state = program.init(0)
+    for name in NAMES:
+        rule = dataclasses.replace(base.optimizer, name=name)
+        program = make_program(base.model, rule, base.steps, 1, vocabulary, mesh)
         if not timed:
-            params = program.init(1).params
             gradient = jax.jit(jax.value_and_grad(program.loss))
+            params = program.init(1).params
             timed["forward and backward"] = functools.partial(gradient, params, *batch)
-        step: Any = program.train_step  # compiled by jax.jit
-        compiled = step.lower(program.abstract, optimizers.Rates(0.0, 0.0), *batch).compile()
-        memory[name] = donated(compiled, state)
-        steppers[name] = Stepper(program, state)
-        timed[name] = functools.partial(steppers[name], *batch)
-    seconds = timing.interleaved(timed, rounds, console, calls)
-    context, last = base.model.context, steppers[names[-1]]
-    read = loading.measure(lambda x: last(*x), rows, context, vocabulary, mesh, rounds, console)
-    return {**read, **of_optimizers(seconds, memory)}
-
-
-def of_optimizers(
-    seconds: dict[str, np.ndarray], memory: dict[Name, dict[str, int]]
-) -> dict[str, Any]:
-    """The time of each step, and what of it the optimizer takes."""
+        timed[name] = Stepper(program, program.init(0), batch)
+    memory = {name: step.memory() for name, step in timed.items() if isinstance(step, Stepper)}
+    seconds = timing.interleaved(timed, rounds, calls)
     alone = seconds["forward and backward"]
+    figures = {
+        name: {
+            "median_s": float(np.median(seconds[name])),
+            "optimizer_share": float(np.median(1 - alone / seconds[name])),
+            **memory[name],
+        }
+        for name in NAMES
+    }
+    last: Any = timed[NAMES[-1]]
     return {
+        **loading.measure(lambda x: last.step(*x), rows, context, vocabulary, mesh, rounds),
         "forward_and_backward_s": float(np.median(alone)),
-        **{
-            name: {
-                "median_s": float(np.median(seconds[name])),
-                "optimizer_share": float(np.median(1 - alone / seconds[name])),
-                **figures,
-            }
-            for name, figures in memory.items()
-        },
+        **figures,
     }
 
 
@@ -97,20 +69,25 @@ class Stepper:
 
     program: Program
     state: TrainState
+    batch: list[jax.Array]
 
-    def __call__(self, *batch: jax.Array) -> jax.Array:
-        """Takes the next step and returns its loss."""
-        self.state, measured = self.program.train_step(
-            self.state, optimizers.Rates(0.01, 0.01), *batch
-        )
+    def __call__(self) -> jax.Array:
+        """Takes the next step on the batch and returns its loss."""
+        return self.step(*self.batch)
+
+    def step(self, *batch: jax.Array) -> jax.Array:
+        """Takes the next step on any batch."""
+        rates = optimizers.Rates(0.01, 0.01)
+        self.state, measured = self.program.train_step(self.state, rates, *batch)
         return measured.loss
 
-
-def donated(compiled: Any, state: TrainState) -> dict[str, int]:
-    """Bytes of the state, how many of them the step updates in place, and temporary bytes."""
-    memory = compiled.memory_analysis()
-    return {
-        "state_bytes": sum(x.nbytes for x in jax.tree.leaves(state)),
-        "in_place_bytes": memory.alias_size_in_bytes,
-        "temporary_bytes": memory.temp_size_in_bytes,
-    }
+    def memory(self) -> dict[str, int]:
+        """Counts bytes of the state, those that a step updates in place, and temporary ones."""
+        step: Any = self.program.train_step  # compiled by jax.jit
+        lowered = step.lower(self.program.abstract, optimizers.Rates(0.0, 0.0), *self.batch)
+        memory = lowered.compile().memory_analysis()
+        return {
+            "state_bytes": sum(x.nbytes for x in jax.tree.leaves(self.state)),
+            "in_place_bytes": memory.alias_size_in_bytes,
+            "temporary_bytes": memory.temp_size_in_bytes,
+        }

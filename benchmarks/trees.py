@@ -3,13 +3,20 @@
 Query, key and value are three matrices, where the GPT of the paper's code has one.
 """
 
-from typing import Any, NamedTuple
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from examples.trainer.settings import recipes
+
+Name = Literal[
+    "gpt-256", "gpt-384", "gpt-small", "gpt-base", "gpt-large", "gpt-huge",
+    "llama-60m", "llama-130m", "llama-350m", "llama-1b", "llama-7b",
+]  # fmt: skip
 
 
 class Size(NamedTuple):
@@ -31,15 +38,43 @@ SIZES = {
 }
 
 
-def resized(size: Size, layers: int | None, width: int | None) -> Size:
-    """``size`` with another depth or width; the feed-forward width is scaled with the width."""
-    width = width or size.width
-    feed_forward = size.feed_forward * width // size.width
-    return size._replace(layers=layers or size.layers, width=width, feed_forward=feed_forward)
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of every command that updates parameters of such shapes."""
+
+    tree: Name = "gpt-384"
+    """Shapes of the parameters."""
+    layers: int | None = None
+    """Number of layers, if not the model's own."""
+    width: int | None = None
+    """Width, if not the model's own; the feed-forward width is scaled with it."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of parameters and gradients."""
+    out: Path | None = None
+    """Folder for the JSON file; nothing is written without it."""
+
+    @property
+    def size(self) -> Size:
+        """The model's size with the depth and width that were asked for."""
+        size = SIZES[self.tree]
+        width = self.width or size.width
+        feed_forward = size.feed_forward * width // size.width
+        return Size(width, self.layers or size.layers, feed_forward, size.gated)
+
+    @property
+    def compute_dtype(self) -> str | None:
+        """The dtype of products, as the optimizers of this package take it."""
+        return None if self.dtype == "float32" else self.dtype
+
+    @property
+    def changed(self) -> list[str]:
+        """Parts of a file's name: the width and depth that are not the model's own."""
+        names = ("width", "layers")
+        return [f"{name}{value}" for name in names if (value := getattr(self, name))]
 
 
 def shapes(size: Size, vocabulary: int = 0, dtype: Any = jnp.float32) -> dict[str, Any]:
-    """A tree of shapes; without a vocabulary it has no embedding."""
+    """Makes a tree of shapes; without a vocabulary it has no embedding."""
 
     def kernel(fan_in: int, fan_out: int) -> dict[str, Any]:
         return {"kernel": jax.ShapeDtypeStruct((fan_in, fan_out), dtype)}
@@ -62,7 +97,7 @@ LAYER_AXES = {"^blocks/": 0}
 
 
 def scanned(tree: dict[str, Any]) -> dict[str, Any]:
-    """``tree`` with all blocks in one, whose leaves have a leading axis of layers."""
+    """Joins all blocks of a tree to one, with a leading axis of layers in each leaf."""
     blocks = [name for name in tree if name.startswith("block_")]
 
     def stack(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -76,7 +111,7 @@ def scanned(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def random_like(tree: Any, seed: int = 0) -> Any:
-    """Gaussian random arrays in the shapes of ``tree``."""
+    """Draws Gaussian arrays in the shapes of a tree."""
     leaves, treedef = jax.tree.flatten(tree)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     make = jax.jit(jax.random.normal, static_argnums=(1, 2))

@@ -110,6 +110,18 @@ class Target(NamedTuple):
             host=GPUS_OF_A_HOST,
         )
 
+    @property
+    def roofline(self) -> str:
+        """What the roofline of a GPU assumes, in words."""
+        r = self.rates
+        between = f"{(r.between_hosts or 0) / 1e9:.0f} between hosts of {GPUS_OF_A_HOST}"
+        return (
+            f"one kernel after another, each as long as its bytes at {r.memory / 1e12:.1f} TB/s or"
+            f" its products at {r.half / 1e12:.0f} TFLOP/s in 16 bits ({r.tf32 / 1e12:.0f} in TF32,"
+            f" {r.float32 / 1e12:.0f} in float32), whichever is longer, and collectives at"
+            f" {r.link / 1e9:.0f} GB/s ({between}). Nothing was autotuned."
+        )
+
 
 def parse(text: str) -> Target:
     """The target that ``"h100:8"``, ``"v5e:4x4"`` or ``"cpu:8"`` names.

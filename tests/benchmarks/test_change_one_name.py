@@ -1,7 +1,6 @@
 """`benchmarks.change_one_name` compares and resumes; its tables and picture say what it found."""
 
 import dataclasses
-import io
 import itertools
 import json
 import math
@@ -9,9 +8,8 @@ import math
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 
-from benchmarks import change_one_name, kept_runs, rate_curves
+from benchmarks import change_one_name, rate_curves
 from benchmarks.rate_curves import Run
 from examples.trainer.system.errors import UserError
 
@@ -35,9 +33,9 @@ def test_every_method_is_trained_once_and_kept(tmp_path, monkeypatch, capsys):
     assert all(abs(a - b) > 2e-4 for a, b in itertools.combinations(others, 2))
     assert b"<svg" in (tmp_path / "change-one-name-cpu.svg").read_bytes()
 
-    # A kill in the middle of the last line: that run alone is done again, with the same loss.
-    file = tmp_path / "change-one-name.jsonl"
-    file.write_bytes(file.read_bytes()[:-20])
+    # A kill after four runs: the fifth alone is done again, with the same loss.
+    file = tmp_path / "change-one-name-cpu.json"
+    file.write_text(json.dumps(record | {"rows": record["rows"][:-1]}))
     trained = []
     train = change_one_name.Script.train
     monkeypatch.setattr(
@@ -45,16 +43,11 @@ def test_every_method_is_trained_once_and_kept(tmp_path, monkeypatch, capsys):
     )
     change_one_name.main(config)
     assert len(trained) == 1 and "1 of 5 runs are to be done" in capsys.readouterr().out
-    assert json.loads((tmp_path / "change-one-name-cpu.json").read_text()) == record
+    assert json.loads(file.read_text()) == record
 
     # Another length of training is another run, another grid is not.
-    assert len(kept_of(dataclasses.replace(config, rates=(0.02, 0.04)))) == 5
-    assert not kept_of(dataclasses.replace(config, steps=4))
-
-
-def kept_of(config):
-    path = config.out / "change-one-name.jsonl"
-    return kept_runs.KeptRuns(path, change_one_name.about(config)).losses()
+    assert len(change_one_name.kept(dataclasses.replace(config, rates=(0.02, 0.04)))) == 5
+    assert not change_one_name.kept(dataclasses.replace(config, steps=4))
 
 
 def test_both_libraries_have_the_same_matrices():
@@ -103,10 +96,7 @@ LOSSES = {
 
 
 def printed(table):
-    console = Console(file=io.StringIO(), width=150)
-    console.out(table)
-    lines = console.file.getvalue().splitlines()
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
 
 
 def test_losses_of_a_rate_are_compared_with_the_base_at_it():
@@ -127,17 +117,18 @@ def test_the_best_of_each_seed_is_compared_and_an_end_of_the_grid_is_marked():
 
 
 def test_a_diverged_run_is_kept_as_one(tmp_path):
-    run = Run("base", 0.4, 0)
-    kept = kept_runs.KeptRuns(tmp_path / "new" / "runs.jsonl", {"steps": 3})
-    kept.add(run, math.inf)
-    assert "Infinity" not in kept.path.read_text() and kept.losses() == {run: math.inf}
+    config, losses = dataclasses.replace(TINY, out=tmp_path), {Run("base", 0.4, 0): math.inf}
+    change_one_name.keep(config, losses)
+    (file,) = tmp_path.iterdir()
+    assert "Infinity" not in file.read_text() and change_one_name.kept(config) == losses
 
 
-def test_a_line_that_is_no_run_is_named(tmp_path):
-    path = tmp_path / "runs.jsonl"
-    path.write_text('{"method": "base"}\n')
-    with pytest.raises(UserError, match="line 1 is a record without about, rate, seed"):
-        kept_runs.KeptRuns(path, {}).losses()
+@pytest.mark.parametrize("text", ["{", "[]", '{"rows": []}'])
+def test_a_file_without_losses_is_named(tmp_path, text):
+    path = tmp_path / "change-one-name-cpu.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"cpu\.json has no losses of runs .* move it away"):
+        change_one_name.kept(dataclasses.replace(TINY, out=tmp_path))
 
 
 def test_the_picture_leaves_out_what_diverged(tmp_path):

@@ -149,10 +149,9 @@ def test_an_asynchronous_collective_counts_once():
 def ours(layers, **changes):
     """The figures of our update for a GPT of width 32, every matrix cut along both mesh axes."""
     config = collectives.Config(layers=layers, width=32, rivals=False, **changes)
-    size = trees.resized(trees.SIZES[config.tree], config.layers, config.width)
-    placed = meshes.placed(trees.shapes(size), meshes.simulated(config.mesh), config.spec)
+    placed = meshes.placed(trees.shapes(config.size), meshes.simulated(config.mesh), config.spec)
     rows = collectives.optimizers(config, placed)
-    operations = collectives.method_operations(size, collectives.OURS, config.dtype)
+    operations = collectives.method_operations(config, collectives.OURS)
     return collectives.figures(rows[collectives.OURS], placed, operations)
 
 

@@ -41,5 +41,5 @@ def test_steps_that_fail_or_come_too_late_say_so(tmp_path):
 def test_the_float64_polynomial_is_the_iteration():
     x = gpu_numbers.spectra((8, 21))["log-spaced"]
     for table in ("jordan", "polar_express"):
-        found = omp.polar.newton_schulz(x.astype(np.float32), table, 5)
+        found = omp.polar.newton_schulz(x.astype(np.float32), omp.polar.Orthogonalize(table, 5))
         assert parity.distance(found, gpu_numbers.polynomial(x, table, 5)) < 1e-5

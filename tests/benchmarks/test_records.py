@@ -4,8 +4,6 @@ import dataclasses
 import json
 from pathlib import Path
 
-from rich.console import Console
-
 from benchmarks import records
 
 
@@ -32,7 +30,7 @@ def test_flags_spell_each_type_of_option_as_on_the_command_line():
 
 def test_record_holds_command_machine_and_options_but_not_the_output_folder(tmp_path):
     config = Config(library=Path("other"), out=tmp_path / "new")
-    records.write(config.out, "x", records.describe_run("a.b", config), Console(quiet=True))
+    records.write(config.out, "x", records.describe_run("a.b", config))
     record = json.loads((tmp_path / "new" / "x.json").read_text())
     assert record["command"] == "python -m a.b --library other"
     assert {"device", "processor", "jax", "optax_muonplus"} <= record["machine"].keys()
@@ -44,5 +42,5 @@ def test_record_holds_command_machine_and_options_but_not_the_output_folder(tmp_
 
 def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    records.write(None, "x", {"a": 1}, Console(quiet=True))
+    records.write(None, "x", {"a": 1})
     assert not list(tmp_path.iterdir())

@@ -42,7 +42,7 @@ def test_each_round_traces_anew():
 
     shapes = {"w": tracing.jax.ShapeDtypeStruct((2, 2), "float32")}
     case = tracing.Case(make, shapes)
-    tracing.measure({"sgd": case}, 3, tracing.Console(quiet=True))
+    tracing.measure({"sgd": case}, 3)
     assert len(traced) == 4  # one round is not counted
 
 
@@ -60,7 +60,7 @@ def test_compare_alternates_the_versions_and_keeps_their_seconds_apart(tmp_path,
         return {"muonplus": {"trace": [float(len(measured))]}}
 
     monkeypatch.setattr(tracing, "measure_in_process", measure)
-    ours, other = tracing.compare(TINY, tmp_path, tracing.Console(quiet=True))
+    ours, other = tracing.compare(TINY, tmp_path)
     assert measured == 2 * [str(tracing.ROOT), str(tmp_path)]
     assert ours == {"muonplus": {"trace": [1.0, 3.0]}}
     assert other == {"muonplus": {"trace": [2.0, 4.0]}}

@@ -3,7 +3,7 @@
 from typing import Any
 
 from examples.compiled_programs.forecast import programs
-from examples.compiled_programs.targets import GPUS_OF_A_HOST, Target
+from examples.compiled_programs.targets import Target
 from examples.trainer.settings.flops import training_flops_per_token
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.chips import CHIPS
@@ -16,11 +16,14 @@ XLA_DEFAULT = 0.75  # the share of a GPU's memory that JAX takes if nothing is s
 def record(
     config: RunConfig, mesh: dict[str, int], target: Target, found: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """The figures of a run: those of a step at the top, those of each program below."""
+    """Collects the figures of a run: those of a step at the top, those of each program below."""
     step = found["train_step"]
-    resident = {"evaluation": opt_state_bytes(found)}
+    # While the model is evaluated, the optimizer's state is on the device too.
+    state = found["init"].get("output_bytes")
+    params = found["evaluation"].get("argument_bytes")
+    resident = max(0, state - params) if state and params else 0
     for name, figures in found.items():
-        figures["fits"] = fits(figures, resident.get(name, 0), target)
+        figures["fits"] = fits(figures, resident if name == "evaluation" else 0, target)
     sizes = [figures["fits"] for figures in found.values()]
     return {
         "fits": False if False in sizes else None if None in sizes else True,
@@ -35,25 +38,13 @@ def record(
         "assumptions": assumptions(target),
         "attention": step.get("attention"),
         "mesh": mesh,
-        "rows_of_a_device": rows_of_a_device(config, mesh),
+        "rows_of_a_device": config.batch_size // (mesh["data"] * mesh["fsdp"] * config.accumulate),
         "programs": found,
     }
 
 
-def rows_of_a_device(config: RunConfig, mesh: dict[str, int]) -> int:
-    """Rows that a device works on at a time."""
-    return config.batch_size // (mesh["data"] * mesh["fsdp"] * config.accumulate)
-
-
-def opt_state_bytes(found: dict[str, dict[str, Any]]) -> int:
-    """Bytes of a device that the optimizer's state keeps while the model is evaluated."""
-    state = found["init"].get("output_bytes")
-    params = found["evaluation"].get("argument_bytes")
-    return max(0, state - params) if state and params else 0
-
-
 def fits(figures: dict[str, Any], resident: int, target: Target) -> bool | None:
-    """Whether a program fits the memory beside what is there already; None if it is unknown."""
+    """Tells whether a program fits the memory with what is there already; None if unknown."""
     if "failed" in figures:
         return None
     if "refused" in figures:
@@ -62,12 +53,12 @@ def fits(figures: dict[str, Any], resident: int, target: Target) -> bool | None:
 
 
 def usable(target: Target) -> float:
-    """Bytes of a device that programs can have."""
+    """Counts bytes of a device that programs can have."""
     return target.memory * (USABLE_OF_GPU if target.is_gpu else 1.0)
 
 
 def speed(config: RunConfig, target: Target, step: dict[str, Any]) -> dict[str, float] | None:
-    """Seconds of a step and what follows; None where no rates are known.
+    """Estimates seconds of a step and what follows; None where no rates are known.
 
     The first figures are those of a program that waits for every collective, those with `hidden`
     of one whose collectives all run beside its other work. The truth is between the two.
@@ -93,7 +84,7 @@ def speed(config: RunConfig, target: Target, step: dict[str, Any]) -> dict[str, 
 
 
 def assumptions(target: Target) -> str:
-    """What the figures rest on, in words."""
+    """Says what the figures rest on."""
     nothing = "Nothing was run: the figures are read from the compiled programs."
     if target.kind == "cpu":
         return f"{nothing} Simulated devices share this machine's memory; no time is estimated."
@@ -104,19 +95,11 @@ def assumptions(target: Target) -> str:
             f" collectives at {chip.link / 1e9:.0f} GB/s a chip, those of one axis of the slice."
             f" MFU is of {chip.peak / 1e12:.0f} TFLOP/s."
         )
-    rates = target.rates
-    between = f" ({(rates.between_hosts or 0) / 1e9:.0f} between hosts of {GPUS_OF_A_HOST})"
-    return (
-        f"{nothing} Time: one kernel after another, each as long as its bytes at"
-        f" {rates.memory / 1e12:.1f} TB/s or its products at {rates.half / 1e12:.0f} TFLOP/s in 16"
-        f" bits ({rates.tf32 / 1e12:.0f} in TF32), whichever is longer, and collectives at"
-        f" {rates.link / 1e9:.0f} GB/s{between}. Nothing was autotuned. MFU is of"
-        f" {chip.peak / 1e12:.0f} TFLOP/s."
-    )
+    return f"{nothing} Time: {target.roofline} MFU is of {chip.peak / 1e12:.0f} TFLOP/s."
 
 
 def thriftier(config: RunConfig, mesh: dict[str, int]) -> list[str]:
-    """Flags with which the same run needs less memory and computes the same; empty if none are."""
+    """Lists flags that save memory and compute the same; empty if there are none."""
     flags = [] if config.model.remat else ["--model.remat"]
     most = config.batch_size // (mesh["data"] * mesh["fsdp"])
     if config.accumulate < most:

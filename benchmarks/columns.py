@@ -1,0 +1,36 @@
+"""Tables of figures in Markdown: a column is a heading, and a function that writes its cells."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from examples.trainer.system import tables
+
+Row = Mapping[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+
+
+def table(rows: Iterable[Row], columns: Sequence[Column], left: int = 1) -> str:
+    """Writes a table; its first columns, ``left`` of them, hold words."""
+    head = [heading for heading, _ in columns]
+    return tables.markdown(head, [[cell(row) for _, cell in columns] for row in rows], left)
+
+
+def named(rows: Mapping[str, Row]) -> list[Row]:
+    """Lists rows, each with its name as ``"name"``."""
+    return [{"name": name, **row} for name, row in rows.items()]
+
+
+def word(heading: str, key: str) -> Column:
+    """Makes a column of words."""
+    return heading, lambda row: row[key]
+
+
+def number(heading: str, key: str, digits: int = 1, unit: float = 1) -> Column:
+    """Makes a column of numbers in a unit, empty where a row has none."""
+    return heading, lambda row: f"{row[key] / unit:.{digits}f}" if key in row else ""
+
+
+def milliseconds(row: Row) -> str:
+    """Writes the median time and its quartiles."""
+    low, high = (1e3 * s for s in row["quartiles_s"])
+    return f"{1e3 * row['median_s']:.1f} ({low:.1f}-{high:.1f})"

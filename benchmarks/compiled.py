@@ -1,0 +1,61 @@
+"""Updates that are compiled, to be run or to be read."""
+
+import time
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from benchmarks import meshes
+
+
+class Compiled(NamedTuple):
+    """A compiled update, and the seconds that tracing, lowering and compiling took."""
+
+    lowered: Any
+    program: Any
+    seconds: float
+
+    def figures(self) -> dict[str, Any]:
+        """Returns what the compilation tells: seconds, and bytes of one device."""
+        memory = self.program.memory_analysis()
+        return {
+            "temporary_bytes": memory.temp_size_in_bytes,
+            "argument_bytes": memory.argument_size_in_bytes,
+            "output_bytes": memory.output_size_in_bytes,
+            "compile_s": self.seconds,
+        }
+
+
+def compile_update(
+    tx: optax.GradientTransformation, params: Any, *, donated: bool = False, options: Any = None
+) -> Compiled:
+    """Compiles an update of parameters, of which shapes suffice.
+
+    Args:
+      tx: the optimizer.
+      params: arrays or shapes; gradients and state are sharded like them.
+      donated: whether the state's memory is reused, as in a training loop.
+      options: of the compiler.
+    """
+    state = meshes.placed_state(jax.eval_shape(tx.init, params), params)
+    begin = time.perf_counter()
+    lowered = jax.jit(tx.update, donate_argnums=1 if donated else ()).lower(params, state, params)
+    program = lowered.compile(compiler_options=options)
+    return Compiled(lowered, program, time.perf_counter() - begin)
+
+
+class Update:
+    """An update ready to run: each call goes on from the state of the call before."""
+
+    def __init__(self, tx: optax.GradientTransformation, params: Any, grads: Any):
+        compiled = compile_update(tx, params, donated=True)
+        self.program, self.params, self.grads = compiled.program, params, grads
+        self.state = jax.jit(tx.init)(params)
+        self.figures = compiled.figures()
+        self.figures["state_bytes"] = sum(x.nbytes for x in jax.tree.leaves(self.state))
+
+    def __call__(self) -> Any:
+        """Makes the next updates."""
+        updates, self.state = self.program(self.grads, self.state, self.params)
+        return updates
