@@ -1,22 +1,18 @@
 """Sweeps: each run is done once and in full, by one process or several."""
 
 import dataclasses
-import io
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import unittest.mock
 
 import pytest
 from filelock import FileLock
-from rich.console import Console
 
 from examples import report, sweep
 from examples.experiments.sweeps import run as sweep_run
-from examples.experiments.sweeps.display import SweepDisplay
 from examples.experiments.sweeps.grid import Grid, Trial
 from examples.experiments.sweeps.ledger import Ledger
 from examples.experiments.sweeps.results import MUON
@@ -152,16 +148,6 @@ def test_run_finished_by_another_process_is_not_claimed(tmp_path):
     (trial, lock) = sweep_run.claim(plan, tmp_path, Late(tmp_path), unittest.mock.Mock())
     assert trial == Trial(MUON, 0.2, 0)
     lock.release()
-
-
-def test_live_table_ends_with_all_finished_runs(tmp_path):
-    shown, ledger = io.StringIO(), Ledger(tmp_path)
-    console = Console(file=shown, force_terminal=True, width=100)
-    with SweepDisplay(console, Grid(optimizers=("muon",), rates=(0.1, 0.2)), ledger) as display:
-        display.show("a run")
-        ledger.add(Trial(MUON, 0.1, 0), result(2.5))
-        ledger.add(Trial(MUON, 0.2, 0), result(2.0))
-    assert re.search(r"Muon +2 +0\.2 +2\.0000 +1", shown.getvalue())
 
 
 def test_folder_of_another_sweep_is_refused(done, text, capsys):

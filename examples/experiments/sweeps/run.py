@@ -6,8 +6,10 @@ compiled program.
 """
 
 import contextlib
+import math
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -16,7 +18,6 @@ from rich.console import Console
 
 from examples.experiments.sweeps import grid, plan
 from examples.experiments.sweeps.command_line import NewSweep
-from examples.experiments.sweeps.display import SweepDisplay
 from examples.experiments.sweeps.grid import Trial
 from examples.experiments.sweeps.ledger import Ledger, measured
 from examples.experiments.sweeps.report import write_report
@@ -25,13 +26,22 @@ from examples.trainer.data.prepare import prepare
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.compilation import keep_compiled_programs
 from examples.trainer.runs.loop import execute
+from examples.trainer.runs.progress import Display
 from examples.trainer.runs.writer import only_writer
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import Diverged
 from examples.trainer.training import sharding
+from examples.trainer.training.evaluate import Evaluation
 from examples.trainer.training.setup import assemble, check
 
 PAUSE = 5.0  # seconds between checks of what other processes have finished
+
+
+class RunDisplay(Display):
+    """The trainer's display of a run, without a line for each evaluation."""
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        """Prints nothing: the result of a run is one line."""
 
 
 def sweep(asked: NewSweep, preset: str) -> int:
@@ -44,26 +54,33 @@ def sweep(asked: NewSweep, preset: str) -> int:
     folder = Path(asked.config.runs_dir) / (asked.config.name or f"sweep-{preset}")
     plan.keep(folder, asked, preset, dataset)
     ledger = Ledger(folder)
-    with SweepDisplay(console, asked.grid, ledger) as display:
-        while work := claim(asked.grid, folder, ledger, display):
-            trial, lock = work
-            with lock:
-                stopped_by = run_trial(trial, asked, dataset, folder, ledger, display)
-            if stopped_by:
-                console.print("stopped; the same command continues.")
-                return exit_status.of_signal(stopped_by)
+    console.print(f"{grid.count(asked.grid)} runs, {done(asked.grid, ledger)} of them done")
+    while work := claim(asked.grid, folder, ledger, console.print):
+        trial, lock = work
+        with lock:
+            stopped_by = run_trial(trial, asked, dataset, folder, ledger, console)
+        if stopped_by:
+            console.print("stopped; the same command continues.")
+            return exit_status.of_signal(stopped_by)
     console.print(f"tables and figures  {write_report([folder], folder)}")
     return 0
 
 
+def done(asked: grid.Grid, ledger: Ledger) -> int:
+    """Counts the finished runs of a grid."""
+    losses = ledger.losses()
+    return sum(trial in losses for trial in grid.wanted(asked, losses))
+
+
 def claim(
-    asked: grid.Grid, folder: Path, ledger: Ledger, display: SweepDisplay
+    asked: grid.Grid, folder: Path, ledger: Ledger, say: Callable[[str], None]
 ) -> tuple[Trial, FileLock] | None:
-    """The next run that no process is doing, locked; None when all runs are finished.
+    """Locks the next run that no process is doing; returns None when all runs are finished.
 
     Waits while other processes do the remaining runs.
     """
     (folder / "locks").mkdir(exist_ok=True)
+    waiting = False
     while True:
         losses = ledger.losses()
         left = [trial for trial in grid.wanted(asked, losses) if trial not in losses]
@@ -76,35 +93,35 @@ def claim(
                 if trial not in ledger.losses():  # another process may just have finished it
                     return trial, lock
                 lock.release()
-        display.wait()
+        if not waiting:
+            say("waiting for the runs of other processes ...")
+        waiting = True
         time.sleep(PAUSE)
 
 
 def run_trial(
-    trial: Trial,
-    asked: NewSweep,
-    dataset: Dataset,
-    folder: Path,
-    ledger: Ledger,
-    display: SweepDisplay,
+    trial: Trial, asked: NewSweep, dataset: Dataset, folder: Path, ledger: Ledger, console: Console
 ) -> int:
-    """Does a run or the rest of it, and records its result; the signal that stopped it, or 0."""
+    """Does a run or the rest of it and records its result; returns the signal that stopped it."""
     config = grid.configure(asked.config, asked.grid, trial, str(folder / "runs"))
     own_folder = Path(config.runs_dir) / trial.name
     if not (own_folder / "config.json").exists():
         shutil.rmtree(own_folder, ignore_errors=True)  # left by a process that was killed
         run_folder.create(own_folder, config, dataset)
-    mesh = sharding.make_mesh(asked.mesh, jax.devices())
-    setup = assemble(config, dataset, mesh)
+    setup = assemble(config, dataset, sharding.make_mesh(asked.mesh, jax.devices()))
     started, diverged_at = time.monotonic(), None
-    reporter = display.of(trial, config.steps)
+    console.print(f"{trial.name} ...")
     try:
-        with only_writer(own_folder, display.console.print):
-            outcome = execute(setup, own_folder, reporter, lambda state, step: None)
+        with only_writer(own_folder, console.print):
+            display = RunDisplay(console, config.steps)
+            outcome = execute(setup, own_folder, display, lambda state, step: None)
         if outcome.stopped_by:
             return outcome.stopped_by
     except Diverged as error:
         diverged_at = error.step
-    ledger.add(trial, measured(own_folder, diverged_at, time.monotonic() - started))
-    display.finished(trial)
+    result = measured(own_folder, diverged_at, time.monotonic() - started)
+    ledger.add(trial, result)
+    loss = f"{result.loss:.4f}" if math.isfinite(result.loss) else "diverged"
+    count = f"({done(asked.grid, ledger)} of {grid.count(asked.grid)})"
+    console.print(f"{trial.name}  {loss}  {count}")
     return 0

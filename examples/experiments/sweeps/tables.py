@@ -1,12 +1,13 @@
 """The results of sweeps as Markdown tables: those of the paper, for the runs at hand."""
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from examples.experiments.sweeps.cells import difference, perplexity, ppl, rate_of, spread
 from examples.experiments.sweeps.grid import Method
 from examples.experiments.sweeps.results import ADAMW, MUON, NORMS, Sweep
 from examples.trainer.system import tables
@@ -15,27 +16,57 @@ markdown = functools.partial(tables.markdown, padded=False)
 POLYNOMIALS = ("you", "jordan", "polar_express")
 
 
+def perplexity(losses: Iterable[float]) -> float:
+    """Averages the perplexity over seeds."""
+    return statistics.fmean(math.exp(min(loss, 700.0)) for loss in losses)
+
+
+def spread(values: Iterable[float], digits: int) -> str:
+    """Writes the mean, and the standard deviation if there is more than one value."""
+    values = list(values)
+    if not all(map(math.isfinite, values)):
+        return "diverged"
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{deviation}"
+
+
+def ppl(losses: Iterable[float]) -> str:
+    """Writes the mean perplexity of some runs."""
+    losses = list(losses)
+    return f"{perplexity(losses):.2f}" if all(map(math.isfinite, losses)) else "diverged"
+
+
+def best_ppl(sweep: Sweep, method: Method) -> str:
+    """Writes the perplexity of a method at its best rate; nothing if it was not run."""
+    return ppl(sweep.best(method).values()) if method in sweep.methods() else ""
+
+
+def difference(sweep: Sweep, method: Method) -> str:
+    """Writes the difference of a method's losses from Muon's, by seed."""
+    if MUON not in sweep.methods() or method == MUON:
+        return ""
+    return spread(sweep.gaps(method, MUON), 4)
+
+
+def rate_of(sweep: Sweep, method: Method) -> str:
+    """Writes the best rate, with a star if it is the lowest or highest that was tried."""
+    return f"{sweep.best_rate(method):g}{'*' if sweep.at_edge(method) else ''}"
+
+
 def best_of_each(sweep: Sweep) -> str:
-    """Every method at its own best rate; differences are between runs with the same seed."""
+    """Writes every method at its own best rate; differences are between runs of one seed."""
     rows = []
     for method in sweep.methods():
-        best = sweep.best(method)
-        rows.append(
-            [
-                method.name,
-                rate_of(sweep, method),
-                spread(list(best.values()), 4),
-                spread([math.exp(min(loss, 700.0)) for loss in best.values()], 2),
-                difference(sweep, method, MUON),
-                str(len(best)),
-            ]
-        )
+        losses = sweep.best(method).values()
+        name, rate, gap = method.name, rate_of(sweep, method), difference(sweep, method)
+        perplexities = spread([math.exp(min(loss, 700.0)) for loss in losses], 2)
+        rows.append([name, rate, spread(losses, 4), perplexities, gap, str(len(losses))])
     head = ["method", "rate", "validation loss", "perplexity", "loss - Muon's", "seeds"]
     return markdown(head, rows)
 
 
 def gains(sweeps: Sequence[Sweep]) -> str:
-    """Muon and the best Muon+ of each sweep, each at its best rate; differences by seed.
+    """Writes Muon and the best Muon+ of each sweep, each at its best rate; differences by seed.
 
     Muon+ with Muon's Frobenius norm has a separate row.
     """
@@ -45,26 +76,23 @@ def gains(sweeps: Sequence[Sweep]) -> str:
             cells = [
                 cell
                 for method in (MUON, plus)
-                for cell in (rate_of(sweep, method), spread(list(sweep.best(method).values()), 4))
+                for cell in (rate_of(sweep, method), spread(sweep.best(method).values(), 4))
             ]
             norm = f"{plus.norm} matched norm" if plus.frobenius == "matched" else plus.norm
-            rows.append([sweep.name, *cells, norm, difference(sweep, plus, MUON)])
+            rows.append([sweep.name, *cells, norm, difference(sweep, plus)])
     head = ["sweep", "Muon's rate", "Muon", "Muon+'s rate", "Muon+", "norm", "Muon+ - Muon"]
     return markdown(head, rows)
 
 
 def by_norm(sweeps: Sequence[Sweep]) -> str:
-    """The paper's table "Best validation perplexity under different normalization directions"."""
-    rows = []
-    for sweep in sweeps:
-        found = {method.norm: ppl(sweep.best(method).values()) for method in sweep.plus()}
-        muon = ppl(sweep.best(MUON).values()) if MUON in sweep.methods() else ""
-        rows.append([sweep.name, muon, *(found.get(norm, "") for norm in NORMS)])
+    """Writes the paper's table "Best validation perplexity under different normalization..."."""
+    norms = [Method("muonplus", norm, "jordan", "free") for norm in NORMS]
+    rows = [[s.name, *(best_ppl(s, method) for method in (MUON, *norms))] for s in sweeps]
     return markdown(["model", "none", *NORMS], rows)
 
 
 def by_rate(sweep: Sweep) -> str:
-    """The paper's full sweep, with the first seed; the best value of each row is bold."""
+    """Writes the paper's full sweep, with the first seed; the best value of each row is bold."""
     methods = [method for method in (MUON, *sweep.plus()) if method in sweep.methods()]
     rates = sorted({rate for method in methods for rate in sweep.rates(method)})
     rows = []
@@ -81,7 +109,7 @@ def by_rate(sweep: Sweep) -> str:
 
 
 def adamw_rates(sweep: Sweep) -> str:
-    """AdamW in a separate table, since its rates are different."""
+    """Writes AdamW in a separate table, since its rates are different."""
     rates = sweep.rates(ADAMW)
     return markdown(
         ["rate", *(f"{rate:g}" for rate in rates)],
@@ -90,7 +118,7 @@ def adamw_rates(sweep: Sweep) -> str:
 
 
 def by_polar(sweeps: Sequence[Sweep], orthos: Sequence[str]) -> str:
-    """The paper's ablation of the polar step: Muon and the best Muon+ with each."""
+    """Writes the paper's ablation of the polar step: Muon and the best Muon+ with each."""
     rows = []
     for sweep in sweeps:
         for ortho in orthos:
@@ -110,20 +138,19 @@ def by_polar(sweeps: Sequence[Sweep], orthos: Sequence[str]) -> str:
 
 
 def by_size(sweeps: Sequence[Sweep]) -> str:
-    """The paper's table "Matching Frobenius norm": Muon+ with the norm of its input."""
+    """Writes the paper's table "Matching Frobenius norm": Muon+ with the norm of its input."""
     rows = []
     for sweep in sweeps:
         for method in sweep.plus():
-            matched = Method("muonplus", method.norm, "jordan", "matched")
+            matched = dataclasses.replace(method, frobenius="matched")
             if matched in sweep.methods():
-                muon = ppl(sweep.best(MUON).values()) if MUON in sweep.methods() else ""
-                both = [ppl(sweep.best(one).values()) for one in (method, matched)]
-                rows.append([sweep.name, method.norm, muon, *both])
+                cells = [best_ppl(sweep, one) for one in (MUON, method, matched)]
+                rows.append([sweep.name, method.norm, *cells])
     return markdown(["model", "norm", "Muon", "Muon+", "Muon+ with Muon's norm"], rows)
 
 
 def steps_to(curve: Sequence[tuple[int, float]], target: float) -> float | None:
-    """The step at which a curve, interpolated linearly, first reaches a loss, or None."""
+    """Finds where a curve, interpolated linearly, first reaches a loss; None if nowhere."""
     steps, losses = np.transpose(np.asarray(curve, float))
     below = np.flatnonzero(losses <= target)
     if not len(below):
@@ -135,7 +162,7 @@ def steps_to(curve: Sequence[tuple[int, float]], target: float) -> float | None:
 
 
 def to_the_same_loss(sweeps: Sequence[Sweep]) -> str:
-    """The paper's table "Training cost required to reach a target loss", by validation loss."""
+    """Writes the paper's table "Training cost required to reach a target loss"."""
     rows = []
     for sweep in sweeps:
         if MUON not in sweep.methods() or not math.isfinite(sweep.best(MUON)[0]):
@@ -151,24 +178,21 @@ def to_the_same_loss(sweeps: Sequence[Sweep]) -> str:
 
 
 def sections(sweeps: Sequence[Sweep]) -> Iterable[tuple[str, str]]:
-    """Title and text of each table that is not empty."""
+    """Lists title and text of each table that is not empty."""
     for sweep in sweeps:
         yield f"{sweep.name}: each method at its best rate", best_of_each(sweep)
     several = [s for s in sweeps if len({m.ortho for m in s.methods()} & set(POLYNOMIALS)) > 1]
-    together: list[tuple[str, Callable[[], str]]] = [
-        ("Muon+ against Muon, each at its best rate", lambda: gains(sweeps)),
-        ("Perplexity by norm, each at its best rate", lambda: by_norm(sweeps)),
-        (
-            "Perplexity by polynomial, each at its best rate",
-            lambda: by_polar(several, POLYNOMIALS),
-        ),
-        ("Perplexity with the exact polar factor", lambda: by_polar(sweeps, ("svd",))),
-        ("Perplexity with matched Frobenius norm", lambda: by_size(sweeps)),
-        ("Steps to Muon's final validation loss", lambda: to_the_same_loss(sweeps)),
-    ]
-    for title, table in together:
-        if table().count("\n") > 1:
-            yield title, table()
+    together = {
+        "Muon+ against Muon, each at its best rate": gains(sweeps),
+        "Perplexity by norm, each at its best rate": by_norm(sweeps),
+        "Perplexity by polynomial, each at its best rate": by_polar(several, POLYNOMIALS),
+        "Perplexity with the exact polar factor": by_polar(sweeps, ("svd",)),
+        "Perplexity with matched Frobenius norm": by_size(sweeps),
+        "Steps to Muon's final validation loss": to_the_same_loss(sweeps),
+    }
+    for title, text in together.items():
+        if text.count("\n") > 1:
+            yield title, text
     for sweep in sweeps:
         if sweep.plus() or MUON in sweep.methods():
             yield f"{sweep.name}: perplexity by rate, first seed", by_rate(sweep)
