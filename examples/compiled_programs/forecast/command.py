@@ -33,7 +33,7 @@ def forecast(asked: NewRun, preset: str, words: Sequence[str]) -> int:
 
 
 def measure(asked: NewRun, words: Sequence[str], console: Console) -> dict[str, Any]:
-    """The figures of the run that a command line asks for; says what it compiles."""
+    """Finds the figures of the run that a command line asks for; says what it compiles."""
     check(asked.config)
     target = target_of(asked.compile_for)
     mesh = sharding.mesh_sizes(asked.machine.mesh, target.devices)
@@ -51,7 +51,7 @@ def measure(asked: NewRun, words: Sequence[str], console: Console) -> dict[str, 
 
 
 def target_of(text: str) -> Target:
-    """The machine, if its compiler is installed."""
+    """Finds the machine, if its compiler is installed."""
     try:
         target = targets.parse(text)
     except ValueError as error:
@@ -64,12 +64,10 @@ def target_of(text: str) -> Target:
 def compile_all(
     console: Console, words: Sequence[str], names: Sequence[str], target: Target
 ) -> dict[str, Any]:
-    """The figures of each program."""
-
-    def say(name: str) -> None:
-        console.print(f"compiling the {table.NAMES[name]} ...")
-
-    return children.figures(words, names, target, say)
+    """Compiles programs for their figures, and says each before it begins."""
+    return children.figures(
+        words, names, target, lambda name: console.print(f"compiling the {table.NAMES[name]} ...")
+    )
 
 
 def advice(
@@ -80,7 +78,7 @@ def advice(
     target: Target,
     found: dict[str, Any],
 ) -> str:
-    """Which flags make the run fit, as a program that was compiled with them says."""
+    """Says which flags make the run fit, by compiling a step with them."""
     state = found["init"].get("output_bytes")
     larger = "give more devices to fsdp" + (
         f": the state takes {table.gigabytes(state)} of each device now" if state else ""

@@ -1,9 +1,10 @@
 """What a forecast prints."""
 
+import textwrap
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from examples.compiled_programs.forecast.estimate import XLA_DEFAULT, usable
 from examples.compiled_programs.targets import Target
@@ -17,20 +18,22 @@ LABEL = 18  # columns in front of the figures
 
 def show(console: Console, preset: str, config: RunConfig, target: Target, record: Any) -> None:
     """Prints a record of `estimate.record`."""
-    axes = " ".join(f"{axis}={size}" for axis, size in record["mesh"].items())
     rows = record["rows_of_a_device"]
-    line(console, "run", f"{preset}, {config.batch_size} rows of {config.model.context} tokens")
-    line(console, "devices", f"{described(target)}, {axes}")
     pieces = "at once" if config.accumulate == 1 else f"in {config.accumulate} pieces"
+    devices = f"{target.devices} devices simulated by this CPU"
+    if target.kind != "cpu":
+        devices = f"{target.devices} x {CHIPS[target.kind].name}"
+    axes = " ".join(f"{axis}={size}" for axis, size in record["mesh"].items())
+    line(console, "run", f"{preset}, {config.batch_size} rows of {config.model.context} tokens")
+    line(console, "devices", f"{devices}, {axes}")
     line(console, "a step", f"{pieces}, {rows} row{'s' * (rows > 1)} a device at a time")
     if record["attention"]:
         line(console, "kernels", record["attention"])
     console.print()
     console.out(programs_table(record, target), highlight=False)
     for name, figures in record["programs"].items():
-        for key in ("failed", "refused"):
-            if key in figures:
-                line(console, NAMES[name], figures[key])
+        for key in figures.keys() & {"failed", "refused"}:
+            line(console, NAMES[name], figures[key])
     console.print()
     line(console, "fits", verdict(record, target))
     if advice := record.get("advice"):
@@ -40,24 +43,15 @@ def show(console: Console, preset: str, config: RunConfig, target: Target, recor
     console.print(record["assumptions"], style="dim")
 
 
-def described(target: Target) -> str:
-    """The number and kind of the devices."""
-    if target.kind == "cpu":
-        return f"{target.devices} devices simulated by this CPU"
-    return f"{target.devices} x {CHIPS[target.kind].name}"
-
-
 def line(console: Console, label: str, text: str) -> None:
-    """A label and a text, which is wrapped beside it."""
-    grid = Table.grid()
-    grid.add_column(width=LABEL)
-    grid.add_column(overflow="fold")
-    grid.add_row(label, text)
-    console.print(grid)
+    """Prints a label, and next to it a text that is wrapped."""
+    width = max(console.width - LABEL, LABEL)
+    for i, part in enumerate(textwrap.wrap(text, width)):
+        console.print(f"{'' if i else label:{LABEL}}{part}")
 
 
 def programs_table(record: Any, target: Target) -> str:
-    """Memory of a device and time to compile, a row for each program."""
+    """Writes memory of a device and time to compile, a row for each program."""
     lines = []
     for name, figures in record["programs"].items():
         sizes = [figures.get(f"{part}_bytes") for part in ("argument", "temporary", "peak")]
@@ -70,7 +64,7 @@ def programs_table(record: Any, target: Target) -> str:
 
 
 def verdict(record: Any, target: Target) -> str:
-    """Whether the run fits, in words."""
+    """Says whether the run fits."""
     if record["fits"] is None:
         return "unknown: not all programs were compiled"
     if not record["fits"]:
@@ -88,39 +82,35 @@ def show_work(console: Console, record: Any) -> None:
     if flops is not None:
         share = "" if even is None else f", {flops / even:.3f} of an even share"
         line(console, "FLOPs", f"{teraflop(flops)} a device and step{share}")
-    label = "collectives"
     if record["collectives"] == {}:
-        line(console, label, "none")
-    for kind, sent in sorted(
-        (record["collectives"] or {}).items(), key=lambda item: -item[1]["received_bytes"]
-    ):
-        received = gigabytes(sent["received_bytes"])
-        line(console, label, f"{sent['count']:,.0f} {kind}, {received} received")
-        label = ""
+        line(console, "collectives", "none")
+    sent = sorted((record["collectives"] or {}).items(), key=lambda x: -x[1]["received_bytes"])
+    for i, (kind, x) in enumerate(sent):
+        received = f"{x['count']:,.0f} {kind}, {gigabytes(x['received_bytes'])} received"
+        line(console, "" if i else "collectives", received)
     if speed := record["estimate"]:
-        line(console, "estimated step", span(speed["step_s"], speed["step_s_hidden"], seconds))
-        rate = (speed["tokens_per_second"], speed["tokens_per_second_hidden"])
-        line(console, "tokens/s", span(*rate, lambda x: f"{x:,.0f}"))
-        line(console, "MFU", span(speed["mfu"], speed["mfu_hidden"], lambda x: f"{100 * x:.1f}%"))
+        line(console, "estimated step", span(speed, "step_s", seconds))
+        line(console, "tokens/s", span(speed, "tokens_per_second", lambda x: f"{x:,.0f}"))
+        line(console, "MFU", span(speed, "mfu", lambda x: f"{100 * x:.1f}%"))
         line(console, "optimizer", f"{100 * speed['optimizer_share']:.1f}% of the estimated step")
 
 
-def span(waiting: float, hidden: float, written: Any) -> str:
-    """A figure, and the one of a program that hides its collectives if it differs."""
-    first, second = written(waiting), written(hidden)
+def span(speed: dict[str, float], name: str, written: Callable[[float], str]) -> str:
+    """Writes a figure, and the one of a program that hides its collectives if it differs."""
+    first, second = written(speed[name]), written(speed[f"{name}_hidden"])
     return first if first == second else f"{first}, {second} if all collectives are hidden"
 
 
 def seconds(x: float) -> str:
-    """Seconds or milliseconds."""
+    """Writes seconds or milliseconds."""
     return f"{x:.2f} s" if x >= 1 else f"{1e3 * x:.1f} ms"
 
 
 def teraflop(n: float) -> str:
-    """Operations as TFLOP, or GFLOP where that would be all zeros."""
+    """Writes operations as TFLOP, or GFLOP where that would be all zeros."""
     return f"{n / 1e12:,.1f} TFLOP" if n >= 1e11 else f"{n / 1e9:,.3f} GFLOP"
 
 
 def gigabytes(n: float) -> str:
-    """Bytes as GB, or MB where that would be all zeros."""
+    """Writes bytes as GB, or MB where that would be all zeros."""
     return f"{n / 1e9:,.2f} GB" if n >= 1e8 else f"{n / 1e6:,.2f} MB"
