@@ -1,5 +1,7 @@
 """One row of `benchmarks.accelerators`: an update, compiled, and what its program says."""
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,11 +10,12 @@ import optax
 from jax.sharding import Mesh
 
 import optax_muonplus as omp
-from benchmarks import maxtext, meshes, parity, trees
+from benchmarks import meshes, parity, trees
 from benchmarks.compiled import compile_update
 from examples.compiled_programs import gpu, hlo, targets, tpu, walk
 
 REFERENCE = "optax.contrib.muon"
+MAXTEXT = "maxtext.muon"
 
 
 class Row(NamedTuple):
@@ -38,15 +41,14 @@ ROWS = {
     "omp.muonplus:bfloat16:default": Row("muonplus", "bfloat16", as_optax=False),
     "omp.muonplus:float16": Row("muonplus", "float16"),
     "omp.muonplus:float32": Row("muonplus"),
-    maxtext.NAME: Row("maxtext"),
+    MAXTEXT: Row("maxtext"),
 }
 
 
 def placed(config: Any, target: targets.Target) -> Any:
-    """Places shapes on the target's devices, as the options of the command say."""
-    axes = meshes.sizes(config.mesh) if config.mesh else {"data": target.devices}
-    mesh = Mesh(targets.devices(target).reshape(tuple(axes.values())), tuple(axes))
-    tree = meshes.placed(trees.shapes(config.size, dtype=config.dtype), mesh, config.spec)
+    """Cuts the rows of matrices over all devices of the target (FSDP)."""
+    mesh = Mesh(targets.devices(target), "data")
+    tree = meshes.placed(trees.shapes(config.size, dtype=config.dtype), mesh, "data")
     return trees.scanned(tree) if config.scanned else tree
 
 
@@ -59,7 +61,7 @@ def optimizer(
     """
     row = ROWS[name]
     if row.optimizer == "maxtext":
-        return maxtext.optimizer(tree, dimension_numbers(tree), maxtext_checkout)
+        return maxtext(tree, maxtext_checkout)
     given: dict[str, Any] = {"muon_weight_dimension_numbers": dimension_numbers(tree)}
     if row.optimizer == "optax":
         return optax.contrib.muon(0.02, **given)
@@ -80,6 +82,38 @@ def dimension_numbers(tree: Any) -> Any:
         return omp.muon_dimension_numbers(tree)
     matrix = omp.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
     return jax.tree.map(lambda x: matrix if len(x.shape) == 3 else None, tree)
+
+
+def maxtext(tree: Any, checkout: Path | None) -> Any:
+    """Makes MaxText's Muon, from a checkout of its repository or as it is installed.
+
+    Its update differs from `optax.contrib.muon` where leaves have an axis of layers: with
+    `use_all_to_all`, its default, layers are spread over the devices by all-to-all. Leaves of one
+    layer stay cut as they are, and every product needs collectives.
+    """
+    if checkout is not None:
+        sys.path.insert(0, str(checkout / "src"))
+    try:  # it imports nothing but JAX and Optax
+        muon = importlib.import_module("maxtext.optimizers.muon")
+    except ModuleNotFoundError as error:
+        where = "is not installed" if checkout is None else f"is not in {checkout}/src"
+        raise SystemExit(
+            f"MaxText {where} ({error}): clone https://github.com/AI-Hypercomputer/maxtext and"
+            " pass its folder as --maxtext."
+        ) from None
+
+    def with_sharding(numbers: omp.MuonDimensionNumbers | None, leaf: Any) -> Any:
+        if numbers is None:
+            return None
+        return muon.MuonDimensionNumbers(*numbers, sharding=leaf.sharding)
+
+    numbers = jax.tree.map(
+        with_sharding,
+        dimension_numbers(tree),
+        tree,
+        is_leaf=lambda x: x is None or isinstance(x, omp.MuonDimensionNumbers),
+    )
+    return muon.muon(0.02, muon_weight_dimension_numbers=numbers, use_all_to_all=True)
 
 
 def figures(

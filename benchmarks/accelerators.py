@@ -36,11 +36,6 @@ class Config(trees.Options):
     per_head: int | None = None
     """Outputs of one attention head: this package then takes each head of queries, keys and values
     for a matrix. Other rows have whole kernels."""
-    mesh: str | None = None
-    """Axes of the mesh, such as `data=4,model=2`; by default all devices are the axis `data`."""
-    spec: str = "data"
-    """The mesh axis that cuts the rows of each matrix, then the one that cuts its columns; `-` is
-    none. `data` is FSDP."""
     rows: tuple[str, ...] = tuple(ROWS)[:4]
     """Which rows to compile, of optax.contrib.muon, omp.muon:bfloat16, omp.muonplus:bfloat16,
     omp.muonplus:float16, omp.muonplus:float32 and maxtext.muon. Those of this package have Optax's
@@ -167,11 +162,9 @@ _TPU = (
 def file_name(config: Config) -> str:
     """Says what was compiled, for which devices."""
     heads = ["per-head"] if config.per_head else []
-    mesh = [config.mesh.replace("=", "")] if config.mesh else []
-    by = [] if config.spec == "data" else [f"by-{config.spec.replace('-', 'none')}"]
-    form = [*["scanned"] * config.scanned, *config.changed, *heads, *mesh, *by]
+    form = [*["scanned"] * config.scanned, *config.changed, *heads]
     parts = ["accelerators", config.target.replace(":", "-"), config.tree, *form, config.dtype]
-    return "-".join(parts).replace(",", "-")
+    return "-".join(parts)
 
 
 if __name__ == "__main__":

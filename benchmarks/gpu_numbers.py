@@ -43,7 +43,7 @@ METHODS = {
 
 
 def guarded(run: Callable[[], Figures]) -> Figures:
-    """What a step returns, or how it failed."""
+    """Returns what a step returns, or how it failed."""
     try:
         return run()
     except Exception as error:  # whatever it is, the next step is to run
@@ -51,7 +51,7 @@ def guarded(run: Callable[[], Figures]) -> Figures:
 
 
 def spectra(shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """A Gaussian matrix, one with singular values log-spaced to 1e-3, and one of low rank."""
+    """Makes a Gaussian matrix, one with singular values log-spaced to 1e-3, and one of low rank."""
     x = np.random.default_rng(0).standard_normal(shape)
     u, s, vh = np.linalg.svd(x, full_matrices=False)
     found = {
@@ -63,7 +63,7 @@ def spectra(shape: tuple[int, int]) -> dict[str, np.ndarray]:
 
 
 def polynomial(x: np.ndarray, table: str, n: int) -> np.ndarray:
-    """The iteration's polynomial of each singular value, in float64."""
+    """Computes the iteration's polynomial of each singular value, in float64."""
     rows, _, safety_factor, *_ = omp.coefficients.resolve(table, n)
     u, s, vh = np.linalg.svd(x, full_matrices=False)
     return (u * omp.coefficients.evaluate(rows, s / (safety_factor * np.linalg.norm(s)))) @ vh
@@ -72,7 +72,7 @@ def polynomial(x: np.ndarray, table: str, n: int) -> np.ndarray:
 def polar_factors(
     table: str, n: int, shape: tuple[int, int], methods: dict[str, Method]
 ) -> Figures:
-    """Relative distances to the float64 polynomial, of each method, on this device and the CPU."""
+    """Measures distances to the float64 polynomial, of each method, on this device and the CPU."""
     matrices = spectra(shape)
     tree = {name: {"weight": jnp.asarray(x, jnp.float32)} for name, x in matrices.items()}
 
@@ -93,7 +93,7 @@ def polar_factors(
 
 
 def devices() -> dict[str, jax.Device]:
-    """This machine's first device, and a CPU where JAX has one too."""
+    """Finds this machine's first device, and a CPU where JAX has one too."""
     found = {"device": jax.devices()[0]}
     with contextlib.suppress(RuntimeError):  # JAX_PLATFORMS leaves it out
         found["cpu"] = jax.devices("cpu")[0]
@@ -101,21 +101,21 @@ def devices() -> dict[str, jax.Device]:
 
 
 def products_in(precision: str | None) -> contextlib.AbstractContextManager[None]:
-    """Float32 products in that precision; None leaves it to XLA."""
+    """Has float32 products in that precision; None leaves it to XLA."""
     return jax.default_matmul_precision(precision) if precision else contextlib.nullcontext()
 
 
 def update_on(
     device: jax.Device, rule: optax.GradientTransformation, grads: Any, precision: str | None
 ) -> Any:
-    """The first update of a rule, computed on a device."""
+    """Computes the first update of a rule on a device."""
     grads = jax.device_put(grads, device)
     with products_in(precision):
         return jax.jit(lambda g: rule.update(g, rule.init(g), g)[0])(grads)
 
 
 def against_the_cpu(size: trees.Size, methods: dict[str, Method]) -> Figures:
-    """Distances of whole updates to those of float32 products on a CPU."""
+    """Measures distances of whole updates to those of float32 products on a CPU."""
     grads = trees.random_like(trees.shapes(size))
     labels, found = omp.partition_labels(grads), {}
     exact = update_on(jax.devices("cpu")[0], omp.muonplus(0.01), grads, "highest")
@@ -127,23 +127,19 @@ def against_the_cpu(size: trees.Size, methods: dict[str, Method]) -> Figures:
 
 
 def against_optax(size: trees.Size) -> Figures:
-    """Distances of an update to Optax's, in float32."""
+    """Measures distances of an update to Optax's, in float32."""
     grads = trees.random_like(trees.shapes(size))
-    dims = {"muon_weight_dimension_numbers": omp.muon_dimension_numbers(grads)}
+    dims: Any = {"muon_weight_dimension_numbers": omp.muon_dimension_numbers(grads)}
     on_device = functools.partial(update_on, jax.devices()[0], grads=grads, precision="highest")
     theirs, labels = on_device(optax.contrib.muon(0.01, **dims)), omp.partition_labels(grads)
-    rules = {
-        polar: omp.muon(0.01, polar=polar, **parity.AS_OPTAX, **dims)
-        for polar in ("newton_schulz", "gram")
+    ours = {
+        polar: on_device(omp.muon(0.01, polar=polar, **parity.AS_OPTAX, **dims)) for polar in FORMS
     }
-    return {
-        polar: parity.largest_difference(on_device(rule), theirs, labels)
-        for polar, rule in rules.items()
-    }
+    return {polar: parity.largest_difference(x, theirs, labels) for polar, x in ours.items()}
 
 
 def symmetric_kernel(n: int) -> Figures:
-    """Updates by the experimental kernel: equal bits each time, and near those without it."""
+    """Compares updates by the experimental kernel with each other and with those without it."""
     kernel = importlib.import_module("benchmarks.symmetric_kernel")
     x = {"weight": jax.random.normal(jax.random.key(0), (n, 2 * n))}
     options: dict[str, Any] = {"compute_dtype": "bfloat16", "polar": "newton_schulz"}

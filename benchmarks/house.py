@@ -20,6 +20,7 @@ from typing import Any
 import tyro
 
 from benchmarks.lines import by_function, count
+from examples.trainer.system.tables import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = "optax_muonplus"
@@ -212,15 +213,12 @@ def extent(entered: Sequence[tuple[str, int]]) -> dict[str, int]:
 
 def show(figures: Figures, before: Figures) -> None:
     """Prints a line for each figure, and what it was before."""
-    names = list(dict.fromkeys([*before, *figures]))
-    print(
-        "| figure | before | now |\n| --- | --- | --- |"
-        if before
-        else "| figure | now |\n| --- | --- |"
-    )
-    for name in names:
-        cells = [written(x.get(name)) for x in ([before, figures] if before else [figures])]
-        print("|", " | ".join([name, *cells]), "|")
+    versions = {"before": before, "now": figures} if before else {"now": figures}
+    rows = [
+        [name, *(written(version.get(name)) for version in versions.values())]
+        for name in dict.fromkeys([*before, *figures])
+    ]
+    print(markdown(["figure", *versions], rows, left=3, padded=False))
 
 
 def written(value: Any) -> str:

@@ -10,17 +10,12 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
-def sizes(text: str) -> dict[str, int]:
-    """Reads the axes of a mesh, as ``"data=4,model=2"``."""
-    return {name: int(size) for name, size in (part.split("=") for part in text.split(","))}
-
-
 def simulated(text: str) -> Mesh:
     """Makes the mesh that ``"data=4,model=2"`` describes, of simulated CPU devices.
 
     Call it before JAX uses any device, unless JAX has the right number of them already.
     """
-    axes = sizes(text)
+    axes = {name: int(size) for name, size in (part.split("=") for part in text.split(","))}
     count = math.prod(axes.values())
     if jax.config.jax_num_cpu_devices != count:  # ty: ignore[missing-attribute]
         jax.config.update("jax_num_cpu_devices", count)

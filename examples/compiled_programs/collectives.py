@@ -34,14 +34,20 @@ _LOWERED = re.compile(
 
 
 def cost(program: Program, computation: Computation, x: Instruction) -> Work:
-    """The count, dtypes and received bytes of a collective; empty for another instruction."""
+    """Counts a collective by dtypes, with its bytes; empty for another instruction."""
     kind = x.opcode.removesuffix("-start")
     if kind not in RECEIVED:
         return {}
     shapes = computation.operands(x)
     name = f"{kind} {'+'.join(sorted({dtype for dtype, _ in shapes}))}"
-    received = RECEIVED[kind](group_size(x, program.devices)) * size_in_bytes(shapes)
-    return {("collectives", name): 1, ("received", name): int(received)}
+    n, size = group_size(x, program.devices), size_in_bytes(shapes)
+    returned = {"all-gather": n * size, "reduce-scatter": size / n}.get(kind, size)
+    received = RECEIVED[kind](n) * size
+    return {
+        ("collectives", name): 1,
+        ("received", name): int(received),
+        ("returned", name): int(returned),
+    }
 
 
 def lowered_bytes(text: str) -> int:

@@ -4,7 +4,7 @@ import collections
 import re
 from typing import NamedTuple
 
-from examples.compiled_programs import collectives, products, walk
+from examples.compiled_programs import products, walk
 from examples.compiled_programs.hlo import Computation, Instruction, Program
 from examples.compiled_programs.walk import Work
 
@@ -41,14 +41,7 @@ def count(program: Program) -> list[Counts]:
 
     def cost(computation: Computation, x: Instruction) -> Work:
         _check(program, x)
-        work = products.cost(program, computation, x)
-        kind = x.opcode.removesuffix("-start")
-        if kind in collectives.RECEIVED:
-            size = collectives.size_in_bytes(computation.operands(x))
-            n = collectives.group_size(x, program.devices)
-            returned = {"all-gather": n * size, "reduce-scatter": size / n}.get(kind, size)
-            work = work | {("returned", kind): int(returned)}
-        return work
+        return products.cost(program, computation, x)
 
     return [_counts(work) for work in walk.of_devices(program, cost, "operations")]
 

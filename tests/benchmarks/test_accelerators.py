@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
-from benchmarks import accelerator_row, accelerators, maxtext, meshes, trees
+from benchmarks import accelerator_row, accelerators, meshes, trees
 from examples.compiled_programs import targets
 
 
@@ -89,7 +89,7 @@ def test_every_row_makes_its_optimizer():
     sharding = NamedSharding(meshes.simulated("data=8"), P("data"))
     tree = {"q": {"kernel": jax.ShapeDtypeStruct((16, 16), jnp.bfloat16, sharding=sharding)}}
     for name in accelerator_row.ROWS:
-        if name == maxtext.NAME:
+        if name == accelerator_row.MAXTEXT:
             continue  # not installed here
         accelerator_row.optimizer(name, tree).init(
             {"q": {"kernel": jnp.zeros((16, 16), jnp.bfloat16)}}
@@ -140,7 +140,7 @@ def test_maxtext_gets_matrices_with_their_shardings(tmp_path, modules):
         trees.shapes(trees.Size(16, 3, 64, gated=False)), meshes.simulated("data=8"), "data"
     )
     tree = trees.scanned(separate)
-    _, options = accelerator_row.optimizer(maxtext.NAME, tree, tmp_path)
+    _, options = accelerator_row.optimizer(accelerator_row.MAXTEXT, tree, tmp_path)
     assert options["use_all_to_all"]
     blocks = options["muon_weight_dimension_numbers"]["blocks"]
     assert blocks["up"]["kernel"] == (1, 2, tree["blocks"]["up"]["kernel"].sharding)
@@ -150,7 +150,7 @@ def test_maxtext_gets_matrices_with_their_shardings(tmp_path, modules):
 def test_without_maxtext_one_sentence_says_what_to_do(tmp_path, modules):
     modules["maxtext"] = None  # as if it were not installed
     with pytest.raises(SystemExit, match=r"not in .*src.*clone https://.*--maxtext"):
-        accelerator_row.optimizer(maxtext.NAME, {}, tmp_path)
+        accelerator_row.optimizer(accelerator_row.MAXTEXT, {}, tmp_path)
 
 
 @pytest.mark.skipif(

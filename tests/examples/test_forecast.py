@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from examples.compiled_programs import targets
-from examples.compiled_programs.forecast import children, even_share, figures, programs
+from examples.compiled_programs.forecast import children, even_share, programs
 from examples.compiled_programs.forecast.command import forecast
 from examples.train import main
 from examples.trainer.settings import command_line, flops
@@ -133,8 +133,8 @@ def test_what_a_compiler_says_of_a_program_that_is_too_large():
         "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space"
         " hbm. Used 131.06G of 15.75G hbm. Exceeded hbm capacity by 115.31G."
     )
-    assert figures.too_large(message) == int(131.06 * 2**30)
-    assert figures.too_large("INTERNAL: something else") is None
+    assert programs.too_large(message) == int(131.06 * 2**30)
+    assert programs.too_large("INTERNAL: something else") is None
 
 
 def test_operations_that_a_function_asks_for():

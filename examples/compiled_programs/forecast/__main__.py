@@ -11,7 +11,6 @@ from typing import Any
 
 from examples.compiled_programs import targets
 from examples.compiled_programs.forecast import even_share, programs
-from examples.compiled_programs.forecast.figures import compiled_figures
 from examples.compiled_programs.targets import Target
 from examples.trainer.models import attention_kernels
 from examples.trainer.models.layout import Layout
@@ -39,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
         for name in names.split(","):
             say({"begin": name})
             traced = programs.traced(name, program, asked.config, mesh)
-            found = compiled_figures(traced, target)
+            found = programs.compiled_figures(traced, target)
             if name == "train_step":
                 found |= even(asked.config, target, mesh.devices.flat[0], traced)
                 found["attention"] = attention_kernels.describe(asked.config.model, Layout(mesh))

@@ -46,14 +46,9 @@ def expected_variance_shift(
 
     with :math:`\lambda_k = \sigma_k^2` and :math:`s(X)_i = \|X_{i:}\|^2`.
 
-    Args:
-      singular_values: :math:`\sigma_k` of the normalized matrix, ``(*batch, r)``, in [0, 1].
-      ns_coeffs: a table's name, one row, or several rows.
-      ns_steps: number of steps; the paper's lemma has 1.
-      size: number n of rows; None means r, as in a square matrix.
-
-    Returns:
-      float64 ``(*batch,)``, positive where the steps increase the variance.
+    Singular values of the normalized matrix are ``(*batch, r)``, in [0, 1]; ``size`` is the number
+    n of rows, None for r as in a square matrix. The result is float64 ``(*batch,)``, positive where
+    the steps increase the variance.
 
     Raises:
       ValueError: for an empty spectrum, singular values outside [0, 1], or a ``size`` below r.
