@@ -4,23 +4,16 @@ r"""Products whose result is symmetric, of which a Hopper GPU computes one trian
 other products. cuBLAS has no such product in half precision; the kernel is in
 :mod:`benchmarks.symmetric_kernel.kernel`.
 
-Whether it is used is decided when the program is lowered, because only then it is known for which
-devices: all devices of the backend must be of compute capability 9.0, and the product must be for
-one of them, as under ``jax.jit`` on one device or inside ``jax.shard_map``; XLA cannot partition
-the kernel. Everywhere else (CPU, TPU, other GPUs, ``jax.export``, arrays sharded over Auto or
-Explicit axes) the plain product is lowered in its place.
+It is used where JAX has one device, a GPU of compute capability 9.0: XLA cannot partition it. On
+all other machines the plain product stands in its place.
 """
 
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
-import jax.extend
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
 
 from benchmarks.symmetric_kernel.tiling import Tiling
 
@@ -40,13 +33,13 @@ def symmetric_product(
     *,
     tiling: Tiling = Tiling(),  # noqa: B008, it is immutable
 ) -> jax.Array:
-    r"""The symmetric matrix :math:`\alpha A B^T + \beta C + \gamma I`, or :math:`A B^T`.
+    r"""Computes the symmetric matrix :math:`\alpha A B^T + \beta C + \gamma I`, or :math:`A B^T`.
 
     The caller promises that :math:`A B^T` is symmetric: B is A, or both are symmetric and commute.
     On a Hopper GPU with JAX 0.11 one triangle is then computed and mirrored, and the result is
     symmetric in every bit. Elsewhere, and for sides that are no multiple of the tiling's, it is the
     plain product. Sums and the combination are in float32; the kernel rounds once, the plain path
-    the product too. Derivatives are those of the formula.
+    the product too.
 
     The kernel was compiled for Hopper and interpreted on a CPU, and has never run on a GPU.
 
@@ -80,24 +73,16 @@ def symmetric_product(
             f"symmetric_product needs operands of one dtype, {' or '.join(DTYPES)}; got"
             f" {', '.join(sorted(dtypes))}."
         )
-    return _differentiable(tiling, a, b, *combination)
+    return _once(tiling, multiprocessors(), a, b, *combination)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _differentiable(tiling: Tiling, *operands: jax.Array) -> jax.Array:
-    # Where JAX splits arrays over Explicit axes, it has to know the sharding of the result.
-    split = any(any(jax.typeof(x).sharding.spec) for x in operands)
-    return _plain(*operands) if split else _once(tiling, *operands)
-
-
-@_differentiable.defjvp
-def _derivative(tiling: Tiling, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    return _differentiable(tiling, *primals), jax.jvp(_plain, primals, tangents)[1]
-
-
-@functools.partial(jax.jit, static_argnums=0)  # lowered once for all products of one shape
-def _once(tiling: Tiling, *operands: jax.Array) -> jax.Array:
-    return _symmetric_p.bind(*operands, tiling=tiling)
+def multiprocessors() -> int | None:
+    """Counts the multiprocessors of the only device; None if it cannot run the kernel."""
+    device, *others = jax.devices()
+    capable = getattr(device, "compute_capability", None) == CAPABILITY
+    if others or not capable or jax.__version_info__ < FIRST_JAX:
+        return None
+    return device.core_count
 
 
 def _plain(a: jax.Array, b: jax.Array, *combination: jax.Array) -> jax.Array:
@@ -123,44 +108,10 @@ def _rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return jax.lax.reduce_precision(x, info.nexp, info.nmant).astype(dtype)
 
 
-_symmetric_p = Primitive("symmetric_product")
-
-
-@_symmetric_p.def_abstract_eval
-def _result(a: Any, *_: Any, **__: Any) -> Any:
-    return a.update(shape=(*a.shape[:-1], a.shape[-2]))
-
-
-def _batched(operands: Sequence[Any], axes: Sequence[int | None], **options: Any) -> Any:
-    (size,) = {x.shape[i] for x, i in zip(operands, axes, strict=True) if i is not None}
-    stacked = [
-        jnp.broadcast_to(x, (size, *x.shape)) if i is None else jnp.moveaxis(x, i, 0)
-        for x, i in zip(operands, axes, strict=True)
-    ]
-    return _symmetric_p.bind(*stacked, **options), 0
-
-
-def _lowered(ctx: mlir.LoweringRuleContext, *operands: Any, tiling: Tiling) -> Any:
-    """The kernel if it runs on the devices that the program is lowered for, else the plain one."""
-    multiprocessors = _multiprocessors(ctx.module_context)
-    operand: Any = ctx.avals_in[0]
-    function = _plain
-    if multiprocessors and fits(operand.shape, tiling):
-        function = functools.partial(_kernel, tiling=tiling, multiprocessors=multiprocessors)
-    return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
-
-
-def _default(ctx: mlir.LoweringRuleContext, *operands: Any, tiling: Tiling) -> Any:
-    del tiling
-    return mlir.lower_fun(_plain, multiple_results=False)(ctx, *operands)
-
-
-batching.primitive_batchers[_symmetric_p] = _batched
-mlir.register_lowering(_symmetric_p, _default)
-mlir.register_lowering(_symmetric_p, _lowered, platform="cuda")
-
-
-def _kernel(*operands: jax.Array, tiling: Tiling, multiprocessors: int) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=(0, 1))  # lowered once for all products of one shape
+def _once(tiling: Tiling, multiprocessors: int | None, *operands: jax.Array) -> jax.Array:
+    if not multiprocessors or not fits(operands[0].shape, tiling):
+        return _plain(*operands)
     # Not imported with this module: older JAX lacks what it is written in.
     from benchmarks.symmetric_kernel import kernel
 
@@ -171,36 +122,13 @@ def _kernel(*operands: jax.Array, tiling: Tiling, multiprocessors: int) -> jax.A
 
 
 def fits(shape: Sequence[int], tiling: Tiling = Tiling()) -> bool:  # noqa: B008
-    """Whether the kernel takes operands of that shape."""
+    """Tells whether the kernel takes operands of that shape."""
     *batch, n, k = shape
     return bool(math.prod(batch) and n and k and n % tiling.block == 0 and k % tiling.depth == 0)
 
 
-def _multiprocessors(module: mlir.ModuleContext) -> int | None:
-    """Multiprocessors of the devices that a module is lowered for; None if they cannot run it."""
-    if jax.__version_info__ < FIRST_JAX or module.backend is None:
-        return None
-    if module.lowering_parameters.for_export:  # may run on any device
-        return None
-    axes: Any = module.axis_context
-    if hasattr(axes, "manual_axes"):  # inside jax.shard_map: no other axis may cut the operands
-        sizes = axes.mesh.shape
-        cut = math.prod(size for name, size in sizes.items() if name not in axes.manual_axes)
-    else:
-        cut = getattr(axes, "num_devices", None)
-    # Those of the target also where there are none, and programs are only compiled.
-    devices = module.backend.devices()
-    capable = {getattr(device, "compute_capability", None) for device in devices} == {CAPABILITY}
-    # Mosaic GPU itself asks the default device for which architecture it compiles.
-    default = jax.extend.backend.get_default_device()
-    agrees = getattr(default, "compute_capability", CAPABILITY) == CAPABILITY
-    if cut != 1 or not capable or not agrees:
-        return None
-    return min(device.core_count for device in devices)
-
-
 def padded_sides(height: int, width: int) -> tuple[int, int] | None:
-    """The sides that matrices are padded to for the kernel, or None if it does not pay.
+    """Finds the sides that matrices are padded to for the kernel; None if it does not pay.
 
     It does not for a shorter side below 512, nor if padding it to a multiple of 256 adds more
     operations to a step of the iteration than the kernel saves.
@@ -210,7 +138,7 @@ def padded_sides(height: int, width: int) -> tuple[int, int] | None:
     short, long = n + -n % tiling.block, m + -m % tiling.depth
 
     def operations(n: int, m: int, share: float) -> float:
-        """Of X X^T, R^2 and P X, over 2."""
+        """Counts those of X X^T, R^2 and P X, over 2."""
         return share * (n * n * m + n**3) + n * n * m
 
     blocks = short // tiling.block
