@@ -14,7 +14,7 @@ from examples.experiments.sweeps.grid import Grid, Trial
 from examples.experiments.sweeps.results import ADAMW, MUON
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings import command_line, rules
-from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.setup import assemble
 from tests.support import reference
@@ -27,6 +27,11 @@ from tests.support.trainer import (
 pytestmark = pytest.mark.usefixtures("one_device")
 
 EVERYTHING = Grid(orthos=("jordan", "you", "polar_express", "svd"), frobenius=("free", "matched"))
+
+
+def rule_of(base, asked, trial):
+    """The update rule of a run."""
+    return grid.configure(RunConfig(optimizer=base), asked, trial, "runs").optimizer
 
 
 def test_methods_of_a_grid_and_their_names():
@@ -57,7 +62,7 @@ def test_one_step_of_every_method(method):
     rng = np.random.default_rng(0)
     kernel, table = rng.normal(size=(12, 6)), rng.normal(size=(3, 6))
     base = OptimizerConfig(weight_decay=0.1, clip_norm=None, nesterov=False)
-    config = grid.optimizer(base, EVERYTHING, Trial(method, 0.03, 0))
+    config = rule_of(base, EVERYTHING, Trial(method, 0.03, 0))
     params = {"up": {"kernel": kernel}, "wte": {"embedding": table}}
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), params)
     grads = jax.tree.map(lambda x: np.asarray(rng.normal(size=x.shape), np.float32), params)
@@ -99,7 +104,7 @@ SEVERAL = [
 def test_loss_falls_with_every_method(method, text):
     config = command_line.parse([*TOY, "--data.paths", str(text)])[0].config
     rate = 0.02 if method.optimizer not in ("adamuon", "mano") else 0.005
-    rule = grid.optimizer(config.optimizer, Grid(), Trial(method, rate, 0))
+    rule = rule_of(config.optimizer, Grid(), Trial(method, rate, 0))
     mesh = sharding.make_mesh("", jax.devices()[:1])
     config = dataclasses.replace(config, optimizer=rule)
     losses = first_losses(assemble(config, prepare(config.data, lambda line: None), mesh), steps=10)
@@ -116,8 +121,8 @@ def test_rules_with_large_updates_get_the_rates_of_adamw():
 def test_same_rate_sets_the_rate_of_the_other_parameters():
     trial = Trial(PLUS, 0.06, 0)
     base = OptimizerConfig(adam_learning_rate=0.5)
-    assert grid.optimizer(base, Grid(), trial).adam_learning_rate == 0.5
-    assert grid.optimizer(base, Grid(same_rate=True), trial).adam_learning_rate == 0.06
+    assert rule_of(base, Grid(), trial).adam_learning_rate == 0.5
+    assert rule_of(base, Grid(same_rate=True), trial).adam_learning_rate == 0.06
 
 
 def test_recipes_have_the_rates_of_the_paper():

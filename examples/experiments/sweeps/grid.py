@@ -2,14 +2,15 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 from examples.trainer.settings.recipes import ROWS
 from examples.trainer.settings.rules import RULES, Name
-from examples.trainer.settings.run import OptimizerConfig, RunConfig
+from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 
+NORMS = ("col", "row", "col_row", "row_col")
 Ortho = Literal["jordan", "you", "polar_express", "svd"]
 
 
@@ -22,12 +23,7 @@ class Grid:
 
     optimizers: tuple[Name, ...] = ("adamw", "muon", "muonplus")
     """Update rules of the matrices."""
-    norms: tuple[Literal["col", "row", "col_row", "row_col"], ...] = (
-        "col",
-        "row",
-        "col_row",
-        "row_col",
-    )
+    norms: tuple[Literal["col", "row", "col_row", "row_col"], ...] = NORMS
     """Normalizations of muonplus."""
     rates: tuple[float, ...] = (0.01, 0.014, 0.02, 0.028, 0.04)
     """Peak learning rates of the matrices under all but adamw, adamuon and mano."""
@@ -60,7 +56,7 @@ PAPER_RATES = {
 
 
 def default_grid(preset: str) -> Grid:
-    """The paper's rates for its recipes."""
+    """Takes the paper's rates for its recipes."""
     row = ROWS.get(preset.removesuffix("-muon"))
     if row is None:
         return Grid()
@@ -102,7 +98,7 @@ class Trial:
 
 
 def methods(grid: Grid) -> Iterator[Method]:
-    """The rows of the grid, each once."""
+    """Lists the rows of the grid, each once."""
     for optimizer in dict.fromkeys(grid.optimizers):
         if optimizer not in ("muon", "muonplus"):
             yield Method(optimizer)
@@ -113,12 +109,12 @@ def methods(grid: Grid) -> Iterator[Method]:
 
 
 def rates(grid: Grid, method: Method) -> tuple[float, ...]:
-    """The columns of a row."""
+    """Lists the columns of a row."""
     return grid.adam_rates if RULES[method.optimizer].large else grid.rates
 
 
 def wanted(grid: Grid, losses: dict[Trial, float]) -> Iterator[Trial]:
-    """The runs known to be needed, in order; `losses` has those of the finished ones.
+    """Lists the runs known to be needed, in order; `losses` has those of the finished ones.
 
     Further seeds are known only when all rates of a method have finished.
     """
@@ -132,48 +128,35 @@ def wanted(grid: Grid, losses: dict[Trial, float]) -> Iterator[Trial]:
 
 
 def count(grid: Grid) -> int:
-    """The number of runs."""
+    """Counts the runs."""
     return sum(len(rates(grid, method)) + grid.seeds - 1 for method in methods(grid))
 
 
 def configure(base: RunConfig, grid: Grid, trial: Trial, runs_dir: str) -> RunConfig:
-    """The settings of a run."""
-    return dataclasses.replace(
-        base,
-        optimizer=optimizer(base.optimizer, grid, trial),
-        seed=trial.seed,
-        name=trial.name,
-        runs_dir=runs_dir,
-    )
-
-
-def optimizer(base: OptimizerConfig, grid: Grid, trial: Trial) -> OptimizerConfig:
-    """The update rule of a run, at its rate."""
-    method = trial.method
+    """Makes the settings of a run."""
+    method, rule = trial.method, base.optimizer
     polar = {"polar": "svd"} if method.ortho == "svd" else {"ns_coeffs": method.ortho or "jordan"}
-    return dataclasses.replace(
-        base,
+    rule = dataclasses.replace(
+        rule,
         name=method.optimizer,
         norm=method.norm or "none",
         match_frobenius=method.frobenius == "matched",
         learning_rate=trial.rate,
-        adam_learning_rate=trial.rate if grid.same_rate else base.adam_learning_rate,
+        adam_learning_rate=trial.rate if grid.same_rate else rule.adam_learning_rate,
         **polar,
+    )
+    return dataclasses.replace(
+        base, optimizer=rule, seed=trial.seed, name=trial.name, runs_dir=runs_dir
     )
 
 
 def check(grid: Grid) -> None:
     """Refuses grids without runs, with repeated values, or with impossible ones."""
-    lists: dict[str, Sequence[object]] = {
-        field.name: value
-        for field in dataclasses.fields(grid)
-        if isinstance(value := getattr(grid, field.name), tuple)
-    }
-    for name, values in lists.items():
-        flag = f"--grid.{name.replace('_', '-')}"
-        if not values:
+    for field in dataclasses.fields(grid):
+        values, flag = getattr(grid, field.name), f"--grid.{field.name.replace('_', '-')}"
+        if values == ():
             raise UserError(f"{flag} is empty: give at least one.")
-        if len(set(values)) < len(values):
+        if isinstance(values, tuple) and len(set(values)) < len(values):
             raise UserError(f"{flag} {' '.join(map(str, values))}: give each once.")
     if min(*grid.rates, *grid.adam_rates) <= 0:
         raise UserError("--grid.rates and --grid.adam-rates: give numbers above 0.")

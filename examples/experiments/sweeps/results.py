@@ -5,11 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from examples.experiments.sweeps.grid import Method, Trial
+from examples.experiments.sweeps.grid import NORMS, Method, Trial
 from examples.experiments.sweeps.ledger import Ledger, Result
 from examples.trainer.system.errors import UserError
 
-NORMS = ("col", "row", "col_row", "row_col")
 ADAMW, MUON = Method("adamw"), Method("muon", "", "jordan")
 
 

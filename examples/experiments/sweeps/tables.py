@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from examples.experiments.sweeps.grid import Method
-from examples.experiments.sweeps.results import ADAMW, MUON, NORMS, Sweep
+from examples.experiments.sweeps.grid import NORMS, Method
+from examples.experiments.sweeps.results import ADAMW, MUON, Sweep
 from examples.trainer.system import tables
 
 markdown = functools.partial(tables.markdown, padded=False)
