@@ -77,12 +77,12 @@ class Target(NamedTuple):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether XLA's GPU compiler compiles for it."""
+        """Tells whether XLA's GPU compiler compiles for it."""
         return self.kind == "h100"
 
     @property
     def is_tpu(self) -> bool:
-        """Whether libtpu compiles for it."""
+        """Tells whether libtpu compiles for it."""
         return self.kind in _TPU_TYPES
 
     @property
@@ -112,7 +112,7 @@ class Target(NamedTuple):
 
     @property
     def roofline(self) -> str:
-        """What the roofline of a GPU assumes, in words."""
+        """Says what the roofline of a GPU assumes."""
         r = self.rates
         between = f"{(r.between_hosts or 0) / 1e9:.0f} between hosts of {GPUS_OF_A_HOST}"
         return (
@@ -124,7 +124,7 @@ class Target(NamedTuple):
 
 
 def parse(text: str) -> Target:
-    """The target that ``"h100:8"``, ``"v5e:4x4"`` or ``"cpu:8"`` names.
+    """Reads the target that ``"h100:8"``, ``"v5e:4x4"`` or ``"cpu:8"`` names.
 
     Raises:
       ValueError: for another text, or GPUs that do not fill their hosts.
@@ -143,14 +143,13 @@ def parse(text: str) -> Target:
 
 
 def missing(target: Target) -> str | None:
-    """A sentence that names the extra to install; None if the compiler is installed."""
+    """Names the extra to install in a sentence; None if the compiler is installed."""
     if target.kind == "cpu":
         return None
+    extra, name, module = ("tpu", "libtpu", "libtpu")
     if target.is_gpu:
-        extra, name, found = "cuda-compiler", "XLA's CUDA compiler", _find("jax_cuda13_plugin")
-    else:
-        extra, name, found = "tpu", "libtpu", _find("libtpu")
-    if found:
+        extra, name, module = ("cuda-compiler", "XLA's CUDA compiler", "jax_cuda13_plugin")
+    if _find(module):
         return None
     return (
         f"{name} is not installed: pip install 'optax_muonplus[{extra}]' brings what compiles for"
@@ -163,34 +162,33 @@ def _find(module: str) -> bool:
 
 
 def compilers(target: Target) -> dict[str, str]:
-    """Versions of the packages that compile."""
-    names: tuple[str, ...] = ("libtpu",) if target.is_tpu else ("jaxlib",)
-    if target.is_gpu:
-        names = ("jax-cuda13-plugin", "nvidia-cuda-nvcc")
+    """Finds the versions of the packages that compile."""
+    names = ("jax-cuda13-plugin", "nvidia-cuda-nvcc") if target.is_gpu else ("jaxlib",)
+    names = ("libtpu",) if target.is_tpu else names
     return {name: importlib.metadata.version(name) for name in names}
 
 
 def environment(target: Target) -> dict[str, str]:
-    """The environment of a process that compiles for ``target``.
+    """Makes the environment of a process that compiles for ``target``.
 
     JAX must not look for devices or metadata of a cloud, and must not read programs that were
     compiled before, since the time to compile is a figure. XLA's flags are left out. For the CPU of
     this machine all is as it is for other programs here, but for the number of devices.
     """
-    ours = {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # the plugin would look for a driver
-    }
+    cpu = {"JAX_PLATFORMS": "cpu"}
     if target.kind == "cpu":
-        return {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(target.devices)}
-    if target.is_tpu:
-        ours |= {
-            "TPU_SKIP_MDS_QUERY": "1",
-            "TPU_ACCELERATOR_TYPE": f"{_TPU_TYPES[target.kind]}-{max(target.devices, 4)}",
-            "TPU_WORKER_HOSTNAMES": "localhost",
-        }
+        return {**os.environ, **cpu, "JAX_NUM_CPU_DEVICES": str(target.devices)}
     left_out = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_NUM_CPU_DEVICES")
-    return {name: x for name, x in os.environ.items() if name not in left_out} | ours
+    inherited = {name: x for name, x in os.environ.items() if name not in left_out}
+    # The CUDA plugin would look for a driver.
+    ours = {**inherited, **cpu, "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+    if target.is_gpu:
+        return ours
+    return ours | {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": f"{_TPU_TYPES[target.kind]}-{max(target.devices, 4)}",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+    }
 
 
 def assume_cudnn() -> None:
@@ -208,31 +206,25 @@ def assume_cudnn() -> None:
 
 
 def devices(target: Target) -> np.ndarray:
-    """The devices, which can be compiled for and nothing else."""
+    """Makes the devices, which can be compiled for and nothing else."""
     if target.kind == "cpu":
         return np.array(jax.devices("cpu"))[: target.devices]
     if target.is_gpu:
         hosts = math.ceil(target.devices / GPUS_OF_A_HOST)
-        topology = topologies.get_topology_desc(
-            platform="cuda",
-            topology_name="",
-            topology=f"1x{hosts}x{target.devices // hosts}",
-            target_config=_text(_H100),
-        )
+        name, options = f"1x{hosts}x{target.devices // hosts}", {"target_config": _text(_H100)}
+        found = topologies.get_topology_desc("", "cuda", topology=name, **options)
     else:
         # The smallest layouts that libtpu knows have several chips; one of them serves for one.
         layout = target.layout if target.devices > 1 else _SMALLEST[target.kind]
-        topology = topologies.get_topology_desc(
-            platform="tpu", topology_name=f"{target.kind}:{layout}"
-        )
-    return np.array(topology.devices)[: target.devices]
+        found = topologies.get_topology_desc(f"{target.kind}:{layout}", "tpu")
+    return np.array(found.devices)[: target.devices]
 
 
 _SMALLEST = {"v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}
 
 
 def _text(fields: dict[str, Any]) -> str:
-    """Fields of a message in protobuf's text format."""
+    """Writes fields of a message in protobuf's text format."""
     lines = []
     for name, value in fields.items():
         if isinstance(value, dict):

@@ -1,17 +1,19 @@
-"""Draws the paper's figures of imbalance from a recorded sweep, with the numbers beside them."""
+"""Draws the paper's figures of imbalance from a recorded sweep, and writes their numbers."""
 
+import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from examples.experiments.paper import claims, curvature, imbalance, records
+from examples.experiments.paper import claims, imbalance, records
+from examples.experiments.paper import curvature as along_updates
 from examples.experiments.paper import imbalance_figures as drawn
 from examples.experiments.sweeps import figures as sweep_figures
 from examples.experiments.sweeps import results
-from examples.experiments.sweeps.results import MUON, Sweep
+from examples.experiments.sweeps.results import MUON
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.runs.compilation import keep_compiled_programs
 from examples.trainer.system.errors import UserError
@@ -26,7 +28,7 @@ def draw(
     layer: int = 2,
     curvature: bool = True,
 ) -> Path:
-    """Draws the paper's figures of imbalance, with the numbers beside each figure.
+    """Draws the paper's figures of imbalance, with the numbers of each figure.
 
     Args:
       recorded: folder of a sweep whose runs recorded their matrices, with runs of Muon and Muon+.
@@ -41,43 +43,34 @@ def draw(
     methods = records.read(recorded)
     muon, _ = (records.of(method, methods) for method in (MUON, claims.PLUS))
     step, momenta = records.momenta(muon, step)
-    ranks = imbalance.rank_correlations(muon)
     iterations = imbalance.by_iterations(momenta)
     training = imbalance.during_training(methods)
+    ranks = imbalance.rank_correlations(muon)
     save(out, "iterations", iterations, drawn.plot_iterations)
     save(out, "training", training, drawn.plot_training)
     save(out, "ranks", ranks, drawn.plot_rank_correlations)
     save(out, "regions", imbalance.regions(), drawn.plot_regions)
-    entries = imbalance.entries(momenta, kind, layer)
     title = f"{kind} of layer {layer}, step {step} of {recorded.name}"
-    save(out, "entries", entries, lambda data, path: drawn.plot_entries(data, title, path))
-    bounds = measure_curvature(CheckpointRef(muon.folder, step), layer, out) if curvature else None
+    plot_entries = functools.partial(drawn.plot_entries, title=title)
+    save(out, "entries", imbalance.entries(momenta, kind, layer), plot_entries)
+    bounds = None
+    if curvature:
+        bounds = along_updates.compare(CheckpointRef(muon.folder, step), layer)
+        write(out / "curvature.json", bounds)
     compared = [results.read(folder) for folder in sweeps]
-    draw_stability(compared, out)
+    if compared:
+        curves = {sweep.name: sweep_figures.training_curves(sweep) for sweep in compared}
+        write(out / "stability.json", curves)
+        sweep_figures.plot_stability(compared, out / "stability.png")
     path = out / "claims.md"
     path.write_text(claims.table(iterations, training, ranks, bounds, compared) + "\n")
     return path
 
 
-def measure_curvature(checkpoint: CheckpointRef, layer: int, out: Path) -> dict[str, Any]:
-    """The curvature along updates, also written to `curvature.json`."""
-    bounds = curvature.compare(checkpoint, layer)
-    write(out / "curvature.json", bounds)
-    return bounds
-
-
-def draw_stability(sweeps: Sequence[Sweep], out: Path) -> None:
-    """Training losses at large rates, if there are sweeps to compare."""
-    if sweeps:
-        curves = {sweep.name: sweep_figures.training_curves(sweep) for sweep in sweeps}
-        write(out / "stability.json", curves)
-        sweep_figures.plot_stability(sweeps, out / "stability.png")
-
-
-def save(out: Path, name: str, data: Any, plot: Callable[[Any, Path], None]) -> None:
+def save(out: Path, name: str, data: Any, plot: Callable[..., None]) -> None:
     """Writes the numbers of a figure and draws it."""
     write(out / f"{name}.json", data)
-    plot(data, out / f"{name}.png")
+    plot(data, path=out / f"{name}.png")
 
 
 def write(path: Path, data: Any) -> None:

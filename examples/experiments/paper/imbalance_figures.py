@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from examples.experiments.paper.records import KINDS, kinds
+from examples.experiments.paper.records import kinds
 from examples.experiments.sweeps.figures import BLACK, GREEN, PURPLE, SKY, YELLOW
 from examples.trainer.runs.plots import BLUE, ORANGE
 
@@ -20,22 +20,16 @@ METHODS = {
     "AdaMuon": (BLUE, ">"),
     "Muon+ col_row": (ORANGE, "s"),
 }
-STYLES = dict(
-    zip(
-        KINDS,
-        (
-            (BLACK, "o"),  # qkv, beside which there is no query
-            (BLACK, "o"),
-            (BLUE, "s"),
-            (SKY, "<"),
-            (GREEN, "D"),
-            (YELLOW, "^"),
-            (ORANGE, "v"),
-            (PURPLE, ">"),
-        ),
-        strict=True,
-    )
-)
+STYLES = {
+    "qkv": (BLACK, "o"),  # where it is, there is no query
+    "query": (BLACK, "o"),
+    "key": (BLUE, "s"),
+    "value": (SKY, "<"),
+    "out": (GREEN, "D"),
+    "gate": (YELLOW, "^"),
+    "up": (ORANGE, "v"),
+    "down": (PURPLE, ">"),
+}
 SIDE = {"row": "rows (output units)", "col": "columns (input features)"}
 
 
@@ -110,17 +104,8 @@ def plot_entries(data: Mapping[str, Any], title: str, path: Path) -> None:
     for i, (name, x) in enumerate(arrays.items()):
         axes: Any = figure.add_subplot(1, len(arrays), i + 1, projection="3d")
         rows, columns = np.indices(x.shape)
-        axes.plot_surface(
-            columns,
-            rows,
-            x[order],
-            cmap="viridis",
-            vmin=0,
-            vmax=top,
-            rcount=200,
-            ccount=200,
-            linewidth=0,
-        )
+        surface = {"cmap": "viridis", "vmin": 0, "vmax": top, "linewidth": 0}
+        axes.plot_surface(columns, rows, x[order], rcount=200, ccount=200, **surface)
         axes.set(
             xlabel="input feature", ylabel="output unit, by norm", zlabel="|entry|", zlim=(0, top)
         )

@@ -35,7 +35,7 @@ class Result:
 
     @property
     def loss(self) -> float:
-        """The last validation loss; infinite for a run that diverged."""
+        """Returns the last validation loss; infinite for a run that diverged."""
         if self.diverged_at is not None or not self.val:
             return math.inf
         last = self.val[-1][1]
@@ -49,11 +49,11 @@ class Ledger:
         self.path = folder / "runs.jsonl"
 
     def results(self) -> dict[Trial, Result]:
-        """All finished runs and their results."""
+        """Reads all finished runs and their results."""
         return dict(self.parse(record) for record in json_lines.read(self.path, ADVICE).records)
 
     def losses(self) -> dict[Trial, float]:
-        """All finished runs and their final validation losses."""
+        """Reads all finished runs and their final validation losses."""
         return {trial: result.loss for trial, result in self.results().items()}
 
     def add(self, trial: Trial, result: Result) -> None:
@@ -70,7 +70,7 @@ class Ledger:
                 os.close(file)
 
     def parse(self, record: dict[str, Any]) -> tuple[Trial, Result]:
-        """A run and its result, of a line of the file."""
+        """Makes a run and its result of a line of the file."""
         try:
             trial = Trial(Method(**record.pop("method")), record.pop("rate"), record.pop("seed"))
             for curve in ("val", "train"):
@@ -83,7 +83,7 @@ class Ledger:
 
 
 def measured(folder: Path, diverged_at: int | None, seconds: float) -> Result:
-    """The result of a finished run, from its metrics."""
+    """Reads the result of a finished run from its metrics."""
     records = read_metrics(folder / METRICS)
     val = [record for record in records if "val_loss" in record]
     return Result(
@@ -96,7 +96,7 @@ def measured(folder: Path, diverged_at: int | None, seconds: float) -> Result:
 
 
 def smooth(curve: list[tuple[int, float]]) -> list[tuple[float, float]]:
-    """Means over at most POINTS parts of a curve; all parts but the last are equally long."""
+    """Averages over at most POINTS parts of a curve; all parts but the last are equally long."""
     size = -(-len(curve) // POINTS) or 1
     parts = [curve[i : i + size] for i in range(0, len(curve), size)]
     return [
