@@ -11,5 +11,5 @@ The kernel was compiled for Hopper and interpreted on a CPU, and has never run o
 """
 
 from benchmarks.symmetric_kernel.orthogonalize import OneTriangle as OneTriangle
+from benchmarks.symmetric_kernel.product import Tiling as Tiling
 from benchmarks.symmetric_kernel.product import symmetric_product as symmetric_product
-from benchmarks.symmetric_kernel.tiling import Tiling as Tiling

@@ -45,8 +45,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import ArrayLike
 
+from benchmarks.symmetric_kernel.product import Tiling
 from benchmarks.symmetric_kernel.store import PARTS, Buffers, Ref, store_parts, strip
-from benchmarks.symmetric_kernel.tiling import Tiling
 
 _COMPUTE_WARPGROUPS = 2
 
