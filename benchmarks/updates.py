@@ -197,9 +197,7 @@ def run(case: Case) -> dict[str, np.ndarray]:
     """Updates and states of three steps by name."""
     leaves = MATRICES if case.matrices_only else LEAVES
     mesh = make_mesh(case.mesh)
-    shardings = None
-    if mesh is not None:
-        shardings = {path: NamedSharding(mesh, leaf[1]) for path, leaf in leaves.items()}
+    shardings = None if mesh is None else {p: NamedSharding(mesh, x[1]) for p, x in leaves.items()}
     params = random_tree(leaves, shardings, 0)
     prefix = "" if case.matrices_only else "muon_"
     given: dict[str, Any] = {f"{prefix}weight_dimension_numbers": dimension_numbers}
