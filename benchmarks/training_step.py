@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from benchmarks import timing
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.placement import place_batch
-from examples.trainer.data.prefetch import Prefetch
+from examples.trainer.data.prefetch import prefetch
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.program import Program, make_program
@@ -99,7 +99,7 @@ def loading(
 
         # One untimed round, and the batches that are read ahead and not used.
         needed = range((rounds + 2) * STEPS)
-        with Prefetch(lambda i: place_batch(loader, i, place), needed) as ahead:
+        with prefetch(lambda i: place_batch(loader, i, place), needed) as ahead:
             programs = {"same batch": same, "read ahead": read}
             seconds = timing.interleaved(programs, rounds)
     tokens = STEPS * rows * context
