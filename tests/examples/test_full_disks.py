@@ -1,5 +1,6 @@
 """What a run says and leaves on a full, broken or read-only disk, and when it is interrupted."""
 
+import contextlib
 import errno
 import gc
 import os
@@ -26,16 +27,28 @@ pytestmark = pytest.mark.usefixtures("one_device")
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
+@contextlib.contextmanager
 def failing_at(name, error=FULL):
     """A context in which files of that name cannot be opened for writing."""
-    opened = Path.open
+    opened, os_opened = Path.open, os.open
+
+    def refuse(path, writes):
+        if Path(path).name.startswith(name) and writes:
+            raise OSError(error.errno, error.strerror, str(path))
 
     def open_or_fail(self, mode="r", *args, **named):
-        if self.name.startswith(name) and set(mode) & set("wax+"):
-            raise OSError(error.errno, error.strerror, str(self))
+        refuse(self, set(mode) & set("wax+"))
         return opened(self, mode, *args, **named)
 
-    return unittest.mock.patch.object(Path, "open", open_or_fail)
+    def os_open_or_fail(path, flags, *args, **named):  # the lock's
+        refuse(path, flags & (os.O_WRONLY | os.O_RDWR))
+        return os_opened(path, flags, *args, **named)
+
+    with (
+        unittest.mock.patch.object(Path, "open", open_or_fail),
+        unittest.mock.patch.object(os, "open", os_open_or_fail),
+    ):
+        yield
 
 
 def test_new_run_on_a_full_disk_leaves_nothing(tmp_path):

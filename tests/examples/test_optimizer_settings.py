@@ -9,9 +9,10 @@ import optax
 import pytest
 
 import optax_muonplus as omp
+from examples.trainer.settings import validation
 from examples.trainer.settings.model import ModelConfig, head_size
 from examples.trainer.settings.rules import RULES
-from examples.trainer.settings.run import OptimizerConfig, check_optimizer
+from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers
 from examples.trainer.training.model_function import make_init_params
@@ -131,9 +132,9 @@ def test_adamw_epsilon_before_the_bias_correction(name):
     ("field", "value"), [("schedule_floor", 1.5), ("hold_share", -0.1), ("warmup_start", np.nan)]
 )
 def test_shares_are_from_0_to_1(field, value):
-    flag = f"--optimizer.{field.replace('_', '-')} is {value}: give a number from 0 to 1"
+    flag = f"--optimizer.{field.replace('_', '-')} is {value}: it should be"
     with pytest.raises(UserError, match=flag):
-        check_optimizer(OptimizerConfig(**{field: value}))
+        validation.check(OptimizerConfig(**{field: value}), "--optimizer.")
 
 
 def test_adamw_decays_each_group_by_its_own():
