@@ -93,7 +93,7 @@ def muonplus(
         function on ``(*batch, out, in)``, or ``"auto"``: of the first two, what does fewer
         operations for each shape, where both are exact enough.
       preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"``, ``"aol_out"`` or
-        ``"schatten"``, see :func:`optax_muonplus.polar.newton_schulz`.
+        ``"schatten"``, see :class:`optax_muonplus.polar.Orthogonalize`.
       adaptive: multiplies each update by its inner product with the momentum, the dual norm.
       compute_dtype: dtype of the operands and results of matrix products, for example
         ``"bfloat16"`` on accelerators. Products are summed, and polynomials combined, in float32 at

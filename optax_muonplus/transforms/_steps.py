@@ -66,7 +66,7 @@ class Steps:
         corrected = average is not None and average.bias_correction
         if corrected and isinstance(first, Orthogonalize) and not callable(first.polar):
             average = dataclasses.replace(average, divisor=2.0)
-            first = dataclasses.replace(first, eps=first.eps / 2)
+            first = first.replace(eps=first.eps / 2)
         divisor = 1.0 if average is None else average.divisor
         return cls(average, given, _adapted([first, *given[1:]], divisor), rounds)
 
@@ -112,10 +112,9 @@ def _adapted(
             continue
         if isinstance(function, Normalize) and isinstance(before, Orthogonalize):
             # Nothing is known of the entries that a caller's function makes.
-            function = dataclasses.replace(function, bounded=not callable(before.polar))
+            function = function.replace(bounded=not callable(before.polar))
         if isinstance(function, ScaleByShape) and isinstance(before, Normalize):
-            normalized = {"norm": before.norm, "match_frobenius": before.match_frobenius}
-            function = dataclasses.replace(function, **normalized)
+            function = function.replace(norm=before.norm, match_frobenius=before.match_frobenius)
         steps.append(function)
     if before_dual_norm is None:
         return tuple(steps)
