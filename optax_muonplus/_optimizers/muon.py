@@ -28,7 +28,7 @@ def _like(
 
     def decorate(other: Callable[..., T]) -> Callable[P, T]:
         # For help() and optax.inject_hyperparams, which read arguments and defaults off it.
-        other.__signature__ = signature.replace(parameters=changed)  # ty: ignore[unresolved-attribute]
+        other.__signature__ = signature.replace(parameters=changed)  # ty: ignore[missing-attribute]
         return other
 
     return decorate
