@@ -20,8 +20,8 @@ from optax_muonplus._execution.schedule import LINE, Bucket, GroupSize, assign
 # between hosts are slower. With this figure replicas share the work on matrices from 70 rows on.
 FLOPS_PER_BYTE = 500
 
-# Of one bucket, on each device: its buffers are memory beside the matrices. Without a bound they
-# took 4 times the shards of 48 layers; in buckets of a twentieth of them, 1.7 times.
+# Of one bucket, on each device: its buffers need memory besides the matrices. Without a bound
+# they took 4 times the shards of 48 layers; in buckets of a twentieth of them, 1.7 times.
 BUCKET_BYTES = 2**28
 
 
@@ -74,7 +74,7 @@ def cheapest_route(
       groups: of matrices on these devices.
       axes: of the mesh.
       itemsizes: bytes of an element on the way to the work and on the way back.
-      loads: FLOPs that each device of the mesh has to do besides.
+      loads: FLOPs that each device of the mesh has to do in addition.
     """
     routes = [
         _route(groups, axes, all_to_all, replicas, itemsizes, loads)

@@ -122,7 +122,7 @@ class Bucket(NamedTuple):
 
     @property
     def segments(self) -> list[Segment]:
-        """Those of all tasks."""
+        """Returns the segments of all tasks."""
         return [segment for task in self.tasks for segment in task.segments]
 
 
@@ -133,7 +133,7 @@ def assign(
 
     Args:
       sizes: of the groups of matrices.
-      loads: FLOPs that each worker has to do besides.
+      loads: FLOPs that each worker has to do in addition.
       max_lines: of a bucket on one device, unless one task alone has more.
     """
     # Assigning the last even round one by one too may level what other groups leave uneven.

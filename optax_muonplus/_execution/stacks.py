@@ -1,13 +1,13 @@
 """Stacks of matrices, for accelerators.
 
-A stack has a maximum size, so that the memory that is needed beside the input does not grow with
+A stack has a maximum size, so that the memory needed in addition to the input does not grow with
 the model. In half precision matrices are rounded before they are copied into a stack.
 
 On a GPU the whole stack is worked on at once, and a tall matrix is transposed to join the wide
 ones. A leaf of many layers is cut into slices.
 
 On a TPU the matrices of a stack are worked on one after the other, in a loop. One matrix and what
-the iteration needs beside it stay in the fast memory of a core (VMEM, 128 MiB of a v5e), where a
+the iteration needs for it stay in the fast memory of a core (VMEM, 128 MiB of a v5e), where a
 stack does not; a product reads its matrix from the stack, and writes it into the results, without
 a copy. A loop over the parameters themselves, as on a CPU, is slower: at every turn it would copy
 several of them to the fast memory, of which it uses one. Sides are padded to full blocks of the
@@ -31,10 +31,10 @@ from optax_muonplus._execution.loops import concatenated, map_slices
 from optax_muonplus.matrices import Composition, for_layout, narrowed, part, with_zeros
 
 # Of one stack: 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. By count, the iteration on
-# square matrices needs four times as much beside it: R, R^2, P and the next X.
+# square matrices needs four times as much in addition: R, R^2, P and the next X.
 STACK_BYTES = 2**27
 
-# Of one stack on a TPU, whose results are another one. The iteration needs next to nothing beside.
+# Of one stack on a TPU, whose results are another one. The iteration needs next to nothing more.
 TPU_STACK_BYTES = 2**28
 
 # The matrix unit of a TPU multiplies blocks of 128 x 128. A product that sums over a side of 5461
@@ -97,7 +97,7 @@ def _in_slices(steps: Composition, batch: MatrixBatch, size: int) -> jax.Array:
 
 
 def _in_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """``steps`` of all matrices, in stacks of those of one shape, of which some are transposed."""
+    """``steps`` of all matrices, in stacks of those of one shape; some are transposed."""
     tall = [x.shape[-2] > x.shape[-1] for x in batches]
     wide = [_swapped(x) if t else x for x, t in zip(batches, tall, strict=True)]
     results: dict[int, jax.Array] = {}

@@ -54,7 +54,7 @@ def describe(
     numbers only. Group ``?`` is for parameters that no rule can read, which ``muonplus`` refuses.
     On a mesh a column says over which mesh axes each axis of a parameter is sharded, and a line is
     about the devices: the FLOPs of the busiest over an even share, and the bytes that each receives
-    at an update. Last lines name arguments that have no effect beside others, matrices whose
+    at an update. Last lines name arguments that have no effect because of others, matrices whose
     updates are much larger than Muon's, and what may have been read wrongly.
 
     Args:

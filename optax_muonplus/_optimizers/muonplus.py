@@ -106,7 +106,7 @@ def muonplus(
         ``optax.contrib.muon`` does.
       adam_weight_decay: AdamW's weight decay; 0 here, where ``optax.adamw`` has 1e-4.
       adam_learning_rate: number or schedule; None means ``learning_rate``. A number stays constant
-        beside a schedule for the matrices: give a schedule here too.
+        when the matrices have a schedule: give a schedule here too.
       muon_weight_dimension_numbers: which parameters are matrices, and how: a tree or prefix tree
         of ``optax.contrib.MuonDimensionNumbers``, ``MatrixSpec`` and None (AdamW), or a function
         from the parameters to one. None means the default rules,
@@ -137,7 +137,7 @@ def muonplus(
         in the message.
 
     Numbers may also be NumPy or JAX scalars, or traced; what is traced is not checked. An argument
-    that has no effect beside another, such as ``ns_steps`` beside ``polar="svd"``, is not refused:
+    that has no effect because of another, as ``ns_steps`` with ``polar="svd"``, is not refused:
     ``optax_muonplus.describe(params, **arguments)`` says which ones.
 
     Under ``optax.inject_hyperparams`` functions count as schedules, as they do for every optimizer:

@@ -1,4 +1,4 @@
-"""Which arguments of Muon+ have no effect beside others.
+"""Which arguments of Muon+ have no effect because of others.
 
 They are not refused: a sweep over ``norm`` or ``polar`` keeps the others as they are, and traced
 values cannot be told from defaults. ``describe`` says them, and each one's documentation.

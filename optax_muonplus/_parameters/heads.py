@@ -155,7 +155,7 @@ class PerHead:
         elif self.by_name and False not in sides:
             what = "No layer has the name of a query, key or value projection"
         elif self.output and True not in sides:
-            what = "output=True, but no layer beside a query has the name of an output projection"
+            what = "output=True, but no layer next to a query has the name of an output projection"
         else:
             return
         raise ValueError(

@@ -51,7 +51,7 @@ def resolve(ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array = 
 
     Args:
       ns_coeffs: a name in :data:`TABLES`; one row of at least two numbers, used at every step; or a
-        sequence of rows, of which the first ``ns_steps`` are used.
+        sequence of rows; the first ``ns_steps`` rows are used.
       ns_steps: number of steps, from 1 to 100. A traced integer is accepted for tables whose last
         row may be repeated. (``optax.inject_hyperparams`` traces every number that is not among its
         ``static_args``.)

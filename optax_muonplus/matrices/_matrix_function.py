@@ -123,7 +123,7 @@ class MatrixFunction:
 
 @matrix_function
 class ArrayFunction(MatrixFunction):
-    """A plain function on arrays ``(batch, out, in)``, of which nothing else is known."""
+    """A plain function on arrays ``(batch, out, in)``; nothing else is known of it."""
 
     function: Callable[[jax.Array], jax.Array] = static()
 
@@ -204,12 +204,12 @@ class Composition(MatrixFunction):
 
     @property
     def input_dtype(self) -> jnp.dtype | None:
-        """That of the first."""
+        """Returns that of the first function."""
         return self.functions[0].input_dtype
 
     @property
     def output_dtype(self) -> jnp.dtype | None:
-        """That of the last."""
+        """Returns that of the last function."""
         return self.functions[-1].output_dtype if self.functions else None
 
     def flops(self, shape: tuple[int, int]) -> int:

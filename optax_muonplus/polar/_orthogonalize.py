@@ -139,7 +139,7 @@ class Orthogonalize(MatrixFunction):
 
     @property
     def transpose_equivariant(self) -> bool:
-        """Not for a caller's function, of which nothing is known, nor for one-sided scalings."""
+        """False for a caller's function, as nothing is known of it, and for one-sided scalings."""
         return not callable(self.polar) and not self._one_sided
 
     def flops(self, shape: tuple[int, int]) -> int:

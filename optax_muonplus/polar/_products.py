@@ -1,6 +1,6 @@
 """The matrix products of the iteration: operands in one dtype, sums in float32 at least.
 
-Products have one of three precisions, besides JAX's default one:
+Products have JAX's default precision or one of three others:
 
 - Float32 in full, ``HIGHEST``. A GPU has no matrix units for it: 67 TFLOP/s of an H100, where
   bfloat16 has 989 (NVIDIA's data sheet).

@@ -92,7 +92,7 @@ def momentum(
     Raises:
       ValueError: if ``beta`` is known to be outside [0, 1), for a ``mu_dtype`` that is not
         floating-point; at init for integer parameters; at an update for gradients that do not have
-        the shape of their buffer, that are integers, or of which only one of the two is complex.
+        the shape of their buffer, are integers, or are complex where the buffer is real.
 
     Source: Zhang et al., arXiv:2602.21545, equation 1, and its code, K1seki221/MuonPlus @8a9ace1.
     """

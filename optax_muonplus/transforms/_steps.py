@@ -184,5 +184,5 @@ class ScaleByDualNorm(MatrixFunction):
         return ScaleByDualNorm(function, scale, self.divisor)
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """Those of ``f``."""
+        """Returns the FLOPs of ``f``."""
         return self.function.flops(shape)
