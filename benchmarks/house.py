@@ -137,7 +137,10 @@ def shape(package: Path) -> Figures:
 
 
 def imported(tree: ast.AST, files: Mapping[str, Path]) -> set[str]:
-    """Finds the modules of the library that a file imports, anywhere in it."""
+    """Finds the modules of the library that a file imports, anywhere in it.
+
+    The library itself does not count: `integrations` uses it as every user does.
+    """
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -146,7 +149,7 @@ def imported(tree: ast.AST, files: Mapping[str, Path]) -> set[str]:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     own = [name.partition(".")[2] for name in names if name.partition(".")[0] == LIBRARY]
     parents = [name if name in files else name.rpartition(".")[0] for name in own]
-    return {parent or "__init__" for parent in parents}
+    return {parent for parent in parents if parent}
 
 
 def floors(below: Mapping[str, set[str]]) -> int:

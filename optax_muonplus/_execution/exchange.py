@@ -1,7 +1,7 @@
 """Shards sent to workers, joined to whole matrices, worked on, and sent back; on each device.
 
-See the worked example in ``plan.py``. Two collectives for each bucket, however many matrices are in
-it, and none while work is done.
+See the worked example in ``planning.py``. Two collectives for each bucket, however many matrices
+are in it, and none while work is done.
 
 These are explicit collectives under ``jax.shard_map``. Sharding constraints on a stack made the
 compiler gather all of it ("involuntary full rematerialization") on a 4 x 2 mesh.
@@ -17,7 +17,7 @@ import numpy as np
 
 from optax_muonplus._execution.batches import MatrixBatch
 from optax_muonplus._execution.batching import apply_batched, apply_to_one
-from optax_muonplus._execution.plan import CommGroup, MatrixGroup
+from optax_muonplus._execution.planning import CommGroup, MatrixGroup
 from optax_muonplus._execution.routes import Route
 from optax_muonplus._execution.schedule import LINE, Bucket, Task
 from optax_muonplus._parameters import MatrixView

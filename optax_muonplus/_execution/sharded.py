@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from optax_muonplus._execution.batches import Read, dtypes_of
 from optax_muonplus._execution.exchange import exchange, from_lines, in_lines
 from optax_muonplus._execution.loops import Sources, concatenated
-from optax_muonplus._execution.plan import CommGroup, Member, plan
+from optax_muonplus._execution.planning import CommGroup, Member, plan
 from optax_muonplus._parameters import LeafInfo, usable_axes
 from optax_muonplus.matrices import MatrixFunction, narrowed
 

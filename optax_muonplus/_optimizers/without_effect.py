@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from optax_muonplus._optimizers.muonplus import muonplus
+from optax_muonplus._optimizers.muon_plus import muonplus
 from optax_muonplus.polar import DEFAULT_EPS
 
 

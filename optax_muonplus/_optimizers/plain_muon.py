@@ -6,7 +6,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import optax
 
-from optax_muonplus._optimizers.muonplus import muonplus
+from optax_muonplus._optimizers.muon_plus import muonplus
 
 P = ParamSpec("P")
 T = TypeVar("T")
