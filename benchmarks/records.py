@@ -10,12 +10,13 @@ from typing import Any
 
 import jax
 
-import optax_muonplus as omp
 from examples.trainer.system.files import write_atomically
 
 
 def describe_machine() -> dict[str, str]:
     """Names the device, the processor and versions of packages."""
+    import optax_muonplus as omp  # here: some benchmarks measure the library of another checkout
+
     packages = ("jax", "jaxlib", "optax")
     return {
         "device": jax.devices()[0].device_kind,

@@ -67,14 +67,13 @@ class Case(NamedTuple):
 
 def main(config: Config) -> None:
     """Measures and prints the table; writes it with the machine's description as JSON."""
-    record = records.describe_run("benchmarks.tracing", config)
     if config.against is None:
         seconds, other = measure(cases(config), config.rounds), {}
     else:
         seconds, other = compare(config, config.against)
-        record["seconds_against"] = other
     print(table(seconds, other))
-    records.write(config.out, NAME, record | {"seconds": seconds})
+    record = records.describe_run("benchmarks.tracing", config) | {"seconds": seconds}
+    records.write(config.out, NAME, record | ({"seconds_against": other} if other else {}))
 
 
 def cases(config: Config) -> dict[str, Case]:
