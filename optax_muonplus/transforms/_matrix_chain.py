@@ -54,7 +54,8 @@ def matrix_chain(
           is made of, such as ``omp.polar.Orthogonalize()``;
         - a function on arrays ``(batch, out, in)``;
         - an object with ``init(params, leaves)`` and ``update(updates, state, params, leaves)``,
-          for a link with a state of its own, see :class:`Link` and :func:`map_blocks`;
+          for a link with a state of its own, see
+          :class:`optax_muonplus.transforms.Link` and :func:`optax_muonplus.transforms.map_blocks`;
         - any transformation of Optax that needs to know nothing of matrices, such as
           ``optax.trace`` or ``optax.scale_by_learning_rate``.
       weight_dimension_numbers: for all links: tree, prefix tree or function of the updates; None

@@ -66,10 +66,12 @@ def partition_with_adamw(
     """A chain for the matrices of a tree, and AdamW for everything else.
 
     Args:
-      chain: of :func:`matrix_chain`, without dimension numbers and sharding of its own.
+      chain: of :func:`optax_muonplus.matrix_chain`, without dimension numbers and sharding of its
+        own.
       adamw: AdamW's arguments; None means the default ones.
-      weight_dimension_numbers: which parameters are matrices, as in :func:`muonplus`.
-      sharding: as in :func:`muonplus`.
+      weight_dimension_numbers: which parameters are matrices, as in
+        :func:`optax_muonplus.muonplus`.
+      sharding: as in :func:`optax_muonplus.muonplus`.
 
     Returns:
       A transformation for the whole tree. Its state is that of ``optax.partition`` with the labels
