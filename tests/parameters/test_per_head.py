@@ -199,7 +199,7 @@ QKV, SPLIT = nested_shapes(attn__qkv=(12, 14)), ("qkv", omp.MatrixSpec(split_siz
         ),
         (nested_shapes(mlp__up__kernel=(4, 4)), 2, {}, "No layer has the name of a query.*mlp/up"),
         (nested_shapes(attn__o__kernel=(4, 4)), 2, {}, "No layer has the name of a query"),
-        (nested_shapes(q__kernel=(4, 4)), 2, {"output": True}, "output=True, but no layer beside"),
+        (nested_shapes(q__kernel=(4, 4)), 2, {"output": True}, "output=True, but no layer next to"),
         (ATTENTION, {"attn/q": 4, "qq": 4}, {}, "find no matrix to cut: 'qq'. The paths are"),
         (
             ATTENTION,
