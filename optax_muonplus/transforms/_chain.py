@@ -80,24 +80,31 @@ class Chain:
         extra_args: Mapping[str, Any],
     ) -> tuple[optax.Updates, Any]:
         """Returns the updates of the last link, and the new state."""
-        links = self.links
-        states = (state,) if len(links) == 1 else tuple(state)
-        rate_state: tuple[Any, ...] = ()
-        if self._multiplies_in_steps and are_wide(updates, params):
-            *others, steps, decay, rate = links
-            dtype = jnp.finfo(jnp.result_type(*jax.tree.leaves(updates), jnp.float32)).dtype
-            factor, new_rate_state = rate.update(jnp.ones([], dtype), states[-1])
-            links, rate_state = (*others, steps.times(factor), decay), (new_rate_state,)
-        new, given = [], updates
-        for i, (link, old) in enumerate(zip(links, states, strict=False), 1):
-            if _is_of_optax(link):
-                link = optax.with_extra_args_support(link)
-                updates, state = link.update(updates, old, params, **extra_args)
-            else:
-                updates, state = link.update(updates, old, params, leaves)
-            updates = _like(given, updates) if i == self.n_matrix_links else updates
-            new.append(state)
-        return updates, (new[0] if len(self.links) == 1 else (*new, *rate_state))
+
+        def run(links: Sequence[Any], states: Sequence[Any]) -> tuple[optax.Updates, list[Any]]:
+            made, new = updates, []
+            for i, (link, old) in enumerate(zip(links, states, strict=True), 1):
+                if _is_of_optax(link):
+                    link = optax.with_extra_args_support(link)
+                    made, state = link.update(made, old, params, **extra_args)
+                else:
+                    made, state = link.update(made, old, params, leaves)
+                made = _like(updates, made) if i == self.n_matrix_links else made
+                new.append(state)
+            return made, new
+
+        if len(self.links) == 1:
+            made, (new,) = run(self.links, [state])
+            return made, new
+        if not (self._multiplies_in_steps and are_wide(updates, params)):
+            made, new = run(self.links, state)
+            return made, tuple(new)
+        *others, steps, decay, rate = self.links
+        *states, rate_state = state
+        dtype = jnp.finfo(jnp.result_type(*jax.tree.leaves(updates), jnp.float32)).dtype
+        factor, rate_state = rate.update(jnp.ones([], dtype), rate_state)
+        made, new = run([*others, steps.times(factor), decay], states)
+        return made, (*new, rate_state)
 
     @property
     def _multiplies_in_steps(self) -> bool:

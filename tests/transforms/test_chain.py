@@ -153,6 +153,16 @@ def test_decay_and_rate_of_a_chain():
     np.testing.assert_allclose(first_update(with_decay)["kernel"], expected, rtol=1e-5, atol=1e-7)
 
 
+def test_a_state_of_fewer_links_is_refused():
+    """With decay too, where the learning rate is a link of its own."""
+    matrices, grads = ({"kernel": tree(seed)["dense"]["kernel"]} for seed in (0, 1))
+    for decay in (0.0, 0.5):
+        links = add_decayed_weights(decay), scale_by_learning_rate(0.25)
+        tx = omp.matrix_chain(*parts(), *links)
+        with pytest.raises(ValueError, match="state of another optimizer"):
+            tx.update(grads, tx.init(matrices)[:-1], matrices)
+
+
 def test_adamw_needs_a_learning_rate():
     with pytest.raises(ValueError, match="AdamW has no learning rate"):
         partition_with_adamw(omp.matrix_chain(*parts()))
