@@ -5,8 +5,10 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import NamedSharding
 
 from optax_muonplus._parameters.dimension_numbers import matrix_view
@@ -226,15 +228,19 @@ def partition_labels(
     return unflatten(ADAM if view is None else MUON for view in views)
 
 
-def check_labelled(tree: ResolvedTree) -> None:
-    """Raises ValueError if the last labels read a matrix in another way than ``tree`` does.
+def check_labelled(resolved: ResolvedTree, tree: Any) -> None:
+    """Raises ValueError if the last labels read a matrix in another way than the default rules do.
+
+    ``optax.partition`` hands on labels, but not the dimension numbers that they were made with.
 
     Args:
-      tree: read by the default rules, of a group of ``optax.partition``, which hands on labels but
-        not the dimension numbers that they were made with.
+      resolved: ``tree``, read by the default rules.
+      tree: may be a group of ``optax.partition``, with masks in place of other leaves.
     """
-    labelled = _labelled.get() or {}
-    for leaf in tree.matrices:
+    labelled = _labelled.get()
+    if not labelled or not _is_masked(tree):
+        return
+    for leaf in resolved.matrices:
         view = labelled.get(leaf.path)
         if view is not None and view.shape == leaf.shape and view != leaf.view:
             raise ValueError(
@@ -242,3 +248,8 @@ def check_labelled(tree: ResolvedTree) -> None:
                 " the matrix by the default rules. Pass the same ones to the links:"
                 " optax_muonplus.matrix_chain(..., weight_dimension_numbers=...)."
             )
+
+
+def _is_masked(tree: Any) -> bool:
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+    return any(isinstance(x, optax.MaskedNode) for x in leaves)

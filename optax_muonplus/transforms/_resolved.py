@@ -4,7 +4,6 @@ import contextvars
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import jax
 import optax
 
 from optax_muonplus._parameters import (
@@ -96,8 +95,8 @@ def for_resolved(
                 " chain with optax_muonplus.matrix_chain(...), which hands them to all links."
             )
         resolved = resolve(tree, dimension_numbers, sharding)
-        if dimension_numbers is None and _is_masked(tree):
-            check_labelled(resolved)
+        if dimension_numbers is None:
+            check_labelled(resolved, tree)
         return resolved
 
     transformation = cls(init_fn, update_fn)
@@ -114,12 +113,6 @@ def _as_params_lie(state: Any, tree: ResolvedTree) -> Any:
     check_given_shardings([leaf.name for leaf in tree.leaves], tree.arrays, given)
     paths, shapes = [x.path for x in tree.leaves], [x.shape for x in tree.leaves]
     return shard_like_params(state, paths, shapes, given)
-
-
-def _is_masked(tree: Any) -> bool:
-    """Whether a tree is a group of ``optax.partition``."""
-    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
-    return any(isinstance(x, optax.MaskedNode) for x in leaves)
 
 
 def _inside(own: bool, function: Callable[..., Any], *args: Any) -> Any:
