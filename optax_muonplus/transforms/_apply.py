@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from optax_muonplus._arguments import supported
 from optax_muonplus._execution import (
-    READ_ONE,
     MatrixBatch,
     Read,
     Sources,
@@ -23,24 +22,6 @@ from optax_muonplus._execution import (
 )
 from optax_muonplus._parameters import LeafInfo
 from optax_muonplus.matrices import MatrixFunction, compose, narrowed
-
-
-def apply_to_arrays(
-    functions: Sequence[MatrixFunction],
-    arrays: Sequence[Any],
-    leaves: Sequence[LeafInfo],
-) -> list[jax.Array]:
-    """Applies ``functions``, one after the other, to every matrix of every array.
-
-    Args:
-      functions: functions of matrices.
-      arrays: of the shapes and shardings of ``leaves``; their dtypes may differ.
-      leaves: records of matrices.
-
-    Returns:
-      One array for each of ``arrays``, of the same shape and sharding, in the dtype of its leaf.
-    """
-    return apply_to_sources(functions, READ_ONE, [(jnp.asarray(x),) for x in arrays], leaves)
 
 
 def apply_to_sources(
@@ -58,7 +39,7 @@ def apply_to_sources(
       leaves: records of matrices.
 
     Returns:
-      As :func:`apply_to_arrays`.
+      One array for each leaf, of its shape and sharding, in its dtype.
     """
     results: dict[int, jax.Array] = {}
     local = [i for i, leaf in enumerate(leaves) if leaf.sharding is None]
