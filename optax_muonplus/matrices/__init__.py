@@ -9,6 +9,7 @@ from optax_muonplus.matrices._machine import machine_of as machine_of
 from optax_muonplus.matrices._machine import on_its_machine as on_its_machine
 from optax_muonplus.matrices._matrix_function import ArrayFunction as ArrayFunction
 from optax_muonplus.matrices._matrix_function import Composition as Composition
+from optax_muonplus.matrices._matrix_function import Elementwise as Elementwise
 from optax_muonplus.matrices._matrix_function import MatrixFunction as MatrixFunction
 from optax_muonplus.matrices._matrix_function import compose as compose
 from optax_muonplus.matrices._matrix_function import for_layout as for_layout

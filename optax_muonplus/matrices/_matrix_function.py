@@ -121,6 +121,20 @@ class MatrixFunction:
         return copy
 
 
+class Elementwise(MatrixFunction):
+    """A function of each entry that keeps zeros; a subclass defines ``__call__``."""
+
+    @property
+    def transpose_equivariant(self) -> bool:
+        """Whether entries may be transposed first: always."""
+        return True
+
+    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
+        """Returns itself: zeros stay zeros."""
+        del shape
+        return self
+
+
 @matrix_function
 class ArrayFunction(MatrixFunction):
     """A plain function on arrays ``(batch, out, in)``; nothing else is known of it."""

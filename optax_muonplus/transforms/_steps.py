@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from optax_muonplus._execution import READ_ONE, dtypes_of
 from optax_muonplus._parameters import LeafInfo
 from optax_muonplus.matrices import (
+    Elementwise,
     MatrixFunction,
     Normalize,
     ScaleByShape,
@@ -123,7 +124,7 @@ def _adapted(
 
 
 @matrix_function
-class Times(MatrixFunction):
+class Times(Elementwise):
     """Multiplies each matrix by a number, such as the learning rate.
 
     Attributes:
@@ -135,16 +136,6 @@ class Times(MatrixFunction):
     def __call__(self, x: jax.Array) -> jax.Array:
         """``factor * x``."""
         return as_real(self.factor, jnp.finfo(x.dtype).dtype) * x
-
-    @property
-    def transpose_equivariant(self) -> bool:
-        """Always."""
-        return True
-
-    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """Itself: zeros stay zeros."""
-        del shape
-        return self
 
 
 @matrix_function
