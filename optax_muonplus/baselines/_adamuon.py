@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
 from optax_muonplus._parameters import DimensionNumbersTree, LeafInfo, MatrixView, ShardingTree
 from optax_muonplus.matrices import (
-    MatrixFunction,
+    Elementwise,
     as_real,
     matrix_function,
     sum_of_squares,
@@ -28,11 +28,8 @@ from optax_muonplus.transforms import (
     Momentum,
     MomentumState,
     Steps,
-    add_decayed_weights,
     map_blocks,
-    matrix_chain,
-    partition_with_adamw,
-    scale_by_learning_rate,
+    optimizer_of,
 )
 
 EPS = 1e-8  # of the code, for roots and norms alike
@@ -124,22 +121,12 @@ class AdaMuon:
 
 
 @matrix_function
-class Sign(MatrixFunction):
+class Sign(Elementwise):
     """The sign of every entry."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns 1, -1 or 0 for each entry; z / |z| for complex ones."""
         return jnp.sign(x)
-
-    @property
-    def transpose_equivariant(self) -> bool:
-        """Whether entries may be transposed first: always."""
-        return True
-
-    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """Returns itself: zeros stay zeros."""
-        del shape
-        return self
 
 
 def adamuon(
@@ -158,12 +145,11 @@ def adamuon(
     :func:`optax_muonplus.muonplus`. The learning rate is 6e-4 in the
     code's GPT-2 runs, the order of AdamW's.
     """
-    return partition_with_adamw(
-        matrix_chain(
-            link,
-            add_decayed_weights(weight_decay, weight_decay_mask),
-            scale_by_learning_rate(learning_rate),
-        ),
+    return optimizer_of(
+        link,
+        learning_rate,
+        weight_decay,
+        weight_decay_mask,
         adamw,
         muon_weight_dimension_numbers,
         sharding,

@@ -21,11 +21,8 @@ from optax_muonplus.matrices import as_real, divide_by_pow2, sum_of_squares, upc
 from optax_muonplus.transforms import (
     AdamW,
     Momentum,
-    add_decayed_weights,
     map_blocks,
-    matrix_chain,
-    partition_with_adamw,
-    scale_by_learning_rate,
+    optimizer_of,
 )
 
 EPS = 1e-8  # of the code
@@ -137,12 +134,11 @@ def mano(
     ``link`` is the rule for matrices with its options, and all other arguments are as in
     :func:`optax_muonplus.muonplus`. The learning rate is 1e-3 in the code, with weight decay 0.1.
     """
-    return partition_with_adamw(
-        matrix_chain(
-            link,
-            add_decayed_weights(weight_decay, weight_decay_mask),
-            scale_by_learning_rate(learning_rate),
-        ),
+    return optimizer_of(
+        link,
+        learning_rate,
+        weight_decay,
+        weight_decay_mask,
         adamw,
         muon_weight_dimension_numbers,
         sharding,

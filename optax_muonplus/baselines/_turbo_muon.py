@@ -14,10 +14,8 @@ from optax_muonplus.transforms import (
     AdamW,
     MatrixTransformation,
     Momentum,
-    add_decayed_weights,
     matrix_chain,
-    partition_with_adamw,
-    scale_by_learning_rate,
+    optimizer_of,
 )
 
 
@@ -61,12 +59,11 @@ def turbo_muon(
     ``link`` is the rule for matrices with its options, and all other arguments are as in
     :func:`optax_muonplus.muonplus`. The learning rate is 0.02 in the code.
     """
-    return partition_with_adamw(
-        matrix_chain(
-            link,
-            add_decayed_weights(weight_decay, weight_decay_mask),
-            scale_by_learning_rate(learning_rate),
-        ),
+    return optimizer_of(
+        link,
+        learning_rate,
+        weight_decay,
+        weight_decay_mask,
         adamw,
         muon_weight_dimension_numbers,
         sharding,

@@ -10,8 +10,18 @@ from jax.typing import ArrayLike
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number, check_rate
 from optax_muonplus._parameters import ADAM, MUON, DimensionNumbersTree, ResolvedTree, ShardingTree
 from optax_muonplus.transforms._chain import Chain
-from optax_muonplus.transforms._descent import LearningRate, add_decayed_weights, promoted
-from optax_muonplus.transforms._matrix_chain import MatrixTransformation, parts_of
+from optax_muonplus.transforms._descent import (
+    LearningRate,
+    add_decayed_weights,
+    promoted,
+    scale_by_learning_rate,
+)
+from optax_muonplus.transforms._matrix_chain import (
+    MatrixTransformation,
+    Part,
+    matrix_chain,
+    parts_of,
+)
 from optax_muonplus.transforms._resolved import ChainTransformation, for_resolved
 
 
@@ -92,24 +102,46 @@ def partition_with_adamw(
     others = optax.with_extra_args_support(_with_rate(adamw or AdamW(), parts).transformation())
 
     def init(params: optax.Params, tree: ResolvedTree) -> optax.OptState:
-        of_matrices = matrices.init(_only(MUON, tree, params), tree.matrices)
-        of_others = others.init(_only(ADAM, tree, params))
+        labels = tree.labels
+        of_matrices = matrices.init(_only(MUON, labels, params), tree.matrices)
+        of_others = others.init(_only(ADAM, labels, params))
         return _partition_state(of_matrices, of_others)
 
     def update(updates: Any, state: Any, params: Any, tree: ResolvedTree, extra: Any) -> Any:
+        labels = tree.labels
         old = {label: masked.inner_state for label, masked in state.inner_states.items()}
-        mine, yours = (
-            (_only(label, tree, updates), None if params is None else _only(label, tree, params))
-            for label in (MUON, ADAM)
-        )
-        new, of_matrices = matrices.update(mine[0], old[MUON], mine[1], tree.matrices, extra)
+        grads, own = _only(MUON, labels, updates), _only(MUON, labels, params)
+        new, of_matrices = matrices.update(grads, old[MUON], own, tree.matrices, extra)
+        grads, own = _only(ADAM, labels, updates), _only(ADAM, labels, params)
         # In float16 AdamW's squares would overflow from a gradient of 256 on.
-        gradients = promoted(*yours)
-        rest, of_others = others.update(gradients, old[ADAM], yours[1], **extra)
-        return _merged(tree, new, rest), _partition_state(of_matrices, of_others)
+        rest, of_others = others.update(promoted(grads, own), old[ADAM], own, **extra)
+        merged = jax.tree.map(lambda x, m, r: m if x == MUON else r, labels, new, rest)
+        return merged, _partition_state(of_matrices, of_others)
 
     dims = weight_dimension_numbers
     return for_resolved(ChainTransformation, parts, init, update, dims, sharding)
+
+
+def optimizer_of(
+    link: Part,
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: optax.ScalarOrSchedule,
+    weight_decay_mask: Any,
+    adamw: AdamW,
+    weight_dimension_numbers: DimensionNumbersTree,
+    sharding: ShardingTree,
+) -> ChainTransformation:
+    """A link, decay and the step downhill for the matrices, and AdamW for everything else.
+
+    Arguments are those of :func:`optax_muonplus.transforms.matrix_chain`,
+    :func:`optax_muonplus.transforms.partition_with_adamw` and the links at a chain's end.
+    """
+    chain = matrix_chain(
+        link,
+        add_decayed_weights(weight_decay, weight_decay_mask),
+        scale_by_learning_rate(learning_rate),
+    )
+    return partition_with_adamw(chain, adamw, weight_dimension_numbers, sharding)
 
 
 def _with_rate(adamw: AdamW, parts: tuple[Any, ...]) -> AdamW:
@@ -131,12 +163,8 @@ def _partition_state(of_matrices: Any, of_others: Any) -> optax.PartitionState:
     )
 
 
-def _only(label: str, tree: ResolvedTree, values: Any) -> Any:
-    """Returns ``values`` with ``optax.MaskedNode`` where parameters have another label."""
-    return jax.tree.map(lambda x, y: y if x == label else optax.MaskedNode(), tree.labels, values)
-
-
-def _merged(tree: ResolvedTree, of_matrices: Any, of_others: Any) -> Any:
-    return jax.tree.map(
-        lambda label, x, y: x if label == MUON else y, tree.labels, of_matrices, of_others
-    )
+def _only(label: str, labels: Any, values: Any) -> Any:
+    """Returns ``values``, if any, with ``optax.MaskedNode`` where parameters have another label."""
+    if values is None:
+        return None
+    return jax.tree.map(lambda x, y: y if x == label else optax.MaskedNode(), labels, values)
