@@ -6,7 +6,6 @@ mean output unit and input feature, whatever the layout of the parameters.
 
 from typing import Any
 
-import jax
 import optax
 
 import optax_muonplus as omp
@@ -44,25 +43,14 @@ def sink_gd(turns: int = 5) -> optax.GradientTransformation:
     return optax.chain(*(rows + columns) * turns)
 
 
-def cautious_weight_decay(weight_decay: float) -> optax.GradientTransformation:
-    """Decays the elements that the update moves towards zero anyway (arXiv:2510.12402).
-
-    In a chain it takes the place of `optax.add_decayed_weights`, after the rule and before the
-    learning rate.
-    """
-
-    def decayed(u: jax.Array, w: jax.Array) -> jax.Array:
-        return u + weight_decay * w * (u * w >= 0).astype(u.dtype)
-
-    return optax.stateless(lambda updates, params: jax.tree.map(decayed, updates, params))
-
-
 def whole(
     rule: optax.GradientTransformation, learning_rate: float, weight_decay: float = 0.0
 ) -> optax.GradientTransformationExtraArgs:
     """A rule for the matrices of a model, with cautious decay, and AdamW for the rest."""
     matrices = optax.chain(
-        rule, cautious_weight_decay(weight_decay), optax.scale_by_learning_rate(learning_rate)
+        rule,
+        omp.transforms.add_decayed_weights(weight_decay, cautious=True),
+        optax.scale_by_learning_rate(learning_rate),
     )
     return optax.partition(
         {"muon": matrices, "adam": optax.adamw(learning_rate)}, omp.partition_labels

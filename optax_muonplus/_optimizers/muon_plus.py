@@ -42,6 +42,7 @@ def muonplus(
     polar: Polar | PolarFunction = "auto",
     preconditioning: Preconditioning = "frobenius",
     adaptive: bool = False,
+    cautious_weight_decay: bool = False,
     compute_dtype: DTypeLike | None = None,
     adam_b1: ArrayLike = 0.9,
     adam_b2: ArrayLike = 0.999,
@@ -74,8 +75,8 @@ def muonplus(
       ns_steps: Newton-Schulz steps; the first rows of a table are used.
       beta: momentum decay, in [0, 1).
       eps: added to the norm that divides the momentum before the iteration, and to nothing else.
-      weight_decay: decoupled, multiplied by the learning rate, not by the shape factor; of the
-        matrices only, the rest has ``adam_weight_decay``.
+      weight_decay: decoupled, number or schedule, multiplied by the learning rate, not by the shape
+        factor; of the matrices only, the rest has ``adam_weight_decay``.
       weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``;
         for the matrices.
       mu_dtype: dtype of the momentum buffer; None means the parameter's.
@@ -95,6 +96,9 @@ def muonplus(
       preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"``, ``"aol_out"`` or
         ``"schatten"``, see :class:`optax_muonplus.polar.Orthogonalize`.
       adaptive: multiplies each update by its inner product with the momentum, the dual norm.
+      cautious_weight_decay: decays only the entries of matrices that the update moves towards zero
+        anyway, see :func:`optax_muonplus.transforms.add_decayed_weights`; AdamW's decay stays
+        plain.
       compute_dtype: dtype of the operands and results of matrix products, for example
         ``"bfloat16"`` on accelerators. Products are summed, and polynomials combined, in float32 at
         least; results are rounded once. None means the momentum's, at least float32.
@@ -154,6 +158,7 @@ def muonplus(
     for LLM Pre-training*, arXiv:2602.21545.
     """
     check_flag("adaptive", adaptive)
+    check_flag("cautious_weight_decay", cautious_weight_decay)
     return partition_with_adamw(
         matrix_chain(
             Momentum(beta, nesterov, bias_correction, mu_dtype),
@@ -161,7 +166,7 @@ def muonplus(
             Normalize(norm, norm_eps, match_frobenius),
             *([DualNorm()] if adaptive else []),
             ScaleByShape(shape_scale, consistent_rms),
-            add_decayed_weights(weight_decay, weight_decay_mask),
+            add_decayed_weights(weight_decay, weight_decay_mask, cautious=cautious_weight_decay),
             scale_by_learning_rate(learning_rate),
         ),
         AdamW(

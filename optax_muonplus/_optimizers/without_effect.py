@@ -27,6 +27,7 @@ class Idle(NamedTuple):
 
 
 _ITERATION = ("ns_coeffs", "ns_steps", "eps", "preconditioning", "compute_dtype")
+_OF_DECAY = ("weight_decay_mask", "cautious_weight_decay")
 _SIZE = "without nesterov or adaptive: a polar factor does not see the size of its matrix"
 
 
@@ -42,7 +43,7 @@ RULES = (
     Idle(("shape_scale",), "beside consistent_rms", lambda x: x["consistent_rms"] is not None),
     Idle(("nesterov", "bias_correction"), "beside beta=0", lambda x: _is(0, x["beta"])),
     Idle(("bias_correction",), _SIZE, lambda given: not _sees_size(given)),
-    Idle(("weight_decay_mask",), "beside weight_decay=0", lambda x: _is(0, x["weight_decay"])),
+    Idle(_OF_DECAY, "beside weight_decay=0", lambda x: _is(0, x["weight_decay"])),
 )
 
 

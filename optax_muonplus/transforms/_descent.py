@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._arguments import check_rate
+from optax_muonplus._arguments import check_flag, check_rate
 
 
 class DecayedWeights(optax.GradientTransformation):
@@ -30,9 +30,18 @@ class LearningRate(optax.GradientTransformation):
 
 
 def add_decayed_weights(
-    weight_decay: optax.ScalarOrSchedule = 0.0, mask: Any = None, name: str = "weight_decay"
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any = None,
+    name: str = "weight_decay",
+    cautious: bool = False,
 ) -> DecayedWeights:
-    """``optax.add_decayed_weights``, in the dtype that update and parameter promote to.
+    r"""``optax.add_decayed_weights``, in the dtype that update and parameter promote to.
+
+    With ``cautious`` it decays the entries that the update moves towards zero anyway: for an update
+    U, which is subtracted, and a parameter W, by entries,
+
+    .. math::
+      U + \lambda\, [U W \ge 0]\, W
 
     An update without parameters is for a decay of zero only, as a Python number.
 
@@ -40,17 +49,24 @@ def add_decayed_weights(
       weight_decay: number or schedule.
       mask: tree or function of the parameters, as in Optax.
       name: of the argument, for messages.
+      cautious: whether other entries are left out. Complex entries agree if the real part of
+        :math:`U \bar W` is not negative.
 
     Raises:
-      ValueError: unless the decay is a finite number or a schedule.
+      ValueError: unless the decay is a finite number or a schedule, and ``cautious`` a flag.
+
+    Source: Chen et al., *Cautious Weight Decay*, arXiv:2510.12402, Algorithm 1.
     """
     check_rate(name, weight_decay)
+    check_flag("cautious", cautious)
     link = optax.add_decayed_weights(weight_decay, mask)
     is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
 
     def update_fn(
         updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, Any]:
+        if params is not None and cautious:
+            return _decayed_where_they_agree(link, promoted(updates, params), state, params)
         if params is not None:
             return link.update(promoted(updates, params), state, params)
         if is_zero:
@@ -65,6 +81,21 @@ def add_decayed_weights(
     transformation = DecayedWeights(link.init, update_fn)
     transformation.is_zero = is_zero
     return transformation
+
+
+def _decayed_where_they_agree(
+    link: optax.GradientTransformation, updates: optax.Updates, state: Any, params: optax.Params
+) -> tuple[optax.Updates, Any]:
+    """Returns ``link``'s updates with decay of entries whose update has the parameter's sign."""
+    # Mask and schedule are the link's: it makes the decay of updates that are zero.
+    decay, state = link.update(optax.tree.zeros_like(updates), state, params)
+
+    def decayed(update: jax.Array, parameter: Any, decay: jax.Array) -> jax.Array:
+        # Signs are multiplied, not sizes: the product of small numbers of two signs would be -0.
+        agree = jnp.real(jnp.sign(update) * jnp.sign(parameter).conj()) >= 0
+        return jnp.where(agree, update + decay, update)
+
+    return jax.tree.map(decayed, updates, params, decay), state
 
 
 def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> LearningRate:

@@ -54,12 +54,6 @@ def test_updates_equal_their_formula(rule, expected):
     np.testing.assert_allclose(update(rule), expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
-def test_cautious_decay():
-    rule = gallery.cautious_weight_decay(0.1)
-    expected = G + 0.1 * W * (G * W >= 0)
-    np.testing.assert_allclose(update(rule), expected, rtol=1e-6)
-
-
 def test_rule_on_a_whole_model_with_decay_and_adamw():
     params = {"up": {"kernel": W.T.astype(np.float32), "bias": np.ones(20, np.float32)}}
     grads = jax.tree.map(np.ones_like, params)

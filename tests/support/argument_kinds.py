@@ -37,6 +37,7 @@ KINDS = {
         "nesterov",
         "bias_correction",
         "adaptive",
+        "cautious_weight_decay",
         "adam_nesterov",
         "sign",
     ),

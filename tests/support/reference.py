@@ -116,7 +116,7 @@ def muonplus_step(
     w, m_prev, g, t, *, learning_rate=1.0, beta=0.95, nesterov=True, bias_correction=False,
     table="jordan", steps=5, preconditioning="frobenius", eps=1e-30, norm="col_row", norm_eps=1e-8,
     match_frobenius=False, adaptive=False, shape_scale="spectral", consistent_rms=None,
-    weight_decay=0.0,
+    weight_decay=0.0, cautious_weight_decay=False,
 ):  # fmt: skip
     """Paper, algorithm 1, with every option: ``(what is added to w, the new momentum buffer)``.
 
@@ -139,7 +139,8 @@ def muonplus_step(
     else:
         o = o * rms_factor(rows, columns, consistent_rms, norm, match_frobenius)
     # update
-    return -learning_rate * (o + weight_decay * w), m_new
+    decaying = (o * w.conj()).real >= 0 if cautious_weight_decay else 1.0  # arXiv:2510.12402
+    return -learning_rate * (o + weight_decay * decaying * w), m_new
 
 
 def adamw_step(

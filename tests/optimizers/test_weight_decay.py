@@ -1,0 +1,85 @@
+"""Cautious decay, and a decay that follows the learning rate."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_muonplus as omp
+from optax_muonplus.transforms import add_decayed_weights
+from tests.support.oracle_runs import (
+    DIMS,
+    SHAPES,
+    assert_close,
+    oracle_of,
+    random_trees,
+    updates_of,
+)
+from tests.support.trees import random_tree
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+def test_cautious_decay_is_the_papers(dtype):
+    params, grads = random_trees(3, dtype)
+    options = {"weight_decay": 0.5, "cautious_weight_decay": True}
+    rules = [omp.muonplus(0.3, muon_weight_dimension_numbers=DIMS, **options), omp.muonplus(0.3)]
+    cautious, none = updates_of(rules, params, grads)
+    expected = oracle_of(params, grads, learning_rate=0.3, **options)
+    assert_close(cautious, expected)
+    for key in SHAPES:
+        decayed = np.mean(np.abs(cautious[key] - none[key]) > 1e-4)
+        assert 0.4 < decayed < 0.6  # of entries drawn from a symmetric distribution
+
+
+def test_signs_are_compared_not_sizes():
+    """Products of these underflow; zeros agree with anything."""
+    updates = {"w": jnp.array([[1e-30, -1e-30, 1e-30, 0.0]])}
+    params = {"w": jnp.array([[1e-30, 1e-30, -1e-30, 2.0]])}
+    link = add_decayed_weights(0.5, cautious=True)
+    found, _ = link.update(updates, link.init(params), params)
+    np.testing.assert_allclose(found["w"], [[1.5e-30, -1e-30, 1e-30, 1.0]], rtol=1e-6)
+
+
+def test_mask_schedule_and_state_are_those_of_plain_decay():
+    params = random_tree({"a": (4, 6), "b": (4, 6)})
+    mask = {"a": True, "b": False}
+    plain, cautious = (
+        add_decayed_weights(lambda step: 0.1 * (step + 1), mask, cautious=x) for x in (False, True)
+    )
+    state, expected = cautious.init(params), plain.init(params)
+    for step in (1, 2):
+        updates, state = cautious.update(params, state, params)  # which all agree with themselves
+        same, expected = plain.update(params, expected, params)
+        jax.tree.map(np.testing.assert_array_equal, updates, same)
+        np.testing.assert_allclose(updates["a"], params["a"] * (1 + 0.1 * step), rtol=1e-6)
+        updates, _ = cautious.update(jax.tree.map(jnp.negative, params), state, params)
+        jax.tree.map(lambda u, w: np.testing.assert_array_equal(u, -w), updates, params)
+    assert jax.tree.structure(state) == jax.tree.structure(expected)
+
+
+def test_cautious_decay_needs_parameters_unless_it_is_zero():
+    params = random_tree({"up": {"kernel": (4, 6)}})
+    for decay in (0.0, 0.1):
+        tx = omp.muon(0.1, weight_decay=decay, cautious_weight_decay=True)
+        state = tx.init(params)
+        if decay:
+            with pytest.raises(ValueError, match="decay needs the parameters"):
+                tx.update(params, state)
+        else:
+            with_them, _ = tx.update(params, state, params)
+            jax.tree.map(np.testing.assert_array_equal, tx.update(params, state)[0], with_them)
+
+
+def test_a_decay_that_follows_the_rate():
+    """The line of docs/howto/schedules.md: a step decays by the rate squared over its peak."""
+    peak = 0.1
+    rate = optax.warmup_cosine_decay_schedule(0.0, peak, 2, 6)
+    params = random_tree({"up": {"kernel": (4, 6)}})
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    tx = omp.muonplus(rate, weight_decay=lambda step: 0.5 * rate(step) / peak)
+    state = tx.init(params)
+    for step in range(6):
+        updates, state = tx.update(zeros, state, params)
+        expected = -(float(rate(step)) ** 2) / peak * 0.5 * params["up"]["kernel"]
+        np.testing.assert_allclose(updates["up"]["kernel"], expected, rtol=1e-5)
