@@ -2,8 +2,12 @@
 
 from optax_muonplus.baselines._adamuon import AdaMuon as AdaMuon
 from optax_muonplus.baselines._adamuon import adamuon as adamuon
+from optax_muonplus.baselines._hyperball import Hyperball as Hyperball
+from optax_muonplus.baselines._hyperball import hyperball as hyperball
 from optax_muonplus.baselines._mano import Mano as Mano
 from optax_muonplus.baselines._mano import mano as mano
+from optax_muonplus.baselines._muown import Muown as Muown
+from optax_muonplus.baselines._muown import muown as muown
 from optax_muonplus.baselines._normuon import NorMuon as NorMuon
 from optax_muonplus.baselines._normuon import normuon as normuon
 from optax_muonplus.baselines._turbo_muon import scale_by_turbo_muon as scale_by_turbo_muon

@@ -11,7 +11,6 @@ from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_num
 from optax_muonplus._parameters import ADAM, MUON, DimensionNumbersTree, ResolvedTree, ShardingTree
 from optax_muonplus.transforms._chain import Chain
 from optax_muonplus.transforms._descent import (
-    LearningRate,
     add_decayed_weights,
     promoted,
     scale_by_learning_rate,
@@ -147,7 +146,8 @@ def optimizer_of(
 def _with_rate(adamw: AdamW, parts: tuple[Any, ...]) -> AdamW:
     if adamw.learning_rate is not None:
         return adamw
-    rates = [part.learning_rate for part in parts if isinstance(part, LearningRate)]
+    # A link may have the rate inside, where its step is no multiple of it.
+    rates = [part.learning_rate for part in parts if hasattr(part, "learning_rate")]
     if not rates:
         raise ValueError(
             "AdamW has no learning rate: pass AdamW(learning_rate=...), or end the chain with"

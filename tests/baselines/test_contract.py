@@ -12,7 +12,7 @@ from optax.contrib import MuonDimensionNumbers
 import optax_muonplus as omp
 from optax_muonplus import muonplus
 from tests.support import flat
-from tests.support.baselines import NAMES, build, run, trees
+from tests.support.baselines import NAMES, build, decay, run, trees
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -57,7 +57,14 @@ def test_batch_slices_and_fused_blocks_are_separate_matrices(name):
     np.testing.assert_allclose(fused[-1]["fused"], expected, atol=3e-6)
 
 
-STATES = {"normuon": (1, 1), "adamuon": (2, 0), "turbo_muon": (1, 0), "mano": (1, 0)}
+STATES = {
+    "normuon": (1, 1),
+    "adamuon": (2, 0),
+    "turbo_muon": (1, 0),
+    "mano": (1, 0),
+    "hyperball": (1, 0),
+    "muown": (1, 4),
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -126,9 +133,9 @@ def test_injected_hyperparameters(name):
     params, grads = trees()
     static = ("ns_steps",) if name == "turbo_muon" else ()  # whose table has four rows, no more
     make = optax.inject_hyperparams(getattr(flat, name), static_args=static)
-    options = {"learning_rate": 0.05, "weight_decay": 0.1}
-    injected, _ = run(make(**options), params, grads)
-    plain, _ = run(build(name, weight_decay=0.1), params, grads)
+    options = decay(name, 0.1)
+    injected, _ = run(make(learning_rate=0.05, **options), params, grads)
+    plain, _ = run(build(name, **options), params, grads)
     for key in params:
         np.testing.assert_allclose(injected[-1][key], plain[-1][key], atol=2e-5)
 
@@ -156,9 +163,10 @@ def test_invalid_arguments_are_named(make, words):
         make()
 
 
-def test_mano_without_parameters_is_refused():
+@pytest.mark.parametrize("name", ["hyperball", "mano", "muown"])
+def test_rules_that_need_parameters_say_so(name):
     params, grads = trees()
-    tx = build("mano")
+    tx = build(name)
     with pytest.raises(ValueError, match="needs the parameters"):
         tx.update(grads[0], tx.init(params))
 

@@ -6,8 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+import optax_muonplus as omp
+from optax_muonplus.baselines import NorMuon
+from optax_muonplus.baselines._muown import MuownState
 from tests.support import flat, reference_baselines
-from tests.support.baselines import NAMES, SHAPES, build, run, trees
+from tests.support.baselines import NAMES, SHAPES, build, decay, run, trees
 
 
 def oracle_state(name, w):
@@ -17,6 +20,8 @@ def oracle_state(name, w):
         "adamuon": (zeros, zeros),
         "mano": (zeros, 0),
         "turbo_muon": zeros,
+        "hyperball": zeros,
+        "muown": None,
     }[name]
 
 
@@ -40,6 +45,10 @@ VARIANTS = [
     ("turbo_muon", {"nesterov": False, "beta": 0.5}),
     ("mano", {}),
     ("mano", {"nesterov": True, "beta": 0.8}),
+    ("hyperball", {}),
+    ("hyperball", {"nesterov": False, "beta": 0.5}),
+    ("muown", {}),
+    ("muown", {"nesterov": False, "beta": 0.5}),
 ]
 
 
@@ -59,9 +68,9 @@ def assert_match(name, params, grads, **options):
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_parameters_match_the_published_code(name, options, decay):
-    assert_match(name, *trees(), weight_decay=decay, **options)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_parameters_match_the_published_code(name, options, weight_decay):
+    assert_match(name, *trees(), **decay(name, weight_decay), **options)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -81,6 +90,52 @@ def test_normuon_lifts_a_row_that_dies(rule):
         for x in g.values():
             x[:, 0] *= 1e-6
     assert_match("normuon", params, grads, rule=rule)
+
+
+def test_hyperball_keeps_the_norm_of_each_matrix_and_of_each_step():
+    """Around any rule, whose size has no effect; and a rate of zero changes nothing."""
+    params, grads = trees()
+    small = omp.matrix_chain(NorMuon(), lambda x: 1e-20 * x)
+    for rate, link in ((0.3, NorMuon()), (0.3, small), (0.0, NorMuon())):
+        tx = omp.baselines.hyperball(rate, link)
+        (first, *_, last), _ = run(tx, params, grads)
+        for key, w in params.items():
+            norm = np.linalg.norm(w)
+            assert np.linalg.norm(last[key]) == pytest.approx(norm, rel=1e-6)
+            # Of a U across W, the chord of an angle whose tangent is the rate: 0.290 R.
+            moved = np.linalg.norm(first[key] - w) / norm
+            assert moved == pytest.approx(rate, rel=0.1)
+    one, other = (run(omp.baselines.hyperball(0.3, x), params, grads)[0] for x in (NorMuon(), small))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one, other)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_hyperball_refuses_matrices_of_zeros_that_it_sees(traced):
+    params = {"up": np.ones((2, 4, 6), np.float32) * np.array([1, 0], np.float32)[:, None, None]}
+    dims = {"up": omp.MuonDimensionNumbers(1, 2)}
+    init = build("hyperball", muon_weight_dimension_numbers=dims).init
+    if traced:
+        jax.jit(init)(params)
+    else:
+        with pytest.raises(ValueError, match="up has a matrix of zeros.*random initial values"):
+            init(params)
+
+
+def test_muown_holds_sizes_and_directions_of_rows():
+    """A size that Adam takes through zero turns its row around, and a row of zeros moves."""
+    params, grads = trees()
+    params["tall"][:, 0], params["tall"][:, 1] = 0, 1e-4 * params["tall"][:, 1]
+    seen, state = run(build("muown"), params, grads)
+    (muown,) = (s for s in jax.tree.leaves(state, is_leaf=is_muown) if is_muown(s))
+    for key in SHAPES:
+        norms = np.linalg.norm(seen[-1][key], axis=0)
+        np.testing.assert_allclose(np.abs(muown.magnitude[key][0]), norms, rtol=1e-5)
+    assert muown.magnitude["tall"][0, 1] < 0
+    assert np.linalg.norm(seen[-1]["tall"][:, 0]) > 0.01
+
+
+def is_muown(x):
+    return isinstance(x, MuownState)
 
 
 def test_muonplus_row_is_normuon_without_memory():
@@ -116,9 +171,11 @@ def test_zero_gradients_change_nothing_and_later_steps_are_finite(name):
     params, grads = trees()
     zeros = jax.tree.map(np.zeros_like, params)
     (first, *_), _ = run(build(name), params, [zeros])
-    jax.tree.map(np.testing.assert_array_equal, first, params)
+    rounding = 3e-7 if name == "muown" else 0  # it makes parameters anew, of two factors
+    for key in params:
+        np.testing.assert_allclose(first[key], params[key], rtol=rounding)
     # And a first real step after it is finite; so is one from parameters that are zero.
-    for start in (params, zeros):
+    for start in (params, zeros) if name != "hyperball" else (params,):
         after, _ = run(build(name), start, [zeros, grads[0], zeros])
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
 
@@ -127,7 +184,8 @@ def test_zero_gradients_change_nothing_and_later_steps_are_finite(name):
 def test_scaling_the_gradient_does_not_change_the_steps(name):
     params, grads = trees()
     usual, _ = run(build(name), params, grads)
-    for size in (1e-5, 1e5) if name == "mano" else (1e-15, 1e15):
+    sizes = {"mano": (1e-5, 1e5), "muown": (1e2, 1e15)}  # eps of Mano and of Adam
+    for size in sizes.get(name, (1e-15, 1e15)):
         sized = [{key: np.float32(size) * x for key, x in g.items()} for g in grads]
         scaled, _ = run(build(name), params, sized)
         for key in params:

@@ -9,11 +9,16 @@ from tests.support import flat
 STEPS = 5
 # Kernels as Flax stores them, (in, out): W is their transpose.
 SHAPES = {"tall": (12, 20), "wide": (20, 12), "square": (16, 16)}
-NAMES = ("normuon", "adamuon", "turbo_muon", "mano")
+NAMES = ("normuon", "adamuon", "turbo_muon", "mano", "hyperball", "muown")
 
 
 def build(name, rate=0.05, **options):
     return getattr(flat, name)(rate, **options)
+
+
+def decay(name, weight_decay):
+    """The option, but for Hyperball, which has no decay."""
+    return {} if name == "hyperball" else {"weight_decay": weight_decay}
 
 
 def trees(seed=0, shapes=SHAPES, dtype=np.float32):

@@ -6,7 +6,7 @@ import inspect
 
 import optax_muonplus as omp
 from optax_muonplus import baselines
-from optax_muonplus.baselines import AdaMuon, Mano, NorMuon
+from optax_muonplus.baselines import AdaMuon, Mano, Muown, NorMuon
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import AdamW, Momentum
@@ -73,6 +73,24 @@ def matrices_of(link, weight_dimension_numbers=None, sharding=None):
     )
 
 
+def _hyperball(
+    learning_rate,
+    momentum,
+    polar_factor,
+    *,
+    adamw,
+    muon_weight_dimension_numbers=None,
+    sharding=None,
+):
+    return baselines.hyperball(
+        learning_rate,
+        omp.matrix_chain(momentum, polar_factor),
+        adamw=adamw,
+        muon_weight_dimension_numbers=muon_weight_dimension_numbers,
+        sharding=sharding,
+    )
+
+
 def _turbo_muon(
     learning_rate,
     momentum,
@@ -111,6 +129,10 @@ scale_by_mano = flat(matrices_of, link=Mano())
 normuon = flat(baselines.normuon, link=NorMuon(), adamw=AdamW())
 adamuon = flat(baselines.adamuon, link=AdaMuon(), adamw=AdamW())
 mano = flat(baselines.mano, link=Mano(), adamw=AdamW())
+hyperball = flat(
+    _hyperball, momentum=Momentum(), polar_factor=Orthogonalize(), adamw=AdamW()
+)
+muown = flat(baselines.muown, link=Muown(), adamw=AdamW())
 turbo_muon = flat(
     _turbo_muon,
     momentum=Momentum(),

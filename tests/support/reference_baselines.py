@@ -53,6 +53,15 @@ def adamuon_step(
     return -learning_rate * (scaled + weight_decay * w), (m, v)
 
 
+def hyperball_step(w, m, g, *, learning_rate=1.0, beta=0.95, nesterov=True):
+    """MuonH: KellerJordan/modded-nanogpt @f411b3d, train_gpt_simple_muonh.py."""
+    m = m + (1 - beta) * (g - m)
+    u = newton_schulz(g + beta * (m - g) if nesterov else m)
+    radius = np.linalg.norm(w)
+    v = w - learning_rate * radius * u / max(np.linalg.norm(u), 1e-10)
+    return v * radius / np.linalg.norm(v) - w, m
+
+
 def mano_step(
     w, state, g, *, learning_rate=1.0, beta=0.95, eps=1e-8, nesterov=False, weight_decay=0.0
 ):
@@ -66,6 +75,25 @@ def mano_step(
     u = t / np.maximum(np.linalg.norm(t, axis=k, keepdims=True), eps)
     update = 0.2 * np.sqrt(w.shape[k]) * u
     return -learning_rate * (update + weight_decay * w), (total, count + 1)
+
+
+def muown_step(w, state, g, *, learning_rate=1.0, beta=0.95, nesterov=True, weight_decay=0.0):
+    """kcc-lion/muown @3bd0c05, with AdamW's decay; the state is None before the first step."""
+    if state is None:
+        sizes = np.linalg.norm(w, axis=1, keepdims=True)
+        state = np.zeros_like(w), sizes, sizes, 0.0, 0.0, 0
+    total, size, length, m, v, t = state
+    unit = w / size
+    slope = np.sum(g * unit, axis=1, keepdims=True)
+    turning = size / length * (g - unit * slope)
+    total = beta * total + turning
+    o = newton_schulz(turning + beta * total if nesterov else total)
+    direction = unit * length - learning_rate * 0.2 * np.sqrt(max(w.shape)) * o
+    m, v, t = 0.9 * m + 0.1 * slope, 0.95 * v + 0.05 * slope**2, t + 1
+    adam = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.95**t)) + 1e-8)
+    size = size - learning_rate * (adam + weight_decay * size)
+    length = np.linalg.norm(direction, axis=1, keepdims=True)
+    return size * direction / length - w, (total, size, length, m, v, t)
 
 
 def turbo_muon_step(w, m, g, *, learning_rate=1.0, beta=0.95, nesterov=True, weight_decay=0.0):

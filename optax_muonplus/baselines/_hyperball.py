@@ -1,0 +1,121 @@
+r"""Hyperball: any rule, with the Frobenius norms of matrices and of their updates held fixed.
+
+Source: Wen et al., arXiv:2606.16899; code of its first author, KellerJordan/modded-nanogpt
+@f411b3d, ``train_gpt_simple_muonh.py``, and marin-community/marin @05422e2, ``muonh.py``.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import optax
+
+from optax_muonplus._parameters import DimensionNumbersTree, LeafInfo, MatrixView, ShardingTree
+from optax_muonplus.matrices import as_real, divide_by_pow2, sum_of_squares, upcast_for_sum
+from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.transforms import (
+    AdamW,
+    Link,
+    MatrixTransformation,
+    Momentum,
+    map_blocks,
+    matrix_chain,
+    partition_with_adamw,
+    scale_by_learning_rate,
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Hyperball:
+    r"""The last link of a chain: a step on the sphere of matrices of one norm.
+
+    For each matrix W, the update U of the links before, and :math:`R = \|W\|_F`:
+
+    .. math::
+      V = W - \eta R\, U / \|U\|_F, \qquad W \leftarrow R\, V / \|V\|_F
+
+    It takes the place of weight decay and learning rate. The size of U, and factors by shape, have
+    no effect. R is the norm that W has, as in both codes, not a stored :math:`\|W_0\|_F`: the two
+    differ by rounding, which bfloat16 parameters add up. There is no state but the count of a
+    schedule. Beyond the links before it costs a few sums over each matrix, which on a mesh are left
+    to the compiler. An update needs the parameters. A matrix of zeros, which would stay zero, is
+    refused at init unless it is traced.
+
+    Attributes:
+      learning_rate: number or schedule, in units of R: 0.014 to 0.02 in both codes. marin takes the
+        root of rate times decay of a Muon with weight decay.
+    """
+
+    learning_rate: optax.ScalarOrSchedule
+
+    def __post_init__(self) -> None:
+        """Raises ValueError unless the rate is a finite number or a schedule."""
+        scale_by_learning_rate(self.learning_rate)
+
+    def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> optax.OptState:
+        """Returns the state of the learning rate."""
+        norms = jax.tree.leaves(map_blocks(_norm, leaves, params))
+        for leaf, norm in zip(leaves, norms, strict=True):
+            if not isinstance(norm, jax.core.Tracer) and not jnp.all(norm > 0):
+                raise ValueError(
+                    f"{leaf.name} has a matrix of zeros, and Hyperball keeps the norm of each"
+                    " matrix. Give it random initial values, or leave it to AdamW by"
+                    " muon_weight_dimension_numbers."
+                )
+        return scale_by_learning_rate(self.learning_rate).init(params)
+
+    def update(
+        self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
+    ) -> tuple[optax.Updates, optax.OptState]:
+        """Returns the updates and the new state."""
+        if params is None:
+            raise ValueError(
+                "Hyperball needs the parameters: call update(grads, state, params) with them."
+            )
+        rate = scale_by_learning_rate(self.learning_rate)
+        downhill, state = rate.update(jnp.ones([]), state)
+        return map_blocks(functools.partial(_step, downhill), leaves, updates, params), state
+
+
+def _norm(view: MatrixView, x: jax.Array) -> jax.Array:
+    """Returns the Frobenius norm of each matrix of a block."""
+    return jnp.sqrt(sum_of_squares(x, (*view.output_axes, *view.reduction_axes)))
+
+
+def _step(downhill: jax.Array, view: MatrixView, u: jax.Array, w: jax.Array) -> jax.Array:
+    """Returns what is added to a block ``w``; ``downhill`` is the negative learning rate."""
+    u, w = upcast_for_sum(u), upcast_for_sum(w)
+    # The rule sees no size of u; squares of large numbers would overflow.
+    largest = jnp.max(jnp.abs(u), axis=(*view.output_axes, *view.reduction_axes), keepdims=True)
+    u, _ = divide_by_pow2(u, largest)
+    radius = _norm(view, w)
+    v = w + as_real(downhill, radius.dtype) * _over(radius, _norm(view, u)) * u
+    return _over(radius, _norm(view, v)) * v - w
+
+
+def _over(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns ``x / y``, and zero where ``y`` is zero."""
+    return jnp.where(y > 0, x / jnp.where(y > 0, y, 1), 0)
+
+
+def hyperball(
+    learning_rate: optax.ScalarOrSchedule,
+    link: Link | MatrixTransformation = matrix_chain(Momentum(), Orthogonalize()),
+    *,
+    adamw: AdamW = AdamW(),
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Hyperball around a rule on the matrices, AdamW on everything else.
+
+    ``link`` is the rule: Muon makes it MuonH, ``NorMuon()`` NorMuonH. All other arguments are as in
+    :func:`optax_muonplus.muonplus`; the matrices have no weight decay, and ``adamw`` has the
+    learning rate of the matrices unless it is given another. marin's code has AdamH for the head,
+    which has AdamW here.
+    """
+    chain = matrix_chain(link, Hyperball(learning_rate))
+    return partition_with_adamw(chain, adamw, muon_weight_dimension_numbers, sharding)

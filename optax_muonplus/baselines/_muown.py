@@ -1,0 +1,168 @@
+r"""Muown: the size of each row and its direction, one by Adam and the other by Muon.
+
+Source: Lion et al., arXiv:2605.10797; its code, kcc-lion/muown @3bd0c05, ``muown.py``, and
+NVIDIA-NeMo/Emerging-Optimizers @fd77292, ``contrib/muown.py``.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_muonplus._parameters import DimensionNumbersTree, LeafInfo, MatrixView, ShardingTree
+from optax_muonplus.matrices import ScaleByShape, sum_of_squares, upcast_for_sum
+from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.transforms import (
+    AdamW,
+    Momentum,
+    Steps,
+    add_decayed_weights,
+    map_blocks,
+    matrix_chain,
+    partition_with_adamw,
+    scale_by_learning_rate,
+)
+
+ADAM = (0.9, 0.95, 1e-8)  # decays and epsilon, of all codes
+LEAST = 1e-12  # the least size of a row, and of its direction, as in Emerging-Optimizers
+
+
+class MuownState(NamedTuple):
+    """State of :class:`Muown`.
+
+    Attributes:
+      momentum: :class:`optax_muonplus.transforms.MomentumState` of the directions' gradients.
+      magnitude: g, one number for each row: a parameter's shape with reduction axes of size 1.
+      length: the norms of the rows of V, as many.
+      adam: Adam's and the decay's state for g, twice as many.
+      rate: of the learning rate.
+    """
+
+    momentum: Any
+    magnitude: optax.Updates
+    length: optax.Updates
+    adam: Any
+    rate: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Muown:
+    r"""The last link of a chain: Adam on the sizes of rows, Muon on their directions.
+
+    Each matrix of shape (m, n) = (out, in) is :math:`W_i = g_i \hat V_i` by rows, with
+    :math:`\hat V_i = V_i / \|V_i\|`; at first V is W. From the gradient G of W follow
+    :math:`\gamma` of g and :math:`\Gamma` of V, with the momentum M:
+
+    .. math::
+      \gamma_i = \langle G_i, \hat V_i \rangle, \qquad
+      \Gamma_i = (g_i / \|V_i\|)\, (G_i - \gamma_i \hat V_i), \\
+      g \leftarrow g - \eta\, (\mathrm{Adam}(\gamma) + \lambda g), \qquad
+      V \leftarrow V - 0.2\, \eta \sqrt{\max(m, n)}\; \mathrm{Ortho}(M(\Gamma))
+
+    The state is one momentum buffer and four numbers a row (V is W with rows of other norms).
+    Beyond Muon it costs two readings of W and some sums over rows, which on a mesh are left to the
+    compiler. An update needs the parameters.
+
+    Decay is AdamW's. That of Emerging-Optimizers is of the new g, and the authors' subtracts
+    :math:`\eta\lambda W` from the new W and sets g to its rows: both differ by terms of
+    :math:`\eta^2\lambda`. The authors have Nesterov, Emerging-Optimizers has not. The authors cut a
+    fused QKV by its shape, here dimension numbers do.
+
+    Attributes:
+      learning_rate: number or schedule, of g and V; it takes the place of a link.
+      weight_decay: number or schedule, of g.
+      momentum: without bias correction.
+      polar_factor: of the momentum.
+    """
+
+    learning_rate: optax.ScalarOrSchedule = 1e-3
+    weight_decay: optax.ScalarOrSchedule = 0.0
+    momentum: Momentum = Momentum()
+    polar_factor: Orthogonalize = Orthogonalize()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError unless rate and decay are finite numbers or schedules."""
+        self._links()
+
+    def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> MuownState:
+        """Returns the state before the first update."""
+        polar_step, adam, rate = self._links()
+        size = map_blocks(_row_norms, leaves, params)
+        momentum, _ = polar_step.init(params, leaves)
+        return MuownState(momentum, size, size, adam.init(size), rate.init(size))
+
+    def update(
+        self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
+    ) -> tuple[optax.Updates, MuownState]:
+        """Returns the updates and the new state."""
+        if params is None:
+            raise ValueError(
+                "Muown needs the parameters: call update(grads, state, params) with them."
+            )
+        polar_step, adam, rate = self._links()
+        rows = state.magnitude, state.length
+        slopes, grads = map_blocks(_gradients, leaves, updates, params, *rows, n_results=2)
+        old = state.momentum, optax.EmptyState()
+        turns, (momentum, _) = polar_step.update(grads, old, params, leaves)
+        gains, of_adam = adam.update(slopes, state.adam, state.magnitude)
+        (turns, gains), of_rate = rate.update((turns, gains), state.rate)
+        made, *rows = map_blocks(_step, leaves, params, turns, gains, *rows, n_results=3)
+        return made, MuownState(momentum, *rows, of_adam, of_rate)
+
+    def _links(self) -> tuple[Steps, Any, Any]:
+        """Returns the step of V and that of g at a learning rate of 1, and the rate."""
+        adam = optax.chain(optax.scale_by_adam(*ADAM), add_decayed_weights(self.weight_decay))
+        scale = ScaleByShape(consistent_rms=0.2)
+        polar_step = Steps.of(self.momentum, [self.polar_factor, scale], rounds=False)
+        return polar_step, adam, scale_by_learning_rate(self.learning_rate)
+
+
+def _row_norms(view: MatrixView, x: jax.Array) -> jax.Array:
+    return jnp.maximum(jnp.sqrt(sum_of_squares(x, view.reduction_axes)), LEAST)
+
+
+def _gradients(
+    view: MatrixView, x: jax.Array, w: jax.Array, g: jax.Array, length: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the gradients of a block's sizes and directions; ``x`` is that of ``w``."""
+    x, unit = upcast_for_sum(x), upcast_for_sum(w) / g
+    slope = jnp.sum(jnp.real(x * unit.conj()), axis=view.reduction_axes, keepdims=True)
+    return slope, g / length * (x - slope * unit)
+
+
+def _step(
+    view: MatrixView,
+    w: jax.Array,
+    turn: jax.Array,
+    gain: jax.Array,
+    g: jax.Array,
+    length: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns what is added to a block ``w``, and its new sizes and lengths of directions."""
+    w = upcast_for_sum(w)
+    v = w / g * length + turn
+    length, g = _row_norms(view, v), g + gain
+    g = jnp.where(jnp.abs(g) < LEAST, LEAST, g)  # Adam may take it through zero
+    return v * (g / length) - w, g, length
+
+
+def muown(
+    learning_rate: optax.ScalarOrSchedule,
+    link: Muown = Muown(),
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    *,
+    adamw: AdamW = AdamW(),
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Muown on the matrices, AdamW on everything else.
+
+    ``link`` is the rule for matrices with its options, which gets this learning rate and decay, and
+    all other arguments are as in :func:`optax_muonplus.muonplus`. The learning rate is of the order
+    of AdamW's, 1e-3 in the code.
+    """
+    link = dataclasses.replace(link, learning_rate=learning_rate, weight_decay=weight_decay)
+    return partition_with_adamw(matrix_chain(link), adamw, muon_weight_dimension_numbers, sharding)
