@@ -177,7 +177,7 @@ def test_leaves_of_three_axes_without_a_rule_are_refused(name):
         build(name).init({"experts": np.ones((2, 3, 4), np.float32)})
 
 
-@pytest.mark.parametrize("name", ["normuon", "adamuon", "mano"])
+@pytest.mark.parametrize("name", ["normuon", "adamuon", "mano", "muown"])
 def test_bfloat16_updates_are_rounded_once_at_the_end(name):
     """What the rules do behind the polar factor is done in float32."""
     params, (grad, *_) = trees()

@@ -134,6 +134,14 @@ def test_muown_holds_sizes_and_directions_of_rows():
     assert np.linalg.norm(seen[-1]["tall"][:, 0]) > 0.01
 
 
+def test_muown_goes_on_from_sizes_of_zero():
+    params, grads = trees()
+    tx = build("muown", 0.5, weight_decay=2.0)  # the first step takes all of it
+    seen, _ = run(tx, params, [jax.tree.map(np.zeros_like, params), *grads])
+    assert all(np.abs(x).max() < 1e-11 for x in jax.tree.leaves(seen[0]))
+    assert all(np.isfinite(x).all() and np.any(x) for x in jax.tree.leaves(seen[-1]))
+
+
 def is_muown(x):
     return isinstance(x, MuownState)
 

@@ -12,19 +12,24 @@ ADAM = {f"inner_states/adam/inner_state/0/{x}" for x in ("count", "mu/dense/bias
 MUON = "inner_states/muon/inner_state"
 MU = f"{MUON}/0/0/mu/dense/kernel"
 BASELINE_MU = f"{MUON}/0/momentum/mu/dense/kernel"
+OF_MUOWN = {"adam/0/count"} | {
+    f"{x}/dense/kernel" for x in ("momentum/mu", "magnitude", "length", "adam/0/mu", "adam/0/nu")
+}
 
 
 def recorded(rate):
     return omp.diagnostics.recorded(omp.muonplus, every=2, measures=["rms"])(rate)
 
 
-# As written by version 0.1.0.
+# As written by the first version that had the optimizer, mostly 0.1.0.
 LAYOUTS = {
     "muonplus": (omp.muonplus, {MU}),
     "turbo_muon": (flat.turbo_muon, {MU}),
     "normuon": (flat.normuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
     "adamuon": (flat.adamuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
+    "hyperball": (flat.hyperball, {MU}),
     "mano": (flat.mano, {BASELINE_MU, f"{MUON}/0/count"}),
+    "muown": (flat.muown, {f"{MUON}/{x}" for x in OF_MUOWN}),
 }
 
 

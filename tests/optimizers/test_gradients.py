@@ -19,6 +19,7 @@ OPTIMIZERS = {
     "muon": omp.muon,
     "normuon": flat.normuon,
     "mano": flat.mano,
+    "muown": flat.muown,
 }
 
 

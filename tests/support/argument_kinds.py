@@ -17,7 +17,9 @@ FACTORIES = {
     "normuon": functools.partial(flat.normuon, learning_rate=0.1),
     "adamuon": functools.partial(flat.adamuon, learning_rate=0.1),
     "turbo_muon": functools.partial(flat.turbo_muon, learning_rate=0.1),
+    "hyperball": functools.partial(flat.hyperball, learning_rate=0.1),
     "mano": functools.partial(flat.mano, learning_rate=0.1),
+    "muown": functools.partial(flat.muown, learning_rate=0.1),
     "scale_by_normuon": flat.scale_by_normuon,
     "scale_by_adamuon": flat.scale_by_adamuon,
     "scale_by_mano": flat.scale_by_mano,
@@ -83,5 +85,5 @@ def cases():
     """``(factory's name, argument, kind)`` of every argument that has a kind but a tree."""
     for factory, make in FACTORIES.items():
         for name in inspect.signature(make).parameters:
-            if name != "learning_rate" or factory in ("muonplus", "normuon", "mano"):
+            if name != "learning_rate" or factory in ("muonplus", "normuon", "hyperball", "mano", "muown"):
                 yield factory, name, KIND_OF[name]

@@ -196,7 +196,7 @@ def _options(rng, dtype):
         "adam_weight_decay": pick(0.0, 0.2),
         "adam_learning_rate": pick(None, 0.3),
     }
-    optimizer = pick(*["muonplus"] * 5, "normuon", "adamuon", "mano", "turbo_muon")
+    optimizer = pick(*["muonplus"] * 5, "normuon", "adamuon", "mano", "turbo_muon", "hyperball")
     if optimizer == "muonplus" or dtype != "float32":
         return "muonplus", {**common, **_of_muonplus(rng, pick, dtype)}
     own = {
@@ -205,7 +205,11 @@ def _options(rng, dtype):
         "adamuon": {"beta2": pick(None, 0.5), "sign": False},
         "mano": {},
         "turbo_muon": {},
+        "hyperball": {},
     }
+    if optimizer == "hyperball":
+        del common["weight_decay"]  # it has none
+        common["learning_rate"] = 0.02  # at 1 a matrix of one entry may be stepped to zero
     return optimizer, {**common, **own[optimizer]}
 
 

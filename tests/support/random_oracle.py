@@ -99,9 +99,9 @@ def _of_matrix(case, w, grads):
             results.append(update)
         return results
     step = getattr(reference_baselines, f"{case.optimizer}_step")
-    state = {"turbo_muon": zeros, "mano": (zeros, 0), "adamuon": (zeros, zeros)}.get(
-        case.optimizer, (zeros, np.zeros((len(w), 1)))
-    )
+    states = {"turbo_muon": zeros, "hyperball": zeros, "mano": (zeros, 0)}
+    states |= {"adamuon": (zeros, zeros), "normuon": (zeros, np.zeros((len(w), 1)))}
+    state = states[case.optimizer]
     results = []
     for g in grads:
         update, state = step(w, state, g, **options)
