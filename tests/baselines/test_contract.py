@@ -80,6 +80,13 @@ def test_size_of_the_state(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_the_first_state_can_be_donated(name):
+    params, (grad, *_) = trees()
+    update = jax.jit(build(name).update, donate_argnums=1)
+    jax.block_until_ready(update(grad, build(name).init(params), params))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_half_precision_parameters(name):
     params, grads = jax.tree.map(jnp.asarray, trees(dtype=jnp.bfloat16))
     tx = build(name)

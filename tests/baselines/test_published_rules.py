@@ -105,7 +105,8 @@ def test_hyperball_keeps_the_norm_of_each_matrix_and_of_each_step():
             # Of a U across W, the chord of an angle whose tangent is the rate: 0.290 R.
             moved = np.linalg.norm(first[key] - w) / norm
             assert moved == pytest.approx(rate, rel=0.1)
-    one, other = (run(omp.baselines.hyperball(0.3, x), params, grads)[0] for x in (NorMuon(), small))
+    both = (omp.baselines.hyperball(0.3, link) for link in (NorMuon(), small))
+    one, other = (run(tx, params, grads)[0] for tx in both)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one, other)
 
 
@@ -117,7 +118,7 @@ def test_hyperball_refuses_matrices_of_zeros_that_it_sees(traced):
     if traced:
         jax.jit(init)(params)
     else:
-        with pytest.raises(ValueError, match="up has a matrix of zeros.*random initial values"):
+        with pytest.raises(ValueError, match=r"up has a matrix of zeros.*random initial values"):
             init(params)
 
 

@@ -36,8 +36,9 @@ def test_only_matrices_decay(name):
     rule = optimizers.build(config, steps=10)
     updates, _ = rule.update(grads, rule.init(params), params)
     # With zero gradients only the decay is left, and only on the matrix.
-    expected = -optimizers.rates(config).matrices * config.weight_decay
-    np.testing.assert_allclose(updates["up"]["kernel"], expected, rtol=1e-5)
+    expected = -optimizers.rates(config).matrices * config.weight_decay * RULES[name].decays
+    rounding = 1e-7 if name == "muown" else 0  # of the parameters, which it makes anew
+    np.testing.assert_allclose(updates["up"]["kernel"], expected, rtol=1e-5, atol=rounding)
     np.testing.assert_array_equal(updates["wte"]["embedding"], 0)
 
 
@@ -47,8 +48,9 @@ def test_every_rule_can_be_recorded(name):
     plain, recorded = (
         optimizers.build(OptimizerConfig(name=name, record_every=every), 10) for every in (0, 1)
     )
-    expected, _ = plain.update(params, plain.init(params), params)
-    updates, state = recorded.update(params, recorded.init(params), params)
+    grads = jax.tree.map(jnp.flip, params)
+    expected, _ = plain.update(grads, plain.init(params), params)
+    updates, state = recorded.update(grads, recorded.init(params), params)
     jax.tree.map(np.testing.assert_array_equal, updates, expected)
     record = omp.diagnostics.read(state)
     assert record.step == 1 and list(record.values) == ["up/kernel"]
@@ -62,8 +64,44 @@ def test_default_rates_by_optimizer():
         "adamw",
         "adamuon",
         "mano",
+        "muown",
     }
     assert optimizers.rates(OptimizerConfig(learning_rate=0.5)).matrices == 0.5
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_decay_that_follows_the_rate_is_as_large_at_its_peak_and_falls_with_it(name):
+    """Gradients are zero; hyperball has no decay, and AdamW's group its own."""
+    params = {"up": {"kernel": jnp.eye(4, 8) + 1}}
+    zeros = {"up": {"kernel": jnp.zeros((4, 8))}}
+    for follows in (False, True):
+        config = OptimizerConfig(name=name, learning_rate=0.5, decay_follows_rate=follows)
+        rule, state = optimizers.build(config, 10), None
+        state = rule.init(params)
+        rate = optimizers.schedule(config, 1.0, 10)
+        for step in range(10):
+            updates, state = rule.update(zeros, state, params)
+            share = rate(step) ** (1 + follows) * RULES[name].decays
+            expected = -0.5 * 0.1 * share * params["up"]["kernel"]
+            atol = 3e-7 if name in ("hyperball", "muown") else 0
+            if name != "muown" or step == 0:  # it goes on from the sizes of rows in its state
+                np.testing.assert_allclose(updates["up"]["kernel"], expected, 1e-5, atol)
+
+
+@pytest.mark.parametrize("name", ["muonplus", "muon"])
+def test_cautious_decay_reaches_the_rule(name):
+    params = {"up": {"kernel": jnp.ones((4, 8))}}
+    grads = {"up": {"kernel": jax.random.normal(jax.random.key(0), (4, 8))}}
+    plain, cautious, none = (
+        optimizers.build(OptimizerConfig(name=name, **given), 10)
+        for given in ({}, {"cautious_weight_decay": True}, {"weight_decay": 0})
+    )
+    plain, cautious, none = (
+        rule.update(grads, rule.init(params), params)[0]["up"]["kernel"]
+        for rule in (plain, cautious, none)
+    )
+    np.testing.assert_array_equal(cautious, jnp.where(none < 0, plain, none))
+    assert np.any(none > 0) and np.any(none < 0)
 
 
 def test_schedules_at_known_steps():
@@ -151,7 +189,15 @@ def test_adamw_decays_each_group_by_its_own():
         np.testing.assert_allclose(after["wte"]["embedding"], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted({*RULES} - {"adamw", "turbo_muon"}))
+@pytest.mark.parametrize("name", ["hyperball", "muown"])
+def test_the_table_says_where_it_has_no_size_of_updates(name):
+    table = optimizers.describe(OptimizerConfig(name=name), {"up": {"kernel": jnp.ones((4, 8))}})
+    assert table.splitlines()[-1].startswith(f"{name}: scale and rms are ")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in RULES if name not in ("adamw", "turbo_muon", "hyperball", "muown")]
+)
 @pytest.mark.parametrize("matched", [False, True])
 def test_the_table_has_the_size_of_updates(name, matched):
     """At learning rate 1, with an exact polar factor, of a kernel 16 x 64 and of one 64 x 16."""

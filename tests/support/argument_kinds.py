@@ -81,9 +81,12 @@ REFUSED = {
 }
 
 
+WITH_RATES = ("muonplus", "normuon", "hyperball", "mano", "muown")
+
+
 def cases():
     """``(factory's name, argument, kind)`` of every argument that has a kind but a tree."""
     for factory, make in FACTORIES.items():
         for name in inspect.signature(make).parameters:
-            if name != "learning_rate" or factory in ("muonplus", "normuon", "hyperball", "mano", "muown"):
+            if name != "learning_rate" or factory in WITH_RATES:
                 yield factory, name, KIND_OF[name]

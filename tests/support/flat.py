@@ -130,9 +130,7 @@ scale_by_muown = flat(matrices_of, link=Muown())
 normuon = flat(baselines.normuon, link=NorMuon(), adamw=AdamW())
 adamuon = flat(baselines.adamuon, link=AdaMuon(), adamw=AdamW())
 mano = flat(baselines.mano, link=Mano(), adamw=AdamW())
-hyperball = flat(
-    _hyperball, momentum=Momentum(), polar_factor=Orthogonalize(), adamw=AdamW()
-)
+hyperball = flat(_hyperball, momentum=Momentum(), polar_factor=Orthogonalize(), adamw=AdamW())
 muown = flat(baselines.muown, link=Muown(), adamw=AdamW())
 turbo_muon = flat(
     _turbo_muon,

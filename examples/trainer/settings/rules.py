@@ -2,7 +2,17 @@
 
 from typing import Any, Literal, NamedTuple
 
-Name = Literal["muonplus", "muon", "normuon", "adamuon", "turbo_muon", "mano", "adamw"]
+Name = Literal[
+    "muonplus",
+    "muon",
+    "normuon",
+    "adamuon",
+    "turbo_muon",
+    "mano",
+    "hyperball",
+    "muown",
+    "adamw",
+]
 
 
 class Rule(NamedTuple):
@@ -14,8 +24,12 @@ class Rule(NamedTuple):
     """Whether it changes each element of a matrix by about the learning rate."""
     records_inside: bool = False
     """Whether momentum and polar factor can be recorded too, not only gradient and update."""
+    decays: bool = True
+    """Whether it has weight decay."""
     size: dict[str, Any] = {}  # noqa: RUF012 (no one changes it)
     """Arguments of `omp.describe` that give the size of its updates."""
+    remark: str = ""
+    """What the table of parameters cannot say of it."""
 
 
 RULES: dict[Name, Rule] = {
@@ -27,4 +41,16 @@ RULES: dict[Name, Rule] = {
     "adamuon": Rule("AdaMuon", large=True, size={"norm": "none", "consistent_rms": 0.2}),
     "turbo_muon": Rule("Turbo-Muon", size={"norm": "none", "shape_scale": "max"}),
     "mano": Rule("Mano", large=True, size={"norm": "none", "consistent_rms": 0.2}),
+    "hyperball": Rule(
+        "MuonH",
+        decays=False,
+        size={"norm": "none", "shape_scale": "none"},
+        remark="hyperball: scale and rms are no sizes; a step is the rate times its matrix's norm",
+    ),
+    "muown": Rule(
+        "Muown",
+        large=True,
+        size={"norm": "none", "consistent_rms": 0.2},
+        remark="muown: scale and rms are of the directions of rows; Adam changes the rows' sizes",
+    ),
 }

@@ -61,8 +61,8 @@ class OptimizerConfig:
     name: rules.Name = "muonplus"
     """Update rule of the matrices; embeddings, norms and biases always get AdamW."""
     learning_rate: FiniteOrZero | None = None
-    """Peak learning rate of the matrices; None: 0.02, or 0.002 under adamw, adamuon and mano, whose
-    updates are larger."""
+    """Peak learning rate of the matrices; None: 0.02, or 0.002 under adamw, adamuon, mano and
+    muown, whose updates are larger. Under hyperball it is the share of a matrix's norm."""
     adam_learning_rate: FiniteOrZero = 0.01
     """Peak learning rate of the other parameters."""
     norm: Literal["none", "col", "row", "col_row", "row_col"] = "col_row"
@@ -88,7 +88,11 @@ class OptimizerConfig:
     nesterov: bool = True
     """Look one step ahead with the momentum, as the official code does; not under mano."""
     weight_decay: float = 0.1
-    """Decoupled decay of the matrices, times their learning rate."""
+    """Decoupled decay of the matrices, times their learning rate; hyperball has none."""
+    cautious_weight_decay: bool = False
+    """Under muonplus and muon, decay only the entries that the update moves towards zero anyway."""
+    decay_follows_rate: bool = False
+    """Let the decay of the matrices follow their learning rate: a step decays by its square."""
     adam_weight_decay: FiniteOrZero = 0.0
     """The same for the other parameters; the paper's code uses the decay of the matrices."""
     adam_b1: float = 0.9

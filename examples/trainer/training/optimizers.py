@@ -48,7 +48,7 @@ def check(config: OptimizerConfig) -> None:
     flat = optax.constant_schedule(0.0)
     try:
         if config.name != "adamw":
-            matrix_rule(config, flat, flat)
+            matrix_rule(config, flat, flat, config.weight_decay)
         omp.muonplus(
             flat,
             norm_eps=config.norm_eps,
@@ -119,11 +119,14 @@ def build(
     peaks = peaks or rates(config)
     rate = schedule(config, peaks.matrices, steps)
     adam_rate = schedule(config, peaks.rest, steps)
+    decay: optax.ScalarOrSchedule = config.weight_decay
+    if config.decay_follows_rate:
+        decay = schedule(config, config.weight_decay, steps)
 
     def rule_of(eps: ArrayLike) -> optax.GradientTransformation:
         if config.name == "adamw":
-            return adamw(config, rate, adam_rate, eps)
-        return matrix_rule(config, rate, adam_rate, numbers, sharding, eps)
+            return adamw(config, rate, adam_rate, decay, eps)
+        return matrix_rule(config, rate, adam_rate, decay, numbers, sharding, eps)
 
     if config.adam_eps_before_correction:
         rule = adamw_epsilon.before_correction(rule_of, config.adam_b2)
@@ -139,13 +142,17 @@ def build(
 
 
 def adamw(
-    config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule, eps: ArrayLike
+    config: OptimizerConfig,
+    rate: optax.Schedule,
+    adam_rate: optax.Schedule,
+    decay: optax.ScalarOrSchedule,
+    eps: ArrayLike,
 ) -> optax.GradientTransformation:
     """AdamW on all parameters; matrices and the rest keep their separate rates and decays."""
     rule = functools.partial(optax.adamw, b1=config.adam_b1, b2=config.adam_b2, eps=eps)
     return optax.partition(
         {
-            "muon": rule(rate, weight_decay=config.weight_decay),
+            "muon": rule(rate, weight_decay=decay),
             "adam": rule(adam_rate, weight_decay=config.adam_weight_decay),
         },
         lambda params: omp.partition_labels(params, dimension_numbers),
@@ -156,6 +163,7 @@ def matrix_rule(
     config: OptimizerConfig,
     rate: optax.Schedule,
     adam_rate: optax.Schedule,
+    decay: optax.ScalarOrSchedule,
     numbers: Callable[[optax.Params], Any] | None = None,
     sharding: Any = None,
     adam_eps: ArrayLike = adamw_epsilon.EPS,
@@ -175,9 +183,10 @@ def matrix_rule(
         others: dict[str, Any] = {f"adam_{name}": value for name, value in adamw.items()}
     else:
         others = {"adamw": omp.transforms.AdamW(**adamw)}
+    decays = {"weight_decay": decay} if RULES[config.name].decays else {}
     return rule(
         rate,
-        weight_decay=config.weight_decay,
+        **decays,
         muon_weight_dimension_numbers=numbers,
         sharding=sharding,
         **others,
@@ -195,6 +204,7 @@ def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformatio
     }
     if config.name in ("muon", "muonplus"):
         given = {"beta": config.beta, "nesterov": config.nesterov, **polar}
+        given["cautious_weight_decay"] = config.cautious_weight_decay
         if config.name == "muon":
             return functools.partial(omp.muon, **given)
         given |= {"norm_eps": config.norm_eps, "match_frobenius": config.match_frobenius}
@@ -212,7 +222,13 @@ def baseline(config: OptimizerConfig, polar: dict[str, Any]) -> Any:
             "turbo", 4, preconditioning="aol_out", compute_dtype=polar["compute_dtype"]
         )
         return omp.baselines.scale_by_turbo_muon(momentum, own)
-    links = {"normuon": omp.baselines.NorMuon, "adamuon": omp.baselines.AdaMuon}
+    if config.name == "hyperball":
+        return omp.matrix_chain(momentum, Orthogonalize(**polar))
+    links = {
+        "normuon": omp.baselines.NorMuon,
+        "adamuon": omp.baselines.AdaMuon,
+        "muown": omp.baselines.Muown,
+    }
     return links[config.name](momentum=momentum, polar_factor=Orthogonalize(**polar))
 
 
@@ -247,4 +263,5 @@ def describe(config: OptimizerConfig, params: optax.Params, head_size: int | Non
     size: dict[str, Any] = RULES[config.name].size
     if config.name == "muonplus":
         size = {"norm": config.norm, "match_frobenius": config.match_frobenius}
-    return omp.describe(params, dimension_numbers_of(config, head_size), **size)
+    table = omp.describe(params, dimension_numbers_of(config, head_size), **size)
+    return "\n".join(filter(None, (table, RULES[config.name].remark)))
