@@ -3,6 +3,8 @@
 from typing import Any, Literal, NamedTuple
 
 Name = Literal["muonplus", "muon", "normuon", "adamuon", "turbo_muon", "mano", "adamw"]
+Norm = Literal["none", "col", "row", "col_row", "row_col", "long", "long_row", "long_col", "auto"]
+"""Those of the library, which takes seconds to import."""
 
 
 class Rule(NamedTuple):
