@@ -72,6 +72,10 @@ class OptimizerConfig:
     """Added to a squared norm of muonplus, as in the paper; its code has 1e-7."""
     match_frobenius: bool = False
     """Give the normalized update of muonplus the Frobenius norm that it had before."""
+    normalized: Literal["all", "attention", "mlp"] = "all"
+    """The matrices that muonplus normalizes; the others get Muon."""
+    mlp_in_rate: FinitePositive = 1.0
+    """Rate of the matrices into an MLP (up and gate) over that of the others."""
     per_head: bool = False
     """Update each head of the query, key and value projections as a matrix of its own."""
     polar: Literal["auto", "newton_schulz", "gram", "svd"] = "auto"
