@@ -177,5 +177,5 @@ def test_sizes_need_the_embedding(embedding, words):
 
 def test_networks_that_were_never_published_are_refused():
     gated = dataclasses.replace(GPT, mlp="swiglu")
-    with pytest.raises(UserError, match=r"gpt has no blocks/mlp/gate/(bias|kernel): only a network with"):
+    with pytest.raises(UserError, match=r"gpt has no blocks/mlp/gate/.*: only a network"):
         to_state_dict(numbered(gated), gated)
