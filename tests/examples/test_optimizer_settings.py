@@ -128,6 +128,9 @@ def test_one_kind_of_matrices_may_be_normalized_and_another_have_its_own_rate():
         assert record is not None
         expected = {"0": muon["blocks"]["0"] | {kind: plus["blocks"]["0"][kind]}}
         jax.tree.map(np.testing.assert_array_equal, mixed, muon | {"blocks": expected})
+    flat = updates(shape_scale="none")[0]["blocks"]["0"]["mlp"]["up"]["kernel"]  # (in, out)
+    up = plus["blocks"]["0"]["mlp"]["up"]["kernel"]
+    np.testing.assert_allclose(np.sqrt(8 / 4) * flat, up, rtol=1e-5)
     larger = updates(mlp_in_rate=2.0)[0]
     up = plus["blocks"]["0"]["mlp"].pop("up"), larger["blocks"]["0"]["mlp"].pop("up")
     np.testing.assert_allclose(2 * up[0]["kernel"], up[1]["kernel"], rtol=1e-6)

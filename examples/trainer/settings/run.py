@@ -72,6 +72,9 @@ class OptimizerConfig:
     """Added to a squared norm of muonplus, as in the paper; its code has 1e-7."""
     match_frobenius: bool = False
     """Give the normalized update of muonplus the Frobenius norm that it had before."""
+    shape_scale: Literal["spectral", "max", "none"] = "spectral"
+    """Factor of muonplus and muon for a matrix (out, in): sqrt(out / in), the same but at least 1,
+    or 1."""
     normalized: Literal["all", "attention", "mlp"] = "all"
     """The matrices that muonplus normalizes; the others get Muon."""
     mlp_in_rate: FinitePositive = 1.0

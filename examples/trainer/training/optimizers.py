@@ -198,6 +198,7 @@ def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformatio
     }
     if config.name in ("muon", "muonplus"):
         given = {"beta": config.beta, "nesterov": config.nesterov, **polar}
+        given["shape_scale"] = config.shape_scale
         if config.name == "muon":
             return functools.partial(omp.muon, **given)
         given |= {"norm_eps": config.norm_eps, "match_frobenius": config.match_frobenius}
@@ -225,6 +226,8 @@ def describe(config: OptimizerConfig, params: optax.Params, head_size: int | Non
     if config.name == "adamw":
         return "all parameters: adamw"
     size: dict[str, Any] = RULES[config.name].size
+    if config.name in ("muonplus", "muon"):
+        size = {"shape_scale": config.shape_scale, **size}
     if config.name == "muonplus":
-        size = {"norm": config.norm, "match_frobenius": config.match_frobenius}
+        size |= {"norm": config.norm, "match_frobenius": config.match_frobenius}
     return omp.describe(params, dimension_numbers.of(config, head_size), **size)
