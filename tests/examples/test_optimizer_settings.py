@@ -69,41 +69,6 @@ def test_default_rates_by_optimizer():
     assert optimizers.rates(OptimizerConfig(learning_rate=0.5)).matrices == 0.5
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_a_decay_that_follows_the_rate_is_as_large_at_its_peak_and_falls_with_it(name):
-    """Gradients are zero; hyperball has no decay, and AdamW's group its own."""
-    params = {"up": {"kernel": jnp.eye(4, 8) + 1}}
-    zeros = {"up": {"kernel": jnp.zeros((4, 8))}}
-    for follows in (False, True):
-        config = OptimizerConfig(name=name, learning_rate=0.5, decay_follows_rate=follows)
-        rule, state = optimizers.build(config, 10), None
-        state = rule.init(params)
-        rate = optimizers.schedule(config, 1.0, 10)
-        for step in range(10):
-            updates, state = rule.update(zeros, state, params)
-            share = rate(step) ** (1 + follows) * RULES[name].decays
-            expected = -0.5 * 0.1 * share * params["up"]["kernel"]
-            atol = 3e-7 if name in ("hyperball", "muown") else 0
-            if name != "muown" or step == 0:  # it goes on from the sizes of rows in its state
-                np.testing.assert_allclose(updates["up"]["kernel"], expected, 1e-5, atol)
-
-
-@pytest.mark.parametrize("name", ["muonplus", "muon"])
-def test_cautious_decay_reaches_the_rule(name):
-    params = {"up": {"kernel": jnp.ones((4, 8))}}
-    grads = {"up": {"kernel": jax.random.normal(jax.random.key(0), (4, 8))}}
-    plain, cautious, none = (
-        optimizers.build(OptimizerConfig(name=name, **given), 10)
-        for given in ({}, {"cautious_weight_decay": True}, {"weight_decay": 0})
-    )
-    plain, cautious, none = (
-        rule.update(grads, rule.init(params), params)[0]["up"]["kernel"]
-        for rule in (plain, cautious, none)
-    )
-    np.testing.assert_array_equal(cautious, jnp.where(none < 0, plain, none))
-    assert np.any(none > 0) and np.any(none < 0)
-
-
 def test_schedules_at_known_steps():
     steps, peak = 100, 0.5
     constant = optimizers.schedule(OptimizerConfig(schedule="constant_linear"), peak, steps)
@@ -144,6 +109,35 @@ def test_norm_eps_reaches_the_rule():
         updates, _ = rule.update(grads, rule.init(params), params)
         rows = np.linalg.norm(updates["up"]["kernel"], axis=0) / 0.02
         assert np.all(rows > 0.99) if eps < 1 else np.all(rows < 0.6)
+
+
+def test_one_kind_of_matrices_may_be_normalized_and_another_have_its_own_rate():
+    kernels = {"attn": {"query": {"kernel": jnp.zeros((4, 8))}}}
+    kernels |= {"mlp": {name: {"kernel": jnp.zeros((4, 8))} for name in ("up", "down")}}
+    params = {"blocks": {"0": kernels}, "wte": {"embedding": jnp.ones((3, 4))}}
+    keys = iter(jax.random.split(jax.random.key(0), 4))
+    grads = jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape), params)
+
+    def updates(**settings):
+        config = OptimizerConfig(weight_decay=0, **settings)
+        optimizers.check(config)
+        rule = optimizers.build(config, 10)
+        update, state = rule.update(grads, rule.init(params), params)
+        return update, omp.diagnostics.read(state) if config.record_every else None
+
+    muon, plus = updates(name="muon")[0], updates()[0]
+    for which, kind in (("attention", "attn"), ("mlp", "mlp")):
+        mixed, record = updates(normalized=which, record_every=1)
+        assert record is not None
+        expected = {"0": muon["blocks"]["0"] | {kind: plus["blocks"]["0"][kind]}}
+        jax.tree.map(np.testing.assert_array_equal, mixed, muon | {"blocks": expected})
+    flat = updates(shape_scale="none")[0]["blocks"]["0"]["mlp"]["up"]["kernel"]  # (in, out)
+    up = plus["blocks"]["0"]["mlp"]["up"]["kernel"]
+    np.testing.assert_allclose(np.sqrt(8 / 4) * flat, up, rtol=1e-5)
+    larger = updates(mlp_in_rate=2.0)[0]
+    up = plus["blocks"]["0"]["mlp"].pop("up"), larger["blocks"]["0"]["mlp"].pop("up")
+    np.testing.assert_allclose(2 * up[0]["kernel"], up[1]["kernel"], rtol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, plus, larger)
 
 
 @pytest.mark.parametrize("name", ["muonplus", "adamw"])
@@ -187,12 +181,6 @@ def test_adamw_decays_each_group_by_its_own():
         np.testing.assert_allclose(after["up"]["kernel"], 1 - 0.2 * rate, rtol=1e-6)
         expected = 1 - 0.3 * config.adam_learning_rate
         np.testing.assert_allclose(after["wte"]["embedding"], expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["hyperball", "muown"])
-def test_the_table_says_where_it_has_no_size_of_updates(name):
-    table = optimizers.describe(OptimizerConfig(name=name), {"up": {"kernel": jnp.ones((4, 8))}})
-    assert table.splitlines()[-1].startswith(f"{name}: scale and rms are ")
 
 
 @pytest.mark.parametrize(

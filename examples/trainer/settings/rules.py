@@ -13,6 +13,8 @@ Name = Literal[
     "muown",
     "adamw",
 ]
+Norm = Literal["none", "col", "row", "col_row", "row_col", "long", "long_row", "long_col", "auto"]
+"""Those of the library, which takes seconds to import."""
 
 
 class Rule(NamedTuple):
@@ -26,6 +28,8 @@ class Rule(NamedTuple):
     """Whether momentum and polar factor can be recorded too, not only gradient and update."""
     decays: bool = True
     """Whether it has weight decay."""
+    holds_norms: bool = False
+    """Whether its update may not be scaled: a matrix, or its rows, must have a known norm after."""
     size: dict[str, Any] = {}  # noqa: RUF012 (no one changes it)
     """Arguments of `omp.describe` that give the size of its updates."""
     remark: str = ""
@@ -44,12 +48,14 @@ RULES: dict[Name, Rule] = {
     "hyperball": Rule(
         "MuonH",
         decays=False,
+        holds_norms=True,
         size={"norm": "none", "shape_scale": "none"},
         remark="hyperball: scale and rms are no sizes; a step is the rate times its matrix's norm",
     ),
     "muown": Rule(
         "Muown",
         large=True,
+        holds_norms=True,
         size={"norm": "none", "consistent_rms": 0.2},
         remark="muown: scale and rms are of the directions of rows; Adam changes the rows' sizes",
     ),
