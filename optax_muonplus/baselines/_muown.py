@@ -154,9 +154,9 @@ def muown(
 ) -> optax.GradientTransformationExtraArgs:
     """Muown on the matrices, AdamW on everything else.
 
-    ``link`` is the rule for matrices with its options, which gets this learning rate and decay, and
-    all other arguments are as in :func:`optax_muonplus.muonplus`. The learning rate is of the order
-    of AdamW's, 1e-3 in the code.
+    ``link`` is the rule for matrices with its options, which gets this learning rate and decay; the
+    decay has no mask. All other arguments are as in :func:`optax_muonplus.muonplus`. The learning
+    rate is of the order of AdamW's, 1e-3 in the code.
     """
     link = dataclasses.replace(link, learning_rate=learning_rate, weight_decay=weight_decay)
     return partition_with_adamw(matrix_chain(link), adamw, muon_weight_dimension_numbers, sharding)
