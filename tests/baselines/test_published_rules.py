@@ -16,8 +16,7 @@ def oracle_state(name, w):
         "normuon": (zeros, np.zeros((w.shape[0], 1))),
         "adamuon": (zeros, zeros),
         "mano": (zeros, 0),
-        "turbo_muon": zeros,
-    }[name]
+    }.get(name, zeros)
 
 
 def oracle(name, w, grads, **options):
@@ -36,6 +35,12 @@ VARIANTS = [
     ("normuon", {"rule": "paper", "nesterov": False, "beta2": 0.5}),
     ("adamuon", {}),
     ("adamuon", {"sign": False, "beta2": 0.99, "nesterov": False}),
+    ("aurora", {}),
+    ("aurora", {"rounds": 3, "damping": 0.25, "nesterov": False}),
+    ("aurora", {"rounds": 1, "norm_eps": 1.0, "ns_coeffs": "jordan", "ns_steps": 5}),
+    ("muoneq", {}),
+    ("muoneq", {"sides": "col", "nesterov": False}),
+    ("muoneq", {"sides": "both", "norm_eps": 1.0}),
     ("turbo_muon", {}),
     ("turbo_muon", {"nesterov": False, "beta": 0.5}),
     ("mano", {}),
@@ -127,7 +132,10 @@ def test_zero_gradients_change_nothing_and_later_steps_are_finite(name):
 def test_scaling_the_gradient_does_not_change_the_steps(name):
     params, grads = trees()
     usual, _ = run(build(name), params, grads)
-    for size in (1e-5, 1e5) if name == "mano" else (1e-15, 1e15):
+    # Where a published eps counts, gradients must not come near it.
+    for size in {"mano": (1e-5, 1e5), "aurora": (1e-3, 1e15), "muoneq": (1, 1e15)}.get(
+        name, (1e-15, 1e15)
+    ):
         sized = [{key: np.float32(size) * x for key, x in g.items()} for g in grads]
         scaled, _ = run(build(name), params, sized)
         for key in params:

@@ -21,6 +21,8 @@ def recorded(rate):
 # As written by version 0.1.0.
 LAYOUTS = {
     "muonplus": (omp.muonplus, {MU}),
+    "aurora": (flat.aurora, {MU}),
+    "muoneq": (flat.muoneq, {MU}),
     "turbo_muon": (flat.turbo_muon, {MU}),
     "normuon": (flat.normuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
     "adamuon": (flat.adamuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),

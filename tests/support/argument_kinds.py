@@ -16,6 +16,8 @@ FACTORIES = {
     "muon": functools.partial(omp.muon, learning_rate=0.1),
     "normuon": functools.partial(flat.normuon, learning_rate=0.1),
     "adamuon": functools.partial(flat.adamuon, learning_rate=0.1),
+    "aurora": functools.partial(flat.aurora, learning_rate=0.1),
+    "muoneq": functools.partial(flat.muoneq, learning_rate=0.1),
     "turbo_muon": functools.partial(flat.turbo_muon, learning_rate=0.1),
     "mano": functools.partial(flat.mano, learning_rate=0.1),
     "scale_by_normuon": flat.scale_by_normuon,
@@ -31,7 +33,7 @@ KINDS = {
     "rate": ("learning_rate", "adam_learning_rate", "weight_decay", "adam_weight_decay"),
     "decay": ("beta", "beta2", "adam_b1", "adam_b2"),
     "not negative": ("eps", "norm_eps", "nu_eps", "adam_eps", "adam_eps_root"),
-    "positive": ("consistent_rms",),
+    "positive": ("consistent_rms", "damping"),
     "flag": (
         "match_frobenius",
         "nesterov",
@@ -40,8 +42,8 @@ KINDS = {
         "adam_nesterov",
         "sign",
     ),
-    "count": ("ns_steps",),
-    "word": ("ns_coeffs", "norm", "shape_scale", "polar", "preconditioning", "rule"),
+    "count": ("ns_steps", "rounds"),
+    "word": ("ns_coeffs", "norm", "shape_scale", "polar", "preconditioning", "rule", "sides"),
     "dtype": ("mu_dtype", "compute_dtype"),
     "tree": (
         "weight_decay_mask",

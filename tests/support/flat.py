@@ -73,28 +73,21 @@ def matrices_of(link, weight_dimension_numbers=None, sharding=None):
     )
 
 
-def _turbo_muon(
-    learning_rate,
-    momentum,
-    polar_factor,
-    scale,
-    weight_decay=0.0,
-    weight_decay_mask=None,
-    *,
-    adamw,
-    muon_weight_dimension_numbers=None,
-    sharding=None,
-):
-    link = baselines.scale_by_turbo_muon(momentum, polar_factor, scale)
-    others = (weight_decay, weight_decay_mask)
-    return baselines.turbo_muon(
-        learning_rate,
-        link,
-        *others,
-        adamw=adamw,
-        muon_weight_dimension_numbers=muon_weight_dimension_numbers,
-        sharding=sharding,
+def of_parts(name):
+    """The optimizer of that name, with the parts of its link as arguments."""
+    link_of = getattr(baselines, f"scale_by_{name}")
+    parts = inspect.signature(link_of).parameters
+
+    def made(learning_rate, *args, **given):
+        link = link_of(**{key: given.pop(key) for key in parts})
+        return getattr(baselines, name)(learning_rate, link, *args, **given)
+
+    own = inspect.signature(getattr(baselines, name)).parameters.values()
+    made.__signature__ = inspect.Signature(
+        [p for p in own if p.name != "link"]
+        + [p.replace(kind=p.KEYWORD_ONLY) for p in parts.values()]
     )
+    return flat(made, adamw=AdamW(), **{key: p.default for key, p in parts.items()})
 
 
 scale_by_muonplus = flat(
@@ -111,10 +104,6 @@ scale_by_mano = flat(matrices_of, link=Mano())
 normuon = flat(baselines.normuon, link=NorMuon(), adamw=AdamW())
 adamuon = flat(baselines.adamuon, link=AdaMuon(), adamw=AdamW())
 mano = flat(baselines.mano, link=Mano(), adamw=AdamW())
-turbo_muon = flat(
-    _turbo_muon,
-    momentum=Momentum(),
-    polar_factor=Orthogonalize("turbo", 4, preconditioning="aol_out"),
-    scale=ScaleByShape("max"),
-    adamw=AdamW(),
-)
+aurora = of_parts("aurora")
+muoneq = of_parts("muoneq")
+turbo_muon = of_parts("turbo_muon")

@@ -99,8 +99,9 @@ def _of_matrix(case, w, grads):
             results.append(update)
         return results
     step = getattr(reference_baselines, f"{case.optimizer}_step")
-    state = {"turbo_muon": zeros, "mano": (zeros, 0), "adamuon": (zeros, zeros)}.get(
-        case.optimizer, (zeros, np.zeros((len(w), 1)))
+    rows = np.zeros((len(w), 1))
+    state = {"normuon": (zeros, rows), "mano": (zeros, 0), "adamuon": (zeros, zeros)}.get(
+        case.optimizer, zeros
     )
     results = []
     for g in grads:

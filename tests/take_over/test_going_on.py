@@ -75,6 +75,7 @@ MAKERS = {
     "muon": lambda: omp.muon(0.1),
     "normuon": lambda: flat.normuon(FALLING),
     "adamuon": lambda: flat.adamuon(0.1),
+    "aurora": lambda: flat.aurora(0.1),
     "mano": lambda: flat.mano(0.1),
     "contrib": lambda: optax.contrib.muon(FALLING),
     "adamw": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(FALLING)),

@@ -2,7 +2,17 @@
 
 from typing import Any, Literal, NamedTuple
 
-Name = Literal["muonplus", "muon", "normuon", "adamuon", "turbo_muon", "mano", "adamw"]
+Name = Literal[
+    "muonplus",
+    "muon",
+    "normuon",
+    "adamuon",
+    "aurora",
+    "turbo_muon",
+    "mano",
+    "muoneq",
+    "adamw",
+]
 
 
 class Rule(NamedTuple):
@@ -25,6 +35,8 @@ RULES: dict[Name, Rule] = {
     # Its second moment keeps the Frobenius norm of a matrix.
     "normuon": Rule("NorMuon", size={"norm": "none", "shape_scale": "max"}),
     "adamuon": Rule("AdaMuon", large=True, size={"norm": "none", "consistent_rms": 0.2}),
+    "aurora": Rule("Aurora", size={"norm": "none", "shape_scale": "max"}),
     "turbo_muon": Rule("Turbo-Muon", size={"norm": "none", "shape_scale": "max"}),
     "mano": Rule("Mano", large=True, size={"norm": "none", "consistent_rms": 0.2}),
+    "muoneq": Rule("MuonEq", large=True, size={"norm": "none", "consistent_rms": 0.2}),
 }

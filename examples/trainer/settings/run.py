@@ -61,8 +61,8 @@ class OptimizerConfig:
     name: rules.Name = "muonplus"
     """Update rule of the matrices; embeddings, norms and biases always get AdamW."""
     learning_rate: FiniteOrZero | None = None
-    """Peak learning rate of the matrices; None: 0.02, or 0.002 under adamw, adamuon and mano, whose
-    updates are larger."""
+    """Peak learning rate of the matrices; None: 0.02, or 0.002 under adamw, adamuon, mano and
+    muoneq, whose updates are larger."""
     adam_learning_rate: FiniteOrZero = 0.01
     """Peak learning rate of the other parameters."""
     norm: Literal["none", "col", "row", "col_row", "row_col"] = "col_row"

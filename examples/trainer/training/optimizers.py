@@ -16,9 +16,7 @@ import optax_muonplus as omp
 from examples.trainer.settings.rules import RULES
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import adamw_epsilon
-from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import Momentum
+from examples.trainer.training import adamw_epsilon, rivals
 
 # The rule for kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix.
 STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 3)
@@ -199,21 +197,7 @@ def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformatio
             return functools.partial(omp.muon, **given)
         given |= {"norm_eps": config.norm_eps, "match_frobenius": config.match_frobenius}
         return functools.partial(omp.muonplus, norm=config.norm, **given)
-    return functools.partial(getattr(omp.baselines, config.name), link=baseline(config, polar))
-
-
-def baseline(config: OptimizerConfig, polar: dict[str, Any]) -> Any:
-    """The link of one of the optimizers that Muon+ is compared with."""
-    if config.name == "mano":  # its default is without Nesterov, and it has no polar step
-        return omp.baselines.Mano(momentum=Momentum(config.beta, nesterov=False))
-    momentum = Momentum(config.beta, config.nesterov)
-    if config.name == "turbo_muon":  # it has its own polar step
-        own = Orthogonalize(
-            "turbo", 4, preconditioning="aol_out", compute_dtype=polar["compute_dtype"]
-        )
-        return omp.baselines.scale_by_turbo_muon(momentum, own)
-    links = {"normuon": omp.baselines.NorMuon, "adamuon": omp.baselines.AdaMuon}
-    return links[config.name](momentum=momentum, polar_factor=Orthogonalize(**polar))
+    return functools.partial(getattr(omp.baselines, config.name), link=rivals.link(config, polar))
 
 
 def dimension_numbers_of(

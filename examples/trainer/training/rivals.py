@@ -1,0 +1,29 @@
+"""The links of the optimizers that Muon+ is compared with, as a run's settings have them."""
+
+from typing import Any
+
+from examples.trainer.settings.run import OptimizerConfig
+from optax_muonplus import baselines
+from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.transforms import Momentum
+
+
+def link(config: OptimizerConfig, polar: dict[str, Any]) -> Any:
+    """The link of the optimizer that `config` names; `polar` are the options of the polar step."""
+    if config.name == "mano":  # its default is without Nesterov, and it has no polar step
+        return baselines.Mano(momentum=Momentum(config.beta, nesterov=False))
+    momentum = Momentum(config.beta, config.nesterov)
+    if config.name == "turbo_muon":  # it has its own polar step
+        own = Orthogonalize(
+            "turbo", 4, preconditioning="aol_out", compute_dtype=polar["compute_dtype"]
+        )
+        return baselines.scale_by_turbo_muon(momentum, own)
+    factor = Orthogonalize(**polar)
+    if config.name == "aurora":
+        return baselines.scale_by_aurora(momentum, baselines.Aurora(factor))
+    links = {
+        "adamuon": baselines.AdaMuon,
+        "muoneq": baselines.scale_by_muoneq,
+        "normuon": baselines.NorMuon,
+    }
+    return links[config.name](momentum=momentum, polar_factor=factor)
