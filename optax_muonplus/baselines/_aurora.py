@@ -139,12 +139,5 @@ def aurora(
     ``link`` is the rule for matrices with its options, and all other arguments are as in
     :func:`optax_muonplus.muonplus`. The learning rate is 0.05 in the code, with weight decay 0.025.
     """
-    return optimizer_of(
-        link,
-        learning_rate,
-        weight_decay,
-        weight_decay_mask,
-        adamw,
-        muon_weight_dimension_numbers,
-        sharding,
-    )
+    dims = muon_weight_dimension_numbers
+    return optimizer_of(link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding)

@@ -123,12 +123,5 @@ def muoneq(
     :func:`optax_muonplus.muonplus`. The learning rate is 1e-3 in the code, with weight decay 0.1
     and both decays of AdamW 0.95.
     """
-    return optimizer_of(
-        link,
-        learning_rate,
-        weight_decay,
-        weight_decay_mask,
-        adamw,
-        muon_weight_dimension_numbers,
-        sharding,
-    )
+    dims = muon_weight_dimension_numbers
+    return optimizer_of(link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding)
