@@ -79,8 +79,11 @@ def muonplus(
       weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``;
         for the matrices.
       mu_dtype: dtype of the momentum buffer; None means the parameter's.
-      norm: ``"none"`` (Muon), ``"col"``, ``"row"``, ``"col_row"`` (columns, then rows) or
-        ``"row_col"``. A row holds the weights of one output unit.
+      norm: ``"none"`` (Muon), ``"col"``, ``"row"``, ``"col_row"`` (columns, then rows),
+        ``"row_col"``, ``"long"`` (the longer side: rows of tall matrices, columns of wide ones;
+        square ones stay, or have their rows or columns normalized by ``"long_row"`` and
+        ``"long_col"``) or ``"auto"`` (the side that varies more). A row holds the weights of one
+        output unit. See :func:`optax_muonplus.matrices.normalize_matrix`.
       norm_eps: inside the root of the row and column norms.
       match_frobenius: rescales the normalized matrix to the Frobenius norm it had before.
       shape_scale: ``"spectral"`` sqrt(m/n), ``"max"`` sqrt(max(1, m/n)) or ``"none"``.

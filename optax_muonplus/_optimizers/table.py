@@ -23,7 +23,13 @@ from optax_muonplus._parameters import (
     resolve,
     without_numbers,
 )
-from optax_muonplus.matrices import Norm, ScaleByShape, ShapeScale, accumulation_dtype
+from optax_muonplus.matrices import (
+    Norm,
+    ScaleByShape,
+    ShapeScale,
+    accumulation_dtype,
+    normalized_sides,
+)
 from optax_muonplus.polar import Orthogonalize
 
 _POLAR = tuple(field.name for field in dataclasses.fields(Orthogonalize))
@@ -99,7 +105,7 @@ def describe(
     header = _HEADER if not on_mesh else (*_HEADER[:2], "sharding", *_HEADER[2:])
     polar_factor = Orthogonalize(**{k: others[k] for k in _POLAR if k in others})
     last = [_totals(tree), *_work_per_device(tree, polar_factor), *idle]
-    last += [*_further_than_muon(tree, scale), *remarks(tree.leaves)]
+    last += [*_further_than_muon(tree, scale), *_signs(tree, norm), *remarks(tree.leaves)]
     return "\n".join([*aligned([header, *lines]), *last])
 
 
@@ -131,6 +137,23 @@ def _further_than_muon(tree: ResolvedTree, scale: ScaleByShape) -> Iterator[str]
     if far:
         shown = ", ".join(f"{name} {ratio:g}" for name, ratio in fold_all(far))
         yield f"times the RMS of Muon's: {shown}; match_frobenius=True makes them equal"
+
+
+def _signs(tree: ResolvedTree, norm: Norm) -> Iterator[str]:
+    """A line about matrices with sides of length 1 that ``norm`` normalizes: signs are left."""
+    alone = {"row": 1, "col": 0}  # the axis along which a row, or a column, has its entries
+    found = {
+        (leaf.name, None): None
+        for leaf in tree.matrices
+        for _, *fans in leaf.matrix.block_shapes()
+        if any(fans[alone[side]] == 1 for side in normalized_sides(norm, *fans))
+    }
+    if found:
+        shown = ", ".join(name for name, _ in fold_all(found))
+        yield (
+            f"of one row or column, of which norm={norm!r} leaves the signs: {shown};"
+            " AdamW may suit them better (None as their dimension numbers)"
+        )
 
 
 def _spec(sharding: LeafSharding | None) -> str:

@@ -231,14 +231,12 @@ def partition_labels(
 def check_labelled(resolved: ResolvedTree, tree: Any) -> None:
     """Raises ValueError if the last labels read a matrix in another way than the default rules do.
 
-    ``optax.partition`` hands on labels, but not the dimension numbers that they were made with.
-
-    Args:
-      resolved: ``tree``, read by the default rules.
-      tree: may be a group of ``optax.partition``, with masks in place of other leaves.
+    ``optax.partition`` hands on labels, but not the dimension numbers that they were made with. Its
+    group ``tree`` has masks in place of other leaves; ``resolved`` is it, by the default rules.
     """
-    labelled = _labelled.get()
-    if not labelled or not _is_masked(tree):
+    labelled = _labelled.get() or {}
+    masks = labelled and jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+    if not any(isinstance(x, optax.MaskedNode) for x in masks):
         return
     for leaf in resolved.matrices:
         view = labelled.get(leaf.path)
@@ -248,8 +246,3 @@ def check_labelled(resolved: ResolvedTree, tree: Any) -> None:
                 " the matrix by the default rules. Pass the same ones to the links:"
                 " optax_muonplus.matrix_chain(..., weight_dimension_numbers=...)."
             )
-
-
-def _is_masked(tree: Any) -> bool:
-    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
-    return any(isinstance(x, optax.MaskedNode) for x in leaves)

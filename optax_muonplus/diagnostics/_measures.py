@@ -157,7 +157,7 @@ def _of_matrices(
 
 def _floor_share_at(normalization: Normalize, x: jax.Array, side: Side) -> jax.Array:
     """Computes the floor share just before that side is normalized; NaN if it never is."""
-    for normalized in normalized_sides(normalization.norm):
+    for normalized in normalized_sides(normalization.norm, *x.shape[-2:]):
         if normalized == side:
             return floor_share(x, side, normalization.norm_eps)
         x = normalize_matrix(x, normalized, normalization.norm_eps)

@@ -39,7 +39,7 @@ class MuonPlusConfig(OptimizerConfig):
       beta1: AdamW's first decay.
       beta2: AdamW's second decay.
       epsilon: AdamW's epsilon.
-      norm: ``"none"`` (Muon), ``"col"``, ``"row"``, ``"col_row"`` or ``"row_col"``.
+      norm: ``"none"`` (Muon), ``"col_row"`` or another word of ``muonplus``.
       match_frobenius: rescales the normalized matrix to the Frobenius norm it had before.
       shape_scale: ``"spectral"``, ``"max"`` or ``"none"``.
       consistent_rms: in place of ``shape_scale``, the root mean square of every update.

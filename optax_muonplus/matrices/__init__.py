@@ -3,6 +3,8 @@
 A row holds the weights of one output unit, a column those of one input feature.
 """
 
+from optax_muonplus.matrices._dataclass import matrix_function as matrix_function
+from optax_muonplus.matrices._dataclass import static as static
 from optax_muonplus.matrices._machine import MACHINES as MACHINES
 from optax_muonplus.matrices._machine import Machine as Machine
 from optax_muonplus.matrices._machine import machine_of as machine_of
@@ -13,9 +15,7 @@ from optax_muonplus.matrices._matrix_function import Elementwise as Elementwise
 from optax_muonplus.matrices._matrix_function import MatrixFunction as MatrixFunction
 from optax_muonplus.matrices._matrix_function import compose as compose
 from optax_muonplus.matrices._matrix_function import for_layout as for_layout
-from optax_muonplus.matrices._matrix_function import matrix_function as matrix_function
 from optax_muonplus.matrices._matrix_function import part as part
-from optax_muonplus.matrices._matrix_function import static as static
 from optax_muonplus.matrices._matrix_function import with_zeros as with_zeros
 from optax_muonplus.matrices._normalization import SUMMED_AXIS as SUMMED_AXIS
 from optax_muonplus.matrices._normalization import Norm as Norm

@@ -3,6 +3,7 @@ r"""Row and column normalization of matrices, the step that Muon+ adds.
 A row holds the weights of one output unit, a column those of one input feature.
 """
 
+import math
 from typing import Literal, get_args
 
 import jax
@@ -10,12 +11,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import NOT_NEGATIVE, check_flag, check_number, check_word
-from optax_muonplus.matrices._matrix_function import (
-    Matrices,
-    MatrixFunction,
-    matrix_function,
-    static,
-)
+from optax_muonplus.matrices._dataclass import matrix_function, static
+from optax_muonplus.matrices._matrix_function import Matrices, MatrixFunction
 from optax_muonplus.matrices._precision import (
     as_real,
     divide_by_pow2,
@@ -25,26 +22,24 @@ from optax_muonplus.matrices._precision import (
     upcast_for_sum,
 )
 
-Norm = Literal["none", "col", "row", "col_row", "row_col"]
+Norm = Literal["none", "col", "row", "col_row", "row_col", "long", "long_row", "long_col", "auto"]
 Side = Literal["row", "col"]
 
 # The axis over which the norm of a row, or of a column, is summed.
 SUMMED_AXIS: dict[Side, int] = {"row": -1, "col": -2}
 
-_SIDES: dict[Norm, tuple[Side, ...]] = {
+_BY_NAME: dict[Norm, tuple[Side, ...]] = {
     "none": (),
     "col": ("col",),
     "row": ("row",),
     "col_row": ("col", "row"),
     "row_col": ("row", "col"),
 }
-# Rows of the transposed matrix are columns of the matrix.
-_TRANSPOSED: dict[Norm, Norm] = {
-    "none": "none",
-    "col": "row",
-    "row": "col",
-    "col_row": "row_col",
-    "row_col": "col_row",
+_OF_SQUARES: dict[Norm, tuple[Side, ...]] = {
+    "long": (),
+    "long_row": ("row",),
+    "long_col": ("col",),
+    "auto": ("row",),
 }
 
 
@@ -53,9 +48,16 @@ def check_norm(norm: str) -> None:
     check_word("norm", norm, get_args(Norm))
 
 
-def normalized_sides(norm: Norm) -> tuple[Side, ...]:
-    """Lists the sides that ``norm`` normalizes, in order: ``("col", "row")`` for ``"col_row"``."""
-    return _SIDES[norm]
+def normalized_sides(norm: Norm, fan_out: int, fan_in: int) -> tuple[Side, ...]:
+    """Lists the sides that ``norm`` normalizes, in order: ``("col", "row")`` for ``"col_row"``.
+
+    For ``"auto"`` it is the side that an exact polar factor of this shape leads to.
+    """
+    if norm in _BY_NAME:
+        return _BY_NAME[norm]
+    if fan_out == fan_in:
+        return _OF_SQUARES[norm]
+    return ("row",) if fan_out > fan_in else ("col",)
 
 
 def normalize_matrix(x: Matrices, norm: Norm = "col_row", norm_eps: ArrayLike = 1e-8) -> Matrices:
@@ -67,6 +69,13 @@ def normalize_matrix(x: Matrices, norm: Norm = "col_row", norm_eps: ArrayLike = 
 
     ``"col_row"`` is row(col(X)) and ``"row_col"`` is col(row(X)): the side that is named last has
     unit norms in the end. Sums are in float32 at least.
+
+    ``"long"`` normalizes the longer side only: rows of a tall matrix, columns of a wide one. A
+    polar factor has even norms on the shorter side already. Square matrices stay as they are;
+    ``"long_row"`` normalizes their rows, and ``"long_col"`` their columns.
+
+    ``"auto"`` normalizes, for each matrix, the side with norms that vary more, by their coefficient
+    of variation (standard deviation over mean). For a polar factor that is the longer side.
 
     Args:
       x: matrices ``(*batch, out, in)``, real or complex.
@@ -82,7 +91,9 @@ def normalize_matrix(x: Matrices, norm: Norm = "col_row", norm_eps: ArrayLike = 
     Raises:
       ValueError: for an unknown ``norm``, or a ``norm_eps`` that is negative or not finite.
 
-    Source: Zhang et al., Muon+, arXiv:2602.21545, equations 3-8 and Algorithm 1.
+    Source: Zhang et al., Muon+, arXiv:2602.21545, equations 3-8 and Algorithm 1. The longer side:
+    Zhang and Lin, arXiv:2609.39114 (NorMuon without its running mean). The side chosen by the
+    data: MeqMuon, arXiv:2609.35701.
     """
     return Normalize(norm, norm_eps)(x)
 
@@ -122,12 +133,16 @@ class Normalize(MatrixFunction):
     Attributes:
       bounded: whether entries are known to be of the order of 1 at most, as those of a polar factor
         are. It saves reading them once more, to keep their squares in range.
+      stored_transposed: whether matrices are stored as (in, out).
+      shape: that of the matrices as they are stored, if not that of the array.
     """
 
     norm: Norm = static(default="col_row")
     norm_eps: ArrayLike = 1e-8
     match_frobenius: bool = static(default=False)
     bounded: bool = static(default=False)
+    stored_transposed: bool = static(default=False)
+    shape: tuple[int, int] | None = static(default=None)
 
     def __post_init__(self) -> None:
         """Raises ValueError as :func:`normalize_matrix`, and unless the flag is one."""
@@ -138,26 +153,45 @@ class Normalize(MatrixFunction):
     def __call__(self, x: Matrices) -> Matrices:
         """Normalizes ``x``, and rescales it to its Frobenius norm if that is asked for."""
         y, bounded = upcast_for_sum(x), self.bounded
-        for side in normalized_sides(self.norm):
-            axis = SUMMED_AXIS[side]
-            eps = as_real(self.norm_eps, jnp.finfo(y.dtype).dtype)
-            if not bounded:
-                # Squares of large numbers overflow; those of small ones vanish against norm_eps.
-                size = jnp.max(jnp.abs(y), axis=axis, keepdims=True)
-                y, power = divide_by_pow2(y, jnp.maximum(size, 1))
-                eps = eps / power / power
-            squares = sum_of_squares(y, (axis,)) + eps
-            # rsqrt(0) would be infinite for a zero row with norm_eps=0.
-            y = y * jnp.where(squares > 0, jax.lax.rsqrt(squares), 0)
-            bounded = True  # by now
+        rows, columns = self.shape or x.shape[-2:]
+        fans = (columns, rows) if self.stored_transposed else (rows, columns)
+        if self.norm == "auto":
+            z = y if bounded else scale_by_pow2(y)[0]
+            rows_vary = math.sqrt(fans[0]) * self._sum_of_norms(z, "col") >= (
+                math.sqrt(fans[1]) * self._sum_of_norms(z, "row")
+            )
+            by_row, by_col = (self._divided(y, side, bounded) for side in ("row", "col"))
+            y = jnp.where(rows_vary, by_row, by_col)
+        else:
+            for side in normalized_sides(self.norm, *fans):
+                y, bounded = self._divided(y, side, bounded), True
         y = y.astype(x.dtype)
         return _matched(y, x, self.bounded) if self.match_frobenius else y
 
+    def _axis(self, side: Side) -> int:
+        return -3 - SUMMED_AXIS[side] if self.stored_transposed else SUMMED_AXIS[side]
+
+    def _sum_of_norms(self, y: Matrices, side: Side) -> Matrices:
+        norms = jnp.sqrt(sum_of_squares(y, (self._axis(side),)))
+        return jnp.sum(norms, (-2, -1), keepdims=True)
+
+    def _divided(self, y: Matrices, side: Side, bounded: bool) -> Matrices:
+        """Returns ``y`` with its rows, or columns, divided by their norms."""
+        eps = as_real(self.norm_eps, jnp.finfo(y.dtype).dtype)
+        if not bounded:
+            # Squares of large numbers overflow; those of small ones vanish against norm_eps.
+            size = jnp.max(jnp.abs(y), axis=self._axis(side), keepdims=True)
+            y, power = divide_by_pow2(y, jnp.maximum(size, 1))
+            eps = eps / power / power
+        squares = sum_of_squares(y, (self._axis(side),)) + eps
+        # rsqrt(0) would be infinite for a zero row with norm_eps=0.
+        return y * jnp.where(squares > 0, jax.lax.rsqrt(squares), 0)
+
     def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """Returns itself: zeros add nothing to sums of squares, and stay zeros."""
-        del shape
-        return self
+        """Returns the function that knows the shape: zeros add nothing to sums, and stay zeros."""
+        return self.replace(shape=shape)
 
     def transposed(self) -> MatrixFunction:
         """Normalizes rows for columns and columns for rows."""
-        return self.replace(norm=_TRANSPOSED[self.norm])
+        shape = None if self.shape is None else self.shape[::-1]
+        return self.replace(stored_transposed=not self.stored_transposed, shape=shape)

@@ -7,12 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus._arguments import POSITIVE, check_flag, check_number, check_word
-from optax_muonplus.matrices._matrix_function import (
-    Matrices,
-    MatrixFunction,
-    matrix_function,
-    static,
-)
+from optax_muonplus.matrices._dataclass import matrix_function, static
+from optax_muonplus.matrices._matrix_function import Matrices, MatrixFunction
 from optax_muonplus.matrices._normalization import Norm, check_norm, normalized_sides
 from optax_muonplus.matrices._precision import upcast_for_sum
 
@@ -54,6 +50,7 @@ def shape_factor(
     A semi-orthogonal (m, n) matrix has Frobenius norm :math:`\sqrt{\min(m, n)}`, hence RMS
     :math:`1/\sqrt{\max(m, n)}`. If rows are normalized last, the Frobenius norm is :math:`\sqrt m`
     and the RMS :math:`1/\sqrt n`. If columns are, they are :math:`\sqrt n` and :math:`1/\sqrt m`.
+    With ``norm="auto"`` the longer side is taken to be the one that is chosen.
 
     Source: Bernstein, arXiv:2409.20325 (spectral); Liu et al., arXiv:2502.16982 (RMS of a
     polar factor).
@@ -103,7 +100,7 @@ class ScaleByShape(MatrixFunction):
 
     def _polar_rms(self, fan_out: int, fan_in: int) -> float:
         """Returns the RMS of an exact polar factor after ``norm``, see :func:`shape_factor`."""
-        sides = normalized_sides(self.norm)
+        sides = normalized_sides(self.norm, fan_out, fan_in)
         if self.match_frobenius or not sides:
             return 1 / math.sqrt(max(fan_out, fan_in))
         return 1 / math.sqrt(fan_in if sides[-1] == "row" else fan_out)

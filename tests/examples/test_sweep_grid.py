@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+import optax_muonplus as omp
 from examples.experiments.sweeps import command_line as sweep_command_line
 from examples.experiments.sweeps import grid
 from examples.experiments.sweeps.grid import Grid, Trial
@@ -32,6 +33,12 @@ EVERYTHING = Grid(orthos=("jordan", "you", "polar_express", "svd"), frobenius=("
 def rule_of(base, asked, trial):
     """The update rule of a run."""
     return grid.configure(RunConfig(optimizer=base), asked, trial, "runs").optimizer
+
+
+def test_trainer_and_sweeps_have_all_norms_of_the_library():
+    assert get_args(rules.Norm) == get_args(omp.matrices.Norm)
+    plan = Grid(("muonplus",), norms=("long",), frobenius=("matched",))
+    assert [method.name for method in grid.methods(plan)] == ["Muon+ long matched norm"]
 
 
 def test_methods_of_a_grid_and_their_names():

@@ -39,6 +39,8 @@ FUNCTIONS = {
     "one-sided": Orthogonalize(preconditioning="aol"),
     "the caller's": Orthogonalize(polar=lambda x: x + 1),
     "normalize": Normalize(match_frobenius=True),
+    "the longer side": Normalize("long", match_frobenius=True),
+    "the side that varies more": Normalize("auto"),
     "shape": ScaleByShape(),
     "dual norm": ScaleByDualNorm(compose(STEPS[:2]), STEPS[2]),
     "several": compose(STEPS),

@@ -15,7 +15,7 @@ from tests.support import flat
 from tests.support.property_search import SEARCH
 from tests.support.trees import first_update, random_tree
 
-NORMS = ("none", "col", "row", "col_row", "row_col")
+NORMS = ("none", "col", "row", "col_row", "row_col", "long", "auto")
 
 
 def _updates(grads, dims=None, **options):
@@ -43,10 +43,13 @@ def test_swapping_inputs_and_outputs_swaps_rows_and_columns(norm):
     """The update of W^T is the transpose of W's under the norm with its words swapped."""
     polar = "newton_schulz" if norm == "none" else _identity
     kernels = random_tree({"tall": (8, 12), "square": (8, 8)})
-    swap = {"row": "col", "col": "row", "row_col": "col_row", "col_row": "row_col", "none": "none"}
+    swap = {"row": "col", "col": "row", "row_col": "col_row", "col_row": "row_col"}
     swapped = _updates(kernels, norm=norm, shape_scale="none", polar=polar)
     straight = _updates(
-        jax.tree.map(jnp.transpose, kernels), norm=swap[norm], shape_scale="none", polar=polar
+        jax.tree.map(jnp.transpose, kernels),
+        norm=swap.get(norm, norm),
+        shape_scale="none",
+        polar=polar,
     )
     for key in kernels:
         np.testing.assert_allclose(straight[key].T, swapped[key], rtol=1e-4, atol=1e-5)
@@ -76,7 +79,7 @@ def test_exact_polar_factors_leave_one_side_to_normalize():
 def test_the_last_normalized_side_has_unit_norms():
     """To float32 rounding, in all three shapes, and if nothing was orthogonalized before."""
     grads = random_tree({"square": (8, 8), "tall": (8, 12), "wide": (12, 8)})
-    for norm in NORMS[1:]:
+    for norm in ("col", "row", "col_row", "row_col"):
         axis = 0 if norm.endswith("row") else 1  # a row is an output unit: a column of (in, out)
         for key, update in _updates(grads, norm=norm, shape_scale="none", polar=_identity).items():
             sizes = np.linalg.norm(update, axis=axis)

@@ -11,6 +11,7 @@ import optax_muonplus as omp
 from optax_muonplus._parameters import (
     fold,
 )
+from tests.support import flat
 from tests.support.trees import first_update, nested_shapes, random_tree
 
 
@@ -180,3 +181,18 @@ def test_very_rectangular_matrices_step_further_than_muons():
     shapes = {"lora_b": jax.ShapeDtypeStruct((16, 1024), np.float32)}
     assert "times the RMS of Muon's: lora_b 8; match_frobenius=True" in omp.describe(shapes)
     assert "times the RMS" not in omp.describe(shapes, match_frobenius=True)
+
+
+def test_matrices_that_a_norm_leaves_the_signs_of_are_named():
+    shapes = {f"layer_{i}": {"kernel": np.zeros((8, 1))} for i in range(3)}  # (out, in) = (1, 8)
+    shapes["wide"] = {"kernel": np.zeros((8, 2))}
+    line = "of one row or column, of which norm={!r} leaves the signs: layer_{{0..2}}/kernel; AdamW"
+    for norm in ("col_row", "col", "row_col", "long", "auto"):
+        assert line.format(norm) in omp.describe(shapes, norm=norm)
+    for norm in ("none", "row"):
+        assert "signs" not in omp.describe(shapes, norm=norm)
+    updates = {"kernel": np.ones((8, 1))}
+    tx = flat.scale_by_muonplus(norm="long", shape_scale="none")
+    grads = {"kernel": np.linspace(-1, 2, 8, dtype=np.float32)[:, None]}
+    out, _ = tx.update(grads, tx.init(updates), updates)
+    np.testing.assert_allclose(out["kernel"], np.sign(grads["kernel"]), rtol=1e-5)

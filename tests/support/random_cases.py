@@ -216,7 +216,7 @@ def _options(rng, dtype):
 def _of_muonplus(rng, pick, dtype):
     table = pick(*TABLES)
     most = {"you": 6, "dion": 5, "turbo": 4}.get(table, 8)
-    norm = pick("none", "col", "row", "col_row", "row_col")
+    norm = pick("none", "col", "row", "col_row", "row_col", "long", "long_row", "long_col")
     polar = pick("auto", "auto", "newton_schulz", "gram", "svd")
     narrow = table != "cans" and polar != "gram" and dtype != "complex64"
     return {

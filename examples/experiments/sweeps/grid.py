@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from examples.trainer.settings.recipes import ROWS
-from examples.trainer.settings.rules import RULES, Name
+from examples.trainer.settings.rules import RULES, Name, Norm
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 
@@ -23,7 +23,7 @@ class Grid:
 
     optimizers: tuple[Name, ...] = ("adamw", "muon", "muonplus")
     """Update rules of the matrices."""
-    norms: tuple[Literal["col", "row", "col_row", "row_col"], ...] = NORMS
+    norms: tuple[Norm, ...] = NORMS
     """Normalizations of muonplus."""
     rates: tuple[float, ...] = (0.01, 0.014, 0.02, 0.028, 0.04)
     """Peak learning rates of the matrices under all but the optimizers of adam_rates."""

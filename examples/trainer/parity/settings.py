@@ -20,7 +20,7 @@ class PublishedOptimizer(OptimizerConfig):
     """The optimizer as the paper's code has it. File and family say what is not a flag here."""
 
     name: tyro.conf.Suppress[Literal["muonplus"]] = "muonplus"
-    norm: tyro.conf.Suppress[Literal["none", "col", "row", "col_row", "row_col"]] = "none"
+    norm: tyro.conf.Suppress[Norm] = "none"
     schedule: tyro.conf.Suppress[Literal["constant_linear", "warmup_cosine"]] = "constant_linear"
     schedule_floor: tyro.conf.Suppress[Share] = 0.0
     record_every: tyro.conf.Suppress[int] = 0

@@ -13,6 +13,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
+from examples.trainer.settings.rules import Norm
+
 BATCH = 512  # sequences in a step, in all runs
 VOCABULARIES = {"gpt2": 50_257, "llama2": 32_000}  # tokens of the two tokenizers
 
@@ -65,7 +67,7 @@ class Recipe:
     """Peak rate; AdamW has the same for the other parameters, as in the paper's code."""
     weight_decay: float
     """Times the learning rate; AdamW's parameters have the same, as in the paper's code."""
-    norm: Literal["none", "col", "row", "col_row", "row_col"]
+    norm: Norm
     """Norm directions of Muon+; none: Muon."""
     perplexity: float
     """The paper's result, on validation text of FineWeb."""
@@ -88,7 +90,7 @@ def row(
     billions: float,
     learning_rates: tuple[float, float],
     weight_decay: float,
-    norm: Literal["row", "col_row", "row_col"],
+    norm: Norm,
     perplexities: tuple[float, float],
 ) -> tuple[Recipe, Recipe]:
     """The recipes with Muon+ and with Muon of a row of the paper; each pair is (Muon, Muon+)."""

@@ -13,6 +13,8 @@ Name = Literal[
     "muoneq",
     "adamw",
 ]
+Norm = Literal["none", "col", "row", "col_row", "row_col", "long", "long_row", "long_col", "auto"]
+"""Those of the library, which takes seconds to import."""
 
 
 class Rule(NamedTuple):

@@ -65,8 +65,9 @@ class OptimizerConfig:
     muoneq, whose updates are larger."""
     adam_learning_rate: FiniteOrZero = 0.01
     """Peak learning rate of the other parameters."""
-    norm: Literal["none", "col", "row", "col_row", "row_col"] = "col_row"
-    """Which norms muonplus sets to one after the polar step, in this order."""
+    norm: rules.Norm = "col_row"
+    """Which norms muonplus sets to one after the polar step, in this order. long: those of the
+    longer side, and for squares of none, rows or columns; auto: of the side that varies more."""
     norm_eps: float = 1e-8
     """Added to a squared norm of muonplus, as in the paper; its code has 1e-7."""
     match_frobenius: bool = False
