@@ -3,9 +3,11 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from optax_muonplus import baselines, matrices
 from tests.support import flat, reference_baselines
 from tests.support.baselines import NAMES, SHAPES, build, run, trees
 
@@ -38,6 +40,8 @@ VARIANTS = [
     ("aurora", {}),
     ("aurora", {"rounds": 3, "damping": 0.25, "nesterov": False}),
     ("aurora", {"rounds": 1, "norm_eps": 1.0, "ns_coeffs": "jordan", "ns_steps": 5}),
+    ("meqmuon", {}),
+    ("meqmuon", {"rms": 0.5, "nesterov": False}),
     ("muoneq", {}),
     ("muoneq", {"sides": "col", "nesterov": False}),
     ("muoneq", {"sides": "both", "norm_eps": 1.0}),
@@ -86,6 +90,46 @@ def test_normuon_lifts_a_row_that_dies(rule):
         for x in g.values():
             x[:, 0] *= 1e-6
     assert_match("normuon", params, grads, rule=rule)
+
+
+def test_aurora_leaves_a_row_that_is_dead():
+    """Its norm goes into no division that another round could make infinite."""
+    params, grads = trees()
+    for g in grads:
+        for x in g.values():
+            x[:, 0] = 0
+    assert_match("aurora", params, grads, rounds=3, damping=1.0)
+    seen, _ = run(build("aurora", rounds=12, norm_eps=0.0), params, grads)
+    for key, x in seen[-1].items():
+        np.testing.assert_array_equal(x[:, 0], params[key][:, 0])
+        assert np.isfinite(x).all()
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 8)], ids=str)
+@pytest.mark.parametrize(
+    "function", [baselines.Aurora(), baselines.Balance(), baselines.Equilibrate()], ids=str
+)
+def test_functions_of_matrices_with_zeros_behind(function, shape):
+    """As they lie on a TPU, where the zeros may make the other side the longer one."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32)
+    for transposed in (False, True):
+        y = jnp.swapaxes(x, 1, 2) if transposed else x
+        wide = matrices.with_zeros(y, (16, 12))
+        found = matrices.for_layout(function, transposed, y.shape[1:])(wide)
+        expected = function(x)
+        expected = jnp.swapaxes(expected, 1, 2) if transposed else expected
+        np.testing.assert_allclose(found, matrices.with_zeros(expected, (16, 12)), atol=1e-5)
+
+
+def test_meqmuon_takes_the_side_that_varies_more_of_each_matrix():
+    x = np.random.default_rng(0).normal(size=(3, 6, 9))
+    x[0] *= 2.0 ** np.arange(6)[:, None]
+    x[1] *= 2.0 ** np.arange(9)
+    x[2, 0] = 0
+    found = baselines.Equilibrate(rms=1.0)(jnp.asarray(x, jnp.float32))
+    for axis, matrix in zip((1, 0), found, strict=False):
+        np.testing.assert_allclose(np.sqrt(np.mean(matrix**2, axis=axis)), 1, rtol=1e-5)
+    assert not np.any(found[2, 0])
 
 
 def test_muonplus_row_is_normuon_without_memory():

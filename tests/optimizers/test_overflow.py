@@ -98,7 +98,7 @@ def test_what_was_not_finite_stays_so(bad, options):
 
 
 @pytest.mark.parametrize(
-    "by", ["normalize", "matched", "mano", "normuon", "adamuon", "aurora", "muoneq"]
+    "by", ["normalize", "matched", "mano", "normuon", "adamuon", "aurora", "meqmuon", "muoneq"]
 )
 def test_links_and_baselines_of_huge_gradients(by):
     """Squares of numbers above 1e19 overflow float32: rows of them were divided by infinity."""
@@ -109,6 +109,7 @@ def test_links_and_baselines_of_huge_gradients(by):
         "normuon": flat.scale_by_normuon(),
         "adamuon": flat.scale_by_adamuon(sign=False),
         "aurora": omp.baselines.scale_by_aurora(),
+        "meqmuon": omp.baselines.scale_by_meqmuon(),
         "muoneq": omp.baselines.scale_by_muoneq(),
     }[by]
     huge, small = gradients("float32", 0.6)

@@ -17,6 +17,7 @@ FACTORIES = {
     "normuon": functools.partial(flat.normuon, learning_rate=0.1),
     "adamuon": functools.partial(flat.adamuon, learning_rate=0.1),
     "aurora": functools.partial(flat.aurora, learning_rate=0.1),
+    "meqmuon": functools.partial(flat.meqmuon, learning_rate=0.1),
     "muoneq": functools.partial(flat.muoneq, learning_rate=0.1),
     "turbo_muon": functools.partial(flat.turbo_muon, learning_rate=0.1),
     "mano": functools.partial(flat.mano, learning_rate=0.1),
@@ -33,7 +34,7 @@ KINDS = {
     "rate": ("learning_rate", "adam_learning_rate", "weight_decay", "adam_weight_decay"),
     "decay": ("beta", "beta2", "adam_b1", "adam_b2"),
     "not negative": ("eps", "norm_eps", "nu_eps", "adam_eps", "adam_eps_root"),
-    "positive": ("consistent_rms", "damping"),
+    "positive": ("consistent_rms", "damping", "rms"),
     "flag": (
         "match_frobenius",
         "nesterov",

@@ -13,7 +13,7 @@ from optax_muonplus.transforms import AdamW, Momentum
 
 # Attributes that only the library sets.
 OWN = {"divisor", "bounded", "stored_transposed", "shape", "machine", "symmetric_kernel"}
-PREFIXES = {"adamw": "adam_"}
+PREFIXES = {"adamw": "adam_", "others": "adam_"}
 
 
 def keywords(value, prefix=""):
@@ -87,7 +87,8 @@ def of_parts(name):
         [p for p in own if p.name != "link"]
         + [p.replace(kind=p.KEYWORD_ONLY) for p in parts.values()]
     )
-    return flat(made, adamw=AdamW(), **{key: p.default for key, p in parts.items()})
+    others = "adamw" if "adamw" in made.__signature__.parameters else "others"
+    return flat(made, **{others: AdamW()}, **{key: p.default for key, p in parts.items()})
 
 
 scale_by_muonplus = flat(
@@ -105,5 +106,6 @@ normuon = flat(baselines.normuon, link=NorMuon(), adamw=AdamW())
 adamuon = flat(baselines.adamuon, link=AdaMuon(), adamw=AdamW())
 mano = flat(baselines.mano, link=Mano(), adamw=AdamW())
 aurora = of_parts("aurora")
+meqmuon = of_parts("meqmuon")
 muoneq = of_parts("muoneq")
 turbo_muon = of_parts("turbo_muon")

@@ -197,7 +197,7 @@ def _options(rng, dtype):
         "adam_learning_rate": pick(None, 0.3),
     }
     optimizer = pick(
-        *["muonplus"] * 5, "normuon", "adamuon", "aurora", "mano", "muoneq", "turbo_muon"
+        *["muonplus"] * 5, "normuon", "adamuon", "aurora", "mano", "meqmuon", "muoneq", "turbo_muon"
     )
     if optimizer == "muonplus" or dtype != "float32":
         return "muonplus", {**common, **_of_muonplus(rng, pick, dtype)}
@@ -207,6 +207,7 @@ def _options(rng, dtype):
         "adamuon": {"beta2": pick(None, 0.5), "sign": False},
         "aurora": {"rounds": pick(1, 2), "ns_coeffs": "jordan", "ns_steps": 5},
         "mano": {},
+        "meqmuon": {},
         "muoneq": {"sides": pick("row", "col", "both")},
         "turbo_muon": {},
     }

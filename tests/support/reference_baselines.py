@@ -106,6 +106,41 @@ def aurora_step(
     return -learning_rate * (max(1, rows / columns) ** 0.5 * u + weight_decay * w), m
 
 
+def meqmuon_step(
+    w, total, g, *, learning_rate=1.0, beta=0.95, nesterov=True, rms=0.2, weight_decay=0.0
+):
+    """Arxiv 2609.35701, equations 7 to 14, of a weight in a hidden layer."""
+    total = beta * total + g
+    u = newton_schulz(g + beta * total if nesterov else total)
+    row, column = _rms(u, 1), _rms(u, 0)
+    by_row = _variation(row) >= _variation(column)
+    update = _over(u, row if by_row else column)
+    return -learning_rate * (rms * update + weight_decay * w), total
+
+
+def normalized_momentum_step(
+    w, total, g, *, learning_rate=1.0, beta=0.95, rms=0.2, weight_decay=0.0
+):
+    """The same of a table (vocabulary, hidden), or of a vector."""
+    total = beta * total + g
+    u = _over(total, _rms(total, total.ndim - 1))
+    u = _over(u, _rms(u, 0)) if u.ndim == 2 else u
+    return -learning_rate * (rms * u + weight_decay * w), total
+
+
+def _rms(x, axis):
+    return np.sqrt(np.mean(x**2, axis=axis, keepdims=True))
+
+
+def _variation(sizes):
+    counted = sizes[sizes > 1e-7]
+    return counted.std() / counted.mean() if counted.size else 0.0
+
+
+def _over(x, sizes):
+    return np.where(sizes > 1e-7, x / np.where(sizes > 1e-7, sizes, 1), 0)
+
+
 def muoneq_step(
     w, total, g, *, learning_rate=1.0, beta=0.95, nesterov=True, sides="row", norm_eps=2.5e-11,
     weight_decay=0.0,

@@ -28,7 +28,7 @@ class Grid:
     rates: tuple[float, ...] = (0.01, 0.014, 0.02, 0.028, 0.04)
     """Peak learning rates of the matrices under all but the optimizers of adam_rates."""
     adam_rates: tuple[float, ...] = (0.0005, 0.001, 0.002, 0.004, 0.008)
-    """The same under adamw, adamuon, mano and muoneq, whose updates are larger."""
+    """The same under adamw, adamuon, mano, meqmuon and muoneq, whose updates are larger."""
     same_rate: bool = False
     """Give the other parameters the rate of the matrices, as the paper's code does."""
     orthos: tuple[Ortho, ...] = ("jordan",)

@@ -10,6 +10,7 @@ Name = Literal[
     "aurora",
     "turbo_muon",
     "mano",
+    "meqmuon",
     "muoneq",
     "adamw",
 ]
@@ -40,5 +41,6 @@ RULES: dict[Name, Rule] = {
     "aurora": Rule("Aurora", size={"norm": "none", "shape_scale": "max"}),
     "turbo_muon": Rule("Turbo-Muon", size={"norm": "none", "shape_scale": "max"}),
     "mano": Rule("Mano", large=True, size={"norm": "none", "consistent_rms": 0.2}),
+    "meqmuon": Rule("MeqMuon", large=True, size={"norm": "none", "consistent_rms": 0.2}),
     "muoneq": Rule("MuonEq", large=True, size={"norm": "none", "consistent_rms": 0.2}),
 }

@@ -172,7 +172,7 @@ def matrix_rule(
     if config.name in ("muonplus", "muon"):  # with Optax's keywords
         others: dict[str, Any] = {f"adam_{name}": value for name, value in adamw.items()}
     else:
-        others = {"adamw": omp.transforms.AdamW(**adamw)}
+        others = rivals.others(config, adamw)
     return rule(
         rate,
         weight_decay=config.weight_decay,

@@ -5,7 +5,7 @@ from typing import Any
 from examples.trainer.settings.run import OptimizerConfig
 from optax_muonplus import baselines
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import Momentum
+from optax_muonplus.transforms import AdamW, Momentum
 
 
 def link(config: OptimizerConfig, polar: dict[str, Any]) -> Any:
@@ -23,7 +23,16 @@ def link(config: OptimizerConfig, polar: dict[str, Any]) -> Any:
         return baselines.scale_by_aurora(momentum, baselines.Aurora(factor))
     links = {
         "adamuon": baselines.AdaMuon,
+        "meqmuon": baselines.scale_by_meqmuon,
         "muoneq": baselines.scale_by_muoneq,
         "normuon": baselines.NorMuon,
     }
     return links[config.name](momentum=momentum, polar_factor=factor)
+
+
+def others(config: OptimizerConfig, adamw: dict[str, Any]) -> dict[str, Any]:
+    """The argument for parameters that are not matrices; `adamw` are the options of AdamW."""
+    if config.name == "meqmuon":
+        rate, decay = adamw["learning_rate"], adamw["weight_decay"]
+        return {"others": baselines.NormalizedMomentum(rate, decay, config.beta)}
+    return {"adamw": AdamW(**adamw)}
