@@ -32,8 +32,6 @@ from optax_muonplus.transforms import (
     optimizer_of,
 )
 
-MOST_ROUNDS = 100  # each is written out in the program
-
 
 @matrix_function
 class Aurora(MatrixFunction):
@@ -44,10 +42,10 @@ class Aurora(MatrixFunction):
     .. math::
       D_1 = 1 / \max(\|X_i\|, \epsilon), \qquad
       U_k = \mathrm{Ortho}(\mathrm{diag}(D_k) X), \qquad
-      D_{k+1} = D_k \left( \frac{n/m}{\max(\|U_{k,i}\|, \epsilon)^2} \right)^\gamma
+      D_{k+1} = D_k / \max(\|U_{k,i}\|, \epsilon)^{2 \gamma}
 
     and the result is :math:`U_K`. Of a wide matrix columns take the place of rows. Of a square one
-    the result is its polar factor, whose rows and columns are even already.
+    it is the polar factor, which is even already.
 
     Attributes:
       polar_factor: Ortho; the code has 12 steps that converge to the exact factor.
@@ -67,7 +65,7 @@ class Aurora(MatrixFunction):
         """Raises ValueError for what is out of range, and for traced ``rounds``."""
         check_number("damping", self.damping, Kind("in (0, 1]", lambda x: 0 < x <= 1))
         check_number("norm_eps", self.norm_eps, NOT_NEGATIVE)
-        if known_count("rounds", self.rounds, MOST_ROUNDS) is None:
+        if known_count("rounds", self.rounds, at_most=100) is None:
             raise ValueError(
                 "rounds is traced, but it is a choice of the program: pass a Python int. Under"
                 " optax.inject_hyperparams add it to static_args=('rounds',)."
@@ -78,7 +76,7 @@ class Aurora(MatrixFunction):
         m, n = self.shape or x.shape[-2:]
         if m == n:
             return self.polar_factor(x)
-        axis, goal = (-1, n / m) if m > n else (-2, m / n)
+        axis = -1 if m > n else -2
         y, power = scale_by_pow2(upcast_for_sum(x))
         tiny, eps = jnp.finfo(power.dtype).tiny, as_real(self.norm_eps, power.dtype)
         # Matrices are scaled, not D: rows of zeros then stay zeros, however large D would grow.
@@ -86,7 +84,7 @@ class Aurora(MatrixFunction):
         factor = self.polar_factor(y)
         for _ in range(self.rounds - 1):
             squares = jnp.maximum(sum_of_squares(factor, (axis,)), jnp.maximum(eps * eps, tiny))
-            y = y * (goal / squares) ** as_real(self.damping, power.dtype)
+            y = y / squares ** as_real(self.damping, power.dtype)
             factor = self.polar_factor(y)
         return factor.astype(x.dtype)
 
@@ -111,15 +109,9 @@ def scale_by_aurora(
 ) -> MatrixTransformation:
     """The matrix part of Aurora: a momentum, its even polar factor, and the factor by shape.
 
-    The state is Muon's. The products are those of ``factor.rounds`` polar factors in place of one,
-    of 12 steps each in place of 5 by default, for every matrix that is not square. This follows the
-    code. The paper's algorithm 3 starts each round at the factor of the round before, and applies
-    the rule to the MLP's up and gate matrices only: pass a chain of your own for the others.
-
-    Args:
-      momentum: of the gradients.
-      factor: of the momentum.
-      scale: the factor by shape.
+    The state is Muon's. By default the products are those of 2 polar factors of 12 steps in place
+    of one of 5; of square matrices, of one. This follows the code. The paper's algorithm 3 starts
+    each round at the last factor, and the paper has it for the MLP's up and gate matrices only.
     """
     return matrix_chain(momentum, factor, scale)
 

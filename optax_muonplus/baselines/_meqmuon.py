@@ -39,16 +39,15 @@ class Equilibrate(MatrixFunction):
     For a matrix of shape (m, n), with root mean squares :math:`r_i = \|X_{i:}\| / \sqrt n` of rows
     and :math:`c_j = \|X_{:j}\| / \sqrt m` of columns, the result is :math:`\rho X_{ij} / r_i` if
     rows vary more, and :math:`\rho X_{ij} / c_j` otherwise, by
-    :func:`optax_muonplus.matrices.rows_vary_more`. Zero rows and columns stay zero.
+    :func:`optax_muonplus.matrices.rows_vary_more`. Zero rows and columns stay zero. Where both vary
+    alike, as in a symmetric matrix, rows are those of the matrix as it is stored.
 
     Attributes:
       rms: :math:`\rho`, the root mean square of an update.
-      stored_transposed: whether matrices are stored as (in, out).
       shape: that of the matrices as they are stored, if not that of the array.
     """
 
     rms: ArrayLike = RMS
-    stored_transposed: bool = static(default=False)
     shape: tuple[int, int] | None = static(default=None)
 
     def __post_init__(self) -> None:
@@ -58,19 +57,18 @@ class Equilibrate(MatrixFunction):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Equilibrates every matrix."""
         y = upcast_for_sum(x)
-        first, last = self.shape or x.shape[-2:]
-        sides = [rms_along(y, -1, last), rms_along(y, -2, first)]
-        rows, columns = sides[::-1] if self.stored_transposed else sides
-        sizes = jnp.where(rows_vary_more(y, self.stored_transposed), rows, columns)
+        m, n = self.shape or x.shape[-2:]
+        sizes = jnp.where(rows_vary_more(y), rms_along(y, -1, n), rms_along(y, -2, m))
         return (as_real(self.rms, sizes.dtype) * over(y, sizes)).astype(x.dtype)
 
     def padded(self, shape: tuple[int, int]) -> MatrixFunction:
         """Returns the function with the numbers of rows and columns of ``shape``."""
         return self.replace(shape=shape)
 
-    def transposed(self) -> MatrixFunction:
-        """Returns the function with rows and columns read off the other axes."""
-        return self.replace(stored_transposed=not self.stored_transposed)
+    @property
+    def transpose_equivariant(self) -> bool:
+        """Whether columns of the transposed matrix are taken for its rows: always."""
+        return True
 
 
 def scale_by_meqmuon(
@@ -78,13 +76,7 @@ def scale_by_meqmuon(
     polar_factor: Orthogonalize = Orthogonalize(),
     equilibrate: Equilibrate = Equilibrate(),
 ) -> MatrixTransformation:
-    """The matrix part of MeqMuon. State and products are Muon's.
-
-    Args:
-      momentum: of the gradients.
-      polar_factor: of the momentum.
-      equilibrate: of the polar factor.
-    """
+    """The matrix part of MeqMuon. State and products are Muon's."""
     return matrix_chain(momentum, polar_factor, equilibrate)
 
 

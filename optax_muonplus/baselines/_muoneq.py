@@ -97,12 +97,6 @@ def scale_by_muoneq(
 
     State and products are Muon's. The code can begin with ``"both"`` and go on with ``"row"``; here
     one of them holds for all steps.
-
-    Args:
-      momentum: of the gradients.
-      balance: of the momentum.
-      polar_factor: of what is balanced.
-      scale: the factor by shape.
     """
     return matrix_chain(momentum, balance, polar_factor, scale)
 

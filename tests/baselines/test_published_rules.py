@@ -121,6 +121,16 @@ def test_functions_of_matrices_with_zeros_behind(function, shape):
         np.testing.assert_allclose(found, matrices.with_zeros(expected, (16, 12)), atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-25, 1e-3, 1.0, 1e3, 1e25])
+def test_muoneq_compares_its_eps_with_the_momentum_itself(size):
+    """What keeps squares in range does not change the rule; the polar factor sees no scale."""
+    x = np.random.default_rng(0).normal(size=(6, 9)) * size * 4.0 ** np.arange(6)[:, None]
+    found = np.float64(baselines.Balance("row", 1.0)(jnp.asarray(x, jnp.float32)))
+    expected = x / np.sqrt(np.sum(x**2, axis=1, keepdims=True) + 1.0)
+    unit = [y / np.linalg.norm(y) for y in (found, expected)]
+    np.testing.assert_allclose(*unit, atol=1e-6)
+
+
 def test_meqmuon_takes_the_side_that_varies_more_of_each_matrix():
     x = np.random.default_rng(0).normal(size=(3, 6, 9))
     x[0] *= 2.0 ** np.arange(6)[:, None]
