@@ -10,10 +10,12 @@ import pytest
 from flax import nnx
 
 from examples.trainer import models
-from examples.trainer.models import attention, layers, llama
+from examples.trainer.models import attention, layers
 from examples.trainer.models.layout import ONE_DEVICE
+from examples.trainer.models.mlp import MLP
 from examples.trainer.settings import run
-from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.flops import training_flops_per_token
+from examples.trainer.settings.model import ModelConfig, hidden_width
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.loss import next_token_loss
@@ -109,12 +111,29 @@ def test_rms_norm(dtype, rtol):
     assert layer(x).dtype == dtype
 
 
-def test_swiglu():
-    mlp = llama.MLP(LLAMA, ONE_DEVICE, nnx.Rngs(0))
+@pytest.mark.parametrize("config", [LLAMA, dataclasses.replace(GPT, mlp="swiglu")])
+def test_swiglu(config):
+    mlp = MLP(config, ONE_DEVICE, nnx.Rngs(0))
     x = np.asarray(jax.random.normal(jax.random.key(0), (1, 2, 16)), np.float64)
     gate, up, down = (np.asarray(m.kernel[...], np.float64) for m in (mlp.gate, mlp.up, mlp.down))
     gated = x @ gate / (1 + np.exp(-(x @ gate))) * (x @ up)
     np.testing.assert_allclose(mlp(jnp.asarray(x, jnp.float32)), gated @ down, atol=1e-7)
+
+
+def test_gelu_and_its_width_for_either_family():
+    gpt, llama = (dataclasses.replace(x, d_ff=None) for x in (GPT, LLAMA))
+    for config in (gpt, dataclasses.replace(llama, mlp="gelu")):
+        mlp = MLP(config, ONE_DEVICE, nnx.Rngs(0))
+        assert not mlp.is_gated and mlp.up.kernel[...].shape == (16, 64)
+        x = jax.random.normal(jax.random.key(0), (1, 2, 16))
+        expected = jax.nn.gelu(x @ mlp.up.kernel[...]) @ mlp.down.kernel[...]
+        np.testing.assert_allclose(mlp(x), expected, atol=1e-7)
+        assert mlp.up.use_bias == (config.family == "gpt")
+    gated = dataclasses.replace(gpt, mlp="swiglu")
+    counts = [3 * 16 * hidden_width(gated), 2 * 16 * hidden_width(gpt)]
+    assert counts[0] == pytest.approx(counts[1], rel=0.05)
+    by_token = [training_flops_per_token(config, 100) for config in (gated, gpt)]
+    assert by_token[0] == pytest.approx(by_token[1], rel=0.05)
 
 
 @pytest.mark.parametrize("scan", [False, True])

@@ -110,6 +110,35 @@ def test_norm_eps_reaches_the_rule():
         assert np.all(rows > 0.99) if eps < 1 else np.all(rows < 0.6)
 
 
+def test_one_kind_of_matrices_may_be_normalized_and_another_have_its_own_rate():
+    kernels = {"attn": {"query": {"kernel": jnp.zeros((4, 8))}}}
+    kernels |= {"mlp": {name: {"kernel": jnp.zeros((4, 8))} for name in ("up", "down")}}
+    params = {"blocks": {"0": kernels}, "wte": {"embedding": jnp.ones((3, 4))}}
+    keys = iter(jax.random.split(jax.random.key(0), 4))
+    grads = jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape), params)
+
+    def updates(**settings):
+        config = OptimizerConfig(weight_decay=0, **settings)
+        optimizers.check(config)
+        rule = optimizers.build(config, 10)
+        update, state = rule.update(grads, rule.init(params), params)
+        return update, omp.diagnostics.read(state) if config.record_every else None
+
+    muon, plus = updates(name="muon")[0], updates()[0]
+    for which, kind in (("attention", "attn"), ("mlp", "mlp")):
+        mixed, record = updates(normalized=which, record_every=1)
+        assert record is not None
+        expected = {"0": muon["blocks"]["0"] | {kind: plus["blocks"]["0"][kind]}}
+        jax.tree.map(np.testing.assert_array_equal, mixed, muon | {"blocks": expected})
+    flat = updates(shape_scale="none")[0]["blocks"]["0"]["mlp"]["up"]["kernel"]  # (in, out)
+    up = plus["blocks"]["0"]["mlp"]["up"]["kernel"]
+    np.testing.assert_allclose(np.sqrt(8 / 4) * flat, up, rtol=1e-5)
+    larger = updates(mlp_in_rate=2.0)[0]
+    up = plus["blocks"]["0"]["mlp"].pop("up"), larger["blocks"]["0"]["mlp"].pop("up")
+    np.testing.assert_allclose(2 * up[0]["kernel"], up[1]["kernel"], rtol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, plus, larger)
+
+
 @pytest.mark.parametrize("name", ["muonplus", "adamw"])
 def test_adamw_epsilon_before_the_bias_correction(name):
     params = {"wte": {"embedding": jnp.zeros((2, 2))}, "up": {"kernel": jnp.zeros((2, 2))}}

@@ -173,3 +173,9 @@ def test_sizes_need_the_embedding(embedding, words):
     given = {} if embedding is None else {"model.embed_tokens.weight": embedding}
     with pytest.raises(UserError, match=words):
         sizes_of(given, "llama", H, context=5)
+
+
+def test_networks_that_were_never_published_are_refused():
+    gated = dataclasses.replace(GPT, mlp="swiglu")
+    with pytest.raises(UserError, match=r"gpt has no blocks/mlp/gate/.*: only a network"):
+        to_state_dict(numbered(gated), gated)

@@ -4,9 +4,11 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
-from examples.experiments.sweeps.grid import NORMS, Method, Trial
+from examples.experiments.sweeps.grid import Method, Trial
 from examples.experiments.sweeps.ledger import Ledger, Result
+from examples.trainer.settings.rules import Norm
 from examples.trainer.system.errors import UserError
 
 ADAMW, MUON = Method("adamw"), Method("muon", "", "jordan")
@@ -75,7 +77,7 @@ class Sweep:
 
     def plus(self, frobenius: str = "free") -> list[Method]:
         """Muon+ with each norm that was run: as in the paper, or with Muon's Frobenius norm."""
-        wanted = [Method("muonplus", norm, "jordan", frobenius) for norm in NORMS]
+        wanted = [Method("muonplus", norm, "jordan", frobenius) for norm in get_args(Norm)]
         return [method for method in wanted if method in self.methods()]
 
     def against_muon(self) -> list[Method]:

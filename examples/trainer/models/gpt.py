@@ -17,24 +17,12 @@ from flax import nnx
 
 from examples.trainer.models.attention import Attention
 from examples.trainer.models.language_model import LanguageModel, make_blocks, make_head, run_blocks
-from examples.trainer.models.layers import Embed, Linear, norm, output_std
+from examples.trainer.models.layers import Embed, norm
 from examples.trainer.models.layout import Layout
-from examples.trainer.settings.model import ModelConfig, hidden_width
+from examples.trainer.models.mlp import MLP
+from examples.trainer.settings.model import ModelConfig
 
 FINAL_EPSILON = 1e-6  # under the root of the RMSNorm before the head, as in the paper's code
-
-
-class MLP(nnx.Module):
-    """Two layers, wider in between."""
-
-    def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
-        d, f = config.d_model, hidden_width(config)
-        self.up = Linear(d, f, ("embed", "mlp"), config, layout, rngs)
-        std = output_std(config)
-        self.down = Linear(f, d, ("mlp", "embed"), config, layout, rngs, std=std)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down(jax.nn.gelu(self.up(x)))  # [B, T, D]
 
 
 class Block(nnx.Module):

@@ -16,23 +16,10 @@ from flax import nnx
 
 from examples.trainer.models.attention import Attention, angles
 from examples.trainer.models.language_model import LanguageModel, make_blocks, make_head, run_blocks
-from examples.trainer.models.layers import Embed, Linear, norm, output_std
+from examples.trainer.models.layers import Embed, norm
 from examples.trainer.models.layout import Layout
-from examples.trainer.settings.model import ModelConfig, head_size, hidden_width
-
-
-class MLP(nnx.Module):
-    """SwiGLU: the widened activations are multiplied by a gate."""
-
-    def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
-        d, f = config.d_model, hidden_width(config)
-        self.gate = Linear(d, f, ("embed", "mlp"), config, layout, rngs, use_bias=False)
-        self.up = Linear(d, f, ("embed", "mlp"), config, layout, rngs, use_bias=False)
-        std = output_std(config)
-        self.down = Linear(f, d, ("mlp", "embed"), config, layout, rngs, use_bias=False, std=std)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))  # [B, T, D]
+from examples.trainer.models.mlp import MLP
+from examples.trainer.settings.model import ModelConfig, head_size
 
 
 class Block(nnx.Module):

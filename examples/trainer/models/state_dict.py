@@ -114,6 +114,11 @@ def place_of(path: Any, config: ModelConfig) -> tuple[Published, range]:
     if numbered := re.fullmatch(r"blocks/(\d+)/(.*)", words):
         words, layer = f"blocks/{numbered[2]}", int(numbered[1])
         layers = range(layer, layer + 1)
+    if words not in TABLES[config.family]:
+        raise UserError(
+            f"the published {config.family} has no {words}: only a network with the MLP as"
+            " published (without --model.mlp) has a state dict."
+        )
     return TABLES[config.family][words], layers
 
 

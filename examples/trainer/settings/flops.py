@@ -1,6 +1,6 @@
 """The operations that training a model needs for a token, whatever program does it."""
 
-from examples.trainer.settings.model import ModelConfig, hidden_width
+from examples.trainer.settings.model import ModelConfig, hidden_width, is_gated
 
 
 def training_flops_per_token(config: ModelConfig, vocabulary: int) -> float:
@@ -13,7 +13,7 @@ def training_flops_per_token(config: ModelConfig, vocabulary: int) -> float:
     the numerator of MFU in the PaLM paper (Chowdhery et al., 2022, appendix B), but for the causal
     half, which MaxText takes too.
     """
-    width, gates = config.d_model, 3 if config.family == "llama" else 2
+    width, gates = config.d_model, 3 if is_gated(config) else 2
     matrices = config.n_layer * (4 * width**2 + gates * width * hidden_width(config))
     attention = config.n_layer * config.context * width
     return 6.0 * (matrices + width * vocabulary + attention)

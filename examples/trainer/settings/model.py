@@ -24,9 +24,12 @@ class ModelConfig:
     d_model: Count = 128
     """Width of the residual stream."""
     d_ff: Count | None = None
-    """Width inside an MLP; None: 4 d_model for gpt, 8/3 d_model for llama (as many parameters)."""
+    """Width inside an MLP; None: 4 d_model, or 8/3 d_model with swiglu (as many parameters)."""
     context: Count = 128
     """Tokens per row: the longest text that the model can look back on."""
+    mlp: Literal["gelu", "swiglu"] | None = None
+    """What is inside an MLP: GELU between two matrices, or SwiGLU, which has three. None: as
+    published, gelu for gpt and swiglu for llama."""
     tied: bool = True
     """Use the token embedding as output head, as the paper's GPT does."""
     qkv: Literal["fused", "separate"] | None = None
@@ -72,8 +75,13 @@ class ModelConfig:
 def hidden_width(config: ModelConfig) -> int:
     if config.d_ff is not None:
         return config.d_ff
-    # The three matrices of a LLaMA MLP then have as many elements as the two of a GPT's.
-    return 4 * config.d_model if config.family == "gpt" else 8 * config.d_model // 3
+    # The three matrices of a gated MLP then have as many elements as the two of another one.
+    return 8 * config.d_model // 3 if is_gated(config) else 4 * config.d_model
+
+
+def is_gated(config: ModelConfig) -> bool:
+    """Whether the MLP is SwiGLU's."""
+    return (config.mlp or ("gelu" if config.family == "gpt" else "swiglu")) == "swiglu"
 
 
 def head_size(config: ModelConfig) -> int:

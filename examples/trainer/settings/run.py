@@ -73,6 +73,13 @@ class OptimizerConfig:
     """Added to a squared norm of muonplus, as in the paper; its code has 1e-7."""
     match_frobenius: bool = False
     """Give the normalized update of muonplus the Frobenius norm that it had before."""
+    shape_scale: Literal["spectral", "max", "none"] = "spectral"
+    """Factor of muonplus and muon for a matrix (out, in): sqrt(out / in), the same but at least 1,
+    or 1."""
+    normalized: Literal["all", "attention", "mlp"] = "all"
+    """The matrices that muonplus normalizes; the others get Muon."""
+    mlp_in_rate: FinitePositive = 1.0
+    """Rate of the matrices into an MLP (up and gate) over that of the others."""
     per_head: bool = False
     """Update each head of the query, key and value projections as a matrix of its own."""
     polar: Literal["auto", "newton_schulz", "gram", "svd"] = "auto"

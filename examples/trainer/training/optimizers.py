@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
@@ -16,10 +15,7 @@ import optax_muonplus as omp
 from examples.trainer.settings.rules import RULES
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import adamw_epsilon, rivals
-
-# The rule for kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix.
-STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 3)
+from examples.trainer.training import adamw_epsilon, by_kind, dimension_numbers, rivals
 
 
 class Rates(NamedTuple):
@@ -113,7 +109,7 @@ def build(
     `sharding` is the tree of the parameters' shardings. `peaks` replaces the configured rates.
     `head_size` is the model's width of a head, which `config.per_head` needs.
     """
-    numbers = dimension_numbers_of(config, head_size)
+    numbers = dimension_numbers.of(config, head_size)
     peaks = peaks or rates(config)
     rate = schedule(config, peaks.matrices, steps)
     adam_rate = schedule(config, peaks.rest, steps)
@@ -127,10 +123,13 @@ def build(
         rule = adamw_epsilon.before_correction(rule_of, config.adam_b2)
     else:
         rule = rule_of(adamw_epsilon.EPS)
-    if not RULES[config.name].records_inside:
+    if not records_inside(config):
         rule = omp.diagnostics.watched(
             rule, every=config.record_every, weight_dimension_numbers=numbers
         )
+    if config.mlp_in_rate != 1:
+        larger = optax.masked(optax.scale(config.mlp_in_rate), by_kind.into_mlp)
+        rule = optax.chain(rule, larger)
     if config.clip_norm is None:
         return rule
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
@@ -146,7 +145,7 @@ def adamw(
             "muon": rule(rate, weight_decay=config.weight_decay),
             "adam": rule(adam_rate, weight_decay=config.adam_weight_decay),
         },
-        lambda params: omp.partition_labels(params, dimension_numbers),
+        lambda params: omp.partition_labels(params, dimension_numbers.whole_kernels),
     )
 
 
@@ -160,7 +159,7 @@ def matrix_rule(
 ) -> optax.GradientTransformation:
     """A rule of Muon's family on the matrices, AdamW on the rest."""
     rule = choose(config)
-    if RULES[config.name].records_inside:
+    if records_inside(config):
         rule = omp.diagnostics.recorded(rule, every=config.record_every)
     adamw: dict[str, Any] = {
         "learning_rate": adam_rate,
@@ -182,6 +181,10 @@ def matrix_rule(
     )
 
 
+def records_inside(config: OptimizerConfig) -> bool:
+    return RULES[config.name].records_inside and config.normalized == "all"
+
+
 def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformation]:
     """The rule for the matrices, with the options that not all rules share."""
     halves = config.compute_dtype in ("bfloat16", "float16")
@@ -193,35 +196,13 @@ def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformatio
     }
     if config.name in ("muon", "muonplus"):
         given = {"beta": config.beta, "nesterov": config.nesterov, **polar}
+        given["shape_scale"] = config.shape_scale
         if config.name == "muon":
             return functools.partial(omp.muon, **given)
         given |= {"norm_eps": config.norm_eps, "match_frobenius": config.match_frobenius}
-        return functools.partial(omp.muonplus, norm=config.norm, **given)
+        rule = functools.partial(omp.muonplus, norm=config.norm, **given)
+        return rule if config.normalized == "all" else by_kind.normalized(rule, config.normalized)
     return functools.partial(getattr(omp.baselines, config.name), link=rivals.link(config, polar))
-
-
-def dimension_numbers_of(
-    config: OptimizerConfig, head_size: int | None
-) -> Callable[[optax.Params], Any]:
-    """The function that says how the parameters are matrices: whole kernels, or heads."""
-    if not config.per_head:
-        return dimension_numbers
-    return lambda params: omp.per_head(head_size, rules=rules_for(params))(params)
-
-
-def dimension_numbers(params: optax.Params) -> Any:
-    """The axes that make each parameter a matrix; None for parameters that get AdamW."""
-    return omp.muon_dimension_numbers(params, rules=rules_for(params))
-
-
-def rules_for(params: optax.Params) -> list[Any]:
-    """The rule for stacked blocks, if there are any.
-
-    The default rules of the library do not guess the meaning of three axes.
-    """
-    leaves = jax.tree.leaves_with_path(params)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-    return [STACKED] if any(re.search(STACKED[0], name) for name in names) else []
 
 
 def describe(config: OptimizerConfig, params: optax.Params, head_size: int | None = None) -> str:
@@ -229,6 +210,8 @@ def describe(config: OptimizerConfig, params: optax.Params, head_size: int | Non
     if config.name == "adamw":
         return "all parameters: adamw"
     size: dict[str, Any] = RULES[config.name].size
+    if config.name in ("muonplus", "muon"):
+        size = {"shape_scale": config.shape_scale, **size}
     if config.name == "muonplus":
-        size = {"norm": config.norm, "match_frobenius": config.match_frobenius}
-    return omp.describe(params, dimension_numbers_of(config, head_size), **size)
+        size |= {"norm": config.norm, "match_frobenius": config.match_frobenius}
+    return omp.describe(params, dimension_numbers.of(config, head_size), **size)

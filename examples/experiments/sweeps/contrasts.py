@@ -1,0 +1,119 @@
+"""Differences between methods, which may be of several sweeps, with intervals by paired seeds."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from scipy import stats
+
+from examples.experiments.sweeps import results
+from examples.experiments.sweeps.results import Sweep
+from examples.trainer.system import tables
+from examples.trainer.system.errors import UserError
+
+
+@dataclass(frozen=True)
+class Term:
+    """A method at its best rate, times a factor."""
+
+    factor: float
+    sweep: str
+    method: str
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A sum of terms, whose factors add up to zero, and what was said of it before the runs."""
+
+    name: str
+    terms: tuple[Term, ...]
+    refuted_if: str = ""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds with its 95% interval, and how likely so large a one is by chance."""
+
+    mean: float
+    half_width: float
+    p: float
+    seeds: int
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Estimates the mean of independent values by Student's t."""
+    n, mean = len(values), statistics.fmean(values)
+    if n < 2:
+        return Estimate(mean, math.inf, 1.0, n)
+    error = statistics.stdev(values) / math.sqrt(n)
+    if not error:
+        return Estimate(mean, 0.0, float(mean == 0), n)
+    half = float(stats.t.ppf(0.975, n - 1)) * error
+    return Estimate(mean, half, float(2 * stats.t.sf(abs(mean) / error, n - 1)), n)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Corrects p-values for their number (Holm 1979): each is at least the smaller ones."""
+    corrected, largest = [0.0] * len(ps), 0.0
+    for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
+        largest = max(largest, min(1.0, ps[i] * (len(ps) - rank)))
+        corrected[i] = largest
+    return corrected
+
+
+def values(contrast: Contrast, sweeps: dict[str, Sweep]) -> list[float]:
+    """Returns the sum for each seed that all terms were run with."""
+    found = [(term.factor, losses(term, sweeps)) for term in contrast.terms]
+    seeds = sorted(set.intersection(*(set(by_seed) for _, by_seed in found)))
+    return [sum(factor * by_seed[seed] for factor, by_seed in found) for seed in seeds]
+
+
+def losses(term: Term, sweeps: dict[str, Sweep]) -> dict[int, float]:
+    """Returns a method's losses at its best rate, by seed."""
+    sweep = sweeps[term.sweep]
+    by_name = {method.name: method for method in sweep.methods()}
+    if term.method not in by_name:
+        known = ", ".join(by_name)
+        raise UserError(f"{term.sweep} has no runs of {term.method!r}; it has {known}.")
+    return sweep.best(by_name[term.method])
+
+
+def table(contrasts: Iterable[Contrast], root: Path) -> str:
+    """Writes one line for each contrast; Holm's correction is over all of them."""
+    contrasts = list(contrasts)
+    names = {term.sweep for contrast in contrasts for term in contrast.terms}
+    sweeps = {name: results.read(root / name) for name in sorted(names)}
+    found = [estimate(values(contrast, sweeps)) for contrast in contrasts]
+    rows = [
+        [
+            contrast.name,
+            f"{e.mean:+.4f} ± {e.half_width:.4f}",
+            f"{e.p:.2g}",
+            f"{p:.2g}",
+            str(e.seeds),
+            contrast.refuted_if,
+        ]
+        for contrast, e, p in zip(contrasts, found, holm([e.p for e in found]), strict=True)
+    ]
+    head = ["difference of losses", "mean, 95%", "p", "p (Holm)", "seeds", "refuted if"]
+    return tables.markdown(head, rows)
+
+
+def read(path: Path) -> list[Contrast]:
+    """Reads a JSON list of objects with `name`, `terms` ([factor, sweep, method]), `refuted_if`."""
+    try:
+        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        for contrast in found:
+            names = ("factor", "sweep", "method")
+            contrast["terms"] = [dict(zip(names, t, strict=True)) for t in contrast["terms"]]
+        return pydantic.TypeAdapter(list[Contrast]).validate_python(found)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{path} is no list of contrasts: {error}.\nGive a JSON list of "
+            '{"name": "...", "terms": [[1, "SWEEP", "Muon+ col_row"], [-1, "SWEEP", "Muon"]]}.'
+        ) from None

@@ -1,0 +1,36 @@
+"""Which axes make the parameters of the models matrices."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+import optax_muonplus as omp
+from examples.trainer.settings.run import OptimizerConfig
+
+# The rule for kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix.
+STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 3)
+
+
+def of(config: OptimizerConfig, head_size: int | None) -> Callable[[optax.Params], Any]:
+    """The function that says how the parameters are matrices: whole kernels, or heads."""
+    if not config.per_head:
+        return whole_kernels
+    return lambda params: omp.per_head(head_size, rules=rules_for(params))(params)
+
+
+def whole_kernels(params: optax.Params) -> Any:
+    """The axes that make each parameter a matrix; None for parameters that get AdamW."""
+    return omp.muon_dimension_numbers(params, rules=rules_for(params))
+
+
+def rules_for(params: optax.Params) -> list[Any]:
+    """The rule for stacked blocks, if there are any.
+
+    The default rules of the library do not guess the meaning of three axes.
+    """
+    leaves = jax.tree.leaves_with_path(params)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    return [STACKED] if any(re.search(STACKED[0], name) for name in names) else []
