@@ -4,21 +4,9 @@ They are for matrices only; `whole` makes one of them an optimizer for a whole m
 mean output unit and input feature, whatever the layout of the parameters.
 """
 
-from typing import Any
-
 import optax
 
 import optax_muonplus as omp
-
-
-def muon_eq(norm: Any = "row") -> optax.GradientTransformation:
-    """MuonEq (arXiv:2603.28254): rows of the momentum get norm 1 before the polar step."""
-    return optax.chain(
-        omp.momentum(0.95, nesterov=True),
-        omp.normalize(norm),
-        omp.orthogonalize(),
-        omp.scale_by_shape(consistent_rms=0.2),
-    )
 
 
 def rmnp() -> optax.GradientTransformation:

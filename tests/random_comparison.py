@@ -104,7 +104,7 @@ def build(case, sharding):
     rules = [("/".join(leaf.path), leaf.rule) for leaf in case.leaves if leaf.rule is not None]
     dims = functools.partial(omp.muon_dimension_numbers, rules=rules)
     if case.wrapped == "inject":
-        names = ("ns_steps", "muon_weight_dimension_numbers")
+        names = ("ns_steps", "rounds", "muon_weight_dimension_numbers")
         static = [name for name in names if name in inspect.signature(factory).parameters]
         factory = optax.inject_hyperparams(factory, static, hyperparam_dtype=jnp.float32)
     return factory(**case.options, muon_weight_dimension_numbers=dims, sharding=sharding)

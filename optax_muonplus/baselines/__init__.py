@@ -2,12 +2,22 @@
 
 from optax_muonplus.baselines._adamuon import AdaMuon as AdaMuon
 from optax_muonplus.baselines._adamuon import adamuon as adamuon
+from optax_muonplus.baselines._aurora import Aurora as Aurora
+from optax_muonplus.baselines._aurora import aurora as aurora
+from optax_muonplus.baselines._aurora import scale_by_aurora as scale_by_aurora
 from optax_muonplus.baselines._hyperball import Hyperball as Hyperball
 from optax_muonplus.baselines._hyperball import hyperball as hyperball
 from optax_muonplus.baselines._mano import Mano as Mano
 from optax_muonplus.baselines._mano import mano as mano
+from optax_muonplus.baselines._meqmuon import Equilibrate as Equilibrate
+from optax_muonplus.baselines._meqmuon import meqmuon as meqmuon
+from optax_muonplus.baselines._meqmuon import scale_by_meqmuon as scale_by_meqmuon
+from optax_muonplus.baselines._muoneq import Balance as Balance
+from optax_muonplus.baselines._muoneq import muoneq as muoneq
+from optax_muonplus.baselines._muoneq import scale_by_muoneq as scale_by_muoneq
 from optax_muonplus.baselines._muown import Muown as Muown
 from optax_muonplus.baselines._muown import muown as muown
+from optax_muonplus.baselines._normalized_momentum import NormalizedMomentum as NormalizedMomentum
 from optax_muonplus.baselines._normuon import NorMuon as NorMuon
 from optax_muonplus.baselines._normuon import normuon as normuon
 from optax_muonplus.baselines._turbo_muon import scale_by_turbo_muon as scale_by_turbo_muon

@@ -24,6 +24,7 @@ from optax_muonplus.matrices._normalization import Side as Side
 from optax_muonplus.matrices._normalization import match_frobenius_norm as match_frobenius_norm
 from optax_muonplus.matrices._normalization import normalize_matrix as normalize_matrix
 from optax_muonplus.matrices._normalization import normalized_sides as normalized_sides
+from optax_muonplus.matrices._normalization import rows_vary_more as rows_vary_more
 from optax_muonplus.matrices._precision import accumulation_dtype as accumulation_dtype
 from optax_muonplus.matrices._precision import as_real as as_real
 from optax_muonplus.matrices._precision import divide_by_pow2 as divide_by_pow2

@@ -3,12 +3,12 @@ r"""Row and column normalization of matrices, the step that Muon+ adds.
 A row holds the weights of one output unit, a column those of one input feature.
 """
 
-import math
 from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
+from jaxtyping import Array, Bool
 
 from optax_muonplus._arguments import NOT_NEGATIVE, check_flag, check_number, check_word
 from optax_muonplus.matrices._dataclass import matrix_function, static
@@ -74,8 +74,8 @@ def normalize_matrix(x: Matrices, norm: Norm = "col_row", norm_eps: ArrayLike = 
     polar factor has even norms on the shorter side already. Square matrices stay as they are;
     ``"long_row"`` normalizes their rows, and ``"long_col"`` their columns.
 
-    ``"auto"`` normalizes, for each matrix, the side with norms that vary more, by their coefficient
-    of variation (standard deviation over mean). For a polar factor that is the longer side.
+    ``"auto"`` normalizes, for each matrix, the side with norms that vary more, by
+    :func:`rows_vary_more`. For a polar factor that is the longer side.
 
     Args:
       x: matrices ``(*batch, out, in)``, real or complex.
@@ -96,6 +96,29 @@ def normalize_matrix(x: Matrices, norm: Norm = "col_row", norm_eps: ArrayLike = 
     data: MeqMuon, arXiv:2609.35701.
     """
     return Normalize(norm, norm_eps)(x)
+
+
+def rows_vary_more(x: Matrices, stored_transposed: bool = False) -> Bool[Array, "*batch 1 1"]:
+    """Tells of each matrix whether its rows vary as much as its columns at least, or more.
+
+    They do by the coefficient of variation of their norms, the standard deviation over the mean.
+    Zero rows and columns do not count.
+
+    Args:
+      x: matrices ``(*batch, out, in)``, with squares that do not overflow.
+      stored_transposed: whether they are ``(*batch, in, out)``.
+
+    Source: MeqMuon, arXiv:2609.35701, equations 8 and 11.
+    """
+
+    def evenness(axis: int) -> jax.Array:
+        """The matrix's norm over the root of 1 + variation^2: the norm is that of both sides."""
+        norms = jnp.sqrt(sum_of_squares(x, (axis,)))
+        number = jnp.maximum(jnp.sum(norms > 0, (-2, -1), keepdims=True), 1)
+        return jnp.sum(norms, (-2, -1), keepdims=True) / jnp.sqrt(number)
+
+    of_last, of_first = evenness(-1), evenness(-2)
+    return of_first <= of_last if stored_transposed else of_last <= of_first
 
 
 def match_frobenius_norm(x: Matrices, like: Matrices) -> Matrices:
@@ -157,11 +180,8 @@ class Normalize(MatrixFunction):
         fans = (columns, rows) if self.stored_transposed else (rows, columns)
         if self.norm == "auto":
             z = y if bounded else scale_by_pow2(y)[0]
-            rows_vary = math.sqrt(fans[0]) * self._sum_of_norms(z, "col") >= (
-                math.sqrt(fans[1]) * self._sum_of_norms(z, "row")
-            )
             by_row, by_col = (self._divided(y, side, bounded) for side in ("row", "col"))
-            y = jnp.where(rows_vary, by_row, by_col)
+            y = jnp.where(rows_vary_more(z, self.stored_transposed), by_row, by_col)
         else:
             for side in normalized_sides(self.norm, *fans):
                 y, bounded = self._divided(y, side, bounded), True
@@ -170,10 +190,6 @@ class Normalize(MatrixFunction):
 
     def _axis(self, side: Side) -> int:
         return -3 - SUMMED_AXIS[side] if self.stored_transposed else SUMMED_AXIS[side]
-
-    def _sum_of_norms(self, y: Matrices, side: Side) -> Matrices:
-        norms = jnp.sqrt(sum_of_squares(y, (self._axis(side),)))
-        return jnp.sum(norms, (-2, -1), keepdims=True)
 
     def _divided(self, y: Matrices, side: Side, bounded: bool) -> Matrices:
         """Returns ``y`` with its rows, or columns, divided by their norms."""

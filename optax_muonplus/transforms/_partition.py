@@ -1,7 +1,7 @@
 """A chain for the matrices of a tree, and AdamW for everything else."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import optax
@@ -22,6 +22,21 @@ from optax_muonplus.transforms._matrix_chain import (
     parts_of,
 )
 from optax_muonplus.transforms._resolved import ChainTransformation, for_resolved
+
+
+class Rest(Protocol):
+    """What updates the parameters that are not matrices: a dataclass, such as :class:`AdamW`.
+
+    Attributes:
+      learning_rate: number or schedule; None means that of the matrices.
+    """
+
+    @property
+    def learning_rate(self) -> optax.ScalarOrSchedule | None: ...
+
+    def transformation(self) -> optax.GradientTransformation:
+        """Returns the transformation, for a learning rate that is given."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,7 +83,7 @@ class AdamW:
 
 def partition_with_adamw(
     chain: MatrixTransformation,
-    adamw: AdamW | None = None,
+    adamw: Rest | None = None,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> ChainTransformation:
@@ -77,7 +92,7 @@ def partition_with_adamw(
     Args:
       chain: of :func:`optax_muonplus.matrix_chain`, without dimension numbers and sharding of its
         own.
-      adamw: AdamW's arguments; None means the default ones.
+      adamw: AdamW's arguments, or another rule in its place; None means the default ones.
       weight_dimension_numbers: which parameters are matrices, as in
         :func:`optax_muonplus.muonplus`.
       sharding: as in :func:`optax_muonplus.muonplus`.
@@ -126,7 +141,7 @@ def optimizer_of(
     learning_rate: optax.ScalarOrSchedule,
     weight_decay: optax.ScalarOrSchedule,
     weight_decay_mask: Any,
-    adamw: AdamW,
+    adamw: Rest,
     weight_dimension_numbers: DimensionNumbersTree,
     sharding: ShardingTree,
 ) -> ChainTransformation:
@@ -143,7 +158,7 @@ def optimizer_of(
     return partition_with_adamw(chain, adamw, weight_dimension_numbers, sharding)
 
 
-def _with_rate(adamw: AdamW, parts: tuple[Any, ...]) -> AdamW:
+def _with_rate(adamw: Any, parts: tuple[Any, ...]) -> Rest:
     if adamw.learning_rate is not None:
         return adamw
     # A link may have the rate inside, where its step is no multiple of it.

@@ -57,19 +57,12 @@ def test_batch_slices_and_fused_blocks_are_separate_matrices(name):
     np.testing.assert_allclose(fused[-1]["fused"], expected, atol=3e-6)
 
 
-STATES = {
-    "normuon": (1, 1),
-    "adamuon": (2, 0),
-    "turbo_muon": (1, 0),
-    "mano": (1, 0),
-    "hyperball": (1, 0),
-    "muown": (1, 4),
-}
+STATES = {"normuon": (1, 1), "adamuon": (2, 0), "muown": (1, 4)}  # others: the momentum alone
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_size_of_the_state(name):
-    buffers, rows = STATES[name]
+    buffers, rows = STATES.get(name, (1, 0))
     params, _ = trees(shapes={"up": (12, 20)})
     state = build(name).init(params)
     sizes = sum(x.size for x in jax.tree.leaves(state) if x.ndim)
@@ -138,7 +131,8 @@ def test_sharded_parameters_get_the_update_of_one_device(name, kind):
 @pytest.mark.parametrize("name", NAMES)
 def test_injected_hyperparameters(name):
     params, grads = trees()
-    static = ("ns_steps",) if name == "turbo_muon" else ()  # whose table has four rows, no more
+    # Turbo-Muon's table has four rows, no more; each of Aurora's rounds is written out.
+    static = {"turbo_muon": ("ns_steps",), "aurora": ("rounds",)}.get(name, ())
     make = optax.inject_hyperparams(getattr(flat, name), static_args=static)
     options = decay(name, 0.1)
     injected, _ = run(make(learning_rate=0.05, **options), params, grads)
@@ -162,6 +156,8 @@ def test_injected_hyperparameters(name):
             lambda: flat.turbo_muon(0.1, ns_steps=9),
             "4 rows, too few for ns_steps=9.*ns_steps=4 or fewer",
         ),
+        (lambda: flat.aurora(0.1, damping=1.5), r"damping must be in \(0, 1\], got 1.5"),
+        (lambda: flat.muoneq(0.1, sides="rows"), "Unknown sides 'rows'. Known: row, col, both"),
         (lambda: flat.mano(0.1, beta=2.0), r"beta must be in \[0, 1\), got 2.0"),
     ],
 )

@@ -8,8 +8,8 @@ import examples
 from tests.support.documents import ROOT, imported
 
 FOLDER = ROOT / "examples"
-COMMANDS = {"data", "generate", "paper_figures", "parity", "perplexity", "report", "sweep", "tasks"}
-COMMANDS |= {"train"}
+COMMANDS = {"contrasts", "data", "generate", "paper_figures", "parity", "perplexity", "report"}
+COMMANDS |= {"sweep", "tasks", "train"}
 
 
 def packages():

@@ -64,6 +64,8 @@ def test_default_rates_by_optimizer():
         "adamw",
         "adamuon",
         "mano",
+        "meqmuon",
+        "muoneq",
         "muown",
     }
     assert optimizers.rates(OptimizerConfig(learning_rate=0.5)).matrices == 0.5

@@ -110,7 +110,8 @@ SEVERAL = [
 @pytest.mark.parametrize("method", dict.fromkeys(SEVERAL), ids=lambda method: method.name)
 def test_loss_falls_with_every_method(method, text):
     config = command_line.parse([*TOY, "--data.paths", str(text)])[0].config
-    rate = 0.02 if method.optimizer not in ("adamuon", "mano", "muown") else 0.005
+    large = ("adamuon", "mano", "meqmuon", "muoneq", "muown")
+    rate = 0.02 if method.optimizer not in large else 0.005
     rule = rule_of(config.optimizer, Grid(), Trial(method, rate, 0))
     mesh = sharding.make_mesh("", jax.devices()[:1])
     config = dataclasses.replace(config, optimizer=rule)
@@ -121,7 +122,7 @@ def test_loss_falls_with_every_method(method, text):
 def test_rules_with_large_updates_get_the_rates_of_adamw():
     plan = Grid(get_args(rules.Name))
     for method in grid.methods(plan):
-        large = method.optimizer in ("adamw", "adamuon", "mano", "muown")
+        large = method.optimizer in ("adamw", "adamuon", "mano", "meqmuon", "muoneq", "muown")
         assert grid.rates(plan, method) == (plan.adam_rates if large else plan.rates)
 
 

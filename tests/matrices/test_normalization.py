@@ -59,6 +59,15 @@ def test_auto_chooses_for_each_matrix_of_any_size():
         np.testing.assert_allclose(normalized, expected, rtol=RTOL)
 
 
+def test_auto_does_not_count_zero_rows():
+    """They would make the other rows, which are even, the side that varies more."""
+    x = gaussian(8, 6).astype(np.float64)
+    x[5:] = 0
+    x /= np.linalg.norm(x, axis=1, keepdims=True) + (x == 0).all(axis=1, keepdims=True)
+    found = matrices.normalize_matrix(jnp.asarray(x, jnp.float32), "auto")
+    np.testing.assert_allclose(found, reference.norm_dir(x, "col"), rtol=RTOL, atol=1e-7)
+
+
 def test_default_normalizes_columns_and_then_rows():
     x = jnp.asarray(gaussian(6, 10))
     np.testing.assert_array_equal(

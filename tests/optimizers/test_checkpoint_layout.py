@@ -24,6 +24,9 @@ def recorded(rate):
 # As written by the first version that had the optimizer, mostly 0.1.0.
 LAYOUTS = {
     "muonplus": (omp.muonplus, {MU}),
+    "aurora": (flat.aurora, {MU}),
+    "muoneq": (flat.muoneq, {MU}),
+    "meqmuon": (flat.meqmuon, {MU}),
     "turbo_muon": (flat.turbo_muon, {MU}),
     "normuon": (flat.normuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
     "adamuon": (flat.adamuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),

@@ -97,7 +97,9 @@ def test_what_was_not_finite_stays_so(bad, options):
     assert not np.all(np.isfinite(omp.transforms.find_momentum(state).mu["w"]))
 
 
-@pytest.mark.parametrize("by", ["normalize", "matched", "mano", "normuon", "adamuon"])
+@pytest.mark.parametrize(
+    "by", ["normalize", "matched", "mano", "normuon", "adamuon", "aurora", "meqmuon", "muoneq"]
+)
 def test_links_and_baselines_of_huge_gradients(by):
     """Squares of numbers above 1e19 overflow float32: rows of them were divided by infinity."""
     tx = {
@@ -106,6 +108,9 @@ def test_links_and_baselines_of_huge_gradients(by):
         "mano": flat.scale_by_mano(),
         "normuon": flat.scale_by_normuon(),
         "adamuon": flat.scale_by_adamuon(sign=False),
+        "aurora": omp.baselines.scale_by_aurora(),
+        "meqmuon": omp.baselines.scale_by_meqmuon(),
+        "muoneq": omp.baselines.scale_by_muoneq(),
     }[by]
     huge, small = gradients("float32", 0.6)
     params = {"w": random_tree([(4, 6)], 1)[0]}

@@ -9,7 +9,17 @@ from tests.support import flat
 STEPS = 5
 # Kernels as Flax stores them, (in, out): W is their transpose.
 SHAPES = {"tall": (12, 20), "wide": (20, 12), "square": (16, 16)}
-NAMES = ("normuon", "adamuon", "turbo_muon", "mano", "hyperball", "muown")
+NAMES = (
+    "normuon",
+    "adamuon",
+    "aurora",
+    "hyperball",
+    "mano",
+    "meqmuon",
+    "muoneq",
+    "muown",
+    "turbo_muon",
+)
 
 
 def build(name, rate=0.05, **options):

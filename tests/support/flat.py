@@ -13,7 +13,7 @@ from optax_muonplus.transforms import AdamW, Momentum
 
 # Attributes that only the library sets.
 OWN = {"divisor", "bounded", "stored_transposed", "shape", "machine", "symmetric_kernel"}
-PREFIXES = {"adamw": "adam_"}
+PREFIXES = {"adamw": "adam_", "others": "adam_"}
 
 
 def keywords(value, prefix=""):
@@ -73,46 +73,27 @@ def matrices_of(link, weight_dimension_numbers=None, sharding=None):
     )
 
 
-def _hyperball(
-    learning_rate,
-    momentum,
-    polar_factor,
-    *,
-    adamw,
-    muon_weight_dimension_numbers=None,
-    sharding=None,
-):
-    return baselines.hyperball(
-        learning_rate,
-        omp.matrix_chain(momentum, polar_factor),
-        adamw=adamw,
-        muon_weight_dimension_numbers=muon_weight_dimension_numbers,
-        sharding=sharding,
-    )
+def muon_of(momentum=Momentum(), polar_factor=Orthogonalize()):
+    """The rule that Hyperball is around."""
+    return omp.matrix_chain(momentum, polar_factor)
 
 
-def _turbo_muon(
-    learning_rate,
-    momentum,
-    polar_factor,
-    scale,
-    weight_decay=0.0,
-    weight_decay_mask=None,
-    *,
-    adamw,
-    muon_weight_dimension_numbers=None,
-    sharding=None,
-):
-    link = baselines.scale_by_turbo_muon(momentum, polar_factor, scale)
-    others = (weight_decay, weight_decay_mask)
-    return baselines.turbo_muon(
-        learning_rate,
-        link,
-        *others,
-        adamw=adamw,
-        muon_weight_dimension_numbers=muon_weight_dimension_numbers,
-        sharding=sharding,
+def of_parts(name, link_of=None):
+    """The optimizer of that name, with the parts of its link as arguments."""
+    link_of = link_of or getattr(baselines, f"scale_by_{name}")
+    parts = inspect.signature(link_of).parameters
+
+    def made(learning_rate, *args, **given):
+        link = link_of(**{key: given.pop(key) for key in parts})
+        return getattr(baselines, name)(learning_rate, link, *args, **given)
+
+    own = inspect.signature(getattr(baselines, name)).parameters.values()
+    made.__signature__ = inspect.Signature(
+        [p for p in own if p.name != "link"]
+        + [p.replace(kind=p.KEYWORD_ONLY) for p in parts.values()]
     )
+    others = "adamw" if "adamw" in made.__signature__.parameters else "others"
+    return flat(made, **{others: AdamW()}, **{key: p.default for key, p in parts.items()})
 
 
 scale_by_muonplus = flat(
@@ -130,12 +111,9 @@ scale_by_muown = flat(matrices_of, link=Muown())
 normuon = flat(baselines.normuon, link=NorMuon(), adamw=AdamW())
 adamuon = flat(baselines.adamuon, link=AdaMuon(), adamw=AdamW())
 mano = flat(baselines.mano, link=Mano(), adamw=AdamW())
-hyperball = flat(_hyperball, momentum=Momentum(), polar_factor=Orthogonalize(), adamw=AdamW())
+aurora = of_parts("aurora")
+hyperball = of_parts("hyperball", muon_of)
+meqmuon = of_parts("meqmuon")
+muoneq = of_parts("muoneq")
 muown = flat(baselines.muown, link=Muown(), adamw=AdamW())
-turbo_muon = flat(
-    _turbo_muon,
-    momentum=Momentum(),
-    polar_factor=Orthogonalize("turbo", 4, preconditioning="aol_out"),
-    scale=ScaleByShape("max"),
-    adamw=AdamW(),
-)
+turbo_muon = of_parts("turbo_muon")

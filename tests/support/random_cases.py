@@ -196,14 +196,18 @@ def _options(rng, dtype):
         "adam_weight_decay": pick(0.0, 0.2),
         "adam_learning_rate": pick(None, 0.3),
     }
-    optimizer = pick(*["muonplus"] * 5, "normuon", "adamuon", "mano", "turbo_muon", "hyperball")
+    rivals = ("normuon", "adamuon", "aurora", "mano", "meqmuon", "muoneq", "turbo_muon")
+    optimizer = pick(*["muonplus"] * 5, *rivals, "hyperball")
     if optimizer == "muonplus" or dtype != "float32":
         return "muonplus", {**common, **_of_muonplus(rng, pick, dtype)}
     own = {
         "normuon": {"beta2": pick(0.5, 0.95), "rule": pick("code", "paper")},
         # Polar factors of signs may have entries that are zero but for rounding, made +-1 then.
         "adamuon": {"beta2": pick(None, 0.5), "sign": False},
+        "aurora": {"rounds": pick(1, 2), "ns_coeffs": "jordan", "ns_steps": 5},
         "mano": {},
+        "meqmuon": {},
+        "muoneq": {"sides": pick("row", "col", "both")},
         "turbo_muon": {},
         "hyperball": {},
     }

@@ -99,9 +99,10 @@ def _of_matrix(case, w, grads):
             results.append(update)
         return results
     step = getattr(reference_baselines, f"{case.optimizer}_step")
-    states = {"turbo_muon": zeros, "hyperball": zeros, "mano": (zeros, 0)}
-    states |= {"adamuon": (zeros, zeros), "normuon": (zeros, np.zeros((len(w), 1)))}
-    state = states[case.optimizer]
+    rows = np.zeros((len(w), 1))
+    state = {"normuon": (zeros, rows), "mano": (zeros, 0), "adamuon": (zeros, zeros)}.get(
+        case.optimizer, zeros
+    )
     results = []
     for g in grads:
         update, state = step(w, state, g, **options)

@@ -88,6 +88,7 @@ def more_varied_side(x):
     rows, columns = np.linalg.norm(x, axis=1), np.linalg.norm(x, axis=0)
     if not rows.any():
         return "none"
+    rows, columns = rows[rows > 0], columns[columns > 0]
     return "row" if rows.std() / rows.mean() >= columns.std() / columns.mean() else "col"
 
 

@@ -109,3 +109,76 @@ def turbo_muon_step(w, m, g, *, learning_rate=1.0, beta=0.95, nesterov=True, wei
         x = a * x + (b * gram + c * gram @ gram) @ x
     x = x.T if rows > columns else x
     return -learning_rate * (max(1, rows / columns) ** 0.5 * x + weight_decay * w), m
+
+
+def aurora_step(
+    w, m, g, *, learning_rate=1.0, beta=0.95, nesterov=True, ns_coeffs=(2, -1.5, 0.5),
+    ns_steps=12, rounds=2, damping=0.5, norm_eps=1e-7, weight_decay=0.0,
+):  # fmt: skip
+    """tilde-research/aurora-release @3d79a5c, src/aurora.py and src/polar.py."""
+    m = m + (1 - beta) * (g - m)
+    x = g + beta * (m - g) if nesterov else m
+    rows, columns = w.shape
+    wide = rows < columns
+    x = x.T if wide else x
+    if rows == columns:
+        u = newton_schulz(x, ns_coeffs, ns_steps)
+    else:
+        d = 1 / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), norm_eps)
+        for k in range(rounds):
+            u = newton_schulz(d * x, ns_coeffs, ns_steps)
+            if k < rounds - 1:
+                squares = np.maximum(np.sum(u**2, axis=1, keepdims=True), norm_eps**2)
+                d = d * (min(w.shape) / max(w.shape) / squares) ** damping
+    u = u.T if wide else u
+    return -learning_rate * (max(1, rows / columns) ** 0.5 * u + weight_decay * w), m
+
+
+def meqmuon_step(
+    w, total, g, *, learning_rate=1.0, beta=0.95, nesterov=True, rms=0.2, weight_decay=0.0
+):
+    """Arxiv 2609.35701, equations 7 to 14, of a weight in a hidden layer."""
+    total = beta * total + g
+    u = newton_schulz(g + beta * total if nesterov else total)
+    row, column = _rms(u, 1), _rms(u, 0)
+    by_row = _variation(row) >= _variation(column)
+    update = _over(u, row if by_row else column)
+    return -learning_rate * (rms * update + weight_decay * w), total
+
+
+def normalized_momentum_step(
+    w, total, g, *, learning_rate=1.0, beta=0.95, rms=0.2, weight_decay=0.0
+):
+    """The same of a table (vocabulary, hidden), or of a vector."""
+    total = beta * total + g
+    u = _over(total, _rms(total, total.ndim - 1))
+    u = _over(u, _rms(u, 0)) if u.ndim == 2 else u
+    return -learning_rate * (rms * u + weight_decay * w), total
+
+
+def _rms(x, axis):
+    return np.sqrt(np.mean(x**2, axis=axis, keepdims=True))
+
+
+def _variation(sizes):
+    counted = sizes[sizes > 1e-7]
+    return counted.std() / counted.mean() if counted.size else 0.0
+
+
+def _over(x, sizes):
+    return np.where(sizes > 1e-7, x / np.where(sizes > 1e-7, sizes, 1), 0)
+
+
+def muoneq_step(
+    w, total, g, *, learning_rate=1.0, beta=0.95, nesterov=True, sides="row", norm_eps=2.5e-11,
+    weight_decay=0.0,
+):  # fmt: skip
+    """MaeChd/muon-eq @99b6c8b, muoneq.py: its momentum is a sum, so that its eps is larger."""
+    total = beta * total + g
+    x = g + beta * total if nesterov else total
+    eps = norm_eps / (1 - beta) ** 2
+    row = 1 / np.sqrt(np.sum(x**2, axis=1, keepdims=True) + eps)
+    column = 1 / np.sqrt(np.sum(x**2, axis=0, keepdims=True) + eps)
+    x = x * (1 if sides == "col" else row) * (1 if sides == "row" else column)
+    update = 0.2 * max(w.shape) ** 0.5 * newton_schulz(x)
+    return -learning_rate * (update + weight_decay * w), total

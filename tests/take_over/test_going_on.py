@@ -75,6 +75,7 @@ MAKERS = {
     "muon": lambda: omp.muon(0.1),
     "normuon": lambda: flat.normuon(FALLING),
     "adamuon": lambda: flat.adamuon(0.1),
+    "aurora": lambda: flat.aurora(0.1),
     "hyperball": lambda: flat.hyperball(FALLING),
     "mano": lambda: flat.mano(0.1),
     "muown": lambda: flat.muown(FALLING, weight_decay=FALLING),

@@ -7,9 +7,12 @@ Name = Literal[
     "muon",
     "normuon",
     "adamuon",
+    "aurora",
     "turbo_muon",
     "mano",
     "hyperball",
+    "meqmuon",
+    "muoneq",
     "muown",
     "adamw",
 ]
@@ -43,6 +46,7 @@ RULES: dict[Name, Rule] = {
     # Its second moment keeps the Frobenius norm of a matrix.
     "normuon": Rule("NorMuon", size={"norm": "none", "shape_scale": "max"}),
     "adamuon": Rule("AdaMuon", large=True, size={"norm": "none", "consistent_rms": 0.2}),
+    "aurora": Rule("Aurora", size={"norm": "none", "shape_scale": "max"}),
     "turbo_muon": Rule("Turbo-Muon", size={"norm": "none", "shape_scale": "max"}),
     "mano": Rule("Mano", large=True, size={"norm": "none", "consistent_rms": 0.2}),
     "hyperball": Rule(
@@ -59,4 +63,6 @@ RULES: dict[Name, Rule] = {
         size={"norm": "none", "consistent_rms": 0.2},
         remark="muown: scale and rms are of the directions of rows; Adam changes the rows' sizes",
     ),
+    "meqmuon": Rule("MeqMuon", large=True, size={"norm": "none", "consistent_rms": 0.2}),
+    "muoneq": Rule("MuonEq", large=True, size={"norm": "none", "consistent_rms": 0.2}),
 }

@@ -184,7 +184,7 @@ def matrix_rule(
     if config.name in ("muonplus", "muon"):  # with Optax's keywords
         others: dict[str, Any] = {f"adam_{name}": value for name, value in adamw.items()}
     else:
-        others = {"adamw": omp.transforms.AdamW(**adamw)}
+        others = rivals.others(config, adamw)
     decays = {"weight_decay": decay} if RULES[config.name].decays else {}
     return rule(
         rate,

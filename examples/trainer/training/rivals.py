@@ -5,7 +5,7 @@ from typing import Any
 from examples.trainer.settings.run import OptimizerConfig
 from optax_muonplus import baselines
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import Momentum, matrix_chain
+from optax_muonplus.transforms import AdamW, Momentum, matrix_chain
 
 
 def link(config: OptimizerConfig, polar: dict[str, Any]) -> Any:
@@ -19,11 +19,23 @@ def link(config: OptimizerConfig, polar: dict[str, Any]) -> Any:
         )
         return baselines.scale_by_turbo_muon(momentum, own)
     factor = Orthogonalize(**polar)
+    if config.name == "aurora":
+        return baselines.scale_by_aurora(momentum, baselines.Aurora(factor))
     if config.name == "hyperball":  # around Muon
         return matrix_chain(momentum, factor)
     links = {
         "adamuon": baselines.AdaMuon,
+        "meqmuon": baselines.scale_by_meqmuon,
+        "muoneq": baselines.scale_by_muoneq,
         "muown": baselines.Muown,
         "normuon": baselines.NorMuon,
     }
     return links[config.name](momentum=momentum, polar_factor=factor)
+
+
+def others(config: OptimizerConfig, adamw: dict[str, Any]) -> dict[str, Any]:
+    """The argument for parameters that are not matrices; `adamw` are the options of AdamW."""
+    if config.name == "meqmuon":
+        rate, decay = adamw["learning_rate"], adamw["weight_decay"]
+        return {"others": baselines.NormalizedMomentum(rate, decay, config.beta)}
+    return {"adamw": AdamW(**adamw)}

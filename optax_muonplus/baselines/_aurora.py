@@ -1,0 +1,135 @@
+r"""Aurora: a polar factor whose rows, or columns, all have about one norm.
+
+Source: Dewulf et al., arXiv:2606.27715; its code, tilde-research/aurora-release @3d79a5c,
+``src/aurora.py``.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from optax_muonplus._arguments import NOT_NEGATIVE, Kind, check_number, known_count
+from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
+from optax_muonplus.matrices import (
+    MatrixFunction,
+    ScaleByShape,
+    as_real,
+    matrix_function,
+    scale_by_pow2,
+    static,
+    sum_of_squares,
+    upcast_for_sum,
+)
+from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.transforms import (
+    AdamW,
+    MatrixTransformation,
+    Momentum,
+    matrix_chain,
+    optimizer_of,
+)
+
+
+@matrix_function
+class Aurora(MatrixFunction):
+    r"""The polar factor of a matrix whose rows are scaled so that those of the factor are even.
+
+    For a matrix X of shape (m, n) with m > n, row by row, with K = ``rounds`` polar factors:
+
+    .. math::
+      D_1 = 1 / \max(\|X_i\|, \epsilon), \qquad
+      U_k = \mathrm{Ortho}(\mathrm{diag}(D_k) X), \qquad
+      D_{k+1} = D_k / \max(\|U_{k,i}\|, \epsilon)^{2 \gamma}
+
+    and the result is :math:`U_K`. Of a wide matrix columns take the place of rows. Of a square one
+    it is the polar factor, which is even already.
+
+    Attributes:
+      polar_factor: Ortho; the code has 12 steps that converge to the exact factor.
+      rounds: K, from 1 to 100; the products are those of as many polar factors.
+      damping: :math:`\gamma`, in (0, 1].
+      norm_eps: :math:`\epsilon`, the least norm that divides.
+      shape: of the matrices as they are stored, if not that of the array.
+    """
+
+    polar_factor: Orthogonalize = Orthogonalize((2.0, -1.5, 0.5), 12)
+    rounds: int = static(default=2)
+    damping: ArrayLike = 0.5
+    norm_eps: ArrayLike = 1e-7
+    shape: tuple[int, int] | None = static(default=None)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is out of range, and for traced ``rounds``."""
+        check_number("damping", self.damping, Kind("in (0, 1]", lambda x: 0 < x <= 1))
+        check_number("norm_eps", self.norm_eps, NOT_NEGATIVE)
+        if known_count("rounds", self.rounds, at_most=100) is None:
+            raise ValueError(
+                "rounds is traced, but it is a choice of the program: pass a Python int. Under"
+                " optax.inject_hyperparams add it to static_args=('rounds',)."
+            )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns the factor of every matrix."""
+        m, n = self.shape or x.shape[-2:]
+        if m == n:
+            return self.polar_factor(x)
+        axis = -1 if m > n else -2
+        y, power = scale_by_pow2(upcast_for_sum(x))
+        tiny, eps = jnp.finfo(power.dtype).tiny, as_real(self.norm_eps, power.dtype)
+        # Matrices are scaled, not D: rows of zeros then stay zeros, however large D would grow.
+        y = y / jnp.maximum(jnp.sqrt(sum_of_squares(y, (axis,))), jnp.maximum(eps / power, tiny))
+        factor = self.polar_factor(y)
+        for _ in range(self.rounds - 1):
+            squares = jnp.maximum(sum_of_squares(factor, (axis,)), jnp.maximum(eps * eps, tiny))
+            y = y / squares ** as_real(self.damping, power.dtype)
+            factor = self.polar_factor(y)
+        return factor.astype(x.dtype)
+
+    @property
+    def transpose_equivariant(self) -> bool:
+        """Whether Ortho is."""
+        return self.polar_factor.transpose_equivariant
+
+    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
+        """Returns the function with the numbers of rows and columns of ``shape``."""
+        return self.replace(shape=shape, polar_factor=self.polar_factor.padded(shape))
+
+    def flops(self, shape: tuple[int, int]) -> int:
+        """Counts those of ``rounds`` polar factors, or of one for a square matrix."""
+        return self.polar_factor.flops(shape) * (1 if shape[0] == shape[1] else self.rounds)
+
+
+def scale_by_aurora(
+    momentum: Momentum = Momentum(),
+    factor: Aurora = Aurora(),
+    scale: ScaleByShape = ScaleByShape("max"),
+) -> MatrixTransformation:
+    """The matrix part of Aurora: a momentum, its even polar factor, and the factor by shape.
+
+    The state is Muon's. By default the products are those of 2 polar factors of 12 steps in place
+    of one of 5; of square matrices, of one. This follows the code. The paper's algorithm 3 starts
+    each round at the last factor, and the paper has it for the MLP's up and gate matrices only.
+    """
+    return matrix_chain(momentum, factor, scale)
+
+
+def aurora(
+    learning_rate: optax.ScalarOrSchedule,
+    link: MatrixTransformation = scale_by_aurora(),
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    *,
+    adamw: AdamW = AdamW(),
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Aurora on the matrices, AdamW on everything else.
+
+    ``link`` is the rule for matrices with its options, and all other arguments are as in
+    :func:`optax_muonplus.muonplus`. The learning rate is 0.05 in the code, with weight decay 0.025.
+    """
+    dims = muon_weight_dimension_numbers
+    return optimizer_of(link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding)

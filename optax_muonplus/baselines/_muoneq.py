@@ -1,0 +1,121 @@
+r"""MuonEq: Muon whose momentum gets rows, or columns, of one norm before its polar factor.
+
+Source: Chang et al., arXiv:2603.28254; its code, MaeChd/muon-eq @99b6c8b,
+``llm-opt-baseline-gpu/llm-baselines/src/optim/muoneq.py``.
+"""
+
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from optax_muonplus._arguments import NOT_NEGATIVE, check_number, check_word
+from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
+from optax_muonplus.matrices import (
+    MatrixFunction,
+    ScaleByShape,
+    as_real,
+    divide_by_pow2,
+    matrix_function,
+    static,
+    sum_of_squares,
+    upcast_for_sum,
+)
+from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.transforms import (
+    AdamW,
+    MatrixTransformation,
+    Momentum,
+    matrix_chain,
+    optimizer_of,
+)
+
+Sides = Literal["row", "col", "both"]
+_AXES: dict[Sides, tuple[int, ...]] = {"row": (-1,), "col": (-2,), "both": (-1, -2)}
+_TRANSPOSED: dict[Sides, Sides] = {"row": "col", "col": "row", "both": "both"}
+# 1e-8 in the code, whose momentum is the sum of gradients: the mean by 0.95 has 1 / 20 of it.
+EPS = 1e-8 * 0.05**2
+
+
+@matrix_function
+class Balance(MatrixFunction):
+    r"""Divides rows, columns, or both at once, by their norms before.
+
+    .. math::
+      r_i = \sqrt{\textstyle\sum_j |X_{ij}|^2 + \epsilon}, \qquad
+      c_j = \sqrt{\textstyle\sum_i |X_{ij}|^2 + \epsilon}
+
+    ``"row"`` is :math:`X_{ij} / r_i`, ``"col"`` :math:`X_{ij} / c_j`, and ``"both"`` is
+    :math:`X_{ij} / (r_i c_j)`, where :class:`optax_muonplus.matrices.Normalize` would divide by the
+    norms of columns that are left when rows have norm 1. All up to a number for each matrix, which
+    its polar factor does not see.
+
+    Attributes:
+      sides: ``"row"``, ``"col"`` or ``"both"``; R, C and RC in the paper.
+      norm_eps: :math:`\epsilon`, in units of a squared norm of the momentum, which is a mean here.
+    """
+
+    sides: Sides = static(default="row")
+    norm_eps: ArrayLike = EPS
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown side, or an epsilon that is negative or not finite."""
+        check_word("sides", self.sides, get_args(Sides))
+        check_number("norm_eps", self.norm_eps, NOT_NEGATIVE)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Balances every matrix."""
+        y = upcast_for_sum(x)
+        # Squares of large numbers overflow; those of small ones vanish against norm_eps.
+        y, power = divide_by_pow2(y, jnp.max(jnp.abs(y), axis=(-2, -1), keepdims=True, initial=1))
+        eps = as_real(self.norm_eps, power.dtype) / power / power
+        squares = [sum_of_squares(y, (axis,)) + eps for axis in _AXES[self.sides]]
+        for size in squares:
+            # rsqrt(0) would be infinite for a zero row with norm_eps=0.
+            y = y * jnp.where(size > 0, 1 / jnp.sqrt(size), 0)
+        return y.astype(x.dtype)
+
+    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
+        """Returns itself: zeros add nothing to sums of squares, and stay zeros."""
+        del shape
+        return self
+
+    def transposed(self) -> MatrixFunction:
+        """Balances rows for columns and columns for rows."""
+        return self.replace(sides=_TRANSPOSED[self.sides])
+
+
+def scale_by_muoneq(
+    momentum: Momentum = Momentum(),
+    balance: Balance = Balance(),
+    polar_factor: Orthogonalize = Orthogonalize(),
+    scale: ScaleByShape = ScaleByShape(consistent_rms=0.2),
+) -> MatrixTransformation:
+    """The matrix part of MuonEq: Muon+ with its links in another order.
+
+    State and products are Muon's. The code can begin with ``"both"`` and go on with ``"row"``; here
+    one of them holds for all steps.
+    """
+    return matrix_chain(momentum, balance, polar_factor, scale)
+
+
+def muoneq(
+    learning_rate: optax.ScalarOrSchedule,
+    link: MatrixTransformation = scale_by_muoneq(),
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    *,
+    adamw: AdamW = AdamW(),
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+) -> optax.GradientTransformationExtraArgs:
+    """MuonEq on the matrices, AdamW on everything else.
+
+    ``link`` is the rule for matrices with its options, and all other arguments are as in
+    :func:`optax_muonplus.muonplus`. The learning rate is 1e-3 in the code, with weight decay 0.1
+    and both decays of AdamW 0.95.
+    """
+    dims = muon_weight_dimension_numbers
+    return optimizer_of(link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding)

@@ -1,0 +1,89 @@
+r"""Momentum over its own size: what MeqMuon has for parameters that are not matrices.
+
+Source: Shi, Wang and Li, arXiv:2609.35701, equations 9 to 14.
+"""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from optax_muonplus._arguments import DECAY, POSITIVE, check_number, check_rate
+from optax_muonplus._parameters import flatten_tree
+from optax_muonplus.matrices import as_real, sum_of_squares, upcast_for_sum
+from optax_muonplus.transforms import add_decayed_weights
+
+RMS = 0.2  # of an update, about that of AdamW's
+LEAST = 1e-7  # a row or column whose root mean square is not above it counts as zero
+_VECTOR = re.compile("(?i)(bias|scale|offset|gain|gamma|beta)$")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NormalizedMomentum:
+    r"""What MeqMuon has in place of AdamW: one buffer for each parameter in place of two.
+
+    With :math:`B_t = \beta B_{t-1} + G_t`, a vector gets the update :math:`\rho B_t` over its root
+    mean square. Of a table, such as an embedding or a head, all rows get the root mean square 1,
+    and after that all columns do, and the update is :math:`\rho` times this. The longer of the last
+    two axes numbers the rows, as the vocabulary does in the paper: nothing says how a table lies.
+    Biases and scales are vectors along their last axis, so that each head's or layer's is one.
+
+    Attributes:
+      learning_rate: number or schedule; None means that of the matrices.
+      weight_decay: number or schedule; None means that of the matrices.
+      beta: decay of the momentum, which does not look ahead.
+      rms: :math:`\rho`.
+    """
+
+    learning_rate: optax.ScalarOrSchedule | None = None
+    weight_decay: optax.ScalarOrSchedule | None = None
+    beta: ArrayLike = 0.95
+    rms: ArrayLike = RMS
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is out of range."""
+        check_number("beta", self.beta, DECAY)
+        check_number("rms", self.rms, POSITIVE)
+        for name in ("learning_rate", "weight_decay"):
+            if getattr(self, name) is not None:
+                check_rate(name, getattr(self, name))
+
+    def transformation(self) -> optax.GradientTransformation:
+        """Returns the chain, for a learning rate that is given."""
+        return optax.chain(
+            optax.trace(self.beta),
+            optax.stateless(lambda updates, _: self._normalized(updates)),
+            add_decayed_weights(0.0 if self.weight_decay is None else self.weight_decay),
+            optax.scale_by_learning_rate(self.learning_rate),
+        )
+
+    def _normalized(self, updates: optax.Updates) -> optax.Updates:
+        paths, leaves, unflatten = flatten_tree(updates)
+        return unflatten(
+            _normalized(x, self.rms, is_vector=x.ndim < 2 or bool(_VECTOR.search("/".join(path))))
+            for path, x in zip(paths, leaves, strict=True)
+        )
+
+
+def _normalized(x: jax.Array, rms: ArrayLike, is_vector: bool) -> jax.Array:
+    """Returns the update of a momentum: vectors along the last axis, or tables of the last two."""
+    y = upcast_for_sum(x).reshape(x.shape or (1,))
+    # Rows lie along the shorter axis, and come first.
+    wide = not is_vector and x.shape[-2] < x.shape[-1]
+    for axis in [-1] if is_vector else [-2, -1] if wide else [-1, -2]:
+        y = over(y, rms_along(y, axis, y.shape[axis]))
+    return (as_real(rms, jnp.finfo(y.dtype).dtype) * y).reshape(x.shape).astype(x.dtype)
+
+
+def rms_along(x: jax.Array, axis: int, size: int) -> jax.Array:
+    """Returns root mean squares along an axis, which remains with size 1, of ``size`` entries."""
+    return jnp.sqrt(sum_of_squares(x, (axis,)) / size)
+
+
+def over(x: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Returns ``x / sizes``, and zero where they count as zero."""
+    counts = sizes > LEAST
+    return jnp.where(counts, x / jnp.where(counts, sizes, 1), 0)

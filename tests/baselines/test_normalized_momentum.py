@@ -1,0 +1,172 @@
+"""What MeqMuon has in place of AdamW, against a float64 transcription of the paper."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import optax_muonplus as omp
+from optax_muonplus.baselines import NormalizedMomentum, meqmuon
+from optax_muonplus.transforms import AdamW
+from tests.support import reference_baselines
+from tests.support.baselines import run, trees
+
+# Tables by both layouts, vectors, and scales of three layers; "up" is a matrix.
+SHAPES = {
+    "wte/embedding": (16, 6),
+    "head/kernel": (6, 16),
+    "up/kernel": (6, 8),
+    "up/bias": (8,),
+    "norm/scale": (3, 6),
+    "gain": (),
+}
+
+
+def nested(tree):
+    out = {}
+    for path, x in tree.items():
+        *modules, name = path.split("/")
+        inner = out
+        for module in modules:
+            inner = inner.setdefault(module, {})
+        inner[name] = x
+    return out
+
+
+def flattened(tree):
+    leaves = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
+
+
+def case():
+    params, grads = trees(shapes=SHAPES)
+    for g in grads:
+        g["wte/embedding"][3] = 0  # of a word that is not read
+        g["wte/embedding"][5] *= np.float32(1e-9)
+    return nested(params), [nested(g) for g in grads]
+
+
+def as_in_the_paper(path, x):
+    """Tables as (vocabulary, hidden), and one vector for each layer."""
+    if path == "head/kernel":
+        return [x.T.astype(float)]
+    if path == "norm/scale":
+        return list(x.astype(float))
+    return [np.atleast_1d(x).astype(float)]
+
+
+def as_stored(path, parts):
+    if path == "norm/scale":
+        return np.stack(parts)
+    return parts[0].T.reshape(SHAPES[path]) if path == "head/kernel" else parts[0]
+
+
+def expected(params, grads, **options):
+    last = {}
+    for path, x in flattened(params).items():
+        parts = as_in_the_paper(path, x)
+        totals = [np.zeros_like(w) for w in parts]
+        for g in grads:
+            given = as_in_the_paper(path, flattened(g)[path])
+            for i, (w, total, part) in enumerate(zip(parts, totals, given, strict=True)):
+                step, totals[i] = reference_baselines.normalized_momentum_step(
+                    w, total, part, **options
+                )
+                parts[i] = w + step
+        last[path] = as_stored(path, parts).reshape(SHAPES[path])
+    return last
+
+
+@pytest.mark.parametrize(
+    ("others", "options"),
+    [
+        (NormalizedMomentum(), {"weight_decay": 0.1}),
+        (
+            NormalizedMomentum(lambda count: 0.3, 0.0, beta=0.5, rms=1.0),
+            {"learning_rate": 0.3, "beta": 0.5, "rms": 1.0},
+        ),
+    ],
+    ids=["the matrices' rate and decay", "its own"],
+)
+def test_parameters_match_the_paper(others, options):
+    params, grads = case()
+    seen, _ = run(meqmuon(0.05, weight_decay=0.1, others=others), params, grads)
+    wanted = expected(params, grads, **{"learning_rate": 0.05, **options})
+    before = flattened(params)
+    for path, found in flattened(seen[-1]).items():
+        if path != "up/kernel":
+            moved = np.linalg.norm(wanted[path] - before[path])
+            assert np.linalg.norm(found - wanted[path]) <= 1e-5 * moved, path
+            assert moved > 0
+
+
+def test_state_is_one_buffer_for_each_parameter():
+    params, _ = case()
+    state = meqmuon(0.05).init(params)
+    sizes = sum(x.size for x in jax.tree.leaves(state))
+    assert sizes == sum(x.size for x in jax.tree.leaves(params))
+    omp.transforms.find_momentum(state)  # that of the matrices, of which there is one
+
+
+def test_adamw_may_stay():
+    params, grads = case()
+    ours, _ = run(meqmuon(0.05, others=AdamW(0.1)), params, grads)
+    theirs, _ = run(omp.muonplus(0.05, adam_learning_rate=0.1), params, grads)
+    assert_same(ours, theirs, without="up/kernel")
+
+
+def assert_same(ours, theirs, without=None, atol=0.0):
+    wanted = flattened(theirs[-1])
+    for path, x in flattened(ours[-1]).items():
+        if path != without:
+            np.testing.assert_allclose(x, wanted[path], rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_widened_for_sums(dtype):
+    """The squares of 300 are beyond float16."""
+    params = jax.tree.map(lambda x: jnp.asarray(x, dtype), case()[0])
+    grads = jax.tree.map(lambda x: jnp.full_like(x, 300), params)
+    tx = meqmuon(1.0)
+    updates, _ = tx.update(grads, tx.init(params), params)
+    for path, x in flattened(updates).items():
+        if path != "up/kernel":
+            assert x.dtype == dtype
+            np.testing.assert_allclose(np.float32(x), -0.2, rtol=1e-2)
+
+
+@pytest.mark.several_devices
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_sharded_parameters_get_the_update_of_one_device(kind):
+    params, grads = case()
+    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), (kind, kind))
+    specs = {"wte/embedding": P("fsdp", "tensor"), "head/kernel": P("fsdp", "tensor"),
+             "up/kernel": P("fsdp", "tensor"), "up/bias": P("tensor"), "norm/scale": P(),
+             "gain": P()}  # fmt: skip
+    places = nested({path: NamedSharding(mesh, spec) for path, spec in specs.items()})
+    alone, _ = run(meqmuon(0.05), params, grads)
+    tx = meqmuon(0.05, sharding=places)
+    with jax.set_mesh(mesh):
+        sharded, state = run(
+            tx, jax.device_put(params, places), [jax.device_put(g, places) for g in grads]
+        )
+    assert_same(sharded, alone, atol=1e-5)
+    traces = flattened(optax.tree.get(state, "trace"))
+    assert traces["wte/embedding"].sharding.is_equivalent_to(places["wte"]["embedding"], 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"beta": 1.0}, r"beta must be in \[0, 1\), got 1.0"),
+        ({"rms": 0.0}, "rms must be a positive, finite number, got 0.0"),
+        ({"learning_rate": "fast"}, "learning_rate must be a finite number or a schedule"),
+        ({"weight_decay": "none"}, "weight_decay must be a finite number or a schedule"),
+    ],
+)
+def test_invalid_arguments_are_named(options, words):
+    with pytest.raises(ValueError, match=words):
+        NormalizedMomentum(**options)
