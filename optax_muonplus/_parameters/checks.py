@@ -59,11 +59,15 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
     known = dict(zip(*flatten_with_names(like), strict=True))
     wrong = []
     for path, x in zip(*flatten_with_names(gradients), strict=True):
-        dtype = jnp.result_type(x)
+        other = known.get(path, x)
+        dtype, theirs = jnp.result_type(x), jnp.result_type(other)
+        is_complex, should_be = jnp.iscomplexobj(x), jnp.iscomplexobj(other)
         if not supported(dtype):
             wrong.append(f"{path_name(path)} is {dtype}, not floating-point of 16 bits at least")
-        elif path in known and (fault := _fault(x, known[path], what)):
-            wrong.append(f"{path_name(path)} is {fault}")
+        elif np.shape(x) != np.shape(other):
+            wrong.append(f"{path_name(path)} is {np.shape(x)}, its {what} {np.shape(other)}")
+        elif is_complex > should_be or (is_complex < should_be and what == "parameter"):
+            wrong.append(f"{path_name(path)} is {dtype}, its {what} {theirs}")
     if wrong:
         raise ValueError(
             f"Gradients do not fit: {'; '.join(wrong)}. Each must have its parameter's shape, and"
@@ -72,25 +76,12 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
         )
 
 
-def _fault(gradient: Any, other: Any, what: str) -> str:
-    """How a gradient differs from its parameter or buffer."""
-    if np.shape(gradient) != np.shape(other):
-        return f"{np.shape(gradient)}, its {what} {np.shape(other)}"
-    ours, theirs = jnp.iscomplexobj(gradient), jnp.iscomplexobj(other)
-    if (ours and not theirs) or (theirs and not ours and what == "parameter"):
-        return f"{jnp.result_type(gradient)}, its {what} {jnp.result_type(other)}"
-    return ""
-
-
 def beside_updates(updates: Any, params: Any) -> Any:
     """``params`` with None where ``updates`` are None, as for the static parts of a model.
 
     Equinox's own examples pass a whole model, some leaves of which are functions.
     """
-
-    def is_none(x: Any) -> bool:
-        return x is None
-
+    is_none = lambda x: x is None  # noqa: E731
     if params is None or not any(map(is_none, jax.tree.leaves(updates, is_leaf=is_none))):
         return params
     return jax.tree.map(lambda u, p: None if u is None else p, updates, params, is_leaf=is_none)
@@ -186,27 +177,30 @@ def remarks(leaves: Sequence[LeafInfo]) -> Iterator[str]:
             " shapes alone, as (in, out). Embeddings, heads and (out, in) weights look the same:"
             " pass a dict of named parameters, or a tree of dimension numbers."
         )
-    for table, matrices in _like_heads(leaves):
+    for table, matrices in _like_heads(leaves).items():
         yield (
             f"a head? {listed((leaf.name, leaf.shape) for leaf in matrices)} has as many outputs as"
-            f" {table.name} has rows. If it gives logits, send it to AdamW by"
+            f" {table} has rows. If it gives logits, send it to AdamW by"
             f" rules=[({re.escape(matrices[0].name)!r}, None)]."
         )
 
 
-def _like_heads(leaves: Sequence[LeafInfo]) -> Iterator[tuple[LeafInfo, list[LeafInfo]]]:
-    """Embeddings, and matrices with as many outputs as they have rows."""
-    kinds = [(without_numbers(leaf.name), leaf.shape) for leaf in leaves]
-    times = collections.Counter(kinds)
+def _like_heads(leaves: Sequence[LeafInfo]) -> dict[str, list[LeafInfo]]:
+    """By the name of an embedding, matrices with as many outputs as it has rows."""
     # Matrices of one shape whose paths differ in numbers only are repeated layers, and no heads.
-    single = [x for x, kind in zip(leaves, kinds, strict=True) if x.view and times[kind] == 1]
-    seen = set()
+    times = collections.Counter((without_numbers(x.name), x.shape) for x in leaves)
+    outputs = collections.defaultdict(list)
+    for leaf in leaves:
+        sides = [rows for _, rows, _ in leaf.view.block_shapes()] if leaf.view else []
+        if len(sides) == 1 and times[without_numbers(leaf.name), leaf.shape] == 1:
+            outputs[sides[0]].append(leaf)
+    found = {}
     for table in leaves:
         is_table = table.rule.startswith("embedding") and len(table.shape) == 2
         # A head has no output for a position, a type or a time.
         if is_table and not re.search(r"(?i)pos|wpe|type|time|seg", table.name):
             rows, width = table.shape
-            found = [x for x in single if [m for _, m, _ in x.matrix.block_shapes()] == [rows]]
-            if found and rows != width and rows not in seen:
-                yield table, found
-            seen.add(rows)
+            matrices = outputs.pop(rows, [])
+            if matrices and rows != width:
+                found[table.name] = matrices
+    return found
