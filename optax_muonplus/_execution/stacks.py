@@ -21,6 +21,7 @@ This was seen in programs that XLA compiled for an H100 and a v5e, and was not r
 was at hand.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -80,22 +81,22 @@ def apply_batched(
         # at every call.
         return [batch.apply(steps)(batch.array) for batch in batches]
 
-    def work(machine: Machine) -> Callable[..., list[jax.Array]]:
-        def of_sources(*sources: tuple[jax.Array, ...]) -> list[jax.Array]:
-            given = [x._replace(sources=y) for x, y in zip(batches, sources, strict=True)]
-            return _WORK[machine](steps.on(machine), given)
+    def work(machine: Machine, *sources: tuple[jax.Array, ...]) -> list[jax.Array]:
+        given = [x._replace(sources=y) for x, y in zip(batches, sources, strict=True)]
+        return _WORK[machine](steps.on(machine), given)
 
-        return of_sources
-
+    if machine is not None:
+        return _WORK[machine](steps.on(machine), batches)
     sources = [batch.sources for batch in batches]
-    return on_its_machine(work, *sources) if machine is None else work(machine)(*sources)
+    return on_its_machine(functools.partial(functools.partial, work), *sources)
 
 
 def apply_to_one(steps: Composition, batch: MatrixBatch, machine: Machine) -> jax.Array:
     """Applies ``steps`` to a single matrix; its layout may be known at run time only."""
     steps = steps.on(machine)
-    apply = _on_full_blocks(steps, batch) if machine == "tpu" else batch.apply(steps)
-    return apply(batch.array)
+    if machine == "tpu":
+        return _on_full_blocks(steps, batch)(*batch.sources)
+    return batch.apply(steps)(batch.array)
 
 
 def _work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
@@ -103,8 +104,7 @@ def _work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[
     results: dict[int, jax.Array] = {}
     short: dict[int, MatrixBatch] = {}
     for i, batch in enumerate(batches):
-        narrow = _rounded_once(steps, batch)
-        size = _slice_size(batch)
+        narrow, size = _rounded_once(steps, batch), _slice_size(batch)
         if size == batch.shape[0]:
             short[i] = narrow
         else:
@@ -208,7 +208,8 @@ def _map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.
     for group in grouped(stored, lambda x: (x.program_key, x.shape[0] == 1)):
         if stored[group[0]].shape[0] > 1:
             for i in group:
-                results[i] = map_slices(_read_and(steps, stored[i]), stored[i].sources, 1)
+                function = _on_full_blocks(steps, stored[i])
+                results[i] = map_slices(function, stored[i].sources, 1)
             continue
         narrow = {i: stored[i].rounded_early(steps) for i in group}
         sizes = [math.prod(x.shape) * x.array_dtype.itemsize for x in narrow.values()]
@@ -225,18 +226,12 @@ def _in_a_stack(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.
     return jnp.split(part(map_slices(function, (stack,), 1, in_place=True), shape), len(batches))
 
 
-def _read_and(steps: Composition, batch: MatrixBatch) -> Callable[..., jax.Array]:
-    """``steps`` of the matrices that are made of arrays like those of ``batch``."""
-    function = _on_full_blocks(steps, batch)
-    return lambda *sources: function(batch.matrices(*sources))
-
-
-def _on_full_blocks(steps: Composition, batch: MatrixBatch) -> Callable[[jax.Array], jax.Array]:
-    """``steps`` of arrays like that of ``batch``, which are padded before and cut after them."""
+def _on_full_blocks(steps: Composition, batch: MatrixBatch) -> Callable[..., jax.Array]:
+    """``steps`` of the matrices that are made of arrays like the sources, padded and then cut."""
     shape = batch.shape[-2:]
     filled = _full_blocks(shape)
     function = batch.apply(steps, padded=filled != shape)
-    return lambda x: part(function(with_zeros(x, filled)), shape)
+    return lambda *sources: part(function(with_zeros(batch.matrices(*sources), filled)), shape)
 
 
 def _full_blocks(shape: tuple[int, ...]) -> tuple[int, ...]:
