@@ -12,20 +12,12 @@ _HEADER = ("name", "state", "outcome", "from, or why")
 
 
 class Entry(NamedTuple):
-    """What became of one array.
+    """What became of one array."""
 
-    Attributes:
-      name: path of the parameter that it belongs to, or of the part of the state.
-      state: what it is.
-      outcome: ``"kept"``, ``"started anew"``, or ``"not used"`` for one of the old state that has
-        no place in the new one.
-      note: where it comes from, or why it was not kept.
-    """
-
-    name: str
-    state: str
-    outcome: Outcome
-    note: str
+    name: str  # path of the parameter that it belongs to, or of the part of the state
+    state: str  # what it is
+    outcome: Outcome  # "not used" is one of the old state that has no place in the new one
+    note: str  # where it comes from, or why it was not kept
 
 
 @jax.tree_util.register_static
