@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from optax_muonplus._execution import Member, plan
@@ -161,13 +161,15 @@ def _work_per_device(tree: ResolvedTree, polar_factor: Orthogonalize) -> Iterato
 
 
 def _totals(tree: ResolvedTree) -> str:
-    shown = []
-    for label in (MUON, ADAM, UNKNOWN):
-        group = [leaf for leaf in tree.leaves if leaf.label == label]
-        elements = sum(math.prod(leaf.shape) for leaf in group)
-        blocks = [block for leaf in group if leaf.view for block in leaf.view.block_shapes()]
-        matrices = f", {sum(batch for batch, _, _ in blocks)} matrices" if label == MUON else ""
-        shown.append(f"{label}: {len(group)} parameters{matrices}, {elements:,} elements")
-    if all(leaf.known for leaf in tree.leaves):
-        return "; ".join(shown[:2])
-    return "; ".join([*shown[:2], shown[2].partition(",")[0]])
+    def elements(group: Sequence[LeafInfo]) -> int:
+        return sum(math.prod(leaf.shape) for leaf in group)
+
+    muon = tree.matrices
+    adam = [leaf for leaf in tree.leaves if leaf.label == ADAM]
+    unknown = [leaf for leaf in tree.leaves if not leaf.known]
+    matrices = sum(batch for leaf in muon for batch, _, _ in leaf.matrix.block_shapes())
+    return (
+        f"{MUON}: {len(muon)} parameters, {matrices} matrices, {elements(muon):,} elements;"
+        f" {ADAM}: {len(adam)} parameters, {elements(adam):,} elements"
+        + (f"; {UNKNOWN}: {len(unknown)} parameters" if unknown else "")
+    )

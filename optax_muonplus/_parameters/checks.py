@@ -47,14 +47,9 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
     """Raises ValueError, naming the leaves, unless gradients are those of ``like``.
 
     A gradient has its parameter's shape: NumPy's broadcasting would stretch a (1, 6) to (4, 6)
-    without a word. It is floating-point, and complex if and only if the parameter is.
-
-    Args:
-      gradients: tree of updates.
-      like: parameters, or momentum buffers; leaves are matched by their paths, and those that are
-        in one of the trees only are left to Optax. None if nothing is known of them.
-      what: what the leaves of ``like`` are, for messages. A buffer may be complex where the
-        gradient is not, since ``mu_dtype`` says so.
+    without a word. It is floating-point, and complex if and only if the parameter is; a momentum
+    buffer may be complex where the gradient is not, since ``mu_dtype`` says so. Leaves are matched
+    by their paths, and those that are in one of the trees only are left to Optax.
     """
     known = dict(zip(*flatten_with_names(like), strict=True))
     wrong = []
@@ -127,11 +122,7 @@ def select(
     dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> list[LeafInfo]:
-    """The matrices of ``tree`` with one of the patterns in their paths, in order; None means all.
-
-    Raises:
-      ValueError: for a pattern that matches no matrix's path, and if nothing is a matrix.
-    """
+    """The matrices of ``tree`` with one of the patterns in their paths; None means all."""
     leaves = resolve(tree, dimension_numbers, sharding).leaves
     matrices = [leaf for leaf in leaves if leaf.view is not None]
     # The placeholder that optax.tree.map_params asks about has no leaves.

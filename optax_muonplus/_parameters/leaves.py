@@ -132,16 +132,10 @@ def resolve(
     sharding: ShardingTree = None,
     strict: bool = True,
 ) -> ResolvedTree:
-    """Looks up each leaf of ``tree``.
+    """Looks up each leaf of ``tree``: arrays, or anything with a shape and dtype.
 
-    Args:
-      tree: parameters or updates; arrays or anything with a shape and dtype.
-      dimension_numbers: as in :func:`optax_muonplus.muonplus`.
-      sharding: as in :func:`optax_muonplus.muonplus`.
-      strict: raise for leaves that no rule can read, or mark them unknown.
-
-    Raises:
-      ValueError: if dimension numbers or shardings do not cover the tree or do not fit a leaf.
+    Raises ValueError if dimension numbers or shardings do not cover the tree or do not fit a leaf,
+    and for leaves that no rule can read unless ``strict`` is False, which marks them unknown.
     """
     leaves, arrays, unflatten = read_leaves(tree, dimension_numbers, strict)
     given = given_shardings(tree, [leaf.path for leaf in leaves], sharding)
@@ -224,11 +218,8 @@ def partition_labels(
 def check_labelled(resolved: ResolvedTree, tree: Any) -> None:
     """Raises ValueError if the last labels read a matrix in another way than the default rules do.
 
-    ``optax.partition`` hands on labels, but not the dimension numbers that they were made with.
-
-    Args:
-      resolved: ``tree``, read by the default rules.
-      tree: may be a group of ``optax.partition``, with masks in place of other leaves.
+    ``optax.partition`` hands on labels, but not the dimension numbers that they were made with, and
+    puts masks in ``tree`` in place of other groups. ``resolved`` was read by the default rules.
     """
     labelled = _labelled.get()
     is_mask = lambda x: isinstance(x, optax.MaskedNode)  # noqa: E731

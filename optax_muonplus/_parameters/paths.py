@@ -136,15 +136,10 @@ def by_path(
 ) -> list[Any]:
     """The entry of ``given`` for each leaf of ``tree``, in the order of ``paths``.
 
-    ``given`` is a tree or prefix tree of entries and None, or a function from ``tree`` to one.
-    Leaves are matched by their paths, so that entries written for one container (a dict) serve the
-    same parameters in another (FrozenDict, nnx.State). An entry higher up in the tree holds for
-    everything below it. Entries are instances of ``kind``, a class or union; in messages ``what``
-    says what they are, and ``expected`` what one may be.
-
-    Raises:
-      ValueError: if a leaf is covered by no entry, an entry covers no leaf, or something is neither
-        an entry nor None.
+    ``given`` is a tree or prefix tree of entries, of a ``kind`` or None, or a function from
+    ``tree`` to one. Leaves are matched by their paths, so that entries written for one container
+    (a dict) serve the same parameters in another (FrozenDict, nnx.State). An entry higher up in the
+    tree holds for everything below it.
     """
     if is_function(given):
         given = given(tree)

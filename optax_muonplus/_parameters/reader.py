@@ -16,21 +16,13 @@ from optax_muonplus._parameters.rules import DEFAULT_RULES, Rule
 
 
 class Reading(NamedTuple):
-    """What one leaf was taken for.
-
-    Attributes:
-      path: of the leaf.
-      shape: of the leaf.
-      dimension_numbers: of its matrices; None for AdamW, and where nothing is known.
-      rule: the rule that said so, in words.
-      known: whether a rule said so, or the leaf has fewer than two axes.
-    """
+    """What one leaf was taken for."""
 
     path: Path
     shape: Shape
-    dimension_numbers: DimensionNumbers | None
-    rule: str
-    known: bool = True
+    dimension_numbers: DimensionNumbers | None  # None for AdamW, and where nothing is known
+    rule: str  # that said so, in words
+    known: bool = True  # a rule said so, or the leaf has fewer than two axes
 
     @property
     def is_adamw(self) -> bool:

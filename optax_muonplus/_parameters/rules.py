@@ -27,23 +27,14 @@ Agrees = Callable[[Neighbours, str], bool]
 
 
 class Rule(NamedTuple):
-    """What parameters are that fit a pattern.
+    """What parameters are that fit a pattern."""
 
-    Attributes:
-      pattern: regular expression, searched in the path ``"blocks/0/attn/query/kernel"``.
-      dimension_numbers: their dimension numbers, or None for the AdamW group.
-      ndim: number of axes that the rule is for; None means any.
-      reads: what the rule takes the parameter for, as ``describe`` shows it.
-      axes: names of the axes, of which numbers and repeated names restrict the shape.
-      agrees: whether the neighbours allow this reading of the one at a path.
-    """
-
-    pattern: str
-    dimension_numbers: DimensionNumbers | None
-    ndim: int | None = None
-    reads: str = ""
-    axes: Sequence[str] = ()
-    agrees: Agrees | None = None
+    pattern: str  # regular expression, searched in the path "blocks/0/attn/query/kernel"
+    dimension_numbers: DimensionNumbers | None  # None for the AdamW group
+    ndim: int | None = None  # number of axes that the rule is for; None means any
+    reads: str = ""  # what the rule takes the parameter for, as describe shows it
+    axes: Sequence[str] = ()  # their names; numbers and repeated names restrict the shape
+    agrees: Agrees | None = None  # whether the neighbours allow this reading of the one at a path
 
     def fits(self, name: str, shape: Shape) -> bool:
         """Whether path and shape fit, without a look at the neighbours."""

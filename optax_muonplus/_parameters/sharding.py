@@ -118,10 +118,6 @@ def leaf_sharding(
 
     A surrounding ``jax.shard_map`` must not have cut its ``whole_axes``; ``given`` is its entry in
     the argument ``sharding``.
-
-    Raises:
-      ValueError: if its sharding cannot be, is not that of the array's type, is known in part only
-        or may cut a matrix.
     """
     typed = jax.typeof(x)
     sizes, shape = typed.sharding.mesh.shape, np.shape(x)
