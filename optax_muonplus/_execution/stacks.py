@@ -83,11 +83,14 @@ def apply_batched(
 
     def work(machine: Machine, *sources: tuple[jax.Array, ...]) -> list[jax.Array]:
         given = [x._replace(sources=y) for x, y in zip(batches, sources, strict=True)]
-        return _WORK[machine](steps.on(machine), given)
+        if machine == "cpu":
+            return work_in_loops(steps.on(machine), given)
+        on_accelerator = _map_stacks if machine == "tpu" else _work_on_stacks
+        return sharded_like_sources(given, on_accelerator(steps.on(machine), given))
 
-    if machine is not None:
-        return _WORK[machine](steps.on(machine), batches)
     sources = [batch.sources for batch in batches]
+    if machine is not None:
+        return work(machine, *sources)
     return on_its_machine(functools.partial(functools.partial, work), *sources)
 
 
@@ -236,10 +239,3 @@ def _on_full_blocks(steps: Composition, batch: MatrixBatch) -> Callable[..., jax
 
 def _full_blocks(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(side + -side % TPU_BLOCK if side > TPU_BLOCK else side for side in shape)
-
-
-_WORK: dict[Machine, Callable[[Composition, Sequence[MatrixBatch]], list[jax.Array]]] = {
-    "cpu": work_in_loops,
-    "tpu": sharded_like_sources(_map_stacks),
-    "gpu": sharded_like_sources(_work_on_stacks),
-}
