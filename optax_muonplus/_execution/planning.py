@@ -170,8 +170,8 @@ def _grouped(
 ) -> dict[Any, dict[MatrixGroup, list[int]]]:
     """By (sharding axes, replica axes, dtypes) and group of matrices, indices of ``members``."""
     grouped: dict[Any, dict[MatrixGroup, list[int]]] = {}
-    for i, (view, leaf_sharding, dtype, result_dtype) in enumerate(members):
-        axes = leaf_sharding.sharded_axes
+    for i, (view, (_, spec), dtype, result_dtype) in enumerate(members):
+        axes = [tuple(name for name in names if sizes[name] > 1) for names in spec]
         item_axes = tuple(axes[axis] for axis in view.matrix_axes)
         over = {name for names in item_axes for name in names}
         batch = {name for axis in view.batch_axes for name in axes[axis]}

@@ -115,11 +115,7 @@ def _count(path: Path, value: Any, siblings: set[str]) -> str | None:
 
 
 def sources(old: Leaves, new: Leaves) -> dict[Path, Source]:
-    """Finds where each leaf of ``new`` comes from, settings excepted.
-
-    Raises:
-      ValueError: if two arrays could be meant, or counts that could be meant differ.
-    """
+    """Finds where each leaf of ``new`` comes from, settings excepted."""
     found = _of_buffers(old, new)
     for path, leaf in new.items():
         if leaf.what in COUNTS:

@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optax_muonplus._parameters.dimension_numbers import line_to_write, matrix_view
+from optax_muonplus._parameters.dimension_numbers import (
+    line_to_write,
+    matrix_view,
+    read_named_layers,
+)
 from optax_muonplus._parameters.matrix_view import AxisNumbers, DimensionNumbers, Shape, with_rule
-from optax_muonplus._parameters.named_layers import read_named_layers
 from optax_muonplus._parameters.paths import Path, flatten_tree, listed, names_to_read, path_name
 from optax_muonplus._parameters.rules import DEFAULT_RULES, Rule
 

@@ -32,12 +32,6 @@ class LeafSharding(NamedTuple):
     mesh: Mesh | AbstractMesh
     spec: tuple[tuple[str, ...], ...]
 
-    @property
-    def sharded_axes(self) -> tuple[tuple[str, ...], ...]:
-        """``spec`` without mesh axes of size 1."""
-        sizes = self.mesh.shape
-        return tuple(tuple(name for name in names if sizes[name] > 1) for names in self.spec)
-
 
 def given_shardings(
     tree: Any, paths: Sequence[Path], sharding: ShardingTree
