@@ -54,15 +54,15 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
     known = dict(zip(*flatten_with_names(like), strict=True))
     wrong = []
     for path, x in zip(*flatten_with_names(gradients), strict=True):
-        other = known.get(path, x)
-        dtype, theirs = jnp.result_type(x), jnp.result_type(other)
-        is_complex, should_be = jnp.iscomplexobj(x), jnp.iscomplexobj(other)
+        other, dtype = known.get(path, x), jnp.result_type(x)
+        is_complex = jnp.iscomplexobj(x)
+        fits = is_complex == jnp.iscomplexobj(other) or not (is_complex or what == "parameter")
         if not supported(dtype):
             wrong.append(f"{path_name(path)} is {dtype}, not floating-point of 16 bits at least")
         elif np.shape(x) != np.shape(other):
             wrong.append(f"{path_name(path)} is {np.shape(x)}, its {what} {np.shape(other)}")
-        elif is_complex > should_be or (is_complex < should_be and what == "parameter"):
-            wrong.append(f"{path_name(path)} is {dtype}, its {what} {theirs}")
+        elif not fits:
+            wrong.append(f"{path_name(path)} is {dtype}, its {what} {jnp.result_type(other)}")
     if wrong:
         raise ValueError(
             f"Gradients do not fit: {'; '.join(wrong)}. Each must have its parameter's shape, and"
@@ -123,8 +123,8 @@ def select(
     sharding: ShardingTree = None,
 ) -> list[LeafInfo]:
     """The matrices of ``tree`` with one of the patterns in their paths; None means all."""
-    leaves = resolve(tree, dimension_numbers, sharding).leaves
-    matrices = [leaf for leaf in leaves if leaf.view is not None]
+    resolved = resolve(tree, dimension_numbers, sharding)
+    leaves, matrices = resolved.leaves, resolved.matrices
     # The placeholder that optax.tree.map_params asks about has no leaves.
     if leaves and not matrices:
         shapes = ", ".join(f"{leaf.name} {leaf.shape}" for leaf in leaves)
@@ -135,25 +135,22 @@ def select(
     if only is None or not leaves:
         return matrices
     for pattern in only:
-        if not any(pattern.search(leaf.name) for leaf in matrices):
-            raise ValueError(_unmatched(pattern, leaves))
-    return [leaf for leaf in matrices if any(pattern.search(leaf.name) for pattern in only)]
-
-
-def _unmatched(pattern: re.Pattern[str], leaves: Sequence[LeafInfo]) -> str:
-    vectors = [leaf.name for leaf in leaves if pattern.search(leaf.name)]
-    if vectors:
-        return (
-            f"only={pattern.pattern!r} matches {', '.join(vectors)}, which are not matrices"
-            " and have no rows and columns to measure: AdamW updates them. Leave the pattern out,"
-            " or give them dimension numbers."
+        found = [leaf for leaf in leaves if pattern.search(leaf.name)]
+        if any(leaf.view is not None for leaf in found):
+            continue
+        if found:
+            raise ValueError(
+                f"only={pattern.pattern!r} matches {', '.join(leaf.name for leaf in found)}, which"
+                " are not matrices and have no rows and columns to measure: AdamW updates them."
+                " Leave the pattern out, or give them dimension numbers."
+            )
+        paths = [leaf.name for leaf in matrices]
+        near = difflib.get_close_matches(pattern.pattern, paths, n=5, cutoff=math.ulp(0))
+        raise ValueError(
+            f"only={pattern.pattern!r} matches no matrix. The nearest paths are {', '.join(near)}."
+            " Patterns are regular expressions, searched in the path."
         )
-    paths = [leaf.name for leaf in leaves if leaf.view is not None]
-    near = difflib.get_close_matches(pattern.pattern, paths, n=5, cutoff=math.ulp(0))
-    return (
-        f"only={pattern.pattern!r} matches no matrix. The nearest paths are {', '.join(near)}."
-        " Patterns are regular expressions, searched in the path."
-    )
+    return [leaf for leaf in matrices if any(pattern.search(leaf.name) for pattern in only)]
 
 
 def remarks(leaves: Sequence[LeafInfo]) -> Iterator[str]:

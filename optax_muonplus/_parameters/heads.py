@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -137,7 +137,7 @@ class PerHead:
                 chosen[i] = pattern, side == OUTPUT
         return chosen
 
-    def _check_found(self, chosen: Iterable[tuple[str, bool]], paths: Sequence[Path]) -> None:
+    def _check_found(self, chosen: Collection[tuple[str, bool]], paths: Sequence[Path]) -> None:
         """Raises ValueError if nothing was chosen of what was asked for."""
         idle = [pattern for pattern in self.sizes if pattern not in {x for x, _ in chosen}]
         sides = {inputs for _, inputs in chosen}
