@@ -113,20 +113,16 @@ def assign(
 
     A bucket has ``max_lines`` on one device at most, unless one task alone has more.
     """
-    # Assigning the last even round one by one too may level what other groups leave uneven.
-    schedules = (_scheduled(sizes, loads, max_lines, held_back) for held_back in (0, 1))
-    return min(schedules, key=lambda schedule: max(schedule[1]))
-
-
-def _scheduled(
-    sizes: Sequence[GroupSize], loads: Sequence[int], max_lines: int, held_back: int
-) -> tuple[tuple[Bucket, ...], list[int]]:
     workers = len(loads)
-    shares = [max(0, size.count // workers - held_back) for size in sizes]
-    even = sum(share * size.flops for share, size in zip(shares, sizes, strict=True))
-    remainders, loads = _assign_remainders(sizes, shares, [load + even for load in loads])
-    tasks = [*_even(sizes, shares, workers, max_lines), *remainders]
-    return _buckets(tasks, workers, max_lines), loads
+    schedules = []
+    # Assigning the last even round one by one too may level what other groups leave uneven.
+    for held_back in (0, 1):
+        shares = [max(0, size.count // workers - held_back) for size in sizes]
+        even = sum(share * size.flops for share, size in zip(shares, sizes, strict=True))
+        remainders, after = _assign_remainders(sizes, shares, [load + even for load in loads])
+        tasks = [*_even(sizes, shares, workers, max_lines), *remainders]
+        schedules.append((_buckets(tasks, workers, max_lines), after))
+    return min(schedules, key=lambda schedule: max(schedule[1]))
 
 
 def _even(

@@ -1,7 +1,6 @@
 """Leaves of trees by their paths, so that what is written for one container serves another."""
 
 import collections
-import itertools
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -27,23 +26,16 @@ def flatten_tree(
     that is gone at update: it is dropped, unless it has siblings. Names with slashes in them, as
     Haiku's, count as several.
     """
-    with_path, treedef = jax.tree_util.tree_flatten_with_path(
-        tree, is_leaf=lambda x: _is_hole(x) or is_leaf(x)
-    )
-    siblings = collections.Counter(path[:-1] for path, _ in with_path)
-    is_given = [not _is_hole(leaf) or is_leaf(leaf) for _, leaf in with_path]
-    names, leaves = [], []
-    for path, leaf in itertools.compress(with_path, is_given):
-        alone = path and path[-1] == _VALUE and siblings[path[:-1]] == 1
-        names.append(path_of_keys(path[:-1] if alone else path))
-        leaves.append(leaf)
-
-    def unflatten(values: Iterable[Any]) -> Any:
-        rest = iter(values)
-        pairs = zip(is_given, with_path, strict=True)
-        return treedef.unflatten([next(rest) if given else hole for given, (_, hole) in pairs])
-
-    return names, leaves, unflatten
+    with_path, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
+    paths = [path for path, _ in with_path]
+    if any(path[-1:] == (_VALUE,) for path in paths):
+        # Siblings that were taken out here count too.
+        is_hole = lambda x: x is None or isinstance(x, MaskedNode) or is_leaf(x)  # noqa: E731
+        whole = jax.tree_util.tree_leaves_with_path(tree, is_hole)
+        siblings = collections.Counter(path[:-1] for path, _ in whole)
+        alone = [path[-1:] == (_VALUE,) and siblings[path[:-1]] == 1 for path in paths]
+        paths = [path[:-1] if cut else path for path, cut in zip(paths, alone, strict=True)]
+    return [path_of_keys(path) for path in paths], [x for _, x in with_path], treedef.unflatten
 
 
 def flatten_with_names(
@@ -69,11 +61,6 @@ def without_boxes(labels: Any) -> Any:
         return isinstance(boxed(x), str)
 
     return jax.tree.map(lambda x: boxed(x) or x, labels, is_leaf=is_box)
-
-
-def _is_hole(x: Any) -> bool:
-    """Whether a leaf was taken out here; siblings count it."""
-    return x is None or isinstance(x, MaskedNode)
 
 
 def path_of_keys(keys: Any) -> Path:

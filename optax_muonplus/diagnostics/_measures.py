@@ -46,17 +46,7 @@ MEASURES: tuple[Measure, ...] = get_args(Measure)[:-1]
 # By stage and measure.
 Values = dict[str, dict[str, jax.Array]]
 # Measures of a single matrix are taken at every stage, the others only at the second one.
-_AT_EVERY_STAGE = ("row_variance", "col_variance", "row_ratio", "col_ratio", "rms")
-
-
-def measures_by_stage(
-    stages: Sequence[str], measures: Sequence[Measure]
-) -> dict[str, tuple[Measure, ...]]:
-    """Returns the names of the measures that are taken at each stage."""
-    return {
-        stage: tuple(name for name in measures if name in _AT_EVERY_STAGE or stage == stages[1])
-        for stage in stages
-    }
+AT_EVERY_STAGE = ("row_variance", "col_variance", "row_ratio", "col_ratio", "rms")
 
 
 def measure(

@@ -17,7 +17,7 @@ from optax_muonplus._parameters import (
     path_name,
     select,
 )
-from optax_muonplus.diagnostics._measures import MEASURES, Measure, measure, measures_by_stage
+from optax_muonplus.diagnostics._measures import AT_EVERY_STAGE, MEASURES, Measure, measure
 from optax_muonplus.diagnostics._record import RecordState, empty_state
 from optax_muonplus.matrices import Normalize
 from optax_muonplus.polar import Orthogonalize
@@ -170,7 +170,10 @@ def _recorder(
     """
     inner = optax.with_extra_args_support(inner)
     names = ("before", "after") if link is None else ("momentum", "polar", "update")
-    taken = measures_by_stage(names, measures)
+    taken = {
+        stage: tuple(name for name in measures if name in AT_EVERY_STAGE or stage == names[1])
+        for stage in names
+    }
     norms = [x for x in link.functions if isinstance(x, Normalize)] if link else []
     normalization = (*norms, Normalize("none"))[0]
 
