@@ -109,9 +109,8 @@ class ResolvedTree(NamedTuple):
         shardings, wrong = [], []
         meshes: dict[Any, str] = {}
         for leaf in leaves:
-            whole_axes = leaf.view.matrix_axes if leaf.view else ()
             try:
-                known = leaf_sharding(self.arrays[leaf.index], leaf.given_sharding, whole_axes)
+                known = leaf_sharding(self.arrays[leaf.index], leaf.given_sharding, leaf.view)
             except ValueError as error:
                 wrong.append(f"{leaf.name}: {error}")
                 continue
@@ -138,8 +137,9 @@ def resolve(
     and for leaves that no rule can read unless ``strict`` is False, which marks them unknown.
     """
     leaves, arrays, unflatten = read_leaves(tree, dimension_numbers, strict)
-    given = given_shardings(tree, [leaf.path for leaf in leaves], sharding)
-    leaves = [x._replace(given_sharding=entry) for x, entry in zip(leaves, given, strict=True)]
+    if sharding is not None:
+        given = given_shardings(tree, [leaf.path for leaf in leaves], sharding)
+        leaves = [x._replace(given_sharding=entry) for x, entry in zip(leaves, given, strict=True)]
     resolved = ResolvedTree(leaves, arrays, unflatten)
     matrices = resolved.matrices
     for leaf, known in zip(matrices, resolved.shardings_of(matrices), strict=True):

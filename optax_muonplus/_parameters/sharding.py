@@ -20,6 +20,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
+from optax_muonplus._parameters.matrix_view import MatrixView
 from optax_muonplus._parameters.paths import Path, by_path, flatten_tree
 
 # A tree or prefix tree of NamedSharding and None, or a function from parameters to one.
@@ -37,8 +38,6 @@ def given_shardings(
     tree: Any, paths: Sequence[Path], sharding: ShardingTree
 ) -> list[NamedSharding | None]:
     """The entry of ``sharding`` for each leaf of ``tree``; a single device is no entry."""
-    if sharding is None:
-        return [None] * len(paths)
     expected = "a jax.sharding.NamedSharding, or None where it is not known"
     kinds = NamedSharding | SingleDeviceSharding
     entries = by_path(sharding, tree, paths, kinds, "shardings", expected)
@@ -106,12 +105,12 @@ def concrete_sharding(leaf: Any) -> NamedSharding | None:
 
 
 def leaf_sharding(
-    x: Any, given: NamedSharding | None, whole_axes: Sequence[int]
+    x: Any, given: NamedSharding | None, view: MatrixView | None
 ) -> LeafSharding | None:
     """How a leaf lies on a mesh; None where that is not known, or on one device.
 
-    A surrounding ``jax.shard_map`` must not have cut its ``whole_axes``; ``given`` is its entry in
-    the argument ``sharding``.
+    A surrounding ``jax.shard_map`` must not have cut its matrices, if its ``view`` has any;
+    ``given`` is its entry in the argument ``sharding``.
     """
     typed = jax.typeof(x)
     sizes, shape = typed.sharding.mesh.shape, np.shape(x)
@@ -120,7 +119,7 @@ def leaf_sharding(
     source = given or concrete_sharding(x)
     if given is not None:
         _check_against_type(given, typed.sharding, explicit, len(shape))
-    elif varying and whole_axes:
+    elif varying and view is not None:
         raise ValueError(
             f"it varies over {', '.join(varying)}, which a surrounding jax.shard_map has taken, so"
             " that it may be a shard of a matrix, and a shard of a matrix has no polar factor."
@@ -142,7 +141,7 @@ def leaf_sharding(
         return None
     # The same axes may be of other types where the array is used than where the argument was made.
     mesh = source.mesh if typed.sharding.mesh.empty else typed.sharding.mesh
-    spec = _checked_spec(source.spec, shape, mesh, whole_axes)
+    spec = _checked_spec(source.spec, shape, mesh, view.matrix_axes if view else ())
     on_one_device = math.prod(mesh.shape[name] for name in usable_axes(mesh)) == 1
     return None if on_one_device and not explicit else LeafSharding(mesh, spec)
 
