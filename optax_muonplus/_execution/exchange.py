@@ -36,7 +36,8 @@ def exchange(
     for bucket in route.buckets:
         # One row of shards for each worker.
         buffer = jax.lax.empty((route.workers, bucket.row, LINE), shards[0].dtype)
-        for segment in bucket.segments:
+        segments = bucket.segments
+        for segment in segments:
             buffer = segment.write_send(buffer, shards[segment.group])
         buffer = _moved(buffer, route.replica_axes, route.all_to_all_axes, route.all_gather_axes)
         # A partial function that still lacks the machine and the buffer.
@@ -44,7 +45,7 @@ def exchange(
         buffer = on_its_machine(work, buffer)
         # Back: replicas that divided the work gather its results; repeated work is dropped.
         buffer = _moved(buffer, route.all_gather_axes, route.all_to_all_axes, route.replica_axes)
-        for segment in bucket.segments:
+        for segment in segments:
             results[segment.group][segment.first] = segment.read_send(buffer)
     return [jnp.concatenate([parts[first] for first in sorted(parts)]) for parts in results]
 
@@ -82,8 +83,9 @@ def _work(
     # their places there if they are as wide.
     in_place = buffer.dtype == comm_group.result_dtype
     results = buffer if in_place else jnp.zeros(buffer.shape, comm_group.result_dtype)
+    remainders = [task for task in bucket.tasks if not task.is_common(route.workers)]
     common, batches = [], []
-    for segment in (task.segments[0] for task in bucket.tasks if task.is_common(route.workers)):
+    for segment in (task.segments[0] for task in bucket.tasks if task not in remainders):
         group = groups[segment.group]
         shards = from_lines(segment.read_receive(buffer), math.prod(group.local_shape))
         view = group.view.stacked(segment.items_each)
@@ -95,10 +97,9 @@ def _work(
         items = view.from_matrices([next(outputs) for _ in range(count)])
         shards = groups[segment.group].cut(items, names)
         results = segment.write_receive(results, in_lines(shards))
-    for task in bucket.tasks:
-        if not task.is_common(route.workers):
-            source = results if in_place else buffer
-            results = _work_on_remainder(functions, comm_group, task, machine, source, results)
+    for task in remainders:
+        source = results if in_place else buffer
+        results = _work_on_remainder(functions, comm_group, task, machine, source, results)
     return results
 
 
