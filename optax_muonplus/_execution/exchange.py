@@ -123,10 +123,7 @@ def _work_on_remainder(
     # Groups that share a task have matrices of one shape, some of them transposed: tall ones are
     # swapped, so that all have the shape of the wide ones.
     layouts = [(x, [len(groups) > 1 and tall for tall in _are_tall(x.view)]) for x in groups]
-    table = np.zeros((3, route.workers), np.int32)
-    for segment in task.segments:
-        entry = [1, present.index(segment.group), segment.offset]
-        table[:, segment.start : segment.stop] = np.array(entry)[:, None]
+    table = _table(task, present, route.workers)
     worker = jax.lax.axis_index(route.replica_axes + route.all_to_all_axes)
     has_item, which, offset = jnp.asarray(table)[:, worker]
     steps = compose(functions)
@@ -155,6 +152,15 @@ def _work_on_remainder(
         idle = jax.lax.dynamic_slice_in_dim(results, offset, lines, 1)
         outputs = jax.lax.cond(has_item == 1, work, lambda _: idle, shards)
     return jax.lax.dynamic_update_slice_in_dim(results, outputs, offset, 1)
+
+
+def _table(task: Task, present: Sequence[int], workers: int) -> np.ndarray:
+    """By worker whether it has an item, of which of the groups, and at which line of its row."""
+    table = np.zeros((3, workers), np.int32)
+    for segment in task.segments:
+        entry = [1, present.index(segment.group), segment.offset]
+        table[:, segment.start : segment.stop] = np.array(entry)[:, None]
+    return table
 
 
 def _are_tall(view: MatrixView) -> list[bool]:

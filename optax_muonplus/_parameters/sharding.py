@@ -112,13 +112,13 @@ def leaf_sharding(
     A surrounding ``jax.shard_map`` must not have cut its matrices, if its ``view`` has any;
     ``given`` is its entry in the argument ``sharding``.
     """
-    typed = jax.typeof(x)
-    sizes, shape = typed.sharding.mesh.shape, np.shape(x)
-    varying = sorted(name for name in varying_axes(typed) if sizes[name] > 1)
-    explicit = _axes_of_type(typed.sharding.mesh, AxisType.Explicit)
+    typed = jax.typeof(x).sharding
+    sizes = typed.mesh.shape
+    varying = sorted(name for name in varying_axes(jax.typeof(x)) if sizes[name] > 1)
+    explicit = _axes_of_type(typed.mesh, AxisType.Explicit)
     source = given or concrete_sharding(x)
     if given is not None:
-        _check_against_type(given, typed.sharding, explicit, len(shape))
+        _check_against_type(given, typed, explicit, np.ndim(x))
     elif varying and view is not None:
         raise ValueError(
             f"it varies over {', '.join(varying)}, which a surrounding jax.shard_map has taken, so"
@@ -129,19 +129,18 @@ def leaf_sharding(
             " experts, is cut, P() if none is"
         )
     elif source is None and explicit:
-        auto = _axes_of_type(typed.sharding.mesh, AxisType.Auto)
-        if unknown := [name for name in auto if sizes[name] > 1]:
+        auto = _axes_of_type(typed.mesh, AxisType.Auto)
+        if unknown := ", ".join(name for name in auto if sizes[name] > 1):
             raise ValueError(
-                f"its type says {typed.sharding.spec}, but nothing about {', '.join(unknown)},"
-                " which are Auto next to Explicit axes. Pass sharding=, or make all axes of the"
-                " mesh Explicit"
+                f"its type says {typed.spec}, but nothing about {unknown}, which are Auto next to"
+                " Explicit axes. Pass sharding=, or make all axes of the mesh Explicit"
             )
-        source = typed.sharding
+        source = typed
     if source is None:
         return None
     # The same axes may be of other types where the array is used than where the argument was made.
-    mesh = source.mesh if typed.sharding.mesh.empty else typed.sharding.mesh
-    spec = _checked_spec(source.spec, shape, mesh, view.matrix_axes if view else ())
+    mesh = source.mesh if typed.mesh.empty else typed.mesh
+    spec = _checked_spec(source.spec, np.shape(x), mesh, view.matrix_axes if view else ())
     on_one_device = math.prod(mesh.shape[name] for name in usable_axes(mesh)) == 1
     return None if on_one_device and not explicit else LeafSharding(mesh, spec)
 

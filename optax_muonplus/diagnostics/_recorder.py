@@ -170,10 +170,8 @@ def _recorder(
     """
     inner = optax.with_extra_args_support(inner)
     names = ("before", "after") if link is None else ("momentum", "polar", "update")
-    taken = {
-        stage: tuple(name for name in measures if name in AT_EVERY_STAGE or stage == names[1])
-        for stage in names
-    }
+    at_every_stage = [name for name in measures if name in AT_EVERY_STAGE]
+    taken = {stage: measures if stage == names[1] else at_every_stage for stage in names}
     norms = [x for x in link.functions if isinstance(x, Normalize)] if link else []
     normalization = (*norms, Normalize("none"))[0]
 
