@@ -218,12 +218,12 @@ def partition_labels(
 def check_labelled(resolved: ResolvedTree, tree: Any) -> None:
     """Raises ValueError if the last labels read a matrix in another way than the default rules do.
 
-    ``optax.partition`` hands on labels, but not the dimension numbers that they were made with, and
-    puts masks in ``tree`` in place of other groups. ``resolved`` was read by the default rules.
+    ``optax.partition`` hands on labels, but not the dimension numbers that they were made with. Its
+    group ``tree`` has masks in place of other leaves; ``resolved`` is it, by the default rules.
     """
-    labelled = _labelled.get()
-    is_mask = lambda x: isinstance(x, optax.MaskedNode)  # noqa: E731
-    if not labelled or not any(map(is_mask, jax.tree.leaves(tree, is_leaf=is_mask))):
+    labelled = _labelled.get() or {}
+    masks = labelled and jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+    if not any(isinstance(x, optax.MaskedNode) for x in masks):
         return
     for leaf in resolved.matrices:
         view = labelled.get(leaf.path)
