@@ -17,15 +17,10 @@ import numpy as np
 
 
 class Kind(NamedTuple):
-    """What a number must be.
+    """What a number must be."""
 
-    Attributes:
-      words: as messages say it, after "must be".
-      holds: whether a finite number is of this kind.
-    """
-
-    words: str
-    holds: Callable[[float], bool]
+    words: str  # as messages say it, after "must be"
+    holds: Callable[[float], bool]  # whether a finite number is of this kind
 
 
 RATE = Kind("a finite number or a schedule", lambda x: True)
@@ -71,17 +66,13 @@ def check_word(name: str, value: Any, known: Sequence[str], otherwise: str = "")
 
 
 def known_count(name: str, value: Any, at_most: int) -> int | None:
-    """``value`` as a Python int from 1 to ``at_most``; None for a traced integer.
-
-    Raises:
-      ValueError: for anything else; True is a flag, and no count.
-    """
+    """``value`` as a Python int from 1 to ``at_most``; None for a traced integer."""
     if isinstance(value, jax.core.Tracer):
         if value.shape or not jnp.issubdtype(value.dtype, jnp.integer):
             raise ValueError(f"{name} must be one integer, got a traced {jax.typeof(value)}.")
         return None
     try:
-        count = 0 if isinstance(value, bool) else operator.index(value)
+        count = 0 if isinstance(value, bool) else operator.index(value)  # True is a flag
     except TypeError:
         count = 0
     if count < 1:
@@ -97,9 +88,7 @@ def known_count(name: str, value: Any, at_most: int) -> int | None:
 def floating_dtype(name: str, value: Any) -> np.dtype | None:
     """``value`` as the floating-point or complex dtype that arrays of it have; None stays None.
 
-    Raises:
-      ValueError: for other dtypes, those of less than 16 bits, which JAX does not combine with any
-        other, and those of 64 bits where ``jax_enable_x64`` is off.
+    JAX combines dtypes of less than 16 bits with no other, so that they are refused too.
     """
     if value is None:
         return None

@@ -7,19 +7,18 @@ These are explicit collectives under ``jax.shard_map``. Sharding constraints on 
 compiler gather all of it ("involuntary full rematerialization") on a 4 x 2 mesh.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus._execution.batches import MatrixBatch
-from optax_muonplus._execution.batching import apply_batched, apply_to_one
 from optax_muonplus._execution.planning import CommGroup, MatrixGroup
-from optax_muonplus._execution.routes import Route
 from optax_muonplus._execution.schedule import LINE, Bucket, Task
+from optax_muonplus._execution.stacks import apply_batched, apply_to_one
 from optax_muonplus._parameters import MatrixView
 from optax_muonplus.matrices import Machine, MatrixFunction, compose, on_its_machine
 
@@ -29,58 +28,35 @@ def exchange(
 ) -> list[jax.Array]:
     """``functions`` of all items; runs on each device of a mesh, inside ``jax.shard_map``.
 
-    Args:
-      functions: functions of matrices, applied one after the other.
-      comm_group: the plan for these items.
-      shards: for each group of matrices the shards that this device holds, ``(items, lines, 128)``.
-
-    Returns:
-      Arrays like ``shards``, in the dtype of results.
+    ``shards`` has for each group of matrices those that this device holds, ``(items, lines, 128)``.
+    Results are arrays like these.
     """
     route = comm_group.route
     results: list[dict[int, jax.Array]] = [{} for _ in comm_group.members]
     for bucket in route.buckets:
-        buffer = _packed(bucket, shards, route)
-        buffer = _to_workers(buffer, route)
-
-        def work(machine: Machine, bucket: Bucket = bucket) -> Callable[[jax.Array], jax.Array]:
-            return functools.partial(_work, machine, functions, comm_group, bucket)
-
+        # One row of shards for each worker.
+        buffer = jax.lax.empty((route.workers, bucket.row, LINE), shards[0].dtype)
+        segments = bucket.segments
+        for segment in segments:
+            buffer = segment.write_send(buffer, shards[segment.group])
+        buffer = _moved(buffer, route.replica_axes, route.all_to_all_axes, route.all_gather_axes)
+        # A partial function that still lacks the machine and the buffer.
+        work = functools.partial(functools.partial, _work, functions, comm_group, bucket)
         buffer = on_its_machine(work, buffer)
-        buffer = _from_workers(buffer, route)
-        for segment in bucket.segments:
+        # Back: replicas that divided the work gather its results; repeated work is dropped.
+        buffer = _moved(buffer, route.all_gather_axes, route.all_to_all_axes, route.replica_axes)
+        for segment in segments:
             results[segment.group][segment.first] = segment.read_send(buffer)
     return [jnp.concatenate([parts[first] for first in sorted(parts)]) for parts in results]
-
-
-def _packed(bucket: Bucket, shards: Sequence[jax.Array], route: Route) -> jax.Array:
-    """The send buffer: one row of shards for each worker."""
-    buffer = jax.lax.empty((route.workers, bucket.row, LINE), shards[0].dtype)
-    for segment in bucket.segments:
-        buffer = segment.write_send(buffer, shards[segment.group])
-    return buffer
-
-
-def _to_workers(buffer: jax.Array, route: Route) -> jax.Array:
-    """The receive buffer of this device as a worker, from the send buffers of all."""
-    return _moved(buffer, route.replica_axes, route.all_to_all_axes, route.all_gather_axes)
-
-
-def _from_workers(buffer: jax.Array, route: Route) -> jax.Array:
-    """The inverse: replicas that divided the work gather its results; repeated work is dropped."""
-    return _moved(buffer, route.all_gather_axes, route.all_to_all_axes, route.replica_axes)
 
 
 def _moved(
     rows: jax.Array, own_row: tuple[str, ...], all_to_all: tuple[str, ...], gather: tuple[str, ...]
 ) -> jax.Array:
-    """Rows moved from the devices that have them to those that they are for.
+    """Rows, one for each device along ``own_row`` and ``all_to_all``, moved to those devices.
 
-    Args:
-      rows: one for each device along ``own_row`` and ``all_to_all``.
-      own_row: axes along which devices have the same rows: each keeps those at its own index.
-      all_to_all: axes over which rows are exchanged.
-      gather: axes along which all devices get the same rows.
+    Along ``own_row`` devices have the same rows: each keeps those at its own index. Over
+    ``all_to_all`` rows are exchanged, and along ``gather`` all devices get the same ones.
     """
     if own_row:
         rows = rows.reshape(jax.lax.axis_size(own_row), -1, *rows.shape[1:])
@@ -93,50 +69,45 @@ def _moved(
 
 
 def _work(
-    machine: Machine,
     functions: Sequence[MatrixFunction],
     comm_group: CommGroup,
     bucket: Bucket,
+    machine: Machine,
     buffer: jax.Array,
 ) -> jax.Array:
     """Returns the results, in the places of the shards that they are made of."""
     route, groups = comm_group.route, [group for group, _ in comm_group.members]
     names = route.all_gather_axes + route.all_to_all_axes
+    dtypes = comm_group.dtype, comm_group.result_dtype
     # Matrices lie in the receive buffer as they were sent, and each is read once: results take
     # their places there if they are as wide.
     in_place = buffer.dtype == comm_group.result_dtype
     results = buffer if in_place else jnp.zeros(buffer.shape, comm_group.result_dtype)
-    common = [task.segments[0] for task in bucket.tasks if task.is_common(route.workers)]
-    batches: list[list[MatrixBatch]] = []
-    views: list[MatrixView] = []
-    for segment in common:
+    remainders = [task for task in bucket.tasks if not task.is_common(route.workers)]
+    common, batches = [], []
+    for segment in (task.segments[0] for task in bucket.tasks if task not in remainders):
         group = groups[segment.group]
-        shards = from_lines(segment.read_receive(buffer), group.shard_size)
-        items = group.join(shards, names)
-        views.append(group.view.stacked(segment.items_each))
-        batches.append(
-            [
-                MatrixBatch((x,), group.view.transposed, comm_group.dtype, comm_group.result_dtype)
-                for x in views[-1].to_matrices(items)
-            ]
-        )
-    outputs = iter(apply_batched(functions, [x for parts in batches for x in parts], machine))
-    for segment, view, parts in zip(common, views, batches, strict=True):
-        items = view.from_matrices([next(outputs) for _ in parts])
+        shards = from_lines(segment.read_receive(buffer), math.prod(group.local_shape))
+        view = group.view.stacked(segment.items_each)
+        matrices = view.to_matrices(group.join(shards, names))
+        common.append((segment, view, len(matrices)))
+        batches += [MatrixBatch((x,), view.transposed, *dtypes) for x in matrices]
+    outputs = iter(apply_batched(functions, batches, machine))
+    for segment, view, count in common:
+        items = view.from_matrices([next(outputs) for _ in range(count)])
         shards = groups[segment.group].cut(items, names)
         results = segment.write_receive(results, in_lines(shards))
-    for task in bucket.tasks:
-        if not task.is_common(route.workers):
-            source = results if in_place else buffer
-            results = _work_on_remainder(machine, functions, comm_group, task, source, results)
+    for task in remainders:
+        source = results if in_place else buffer
+        results = _work_on_remainder(functions, comm_group, task, machine, source, results)
     return results
 
 
 def _work_on_remainder(
-    machine: Machine,
     functions: Sequence[MatrixFunction],
     comm_group: CommGroup,
     task: Task,
+    machine: Machine,
     buffer: jax.Array,
     results: jax.Array,
 ) -> jax.Array:
@@ -145,29 +116,33 @@ def _work_on_remainder(
     All workers run one program: what differs between them, such as whether there is an item and of
     which group, is looked up in a table by the worker's index.
     """
-    route, groups = comm_group.route, [group for group, _ in comm_group.members]
+    route = comm_group.route
     present = sorted({segment.group for segment in task.segments})
     names = route.all_gather_axes + route.all_to_all_axes
-    layouts = [_ItemLayout(groups[i], names, len(present) > 1) for i in present]
-    table = np.zeros((3, route.workers), np.int32)
-    for segment in task.segments:
-        entry = [1, present.index(segment.group), segment.offset]
-        table[:, segment.start : segment.stop] = np.array(entry)[:, None]
+    groups = [comm_group.members[i][0] for i in present]
+    # Groups that share a task have matrices of one shape, some of them transposed: tall ones are
+    # swapped, so that all have the shape of the wide ones.
+    layouts = [(x, [len(groups) > 1 and tall for tall in _are_tall(x.view)]) for x in groups]
+    table = _table(task, present, route.workers)
     worker = jax.lax.axis_index(route.replica_axes + route.all_to_all_axes)
     has_item, which, offset = jnp.asarray(table)[:, worker]
     steps = compose(functions)
 
     def work(shards: jax.Array) -> jax.Array:
-        elements = from_lines(shards, groups[present[0]].shard_size)
-        matrices = jax.lax.switch(which, [layout.read for layout in layouts], elements)
+        elements = from_lines(shards, math.prod(groups[0].local_shape))
+        readers = [functools.partial(_read_item, names, *layout) for layout in layouts]
+        matrices = jax.lax.switch(which, readers, elements)
         # Else XLA moves the cast to float32 into the branches, which then return twice the bytes.
         matrices = jax.lax.optimization_barrier(matrices)
         outputs = []
         for i, matrix in enumerate(matrices):
-            transposed = _select([layout.transposed[i] for layout in layouts], which)
+            choices = [group.view.transposed != swapped[i] for group, swapped in layouts]
+            # Not traced where all are the same.
+            transposed = choices[0] if len(set(choices)) == 1 else jnp.asarray(choices)[which]
             batch = MatrixBatch((matrix,), transposed, comm_group.dtype, comm_group.result_dtype)
             outputs.append(apply_to_one(steps, batch, machine))
-        return in_lines(jax.lax.switch(which, [layout.write for layout in layouts], outputs))
+        writers = [functools.partial(_write_item, names, *layout) for layout in layouts]
+        return in_lines(jax.lax.switch(which, writers, outputs))
 
     lines = task.segments[0].shard_lines
     shards = jax.lax.dynamic_slice_in_dim(buffer, offset, lines, 1)
@@ -179,45 +154,38 @@ def _work_on_remainder(
     return jax.lax.dynamic_update_slice_in_dim(results, outputs, offset, 1)
 
 
-def _select(choices: Sequence[bool], which: jax.Array) -> bool | jax.Array:
-    """``choices[which]``, not traced where all are the same."""
-    return choices[0] if len(set(choices)) == 1 else jnp.asarray(choices)[which]
+def _table(task: Task, present: Sequence[int], workers: int) -> np.ndarray:
+    """By worker whether it has an item, of which of the groups, and at which line of its row."""
+    table = np.zeros((3, workers), np.int32)
+    for segment in task.segments:
+        entry = [1, present.index(segment.group), segment.offset]
+        table[:, segment.start : segment.stop] = np.array(entry)[:, None]
+    return table
 
 
-@dataclasses.dataclass
-class _ItemLayout:
-    """Reads one item of a group as matrices, and writes it back.
-
-    Groups that share a task have matrices of one shape, some of them transposed. With
-    ``same_shape`` tall ones are transposed, so that all have the shape of the wide ones.
-    """
-
-    group: MatrixGroup
-    names: tuple[str, ...]
-    same_shape: bool
-
-    def __post_init__(self) -> None:
-        view = self.group.view
-        self.swapped = [self.same_shape and _is_tall(x, view) for x in view.block_shapes()]
-        self.transposed = [view.transposed != swapped for swapped in self.swapped]
-
-    def read(self, shards: jax.Array) -> list[jax.Array]:
-        items = self.group.join(shards[:, None], self.names)
-        return self._swap(self.group.view.to_matrices(items))
-
-    def write(self, matrices: list[jax.Array]) -> jax.Array:
-        items = self.group.view.from_matrices(self._swap(matrices))
-        return self.group.cut(items, self.names)[:, 0]
-
-    def _swap(self, matrices: list[jax.Array]) -> list[jax.Array]:
-        pairs = zip(matrices, self.swapped, strict=True)
-        return [jnp.swapaxes(x, -1, -2) if swapped else x for x, swapped in pairs]
+def _are_tall(view: MatrixView) -> list[bool]:
+    """Whether matrices, as they are stored, have more rows than columns."""
+    shapes = [(rows, columns) for _, rows, columns in view.block_shapes()]
+    return [columns > rows if view.transposed else rows > columns for rows, columns in shapes]
 
 
-def _is_tall(shape: tuple[int, int, int], view: MatrixView) -> bool:
-    """Whether the matrix as it is stored has more rows than columns."""
-    _, rows, columns = shape
-    return columns > rows if view.transposed else rows > columns
+def _read_item(
+    names: tuple[str, ...], group: MatrixGroup, swapped: Sequence[bool], shards: jax.Array
+) -> list[jax.Array]:
+    """Reads one item as matrices, some of them swapped."""
+    return _swap(group.view.to_matrices(group.join(shards[:, None], names)), swapped)
+
+
+def _write_item(
+    names: tuple[str, ...], group: MatrixGroup, swapped: Sequence[bool], matrices: list[jax.Array]
+) -> jax.Array:
+    """The inverse of :func:`_read_item`."""
+    return group.cut(group.view.from_matrices(_swap(matrices, swapped)), names)[:, 0]
+
+
+def _swap(matrices: Sequence[jax.Array], swapped: Sequence[bool]) -> list[jax.Array]:
+    pairs = zip(matrices, swapped, strict=True)
+    return [jnp.swapaxes(x, -1, -2) if swap else x for x, swap in pairs]
 
 
 def in_lines(x: jax.Array) -> jax.Array:

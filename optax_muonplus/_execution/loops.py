@@ -25,13 +25,8 @@ def map_in_place(
 
     XLA gives the memory of the last outputs of a program to the first results of a loop. Callers
     therefore pass the arrays in reverse order: the loop and the updates made from its results then
-    share memory. In the other order they take a second copy.
-
-    Args:
-      function: shape-preserving; its results may have another dtype.
-      sources: tuples of arrays, all of one shape; those at one place of the tuples have one dtype.
-      in_place: whether the first array of each tuple is not needed afterwards: results of its dtype
-        then take its place.
+    share memory. In the other order they take a second copy. Results have the shape of the arrays,
+    and may have another dtype; ``in_place`` lets those of the first arrays' dtype take their place.
     """
     if len(sources) == 1:
         return [function(*sources[0])]
@@ -61,7 +56,7 @@ def _loop(
     else:
         results = [jnp.zeros(result.shape, result.dtype) for _ in sources]
     inputs = jax.tree.leaves((sources, closed_over))
-    return jax.lax.fori_loop(0, len(sources), body, [varying_like(x, inputs) for x in results])
+    return jax.lax.fori_loop(0, len(sources), body, [_varying_like(x, inputs) for x in results])
 
 
 @_loop.defjvp
@@ -97,16 +92,9 @@ def map_slices(
 ) -> jax.Array:
     """``function`` of slices of arrays along their first axis, one after the other.
 
-    A loop reads each slice where it lies and writes its result where it belongs. ``jax.lax.map``
-    would first fill the results with zeros.
-
-    Args:
-      function: shape-preserving, and the same for each part of a slice; its results may have
-        another dtype.
-      sources: arrays of one shape, whole slices.
-      size: of a slice.
-      in_place: whether the first array is not needed afterwards: results of its dtype then take its
-        place.
+    A loop reads each slice, of ``size``, where it lies and writes its result where it belongs.
+    ``jax.lax.map`` would first fill the results with zeros. ``function`` is the same for each part
+    of a slice; the rest is as in :func:`map_in_place`.
     """
     if len(sources[0]) == size:
         return function(*sources)
@@ -133,7 +121,7 @@ def _slice_loop(
         return jax.lax.dynamic_update_slice_in_dim(results, y, i * size, 0)
 
     results = x if in_place else jax.lax.empty(x.shape, dtype)
-    results = varying_like(results, [*sources, *closed_over])
+    results = _varying_like(results, [*sources, *closed_over])
     return jax.lax.fori_loop(0, len(x) // size, body, results)
 
 
@@ -173,7 +161,7 @@ def _concatenated_derivative(primals: Any, tangents: Any) -> Any:
     return jax.jvp(jnp.concatenate, primals, tangents)
 
 
-def varying_like(x: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
+def _varying_like(x: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
     """Makes ``x`` an array that varies over the Manual axes that one of ``others`` does."""
     axes = frozenset[str]().union(*(varying_axes(jax.typeof(other)) for other in others))
     missing = tuple(sorted(axes - varying_axes(jax.typeof(x))))

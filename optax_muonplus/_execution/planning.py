@@ -22,45 +22,33 @@ elements, which are sent as 16 lines of 128.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
 
 from optax_muonplus._execution.routes import MeshAxes, Route, cheapest_route
 from optax_muonplus._execution.schedule import LINE, GroupSize
-from optax_muonplus._parameters import LeafInfo, MatrixView, usable_axes
+from optax_muonplus._parameters import LeafInfo, LeafSharding, MatrixView, usable_axes
 from optax_muonplus.matrices import MatrixFunction, narrower
+
+Axes = tuple[tuple[str, ...], ...]  # the mesh axes that cut each axis of an array
 
 
 @dataclasses.dataclass(frozen=True)
 class MatrixGroup:
-    """Items that are alike; an item is one index of a parameter's batch axes.
+    """Items that are alike; an item is one index of a parameter's batch axes."""
 
-    Attributes:
-      view: the view of one item, as :meth:`MatrixView.stacked` gives it.
-      axes: the mesh axes that each axis of an item is sharded over.
-      sizes: of all mesh axes, as pairs.
-    """
-
-    view: MatrixView
-    axes: tuple[tuple[str, ...], ...]
-    sizes: tuple[tuple[str, int], ...]
-
-    @property
-    def shard_size(self) -> int:
-        """How many elements one device's shard of an item has."""
-        return math.prod(self.local_shape)
+    view: MatrixView  # of one item, as MatrixView.stacked gives it
+    axes: Axes  # of an item
+    sizes: tuple[tuple[str, int], ...]  # of all mesh axes
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of one device's shard of an item."""
-        return tuple(
-            n // math.prod(self._grid(names))
-            for n, names in zip(self.view.shape[1:], self.axes, strict=True)
-        )
+        pairs = zip(self.view.shape[1:], self.axes, strict=True)
+        return tuple(n // math.prod(self._grid(names)) for n, names in pairs)
 
     def size(self, count: int, functions: Sequence[MatrixFunction]) -> GroupSize:
         """``count`` items to apply ``functions`` to, as the schedule counts them."""
@@ -69,7 +57,7 @@ class MatrixGroup:
         flops = math.prod(self.view.shape)  # one for each element, if nothing else
         flops += sum(f.flops(shape) for shape in shapes for f in functions)
         sides = tuple((min(shape), max(shape)) for shape in shapes)
-        return GroupSize(count, -(-self.shard_size // LINE), sides, flops)
+        return GroupSize(count, -(-math.prod(self.local_shape) // LINE), sides, flops)
 
     def join(self, shards: jax.Array, names: tuple[str, ...]) -> jax.Array:
         """Items ``(count, *shape)`` of shards ``(devices along names, count, elements)``."""
@@ -96,73 +84,48 @@ class MatrixGroup:
         return order
 
 
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """One array on the mesh: its record, and the dtype of its elements, which may differ from it.
+class Member(NamedTuple):
+    """One array on the mesh, whose elements may have another dtype than its record says."""
 
-    Attributes:
-      leaf: the record. Results have its dtype.
-      dtype: of the array; the work is done in it.
-    """
+    view: MatrixView
+    sharding: LeafSharding
+    dtype: Any  # of the array; the work is done in it
+    result_dtype: Any
 
-    leaf: LeafInfo
-    dtype: Any
+    @classmethod
+    def of(cls, leaf: LeafInfo, dtype: Any) -> "Member":
+        """Describes the array of a leaf, results of which have the dtype of the record."""
+        assert leaf.view is not None and leaf.sharding is not None, leaf.name
+        return cls(leaf.view, leaf.sharding, dtype, leaf.dtype)
 
     @property
     def order(self) -> tuple[int, ...]:
         """The axes of the array, batch axes first."""
-        return self.leaf.matrix.batch_axes + self.leaf.matrix.matrix_axes
-
-    @property
-    def spec(self) -> tuple[tuple[str, ...], ...]:
-        """The mesh axes that each axis is sharded over."""
-        assert self.leaf.sharding is not None, self.leaf.name
-        return self.leaf.sharding.spec
-
-    @property
-    def sharded_axes(self) -> tuple[tuple[str, ...], ...]:
-        """The same without mesh axes of size 1."""
-        assert self.leaf.sharding is not None, self.leaf.name
-        return self.leaf.sharding.sharded_axes
-
-    @property
-    def mesh(self) -> Mesh | AbstractMesh:
-        """The mesh that it lies on."""
-        assert self.leaf.sharding is not None, self.leaf.name
-        return self.leaf.sharding.mesh
+        return self.view.batch_axes + self.view.matrix_axes
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of a shard."""
-        sizes = self.mesh.shape
-        return tuple(
-            n // math.prod(sizes[name] for name in names)
-            for n, names in zip(self.leaf.shape, self.spec, strict=True)
-        )
+        mesh, spec = self.sharding
+        pairs = zip(self.view.shape, spec, strict=True)
+        return tuple(n // math.prod(mesh.shape[name] for name in names) for n, names in pairs)
 
     @property
     def items(self) -> int:
         """How many indices of the batch axes a device has."""
-        return math.prod(self.local_shape[axis] for axis in self.leaf.matrix.batch_axes)
+        shape = self.local_shape
+        return math.prod(shape[axis] for axis in self.view.batch_axes)
 
 
 @dataclasses.dataclass(frozen=True)
 class CommGroup:
-    """Arrays that travel together: over the same mesh axes, in the same dtypes.
+    """Arrays that travel together: over the same mesh axes, in the same dtypes."""
 
-    Attributes:
-      members: each group of matrices in them, with the indices of the arrays.
-      route: their route.
-      transfer_dtype: on the way to the work.
-      dtype: of the work.
-      result_dtype: on the way back.
-    """
-
-    members: tuple[tuple[MatrixGroup, list[int]], ...]
+    members: tuple[tuple[MatrixGroup, list[int]], ...]  # with the indices of the arrays
     route: Route
-    transfer_dtype: Any
-    dtype: Any
-    result_dtype: Any
+    transfer_dtype: Any  # on the way to the work
+    dtype: Any  # of the work
+    result_dtype: Any  # on the way back
 
     @property
     def bytes_received(self) -> int:
@@ -171,28 +134,15 @@ class CommGroup:
         return there * self.transfer_dtype.itemsize + back * self.result_dtype.itemsize
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How matrices travel, and who works on them.
+def plan(
+    members: Sequence[Member], functions: Sequence[MatrixFunction]
+) -> tuple[tuple[CommGroup, ...], np.ndarray]:
+    """The plan for applying ``functions`` to arrays on one mesh, one at least.
 
-    Attributes:
-      groups: what travels together.
-      loads: FLOPs of each device of the mesh.
+    Arrays travel in the dtype that the first function rounds them to, if it is narrower than theirs
+    and has as many exponent bits. The second result is the FLOPs of each device of the mesh.
     """
-
-    groups: tuple[CommGroup, ...]
-    loads: np.ndarray
-
-
-def plan(members: Sequence[Member], functions: Sequence[MatrixFunction]) -> Plan:
-    """The plan for applying ``functions`` to arrays on one mesh.
-
-    Args:
-      members: what is known of the arrays, one at least.
-      functions: functions of matrices. Arrays travel in the dtype that the first one rounds them
-        to, if it is narrower than theirs and has as many exponent bits.
-    """
-    mesh = members[0].mesh
+    mesh = members[0].sharding.mesh
     sizes = {name: mesh.shape[name] for name in usable_axes(mesh)}
     grouped = _grouped(members, sizes, functions[0].input_dtype)
     group_sizes = {
@@ -212,7 +162,7 @@ def plan(members: Sequence[Member], functions: Sequence[MatrixFunction]) -> Plan
         route = cheapest_route(group_sizes[key], axes, itemsizes, loads)
         loads = route.loads
         comm_groups.append(CommGroup(tuple(grouped[key].items()), route, *dtypes))
-    return Plan(tuple(comm_groups), loads)
+    return tuple(comm_groups), loads
 
 
 def _grouped(
@@ -220,15 +170,15 @@ def _grouped(
 ) -> dict[Any, dict[MatrixGroup, list[int]]]:
     """By (sharding axes, replica axes, dtypes) and group of matrices, indices of ``members``."""
     grouped: dict[Any, dict[MatrixGroup, list[int]]] = {}
-    for i, member in enumerate(members):
-        view, axes = member.leaf.matrix, member.sharded_axes
+    for i, (view, (_, spec), dtype, result_dtype) in enumerate(members):
+        axes = [tuple(name for name in names if sizes[name] > 1) for names in spec]
         item_axes = tuple(axes[axis] for axis in view.matrix_axes)
         over = {name for names in item_axes for name in names}
         batch = {name for axis in view.batch_axes for name in axes[axis]}
         sharding = tuple(name for name in sizes if name in over)
         replicas = tuple(name for name in sizes if sizes[name] > 1 and name not in over | batch)
-        narrow = narrower(member.dtype, transfer_dtype)
-        dtypes = (jnp.dtype(narrow), jnp.dtype(member.dtype), jnp.dtype(member.leaf.dtype))
+        narrow = narrower(dtype, transfer_dtype)
+        dtypes = (jnp.dtype(narrow), jnp.dtype(dtype), jnp.dtype(result_dtype))
         group = MatrixGroup(view.stacked(1), item_axes, tuple(sizes.items()))
         groups = grouped.setdefault((sharding, replicas, dtypes), {})
         groups.setdefault(group, []).append(i)

@@ -6,10 +6,10 @@ matrices are better all-gathered by groups of devices that repeat the work than 
 small ones are better worked on by every replica than fetched from one.
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,56 +25,36 @@ FLOPS_PER_BYTE = 500
 BUCKET_BYTES = 2**28
 
 
-@dataclasses.dataclass(frozen=True)
-class Route:
-    """Where matrices go to, and what that costs.
+class Route(NamedTuple):
+    """Where matrices go to, and what that costs."""
 
-    Attributes:
-      all_to_all_axes: mesh axes over which matrices are exchanged: each device gets other ones.
-      all_gather_axes: mesh axes over which matrices are gathered, and the work is repeated.
-      replica_axes: mesh axes whose devices hold copies, and divide the work; results are gathered
-        over them.
-      workers: how many devices have work of their own: over ``replica_axes`` and
-        ``all_to_all_axes``, in this order.
-      buckets: the schedule for them.
-      loads: FLOPs of each device of the mesh, with what it had to do before.
-      elements_received: by a device, on the way to the work and on the way back.
-    """
-
+    # Mesh axes over which matrices are exchanged: each device gets other ones.
     all_to_all_axes: tuple[str, ...]
+    # Mesh axes over which matrices are gathered, and the work is repeated.
     all_gather_axes: tuple[str, ...]
+    # Mesh axes whose devices hold copies, and divide the work; results are gathered over them.
     replica_axes: tuple[str, ...]
+    # How many devices have work of their own: over replica_axes and all_to_all_axes, in this order.
     workers: int
-    buckets: tuple[Bucket, ...]
-    loads: np.ndarray
-    elements_received: tuple[int, int]
+    buckets: tuple[Bucket, ...]  # for them
+    loads: np.ndarray  # FLOPs of each device of the mesh, with what it had to do before
+    elements_received: tuple[int, int]  # by a device, on the way to the work and on the way back
 
 
-@dataclasses.dataclass(frozen=True)
-class MeshAxes:
-    """Mesh axes, and what they do to the matrices of one route.
+class MeshAxes(NamedTuple):
+    """Mesh axes, and what they do to the matrices of one route."""
 
-    Attributes:
-      sizes: of all axes of the mesh.
-      sharding: those that the matrices are sharded over.
-      replicas: those over which devices hold copies of them.
-    """
-
-    sizes: Mapping[str, int]
-    sharding: tuple[str, ...]
-    replicas: tuple[str, ...]
+    sizes: Mapping[str, int]  # of all axes of the mesh
+    sharding: tuple[str, ...]  # those that the matrices are sharded over
+    replicas: tuple[str, ...]  # those over which devices hold copies of them
 
 
 def cheapest_route(
     groups: Sequence[GroupSize], axes: MeshAxes, itemsizes: tuple[int, int], loads: np.ndarray
 ) -> Route:
-    """The route of least cost.
+    """The route of least cost, on devices that have ``loads`` FLOPs to do in addition.
 
-    Args:
-      groups: of matrices on these devices.
-      axes: of the mesh.
-      itemsizes: bytes of an element on the way to the work and on the way back.
-      loads: FLOPs that each device of the mesh has to do in addition.
+    ``itemsizes`` are the bytes of an element on the way to the work and on the way back.
     """
     routes = [
         _route(groups, axes, all_to_all, replicas, itemsizes, loads)
@@ -112,11 +92,10 @@ def _route(
     others = tuple(i for i, name in enumerate(names) if name not in replicas + all_to_all)
     working = [name for name in names if name in replicas + all_to_all]
     order = [working.index(name) for name in replicas + all_to_all]
-    before = loads.max(axis=others).transpose(order).flatten().tolist()
-    buckets, after = assign(groups, before, BUCKET_BYTES // (LINE * max(itemsizes)))
-    added = np.array([n - m for n, m in zip(after, before, strict=True)])
-    added = added.reshape([axes.sizes[name] for name in replicas + all_to_all])
-    added = added.transpose(np.argsort(order))
+    before = loads.max(axis=others).transpose(order)
+    max_lines = BUCKET_BYTES // (LINE * max(itemsizes))
+    buckets, after = assign(groups, before.flatten().tolist(), max_lines)
+    added = (np.array(after).reshape(before.shape) - before).transpose(np.argsort(order))
     row = LINE * sum(bucket.row for bucket in buckets)
     received = ((a - 1) + a * (g - 1)) * row, ((a - 1) + a * (r - 1)) * row
     total = loads + np.expand_dims(added, others)

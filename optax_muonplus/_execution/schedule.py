@@ -27,18 +27,12 @@ class GroupSize(NamedTuple):
     """What the schedule knows of a group of matrices alike in shape, layout and sharding.
 
     An *item* is one index of a parameter's batch axes: one matrix, or several if it is fused.
-
-    Attributes:
-      count: how many items there are.
-      shard_lines: lines that one shard of an item takes.
-      shapes: (shorter, longer side) of the matrices in an item.
-      flops: that the work on an item takes.
     """
 
-    count: int
-    shard_lines: int
-    shapes: tuple[tuple[int, int], ...]
-    flops: int
+    count: int  # of items
+    shard_lines: int  # that one shard of an item takes
+    shapes: tuple[tuple[int, int], ...]  # (shorter, longer side) of the matrices in an item
+    flops: int  # of an item
 
 
 class Segment(NamedTuple):
@@ -47,24 +41,15 @@ class Segment(NamedTuple):
     A *send buffer* ``(workers, row, 128)`` has one row of lines for each worker. A worker's
     *receive buffer* ``(senders, row, 128)`` has the row that each sender has for it. A segment has
     the same lines in both, and knows how to read and write itself.
-
-    Attributes:
-      group: index of the group.
-      first: index of its first item.
-      start: the first worker.
-      stop: the worker behind the last.
-      items_each: items for each worker.
-      shard_lines: lines that one shard of an item takes.
-      offset: its first line in a row.
     """
 
-    group: int
-    first: int
-    start: int
-    stop: int
-    items_each: int
-    shard_lines: int
-    offset: int = 0
+    group: int  # its index
+    first: int  # index of the first item
+    start: int  # the first worker
+    stop: int  # the worker behind the last
+    items_each: int  # for each worker
+    shard_lines: int  # that one shard of an item takes
+    offset: int = 0  # the first line in a row
 
     @property
     def items(self) -> int:
@@ -110,15 +95,10 @@ class Task(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Tasks whose shards are sent together.
-
-    Attributes:
-      tasks: in order.
-      row: lines in a row of the buffers, which each worker receives from each sender.
-    """
+    """Tasks, in order, whose shards are sent together."""
 
     tasks: tuple[Task, ...]
-    row: int
+    row: int  # lines that each worker receives from each sender
 
     @property
     def segments(self) -> list[Segment]:
@@ -129,27 +109,57 @@ class Bucket(NamedTuple):
 def assign(
     sizes: Sequence[GroupSize], loads: Sequence[int], max_lines: int
 ) -> tuple[tuple[Bucket, ...], list[int]]:
-    """Buckets for the workers, and the loads of the workers with the work on them.
+    """Makes buckets for the workers, and adds the work on them to the FLOPs that they have.
 
-    Args:
-      sizes: of the groups of matrices.
-      loads: FLOPs that each worker has to do in addition.
-      max_lines: of a bucket on one device, unless one task alone has more.
+    A bucket has ``max_lines`` on one device at most, unless one task alone has more.
     """
+    workers = len(loads)
+    schedules = []
     # Assigning the last even round one by one too may level what other groups leave uneven.
-    schedules = (_scheduled(sizes, loads, max_lines, held_back) for held_back in (0, 1))
+    for held_back in (0, 1):
+        shares = [max(0, size.count // workers - held_back) for size in sizes]
+        even = sum(share * size.flops for share, size in zip(shares, sizes, strict=True))
+        remainders, after = _assign_remainders(sizes, shares, [load + even for load in loads])
+        tasks = [*_even(sizes, shares, workers, max_lines), *remainders]
+        schedules.append((_buckets(tasks, workers, max_lines), after))
     return min(schedules, key=lambda schedule: max(schedule[1]))
 
 
-def _scheduled(
-    sizes: Sequence[GroupSize], loads: Sequence[int], max_lines: int, held_back: int
-) -> tuple[tuple[Bucket, ...], list[int]]:
-    workers = len(loads)
-    shares = [max(0, size.count // workers - held_back) for size in sizes]
-    even = sum(share * size.flops for share, size in zip(shares, sizes, strict=True))
-    remainders, loads = _assign_remainders(sizes, shares, [load + even for load in loads])
-    tasks = [*_even(sizes, shares, workers, max_lines), *_uneven(sizes, remainders)]
-    return _buckets(tasks, workers, max_lines), loads
+def _even(
+    sizes: Sequence[GroupSize], shares: Sequence[int], workers: int, max_lines: int
+) -> Iterator[list[Segment]]:
+    """Tasks for what all workers get as many of, in runs that fit into a bucket."""
+    for group, (size, share) in enumerate(zip(sizes, shares, strict=True)):
+        at_once = max(1, max_lines // (size.shard_lines * workers))
+        for start in range(0, share, at_once):
+            each = min(at_once, share - start)
+            yield [Segment(group, start * workers, 0, workers, each, size.shard_lines)]
+
+
+def _assign_remainders(
+    sizes: Sequence[GroupSize], shares: Sequence[int], loads: Sequence[int]
+) -> tuple[list[list[Segment]], list[int]]:
+    """Tasks for what does not divide evenly, and the loads that result.
+
+    One task has the first item of some shapes on each worker, one the second, and so on.
+    """
+    assigned: list[list[tuple[int, int]]] = [[] for _ in loads]
+    queue = [(load, worker) for worker, load in enumerate(loads)]
+    heapq.heapify(queue)
+    for group in sorted(range(len(sizes)), key=lambda group: -sizes[group].flops):
+        for item in range(shares[group] * len(loads), sizes[group].count):
+            load, worker = queue[0]
+            assigned[worker].append((group, item))
+            heapq.heapreplace(queue, (load + sizes[group].flops, worker))
+    tasks: dict[Hashable, list[Segment]] = {}
+    for worker, items in enumerate(assigned):
+        seen: collections.Counter[Hashable] = collections.Counter()
+        for group, item in items:
+            _, lines, shapes, _ = sizes[group]
+            segment = Segment(group, item, worker, worker + 1, 1, lines)
+            tasks.setdefault((shapes, lines, seen[shapes, lines]), []).append(segment)
+            seen[shapes, lines] += 1
+    return list(tasks.values()), [load for load, _ in sorted(queue, key=lambda x: x[1])]
 
 
 def _buckets(
@@ -172,52 +182,7 @@ def _buckets(
         for segment in segments:
             for worker in range(segment.start, segment.stop):
                 rows[worker] += width
-    if current:
-        buckets.append(Bucket(tuple(current), max(rows)))
-    return tuple(buckets)
-
-
-def _even(
-    sizes: Sequence[GroupSize], shares: Sequence[int], workers: int, max_lines: int
-) -> Iterator[list[Segment]]:
-    """Tasks for what all workers get as many of, in runs that fit into a bucket."""
-    for group, (size, share) in enumerate(zip(sizes, shares, strict=True)):
-        at_once = max(1, max_lines // (size.shard_lines * workers))
-        for start in range(0, share, at_once):
-            each = min(at_once, share - start)
-            yield [Segment(group, start * workers, 0, workers, each, size.shard_lines)]
-
-
-def _assign_remainders(
-    sizes: Sequence[GroupSize], shares: Sequence[int], loads: Sequence[int]
-) -> tuple[list[list[tuple[int, int]]], list[int]]:
-    """(group, item) of the remainders for each worker, and the loads that result."""
-    assigned: list[list[tuple[int, int]]] = [[] for _ in loads]
-    queue = [(load, worker) for worker, load in enumerate(loads)]
-    heapq.heapify(queue)
-    for group in sorted(range(len(sizes)), key=lambda group: -sizes[group].flops):
-        for item in range(shares[group] * len(loads), sizes[group].count):
-            load, worker = queue[0]
-            assigned[worker].append((group, item))
-            heapq.heapreplace(queue, (load + sizes[group].flops, worker))
-    final = {worker: load for load, worker in queue}
-    return assigned, [final[worker] for worker in range(len(loads))]
-
-
-def _uneven(
-    sizes: Sequence[GroupSize], assigned: Sequence[Sequence[tuple[int, int]]]
-) -> list[list[Segment]]:
-    """A task for the first item of some shapes on each worker, one for the second, and so on."""
-    tasks: dict[Hashable, list[Segment]] = {}
-    for worker, items in enumerate(assigned):
-        seen: collections.Counter[Hashable] = collections.Counter()
-        for group, item in items:
-            size = sizes[group]
-            alike = size.shapes, size.shard_lines
-            segment = Segment(group, item, worker, worker + 1, 1, size.shard_lines)
-            tasks.setdefault((alike, seen[alike]), []).append(segment)
-            seen[alike] += 1
-    return list(tasks.values())
+    return (*buckets, Bucket(tuple(current), max(rows))) if current else tuple(buckets)
 
 
 def _task(segments: Sequence[Segment]) -> Task:

@@ -25,25 +25,19 @@ def apply_sharded(
     sources: Sequence[Sources],
     leaves: Sequence[LeafInfo],
 ) -> list[jax.Array]:
-    """Applies ``functions``, one after the other, to every matrix.
+    """Applies ``functions``, one after the other, to the matrices of leaves on one mesh.
 
-    Args:
-      functions: functions of matrices. Matrices travel in the dtype that the first one rounds them
-        to, if it is narrower than theirs and has as many exponent bits. Results equal those of
-        rounding after the transfer.
-      read: from the arrays in a tuple to the matrices that travel.
-      sources: for each leaf the arrays that its matrices are made of; all on one mesh.
-      leaves: the records, one at least. Results have their dtypes.
-
-    Returns:
-      One array for each leaf, in order, sharded as its sources.
+    ``read`` makes the matrices that travel of the arrays in each tuple of ``sources``. They travel
+    in the dtype that the first function rounds them to, if it is narrower than theirs and has as
+    many exponent bits; results equal those of rounding after the transfer, have the dtypes of the
+    records, and are sharded as the sources.
     """
     # Arrays, which optax.inject_hyperparams makes of hyperparameters, have to be passed to jax.jit
     # and jax.shard_map as arguments. Python numbers stay constants of the program.
     values, structure = jax.tree.flatten((read, list(functions)))
     arrays = {i: x for i, x in enumerate(values) if isinstance(x, jax.Array | np.ndarray)}
     numbers = tuple(None if i in arrays else x for i, x in enumerate(values))
-    members = tuple(map(Member, leaves, dtypes_of(read, sources)))
+    members = tuple(map(Member.of, leaves, dtypes_of(read, sources)))
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(sources)):
         return _apply(arrays, sources, (structure, numbers), members)
     # Outside of jit every operation would be a program of its own, and compiled anew at every call.
@@ -61,22 +55,23 @@ def _apply(
     def merged(arrays: dict[int, jax.Array]) -> tuple[Read, list[MatrixFunction]]:
         return structure.unflatten([arrays.get(i, x) for i, x in enumerate(numbers)])
 
-    planned = plan(members, merged(arrays)[1])
+    comm_groups, _ = plan(members, merged(arrays)[1])
 
     def on_each_device(arrays: dict[int, jax.Array], *shards: Sources) -> tuple[jax.Array, ...]:
         read, functions = merged(arrays)
         results: dict[int, jax.Array] = {}
-        for comm_group in planned.groups:
+        for comm_group in comm_groups:
             results |= _exchanged(functions, read, comm_group, shards, members)
         return tuple(results[i] for i in range(len(members)))
 
-    specs = tuple(PartitionSpec(*(names or None for names in x.spec)) for x in members)
+    specs = tuple(PartitionSpec(*(names or None for names in x.sharding.spec)) for x in members)
+    mesh = members[0].sharding.mesh
     mapped = jax.shard_map(
         on_each_device,
-        mesh=members[0].mesh,
+        mesh=mesh,
         in_specs=(PartitionSpec(), *specs),
         out_specs=specs,
-        axis_names=set(usable_axes(members[0].mesh)),
+        axis_names=set(usable_axes(mesh)),
         check_vma=False,  # what is gathered is the same on all devices, which it cannot see
     )
     return list(mapped(arrays, *sources))
@@ -96,7 +91,8 @@ def _exchanged(
 
     def to_items(i: int) -> jax.Array:
         # Narrowed before it is reshaped, as momentum is where it is stored: one array for both.
-        return _to_items(narrowed(read(*shards[i]), comm_group.transfer_dtype), members[i])
+        shard = narrowed(read(*shards[i]), comm_group.transfer_dtype)
+        return in_lines(shard.transpose(members[i].order).reshape(members[i].items, -1))
 
     # A GPU joins arrays with fewer operations, a TPU in place.
     join = functools.partial(jax.lax.platform_dependent, tpu=concatenated, default=jnp.concatenate)
@@ -111,13 +107,9 @@ def _exchanged(
     return results
 
 
-def _to_items(shard: jax.Array, member: Member) -> jax.Array:
-    """A shard as ``(items, lines, 128)``."""
-    return in_lines(shard.transpose(member.order).reshape(member.items, -1))
-
-
 def _from_items(items: jax.Array, member: Member) -> jax.Array:
-    """The inverse of :func:`_to_items`."""
-    shape = [member.local_shape[axis] for axis in member.order]
-    moved = from_lines(items, math.prod(shape) // member.items).reshape(shape)
-    return moved.transpose([member.order.index(axis) for axis in range(moved.ndim)])
+    """A shard of ``(items, lines, 128)``."""
+    order, local_shape = member.order, member.local_shape
+    shape = [local_shape[axis] for axis in order]
+    moved = from_lines(items, math.prod(shape) // len(items)).reshape(shape)
+    return moved.transpose(np.argsort(order))

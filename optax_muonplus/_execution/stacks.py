@@ -1,10 +1,12 @@
-"""Stacks of matrices, for accelerators.
+"""Matrices of one shape worked on together: programs grow with the number of shapes, not of layers.
 
-A stack has a maximum size, so that the memory needed in addition to the input does not grow with
-the model. In half precision matrices are rounded before they are copied into a stack.
-
-On a GPU the whole stack is worked on at once, and a tall matrix is transposed to join the wide
-ones. A leaf of many layers is cut into slices.
+How, depends on the machine. On a CPU it is a loop, see ``batches.py``. On a GPU small matrices
+leave most of the device idle, and a loop that chooses a matrix at run time waits for the host at
+every turn. There, and on backends that are not named, matrices are worked on in stacks. A stack has
+a maximum size, so that the memory needed in addition to the input does not grow with the model. In
+half precision matrices are rounded before they are copied into it. The whole stack is worked on at
+once, and a tall matrix is transposed to join the wide ones. A leaf of many layers is cut into
+slices.
 
 On a TPU the matrices of a stack are worked on one after the other, in a loop. One matrix and what
 the iteration needs for it stay in the fast memory of a core (VMEM, 128 MiB of a v5e), where a
@@ -19,16 +21,35 @@ This was seen in programs that XLA compiled for an H100 and a v5e, and was not r
 was at hand.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.core
 import jax.numpy as jnp
 
-from optax_muonplus._execution.batches import READ_ONE, MatrixBatch, chunked, grouped
+from optax_muonplus._execution.batches import (
+    READ_ONE,
+    MatrixBatch,
+    chunked,
+    grouped,
+    sharded_like_sources,
+    work_in_loops,
+)
 from optax_muonplus._execution.loops import concatenated, map_slices
-from optax_muonplus.matrices import Composition, for_layout, narrowed, part, with_zeros
+from optax_muonplus.matrices import (
+    Composition,
+    Machine,
+    MatrixFunction,
+    compose,
+    for_layout,
+    narrowed,
+    on_its_machine,
+    part,
+    with_zeros,
+)
 
 # Of one stack: 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. By count, the iteration on
 # square matrices needs four times as much in addition: R, R^2, P and the next X.
@@ -42,13 +63,51 @@ TPU_STACK_BYTES = 2**28
 TPU_BLOCK = 128
 
 
-def work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+def apply_batched(
+    functions: Sequence[MatrixFunction],
+    batches: Sequence[MatrixBatch],
+    machine: Machine | None = None,
+) -> list[jax.Array]:
+    """Applies ``functions``, one after the other, to every matrix of batches of any shapes.
+
+    ``machine`` is where it runs; None is the one that the program is lowered for. Results are
+    stored as the batches are, in their result dtypes.
+    """
+    if not batches:
+        return []
+    steps = compose(functions)
+    if not any(isinstance(x, jax.core.Tracer) for batch in batches for x in batch.sources):
+        # Outside of jit each operation is a program of its own, and a loop would be compiled anew
+        # at every call.
+        return [batch.apply(steps)(batch.array) for batch in batches]
+
+    def work(machine: Machine, *sources: tuple[jax.Array, ...]) -> list[jax.Array]:
+        given = [x._replace(sources=y) for x, y in zip(batches, sources, strict=True)]
+        if machine == "cpu":
+            return work_in_loops(steps.on(machine), given)
+        on_accelerator = _map_stacks if machine == "tpu" else _work_on_stacks
+        return sharded_like_sources(given, on_accelerator(steps.on(machine), given))
+
+    sources = [batch.sources for batch in batches]
+    if machine is not None:
+        return work(machine, *sources)
+    return on_its_machine(functools.partial(functools.partial, work), *sources)
+
+
+def apply_to_one(steps: Composition, batch: MatrixBatch, machine: Machine) -> jax.Array:
+    """Applies ``steps`` to a single matrix; its layout may be known at run time only."""
+    steps = steps.on(machine)
+    if machine == "tpu":
+        return _on_full_blocks(steps, batch)(*batch.sources)
+    return batch.apply(steps)(batch.array)
+
+
+def _work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """``steps`` of all matrices, many at a time."""
     results: dict[int, jax.Array] = {}
     short: dict[int, MatrixBatch] = {}
     for i, batch in enumerate(batches):
-        narrow = _rounded_once(steps, batch)
-        size = _slice_size(batch)
+        narrow, size = _rounded_once(steps, batch), _slice_size(batch)
         if size == batch.shape[0]:
             short[i] = narrow
         else:
@@ -138,35 +197,28 @@ def _at_once(steps: Composition, x: jax.Array, stack: MatrixBatch, upright: int)
     return narrowed(x, stack.result_dtype)
 
 
-def map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+def _map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """``steps`` of all matrices, one at a time."""
-    # Not scanned layers: for them the update took 59.5 million cycles so, and 58.4 without.
-    turned = [x.shape[0] == 1 and _is_stored_turned(x.shape) for x in batches]
+    # Libtpu stores a matrix transposed where only its columns then fill their blocks. To swap the
+    # axes moves nothing there; without it libtpu transposes the padded stack as a whole. Not
+    # scanned layers: for them the update took 59.5 million cycles so, and 58.4 without.
+    turned = [
+        x.shape[0] == 1 and x.shape[-1] % TPU_BLOCK != 0 and x.shape[-2] % TPU_BLOCK == 0
+        for x in batches
+    ]
     stored = [_swapped(x) if t else x for x, t in zip(batches, turned, strict=True)]
-    results = _mapped(steps, stored)
-    return [jnp.swapaxes(y, -1, -2) if t else y for y, t in zip(results, turned, strict=True)]
-
-
-def _is_stored_turned(shape: tuple[int, ...]) -> bool:
-    """Whether libtpu stores the transposed matrix: only its columns then fill their blocks.
-
-    To swap the axes then moves nothing. Without it libtpu transposes the padded stack as a whole.
-    """
-    return shape[-1] % TPU_BLOCK != 0 and shape[-2] % TPU_BLOCK == 0
-
-
-def _mapped(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     results: dict[int, jax.Array] = {}
-    for group in grouped(batches, lambda x: (x.program_key, x.shape[0] == 1)):
-        if batches[group[0]].shape[0] > 1:
+    for group in grouped(stored, lambda x: (x.program_key, x.shape[0] == 1)):
+        if stored[group[0]].shape[0] > 1:
             for i in group:
-                results[i] = map_slices(_read_and(steps, batches[i]), batches[i].sources, 1)
+                function = _on_full_blocks(steps, stored[i])
+                results[i] = map_slices(function, stored[i].sources, 1)
             continue
-        narrow = {i: batches[i].rounded_early(steps) for i in group}
+        narrow = {i: stored[i].rounded_early(steps) for i in group}
         sizes = [math.prod(x.shape) * x.array_dtype.itemsize for x in narrow.values()]
         for chunk in chunked(group, sizes, TPU_STACK_BYTES):
             results |= zip(chunk, _in_a_stack(steps, [narrow[i] for i in chunk]), strict=True)
-    return [results[i] for i in range(len(batches))]
+    return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(turned)]
 
 
 def _in_a_stack(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
@@ -177,18 +229,12 @@ def _in_a_stack(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.
     return jnp.split(part(map_slices(function, (stack,), 1, in_place=True), shape), len(batches))
 
 
-def _read_and(steps: Composition, batch: MatrixBatch) -> Callable[..., jax.Array]:
-    """``steps`` of the matrices that are made of arrays like those of ``batch``."""
-    function = on_full_blocks(steps, batch)
-    return lambda *sources: function(batch.matrices(*sources))
-
-
-def on_full_blocks(steps: Composition, batch: MatrixBatch) -> Callable[[jax.Array], jax.Array]:
-    """``steps`` of arrays like that of ``batch``, which are padded before and cut after them."""
+def _on_full_blocks(steps: Composition, batch: MatrixBatch) -> Callable[..., jax.Array]:
+    """``steps`` of the matrices that are made of arrays like the sources, padded and then cut."""
     shape = batch.shape[-2:]
     filled = _full_blocks(shape)
     function = batch.apply(steps, padded=filled != shape)
-    return lambda x: part(function(with_zeros(x, filled)), shape)
+    return lambda *sources: part(function(with_zeros(batch.matrices(*sources), filled)), shape)
 
 
 def _full_blocks(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,6 +1,8 @@
-"""Muon+: the chain of its links for matrices, and AdamW for everything else."""
+"""Muon+ and Muon: the chain of their links for matrices, and AdamW for everything else."""
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import optax
@@ -20,6 +22,9 @@ from optax_muonplus.transforms import (
     partition_with_adamw,
     scale_by_learning_rate,
 )
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def muonplus(
@@ -184,3 +189,33 @@ def muonplus(
         muon_weight_dimension_numbers,
         sharding,
     )
+
+
+def _like(
+    function: Callable[P, T], **defaults: Any
+) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Gives another function the arguments of ``function``, some of them with other defaults."""
+    signature = inspect.signature(function)
+    changed = [
+        p.replace(default=defaults.get(name, p.default)) for name, p in signature.parameters.items()
+    ]
+
+    def decorate(other: Callable[..., T]) -> Callable[P, T]:
+        # For help() and optax.inject_hyperparams, which read arguments and defaults off it.
+        other.__signature__ = signature.replace(parameters=changed)  # ty: ignore[missing-attribute]
+        return other
+
+    return decorate
+
+
+@_like(muonplus, norm="none")
+def muon(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
+    """Muon: :func:`muonplus` with ``norm="none"`` by default, and every other argument the same.
+
+    To get ``optax.contrib.muon``'s update rather than the Muon+ paper's baseline, add
+    ``shape_scale="max", bias_correction=True, adam_nesterov=True``.
+
+    Source: Jordan et al., *Muon*, https://kellerjordan.github.io/posts/muon/ (2024).
+    """
+    kwargs.setdefault("norm", "none")
+    return muonplus(*args, **kwargs)

@@ -166,20 +166,19 @@ def _spec(sharding: LeafSharding | None) -> str:
 def _work_per_device(tree: ResolvedTree, polar_factor: Orthogonalize) -> Iterator[str]:
     """A line about the devices that work on the matrices."""
     members = [
-        Member(leaf, accumulation_dtype(leaf.dtype))  # the momentum is in float32 at least
+        Member.of(leaf, accumulation_dtype(leaf.dtype))  # the momentum is in float32 at least
         for leaf in tree.matrices
         if leaf.sharding is not None
     ]
     if not members:
         return
-    planned = plan(members, [polar_factor])
-    blocks = [block for member in members for block in member.leaf.matrix.block_shapes()]
+    groups, loads = plan(members, [polar_factor])
+    blocks = [block for member in members for block in member.view.block_shapes()]
     flops = sum(batch * polar_factor.flops((m, n)) for batch, m, n in blocks)
-    share = flops / planned.loads.size
-    received = sum(group.bytes_received for group in planned.groups)
+    received = sum(group.bytes_received for group in groups)
     yield (
-        f"{sum(batch for batch, _, _ in blocks)} matrices shared out among {planned.loads.size}"
-        f" devices: the busiest has {planned.loads.max() / share:.2f} x an even share; each"
+        f"{sum(batch for batch, _, _ in blocks)} matrices shared out among {loads.size}"
+        f" devices: the busiest has {loads.max() / (flops / loads.size):.2f} x an even share; each"
         f" receives {received / 1e6:.1f} MB at an update"
     )
 

@@ -31,19 +31,12 @@ _ABSENT = "not in the old state"
 
 
 class Leaf(NamedTuple):
-    """An array of a state.
-
-    Attributes:
-      value: the array.
-      what: one of the words above.
-      name: path of its parameter, or of its part of the state.
-      owner: path of the state that it is a field of.
-    """
+    """An array of a state."""
 
     value: Any
-    what: str
-    name: str
-    owner: Path
+    what: str  # one of the words above
+    name: str  # path of its parameter, or of its part of the state
+    owner: Path  # of the state that it is a field of
 
 
 class Source(NamedTuple):
@@ -62,7 +55,8 @@ def leaves_of(state: Any, parameters: Collection[Path]) -> tuple[Leaves, Replace
 
     The second result makes a tree of the state's structure with some arrays replaced.
     """
-    raw, values, unflatten = flatten_tree(state, is_leaf=_is_hole)
+    is_hole = lambda x: x is None or isinstance(x, optax.MaskedNode)  # noqa: E731
+    raw, values, unflatten = flatten_tree(state, is_leaf=is_hole)
     paths = [parameter_path(path) for path in raw]
     fields = collections.defaultdict(set)  # names below a node, those of empty fields too
     for path in paths:
@@ -73,16 +67,12 @@ def leaves_of(state: Any, parameters: Collection[Path]) -> tuple[Leaves, Replace
         return unflatten(new.get(p, x) for p, x in zip(paths, values, strict=True))
 
     pairs = zip(paths, values, strict=True)
-    return {p: _leaf(p, x, parameters, fields) for p, x in pairs if not _is_hole(x)}, replace
+    return {p: _leaf(p, x, parameters, fields) for p, x in pairs if not is_hole(x)}, replace
 
 
 def parameter_path(path: Path) -> Path:
     """Removes the last ``value``, which a Flax Variable has on disk and not in memory."""
     return path[:-1] if path[-1:] == ("value",) else path
-
-
-def _is_hole(x: Any) -> bool:
-    return x is None or isinstance(x, optax.MaskedNode)
 
 
 def _leaf(
@@ -125,11 +115,7 @@ def _count(path: Path, value: Any, siblings: set[str]) -> str | None:
 
 
 def sources(old: Leaves, new: Leaves) -> dict[Path, Source]:
-    """Finds where each leaf of ``new`` comes from, settings excepted.
-
-    Raises:
-      ValueError: if two arrays could be meant, or counts that could be meant differ.
-    """
+    """Finds where each leaf of ``new`` comes from, settings excepted."""
     found = _of_buffers(old, new)
     for path, leaf in new.items():
         if leaf.what in COUNTS:

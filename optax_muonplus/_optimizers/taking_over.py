@@ -1,7 +1,8 @@
-"""Takes over a state: what is carried, what is refused, and where arrays are put."""
+"""Takes over a state: what is carried, what is refused, where arrays are put, and a report."""
 
+import dataclasses
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.core
@@ -10,7 +11,6 @@ import numpy as np
 import optax
 from optax.tree_utils import NamedTupleKey
 
-from optax_muonplus._optimizers.take_over_report import Entry, TakenOver
 from optax_muonplus._optimizers.take_over_sources import (
     BUFFERS,
     COUNTS,
@@ -22,7 +22,7 @@ from optax_muonplus._optimizers.take_over_sources import (
     parameter_path,
     sources,
 )
-from optax_muonplus._parameters import Path, flatten_with_names, path_name
+from optax_muonplus._parameters import Path, aligned, flatten_with_names, fold_all, path_name
 from optax_muonplus.matrices import narrowed
 
 # States that have an average of gradients in `mu`; a tree from disk has no names of classes.
@@ -31,6 +31,63 @@ _KNOWN = (
     "Known are the states of optax_muonplus, of optax.contrib.muon, and of optax.adamw and its"
     " like, in any wrapper, or the same as a tree of arrays that a checkpoint holds."
 )
+
+Outcome = Literal["kept", "started anew", "not used"]
+_HEADER = ("name", "state", "outcome", "from, or why")
+
+
+class Entry(NamedTuple):
+    """What became of one array."""
+
+    name: str  # path of the parameter that it belongs to, or of the part of the state
+    state: str  # what it is
+    outcome: Outcome  # "not used" is one of the old state that has no place in the new one
+    note: str  # where it comes from, or why it was not kept
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class TakenOver:
+    """What :func:`take_over` kept, started anew and did not use; ``print`` shows a table.
+
+    It has no arrays, so that a function under ``jax.jit`` may return it.
+
+    Attributes:
+      entries: one for each array, with the fields ``name``, ``state``, ``outcome`` and ``note``.
+    """
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """What the new state has from the old one, such as ``"up/kernel: momentum"``."""
+        return self._with("kept")
+
+    @property
+    def started_anew(self) -> tuple[str, ...]:
+        """What the new state has as it was initialised."""
+        return self._with("started anew")
+
+    @property
+    def not_used(self) -> tuple[str, ...]:
+        """What the old state has and the new one has no place for."""
+        return self._with("not used")
+
+    def __str__(self) -> str:
+        """Returns the table; paths that differ in numbers only share a line."""
+        states: dict[tuple[str, str, str], list[str]] = {}
+        for name, state, outcome, note in self.entries:
+            states.setdefault((name, outcome, note), []).append(state)
+        together = [
+            (name, (" and ".join(have).replace("moment and", "and"), outcome, note))
+            for (name, outcome, note), have in states.items()
+        ]
+        rows: list[tuple[str, ...]] = [(name, *rest) for name, rest in fold_all(together)]
+        last = "Learning rates and other settings are those of the new optimizer."
+        return "\n".join([*aligned([_HEADER, *rows]), last])
+
+    def _with(self, outcome: Outcome) -> tuple[str, ...]:
+        return tuple(f"{x.name}: {x.state}" for x in self.entries if x.outcome == outcome)
 
 
 def take_over(
@@ -121,9 +178,6 @@ def _placed(source: Path, old: Any, new: Any, copy: bool) -> Any:
 
     Nothing is gathered: each device sends and receives what it lacks. A ``copy`` has memory of its
     own, since JAX refuses to donate one array twice.
-
-    Raises:
-      ValueError: if it does not fit; ``source`` is its path.
     """
     if np.shape(old) != np.shape(new) or jnp.iscomplexobj(old) > jnp.iscomplexobj(new):
         was, wanted = (f"{jnp.result_type(x)}{list(np.shape(x))}" for x in (old, new))

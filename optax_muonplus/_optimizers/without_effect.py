@@ -13,17 +13,11 @@ from optax_muonplus.polar import DEFAULT_EPS
 
 
 class Idle(NamedTuple):
-    """Arguments without effect.
-
-    Attributes:
-      names: the arguments.
-      beside: what takes their effect, as messages say it.
-      applies: from all arguments to whether they do.
-    """
+    """Arguments without effect."""
 
     names: tuple[str, ...]
-    beside: str
-    applies: Callable[[Mapping[str, Any]], bool]
+    beside: str  # what takes their effect, as messages say it
+    applies: Callable[[Mapping[str, Any]], bool]  # from all arguments to whether they have none
 
 
 _ITERATION = ("ns_coeffs", "ns_steps", "eps", "preconditioning", "compute_dtype")
@@ -48,23 +42,21 @@ RULES = (
 
 
 def without_effect(given: Mapping[str, Any]) -> list[str]:
-    """A line for each rule by which some of the given arguments have no effect.
+    """A line for each rule by which some of the given arguments of Muon+ have no effect.
 
-    Args:
-      given: arguments of :func:`muonplus`, by name; those that are not there, and those that have
-        their default value, are not said.
-
-    Raises:
-      TypeError: for a name that :func:`muonplus` does not have.
-      ValueError: as :func:`muonplus`.
+    Arguments at their default are not said. Raises TypeError for a name that :func:`muonplus` does
+    not have, and ValueError as it does.
     """
     signature = inspect.signature(muonplus)
     bound = signature.bind(**{"learning_rate": 0.0, **given})
     muonplus(*bound.args, **bound.kwargs)  # refuses what it would refuse
     defaults = {name: p.default for name, p in signature.parameters.items()}
     everything = {**defaults, **bound.arguments}
-    chosen = {name for name, x in bound.arguments.items() if x is not defaults[name]}
-    chosen -= {name for name in chosen if _is(defaults[name], everything[name])}
+    chosen = {
+        name
+        for name, x in bound.arguments.items()
+        if x is not defaults[name] and not _is(defaults[name], x)
+    }
     lines = []
     for rule in RULES:
         idle = [name for name in rule.names if name in chosen]

@@ -47,23 +47,22 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
     """Raises ValueError, naming the leaves, unless gradients are those of ``like``.
 
     A gradient has its parameter's shape: NumPy's broadcasting would stretch a (1, 6) to (4, 6)
-    without a word. It is floating-point, and complex if and only if the parameter is.
-
-    Args:
-      gradients: tree of updates.
-      like: parameters, or momentum buffers; leaves are matched by their paths, and those that are
-        in one of the trees only are left to Optax. None if nothing is known of them.
-      what: what the leaves of ``like`` are, for messages. A buffer may be complex where the
-        gradient is not, since ``mu_dtype`` says so.
+    without a word. It is floating-point, and complex if and only if the parameter is; a momentum
+    buffer may be complex where the gradient is not, since ``mu_dtype`` says so. Leaves are matched
+    by their paths, and those that are in one of the trees only are left to Optax.
     """
     known = dict(zip(*flatten_with_names(like), strict=True))
     wrong = []
     for path, x in zip(*flatten_with_names(gradients), strict=True):
-        dtype = jnp.result_type(x)
+        other, dtype = known.get(path, x), jnp.result_type(x)
+        is_complex = jnp.iscomplexobj(x)
+        fits = is_complex == jnp.iscomplexobj(other) or not (is_complex or what == "parameter")
         if not supported(dtype):
             wrong.append(f"{path_name(path)} is {dtype}, not floating-point of 16 bits at least")
-        elif path in known and (fault := _fault(x, known[path], what)):
-            wrong.append(f"{path_name(path)} is {fault}")
+        elif np.shape(x) != np.shape(other):
+            wrong.append(f"{path_name(path)} is {np.shape(x)}, its {what} {np.shape(other)}")
+        elif not fits:
+            wrong.append(f"{path_name(path)} is {dtype}, its {what} {jnp.result_type(other)}")
     if wrong:
         raise ValueError(
             f"Gradients do not fit: {'; '.join(wrong)}. Each must have its parameter's shape, and"
@@ -72,25 +71,12 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
         )
 
 
-def _fault(gradient: Any, other: Any, what: str) -> str:
-    """How a gradient differs from its parameter or buffer."""
-    if np.shape(gradient) != np.shape(other):
-        return f"{np.shape(gradient)}, its {what} {np.shape(other)}"
-    ours, theirs = jnp.iscomplexobj(gradient), jnp.iscomplexobj(other)
-    if (ours and not theirs) or (theirs and not ours and what == "parameter"):
-        return f"{jnp.result_type(gradient)}, its {what} {jnp.result_type(other)}"
-    return ""
-
-
 def beside_updates(updates: Any, params: Any) -> Any:
     """``params`` with None where ``updates`` are None, as for the static parts of a model.
 
     Equinox's own examples pass a whole model, some leaves of which are functions.
     """
-
-    def is_none(x: Any) -> bool:
-        return x is None
-
+    is_none = lambda x: x is None  # noqa: E731
     if params is None or not any(map(is_none, jax.tree.leaves(updates, is_leaf=is_none))):
         return params
     return jax.tree.map(lambda u, p: None if u is None else p, updates, params, is_leaf=is_none)
@@ -136,13 +122,9 @@ def select(
     dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> list[LeafInfo]:
-    """The matrices of ``tree`` with one of the patterns in their paths, in order; None means all.
-
-    Raises:
-      ValueError: for a pattern that matches no matrix's path, and if nothing is a matrix.
-    """
-    leaves = resolve(tree, dimension_numbers, sharding).leaves
-    matrices = [leaf for leaf in leaves if leaf.view is not None]
+    """The matrices of ``tree`` with one of the patterns in their paths; None means all."""
+    resolved = resolve(tree, dimension_numbers, sharding)
+    leaves, matrices = resolved.leaves, resolved.matrices
     # The placeholder that optax.tree.map_params asks about has no leaves.
     if leaves and not matrices:
         shapes = ", ".join(f"{leaf.name} {leaf.shape}" for leaf in leaves)
@@ -153,25 +135,22 @@ def select(
     if only is None or not leaves:
         return matrices
     for pattern in only:
-        if not any(pattern.search(leaf.name) for leaf in matrices):
-            raise ValueError(_unmatched(pattern, leaves))
-    return [leaf for leaf in matrices if any(pattern.search(leaf.name) for pattern in only)]
-
-
-def _unmatched(pattern: re.Pattern[str], leaves: Sequence[LeafInfo]) -> str:
-    vectors = [leaf.name for leaf in leaves if pattern.search(leaf.name)]
-    if vectors:
-        return (
-            f"only={pattern.pattern!r} matches {', '.join(vectors)}, which are not matrices"
-            " and have no rows and columns to measure: AdamW updates them. Leave the pattern out,"
-            " or give them dimension numbers."
+        found = [leaf for leaf in leaves if pattern.search(leaf.name)]
+        if any(leaf.view is not None for leaf in found):
+            continue
+        if found:
+            raise ValueError(
+                f"only={pattern.pattern!r} matches {', '.join(leaf.name for leaf in found)}, which"
+                " are not matrices and have no rows and columns to measure: AdamW updates them."
+                " Leave the pattern out, or give them dimension numbers."
+            )
+        paths = [leaf.name for leaf in matrices]
+        near = difflib.get_close_matches(pattern.pattern, paths, n=5, cutoff=math.ulp(0))
+        raise ValueError(
+            f"only={pattern.pattern!r} matches no matrix. The nearest paths are {', '.join(near)}."
+            " Patterns are regular expressions, searched in the path."
         )
-    paths = [leaf.name for leaf in leaves if leaf.view is not None]
-    near = difflib.get_close_matches(pattern.pattern, paths, n=5, cutoff=math.ulp(0))
-    return (
-        f"only={pattern.pattern!r} matches no matrix. The nearest paths are {', '.join(near)}."
-        " Patterns are regular expressions, searched in the path."
-    )
+    return [leaf for leaf in matrices if any(pattern.search(leaf.name) for pattern in only)]
 
 
 def remarks(leaves: Sequence[LeafInfo]) -> Iterator[str]:
@@ -186,27 +165,30 @@ def remarks(leaves: Sequence[LeafInfo]) -> Iterator[str]:
             " shapes alone, as (in, out). Embeddings, heads and (out, in) weights look the same:"
             " pass a dict of named parameters, or a tree of dimension numbers."
         )
-    for table, matrices in _like_heads(leaves):
+    for table, matrices in _like_heads(leaves).items():
         yield (
             f"a head? {listed((leaf.name, leaf.shape) for leaf in matrices)} has as many outputs as"
-            f" {table.name} has rows. If it gives logits, send it to AdamW by"
+            f" {table} has rows. If it gives logits, send it to AdamW by"
             f" rules=[({re.escape(matrices[0].name)!r}, None)]."
         )
 
 
-def _like_heads(leaves: Sequence[LeafInfo]) -> Iterator[tuple[LeafInfo, list[LeafInfo]]]:
-    """Embeddings, and matrices with as many outputs as they have rows."""
-    kinds = [(without_numbers(leaf.name), leaf.shape) for leaf in leaves]
-    times = collections.Counter(kinds)
+def _like_heads(leaves: Sequence[LeafInfo]) -> dict[str, list[LeafInfo]]:
+    """By the name of an embedding, matrices with as many outputs as it has rows."""
     # Matrices of one shape whose paths differ in numbers only are repeated layers, and no heads.
-    single = [x for x, kind in zip(leaves, kinds, strict=True) if x.view and times[kind] == 1]
-    seen = set()
+    times = collections.Counter((without_numbers(x.name), x.shape) for x in leaves)
+    outputs = collections.defaultdict(list)
+    for leaf in leaves:
+        sides = [rows for _, rows, _ in leaf.view.block_shapes()] if leaf.view else []
+        if len(sides) == 1 and times[without_numbers(leaf.name), leaf.shape] == 1:
+            outputs[sides[0]].append(leaf)
+    found = {}
     for table in leaves:
         is_table = table.rule.startswith("embedding") and len(table.shape) == 2
         # A head has no output for a position, a type or a time.
         if is_table and not re.search(r"(?i)pos|wpe|type|time|seg", table.name):
             rows, width = table.shape
-            found = [x for x in single if [m for _, m, _ in x.matrix.block_shapes()] == [rows]]
-            if found and rows != width and rows not in seen:
-                yield table, found
-            seen.add(rows)
+            matrices = outputs.pop(rows, [])
+            if matrices and rows != width:
+                found[table.name] = matrices
+    return found

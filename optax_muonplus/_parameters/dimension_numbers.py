@@ -1,8 +1,8 @@
-"""Dimension numbers: checked against shapes, of stacked layers, of layers that name their axes."""
+"""Dimension numbers: checked against shapes, suggested, and of layers that name their axes."""
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from optax_muonplus._parameters.matrix_view import (
     MuonDimensionNumbers,
     Shape,
 )
-from optax_muonplus._parameters.paths import Path, path_name, path_of_keys
+from optax_muonplus._parameters.paths import Path, path_of_keys
 
 
 def matrix_view(shape: Sequence[int], spec: DimensionNumbers) -> MatrixView:
@@ -47,9 +47,7 @@ def matrix_view(shape: Sequence[int], spec: DimensionNumbers) -> MatrixView:
     return MatrixView(shape, batch, output, reduction, split_axis, tuple(spec.split_sizes))
 
 
-def _axes(
-    shape: tuple[int, ...], axes: AxisNumbers, name: str, spec: DimensionNumbers
-) -> tuple[int, ...]:
+def _axes(shape: Shape, axes: AxisNumbers, name: str, spec: DimensionNumbers) -> Shape:
     """``axes`` as non-negative numbers, in the given order, which is the order of flattening."""
     given = (axes,) if isinstance(axes, int) else tuple(axes)
     ndim = len(shape)
@@ -61,9 +59,7 @@ def _axes(
     return positive
 
 
-def _split_axis(
-    shape: tuple[int, ...], matrix_axes: tuple[int, ...], output: tuple[int, ...], spec: MatrixSpec
-) -> int:
+def _split_axis(shape: Shape, matrix_axes: Shape, output: Shape, spec: MatrixSpec) -> int:
     """The fused axis, checked against the sizes of its blocks."""
     sizes = spec.split_sizes or ()
     if spec.split_axis is None and len(output) > 1:
@@ -85,48 +81,32 @@ def _split_axis(
     return axis
 
 
-def check_layer_axes(layer_axes: Mapping[str, AxisNumbers]) -> dict[str, Shape]:
-    """The axes of each pattern as a tuple."""
-    checked = {}
-    for pattern, given in layer_axes.items():
-        axes = (given,) if isinstance(given, int) else tuple(given)
-        if not axes or not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
-            raise ValueError(
-                f"layer_axes must give an axis, or several, for {pattern!r}, as in"
-                f" {{'layers': 0}}; got {given!r}."
-            )
-        checked[pattern] = axes
-    return checked
+def line_to_write(unknown: Sequence[tuple[str, Shape]]) -> str:
+    """Suggests rules for unknown leaves, given as paths and shapes."""
+    rules: dict[str, str] = {}
+    for name, shape in unknown:
+        last = "/".join(re.sub(r"/(0|array)$", "", name).split("/")[-2:])
+        escaped = re.sub(r"([.+*?()\[\]])", r"\\\1", last)
+        rules.setdefault(re.sub(r"\d+", r"\\d+", escaped), _seems_to_be(name, len(shape)))
+    shown = ", ".join(f"({pattern!r}, {numbers})" for pattern, numbers in list(rules.items())[:4])
+    more = f", and {len(rules) - 4} more" if len(rules) > 4 else ""
+    line = f"If their last axes are what these lines say: rules=[{shown}{more}]."
+    for container in unknown[0][0].split("/")[:-1]:
+        if re.search(r"(?i)layer|block|stack|stage|scan|^h$", container):
+            axes = f"layer_axes={{{container!r}: 0}}"
+            return f"{line} If layers are stacked on axis 0 (1 in MaxText): {axes}."
+    return line
 
 
-def stack_of(path: Path, shape: Shape, layer_axes: Mapping[str, Shape]) -> Shape:
-    """The axes of a leaf that number its layers, by the first pattern found in its path."""
-    pattern = next((p for p in layer_axes if re.search(p, "/".join(path))), None)
-    if pattern is None or len(shape) < 2:
-        return ()
-    axes = layer_axes[pattern]
-    if not all(-len(shape) <= axis < len(shape) for axis in axes):
-        raise ValueError(
-            f"{path_name(path)} of shape {shape} has no axis {axes}, over which layers that match"
-            f" {pattern!r} are stacked. Give a pattern that leaves it out."
-        )
-    return tuple(sorted({axis % len(shape) for axis in axes}))
-
-
-def with_layers(
-    spec: DimensionNumbers | None, shape: Shape, stack: Shape, path: Path
-) -> DimensionNumbers | None:
-    """Dimension numbers of stacked layers, from those of one of them, of ``shape``."""
-    if spec is None:
-        return None
-    try:
-        view = matrix_view(shape, spec)
-    except ValueError as error:
-        raise ValueError(
-            f"{path_name(path)}, without the axes of its layers: {error} Rules are for the shape"
-            " that one layer has."
-        ) from error
-    return view.dimension_numbers([a for a in range(len(shape) + len(stack)) if a not in stack])
+def _seems_to_be(name: str, ndim: int) -> str:
+    """The likely dimension numbers of an unknown leaf."""
+    if re.search(r"(?i)conv|patch|stem", name):
+        out_first = name.endswith("weight")
+        inner = tuple(range(1, ndim)) if out_first else tuple(range(ndim - 1))
+        return f"omp.MuonDimensionNumbers({inner}, {0 if out_first else ndim - 1})"
+    if re.search(r"weight(/0|/array)?$", name):
+        return "omp.MuonDimensionNumbers(-1, -2)"
+    return "omp.MuonDimensionNumbers(-2, -1)"
 
 
 # Haliax is not imported: its layers are known by their fields.
@@ -135,59 +115,47 @@ _KINDS = {
     "linear": {"In", "Out", "weight"},
     "embedding": {"Vocab", "Embed", "weight"},
     "norm": {"axis", "weight"},
+    "stack": {"stacked", "Block"},  # parameters within have the axis Block in addition
 }
-_STACK = {"stacked", "Block"}  # a module whose parameters have the axis Block in addition
 
 
 def read_named_layers(tree: Any) -> dict[Path, tuple[DimensionNumbers | None, str]]:
-    """Reads the weights of layers that name their axes, as Haliax's do.
+    """Dimension numbers, and what they rest on, by the path of each weight that has names.
 
     A weight has the axes that its layer lists as ``In`` and ``Out``, in any order; all others
     (layers under a scan, experts) are batch axes. A layer from the ``Embed`` to the ``Vocab`` of an
     embedding is a head. An array with one axis, apart from those of the stacks that it is in, is no
     matrix.
-
-    Returns:
-      Dimension numbers, and what they rest on, by the path of each weight that has names.
     """
-    found = {}
-    layers = [
-        (path_of_keys(keys), layer)
-        for keys, layer in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_layer)
-        if _is_layer(layer)
-    ]
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_layer)
+    layers = [(path_of_keys(keys), layer) for keys, layer in leaves if _is_layer(layer)]
     tables = [
         (_axis_names(layer.Embed), _axis_names(layer.Vocab))
         for _, layer in layers
         if _kind(type(layer)) == "embedding"
     ]
-    for path, layer in layers:
-        reading = _read(layer, tables)
-        if reading is not None:
-            found[*path, "weight"] = reading
+    found: dict[Path, tuple[DimensionNumbers | None, str]] = {
+        (*path, "weight"): reading for path, layer in layers if (reading := _read(layer, tables))
+    }
     stacks = frozenset(_stack_axes(tree))
-    for keys, array in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_named_array):
-        if stacks and _is_named_array(array):
-            names = set(_names(array))
-            if names & stacks and len(names - stacks) == 1:
-                found.setdefault(path_of_keys(keys), (None, "one vector for each layer (Haliax)"))
+    is_named = lambda x: hasattr(x, "array") and bool(_names(x))  # noqa: E731
+    for keys, array in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_named):
+        names = set(_names(array)) if stacks and is_named(array) else set()
+        if names & stacks and len(names - stacks) == 1:
+            found.setdefault(path_of_keys(keys), (None, "one vector for each layer (Haliax)"))
     return found
 
 
 def _stack_axes(tree: Any) -> Iterable[str]:
     """Names of the axes that the stacks of a tree number their layers by, also within stacks."""
-    is_stack = lambda x: getattr(type(x), "__dataclass_fields__", {}).keys() >= _STACK  # noqa: E731
-    for stack in filter(is_stack, jax.tree_util.tree_leaves(tree, is_leaf=is_stack)):
+    is_stack = lambda x: _kind(type(x)) == "stack"  # noqa: E731
+    for stack in filter(is_stack, jax.tree.leaves(tree, is_leaf=is_stack)):
         yield from _axis_names(stack.Block)
         yield from _stack_axes(stack.stacked)
 
 
-def _is_named_array(x: Any) -> bool:
-    return hasattr(x, "array") and bool(_names(x))
-
-
 def _is_layer(x: Any) -> bool:
-    return _kind(type(x)) is not None and bool(_names(getattr(x, "weight", None)))
+    return _kind(type(x)) not in (None, "stack") and bool(_names(getattr(x, "weight", None)))
 
 
 @functools.lru_cache
@@ -223,8 +191,6 @@ def _names(array: Any) -> tuple[str, ...]:
 
 def _axis_names(axes: Any) -> tuple[str, ...]:
     """Names of an axis, a sequence of axes or names, or a mapping from names to sizes."""
-    if isinstance(axes, str):
-        return (axes,)
-    if hasattr(axes, "name"):
-        return (axes.name,)
+    if isinstance(axes, str) or hasattr(axes, "name"):
+        axes = (axes,)
     return tuple(getattr(axis, "name", axis) for axis in axes)

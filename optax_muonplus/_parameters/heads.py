@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,56 +100,47 @@ class PerHead:
 
     def __call__(self, params: Any) -> Any:
         paths, leaves, unflatten = flatten_tree(params)
-        return unflatten(numbers(paths, leaves, self.read(params, paths, leaves)))
+        return unflatten(numbers(self.read(params, paths, leaves)))
 
     def read(self, tree: Any, paths: Sequence[Path], leaves: Sequence[Any]) -> list[Reading]:
         """Reads leaves by the rules, and cuts those that hold heads."""
         readings = read(tree, paths, leaves, self.rules, self.layer_axes)
-        chosen = self._chosen(paths, readings)
+        chosen = self._chosen(readings)
         faults = collections.defaultdict(list)
         for i, (pattern, inputs) in chosen.items():
-            spec, shape = readings[i].dimension_numbers, np.shape(leaves[i])
+            path, shape, spec, rule, _ = readings[i]
             assert spec is not None
             try:
-                spec = _cut(matrix_view(shape, spec), inputs, self.sizes[pattern])
-                readings[i] = Reading(spec, f"{readings[i].rule}; per head")
+                cut = _cut(matrix_view(shape, spec), inputs, self.sizes[pattern])
+                readings[i] = Reading(path, shape, cut, f"{rule}; per head")
             except ValueError as error:
-                faults[str(error)].append(("/".join(paths[i]), shape))
+                faults[str(error)].append(("/".join(path), shape))
         if not all(reading.known for reading in readings):
             return readings  # those that no rule can read come first
         if faults:
             shown = (f"{listed(where)}: {fault}" for fault, where in faults.items())
             raise ValueError(f"Heads cannot be cut. {' '.join(shown)}")
-        self._check_found(chosen, paths)
+        self._check_found(chosen.values(), paths)
         return readings
 
-    def _chosen(
-        self, paths: Sequence[Path], readings: Sequence[Reading]
-    ) -> dict[int, tuple[str, bool]]:
+    def _chosen(self, readings: Sequence[Reading]) -> dict[int, tuple[str, bool]]:
         """By index the pattern that found a parameter, and whether its heads are its inputs."""
-        sides = [_side_of(name) for name in names_to_read(paths)]
+        sides = [_side_of(name) for name in names_to_read([x.path for x in readings])]
         with_queries = {module for side, module in sides if side == QUERY}
         chosen = {}
-        for i, (path, reading, (side, module)) in enumerate(
-            zip(paths, readings, sides, strict=True)
-        ):
-            pattern = next((p for p in self.sizes if re.search(p, "/".join(path))), None)
+        for i, (reading, (side, module)) in enumerate(zip(readings, sides, strict=True)):
+            name = "/".join(reading.path)
+            pattern = next((p for p in self.sizes if re.search(p, name)), None)
             named = not self.by_name or (side and module in with_queries)
-            whole = side == OUTPUT and not self.output
-            if (
-                reading.dimension_numbers is not None
-                and pattern is not None
-                and named
-                and not whole
-            ):
+            whole = reading.dimension_numbers is None or (side == OUTPUT and not self.output)
+            if pattern is not None and named and not whole:
                 chosen[i] = pattern, side == OUTPUT
         return chosen
 
-    def _check_found(self, chosen: Mapping[int, tuple[str, bool]], paths: Sequence[Path]) -> None:
+    def _check_found(self, chosen: Collection[tuple[str, bool]], paths: Sequence[Path]) -> None:
         """Raises ValueError if nothing was chosen of what was asked for."""
-        found = {pattern for pattern, _ in chosen.values()}
-        sides = {inputs for _, inputs in chosen.values()}
-        idle = [pattern for pattern in self.sizes if pattern not in found]
+        idle = [pattern for pattern in self.sizes if pattern not in {x for x, _ in chosen}]
+        sides = {inputs for _, inputs in chosen}
         if idle and not self.by_name:
             what = f"Patterns of head_size that find no matrix to cut: {', '.join(map(repr, idle))}"
         elif self.by_name and False not in sides:

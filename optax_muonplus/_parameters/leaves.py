@@ -7,16 +7,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import NamedSharding
 
 from optax_muonplus._parameters.dimension_numbers import matrix_view
 from optax_muonplus._parameters.heads import PerHead
 from optax_muonplus._parameters.matrix_view import (
+    DimensionNumbers,
     DimensionNumbersTree,
     MatrixView,
-    is_dimension_numbers,
 )
 from optax_muonplus._parameters.paths import (
     Path,
@@ -29,10 +28,9 @@ from optax_muonplus._parameters.paths import (
 from optax_muonplus._parameters.reader import Reading, check_known, muon_dimension_numbers, read
 from optax_muonplus._parameters.sharding import (
     LeafSharding,
-    Placed,
     ShardingTree,
     given_shardings,
-    leaf_shardings,
+    leaf_sharding,
 )
 
 MUON, ADAM, UNKNOWN = "muon", "adam", "?"
@@ -86,13 +84,7 @@ class LeafInfo(NamedTuple):
 
 
 class ResolvedTree(NamedTuple):
-    """A tree, flattened once.
-
-    Attributes:
-      leaves: one record for each leaf, in order.
-      arrays: the leaves themselves.
-      unflatten: from one value for each leaf to a tree of this structure.
-    """
+    """A tree, flattened once: its records, its leaves, and the way back from values to a tree."""
 
     leaves: list[LeafInfo]
     arrays: list[Any]
@@ -110,10 +102,27 @@ class ResolvedTree(NamedTuple):
 
     def all_shardings(self) -> list[LeafSharding | None]:
         """How each leaf lies on a mesh, whether it is a matrix or not."""
-        return leaf_shardings(
-            Placed(leaf.name, x, leaf.given_sharding, leaf.view.matrix_axes if leaf.view else ())
-            for leaf, x in zip(self.leaves, self.arrays, strict=True)
-        )
+        return self.shardings_of(self.leaves)
+
+    def shardings_of(self, leaves: Sequence[LeafInfo]) -> list[LeafSharding | None]:
+        """How some of the leaves lie on a mesh; ValueError names all for which that cannot be."""
+        shardings, wrong = [], []
+        meshes: dict[Any, str] = {}
+        for leaf in leaves:
+            try:
+                known = leaf_sharding(self.arrays[leaf.index], leaf.given_sharding, leaf.view)
+            except ValueError as error:
+                wrong.append(f"{leaf.name}: {error}")
+                continue
+            shardings.append(known)
+            if known is not None:
+                sizes = tuple(known.mesh.shape.items())
+                meshes.setdefault(sizes, f"{leaf.name} is on {known.mesh}")
+        if len(meshes) > 1:
+            wrong.append(f"all parameters must be on one mesh, but {' and '.join(meshes.values())}")
+        if wrong:
+            raise ValueError(f"Shardings do not fit. {'; '.join(wrong)}.")
+        return shardings
 
 
 def resolve(
@@ -122,35 +131,39 @@ def resolve(
     sharding: ShardingTree = None,
     strict: bool = True,
 ) -> ResolvedTree:
-    """Looks up each leaf of ``tree``.
+    """Looks up each leaf of ``tree``: arrays, or anything with a shape and dtype.
 
-    Args:
-      tree: parameters or updates; arrays or anything with a shape and dtype.
-      dimension_numbers: as in :func:`optax_muonplus.muonplus`.
-      sharding: as in :func:`optax_muonplus.muonplus`.
-      strict: raise for leaves that no rule can read, or mark them unknown.
-
-    Raises:
-      ValueError: if dimension numbers or shardings do not cover the tree or do not fit a leaf.
+    Raises ValueError if dimension numbers or shardings do not cover the tree or do not fit a leaf,
+    and for leaves that no rule can read unless ``strict`` is False, which marks them unknown.
     """
+    leaves, arrays, unflatten = read_leaves(tree, dimension_numbers, strict)
+    if sharding is not None:
+        given = given_shardings(tree, [leaf.path for leaf in leaves], sharding)
+        leaves = [x._replace(given_sharding=entry) for x, entry in zip(leaves, given, strict=True)]
+    resolved = ResolvedTree(leaves, arrays, unflatten)
+    matrices = resolved.matrices
+    for leaf, known in zip(matrices, resolved.shardings_of(matrices), strict=True):
+        leaves[leaf.index] = leaf._replace(sharding=known)
+    return resolved
+
+
+def read_leaves(tree: Any, given: DimensionNumbersTree, strict: bool = True) -> ResolvedTree:
+    """Resolves ``tree``, but for shardings."""
     paths, arrays, unflatten = flatten_tree(tree)
-    readings = _read(tree, paths, arrays, dimension_numbers)
+    readings = _read(tree, paths, arrays, given)
     if strict:
-        check_known(paths, arrays, readings)
-    views = _views(paths, arrays, readings)
-    given = given_shardings(tree, paths, sharding)
-    matrices = [
-        Placed(path_name(path), x, place, view.matrix_axes)
-        for path, x, place, view in zip(paths, arrays, given, views, strict=True)
-        if view is not None
-    ]
-    shardings = iter(leaf_shardings(matrices))
-    leaves = []
-    rows = zip(paths, arrays, views, given, readings, strict=True)
-    for i, (path, x, view, place, (_, rule, known)) in enumerate(rows):
-        shape, dtype = np.shape(x), jnp.result_type(x)
-        sharding = None if view is None else next(shardings)
-        leaves.append(LeafInfo(i, path, shape, dtype, view, place, sharding, rule, known))
+        check_known(readings)
+    leaves, wrong = [], []
+    for i, ((path, shape, spec, rule, known), x) in enumerate(zip(readings, arrays, strict=True)):
+        try:
+            view = None if spec is None else matrix_view(shape, spec)
+        except ValueError as error:
+            wrong.append(f"{path_name(path)}: {error}")
+        else:
+            dtype = jnp.result_type(x)
+            leaves.append(LeafInfo(i, path, shape, dtype, view, rule=rule, known=known))
+    if wrong:
+        raise ValueError("Dimension numbers do not fit. " + " ".join(wrong))
     return ResolvedTree(leaves, arrays, unflatten)
 
 
@@ -158,48 +171,25 @@ def _read(
     tree: Any, paths: Sequence[Path], arrays: Sequence[Any], given: DimensionNumbersTree
 ) -> list[Reading]:
     """What each leaf is: by rules, or by a tree of dimension numbers or a function to one."""
+    by_rules = functools.partial(read, tree, paths, arrays)
     if isinstance(given, PerHead):
         return given.read(tree, paths, arrays)
     if given is None or given is muon_dimension_numbers:
-        return read(tree, paths, arrays)
-    if (
-        isinstance(given, functools.partial)
-        and given.func is muon_dimension_numbers
-        and not given.args
-    ):
-        return read(tree, paths, arrays, **given.keywords)
-    specs = by_path(
-        given,
-        tree,
-        paths,
-        is_dimension_numbers,
-        "dimension numbers",
-        "MuonDimensionNumbers, MatrixSpec, or None for AdamW",
-    )
-    readings = [Reading(spec, getattr(spec, "rule", "") or GIVEN) for spec in specs]
-    if not is_function(given):
-        return readings
-    # A function may call rules, and its None cannot say by which: the default ones may agree.
-    by_default = read(tree, paths, arrays)
-    return [
-        default if own.is_adamw and default.is_adamw else own
-        for own, default in zip(readings, by_default, strict=True)
+        return by_rules()
+    is_partial = isinstance(given, functools.partial) and not given.args
+    if is_partial and given.func is muon_dimension_numbers:
+        return by_rules(**given.keywords)
+    expected = "MuonDimensionNumbers, MatrixSpec, or None for AdamW"
+    specs = by_path(given, tree, paths, DimensionNumbers, "dimension numbers", expected)
+    own = [
+        Reading(path, jnp.shape(x), spec, getattr(spec, "rule", "") or GIVEN)
+        for path, x, spec in zip(paths, arrays, specs, strict=True)
     ]
-
-
-def _views(
-    paths: Sequence[Path], arrays: Sequence[Any], readings: Sequence[Reading]
-) -> list[MatrixView | None]:
-    views, wrong = [], []
-    for path, x, reading in zip(paths, arrays, readings, strict=True):
-        spec = reading.dimension_numbers
-        try:
-            views.append(None if spec is None else matrix_view(np.shape(x), spec))
-        except ValueError as error:
-            wrong.append(f"{path_name(path)}: {error}")
-    if wrong:
-        raise ValueError("Dimension numbers do not fit. " + " ".join(wrong))
-    return views
+    if not is_function(given):
+        return own
+    # A function may call rules, and its None cannot say by which: the default ones may agree.
+    pairs = zip(own, by_rules(), strict=True)
+    return [default if x.is_adamw and default.is_adamw else x for x, default in pairs]
 
 
 # The views of the last labels that were made with dimension numbers of the user's own, by path.
@@ -219,13 +209,10 @@ def partition_labels(
       params: parameters or updates.
       muon_weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`.
     """
-    paths, arrays, unflatten = flatten_tree(params)
-    readings = _read(params, paths, arrays, muon_weight_dimension_numbers)
-    check_known(paths, arrays, readings)
-    views = _views(paths, arrays, readings)
+    tree = read_leaves(params, muon_weight_dimension_numbers)
     by_default = muon_weight_dimension_numbers is None
-    _labelled.set(None if by_default else dict(zip(paths, views, strict=True)))
-    return unflatten(ADAM if view is None else MUON for view in views)
+    _labelled.set(None if by_default else {leaf.path: leaf.view for leaf in tree.leaves})
+    return tree.unflatten(leaf.label for leaf in tree.leaves)
 
 
 def check_labelled(resolved: ResolvedTree, tree: Any) -> None:

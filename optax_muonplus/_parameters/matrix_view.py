@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from optax.contrib import MuonDimensionNumbers
 
 AxisNumbers = int | Sequence[int]
@@ -72,11 +73,6 @@ def with_rule(spec: DimensionNumbers | None, rule: str) -> DimensionNumbers | No
     return named
 
 
-def is_dimension_numbers(x: Any) -> bool:
-    """Whether ``x`` is one of the two forms of dimension numbers."""
-    return isinstance(x, MuonDimensionNumbers | MatrixSpec)
-
-
 @dataclasses.dataclass(frozen=True)
 class MatrixView:
     """The way from one parameter of a known shape to its matrices.
@@ -119,22 +115,21 @@ class MatrixView:
     def dimension_numbers(self, places: Sequence[int] | None = None) -> DimensionNumbers:
         """Dimension numbers of this view, of which axis ``i`` may lie at ``places[i]``."""
         places = range(len(self.shape)) if places is None else places
-        reduction, output = (
-            tuple(places[axis] for axis in axes) for axes in (self.reduction_axes, self.output_axes)
-        )
+        reduction = tuple(places[axis] for axis in self.reduction_axes)
+        output = tuple(places[axis] for axis in self.output_axes)
         if self.split_axis is None:
             return MuonDimensionNumbers(reduction, output)
         return MatrixSpec(reduction, output, self.split_sizes, places[self.split_axis])
 
     def stacked(self, count: int) -> "MatrixView":
         """The view of ``count`` slices at one index of the batch axes, along a new first axis."""
-        place = {axis: i for i, axis in enumerate(self.matrix_axes, 1)}
+        place: dict[int | None, int] = {axis: i for i, axis in enumerate(self.matrix_axes, 1)}
         return MatrixView(
             (count, *(self.shape[axis] for axis in self.matrix_axes)),
             (0,),
             tuple(place[axis] for axis in self.output_axes),
             tuple(place[axis] for axis in self.reduction_axes),
-            None if self.split_axis is None else place[self.split_axis],
+            place.get(self.split_axis),
             self.split_sizes,
         )
 
@@ -150,17 +145,36 @@ class MatrixView:
 
     def to_matrices(self, x: jax.Array) -> list[jax.Array]:
         """The runs of ``x`` as arrays ``(batch, out, in)``, or (batch, in, out) if transposed."""
-        return [run._to_matrix(part) for run, part in zip(self.runs(), self.cut(x), strict=True)]
+        matrices = []
+        for run, part in zip(self.runs(), self.cut(x), strict=True):
+            batch, rows, columns = run.matrix_shape(run.shape)
+            sides = (columns, rows) if run.transposed else (rows, columns)
+            matrices.append(part.transpose(run._order()).reshape(batch, *sides))
+        return matrices
 
     def from_matrices(self, matrices: Sequence[jax.Array]) -> jax.Array:
         """The inverse of :meth:`to_matrices`."""
-        runs = zip(self.runs(), matrices, strict=True)
-        return self.join([run._from_matrix(matrix) for run, matrix in runs])
+        parts = []
+        for run, matrix in zip(self.runs(), matrices, strict=True):
+            order = run._order()
+            part = matrix.reshape([run.shape[axis] for axis in order])
+            parts.append(part.transpose(np.argsort(order)))
+        return self.join(parts)
 
     def runs(self) -> list["MatrixView"]:
         """The views of what :meth:`cut` gives; the blocks of a run are on its last batch axis."""
         axis = self.split_axis
-        return [self] if axis is None else [self._run(axis, *run) for run in self._run_lengths()]
+        if axis is None:
+            return [self]
+        before, after = self.shape[:axis], self.shape[axis + 1 :]
+        sides = self.batch_axes, self.output_axes, self.reduction_axes
+        batch, output, reduction = (tuple(a + (a >= axis) for a in axes) for axes in sides)
+        return [
+            MatrixView((*before, size, *after), *sides)
+            if count == 1
+            else MatrixView((*before, count, size, *after), (*batch, axis), output, reduction)
+            for count, size in self._run_lengths()
+        ]
 
     def cut(self, x: jax.Array) -> list[jax.Array]:
         """The runs of ``x``, which has the parameter's shape or is a statistic of its blocks.
@@ -206,25 +220,7 @@ class MatrixView:
             return [(1, size) for size in self.split_sizes]
         return [(len(list(run)), size) for size, run in itertools.groupby(self.split_sizes)]
 
-    def _run(self, axis: int, count: int, size: int) -> "MatrixView":
-        before, after = self.shape[:axis], self.shape[axis + 1 :]
-        sides = self.batch_axes, self.output_axes, self.reduction_axes
-        if count == 1:
-            return MatrixView((*before, size, *after), *sides)
-        batch, output, reduction = (tuple(a + (a >= axis) for a in axes) for axes in sides)
-        return MatrixView((*before, count, size, *after), (*batch, axis), output, reduction)
-
     def _order(self) -> Shape:
-        if self.transposed:
-            return self.batch_axes + self.reduction_axes + self.output_axes
-        return self.batch_axes + self.output_axes + self.reduction_axes
-
-    def _to_matrix(self, x: jax.Array) -> jax.Array:
-        batch, rows, columns = self.matrix_shape(self.shape)
-        sides = (columns, rows) if self.transposed else (rows, columns)
-        return x.transpose(self._order()).reshape(batch, *sides)
-
-    def _from_matrix(self, x: jax.Array) -> jax.Array:
-        order = self._order()
-        inverse = [order.index(axis) for axis in range(len(order))]
-        return x.reshape([self.shape[axis] for axis in order]).transpose(inverse)
+        """The axes in the order of :meth:`to_matrices`."""
+        sides = self.output_axes, self.reduction_axes
+        return sum(sides[::-1] if self.transposed else sides, self.batch_axes)

@@ -26,27 +26,16 @@ def flatten_tree(
     that is gone at update: it is dropped, unless it has siblings. Names with slashes in them, as
     Haiku's, count as several.
     """
-    with_path, treedef = jax.tree_util.tree_flatten_with_path(
-        tree, is_leaf=lambda x: _is_hole(x) or is_leaf(x)
-    )
-    siblings = collections.Counter(path[:-1] for path, _ in with_path)
-    names, leaves, holes = [], [], {}
-    for i, (path, leaf) in enumerate(with_path):
-        if _is_hole(leaf) and not is_leaf(leaf):
-            holes[i] = leaf
-            continue
-        if path and path[-1] == _VALUE and siblings[path[:-1]] == 1:
-            path = path[:-1]
-        names.append(path_of_keys(path))
-        leaves.append(leaf)
-
-    def unflatten(values: Iterable[Any]) -> Any:
-        rest = iter(values)
-        return treedef.unflatten(
-            [holes[i] if i in holes else next(rest) for i in range(len(with_path))]
-        )
-
-    return names, leaves, unflatten
+    with_path, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
+    paths = [path for path, _ in with_path]
+    if any(path[-1:] == (_VALUE,) for path in paths):
+        # Siblings that were taken out here count too.
+        is_hole = lambda x: x is None or isinstance(x, MaskedNode) or is_leaf(x)  # noqa: E731
+        whole = jax.tree_util.tree_leaves_with_path(tree, is_hole)
+        siblings = collections.Counter(path[:-1] for path, _ in whole)
+        alone = [path[-1:] == (_VALUE,) and siblings[path[:-1]] == 1 for path in paths]
+        paths = [path[:-1] if cut else path for path, cut in zip(paths, alone, strict=True)]
+    return [path_of_keys(path) for path in paths], [x for _, x in with_path], treedef.unflatten
 
 
 def flatten_with_names(
@@ -63,22 +52,15 @@ def without_boxes(labels: Any) -> Any:
     of a Variable it would be the value, which has no dtype or shape when the Variable is used.
     """
 
+    def boxed(x: Any) -> Any:
+        level = jax.tree_util.default_registry.flatten_one_level_with_keys(x)
+        children = [] if level is None else list(level[0])
+        return children[0][1] if [key for key, _ in children] == [_VALUE] else None
+
     def is_box(x: Any) -> bool:
-        return isinstance(_boxed(x), str)
+        return isinstance(boxed(x), str)
 
-    return jax.tree.map(lambda x: _boxed(x) if is_box(x) else x, labels, is_leaf=is_box)
-
-
-def _boxed(x: Any) -> Any:
-    """The only child of ``x``, if that is its value."""
-    level = jax.tree_util.default_registry.flatten_one_level_with_keys(x)
-    children = [] if level is None else list(level[0])
-    return children[0][1] if len(children) == 1 and children[0][0] == _VALUE else None
-
-
-def _is_hole(x: Any) -> bool:
-    """Whether a leaf was taken out here; siblings count it."""
-    return x is None or isinstance(x, MaskedNode)
+    return jax.tree.map(lambda x: boxed(x) or x, labels, is_leaf=is_box)
 
 
 def path_of_keys(keys: Any) -> Path:
@@ -105,9 +87,9 @@ def names_to_read(paths: Sequence[Path]) -> list[str]:
     siblings = collections.Counter(path[:-1] for path in paths)
     names = []
     for path in paths:
-        ends = (end for end in _WITHIN_PARAMETER if path[-len(end) :] == end and path != end)
-        end = next(ends, ()) if siblings[path[:-1]] == 1 else ()
-        names.append("/".join(path[: len(path) - len(end)]).replace(".", "/"))
+        ends = [end for end in _WITHIN_PARAMETER if path[-len(end) :] == end and path != end]
+        length = len(ends[0]) if ends and siblings[path[:-1]] == 1 else 0
+        names.append("/".join(path[: len(path) - length]).replace(".", "/"))
     return names
 
 
@@ -135,54 +117,41 @@ def by_path(
     given: Any,
     tree: Any,
     paths: Sequence[Path],
-    is_entry: Callable[[Any], bool],
+    kind: Any,
     what: str,
     expected: str,
 ) -> list[Any]:
     """The entry of ``given`` for each leaf of ``tree``, in the order of ``paths``.
 
-    ``given`` is a tree or prefix tree of entries and None, or a function from ``tree`` to one.
-    Leaves are matched by their paths, so that entries written for one container (a dict) serve the
-    same parameters in another (FrozenDict, nnx.State). An entry higher up in the tree holds for
-    everything below it. In messages ``what`` says what the entries are, and ``expected`` what one
-    may be.
-
-    Raises:
-      ValueError: if a leaf is covered by no entry, an entry covers no leaf, or something is neither
-        an entry nor None.
+    ``given`` is a tree or prefix tree of entries, of a ``kind`` or None, or a function from
+    ``tree`` to one. Leaves are matched by their paths, so that entries written for one container
+    (a dict) serve the same parameters in another (FrozenDict, nnx.State). An entry higher up in the
+    tree holds for everything below it.
     """
     if is_function(given):
         given = given(tree)
-    entries = _entries(given, is_entry, what, expected)
+    names, leaves = flatten_with_names(given, lambda x: x is None or isinstance(x, kind))
+    entries = dict(zip(names, leaves, strict=True))
+    wrong = [
+        f"{'/'.join(path) or 'the root'}: {leaf!r}"
+        for path, leaf in entries.items()
+        if not isinstance(leaf, kind | None)
+    ]
+    if wrong:
+        raise ValueError(f"{what.capitalize()} must be {expected}, got {'; '.join(wrong)}.")
     prefixes = [[p[:n] for n in range(len(p), -1, -1) if p[:n] in entries] for p in paths]
     uncovered = ["/".join(p) for p, found in zip(paths, prefixes, strict=True) if not found]
     # None that covers no leaf is how Equinox and optax.masked write "nothing here".
     used = {found[0] for found in prefixes if found}
     idle = ["/".join(p) for p, entry in entries.items() if entry is not None and p not in used]
     if uncovered or idle:
-        lines = [f"The tree of {what} does not match the parameters."]
-        if uncovered:
-            lines.append(f"Parameters without an entry: {', '.join(uncovered)}.")
-        if idle:
-            lines.append(f"Entries without a parameter: {', '.join(idle)}.")
-        lines.append(f"Give every parameter, or a subtree above it, {expected}.")
-        raise ValueError(" ".join(lines))
+        raise ValueError(
+            f"The tree of {what} does not match the parameters."
+            + (f" Parameters without an entry: {', '.join(uncovered)}." if uncovered else "")
+            + (f" Entries without a parameter: {', '.join(idle)}." if idle else "")
+            + f" Give every parameter, or a subtree above it, {expected}."
+        )
     return [entries[nearest] for nearest, *_ in prefixes]
-
-
-def _entries(
-    given: Any, is_entry: Callable[[Any], bool], what: str, expected: str
-) -> dict[Path, Any]:
-    names, leaves = flatten_with_names(given, is_leaf=lambda x: x is None or is_entry(x))
-    entries = dict(zip(names, leaves, strict=True))
-    wrong = [
-        f"{'/'.join(path) or 'the root'}: {leaf!r}"
-        for path, leaf in entries.items()
-        if leaf is not None and not is_entry(leaf)
-    ]
-    if wrong:
-        raise ValueError(f"{what.capitalize()} must be {expected}, got {'; '.join(wrong)}.")
-    return entries
 
 
 def without_numbers(path: str) -> str:
@@ -200,7 +169,10 @@ def fold(paths: Sequence[str]) -> list[tuple[str, int]]:
         merged: dict[Any, list[str]] = {}
         for box in boxes:
             merged.setdefault((box[:i], box[i + 1 :]), []).extend(box[i])
-        boxes = [(*left, _sorted(numbers), *right) for (left, right), numbers in merged.items()]
+        boxes = [
+            (*left, tuple(sorted(numbers, key=lambda text: (len(text), text))), *right)
+            for (left, right), numbers in merged.items()
+        ]
     return [("".join(map(_ranges, box)), math.prod(map(len, box))) for box in boxes]
 
 
@@ -225,10 +197,6 @@ def aligned(rows: list[tuple[str, ...]]) -> list[str]:
         for row in rows
     ]
     return [lines[0], "-" * (sum(widths) + 2 * (len(widths) - 1)), *lines[1:]]
-
-
-def _sorted(numbers: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(numbers, key=lambda text: (len(text), text)))
 
 
 def _ranges(values: Sequence[str]) -> str:

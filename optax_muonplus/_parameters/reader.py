@@ -9,34 +9,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optax_muonplus._parameters.dimension_numbers import (
-    check_layer_axes,
+    line_to_write,
+    matrix_view,
     read_named_layers,
-    stack_of,
-    with_layers,
 )
-from optax_muonplus._parameters.matrix_view import (
-    AxisNumbers,
-    DimensionNumbers,
-    Shape,
-    is_dimension_numbers,
-    with_rule,
-)
-from optax_muonplus._parameters.paths import Path, flatten_tree, listed, names_to_read
+from optax_muonplus._parameters.matrix_view import AxisNumbers, DimensionNumbers, Shape, with_rule
+from optax_muonplus._parameters.paths import Path, flatten_tree, listed, names_to_read, path_name
 from optax_muonplus._parameters.rules import DEFAULT_RULES, Rule
 
 
 class Reading(NamedTuple):
-    """What one leaf was taken for.
+    """What one leaf was taken for."""
 
-    Attributes:
-      dimension_numbers: of its matrices; None for AdamW, and where nothing is known.
-      rule: the rule that said so, in words.
-      known: whether a rule said so, or the leaf has fewer than two axes.
-    """
-
-    dimension_numbers: DimensionNumbers | None
-    rule: str
-    known: bool = True
+    path: Path
+    shape: Shape
+    dimension_numbers: DimensionNumbers | None  # None for AdamW, and where nothing is known
+    rule: str  # that said so, in words
+    known: bool = True  # a rule said so, or the leaf has fewer than two axes
 
     @property
     def is_adamw(self) -> bool:
@@ -80,14 +69,12 @@ def muon_dimension_numbers(
         guessing its layout could mix experts or heads.
     """
     paths, leaves, unflatten = flatten_tree(params)
-    return unflatten(numbers(paths, leaves, read(params, paths, leaves, rules, layer_axes)))
+    return unflatten(numbers(read(params, paths, leaves, rules, layer_axes)))
 
 
-def numbers(
-    paths: Sequence[Path], leaves: Sequence[Any], readings: Sequence[Reading]
-) -> list[DimensionNumbers | None]:
+def numbers(readings: Sequence[Reading]) -> list[DimensionNumbers | None]:
     """The dimension numbers that leaves were read to have, if all could be read."""
-    check_known(paths, leaves, readings)
+    check_known(readings)
     return [with_rule(x.dimension_numbers, x.rule) for x in readings]
 
 
@@ -100,11 +87,11 @@ def read(
 ) -> list[Reading]:
     """Reads the leaves of ``tree`` as :func:`muon_dimension_numbers` does."""
     user_rules = [_user_rule(rule) for rule in rules]
-    layers = read_named_layers(tree)
-    by_layer = [layers.get(path) or layers.get(path[:-1]) for path in paths]
-    axes = check_layer_axes(layer_axes or {})
+    axes = {pattern: _checked_axes(pattern, x) for pattern, x in (layer_axes or {}).items()}
+    named = read_named_layers(tree)
+    by_layer = [named.get(path) or named.get(path[:-1]) for path in paths]
     stacks = [
-        () if layer else stack_of(path, np.shape(leaf), axes)
+        () if layer else _stack(path, np.shape(leaf), axes)
         for path, leaf, layer in zip(paths, leaves, by_layer, strict=True)
     ]
     shapes = [
@@ -120,31 +107,73 @@ def read(
             f"Rules that match no parameter: {', '.join(map(repr, idle))}. The paths are:"
             f" {listed((name, None) for name in names)}."
         )
-    by_default = _read_by_default(names_to_read(paths), shapes, by_layer)
-    readings = []
-    for path, (name, shape), stack, reading in zip(paths, pairs, stacks, by_default, strict=True):
-        rule = next((rule for rule in user_rules if rule.fits(name, shape)), None)
-        if rule is not None:
-            kept_from_adamw = rule.dimension_numbers is not None and reading.is_adamw
-            said = f", in place of: {reading.rule}" if kept_from_adamw else ""
-            reading = Reading(rule.dimension_numbers, f"your rule {rule.pattern!r}{said}")
-        if len(shape) < 2:
-            reading = Reading(None, reading.rule if reading.known else "vector")
-        if stack:
-            spec = with_layers(reading.dimension_numbers, shape, stack, path)
-            said = f"{reading.rule}; layers on axis {', '.join(map(str, stack))}"
-            reading = reading._replace(dimension_numbers=spec, rule=said)
-        readings.append(reading)
-    return readings
-
-
-def check_known(paths: Sequence[Path], leaves: Sequence[Any], readings: Sequence[Reading]) -> None:
-    """Raises ValueError for leaves that no rule can read, with the line to write."""
-    unknown = [
-        ("/".join(path), np.shape(leaf))
-        for path, leaf, reading in zip(paths, leaves, readings, strict=True)
-        if not reading.known
+    chosen = [next((rule for rule in user_rules if rule.fits(*pair)), None) for pair in pairs]
+    by_default = _read_by_default(paths, shapes, by_layer)
+    return [
+        _stacked(_by_rule(rule, default), np.shape(leaf), stack)
+        for rule, default, leaf, stack in zip(chosen, by_default, leaves, stacks, strict=True)
     ]
+
+
+def _by_rule(rule: Rule | None, default: Reading) -> Reading:
+    """Applies a rule of the user, and notes where it overrides AdamW's; a vector is no matrix."""
+    reading = default
+    if rule is not None:
+        kept_from_adamw = rule.dimension_numbers is not None and default.is_adamw
+        said = f", in place of: {default.rule}" if kept_from_adamw else ""
+        said = f"your rule {rule.pattern!r}{said}"
+        reading = default._replace(dimension_numbers=rule.dimension_numbers, rule=said, known=True)
+    if len(reading.shape) >= 2:
+        return reading
+    said = reading.rule if reading.known else "vector"
+    return reading._replace(dimension_numbers=None, rule=said, known=True)
+
+
+def _checked_axes(pattern: str, given: AxisNumbers) -> Shape:
+    axes = (given,) if isinstance(given, int) else tuple(given)
+    if not axes or not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
+        raise ValueError(
+            f"layer_axes must give an axis, or several, for {pattern!r}, as in"
+            f" {{'layers': 0}}; got {given!r}."
+        )
+    return axes
+
+
+def _stack(path: Path, shape: Shape, layer_axes: Mapping[str, Shape]) -> Shape:
+    """The axes of a leaf that number its layers, by the first pattern found in its path."""
+    pattern = next((p for p in layer_axes if re.search(p, "/".join(path))), None)
+    if pattern is None or len(shape) < 2:
+        return ()
+    axes = layer_axes[pattern]
+    if not all(-len(shape) <= axis < len(shape) for axis in axes):
+        raise ValueError(
+            f"{path_name(path)} of shape {shape} has no axis {axes}, over which layers that match"
+            f" {pattern!r} are stacked. Give a pattern that leaves it out."
+        )
+    return tuple(sorted({axis % len(shape) for axis in axes}))
+
+
+def _stacked(layer: Reading, shape: Shape, stack: Shape) -> Reading:
+    """Reads layers that are stacked along the axes ``stack``, from one of them."""
+    if not stack:
+        return layer
+    spec = layer.dimension_numbers
+    if spec is not None:
+        try:
+            view = matrix_view(layer.shape, spec)
+        except ValueError as error:
+            raise ValueError(
+                f"{path_name(layer.path)}, without the axes of its layers: {error} Rules are for"
+                " the shape that one layer has."
+            ) from error
+        spec = view.dimension_numbers([axis for axis in range(len(shape)) if axis not in stack])
+    said = f"{layer.rule}; layers on axis {', '.join(map(str, stack))}"
+    return layer._replace(shape=shape, dimension_numbers=spec, rule=said)
+
+
+def check_known(readings: Sequence[Reading]) -> None:
+    """Raises ValueError for leaves that no rule can read, with the line to write."""
+    unknown = [("/".join(x.path), x.shape) for x in readings if not x.known]
     if unknown:
         raise ValueError(
             f"No rule says how these parameters are matrices: {listed(unknown)}. Pass"
@@ -163,7 +192,7 @@ def _user_rule(rule: Sequence[Any]) -> Rule:
             f" axes; got {rule!r}."
         )
     made = Rule(*rule)
-    if made.dimension_numbers is not None and not is_dimension_numbers(made.dimension_numbers):
+    if not isinstance(made.dimension_numbers, DimensionNumbers | None):
         raise ValueError(
             f"The rule for {made.pattern!r} must give MuonDimensionNumbers, MatrixSpec or None, got"
             f" {made.dimension_numbers!r}."
@@ -172,60 +201,33 @@ def _user_rule(rule: Sequence[Any]) -> Rule:
 
 
 def _read_by_default(
-    names: Sequence[str],
+    paths: Sequence[Path],
     shapes: Sequence[Shape],
     by_layer: Sequence[tuple[DimensionNumbers | None, str] | None],
 ) -> list[Reading]:
     """Reads leaves by the default rules, and by what layers say of their own axes."""
-    modules: dict[str, dict[str, Shape]] = collections.defaultdict(dict)
+    names = names_to_read(paths)
     parts = [name.split("/") for name in names]
     places = [("/".join(x[:-2]), "/".join(x[-2:])) for x in parts]
+    modules: dict[str, dict[str, Shape]] = collections.defaultdict(dict)
     for (module, own), shape in zip(places, shapes, strict=True):
         modules[module][own] = shape
     readings = []
-    for name, shape, layer, (module, own) in zip(names, shapes, by_layer, places, strict=True):
+    rows = zip(names, paths, shapes, by_layer, places, strict=True)
+    for name, path, shape, layer, (module, own) in rows:
         # Layers that differ in their numbers only are asked about once.
-        numbered = re.sub(r"(^|[/_])\d+(?=/|$)", r"\g<1>0", name)
-        fitting = _fitting_rules(numbered, shape)
+        fitting = _fitting_rules(re.sub(r"(^|[/_])\d+(?=/|$)", r"\g<1>0", name), shape)
         rule = next((r for r in fitting if not r.agrees or r.agrees(modules[module], own)), None)
         # The name decides whether it is a matrix; the layer's own axes decide the layout.
         if layer is not None and (rule is None or rule.dimension_numbers is not None):
-            readings.append(Reading(*layer))
+            readings.append(Reading(path, shape, *layer))
         elif rule is None:
-            readings.append(Reading(None, "no rule", known=False))
+            readings.append(Reading(path, shape, None, "no rule", known=False))
         else:
-            readings.append(Reading(rule.dimension_numbers, rule.reads))
+            readings.append(Reading(path, shape, rule.dimension_numbers, rule.reads))
     return readings
 
 
 @functools.lru_cache(maxsize=4096)
 def _fitting_rules(name: str, shape: Shape) -> tuple[Rule, ...]:
     return tuple(rule for rule in DEFAULT_RULES if rule.fits(name, shape))
-
-
-def line_to_write(unknown: Sequence[tuple[str, Shape]]) -> str:
-    """Suggests rules for unknown leaves, given as paths and shapes."""
-    rules: dict[str, str] = {}
-    for name, shape in unknown:
-        last = "/".join(re.sub(r"/(0|array)$", "", name).split("/")[-2:])
-        escaped = re.sub(r"([.+*?()\[\]])", r"\\\1", last)
-        rules.setdefault(re.sub(r"\d+", r"\\d+", escaped), _seems_to_be(name, len(shape)))
-    shown = ", ".join(f"({pattern!r}, {numbers})" for pattern, numbers in list(rules.items())[:4])
-    more = f", and {len(rules) - 4} more" if len(rules) > 4 else ""
-    line = f"If their last axes are what these lines say: rules=[{shown}{more}]."
-    for container in unknown[0][0].split("/")[:-1]:
-        if re.search(r"(?i)layer|block|stack|stage|scan|^h$", container):
-            axes = f"layer_axes={{{container!r}: 0}}"
-            return f"{line} If layers are stacked on axis 0 (1 in MaxText): {axes}."
-    return line
-
-
-def _seems_to_be(name: str, ndim: int) -> str:
-    """The likely dimension numbers of an unknown leaf."""
-    if re.search(r"(?i)conv|patch|stem", name):
-        out_first = name.endswith("weight")
-        inner = tuple(range(1, ndim)) if out_first else tuple(range(ndim - 1))
-        return f"omp.MuonDimensionNumbers({inner}, {0 if out_first else ndim - 1})"
-    if re.search(r"weight(/0|/array)?$", name):
-        return "omp.MuonDimensionNumbers(-1, -2)"
-    return "omp.MuonDimensionNumbers(-2, -1)"

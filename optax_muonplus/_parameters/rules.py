@@ -15,6 +15,7 @@ The first rule that fits a parameter is taken. A rule is written in words:
   ``{"query/kernel": (512, 8, 64), "out/kernel": (8, 64, 512)}``.
 """
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -26,23 +27,14 @@ Agrees = Callable[[Neighbours, str], bool]
 
 
 class Rule(NamedTuple):
-    """What parameters are that fit a pattern.
+    """What parameters are that fit a pattern."""
 
-    Attributes:
-      pattern: regular expression, searched in the path ``"blocks/0/attn/query/kernel"``.
-      dimension_numbers: their dimension numbers, or None for the AdamW group.
-      ndim: number of axes that the rule is for; None means any.
-      reads: what the rule takes the parameter for, as ``describe`` shows it.
-      axes: names of the axes, of which numbers and repeated names restrict the shape.
-      agrees: whether the neighbours allow this reading of the one at a path.
-    """
-
-    pattern: str
-    dimension_numbers: DimensionNumbers | None
-    ndim: int | None = None
-    reads: str = ""
-    axes: Sequence[str] = ()
-    agrees: Agrees | None = None
+    pattern: str  # regular expression, searched in the path "blocks/0/attn/query/kernel"
+    dimension_numbers: DimensionNumbers | None  # None for the AdamW group
+    ndim: int | None = None  # number of axes that the rule is for; None means any
+    reads: str = ""  # what the rule takes the parameter for, as describe shows it
+    axes: Sequence[str] = ()  # their names; numbers and repeated names restrict the shape
+    agrees: Agrees | None = None  # whether the neighbours allow this reading of the one at a path
 
     def fits(self, name: str, shape: Shape) -> bool:
         """Whether path and shape fit, without a look at the neighbours."""
@@ -115,7 +107,7 @@ def _sides(groups: Sequence[Sequence[str]], reads: str) -> tuple[Shape, Shape]:
             f"{reads!r} does not say which axes are inputs and which are outputs: name them in and"
             " out. Heads, a rank and parentheses stand for the one side that is not named."
         )
-    rest = tuple(axis for axes in others for axis in axes)
+    rest = sum(others, ())
     return named.get("in", rest), named.get("out", rest)
 
 
@@ -124,26 +116,24 @@ _OUT = r"(o|out|wo|o_proj|(attn_)?out_proj|attention_output)"
 _QUERY = r"((q|query)(_proj|_projection)?|wq|wq_b)"
 
 
-def heads_match(module: Neighbours, _own: str) -> bool:
+def heads_match(module: Neighbours, _own: str, unknown: bool = False) -> bool:
     """Whether queries (in, heads, head) and outputs (heads, head, out) have as many heads.
 
     Stacked kernels have not: queries are (layers, in, out) then, and outputs begin with layers.
+    ``unknown`` is the answer where one of them is not there to compare.
     """
-    queries, outputs = _numbers_of_heads(module)
-    return bool(queries and outputs) and queries == outputs
-
-
-def heads_may_match(module: Neighbours, own: str) -> bool:
-    """Whether heads match, or queries or outputs are not there to compare."""
-    return not all(_numbers_of_heads(module)) or heads_match(module, own)
-
-
-def _numbers_of_heads(module: Neighbours) -> list[set[int]]:
-    kernels = [(name, shape) for name, shape in module.items() if len(shape) == 3]
-    return [
-        {shape[axis] for name, shape in kernels if re.fullmatch(f"{names}/(kernel|w)", name)}
+    queries, outputs = (
+        {
+            shape[axis]
+            for name, shape in module.items()
+            if len(shape) == 3 and re.fullmatch(f"{names}/(kernel|w)", name)
+        }
         for names, axis in ((_QUERY, 1), (_OUT, 0))
-    ]
+    )
+    return queries == outputs if queries and outputs else unknown
+
+
+heads_may_match = functools.partial(heads_match, unknown=True)
 
 
 def gpt2_of_transformers(module: Neighbours, _own: str) -> bool:
@@ -160,11 +150,10 @@ def other_adapter_is_a_matrix(module: Neighbours, own: str) -> bool:
 
     Qwix makes them for ``einsum``. Layers and experts would be axes of both.
     """
-    if "lora_a" in own:
-        other = module.get(own.replace("lora_a", "lora_b"), ())
-        return len(other) == 2 and other[0] == module[own][-1]
-    other = module.get(own.replace("lora_b", "lora_a"), ())
-    return len(other) == 2 and other[-1] == module[own][0]
+    # The rank is the last axis of lora_a and the first of lora_b.
+    name, other, rank = ("lora_a", "lora_b", -1) if "lora_a" in own else ("lora_b", "lora_a", 0)
+    shape = module.get(own.replace(name, other), ())
+    return len(shape) == 2 and shape[-1 - rank] == module[own][rank]
 
 
 _KERNEL = "/(kernel|w)"  # of Flax and Keras; of Haiku

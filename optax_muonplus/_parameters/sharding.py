@@ -5,7 +5,7 @@ A concrete array says how it is sharded, and so does one on Explicit mesh axes, 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
+from optax_muonplus._parameters.matrix_view import MatrixView
 from optax_muonplus._parameters.paths import Path, by_path, flatten_tree
 
 # A tree or prefix tree of NamedSharding and None, or a function from parameters to one.
@@ -32,57 +33,14 @@ class LeafSharding(NamedTuple):
     mesh: Mesh | AbstractMesh
     spec: tuple[tuple[str, ...], ...]
 
-    @property
-    def sharded_axes(self) -> tuple[tuple[str, ...], ...]:
-        """``spec`` without mesh axes of size 1."""
-        sizes = self.mesh.shape
-        return tuple(tuple(name for name in names if sizes[name] > 1) for names in self.spec)
-
-
-class Placed(NamedTuple):
-    """A leaf whose sharding is asked for."""
-
-    name: str
-    array: Any
-    given: NamedSharding | None  # its entry in the argument sharding
-    whole_axes: Sequence[int]  # those that a surrounding jax.shard_map must not have cut
-
-
-def leaf_shardings(leaves: Iterable[Placed]) -> list[LeafSharding | None]:
-    """How each leaf lies on a mesh; None where that is not known, or on one device.
-
-    Raises:
-      ValueError: naming the leaves whose sharding cannot be, is not that of the array's type, is
-        known in part only or may cut a matrix; if leaves lie on different meshes.
-    """
-    shardings, wrong = [], []
-    meshes: dict[Any, str] = {}
-    for leaf in leaves:
-        try:
-            _check_varying(leaf)
-            known = _leaf_sharding(leaf)
-        except ValueError as error:
-            wrong.append(f"{leaf.name}: {error}")
-            continue
-        shardings.append(known)
-        if known is not None:
-            meshes.setdefault(tuple(known.mesh.shape.items()), f"{leaf.name} is on {known.mesh}")
-    if len(meshes) > 1:
-        wrong.append(f"all parameters must be on one mesh, but {' and '.join(meshes.values())}")
-    if wrong:
-        raise ValueError(f"Shardings do not fit. {'; '.join(wrong)}.")
-    return shardings
-
 
 def given_shardings(
     tree: Any, paths: Sequence[Path], sharding: ShardingTree
 ) -> list[NamedSharding | None]:
     """The entry of ``sharding`` for each leaf of ``tree``; a single device is no entry."""
-    if sharding is None:
-        return [None] * len(paths)
     expected = "a jax.sharding.NamedSharding, or None where it is not known"
-    is_sharding = lambda x: isinstance(x, NamedSharding | SingleDeviceSharding)  # noqa: E731
-    entries = by_path(sharding, tree, paths, is_sharding, "shardings", expected)
+    kinds = NamedSharding | SingleDeviceSharding
+    entries = by_path(sharding, tree, paths, kinds, "shardings", expected)
     return [entry if isinstance(entry, NamedSharding) else None for entry in entries]
 
 
@@ -146,36 +104,22 @@ def concrete_sharding(leaf: Any) -> NamedSharding | None:
     return leaf.sharding if concrete and isinstance(leaf.sharding, NamedSharding) else None
 
 
-def _leaf_sharding(leaf: Placed) -> LeafSharding | None:
-    source = leaf.given or concrete_sharding(leaf.array)
-    typed = jax.typeof(leaf.array).sharding
-    explicit = AxisType.Explicit in typed.mesh.axis_types
-    if leaf.given is not None:
-        _check_against_type(leaf.given, typed, np.ndim(leaf.array))
-    elif source is None and explicit:
-        auto = _axes_of_type(typed.mesh, AxisType.Auto)
-        unknown = [name for name in auto if typed.mesh.shape[name] > 1]
-        if unknown:
-            raise ValueError(
-                f"its type says {typed.spec}, but nothing about {', '.join(unknown)}, which are"
-                " Auto next to Explicit axes. Pass sharding=, or make all axes of the mesh Explicit"
-            )
-        source = typed
-    if source is None:
-        return None
-    # The same axes may be of other types where the array is used than where the argument was made.
-    mesh = source.mesh if typed.mesh.empty else typed.mesh
-    spec = _checked_spec(source.spec, np.shape(leaf.array), mesh, leaf.whole_axes)
-    if not explicit and math.prod(mesh.shape[name] for name in usable_axes(mesh)) == 1:
-        return None
-    return LeafSharding(mesh, spec)
+def leaf_sharding(
+    x: Any, given: NamedSharding | None, view: MatrixView | None
+) -> LeafSharding | None:
+    """How a leaf lies on a mesh; None where that is not known, or on one device.
 
-
-def _check_varying(leaf: Placed) -> None:
-    """Raises ValueError if a leaf may be a shard of a matrix, and nobody says that it is none."""
-    typed = jax.typeof(leaf.array)
-    varying = sorted(name for name in varying_axes(typed) if typed.sharding.mesh.shape[name] > 1)
-    if varying and leaf.whole_axes and leaf.given is None:
+    A surrounding ``jax.shard_map`` must not have cut its matrices, if its ``view`` has any;
+    ``given`` is its entry in the argument ``sharding``.
+    """
+    typed = jax.typeof(x).sharding
+    sizes = typed.mesh.shape
+    varying = sorted(name for name in varying_axes(jax.typeof(x)) if sizes[name] > 1)
+    explicit = _axes_of_type(typed.mesh, AxisType.Explicit)
+    source = given or concrete_sharding(x)
+    if given is not None:
+        _check_against_type(given, typed, explicit, np.ndim(x))
+    elif varying and view is not None:
         raise ValueError(
             f"it varies over {', '.join(varying)}, which a surrounding jax.shard_map has taken, so"
             " that it may be a shard of a matrix, and a shard of a matrix has no polar factor."
@@ -184,6 +128,21 @@ def _check_varying(leaf: Placed) -> None:
             f" sharding=NamedSharding(mesh, P({varying[0]!r})) if the first axis, of layers or"
             " experts, is cut, P() if none is"
         )
+    elif source is None and explicit:
+        auto = _axes_of_type(typed.mesh, AxisType.Auto)
+        if unknown := ", ".join(name for name in auto if sizes[name] > 1):
+            raise ValueError(
+                f"its type says {typed.spec}, but nothing about {unknown}, which are Auto next to"
+                " Explicit axes. Pass sharding=, or make all axes of the mesh Explicit"
+            )
+        source = typed
+    if source is None:
+        return None
+    # The same axes may be of other types where the array is used than where the argument was made.
+    mesh = source.mesh if typed.mesh.empty else typed.mesh
+    spec = _checked_spec(source.spec, np.shape(x), mesh, view.matrix_axes if view else ())
+    on_one_device = math.prod(mesh.shape[name] for name in usable_axes(mesh)) == 1
+    return None if on_one_device and not explicit else LeafSharding(mesh, spec)
 
 
 def _checked_spec(
@@ -196,8 +155,7 @@ def _checked_spec(
         raise ValueError(f"{spec} leaves an axis unconstrained; say how it is sharded")
     entries = _spec_entries(spec, len(shape))
     usable = usable_axes(mesh)
-    taken = {name for axis in whole for name in entries[axis]} - set(usable)
-    if taken:
+    if taken := {name for axis in whole for name in entries[axis]}.difference(usable):
         raise ValueError(
             f"{spec} names {', '.join(sorted(taken))}, which a surrounding jax.shard_map has taken;"
             " arrays inside of it are single shards, and a shard of a matrix has no polar factor"
@@ -216,13 +174,14 @@ def _checked_spec(
     return tuple(entries)
 
 
-def _check_against_type(given: NamedSharding, typed: NamedSharding, ndim: int) -> None:
-    """Raises ValueError unless ``given`` says what the array's type says."""
+def _check_against_type(
+    given: NamedSharding, typed: NamedSharding, explicit: Sequence[str], ndim: int
+) -> None:
+    """Raises ValueError unless ``given`` says of Explicit axes what the array's type says."""
     if typed.mesh.empty:
         return
     if dict(given.mesh.shape) != dict(typed.mesh.shape):
         raise ValueError(f"sharding= is on {given.mesh}, the array on {typed.mesh}")
-    explicit = _axes_of_type(typed.mesh, AxisType.Explicit)
     ours, types = (
         [[name for name in names if name in explicit] for names in _spec_entries(spec, ndim)]
         for spec in (given.spec, typed.spec)

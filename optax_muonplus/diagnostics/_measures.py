@@ -46,17 +46,7 @@ MEASURES: tuple[Measure, ...] = get_args(Measure)[:-1]
 # By stage and measure.
 Values = dict[str, dict[str, jax.Array]]
 # Measures of a single matrix are taken at every stage, the others only at the second one.
-_AT_EVERY_STAGE = ("row_variance", "col_variance", "row_ratio", "col_ratio", "rms")
-
-
-def measures_by_stage(
-    stages: Sequence[str], measures: Sequence[Measure]
-) -> dict[str, tuple[Measure, ...]]:
-    """Returns the names of the measures that are taken at each stage."""
-    return {
-        stage: tuple(name for name in measures if name in _AT_EVERY_STAGE or stage == stages[1])
-        for stage in stages
-    }
+AT_EVERY_STAGE = ("row_variance", "col_variance", "row_ratio", "col_ratio", "rms")
 
 
 def measure(
@@ -67,14 +57,8 @@ def measure(
 ) -> Values:
     """Measures all matrices of all leaves, in a program that contains each kind of leaf once.
 
-    Args:
-      taken: names of measures by stage, see :func:`measures_by_stage`.
-      leaves: records of matrices.
-      stages: for each stage the arrays of all leaves.
-      normalization: what follows the second stage, for the floor shares.
-
-    Returns:
-      One number for each matrix, in float32, by stage and measure.
+    ``stages`` are for each stage the arrays of all leaves; ``normalization`` follows the second
+    one. The values are one number for each matrix, in float32.
     """
 
     def of_leaves(by_leaf: Sequence[Sequence[jax.Array]], normalization: Normalize) -> Values:
@@ -135,19 +119,18 @@ def _of_matrices(
 
     def evaluate(name: Measure, x: jax.Array) -> jax.Array:
         side: Side = "row" if name.startswith("row") else "col"
-        match name:
-            case "row_variance" | "col_variance":
+        match name.removeprefix(f"{side}_"):
+            case "variance":
                 return norm_variance(x, side)
-            case "row_ratio" | "col_ratio":
+            case "ratio":
                 return norm_ratio(x, side)
-            case "rms":
-                return rms(x)
-            case "row_spearman" | "col_spearman":
+            case "spearman":
                 return spearman(before, after, side)
-            case "row_floor_share" | "col_floor_share":
+            case "floor_share":
                 return _floor_share_at(normalization, after, side)
             case "distance":
                 return polar_distance(after, before)
+        return rms(x)
 
     return {
         stage: {name: evaluate(name, x).astype(jnp.float32) for name in names}

@@ -17,7 +17,7 @@ from optax_muonplus._parameters import (
     path_name,
     select,
 )
-from optax_muonplus.diagnostics._measures import MEASURES, Measure, measure, measures_by_stage
+from optax_muonplus.diagnostics._measures import AT_EVERY_STAGE, MEASURES, Measure, measure
 from optax_muonplus.diagnostics._record import RecordState, empty_state
 from optax_muonplus.matrices import Normalize
 from optax_muonplus.polar import Orthogonalize
@@ -94,9 +94,8 @@ def recorded(
     def made(*args: Any, **kwargs: Any) -> optax.GradientTransformation:
         inner: Any = factory(*args, **kwargs)
         link = _polar_link(inner)
-        dims, sharding = inner.weight_dimension_numbers, inner.sharding
-        find = functools.partial(select, only=patterns, dimension_numbers=dims, sharding=sharding)
-        return _recorder(inner, link, find, due, measures)
+        where = patterns, inner.weight_dimension_numbers, inner.sharding
+        return _recorder(inner, link, where, due, measures)
 
     return made
 
@@ -126,9 +125,7 @@ def watched(
     due, patterns = _checked(every, measures, only)
     if due is None:
         return inner
-    dims = weight_dimension_numbers
-    find = functools.partial(select, only=patterns, dimension_numbers=dims)
-    return _recorder(inner, None, find, due, measures)
+    return _recorder(inner, None, (patterns, weight_dimension_numbers), due, measures)
 
 
 def _checked(every: Any, measures: Sequence[str], only: Any) -> tuple[Schedule | None, Any]:
@@ -162,23 +159,24 @@ def _polar_link(transformation: Any) -> Steps:
 def _recorder(
     inner: optax.GradientTransformation,
     link: Steps | None,
-    find: Callable[[Any], Sequence[LeafInfo]],
+    where: Sequence[Any],
     due: Schedule,
     measures: Sequence[Measure],
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes ``inner`` keep measures of the matrices that ``find`` finds in a tree.
+    """Makes ``inner`` keep measures of the matrices that ``select(tree, *where)`` finds.
 
     The stages are those inside of ``link``, a part of ``inner``; if it is None, what ``inner`` is
     given and what it returns.
     """
     inner = optax.with_extra_args_support(inner)
     names = ("before", "after") if link is None else ("momentum", "polar", "update")
-    taken = measures_by_stage(names, measures)
+    at_every_stage = [name for name in measures if name in AT_EVERY_STAGE]
+    taken = {stage: measures if stage == names[1] else at_every_stage for stage in names}
     norms = [x for x in link.functions if isinstance(x, Normalize)] if link else []
     normalization = (*norms, Normalize("none"))[0]
 
     def init_fn(params: optax.Params) -> Any:
-        return empty_state(inner.init(params), find(params), taken)
+        return empty_state(inner.init(params), select(params, *where), taken)
 
     def update_fn(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
@@ -190,7 +188,8 @@ def _recorder(
                 " with state.inner."
             )
         results, inner_state = inner.update(updates, state.inner, params, **extra_args)
-        leaves, values, count = find(updates), state.values, optax.safe_increment(state.count)
+        leaves, values = select(updates, *where), state.values
+        count = optax.safe_increment(state.count)
         is_due = jnp.asarray(due(count), bool)
         if leaves:
             stages = _stages(link, leaves, updates, state.inner, results)
