@@ -75,33 +75,36 @@ def values(contrast: Contrast, sweeps: dict[str, Sweep]) -> list[float]:
 
 def losses(term: Term, sweeps: dict[str, Sweep]) -> dict[int, float]:
     """Returns a method's losses at its best rate, by seed."""
-    sweep = sweeps[term.sweep]
-    by_name = {method.name: method for method in sweep.methods()}
-    if term.method not in by_name:
-        known = ", ".join(by_name)
-        raise UserError(f"{term.sweep} has no runs of {term.method!r}; it has {known}.")
+    sweep = sweeps.get(term.sweep)
+    by_name = {method.name: method for method in sweep.methods()} if sweep else {}
+    if sweep is None or term.method not in by_name:
+        raise UserError(f"{term.sweep} has no runs of {term.method}")
     return sweep.best(by_name[term.method])
 
 
 def table(contrasts: Iterable[Contrast], root: Path) -> str:
-    """Writes one line for each contrast; Holm's correction is over all of them."""
+    """Writes a line for each contrast; Holm's correction is over those that were run."""
     contrasts = list(contrasts)
     names = {term.sweep for contrast in contrasts for term in contrast.terms}
-    sweeps = {name: results.read(root / name) for name in sorted(names)}
-    found = [estimate(values(contrast, sweeps)) for contrast in contrasts]
-    rows = [
-        [
-            contrast.name,
-            f"{e.mean:+.4f} ± {e.half_width:.4f}",
-            f"{e.p:.2g}",
-            f"{p:.2g}",
-            str(e.seeds),
-            contrast.refuted_if,
-        ]
-        for contrast, e, p in zip(contrasts, found, holm([e.p for e in found]), strict=True)
-    ]
+    sweeps = {name: results.read(root / name) for name in names if (root / name).is_dir()}
+    found: dict[str, Estimate] = {}
+    missing: dict[str, str] = {}
+    for contrast in contrasts:
+        try:
+            found[contrast.name] = estimate(values(contrast, sweeps))
+        except UserError as error:
+            missing[contrast.name] = str(error)
+    corrected = dict(zip(found, holm([e.p for e in found.values()]), strict=True))
+    rows = []
+    for contrast in contrasts:
+        if e := found.get(contrast.name):
+            numbers = [f"{e.mean:+.4f} ± {e.half_width:.4f}", f"{e.p:.2g}"]
+            rows.append([contrast.name, *numbers, f"{corrected[contrast.name]:.2g}", str(e.seeds)])
+        else:
+            rows.append([contrast.name, missing[contrast.name], "", "", ""])
+        rows[-1].append(contrast.refuted_if)
     head = ["difference of losses", "mean, 95%", "p", "p (Holm)", "seeds", "refuted if"]
-    return tables.markdown(head, rows)
+    return tables.markdown(head, rows, padded=False)
 
 
 def read(path: Path) -> list[Contrast]:
