@@ -19,7 +19,7 @@ import optax
 
 import optax_muonplus as omp
 from benchmarks import columns, records
-from benchmarks.yardsticks import intervals
+from benchmarks.yardsticks import intervals, resuming
 from examples.trainer.system.errors import UserError
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import Momentum
@@ -101,19 +101,23 @@ def main(config: Config) -> None:
     counts = (*config.sizes, config.steps, config.tuning_seeds, config.rates_per_decade)
     if min(counts) < 1 or config.seeds < 2:
         raise UserError("--seeds begins at 2, and the other numbers at 1.")
-    rows = []
-    for method in METHODS:
-        found = {str(size): measure(method, size, config) for size in config.sizes}
-        rows.append({"method": method, "sizes": found})
-        print(table(rows[-1:], config).splitlines()[-1], flush=True)
-    print(table([*rows, *published(config)], config))
     name = f"least-squares-{config.steps}-{config.rates_per_decade}-{config.polar}"
     run = records.describe_run("benchmarks.yardsticks least-squares", config)
     shown = {row["method"]: row["written"] for row in published(config)}
-    records.write(config.out, name, {**run, "published": shown, "rows": rows})
+    tasks = [(method,) for method in METHODS]
+    rows = resuming.measured(
+        config.out, name, {**run, "published": shown}, tasks, functools.partial(measure, config)
+    )
+    print(table([*rows, *published(config)], config))
 
 
-def measure(method: str, size: int, config: Config) -> dict[str, Any]:
+def measure(config: Config, method: str) -> dict[str, Any]:
+    """Makes the row of a method."""
+    sizes = {str(size): measure_size(method, size, config) for size in config.sizes}
+    return {"method": method, "sizes": sizes}
+
+
+def measure_size(method: str, size: int, config: Config) -> dict[str, Any]:
     """Chooses rate and decay with some targets, and finds the reduction of others with them."""
     first, last = DECADES
     grid = np.logspace(first, last, (last - first) * config.rates_per_decade + 1)

@@ -8,6 +8,7 @@ the accuracy on the test rows after training on all others, at the last step.
 
 import dataclasses
 import functools
+import itertools
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from flax import nnx
 
 import optax_muonplus as omp
 from benchmarks import columns, records
-from benchmarks.yardsticks import intervals
+from benchmarks.yardsticks import intervals, resuming
 from examples.trainer.system import optional_packages
 from examples.trainer.system.errors import UserError
 
@@ -137,16 +138,12 @@ def main(config: Config) -> None:
     counts = (config.steps, config.tuning_seeds, config.batch_size)
     if min(counts) < 1 or config.seeds < 2 or min(*config.rates, *config.adamw_rates) <= 0:
         raise UserError("--seeds begins at 2, other counts at 1, and rates are above 0.")
-    data, rows = read(), []
-    for network in NETWORKS:
-        for method in METHODS:
-            row = measure(network, method, data, config)
-            rows.append(row)
-            print(network, method, row["rate"], row["accuracies"], flush=True)
-    print(columns.table([written(row, rows) for row in rows], COLUMNS, left=2))
     run = records.describe_run("benchmarks.yardsticks mnist1d", config)
-    packages = intervals.versions("mnist1d", "flax")
-    records.write(config.out, "mnist1d", {**run, **packages, "published": PUBLISHED, "rows": rows})
+    record = {**run, **intervals.versions("mnist1d", "flax"), "published": PUBLISHED}
+    measured = functools.partial(measure, read(), config)
+    tasks = list(itertools.product(NETWORKS, METHODS))
+    rows = resuming.measured(config.out, "mnist1d", record, tasks, measured)
+    print(columns.table([written(row, rows) for row in rows], COLUMNS, left=2))
 
 
 def read() -> Data:
@@ -157,7 +154,7 @@ def read() -> Data:
     return Data(x, made["y"], x_test, made["y_test"])
 
 
-def measure(network: str, method: str, data: Data, config: Config) -> dict[str, Any]:
+def measure(data: Data, config: Config, network: str, method: str) -> dict[str, Any]:
     """Chooses a rate on held-out training rows; accuracies in percent with it, by seed."""
     rates = {"AdamW": config.adamw_rates, "Adam as published": (PUBLISHED_RATE,)}
     tried, kept = rates.get(method, config.rates), len(data.x) * 4 // 5

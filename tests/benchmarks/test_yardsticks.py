@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.yardsticks import __main__ as command
-from benchmarks.yardsticks import intervals, least_squares, mnist1d, shakespeare
+from benchmarks.yardsticks import intervals, least_squares, mnist1d, resuming, shakespeare
 from examples.trainer.system.errors import UserError
 
 STEPS, RATE, BETA = 6, 0.03, 0.5
@@ -92,6 +92,27 @@ def test_an_interval_is_students():
     assert intervals.half_width([1, 2, 3, 4, 5]) == pytest.approx(2.776445 * math.sqrt(2.5 / 5))
     assert intervals.written([1.0], 2) == "1.00"
     assert intervals.written([1.0, 1.0], 1) == "1.0 ± 0.0"
+
+
+def test_rows_that_an_equal_run_has_written_are_kept(tmp_path):
+    seen, tasks = [], [("a",), ("b",), ("c",)]
+
+    def measure(name):
+        if name == "c" and len(seen) < 3:
+            seen.append("killed")
+            raise KeyboardInterrupt
+        seen.append(name)
+        return {"name": name}
+
+    with pytest.raises(KeyboardInterrupt):
+        resuming.measured(tmp_path, "x", {"rates": (1, 2)}, tasks, measure)
+    rows = resuming.measured(tmp_path, "x", {"rates": (1, 2)}, tasks, measure)
+    assert seen == ["a", "b", "killed", "c"] and [row["name"] for row in rows] == ["a", "b", "c"]
+    resuming.measured(tmp_path, "x", {"rates": (1,)}, tasks, measure)
+    assert seen[4:] == ["a", "b", "c"]  # of another record
+    (tmp_path / "x.json").write_text("[]")
+    with pytest.raises(UserError, match=r"x\.json has no rows of a table .* move it away"):
+        resuming.measured(tmp_path, "x", {}, tasks, measure)
 
 
 DIGITS = mnist1d.Data(
