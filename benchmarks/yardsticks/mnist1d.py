@@ -85,52 +85,53 @@ class CNN(nnx.Module):
     """Three convolutions of 25 channels that halve the length, and a linear head."""
 
     def __init__(self, rngs: nnx.Rngs):
-        conv = functools.partial(nnx.Conv, strides=2, padding=[(1, 1)], rngs=rngs)
-        self.first = conv(1, 25, kernel_size=5)
-        self.second = conv(25, 25, kernel_size=3)
-        self.third = conv(25, 25, kernel_size=3)
+        self.first = nnx.Linear(5, 25, rngs=rngs)
+        self.second = nnx.Linear(3 * 25, 25, rngs=rngs)
+        self.third = nnx.Linear(3 * 25, 25, rngs=rngs)
         self.head = nnx.Linear(125, 10, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps signals (batch, 40) to logits (batch, 10)."""
-        x = x[..., None]
-        for layer in (self.first, self.second, self.third):
-            x = nnx.relu(layer(x))
+        x = nnx.relu(self.first(patches(x[..., None], 5)))
+        x = nnx.relu(self.second(patches(x, 3)))
+        x = nnx.relu(self.third(patches(x, 3)))
         return self.head(x.reshape(len(x), -1))
 
 
+def patches(x: jax.Array, width: int) -> jax.Array:
+    """What each place of a convolution sees, (batch, places, width * channels).
+
+    The padding is 1 and the stride 2. A linear layer on it is the convolution, with a matrix as its
+    kernel; in a loop on a CPU it takes a fifth of the time of XLA's convolution.
+    """
+    x = jnp.pad(x, ((0, 0), (1, 1), (0, 0)))
+    last = x.shape[1] - width
+    return jnp.concatenate([x[:, i : last + i + 1 : 2] for i in range(width)], axis=-1)
+
+
 NETWORKS: dict[str, Callable[[nnx.Rngs], Any]] = {"MLP": MLP, "CNN": CNN}
-CONVOLUTION = omp.MuonDimensionNumbers(reduction_axis=(0, 1), output_axis=2)
-RULES = {"MLP": [], "CNN": [("kernel", CONVOLUTION, 3)]}  # a row is all that one channel sees
 
 
-def muons(
-    rule: Callable[..., Any], network: str, rate: Any, steps: int
-) -> optax.GradientTransformation:
+def muons(rule: Callable[..., Any], rate: Any, steps: int) -> optax.GradientTransformation:
     """Muon or Muon+ with its defaults; heads and biases get AdamW with the published rate."""
     cosine = functools.partial(optax.cosine_decay_schedule, decay_steps=steps)
-    return rule(
-        lambda step: rate * cosine(1.0)(step),
-        adam_learning_rate=cosine(PUBLISHED_RATE),
-        muon_weight_dimension_numbers=functools.partial(
-            omp.muon_dimension_numbers, rules=RULES[network]
-        ),
-    )
+    share = cosine(1.0)
+    return rule(lambda step: rate * share(step), adam_learning_rate=cosine(PUBLISHED_RATE))
 
 
-def adamw(network: str, rate: Any, steps: int) -> optax.GradientTransformation:
+def adamw(rate: Any, steps: int) -> optax.GradientTransformation:
     """AdamW without decay, along a cosine."""
     share = optax.cosine_decay_schedule(1.0, steps)
     return optax.adamw(lambda step: rate * share(step), weight_decay=0.0)
 
 
-METHODS: dict[str, Callable[[str, Any, int], optax.GradientTransformation]] = {
-    "Adam as published": lambda network, rate, steps: optax.adam(rate),
+METHODS: dict[str, Callable[[Any, int], optax.GradientTransformation]] = {
+    "Adam as published": lambda rate, steps: optax.adam(rate),
     "AdamW": adamw,
     "Muon": functools.partial(muons, omp.muon),
     "Muon+ col_row": functools.partial(muons, omp.muonplus),
 }
-"""From the network's name, a rate and the number of steps."""
+"""From a rate and the number of steps."""
 
 
 def main(config: Config) -> None:
@@ -184,7 +185,7 @@ def accuracies(
     def train(seed: jax.Array) -> jax.Array:
         initial, shuffles = jax.random.split(jax.random.key(seed))
         graph, params = nnx.split(NETWORKS[network](nnx.Rngs(initial)))
-        tx = METHODS[method](network, rate, config.steps)
+        tx = METHODS[method](rate, config.steps)
 
         def loss_of(params: Any, rows: jax.Array) -> jax.Array:
             logits = nnx.merge(graph, params)(data.x[rows])

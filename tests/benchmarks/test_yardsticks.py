@@ -147,13 +147,26 @@ def test_both_networks_learn_with_every_method_and_the_table_says_so(tmp_path, m
 @pytest.mark.parametrize("network", mnist1d.NETWORKS)
 def test_heads_and_biases_are_no_matrices(network):
     _, params = mnist1d.nnx.split(mnist1d.NETWORKS[network](mnist1d.nnx.Rngs(0)))
-    state = mnist1d.METHODS["Muon+ col_row"](network, 0.02, 10).init(params)
+    state = mnist1d.METHODS["Muon+ col_row"](0.02, 10).init(params)
     shapes = {
         jax.tree_util.keystr(path, simple=True, separator="/").split("/")[-3:-1][0]
         for path, leaf in jax.tree.leaves_with_path(state)
         if "'muon'" in jax.tree_util.keystr(path) and leaf.ndim > 1
     }
     assert shapes == ({"first", "second"} if network == "MLP" else {"first", "second", "third"})
+
+
+@pytest.mark.parametrize(("length", "channels", "width"), [(40, 1, 5), (19, 25, 3), (10, 25, 3)])
+def test_a_matrix_on_patches_is_a_convolution(length, channels, width):
+    rng = np.random.default_rng(0)
+    x, kernel = rng.normal(size=(2, length, channels)), rng.normal(size=(width, channels, 7))
+    padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
+    places = range(0, length + 3 - width, 2)
+    expected = np.stack(
+        [np.einsum("bwc,wcd->bd", padded[:, i : i + width], kernel) for i in places], axis=1
+    )
+    found = np.asarray(mnist1d.patches(jax.numpy.asarray(x), width)) @ kernel.reshape(-1, 7)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_every_epoch_has_all_rows_in_an_order_of_its_own():
