@@ -1,0 +1,1 @@
+"""Yardsticks that nobody here wrote, with their published figures."""
