@@ -8,6 +8,7 @@ import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._arguments import check_flag
 from optax_muonplus._parameters import DimensionNumbersTree, LayerAxes, Rules, ShardingTree
 from optax_muonplus.coefficients import CoefficientsLike
@@ -27,6 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@says_names
 def muonplus(
     learning_rate: optax.ScalarOrSchedule,
     ns_coeffs: CoefficientsLike = "jordan",
@@ -220,6 +222,7 @@ def _like(
     return decorate
 
 
+@says_names
 @_like(muonplus, norm="none")
 def muon(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
     """Muon: :func:`muonplus` with ``norm="none"`` by default, and every other argument the same.

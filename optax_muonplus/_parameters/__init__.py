@@ -30,6 +30,7 @@ from optax_muonplus._parameters.paths import flatten_tree as flatten_tree
 from optax_muonplus._parameters.paths import flatten_with_names as flatten_with_names
 from optax_muonplus._parameters.paths import fold as fold
 from optax_muonplus._parameters.paths import fold_all as fold_all
+from optax_muonplus._parameters.paths import listed as listed
 from optax_muonplus._parameters.paths import path_name as path_name
 from optax_muonplus._parameters.paths import without_numbers as without_numbers
 from optax_muonplus._parameters.reader import muon_dimension_numbers as muon_dimension_numbers

@@ -11,7 +11,7 @@ import numpy as np
 from optax_muonplus._parameters.dimension_numbers import matrix_view
 from optax_muonplus._parameters.matrix_view import DimensionNumbers, MatrixView
 from optax_muonplus._parameters.paths import Path, flatten_tree, listed, names_to_read
-from optax_muonplus._parameters.reader import Reading, numbers, read
+from optax_muonplus._parameters.reader import Reading, numbers, read, refuse_count
 from optax_muonplus._parameters.user_rules import (
     LayerAxes,
     Rules,
@@ -106,6 +106,7 @@ class PerHead:
 
     def __call__(self, params: Any) -> Any:
         paths, leaves, unflatten = flatten_tree(params)
+        refuse_count(leaves, paths)
         return unflatten(numbers(self.read(params, paths, leaves)))
 
     def read(self, tree: Any, paths: Sequence[Path], leaves: Sequence[Any]) -> list[Reading]:

@@ -73,7 +73,21 @@ def muon_dimension_numbers(
         guessing its layout could mix experts or heads.
     """
     paths, leaves, unflatten = flatten_tree(params)
+    if rules != () or layer_axes:
+        refuse_count(leaves, paths)
     return unflatten(numbers(read(params, paths, leaves, rules, layer_axes)))
+
+
+def refuse_count(leaves: Sequence[Any], paths: Sequence[Path]) -> None:
+    """Raises ValueError for a number of steps, which no tree of parameters is."""
+    alone = list(paths) == [()] and not np.shape(leaves[0])
+    if alone and np.issubdtype(getattr(leaves[0], "dtype", type(leaves[0])), np.integer):
+        raise ValueError(
+            "Dimension numbers were asked of an integer, not of parameters."
+            " optax.inject_hyperparams calls functions with the number of the step: add"
+            " static_args=('muon_weight_dimension_numbers',) to it, or pass rules=[...] to the"
+            " optimizer, which is no function."
+        )
 
 
 def numbers(readings: Sequence[Reading]) -> list[DimensionNumbers | None]:

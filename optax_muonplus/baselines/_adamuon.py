@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
 from optax_muonplus._parameters import (
     DimensionNumbersTree,
@@ -137,6 +138,7 @@ class Sign(Elementwise):
         return jnp.sign(x)
 
 
+@says_names
 def adamuon(
     learning_rate: optax.ScalarOrSchedule,
     link: AdaMuon = AdaMuon(),

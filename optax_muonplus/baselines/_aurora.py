@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._arguments import NOT_NEGATIVE, Kind, check_number, known_count
 from optax_muonplus._parameters import (
     DimensionNumbersTree,
@@ -122,6 +123,7 @@ def scale_by_aurora(
     return matrix_chain(momentum, factor, scale)
 
 
+@says_names
 def aurora(
     learning_rate: optax.ScalarOrSchedule,
     link: MatrixTransformation = scale_by_aurora(),

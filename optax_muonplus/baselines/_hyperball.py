@@ -14,6 +14,7 @@ import jax.core
 import jax.numpy as jnp
 import optax
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._parameters import (
     DimensionNumbersTree,
     LayerAxes,
@@ -109,6 +110,7 @@ def _over(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(y > 0, x / jnp.where(y > 0, y, 1), 0)
 
 
+@says_names
 def hyperball(
     learning_rate: optax.ScalarOrSchedule,
     link: Link | MatrixTransformation = MUON,

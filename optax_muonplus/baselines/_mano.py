@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._arguments import NOT_NEGATIVE, check_number
 from optax_muonplus._parameters import (
     DimensionNumbersTree,
@@ -127,6 +128,7 @@ def _over_norm(x: jax.Array, axes: tuple[int, ...], least: ArrayLike) -> jax.Arr
     return jnp.where(size > 0, x / jnp.where(size > 0, size, 1), 0)
 
 
+@says_names
 def mano(
     learning_rate: optax.ScalarOrSchedule,
     link: Mano = Mano(),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._arguments import POSITIVE, check_number
 from optax_muonplus._parameters import (
     DimensionNumbersTree,
@@ -86,6 +87,7 @@ def scale_by_meqmuon(
     return matrix_chain(momentum, polar_factor, equilibrate)
 
 
+@says_names
 def meqmuon(
     learning_rate: optax.ScalarOrSchedule,
     link: MatrixTransformation = scale_by_meqmuon(),

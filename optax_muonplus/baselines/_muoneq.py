@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._arguments import NOT_NEGATIVE, check_number, check_word
 from optax_muonplus._parameters import (
     DimensionNumbersTree,
@@ -107,6 +108,7 @@ def scale_by_muoneq(
     return matrix_chain(momentum, balance, polar_factor, scale)
 
 
+@says_names
 def muoneq(
     learning_rate: optax.ScalarOrSchedule,
     link: MatrixTransformation = scale_by_muoneq(),

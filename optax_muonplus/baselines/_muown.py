@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._parameters import (
     DimensionNumbersTree,
     LayerAxes,
@@ -151,6 +152,7 @@ def _step(
     return v * (g / length) - w, g, length
 
 
+@says_names
 def muown(
     learning_rate: optax.ScalarOrSchedule,
     link: Muown = Muown(),

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_number, check_word
 from optax_muonplus._parameters import (
     DimensionNumbersTree,
@@ -139,6 +140,7 @@ def _row_zeros(view: MatrixView, x: jax.Array) -> jax.Array:
     return jnp.zeros_like(sum_of_squares(x, view.reduction_axes))
 
 
+@says_names
 def normuon(
     learning_rate: optax.ScalarOrSchedule,
     link: NorMuon = NorMuon(),

@@ -7,6 +7,7 @@ from typing import Any
 
 import optax
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._parameters import (
     DimensionNumbersTree,
     LayerAxes,
@@ -50,6 +51,7 @@ def scale_by_turbo_muon(
     return matrix_chain(momentum, polar_factor, scale)
 
 
+@says_names
 def turbo_muon(
     learning_rate: optax.ScalarOrSchedule,
     link: MatrixTransformation = scale_by_turbo_muon(),

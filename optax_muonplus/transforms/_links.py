@@ -4,7 +4,7 @@ Each link computes in float32 at least. The updates of :func:`momentum` are not 
 of the gradients; those of the other links have the dtype of their input.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 from jax.typing import ArrayLike
@@ -115,7 +115,9 @@ def scale_by_shape(
 
 
 def apply_to_matrices(
-    functions: Sequence[MatrixFunction | Callable[[jax.Array], jax.Array]],
+    functions: MatrixFunction
+    | Callable[[jax.Array], jax.Array]
+    | Sequence[MatrixFunction | Callable[[jax.Array], jax.Array]],
     *,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
@@ -127,7 +129,7 @@ def apply_to_matrices(
     The same as :func:`matrix_chain` of them.
 
     Args:
-      functions: shape-preserving functions on arrays ``(batch, out, in)``, or
+      functions: one or several shape-preserving functions on arrays ``(batch, out, in)``, or
         :class:`optax_muonplus.matrices.MatrixFunction`, which saves the copies of transposing
         matrices that are stored as (in, out).
       weight_dimension_numbers: as in :func:`orthogonalize`.
@@ -138,10 +140,11 @@ def apply_to_matrices(
     Raises:
       ValueError: at init, if a function changes the shape.
     """
-    if not functions:
+    given = tuple(functions) if isinstance(functions, Iterable) else (functions,)
+    if not given:
         raise ValueError("apply_to_matrices needs one function at least, got none.")
     return matrix_chain(
-        *functions,
+        *given,
         weight_dimension_numbers=weight_dimension_numbers,
         sharding=sharding,
         rules=rules,

@@ -119,6 +119,8 @@ def parts_of(link: Any) -> tuple[Any, ...]:
         return (link,)
     if callable(link):
         return (ArrayFunction(link),)
+    if isinstance(link, list | tuple):
+        raise TypeError("matrix_chain got a list. Pass its links one by one: matrix_chain(*links).")
     raise TypeError(
         f"matrix_chain got {type(link).__name__}, which is no link: pass transformations, functions"
         " on arrays (*batch, out, in), or objects with init(params, leaves) and update(updates,"
