@@ -13,6 +13,7 @@ from optax_muonplus import transforms as transforms
 from optax_muonplus._arguments import did_you_mean as _did_you_mean
 from optax_muonplus._optimizers import TakenOver as TakenOver
 from optax_muonplus._optimizers import describe as describe
+from optax_muonplus._optimizers import learning_rate as learning_rate
 from optax_muonplus._optimizers import muon as muon
 from optax_muonplus._optimizers import muonplus as muonplus
 from optax_muonplus._optimizers import take_over as take_over

@@ -18,6 +18,7 @@ from optax_muonplus._parameters.matrix_view import (
     DimensionNumbersTree,
     MatrixView,
 )
+from optax_muonplus._parameters.models import check_parameters
 from optax_muonplus._parameters.paths import (
     Path,
     by_path,
@@ -154,6 +155,7 @@ def resolve(
 def read_leaves(tree: Any, given: DimensionNumbersTree, strict: bool = True) -> ResolvedTree:
     """Resolves ``tree``, but for shardings."""
     paths, arrays, unflatten = flatten_tree(tree)
+    check_parameters(tree, paths, arrays)
     readings = _read(tree, paths, arrays, given)
     if strict:
         check_known(readings)
