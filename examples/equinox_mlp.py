@@ -7,8 +7,6 @@ Muon+, the second, with a rule of our own for it, under AdamW.
 Run: ``python examples/equinox_mlp.py`` or ``python -m examples.equinox_mlp``.
 """
 
-import functools
-
 import equinox as eqx
 import jax
 import optax
@@ -27,11 +25,11 @@ params = eqx.filter(model, eqx.is_inexact_array)
 print("Default rules:")
 print(omp.describe(params))
 
-rules = functools.partial(omp.muon_dimension_numbers, rules=[("layers/2/", None)])
+rules = [("layers/2/", None)]
 print("\nWith a rule that sends the last layer to AdamW:")
-print(omp.describe(params, rules))
+print(omp.describe(params, rules=rules))
 
-tx = omp.muonplus(0.02, adam_learning_rate=1e-2, muon_weight_dimension_numbers=rules)
+tx = omp.muonplus(0.02, adam_learning_rate=1e-2, rules=rules)
 opt_state = tx.init(params)
 
 

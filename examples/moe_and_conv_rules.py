@@ -7,8 +7,6 @@ rules a leaf of three or more axes is an error, which is printed first.
 Run: ``python examples/moe_and_conv_rules.py`` or ``python -m examples.moe_and_conv_rules``.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,9 +57,8 @@ try:
     omp.muonplus(0.01).init(params)
 except ValueError as error:
     print(f"Without rules: {error}\n")
-rules = functools.partial(omp.muon_dimension_numbers, rules=RULES)
-print(omp.describe(params, rules))
-tx = omp.muonplus(0.01, muon_weight_dimension_numbers=rules)
+print(omp.describe(params, rules=RULES))
+tx = omp.muonplus(0.01, rules=RULES)
 opt_state = tx.init(params)
 
 

@@ -1,5 +1,8 @@
 """Muon+ for JAX: Muon with one normalization step after the orthogonalization, for Optax."""
 
+import types as _types
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from optax_muonplus import baselines as baselines
 from optax_muonplus import coefficients as coefficients
 from optax_muonplus import diagnostics as diagnostics
@@ -7,8 +10,10 @@ from optax_muonplus import integrations as integrations
 from optax_muonplus import matrices as matrices
 from optax_muonplus import polar as polar
 from optax_muonplus import transforms as transforms
+from optax_muonplus._arguments import did_you_mean as _did_you_mean
 from optax_muonplus._optimizers import TakenOver as TakenOver
 from optax_muonplus._optimizers import describe as describe
+from optax_muonplus._optimizers import learning_rate as learning_rate
 from optax_muonplus._optimizers import muon as muon
 from optax_muonplus._optimizers import muonplus as muonplus
 from optax_muonplus._optimizers import take_over as take_over
@@ -26,6 +31,18 @@ from optax_muonplus.transforms import scale_by_shape as scale_by_shape
 
 __version__ = "0.2.0"
 __all__ = [name for name in dir() if not name.startswith("_")]
+
+if not _TYPE_CHECKING:  # a type checker would take every name for one of the module's
+
+    def __getattr__(name: str) -> object:
+        """Raises AttributeError, which says what the library calls it."""
+        if name.startswith("_"):  # asked for by tools
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        rooms = [x for x in __all__ if isinstance(globals()[x], _types.ModuleType)]
+        known = [*__all__, *(f"{room}.{x}" for room in rooms for x in vars(globals()[room]))]
+        same = [x for x in known if x.rpartition(".")[2] == name]
+        near = f" It is {__name__}.{same[0]}." if same else _did_you_mean(name, __all__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{near}")
 
 
 def __dir__() -> list[str]:

@@ -6,14 +6,21 @@ are the same to the functions here, but that the value of a tracer is not known 
 Messages name the argument, what was given and what to do.
 """
 
+import difflib
 import operator
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+
+_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+_SHORT = {"bf16": "bfloat16", "half": "float16"} | {
+    f"{short}{bits}": f"float{bits}" for short in ("f", "fp") for bits in (16, 32, 64)
+}
 
 
 class Kind(NamedTuple):
@@ -62,7 +69,17 @@ def check_flag(name: str, value: Any) -> None:
 def check_word(name: str, value: Any, known: Sequence[str], otherwise: str = "") -> None:
     """Raises ValueError, which lists the known words, unless ``value`` is one of them."""
     if not (isinstance(value, str) and value in known):
-        raise ValueError(f"Unknown {name} {value!r}. Known: {', '.join(known)}{otherwise}.")
+        near = did_you_mean(value, known)
+        raise ValueError(f"Unknown {name} {value!r}. Known: {', '.join(known)}{otherwise}.{near}")
+
+
+def did_you_mean(value: Any, known: Iterable[str]) -> str:
+    """A question after what else was meant, for the end of a message; empty if nothing is near."""
+    if not isinstance(value, str):
+        return ""
+    plain = {re.sub(r"[\W_]", "", word).lower(): word for word in known}
+    near = difflib.get_close_matches(re.sub(r"[\W_]", "", value).lower(), plain, 1)
+    return f" Did you mean {plain[near[0]]!r}?" if near else ""
 
 
 def known_count(name: str, value: Any, at_most: int) -> int | None:
@@ -97,7 +114,8 @@ def floating_dtype(name: str, value: Any) -> np.dtype | None:
     try:
         dtype = jnp.dtype(value)
     except TypeError as error:
-        raise ValueError(f"{name} must be a floating-point dtype, got {value!r}.") from error
+        near = did_you_mean(_SHORT.get(value, value) if isinstance(value, str) else value, _DTYPES)
+        raise ValueError(f"{name} must be a floating-point dtype, got {value!r}.{near}") from error
     if not supported(dtype):
         raise ValueError(f"{name} must be a floating-point dtype of 16 bits at least, got {dtype}.")
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:

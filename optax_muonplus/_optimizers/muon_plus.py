@@ -8,8 +8,9 @@ import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._arguments import check_flag
-from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
+from optax_muonplus._parameters import DimensionNumbersTree, LayerAxes, Rules, ShardingTree
 from optax_muonplus.coefficients import CoefficientsLike
 from optax_muonplus.matrices import Norm, Normalize, ScaleByShape, ShapeScale
 from optax_muonplus.polar import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction, Preconditioning
@@ -27,6 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@says_names
 def muonplus(
     learning_rate: optax.ScalarOrSchedule,
     ns_coeffs: CoefficientsLike = "jordan",
@@ -58,6 +60,8 @@ def muonplus(
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Muon+: Muon with one normalization step after the orthogonalization.
 
@@ -131,6 +135,14 @@ def muonplus(
         the mesh has Explicit axes, since arrays tell there. None on a mesh with Auto axes leaves
         the distribution to the compiler, which moves matrices at every step of the iteration.
         Inside ``jax.shard_map`` a matrix that varies over one of its axes is refused without it.
+      rules: ``[(pattern, dimension numbers or None for AdamW), ...]`` for parameters that the
+        default rules would read in another way, or not at all. Patterns are regular expressions,
+        searched in paths such as ``blocks/0/attn/query/kernel``; the first that is found decides,
+        and one that finds nothing is an error. With a third item a rule is for parameters of so
+        many axes only.
+      layer_axes: ``{pattern: axis}`` for parameters that hold stacked layers: ``{"layers": 0}``
+        under ``nn.scan``, 1 in MaxText. Rules see the shape of one layer. Like ``rules`` it is in
+        place of ``muon_weight_dimension_numbers``.
 
     Returns:
       A transformation for the whole parameter tree. An update has the dtype that its gradient and
@@ -188,6 +200,8 @@ def muonplus(
         ),
         muon_weight_dimension_numbers,
         sharding,
+        rules=rules,
+        layer_axes=layer_axes,
     )
 
 
@@ -208,6 +222,7 @@ def _like(
     return decorate
 
 
+@says_names
 @_like(muonplus, norm="none")
 def muon(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
     """Muon: :func:`muonplus` with ``norm="none"`` by default, and every other argument the same.

@@ -12,11 +12,14 @@ from optax_muonplus._parameters import (
     MUON,
     UNKNOWN,
     DimensionNumbersTree,
+    LayerAxes,
     LeafInfo,
     LeafSharding,
     ResolvedTree,
+    Rules,
     ShardingTree,
     aligned,
+    by_rules,
     fold,
     fold_all,
     remarks,
@@ -47,6 +50,8 @@ def describe(
     shape_scale: ShapeScale = "spectral",
     consistent_rms: float | None = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
     **others: Any,
 ) -> str:
     """What :func:`optax_muonplus.muonplus` with the same arguments does with each parameter.
@@ -71,6 +76,8 @@ def describe(
       shape_scale: the factor by shape.
       consistent_rms: the root mean square of updates, in place of ``shape_scale``.
       sharding: shardings of the parameters. None takes those of the arrays themselves.
+      rules: in place of dimension numbers.
+      layer_axes: the axes along which layers are stacked.
       **others: any other arguments of ``muonplus``.
 
     Returns:
@@ -87,7 +94,8 @@ def describe(
         "consistent_rms": consistent_rms,
     }
     idle = without_effect({**scaling, **others})
-    tree = resolve(params, muon_weight_dimension_numbers, sharding, strict=False)
+    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    tree = resolve(params, dims, sharding, strict=False)
     shardings = tree.all_shardings()
     on_mesh = any(shardings)
     scale = ScaleByShape(**scaling)

@@ -48,8 +48,9 @@ def without_effect(given: Mapping[str, Any]) -> list[str]:
     not have, and ValueError as it does.
     """
     signature = inspect.signature(muonplus)
-    bound = signature.bind(**{"learning_rate": 0.0, **given})
-    muonplus(*bound.args, **bound.kwargs)  # refuses what it would refuse
+    arguments: dict[str, Any] = {"learning_rate": 0.0, **given}
+    muonplus(**arguments)  # refuses what it would refuse
+    bound = signature.bind(**arguments)
     defaults = {name: p.default for name, p in signature.parameters.items()}
     everything = {**defaults, **bound.arguments}
     chosen = {

@@ -9,6 +9,7 @@ from optax_muonplus._parameters.checks import check_patterns as check_patterns
 from optax_muonplus._parameters.checks import remarks as remarks
 from optax_muonplus._parameters.checks import select as select
 from optax_muonplus._parameters.dimension_numbers import matrix_view as matrix_view
+from optax_muonplus._parameters.given_rules import by_rules as by_rules
 from optax_muonplus._parameters.heads import per_head as per_head
 from optax_muonplus._parameters.leaves import ADAM as ADAM
 from optax_muonplus._parameters.leaves import MUON as MUON
@@ -29,6 +30,7 @@ from optax_muonplus._parameters.paths import flatten_tree as flatten_tree
 from optax_muonplus._parameters.paths import flatten_with_names as flatten_with_names
 from optax_muonplus._parameters.paths import fold as fold
 from optax_muonplus._parameters.paths import fold_all as fold_all
+from optax_muonplus._parameters.paths import listed as listed
 from optax_muonplus._parameters.paths import path_name as path_name
 from optax_muonplus._parameters.paths import without_numbers as without_numbers
 from optax_muonplus._parameters.reader import muon_dimension_numbers as muon_dimension_numbers
@@ -37,3 +39,5 @@ from optax_muonplus._parameters.sharding import ShardingTree as ShardingTree
 from optax_muonplus._parameters.sharding import shard_like_params as shard_like_params
 from optax_muonplus._parameters.sharding import usable_axes as usable_axes
 from optax_muonplus._parameters.sharding import varying_axes as varying_axes
+from optax_muonplus._parameters.user_rules import LayerAxes as LayerAxes
+from optax_muonplus._parameters.user_rules import Rules as Rules

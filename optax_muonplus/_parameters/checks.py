@@ -22,8 +22,8 @@ from optax_muonplus._parameters.paths import (
     path_name,
     without_numbers,
 )
-from optax_muonplus._parameters.reader import line_to_write
 from optax_muonplus._parameters.sharding import ShardingTree, concrete_sharding
+from optax_muonplus._parameters.suggestions import what_to_write
 
 
 def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
@@ -155,9 +155,8 @@ def select(
 
 def remarks(leaves: Sequence[LeafInfo]) -> Iterator[str]:
     """One line for each thing in `describe` that may have been read wrongly."""
-    unknown = [(leaf.name, leaf.shape) for leaf in leaves if not leaf.known]
-    if unknown:
-        yield f"?: no rule can read these. {line_to_write(unknown)}"
+    if not all(leaf.known for leaf in leaves):
+        yield f"?: no rule can read these.\n{what_to_write(leaves)}"
     nameless = [leaf for leaf in leaves if leaf.view and all(p.isdigit() for p in leaf.path)]
     if nameless and len(leaves) > 1:
         yield (

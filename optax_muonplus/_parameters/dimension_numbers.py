@@ -1,7 +1,6 @@
-"""Dimension numbers: checked against shapes, suggested, and of layers that name their axes."""
+"""Dimension numbers: checked against shapes, and of layers that name their axes."""
 
 import functools
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -79,34 +78,6 @@ def _split_axis(shape: Shape, matrix_axes: Shape, output: Shape, spec: MatrixSpe
             f" {axis} of shape {shape}; they add up to {sum(sizes)}."
         )
     return axis
-
-
-def line_to_write(unknown: Sequence[tuple[str, Shape]]) -> str:
-    """Suggests rules for unknown leaves, given as paths and shapes."""
-    rules: dict[str, str] = {}
-    for name, shape in unknown:
-        last = "/".join(re.sub(r"/(0|array)$", "", name).split("/")[-2:])
-        escaped = re.sub(r"([.+*?()\[\]])", r"\\\1", last)
-        rules.setdefault(re.sub(r"\d+", r"\\d+", escaped), _seems_to_be(name, len(shape)))
-    shown = ", ".join(f"({pattern!r}, {numbers})" for pattern, numbers in list(rules.items())[:4])
-    more = f", and {len(rules) - 4} more" if len(rules) > 4 else ""
-    line = f"If their last axes are what these lines say: rules=[{shown}{more}]."
-    for container in unknown[0][0].split("/")[:-1]:
-        if re.search(r"(?i)layer|block|stack|stage|scan|^h$", container):
-            axes = f"layer_axes={{{container!r}: 0}}"
-            return f"{line} If layers are stacked on axis 0 (1 in MaxText): {axes}."
-    return line
-
-
-def _seems_to_be(name: str, ndim: int) -> str:
-    """The likely dimension numbers of an unknown leaf."""
-    if re.search(r"(?i)conv|patch|stem", name):
-        out_first = name.endswith("weight")
-        inner = tuple(range(1, ndim)) if out_first else tuple(range(ndim - 1))
-        return f"omp.MuonDimensionNumbers({inner}, {0 if out_first else ndim - 1})"
-    if re.search(r"weight(/0|/array)?$", name):
-        return "omp.MuonDimensionNumbers(-1, -2)"
-    return "omp.MuonDimensionNumbers(-2, -1)"
 
 
 # Haliax is not imported: its layers are known by their fields.

@@ -3,15 +3,21 @@
 import collections
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from optax_muonplus._parameters.dimension_numbers import matrix_view
-from optax_muonplus._parameters.matrix_view import AxisNumbers, DimensionNumbers, MatrixView
+from optax_muonplus._parameters.matrix_view import DimensionNumbers, MatrixView
 from optax_muonplus._parameters.paths import Path, flatten_tree, listed, names_to_read
-from optax_muonplus._parameters.reader import Reading, numbers, read
+from optax_muonplus._parameters.reader import Reading, numbers, read, refuse_count
+from optax_muonplus._parameters.user_rules import (
+    LayerAxes,
+    Rules,
+    checked_layer_axes,
+    checked_rules,
+)
 
 QUERY, KEY_VALUE, OUTPUT = "query", "key or value", "output"
 _SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"
@@ -31,8 +37,8 @@ def per_head(
     head_size: int | Mapping[str, int] | None = None,
     *,
     output: bool = False,
-    rules: Iterable[Sequence[Any]] = (),
-    layer_axes: Mapping[str, AxisNumbers] | None = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> Callable[[Any], Any]:
     """Dimension numbers by which each attention head is a matrix of its own: per-head Muon.
 
@@ -85,7 +91,7 @@ def per_head(
             )
     if not sizes:
         raise ValueError("head_size={} chooses no parameter. Give a size, or patterns and sizes.")
-    return PerHead(sizes, by_name, output, tuple(rules), layer_axes)
+    return PerHead(sizes, by_name, output, checked_rules(rules), checked_layer_axes(layer_axes))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,11 +101,12 @@ class PerHead:
     sizes: Mapping[str, int | None]
     by_name: bool
     output: bool
-    rules: tuple[Sequence[Any], ...]
-    layer_axes: Mapping[str, AxisNumbers] | None
+    rules: Rules
+    layer_axes: LayerAxes
 
     def __call__(self, params: Any) -> Any:
         paths, leaves, unflatten = flatten_tree(params)
+        refuse_count(leaves, paths)
         return unflatten(numbers(self.read(params, paths, leaves)))
 
     def read(self, tree: Any, paths: Sequence[Path], leaves: Sequence[Any]) -> list[Reading]:
@@ -108,11 +115,11 @@ class PerHead:
         chosen = self._chosen(readings)
         faults = collections.defaultdict(list)
         for i, (pattern, inputs) in chosen.items():
-            path, shape, spec, rule, _ = readings[i]
+            path, shape, spec, rule, *_ = readings[i]
             assert spec is not None
             try:
                 cut = _cut(matrix_view(shape, spec), inputs, self.sizes[pattern])
-                readings[i] = Reading(path, shape, cut, f"{rule}; per head")
+                readings[i] = readings[i]._replace(dimension_numbers=cut, rule=f"{rule}; per head")
             except ValueError as error:
                 faults[str(error)].append(("/".join(path), shape))
         if not all(reading.known for reading in readings):

@@ -11,12 +11,14 @@ import optax
 from jax.sharding import NamedSharding
 
 from optax_muonplus._parameters.dimension_numbers import matrix_view
+from optax_muonplus._parameters.given_rules import by_rules
 from optax_muonplus._parameters.heads import PerHead
 from optax_muonplus._parameters.matrix_view import (
     DimensionNumbers,
     DimensionNumbersTree,
     MatrixView,
 )
+from optax_muonplus._parameters.models import check_parameters
 from optax_muonplus._parameters.paths import (
     Path,
     by_path,
@@ -32,6 +34,7 @@ from optax_muonplus._parameters.sharding import (
     given_shardings,
     leaf_sharding,
 )
+from optax_muonplus._parameters.user_rules import LayerAxes, Rules
 
 MUON, ADAM, UNKNOWN = "muon", "adam", "?"
 # The rule of leaves with dimension numbers from elsewhere than rules.
@@ -52,6 +55,7 @@ class LeafInfo(NamedTuple):
         known before the program is compiled.
       rule: the rule by which it was read, in words.
       known: False for a leaf that no rule can read, in a tree that was resolved to be shown.
+      stack: axes that number its layers, by ``layer_axes``.
     """
 
     index: int
@@ -63,6 +67,7 @@ class LeafInfo(NamedTuple):
     sharding: LeafSharding | None = None
     rule: str = GIVEN
     known: bool = True
+    stack: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -150,18 +155,21 @@ def resolve(
 def read_leaves(tree: Any, given: DimensionNumbersTree, strict: bool = True) -> ResolvedTree:
     """Resolves ``tree``, but for shardings."""
     paths, arrays, unflatten = flatten_tree(tree)
+    check_parameters(tree, paths, arrays)
     readings = _read(tree, paths, arrays, given)
     if strict:
         check_known(readings)
     leaves, wrong = [], []
-    for i, ((path, shape, spec, rule, known), x) in enumerate(zip(readings, arrays, strict=True)):
+    for i, (found, x) in enumerate(zip(readings, arrays, strict=True)):
+        path, shape, spec, rule, known, stack = found
         try:
             view = None if spec is None else matrix_view(shape, spec)
         except ValueError as error:
             wrong.append(f"{path_name(path)}: {error}")
         else:
             dtype = jnp.result_type(x)
-            leaves.append(LeafInfo(i, path, shape, dtype, view, rule=rule, known=known))
+            own = LeafInfo(i, path, shape, dtype, view, rule=rule, known=known, stack=stack)
+            leaves.append(own)
     if wrong:
         raise ValueError("Dimension numbers do not fit. " + " ".join(wrong))
     return ResolvedTree(leaves, arrays, unflatten)
@@ -171,14 +179,14 @@ def _read(
     tree: Any, paths: Sequence[Path], arrays: Sequence[Any], given: DimensionNumbersTree
 ) -> list[Reading]:
     """What each leaf is: by rules, or by a tree of dimension numbers or a function to one."""
-    by_rules = functools.partial(read, tree, paths, arrays)
+    read_by = functools.partial(read, tree, paths, arrays)
     if isinstance(given, PerHead):
         return given.read(tree, paths, arrays)
     if given is None or given is muon_dimension_numbers:
-        return by_rules()
+        return read_by()
     is_partial = isinstance(given, functools.partial) and not given.args
     if is_partial and given.func is muon_dimension_numbers:
-        return by_rules(**given.keywords)
+        return read_by(**given.keywords)
     expected = "MuonDimensionNumbers, MatrixSpec, or None for AdamW"
     specs = by_path(given, tree, paths, DimensionNumbers, "dimension numbers", expected)
     own = [
@@ -188,7 +196,7 @@ def _read(
     if not is_function(given):
         return own
     # A function may call rules, and its None cannot say by which: the default ones may agree.
-    pairs = zip(own, by_rules(), strict=True)
+    pairs = zip(own, read_by(), strict=True)
     return [default if x.is_adamw and default.is_adamw else x for x, default in pairs]
 
 
@@ -198,7 +206,11 @@ _labelled = contextvars.ContextVar("_labelled", default=None)
 
 
 def partition_labels(
-    params: Any, muon_weight_dimension_numbers: DimensionNumbersTree = None
+    params: Any,
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    *,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> Any:
     """``"muon"`` or ``"adam"`` for every parameter: the labels for ``optax.partition``.
 
@@ -207,10 +219,13 @@ def partition_labels(
 
     Args:
       params: parameters or updates.
-      muon_weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`.
+      muon_weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`, like the next two.
+      rules: in place of dimension numbers.
+      layer_axes: with ``rules`` or without.
     """
-    tree = read_leaves(params, muon_weight_dimension_numbers)
-    by_default = muon_weight_dimension_numbers is None
+    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    tree = read_leaves(params, dims)
+    by_default = dims is None
     _labelled.set(None if by_default else {leaf.path: leaf.view for leaf in tree.leaves})
     return tree.unflatten(leaf.label for leaf in tree.leaves)
 

@@ -3,19 +3,22 @@
 import collections
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from optax_muonplus._parameters.dimension_numbers import (
-    line_to_write,
-    matrix_view,
-    read_named_layers,
-)
-from optax_muonplus._parameters.matrix_view import AxisNumbers, DimensionNumbers, Shape, with_rule
+from optax_muonplus._parameters.dimension_numbers import matrix_view, read_named_layers
+from optax_muonplus._parameters.matrix_view import DimensionNumbers, Shape, with_rule
 from optax_muonplus._parameters.paths import Path, flatten_tree, listed, names_to_read, path_name
 from optax_muonplus._parameters.rules import DEFAULT_RULES, Rule
+from optax_muonplus._parameters.suggestions import what_to_write
+from optax_muonplus._parameters.user_rules import (
+    LayerAxes,
+    Rules,
+    checked_layer_axes,
+    checked_rules,
+)
 
 
 class Reading(NamedTuple):
@@ -26,6 +29,7 @@ class Reading(NamedTuple):
     dimension_numbers: DimensionNumbers | None  # None for AdamW, and where nothing is known
     rule: str  # that said so, in words
     known: bool = True  # a rule said so, or the leaf has fewer than two axes
+    stack: Shape = ()  # axes that number its layers
 
     @property
     def is_adamw(self) -> bool:
@@ -35,8 +39,8 @@ class Reading(NamedTuple):
 
 def muon_dimension_numbers(
     params: Any,
-    rules: Iterable[Sequence[Any]] = (),
-    layer_axes: Mapping[str, AxisNumbers] | None = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> Any:
     """Dimension numbers of every parameter, by rules on its path; None means the AdamW group.
 
@@ -47,10 +51,10 @@ def muon_dimension_numbers(
     other 2-D leaf as (in, out). A layer that names its own axes, as Haliax's do, comes before a
     default rule. :func:`optax_muonplus.describe` says by which rule each parameter was read.
 
-    To use rules in an optimizer pass a function, which is asked at init and at every update::
+    Optimizers and :func:`optax_muonplus.describe` take both arguments themselves::
 
-      conv = omp.MuonDimensionNumbers(reduction_axis=(0, 1, 2), output_axis=3)
-      functools.partial(omp.muon_dimension_numbers, rules=[("conv", conv)])
+      experts = omp.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+      omp.muonplus(0.02, rules=[("moe/w", experts)], layer_axes={"layers": 0})
 
     Args:
       params: parameters or updates; only paths, shapes and the names of axes are read.
@@ -69,7 +73,21 @@ def muon_dimension_numbers(
         guessing its layout could mix experts or heads.
     """
     paths, leaves, unflatten = flatten_tree(params)
+    if rules != () or layer_axes:
+        refuse_count(leaves, paths)
     return unflatten(numbers(read(params, paths, leaves, rules, layer_axes)))
+
+
+def refuse_count(leaves: Sequence[Any], paths: Sequence[Path]) -> None:
+    """Raises ValueError for a number of steps, which no tree of parameters is."""
+    alone = list(paths) == [()] and not np.shape(leaves[0])
+    if alone and np.issubdtype(getattr(leaves[0], "dtype", type(leaves[0])), np.integer):
+        raise ValueError(
+            "Dimension numbers were asked of an integer, not of parameters."
+            " optax.inject_hyperparams calls functions with the number of the step: add"
+            " static_args=('muon_weight_dimension_numbers',) to it, or pass rules=[...] to the"
+            " optimizer, which is no function."
+        )
 
 
 def numbers(readings: Sequence[Reading]) -> list[DimensionNumbers | None]:
@@ -82,12 +100,12 @@ def read(
     tree: Any,
     paths: Sequence[Path],
     leaves: Sequence[Any],
-    rules: Iterable[Sequence[Any]] = (),
-    layer_axes: Mapping[str, AxisNumbers] | None = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> list[Reading]:
     """Reads the leaves of ``tree`` as :func:`muon_dimension_numbers` does."""
-    user_rules = [_user_rule(rule) for rule in rules]
-    axes = {pattern: _checked_axes(pattern, x) for pattern, x in (layer_axes or {}).items()}
+    user_rules = checked_rules(rules)
+    axes = checked_layer_axes(layer_axes)
     named = read_named_layers(tree)
     by_layer = [named.get(path) or named.get(path[:-1]) for path in paths]
     stacks = [
@@ -129,16 +147,6 @@ def _by_rule(rule: Rule | None, default: Reading) -> Reading:
     return reading._replace(dimension_numbers=None, rule=said, known=True)
 
 
-def _checked_axes(pattern: str, given: AxisNumbers) -> Shape:
-    axes = (given,) if isinstance(given, int) else tuple(given)
-    if not axes or not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
-        raise ValueError(
-            f"layer_axes must give an axis, or several, for {pattern!r}, as in"
-            f" {{'layers': 0}}; got {given!r}."
-        )
-    return axes
-
-
 def _stack(path: Path, shape: Shape, layer_axes: Mapping[str, Shape]) -> Shape:
     """The axes of a leaf that number its layers, by the first pattern found in its path."""
     pattern = next((p for p in layer_axes if re.search(p, "/".join(path))), None)
@@ -168,36 +176,15 @@ def _stacked(layer: Reading, shape: Shape, stack: Shape) -> Reading:
             ) from error
         spec = view.dimension_numbers([axis for axis in range(len(shape)) if axis not in stack])
     said = f"{layer.rule}; layers on axis {', '.join(map(str, stack))}"
-    return layer._replace(shape=shape, dimension_numbers=spec, rule=said)
+    return layer._replace(shape=shape, dimension_numbers=spec, rule=said, stack=stack)
 
 
 def check_known(readings: Sequence[Reading]) -> None:
-    """Raises ValueError for leaves that no rule can read, with the line to write."""
-    unknown = [("/".join(x.path), x.shape) for x in readings if not x.known]
-    if unknown:
+    """Raises ValueError for leaves that no rule can read, with the lines to write."""
+    if not all(reading.known for reading in readings):
         raise ValueError(
-            f"No rule says how these parameters are matrices: {listed(unknown)}. Pass"
-            " muon_weight_dimension_numbers=functools.partial(omp.muon_dimension_numbers,"
-            " rules=[(pattern, dimension numbers), ...]), where dimension numbers are"
-            " optax.contrib.MuonDimensionNumbers(reduction_axis=..., output_axis=...), or None for"
-            " AdamW. Axes in neither (layers, experts, separate heads) are batch axes."
-            f" {line_to_write(unknown)}"
+            f"No rule says how these parameters are matrices:\n{what_to_write(readings)}"
         )
-
-
-def _user_rule(rule: Sequence[Any]) -> Rule:
-    if isinstance(rule, str) or not 2 <= len(rule) <= 3:
-        raise ValueError(
-            f"A rule is (pattern, dimension numbers or None), or with a third item its number of"
-            f" axes; got {rule!r}."
-        )
-    made = Rule(*rule)
-    if not isinstance(made.dimension_numbers, DimensionNumbers | None):
-        raise ValueError(
-            f"The rule for {made.pattern!r} must give MuonDimensionNumbers, MatrixSpec or None, got"
-            f" {made.dimension_numbers!r}."
-        )
-    return made
 
 
 def _read_by_default(

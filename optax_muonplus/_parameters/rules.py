@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from optax_muonplus._parameters.convolutions import is_first, is_one_kernel
 from optax_muonplus._parameters.matrix_view import DimensionNumbers, MuonDimensionNumbers, Shape
 
 Neighbours = Mapping[str, Shape]
@@ -164,6 +165,11 @@ _OWN = "(/*)?"  # also where the names are those of the module that owns the par
 _COUNTER = r"(_?\d+)?"
 _PATCH = r"(?i)(*(embed|patch)*|stem)(/proj(ection)?|/conv)?"
 _CONV = "(?i)*conv*"
+# Not where layers may be stacked. Transposed ones of Keras have outputs before inputs.
+_STACK = r"(**/)?(layers|blocks|stages|stack*|scan*|h)/(?!\d)"
+_WINDOW = f"(?i)^(?!{_STACK}|**_transpose)(**/)?*conv*/kernel"
+_FIRST = f"(?i)^(?!{_STACK}|**(_transpose|depthwise|dw|separable))(**/)?*conv*/kernel"
+_SIDES = ("width", "height width", "depth height width")
 _MOE = r"(?i)(moe_?block(_\d+)?|routed_experts|gptossmlp)"
 _GPT2 = "(c_attn|c_fc|c_proj|q_attn)/kernel"
 # Not in a part of the network that is repeated or has outputs of its own.
@@ -205,15 +211,16 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     ),
     adamw(f"(?i)shared_expert_gate{_OWN}", "gate of one output"),
     adamw(f"(?i)*(depthwise|dw_?conv|conv_?dw)*{_OWN}", "depthwise"),
+    *(matrix(_FIRST, f"convolution: ({x} 1), out", _FLAX, is_first) for x in _SIDES),
     # (width, channels) of Griffin's temporal convolution; (.., width, 1, channels) elsewhere.
     adamw(f"{_CONV}1d{_KERNEL}", "depthwise", "width, channels"),
     adamw(_CONV + _KERNEL, "depthwise or one channel", "width, 1, channels"),
     adamw(_CONV + _KERNEL, "depthwise or one channel", "height, width, 1, channels"),
     adamw(_CONV + "/weight", "depthwise or one channel", "channels, 1, width", _TORCH),
     adamw(_CONV + "/weight", "depthwise or one channel", "channels, 1, height, width", _TORCH),
-    # Larger convolutions are asked for: (3, 3, in, out) may be three stacked ones of width 3.
     matrix("kernel|w|pointwise_kernel", "convolution: (1 1 in), out", _ANY),
     matrix("*/weight", "convolution: out, (in 1 1)", _TORCH),
+    *(matrix(_WINDOW, f"convolution: ({x} in), out", _FLAX, is_one_kernel) for x in _SIDES),
     # Stacked kernels (layers, in, out) have as many axes as these: the neighbours tell.
     matrix("(query|key|value)/kernel", "attention: in, (heads head)", _FLAX, heads_may_match),
     matrix("out/kernel", "attention: (heads head), out", "Flax", heads_may_match),

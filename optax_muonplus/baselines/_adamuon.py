@@ -13,8 +13,17 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
-from optax_muonplus._parameters import DimensionNumbersTree, LeafInfo, MatrixView, ShardingTree
+from optax_muonplus._parameters import (
+    DimensionNumbersTree,
+    LayerAxes,
+    LeafInfo,
+    MatrixView,
+    Rules,
+    ShardingTree,
+    by_rules,
+)
 from optax_muonplus.matrices import (
     Elementwise,
     as_real,
@@ -129,6 +138,7 @@ class Sign(Elementwise):
         return jnp.sign(x)
 
 
+@says_names
 def adamuon(
     learning_rate: optax.ScalarOrSchedule,
     link: AdaMuon = AdaMuon(),
@@ -138,6 +148,8 @@ def adamuon(
     adamw: AdamW = AdamW(),
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:
     """AdaMuon on the matrices, AdamW on everything else.
 
@@ -145,12 +157,5 @@ def adamuon(
     :func:`optax_muonplus.muonplus`. The learning rate is 6e-4 in the
     code's GPT-2 runs, the order of AdamW's.
     """
-    return optimizer_of(
-        link,
-        learning_rate,
-        weight_decay,
-        weight_decay_mask,
-        adamw,
-        muon_weight_dimension_numbers,
-        sharding,
-    )
+    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    return optimizer_of(link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding)

@@ -11,8 +11,15 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._arguments import NOT_NEGATIVE, Kind, check_number, known_count
-from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
+from optax_muonplus._parameters import (
+    DimensionNumbersTree,
+    LayerAxes,
+    Rules,
+    ShardingTree,
+    by_rules,
+)
 from optax_muonplus.matrices import (
     MatrixFunction,
     ScaleByShape,
@@ -116,6 +123,7 @@ def scale_by_aurora(
     return matrix_chain(momentum, factor, scale)
 
 
+@says_names
 def aurora(
     learning_rate: optax.ScalarOrSchedule,
     link: MatrixTransformation = scale_by_aurora(),
@@ -125,11 +133,13 @@ def aurora(
     adamw: AdamW = AdamW(),
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Aurora on the matrices, AdamW on everything else.
 
     ``link`` is the rule for matrices with its options, and all other arguments are as in
     :func:`optax_muonplus.muonplus`. The learning rate is 0.05 in the code, with weight decay 0.025.
     """
-    dims = muon_weight_dimension_numbers
+    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
     return optimizer_of(link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding)

@@ -14,7 +14,16 @@ import jax.core
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._parameters import DimensionNumbersTree, LeafInfo, MatrixView, ShardingTree
+from optax_muonplus._argument_names import says_names
+from optax_muonplus._parameters import (
+    DimensionNumbersTree,
+    LayerAxes,
+    LeafInfo,
+    MatrixView,
+    Rules,
+    ShardingTree,
+    by_rules,
+)
 from optax_muonplus.matrices import as_real, divide_by_pow2, sum_of_squares, upcast_for_sum
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
@@ -101,6 +110,7 @@ def _over(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(y > 0, x / jnp.where(y > 0, y, 1), 0)
 
 
+@says_names
 def hyperball(
     learning_rate: optax.ScalarOrSchedule,
     link: Link | MatrixTransformation = MUON,
@@ -108,6 +118,8 @@ def hyperball(
     adamw: AdamW = AdamW(),
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Hyperball around a rule on the matrices, AdamW on everything else.
 
@@ -117,4 +129,5 @@ def hyperball(
     which has AdamW here.
     """
     chain = matrix_chain(link, Hyperball(learning_rate))
-    return partition_with_adamw(chain, adamw, muon_weight_dimension_numbers, sharding)
+    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    return partition_with_adamw(chain, adamw, dims, sharding)

@@ -15,8 +15,17 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._arguments import NOT_NEGATIVE, check_number
-from optax_muonplus._parameters import DimensionNumbersTree, LeafInfo, MatrixView, ShardingTree
+from optax_muonplus._parameters import (
+    DimensionNumbersTree,
+    LayerAxes,
+    LeafInfo,
+    MatrixView,
+    Rules,
+    ShardingTree,
+    by_rules,
+)
 from optax_muonplus.matrices import as_real, divide_by_pow2, sum_of_squares, upcast_for_sum
 from optax_muonplus.transforms import (
     AdamW,
@@ -119,6 +128,7 @@ def _over_norm(x: jax.Array, axes: tuple[int, ...], least: ArrayLike) -> jax.Arr
     return jnp.where(size > 0, x / jnp.where(size > 0, size, 1), 0)
 
 
+@says_names
 def mano(
     learning_rate: optax.ScalarOrSchedule,
     link: Mano = Mano(),
@@ -128,18 +138,13 @@ def mano(
     adamw: AdamW = AdamW(),
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Mano on the matrices, AdamW on everything else.
 
     ``link`` is the rule for matrices with its options, and all other arguments are as in
     :func:`optax_muonplus.muonplus`. The learning rate is 1e-3 in the code, with weight decay 0.1.
     """
-    return optimizer_of(
-        link,
-        learning_rate,
-        weight_decay,
-        weight_decay_mask,
-        adamw,
-        muon_weight_dimension_numbers,
-        sharding,
-    )
+    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    return optimizer_of(link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding)

@@ -11,8 +11,15 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._arguments import POSITIVE, check_number
-from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
+from optax_muonplus._parameters import (
+    DimensionNumbersTree,
+    LayerAxes,
+    Rules,
+    ShardingTree,
+    by_rules,
+)
 from optax_muonplus.baselines._normalized_momentum import RMS, NormalizedMomentum, over, rms_along
 from optax_muonplus.matrices import (
     MatrixFunction,
@@ -80,6 +87,7 @@ def scale_by_meqmuon(
     return matrix_chain(momentum, polar_factor, equilibrate)
 
 
+@says_names
 def meqmuon(
     learning_rate: optax.ScalarOrSchedule,
     link: MatrixTransformation = scale_by_meqmuon(),
@@ -89,6 +97,8 @@ def meqmuon(
     others: NormalizedMomentum | AdamW = NormalizedMomentum(),
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:
     """MeqMuon on the matrices, normalized momentum, or AdamW, on everything else.
 
@@ -100,7 +110,7 @@ def meqmuon(
     """
     if isinstance(others, NormalizedMomentum) and others.weight_decay is None:
         others = dataclasses.replace(others, weight_decay=weight_decay)
-    dims = muon_weight_dimension_numbers
+    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
     return optimizer_of(
         link, learning_rate, weight_decay, weight_decay_mask, others, dims, sharding
     )

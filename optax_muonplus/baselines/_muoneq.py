@@ -11,8 +11,15 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._arguments import NOT_NEGATIVE, check_number, check_word
-from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
+from optax_muonplus._parameters import (
+    DimensionNumbersTree,
+    LayerAxes,
+    Rules,
+    ShardingTree,
+    by_rules,
+)
 from optax_muonplus.matrices import (
     MatrixFunction,
     ScaleByShape,
@@ -101,6 +108,7 @@ def scale_by_muoneq(
     return matrix_chain(momentum, balance, polar_factor, scale)
 
 
+@says_names
 def muoneq(
     learning_rate: optax.ScalarOrSchedule,
     link: MatrixTransformation = scale_by_muoneq(),
@@ -110,6 +118,8 @@ def muoneq(
     adamw: AdamW = AdamW(),
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:
     """MuonEq on the matrices, AdamW on everything else.
 
@@ -117,5 +127,5 @@ def muoneq(
     :func:`optax_muonplus.muonplus`. The learning rate is 1e-3 in the code, with weight decay 0.1
     and both decays of AdamW 0.95.
     """
-    dims = muon_weight_dimension_numbers
+    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
     return optimizer_of(link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding)

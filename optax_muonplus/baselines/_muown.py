@@ -12,7 +12,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._parameters import DimensionNumbersTree, LeafInfo, MatrixView, ShardingTree
+from optax_muonplus._argument_names import says_names
+from optax_muonplus._parameters import (
+    DimensionNumbersTree,
+    LayerAxes,
+    LeafInfo,
+    MatrixView,
+    Rules,
+    ShardingTree,
+    by_rules,
+)
 from optax_muonplus.matrices import ScaleByShape, sum_of_squares, upcast_for_sum
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
@@ -143,6 +152,7 @@ def _step(
     return v * (g / length) - w, g, length
 
 
+@says_names
 def muown(
     learning_rate: optax.ScalarOrSchedule,
     link: Muown = Muown(),
@@ -151,6 +161,8 @@ def muown(
     adamw: AdamW = AdamW(),
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Muown on the matrices, AdamW on everything else.
 
@@ -159,4 +171,5 @@ def muown(
     rate is of the order of AdamW's, 1e-3 in the code.
     """
     link = dataclasses.replace(link, learning_rate=learning_rate, weight_decay=weight_decay)
-    return partition_with_adamw(matrix_chain(link), adamw, muon_weight_dimension_numbers, sharding)
+    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    return partition_with_adamw(matrix_chain(link), adamw, dims, sharding)

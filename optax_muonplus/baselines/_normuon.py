@@ -13,8 +13,17 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_number, check_word
-from optax_muonplus._parameters import DimensionNumbersTree, LeafInfo, MatrixView, ShardingTree
+from optax_muonplus._parameters import (
+    DimensionNumbersTree,
+    LayerAxes,
+    LeafInfo,
+    MatrixView,
+    Rules,
+    ShardingTree,
+    by_rules,
+)
 from optax_muonplus.matrices import (
     ShapeScale,
     as_real,
@@ -131,6 +140,7 @@ def _row_zeros(view: MatrixView, x: jax.Array) -> jax.Array:
     return jnp.zeros_like(sum_of_squares(x, view.reduction_axes))
 
 
+@says_names
 def normuon(
     learning_rate: optax.ScalarOrSchedule,
     link: NorMuon = NorMuon(),
@@ -140,18 +150,13 @@ def normuon(
     adamw: AdamW = AdamW(),
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:
     """NorMuon on the matrices, AdamW on everything else.
 
     ``link`` is the rule for matrices with its options, and all other arguments are as in
     :func:`optax_muonplus.muonplus`. The learning rate is 0.02 in the code.
     """
-    return optimizer_of(
-        link,
-        learning_rate,
-        weight_decay,
-        weight_decay_mask,
-        adamw,
-        muon_weight_dimension_numbers,
-        sharding,
-    )
+    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    return optimizer_of(link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding)

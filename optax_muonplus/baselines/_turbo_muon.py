@@ -7,7 +7,14 @@ from typing import Any
 
 import optax
 
-from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
+from optax_muonplus._argument_names import says_names
+from optax_muonplus._parameters import (
+    DimensionNumbersTree,
+    LayerAxes,
+    Rules,
+    ShardingTree,
+    by_rules,
+)
 from optax_muonplus.matrices import ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
@@ -44,6 +51,7 @@ def scale_by_turbo_muon(
     return matrix_chain(momentum, polar_factor, scale)
 
 
+@says_names
 def turbo_muon(
     learning_rate: optax.ScalarOrSchedule,
     link: MatrixTransformation = scale_by_turbo_muon(),
@@ -53,18 +61,13 @@ def turbo_muon(
     adamw: AdamW = AdamW(),
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Turbo-Muon on the matrices, AdamW on everything else.
 
     ``link`` is the rule for matrices with its options, and all other arguments are as in
     :func:`optax_muonplus.muonplus`. The learning rate is 0.02 in the code.
     """
-    return optimizer_of(
-        link,
-        learning_rate,
-        weight_decay,
-        weight_decay_mask,
-        adamw,
-        muon_weight_dimension_numbers,
-        sharding,
-    )
+    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    return optimizer_of(link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding)

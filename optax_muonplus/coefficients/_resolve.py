@@ -7,7 +7,7 @@ import jax
 import jax.core
 import numpy as np
 
-from optax_muonplus._arguments import known_count
+from optax_muonplus._arguments import did_you_mean, known_count
 from optax_muonplus.coefficients._minimax import Row
 from optax_muonplus.coefficients._restarts import Restarts
 from optax_muonplus.coefficients._tables import TABLES, Table
@@ -92,7 +92,7 @@ def _table(ns_coeffs: CoefficientsLike) -> Table:
         if ns_coeffs not in TABLES:
             raise ValueError(
                 f"Unknown ns_coeffs {ns_coeffs!r}. Known names: {', '.join(TABLES)}; or pass rows"
-                " of numbers."
+                f" of numbers.{did_you_mean(ns_coeffs, TABLES)}"
             )
         return TABLES[ns_coeffs]
     if isinstance(ns_coeffs, jax.core.Tracer):

@@ -29,7 +29,7 @@ def keras_optimizer(
 
     Args:
       transformation: a function of the learning rate, such as ``omp.muonplus`` or
-        ``lambda rate: omp.muonplus(rate, adam_learning_rate=0.1 * rate)``.
+        ``lambda rate: omp.muonplus(rate, rules=[...], adam_learning_rate=0.1 * rate)``.
       learning_rate: a float, or a schedule of ``keras.optimizers.schedules``.
       **options: what ``keras.optimizers.Optimizer`` takes: ``global_clipnorm``, ``use_ema``,
         ``gradient_accumulation_steps``, ``loss_scale_factor``, ``weight_decay``, ``name``. A decay

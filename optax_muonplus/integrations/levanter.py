@@ -47,6 +47,8 @@ class MuonPlusConfig(OptimizerConfig):
       polar: ``"auto"``, ``"newton_schulz"``, ``"gram"`` or ``"svd"``.
       mu_dtype: dtype of the momentum; None means the parameters'.
       compute_dtype: dtype of the matrix products, such as ``bfloat16``; None means the momentum's.
+      rules: as in ``muonplus``; in YAML only to AdamW, ``[[pattern, null]]``.
+      layer_axes: as there. Haliax's own stacks need none.
     """
 
     learning_rate: float = 0.02
@@ -69,6 +71,8 @@ class MuonPlusConfig(OptimizerConfig):
     polar: omp.polar.Polar = "auto"
     mu_dtype: str | None = None
     compute_dtype: str | None = None
+    rules: tuple[Any, ...] = ()
+    layer_axes: dict[str, int] | None = None
 
     def build(self, num_train_steps: int) -> optax.GradientTransformation:
         """The transformation; its rates are in ``state.hyperparams``, where Levanter logs them."""
@@ -99,6 +103,8 @@ class MuonPlusConfig(OptimizerConfig):
                 adam_eps=self.epsilon,
                 adam_learning_rate=adam_lr,
                 sharding=_by_names_of_axes,
+                rules=self.rules,
+                layer_axes=self.layer_axes,
             )
         )
         adam_decay = self.weight_decay if self.adam_weight_decay is None else self.adam_weight_decay
@@ -108,14 +114,23 @@ class MuonPlusConfig(OptimizerConfig):
             ("adam", adam_decay, adam_lr),
         ]:
             if decay > 0:
-                mask = functools.partial(_decaying, group, self.build_weight_decay_mask())
+                chosen = self.build_weight_decay_mask()
+                mask = functools.partial(_decaying, group, chosen, self._labels)
                 links.append(optax.add_decayed_weights(-rate * decay, mask))
         return optax.chain(*links)
 
+    def _labels(self, params: Any) -> Any:
+        return omp.partition_labels(params, rules=self.rules, layer_axes=self.layer_axes)
 
-def _decaying(group: str, chosen: Callable[[Any], Any] | None, params: Any) -> Any:
+
+def _decaying(
+    group: str,
+    chosen: Callable[[Any], Any] | None,
+    labels_of: Callable[[Any], Any],
+    params: Any,
+) -> Any:
     """Levanter's mask, if it has one, within one of the groups of parameters."""
-    labels = omp.partition_labels(params)
+    labels = labels_of(params)
     if chosen is None:
         return jax.tree.map(lambda label: label == group, labels)
     return jax.tree.map(

@@ -53,12 +53,20 @@ def add_decayed_weights(
         :math:`U \bar W` is not negative.
 
     Raises:
-      ValueError: unless the decay is a finite number or a schedule, and ``cautious`` a flag.
+      ValueError: unless the decay is a finite number or a schedule, and ``cautious`` a flag; for a
+        mask of words.
 
     Source: Chen et al., *Cautious Weight Decay*, arXiv:2510.12402, Algorithm 1.
     """
     check_rate(name, weight_decay)
     check_flag("cautious", cautious)
+    words = [] if callable(mask) else [x for x in jax.tree.leaves(mask) if isinstance(x, str)]
+    if words:
+        raise ValueError(
+            f"{name}_mask has the word {words[0]!r}, which would count as True. Give a tree of True"
+            " and False, or a function from the parameters to one: lambda params:"
+            " jax.tree.map(lambda x: x.ndim > 1, params)."
+        )
     link = optax.add_decayed_weights(weight_decay, mask)
     is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
 

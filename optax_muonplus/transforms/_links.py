@@ -4,13 +4,13 @@ Each link computes in float32 at least. The updates of :func:`momentum` are not 
 of the gradients; those of the other links have the dtype of their input.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import check_flag
-from optax_muonplus._parameters import DimensionNumbersTree, ShardingTree
+from optax_muonplus._parameters import DimensionNumbersTree, LayerAxes, Rules, ShardingTree
 from optax_muonplus.matrices import MatrixFunction, Norm, Normalize, ScaleByShape, ShapeScale
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms._matrix_chain import MatrixTransformation, matrix_chain
@@ -23,6 +23,8 @@ def orthogonalize(
     *,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> MatrixTransformation:
     """Replaces every matrix by its polar factor, exact or approximate.
 
@@ -30,7 +32,9 @@ def orthogonalize(
       polar_factor: how, as in ``omp.polar.Orthogonalize(polar="svd")``; None means the default.
       weight_dimension_numbers: tree, prefix tree or function of the updates; None means the default
         rules by path. Every leaf must be a matrix.
-      sharding: as in :func:`optax_muonplus.muonplus`.
+      sharding: as in :func:`optax_muonplus.muonplus`, as are the next two.
+      rules: in place of dimension numbers.
+      layer_axes: with ``rules`` or without.
 
     Raises:
       ValueError: at init, for leaves that are not matrices.
@@ -39,6 +43,8 @@ def orthogonalize(
         polar_factor or Orthogonalize(),
         weight_dimension_numbers=weight_dimension_numbers,
         sharding=sharding,
+        rules=rules,
+        layer_axes=layer_axes,
     )
 
 
@@ -49,6 +55,8 @@ def normalize(
     match_frobenius: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> MatrixTransformation:
     """Divides the rows, the columns, or one after the other, of every matrix by their norms.
 
@@ -59,11 +67,15 @@ def normalize(
       match_frobenius: whether to restore each matrix's Frobenius norm afterwards.
       weight_dimension_numbers: as in :func:`orthogonalize`.
       sharding: as in :func:`orthogonalize`.
+      rules: as in :func:`orthogonalize`.
+      layer_axes: as in :func:`orthogonalize`.
     """
     return matrix_chain(
         Normalize(norm, norm_eps, match_frobenius),
         weight_dimension_numbers=weight_dimension_numbers,
         sharding=sharding,
+        rules=rules,
+        layer_axes=layer_axes,
     )
 
 
@@ -75,6 +87,8 @@ def scale_by_shape(
     match_frobenius: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> MatrixTransformation:
     """Multiplies every matrix by a factor of its shape.
 
@@ -86,6 +100,8 @@ def scale_by_shape(
       match_frobenius: whether that restored the Frobenius norm; known there too.
       weight_dimension_numbers: as in :func:`orthogonalize`.
       sharding: as in :func:`orthogonalize`.
+      rules: as in :func:`orthogonalize`.
+      layer_axes: as in :func:`orthogonalize`.
 
     See :func:`optax_muonplus.matrices.shape_factor` for the equations.
     """
@@ -93,33 +109,46 @@ def scale_by_shape(
         ScaleByShape(shape_scale, consistent_rms, norm, match_frobenius),
         weight_dimension_numbers=weight_dimension_numbers,
         sharding=sharding,
+        rules=rules,
+        layer_axes=layer_axes,
     )
 
 
 def apply_to_matrices(
-    functions: Sequence[MatrixFunction | Callable[[jax.Array], jax.Array]],
+    functions: MatrixFunction
+    | Callable[[jax.Array], jax.Array]
+    | Sequence[MatrixFunction | Callable[[jax.Array], jax.Array]],
     *,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> MatrixTransformation:
     """Applies functions of your own, one after the other, to every matrix.
 
     The same as :func:`matrix_chain` of them.
 
     Args:
-      functions: shape-preserving functions on arrays ``(batch, out, in)``, or
+      functions: one or several shape-preserving functions on arrays ``(batch, out, in)``, or
         :class:`optax_muonplus.matrices.MatrixFunction`, which saves the copies of transposing
         matrices that are stored as (in, out).
       weight_dimension_numbers: as in :func:`orthogonalize`.
       sharding: as in :func:`orthogonalize`.
+      rules: as in :func:`orthogonalize`.
+      layer_axes: as in :func:`orthogonalize`.
 
     Raises:
       ValueError: at init, if a function changes the shape.
     """
-    if not functions:
+    given = tuple(functions) if isinstance(functions, Iterable) else (functions,)
+    if not given:
         raise ValueError("apply_to_matrices needs one function at least, got none.")
     return matrix_chain(
-        *functions, weight_dimension_numbers=weight_dimension_numbers, sharding=sharding
+        *given,
+        weight_dimension_numbers=weight_dimension_numbers,
+        sharding=sharding,
+        rules=rules,
+        layer_axes=layer_axes,
     )
 
 
@@ -132,6 +161,8 @@ def scale_by_muonplus(
     adaptive: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> MatrixTransformation:
     r"""The matrix part of Muon+: no learning rate, no weight decay, no partition.
 
@@ -153,6 +184,8 @@ def scale_by_muonplus(
       adaptive: multiplies each update by its inner product with the momentum, the dual norm.
       weight_dimension_numbers: as in :func:`orthogonalize`.
       sharding: as in :func:`orthogonalize`.
+      rules: as in :func:`orthogonalize`.
+      layer_axes: as in :func:`orthogonalize`.
 
     Source: Zhang et al., arXiv:2602.21545, equation 2 and Algorithm 1.
     """
@@ -165,4 +198,6 @@ def scale_by_muonplus(
         scale or ScaleByShape(),
         weight_dimension_numbers=weight_dimension_numbers,
         sharding=sharding,
+        rules=rules,
+        layer_axes=layer_axes,
     )

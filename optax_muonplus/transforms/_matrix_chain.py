@@ -12,8 +12,11 @@ import optax
 
 from optax_muonplus._parameters import (
     DimensionNumbersTree,
+    LayerAxes,
     ResolvedTree,
+    Rules,
     ShardingTree,
+    by_rules,
     check_only_matrices,
 )
 from optax_muonplus.matrices import ArrayFunction, MatrixFunction
@@ -41,6 +44,8 @@ def matrix_chain(
     *links: Part,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> MatrixTransformation:
     """One transformation of several links, which all are told what each matrix is.
 
@@ -60,7 +65,9 @@ def matrix_chain(
           ``optax.trace`` or ``optax.scale_by_learning_rate``.
       weight_dimension_numbers: for all links: tree, prefix tree or function of the updates; None
         means the default rules by path. Every leaf must be a matrix.
-      sharding: for all links, as in :func:`optax_muonplus.muonplus`.
+      sharding: for all links, as in :func:`optax_muonplus.muonplus`, like the next two.
+      rules: in place of dimension numbers.
+      layer_axes: with ``rules`` or without.
 
     Returns:
       A transformation with a state for each link; a momentum and the functions that follow it have
@@ -91,7 +98,7 @@ def matrix_chain(
         check_only_matrices(tree.leaves)
         return chain.update(updates, state, params, tree.leaves, extra)
 
-    dims = weight_dimension_numbers
+    dims = by_rules(weight_dimension_numbers, rules, layer_axes)
     return for_resolved(MatrixTransformation, parts, init, update, dims, sharding)
 
 
@@ -112,6 +119,8 @@ def parts_of(link: Any) -> tuple[Any, ...]:
         return (link,)
     if callable(link):
         return (ArrayFunction(link),)
+    if isinstance(link, list | tuple):
+        raise TypeError("matrix_chain got a list. Pass its links one by one: matrix_chain(*links).")
     raise TypeError(
         f"matrix_chain got {type(link).__name__}, which is no link: pass transformations, functions"
         " on arrays (*batch, out, in), or objects with init(params, leaves) and update(updates,"

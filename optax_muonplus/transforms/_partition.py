@@ -8,7 +8,16 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number, check_rate
-from optax_muonplus._parameters import ADAM, MUON, DimensionNumbersTree, ResolvedTree, ShardingTree
+from optax_muonplus._parameters import (
+    ADAM,
+    MUON,
+    DimensionNumbersTree,
+    LayerAxes,
+    ResolvedTree,
+    Rules,
+    ShardingTree,
+    by_rules,
+)
 from optax_muonplus.transforms._chain import Chain
 from optax_muonplus.transforms._descent import (
     add_decayed_weights,
@@ -86,6 +95,9 @@ def partition_with_adamw(
     adamw: Rest | None = None,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    *,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> ChainTransformation:
     """A chain for the matrices of a tree, and AdamW for everything else.
 
@@ -95,7 +107,9 @@ def partition_with_adamw(
       adamw: AdamW's arguments, or another rule in its place; None means the default ones.
       weight_dimension_numbers: which parameters are matrices, as in
         :func:`optax_muonplus.muonplus`.
-      sharding: as in :func:`optax_muonplus.muonplus`.
+      sharding: as in :func:`optax_muonplus.muonplus`, as are the next two.
+      rules: for parameters that the default rules would read in another way.
+      layer_axes: the axes along which layers are stacked.
 
     Returns:
       A transformation for the whole tree. Its state is that of ``optax.partition`` with the labels
@@ -132,7 +146,7 @@ def partition_with_adamw(
         merged = jax.tree.map(lambda x, m, r: m if x == MUON else r, labels, new, rest)
         return merged, _partition_state(of_matrices, of_others)
 
-    dims = weight_dimension_numbers
+    dims = by_rules(weight_dimension_numbers, rules, layer_axes)
     return for_resolved(ChainTransformation, parts, init, update, dims, sharding)
 
 

@@ -83,7 +83,8 @@ def for_resolved(
         return update_own_state(
             lambda: _inside(own, update, updates, state, params, tree, extra_args),
             lambda like: init(like, looked_up(like)),
-            updates if params is None else params,
+            updates,
+            params,
             state,
         )
 
@@ -101,8 +102,7 @@ def for_resolved(
 
     transformation = cls(init_fn, update_fn)
     transformation.parts = parts
-    transformation.weight_dimension_numbers = dimension_numbers
-    transformation.sharding = sharding
+    transformation.weight_dimension_numbers, transformation.sharding = dimension_numbers, sharding
     return transformation
 
 

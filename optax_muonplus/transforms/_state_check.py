@@ -6,6 +6,13 @@ from typing import Any
 import jax
 import optax
 
+from optax_muonplus._parameters import flatten_with_names, listed, path_name
+
+_GRADIENTS = (
+    " Call update(gradients, state, parameters) with gradients as jax.grad returns them. What is"
+    " not trained is left out of all three, or frozen with optax.masked."
+)
+_STATE = " Make it for these parameters: tx.init(parameters)."
 # Of wrappers, and of links without arrays: they do not tell optimizers apart.
 _EVERYWHERE = ("EmptyState", "MaskedState", "PartitionState", "tuple")
 
@@ -13,32 +20,53 @@ _EVERYWHERE = ("EmptyState", "MaskedState", "PartitionState", "tuple")
 def update_own_state(
     update: Callable[[], tuple[optax.Updates, Any]],
     init: Callable[[optax.Params], Any],
-    like: optax.Params,
+    updates: optax.Updates,
+    params: optax.Params | None,
     state: Any,
 ) -> tuple[optax.Updates, Any]:
-    """``update()``, with an error that says so if ``state`` is that of another optimizer.
+    """``update()``, with an error that says so if ``state`` is of another optimizer or model.
 
     Nothing is compared unless the update fails or changes the structure of the state.
 
     Args:
       update: makes updates and a new state of ``state``.
       init: the first state for parameters.
-      like: parameters, or updates.
+      updates: the gradients.
+      params: parameters, or None.
       state: before the update.
+
+    Raises:
+      ValueError: if it is, or if gradients are not those of the parameters.
     """
     try:
         result = update()
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        expected = _classes(jax.eval_shape(init, like))
-        if _classes(state) == expected:
-            raise
-        raise wrong_state(state, expected) from error
+        if params is not None:
+            _check_paths("Gradients do not fit.", updates, params, _GRADIENTS, error)
+        expected = jax.eval_shape(init, updates if params is None else params)
+        if _classes(state) != _classes(expected):
+            raise wrong_state(state, _classes(expected)) from error
+        owner, remedy = "parameters", _STATE
+        if params is None:  # gradients may be the ones that are wrong
+            owner, remedy = "gradients", _GRADIENTS + _STATE
+        _check_paths(f"The state does not fit the {owner}.", state, expected, remedy, error)
+        raise
     after = result[1]
     if jax.tree.structure(after) != jax.tree.structure(state):
         expected = _classes(after)
         if _classes(state) != expected:
             raise wrong_state(state, expected)
     return result
+
+
+def _check_paths(said: str, given: Any, expected: Any, remedy: str, error: Exception) -> None:
+    """Raises ValueError if a tree has other leaves than the expected one."""
+    names, right = ({path_name(x) for x in flatten_with_names(y)[0]} for y in (given, expected))
+    lacking, more = (sorted(x) for x in (right - names, names - right))
+    if lacking or more:
+        found = f" Missing: {listed((x, None) for x in lacking)}." if lacking else ""
+        found += f" Too many: {listed((x, None) for x in more)}." if more else ""
+        raise ValueError(f"{said}{found}{remedy}") from error
 
 
 def wrong_state(state: Any, expected: list[str]) -> ValueError:

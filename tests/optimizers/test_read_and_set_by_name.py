@@ -171,3 +171,23 @@ def test_a_count_that_is_not_kept_cannot_be_set_by_mistake():
     updates, state = tx.update(params, state)
     np.testing.assert_array_equal(updates["w"], 0.5)
     assert state.count is None
+
+
+def test_the_rate_of_the_last_update_is_read_by_any_name():
+    falling = optax.linear_schedule(0.4, 0.0, 4)
+    tx = optax.inject_hyperparams(omp.muonplus)(falling, polar="svd", adam_learning_rate=0.5)
+    state = tx.init(PARAMS)
+    rates = [float(omp.learning_rate(state))]
+    for _ in range(3):
+        _, state = tx.update(PARAMS, state, PARAMS)
+        rates.append(float(omp.learning_rate(state)))
+    np.testing.assert_allclose(rates, [0.4, 0.4, 0.3, 0.2], rtol=1e-6)
+    assert omp.learning_rate(state, "adam_learning_rate") == 0.5
+
+
+def test_no_rate_and_several_are_said():
+    with pytest.raises(ValueError, match=r"no learning_rate\. Only optax\.inject_hyperparams"):
+        omp.learning_rate(omp.muonplus(0.1).init(PARAMS))
+    two = [inject().init(PARAMS), inject().init(PARAMS)]
+    with pytest.raises(ValueError, match=r"has 2 numbers learning_rate, pass one of \[0\].*\[1\]"):
+        omp.learning_rate(two)

@@ -89,7 +89,7 @@ def test_depthwise_kernels_get_adamw_and_others_are_asked_for():
     labels = omp.partition_labels({"conv": eqx.filter(model, eqx.is_array)})
     assert labels["conv"].weight == "adam"
     with pytest.raises(ValueError, match=r"\('Conv_\\\\d\+/kernel', omp.MuonDimensionNumbers\("):
-        omp.partition_labels(nested_shapes(Conv_0__kernel=(3, 3, 4, 8)))
+        omp.partition_labels(nested_shapes(Conv_0__kernel=(12, 3, 4, 8)))
     with pytest.raises(ValueError, match=r"\('conv/weight', omp.*\(\(1, 2, 3\), 0\)\)"):
         omp.partition_labels(nested_shapes(conv__weight=(8, 4, 3, 3)))
 

@@ -54,10 +54,10 @@ def test_rules_that_match_nothing_are_an_error_that_lists_the_paths():
 
 
 def test_leaves_of_three_axes_without_a_rule_are_an_error_that_lists_them():
-    tree = nested_shapes(moe__w1=(4, 8, 16), moe__w2=(4, 16, 8), conv__kernel=(3, 3, 4, 8))
+    tree = nested_shapes(moe__w1=(4, 8, 16), moe__w2=(4, 16, 8), conv__w=(3, 3, 4, 8))
     with pytest.raises(ValueError) as caught:
         omp.muonplus(0.1).init(tree)
-    for part in ("moe/w1 (4, 8, 16)", "moe/w2", "conv/kernel (3, 3, 4, 8)", "rules=", "batch axes"):
+    for part in ("moe/w1 (4, 8, 16)", "moe/w2", "conv/w (3, 3, 4, 8)", "rules=", "batch axes"):
         assert part in str(caught.value)
 
 

@@ -214,7 +214,7 @@ QKV, SPLIT = nested_shapes(attn__qkv=(12, 14)), ("qkv", omp.MatrixSpec(split_siz
             {},
             "the shape says that a head has 12",
         ),
-        (nested_shapes(layers__qkv__kernel=(2, 12, 12)), 4, {}, "No rule says.*layer_axes"),
+        (nested_shapes(layers__qkv__kernel=(2, 12, 12)), 4, {}, "(?s)No rule says.*layer_axes"),
         (ATTENTION, 0, {}, "head_size must be a positive integer"),
         (ATTENTION, True, {}, "head_size must be a positive integer"),
         (ATTENTION, {"q": None}, {}, "head_size must be a positive integer"),

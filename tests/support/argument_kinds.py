@@ -54,6 +54,8 @@ KINDS = {
         "muon_weight_dimension_numbers",
         "weight_dimension_numbers",
         "sharding",
+        "rules",
+        "layer_axes",
     ),
 }
 KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}

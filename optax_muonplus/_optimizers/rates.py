@@ -1,0 +1,44 @@
+"""The learning rate in the state of an optimizer."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+
+def learning_rate(state: Any, name: str = "learning_rate") -> Any:
+    """The current learning rate of an optimizer with ``optax.inject_hyperparams`` around it.
+
+    It is found at any depth: in ``optax.chain``, ``MultiSteps``, ``masked`` and other wrappers, in
+    a Flax ``TrainState`` and in the ``opt_state`` of a ``flax.nnx.Optimizer``. With a schedule it
+    is the rate of the last update, and that of the first one before it.
+
+    Args:
+      state: of the optimizer, or something with it inside.
+      name: of another number that is injected, such as ``"adam_learning_rate"``.
+
+    Returns:
+      The rate as an array without axes.
+
+    Raises:
+      ValueError: if the state has none, or several.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optax_muonplus as omp
+      >>> tx = optax.inject_hyperparams(omp.muonplus)(learning_rate=0.02)
+      >>> print(f"{omp.learning_rate(tx.init({'up': jnp.ones((4, 6))})):.2f}")
+      0.02
+    """
+    is_array = lambda path, value: hasattr(value, "dtype")  # noqa: E731
+    found = optax.tree.get_all_with_path(state, name, filtering=is_array)
+    if not found:
+        raise ValueError(
+            f"The state has no {name}. Only optax.inject_hyperparams keeps it there, if it is given"
+            f" as a number or schedule: optax.inject_hyperparams(omp.muonplus)({name}=...)."
+        )
+    if len(found) > 1:
+        places = ", ".join(jax.tree_util.keystr(path) for path, _ in found)
+        raise ValueError(f"The state has {len(found)} numbers {name}, pass one of {places}.")
+    ((_, rate),) = found
+    return rate if isinstance(rate, jax.Array | np.ndarray) else rate[...]

@@ -1,0 +1,148 @@
+"""``rules=`` and ``layer_axes=`` of optimizers, links, ``describe`` and labels."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_muonplus as omp
+from tests.support.trees import nested_shapes, random_like
+
+PARAMS = random_like(
+    nested_shapes(
+        layers__mlp__up__kernel=(2, 4, 6), layers__norm__scale=(2, 4), experts__w=(2, 3, 5)
+    )
+)
+RULES = [("experts/", omp.MuonDimensionNumbers(-2, -1))]
+AXES = {"layers": 0}
+RIVALS = "normuon adamuon aurora meqmuon muoneq turbo_muon hyperball mano muown".split()  # noqa: SIM905
+OPTIMIZERS = [omp.muonplus, omp.muon, *(getattr(omp.baselines, name) for name in RIVALS)]
+LINKS = [
+    omp.orthogonalize,
+    omp.normalize,
+    omp.scale_by_shape,
+    omp.scale_by_muonplus,
+    functools.partial(omp.transforms.apply_to_matrices, [jnp.sign]),
+    functools.partial(omp.matrix_chain, omp.momentum()),
+]
+
+
+def by_function():
+    return functools.partial(omp.muon_dimension_numbers, rules=RULES, layer_axes=AXES)
+
+
+@pytest.mark.parametrize("make", [functools.partial(x, 0.1) for x in OPTIMIZERS], ids=str)
+def test_every_optimizer_takes_rules(make):
+    with pytest.raises(ValueError, match="No rule says"):
+        make().init(PARAMS)
+    labels = make(rules=RULES, layer_axes=AXES).init(PARAMS)
+    given = make(muon_weight_dimension_numbers=by_function()).init(PARAMS)
+    assert jax.tree.structure(labels) == jax.tree.structure(given)
+    with pytest.raises(ValueError, match="Got rules and layer_axes next to dimension numbers"):
+        make(rules=RULES, layer_axes=AXES, muon_weight_dimension_numbers=by_function())
+
+
+@pytest.mark.parametrize("make", LINKS, ids=str)
+def test_every_link_takes_rules(make):
+    matrices = {"experts": PARAMS["experts"], "layers": {"mlp": PARAMS["layers"]["mlp"]}}
+    with pytest.raises(ValueError, match="No rule says"):
+        make().init(matrices)
+    make(rules=RULES, layer_axes=AXES).init(matrices)
+    inside = make(rules=RULES)
+    with pytest.raises(ValueError, match="A link of a chain has weight_dimension_numbers"):
+        omp.matrix_chain(inside)
+
+
+def test_the_update_is_that_of_the_same_rules_in_a_function():
+    grads = random_like(PARAMS, seed=1)
+    updates = []
+    for options in (
+        {"rules": iter(RULES), "layer_axes": AXES},
+        {"muon_weight_dimension_numbers": by_function()},
+    ):
+        tx = omp.muonplus(0.1, polar="svd", **options)
+        state = tx.init(PARAMS)
+        for _ in range(2):  # rules that are given once hold for every step
+            made, state = tx.update(grads, state, PARAMS)
+        updates.append(made)
+    jax.tree.map(np.testing.assert_array_equal, *updates)
+    injected = optax.inject_hyperparams(omp.muonplus)(0.1, rules=RULES, layer_axes=AXES)
+    injected.init(PARAMS)
+
+
+def test_describe_and_labels_take_rules():
+    table = omp.describe(PARAMS, rules=RULES, layer_axes=AXES)
+    assert table == omp.describe(PARAMS, by_function())
+    assert "5x3x2" in table and "6x4x2" in table
+    labels = omp.partition_labels(PARAMS, rules=RULES, layer_axes=AXES)
+    assert labels == omp.partition_labels(PARAMS, by_function())
+    chain = omp.transforms.partition_with_adamw(
+        omp.matrix_chain(omp.momentum(), omp.transforms.scale_by_learning_rate(0.1)),
+        rules=RULES,
+        layer_axes=AXES,
+    )
+    chain.init(PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"rules": [("*kernel", None)]},
+            "The rule for '.kernel' has no regular expr.*: noth",
+        ),
+        ({"rules": [(3, None)]}, "rule for 3 has no regular expression"),
+        ({"layer_axes": {"*": 0}}, "layer_axes for '.' has no regular expression"),
+        ({"rules": {"kernel": None}}, r"rules must be a list of \(pattern"),
+        ({"rules": "kernel"}, r"rules must be a list of \(pattern"),
+        ({"rules": ("kernel", None)}, "got 'kernel'. rules= is a list of them"),
+        ({"rules": [("kernel", 0)]}, "The rule for 'kernel' must give MuonDimensionNumbers"),
+        ({"layer_axes": {"layers": "0"}}, "layer_axes must give an axis"),
+        ({"layer_axes": ["layers"]}, "layer_axes must be as in {'layers': 0}"),
+    ],
+)
+def test_what_is_no_rule_is_refused_when_built(options, message):
+    with pytest.raises(ValueError, match=message):
+        omp.muonplus(0.1, **options)
+    with pytest.raises(ValueError, match=message):
+        omp.per_head(4, **options)
+
+
+def test_rules_next_to_per_head_are_given_to_it():
+    with pytest.raises(ValueError, match=r"next to omp.per_head.*Give them to per_head"):
+        omp.muonplus(0.1, muon_weight_dimension_numbers=omp.per_head(4), rules=RULES)
+
+
+def test_suggestions_are_right_for_each_leaf_and_stand_on_lines_of_their_own():
+    params = [jnp.ones((4, 5, 6)), jnp.ones((3, 3, 4, 8)), jnp.ones((4, 4))]
+    with pytest.raises(ValueError) as caught:
+        omp.muonplus(0.1).init(params)
+    lines = str(caught.value).splitlines()
+    assert "  ('^0$', omp.MuonDimensionNumbers(-2, -1))," in lines
+    assert "  ('^1$', omp.MuonDimensionNumbers((0, 1, 2), 3))," in lines
+    assert max(map(len, lines)) < 80
+    written = [eval(line.strip().rstrip(","), {"omp": omp}) for line in lines if "('^" in line]
+    table = omp.describe(params, rules=written)
+    assert "8x36x1" in table and "6x5x4" in table and "by default: in, out" in table
+
+
+def test_a_suggested_pattern_does_not_find_what_is_known():
+    tree = nested_shapes(a__0__w=(4, 5, 6), b__a__0__w=(4, 4), c__moe_1=(2, 3, 4), c__moe_2=(2, 2))
+    with pytest.raises(ValueError) as caught:
+        omp.muonplus(0.1).init(tree)
+    lines = [line.strip().rstrip(",") for line in str(caught.value).splitlines() if "('" in line]
+    table = omp.describe(tree, rules=[eval(line, {"omp": omp}) for line in lines])
+    assert table.count("your rule") == 2
+
+
+def test_stacks_are_asked_for_only_where_none_was_named():
+    tree = nested_shapes(layers__moe__w=(2, 3, 4, 5), layers__conv__w=(2, 3, 3, 4, 5))
+    with pytest.raises(ValueError, match=r"If layers are stacked .*layer_axes=\{'layers': 0\}"):
+        omp.muonplus(0.1).init(tree)
+    with pytest.raises(ValueError) as caught:
+        omp.muonplus(0.1, layer_axes={"layers": 0}).init(tree)
+    assert "layer_axes" not in str(caught.value)
+    assert "('conv/w', omp.MuonDimensionNumbers((0, 1, 2), 3))" in str(caught.value)

@@ -1,0 +1,72 @@
+"""Wrong uses that JAX or Optax would answer with a raw error, or not at all."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_muonplus as omp
+
+PART = {"dense": {"kernel": jnp.ones((4, 6)), "bias": jnp.zeros(6)}}
+PARAMS = {**PART, "out": {"w": jnp.ones((6, 2))}}
+RULES = [("dense/kernel", None)]
+
+
+def test_one_function_is_taken_and_a_list_as_a_link_is_refused():
+    one, several = (omp.transforms.apply_to_matrices(x) for x in (jnp.sign, [jnp.sign]))
+    matrix = {"w": jnp.array([[1.0, -2.0], [3.0, 4.0]])}
+    made = [tx.update(matrix, tx.init(matrix))[0]["w"] for tx in (one, several)]
+    np.testing.assert_array_equal(*made)
+    with pytest.raises(ValueError, match="needs one function at least"):
+        omp.transforms.apply_to_matrices([])
+    with pytest.raises(TypeError, match=r"Pass its links one by one: matrix_chain\(\*links\)"):
+        omp.matrix_chain([omp.momentum(), jnp.sign])
+
+
+@pytest.mark.parametrize("mask", ["bias", ["bias"], {"dense": "kernel", "out": True}])
+def test_a_mask_of_words_is_refused(mask):
+    with pytest.raises(ValueError, match=r"weight_decay_mask has the word '(bias|kernel)'"):
+        omp.muonplus(0.1, weight_decay=0.1, weight_decay_mask=mask)
+
+
+@pytest.mark.parametrize("given", [PARAMS, None])
+def test_gradients_without_a_parameter_are_said(given):
+    tx = omp.muonplus(0.1)
+    expected = "^Gradients do not fit. Missing: " if given else "not fit the gradients. Too many: "
+    with pytest.raises(ValueError, match=rf"{expected}.*out/w\. Call update\(gradients,"):
+        tx.update(PART, tx.init(PARAMS), given)
+
+
+def test_gradients_of_what_is_no_parameter_are_said():
+    tx = omp.muonplus(0.1)
+    with pytest.raises(ValueError, match=r"Gradients do not fit\. Too many: out/w"):
+        tx.update(PARAMS, tx.init(PART), PART)
+
+
+def test_a_state_of_other_parameters_is_said():
+    tx = omp.muonplus(0.1)
+    other = tx.init({"a": jnp.ones((4, 4))})
+    message = r"The state does not fit the parameters\. Missing: .*dense/kernel.*tx\.init\(param"
+    with pytest.raises(ValueError, match=message):
+        tx.update(PARAMS, other, PARAMS)
+    link = omp.scale_by_muonplus()
+    matrices = {"w": jnp.ones((4, 4))}
+    with pytest.raises(ValueError, match=r"Too many: .*mu/a"):
+        link.update(matrices, link.init({"a": jnp.ones((4, 4))}), matrices)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        functools.partial(omp.muon_dimension_numbers, rules=RULES),
+        lambda params: omp.muon_dimension_numbers(params, RULES),
+        omp.per_head(2),
+    ],
+)
+def test_injected_dimension_numbers_ask_for_static_args(numbers):
+    inject = optax.inject_hyperparams(omp.muonplus)
+    with pytest.raises(ValueError, match=r"static_args=\('muon_weight_dimension_numbers',\)"):
+        inject(0.1, muon_weight_dimension_numbers=numbers).init(PARAMS)
+    inject(0.1, rules=RULES).init(PARAMS)
