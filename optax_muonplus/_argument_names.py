@@ -65,4 +65,5 @@ def _instead(given: str, names: Any) -> str:
     if called.startswith("adam_") and value:
         return f": it is in {value} here, as in {value}=omp.transforms.AdamW(b1=0.9)."
     near = did_you_mean(given, names)
-    return f".{near}" if near else f": it has {', '.join(names)}."
+    of_rule = " Options of the rule itself are in link." if "link" in names else ""
+    return f".{near}" if near else f": it has {', '.join(names)}.{of_rule}"

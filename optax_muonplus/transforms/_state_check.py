@@ -42,14 +42,17 @@ def update_own_state(
         result = update()
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if params is not None:
-            _check_paths("Gradients do not fit.", updates, params, _GRADIENTS, error)
+            names = _names(updates), _names(params)
+            _check_names("Gradients do not fit.", *names, _GRADIENTS, error)
         expected = jax.eval_shape(init, updates if params is None else params)
         if _classes(state) != _classes(expected):
             raise wrong_state(state, _classes(expected)) from error
         owner, remedy = "parameters", _STATE
         if params is None:  # gradients may be the ones that are wrong
             owner, remedy = "gradients", _GRADIENTS + _STATE
-        _check_paths(f"The state does not fit the {owner}.", state, expected, remedy, error)
+        # Counts belong to no parameter: what has them or not says so itself.
+        names = _names(state, least_ndim=1), _names(expected, least_ndim=1)
+        _check_names(f"The state does not fit the {owner}.", *names, remedy, error)
         raise
     after = result[1]
     if jax.tree.structure(after) != jax.tree.structure(state):
@@ -59,9 +62,16 @@ def update_own_state(
     return result
 
 
-def _check_paths(said: str, given: Any, expected: Any, remedy: str, error: Exception) -> None:
-    """Raises ValueError if a tree has other leaves than the expected one."""
-    names, right = ({path_name(x) for x in flatten_with_names(y)[0]} for y in (given, expected))
+def _names(tree: Any, least_ndim: int = 0) -> set[str]:
+    """The paths of leaves with so many axes or more."""
+    paths_and_leaves = zip(*flatten_with_names(tree), strict=True)
+    return {path_name(path) for path, x in paths_and_leaves if getattr(x, "ndim", 0) >= least_ndim}
+
+
+def _check_names(
+    said: str, names: set[str], right: set[str], remedy: str, error: Exception
+) -> None:
+    """Raises ValueError if a tree has other leaves than the expected ones."""
     lacking, more = (sorted(x) for x in (right - names, names - right))
     if lacking or more:
         found = f" Missing: {listed((x, None) for x in lacking)}." if lacking else ""

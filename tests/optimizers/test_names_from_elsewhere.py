@@ -52,6 +52,8 @@ def test_baselines_say_names_too(make):
         make(lr=0.1)
     with pytest.raises(TypeError, match=r"b1: it is in (adamw|others) here"):
         make(0.1, b1=0.9)
+    with pytest.raises(TypeError, match=r"Options of the rule itself are in link\.$"):
+        make(0.1, momentum=0.9)
 
 
 def test_a_misspelt_keyword_is_asked_about_and_others_are_listed():

@@ -127,3 +127,18 @@ def test_names_of_depthwise_kernels_are_believed(name):
 def test_two_branches_of_one_input_are_not_groups():
     shapes = {"Conv_0__kernel": (3, 3, 16, 32), "Conv_1__kernel": (5, 5, 16, 32)}
     assert set(read(**shapes).values()) == {"32x144x1", "32x400x1"}
+
+
+@pytest.mark.parametrize("width", [8, 9])
+def test_a_kernel_after_a_layer_with_as_many_outputs_is_depthwise(width):
+    shapes = {"Conv_0__kernel": (3, 3, 3, width), "Conv_1__kernel": (3, 3, 1, 8)}
+    found = read(**shapes, Conv_2__kernel=(3, 3, 8, 16))
+    assert found["Conv_1/kernel"] == ("adam" if width == 8 else "8x9x1")
+
+
+def test_mixers_keep_their_depthwise_kernels():
+    """Of Mamba and gated linear attention: projections before them have as many outputs."""
+    shapes = {"q_proj__kernel": (64, 32), "q_conv__kernel": (4, 1, 32), "o_proj__kernel": (64, 64)}
+    assert read(**shapes)["q_conv/kernel"] == "adam"
+    shapes = {"in_proj__kernel": (64, 256), "conv__kernel": (4, 1, 128), "out__kernel": (128, 64)}
+    assert read(**shapes)["conv/kernel"] == "adam"
