@@ -16,6 +16,12 @@ PARAMS = random_like(
         layers__mlp__up__kernel=(2, 4, 6), layers__norm__scale=(2, 4), experts__w=(2, 3, 5)
     )
 )
+
+
+def name_of(make):
+    return getattr(make, "func", make).__name__
+
+
 RULES = [("experts/", omp.MuonDimensionNumbers(-2, -1))]
 AXES = {"layers": 0}
 RIVALS = "normuon adamuon aurora meqmuon muoneq turbo_muon hyperball mano muown".split()  # noqa: SIM905
@@ -34,7 +40,7 @@ def by_function():
     return functools.partial(omp.muon_dimension_numbers, rules=RULES, layer_axes=AXES)
 
 
-@pytest.mark.parametrize("make", [functools.partial(x, 0.1) for x in OPTIMIZERS], ids=str)
+@pytest.mark.parametrize("make", [functools.partial(x, 0.1) for x in OPTIMIZERS], ids=name_of)
 def test_every_optimizer_takes_rules(make):
     with pytest.raises(ValueError, match="No rule says"):
         make().init(PARAMS)
@@ -45,7 +51,7 @@ def test_every_optimizer_takes_rules(make):
         make(rules=RULES, layer_axes=AXES, muon_weight_dimension_numbers=by_function())
 
 
-@pytest.mark.parametrize("make", LINKS, ids=str)
+@pytest.mark.parametrize("make", LINKS, ids=name_of)
 def test_every_link_takes_rules(make):
     matrices = {"experts": PARAMS["experts"], "layers": {"mlp": PARAMS["layers"]["mlp"]}}
     with pytest.raises(ValueError, match="No rule says"):
