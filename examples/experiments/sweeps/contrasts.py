@@ -86,7 +86,9 @@ def table(contrasts: Iterable[Contrast], root: Path) -> str:
     """Writes a line for each contrast; Holm's correction is over those that were run."""
     contrasts = list(contrasts)
     names = {term.sweep for contrast in contrasts for term in contrast.terms}
-    sweeps = {name: results.read(root / name) for name in names if (root / name).is_dir()}
+    sweeps = {
+        name: results.read(root / name) for name in names if (root / name / "runs.jsonl").is_file()
+    }
     found: dict[str, Estimate] = {}
     missing: dict[str, str] = {}
     for contrast in contrasts:
