@@ -125,25 +125,32 @@ def test_second_ctrl_c_does_not_wait_for_the_save_at_the_end(text, tmp_path, mon
 
     def press_twice():
         started.wait()
+        if returned.is_set():
+            return
         limit.start()
         before = signal.getsignal(signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         while signal.getsignal(signal.SIGINT) == before:  # else both would become one signal
-            time.sleep(0.01)
+            if returned.wait(0.01):
+                return  # not into another test
         # As a finger would: Python may miss a signal between its handler and the wait that follows.
-        time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGINT)
+        if not returned.wait(0.5):
+            os.kill(os.getpid(), signal.SIGINT)
 
-    started, ended = threading.Event(), threading.Event()
+    started, ended, returned = (threading.Event() for _ in range(3))
     monkeypatch.setattr(integrity, "checksum", never_ends)
     limit = threading.Timer(30, ended.set)  # so that the test fails, and does not hang
-    threading.Thread(target=press_twice).start()
+    finger = threading.Thread(target=press_twice)
+    finger.start()
     try:
         assert train(text, tmp_path, "--name", "x", "--checkpoint-every", "1000") == 130
         assert not ended.is_set(), "it waited for the save"
     finally:
+        returned.set()
+        started.set()
         ended.set()
         limit.cancel()
+        finger.join()
 
 
 def test_leaving_after_a_stop_does_not_wait_for_threads():
