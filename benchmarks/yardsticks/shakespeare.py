@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import columns, records
 from benchmarks.yardsticks import intervals
+from examples.experiments.sweeps import tables
 from examples.experiments.sweeps.command_line import NewSweep
 from examples.experiments.sweeps.grid import Grid, Method
 from examples.experiments.sweeps.results import MUON, Sweep, read
@@ -130,7 +131,7 @@ def rows_of(found: Sweep) -> Iterator[dict[str, Any]]:
         gaps = [a - b for a, b in zip(values, base, strict=True)]
         yield {
             "method": method.name,
-            "rate": f"{rate:g}{'*' if found.at_edge(method) else ''}",
+            "rate": tables.rate_of(found, method),
             "bits": intervals.written(values, 3),
             "difference": "" if method == MUON else intervals.written(gaps, 3),
             "bits_per_byte": values,

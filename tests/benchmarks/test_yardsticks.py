@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.yardsticks import __main__ as command
 from benchmarks.yardsticks import intervals, least_squares, mnist1d, resuming, shakespeare
+from examples.experiments.sweeps.contrasts import estimate
 from examples.trainer.system.errors import UserError
 
 STEPS, RATE, BETA = 6, 0.03, 0.5
@@ -89,7 +90,7 @@ def test_options_without_sense_are_refused(change):
 
 def test_an_interval_is_students():
     # 2.776 is the 97.5% quantile with four degrees of freedom.
-    assert intervals.half_width([1, 2, 3, 4, 5]) == pytest.approx(2.776445 * math.sqrt(2.5 / 5))
+    assert estimate([1, 2, 3, 4, 5]).half_width == pytest.approx(2.776445 * math.sqrt(2.5 / 5))
     assert intervals.written([1.0], 2) == "1.00"
     assert intervals.written([1.0, 1.0], 1) == "1.0 ± 0.0"
 
