@@ -21,6 +21,8 @@ REFERENCE = "optax.contrib.muon"
 COMPILER = "omp.muonplus, left to the compiler"
 OURS = "omp.muonplus, sharding="
 NARROW = "omp.muonplus, sharding=, bfloat16"
+CUT_STATE = "omp.muonplus, sharding=, state_sharding="
+LEFT_STATE = "omp.muonplus, sharding=, its state cut by hand"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Config(trees.Options):
     """The mesh axis that cuts the rows of each matrix, then the one that cuts its columns; `-` is
     none. Matrices are replicated along the mesh's other axes: `data` is FSDP, `-` is data
     parallel, and a third axis in the mesh makes replicas of any of these."""
+    state_over: str = ""
+    """A mesh axis of replicas over which the state is sharded too: adds rows with that."""
     rivals: bool = True
     """Also compile Optax's Muon, and Muon+ without `sharding=`. Both take long for many layers."""
 
@@ -48,7 +52,8 @@ def main(config: Config) -> None:
     rows = {}
     for name, tx in optimizers(config, placed).items():
         print(f"compiling {name}")
-        rows[name] = figures(tx, placed, method_operations(config, name))
+        state_like = cut_state(config, placed) if name in (CUT_STATE, LEFT_STATE) else placed
+        rows[name] = figures(tx, placed, state_like, method_operations(config, name))
     if not config.rivals:
         print(f"{REFERENCE} and {COMPILER} were not compiled: --no-rivals")
     print(columns.table(columns.named(rows), COLUMNS, left=2))
@@ -59,6 +64,8 @@ def main(config: Config) -> None:
     }
     mesh = config.mesh.replace("=", "").split(",")
     spec = ["none" if name == "-" else name for name in config.spec.split(",")]
+    if config.state_over:
+        mesh.append(f"state-over-{config.state_over}")
     parts = ["collectives", config.tree, *mesh, "by", *spec, *config.changed, config.dtype]
     records.write(config.out, "-".join(parts), record)
 
@@ -76,7 +83,18 @@ def optimizers(config: Config, placed: Any) -> dict[str, optax.GradientTransform
     rows[OURS] = omp.muonplus(0.02, sharding=sharding, **ours)
     if config.dtype == "float32":
         rows[NARROW] = omp.muonplus(0.02, sharding=sharding, **narrow)
+    if config.state_over:
+        rows[LEFT_STATE] = rows[OURS]
+        over = config.state_over
+        rows[CUT_STATE] = omp.muonplus(0.02, sharding=sharding, state_sharding=over, **ours)
     return rows
+
+
+def cut_state(config: Config, placed: Any) -> Any:
+    """Shapes that lie as a state over ``config.state_over`` does."""
+    sharding = jax.tree.map(lambda x: x.sharding, placed)
+    shardings = omp.transforms.state_layout(sharding, config.state_over)(placed)
+    return jax.tree.map(lambda x, s: x.update(sharding=s), placed, shardings)
 
 
 def method_operations(config: Config, name: str) -> int:
@@ -86,9 +104,11 @@ def method_operations(config: Config, name: str) -> int:
     return products.flops(products.needed(config.size, polar, compute_dtype))
 
 
-def figures(tx: optax.GradientTransformation, placed: Any, operations: int) -> dict[str, Any]:
+def figures(
+    tx: optax.GradientTransformation, placed: Any, state_like: Any, operations: int
+) -> dict[str, Any]:
     """Counts one row of the table: the device with the most work, and the least possible."""
-    compiled = compile_update(tx, placed)
+    compiled = compile_update(tx, placed, state_like=state_like)
     program = hlo.read_program(compiled.program)
     devices = counts.count(program)
     most = max(devices, key=lambda device: (device.operations, device.received.total()))

@@ -28,17 +28,24 @@ class Compiled(NamedTuple):
 
 
 def compile_update(
-    tx: optax.GradientTransformation, params: Any, *, donated: bool = False, options: Any = None
+    tx: optax.GradientTransformation,
+    params: Any,
+    *,
+    donated: bool = False,
+    options: Any = None,
+    state_like: Any = None,
 ) -> Compiled:
     """Compiles an update of parameters, of which shapes suffice.
 
     Args:
       tx: the optimizer.
-      params: arrays or shapes; gradients and state are sharded like them.
+      params: arrays or shapes; gradients are sharded like them.
       donated: whether the state's memory is reused, as in a training loop.
       options: of the compiler.
+      state_like: the state is sharded like these shapes; None means like the parameters.
     """
-    state = meshes.placed_state(jax.eval_shape(tx.init, params), params)
+    like = params if state_like is None else state_like
+    state = meshes.placed_state(jax.eval_shape(tx.init, params), like)
     begin = time.perf_counter()
     lowered = jax.jit(tx.update, donate_argnums=1 if donated else ()).lower(params, state, params)
     program = lowered.compile(compiler_options=options)

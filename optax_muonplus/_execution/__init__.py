@@ -13,5 +13,7 @@ from optax_muonplus._execution.loops import Sources as Sources
 from optax_muonplus._execution.loops import pick as pick
 from optax_muonplus._execution.planning import Member as Member
 from optax_muonplus._execution.planning import plan as plan
+from optax_muonplus._execution.replicas import gather as gather
+from optax_muonplus._execution.replicas import moved_to as moved_to
 from optax_muonplus._execution.sharded import apply_sharded as apply_sharded
 from optax_muonplus._execution.stacks import apply_batched as apply_batched

@@ -10,7 +10,13 @@ from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._argument_names import says_names
 from optax_muonplus._arguments import check_flag
-from optax_muonplus._parameters import DimensionNumbersTree, LayerAxes, Rules, ShardingTree
+from optax_muonplus._parameters import (
+    DimensionNumbersTree,
+    LayerAxes,
+    Rules,
+    ShardingTree,
+    StateSharding,
+)
 from optax_muonplus.coefficients import CoefficientsLike
 from optax_muonplus.matrices import Norm, Normalize, ScaleByShape, ShapeScale
 from optax_muonplus.polar import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction, Preconditioning
@@ -22,6 +28,8 @@ from optax_muonplus.transforms import (
     matrix_chain,
     partition_with_adamw,
     scale_by_learning_rate,
+    shard_state,
+    state_layout,
 )
 
 P = ParamSpec("P")
@@ -60,6 +68,7 @@ def muonplus(
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
+    state_sharding: StateSharding = None,
     rules: Rules = (),
     layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -135,6 +144,10 @@ def muonplus(
         the mesh has Explicit axes, since arrays tell there. None on a mesh with Auto axes leaves
         the distribution to the compiler, which moves matrices at every step of the iteration.
         Inside ``jax.shard_map`` a matrix that varies over one of its axes is refused without it.
+      state_sharding: where the state lies, if it is sharded over replicas of the parameters too
+        (ZeRO-1): the name of a mesh axis, such as ``"data"``, or several, or a tree as for
+        ``sharding``. Each replica then keeps and updates its part of the state, AdamW's too, and
+        updates are gathered. See :func:`optax_muonplus.transforms.shard_state`.
       rules: ``[(pattern, dimension numbers or None for AdamW), ...]`` for parameters that the
         default rules would read in another way, or not at all. Patterns are regular expressions,
         searched in paths such as ``blocks/0/attn/query/kernel``; the first that is found decides,
@@ -179,7 +192,7 @@ def muonplus(
     """
     check_flag("adaptive", adaptive)
     check_flag("cautious_weight_decay", cautious_weight_decay)
-    return partition_with_adamw(
+    optimizer = partition_with_adamw(
         matrix_chain(
             Momentum(beta, nesterov, bias_correction, mu_dtype),
             Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype),
@@ -199,10 +212,11 @@ def muonplus(
             adam_weight_decay,
         ),
         muon_weight_dimension_numbers,
-        sharding,
+        state_layout(sharding, state_sharding),
         rules=rules,
         layer_axes=layer_axes,
     )
+    return shard_state(optimizer, sharding, state_sharding)
 
 
 def _like(

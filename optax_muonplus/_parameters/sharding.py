@@ -145,6 +145,13 @@ def leaf_sharding(
     return None if on_one_device and not explicit else LeafSharding(mesh, spec)
 
 
+def checked_sharding(
+    spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
+) -> LeafSharding:
+    """A sharding of an array that no surrounding ``jax.shard_map`` has cut."""
+    return LeafSharding(mesh, _checked_spec(spec, shape, mesh, range(len(shape))))
+
+
 def _checked_spec(
     spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, whole: Sequence[int]
 ) -> tuple[tuple[str, ...], ...]:

@@ -152,7 +152,7 @@ def ours(layers, **changes):
     placed = meshes.placed(trees.shapes(config.size), meshes.simulated(config.mesh), config.spec)
     rows = collectives.optimizers(config, placed)
     operations = collectives.method_operations(config, collectives.OURS)
-    return collectives.figures(rows[collectives.OURS], placed, operations)
+    return collectives.figures(rows[collectives.OURS], placed, placed, operations)
 
 
 @pytest.mark.parametrize("layers", [12, 24])

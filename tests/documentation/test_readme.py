@@ -37,7 +37,7 @@ def py_blocks(text):
 
 
 def test_code_blocks_of_pages_run():
-    (mesh,) = py_blocks(PAGES["howto/meshes.md"])
+    mesh, _ = py_blocks(PAGES["howto/meshes.md"])
     (links,) = py_blocks(PAGES["howto/variant.md"])
     names = {"omp": optax_muonplus, "optax": optax}
     plain = {"params": {"dense": {"kernel": jnp.ones((8, 8))}}, "jax": jax}

@@ -17,6 +17,7 @@ from tests.support.mesh import (
     D,
     P,
     assert_same,
+    lowered_update,
     make_mesh,
     shape,
     small,
@@ -47,19 +48,6 @@ def test_only_whole_matrices_are_orthogonalized():
     for update in jax.tree.leaves(updates):  # and it did run: unit norms need the whole row
         norms = jnp.linalg.norm(jax.device_get(update), axis=-2)
         np.testing.assert_allclose(norms / norms.max(), 1, atol=1e-5)
-
-
-def lowered_update(tx, tree, wanted):
-    """The update as a program, without any array."""
-    params = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, wanted
-    )
-    state = jax.eval_shape(tx.init, params)
-    placed = jax.jit(tx.init).lower(params).compile().output_shardings
-    state = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, placed
-    )
-    return jax.jit(tx.update).lower(params, state, params)
 
 
 def test_matrices_are_sent_in_the_dtype_of_products():

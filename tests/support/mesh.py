@@ -110,6 +110,19 @@ def two_steps(tx, grads):
     return update(jax.tree.map(lambda g: g + g * g, grads), state, grads)
 
 
+def lowered_update(tx, tree, wanted):
+    """The update as a program, without any array."""
+    params = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, wanted
+    )
+    state = jax.eval_shape(tx.init, params)
+    placed = jax.jit(tx.init).lower(params).compile().output_shardings
+    state = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, placed
+    )
+    return jax.jit(tx.update).lower(params, state, params)
+
+
 def assert_same(found, expected, wanted=None):
     """Equal to the rounding of sums in another order; bfloat16 to one of its units."""
     tolerance = {jnp.dtype(jnp.float32): 4e-6, jnp.dtype(jnp.bfloat16): 2e-3}

@@ -80,6 +80,8 @@ class OptimizerConfig:
     """The matrices that muonplus normalizes; the others get Muon."""
     mlp_in_rate: FinitePositive = 1.0
     """Rate of the matrices into an MLP (up and gate) over that of the others."""
+    shard_over_data: bool = False
+    """Shard the state over the data axis of --mesh too, as ZeRO-1; parameters are copied there."""
     per_head: bool = False
     """Update each head of the query, key and value projections as a matrix of its own."""
     polar: Literal["auto", "newton_schulz", "gram", "svd"] = "auto"

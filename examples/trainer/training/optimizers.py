@@ -115,6 +115,8 @@ def build(
     `head_size` is the model's width of a head, which `config.per_head` needs.
     """
     numbers = dimension_numbers.of(config, head_size)
+    state_over = "data" if config.shard_over_data else None
+    placed = omp.transforms.state_layout(sharding, state_over)
     peaks = peaks or rates(config)
     rate = schedule(config, peaks.matrices, steps)
     adam_rate = schedule(config, peaks.rest, steps)
@@ -125,7 +127,7 @@ def build(
     def rule_of(eps: ArrayLike) -> optax.GradientTransformation:
         if config.name == "adamw":
             return adamw(config, rate, adam_rate, decay, eps)
-        return matrix_rule(config, rate, adam_rate, decay, numbers, sharding, eps)
+        return matrix_rule(config, rate, adam_rate, decay, numbers, placed, eps)
 
     if config.adam_eps_before_correction:
         rule = adamw_epsilon.before_correction(rule_of, config.adam_b2)
@@ -138,6 +140,8 @@ def build(
     if config.mlp_in_rate != 1:
         larger = optax.masked(optax.scale(config.mlp_in_rate), by_kind.into_mlp)
         rule = optax.chain(rule, larger)
+    if state_over and sharding is not None:
+        rule = omp.transforms.shard_state(rule, sharding, state_over)
     if config.clip_norm is None:
         return rule
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

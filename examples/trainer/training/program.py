@@ -63,7 +63,7 @@ def make_program(
 
     init = make_init(init_params, optimizer(Rates(0.0, 0.0)))
     shapes = jax.eval_shape(init, 0)
-    abstract = sharding.abstract(shapes, sharding.of_state(shapes, mesh))
+    abstract = sharding.abstract(shapes, sharding.of_state(shapes, mesh, rule.shard_over_data))
     return Program(
         forward=make_forward(model, vocab_size, mesh),
         abstract=abstract,

@@ -1,0 +1,146 @@
+"""Where a state lies that is sharded over replicas of its parameters, as ZeRO-1 has it."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.core
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from optax_muonplus._parameters.paths import Path, flatten_tree, path_name
+from optax_muonplus._parameters.sharding import (
+    LeafSharding,
+    ShardingTree,
+    checked_sharding,
+    given_shardings,
+    leaf_sharding,
+)
+
+# A tree as for ``sharding``, or the names of mesh axes.
+StateSharding = ShardingTree | str | Sequence[str]
+
+
+class Layout(NamedTuple):
+    """How a parameter lies on a mesh, and what the state has for it; None is not known."""
+
+    own: LeafSharding | None
+    state: LeafSharding | None
+
+
+def layouts(
+    tree: Any,
+    sharding: ShardingTree,
+    state_sharding: StateSharding,
+    state: Any = None,
+    cut: bool = False,
+) -> list[Layout]:
+    """How each leaf lies on a mesh, and its state.
+
+    Args:
+      tree: parameters or updates.
+      sharding: of the parameters; None takes that of the arrays.
+      state_sharding: of the state; None takes that of the arrays in ``state``.
+      state: the state, where there is one.
+      cut: whether the arrays may lie as the state already, whatever ``sharding`` says.
+
+    Raises:
+      ValueError: for shardings that do not fit a leaf, naming it, and where it is not known how a
+        parameter lies.
+    """
+    paths, leaves, _ = flatten_tree(tree)
+    given: Sequence[NamedSharding | None] = [None] * len(paths)
+    if sharding is not None:
+        given = given_shardings(tree, paths, sharding)
+    axes = _axis_names(state_sharding)
+    entries: Sequence[Any] = [axes] * len(paths)
+    if state_sharding is None:
+        entries = _of_arrays(state, paths, leaves)
+    elif axes is None:
+        entries = given_shardings(tree, paths, state_sharding)
+    found, wrong = [], []
+    for path, x, own, entry in zip(paths, leaves, given, entries, strict=True):
+        try:
+            abstract = jax.ShapeDtypeStruct(x.shape, x.dtype)  # has no type that could disagree
+            found.append(_layout(abstract if cut and own else x, own, entry))
+        except ValueError as error:
+            wrong.append(f"{path_name(path)}: {error}")
+    if wrong:
+        raise ValueError(f"The sharding of the state does not fit. {'; '.join(wrong)}.")
+    return found
+
+
+def _axis_names(given: Any) -> tuple[str, ...] | None:
+    """The mesh axes, if that is what was given."""
+    if isinstance(given, str):
+        return (given,)
+    is_names = isinstance(given, list | tuple) and given and all(isinstance(x, str) for x in given)
+    return tuple(given) if is_names else None
+
+
+def _layout(x: Any, given: NamedSharding | None, wanted: Any) -> Layout:
+    """``wanted`` is a sharding, the names of mesh axes to add to that of ``x``, or None."""
+    if wanted is None:
+        return Layout(None, None)
+    own = leaf_sharding(x, given, None)
+    if own is None:
+        if given is not None or not isinstance(x, jax.core.Tracer):
+            return Layout(None, None)  # one device
+        raise ValueError(
+            "it is not known how it lies on the mesh, since axes are Auto under jax.jit. Pass"
+            " sharding= too, with the shardings of the parameters"
+        )
+    if isinstance(wanted, tuple):
+        return Layout(own, _over(own, x.shape, wanted))
+    if dict(wanted.mesh.shape) != dict(own.mesh.shape):
+        raise ValueError(f"state_sharding= is on {wanted.mesh}, the parameter on {own.mesh}")
+    return Layout(own, checked_sharding(wanted.spec, x.shape, own.mesh))
+
+
+def _over(own: LeafSharding, shape: tuple[int, ...], axes: tuple[str, ...]) -> LeafSharding:
+    """``own``, with the first axis that divides cut along ``axes`` too; unchanged if none does."""
+    mesh, spec = own
+    if unknown := [name for name in axes if name not in mesh.shape]:
+        raise ValueError(
+            f"the mesh has no axis {', '.join(unknown)}, but {', '.join(mesh.axis_names)}"
+        )
+    used = {name for names in spec for name in names}
+    added = tuple(name for name in axes if name not in used and mesh.shape[name] > 1)
+    count = math.prod(mesh.shape[name] for name in added)
+    auto = {n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == AxisType.Auto}
+    for i, (size, names) in enumerate(zip(shape, spec, strict=True)):
+        shards = count * math.prod(mesh.shape[name] for name in names)
+        # An Explicit axis behind an Auto one is dropped by JAX.
+        possible = not auto.intersection(names) or auto.issuperset(added)
+        if added and possible and size and size % shards == 0:
+            return LeafSharding(mesh, (*spec[:i], (*names, *added), *spec[i + 1 :]))
+    return own
+
+
+def _of_arrays(
+    state: Any, paths: Sequence[Path], leaves: Sequence[Any]
+) -> list[NamedSharding | None]:
+    """How the array of a state that mirrors a parameter lies, if it says so."""
+    params = {path: x.shape for path, x in zip(paths, leaves, strict=True)}
+    found: dict[Path, NamedSharding] = {}
+    state_paths, arrays, _ = flatten_tree(state)
+    for path, x in zip(state_paths, arrays, strict=True):
+        try:
+            sharding = leaf_sharding(x, None, None)
+        except ValueError:  # its type does not say all
+            sharding = None
+        if sharding is None:
+            continue
+        suffixes = (path[i:] for i in range(len(path) + 1))
+        own = next((s for s in suffixes if params.get(s) == x.shape), None)
+        if own is not None:
+            found.setdefault(own, as_named(sharding))
+    return [found.get(path) for path in paths]
+
+
+def as_named(sharding: LeafSharding, kinds: Sequence[AxisType] = tuple(AxisType)) -> NamedSharding:
+    """The sharding over those of its mesh axes that are of some kinds."""
+    mesh, spec = sharding
+    of_kind = {n for n, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind in kinds}
+    entries = [tuple(name for name in names if name in of_kind) or None for names in spec]
+    return NamedSharding(mesh, PartitionSpec(*entries))

@@ -1,0 +1,178 @@
+"""A state that is sharded over replicas of the parameters (ZeRO-1)."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import NamedSharding
+
+import optax_muonplus as omp
+from tests.support import baselines
+from tests.support.compilation import collectives
+from tests.support.mesh import (
+    AUTO,
+    DIMS,
+    EXPLICIT,
+    D,
+    P,
+    alone,
+    assert_same,
+    gradients,
+    lowered_update,
+    make_mesh,
+    shape,
+    shardings,
+    two_steps,
+)
+from tests.support.trees import random_like
+
+KINDS = {
+    "auto": AUTO,
+    "explicit": EXPLICIT,
+    "mixed": (AUTO, EXPLICIT, AUTO),
+    "replicas explicit": (EXPLICIT, AUTO, AUTO),
+}
+
+
+def replicated_mesh(kind):
+    return make_mesh((2, 2, 2), ("r", "a", "b"), KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_one_device(kind):
+    mesh = replicated_mesh(kind)
+    lie = shardings(mesh, "a", "b")
+    tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=lie, state_sharding="r")
+    updates, state = two_steps(tx, jax.device_put(gradients(), lie))
+    expected, expected_state = alone()
+    assert_same(updates, expected, lie)
+    assert_same(state, expected_state)
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_state_has_a_part_on_each_replica(kind):
+    mesh = replicated_mesh(kind)
+    lie = shardings(mesh, "a", "b")
+    tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=lie, state_sharding="r")
+    params = jax.device_put(gradients(), lie)
+    with jax.set_mesh(mesh):
+        state = jax.jit(tx.init)(params)
+        _, state = jax.jit(tx.update)(params, state, params)
+    plain = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=lie).init(params)
+
+    def bytes_of(tree):
+        return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree) if x.ndim)
+
+    assert bytes_of(state) == bytes_of(plain) // 2  # each leaf has an axis that divides
+
+
+def on_one(tree):
+    return jax.device_put(jax.device_get(tree), jax.devices()[0])
+
+
+def one_step(tx, params, grads):
+    return jax.jit(tx.update)(grads, jax.jit(tx.init)(params), params)
+
+
+def layers(n, **leaves):
+    """``n`` layers on four replicas of two shards; parameters, and where they lie."""
+    mesh = make_mesh((4, 2), ("data", "fsdp"))
+    tree = {
+        f"{name}{i}": {"kernel": shape(*size)} for i in range(n) for name, size in leaves.items()
+    }
+    tree |= {"embed": {"embedding": shape(8 * D, D)}, "norm": {"scale": shape(D)}}
+    specs = {2: P("fsdp"), 1: P("fsdp")}
+    return tree, jax.tree.map(lambda x: NamedSharding(mesh, specs[x.ndim]), tree)
+
+
+@pytest.mark.parametrize("n", [2, 12])
+def test_three_collectives_at_any_depth(n):
+    tree, lie = layers(n, q=(D, D), up=(D, 4 * D), down=(4 * D, D))
+    tx = omp.muonplus(0.1, sharding=lie, state_sharding="data")
+    program = lowered_update(tx, tree, lie).compile()
+    assert sorted(collectives(program)) == ["all-gather", "all-to-all", "all-to-all"]
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_by_a_tree_with_replicas_in_front(kind):
+    """As MaxText's flag cuts a state: not at the places where a device has its shard already."""
+    mesh = replicated_mesh(kind)
+    lie = {"q": {"kernel": NamedSharding(mesh, P("a", "b"))}}
+    state_lie = {"q": {"kernel": NamedSharding(mesh, P(("r", "a"), "b"))}}
+    grads = jax.device_put(random_like({"q": {"kernel": shape(D, D)}}), lie)
+    tx = omp.muonplus(0.1, sharding=lie, state_sharding=state_lie)
+    updates, state = two_steps(tx, grads)
+    expected, expected_state = two_steps(omp.muonplus(0.1), on_one(grads))
+    assert_same(updates, expected, lie)
+    assert_same(state, expected_state)
+    (momentum,) = (x for x in jax.tree.leaves(state) if x.ndim)
+    assert momentum.sharding.is_equivalent_to(state_lie["q"]["kernel"], 2)
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_by_the_arrays_of_the_state(jit):
+    """On Explicit axes, where gradients and momentum could not be added otherwise."""
+    mesh = replicated_mesh("explicit")
+    lie = {"q": {"kernel": NamedSharding(mesh, P("a", "b"))}}
+    grads = jax.device_put(random_like({"q": {"kernel": shape(D, D)}}), lie)
+    tx = omp.muonplus(0.1)
+    with jax.set_mesh(mesh):
+        state = omp.muonplus(0.1, state_sharding="r").init(grads)
+        updates, state = (jax.jit(tx.update) if jit else tx.update)(grads, state, grads)
+    (momentum,) = (x for x in jax.tree.leaves(state) if x.ndim)
+    assert momentum.sharding.spec == P(("a", "r"), "b")
+    alone = omp.muonplus(0.1)
+    expected, _ = alone.update(on_one(grads), alone.init(on_one(grads)))
+    assert_same(updates, expected, lie)
+
+
+def test_any_optimizer():
+    tree, lie = layers(2, q=(D, D))
+    grads = jax.device_put(random_like(tree), lie)
+    sharded = omp.transforms.shard_state(optax.adamw(0.1), lie, "data")
+    updates, state = two_steps(sharded, grads)
+    expected, expected_state = two_steps(optax.adamw(0.1), on_one(grads))
+    assert_same(updates, expected, lie)
+    assert_same(state, expected_state)
+    assert state[0].mu["q0"]["kernel"].sharding.spec == P(("fsdp", "data"))
+
+
+@pytest.mark.parametrize("name", baselines.NAMES)
+def test_every_baseline(name):
+    tree, lie = layers(2, q=(D, D), up=(D, 4 * D))
+    params, grads = (random_like(tree, seed) for seed in (1, 2))
+    make = getattr(omp.baselines, name)
+    inner = make(0.1, sharding=omp.transforms.state_layout(lie, "data"))
+    tx = omp.transforms.shard_state(inner, lie, "data")
+    updates, state = one_step(tx, jax.device_put(params, lie), jax.device_put(grads, lie))
+    expected, expected_state = one_step(make(0.1), on_one(params), on_one(grads))
+    assert_same(updates, expected, lie)
+    assert_same(state, expected_state)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"state_sharding": "replica"}, "the mesh has no axis replica, but r, a, b"),
+        ({"state_sharding": "r", "sharding": None}, "Pass sharding= too"),
+        (
+            {"state_sharding": lambda tree: NamedSharding(make_mesh((8,), "r"), P("r"))},
+            "state_sharding= is on",
+        ),
+        (
+            {
+                "state_sharding": lambda tree: NamedSharding(
+                    replicated_mesh("auto"), P(None, None, "r")
+                )
+            },
+            "more entries than",
+        ),
+        ({"state_sharding": 4}, "shardings must be"),
+    ],
+)
+def test_errors(arguments, said):
+    mesh = replicated_mesh("auto")
+    lie = {"q": {"kernel": NamedSharding(mesh, P("a", "b"))}}
+    params = jax.device_put({"q": {"kernel": jnp.ones((D, D))}}, lie)
+    with pytest.raises(ValueError, match=f"(?i){said}"):
+        jax.jit(omp.muonplus(0.1, **{"sharding": lie, **arguments}).init)(params)
