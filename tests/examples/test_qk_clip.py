@@ -14,7 +14,7 @@ from examples.trainer.models.chunked_attention import largest_logits
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
-from examples.trainer.training.model_function import make_training_loss
+from examples.trainer.training.model_function import make_model, make_training_loss
 from tests.support.reference_qk_clip import logits
 from tests.support.trainer import CUBE, assemble_toy, first_losses
 
@@ -28,10 +28,13 @@ def with_clip(threshold, rule=RULE):
     return dataclasses.replace(rule, qk_clip=threshold)
 
 
+def words_of(setup):
+    return setup.dataset.tokenizer.get_vocab_size()
+
+
 def of_model(setup):
     """The loss with the largest logits, and a batch."""
-    words = setup.dataset.tokenizer.get_vocab_size()
-    loss = make_training_loss(setup.config.model, words, setup.mesh, True)
+    loss = make_training_loss(setup.config.model, words_of(setup), setup.mesh, True)
     return loss, place_batch(setup.loader, STEPS - 1, sharding.of_batch(setup.mesh))
 
 
@@ -74,6 +77,28 @@ def test_training_measures_what_attention_multiplies(text, family, monkeypatch):
         np.testing.assert_allclose(block["attn"], scores.max(axis=(0, 2, 3)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_step_scales_the_queries_and_keys_of_heads_above_the_threshold(text, family):
+    """As the model itself cuts its kernels into heads; values stay as they were."""
+    free = assemble_toy(text, "", 1, family=family, optimizer=RULE)
+    loss, batch = of_model(free)
+    maxima = np.asarray(loss(free.init().params, *batch)[1]["max_logits"]["blocks"][0]["attn"])
+    threshold = float(maxima.mean())
+    bound = assemble_toy(text, "", 1, family=family, optimizer=with_clip(threshold))
+    x = jax.random.normal(jax.random.key(0), (1, 5, 16))
+    found = []
+    for setup in (free, bound):
+        params = setup.train_step(setup.init(), *batch)[0].params
+        model = make_model(setup.config.model, words_of(setup), setup.mesh)(params)
+        found.append(model.blocks[0].attn.heads(x))
+    (q, k, v), (clipped_q, clipped_k, clipped_v) = found
+    factors = np.sqrt(np.minimum(1, threshold / maxima))[None, None, :, None]
+    assert factors.min() < 0.99 and factors.max() == 1
+    np.testing.assert_allclose(clipped_q, q * factors, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(clipped_k, k * factors, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(clipped_v, v)
+
+
 @FAMILIES
 def test_a_small_threshold_keeps_logits_at_it(text, changes):
     """On the batch of the last step, whose rate is a fourteenth of the peak."""
@@ -109,8 +134,7 @@ def test_a_mesh_and_micro_batches_train_as_one_device(text, accumulate):
 
 def test_without_the_flag_nothing_is_measured(text):
     setup = assemble_toy(text, "", 1)
-    words = setup.dataset.tokenizer.get_vocab_size()
-    loss = make_training_loss(setup.config.model, words, setup.mesh, False)
+    loss = make_training_loss(setup.config.model, words_of(setup), setup.mesh, False)
     assert loss(setup.init().params, *of_model(setup)[1])[1] == {}
 
 
