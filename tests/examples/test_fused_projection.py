@@ -71,14 +71,8 @@ def test_fused_projection_on_a_mesh_trains_as_on_one_device(scan, per_head, text
 @pytest.mark.parametrize("which", ["attention", "mlp"])
 def test_heads_where_only_a_part_is_normalized(which):
     """The part without attention has no heads, and is updated as ever."""
-    shapes = {"attn": {"qkv": (16, 3 * HEADS * K)}, "mlp": {"up": (16, 32)}}
-    keys = iter(jax.random.split(jax.random.key(0), 2))
-    grads = {
-        module: {
-            name: {"kernel": jax.random.normal(next(keys), shape)} for name, shape in x.items()
-        }
-        for module, x in shapes.items()
-    }
+    qkv, up = jax.random.normal(jax.random.key(0), (2, 16, 3 * HEADS * K))
+    grads = {"attn": {"qkv": {"kernel": qkv}}, "mlp": {"up": {"kernel": up}}}
 
     def updates(**changes):
         config = OptimizerConfig(per_head=True, clip_norm=None, **changes)
