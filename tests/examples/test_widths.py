@@ -30,7 +30,7 @@ def test_a_check_measures_each_width_once(text, tmp_path):
         # Orthogonal updates: of (out, in) = (4 d, d), sqrt(4) times a matrix of rms 1 / sqrt(4 d).
         size = 0.02 / record["width"] ** 0.5
         assert record["last_update"]["blocks/1/mlp/up/kernel"] == pytest.approx(size, rel=0.3)
-    assert "gpt Muon, spectral, rate 0.02" in (tmp_path / "coordinates.md").read_text()
+    assert "gpt Muon, spectral, rates 0.02 and 0.01" in (tmp_path / "coordinates.md").read_text()
     assert (tmp_path / "coordinates.png").stat().st_size > 1000
     with unittest.mock.patch.object(coordinates, "measured", side_effect=AssertionError):
         assert command.main(flags) == 0  # nothing is left to measure

@@ -103,7 +103,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def identity(record: dict[str, Any]) -> tuple[Any, ...]:
     """Returns what tells measurements apart."""
-    return tuple(record[name] for name in ("family", "method", "shape", "rate", "updates", "width"))
+    names = ("family", "method", "shape", "rate", "other_rate", "updates", "width")
+    return tuple(record[name] for name in names)
 
 
 def at_width(config: RunConfig, asked: NewCheck, width: int) -> RunConfig:
@@ -121,6 +122,7 @@ def settings(config: RunConfig, method: str, updates: int) -> dict[str, Any]:
         "method": method,
         "shape": config.optimizer.shape_scale,
         "rate": config.optimizer.learning_rate,
+        "other_rate": config.optimizer.adam_learning_rate,
         "updates": updates,
         "width": config.model.d_model,
     }

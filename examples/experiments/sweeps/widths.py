@@ -39,7 +39,8 @@ def write_check(path: Path) -> Path:
     page = path.parent / "coordinates.md"
     page.write_text(
         f"# Coordinate check, widths {', '.join(map(str, widths))}\n\nRoot mean squares grow as the"
-        f" width to this power (least squares of logarithms).\n\n{table}\n\n"
+        " width to this power (least squares of logarithms). Rates are those of the matrices and of"
+        f" the other parameters.\n\n{table}\n\n"
         "![Root mean squares by width](coordinates.png)\n",
         encoding="utf-8",
     )
@@ -50,7 +51,8 @@ def curves(records: Sequence[dict[str, Any]], part: str, words: str) -> dict[str
     """Returns by label a value for each width."""
     found: dict[str, Points] = defaultdict(dict)
     for r in records:
-        label = f"{r['family']} {r['method']}, {r['shape']}, rate {r['rate']:g}"
+        rates = f"rates {r['rate']:g} and {r['other_rate']:g}"
+        label = f"{r['family']} {r['method']}, {r['shape']}, {rates}"
         name = [name for name in r[part] if words in name][-1]
         found[label][r["width"]] = r[part][name]
     return dict(found)
