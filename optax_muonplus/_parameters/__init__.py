@@ -1,5 +1,7 @@
 """Facts about a tree of parameters: paths, which leaves are matrices and how, where they lie."""
 
+from optax_muonplus._parameters.attention import QueryKeyLayer as QueryKeyLayer
+from optax_muonplus._parameters.attention import query_key_modules as query_key_modules
 from optax_muonplus._parameters.checks import beside_updates as beside_updates
 from optax_muonplus._parameters.checks import check_given_shardings as check_given_shardings
 from optax_muonplus._parameters.checks import check_gradients as check_gradients
@@ -10,6 +12,9 @@ from optax_muonplus._parameters.checks import remarks as remarks
 from optax_muonplus._parameters.checks import select as select
 from optax_muonplus._parameters.dimension_numbers import matrix_view as matrix_view
 from optax_muonplus._parameters.given_rules import by_rules as by_rules
+from optax_muonplus._parameters.heads import FUSED as FUSED
+from optax_muonplus._parameters.heads import KEY as KEY
+from optax_muonplus._parameters.heads import QUERY as QUERY
 from optax_muonplus._parameters.heads import per_head as per_head
 from optax_muonplus._parameters.leaves import ADAM as ADAM
 from optax_muonplus._parameters.leaves import MUON as MUON
@@ -31,6 +36,7 @@ from optax_muonplus._parameters.paths import flatten_with_names as flatten_with_
 from optax_muonplus._parameters.paths import fold as fold
 from optax_muonplus._parameters.paths import fold_all as fold_all
 from optax_muonplus._parameters.paths import listed as listed
+from optax_muonplus._parameters.paths import names_to_read as names_to_read
 from optax_muonplus._parameters.paths import path_name as path_name
 from optax_muonplus._parameters.paths import without_numbers as without_numbers
 from optax_muonplus._parameters.reader import muon_dimension_numbers as muon_dimension_numbers

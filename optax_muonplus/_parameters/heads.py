@@ -19,15 +19,18 @@ from optax_muonplus._parameters.user_rules import (
     checked_rules,
 )
 
-QUERY, KEY_VALUE, OUTPUT = "query", "key or value", "output"
+QUERY, FUSED, KEY, VALUE, OUTPUT = "query", "fused", "key", "value", "output"
 _SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"
-# Names of layers; several letters are fused projections. Last are the up-projections of latent
-# attention (MLA): its down-projections (q_a_proj, wkv_a) have no heads.
+# Names of layers; FUSED holds queries, keys and values, and VALUE may hold keys too. Last are the
+# up-projections of latent attention (MLA): its down-projections (q_a_proj, wkv_a) have no heads.
 _LAYERS = {
-    QUERY: rf"(q|qkv|query|query_key_value){_SUFFIX}|(w_?|to_|c_|linear_|in_proj_)(q|qkv)|c_attn"
-    r"|in_proj_weight|q_proj_weight|wq_b|q_b_proj|q_up(_proj)?|w_?uq",
-    KEY_VALUE: rf"(k|v|kv|key|value|key_value){_SUFFIX}|(w_?|to_|c_|linear_)(k|v|kv)"
-    r"|[kv]_proj_weight|wkv_b|kv_b_proj|(k|v|kv)_up(_proj)?|w_?u(k|v|kv)",
+    QUERY: rf"(q|query){_SUFFIX}|(w_?|to_|c_|linear_|in_proj_)q|q_proj_weight"
+    r"|wq_b|q_b_proj|q_up(_proj)?|w_?uq",
+    FUSED: rf"(qkv|query_key_value){_SUFFIX}|(w_?|to_|c_|linear_|in_proj_)qkv|c_attn"
+    r"|in_proj_weight",
+    KEY: rf"(k|key){_SUFFIX}|(w_?|to_|c_|linear_)k|k_proj_weight|k_up(_proj)?|w_?uk",
+    VALUE: rf"(v|kv|value|key_value){_SUFFIX}|(w_?|to_|c_|linear_)(v|kv)|v_proj_weight"
+    r"|wkv_b|kv_b_proj|(v|kv)_up(_proj)?|w_?u(v|kv)",
     OUTPUT: r"o|out|w_?o|c_o|c_proj|to_out|to_out/0|(attn_)?o(ut)?_proj|out_(lin|dense)|linear_out"
     r"|output_proj(ection)?|attention_output|attn_vec_einsum",
 }
@@ -132,8 +135,8 @@ class PerHead:
 
     def _chosen(self, readings: Sequence[Reading]) -> dict[int, tuple[str, bool]]:
         """By index the pattern that found a parameter, and whether its heads are its inputs."""
-        sides = [_side_of(name) for name in names_to_read([x.path for x in readings])]
-        with_queries = {module for side, module in sides if side == QUERY}
+        sides = [side_of(name) for name in names_to_read([x.path for x in readings])]
+        with_queries = {module for side, module in sides if side in (QUERY, FUSED)}
         chosen = {}
         for i, (reading, (side, module)) in enumerate(zip(readings, sides, strict=True)):
             name = "/".join(reading.path)
@@ -164,7 +167,7 @@ class PerHead:
         )
 
 
-def _side_of(name: str) -> tuple[str, str]:
+def side_of(name: str) -> tuple[str, str]:
     """Which heads a layer holds, if any, and the module that it is in."""
     for side, layers in _LAYERS.items():
         found = re.match(rf"(?i)(?P<module>(.*/)?)({layers})(/(kernel|w|weight))?$", name)

@@ -21,6 +21,7 @@ from optax_muonplus.transforms._momentum import momentum as momentum
 from optax_muonplus.transforms._partition import AdamW as AdamW
 from optax_muonplus.transforms._partition import optimizer_of as optimizer_of
 from optax_muonplus.transforms._partition import partition_with_adamw as partition_with_adamw
+from optax_muonplus.transforms._qk_clip import qk_clip as qk_clip
 from optax_muonplus.transforms._shard_state import shard_state as shard_state
 from optax_muonplus.transforms._shard_state import state_layout as state_layout
 from optax_muonplus.transforms._steps import DualNorm as DualNorm

@@ -9,7 +9,7 @@ from tests.support.documents import ROOT, imported
 
 FOLDER = ROOT / "examples"
 COMMANDS = {"contrasts", "data", "generate", "paper_figures", "parity", "perplexity", "report"}
-COMMANDS |= {"sweep", "tasks", "train"}
+COMMANDS |= {"sweep", "tasks", "train", "widths"}
 
 
 def packages():

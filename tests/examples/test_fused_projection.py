@@ -66,3 +66,25 @@ def test_fused_projection_on_a_mesh_trains_as_on_one_device(scan, per_head, text
     )
     assert eight == pytest.approx(one, abs=1e-5)
     assert one[-1] < one[0] - 0.1
+
+
+@pytest.mark.parametrize("which", ["attention", "mlp"])
+def test_heads_where_only_a_part_is_normalized(which):
+    """The part without attention has no heads, and is updated as ever."""
+    qkv, up = jax.random.normal(jax.random.key(0), (2, 16, 3 * HEADS * K))
+    grads = {"attn": {"qkv": {"kernel": qkv}}, "mlp": {"up": {"kernel": up}}}
+
+    def updates(**changes):
+        config = OptimizerConfig(per_head=True, clip_norm=None, **changes)
+        rule = optimizers.build(config, steps=10, head_size=K)
+        return jax.jit(lambda g: rule.update(g, rule.init(g), g)[0])(grads)
+
+    mixed, plus, muon = updates(normalized=which), updates(), updates(name="muon")
+    expected = plus if which == "attention" else muon
+    np.testing.assert_allclose(
+        mixed["attn"]["qkv"]["kernel"], expected["attn"]["qkv"]["kernel"], atol=1e-6
+    )
+    expected = plus if which == "mlp" else muon
+    np.testing.assert_allclose(
+        mixed["mlp"]["up"]["kernel"], expected["mlp"]["up"]["kernel"], atol=1e-6
+    )

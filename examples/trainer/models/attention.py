@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from examples.trainer.models.attention_kernels import KERNELS, choose
+from examples.trainer.models.chunked_attention import largest_logits
 from examples.trainer.models.layers import Linear, output_std
 from examples.trainer.models.layout import Layout
 from examples.trainer.settings.model import ModelConfig, head_size, is_fused
@@ -88,11 +89,15 @@ class Attention(nnx.Module):
     its value, then the next head, as in Megatron-LM. So each shard of the columns has whole heads,
     and no device needs the columns of another. To the optimizer the kernel is one matrix of 3 D
     outputs; its norms of rows and columns do not depend on the order of the outputs.
+
+    With `measures`, which training with QK-clip sets, calls without a cache return in its place the
+    largest logit of each head, (H,).
     """
 
     def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
         d, given = config.d_model, (config, layout, rngs, config.family == "gpt")
         self.config, self.layout, self.fused = config, layout, is_fused(config)
+        self.measures = False
         if self.fused:
             self.qkv = Linear(d, 3 * d, ("embed", "heads"), *given)
         else:
@@ -112,8 +117,12 @@ class Attention(nnx.Module):
         q, k, v = self.heads(x)  # [B, T, H, K]
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
-        mixed, kv_cache = attend(q, k, v, kv_cache, start, self.config, self.layout)
-        return self.out(mixed.reshape(x.shape)), kv_cache  # [B, T, D]
+        mixed, kept = attend(q, k, v, kv_cache, start, self.config, self.layout)
+        if self.measures and kv_cache is None:
+            axes = ("batch", None, "heads", None)
+            fixed = jax.lax.stop_gradient((q, k))
+            kept = self.layout.divide(largest_logits, axes, *fixed).max(axis=(0, 1, 3))
+        return self.out(mixed.reshape(x.shape)), kept  # [B, T, D]
 
     def heads(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries, keys and values of `x` (B, T, D), each (B, T, H, K)."""

@@ -24,16 +24,32 @@ BLOCK = 256  # positions; scores of one head are then 256 KiB, which the cache o
 def chunked_attention(q: jax.Array, k: jax.Array, v: jax.Array, block: int = BLOCK) -> jax.Array:
     """Softmax(q k / sqrt(K)) v over the position itself and earlier ones; all are (B, T, H, K)."""
     b, t, h, width = q.shape
+    out = attend_blocks(*(in_blocks(x, block, "constant") for x in (q, k, v)))  # [N, B, H, C, K]
+    return out.transpose(1, 0, 3, 2, 4).reshape(b, -1, h, width)[:, :t]
+
+
+def in_blocks(x: jax.Array, block: int, padding: str) -> jax.Array:
+    """(B, T, H, K) as blocks (N, B, H, C, K).
+
+    Positions that are added come last, where no other position sees them.
+    """
+    b, t, h, width = x.shape
     n = max(2, -(-t // block))  # with two, a quarter of the work falls away
     size = -(-t // n)
+    padded = jnp.pad(x, ((0, 0), (0, n * size - t), (0, 0), (0, 0)), mode=padding)
+    return padded.reshape(b, n, size, h, width).transpose(1, 0, 3, 2, 4)
 
-    def blocks(x: jax.Array) -> jax.Array:
-        # Positions that are added come last, where no other position sees them.
-        padded = jnp.pad(x, ((0, 0), (0, n * size - t), (0, 0), (0, 0)))
-        return padded.reshape(b, n, size, h, width).transpose(1, 0, 3, 2, 4)
 
-    out = attend_blocks(blocks(q), blocks(k), blocks(v))  # [N, B, H, C, K]
-    return out.transpose(1, 0, 3, 2, 4).reshape(b, n * size, h, width)[:, :t]
+def largest_logits(q: jax.Array, k: jax.Array, block: int = BLOCK) -> jax.Array:
+    """The largest q k / sqrt(K) of each row and head, (B, 1, H, 1), over what softmax sees."""
+    q, k = (in_blocks(x, block, "edge") for x in (q, k))  # adds logits that are there already
+
+    def add(largest: jax.Array, pair: jax.Array) -> tuple[jax.Array, None]:
+        i, j = pair
+        return jnp.maximum(largest, scores_of(q[i], k[j], i, j).max(axis=(2, 3))), None
+
+    largest = scan_pairs(add, jnp.full(q.shape[1:3], -jnp.inf), len(q))
+    return largest[:, None, :, None]
 
 
 @jax.custom_vjp

@@ -32,7 +32,7 @@ def make_blocks(
 def run_blocks(
     blocks: Any, config: ModelConfig, x: jax.Array, kv_cache: Any, *shared: jax.Array | int
 ) -> tuple[jax.Array, Any]:
-    """`x` after all blocks, and the KV cache with the new tokens.
+    """`x` after all blocks, and what their attention returns: the KV cache with the new tokens.
 
     Each block gets its part of `kv_cache`, or None if there is none, and `shared`, which is the
     same for all layers.

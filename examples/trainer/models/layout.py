@@ -89,7 +89,8 @@ class Layout:
     ) -> jax.Array:
         """`function` of arrays of one shape, computed by each device for its own shards.
 
-        The result has the shape of the arrays. No device needs the shards of another.
+        The result has the axes of the arrays; only those that no mesh axis shards may differ in
+        size. No device needs the shards of another.
         """
         if self.mesh is None or self.devices == 1:
             return function(*arrays)

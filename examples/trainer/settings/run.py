@@ -114,6 +114,9 @@ class OptimizerConfig:
     """Add AdamW's epsilon before the bias correction, as the paper's code, not after it."""
     clip_norm: Positive | None = 1.0
     """Largest global gradient norm, as in the official code; None for no clipping."""
+    qk_clip: FinitePositive | None = None
+    """Largest attention logit of a head: beyond it, its queries and keys are scaled down after the
+    update. Kimi K2 has 100; None for no such bound, and then no logits are measured."""
     schedule: Literal["constant_linear", "warmup_cosine"] = "constant_linear"
     """Paper's GPT: 40% constant, then linear to zero; LLaMA: 10% warmup, then cosine to zero."""
     schedule_floor: Annotated[Share, tyro.conf.arg(aliases=("--schedule-floor",))] = 0.0

@@ -18,7 +18,14 @@ def of(config: OptimizerConfig, head_size: int | None) -> Callable[[optax.Params
     """The function that says how the parameters are matrices: whole kernels, or heads."""
     if not config.per_head:
         return whole_kernels
-    return lambda params: omp.per_head(head_size, rules=rules_for(params))(params)
+
+    def heads(params: optax.Params) -> Any:
+        paths = [path for path, _ in jax.tree.leaves_with_path(params)]
+        if not any("attn" in jax.tree_util.keystr(path) for path in paths):
+            return whole_kernels(params)  # of a part that another rule updates than attention
+        return omp.per_head(head_size, rules=rules_for(params))(params)
+
+    return heads
 
 
 def whole_kernels(params: optax.Params) -> Any:

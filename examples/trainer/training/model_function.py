@@ -12,15 +12,20 @@ from jax.typing import ArrayLike
 
 from examples.trainer import models
 from examples.trainer.models import Forward
+from examples.trainer.models.attention import Attention
 from examples.trainer.models.attention_kernels import check_attention
 from examples.trainer.models.layout import Layout
 from examples.trainer.settings.model import ModelConfig
+from examples.trainer.training.loss import head_loss
 
 Seed = int | jax.Array
 Result = TypeVar("Result")
 
 Loss = Callable[[optax.Params, ArrayLike, ArrayLike], jax.Array]
 """Parameters, inputs and targets (B, T) to nats per token."""
+
+TrainingLoss = Callable[[optax.Params, ArrayLike, ArrayLike], tuple[jax.Array, dict[str, Any]]]
+"""The same, and what else the optimizer gets by name: the largest attention logits, or nothing."""
 
 
 def make_forward(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Forward:
@@ -51,12 +56,33 @@ def on_targets(
     return measured
 
 
+def make_training_loss(
+    config: ModelConfig, vocab_size: int, mesh: Mesh, measures_logits: bool
+) -> TrainingLoss:
+    """The loss; with `measures_logits` also the largest logits of heads, by block."""
+    model_of = make_model(config, vocab_size, mesh, measures_logits)
+
+    def loss(
+        params: optax.Params, inputs: ArrayLike, targets: ArrayLike
+    ) -> tuple[jax.Array, dict[str, Any]]:
+        model = model_of(params)
+        x, kept = model.hidden(jnp.asarray(inputs), None, 0)
+        nats = head_loss(x, model.head(), jnp.asarray(targets), Layout(mesh))
+        if not measures_logits:
+            return nats, {}
+        blocks = {"attn": kept} if config.scan else [{"attn": maxima} for maxima in kept]
+        return nats, {"max_logits": {"blocks": blocks}}
+
+    return loss
+
+
 def make_model(
-    config: ModelConfig, vocab_size: int, mesh: Mesh
+    config: ModelConfig, vocab_size: int, mesh: Mesh, measures_logits: bool = False
 ) -> Callable[[optax.Params], models.GPT | models.LLaMA]:
     layout = Layout(mesh)
     check_attention(config, layout)
     model = nnx.eval_shape(lambda: models.build(config, vocab_size, nnx.Rngs(0), layout))
+    model.set_attributes(Attention, measures=measures_logits)
     graph, _ = nnx.split(model)
     return lambda params: nnx.merge(graph, params)
 

@@ -38,10 +38,12 @@ def check(config: OptimizerConfig) -> None:
     The library checks each argument by its kind where it enters, and names it as the setting here
     is named. What Optax would take without a check goes through the library's AdamW.
     """
-    if config.mlp_in_rate != 1 and RULES[config.name].holds_norms:
+    given = {"mlp-in-rate": config.mlp_in_rate != 1, "qk-clip": config.qk_clip is not None}
+    if RULES[config.name].holds_norms and any(given.values()):
+        flags = " and ".join(f"--optimizer.{name}" for name, is_given in given.items() if is_given)
         raise UserError(
-            f"--optimizer.mlp-in-rate scales updates, and those of {config.name} hold norms: leave"
-            " it out."
+            f"{flags}: {config.name} holds the norms of matrices or rows, which this would change."
+            " Leave it out."
         )
     config = for_platform(config, "cpu")
     flat = optax.constant_schedule(0.0)
@@ -112,7 +114,7 @@ def build(
     """The transformation for a run of `steps` steps.
 
     `sharding` is the tree of the parameters' shardings. `peaks` replaces the configured rates.
-    `head_size` is the model's width of a head, which `config.per_head` needs.
+    `head_size` is the model's width of a head, which `config.per_head` and QK-clip need.
     """
     numbers = dimension_numbers.of(config, head_size)
     state_over = "data" if config.shard_over_data else None
@@ -142,6 +144,14 @@ def build(
         rule = optax.chain(rule, larger)
     if state_over and sharding is not None:
         rule = omp.transforms.shard_state(rule, sharding, state_over)
+    if config.qk_clip is not None:  # last, and on biases too, which are no matrices
+        bound = omp.transforms.qk_clip(
+            config.qk_clip,
+            head_size=head_size,
+            fused="by_head",
+            weight_dimension_numbers=dimension_numbers.whole_kernels,
+        )
+        rule = optax.chain(rule, bound)
     if config.clip_norm is None:
         return rule
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

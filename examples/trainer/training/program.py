@@ -17,6 +17,7 @@ from examples.trainer.training.model_function import (
     Loss,
     make_forward,
     make_init_params,
+    make_training_loss,
     on_targets,
 )
 from examples.trainer.training.optimizers import Rates
@@ -53,6 +54,7 @@ def make_program(
 ) -> Program:
     """The functions of a run; compiles nothing before they are called."""
     loss = on_targets(head_loss, model, vocab_size, mesh)
+    training_loss = make_training_loss(model, vocab_size, mesh, rule.qk_clip is not None)
     init_params = make_init_params(model, vocab_size)
     rule = optimizers.for_platform(rule, Layout(mesh).platform)
     param_shardings = sharding.of_params(jax.eval_shape(init_params, 0), mesh)
@@ -68,6 +70,6 @@ def make_program(
         forward=make_forward(model, vocab_size, mesh),
         abstract=abstract,
         init=jax.jit(init, out_shardings=shardings_of(abstract)),  # each device makes its shards
-        train_step=make_train_step(loss, optimizer, abstract, mesh, accumulate),
+        train_step=make_train_step(training_loss, optimizer, abstract, mesh, accumulate),
         loss=jax.jit(loss, out_shardings=sharding.replicated(mesh)),
     )

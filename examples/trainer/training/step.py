@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 from examples.trainer.training import sharding
-from examples.trainer.training.model_function import Loss, Seed
+from examples.trainer.training.model_function import Seed, TrainingLoss
 from examples.trainer.training.optimizers import Rates
 
 
@@ -56,7 +56,7 @@ def shardings_of(abstract: Any) -> Any:
 
 
 def make_train_step(
-    loss_of: Loss,
+    loss_of: TrainingLoss,
     optimizer: Callable[[Rates], optax.GradientTransformation],
     abstract: TrainState,
     mesh: Mesh,
@@ -73,10 +73,12 @@ def make_train_step(
     ) -> tuple[TrainState, Measured]:
         rows = (jnp.asarray(inputs), jnp.asarray(targets))
         batches = jax.tree.map(lambda x: micro_batches(x, accumulate, mesh), rows)
-        loss, grads = mean_over(batches, jax.value_and_grad(loss_of), state.params, placed)
+        loss_and_grads = jax.value_and_grad(loss_of, has_aux=True)
+        loss, grads, extra = mean_over(batches, loss_and_grads, state.params, placed)
         norm = optax.tree.norm(grads)
         with jax.named_scope("optimizer"):  # the forecast reads this name
-            updates, opt_state = optimizer(rates).update(grads, state.opt_state, state.params)
+            rule = optax.with_extra_args_support(optimizer(rates))
+            updates, opt_state = rule.update(grads, state.opt_state, state.params, **extra)
             params = optax.apply_updates(state.params, updates)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         # Elementwise selection instead of a branch, so that the old state's memory can be reused.
@@ -107,24 +109,27 @@ def micro_batches(x: jax.Array, n: int, mesh: Mesh) -> jax.Array:
 
 def mean_over(
     batches: tuple[jax.Array, jax.Array],
-    loss_and_grads: Callable[..., tuple[jax.Array, optax.Params]],
+    loss_and_grads: Callable[..., tuple[tuple[jax.Array, Any], optax.Params]],
     params: optax.Params,
     placed: Any,
-) -> tuple[jax.Array, optax.Params]:
+) -> tuple[jax.Array, optax.Params, Any]:
     """Mean loss and gradients over micro-batches, with the memory of one; sums in float32.
 
-    The sums are sharded as `placed` says. The means have the types of the parameters.
+    The sums are sharded as `placed` says. The means have the types of the parameters. Of what comes
+    with the loss, the largest.
     """
     n = len(batches[0])
     if n == 1:
-        return loss_and_grads(params, *(x[0] for x in batches))
+        (loss, extra), grads = loss_and_grads(params, *(x[0] for x in batches))
+        return loss, grads, extra
 
-    def add(total: Any, batch: Any) -> tuple[Any, None]:
+    def add(total: Any, batch: Any) -> tuple[Any, Any]:
         loss, grads = total
-        more_loss, more_grads = loss_and_grads(params, *batch)
+        (more_loss, extra), more_grads = loss_and_grads(params, *batch)
         grads = jax.lax.with_sharding_constraint(jax.tree.map(jnp.add, grads, more_grads), placed)
-        return (loss + more_loss, grads), None
+        return (loss + more_loss, grads), extra
 
     zeros = (jnp.zeros(()), jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params))
-    (loss, grads), _ = jax.lax.scan(add, zeros, batches)
-    return loss / n, jax.tree.map(lambda total, x: (total / n).astype(x.dtype), grads, params)
+    (loss, grads), extra = jax.lax.scan(add, zeros, batches)
+    grads = jax.tree.map(lambda total, x: (total / n).astype(x.dtype), grads, params)
+    return loss / n, grads, jax.tree.map(lambda x: x.max(axis=0), extra)
