@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from optax_muonplus._arguments import supported
+from optax_muonplus._parameters.given_trees import may_be_left_out
 from optax_muonplus._parameters.leaves import LeafInfo, resolve
 from optax_muonplus._parameters.matrix_view import DimensionNumbersTree
 from optax_muonplus._parameters.paths import (
@@ -144,6 +145,8 @@ def select(
                 " are not matrices and have no rows and columns to measure: AdamW updates them."
                 " Leave the pattern out, or give them dimension numbers."
             )
+        if may_be_left_out(pattern.pattern, tree):
+            continue
         paths = [leaf.name for leaf in matrices]
         near = difflib.get_close_matches(pattern.pattern, paths, n=5, cutoff=math.ulp(0))
         raise ValueError(

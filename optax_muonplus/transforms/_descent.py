@@ -4,9 +4,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from optax_muonplus._arguments import check_flag, check_rate
+from optax_muonplus._parameters import by_path, flatten_tree
+
+_FLAG = bool | int | np.bool_ | np.ndarray | jax.Array
 
 
 class DecayedWeights(optax.GradientTransformation):
@@ -67,7 +71,9 @@ def add_decayed_weights(
             " and False, or a function from the parameters to one: lambda params:"
             " jax.tree.map(lambda x: x.ndim > 1, params)."
         )
-    link = optax.add_decayed_weights(weight_decay, mask)
+    link = optax.add_decayed_weights(
+        weight_decay, None if mask is None else lambda tree: _flags(mask, tree)
+    )
     is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
 
     def update_fn(
@@ -89,6 +95,12 @@ def add_decayed_weights(
     transformation = DecayedWeights(link.init, update_fn)
     transformation.is_zero = is_zero
     return transformation
+
+
+def _flags(mask: Any, tree: Any) -> Any:
+    """A flag for each leaf of ``tree``, some leaves of which may have been left out."""
+    paths, _, unflatten = flatten_tree(tree)
+    return unflatten(by_path(mask, tree, paths, _FLAG, "decay masks", "True or False"))
 
 
 def _decayed_where_they_agree(
