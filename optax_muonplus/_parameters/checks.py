@@ -158,6 +158,9 @@ def select(
 
 def remarks(leaves: Sequence[LeafInfo]) -> Iterator[str]:
     """One line for each thing in `describe` that may have been read wrongly."""
+    refused = [(leaf.name, leaf.dtype) for leaf in leaves if not supported(leaf.dtype)]
+    if refused:
+        yield f"not floating-point, which optimizers refuse: {listed(refused)}"
     if not all(leaf.known for leaf in leaves):
         yield f"?: no rule can read these.\n{what_to_write(leaves)}"
     nameless = [leaf for leaf in leaves if leaf.view and all(p.isdigit() for p in leaf.path)]

@@ -58,19 +58,13 @@ def add_decayed_weights(
 
     Raises:
       ValueError: unless the decay is a finite number or a schedule, and ``cautious`` a flag; for a
-        mask of words.
+        mask of words or one flag; at init, for a tree that does not cover the parameters.
 
     Source: Chen et al., *Cautious Weight Decay*, arXiv:2510.12402, Algorithm 1.
     """
     check_rate(name, weight_decay)
     check_flag("cautious", cautious)
-    words = [] if callable(mask) else [x for x in jax.tree.leaves(mask) if isinstance(x, str)]
-    if words:
-        raise ValueError(
-            f"{name}_mask has the word {words[0]!r}, which would count as True. Give a tree of True"
-            " and False, or a function from the parameters to one: lambda params:"
-            " jax.tree.map(lambda x: x.ndim > 1, params)."
-        )
+    _check_mask(name, mask)
     link = optax.add_decayed_weights(
         weight_decay, None if mask is None else lambda tree: _flags(mask, tree)
     )
@@ -95,6 +89,23 @@ def add_decayed_weights(
     transformation = DecayedWeights(link.init, update_fn)
     transformation.is_zero = is_zero
     return transformation
+
+
+def _check_mask(name: str, mask: Any) -> None:
+    """Raises ValueError for words, and for what a function gave when it was asked of a number."""
+    words = [] if callable(mask) else [x for x in jax.tree.leaves(mask) if isinstance(x, str)]
+    if words:
+        raise ValueError(
+            f"{name}_mask has the word {words[0]!r}, which would count as True. Give a tree of True"
+            " and False, or a function from the parameters to one: lambda params:"
+            " jax.tree.map(lambda x: x.ndim > 1, params)."
+        )
+    if isinstance(mask, _FLAG):
+        raise ValueError(
+            f"{name}_mask is {mask}, one flag for all parameters. optax.inject_hyperparams makes"
+            " that of a function, which it calls with the number of the step: add"
+            f" static_args=({name + '_mask'!r},) to it. Otherwise leave the mask out, or the decay."
+        )
 
 
 def _flags(mask: Any, tree: Any) -> Any:
