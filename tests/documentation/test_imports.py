@@ -1,6 +1,7 @@
 """What an import, or a question for help, brings into a process; time is not measured here."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -33,3 +34,16 @@ def test_rooms_that_come_later_are_there():
     own, said = packages_after(code)
     assert "optax_muonplus.baselines" in own and "optax_muonplus.diagnostics" not in own
     assert said.split()[0] == "normuon" and "diagnostics" in said.split()
+
+
+def test_help_of_the_trainer_needs_no_jax():
+    """The flags that it names first are flags of a preset, whose help needs none either."""
+    asking = "from examples.train import main\ntry: main({})\nexcept SystemExit: pass"
+    modules, said = packages_after(asking.format(["--help"]))
+    heavy = {"jax", "flax", "optax", "orbax", "numpy", "matplotlib"}
+    assert not heavy & modules
+    first = said.partition("matter first:")[2].partition("--resume")[0]
+    modules, flags = packages_after(asking.format(["gpt-tiny", "--help"]))
+    assert not heavy & modules
+    named = re.findall(r"--[\w.-]+", first)
+    assert len(named) >= 8 and [flag for flag in named if f"{flag} " not in flags] == []
