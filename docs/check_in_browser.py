@@ -5,9 +5,9 @@ console, on files that are missing or come from another host, and where a page i
 phone. Then a search is made, and the way from the first page to a first update is clicked.
 Screenshots, light and dark, are left in ``docs/_build/screenshots``.
 
-Needs the extra ``docs-browser`` and a Chromium: Debian's package ``chromium``, or the one that
-``playwright install chromium`` fetches. Without them it says so and exits with status 0, since it
-is no part of ``.ci/run``.
+Needs ``requirements/docs-browser.txt`` and a Chromium: Debian's package ``chromium``, or the one
+that ``playwright install chromium`` fetches. Without them it says so and exits with status 0,
+since it is no part of ``.ci/run``.
 """
 
 import functools
@@ -133,7 +133,7 @@ def main(folder: pathlib.Path) -> int:
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        print("Not checked in a browser: pip install -e '.[docs-browser]'")
+        print("Not checked in a browser: pip install -r requirements/docs-browser.txt")
         return 0
     problems: list[str] = []
     pages = sorted(

@@ -1,7 +1,8 @@
 """Zero-shot tasks of a trained model: `python -m examples.tasks runs/NAME`.
 
-The questions, prompts and measures are those of EleutherAI's lm_eval (the extra `eval`). By default
-they are the seven tasks of the paper's table "Downstream evaluation results".
+The questions, prompts and measures are those of EleutherAI's lm_eval, which
+`pip install -r requirements/eval.txt` installs. By default they are the
+seven tasks of the paper's table "Downstream evaluation results".
 """
 
 import json

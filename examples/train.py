@@ -4,11 +4,6 @@ import signal
 import sys
 from collections.abc import Sequence
 
-import jax
-
-from examples.compiled_programs.forecast.command import forecast
-from examples.trainer.runs import processes
-from examples.trainer.runs.launch import launch
 from examples.trainer.settings import command_line
 from examples.trainer.settings.command_line import NewRun
 from examples.trainer.system import exit_status
@@ -18,11 +13,7 @@ from examples.trainer.system.errors import UserError
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     try:
-        return exit_status.run_command(lambda: run(argv), processes.process_label)
-    except jax.errors.JaxRuntimeError as error:
-        if not jax.distributed.is_initialized():
-            raise
-        processes.exit_without_others(error)
+        return exit_status.run_command(lambda: run(argv), process_label)
     except KeyboardInterrupt:
         print("\nstopped before the run began.")
         return exit_status.of_signal(signal.SIGINT)
@@ -31,16 +22,34 @@ def main(argv: Sequence[str]) -> int:
 def run(argv: Sequence[str]) -> int:
     """Does what the command line asks for; returns the exit status."""
     asked, preset = command_line.parse(argv)
+    # Questions about flags are answered above, without the seconds that these imports take.
+    import jax
+
+    from examples.compiled_programs.forecast.command import forecast
+    from examples.trainer.runs import processes
+    from examples.trainer.runs.launch import launch
+
     if isinstance(asked, NewRun):
         if asked.compile_for:
             return forecast(asked, preset, argv)
         if asked.json:
             raise UserError("--json goes with --compile-for; a run writes metrics.jsonl.")
-    processes.join(asked.machine)
-    return launch(asked, preset)
+    try:
+        processes.join(asked.machine)
+        return launch(asked, preset)
+    except jax.errors.JaxRuntimeError as error:
+        if not jax.distributed.is_initialized():
+            raise
+        processes.exit_without_others(error)
+
+
+def process_label() -> str:
+    """Names this process in a message if there are several, which only a run can find out."""
+    processes = sys.modules.get("examples.trainer.runs.processes")
+    return processes.process_label() if processes else ""
 
 
 if __name__ == "__main__":
     status = main(sys.argv[1:])
     # Several processes take leave of each other first.
-    sys.exit(status) if jax.distributed.is_initialized() else exit_status.leave(status)
+    sys.exit(status) if process_label() else exit_status.leave(status)

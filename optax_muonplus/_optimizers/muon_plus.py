@@ -177,6 +177,9 @@ def muonplus(
     that has no effect because of another, as ``ns_steps`` with ``polar="svd"``, is not refused:
     ``optax_muonplus.describe(params, **arguments)`` says which ones.
 
+    Where ``optax.masked``, ``optax.partition`` or None leaves out a part of the model, dimension
+    numbers, ``sharding``, ``weight_decay_mask`` and ``rules`` may still be for the whole of it.
+
     Under ``optax.inject_hyperparams`` functions count as schedules, as they do for every optimizer:
     name them, and ``mu_dtype`` and ``compute_dtype`` unless they are strings, in ``static_args``.
 

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from optax_muonplus._arguments import supported
+from optax_muonplus._parameters.given_trees import may_be_left_out
 from optax_muonplus._parameters.leaves import LeafInfo, resolve
 from optax_muonplus._parameters.matrix_view import DimensionNumbersTree
 from optax_muonplus._parameters.paths import (
@@ -144,6 +145,8 @@ def select(
                 " are not matrices and have no rows and columns to measure: AdamW updates them."
                 " Leave the pattern out, or give them dimension numbers."
             )
+        if may_be_left_out(pattern.pattern, tree):
+            continue
         paths = [leaf.name for leaf in matrices]
         near = difflib.get_close_matches(pattern.pattern, paths, n=5, cutoff=math.ulp(0))
         raise ValueError(
@@ -155,6 +158,9 @@ def select(
 
 def remarks(leaves: Sequence[LeafInfo]) -> Iterator[str]:
     """One line for each thing in `describe` that may have been read wrongly."""
+    refused = [(leaf.name, leaf.dtype) for leaf in leaves if not supported(leaf.dtype)]
+    if refused:
+        yield f"not floating-point, which optimizers refuse: {listed(refused)}"
     if not all(leaf.known for leaf in leaves):
         yield f"?: no rule can read these.\n{what_to_write(leaves)}"
     nameless = [leaf for leaf in leaves if leaf.view and all(p.isdigit() for p in leaf.path)]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from optax_muonplus._parameters.dimension_numbers import matrix_view
+from optax_muonplus._parameters.given_trees import has_masks, holes, may_be_left_out
 from optax_muonplus._parameters.matrix_view import DimensionNumbers, MatrixView
 from optax_muonplus._parameters.paths import Path, flatten_tree, listed, names_to_read
 from optax_muonplus._parameters.reader import Reading, numbers, read, refuse_count
@@ -115,7 +116,8 @@ class PerHead:
     def read(self, tree: Any, paths: Sequence[Path], leaves: Sequence[Any]) -> list[Reading]:
         """Reads leaves by the rules, and cuts those that hold heads."""
         readings = read(tree, paths, leaves, self.rules, self.layer_axes)
-        chosen = self._chosen(readings)
+        left_out = [side_of(name) for name in names_to_read(holes(tree))]
+        chosen = self._chosen(readings, left_out)
         faults = collections.defaultdict(list)
         for i, (pattern, inputs) in chosen.items():
             path, shape, spec, rule, *_ = readings[i]
@@ -130,13 +132,17 @@ class PerHead:
         if faults:
             shown = (f"{listed(where)}: {fault}" for fault, where in faults.items())
             raise ValueError(f"Heads cannot be cut. {' '.join(shown)}")
-        self._check_found(chosen.values(), paths)
+        if not has_masks(tree):
+            found = [*chosen.values(), *(("", side == OUTPUT) for side, _ in left_out if side)]
+            self._check_found(found, tree, paths)
         return readings
 
-    def _chosen(self, readings: Sequence[Reading]) -> dict[int, tuple[str, bool]]:
+    def _chosen(
+        self, readings: Sequence[Reading], left_out: Sequence[tuple[str, str]]
+    ) -> dict[int, tuple[str, bool]]:
         """By index the pattern that found a parameter, and whether its heads are its inputs."""
         sides = [side_of(name) for name in names_to_read([x.path for x in readings])]
-        with_queries = {module for side, module in sides if side in (QUERY, FUSED)}
+        with_queries = {module for side, module in (*sides, *left_out) if side in (QUERY, FUSED)}
         chosen = {}
         for i, (reading, (side, module)) in enumerate(zip(readings, sides, strict=True)):
             name = "/".join(reading.path)
@@ -147,9 +153,12 @@ class PerHead:
                 chosen[i] = pattern, side == OUTPUT
         return chosen
 
-    def _check_found(self, chosen: Collection[tuple[str, bool]], paths: Sequence[Path]) -> None:
+    def _check_found(
+        self, chosen: Collection[tuple[str, bool]], tree: Any, paths: Sequence[Path]
+    ) -> None:
         """Raises ValueError if nothing was chosen of what was asked for."""
         idle = [pattern for pattern in self.sizes if pattern not in {x for x, _ in chosen}]
+        idle = [pattern for pattern in idle if not may_be_left_out(pattern, tree)]
         sides = {inputs for _, inputs in chosen}
         if idle and not self.by_name:
             what = f"Patterns of head_size that find no matrix to cut: {', '.join(map(repr, idle))}"

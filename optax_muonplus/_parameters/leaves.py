@@ -5,13 +5,12 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import NamedSharding
 
 from optax_muonplus._parameters.dimension_numbers import matrix_view
 from optax_muonplus._parameters.given_rules import by_rules
+from optax_muonplus._parameters.given_trees import by_path, has_masks, is_function
 from optax_muonplus._parameters.heads import PerHead
 from optax_muonplus._parameters.matrix_view import (
     DimensionNumbers,
@@ -21,9 +20,7 @@ from optax_muonplus._parameters.matrix_view import (
 from optax_muonplus._parameters.models import check_parameters
 from optax_muonplus._parameters.paths import (
     Path,
-    by_path,
     flatten_tree,
-    is_function,
     path_name,
     without_boxes,
 )
@@ -188,7 +185,7 @@ def _read(
     if is_partial and given.func is muon_dimension_numbers:
         return read_by(**given.keywords)
     expected = "MuonDimensionNumbers, MatrixSpec, or None for AdamW"
-    specs = by_path(given, tree, paths, DimensionNumbers, "dimension numbers", expected)
+    specs = by_path(given, tree, paths, DimensionNumbers | None, "dimension numbers", expected)
     own = [
         Reading(path, jnp.shape(x), spec, getattr(spec, "rule", "") or GIVEN)
         for path, x, spec in zip(paths, arrays, specs, strict=True)
@@ -237,8 +234,7 @@ def check_labelled(resolved: ResolvedTree, tree: Any) -> None:
     group ``tree`` has masks in place of other leaves; ``resolved`` is it, by the default rules.
     """
     labelled = _labelled.get() or {}
-    masks = labelled and jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
-    if not any(isinstance(x, optax.MaskedNode) for x in masks):
+    if not labelled or not has_masks(tree):
         return
     for leaf in resolved.matrices:
         view = labelled.get(leaf.path)

@@ -30,8 +30,7 @@ def flatten_tree(
     paths = [path for path, _ in with_path]
     if any(path[-1:] == (_VALUE,) for path in paths):
         # Siblings that were taken out here count too.
-        is_hole = lambda x: x is None or isinstance(x, MaskedNode) or is_leaf(x)  # noqa: E731
-        whole = jax.tree_util.tree_leaves_with_path(tree, is_hole)
+        whole = jax.tree_util.tree_leaves_with_path(tree, lambda x: is_hole(x) or is_leaf(x))
         siblings = collections.Counter(path[:-1] for path, _ in whole)
         alone = [path[-1:] == (_VALUE,) and siblings[path[:-1]] == 1 for path in paths]
         paths = [path[:-1] if cut else path for path, cut in zip(paths, alone, strict=True)]
@@ -43,6 +42,11 @@ def flatten_with_names(
 ) -> tuple[list[Path], list[Any]]:
     """The paths and leaves of :func:`flatten_tree`."""
     return flatten_tree(tree, is_leaf)[:2]
+
+
+def is_hole(x: Any) -> bool:
+    """Whether ``x`` is in the place of what Equinox or ``optax.masked`` left out of a tree."""
+    return x is None or isinstance(x, MaskedNode)
 
 
 def without_boxes(labels: Any) -> Any:
@@ -106,52 +110,6 @@ def check_inexact_dtypes(paths: Sequence[Path], dtypes: Sequence[Any]) -> None:
             " what is stored in 8 bits out of the parameters, or freeze them with optax.masked or"
             " optax.partition."
         )
-
-
-def is_function(given: Any) -> bool:
-    """Whether ``given`` is a function, and not a tree that may be called, as Equinox modules."""
-    return callable(given) and jax.tree_util.all_leaves([given])
-
-
-def by_path(
-    given: Any,
-    tree: Any,
-    paths: Sequence[Path],
-    kind: Any,
-    what: str,
-    expected: str,
-) -> list[Any]:
-    """The entry of ``given`` for each leaf of ``tree``, in the order of ``paths``.
-
-    ``given`` is a tree or prefix tree of entries, of a ``kind`` or None, or a function from
-    ``tree`` to one. Leaves are matched by their paths, so that entries written for one container
-    (a dict) serve the same parameters in another (FrozenDict, nnx.State). An entry higher up in the
-    tree holds for everything below it.
-    """
-    if is_function(given):
-        given = given(tree)
-    names, leaves = flatten_with_names(given, lambda x: x is None or isinstance(x, kind))
-    entries = dict(zip(names, leaves, strict=True))
-    wrong = [
-        f"{'/'.join(path) or 'the root'}: {leaf!r}"
-        for path, leaf in entries.items()
-        if not isinstance(leaf, kind | None)
-    ]
-    if wrong:
-        raise ValueError(f"{what.capitalize()} must be {expected}, got {'; '.join(wrong)}.")
-    prefixes = [[p[:n] for n in range(len(p), -1, -1) if p[:n] in entries] for p in paths]
-    uncovered = ["/".join(p) for p, found in zip(paths, prefixes, strict=True) if not found]
-    # None that covers no leaf is how Equinox and optax.masked write "nothing here".
-    used = {found[0] for found in prefixes if found}
-    idle = ["/".join(p) for p, entry in entries.items() if entry is not None and p not in used]
-    if uncovered or idle:
-        raise ValueError(
-            f"The tree of {what} does not match the parameters."
-            + (f" Parameters without an entry: {', '.join(uncovered)}." if uncovered else "")
-            + (f" Entries without a parameter: {', '.join(idle)}." if idle else "")
-            + f" Give every parameter, or a subtree above it, {expected}."
-        )
-    return [entries[nearest] for nearest, *_ in prefixes]
 
 
 def without_numbers(path: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optax_muonplus._parameters.dimension_numbers import matrix_view, read_named_layers
+from optax_muonplus._parameters.given_trees import may_be_left_out
 from optax_muonplus._parameters.matrix_view import DimensionNumbers, Shape, with_rule
 from optax_muonplus._parameters.paths import Path, flatten_tree, listed, names_to_read, path_name
 from optax_muonplus._parameters.rules import DEFAULT_RULES, Rule
@@ -120,7 +121,7 @@ def read(
     pairs = list(zip(names, shapes, strict=True))
     idle = [x.pattern for x in user_rules if not any(x.fits(*pair) for pair in pairs)]
     idle += [p for p in axes if not any(re.search(p, name) for name in names)]
-    if idle:
+    if idle := [x for x in idle if not may_be_left_out(x, tree)]:
         raise ValueError(
             f"Rules that match no parameter: {', '.join(map(repr, idle))}. The paths are:"
             f" {listed((name, None) for name in names)}."

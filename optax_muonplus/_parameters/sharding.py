@@ -20,8 +20,9 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
+from optax_muonplus._parameters.given_trees import by_path
 from optax_muonplus._parameters.matrix_view import MatrixView
-from optax_muonplus._parameters.paths import Path, by_path, flatten_tree
+from optax_muonplus._parameters.paths import Path, flatten_tree
 
 # A tree or prefix tree of NamedSharding and None, or a function from parameters to one.
 ShardingTree = Any
@@ -39,7 +40,7 @@ def given_shardings(
 ) -> list[NamedSharding | None]:
     """The entry of ``sharding`` for each leaf of ``tree``; a single device is no entry."""
     expected = "a jax.sharding.NamedSharding, or None where it is not known"
-    kinds = NamedSharding | SingleDeviceSharding
+    kinds = NamedSharding | SingleDeviceSharding | None
     entries = by_path(sharding, tree, paths, kinds, "shardings", expected)
     return [entry if isinstance(entry, NamedSharding) else None for entry in entries]
 

@@ -1,6 +1,5 @@
 """Transformations that also keep measures of the matrices they work on in their state."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
@@ -12,16 +11,17 @@ import optax
 
 from optax_muonplus._parameters import (
     DimensionNumbersTree,
+    LayerAxes,
+    Rules,
+    by_rules,
     check_patterns,
-    flatten_with_names,
-    path_name,
     select,
 )
 from optax_muonplus.diagnostics._measures import AT_EVERY_STAGE, MEASURES, Measure, measure
 from optax_muonplus.diagnostics._record import RecordState, empty_state
+from optax_muonplus.diagnostics._stages import polar_link, stages_of
 from optax_muonplus.matrices import Normalize
-from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import LeafInfo, MomentumState, Steps, find_momentum, links_of
+from optax_muonplus.transforms import Steps
 
 Factory = Callable[..., optax.GradientTransformation]
 # Number of the update, from 1, to whether it is recorded.
@@ -93,7 +93,7 @@ def recorded(
     @functools.wraps(factory)
     def made(*args: Any, **kwargs: Any) -> optax.GradientTransformation:
         inner: Any = factory(*args, **kwargs)
-        link = _polar_link(inner)
+        link = polar_link(inner)
         where = patterns, inner.weight_dimension_numbers, inner.sharding
         return _recorder(inner, link, where, due, measures)
 
@@ -107,6 +107,8 @@ def watched(
     measures: Sequence[Measure] = MEASURES,
     only: str | Sequence[str] | None = None,
     weight_dimension_numbers: DimensionNumbersTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformation:
     """Makes any transformation record what it is given and what it returns.
 
@@ -121,11 +123,14 @@ def watched(
       only: regular expressions.
       weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`. Leaves that are not matrices
         are not recorded.
+      rules: in place of dimension numbers.
+      layer_axes: with ``rules`` or without.
     """
     due, patterns = _checked(every, measures, only)
+    dims = by_rules(weight_dimension_numbers, rules, layer_axes)
     if due is None:
         return inner
-    return _recorder(inner, None, (patterns, weight_dimension_numbers), due, measures)
+    return _recorder(inner, None, (patterns, dims), due, measures)
 
 
 def _checked(every: Any, measures: Sequence[str], only: Any) -> tuple[Schedule | None, Any]:
@@ -142,18 +147,6 @@ def _checked(every: Any, measures: Sequence[str], only: Any) -> tuple[Schedule |
             " the number of an update to whether to record it."
         )
     return (lambda count: count % every == 0) if every else None, patterns
-
-
-def _polar_link(transformation: Any) -> Steps:
-    """Finds the link of a chain that begins with a momentum, and checks that it orthogonalizes."""
-    steps = [x for x in links_of(transformation) if isinstance(x, Steps) and x.average is not None]
-    if not steps or not isinstance(steps[0].functions[0], Orthogonalize):
-        raise ValueError(
-            "recorded knows the inside of chains with a momentum and its polar factor, as those of"
-            " omp.muonplus, omp.muon and omp.scale_by_muonplus are. For any other optimizer, or a"
-            " link of a chain, there is watched."
-        )
-    return steps[0]
 
 
 def _recorder(
@@ -192,7 +185,7 @@ def _recorder(
         count = optax.safe_increment(state.count)
         is_due = jnp.asarray(due(count), bool)
         if leaves:
-            stages = _stages(link, leaves, updates, state.inner, results)
+            stages = stages_of(link, leaves, updates, state.inner, results)
 
             def new_values() -> Any:
                 return measure(taken, leaves, stages(), normalization)
@@ -205,45 +198,3 @@ def _recorder(
         return results, RecordState(inner_state, count, step, values, state.names)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _stages(
-    link: Steps | None, leaves: Sequence[LeafInfo], updates: Any, state: Any, results: Any
-) -> Callable[[], Any]:
-    """Returns a function that makes the arrays of ``leaves`` at each stage.
-
-    The function runs at recorded updates only. What it reads is in memory anyway: it gets the new
-    momentum, since the old one, which the update overwrites, would be kept and copied every time.
-    """
-    gradients = _arrays(leaves, updates)
-    if link is None:
-        outputs = _arrays(leaves, results)
-        return lambda: (gradients, outputs)
-    assert link.average is not None
-    average = dataclasses.replace(link.average, divisor=1.0)
-    old = find_momentum(state)
-    mu = MomentumState(_arrays(leaves, old.mu), old.count)
-    _, read, sources = average.advance(gradients, mu, link.steps[0].input_dtype)
-    # Measures are of what the steps compute, not of what the updates are rounded to.
-    whole = Steps.of(None, link.functions, rounds=False)
-
-    def after(steps: Sequence[Any], arrays: Any) -> Any:
-        part = dataclasses.replace(whole, steps=tuple(steps))
-        return part.update(arrays, None, None, leaves)[0] if steps else arrays
-
-    def stages() -> Any:
-        momenta = [read(*x) for x in sources]
-        factors = after(whole.functions[:1], momenta)
-        if isinstance(whole.steps[0], Orthogonalize):
-            return momenta, factors, after(whole.steps[1:], factors)
-        # The dual norm is an inner product with the momentum: one step makes all of it.
-        return momenta, factors, after(whole.steps, momenta)
-
-    return stages
-
-
-def _arrays(leaves: Sequence[LeafInfo], tree: Any) -> list[jax.Array]:
-    """Returns the arrays of ``tree`` at the paths of ``leaves``."""
-    paths, arrays = flatten_with_names(tree)
-    by_name = {path_name(path): x for path, x in zip(paths, arrays, strict=True)}
-    return [by_name[leaf.name] for leaf in leaves]

@@ -42,7 +42,7 @@ def _sizes(rows: tuple[Row, ...]) -> tuple[float, float]:
     sizes = []
     with np.errstate(over="ignore", invalid="ignore"):
         for row in rows:
-            x = x * np.polynomial.polynomial.polyval(x * x, row)
+            x = x * np.polyval(row[::-1], x * x)
             sizes.append(float(np.max(np.abs(x))))
     # NaN, of infinities of both signs, counts as infinite.
     return max(np.nan_to_num(sizes, nan=np.inf)), sizes[-1]

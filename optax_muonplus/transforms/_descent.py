@@ -4,9 +4,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from optax_muonplus._arguments import check_flag, check_rate
+from optax_muonplus._parameters import by_path, flatten_tree
+
+_FLAG = bool | int | np.bool_ | np.ndarray | jax.Array
 
 
 class DecayedWeights(optax.GradientTransformation):
@@ -54,20 +58,16 @@ def add_decayed_weights(
 
     Raises:
       ValueError: unless the decay is a finite number or a schedule, and ``cautious`` a flag; for a
-        mask of words.
+        mask of words or one flag; at init, for a tree that does not cover the parameters.
 
     Source: Chen et al., *Cautious Weight Decay*, arXiv:2510.12402, Algorithm 1.
     """
     check_rate(name, weight_decay)
     check_flag("cautious", cautious)
-    words = [] if callable(mask) else [x for x in jax.tree.leaves(mask) if isinstance(x, str)]
-    if words:
-        raise ValueError(
-            f"{name}_mask has the word {words[0]!r}, which would count as True. Give a tree of True"
-            " and False, or a function from the parameters to one: lambda params:"
-            " jax.tree.map(lambda x: x.ndim > 1, params)."
-        )
-    link = optax.add_decayed_weights(weight_decay, mask)
+    _check_mask(name, mask)
+    link = optax.add_decayed_weights(
+        weight_decay, None if mask is None else lambda tree: _flags(mask, tree)
+    )
     is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
 
     def update_fn(
@@ -89,6 +89,29 @@ def add_decayed_weights(
     transformation = DecayedWeights(link.init, update_fn)
     transformation.is_zero = is_zero
     return transformation
+
+
+def _check_mask(name: str, mask: Any) -> None:
+    """Raises ValueError for words, and for what a function gave when it was asked of a number."""
+    words = [] if callable(mask) else [x for x in jax.tree.leaves(mask) if isinstance(x, str)]
+    if words:
+        raise ValueError(
+            f"{name}_mask has the word {words[0]!r}, which would count as True. Give a tree of True"
+            " and False, or a function from the parameters to one: lambda params:"
+            " jax.tree.map(lambda x: x.ndim > 1, params)."
+        )
+    if isinstance(mask, _FLAG):
+        raise ValueError(
+            f"{name}_mask is {mask}, one flag for all parameters. optax.inject_hyperparams makes"
+            " that of a function, which it calls with the number of the step: add"
+            f" static_args=({name + '_mask'!r},) to it. Otherwise leave the mask out, or the decay."
+        )
+
+
+def _flags(mask: Any, tree: Any) -> Any:
+    """A flag for each leaf of ``tree``, some leaves of which may have been left out."""
+    paths, _, unflatten = flatten_tree(tree)
+    return unflatten(by_path(mask, tree, paths, _FLAG, "decay masks", "True or False"))
 
 
 def _decayed_where_they_agree(

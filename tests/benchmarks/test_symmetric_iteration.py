@@ -128,7 +128,7 @@ def test_older_versions_of_jax_are_refused(monkeypatch):
 
 @pytest.mark.skipif(
     targets.missing(targets.parse("h100:1")) is not None or jax.__version_info__ < (0, 11),
-    reason="needs the extra cuda-compiler, and jax 0.11 for the kernel",
+    reason="needs requirements/cuda-compiler.txt, and jax 0.11 for the kernel",
 )
 def test_the_kernel_is_compiled_and_counted(monkeypatch):
     monkeypatch.setattr(product, "multiprocessors", lambda: 132)

@@ -75,7 +75,8 @@ def test_the_kernel_is_for_blocks_and_steps_that_are_full():
 
 @needs_new_jax
 @pytest.mark.skipif(
-    targets.missing(targets.parse("h100:1")) is not None, reason="needs the extra cuda-compiler"
+    targets.missing(targets.parse("h100:1")) is not None,
+    reason="needs requirements/cuda-compiler.txt",
 )
 def test_programs_for_an_h100_have_the_kernel(monkeypatch):
     """Lowered, not compiled. A kernel that is used several times is lowered once."""

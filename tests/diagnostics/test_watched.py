@@ -49,3 +49,19 @@ def test_watched_optimizer_records_its_matrices():
     values = read(state).values["up/kernel"]
     assert values["after/rms"] == values["before/rms"] / 2
     assert values["after/row_ratio"] == pytest.approx(values["before/row_ratio"])
+
+
+def test_rules_say_which_matrices_are_watched():
+    params = tree(shapes={"layers": {"mlp": (2, 4, 6)}, "experts": {"w": (2, 3, 5)}})
+    rules = [("experts/", omp.MuonDimensionNumbers(-2, -1))]
+    with pytest.raises(ValueError, match="No rule says"):
+        watched(optax.sgd(0.1)).init(params)
+    tx = watched(optax.sgd(0.1), every=1, rules=rules, layer_axes={"layers": 0})
+    _, state = tx.update(params, tx.init(params), params)
+    values = read(state).values
+    assert {name: x["before/rms"].shape for name, x in values.items()} == {
+        "experts/w": (2,),
+        "layers/mlp": (2,),
+    }
+    with pytest.raises(ValueError, match="Got rules next to dimension numbers"):
+        watched(optax.sgd(0.1), rules=rules, weight_dimension_numbers=lambda params: None)

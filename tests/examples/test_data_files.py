@@ -83,7 +83,7 @@ def test_parquet_without_its_package_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match=r"a\.parquet.* needs .*pyarrow.*\[examples,fineweb\]"):
+    with pytest.raises(UserError, match=r"a\.parquet.* needs .*pyarrow.*requirements/fineweb\.txt"):
         corpus.read(DataConfig(paths=(str(tmp_path),)))
 
 

@@ -216,5 +216,5 @@ def test_missing_network_is_reported_with_alternatives(tmp_path, monkeypatch):
 def test_missing_package_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"--data.source fineweb needs .*\[examples,fineweb\]"):
+    with pytest.raises(UserError, match=r"--data.source fineweb needs .*requirements/fineweb\.txt"):
         prepare(DataConfig(source="fineweb"), quiet)

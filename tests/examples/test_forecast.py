@@ -162,7 +162,8 @@ def test_model_operations_are_six_for_each_weight_and_half_of_attention():
 
 
 @pytest.mark.skipif(
-    targets.missing(targets.parse("h100:8")) is not None, reason="needs the extra cuda-compiler"
+    targets.missing(targets.parse("h100:8")) is not None,
+    reason="needs requirements/cuda-compiler.txt",
 )
 def test_a_toy_is_compiled_for_eight_h100(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

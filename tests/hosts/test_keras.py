@@ -146,3 +146,43 @@ def test_two_variables_of_one_path_are_an_error():
     a, b = (keras.Variable(np.ones((2, 2)), name="kernel") for _ in range(2))
     with pytest.raises(ValueError, match=r"names of their own: \['kernel'\]"):
         make().build([a, b])
+
+
+def two(**options):
+    """Keras numbers layers in the order in which they are made."""
+    return keras.Sequential([keras.layers.Conv2D(8, 3), keras.layers.Conv2D(6, 3, **options)])
+
+
+LAYERS = {  # by Keras' own name: the layer, its inputs, and its kernel as out x in x batch
+    "conv1d": (lambda: keras.layers.Conv1D(8, 3), (2, 9, 5), "8x15x1"),
+    "conv2d": (lambda: keras.layers.Conv2D(8, 3), (2, 9, 9, 4), "8x36x1"),
+    "grey": (lambda: two(), (2, 9, 9, 1), "8x9x1 6x72x1"),
+    "groups": (lambda: two(groups=2), (2, 9, 9, 5), "8x45x1 ?"),
+    "conv3d": (lambda: keras.layers.Conv3D(8, 3), (2, 5, 5, 5, 4), "8x108x1"),
+    "transpose": (lambda: keras.layers.Conv2DTranspose(8, 3), (2, 9, 9, 4), "?"),
+    "depthwise": (lambda: keras.layers.DepthwiseConv2D(3), (2, 9, 9, 4), "adam"),
+    "separable": (lambda: keras.layers.SeparableConv2D(8, 3), (2, 9, 9, 4), "adam 8x4x1"),
+    "lstm": (lambda: keras.layers.LSTM(8), (2, 5, 4), "32x4x1 32x8x1"),
+    "einsum": (lambda: keras.layers.EinsumDense("abc,cde->abde", (None, 4, 6)), (2, 5, 8), "?"),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_kernels_of_layers_are_read_by_keras_names(name):
+    make_layer, inputs, expected = LAYERS[name]
+    keras.utils.clear_session()  # names without numbers
+    layer = make_layer()
+    layer.build(inputs)
+    found = readings(by_path(layer.trainable_variables))
+    kernels = [reading for path, reading in found.items() if "kernel" in path]
+    assert " ".join(kernels) == expected, found
+    assert {reading for path, reading in found.items() if "bias" in path} <= {"adam"}
+
+
+def test_grouped_queries_have_fewer_keys():
+    layer = keras.layers.GroupQueryAttention(6, 4, 2, name="attention")
+    layer.build((2, 5, 24), (2, 5, 24))
+    found = readings(by_path(layer.trainable_variables))
+    sizes = {path.split("/")[-2]: x for path, x in found.items() if path.endswith("kernel")}
+    few = {"key": "12x24x1", "value": "12x24x1"}
+    assert sizes == {"query": "24x24x1", "attention_output": "24x24x1", **few}

@@ -142,3 +142,9 @@ def test_mixers_keep_their_depthwise_kernels():
     assert read(**shapes)["q_conv/kernel"] == "adam"
     shapes = {"in_proj__kernel": (64, 256), "conv__kernel": (4, 1, 128), "out__kernel": (128, 64)}
     assert read(**shapes)["conv/kernel"] == "adam"
+
+
+def test_groups_behind_keras_first_layer_are_no_matrix():
+    """Keras calls its first layer ``conv2d`` and the next one ``conv2d_1``."""
+    params = nested_shapes(conv2d__kernel=(3, 3, 5, 8), conv2d_1__kernel=(3, 3, 4, 6))
+    assert "3x3x4x6  ?" in omp.describe(params)

@@ -1,10 +1,12 @@
 """Models and states in place of parameters: a sentence says where the parameters are."""
 
 import equinox as eqx
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from flax import nnx
 from flax.training.train_state import TrainState
 
 import optax_muonplus as omp
@@ -12,7 +14,32 @@ import optax_muonplus as omp
 PARAMS = {"dense": {"kernel": jnp.ones((4, 6))}}
 MLP = eqx.nn.MLP(8, 4, 16, 2, key=jax.random.key(0))
 STATS = {"params": PARAMS, "batch_stats": {"norm": {"mean": jnp.ones(6)}}}
+
+
+class Noisy(nnx.Module):
+    def __init__(self, rngs):
+        self.up = nnx.Linear(4, 6, rngs=rngs)
+        self.norm = nnx.BatchNorm(6, rngs=rngs)
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+
+
+NOISY, PLAIN = Noisy(nnx.Rngs(0)), nnx.Linear(4, 6, rngs=nnx.Rngs(0))
+NNX = (
+    r"Got a Flax model of which drop/rngs/count RngCount, .*norm/mean BatchStat.* are not trained:"
+    r" pass nnx\.state\(model, nnx\.Param\)\."
+)
 WRONG = {
+    "nnx": (NOISY, NNX),
+    "nnx state": (nnx.state(NOISY), NNX),
+    "nnx optimizer": (
+        nnx.Optimizer(PLAIN, optax.sgd(0.1), wrt=nnx.Param),
+        r"Got an Optimizer.*pass nnx\.state\(model, nnx\.Param\)",
+    ),
+    "linen module": (
+        nn.Dense(6),
+        r"Got Dense in place of parameters\. They are variables\['params'\] in Flax Linen, nnx",
+    ),
+    "class": (Noisy, "Got Noisy in place of parameters"),
     "equinox": (MLP, r"activation is a function, not an array.*eqx\.filter\(model, eqx\.is_in"),
     "variables": (STATS, r"batch_stats are not trained: pass variables\['params'\]"),
     "train state": (
@@ -35,5 +62,14 @@ def test_the_message_says_where_parameters_are(name):
 def test_parameters_alone_are_taken():
     omp.muonplus(0.1).init({"params": PARAMS})
     omp.describe(eqx.filter(MLP, eqx.is_inexact_array))
+    assert "up/kernel" in omp.describe(nnx.state(NOISY, nnx.Param))
+    assert omp.describe(PLAIN) == omp.describe(nnx.state(PLAIN, nnx.Param))
+    labels = nnx.map_state(lambda path, x: isinstance(x, nnx.Param), nnx.state(NOISY))
+    optax.masked(omp.muonplus(0.1), labels).init(nnx.state(NOISY))
     frozen = optax.masked(omp.muonplus(0.1), {"params": True, "batch_stats": False})
     frozen.init(STATS)
+
+
+def test_what_is_no_float_is_pointed_out():
+    table = omp.describe({**PARAMS, "step": jnp.zeros([], jnp.int32), "key": jax.random.key(0)})
+    assert "not floating-point, which optimizers refuse: key key<fry>, step int32" in table

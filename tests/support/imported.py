@@ -16,7 +16,7 @@ import threading
 import time
 
 CONTEXT = multiprocessing.get_context("forkserver")
-IMPORTED = ["flax.nnx", "orbax.checkpoint", "examples.train"]
+IMPORTED = ["flax.nnx", "orbax.checkpoint", "examples.train", "examples.trainer.runs.launch"]
 
 
 class Started:

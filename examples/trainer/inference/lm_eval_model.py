@@ -1,4 +1,4 @@
-"""A trained model with the interface of EleutherAI's lm_eval; needs the extra `eval`."""
+"""A trained model with the interface of EleutherAI's lm_eval; needs `requirements/eval.txt`."""
 
 from collections.abc import Sequence
 from typing import Any

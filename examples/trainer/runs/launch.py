@@ -22,11 +22,13 @@ from examples.trainer.settings import run
 from examples.trainer.settings.command_line import NewRun, Resume
 from examples.trainer.settings.model import head_size
 from examples.trainer.settings.run import MachineConfig
-from examples.trainer.system import exit_status, files
+from examples.trainer.system import exit_status, files, tables
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.setup import TrainingSetup, assemble, check
 from examples.trainer.training.step import TrainState
+
+WIDE = ("rule", "rms", "scale", "group")  # columns that a narrow terminal has no room for
 
 
 def launch(asked: NewRun | Resume, preset: str) -> int:
@@ -133,8 +135,9 @@ def introduce(
     size = sum(x.size for x in jax.tree.leaves(state.params))
     tokens_per_step = config.batch_size * config.model.context
     epochs = config.steps * config.batch_size / setup.loader.n_windows
+    table = optimizers.describe(config.optimizer, state.params, head_size(config.model))
     lines = [
-        optimizers.describe(config.optimizer, state.params, head_size(config.model)),
+        tables.fitted(table, console.width, WIDE) if console.is_terminal else table,
         f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
         f"{attention_kernels.describe(config.model, Layout(setup.mesh))}",
         f"text   {data.train.meta.tokens:,} training and {data.val.meta.tokens:,} validation "

@@ -17,7 +17,16 @@ PROGRAM = "python -m examples.train"
 DESCRIPTION = f"""Pretrains a language model.
 
 `{PROGRAM}` alone runs the preset {DEFAULT_PRESET}; flags without a preset change that one.
-`{PROGRAM} PRESET --help` lists the flags.
+`{PROGRAM} PRESET --help` lists all flags. These matter first:
+
+  --data.paths FILE ...           your own text: files or folders
+  --optimizer.name NAME           muonplus, muon, adamw or another rule
+  --optimizer.learning-rate RATE  of the matrices; --optimizer.adam-learning-rate of the rest
+  --steps N --batch-size N        how long it trains, on how many rows a step
+  --model.d-model N               the width; also --model.n-layer, --model.context
+  --mesh data=2,fsdp=4            how devices are arranged
+  --name NAME                     the run is kept in runs/NAME
+
 `{PROGRAM} --resume runs/NAME` continues a run that was stopped; only flags about the machine, such
 as --mesh, go with it (`{PROGRAM} --resume --help`)."""
 

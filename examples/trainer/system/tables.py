@@ -1,5 +1,8 @@
 """Tables as text: in Markdown, or with columns of one width for a terminal."""
 
+import itertools
+import re
+import textwrap
 from collections.abc import Iterable, Sequence
 
 
@@ -34,3 +37,34 @@ def aligned(line: Sequence[str], widths: Sequence[int], left: int) -> list[str]:
     """Cells of one width for each column, words to the left and numbers to the right."""
     pairs = enumerate(zip(line, widths, strict=True))
     return [x.ljust(w) if i < left else x.rjust(w) for i, (x, w) in pairs]
+
+
+def fitted(table: str, width: int, leave_out: Sequence[str]) -> str:
+    """The text of `omp.describe`, no wider than this where leaving out columns can do it.
+
+    Columns go in the order of `leave_out`; lines below the table are wrapped.
+    """
+    if max(map(len, table.splitlines())) <= width or "\n---" not in table:
+        return table
+    head, _, *others = table.splitlines()
+    n_rows = next((i for i, line in enumerate(others) if line.startswith("muon: ")), len(others))
+    starts = [found.start() for found in re.finditer(r"\S+( \S+)*", head)]
+    slices = [slice(*pair) for pair in itertools.pairwise([*starts, None])]
+    rows = [[line[part].strip() for part in slices] for line in (head, *others[:n_rows])]
+    names, left = list(rows[0]), list(leave_out)
+    gone: list[str] = []
+    while max(map(len, (shown := plain_words(rows)).splitlines())) > width and left:
+        gone.append(left.pop(0))
+        rows = [[x for x, name in zip(row, names, strict=True) if name != gone[-1]] for row in rows]
+        names = rows[0]
+    below = [
+        *others[n_rows:],
+        *([f"not shown for lack of room: {', '.join(gone)}"] if gone else []),
+    ]
+    wrapped = [textwrap.fill(x, width, subsequent_indent="  ") for x in below]
+    return "\n".join([shown, *wrapped])
+
+
+def plain_words(rows: Sequence[Sequence[str]]) -> str:
+    """A table of words, with a line below its head."""
+    return plain(rows[0], rows[1:], left=len(rows[0]))

@@ -1,0 +1,65 @@
+"""What a recorder measures: the arrays at each stage, of chains that it knows or of any other."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from optax_muonplus._parameters import flatten_with_names, path_name
+from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.transforms import LeafInfo, MomentumState, Steps, find_momentum, links_of
+
+
+def polar_link(transformation: Any) -> Steps:
+    """Finds the link of a chain that begins with a momentum, and checks that it orthogonalizes."""
+    steps = [x for x in links_of(transformation) if isinstance(x, Steps) and x.average is not None]
+    if not steps or not isinstance(steps[0].functions[0], Orthogonalize):
+        raise ValueError(
+            "recorded knows the inside of chains with a momentum and its polar factor, as those of"
+            " omp.muonplus, omp.muon and omp.scale_by_muonplus are. For any other optimizer, or a"
+            " link of a chain, there is watched."
+        )
+    return steps[0]
+
+
+def stages_of(
+    link: Steps | None, leaves: Sequence[LeafInfo], updates: Any, state: Any, results: Any
+) -> Callable[[], Any]:
+    """Returns a function that makes the arrays of ``leaves`` at each stage.
+
+    The function runs at recorded updates only. What it reads is in memory anyway: it gets the new
+    momentum, since the old one, which the update overwrites, would be kept and copied every time.
+    """
+    gradients = _arrays(leaves, updates)
+    if link is None:
+        outputs = _arrays(leaves, results)
+        return lambda: (gradients, outputs)
+    assert link.average is not None
+    average = dataclasses.replace(link.average, divisor=1.0)
+    old = find_momentum(state)
+    mu = MomentumState(_arrays(leaves, old.mu), old.count)
+    _, read, sources = average.advance(gradients, mu, link.steps[0].input_dtype)
+    # Measures are of what the steps compute, not of what the updates are rounded to.
+    whole = Steps.of(None, link.functions, rounds=False)
+
+    def after(steps: Sequence[Any], arrays: Any) -> Any:
+        part = dataclasses.replace(whole, steps=tuple(steps))
+        return part.update(arrays, None, None, leaves)[0] if steps else arrays
+
+    def stages() -> Any:
+        momenta = [read(*x) for x in sources]
+        factors = after(whole.functions[:1], momenta)
+        if isinstance(whole.steps[0], Orthogonalize):
+            return momenta, factors, after(whole.steps[1:], factors)
+        # The dual norm is an inner product with the momentum: one step makes all of it.
+        return momenta, factors, after(whole.steps, momenta)
+
+    return stages
+
+
+def _arrays(leaves: Sequence[LeafInfo], tree: Any) -> list[jax.Array]:
+    """Returns the arrays of ``tree`` at the paths of ``leaves``."""
+    paths, arrays = flatten_with_names(tree)
+    by_name = {path_name(path): x for path, x in zip(paths, arrays, strict=True)}
+    return [by_name[leaf.name] for leaf in leaves]

@@ -1,0 +1,49 @@
+"""What an import, or a question for help, brings into a process; time is not measured here."""
+
+import json
+import re
+import subprocess
+import sys
+
+from tests.support.documents import ROOT
+
+
+def packages_after(code):
+    """The modules in a new process that ran ``code``, and what it printed."""
+    code = f"import json, sys\n{code}\nprint('MODULES', json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    said, _, modules = done.stdout.partition("MODULES ")
+    return set(json.loads(modules)), said
+
+
+def test_the_library_imports_little_beyond_optax():
+    """The rooms that a training without them does not need come with their first use."""
+    optax, _ = packages_after("import optax")
+    own, _ = packages_after("import optax_muonplus")
+    added = {name.partition(".")[0] for name in own - optax} - set(sys.stdlib_module_names)
+    assert added - {"optax_muonplus", "jaxtyping", "wadler_lindig", "numpy"} == set()
+    assert "numpy.polynomial" not in own
+    later = ("baselines", "diagnostics", "integrations")
+    assert not [room for room in later if f"optax_muonplus.{room}" in own]
+
+
+def test_rooms_that_come_later_are_there():
+    code = "import optax_muonplus as omp; print(omp.baselines.normuon.__name__, *dir(omp))"
+    own, said = packages_after(code)
+    assert "optax_muonplus.baselines" in own and "optax_muonplus.diagnostics" not in own
+    assert said.split()[0] == "normuon" and "diagnostics" in said.split()
+
+
+def test_help_of_the_trainer_needs_no_jax():
+    """The flags that it names first are flags of a preset, whose help needs none either."""
+    asking = "from examples.train import main\ntry: main({})\nexcept SystemExit: pass"
+    modules, said = packages_after(asking.format(["--help"]))
+    heavy = {"jax", "flax", "optax", "orbax", "numpy", "matplotlib"}
+    assert not heavy & modules
+    first = said.partition("matter first:")[2].partition("--resume")[0]
+    modules, flags = packages_after(asking.format(["gpt-tiny", "--help"]))
+    assert not heavy & modules
+    named = re.findall(r"--[\w.-]+", first)
+    assert len(named) >= 8 and [flag for flag in named if f"{flag} " not in flags] == []
