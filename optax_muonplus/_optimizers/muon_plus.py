@@ -146,8 +146,7 @@ def muonplus(
         Inside ``jax.shard_map`` a matrix that varies over one of its axes is refused without it.
       state_sharding: where the state lies, if it is sharded over replicas of the parameters too
         (ZeRO-1): the name of a mesh axis, such as ``"data"``, or several, or a tree as for
-        ``sharding``. Each replica then keeps and updates its part of the state, AdamW's too, and
-        updates are gathered. See :func:`optax_muonplus.transforms.shard_state`.
+        ``sharding``. See :func:`optax_muonplus.transforms.shard_state`.
       rules: ``[(pattern, dimension numbers or None for AdamW), ...]`` for parameters that the
         default rules would read in another way, or not at all. Patterns are regular expressions,
         searched in paths such as ``blocks/0/attn/query/kernel``; the first that is found decides,
@@ -173,15 +172,13 @@ def muonplus(
         at both, for what may be shards of a matrix inside ``jax.shard_map``. Paths and remedies are
         in the message.
 
-    Numbers may also be NumPy or JAX scalars, or traced; what is traced is not checked. An argument
-    that has no effect because of another, as ``ns_steps`` with ``polar="svd"``, is not refused:
-    ``optax_muonplus.describe(params, **arguments)`` says which ones.
+    Numbers may also be NumPy or JAX scalars, or traced; what is traced is not checked.
+    ``optax_muonplus.describe(params, **arguments)`` says which arguments have no effect because of
+    another, as ``ns_steps`` with ``polar="svd"``. Dimension numbers, shardings, masks and rules may
+    be for the whole model where ``optax.masked``, ``optax.partition`` or None leaves out a part.
 
-    Where ``optax.masked``, ``optax.partition`` or None leaves out a part of the model, dimension
-    numbers, ``sharding``, ``weight_decay_mask`` and ``rules`` may still be for the whole of it.
-
-    Under ``optax.inject_hyperparams`` functions count as schedules, as they do for every optimizer:
-    name them, and ``mu_dtype`` and ``compute_dtype`` unless they are strings, in ``static_args``.
+    Under ``optax.inject_hyperparams`` functions count as schedules: name them, and ``mu_dtype`` and
+    ``compute_dtype`` unless they are strings, in ``static_args``.
 
     Example:
       >>> import jax.numpy as jnp, optax, optax_muonplus as omp

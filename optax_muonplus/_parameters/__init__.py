@@ -12,10 +12,10 @@ from optax_muonplus._parameters.checks import remarks as remarks
 from optax_muonplus._parameters.checks import select as select
 from optax_muonplus._parameters.dimension_numbers import matrix_view as matrix_view
 from optax_muonplus._parameters.given_rules import by_rules as by_rules
+from optax_muonplus._parameters.given_trees import by_path as by_path
 from optax_muonplus._parameters.heads import FUSED as FUSED
 from optax_muonplus._parameters.heads import KEY as KEY
 from optax_muonplus._parameters.heads import QUERY as QUERY
-from optax_muonplus._parameters.given_trees import by_path as by_path
 from optax_muonplus._parameters.heads import per_head as per_head
 from optax_muonplus._parameters.leaves import ADAM as ADAM
 from optax_muonplus._parameters.leaves import MUON as MUON

@@ -49,6 +49,8 @@ def layouts(
         parameter lies.
     """
     paths, leaves, _ = flatten_tree(tree)
+    if state_sharding is None and state is None:
+        return [Layout(None, None)] * len(paths)
     given: Sequence[NamedSharding | None] = [None] * len(paths)
     if sharding is not None:
         given = given_shardings(tree, paths, sharding)

@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,6 +12,10 @@ from tests.support.trees import random_tree
 
 def own_polar(x):
     return x
+
+
+def everywhere(params):
+    return jax.tree.map(lambda _: True, params)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +28,7 @@ def own_polar(x):
         ({"consistent_rms": 0.2, "shape_scale": "max"}, ["shape_scale"]),
         ({"beta": 0.0, "nesterov": False}, ["nesterov"]),
         ({"bias_correction": True, "nesterov": False}, ["bias_correction"]),
-        ({"weight_decay_mask": True, "ns_steps": 6}, ["weight_decay_mask"]),
+        ({"weight_decay_mask": everywhere, "ns_steps": 6}, ["weight_decay_mask"]),
         (
             {"beta": 0.0, "nesterov": False, "norm": "none", "norm_eps": 0.0},
             ["norm_eps", "nesterov"],
@@ -34,7 +39,7 @@ def own_polar(x):
         ({"bias_correction": True, "nesterov": False, "eps": 1e-8}, []),
         ({"bias_correction": True, "nesterov": False, "polar": own_polar}, []),
         ({"polar": "svd", "ns_steps": 5, "norm": "row", "norm_eps": 1e-6}, []),
-        ({"weight_decay_mask": True, "weight_decay": 0.1, "learning_rate": 0.1}, []),
+        ({"weight_decay_mask": everywhere, "weight_decay": 0.1, "learning_rate": 0.1}, []),
     ],
 )  # fmt: skip
 def test_arguments_without_effect_are_named_and_have_none(arguments, idle):
