@@ -27,11 +27,13 @@ class Row(NamedTuple):
         and MaxText, and to float32 in this package.
       as_optax: whether momentum, shape factor and AdamW are Optax's, so that rows differ only in
         what this package adds; or else its defaults.
+      ns_coeffs: coefficients of five steps; all but Jordan's are another update than Optax's.
     """
 
     optimizer: str
     compute_dtype: str | None = None
     as_optax: bool = True
+    ns_coeffs: str = "jordan"
 
 
 ROWS = {
@@ -41,6 +43,8 @@ ROWS = {
     "omp.muonplus:bfloat16:default": Row("muonplus", "bfloat16", as_optax=False),
     "omp.muonplus:float16": Row("muonplus", "float16"),
     "omp.muonplus:float32": Row("muonplus"),
+    "omp.muon:bfloat16:cubic": Row("muon", "bfloat16", ns_coeffs="cubic"),
+    "omp.muonplus:bfloat16:cubic": Row("muonplus", "bfloat16", ns_coeffs="cubic"),
     MAXTEXT: Row("maxtext"),
 }
 
@@ -68,7 +72,7 @@ def optimizer(
     if head_size is not None:
         layer_axes = trees.LAYER_AXES if "blocks" in tree else None
         given["muon_weight_dimension_numbers"] = omp.per_head(head_size, layer_axes=layer_axes)
-    given["compute_dtype"] = row.compute_dtype
+    given |= {"compute_dtype": row.compute_dtype, "ns_coeffs": row.ns_coeffs}
     given |= parity.AS_OPTAX if row.as_optax else {}
     sharding = jax.tree.map(lambda x: x.sharding, tree)
     if next(iter(jax.tree.leaves(sharding))).mesh.size > 1:

@@ -21,6 +21,7 @@ from optax_muonplus.matrices import normalize_matrix
 RUNS = (
     ("jordan", 5), ("you", 5), ("you", 6), ("dion", 5), ("turbo", 4),
     ("polar_express", 5), ("polar_express", 6), ("polar_express", 8), ("cans", 5), ("cans", 8),
+    ("cubic", 5),
 )  # fmt: skip
 METHODS = (("newton_schulz", "float32"), ("gram", "float32"), ("newton_schulz", "bfloat16"))
 # The palette of Okabe and Ito, which readers with any colour vision can tell apart.
@@ -32,7 +33,7 @@ COLOURS = {
 }
 MARKS = {
     "jordan": "o", "you": "s", "dion": "^", "turbo": "v", "polar_express": "D", "cans": "P",
-    "exact": "*",
+    "cubic": "X", "exact": "*",
 }  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def muonplus(
       learning_rate: number or schedule. Of the order of 0.01; the paper's best lie between 0.005
         and 0.06 (its appendix "Detailed Sweep Experiments").
       ns_coeffs: ``"jordan"``, ``"you"``, ``"polar_express"``, ``"dion"``, ``"turbo"`` (4 rows),
-        ``"cans"``, one row of coefficients, or several.
+        ``"cans"``, ``"cubic"`` (fewer products), one row of coefficients, or several.
       ns_steps: Newton-Schulz steps; the first rows of a table are used.
       beta: momentum decay, in [0, 1).
       eps: added to the norm that divides the momentum before the iteration, and to nothing else.

@@ -68,6 +68,49 @@ def polar_express(
     return tuple(rows)
 
 
+def relaxed(
+    steps: int, degree: int = 3, lower: float = 7e-3, upper: float = 1.3
+) -> tuple[Row, ...]:
+    r"""Coefficients of the composition whose values on ``[lower, 1]`` have the smallest ratio.
+
+    The values end in an interval ``[l, upper]`` about which is only known that ``l`` is as large as
+    so many polynomials can make it. Each takes what the one before leaves:
+
+    .. math::
+      p_t = \frac{\mathrm{upper}}{1 + E_t}\, q_t, \qquad
+      l_{t+1} = p_t(l_t), \qquad u_{t+1} = \mathrm{upper}
+
+    from ``l_0 = lower`` and ``u_0 = 1``, where ``q_t`` is :func:`minimax` of ``[l_t, u_t]`` and
+    ``E_t`` its error, so that ``1 + E_t`` is its largest value.
+
+    Args:
+      steps: number of steps.
+      degree: odd degree of each polynomial, at least 3. One of degree 3 takes two products of
+        matrices in the plain iteration, one of degree 5 three.
+      lower: lower bound of the singular values before the first step, in (0, 1].
+      upper: the largest value of every polynomial, positive. It scales the result, and nothing
+        else: the ratio of its ends does not depend on it.
+
+    Returns:
+      ``steps`` rows of ``(degree + 1) / 2`` Python floats.
+
+    Raises:
+      ValueError: as :func:`polar_express` does, and unless ``upper`` is positive and finite.
+
+    Source: Huang, arXiv:2606.00371, whose five cubic steps are ``relaxed(5)``.
+    """
+    if not 0 < upper < math.inf:
+        raise ValueError(f"upper must be positive and finite, got {upper}.")
+    rows: list[Row] = []
+    factor, low = 1.0, lower
+    for row in polar_express(steps, lower, degree, cushion=0):
+        # These run from p(low) to 2 - p(low): the next one is fitted there.
+        low = float(_evaluate(row, low))
+        before, factor = factor, upper / (2 - low)
+        rows += [tuple(factor * c for c in row) for row in scaled([row], before)]
+    return tuple(rows)
+
+
 def minimax(lower: float, upper: float, degree: int = 5) -> Row:
     r"""Coefficients of the odd polynomial that is closest to 1 on ``[lower, upper]``.
 

@@ -86,6 +86,21 @@ _CANS = (
     (1.875, -1.25, 0.375),
 )
 
+# As NVIDIA's Emerging-Optimizers and its ports round `relaxed(5)`.
+_CUBIC = (
+    (3.3656576, -3.3420992),
+    (2.5744352, -1.4957376),
+    (2.5368962, -1.4312570),
+    (2.4418906, -1.2764040),
+    (2.2230472, -0.9630650),
+    # The published list ends above, where values lie in [0.774, 1.3]. The following rows are
+    # `minimax` of what is left, and converge to 1.
+    (1.5014025502718646, -0.4555803201480042),
+    (1.502109400627588, -0.5003013083729487),
+    (1.5000028613157368, -0.5000004087593262),
+    (1.5, -0.5),
+)
+
 
 TABLES: dict[str, Table] = {
     "jordan": Table(
@@ -158,6 +173,20 @@ TABLES: dict[str, Table] = {
             float16=[tuple(range(1, steps)) for steps in range(1, 9)],
         ),
         needs_float32=True,
+    ),
+    # The first row takes 1 to 0.024, and a little more than 1 below zero. The safety factor keeps
+    # matrices of one singular value away from there, whose sign bfloat16 would turn.
+    "cubic": Table(
+        _CUBIC,
+        True,
+        1.01,
+        "Huang, How Much Orthogonalization Does Muon Need?, arXiv:2606.00371: 5 steps",
+        restarts=by_steps(
+            float32=[()] * 8,
+            bfloat16_x3=[()] * 8,
+            float16=(*[()] * 4, (1,), (1,), (2,), (2,)),
+            bfloat16={4: (2, 3), 5: (2, 3), 6: (2, 3, 5), 7: (2, 3, 5), 8: (2, 3, 5)},
+        ),
     ),
 }
 # optax.contrib.muon calls the same row "standard".

@@ -32,16 +32,16 @@ def gram_newton_schulz(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrice
       \text{result} = (P_{T-1} \cdots P_0) X
 
     This multiplies with the longer side m twice instead of 2 T times. It takes 4 n^2 m + 2 n^3
-    (4T - 3) operations instead of T (4 n^2 m + 2 n^3), which is fewer if m > 1.5 n. For some tables
-    rounding errors in R would grow: these compute R again from X once or twice
-    (``coefficients.resolve(...).restarts``).
+    (4T - 3) operations instead of T (4 n^2 m + 2 n^3), which is fewer if m > 1.5 n; rows of two
+    coefficients take 2 n^3 T fewer in both forms. For some tables rounding errors in R would grow:
+    these compute R again from X once or twice (``coefficients.resolve(...).restarts``).
 
     In TF32 the iteration may diverge. Float32 products are therefore exact on a CPU, and three
     products of bfloat16 parts on accelerators (``BF16_BF16_F32_X3``), unless
     ``jax_default_matmul_precision`` asks for exact ones. Half precision needs more restarts.
     Float16 is then nearer to the polynomial than the plain iteration in bfloat16. Bfloat16 is as
     near as that, for the tables that have such restarts: ``"jordan"`` with 5 or 6 steps, ``"you"``
-    and ``"dion"`` with 5, ``"turbo"`` with 4.
+    and ``"dion"`` with 5, ``"turbo"`` with 4, ``"cubic"`` with 4 to 8.
 
     Args:
       x: matrices, real or complex.

@@ -172,17 +172,21 @@ class Products:
           y: matrices, multiplied by ``factor`` once they were scaled.
           gram: the Gram matrix of the scaled ``y``.
           rows: coefficients of the steps.
-          scale: what the short side of ``y`` is to be multiplied by, if it is not yet scaled.
+          scale: what the short side of ``y`` is to be multiplied by, if it is not yet scaled: one
+            number for each matrix, or one for each row of its Gram matrix.
         """
         # P is scaled instead of y, because it is the smaller of the two.
         if len(rows) == 1:
             return self._multiply(rounded(self._step(gram, rows[0], scale), self.operand), y)
+        # One number scales the last P, so that the first is rounded once, for R and for y.
+        one = scale is not None and scale.shape[-2] == 1
+        first, last = (None, scale) if one else (scale, None)
         p = self._step(gram, rows[0])
-        total = rounded(self._scaled(p, scale), self.operand)
-        for row in rows[1:]:
+        total = rounded(self._scaled(p, first), self.operand)
+        for i, row in enumerate(rows[1:], start=2):
             operand = rounded(p, self.operand)
             gram = self.commuting(self.commuting(gram, operand), operand)
-            p = self._step(gram, row)
+            p = self._step(gram, row, last if i == len(rows) else None)
             # The factors commute, but their errors do not: each P must stand next to the y that the
             # earlier ones have multiplied, or its error in large singular values of y is multiplied
             # as the small ones are. So this product is not one of ``commuting`` matrices.

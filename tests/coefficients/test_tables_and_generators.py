@@ -23,6 +23,7 @@ RANGES = {
     ("turbo", 4): (120.6, 0.1204, 1.1450, 0.9727),
     ("polar_express", 5): (976.3, 0.8462, 1.1236, 0.8703),
     ("cans", 5): (1048.9, 0.8844, 1.1198, 0.8844),
+    ("cubic", 5): (119.3, 0.1191, 1.3000, 0.7741),
 }
 
 
@@ -37,7 +38,9 @@ def test_composed_map_of_each_table_has_its_published_range(name, steps):
     assert values[GRID >= 1e-2].min() == pytest.approx(low_tail, abs=2e-3)
 
 
-@pytest.mark.parametrize("name, steps", [("polar_express", 8), ("polar_express", 12), ("cans", 8)])
+@pytest.mark.parametrize(
+    "name, steps", [("polar_express", 8), ("polar_express", 12), ("cans", 8), ("cubic", 14)]
+)
 def test_tables_that_repeat_their_last_row_converge_to_one(name, steps):
     rows, _, safety_factor, *_ = coefficients.resolve(name, steps)
     assert len(rows) == steps
@@ -136,6 +139,39 @@ def test_composition_of_any_degree_reaches_one(degree, steps, lower):
     )
 
 
+def test_relaxed_generator_gives_the_published_cubic_list_and_its_continuation():
+    table = coefficients.TABLES["cubic"].rows
+    np.testing.assert_allclose(coefficients.relaxed(5), table[:5], atol=6e-8)
+    np.testing.assert_allclose(table[:8], reference_coefficients.cubic(8), rtol=1e-12)
+    assert table[8] == (1.5, -0.5)
+
+
+@SEARCH
+@given(st.floats(-4, -0.01), st.floats(-2, 2))
+def test_minimax_cubics_are_the_closed_form(log_ratio, log_upper):
+    upper = 10.0**log_upper
+    lower = upper * 10.0**log_ratio
+    expected = reference_coefficients.closest_cubic(lower, upper)
+    np.testing.assert_allclose(coefficients.minimax(lower, upper, 3), expected, rtol=1e-6)
+
+
+# The lowest values that are brought into [0.7, 1.3], found by bisection apart from this package's
+# generator, on the closed form in degree 3.
+@pytest.mark.parametrize(
+    "degree, steps, lower", [(3, 3, 4.017e-2), (3, 5, 6.018e-3), (5, 3, 9.075e-3), (5, 4, 2.136e-3)]
+)
+def test_relaxed_tables_use_the_whole_band_after_each_step(degree, steps, lower):
+    rows = coefficients.relaxed(steps, degree, lower, upper=1.3)
+    assert np.shape(rows) == (steps, (degree + 1) // 2)
+    x = np.geomspace(lower, 1, 20_001)
+    for row in rows:
+        x = coefficients.evaluate([row], x)
+        assert x.max() == pytest.approx(1.3, abs=1e-5)
+    assert x.min() == pytest.approx(0.7, abs=1e-3)
+    halved = coefficients.evaluate(coefficients.relaxed(steps, degree, lower, 0.65), lower)
+    assert halved == pytest.approx(0.35, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     "call, message",
     [
@@ -154,6 +190,8 @@ def test_composition_of_any_degree_reaches_one(degree, steps, lower):
         (lambda: coefficients.minimax(0.1, 1, 4), "degree must be odd"),
         (lambda: coefficients.minimax(0.5, 0.1), "0 < lower <= upper"),
         (lambda: coefficients.polar_express(0), "steps must be at least 1"),
+        (lambda: coefficients.relaxed(5, upper=0.0), "upper must be positive and finite, got 0.0"),
+        (lambda: coefficients.relaxed(5, lower=2.0), r"lower must be in \(0, 1\], got 2"),
         (lambda: coefficients.polar_express(3, lower=0), r"lower must be in \(0, 1\]"),
     ],
 )

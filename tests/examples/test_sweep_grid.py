@@ -27,7 +27,9 @@ from tests.support.trainer import (
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
-EVERYTHING = Grid(orthos=("jordan", "you", "polar_express", "svd"), frobenius=("free", "matched"))
+EVERYTHING = Grid(
+    orthos=("jordan", "you", "polar_express", "cubic", "svd"), frobenius=("free", "matched")
+)
 
 
 def rule_of(base, asked, trial):
@@ -50,9 +52,34 @@ def test_methods_of_a_grid_and_their_names():
         "Muon+ col_row",
         "Muon+ row_col",
     ]
-    assert len(list(grid.methods(EVERYTHING))) == 1 + 4 * (1 + 4 * 2)
+    assert len(list(grid.methods(EVERYTHING))) == 1 + 5 * (1 + 4 * 2)
     names = {Trial(m, rate, 0).name for m in grid.methods(EVERYTHING) for rate in (0.1, 0.01)}
-    assert len(names) == 2 * 37
+    assert len(names) == 2 * 46
+
+
+def test_a_polar_step_says_its_number_of_steps():
+    plan = Grid(("muon",), orthos=("jordan", "jordan-3", "cubic-4", "svd"))
+    found = [rule_of(OptimizerConfig(), plan, Trial(m, 0.1, 0)) for m in grid.methods(plan)]
+    assert [(rule.ns_coeffs, rule.ns_steps, rule.polar) for rule in found] == [
+        ("jordan", 5, "auto"),
+        ("jordan", 3, "auto"),
+        ("cubic", 4, "auto"),
+        ("jordan", 5, "svd"),
+    ]
+    assert [method.name for method in grid.methods(plan)][1:3] == ["Muon jordan-3", "Muon cubic-4"]
+
+
+@pytest.mark.parametrize("word", ["aol", "schatten"])
+@pytest.mark.parametrize("name", ["muonplus", "normuon"])
+def test_the_preconditioning_of_a_run_reaches_its_rule(word, name):
+    rng = np.random.default_rng(0)
+    params = {"up": {"kernel": np.asarray(rng.normal(size=(12, 6)), np.float32)}}
+    updates = []
+    for given in ("frobenius", word):
+        config = OptimizerConfig(name, ns_coeffs="cubic", preconditioning=given)
+        rule = optimizers.build(config, steps=10)
+        updates.append(rule.update(params, rule.init(params), params)[0]["up"]["kernel"])
+    assert np.abs(updates[0] - updates[1]).max() > 0.01 * np.abs(updates[0]).max()
 
 
 def test_further_seeds_are_run_at_the_best_rate():

@@ -70,6 +70,7 @@ OPTIONS = {
     "matched": {"norm": "row_col", "match_frobenius": True, "shape_scale": "max"},
     "adaptive": {"norm": "col", "adaptive": True, "consistent_rms": 0.2},
     "aol": {"norm": "none", "preconditioning": "aol", "polar": "newton_schulz"},
+    "cubic": {"norm": "none", "preconditioning": "aol_out", "ns_coeffs": "cubic"},
     "own": {"polar": lambda x: x / (1 + jnp.sum(x * x, axis=-1, keepdims=True))},
 }
 

@@ -32,6 +32,8 @@ ORTHOGONALIZERS = {
     "polar_express": {"ns_coeffs": "polar_express"},
     "cans": {"ns_coeffs": "cans"},
     "cans-7": {"ns_coeffs": "cans", "ns_steps": 7},
+    "cubic": {"ns_coeffs": "cubic"},
+    "cubic-7": {"ns_coeffs": "cubic", "ns_steps": 7},
     "triple": {"ns_coeffs": (2.0, -1.5, 0.5), "ns_steps": 12},
     "rows": {"ns_coeffs": ((3.0, -3.2, 1.2), (2.0, -1.5, 0.5), (1.0, 1.0, 1.0)), "ns_steps": 2},
     "svd": {"polar": "svd"},
@@ -86,8 +88,9 @@ def test_every_preconditioning(word):
     express = ours_and_theirs(
         preconditioning=word, ns_coeffs="polar_express", ns_steps=4, eps=0.7, norm="none"
     )
-    check([turbo], *random_trees(4, np.complex64))
-    check([express], *random_trees(4))
+    cubic = ours_and_theirs(preconditioning=word, ns_coeffs="cubic")
+    check([turbo, cubic], *random_trees(4, np.complex64))
+    check([express, cubic], *random_trees(4))
 
 
 def test_complex_svd_and_adaptive():

@@ -17,6 +17,7 @@ RUNS = [
     ("turbo", 4),
     *(("polar_express", steps) for steps in (5, 6, 8)),
     *(("cans", steps) for steps in (5, 6, 8)),
+    *(("cubic", steps) for steps in (5, 8)),
 ]
 METHODS = ("newton_schulz", "gram", "auto")
 

@@ -28,7 +28,7 @@ def counted_operations(jaxpr, times=1):
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (32, 80), (80, 32)])
-@pytest.mark.parametrize("table, steps", [("jordan", 5), ("jordan", 6), ("cans", 8)])
+@pytest.mark.parametrize("table, steps", [("jordan", 5), ("jordan", 6), ("cans", 8), ("cubic", 5)])
 def test_traced_programs_do_the_products_of_the_formula(shape, table, steps):
     """The traced program does exactly the products that the formulas count."""
     resolved = coefficients.resolve(table, steps)
@@ -36,7 +36,8 @@ def test_traced_programs_do_the_products_of_the_formula(shape, table, steps):
     plain = tuple(range(1, steps))
     for restarts in {plain, *resolved.restarts}:
         segments = len(restarts) + 1
-        formula = 4 * segments * n * n * m + 2 * n**3 * (4 * steps - 3 * segments)
+        squares = steps * (len(resolved.rows[0]) - 2)  # a cubic has none
+        formula = 4 * segments * n * n * m + 2 * n**3 * (squares + 3 * (steps - segments))
         iteration = newton_schulz.Iteration(
             resolved.rows, restarts, 1.0, "frobenius", jnp.dtype("float32"), None, False
         )

@@ -59,7 +59,8 @@ class Case(NamedTuple):
 # Few, so that programs of the iteration are compiled a few times.
 SIDES = (1, 4, 6, 8)
 MESH_SIDES = (8, 16)
-TABLES = ("jordan", "jordan", "you", "dion", "polar_express", "turbo", "cans", (2.0, -1.5, 0.5))
+TABLES = ("jordan", "jordan", "you", "dion", "polar_express", "turbo", "cans", "cubic")
+TABLES += ((2.0, -1.5, 0.5),)
 MESHES = (((8,), "a"), ((4, 2), "ab"), ((2, 2, 2), "abc"), ((1, 8), "ab"))
 
 

@@ -9,7 +9,7 @@ function takes one matrix, real or complex; nothing is batched, grouped or fused
 
 import numpy as np
 
-from tests.support.reference_coefficients import coefficient_rows
+from tests.support.reference_coefficients import SAFETY, coefficient_rows
 
 # --- polar factor -------------------------------------------------------------------------------
 
@@ -36,7 +36,8 @@ def pre_normalize(x, preconditioning, eps, safety=1.0):
 
 def newton_schulz(x, table="jordan", steps=5, preconditioning="frobenius", eps=1e-30):
     """The Newton-Schulz iteration, in the order in which the papers write it."""
-    x = pre_normalize(x, preconditioning, eps, safety=1.01 if table == "polar_express" else 1.0)
+    safety = SAFETY.get(table, 1.0) if isinstance(table, str) else 1.0
+    x = pre_normalize(x, preconditioning, eps, safety=safety)
     for a, b, c in coefficient_rows(table, steps):
         gram = x @ x.conj().T
         x = a * x + b * gram @ x + c * gram @ gram @ x

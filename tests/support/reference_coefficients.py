@@ -65,6 +65,17 @@ CANS = [
     (2.2737, -1.6447, 0.4162),
 ]
 
+# Huang 2026, arXiv 2606.00371: five steps of degree 3, as NVIDIA's code rounds them. Its safety
+# factor of 1.01 on the norm is this package's. Later rows continue them, see `cubic`.
+CUBIC = [
+    (3.3656576, -3.3420992),
+    (2.5744352, -1.4957376),
+    (2.5368962, -1.4312570),
+    (2.4418906, -1.2764040),
+    (2.2230472, -0.9630650),
+]
+SAFETY = {"polar_express": 1.01, "cubic": 1.01}  # of the norm
+
 TABLES = {
     "jordan": JORDAN,
     "you": YOU,
@@ -78,6 +89,8 @@ def coefficient_rows(table, steps):
     """The ``steps`` rows that an iteration uses; ``table`` is a name, one triple or rows."""
     if table == "cans":
         return cans(steps)
+    if table == "cubic":
+        return [(a, b, 0.0) for a, b in cubic(steps)]
     rows = TABLES[table] if isinstance(table, str) else table
     if np.ndim(rows) == 1:
         rows = [rows]
@@ -96,6 +109,32 @@ def cans(steps):
         low = a * low + b * low**3 + c * low**5
     limit = (15 / 8, -10 / 8, 3 / 8)  # of the closest quintic on [1 - e, 1 + e], for e -> 0
     return [*CANS, closest_to_one(low, 2 - low)] + [limit] * (steps - len(CANS) - 1)
+
+
+def cubic(steps):
+    """The printed rows, then the closest to 1 on what the printed ones leave of [7e-3, 1]."""
+    rows, low, high = list(CUBIC), 7e-3, 1.3
+    for a, b in CUBIC:
+        low = a * low + b * low**3
+    while len(rows) < steps:
+        a, b = closest_cubic(low, high)
+        rows.append((a, b))
+        low = a * low + b * low**3
+        high = 2 - low
+    return rows[:steps]
+
+
+def closest_cubic(low, high):
+    """``(a, b)`` for which ``a x + b x^3`` is closest to 1 on ``[low, high]``, in closed form.
+
+    The error is -E, E, -E at low, at the largest value and at high (Chen and Chow 2014; Amsel et
+    al. 2025, section 3): p(low) = p(high) gives a / -b, and p(low) and the largest
+    have the mean 1.
+    """
+    square = (low**2 + low * high + high**2) / 3  # where the largest value is
+    top, ends = 2 / 3 * square**0.5, low - low**3 / (3 * square)
+    a = 2 / (top + ends)
+    return a, -a / (3 * square)
 
 
 @functools.cache

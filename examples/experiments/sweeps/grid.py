@@ -2,8 +2,9 @@
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from examples.trainer.settings.recipes import ROWS
 from examples.trainer.settings.rules import RULES, Name, Norm
@@ -11,7 +12,8 @@ from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 
 NORMS = ("col", "row", "col_row", "row_col")
-Ortho = Literal["jordan", "you", "polar_express", "svd"]
+# A polynomial, with a number of steps if it is not --optimizer.ns-steps; or the exact factor.
+ORTHO = re.compile(r"svd|(?P<coeffs>jordan|you|polar_express|cubic)(-(?P<steps>[1-9]\d?))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +33,9 @@ class Grid:
     """The same under adamw, adamuon, mano, meqmuon, muoneq and muown: their updates are larger."""
     same_rate: bool = False
     """Give the other parameters the rate of the matrices, as the paper's code does."""
-    orthos: tuple[Ortho, ...] = ("jordan",)
-    """Polar steps: polynomials by the paper's names, or svd for the exact one."""
+    orthos: tuple[str, ...] = ("jordan",)
+    """Polar steps: jordan, you, polar_express or cubic, with --optimizer.ns-steps polynomials or
+    with three in jordan-3; or svd for the exact one."""
     frobenius: tuple[Literal["free", "matched"], ...] = ("free",)
     """matched: the normalized update of muonplus gets the Frobenius norm it had before."""
     seeds: int = 1
@@ -135,7 +138,6 @@ def count(grid: Grid) -> int:
 def configure(base: RunConfig, grid: Grid, trial: Trial, runs_dir: str) -> RunConfig:
     """Makes the settings of a run."""
     method, rule = trial.method, base.optimizer
-    polar = {"polar": "svd"} if method.ortho == "svd" else {"ns_coeffs": method.ortho or "jordan"}
     rule = dataclasses.replace(
         rule,
         name=method.optimizer,
@@ -143,11 +145,25 @@ def configure(base: RunConfig, grid: Grid, trial: Trial, runs_dir: str) -> RunCo
         match_frobenius=method.frobenius == "matched",
         learning_rate=trial.rate,
         adam_learning_rate=trial.rate if grid.same_rate else rule.adam_learning_rate,
-        **polar,
+        **polar_step(method.ortho),
     )
     return dataclasses.replace(
         base, optimizer=rule, seed=trial.seed, name=trial.name, runs_dir=runs_dir
     )
+
+
+def polar_step(ortho: str) -> dict[str, Any]:
+    """Reads a polar step as fields of OptimizerConfig."""
+    found = ORTHO.fullmatch(ortho or "jordan")
+    if found is None:
+        raise UserError(
+            f"--grid.orthos {ortho}: give jordan, you, polar_express or cubic, alone or with a"
+            " number of steps as in jordan-3; or svd."
+        )
+    if found["coeffs"] is None:
+        return {"polar": "svd"}
+    steps = {"ns_steps": int(found["steps"])} if found["steps"] else {}
+    return {"ns_coeffs": found["coeffs"], **steps}
 
 
 def check(grid: Grid) -> None:
@@ -158,6 +174,8 @@ def check(grid: Grid) -> None:
             raise UserError(f"{flag} is empty: give at least one.")
         if isinstance(values, tuple) and len(set(values)) < len(values):
             raise UserError(f"{flag} {' '.join(map(str, values))}: give each once.")
+    for ortho in grid.orthos:
+        polar_step(ortho)
     if min(*grid.rates, *grid.adam_rates) <= 0:
         raise UserError("--grid.rates and --grid.adam-rates: give numbers above 0.")
     if grid.seeds < 1:

@@ -86,10 +86,12 @@ class OptimizerConfig:
     """Update each head of the query, key and value projections as a matrix of its own."""
     polar: Literal["auto", "newton_schulz", "gram", "svd"] = "auto"
     """How the polar step is computed: by polynomials (auto: in the cheaper way), or exactly."""
-    ns_coeffs: Literal["jordan", "you", "polar_express"] = "jordan"
-    """Polynomials of the polar step, by the paper's names."""
+    ns_coeffs: Literal["jordan", "you", "polar_express", "cubic"] = "jordan"
+    """Polynomials of the polar step, by the paper's names; cubic ones take fewer products."""
     ns_steps: int = 5
     """How many of them, as in all of the paper's runs."""
+    preconditioning: Literal["frobenius", "spectral", "aol", "aol_out", "schatten"] = "frobenius"
+    """The norm that a matrix is divided by before the polynomials."""
     compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the products of the polar step; sums are in float32. auto: bfloat16 on GPUs and
     TPUs, as in the paper's code, where the polar step allows it, and float32 on CPUs. float16 is as

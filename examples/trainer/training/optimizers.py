@@ -220,6 +220,7 @@ def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformatio
         "polar": config.polar,
         "ns_coeffs": config.ns_coeffs,
         "ns_steps": config.ns_steps,
+        "preconditioning": config.preconditioning,
         "compute_dtype": config.compute_dtype if halves else None,  # None: float32
     }
     if config.name in ("muon", "muonplus"):
