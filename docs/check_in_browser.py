@@ -98,6 +98,7 @@ def visit(page, site: str, pages: list[str], problems: list[str]) -> None:
             scrolling += [f"{name} at {width}: scrolls: {x}" for n, x in found if n <= COLUMNS]
         print(f"width {width}: {seen} blocks, {len(scrolling)} scroll, and {wide} of wider code")
         problems += scrolling
+    files = "links => links.map(link => link.textContent).filter(words => /\\.md$/.test(words))"
     broken = (
         "[...document.images].filter(i => !i.naturalWidth && i.loading != 'lazy').map(i => i.src)"
     )
@@ -105,6 +106,8 @@ def visit(page, site: str, pages: list[str], problems: list[str]) -> None:
     for name in pages:
         page.goto(f"{site}/{name}", wait_until="load")
         problems += [f"{name}: picture {source} is broken" for source in page.evaluate(broken)]
+        named = page.eval_on_selector_all("article a.internal", files)
+        problems += [f"{name}: a link says {words}, and leads to a page" for words in named]
 
 
 def search(page, site: str, problems: list[str]) -> None:

@@ -17,7 +17,7 @@ def _broken(latex: str) -> str:
         if len(lines) == 1:
             return latex
         latex = r" \\ ".join("& " + line.strip() for line in lines)
-    return rf"\begin{{aligned}}{latex}\end{{aligned}}"
+    return rf"\begin{{split}}{latex}\end{{split}}"
 
 
 def _markup(latex: str, display: str) -> str:

@@ -1,20 +1,24 @@
-"""Tables that fit: where code may be broken, and the header's words at each cell for phones.
+"""Tables and code that fit: where a name may be broken, and how wide the lines of a block are.
 
-``docs/_static/site.css`` shows a row as a card on a narrow screen, with ``data-label`` before each
-cell, and tables of many columns (class ``wide``) in smaller letters.
+``docs/_static/site.css`` shows a row as a card on a narrow screen, with ``data-label`` (the words
+of the header) before each cell, and tables of many columns (class ``wide``) and blocks with long
+lines (``--columns``) in smaller letters.
 """
 
+import html
 import re
 from typing import Any
 
 from bs4 import BeautifulSoup
 from sphinx.application import Sphinx
 
+BLOCK = re.compile(r"<pre>(.*?)</pre>", re.S)
 TABLE = re.compile(r"<table\b.*?</table>", re.S)
 CODE = re.compile(r"<code\b.*?</code>", re.S)
 # Behind these a long name may be broken, outside of tags and of characters written as &...;
 BREAKS = re.compile(r"(?<=[._/(,=|\[])(?=\w)(?![^<>]*>)")
-WIDE = 6  # columns
+WIDE = 6  # columns of a table
+LONG = 90  # columns of code
 
 
 def fitted(table: str) -> str:
@@ -34,9 +38,21 @@ def fitted(table: str) -> str:
     return str(soup)
 
 
+def sized(block: str) -> str:
+    """Says how long the longest line of a block is, if it is long."""
+    lines = html.unescape(re.sub(r"<[^>]+>", "", block)).splitlines()
+    columns = max(map(len, lines), default=0)
+    return (
+        block.replace("<pre>", f'<pre style="--columns: {columns}">', 1)
+        if columns > LONG
+        else block
+    )
+
+
 def _fit(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     if "body" in context:
-        context["body"] = TABLE.sub(lambda table: fitted(table[0]), context["body"])
+        body = BLOCK.sub(lambda block: sized(block[0]), context["body"])
+        context["body"] = TABLE.sub(lambda table: fitted(table[0]), body)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
