@@ -136,7 +136,9 @@ def click_through(page, site: str, problems: list[str]) -> None:
         ("write a rule", "Layouts, convolutions, experts, fused QKV"),
         ("Optimizers", "Optimizers"),
     ):
-        target = page.locator(f"a:has-text('{link}'), .sd-card:has-text('{link}') a").first
+        target = page.locator(
+            f"a:has(:text-is('{link}')), a:text-is('{link}'), .sd-card:has-text('{link}') a"
+        ).first
         target.evaluate("link => link.click()")
         page.wait_for_load_state("load")
         title = page.locator("h1").first.text_content() or ""

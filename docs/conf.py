@@ -32,6 +32,7 @@ extensions = [
     "api_index",
     "coverage_check",
     "mathml",
+    "page_index",
     "pictures",
     "sections",
     "tables",

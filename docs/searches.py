@@ -15,7 +15,7 @@ FIRST = {
     "muP": "howto/width",
     "freeze": "howto/fine_tuning",
     "FAQ": "howto/troubles",
-    "wandb": "trainer/data",
+    "wandb": "trainer/deployment",
     "multi host": "trainer/devices",
     "moe": "howto/layouts",
     "conv": "howto/layouts",

@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 
 
 def _broken(latex: str) -> str:
-    r"""One equation a line, at each ``\qquad`` or ``\\``: a line of several is too long for a page."""
+    r"""One equation a line, at each ``\qquad`` or ``\\``: several do not fit a page."""
     if r"\begin" in latex:
         return latex
     if "&" not in latex:
