@@ -136,9 +136,9 @@ def click_through(page, site: str, problems: list[str]) -> None:
         ("write a rule", "Layouts, convolutions, experts, fused QKV"),
         ("Optimizers", "Optimizers"),
     ):
-        target = page.locator(
-            f"a:has(:text-is('{link}')), a:text-is('{link}'), .sd-card:has-text('{link}') a"
-        ).first
+        card = f".sd-card:has-text('{link}') a"
+        ways = (f"a:text-is('{link}')", f"a:has(:text-is('{link}'))", card)
+        target = page.locator(", ".join(ways)).first
         target.evaluate("link => link.click()")
         page.wait_for_load_state("load")
         title = page.locator("h1").first.text_content() or ""

@@ -16,7 +16,7 @@ from sphinx.util.docutils import SphinxDirective
 import optax_muonplus
 
 ENTRY = re.compile(r"^\.\. py:\w+:: ([\w.]+).*\n\n((?:   .+\n)+)", re.M)
-SENTENCE = re.compile(r".*?[.:](?=\s|$)", re.S)
+SENTENCE = re.compile(r".*?\.(?=\s|$)", re.S)
 
 
 def written(folder: pathlib.Path) -> dict[str, str]:
@@ -29,7 +29,7 @@ def written(folder: pathlib.Path) -> dict[str, str]:
 
 
 def first_sentence(text: str) -> str:
-    """Up to the first full stop or colon that ends a word, on one line."""
+    """Up to the first full stop that ends a word, on one line."""
     text = " ".join(inspect.cleandoc(text).split("\n\n")[0].split())
     found = SENTENCE.match(text)
     return (found[0] if found else text).rstrip(":.") + "."

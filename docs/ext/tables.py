@@ -14,20 +14,18 @@ from sphinx.application import Sphinx
 
 BLOCK = re.compile(r"<pre>(.*?)</pre>", re.S)
 TABLE = re.compile(r"<table\b.*?</table>", re.S)
-CODE = re.compile(r"<code\b.*?</code>", re.S)
 # Behind these a long name may be broken, outside of tags and of characters written as &...;
-BREAKS = re.compile(r"(?<=[._/(,=|\[])(?=\w)(?![^<>]*>)")
+BREAKS = re.compile(r"(?<=[._:/,=|\[])(?=[A-Za-z_])(?![^<>]*>)")
 WIDE = 6  # columns of a table
 LONG = 90  # columns of code
 
 
 def fitted(table: str) -> str:
     """Marks one table of HTML for the style sheet."""
-    table = CODE.sub(lambda code: BREAKS.sub("<wbr/>", code[0]), table)
-    soup = BeautifulSoup(table, "html.parser")
+    soup = BeautifulSoup(BREAKS.sub("<wbr/>", table), "html.parser")
     found: Any = soup.table
     header = [cell.get_text(" ", strip=True) for cell in found.select("thead th")]
-    kinds = ["wide"] * (len(header) >= WIDE) + ["cards"] * (len(header) > 2)
+    kinds = ["widest"] * (len(header) >= 2 * WIDE) + ["wide"] * (len(header) >= WIDE) + ["cards"] * (len(header) > 2)
     found["class"] = [*found.get("class", []), *kinds]
     for row in found.select("tbody tr"):
         for cell, words in zip(row.find_all("td"), header, strict=False):
