@@ -25,7 +25,8 @@ def fitted(table: str) -> str:
     soup = BeautifulSoup(BREAKS.sub("<wbr/>", table), "html.parser")
     found: Any = soup.table
     header = [cell.get_text(" ", strip=True) for cell in found.select("thead th")]
-    kinds = ["widest"] * (len(header) >= 2 * WIDE) + ["wide"] * (len(header) >= WIDE) + ["cards"] * (len(header) > 2)
+    least = {"cards": 3, "wide": WIDE, "widest": 2 * WIDE}
+    kinds = [kind for kind, columns in least.items() if len(header) >= columns]
     found["class"] = [*found.get("class", []), *kinds]
     for row in found.select("tbody tr"):
         for cell, words in zip(row.find_all("td"), header, strict=False):
