@@ -24,7 +24,7 @@ def fitted(table: str) -> str:
     """Marks one table of HTML for the style sheet."""
     soup = BeautifulSoup(BREAKS.sub("<wbr/>", table), "html.parser")
     found: Any = soup.table
-    header = [cell.get_text(" ", strip=True) for cell in found.select("thead th")]
+    header = [" ".join(cell.get_text().split()) for cell in found.select("thead th")]
     least = {"cards": 3, "wide": WIDE, "widest": 2 * WIDE}
     kinds = [kind for kind, columns in least.items() if len(header) >= columns]
     found["class"] = [*found.get("class", []), *kinds]
