@@ -14,6 +14,7 @@ from matplotlib.figure import Figure  # not pyplot, which may need a display
 from matplotlib.ticker import LogLocator
 
 from benchmarks import columns, records, timing
+from examples.trainer.runs.plots import INK, save_figure
 from optax_muonplus import coefficients, polar
 from optax_muonplus.matrices import normalize_matrix
 
@@ -29,7 +30,7 @@ COLOURS = {
     ("newton_schulz", "float32"): "#0072B2",
     ("gram", "float32"): "#D55E00",
     ("newton_schulz", "bfloat16"): "#009E73",
-    ("svd", "float32"): "#000000",
+    ("svd", "float32"): INK,
 }
 MARKS = {
     "jordan": "o", "you": "s", "dion": "^", "turbo": "v", "polar_express": "D", "cans": "P",
@@ -139,7 +140,7 @@ COLUMNS = (
 
 def draw(rows: list[dict[str, Any]], config: Config, path: Path) -> None:
     """Draws time against distance to the exact factor, for both spectra."""
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    figure = Figure(figsize=(9.6, 5.6), layout="constrained")
     panels = figure.subplots(1, 2)
     titles = {
         "gaussian": "Gaussian matrices",
@@ -165,10 +166,10 @@ def draw(rows: list[dict[str, Any]], config: Config, path: Path) -> None:
         panels[1].scatter([], [], color=colour, marker="s", label=f"{method}, {dtype}")
     for table, mark in MARKS.items():
         panels[1].scatter([], [], color="#777777", marker=mark, label=table)
-    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     processor = records.describe_machine()["processor"]
     figure.suptitle(f"{config.short} x {config.long} on {processor}. Larger marks: more steps")
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

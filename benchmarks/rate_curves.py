@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure  # not pyplot, which may try to open a window
 
+from examples.trainer.runs.plots import INK, save_figure
 from examples.trainer.system import tables
 
 # Okabe and Ito: distinguishable with any colour vision; marks and lines differ too, for grey print.
 STYLES = (
-    ("#000000", "o", "-"),
+    (INK, "o", "-"),
     ("#E69F00", "v", "-"),
     ("#D55E00", "s", "-"),
     ("#0072B2", "D", "-"),
@@ -123,4 +124,4 @@ def draw(losses: Losses, path: Path, which_rate: str) -> None:
     axes.legend(frameon=False)
     seeds = len(seeds_of(losses))
     axes.set_title(f"Validation loss by rate: means of {seeds} seeds, and a dot for each seed")
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)

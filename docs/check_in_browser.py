@@ -1,9 +1,11 @@
 """Looks at the built site in a headless Chromium: ``python docs/check_in_browser.py [FOLDER]``.
 
-Every page is opened at the width of a desktop and of a phone. The check fails on messages of the
-console, on files that are missing or come from another host, and where a page is wider than a
-phone. Then a search is made, and the way from the first page to a first update is clicked.
-Screenshots, light and dark, are left in ``docs/_build/screenshots``.
+Every page is opened at the width of a laptop, of a large screen and of a phone. The check fails on
+messages of the console, on files that are missing or come from another host, where a page is wider
+than its window, and where a formula, a table or code of at most 100 columns has to be scrolled.
+Then the queries of ``docs/searches.py`` are typed, each of which must find its page first, and the
+way from the first page to a first update is clicked. Screenshots, light and dark, are left in
+``docs/_build/screenshots``.
 
 Needs ``requirements/docs-browser.txt`` and a Chromium: Debian's package ``chromium``, or the one
 that ``playwright install chromium`` fetches. Without them it says so and exits with status 0,
@@ -17,8 +19,18 @@ import shutil
 import sys
 import threading
 
+from searches import FIRST
+
 HERE = pathlib.Path(__file__).parent
-DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+LAPTOP, LARGE = {"width": 1366, "height": 768}, {"width": 1920, "height": 1080}
+PHONE = {"width": 390, "height": 844}
+COLUMNS = 100  # code that is wider may scroll
+SCROLLING = """
+blocks => blocks.filter(block => block.scrollWidth > block.clientWidth + 1).map(block => [
+  block.tagName == 'PRE' ? Math.max(...block.textContent.split('\\n').map(x => x.length)) : 0,
+  block.textContent.trim().slice(0, 40).replaceAll('\\n', ' ')])
+"""
+SIZES = (LAPTOP, LARGE, PHONE)
 SHOWN = (
     "index.html",
     "explain/pictures.html",
@@ -71,30 +83,49 @@ def overflow(page) -> int:
 
 
 def visit(page, site: str, pages: list[str], problems: list[str]) -> None:
-    """Opens all pages on a desktop and on a phone."""
-    for size in (DESKTOP, PHONE):
-        page.set_viewport_size(size)
+    """Opens all pages on a laptop, a large screen and a phone, and counts what scrolls."""
+    blocks = "article pre, article .table-wrapper, article .math-block, article dt.sig"
+    for width in (size["width"] for size in SIZES):
+        page.set_viewport_size(next(size for size in SIZES if size["width"] == width))
+        seen, wide, scrolling = 0, 0, []
         for name in pages:
             page.goto(f"{site}/{name}", wait_until="load")
             if (wider := overflow(page)) > 0:
-                problems.append(f"{name}: {wider} pixels wider than {size['width']}")
+                problems.append(f"{name}: {wider} pixels wider than {width}")
+            seen += page.locator(blocks).count()
+            found = page.eval_on_selector_all(blocks, SCROLLING)
+            wide += sum(columns > COLUMNS for columns, _ in found)
+            scrolling += [f"{name} at {width}: scrolls: {x}" for n, x in found if n <= COLUMNS]
+        print(f"width {width}: {seen} blocks, {len(scrolling)} scroll, and {wide} of wider code")
+        problems += scrolling
+    files = "links => links.map(link => link.textContent).filter(words => /\\.md$/.test(words))"
     broken = (
         "[...document.images].filter(i => !i.naturalWidth && i.loading != 'lazy').map(i => i.src)"
     )
-    page.set_viewport_size(DESKTOP)
+    page.set_viewport_size(LAPTOP)
     for name in pages:
         page.goto(f"{site}/{name}", wait_until="load")
         problems += [f"{name}: picture {source} is broken" for source in page.evaluate(broken)]
+        named = page.eval_on_selector_all("article a.internal", files)
+        problems += [f"{name}: a link says {words}, and leads to a page" for words in named]
 
 
 def search(page, site: str, problems: list[str]) -> None:
-    """Searches for the optimizer, and expects its entry."""
-    page.goto(f"{site}/search.html?q=muonplus", wait_until="load")
-    page.wait_for_selector("#search-results li a", timeout=15_000)
-    found = page.eval_on_selector_all("#search-results li a", "all => all.map(a => a.textContent)")
-    print(f"search for muonplus: {len(found)} results, first {found[:3]}")
-    if not any("muonplus" in name for name in found):
-        problems.append(f"search for muonplus finds {found}")
+    """Types each query, and expects its page first."""
+    from playwright.sync_api import TimeoutError
+
+    wrong = []
+    for query, expected in FIRST.items():
+        page.goto(f"{site}/search.html?q={query.replace(' ', '+')}", wait_until="load")
+        try:
+            page.wait_for_selector("#search-results li a", timeout=5_000)
+            found = page.locator("#search-results li a").first.get_attribute("href") or ""
+        except TimeoutError:
+            found = "nothing"
+        if not found.startswith(f"{expected}.html"):
+            wrong.append(f"search for {query!r}: first {found}, not {expected}")
+    print(f"{len(FIRST)} queries, {len(FIRST) - len(wrong)} find their page first")
+    problems += wrong
 
 
 def click_through(page, site: str, problems: list[str]) -> None:
@@ -102,10 +133,12 @@ def click_through(page, site: str, problems: list[str]) -> None:
     page.goto(f"{site}/index.html", wait_until="load")
     for link, expected in (
         ("Use it", "Your first update"),
-        ("say it by a rule", "Layouts, convolutions, experts, fused QKV"),
-        ("The optimizer, and what it is made of", "The optimizer, and what it is made of"),
+        ("write a rule", "Layouts, convolutions, experts, fused QKV"),
+        ("Optimizers", "Optimizers"),
     ):
-        target = page.locator(f"a:has-text('{link}'), .sd-card:has-text('{link}') a").first
+        card = f".sd-card:has-text('{link}') a"
+        ways = (f"a:text-is('{link}')", f"a:has(:text-is('{link}'))", card)
+        target = page.locator(", ".join(ways)).first
         target.evaluate("link => link.click()")
         page.wait_for_load_state("load")
         title = page.locator("h1").first.text_content() or ""
@@ -118,7 +151,7 @@ def screenshots(browser, site: str, folder: pathlib.Path) -> None:
     """Whole pages in both modes, and the first ones on a phone."""
     folder.mkdir(parents=True, exist_ok=True)
     for mode in ("light", "dark"):
-        for kind, size in (("desktop", DESKTOP), ("phone", PHONE)):
+        for kind, size in (("desktop", LAPTOP), ("phone", PHONE)):
             page = browser.new_page(color_scheme=mode, viewport=size)
             for name in SHOWN if kind == "desktop" else SHOWN[:3]:
                 page.goto(f"{site}/{name}", wait_until="load")

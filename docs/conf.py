@@ -1,5 +1,6 @@
 """Settings of Sphinx: ``python -m sphinx -W -n docs docs/_build/html`` builds the site, offline."""
 
+import hashlib
 import os
 import pathlib
 import sys
@@ -28,16 +29,25 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
+    "api_index",
     "coverage_check",
     "mathml",
+    "page_index",
     "pictures",
     "sections",
+    "tables",
+    "written_types",
 ]
 exclude_patterns = ["_build", "ext", "jupyter_execute", "**.ipynb_checkpoints"]
 source_suffix = {".md": "myst-nb"}
 
-# Pages are executed, each in a fresh kernel; an error in one stops the build.
-nb_execution_mode = "force"
+# Pages are executed, each in a fresh kernel; an error in one stops the build. What a page printed
+# is kept until its code changes, or any code that it may import.
+_imported = ("optax_muonplus/**/*.py", "examples/*.py", "examples/experiments/theory/*.py")
+_files = sorted(path for pattern in _imported for path in ROOT.glob(pattern))
+_code = hashlib.sha256(b"".join(path.read_bytes() for path in _files)).hexdigest()[:16]
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(ROOT / ".cache" / "notebooks" / _code)
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300  # of a cell; a busy machine takes ten times the usual
 nb_merge_streams = True
@@ -47,7 +57,8 @@ myst_heading_anchors = 4
 myst_update_mathjax = False
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
-autodoc_typehints = "none"  # docstrings give the types in words, where the default does not
+autodoc_typehints = "description"  # the text is from docs/ext/written_types.py
+autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -65,7 +76,13 @@ nitpick_ignore_regex = [
 
 html_favicon = "_static/icon.svg"
 html_theme = "furo"
+pygments_style, pygments_dark_style = "friendly", "github-dark"  # none underlines modules
 html_title = f"optax_muonplus {release}"
+html_theme_options = {
+    "light_logo": "logo.svg",
+    "dark_logo": "logo-dark.svg",
+    "sidebar_hide_name": True,
+}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"

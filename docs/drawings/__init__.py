@@ -4,6 +4,7 @@
 is built.
 """
 
+from docs.drawings.comparison import comparison
 from docs.drawings.devices import all_to_alls, collectives
 from docs.drawings.method import chain, layouts
 from docs.drawings.plots import rates_by_width, regions
@@ -13,6 +14,7 @@ DRAWINGS = {
     "layouts": layouts,
     "all_to_alls": all_to_alls,
     "collectives": collectives,
+    "comparison": comparison,
     "regions": regions,
     "rates_by_width": rates_by_width,
 }

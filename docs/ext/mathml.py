@@ -1,15 +1,28 @@
 """Mathematics as MathML, which browsers draw by themselves: no script, no font, no other host."""
 
 import html
+import re
 
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 
 
+def _broken(latex: str) -> str:
+    r"""One equation a line, at each ``\qquad`` or ``\\``: several do not fit a page."""
+    if r"\begin" in latex:
+        return latex
+    if "&" not in latex:
+        lines = re.split(r"\\qquad|\\\\", latex)
+        if len(lines) == 1:
+            return latex
+        latex = r" \\ ".join("& " + line.strip() for line in lines)
+    return rf"\begin{{split}}{latex}\end{{split}}"
+
+
 def _markup(latex: str, display: str) -> str:
-    if "\n" in latex.strip() and "&" in latex and r"\begin" not in latex:
-        latex = rf"\begin{{aligned}}{latex}\end{{aligned}}"
+    if display == "block":
+        latex = _broken(latex)
     return convert(latex.strip(), display=display).replace(
         "<math ", f'<math aria-label="{html.escape(latex.strip(), quote=True)}" ', 1
     )

@@ -48,15 +48,18 @@ def slug(title: str) -> str:
 
 
 def homes(source: pathlib.Path) -> dict[str, str]:
-    """``{file#anchor: page}`` for the sections that pages include, with those under them."""
+    """``{file#anchor: page#anchor}`` for sections that pages include, with those under them."""
     found: dict[str, str] = {}
     for page in sorted(source.rglob("*.md")):
         if "_build" in page.parts:
             continue
-        for kind, path, title, _, _ in LINE.findall(page.read_text(encoding="utf-8")):
+        name = page.relative_to(source).as_posix()
+        for kind, path, title, _, heading in LINE.findall(page.read_text(encoding="utf-8")):
             text, _ = section(path, title, kind)
-            for name in (title, *(heading for _, _, heading in outline(text))):
-                found.setdefault(f"{path}#{slug(name)}", page.relative_to(source).as_posix())
+            home = f"{name}#{slug(heading)}" if heading else name
+            found.setdefault(f"{path}#{slug(title)}", home)
+            for _, _, below in outline(text):
+                found.setdefault(f"{path}#{slug(below)}", f"{name}#{slug(below)}")
     return found
 
 
@@ -70,10 +73,11 @@ def _links(text: str, path: str, page: str, pages: dict[str, str]) -> str:
         here = os.path.dirname(os.path.join("docs", page))
         if picture:
             return f"![{words}]({os.path.relpath(file, here)})"
+        home = pages.get(f"{file}#{anchor}")
         if file.startswith("docs/") and file.endswith(".md"):
-            return f"[{words}](/{file.removeprefix('docs/')})"
-        if home := pages.get(f"{file}#{anchor}"):
-            return f"[{words}](/{home})"
+            home = target[target.index("docs/") + 5 :]
+        if home:  # without words Sphinx writes the page's title, where they name the file
+            return f"[{'' if words.strip('`').endswith('.md') else words}](/{home})"
         if not (ROOT / file).exists():
             raise ExtensionError(f"{path} links to {target}, which does not exist")
         name = words.strip("`")

@@ -68,7 +68,7 @@ def spearman(x: jax.Array, y: jax.Array, side: Side = "row") -> jax.Array:
     r"""Computes Spearman's rank correlation between the norms of rows, or columns, of two matrices.
 
     .. math::
-      \rho = \mathrm{Corr}(\mathrm{rank}(\|X_{1:}\|, \dots, \|X_{m:}\|),
+      \rho = \mathrm{Corr}(\mathrm{rank}(\|X_{1:}\|, \dots, \|X_{m:}\|), \\
       \mathrm{rank}(\|Y_{1:}\|, \dots, \|Y_{m:}\|))
 
     Equal norms share the mean of their ranks. The correlation is NaN (undefined) if the norms of

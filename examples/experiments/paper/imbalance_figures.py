@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from examples.experiments.paper.records import kinds
-from examples.experiments.sweeps.figures import BLACK, GREEN, PURPLE, SKY, YELLOW
-from examples.trainer.runs.plots import BLUE, ORANGE
+from examples.experiments.sweeps.figures import GREEN, PURPLE, SKY, YELLOW
+from examples.trainer.runs.plots import BLUE, INK, ORANGE, save_figure
 
 METHODS = {
-    "Muon": (BLACK, "o"),
+    "Muon": (INK, "o"),
     "Muon polar_express": (YELLOW, "v"),
     "NorMuon": (SKY, "<"),
     "Turbo-Muon": (GREEN, "D"),
@@ -21,8 +21,8 @@ METHODS = {
     "Muon+ col_row": (ORANGE, "s"),
 }
 STYLES = {
-    "qkv": (BLACK, "o"),  # where it is, there is no query
-    "query": (BLACK, "o"),
+    "qkv": (INK, "o"),  # where it is, there is no query
+    "query": (INK, "o"),
     "key": (BLUE, "s"),
     "value": (SKY, "<"),
     "out": (GREEN, "D"),
@@ -30,12 +30,13 @@ STYLES = {
     "up": (ORANGE, "v"),
     "down": (PURPLE, ">"),
 }
+WIDTH, ACROSS = 9.6, 4  # inches that a page shows without making letters small; axes in a row
 SIDE = {"row": "rows (output units)", "col": "columns (input features)"}
 
 
 def plot_iterations(data: Mapping[str, Any], path: Path) -> None:
     """Variance against the number of Newton-Schulz steps; bars at the right: exact factors."""
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     for axes, (side, title) in zip(figure.subplots(1, 2, sharey=True), SIDE.items(), strict=True):
         lowest = max(min(v for kind in kinds(data) for v in data[kind][side]) / 3, 1e-12)
         for kind in kinds(data):
@@ -54,7 +55,7 @@ def plot_iterations(data: Mapping[str, Any], path: Path) -> None:
     axes.plot([], [], color="grey", linewidth=3, label="bars: exact factor, if on the axis")
     axes.legend(frameon=False, fontsize=8)
     figure.axes[0].set_ylabel("variance of squared norms")
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def plot_training(data: Mapping[str, Any], path: Path) -> None:
@@ -71,24 +72,29 @@ def plot_training(data: Mapping[str, Any], path: Path) -> None:
 
     figure = by_kind_and_side(kinds(data[names[0]]), "relative variance of", 6, draw)
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(names), frameon=False)
-    figure.savefig(path, dpi=150)
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
+    save_figure(figure, path)
 
 
 def by_kind_and_side(
     shown: Sequence[str], label: str, height: float, draw: Callable[[Axes, str, str], None]
 ) -> Figure:
-    """Axes for each kind of matrix (columns) and side (rows), by step; `draw` fills each."""
-    figure = Figure(figsize=(1 + 2.4 * len(shown), height), layout="constrained")
-    grid = figure.subplots(len(SIDE), len(shown), sharex=True, sharey=True, squeeze=False)
-    for row, side in zip(grid, SIDE, strict=True):
-        for axes, kind in zip(row, shown, strict=True):
-            draw(axes, kind, side)
+    """Axes for each kind of matrix and side, by step; `draw` fills each. Few stand in a row."""
+    bands = -(-len(shown) // ACROSS)
+    figure = Figure(figsize=(WIDTH, height * bands), layout="constrained")
+    grid = figure.subplots(2 * bands, ACROSS, sharex=True, sharey=True, squeeze=False)
+    for index, kind in enumerate(shown):
+        band, column = divmod(index, ACROSS)
+        for row, side in enumerate(SIDE, start=2 * band):
+            draw(axes := grid[row, column], kind, side)
             axes.grid(alpha=0.3)
-        row[0].set_ylabel(f"{label}\n{SIDE[side]}")
-    for above, below, kind in zip(grid[0], grid[-1], shown, strict=True):
-        above.set_title(kind)
-        below.set_xlabel("step")
+            if column == 0:
+                axes.set_ylabel(f"{label}\n{SIDE[side]}")
+        grid[2 * band, column].set_title(kind)
+        axes.set_xlabel("step")
+        axes.tick_params(labelbottom=True)
+    for unused in grid[-2:, len(shown) - ACROSS * (bands - 1) :].flat:
+        unused.remove()
     return figure
 
 
@@ -97,7 +103,7 @@ def plot_entries(data: Mapping[str, Any], title: str, path: Path) -> None:
 
     Output units are sorted by their norm under Muon, so that the picture shows how norms differ.
     """
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     arrays = {name: np.array(rows, float) for name, rows in data.items()}
     order = np.argsort(np.linalg.norm(arrays["Muon"], axis=1))
     top = max(x.max() for x in arrays.values())
@@ -111,8 +117,10 @@ def plot_entries(data: Mapping[str, Any], title: str, path: Path) -> None:
         )
         axes.set_title(name)
         axes.view_init(elev=28, azim=-55)
+        for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
+            axis.pane.set_alpha(0)
     figure.suptitle(title)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def plot_rank_correlations(data: Mapping[str, Any], path: Path) -> None:
@@ -122,16 +130,16 @@ def plot_rank_correlations(data: Mapping[str, Any], path: Path) -> None:
         mean, std = (np.array(data[kind][side][name], float) for name in ("mean", "std"))
         axes.fill_between(data["steps"], mean - std, mean + std, color=SKY, alpha=0.4)
         axes.plot(data["steps"], mean, color=BLUE)
-        axes.axhline(0, color="black", linewidth=0.8)
+        axes.axhline(0, color=INK, linewidth=0.8)
         axes.set_ylim(-0.5, 1.05)
 
-    by_kind_and_side(kinds(data), "Spearman correlation,", 5, draw).savefig(path, dpi=150)
+    save_figure(by_kind_and_side(kinds(data), "Spearman correlation,", 5, draw), path)
 
 
 def plot_regions(data: Mapping[str, Any], path: Path) -> None:
     """Above, g' of each step; below, where the steps up to each one drive eigenvalues apart."""
     names = [name for name in data if name != "lambda"]
-    figure = Figure(figsize=(1 + 3.6 * len(names), 7), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 6), layout="constrained")
     above, below = figure.subplots(2, len(names), squeeze=False)
     for slopes, strips, name in zip(above, below, names, strict=True):
         draw_slopes(slopes, data["lambda"], data[name])
@@ -145,15 +153,16 @@ def plot_regions(data: Mapping[str, Any], path: Path) -> None:
         strips.set_yticks(range(1, len(data[name]["composed"]) + 1))
     above[0].set_ylabel(r"$g'(\lambda)$ of each step")
     below[0].set_ylabel("steps so far\n(orange: driven apart, blue: together)")
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def draw_slopes(axes: Axes, grid: list[float], data: Mapping[str, Any]) -> None:
     """Draws g' of each distinct step and the thresholds; a single step is shaded beyond them."""
     count = len(data["slopes"])
     for i, slope in enumerate(data["slopes"]):
-        shade = str(0.7 * i / max(count - 1, 1))
-        axes.plot(grid, slope, color=shade, linewidth=1.2, label=f"step {i + 1}")
+        alpha = 1 - 0.7 * i / max(count - 1, 1)
+        label = f"step {i + 1}"
+        axes.plot(grid, slope, color=INK, alpha=alpha, linewidth=1.2, label=label)
     if count == 1:
         for a, b in data["steps"][0]["amplification"]:
             axes.axvspan(a, b, color=ORANGE, alpha=0.25, linewidth=0)

@@ -10,21 +10,21 @@ from matplotlib.figure import Figure
 
 from examples.experiments.sweeps.grid import Method, Trial
 from examples.experiments.sweeps.results import ADAMW, MUON, Sweep
-from examples.trainer.runs.plots import BLUE, ORANGE
+from examples.trainer.runs.plots import BLUE, INK, ORANGE, save_figure
 
 # The other colours of Okabe and Ito; markers differ too, for print in grey.
-GREEN, SKY, YELLOW, PURPLE, BLACK = "#009E73", "#56B4E9", "#E69F00", "#CC79A7", "#000000"
+GREEN, SKY, YELLOW, PURPLE = "#009E73", "#56B4E9", "#E69F00", "#CC79A7"
 STYLES = {
     ADAMW: (YELLOW, "v"),
-    MUON: (BLACK, "o"),
+    MUON: (INK, "o"),
     Method("muonplus", "col", "jordan", "free"): (SKY, "<"),
     Method("muonplus", "row", "jordan", "free"): (BLUE, ">"),
     Method("muonplus", "col_row", "jordan", "free"): (ORANGE, "s"),
     Method("muonplus", "row_col", "jordan", "free"): (GREEN, "D"),
     Method("muonplus", "col_row", "jordan", "matched"): (PURPLE, "P"),
 }
-ACROSS = 5  # panels in a row
-SHADES = (SKY, BLUE, YELLOW, ORANGE, BLACK)
+ACROSS = 2  # panels in a row: a page shows them without making letters small
+SHADES = (SKY, BLUE, YELLOW, ORANGE, INK)
 """Colours of rates, from low to high; only as many of the highest rates are drawn."""
 
 
@@ -32,7 +32,7 @@ def panels(sweeps: Sequence[Sweep], rows: int = 1) -> tuple[Figure, list[list[Ax
     """A figure with `rows` panels for each sweep; many sweeps are wrapped into bands."""
     n, across = len(sweeps), min(len(sweeps), ACROSS)
     bands = -(-n // across)
-    size = (1 + 5 * across, 0.4 + 3.8 * rows * bands)
+    size = (1 + 4.3 * across, 0.4 + 3.8 * rows * bands)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows * bands, across, squeeze=False).tolist()
     grid = [[axes[i // across * rows + row][i % across] for i in range(n)] for row in range(rows)]
@@ -64,7 +64,7 @@ def plot_rates(sweeps: Sequence[Sweep], path: Path) -> None:
             axes.grid(alpha=0.3)
         row[0].set_ylabel("validation perplexity")
         row[-1].legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def plot_curves(sweeps: Sequence[Sweep], path: Path) -> None:
@@ -87,7 +87,7 @@ def plot_curves(sweeps: Sequence[Sweep], path: Path) -> None:
             one.grid(alpha=0.3)
     above[0].set_ylabel("validation loss (nats per token)")
     below[0].set_ylabel("difference from Muon")
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def plot_stability(sweeps: Sequence[Sweep], path: Path) -> None:
@@ -103,14 +103,14 @@ def plot_stability(sweeps: Sequence[Sweep], path: Path) -> None:
                 axes.grid(alpha=0.3)
                 axes.legend(frameon=False)
         row[0].set_ylabel("training loss (nats per token)")
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def plot_gains(sweeps: Sequence[Sweep], path: Path) -> None:
     """Loss of Muon+ minus that of Muon, each at its best rate: mean and deviation over seeds."""
     figure = Figure(figsize=(7, 1.4 + 0.4 * len(sweeps)), layout="constrained")
     axes = figure.subplots()
-    axes.axvline(0.0, color=BLACK, linewidth=1)
+    axes.axvline(0.0, color=INK, linewidth=1)
     kinds = {"free": ("Muon+", ORANGE, "s", -0.12), "matched": ("matched norm", PURPLE, "P", 0.12)}
     for frobenius, (label, colour, mark, height) in kinds.items():
         gaps = {index + height: gap for index, gap in gaps_of(sweeps, frobenius).items()}
@@ -123,7 +123,7 @@ def plot_gains(sweeps: Sequence[Sweep], path: Path) -> None:
     axes.set_xlabel("validation loss less Muon's (nats per token): below zero Muon+ is better")
     axes.grid(axis="x", alpha=0.3)
     figure.legend(frameon=False, loc="outside upper center", ncols=2)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def gaps_of(sweeps: Sequence[Sweep], frobenius: str) -> dict[int, list[float]]:
