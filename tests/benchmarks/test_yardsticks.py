@@ -189,10 +189,10 @@ def test_mnist1d_is_the_published_data():
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mnist1d.data", None)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[examples,yardsticks\]'"):
+    with pytest.raises(UserError, match=r"pip install -r requirements/yardsticks\.txt"):
         mnist1d.read()
     monkeypatch.setattr(shakespeare.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[examples,yardsticks\]'"):
+    with pytest.raises(UserError, match=r"pip install -r requirements/yardsticks\.txt"):
         shakespeare.plays()
 
 
