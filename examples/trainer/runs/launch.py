@@ -27,6 +27,7 @@ from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.setup import TrainingSetup, assemble, check
 from examples.trainer.training.step import TrainState
+from examples.trainer.weights import load as weights
 
 
 def launch(asked: NewRun | Resume, preset: str) -> int:
@@ -74,6 +75,9 @@ def prepare_run(
     run.check_machine(asked.machine, config.steps)
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     setup = assemble(config, prepare(config.data, console.print), mesh)
+    if config.init_from and isinstance(asked, NewRun):
+        words = setup.dataset.tokenizer.get_vocab_size()
+        weights.check(config.init_from, config.model, words)
     if data_key not in ("", setup.dataset.key):
         raise UserError(
             f"the text is not the one that {folder} was trained on, so that resuming would "

@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 
 import tyro
 
-from examples.trainer.settings import machines, published
+from examples.trainer.settings import init_from, machines, published
 from examples.trainer.settings.presets import DEFAULT_PRESET, PRESETS
 from examples.trainer.settings.run import MachineConfig, RunConfig
 from examples.trainer.system.errors import UserError
@@ -67,9 +67,9 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
         return tyro.cli(Resume, args=words, prog=PROGRAM), ""
     presets = {name: (text, NewRun(config)) for name, (text, config) in PRESETS.items()}
     asked, name = choose_preset(presets, argv, PROGRAM, DESCRIPTION)
-    if not asked.as_published and not asked.known:
+    if not asked.as_published and not asked.known and not asked.config.init_from:
         return asked, name
-    # These two change the defaults of other flags, which are then read again.
+    # These three change the defaults of other flags, which are then read again.
     text, config = PRESETS[name]
     machine = MachineConfig()
     if asked.as_published:
@@ -77,6 +77,8 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
     if asked.known:
         config = machines.on_machine(name, asked.known, config)
         machine = MachineConfig(mesh=machines.mesh(asked.known))
+    if asked.config.init_from:
+        config = init_from.beginning_with(asked.config.init_from, config)
     presets[name] = text, NewRun(config, machine)
     return choose_preset(presets, argv, PROGRAM, DESCRIPTION)
 

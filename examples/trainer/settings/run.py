@@ -140,6 +140,9 @@ class RunConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     name: str = ""
     """Folder under runs_dir; empty: the first unused of <preset>-<optimizer>, ...-2, ...-3."""
+    init_from: str = ""
+    """Begin with the weights of a folder in Hugging Face's form (GPT-2 or LLaMA, in safetensors),
+    or of its hub as OWNER/MODEL. Network and tokenizer are those of the folder."""
     runs_dir: str = "runs"
     """Where run folders are made."""
     seed: CountOrZero = 0
