@@ -11,7 +11,7 @@ from rich.console import Console
 from examples.trainer.data.prepare import prepare
 from examples.trainer.models import attention_kernels
 from examples.trainer.models.layout import Layout
-from examples.trainer.runs import branches, extension, processes
+from examples.trainer.runs import branches, extension, processes, trackers
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.compilation import keep_compiled_programs
 from examples.trainer.runs.loop import execute
@@ -77,6 +77,7 @@ def prepare_run(
             raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
         config = extension.extended(config, asked, console.print)
     run.check_machine(asked.machine, config.steps)
+    trackers.check(asked.machine.tracker)
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     setup = assemble(config, prepare(config.data, console.print), mesh)
     if config.init_from and isinstance(asked, NewRun):
@@ -95,10 +96,11 @@ def prepare_run(
 def train(setup: TrainingSetup, folder: Path, console: Console, machine: MachineConfig) -> int:
     """Trains from the last checkpoint on and reports; the signal that stopped it, or 0."""
     config, tokenizer = setup.config, setup.dataset.tokenizer
+    display = Display(console, config.steps)
     outcome = execute(
         setup,
         folder,
-        Display(console, config.steps),
+        trackers.observers(display, machine.tracker, folder, config, console.print),
         lambda state, start: introduce(setup, folder, state, start, console),
         machine,
         console.print,

@@ -176,9 +176,12 @@ class RunConfig:
     """Length of the sample in tokens."""
 
 
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
+
+
 @dataclasses.dataclass(frozen=True)
 class MachineConfig:
-    """Where a run is computed. This may change with each --resume."""
+    """Where a run is computed and shown. This may change with each --resume."""
 
     __pydantic_config__ = STRICT
 
@@ -196,6 +199,8 @@ class MachineConfig:
     peak_tflops: FinitePositive | None = None
     """What a device could do, in TFLOP/s of 16-bit products, for MFU; None: by the kind of device,
     where it is known."""
+    tracker: tuple[TrackerName, ...] = ()
+    """Dashboards that get the figures of metrics.jsonl too."""
     profile: str = ""
     """FROM:TO, the steps to record with the profiler of JAX."""
 
