@@ -167,7 +167,8 @@ def writers(params: optax.Params, config: ModelConfig) -> dict[str, Callable[[],
 def rows_of(x: Any, index: int | None, place: Published, part: int, n_head: int) -> Any:
     """The rows under one name of an array in a tree; of stacked layers, of that with the index."""
     array = place.form.write(x if index is None else x[index], n_head)
-    return jnp.split(array, len(place.names(0)))[part]
+    names = place.names(0)
+    return array if len(names) == 1 else jnp.split(array, len(names))[part]
 
 
 def joined(makers: list[Callable[[], Any]]) -> Any:
