@@ -117,6 +117,7 @@ def test_a_branch_has_its_own_flags_and_needs_the_run_no_more(finished, tmp_path
     more = ["--steps", str(MORE), "--optimizer.schedule-from", str(STEPS)]
     with stop_at(26, lambda: signal.raise_signal(signal.SIGTERM)):
         assert main([*branch, *more, "--optimizer.learning-rate", "0.01"]) == 143
+    assert STEPS in folder.saved_steps(tmp_path / "b")  # from the beginning
     shutil.rmtree(finished)
     assert main(["--resume", str(tmp_path / "b")]) == 0
     found = rates(tmp_path / "b")

@@ -4,6 +4,7 @@ import json
 import shutil
 import sqlite3
 import sys
+import time
 import types
 
 import pytest
@@ -96,6 +97,7 @@ def test_tensorboard_is_read_back(tracked):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     run = tracked("--tracker", "tensorboard")
     shutil.rmtree(run / "checkpoints" / str(STEPS))
+    time.sleep(1.1)  # files are named by the second
     assert main(["--resume", str(run), "--tracker", "tensorboard"]) == 0  # the same steps again
     events = reader.EventAccumulator(str(run / "tensorboard")).Reload()
     for name, tag in (("train_loss", "train_loss"), ("val_loss", "val_loss")):
