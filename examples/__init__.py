@@ -3,7 +3,7 @@
 A script to copy imports none of these packages. A package imports only those on lines above its
 own, or to its left; `tests/documentation/test_houses.py` reads the lines.
 
-    trainer: system, settings, models, data, training, runs, parity, inference
+    trainer: system, settings, models, data, weights, training, runs, parity, inference
     compiled_programs: ., forecast
     experiments: theory, sweeps, paper
 """

@@ -81,7 +81,7 @@ def test_no_position_sees_a_later_one(family, scan):
 
 def test_rotation_depends_on_the_difference_of_positions():
     q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
-    turns = attention.angles(jnp.arange(30), 8)
+    turns = attention.angles(jnp.arange(30), 8, 1e4)
 
     def product(i, j):
         at_i, at_j = (attention.rotate(x, turns[n][None]) for x, n in ((q, i), (k, j)))
@@ -95,7 +95,7 @@ def test_rotation_depends_on_the_difference_of_positions():
 def test_rotation_by_hand():
     # K = 4: the pairs (0, 2) and (1, 3) turn by t and t / 100 radians at position t.
     x = jnp.array([1.0, 0.0, 0.0, 2.0]).reshape(1, 1, 1, 4)
-    turned = attention.rotate(x, attention.angles(jnp.arange(4), 4)[3][None])[0, 0, 0]
+    turned = attention.rotate(x, attention.angles(jnp.arange(4), 4, 1e4)[3][None])[0, 0, 0]
     expected = [np.cos(3), -2 * np.sin(0.03), np.sin(3), 2 * np.cos(0.03)]
     np.testing.assert_allclose(turned, expected, atol=1e-6)
 

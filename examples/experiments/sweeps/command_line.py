@@ -34,6 +34,8 @@ def parse(argv: Sequence[str]) -> tuple[NewSweep, str]:
         for name, (text, config) in PRESETS.items()
     }
     asked, preset = choose_preset(presets, argv, PROGRAM, DESCRIPTION)
+    if asked.config.from_run:
+        raise UserError("--from-run goes on with one run: leave it out of a sweep.")
     default = presets[preset][1].config.optimizer
     for field, flag in VARIED.items():
         if getattr(asked.config.optimizer, field) != getattr(default, field):

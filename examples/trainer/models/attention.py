@@ -1,7 +1,7 @@
 """Causal attention, with or without a KV cache of earlier tokens, and rotary positions.
 
-Glossary of shapes: B rows, T new tokens, S positions in the cache, D model width, H heads, K width
-of a head.
+Glossary of shapes: B rows, T new tokens, S positions in the cache, D model width, H heads, G heads
+of keys and values, K width of a head.
 """
 
 from typing import Any, NamedTuple
@@ -14,13 +14,11 @@ from examples.trainer.models.attention_kernels import KERNELS, choose
 from examples.trainer.models.chunked_attention import largest_logits
 from examples.trainer.models.layers import Linear, output_std
 from examples.trainer.models.layout import Layout
-from examples.trainer.settings.model import ModelConfig, head_size, is_fused
-
-ROPE_BASE = 10_000.0  # the slowest pair makes a full turn in about 2 pi times as many tokens
+from examples.trainer.settings.model import ModelConfig, head_size, is_fused, kv_heads
 
 
 class KV(NamedTuple):
-    """The KV cache of one layer, (B, S, H, K); zeros at positions that are not filled yet."""
+    """The KV cache of one layer, (B, S, G, K); zeros at positions that are not filled yet."""
 
     keys: jax.Array
     values: jax.Array
@@ -44,7 +42,9 @@ def attend(
     t = q.shape[1]
     if kv_cache is None or (isinstance(start, int) and start == 0 and t == kv_cache.keys.shape[1]):
         kernel = KERNELS[choose(config, layout, t).kernel]
-        mixed = layout.divide(kernel, ("batch", None, "heads", None), q, k, v)
+        served = q.shape[2] // k.shape[2]  # kernels take as many keys and values as queries
+        keys, values = (jnp.repeat(x, served, axis=2) if served > 1 else x for x in (k, v))
+        mixed = layout.divide(kernel, ("batch", None, "heads", None), q, keys, values)
         return mixed, None if kv_cache is None else KV(k, v)  # which fill the cache
     kv_cache = KV(
         jax.lax.dynamic_update_slice_in_dim(kv_cache.keys, k, start, axis=1),
@@ -57,7 +57,7 @@ def attend(
 
 def empty_kv_cache(config: ModelConfig, rows: int) -> Any:
     """The cache of all layers before the first token: a list, or stacked like the blocks."""
-    shape = (rows, config.context, config.n_head, head_size(config))
+    shape = (rows, config.context, kv_heads(config), head_size(config))
     empty = jnp.zeros(shape, jnp.dtype(config.compute_dtype))
     if config.scan:
         empty = jnp.zeros((config.n_layer, *shape), empty.dtype)
@@ -65,9 +65,9 @@ def empty_kv_cache(config: ModelConfig, rows: int) -> Any:
     return [KV(empty, empty) for _ in range(config.n_layer)]
 
 
-def angles(positions: jax.Array, k: int) -> jax.Array:
+def angles(positions: jax.Array, k: int, base: float) -> jax.Array:
     """The angle by which each pair of a head is rotated at each position, (T, K / 2)."""
-    speeds = ROPE_BASE ** (-jnp.arange(0, k, 2) / k)  # radians per token, from 1 down
+    speeds = base ** (-jnp.arange(0, k, 2) / k)  # radians per token, from 1 down
     return positions[:, None] * speeds[None]
 
 
@@ -102,8 +102,9 @@ class Attention(nnx.Module):
             self.qkv = Linear(d, 3 * d, ("embed", "heads"), *given)
         else:
             self.query = Linear(d, d, ("embed", "heads"), *given)
-            self.key = Linear(d, d, ("embed", "heads"), *given)
-            self.value = Linear(d, d, ("embed", "heads"), *given)
+            grouped = kv_heads(config) * head_size(config)
+            self.key = Linear(d, grouped, ("embed", "heads"), *given)
+            self.value = Linear(d, grouped, ("embed", "heads"), *given)
         self.out = Linear(d, d, ("heads", "embed"), *given, output_std(config))
 
     def __call__(
@@ -125,10 +126,11 @@ class Attention(nnx.Module):
         return self.out(mixed.reshape(x.shape)), kept  # [B, T, D]
 
     def heads(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries, keys and values of `x` (B, T, D), each (B, T, H, K)."""
+        """Queries (B, T, H, K), and keys and values (B, T, G, K), of `x` (B, T, D)."""
         shape = (*x.shape[:2], self.config.n_head, head_size(self.config))
         if not self.fused:
             q, k, v = self.query(x), self.key(x), self.value(x)
-            return q.reshape(shape), k.reshape(shape), v.reshape(shape)
+            grouped = (*shape[:2], kv_heads(self.config), shape[3])
+            return q.reshape(shape), k.reshape(grouped), v.reshape(grouped)
         fused = self.qkv(x).reshape(*shape[:3], 3, shape[3])  # [B, T, H, 3, K]
         return fused[..., 0, :], fused[..., 1, :], fused[..., 2, :]

@@ -54,6 +54,6 @@ class LLaMA(LanguageModel):
     ) -> tuple[jax.Array, Any]:
         x = self.wte(tokens)  # [B, T, D]
         positions = start + jnp.arange(tokens.shape[1])
-        rotations = angles(positions, head_size(self.config))
+        rotations = angles(positions, head_size(self.config), self.config.rope_base)
         x, kv_cache = run_blocks(self.blocks, self.config, x, kv_cache, start, rotations)
         return self.norm_f(x), kv_cache

@@ -4,8 +4,9 @@ A state dict is a flat dict of arrays, as PyTorch's `model.state_dict()` has it.
 where in a tree says `examples.trainer.models.published_names`.
 """
 
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,22 +25,27 @@ HEAD = "lm_head.weight"
 
 
 def from_state_dict(
-    state_dict: Mapping[str, ArrayLike], config: ModelConfig, vocab_size: int
+    state_dict: Mapping[str, Any],
+    config: ModelConfig,
+    vocab_size: int,
+    place_array: Callable[[Any, np.ndarray], Any] = lambda path, x: x,
 ) -> optax.Params:
     """The tree of a model, with NumPy arrays of its types, from a state dict.
 
     The tree has a list of blocks or stacked ones, and one matrix of queries, keys and values or
     three, as `config` says. A tied model takes a state dict with its head too, if that is the
     token embedding. Raises `UserError` for names and shapes that are not the model's.
+
+    An entry may be anything with a shape that NumPy can turn into an array, so that it is read only
+    when it is needed. `place_array` gets each array of the tree with its path, one after the other.
     """
     shapes = abstract(config, vocab_size)
-    found = {name: np.asarray(x) for name, x in state_dict.items()}
-    check(found, jax.eval_shape(lambda params: written(params, config), shapes), config)
+    check(state_dict, config, vocab_size)
 
-    def read(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+    def read(path: Any, leaf: jax.ShapeDtypeStruct) -> Any:
         place, layers = place_of(path, config)
-        arrays = [read_array(found, place, layer, config.n_head) for layer in layers]
-        return (np.stack(arrays) if is_stacked(path, config) else arrays[0]).astype(leaf.dtype)
+        arrays = [read_array(state_dict, place, i, config.n_head, leaf.dtype) for i in layers]
+        return place_array(path, np.stack(arrays) if is_stacked(path, config) else arrays[0])
 
     return jax.tree.map_with_path(read, shapes)
 
@@ -127,36 +133,58 @@ def is_stacked(path: Any, config: ModelConfig) -> bool:
 
 
 def read_array(
-    state_dict: Mapping[str, np.ndarray], place: Published, layer: int, n_head: int
+    state_dict: Mapping[str, Any], place: Published, layer: int, n_head: int, dtype: Any
 ) -> np.ndarray:
     """The array of one layer, as it lies in a tree."""
-    rows = np.concatenate([state_dict[name] for name in place.names(layer)])
+    rows = np.concatenate([np.asarray(state_dict[name]) for name in place.names(layer)])
     if place.third is not None:
         rows = np.split(rows, 3)[place.third]
-    return place.form.read(rows, n_head)
+    return place.form.read(rows, n_head).astype(dtype)
 
 
 def written(params: optax.Params, config: ModelConfig) -> dict[str, Any]:
     """The state dict of a tree, of whatever its arrays are."""
-    rows: dict[str, dict[int, Any]] = {}
+    return {name: make() for name, make in writers(params, config).items()}
+
+
+def writers(params: optax.Params, config: ModelConfig) -> dict[str, Callable[[], Any]]:
+    """The names of a state dict, each with a function that makes its array."""
+    parts: dict[str, dict[int, Callable[[], Any]]] = {}
     for path, x in jax.tree.leaves_with_path(params):
         place, layers = place_of(path, config)
         for i, layer in enumerate(layers):
-            array = place.form.write(x[i] if is_stacked(path, config) else x, config.n_head)
             names = place.names(layer)
-            for name, part in zip(names, jnp.split(array, len(names)), strict=True):
-                rows.setdefault(name, {})[place.third or 0] = part
+            index = i if is_stacked(path, config) else None
+            for part, name in enumerate(names):
+                make = functools.partial(rows_of, x, index, place, part, config.n_head)
+                parts.setdefault(name, {})[place.third or 0] = make
     return {
-        name: jnp.concatenate([part for _, part in sorted(parts.items())])
-        for name, parts in rows.items()
+        name: functools.partial(joined, [make for _, make in sorted(makers.items())])
+        for name, makers in parts.items()
     }
 
 
-def check(
-    found: Mapping[str, np.ndarray],
-    expected: Mapping[str, jax.ShapeDtypeStruct],
-    config: ModelConfig,
-) -> None:
+def rows_of(x: Any, index: int | None, place: Published, part: int, n_head: int) -> Any:
+    """The rows under one name of an array in a tree; of stacked layers, of that with the index."""
+    array = place.form.write(x if index is None else x[index], n_head)
+    names = place.names(0)
+    return array if len(names) == 1 else jnp.split(array, len(names))[part]
+
+
+def joined(makers: list[Callable[[], Any]]) -> Any:
+    arrays = [make() for make in makers]
+    return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays)
+
+
+def expected_arrays(config: ModelConfig, vocab_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """The names of a model's state dict, with shapes and types."""
+    shapes = abstract(config, vocab_size)
+    return jax.eval_shape(lambda params: written(params, config), shapes)
+
+
+def check(found: Mapping[str, Any], config: ModelConfig, vocab_size: int) -> None:
+    """Refuses a state dict with other names or shapes than the model's; reads a tied head only."""
+    expected = expected_arrays(config, vocab_size)
     model = f"a {config.family} of {config.n_layer} layers"
     if missing := sorted(expected.keys() - found.keys()):
         raise UserError(f"{named(missing)} missing: give all parameters of {model}.")
@@ -172,9 +200,10 @@ def check(
     if more:
         raise UserError(f"{named(sorted(more))} not in {model}: leave out what it does not have.")
     for name, wanted in expected.items():
-        if found[name].shape != wanted.shape:
+        shape = tuple(np.shape(found[name]))
+        if shape != wanted.shape:
             raise UserError(
-                f"{name} has the shape {found[name].shape}, and in {model} with these sizes it has "
+                f"{name} has the shape {shape}, and in {model} with these sizes it has "
                 f"{wanted.shape}: give parameters and sizes of one model."
             )
 

@@ -17,6 +17,7 @@ from examples.trainer.system.differences import MISSING, differences
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.step import TrainState
 
+EXTENDED = ("config.steps", "config.earlier_steps", "config.optimizer.schedule_from")
 KEPT = 2  # the newest, and the one before in case the newest is damaged
 
 # Else Orbax logs every item that is not requested, and errors with a traceback before it raises.
@@ -175,6 +176,14 @@ def restore_part(
     folder: Path, step: int | None, part: Literal["params", "opt_state"], abstract: Any
 ) -> tuple[int, Any]:
     """The step (by default the last) and one part of its state; no other arrays are read."""
+    step, parts = restore_parts(folder, step, {part: abstract})
+    return step, parts[part]
+
+
+def restore_parts(
+    folder: Path, step: int | None, abstract: dict[str, Any]
+) -> tuple[int, dict[str, Any]]:
+    """The same for several parts, by their names in a `TrainState`."""
     if not folder.is_dir():
         raise UserError(f"{folder.parent} has no checkpoints yet.")
     options = ocp.CheckpointManagerOptions(read_only=True)
@@ -187,24 +196,28 @@ def restore_part(
             raise UserError(f"{folder} has no checkpoint of --step {step}: there are {existing}.")
         step = max(steps) if step is None else step
         path = folder / str(step)
-        item = {part: abstract}
         args = ocp.args.PyTreeRestore(
-            item=item,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+            item=abstract,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
             partial_restore=True,
         )
         verify(path, steps, lambda line: print(line, file=sys.stderr))
         with explained(f"the checkpoint {path} cannot be read", way_out(path, steps)):
             restored = manager.restore(step, args=ocp.args.Composite(state=args))
-    return step, restored["state"][part]
+    return step, restored["state"]
 
 
 def differing(saved: Any, now: Any) -> list[str]:
-    """The saved values that are others now; settings added to the code since are ignored."""
+    """The saved values that are others now; settings added to the code since are ignored.
+
+    A run that was extended has other steps than its checkpoints of before.
+    """
+    before = now.get("config", {}).get("earlier_steps", ())
+    extended = saved.get("config", {}).get("steps") in before
     return [
         f"{name.removeprefix('config.')} was {old!r}, and is {None if new is MISSING else new!r}"
         for name, old, new in differences(saved, now)
-        if old is not MISSING
+        if old is not MISSING and not (extended and name in EXTENDED)
     ]
 
 

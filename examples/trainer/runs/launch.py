@@ -11,8 +11,8 @@ from rich.console import Console
 from examples.trainer.data.prepare import prepare
 from examples.trainer.models import attention_kernels
 from examples.trainer.models.layout import Layout
+from examples.trainer.runs import branches, extension, processes, trackers
 from examples.trainer.runs import folder as run_folder
-from examples.trainer.runs import processes
 from examples.trainer.runs.compilation import keep_compiled_programs
 from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
@@ -27,6 +27,7 @@ from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.setup import TrainingSetup, assemble, check
 from examples.trainer.training.step import TrainState
+from examples.trainer.weights import load as weights
 
 WIDE = ("rule", "rms", "scale", "group")  # columns that a narrow terminal has no room for
 
@@ -45,6 +46,8 @@ def launch(asked: NewRun | Resume, preset: str) -> int:
     try:
         with files.explained(f"a file of {folder}", "use", f"Then {resume}"):
             with only_writer(folder, console.print):
+                if isinstance(asked, Resume) and asked.steps:
+                    run_folder.rewrite(folder, setup.config, setup.dataset.key)
                 stopped_by = train(setup, folder, console, asked.machine)
             processes.wait_for_all()
     except KeyboardInterrupt:  # a second Ctrl-C, or one outside the loop
@@ -67,15 +70,23 @@ def prepare_run(
     if isinstance(asked, NewRun):
         folder, config, data_key = run_folder.choose_folder(asked.config, preset), asked.config, ""
         check(config)
+        config = branches.resolved(config)
     else:
         folder, (config, data_key) = asked.resume, run_folder.reopen(asked.resume)
         try:
             check(config)
         except UserError as error:
             raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
+        config = extension.extended(config, asked, console.print)
     run.check_machine(asked.machine, config.steps)
+    trackers.check(asked.machine.tracker)
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     setup = assemble(config, prepare(config.data, console.print), mesh)
+    if config.init_from and isinstance(asked, NewRun):
+        words = setup.dataset.tokenizer.get_vocab_size()
+        weights.check(config.init_from, config.model, words)
+    if config.from_run and isinstance(asked, NewRun):
+        branches.check(setup)
     if data_key not in ("", setup.dataset.key):
         raise UserError(
             f"the text is not the one that {folder} was trained on, so that resuming would "
@@ -87,10 +98,11 @@ def prepare_run(
 def train(setup: TrainingSetup, folder: Path, console: Console, machine: MachineConfig) -> int:
     """Trains from the last checkpoint on and reports; the signal that stopped it, or 0."""
     config, tokenizer = setup.config, setup.dataset.tokenizer
+    display = Display(console, config.steps)
     outcome = execute(
         setup,
         folder,
-        Display(console, config.steps),
+        trackers.observers(display, machine.tracker, folder, config, console.print),
         lambda state, start: introduce(setup, folder, state, start, console),
         machine,
         console.print,

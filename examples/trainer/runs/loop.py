@@ -12,8 +12,8 @@ from typing import NamedTuple
 import optax_muonplus as omp
 from examples.trainer.data.placement import place_batch
 from examples.trainer.data.prefetch import prefetch
+from examples.trainer.runs import branches, processes, speed
 from examples.trainer.runs import folder as run_folder
-from examples.trainer.runs import processes, speed
 from examples.trainer.runs.checkpoint import Checkpoints
 from examples.trainer.runs.metrics import MATRICES, METRICS, Metrics
 from examples.trainer.runs.profiling import Profile
@@ -51,13 +51,16 @@ def execute(
     stop = StopRequests(processes.agreement(setup.mesh))
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints", metadata, say))
-        start = checkpoints.manager.latest_step() or 0
+        saved = checkpoints.manager.latest_step() or 0
+        start = saved or branches.first_step(setup.config)
         if profile.steps and profile.steps[0] <= start:
             raise UserError(
                 f"--profile {machine.profile}: the run goes on with step {start + 1}; give steps"
                 " from there on."
             )
-        state = checkpoints.restore(start, setup.program.abstract) if start else setup.init()
+        state = beginning(setup, checkpoints, saved)
+        if start > saved:  # of another run, which may lose its checkpoint
+            checkpoints.save(start, state)
         begin(state, start)
         display.begin(start)
         metrics = stack.enter_context(Metrics(folder / METRICS, start, say))
@@ -69,6 +72,13 @@ def execute(
         stack.callback(profile.stop)  # of fewer steps, if the run ends before the last
         state, step = train(setup, state, start, checkpoints, recorder, stop, profile)
     return Outcome(state, step, stop.agreed if step < setup.config.steps else 0)
+
+
+def beginning(setup: TrainingSetup, checkpoints: Checkpoints, saved: int) -> TrainState:
+    """The state of the saved step; if there is none, that of another run or a new one."""
+    if saved:
+        return checkpoints.restore(saved, setup.program.abstract)
+    return branches.state_of(setup) if setup.config.from_run else setup.init()
 
 
 def train(

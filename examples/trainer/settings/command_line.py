@@ -4,13 +4,14 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import tyro
 
-from examples.trainer.settings import machines, published
+from examples.trainer.settings import config_file, init_from, machines, published
 from examples.trainer.settings.presets import DEFAULT_PRESET, PRESETS
 from examples.trainer.settings.run import MachineConfig, RunConfig
+from examples.trainer.settings.validation import Count
 from examples.trainer.system.errors import UserError
 
 PROGRAM = "python -m examples.train"
@@ -28,7 +29,8 @@ DESCRIPTION = f"""Pretrains a language model.
   --name NAME                     the run is kept in runs/NAME
 
 `{PROGRAM} --resume runs/NAME` continues a run that was stopped; only flags about the machine, such
-as --mesh, go with it (`{PROGRAM} --resume --help`)."""
+as --mesh, and --steps, which extends it, go with it (`{PROGRAM} --resume --help`).
+`{PROGRAM} --from-run runs/NAME:STEP --name NEW` goes on from a run's checkpoint in a new run."""
 
 DEFAULT_MACHINE = MachineConfig()
 Unprefixed = tyro.conf.arg(name="")  # --steps rather than --config.steps
@@ -46,6 +48,8 @@ class NewRun:
     as_published: bool = False
     """For a recipe of the paper: sets all in which the paper's code and configurations differ from
     its text, unless those flags are given too (examples/README.md has the list)."""
+    file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
+    """Settings from a .yaml or .toml file, or from the config.json of a run; flags win over it."""
     compile_for: str = ""
     """Train nothing: compile for h100:N, v5e:4x4, v5p:2x2x1, v6e:2x2 or cpu:N, which need not be
     there, and say whether the run fits, how the work is shared, and how long a step may take."""
@@ -57,11 +61,17 @@ class NewRun:
 class Resume:
     """Continue a run that was stopped, with the configuration it began with.
 
-    Only the mesh and the processes can be chosen again.
+    Only the mesh and the processes can be chosen again, and a larger number of steps.
     """
 
     resume: Path
     """Folder of the run."""
+    steps: Count | None = None
+    """Extend the run to this many steps."""
+    extend: Literal["stretch", "again"] = "stretch"
+    """The learning rates of a run that is extended. stretch: from its last checkpoint on those of a
+    run that had the new steps from the start; again: the peak for a share of hold_share of the
+    steps that are left, then a linear fall."""
     machine: Annotated[MachineConfig, Unprefixed] = DEFAULT_MACHINE
 
 
@@ -76,16 +86,23 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
         return tyro.cli(Resume, args=words, prog=PROGRAM), ""
     presets = {name: (text, NewRun(config)) for name, (text, config) in PRESETS.items()}
     asked, name = choose_preset(presets, argv, PROGRAM, DESCRIPTION)
-    if not asked.as_published and not asked.known:
+    given = asked.config
+    if not any((asked.as_published, asked.known, asked.file, given.init_from, given.from_run)):
         return asked, name
-    # These two change the defaults of other flags, which are then read again.
+    # These change the defaults of other flags, which are then read again.
     text, config = PRESETS[name]
     machine = MachineConfig()
+    if given.from_run:
+        config = config_file.of_branch(given, argv)
+    if asked.file:
+        config = config_file.read(asked.file, config)
     if asked.as_published:
         config = published.as_published(name, config)
     if asked.known:
         config = machines.on_machine(name, asked.known, config)
         machine = MachineConfig(mesh=machines.mesh(asked.known))
+    if weights := given.init_from or config.init_from:
+        config = init_from.beginning_with(weights, config)
     presets[name] = text, NewRun(config, machine)
     return choose_preset(presets, argv, PROGRAM, DESCRIPTION)
 

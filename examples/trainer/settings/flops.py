@@ -1,6 +1,6 @@
 """The operations that training a model needs for a token, whatever program does it."""
 
-from examples.trainer.settings.model import ModelConfig, hidden_width, is_gated
+from examples.trainer.settings.model import ModelConfig, hidden_width, is_gated, kv_heads
 
 
 def training_flops_per_token(config: ModelConfig, vocabulary: int) -> float:
@@ -14,6 +14,7 @@ def training_flops_per_token(config: ModelConfig, vocabulary: int) -> float:
     half, which MaxText takes too.
     """
     width, gates = config.d_model, 3 if is_gated(config) else 2
-    matrices = config.n_layer * (4 * width**2 + gates * width * hidden_width(config))
+    projections = (2 + 2 * kv_heads(config) / config.n_head) * width**2
+    matrices = config.n_layer * (projections + gates * width * hidden_width(config))
     attention = config.n_layer * config.context * width
     return 6.0 * (matrices + width * vocabulary + attention)

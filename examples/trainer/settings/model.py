@@ -21,6 +21,9 @@ class ModelConfig:
     """Number of transformer blocks."""
     n_head: Count = 4
     """Attention heads; divides d_model."""
+    n_kv_head: Count | None = None
+    """Heads of keys and values under llama: each serves n_head / n_kv_head queries, as in grouped
+    query attention (arXiv:2305.13245). None: n_head."""
     d_model: Count = 128
     """Width of the residual stream."""
     d_ff: Count | None = None
@@ -42,6 +45,9 @@ class ModelConfig:
     0.02 / sqrt(2 n_layer). None: as published, so for gpt and not for llama."""
     norm_epsilon: FinitePositive = 1e-5
     """Added to the variance under the root of norms; gpt's final RMSNorm has 1e-6 always."""
+    rope_base: FinitePositive = 10_000.0
+    """Base of llama's rotary positions: the slowest pair makes a full turn in about 2 pi times as
+    many tokens."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the activations. bfloat16 is slower on most CPUs."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -88,6 +94,10 @@ def head_size(config: ModelConfig) -> int:
     return config.d_model // config.n_head
 
 
+def kv_heads(config: ModelConfig) -> int:
+    return config.n_kv_head or config.n_head
+
+
 def is_fused(config: ModelConfig) -> bool:
     return (config.qkv or ("fused" if config.family == "gpt" else "separate")) == "fused"
 
@@ -109,9 +119,23 @@ def check(config: ModelConfig) -> None:
             f"--model.final-norm {config.final_norm}: all norms of llama are RMSNorm; give rms, or "
             "--model.family gpt."
         )
+    check_groups(config)
     width = head_size(config)
     if config.family == "llama" and width % 2:
         raise UserError(
             f"--model.d-model {config.d_model} in {config.n_head} heads gives {width} numbers a "
             "head, and llama rotates them in pairs: choose an even multiple of --model.n-head."
+        )
+
+
+def check_groups(config: ModelConfig) -> None:
+    if config.n_head % kv_heads(config):
+        raise UserError(
+            f"--model.n-kv-head {config.n_kv_head} does not divide --model.n-head {config.n_head}: "
+            "choose a divisor."
+        )
+    if kv_heads(config) != config.n_head and (config.family == "gpt" or is_fused(config)):
+        raise UserError(
+            f"--model.n-kv-head {config.n_kv_head} with {config.n_head} heads: only llama with "
+            "--model.qkv separate has fewer heads of keys and values; leave it out."
         )

@@ -123,6 +123,9 @@ class OptimizerConfig:
     """Paper's GPT: 40% constant, then linear to zero; LLaMA: 10% warmup, then cosine to zero."""
     schedule_floor: Annotated[Share, tyro.conf.arg(aliases=("--schedule-floor",))] = 0.0
     """Share of the peak rates at which their fall ends; the paper's code has 0.1 for GPT."""
+    schedule_from: CountOrZero = 0
+    """If not 0, the step from which a constant peak and a linear fall over the rest of the run take
+    the place of the schedule."""
     hold_share: Share = 0.4
     """Share of the steps at the peak under constant_linear."""
     warmup_share: Share = 0.1
@@ -147,6 +150,14 @@ class RunConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     name: str = ""
     """Folder under runs_dir; empty: the first unused of <preset>-<optimizer>, ...-2, ...-3."""
+    from_run: str = ""
+    """RUN or RUN:STEP: go on from a checkpoint of another run, the last by default, in a run of its
+    own. Its settings are those of that run, unless flags change them; needs --name."""
+    earlier_steps: tyro.conf.Suppress[tuple[Count, ...]] = ()
+    """How many steps the run had before it was extended; --resume RUN --steps N writes this."""
+    init_from: str = ""
+    """Begin with the weights of a folder in Hugging Face's form (GPT-2 or LLaMA, in safetensors),
+    or of its hub as OWNER/MODEL. Network and tokenizer are those of the folder."""
     runs_dir: str = "runs"
     """Where run folders are made."""
     seed: CountOrZero = 0
@@ -172,9 +183,12 @@ class RunConfig:
     """Length of the sample in tokens."""
 
 
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
+
+
 @dataclasses.dataclass(frozen=True)
 class MachineConfig:
-    """Where a run is computed. This may change with each --resume."""
+    """Where a run is computed and shown. This may change with each --resume."""
 
     __pydantic_config__ = STRICT
 
@@ -192,6 +206,8 @@ class MachineConfig:
     peak_tflops: FinitePositive | None = None
     """What a device could do, in TFLOP/s of 16-bit products, for MFU; None: by the kind of device,
     where it is known."""
+    tracker: tuple[TrackerName, ...] = ()
+    """Dashboards that get the figures of metrics.jsonl too."""
     profile: str = ""
     """FROM:TO, the steps to record with the profiler of JAX."""
 

@@ -89,8 +89,8 @@ def for_platform(config: OptimizerConfig, platform: str) -> OptimizerConfig:
 
 def schedule(config: OptimizerConfig, peak: ArrayLike, steps: int) -> optax.Schedule:
     """Learning rate by step; without a floor it is zero at `steps`, one after the last step."""
-    if config.schedule == "constant_linear":
-        begin = int(config.hold_share * steps)
+    if config.schedule == "constant_linear" or config.schedule_from:
+        begin = config.schedule_from + int(config.hold_share * (steps - config.schedule_from))
         share = optax.linear_schedule(1.0, 0.0, steps - begin, transition_begin=begin)
     else:
         begin = max(1, int(config.warmup_share * steps))

@@ -15,6 +15,7 @@ from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.loss import head_loss
 from examples.trainer.training.model_function import (
     Loss,
+    Seed,
     make_forward,
     make_init_params,
     make_training_loss,
@@ -22,10 +23,11 @@ from examples.trainer.training.model_function import (
 )
 from examples.trainer.training.optimizers import Rates
 from examples.trainer.training.step import (
+    Begin,
     Init,
     TrainState,
     TrainStep,
-    make_init,
+    make_begin,
     make_train_step,
     shardings_of,
 )
@@ -39,6 +41,7 @@ class Program:
     abstract: TrainState
     """The shapes, types and shardings of the state."""
     init: Init
+    begin: Begin
     train_step: TrainStep
     loss: Loss
 
@@ -63,13 +66,18 @@ def make_program(
         shardings = param_shardings if mesh.size > 1 else None
         return optimizers.build(rule, steps, shardings, rates, head_size(model))
 
-    init = make_init(init_params, optimizer(Rates(0.0, 0.0)))
+    begin = make_begin(optimizer(Rates(0.0, 0.0)))
+
+    def init(seed: Seed) -> TrainState:
+        return begin(init_params(seed), seed)
+
     shapes = jax.eval_shape(init, 0)
     abstract = sharding.abstract(shapes, sharding.of_state(shapes, mesh, rule.shard_over_data))
     return Program(
         forward=make_forward(model, vocab_size, mesh),
         abstract=abstract,
         init=jax.jit(init, out_shardings=shardings_of(abstract)),  # each device makes its shards
+        begin=jax.jit(begin, out_shardings=shardings_of(abstract), donate_argnums=0),
         train_step=make_train_step(training_loss, optimizer, abstract, mesh, accumulate),
         loss=jax.jit(loss, out_shardings=sharding.replicated(mesh)),
     )

@@ -16,6 +16,7 @@ from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.evaluate import Evaluation, make_evaluate
 from examples.trainer.training.program import Program, make_program
 from examples.trainer.training.step import Measured, TrainState
+from examples.trainer.weights import load as weights
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class TrainingSetup:
     loader: Loader
     program: Program
     init: Callable[[], TrainState]
-    """Makes the state before the first step, from the seed of the configuration."""
+    """Makes the state before the first step: from the seed of the configuration, and from the
+    weights that it names."""
     train_step: Callable[..., tuple[TrainState, Measured]]
     """State, inputs and targets to the next state and its figures, at the configured rates."""
     evaluate: Callable[[optax.Params], Evaluation]
@@ -50,13 +52,13 @@ def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
             f"{config.batch_size} x {config.model.context}. Give more text, or a smaller "
             "--batch-size or --model.context."
         )
-    optimizer = config.optimizer
+    optimizer, words = config.optimizer, dataset.tokenizer.get_vocab_size()
     program = make_program(
         model=config.model,
         rule=dataclasses.replace(optimizer, learning_rate=0.0, adam_learning_rate=0.0),
         steps=config.steps,
         accumulate=config.accumulate,
-        vocab_size=dataset.tokenizer.get_vocab_size(),
+        vocab_size=words,
         mesh=mesh,
     )
     rates = optimizers.rates(optimizer)
@@ -66,9 +68,18 @@ def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
         dataset=dataset,
         loader=loader,
         program=program,
-        init=lambda: program.init(config.seed),
+        init=lambda: first_state(config, program, words),
         train_step=lambda state, *batch: program.train_step(state, rates, *batch),
         evaluate=make_evaluate(program.loss, config, dataset.val, mesh),
+    )
+
+
+def first_state(config: RunConfig, program: Program, vocab_size: int) -> TrainState:
+    if not config.init_from:
+        return program.init(config.seed)
+    like = program.abstract.params
+    return program.begin(
+        weights.load(config.init_from, config.model, vocab_size, like), config.seed
     )
 
 

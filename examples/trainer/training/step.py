@@ -36,19 +36,15 @@ class Measured(NamedTuple):
 Init = Callable[[Seed], TrainState]
 """Seed to the state before the first step."""
 
+Begin = Callable[[optax.Params, Seed], TrainState]
+"""Parameters, whose memory is reused, and seed to the state before the first step."""
+
 TrainStep = Callable[[TrainState, Rates, ArrayLike, ArrayLike], tuple[TrainState, Measured]]
 """State, peak rates, inputs and targets to the next state and its figures: `make_train_step`."""
 
 
-def make_init(
-    init_params: Callable[[Seed], optax.Params], optimizer: optax.GradientTransformation
-) -> Init:
-
-    def init(seed: Seed) -> TrainState:
-        params = init_params(seed)
-        return TrainState(params, optimizer.init(params), jax.random.key(seed))
-
-    return init
+def make_begin(optimizer: optax.GradientTransformation) -> Begin:
+    return lambda params, seed: TrainState(params, optimizer.init(params), jax.random.key(seed))
 
 
 def shardings_of(abstract: Any) -> Any:

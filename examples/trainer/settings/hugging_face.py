@@ -1,0 +1,216 @@
+"""The `config.json` of a folder in Hugging Face's form, to the settings of a network and back.
+
+The networks are GPT-2's (`GPT2LMHeadModel`) and LLaMA's (`LlamaForCausalLM`); names and defaults
+are those of their configurations in transformers 5.23. A network of the trainer that is neither of
+the two is an error that names the setting.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from examples.trainer.settings.model import ModelConfig, hidden_width, is_gated, kv_heads
+from examples.trainer.system import files, json_lines
+from examples.trainer.system.errors import UserError
+
+CONFIG = "config.json"
+Family = Literal["gpt", "llama"]
+
+
+class Architecture(NamedTuple):
+    """A network in Hugging Face's words."""
+
+    model_type: str
+    name: str
+    vocabulary: int
+    """The default of `vocab_size`."""
+    keys: dict[str, tuple[str, Any]]
+    """Setting of the trainer to the key and its default; None where it follows from others."""
+    only: dict[str, tuple[Any, ...]]
+    """Key to the values that the trainer computes; the first is the default, and is written."""
+    fixed: dict[str, Any]
+    """Settings of the trainer that every such network has."""
+
+
+ARCHITECTURES: dict[Family, Architecture] = {
+    "gpt": Architecture(
+        "gpt2",
+        "GPT2LMHeadModel",
+        50_257,
+        {
+            "n_layer": ("n_layer", 12),
+            "n_head": ("n_head", 12),
+            "d_model": ("n_embd", 768),
+            "d_ff": ("n_inner", None),
+            "context": ("n_positions", 1024),
+            "norm_epsilon": ("layer_norm_epsilon", 1e-5),
+            "tied": ("tie_word_embeddings", True),
+        },
+        {
+            "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+            "add_cross_attention": (False,),
+        },
+        {"final_norm": "layer", "mlp": None},
+    ),
+    "llama": Architecture(
+        "llama",
+        "LlamaForCausalLM",
+        32_000,
+        {
+            "n_layer": ("num_hidden_layers", 32),
+            "n_head": ("num_attention_heads", 32),
+            "n_kv_head": ("num_key_value_heads", None),
+            "d_model": ("hidden_size", 4096),
+            "d_ff": ("intermediate_size", 11008),
+            "context": ("max_position_embeddings", 2048),
+            "norm_epsilon": ("rms_norm_eps", 1e-6),
+            "tied": ("tie_word_embeddings", False),
+        },
+        {"hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,)},
+        {"final_norm": "rms", "mlp": None},
+    ),
+}
+ROPE_BASE = 10_000.0
+
+
+def check_expressible(config: ModelConfig) -> None:
+    """Refuses a network that is neither GPT-2 nor LLaMA, by the setting that makes it so."""
+    name = ARCHITECTURES[config.family].name
+    if config.family == "gpt" and config.final_norm != "layer":
+        raise UserError(
+            f"--model.final-norm {config.final_norm}: {name} of Hugging Face has a LayerNorm before"
+            " its head, and this run has an RMSNorm, as the paper's code. Train with"
+            " --model.final-norm layer to export."
+        )
+    if is_gated(config) != (config.family == "llama"):
+        raise UserError(
+            f"--model.mlp {config.mlp}: {name} of Hugging Face has no such MLP. Train without"
+            " --model.mlp to export."
+        )
+
+
+def to_hugging_face(config: ModelConfig, vocab_size: int, dtype: str, end: int) -> dict[str, Any]:
+    """What `config.json` holds; `end` is the token that stands between documents."""
+    check_expressible(config)
+    kind = ARCHITECTURES[config.family]
+    values = dataclasses.asdict(config)
+    values |= {"d_ff": hidden_width(config), "n_kv_head": kv_heads(config)}
+    # transformers 5 reads the first, 4 the second.
+    rope = {"rope_type": "default", "rope_theta": config.rope_base}
+    rotary = {"rope_parameters": rope, "rope_theta": config.rope_base}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return {
+        "architectures": [kind.name],
+        "model_type": kind.model_type,
+        "vocab_size": vocab_size,
+        **{key: values[field] for field, (key, _) in kind.keys.items()},
+        **{key: accepted[0] for key, accepted in kind.only.items()},
+        **(rotary if config.family == "llama" else dropout),
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "torch_dtype": dtype,
+    }
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} has no {CONFIG}: give a folder as save_pretrained of transformers or"
+            " examples.export writes it."
+        ) from None
+    except OSError as error:
+        raise files.failure(error, path, "read") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no JSON ({error}): download or export it again.") from None
+    if not isinstance(values, dict) or "model_type" not in values:
+        raise UserError(
+            f"{path} has no model_type, so that it is no configuration of Hugging Face: give the"
+            " folder of a model, not that of a run (for a run: --from-run)."
+        )
+    return values
+
+
+def to_settings(folder: Path, own: ModelConfig) -> ModelConfig:
+    """`own` with the network of a folder; raises `UserError` for one that is not computed here."""
+    values, path = read_config(folder), folder / CONFIG
+    family = family_of(path, values)
+    kind = ARCHITECTURES[family]
+    for key, accepted in kind.only.items():
+        if values.get(key, accepted[0]) not in accepted:
+            raise UserError(
+                f"{path}: {key} is {values[key]!r}, and this trainer computes {accepted[0]!r} only:"
+                " give another model."
+            )
+    settings = {field: number(path, values, *key) for field, key in kind.keys.items()}
+    if family == "llama":
+        settings["rope_base"] = rope_base(path, values)
+        check_head_dim(path, values, settings["d_model"], settings["n_head"])
+    else:
+        settings |= {"n_kv_head": None, "rope_base": ROPE_BASE}
+    return dataclasses.replace(own, family=family, **kind.fixed, **settings)
+
+
+def vocabulary(folder: Path) -> int:
+    """The number of rows of a folder's embedding, by its configuration."""
+    values, path = read_config(folder), folder / CONFIG
+    default = ARCHITECTURES[family_of(path, values)].vocabulary
+    return number(path, values, "vocab_size", default)
+
+
+def family_of(path: Path, values: dict[str, Any]) -> Family:
+    for family, kind in ARCHITECTURES.items():
+        if kind.model_type == values["model_type"]:
+            return family
+    known = " and ".join(kind.model_type for kind in ARCHITECTURES.values())
+    raise UserError(
+        f"{path}: model_type is {values['model_type']!r}, and this trainer has {known}: give one of"
+        " these models."
+    )
+
+
+def number(path: Path, values: dict[str, Any], key: str, default: Any) -> Any:
+    """The value of a key, which has the type of the default, or is a number if that is None."""
+    found = values.get(key)
+    if found is None:
+        return default
+    kind = int if default is None else type(default)
+    if kind is float and type(found) is int:
+        found = float(found)
+    if type(found) is not kind or (kind is not bool and not found > 0):
+        wanted = {bool: "true or false", int: "a whole number above 0", float: "a number above 0"}
+        raise UserError(
+            f"{path}: {key} is {json_lines.shown(found)}, and has to be {wanted[kind]}: put back"
+            " the file that came with the weights."
+        )
+    return found
+
+
+def rope_base(path: Path, values: dict[str, Any]) -> float:
+    """The base of the rotary positions; raises `UserError` for positions that are scaled."""
+    given = {"rope_theta": values.get("rope_theta")}
+    for key in ("rope_scaling", "rope_parameters"):  # of transformers 4 and 5
+        part = values.get(key) or {}
+        part = part if isinstance(part, dict) else {"type": part}
+        kind = part.get("rope_type", part.get("type", "default"))
+        if kind != "default":
+            raise UserError(
+                f"{path}: {key} has positions that are scaled ({kind}), and this trainer has none:"
+                " give a model without."
+            )
+        given |= part
+    return number(path, given, "rope_theta", ROPE_BASE)
+
+
+def check_head_dim(path: Path, values: dict[str, Any], width: int, heads: int) -> None:
+    given = values.get("head_dim")
+    if given is not None and given * heads != width:
+        raise UserError(
+            f"{path}: head_dim is {given}, and this trainer has heads of hidden_size /"
+            f" num_attention_heads = {width / heads:g} numbers: give another model."
+        )

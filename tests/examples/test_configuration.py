@@ -1,0 +1,88 @@
+"""Settings from files: YAML, TOML, and those of a run; flags that win; names and types."""
+
+import dataclasses
+import json
+
+import pytest
+
+from examples.trainer.settings import command_line, config_file
+from examples.trainer.settings.presets import PRESETS
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.system.errors import UserError
+
+YAML = """
+steps: 30
+optimizer: {learning_rate: 1e-3, clip_norm: null}
+data:
+  paths: [a, b]
+"""
+TOML = """
+steps = 30
+optimizer.learning_rate = 1e-3
+[data]
+paths = ["a", "b"]
+"""
+
+
+def parse(*argv):
+    return command_line.parse(argv)[0].config
+
+
+def written(path, text):
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(("name", "text"), [("c.yaml", YAML), ("c.yml", YAML), ("c.toml", TOML)])
+def test_a_file_changes_a_preset_and_flags_win(tmp_path, name, text):
+    path = str(written(tmp_path / name, text))
+    preset = PRESETS["llama-tiny"][1]
+    found = parse("llama-tiny", "--config", path, "--steps", "40")
+    assert found.model == preset.model and found.batch_size == preset.batch_size
+    assert found.steps == 40 and found.data.paths == ("a", "b")
+    assert found.optimizer.learning_rate == 1e-3
+    assert found.optimizer.schedule == "warmup_cosine"
+    assert found.optimizer.clip_norm == (1.0 if name == "c.toml" else None)  # TOML has no null
+    assert parse("--config", path).steps == 30
+
+
+def test_the_configuration_of_a_run(tmp_path):
+    own = dataclasses.replace(PRESETS["llama-micro"][1], name="x", seed=5, earlier_steps=(7,))
+    run = {"config": dataclasses.asdict(own), "data": "0123"}
+    path = written(tmp_path / "config.json", json.dumps(run))
+    expected = dataclasses.replace(own, name="", earlier_steps=(), seed=6)
+    assert parse("--config", str(path), "--seed", "6") == expected
+    del run["config"]["model"]["norm_epsilon"]  # as a run of an earlier version
+    path.write_text(json.dumps(run))
+    assert parse("--config", str(path)).model.norm_epsilon == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("c.yaml", "optimizer: {learning_rte: 1}", "no setting optimizer.learning_rte: did you "
+         "mean optimizer.learning_rate or"),
+        ("c.yaml", "learning_rate: 1", "no setting learning_rate: did you mean optimizer.learn"),
+        ("c.yaml", "optimiser: {beta: 1}", "no setting optimiser: did you mean optimizer"),
+        ("c.yaml", "colour: 1", "no setting colour: --help lists"),
+        ("c.yaml", "steps: many", "steps is 'many': it should be a valid integer. Change it"),
+        ("c.yaml", "optimizer: {beta: '0.9'}", "optimizer.beta is '0.9': it should be a valid n"),
+        ("c.yaml", "optimizer: 3", "optimizer is 3: "),
+        ("c.yaml", "steps: 0", "steps is 0: it should be greater than or equal to 1"),
+        ("c.yaml", "a: [", "cannot be read as yaml: while parsing"),
+        ("c.yaml", "- 3", "has no settings: give some"),
+        ("c.toml", "steps = ", r"cannot be read as toml: Invalid value"),
+        ("c.json", "{", "cannot be read as json: Expecting"),
+        ("c.ini", "", "give a file that ends in .yaml, .yml, .toml, .json"),
+    ],
+)  # fmt: skip
+def test_a_file_that_does_not_fit(tmp_path, name, text, words):
+    path = written(tmp_path / name, text)
+    with pytest.raises(UserError, match=words) as error:
+        config_file.read(path, RunConfig())
+    assert str(path) in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*c.yaml: No such file"):
+        parse("--config", str(tmp_path / "c.yaml"))

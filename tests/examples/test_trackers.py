@@ -1,0 +1,133 @@
+"""Trackers get the figures of metrics.jsonl; one that fails is left out, and the run goes on."""
+
+import json
+import shutil
+import sqlite3
+import sys
+import time
+import types
+
+import pytest
+
+from examples.train import main
+from examples.trainer.runs.metrics import read_metrics
+from tests.support.trainer import PATIENCE, STEPS, losses, run_shell, train
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+class Fake(types.ModuleType):
+    """A package like wandb, which may fail from some call on."""
+
+    def __init__(self, failing_from=None):
+        super().__init__("wandb")
+        self.calls, self.failing_from = [], failing_from
+
+    def called(self, kind, **given):
+        self.calls.append((kind, given))
+        if self.failing_from is not None and len(self.calls) > self.failing_from:
+            raise ConnectionError("no route to host.\nand more")
+
+    def init(self, **given):
+        self.called("init", **given)
+
+    def log(self, figures, step):
+        self.called("log", figures=figures, step=step)
+
+    def finish(self):
+        self.called("finish")
+
+
+@pytest.fixture
+def tracked(trained_run, tmp_path):
+    """A finished run, to be resumed from its step 16 with flags; the steps 17 to 24 are made."""
+
+    def resume(*flags):
+        run = shutil.copytree(trained_run, tmp_path / "x")
+        shutil.rmtree(run / "checkpoints" / str(STEPS))
+        assert main(["--resume", str(run), *flags]) == 0
+        assert list(losses(run)) == list(range(1, STEPS + 1))
+        return run
+
+    return resume
+
+
+def test_figures_are_those_of_the_record(tracked, monkeypatch):
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    run = tracked("--tracker", "wandb")
+    (_, begun), *logged, (last, _) = fake.calls
+    assert begun["project"] == "mine" and begun["name"] == "x" and begun["resume"] == "allow"
+    assert begun["id"] == (run / "tracker_id").read_text() and last == "finish"
+    assert begun["config"]["steps"] == STEPS
+    found = {}
+    for _, given in logged:
+        found.setdefault(given["step"], {}).update(given["figures"])
+    recorded = {}
+    for record in read_metrics(run / "metrics.jsonl"):
+        if record["step"] > 16:
+            recorded.setdefault(record.pop("step"), {}).update(record)
+    assert found == recorded and "val_loss" in found[STEPS]
+    assert main(["--resume", str(run), "--tracker", "wandb"]) == 0
+    ids = {given["id"] for kind, given in fake.calls if kind == "init"}
+    assert len(ids) == 1  # the same run there too
+
+
+@pytest.mark.parametrize("calls", [0, 1, 4, 10])
+def test_a_tracker_that_fails_does_not_stop_the_run(tracked, monkeypatch, capsys, calls):
+    fake = Fake(failing_from=calls)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    tracked("--tracker", "wandb")
+    shown = capsys.readouterr().out
+    sentence = "--tracker wandb is left out from here on: no route to host. The run goes on"
+    assert shown.count(sentence) == 1 and "and more" not in shown
+    assert len(fake.calls) == calls + 1
+
+
+def test_a_missing_package_is_a_sentence_and_leaves_no_run(tmp_path, text, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    assert train(text, tmp_path, "--tracker", "trackio") == 2
+    assert "--tracker trackio needs the package trackio" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensorboard_is_read_back(tracked):
+    pytest.importorskip("tensorboardX")
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = tracked("--tracker", "tensorboard")
+    shutil.rmtree(run / "checkpoints" / str(STEPS))
+    time.sleep(1.1)  # files are named by the second
+    assert main(["--resume", str(run), "--tracker", "tensorboard"]) == 0  # the same steps again
+    events = reader.EventAccumulator(str(run / "tensorboard")).Reload()
+    for name, tag in (("train_loss", "train_loss"), ("val_loss", "val_loss")):
+        found = {event.step: event.value for event in events.Scalars(tag)}
+        expected = {step: x for step, x in losses(run, name).items() if step > 16}
+        assert found == pytest.approx(expected) and len(events.Scalars(tag)) == len(expected)
+    assert "optim/learning_rate" in events.Tags()["scalars"]
+
+
+def test_wandb_works_offline(tracked, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = tracked("--tracker", "wandb")
+    (written,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
+    content = written.read_bytes()
+    assert b"train_loss" in content and (run / "tracker_id").read_bytes() in content
+
+
+def test_trackio_keeps_its_own_database(trained_run, tmp_path, monkeypatch):
+    pytest.importorskip("trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
+    run = shutil.copytree(trained_run, tmp_path / "x")
+    shutil.rmtree(run / "checkpoints" / str(STEPS))
+    process = run_shell("--resume", str(run), "--tracker", "trackio")
+    shown, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, shown
+    (database,) = (tmp_path / "trackio").glob("*.db")
+    with sqlite3.connect(database) as rows:
+        found = rows.execute("SELECT step, metrics FROM metrics").fetchall()
+    values = [(step, json.loads(text)) for step, text in found]
+    own = {step: x["train_loss"] for step, x in values if "train_loss" in x}
+    assert own == pytest.approx({step: x for step, x in losses(run).items() if step > 16})

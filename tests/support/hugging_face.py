@@ -1,0 +1,71 @@
+"""Models of transformers at toy size with random weights, and folders of both kinds."""
+
+import dataclasses
+
+import jax
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from examples.trainer.settings.hugging_face import to_settings
+from examples.trainer.settings.model import ModelConfig
+from examples.trainer.training import sharding
+from examples.trainer.training.model_function import make_forward
+from examples.trainer.weights import load as weights
+from examples.trainer.weights.export import write_folder
+
+V, T = 257, 12
+TOKENS = np.random.default_rng(0).integers(0, V, (3, T), dtype=np.int32)
+GPT = ModelConfig(n_layer=2, n_head=2, d_model=16, d_ff=24, context=T, final_norm="layer")
+LLAMA = dataclasses.replace(GPT, family="llama", final_norm="rms", n_head=4, tied=False)
+NETWORKS = {
+    "gpt": GPT,
+    "gpt untied, epsilon, default width": dataclasses.replace(
+        GPT, tied=False, norm_epsilon=1e-3, d_ff=None
+    ),
+    "llama": LLAMA,
+    "llama tied": dataclasses.replace(LLAMA, tied=True, norm_epsilon=1e-3),
+    "llama grouped, base": dataclasses.replace(LLAMA, n_kv_head=2, rope_base=50.0),
+}
+
+
+def tokenizer():
+    """A byte-level tokenizer without merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {word: i for i, word in enumerate(["<|endoftext|>", *alphabet])}
+    made = Tokenizer(models.BPE(words, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<|endoftext|>"])
+    return made
+
+
+def params_of(config, dtype=None):
+    """Parameters that are all random, also those of norms and biases."""
+    shapes = weights.state_dict.abstract(config, V)
+    keys = iter(jax.random.split(jax.random.key(0), 100))
+    return jax.tree.map(
+        lambda x: (0.3 * jax.random.normal(next(keys), x.shape)).astype(dtype or x.dtype), shapes
+    )
+
+
+def logits(config, params):
+    forward = make_forward(config, V, one_device())
+    with jax.default_matmul_precision("highest"):
+        return np.asarray(jax.jit(forward)(params, TOKENS, None, 0)[0])
+
+
+def one_device():
+    return sharding.make_mesh("", jax.devices()[:1])
+
+
+def read(folder, **change):
+    """The settings and the parameters of a folder, on one device."""
+    config = dataclasses.replace(to_settings(folder, ModelConfig()), **change)
+    weights.check(str(folder), config, V)
+    shapes = weights.state_dict.abstract(config, V)
+    like = sharding.abstract(shapes, sharding.of_params(shapes, one_device()))
+    return config, weights.load(str(folder), config, V, like)
+
+
+def write(folder, config, params, dtype="float32", shard_bytes=10**9, overwrite=False):
+    return write_folder(folder, params, config, tokenizer(), dtype, shard_bytes, overwrite)
