@@ -20,9 +20,13 @@ from jax.typing import ArrayLike
 from examples.trainer.models.layers import HEAD
 from examples.trainer.models.layout import RULES, Layout, shard_count, spec
 
-CHUNK_BYTES = 128 * 2**20
-"""Most bytes of the float32 logits of a chunk: 1,000 tokens by 32,000 words. That is enough for
-products at full speed, and no more than the gradient of the head of a model of width 1024."""
+CHUNK_BYTES = 512 * 2**20
+"""Most bytes of the float32 logits of a chunk: 4,000 tokens by 32,000 words. The gradient of the
+head is read and written once for each chunk."""
+
+WORDS = 128
+"""The head is filled up to a multiple of so many words, once before the chunks: XLA would fill an
+odd number of words up, and cut them off again, in every product of every chunk."""
 
 NO_TARGET = -1  # of positions that are added to fill a chunk or a mesh
 
@@ -121,6 +125,10 @@ def on_device(
 ) -> tuple[Scores, Any]:
     """The same for one device's rows of `x` (B, T, D) and its shard of the head."""
     head = jax.lax.all_gather(head.astype(x.dtype), shards.embed, axis=0, tiled=True)  # [D, W]
+    width = head.shape[1]
+    head = jnp.pad(head, ((0, 0), (0, -width % WORDS)))
+    local = jnp.arange(head.shape[1])
+    words = jnp.where(local < width, jax.lax.axis_index(shards.vocab) * width + local, shards.words)
     most = max(1, CHUNK_BYTES // (4 * head.shape[1]))
     n = -(-targets.size // most)
     size = -(-targets.size // n)
@@ -129,7 +137,7 @@ def on_device(
     labels = jnp.pad(targets.reshape(-1), (0, more), constant_values=NO_TARGET).reshape(n, size)
 
     def add(dhead: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
-        scores, dlogits = score_chunk(*chunk, head, shards)
+        scores, dlogits = score_chunk(*chunk, head, words, shards)
         if not with_gradients:
             return dhead, (scores, None)
         dx = jax.lax.psum(product(dlogits, head.T), shards.vocab).astype(x.dtype)
@@ -144,17 +152,18 @@ def on_device(
     if not with_gradients:
         return scores, None
     dx = dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape)
-    dhead = jax.lax.psum_scatter(dhead, shards.embed, scatter_dimension=0, tiled=True)
+    dhead = jax.lax.psum_scatter(dhead[:, :width], shards.embed, scatter_dimension=0, tiled=True)
     others = tuple(axis for axis in shards.batch if axis not in shards.embed)
     return scores, (dx, jax.lax.psum(dhead, others))
 
 
 def score_chunk(
-    x: jax.Array, targets: jax.Array, head: jax.Array, shards: Shards
+    x: jax.Array, targets: jax.Array, head: jax.Array, words: jax.Array, shards: Shards
 ) -> tuple[Scores, jax.Array]:
-    """The scores of tokens (C, D), and the gradient of the sum of their nats by logits (C, W)."""
-    words = jax.lax.axis_index(shards.vocab) * head.shape[1] + jnp.arange(head.shape[1])
-    # Words that were added to divide the head have no weight.
+    """The scores of tokens (C, D), and the gradient of the sum of their nats by logits (C, W).
+
+    `words` are the numbers of the head's words; those that were added to it have no weight.
+    """
     logits = jnp.where((words < shards.words)[None], product(x, head), -jnp.inf)
     largest = jax.lax.pmax(logits.max(axis=1), shards.vocab)
     weights = jnp.exp(logits - largest[:, None])
