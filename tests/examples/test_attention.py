@@ -100,7 +100,7 @@ def test_kernels_give_one_model_the_same_losses(config):
     tokens = jax.random.randint(jax.random.key(1), (2, 20), 0, 50)
 
     def gradients(attention):
-        changed = dataclasses.replace(config, attention=attention, scan=True, remat=True)
+        changed = dataclasses.replace(config, attention=attention, scan=True, remat="full")
         graph, params = nnx.split(models.build(changed, 50, nnx.Rngs(0)))
         return jax.jit(
             jax.grad(lambda p: jax.nn.logsumexp(nnx.merge(graph, p)(tokens), axis=-1).mean())

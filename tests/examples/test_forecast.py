@@ -109,8 +109,8 @@ def test_what_does_not_fit_is_tried_with_flags_that_make_it_smaller(compiled_as,
     assert forecast_of(*words) == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert "no: a device has" in shown
-    assert "With --model.remat --accumulate 8 it fits: a step then needs 5.00 MB" in shown
-    assert forecast_of(*words, "--model.remat", "--accumulate", "8") == 1
+    assert "With --model.remat full --accumulate 8 it fits: a step then needs 5.00 MB" in shown
+    assert forecast_of(*words, "--model.remat", "full", "--accumulate", "8") == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert "No flag makes a step smaller on this mesh: give more devices to fsdp" in shown
 

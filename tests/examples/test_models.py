@@ -51,7 +51,7 @@ def test_scan_and_list_give_the_same(family):
         return next_token_loss(apply(params, TOKENS), TOKENS)
 
     each, grads = jax.jit(jax.value_and_grad(functools.partial(loss, apply)))(params)
-    for remat in (False, True):
+    for remat in ("none", "full", "attention"):
         config = dataclasses.replace(FAMILIES[family], scan=True, remat=remat)
         scanned, own = split(config)
         assert jax.tree.map(jnp.shape, own) == jax.tree.map(jnp.shape, stacked(params))

@@ -19,7 +19,7 @@ from tests.support.reference_qk_clip import logits
 from tests.support.trainer import CUBE, assemble_toy, first_losses
 
 RULE = OptimizerConfig(learning_rate=0.2, adam_learning_rate=0.02)
-LLAMA = {"family": "llama", "n_layer": 2, "scan": True, "remat": True, "tied": False}
+LLAMA = {"family": "llama", "n_layer": 2, "scan": True, "remat": "full", "tied": False}
 FAMILIES = pytest.mark.parametrize("changes", [{}, LLAMA], ids=["gpt, fused", "llama, scanned"])
 STEPS = 24
 

@@ -26,7 +26,7 @@ def toy(name, text):
     """A recipe with its optimizer and kind of model, at a size for tests."""
     config = PRESETS[name][1]
     shape = {"n_layer": 2, "n_head": 2, "d_model": 16, "d_ff": 40, "context": 16}
-    model = dataclasses.replace(config.model, remat=False, compute_dtype="float32", **shape)
+    model = dataclasses.replace(config.model, remat="none", compute_dtype="float32", **shape)
     data = DataConfig(paths=(str(text),), vocab_size=300)
     return dataclasses.replace(config, model=model, data=data, batch_size=8, steps=24)
 

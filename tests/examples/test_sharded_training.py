@@ -207,7 +207,7 @@ def test_accumulation_and_remat_save_memory(text):
     memory = {}
     for name, changes in {
         "plain": {},
-        "remat": {"remat": True},
+        "remat": {"remat": "full"},
         "pieces": {"accumulate": 4},
     }.items():
         toy = assemble_toy(text, "", 1, **size, **changes)
@@ -220,7 +220,7 @@ def test_accumulation_and_remat_save_memory(text):
 def test_remat_changes_no_loss(text):
     plain, remat = (
         first_losses(assemble_toy(text, "", 1, remat=on, optimizer=ADAMW_RULE))
-        for on in (False, True)
+        for on in ("none", "full")
     )
     assert plain == pytest.approx(remat, abs=1e-6)
 

@@ -8,7 +8,7 @@ from tests.support.trainer import ADAMW_RULE, assemble_toy, compiled_step, first
 # A micro-batch has 8 rows of 24 tokens. The 45 numbers inside an MLP are not divided by 2.
 TOY = {
     **{"family": "llama", "tied": False, "n_layer": 3, "n_head": 2, "context": 24, "d_ff": 45},
-    **{"scan": True, "remat": True, "accumulate": 2, "batch_size": 16, "optimizer": ADAMW_RULE},
+    **{"scan": True, "remat": "full", "accumulate": 2, "batch_size": 16, "optimizer": ADAMW_RULE},
 }
 
 

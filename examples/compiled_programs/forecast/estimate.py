@@ -100,7 +100,7 @@ def assumptions(target: Target) -> str:
 
 def thriftier(config: RunConfig, mesh: dict[str, int]) -> list[str]:
     """Lists flags that save memory and compute the same; empty if there are none."""
-    flags = [] if config.model.remat else ["--model.remat"]
+    flags = ["--model.remat", "full"] if config.model.remat == "none" else []
     most = config.batch_size // (mesh["data"] * mesh["fsdp"])
     if config.accumulate < most:
         flags += ["--accumulate", str(most)]

@@ -7,12 +7,12 @@ All take queries, keys and values (B, T, H, K) of one type, and return the same.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from examples.trainer.models.chunked_attention import chunked_attention
+from examples.trainer.models.chunked_attention import KEPT, chunked_attention
 from examples.trainer.models.layout import Layout
 from examples.trainer.settings.model import ModelConfig, head_size
 from examples.trainer.system.errors import UserError
@@ -54,9 +54,16 @@ def splash(q: jax.Array, k: jax.Array, v: jax.Array, interpret: bool = False) ->
         head_shards=1,
         q_seq_shards=1,
         interpret=interpret,
+        residual_checkpoint_name=KEPT,
     )
     out = jax.vmap(attention)(*(x.swapaxes(1, 2) for x in (q * width**-0.5, k, v)))
     return out.swapaxes(1, 2)
+
+
+def is_of_attention(primitive: Any, *_: Any, **parameters: Any) -> bool:
+    """The policy of rematerialization that keeps what these kernels give, and nothing else."""
+    named = primitive.name == "name" and parameters["name"] == KEPT
+    return named or primitive.name.startswith("dot_product_attention_fwd")  # cuDNN's
 
 
 KERNELS = {"plain": plain, "chunked": chunked_attention, "cudnn": cudnn, "splash": splash}

@@ -17,7 +17,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
+KEPT = "attention"  # what rematerialization may keep, by this name
 BLOCK = 256  # positions; scores of one head are then 256 KiB, which the cache of a CPU holds
 
 
@@ -76,8 +78,8 @@ def attend_blocks_forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax
     rows = q.shape[:-1]
     begin = (jnp.zeros(q.shape, jnp.float32), jnp.full(rows, -jnp.inf), jnp.zeros(rows))
     out, largest, total = scan_pairs(add, begin, len(q))
-    out = (out / total[..., None]).astype(q.dtype)
-    return out, (q, k, v, out, largest + jnp.log(total))
+    out = checkpoint_name((out / total[..., None]).astype(q.dtype), KEPT)
+    return out, (q, k, v, out, checkpoint_name(largest + jnp.log(total), KEPT))
 
 
 def attend_blocks_backward(kept: Any, dout: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from examples.trainer.models.attention_kernels import is_of_attention
 from examples.trainer.models.layers import HEAD, Embed, Linear, logits
 from examples.trainer.models.layout import Layout
 from examples.trainer.settings.model import ModelConfig
@@ -43,8 +44,9 @@ def run_blocks(
     ) -> tuple[jax.Array, Any]:
         return block(x, cache, *shared)
 
-    # No gradient is taken with a cache.
-    step = nnx.remat(apply) if config.remat and kv_cache is None else apply
+    step = apply
+    if config.remat != "none" and kv_cache is None:  # no gradient is taken with a cache
+        step = nnx.remat(apply, policy=is_of_attention if config.remat == "attention" else None)
     if config.scan:
         return nnx.scan(
             lambda x, block, cache: step(block, x, cache, *shared),

@@ -56,9 +56,9 @@ class ModelConfig:
     attention: Literal["auto", "plain", "chunked", "cudnn", "splash"] = "auto"
     """plain holds all scores of a row, context x context numbers for each head; the others do not.
     auto: cudnn on NVIDIA GPUs and splash on TPUs where they can run, otherwise chunked."""
-    remat: bool = False
-    """Recompute the activations of each block in the backward pass: less memory, more time. On a
-    CPU it saves memory only together with scan."""
+    remat: Literal["none", "full", "attention"] = "none"
+    """full: recompute the activations of each block in the backward pass, for less memory; on a CPU
+    only together with scan. attention: the same, but for what the kernel of attention gives."""
     scan: bool = False
     """Stack the blocks' parameters and compile one block for all: deep models compile faster."""
 
@@ -72,6 +72,8 @@ class ModelConfig:
         """
         if not isinstance(saved, dict):
             return saved
+        if isinstance(saved.get("remat"), bool):
+            saved = {**saved, "remat": "full" if saved["remat"] else "none"}
         older: dict[str, Any] = {"norm_epsilon": 1e-6}
         if saved.get("family", "gpt") == "gpt":
             older |= {"qkv": "separate", "final_norm": "layer", "depth_scaled_init": False}

@@ -37,7 +37,7 @@ def model_of_recipe(recipe: Recipe) -> ModelConfig:
         tied=size.family == "gpt",
         compute_dtype="bfloat16",
         param_dtype=size.param_dtype,
-        remat=True,  # this and scan change no result; deep models need them to fit and to compile
+        remat="full",  # this and scan change no result; deep models need them to fit and to compile
         scan=True,
     )
 
