@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from examples.trainer.runs import slurm
 from examples.trainer.settings.run import MachineConfig
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
@@ -35,6 +36,8 @@ def join(machine: MachineConfig) -> None:
             machine.coordinator or None,  # JAX itself reads JAX_COORDINATOR_ADDRESS
             flag_or_variable("--num-processes", machine.num_processes, "JAX_NUM_PROCESSES"),
             flag_or_variable("--process-id", machine.process_id, "JAX_PROCESS_ID"),
+            slurm.local_devices(os.environ),
+            initialization_timeout=machine.init_timeout,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )
     except (ValueError, IndexError) as error:  # IndexError: an address without a port

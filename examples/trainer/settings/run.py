@@ -187,6 +187,8 @@ class MachineConfig:
     """Number of processes, if they do not find each other."""
     process_id: int | None = None
     """Number of this process, from 0, if they do not find each other."""
+    init_timeout: Count = 300
+    """Seconds to wait for all processes at the start; large clusters start slowly."""
     peak_tflops: FinitePositive | None = None
     """What a device could do, in TFLOP/s of 16-bit products, for MFU; None: by the kind of device,
     where it is known."""
