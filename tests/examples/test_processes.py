@@ -182,7 +182,7 @@ def test_variable_that_is_no_number_is_refused(monkeypatch):
 
 def test_signals_become_requests_and_a_second_ctrl_c_interrupts():
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with StopRequests(agree=lambda number: number) as requests:
+    with StopRequests(agree=lambda numbers, wait: tuple(numbers)) as requests:
         assert not requests.stop()
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)  # schedulers send it again

@@ -35,9 +35,19 @@ class Checkpoints:
     process leaves no incomplete checkpoint.
     """
 
-    def __init__(self, folder: Path, metadata: Metadata, say: Callable[[str], None] = print):
+    def __init__(
+        self,
+        folder: Path,
+        metadata: Metadata,
+        say: Callable[[str], None] = print,
+        keep_every: int = 0,
+    ):
+        """Keeps the two newest checkpoints, and those of multiples of `keep_every` steps."""
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=KEPT, enable_async_checkpointing=True, create=True
+            max_to_keep=KEPT,
+            keep_period=keep_every or None,
+            enable_async_checkpointing=True,
+            create=True,
         )
         self.folder = folder
         self.metadata = metadata

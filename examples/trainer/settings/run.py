@@ -162,6 +162,9 @@ class RunConfig:
     """Steps between evaluations; the last step is always evaluated."""
     eval_batches: Count = 20
     """Validation batches, always the same; fewer if the validation text is shorter."""
+    skip_spikes: FinitePositive | None = None
+    """Leave out a step whose gradient norm is so many standard deviations above the mean of the
+    last 128 steps, as 6; None: only steps that are not finite are left out."""
     checkpoint_every: Count = 200
     """Steps between checkpoints; the last step is always saved."""
     prompt: str = ""
@@ -192,6 +195,13 @@ class MachineConfig:
     peak_tflops: FinitePositive | None = None
     """What a device could do, in TFLOP/s of 16-bit products, for MFU; None: by the kind of device,
     where it is known."""
+    checkpoint_minutes: FiniteOrZero = 15.0
+    """Minutes between checkpoints, beside those by steps; 0 for none by time."""
+    keep_every: CountOrZero = 0
+    """Save multiples of so many steps and keep them for good; 0: only the two newest are kept."""
+    watchdog_minutes: FiniteOrZero = 5.0
+    """End the run, after the stacks of all threads, if a step, an evaluation or a save takes longer
+    than this and than ten times its median; 0 for never."""
     profile: str = ""
     """FROM:TO, the steps to record with the profiler of JAX."""
 
