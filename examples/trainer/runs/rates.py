@@ -25,7 +25,7 @@ class LearningRates:
         """The rates of an update, counted from 0."""
         if not self.first <= update < self.first + BLOCK:
             self.first = update - update % BLOCK
-            updates = jnp.arange(self.first, self.first + BLOCK)
+            updates = self.first + jnp.arange(BLOCK)
             self.block = np.stack([np.asarray(of(updates)) for of in self.schedules])
         matrices, rest = self.block[:, update - self.first].tolist()
         return {

@@ -13,6 +13,7 @@ from examples.trainer.runs.processes import process_label
 STEP, EVALUATION, SAVE = "step", "evaluation", "save"
 MEDIANS = 10  # how many times its median a phase may take
 FIRST = 6  # how many times the least time a phase may take at first, when it may compile
+SILENT = 60  # seconds more until a Python that stands still is ended
 KEPT = 50  # durations of a phase, for its median
 
 
@@ -54,7 +55,7 @@ class Watchdog:
 
     def watch(self) -> None:
         while not self.stopping.wait(min(1, self.least / 10)):
-            faulthandler.dump_traceback_later(self.least + 60, exit=True, file=2)
+            faulthandler.dump_traceback_later(self.least + SILENT, exit=True, file=2)
             waited, limit = time.monotonic() - self.since, self.limit()
             if waited > limit:
                 self.end(waited, limit)
