@@ -205,8 +205,8 @@ def test_rates_in_blocks_are_those_of_the_schedule(schedule):
     found = LearningRates(config, steps)
     peaks = optimizers.rates(config)
     for update in (0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 7, steps - 1, 3):
-        rate = optimizers.schedule(config, peaks.matrices, steps)(update)
-        assert found.of(update)["optim/learning_rate"] == pytest.approx(float(rate), rel=1e-5, abs=1e-8)
+        rate = float(optimizers.schedule(config, peaks.matrices, steps)(update))
+        assert found.of(update)["optim/learning_rate"] == pytest.approx(rate, rel=1e-5, abs=1e-8)
     assert found.block.shape == (2, BLOCK)
 
 

@@ -8,7 +8,7 @@ padded with spaces.
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,11 @@ class Header:
     tokens: TokensMeta
     read: int
     """Documents of the source that had been read when the shard was finished."""
+    sha256: str = ""
+    """Hash of the fields above; empty in shards of earlier versions."""
+
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(replace(self, sha256=""))).encode()).hexdigest()
 
 
 @dataclass
@@ -79,9 +84,11 @@ class Writer:
         content = b"".join(self.parts)
         digest = hashlib.sha256(content).hexdigest()
         meta = TokensMeta(self.stamp.dtype.name, self.n_tokens, self.n_bytes, digest)
-        header = MAGIC + json.dumps(asdict(Header(self.stamp, meta, read))).encode()
+        header = Header(self.stamp, meta, read)
+        header = replace(header, sha256=header.digest())
         path = shard_path(self.folder, self.name, len(self.written))
-        write_atomically(path, header.ljust(HEADER_BYTES - 1) + b"\n" + content)
+        start = MAGIC + json.dumps(asdict(header)).encode()
+        write_atomically(path, start.ljust(HEADER_BYTES - 1) + b"\n" + content)
         self.written.append(digest)
         self.n_tokens = self.n_bytes = 0
         self.parts.clear()
@@ -102,10 +109,12 @@ def read_header(path: Path, stamp: Stamp) -> Header:
     if not start.startswith(MAGIC):
         raise DamagedFileError(f"{path} is from elsewhere: it does not begin as a token shard.")
     try:
-        header = TypeAdapter(Header).validate_json(start[len(MAGIC) :])
+        header = TypeAdapter(Header).validate_json(start[len(MAGIC) :], strict=True)
     except ValidationError as error:
         what = problems(error)
         raise DamagedFileError(f"{path} is truncated or has no valid header: {what}.") from None
+    if header.sha256 not in ("", header.digest()):
+        raise DamagedFileError(f"{path} is damaged: its header is not as it was written.")
     check_tokenizer(path, header, stamp)
     expected = HEADER_BYTES + header.tokens.tokens * stamp.dtype.itemsize
     if size != expected:
@@ -130,9 +139,14 @@ def check_tokenizer(path: Path, header: Header, stamp: Stamp) -> None:
         )
 
 
-def map_tokens(path: Path, meta: TokensMeta, dtype: np.dtype, hashed: bool) -> np.ndarray:
+def map_tokens(path: Path, meta: TokensMeta, stamp: Stamp, hashed: bool) -> np.ndarray:
     """The tokens of a shard whose header was read; with `hashed`, all of them are checked."""
-    ids = np.memmap(path, dtype, "r", HEADER_BYTES, (meta.tokens,))
+    ids = np.memmap(path, stamp.dtype, "r", HEADER_BYTES, (meta.tokens,))
+    if hashed and ids.max(initial=0) >= stamp.vocab_size:
+        raise DamagedFileError(
+            f"{path} is damaged: it has the token {ids.max()}, and its vocabulary ends before "
+            f"{stamp.vocab_size}."
+        )
     if hashed and hashlib.sha256(ids.data).hexdigest() != meta.sha256:
         raise DamagedFileError(f"{path} is damaged: its tokens are not those of its header.")
     return ids
@@ -151,7 +165,13 @@ def open_shards(expected: dict[Path, str], stamp: Stamp, verify: bool) -> Tokens
             raise DamagedFileError(f"{path} is from elsewhere: it holds the tokens of other text.")
     n_tokens = sum(meta.tokens for meta in metas.values())
     hashed = verify or n_tokens * stamp.dtype.itemsize <= HASHED_BYTES
-    parts = [map_tokens(path, meta, stamp.dtype, hashed) for path, meta in metas.items()]
+    parts = [map_tokens(path, meta, stamp, hashed) for path, meta in metas.items()]
     digest = hashlib.sha256("".join(expected.values()).encode()).hexdigest()
     n_bytes = sum(meta.bytes for meta in metas.values())
+    if (n_tokens and n_bytes < 1) or min(
+        min(meta.bytes, meta.tokens) for meta in metas.values()
+    ) < 0:
+        raise DamagedFileError(
+            f"{next(iter(expected))} is damaged: it or one after it counts no bytes of text."
+        )
     return Tokens(Joined(parts), TokensMeta(stamp.dtype.name, n_tokens, n_bytes, digest))

@@ -54,6 +54,7 @@ class Checkpoints:
         self.say = say
         self.saving = f"cannot save to {folder} (the earlier checkpoints are complete)"
         with explained(f"the checkpoints {folder} cannot be read"):
+            check_folder(folder)
             self.manager = ocp.CheckpointManager(
                 folder.absolute(), options=options, handler_registry=handlers()
             )
@@ -85,14 +86,7 @@ class Checkpoints:
         with explained(*reading):
             saved = self.manager.restore(step, args=about)["about"]
         # Before the state, which would not fit if the optimizer or the model is another one.
-        changed = differing(saved, json.loads(json.dumps(self.metadata(step))))
-        if changed:
-            raise UserError(
-                f"the checkpoint {path} is of another run than config.json says: "
-                f"{', '.join(changed)}. Put back the config.json that the run began with, or start "
-                "a new run. To go on with another optimizer in the middle of a run, take its state "
-                "over in a script of your own, as examples/take_over.py does."
-            )
+        check_about(path, saved, self.metadata(step))
         with explained(*reading):
             return self.manager.restore(step, args=state)["state"]
 
@@ -147,6 +141,7 @@ def verify(path: Path, steps: Sequence[int], say: Callable[[str], None]) -> None
         found = [integrity.verify(path / part, *share) for part in ("state", "about")]
         if any(found) and not all(found):
             raise integrity.Damaged("the checksums of a part of it are missing")
+        integrity.check_bound(path)
     except integrity.Damaged as error:
         raise UserError(
             f"the checkpoint {path} of step {path.name} is damaged: {error}.\n"
@@ -174,17 +169,56 @@ def explained(what: str, advice: str = "") -> Generator[None]:
     """Says what cannot be done, why, and what to do."""
     try:
         yield
-    except jax.errors.JaxRuntimeError:  # another process has ended
+    except (jax.errors.JaxRuntimeError, UserError):  # another process has ended; said already
         raise
     except Exception as error:  # of the disk, of Orbax, of TensorStore: no common class
         advice = advice or f"To do: {files.remedy(error)}, and resume."
         raise UserError(f"{what}: {reason(error)}\n{advice}") from error
 
 
+def check_about(path: Path, saved: Any, now: dict[str, Any]) -> None:
+    """Refuses a checkpoint that was saved with other settings or another tokenizer than now."""
+    changed = differing(saved, json.loads(json.dumps(now)))
+    if changed:
+        raise UserError(
+            f"the checkpoint {path} is of another run than config.json and tokenizer.json say: "
+            f"{', '.join(changed)}. Put back the files that the run began with, or start a new "
+            "run. To go on with another optimizer in the middle of a run, take its state over in a "
+            "script of your own, as examples/take_over.py does."
+        )
+
+
+def check_folder(folder: Path) -> None:
+    """Refuses a folder of checkpoints from elsewhere, of which Orbax would delete what is old."""
+    files.check_no_link(folder)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not path.name.isdecimal():
+            continue
+        written = any((path / name).exists() for name in ("_CHECKPOINT_METADATA", "state"))
+        if path.is_symlink() or not written:
+            raise UserError(
+                f"{path} is no checkpoint of this trainer, and older checkpoints are deleted: move "
+                "it away."
+            )
+
+
+def read_about(path: Path) -> Any:
+    """What a checkpoint says of itself, whose files were verified."""
+    with explained(f"the checkpoint {path} cannot be read"):
+        return json.loads((path / "about" / "metadata").read_text())
+
+
 def restore_part(
-    folder: Path, step: int | None, part: Literal["params", "opt_state"], abstract: Any
+    folder: Path,
+    step: int | None,
+    part: Literal["params", "opt_state"],
+    abstract: Any,
+    metadata: Metadata,
 ) -> tuple[int, Any]:
-    """The step (by default the last) and one part of its state; no other arrays are read."""
+    """The step (by default the last) and one part of its state; no other arrays are read.
+
+    Raises `UserError` if the checkpoint was saved with another `metadata`.
+    """
     if not folder.is_dir():
         raise UserError(f"{folder.parent} has no checkpoints yet.")
     options = ocp.CheckpointManagerOptions(read_only=True)
@@ -204,6 +238,7 @@ def restore_part(
             partial_restore=True,
         )
         verify(path, steps, lambda line: print(line, file=sys.stderr))
+        check_about(path, read_about(path), metadata(step))
         with explained(f"the checkpoint {path} cannot be read", way_out(path, steps)):
             restored = manager.restore(step, args=ocp.args.Composite(state=args))
     return step, restored["state"][part]

@@ -69,6 +69,7 @@ def prepare_run(
         check(config)
     else:
         folder, (config, data_key) = asked.resume, run_folder.reopen(asked.resume)
+        run_folder.read_tokenizer(folder)  # whose digest the checkpoints have
         try:
             check(config)
         except UserError as error:

@@ -1,7 +1,6 @@
 """Trains a run in its folder: steps, measurements, evaluations, checkpoints, requests to stop."""
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ def execute(
 ) -> Outcome:
     """Trains from the last checkpoint to the end or a stop; calls `begin` before the first step."""
     config = setup.config
-    metadata = functools.partial(run_folder.step_metadata, config, setup.dataset.key)
+    metadata = run_folder.metadata_of(folder, config, setup.dataset.key)
     profile = Profile(profiled_steps(machine), folder, say)
     stop = StopRequests(processes.agreement(setup.mesh))
     with contextlib.ExitStack() as stack:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Generator
 from pathlib import Path
 
@@ -37,6 +38,25 @@ def write_atomically(path: Path, content: bytes) -> None:
             partial.unlink()  # what fitted on a full disk
         error.filename = str(path)  # a failed write does not say it
         raise
+
+
+def check_no_link(path: Path) -> None:
+    """Refuses a path of which others may have made a link, a pipe or a device."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError(
+            f"{path} is a link, a pipe or a device, which is not followed: remove it, or put the "
+            "file or folder itself there."
+        )
+
+
+def check_regular(path: Path) -> None:
+    """Refuses a pipe or a device, reading which may never end."""
+    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+        raise UserError(f"{path} is no regular file: put back the one that the run began with.")
 
 
 def remedy(error: Exception) -> str:
