@@ -12,8 +12,8 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from examples.trainer.runs import integrity, processes
+from examples.trainer.runs.about import check_about, check_folder
 from examples.trainer.system import files
-from examples.trainer.system.differences import MISSING, differences
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.step import TrainState
 
@@ -176,38 +176,6 @@ def explained(what: str, advice: str = "") -> Generator[None]:
         raise UserError(f"{what}: {reason(error)}\n{advice}") from error
 
 
-def check_about(path: Path, saved: Any, now: dict[str, Any]) -> None:
-    """Refuses a checkpoint that was saved with other settings or another tokenizer than now."""
-    changed = differing(saved, json.loads(json.dumps(now)))
-    if changed:
-        raise UserError(
-            f"the checkpoint {path} is of another run than config.json and tokenizer.json say: "
-            f"{', '.join(changed)}. Put back the files that the run began with, or start a new "
-            "run. To go on with another optimizer in the middle of a run, take its state over in a "
-            "script of your own, as examples/take_over.py does."
-        )
-
-
-def check_folder(folder: Path) -> None:
-    """Refuses a folder of checkpoints from elsewhere, of which Orbax would delete what is old."""
-    files.check_no_link(folder)
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if not path.name.isdecimal():
-            continue
-        written = any((path / name).exists() for name in ("_CHECKPOINT_METADATA", "state"))
-        if path.is_symlink() or not written:
-            raise UserError(
-                f"{path} is no checkpoint of this trainer, and older checkpoints are deleted: move "
-                "it away."
-            )
-
-
-def read_about(path: Path) -> Any:
-    """What a checkpoint says of itself, whose files were verified."""
-    with explained(f"the checkpoint {path} cannot be read"):
-        return json.loads((path / "about" / "metadata").read_text())
-
-
 def restore_part(
     folder: Path,
     step: int | None,
@@ -238,19 +206,11 @@ def restore_part(
             partial_restore=True,
         )
         verify(path, steps, lambda line: print(line, file=sys.stderr))
-        check_about(path, read_about(path), metadata(step))
+        with explained(f"the checkpoint {path} cannot be read", way_out(path, steps)):
+            check_about(path, json.loads((path / "about" / "metadata").read_text()), metadata(step))
         with explained(f"the checkpoint {path} cannot be read", way_out(path, steps)):
             restored = manager.restore(step, args=ocp.args.Composite(state=args))
     return step, restored["state"][part]
-
-
-def differing(saved: Any, now: Any) -> list[str]:
-    """The saved values that are others now; settings added to the code since are ignored."""
-    return [
-        f"{name.removeprefix('config.')} was {old!r}, and is {None if new is MISSING else new!r}"
-        for name, old, new in differences(saved, now)
-        if old is not MISSING
-    ]
 
 
 def reason(error: Exception) -> str:
