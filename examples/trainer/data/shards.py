@@ -5,6 +5,7 @@ A shard is a header of HEADER_BYTES followed by the tokens, little-endian. The h
 padded with spaces.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from examples.trainer.system.files import write_atomically
 MAGIC = b"optax_muonplus tokens, version 1\n"
 HEADER_BYTES = 4096  # one memory page, so that the tokens are aligned; a header needs a tenth of it
 SHARD_TOKENS = 2**25  # 64 MiB as uint16: the most that an interrupted download loses
+OPEN = 128  # shards that are mapped at the same time; each takes a file descriptor
 HASHED_BYTES = 2**28  # larger texts are hashed on request only; this much takes half a second
 
 
@@ -139,21 +141,41 @@ def check_tokenizer(path: Path, header: Header, stamp: Stamp) -> None:
         )
 
 
-def map_tokens(path: Path, meta: TokensMeta, stamp: Stamp, hashed: bool) -> np.ndarray:
-    """The tokens of a shard whose header was read; with `hashed`, all of them are checked."""
-    ids = np.memmap(path, stamp.dtype, "r", HEADER_BYTES, (meta.tokens,))
-    if hashed and ids.max(initial=0) >= stamp.vocab_size:
+@dataclass(frozen=True)
+class Shard:
+    """The tokens of a shard, mapped when they are read, so that few files are open at a time."""
+
+    path: Path
+    dtype: np.dtype
+    tokens: int
+
+    def __len__(self) -> int:
+        return self.tokens
+
+    def __getitem__(self, index: slice) -> np.ndarray:
+        return mapped(self)[index]
+
+
+@functools.lru_cache(maxsize=OPEN)
+def mapped(shard: Shard) -> np.ndarray:
+    """A map of the tokens; the files of the last ones that were asked for stay open."""
+    return np.memmap(shard.path, shard.dtype, "r", HEADER_BYTES, (shard.tokens,))
+
+
+def checked(shard: Shard, meta: TokensMeta, vocab_size: int) -> None:
+    """Reads all tokens of a shard; raises `DamagedFileError` if they are not as written."""
+    ids = np.memmap(shard.path, shard.dtype, "r", HEADER_BYTES, (shard.tokens,))
+    if ids.max(initial=0) >= vocab_size:
         raise DamagedFileError(
-            f"{path} is damaged: it has the token {ids.max()}, and its vocabulary ends before "
-            f"{stamp.vocab_size}."
+            f"{shard.path} is damaged: it has the token {ids.max()}, and its vocabulary ends "
+            f"before {vocab_size}."
         )
-    if hashed and hashlib.sha256(ids.data).hexdigest() != meta.sha256:
-        raise DamagedFileError(f"{path} is damaged: its tokens are not those of its header.")
-    return ids
+    if hashlib.sha256(ids.data).hexdigest() != meta.sha256:
+        raise DamagedFileError(f"{shard.path} is damaged: its tokens are not those of its header.")
 
 
 def open_shards(expected: dict[Path, str], stamp: Stamp, verify: bool) -> Tokens:
-    """The shards of a text, memory-mapped; they are given with the hashes of their tokens.
+    """The shards of a text, given with the hashes of their tokens, and mapped when they are read.
 
     Headers and sizes are always checked. The tokens are read and hashed if their total size is at
     most HASHED_BYTES, or if `verify` is true. A file that has changed raises `DamagedFileError`
@@ -165,7 +187,9 @@ def open_shards(expected: dict[Path, str], stamp: Stamp, verify: bool) -> Tokens
             raise DamagedFileError(f"{path} is from elsewhere: it holds the tokens of other text.")
     n_tokens = sum(meta.tokens for meta in metas.values())
     hashed = verify or n_tokens * stamp.dtype.itemsize <= HASHED_BYTES
-    parts = [map_tokens(path, meta, stamp, hashed) for path, meta in metas.items()]
+    parts = [Shard(path, stamp.dtype, meta.tokens) for path, meta in metas.items()]
+    for shard, meta in zip(parts, metas.values(), strict=True) if hashed else ():
+        checked(shard, meta, stamp.vocab_size)
     digest = hashlib.sha256("".join(expected.values()).encode()).hexdigest()
     n_bytes = sum(meta.bytes for meta in metas.values())
     if (n_tokens and n_bytes < 1) or min(

@@ -76,7 +76,8 @@ def prepare_run(
             raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
     run.check_machine(asked.machine, config.steps)
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
-    setup = assemble(config, prepare(config.data, console.print), mesh)
+    stream = asked.machine.tokenize or jax.process_count() == 1
+    setup = assemble(config, prepare(config.data, console.print, stream), mesh)
     if data_key not in ("", setup.dataset.key):
         raise UserError(
             f"the text is not the one that {folder} was trained on, so that resuming would "

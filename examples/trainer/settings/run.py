@@ -30,8 +30,9 @@ class DataConfig:
 
     __pydantic_config__ = STRICT
 
-    source: Literal["files", "fineweb"] = "files"
-    """files: those of paths, or the default text; fineweb: streamed from the Hugging Face hub."""
+    source: Literal["files", "fineweb", "prepared"] = "files"
+    """files: those of paths, or the default text; fineweb: streamed from the Hugging Face hub;
+    prepared: the folder that `python -m examples.data prepare` has made."""
     paths: tuple[str, ...] = ()
     """Text files, or folders searched for .txt, .md, .py, .jsonl and .parquet; empty: Python's
     standard library."""
@@ -195,6 +196,8 @@ class MachineConfig:
     peak_tflops: FinitePositive | None = None
     """What a device could do, in TFLOP/s of 16-bit products, for MFU; None: by the kind of device,
     where it is known."""
+    tokenize: bool = False
+    """With several processes, let the first one make the tokens of FineWeb while all wait."""
     checkpoint_minutes: FiniteOrZero = 15.0
     """Minutes between checkpoints, beside those by steps; 0 for none by time."""
     keep_every: CountOrZero = 0
