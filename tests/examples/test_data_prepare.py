@@ -71,7 +71,7 @@ def test_parts_are_prepared_apart_and_the_last_one_names_all(files, capsys):
     for number in (2, 3):
         assert prepared(files, "--part", f"{number}/3") == 0
         assert "are left to other parts" in capsys.readouterr().out
-    with pytest.raises(UserError, match="no parts[.]json"):
+    with pytest.raises(UserError, match=r"no parts\.json"):
         opened(files)
     assert prepared(files, "--part", "1/3") == 0
     assert "complete" in capsys.readouterr().out
@@ -181,5 +181,5 @@ def test_many_shards_need_few_open_files(tmp_path):
 
 def test_processes_do_not_wait_while_one_makes_tokens(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(UserError, match="examples[.]data --source fineweb --tokens 5e"):
+    with pytest.raises(UserError, match=r"examples\.data --source fineweb --tokens 5e"):
         prepare(DataConfig(source="fineweb", tokens=5e8), quiet, stream=False)

@@ -69,11 +69,11 @@ def prepare_run(
         check(config)
     else:
         folder, (config, data_key) = asked.resume, run_folder.reopen(asked.resume)
-        run_folder.read_tokenizer(folder)  # whose digest the checkpoints have
         try:
             check(config)
         except UserError as error:
             raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
+        run_folder.read_tokenizer(folder)  # refuses one whose digest cannot be compared
     run.check_machine(asked.machine, config.steps)
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     stream = asked.machine.tokenize or jax.process_count() == 1

@@ -10,7 +10,7 @@ from collections import deque
 
 from examples.trainer.runs.processes import process_label
 
-STEP, EVALUATION, SAVE = "step", "evaluation", "save"
+START, STEP, EVALUATION, SAVE = "start", "step", "evaluation", "save"
 MEDIANS = 10  # how many times its median a phase may take
 FIRST = 6  # how many times the least time a phase may take at first, when it may compile
 SILENT = 60  # seconds more until a Python that stands still is ended
@@ -28,7 +28,7 @@ class Watchdog:
     def __init__(self, minutes: float):
         self.least = 60 * minutes
         self.durations: dict[str, deque[float]] = {}
-        self.phase = STEP
+        self.phase = START
         self.since = time.monotonic()
         self.stopping = threading.Event()
 
