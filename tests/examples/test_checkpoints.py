@@ -186,7 +186,7 @@ def test_edited_config_is_refused(tmp_path, text, capsys):
         path.write_text(written.replace(f'"{name}": {was}', f'"{name}": {now}'))
         assert main(["--resume", str(tmp_path / "x")]) == 2
         shown = capsys.readouterr().err.replace("'", '"')
-        assert "config.json says" in shown and f"{name} was {was}, and is {now}" in shown
+        assert "config.json and" in shown and f"{name} was {was}, and is {now}" in shown
 
 
 def saving_after(folder, step):
