@@ -27,11 +27,14 @@ REMEDIES = {
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file in one step: after a crash there is either the old file or the new one."""
+    """Writes a file in one step: after a power cut too there is the old file or the new one."""
     # A random name, not the process id: processes on other hosts may share the folder and the id.
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        partial.write_bytes(content)
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # else the new name may be on the disk before the content
         os.replace(partial, path)
     except OSError as error:
         with contextlib.suppress(OSError):
