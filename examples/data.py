@@ -1,7 +1,8 @@
 """Prepares a text without training: `python -m examples.data --help`.
 
 This is for FineWeb before many processes need it, or where only one machine has a network; and with
---verify, to check a text that was copied.
+--verify, to check a text that was copied. `python -m examples.data prepare --help` tokenizes many
+files in many processes.
 """
 
 import sys
@@ -10,7 +11,8 @@ from collections.abc import Sequence
 import tyro
 
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings import run
+from examples.trainer.data.tokenize_files import Preparation, prepare_files
+from examples.trainer.settings import run, validation
 from examples.trainer.settings.run import DataConfig, RunConfig
 from examples.trainer.system.exit_status import run_command
 
@@ -20,12 +22,21 @@ DESCRIPTION = "Prepares a text for runs with the same flags (there --data.source
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    config = tyro.cli(DataConfig, args=argv, prog=PROGRAM, description=DESCRIPTION)
     try:
+        if list(argv[:1]) == ["prepare"]:
+            asked = tyro.cli(Preparation, args=argv[1:], prog=f"{PROGRAM} prepare")
+            return run_command(lambda: check_and_prepare(asked))
+        config = tyro.cli(DataConfig, args=argv, prog=PROGRAM, description=DESCRIPTION)
         return run_command(lambda: prepare_and_report(config))
     except KeyboardInterrupt:
-        print("\nstopped; FineWeb continues from its last complete shard.")
+        print("\nstopped; the same command continues after what is complete.")
         return 130
+
+
+def check_and_prepare(asked: Preparation) -> None:
+    """Tokenizes files, after their settings were checked."""
+    validation.check(asked)
+    prepare_files(asked, print)
 
 
 def prepare_and_report(config: DataConfig) -> None:

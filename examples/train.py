@@ -4,8 +4,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from examples.trainer.settings import command_line
-from examples.trainer.settings.command_line import NewRun
+# What takes time to import is imported in `run`, so that Ctrl-C ends it with a sentence.
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
 
@@ -21,6 +20,9 @@ def main(argv: Sequence[str]) -> int:
 
 def run(argv: Sequence[str]) -> int:
     """Does what the command line asks for; returns the exit status."""
+    from examples.trainer.settings import command_line
+    from examples.trainer.settings.command_line import NewRun
+
     asked, preset = command_line.parse(argv)
     # Questions about flags are answered above, without the seconds that these imports take.
     import jax

@@ -42,7 +42,7 @@ def test_every_package_is_in_the_order():
         for path in FOLDER.rglob("*.py")
         if path.name != "__init__.py"
     }
-    assert found == {*packages(), "hosts", None}
+    assert found == {*packages(), "hosts", "launch", None}
 
 
 @pytest.mark.parametrize("package", packages())
@@ -58,7 +58,7 @@ def test_packages_import_only_those_before_them(package):
 
 
 def test_only_commands_import_packages():
-    for path in [*FOLDER.glob("*.py"), *(FOLDER / "hosts").glob("*.py")]:
+    for path in [*FOLDER.glob("*.py"), *FOLDER.glob("hosts/*.py"), *FOLDER.glob("launch/*.py")]:
         if path.stem not in COMMANDS:
             assert not imports_of(path), path
 

@@ -89,7 +89,7 @@ def test_damaged_checkpoint_names_its_file_its_step_and_the_one_before(folder):
     path.write_bytes(content)
     for read in (
         lambda: restore(folder),
-        lambda: restore_part(folder, None, "params", abstract().params),
+        lambda: restore_part(folder, None, "params", abstract().params, about),
     ):
         with pytest.raises(UserError) as caught:
             read()

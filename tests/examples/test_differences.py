@@ -1,6 +1,6 @@
 """What differs between two versions of nested settings, and what of it a checkpoint minds."""
 
-from examples.trainer.runs.checkpoint import differing
+from examples.trainer.runs.about import differing
 from examples.trainer.system.differences import MISSING, differences
 
 OLD = {"step": 3, "config": {"model": {"width": 8, "depth": 2}, "name": None}}

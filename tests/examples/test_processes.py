@@ -144,14 +144,15 @@ def joined_with(monkeypatch, machine, **variables):
 
 
 def test_join_passes_flags_or_variables_to_jax(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert joined_with(monkeypatch, MachineConfig(mesh="data=2")) is None
     alone = joined_with(monkeypatch, MachineConfig(distributed=True))
-    assert alone == (None, None, None)  # JAX asks SLURM, Open MPI, TPU or Kubernetes
+    assert alone == (None, None, None, None)  # JAX asks SLURM, Open MPI, TPU or Kubernetes
     given = MachineConfig(coordinator="a:1", num_processes=2, process_id=0)
-    assert joined_with(monkeypatch, given) == ("a:1", 2, 0)
+    assert joined_with(monkeypatch, given) == ("a:1", 2, 0, None)
     variables = {"JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "2"}
     read = joined_with(monkeypatch, MachineConfig(distributed=True), **variables)
-    assert read == (None, 3, 2)  # and JAX reads JAX_COORDINATOR_ADDRESS
+    assert read == (None, 3, 2, None)  # and JAX reads JAX_COORDINATOR_ADDRESS
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_variable_that_is_no_number_is_refused(monkeypatch):
 
 def test_signals_become_requests_and_a_second_ctrl_c_interrupts():
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with StopRequests(agree=lambda number: number) as requests:
+    with StopRequests(agree=lambda numbers, wait: tuple(numbers)) as requests:
         assert not requests.stop()
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)  # schedulers send it again

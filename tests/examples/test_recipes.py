@@ -217,3 +217,13 @@ def test_as_published_trains_on_a_mesh_as_on_one_device(name, text):
         state, params = still.init(), still.init().params
         after = still.train_step(state, *still.loader.batch(0))[0].params
         jax.tree.map(np.testing.assert_array_equal, after, params)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_hold_out_what_their_evaluations_read(name):
+    config = PRESETS[name][1]
+    read = config.eval_batches * config.batch_size * config.model.context
+    assert 1.2 * read < config.data.val_fraction * config.data.tokens
+    assert config.data.val_fraction == 0.001 or config.data.val_fraction < 1.3 * read / (
+        config.data.tokens
+    )

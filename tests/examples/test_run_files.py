@@ -19,6 +19,7 @@ from examples.trainer.runs.metrics import Metrics, read_metrics
 from examples.trainer.runs.writer import only_writer
 from examples.trainer.system import json_lines
 from examples.trainer.system.errors import UserError
+from examples.trainer.system.files import write_atomically
 from tests.support.trainer import wait_for
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -172,3 +173,12 @@ def test_damaged_config_is_named(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match=f"{tmp_path}/config.json was not written by this version"):
         run_folder.reopen(tmp_path)
+
+
+def test_content_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
+    done = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: done.append("content") or fsync(file))
+    monkeypatch.setattr(os, "replace", lambda *names: done.append("name") or replace(*names))
+    write_atomically(tmp_path / "a", b"text")
+    assert done == ["content", "name"] and (tmp_path / "a").read_bytes() == b"text"

@@ -10,8 +10,8 @@ import pytest
 
 import optax_muonplus as omp
 from examples.trainer.data.loader import Tokens, TokensMeta
-from examples.trainer.runs.loop import Recorder
 from examples.trainer.runs.metrics import Metrics, read_metrics
+from examples.trainer.runs.recorder import Recorder
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.training import optimizers, sharding

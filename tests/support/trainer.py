@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from examples.train import main
 from examples.trainer.data.placement import place_batch
 from examples.trainer.data.prepare import prepare
-from examples.trainer.runs import loop
+from examples.trainer.runs import recorder
 from examples.trainer.runs.metrics import Metrics, read_metrics
 from examples.trainer.settings import command_line
 from examples.trainer.settings.run import OptimizerConfig
@@ -103,7 +103,7 @@ def losses_are(broken, loss=math.nan):
     """A context in which the losses of some steps are read as `loss`."""
     calls = itertools.count(1)
     return unittest.mock.patch.object(
-        loop, "float", lambda x: loss if next(calls) in broken else float(x), create=True
+        recorder, "float", lambda x: loss if next(calls) in broken else float(x), create=True
     )
 
 

@@ -18,6 +18,7 @@ from examples.trainer.settings.validation import problems
 from examples.trainer.system.errors import DamagedFileError, UserError
 from examples.trainer.system.files import write_atomically
 
+PARTS = "parts.json"  # of a folder with a part for each file
 FORMAT = 2  # increase it when the same text and settings would give other files
 
 
@@ -55,16 +56,20 @@ def cache_folder() -> Path:
     return root / "optax_muonplus"
 
 
-def is_complete(folder: Path) -> bool:
-    """Whether `finish` has run here and no file was deleted since."""
+def is_complete(folder: Path, alone: bool = True) -> bool:
+    """Whether `finish` has run here and no file was deleted since.
+
+    A folder that is not `alone` has its tokenizer elsewhere.
+    """
     if not (folder / "meta.json").exists():
         return False
     try:
         meta = read_meta(folder)
     except DamagedFileError:
         return True  # `open_dataset` will report what is wrong
+    own = (folder / "tokenizer.json",) if alone else ()
     shards = (*meta.shards(folder, "train"), *meta.shards(folder, "val"))
-    return all(path.exists() for path in (folder / "tokenizer.json", *shards))
+    return all(path.exists() for path in (*own, *shards))
 
 
 @contextlib.contextmanager
@@ -113,11 +118,38 @@ def read_meta(folder: Path) -> Meta:
 def open_dataset(folder: Path, verify: bool) -> Dataset:
     """Opens a complete text; raises `DamagedFileError` that names a file that has changed."""
     meta = read_meta(folder)
-    loaded, stamp = load_tokenizer(folder, meta.tokenizer)
-    if stamp.sha256 != meta.tokenizer_sha256:
+    return joined(folder, {folder: meta}, meta.tokenizer, verify)
+
+
+def open_parts(folder: Path, verify: bool) -> Dataset:
+    """Opens a text that has a part for each of its files."""
+    path = folder / PARTS
+    try:
+        names = TypeAdapter(list[str]).validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} has no {PARTS}: `python -m examples.data prepare --out {folder} ...` writes "
+            "it when all files are tokenized."
+        ) from None
+    except (OSError, ValidationError) as error:
+        raise DamagedFileError(f"{path} names no parts: {error}.") from None
+    parts = [folder / "parts" / Path(name).name for name in names]
+    metas = {part: read_meta(part) for part in parts}
+    return joined(folder, metas, next((x.tokenizer for x in metas.values()), ""), verify)
+
+
+def joined(folder: Path, metas: dict[Path, Meta], name: str, verify: bool) -> Dataset:
+    """The text of folders that have the tokenizer of `folder`, one after the other."""
+    loaded, stamp = load_tokenizer(folder, name)
+    if any(meta.tokenizer_sha256 != stamp.sha256 for meta in metas.values()):
         raise DamagedFileError(f"{folder / 'tokenizer.json'} is truncated or from elsewhere.")
     train, val = (
-        open_shards(meta.shards(folder, split), stamp, verify) for split in ("train", "val")
+        open_shards(
+            {p: x for part, meta in metas.items() for p, x in meta.shards(part, split).items()},
+            stamp,
+            verify,
+        )
+        for split in ("train", "val")
     )
     content = f"{stamp.sha256} {train.meta.sha256} {val.meta.sha256}"
     return Dataset(loaded, train, val, hashlib.sha256(content.encode()).hexdigest()[:16])

@@ -28,6 +28,11 @@ def texts(path: Path, size: int, field: str) -> Iterator[str]:
         raise UserError(f"{path} is not UTF-8 text ({error}): convert it or omit it.") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}.") from None
+    except MemoryError:
+        raise UserError(
+            f"{path} does not fit into memory: give a smaller --data.max-bytes, or text files of "
+            "parts of it."
+        ) from None
 
 
 def decode(path: Path, size: int) -> str:

@@ -18,11 +18,21 @@ SAMPLE = "sample-100BT"  # 100 billion GPT-2 tokens: more than the paper's longe
 TOKENIZER = "gpt2"
 
 
-def prepare(config: DataConfig, root: Path, say: Callable[[str], None]) -> Dataset:
+def prepare(
+    config: DataConfig, root: Path, say: Callable[[str], None], stream: bool = True
+) -> Dataset:
     """The first `config.tokens` tokens of FineWeb, from a folder in `root` if it has them."""
     folder = root / f"fineweb-{cache_key(config)}"
     try:
         if not cache.is_complete(folder):
+            if not stream:
+                raise UserError(
+                    f"{folder} has not all tokens of FineWeb yet, and all processes would wait "
+                    "while one makes them. Make them before, on one machine: python -m "
+                    f"examples.data --source fineweb --tokens {config.tokens:g} --tokenizer "
+                    f"{config.tokenizer or TOKENIZER} --val-fraction {config.val_fraction:g}. "
+                    "Or give --tokenize to wait."
+                )
             with cache.writing(folder):
                 fill(folder, config, root, say)
         return cache.open_dataset(folder, config.verify)

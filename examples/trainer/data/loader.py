@@ -3,7 +3,9 @@
 import bisect
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -20,6 +22,14 @@ class TokensMeta:
     """Hash of the tokens; for several shards, the hash of their hashes."""
 
 
+class Slices(Protocol):
+    """What has a length and can be cut: an array, or a shard on disk."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: slice, /) -> np.ndarray: ...
+
+
 class Joined:
     """Arrays that are read as if they were concatenated; a slice copies only its own elements.
 
@@ -27,7 +37,7 @@ class Joined:
     a text was cut into shards.
     """
 
-    def __init__(self, parts: list[np.ndarray]):
+    def __init__(self, parts: Sequence[Slices]):
         self.parts = parts
         self.starts = list(itertools.accumulate(map(len, parts), initial=0))
 

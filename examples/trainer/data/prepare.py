@@ -16,12 +16,19 @@ from examples.trainer.system.errors import DamagedFileError, UserError
 TRAINED = "trained"  # the name of a tokenizer that was trained on its text
 
 
-def prepare(config: DataConfig, say: Callable[[str], None]) -> Dataset:
-    """The tokens of the configured text, from the cache if they are complete there."""
+def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True) -> Dataset:
+    """The tokens of the configured text, from the cache if they are complete there.
+
+    Without `stream`, FineWeb that is not in the cache is an error.
+    """
+    if config.source == "prepared":
+        if len(config.paths) != 1:
+            raise UserError("--data.source prepared: give the one folder as --data.paths FOLDER.")
+        return cache.open_parts(Path(config.paths[0]), config.verify)
     if config.source == "fineweb":
         if config.paths:
             raise UserError("--data.source fineweb reads no --data.paths: give one of them.")
-        return fineweb.prepare(config, cache_folder(), say)
+        return fineweb.prepare(config, cache_folder(), say, stream)
     documents = corpus.read(config)
     given = None
     if config.tokenizer:

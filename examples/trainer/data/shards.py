@@ -5,10 +5,11 @@ A shard is a header of HEADER_BYTES followed by the tokens, little-endian. The h
 padded with spaces.
 """
 
+import functools
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from examples.trainer.system.files import write_atomically
 MAGIC = b"optax_muonplus tokens, version 1\n"
 HEADER_BYTES = 4096  # one memory page, so that the tokens are aligned; a header needs a tenth of it
 SHARD_TOKENS = 2**25  # 64 MiB as uint16: the most that an interrupted download loses
+OPEN = 128  # shards that are mapped at the same time; each takes a file descriptor
 HASHED_BYTES = 2**28  # larger texts are hashed on request only; this much takes half a second
 
 
@@ -47,6 +49,11 @@ class Header:
     tokens: TokensMeta
     read: int
     """Documents of the source that had been read when the shard was finished."""
+    sha256: str = ""
+    """Hash of the fields above; empty in shards of earlier versions."""
+
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(replace(self, sha256=""))).encode()).hexdigest()
 
 
 @dataclass
@@ -79,9 +86,11 @@ class Writer:
         content = b"".join(self.parts)
         digest = hashlib.sha256(content).hexdigest()
         meta = TokensMeta(self.stamp.dtype.name, self.n_tokens, self.n_bytes, digest)
-        header = MAGIC + json.dumps(asdict(Header(self.stamp, meta, read))).encode()
+        header = Header(self.stamp, meta, read)
+        header = replace(header, sha256=header.digest())
         path = shard_path(self.folder, self.name, len(self.written))
-        write_atomically(path, header.ljust(HEADER_BYTES - 1) + b"\n" + content)
+        start = MAGIC + json.dumps(asdict(header)).encode()
+        write_atomically(path, start.ljust(HEADER_BYTES - 1) + b"\n" + content)
         self.written.append(digest)
         self.n_tokens = self.n_bytes = 0
         self.parts.clear()
@@ -102,10 +111,12 @@ def read_header(path: Path, stamp: Stamp) -> Header:
     if not start.startswith(MAGIC):
         raise DamagedFileError(f"{path} is from elsewhere: it does not begin as a token shard.")
     try:
-        header = TypeAdapter(Header).validate_json(start[len(MAGIC) :])
+        header = TypeAdapter(Header).validate_json(start[len(MAGIC) :], strict=True)
     except ValidationError as error:
         what = problems(error)
         raise DamagedFileError(f"{path} is truncated or has no valid header: {what}.") from None
+    if header.sha256 not in ("", header.digest()):
+        raise DamagedFileError(f"{path} is damaged: its header is not as it was written.")
     check_tokenizer(path, header, stamp)
     expected = HEADER_BYTES + header.tokens.tokens * stamp.dtype.itemsize
     if size != expected:
@@ -130,16 +141,41 @@ def check_tokenizer(path: Path, header: Header, stamp: Stamp) -> None:
         )
 
 
-def map_tokens(path: Path, meta: TokensMeta, dtype: np.dtype, hashed: bool) -> np.ndarray:
-    """The tokens of a shard whose header was read; with `hashed`, all of them are checked."""
-    ids = np.memmap(path, dtype, "r", HEADER_BYTES, (meta.tokens,))
-    if hashed and hashlib.sha256(ids.data).hexdigest() != meta.sha256:
-        raise DamagedFileError(f"{path} is damaged: its tokens are not those of its header.")
-    return ids
+@dataclass(frozen=True)
+class Shard:
+    """The tokens of a shard, mapped when they are read, so that few files are open at a time."""
+
+    path: Path
+    dtype: np.dtype
+    tokens: int
+
+    def __len__(self) -> int:
+        return self.tokens
+
+    def __getitem__(self, index: slice) -> np.ndarray:
+        return mapped(self)[index]
+
+
+@functools.lru_cache(maxsize=OPEN)
+def mapped(shard: Shard) -> np.ndarray:
+    """A map of the tokens; the files of the last ones that were asked for stay open."""
+    return np.memmap(shard.path, shard.dtype, "r", HEADER_BYTES, (shard.tokens,))
+
+
+def checked(shard: Shard, meta: TokensMeta, vocab_size: int) -> None:
+    """Reads all tokens of a shard; raises `DamagedFileError` if they are not as written."""
+    ids = np.memmap(shard.path, shard.dtype, "r", HEADER_BYTES, (shard.tokens,))
+    if ids.max(initial=0) >= vocab_size:
+        raise DamagedFileError(
+            f"{shard.path} is damaged: it has the token {ids.max()}, and its vocabulary ends "
+            f"before {vocab_size}."
+        )
+    if hashlib.sha256(ids.data).hexdigest() != meta.sha256:
+        raise DamagedFileError(f"{shard.path} is damaged: its tokens are not those of its header.")
 
 
 def open_shards(expected: dict[Path, str], stamp: Stamp, verify: bool) -> Tokens:
-    """The shards of a text, memory-mapped; they are given with the hashes of their tokens.
+    """The shards of a text, given with the hashes of their tokens, and mapped when they are read.
 
     Headers and sizes are always checked. The tokens are read and hashed if their total size is at
     most HASHED_BYTES, or if `verify` is true. A file that has changed raises `DamagedFileError`
@@ -151,7 +187,15 @@ def open_shards(expected: dict[Path, str], stamp: Stamp, verify: bool) -> Tokens
             raise DamagedFileError(f"{path} is from elsewhere: it holds the tokens of other text.")
     n_tokens = sum(meta.tokens for meta in metas.values())
     hashed = verify or n_tokens * stamp.dtype.itemsize <= HASHED_BYTES
-    parts = [map_tokens(path, meta, stamp.dtype, hashed) for path, meta in metas.items()]
+    parts = [Shard(path, stamp.dtype, meta.tokens) for path, meta in metas.items()]
+    for shard, meta in zip(parts, metas.values(), strict=True) if hashed else ():
+        checked(shard, meta, stamp.vocab_size)
     digest = hashlib.sha256("".join(expected.values()).encode()).hexdigest()
     n_bytes = sum(meta.bytes for meta in metas.values())
+    if (n_tokens and n_bytes < 1) or min(
+        min(meta.bytes, meta.tokens) for meta in metas.values()
+    ) < 0:
+        raise DamagedFileError(
+            f"{next(iter(expected))} is damaged: it or one after it counts no bytes of text."
+        )
     return Tokens(Joined(parts), TokensMeta(stamp.dtype.name, n_tokens, n_bytes, digest))

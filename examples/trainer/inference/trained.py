@@ -55,22 +55,25 @@ class TrainedModel:
 
 def load(checkpoint: CheckpointRef) -> TrainedModel:
     """Reads the parameters of a checkpoint onto a mesh, and nothing else of it."""
-    config, _ = folder.reopen(checkpoint.run)
+    config, data_key = folder.reopen(checkpoint.run)
+    tokenizer = folder.read_tokenizer(checkpoint.run)
+    metadata = folder.metadata_of(checkpoint.run, config, data_key)
     # The run may have asked for a kernel that this machine lacks.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
-    tokenizer = folder.read_tokenizer(checkpoint.run)
     mesh = sharding.make_mesh(checkpoint.mesh, jax.devices())
     vocab_size = tokenizer.get_vocab_size()
     shapes = jax.eval_shape(make_init_params(config.model, vocab_size), 0)
     abstract = sharding.abstract(shapes, sharding.of_params(shapes, mesh))
-    step, params = restore_part(checkpoint.run / "checkpoints", checkpoint.step, "params", abstract)
+    step, params = restore_part(
+        checkpoint.run / "checkpoints", checkpoint.step, "params", abstract, metadata
+    )
     forward = make_forward(config.model, vocab_size, mesh)
     return TrainedModel(config, tokenizer, mesh, step, params, forward)
 
 
 def load_momenta(checkpoint: CheckpointRef) -> tuple[int, dict[str, jax.Array]]:
     """The step of a checkpoint, and the momentum of each matrix by the path of its parameter."""
-    config, _ = folder.reopen(checkpoint.run)
+    config, data_key = folder.reopen(checkpoint.run)
     program = make_program(
         model=config.model,
         rule=config.optimizer,
@@ -79,9 +82,10 @@ def load_momenta(checkpoint: CheckpointRef) -> tuple[int, dict[str, jax.Array]]:
         vocab_size=folder.read_tokenizer(checkpoint.run).get_vocab_size(),
         mesh=sharding.make_mesh(checkpoint.mesh, jax.devices()),
     )
+    metadata = folder.metadata_of(checkpoint.run, config, data_key)
     abstract = program.abstract.opt_state
     step, state = restore_part(
-        checkpoint.run / "checkpoints", checkpoint.step, "opt_state", abstract
+        checkpoint.run / "checkpoints", checkpoint.step, "opt_state", abstract, metadata
     )
     return step, leaves_by_path(omp.transforms.find_momentum(state).mu)
 

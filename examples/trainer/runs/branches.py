@@ -81,8 +81,10 @@ def state_of(setup: TrainingSetup) -> TrainState:
     """The parameters and the state of the optimizer of the other run, with a key of this one."""
     abstract = setup.program.abstract
     run, step = origin(setup.config.from_run)
+    theirs, data_key = run_folder.reopen(run)
+    metadata = run_folder.metadata_of(run, theirs, data_key)
     parts = {"params": abstract.params, "opt_state": abstract.opt_state}
-    _, found = restore_parts(run / "checkpoints", step, parts)
+    _, found = restore_parts(run / "checkpoints", step, parts, metadata)
     make_key = functools.partial(jax.random.key, setup.config.seed)
     key = jax.jit(make_key, out_shardings=abstract.key.sharding)()
     return TrainState(found["params"], found["opt_state"], key)

@@ -12,12 +12,11 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from examples.trainer.runs import integrity, processes
+from examples.trainer.runs.about import check_about, check_folder
 from examples.trainer.system import files
-from examples.trainer.system.differences import MISSING, differences
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.step import TrainState
 
-EXTENDED = ("config.steps", "config.earlier_steps", "config.optimizer.schedule_from")
 KEPT = 2  # the newest, and the one before in case the newest is damaged
 
 # Else Orbax logs every item that is not requested, and errors with a traceback before it raises.
@@ -36,15 +35,26 @@ class Checkpoints:
     process leaves no incomplete checkpoint.
     """
 
-    def __init__(self, folder: Path, metadata: Metadata, say: Callable[[str], None] = print):
+    def __init__(
+        self,
+        folder: Path,
+        metadata: Metadata,
+        say: Callable[[str], None] = print,
+        keep_every: int = 0,
+    ):
+        """Keeps the two newest checkpoints, and those of multiples of `keep_every` steps."""
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=KEPT, enable_async_checkpointing=True, create=True
+            max_to_keep=KEPT,
+            keep_period=keep_every or None,
+            enable_async_checkpointing=True,
+            create=True,
         )
         self.folder = folder
         self.metadata = metadata
         self.say = say
         self.saving = f"cannot save to {folder} (the earlier checkpoints are complete)"
         with explained(f"the checkpoints {folder} cannot be read"):
+            check_folder(folder)
             self.manager = ocp.CheckpointManager(
                 folder.absolute(), options=options, handler_registry=handlers()
             )
@@ -76,14 +86,7 @@ class Checkpoints:
         with explained(*reading):
             saved = self.manager.restore(step, args=about)["about"]
         # Before the state, which would not fit if the optimizer or the model is another one.
-        changed = differing(saved, json.loads(json.dumps(self.metadata(step))))
-        if changed:
-            raise UserError(
-                f"the checkpoint {path} is of another run than config.json says: "
-                f"{', '.join(changed)}. Put back the config.json that the run began with, or start "
-                "a new run. To go on with another optimizer in the middle of a run, take its state "
-                "over in a script of your own, as examples/take_over.py does."
-            )
+        check_about(path, saved, self.metadata(step))
         with explained(*reading):
             return self.manager.restore(step, args=state)["state"]
 
@@ -138,6 +141,7 @@ def verify(path: Path, steps: Sequence[int], say: Callable[[str], None]) -> None
         found = [integrity.verify(path / part, *share) for part in ("state", "about")]
         if any(found) and not all(found):
             raise integrity.Damaged("the checksums of a part of it are missing")
+        integrity.check_bound(path)
     except integrity.Damaged as error:
         raise UserError(
             f"the checkpoint {path} of step {path.name} is damaged: {error}.\n"
@@ -165,7 +169,7 @@ def explained(what: str, advice: str = "") -> Generator[None]:
     """Says what cannot be done, why, and what to do."""
     try:
         yield
-    except jax.errors.JaxRuntimeError:  # another process has ended
+    except (jax.errors.JaxRuntimeError, UserError):  # another process has ended; said already
         raise
     except Exception as error:  # of the disk, of Orbax, of TensorStore: no common class
         advice = advice or f"To do: {files.remedy(error)}, and resume."
@@ -173,15 +177,22 @@ def explained(what: str, advice: str = "") -> Generator[None]:
 
 
 def restore_part(
-    folder: Path, step: int | None, part: Literal["params", "opt_state"], abstract: Any
+    folder: Path,
+    step: int | None,
+    part: Literal["params", "opt_state"],
+    abstract: Any,
+    metadata: Metadata,
 ) -> tuple[int, Any]:
-    """The step (by default the last) and one part of its state; no other arrays are read."""
-    step, parts = restore_parts(folder, step, {part: abstract})
+    """The step (by default the last) and one part of its state; no other arrays are read.
+
+    Raises `UserError` if the checkpoint was saved with another `metadata`.
+    """
+    step, parts = restore_parts(folder, step, {part: abstract}, metadata)
     return step, parts[part]
 
 
 def restore_parts(
-    folder: Path, step: int | None, abstract: dict[str, Any]
+    folder: Path, step: int | None, abstract: dict[str, Any], metadata: Metadata
 ) -> tuple[int, dict[str, Any]]:
     """The same for several parts, by their names in a `TrainState`."""
     if not folder.is_dir():
@@ -203,22 +214,10 @@ def restore_parts(
         )
         verify(path, steps, lambda line: print(line, file=sys.stderr))
         with explained(f"the checkpoint {path} cannot be read", way_out(path, steps)):
+            check_about(path, json.loads((path / "about" / "metadata").read_text()), metadata(step))
+        with explained(f"the checkpoint {path} cannot be read", way_out(path, steps)):
             restored = manager.restore(step, args=ocp.args.Composite(state=args))
     return step, restored["state"]
-
-
-def differing(saved: Any, now: Any) -> list[str]:
-    """The saved values that are others now; settings added to the code since are ignored.
-
-    A run that was extended has other steps than its checkpoints of before.
-    """
-    before = now.get("config", {}).get("earlier_steps", ())
-    extended = saved.get("config", {}).get("steps") in before
-    return [
-        f"{name.removeprefix('config.')} was {old!r}, and is {None if new is MISSING else new!r}"
-        for name, old, new in differences(saved, now)
-        if old is not MISSING and not (extended and name in EXTENDED)
-    ]
 
 
 def reason(error: Exception) -> str:

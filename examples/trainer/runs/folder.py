@@ -2,11 +2,13 @@
 
 import dataclasses
 import errno
+import hashlib
 import itertools
 import json
 import secrets
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +112,19 @@ def step_metadata(config: RunConfig, data_key: str, step: int) -> dict[str, Any]
     return {**run_metadata(config, data_key), "step": step, "rows": step * config.batch_size}
 
 
+def metadata_of(folder: Path, config: RunConfig, data_key: str) -> Callable[[int], dict[str, Any]]:
+    """Step to the metadata of its checkpoint, with the digest of the tokenizer in the folder."""
+    content = (folder / TOKENIZER).read_bytes()
+    tokenizer_sha256 = hashlib.sha256(content).hexdigest()
+    return lambda step: {
+        **step_metadata(config, data_key, step),
+        "tokenizer_sha256": tokenizer_sha256,
+    }
+
+
 def reopen(folder: Path) -> tuple[RunConfig, str]:
     path = folder / CONFIG
+    files.check_regular(path)
     try:
         written = json.loads(path.read_text())
         return from_dict(RunConfig, written["config"]), str(written["data"])
@@ -131,4 +144,5 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     path = folder / TOKENIZER
     if not path.exists():
         raise UserError(f"{folder} has no {TOKENIZER}: put back the one it was trained with.")
+    files.check_regular(path)
     return tokenizer.load(path)

@@ -2,11 +2,15 @@
 
 Orbax itself does not notice a bit that has changed in an array. Each folder of a checkpoint
 (`state`, `about`) gets a file `checksums/rest.json`: the path of a file to its size and its CRC-32.
-Checkpoints of earlier versions have more lists in that folder, one of each process.
+Checkpoints of earlier versions have more lists in that folder, one of each process. The two folders
+are bound: `about` has the SHA-256 of the list of `state`, so that neither can come from another
+checkpoint. Names in lists are input: they lead to regular files within the folder, or are refused.
 """
 
+import hashlib
 import json
 import os
+import stat
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +20,8 @@ import orbax.checkpoint as ocp
 
 LISTS = "checksums"
 REST = "rest.json"  # the list that has all files, or in earlier versions all that no other list has
+BOUND = "state.sha256"  # in the lists of `about`: which `state` belongs to it
+UNLISTED = "commit_success.txt"  # Orbax writes it last, on disks where it cannot rename a folder
 BLOCK = 1 << 20  # bytes that are read at once; they stay in the processor's cache
 THREADS = min(8, os.cpu_count() or 1)
 
@@ -36,20 +42,47 @@ class CheckedArrays(ocp.StandardCheckpointHandler):
 
 
 class CheckedJson(ocp.JsonCheckpointHandler):
-    """Writes JSON values as Orbax does, and checksums of their files."""
+    """Writes JSON values as Orbax does, and checksums of their files; of a checkpoint's `about`."""
 
     def finalize(self, directory: Any) -> None:
         super().finalize(directory)
+        bind(Path(directory))
         write_checksums(Path(directory))
 
 
 def write_checksums(folder: Path) -> None:
-    paths = files(folder)
+    rest = folder / LISTS / REST
+    paths = [path for path in files(folder) if path != rest]
     with ThreadPoolExecutor(THREADS) as pool:
         found = zip(paths, pool.map(checksum, paths), strict=True)
         sums = {path.relative_to(folder).as_posix(): one for path, one in found}
-    (folder / LISTS).mkdir(exist_ok=True)
-    (folder / LISTS / REST).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
+    rest.parent.mkdir(exist_ok=True)
+    rest.write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
+
+
+def bind(about: Path) -> None:
+    """Writes into `about` which `state` belongs to it; Orbax has finished that one before."""
+    for lists in about.parent.glob(f"state*/{LISTS}"):
+        (about / LISTS).mkdir(exist_ok=True)
+        (about / LISTS / BOUND).write_text(digest(lists) + "\n")
+
+
+def digest(lists: Path) -> str:
+    """The SHA-256 of all lists of a folder."""
+    found = hashlib.sha256()
+    for path in sorted(lists.glob("*.json")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def check_bound(path: Path) -> None:
+    """Raises `Damaged` if the two folders of a checkpoint were not written together.
+
+    Those of earlier versions do not say so.
+    """
+    bound = path / "about" / LISTS / BOUND
+    if bound.exists() and bound.read_text().strip() != digest(path / "state" / LISTS):
+        raise Damaged("its state is that of another checkpoint")
 
 
 def verify(folder: Path, part: int = 0, parts: int = 1) -> bool:
@@ -62,8 +95,16 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> bool:
     lists = {folder / LISTS / REST, *(folder / LISTS).glob("*.json")}
     expected = {name: sums for path in sorted(lists) for name, sums in listed(path).items()}
 
+    present = {path.relative_to(folder).as_posix() for path in files(folder)}
+    in_no_list = sorted(
+        name for name in present - expected.keys() if Path(name).parts[0] not in (LISTS, UNLISTED)
+    )
+    if in_no_list:
+        raise Damaged(f"{folder / in_no_list[0]} is in no list of checksums")
+
     def compare(name: str) -> None:
         try:
+            check_inside(folder, name)
             seen = checksum(folder / name)
         except OSError as error:
             raise Damaged(f"{folder / name} cannot be read: {error.strerror}") from None
@@ -73,6 +114,16 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> bool:
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(compare, sorted(expected)[part::parts]))  # raises the first error
     return True
+
+
+def check_inside(folder: Path, name: str) -> None:
+    """Raises `Damaged` unless a name from a list is that of a regular file within the folder."""
+    path = Path(name)
+    if "\0" in name or path.is_absolute() or ".." in path.parts:
+        raise Damaged(f"a list of checksums in {folder} names {name!r}, which is not inside")
+    steps = [folder.joinpath(*path.parts[: i + 1]) for i in range(len(path.parts))]
+    if any(step.is_symlink() for step in steps) or not stat.S_ISREG((folder / path).stat().st_mode):
+        raise Damaged(f"{folder / path} is no regular file")
 
 
 def checksum(path: Path) -> Checksum:

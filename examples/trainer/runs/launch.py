@@ -78,10 +78,12 @@ def prepare_run(
         except UserError as error:
             raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
         config = extension.extended(config, asked, console.print)
+        run_folder.read_tokenizer(folder)  # refuses one whose digest cannot be compared
     run.check_machine(asked.machine, config.steps)
     trackers.check(asked.machine.tracker)
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
-    setup = assemble(config, prepare(config.data, console.print), mesh)
+    stream = asked.machine.tokenize or jax.process_count() == 1
+    setup = assemble(config, prepare(config.data, console.print, stream), mesh)
     if config.init_from and isinstance(asked, NewRun):
         words = setup.dataset.tokenizer.get_vocab_size()
         weights.check(config.init_from, config.model, words)

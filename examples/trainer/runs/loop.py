@@ -1,28 +1,29 @@
 """Trains a run in its folder: steps, measurements, evaluations, checkpoints, requests to stop."""
 
 import contextlib
-import dataclasses
-import functools
-import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import optax_muonplus as omp
 from examples.trainer.data.placement import place_batch
 from examples.trainer.data.prefetch import prefetch
-from examples.trainer.runs import branches, processes, speed
+from examples.trainer.runs import branches, processes
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.checkpoint import Checkpoints
-from examples.trainer.runs.metrics import MATRICES, METRICS, Metrics
+from examples.trainer.runs.metrics import MATRICES, METRICS, Metrics, read_metrics
 from examples.trainer.runs.profiling import Profile
 from examples.trainer.runs.progress import Observer
-from examples.trainer.runs.rates import rates_by_update, updates_made
+from examples.trainer.runs.rates import updates_made
+from examples.trainer.runs.recorder import Recorder
+from examples.trainer.runs.saving import SaveTimes
 from examples.trainer.runs.signals import StopRequests
+from examples.trainer.runs.spikes import Spikes
+from examples.trainer.runs.watchdog import EVALUATION, SAVE, STEP, Watchdog
 from examples.trainer.settings.command_line import DEFAULT_MACHINE
 from examples.trainer.settings.run import MachineConfig, profiled_steps
-from examples.trainer.system.errors import Diverged, UserError
+from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
 from examples.trainer.training.setup import TrainingSetup
 from examples.trainer.training.step import Measured, TrainState
@@ -46,32 +47,38 @@ def execute(
     say: Callable[[str], None] = print,
 ) -> Outcome:
     """Trains from the last checkpoint to the end or a stop; calls `begin` before the first step."""
-    metadata = functools.partial(run_folder.step_metadata, setup.config, setup.dataset.key)
+    config = setup.config
+    metadata = run_folder.metadata_of(folder, config, setup.dataset.key)
     profile = Profile(profiled_steps(machine), folder, say)
     stop = StopRequests(processes.agreement(setup.mesh))
     with contextlib.ExitStack() as stack:
-        checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints", metadata, say))
+        checkpoints = stack.enter_context(
+            Checkpoints(folder / "checkpoints", metadata, say, machine.keep_every)
+        )
         saved = checkpoints.manager.latest_step() or 0
-        start = saved or branches.first_step(setup.config)
-        if profile.steps and profile.steps[0] <= start:
-            raise UserError(
-                f"--profile {machine.profile}: the run goes on with step {start + 1}; give steps"
-                " from there on."
-            )
+        start = saved or branches.first_step(config)
+        check_profile(profile, start, machine)
         state = beginning(setup, checkpoints, saved)
         if start > saved:  # of another run, which may lose its checkpoint
             checkpoints.save(start, state)
         begin(state, start)
         display.begin(start)
         metrics = stack.enter_context(Metrics(folder / METRICS, start, say))
-        recorder = Recorder(setup, metrics, display, machine, updates_made(state.opt_state), start)
-        if setup.config.optimizer.record_every:
+        past = [record for record in read_metrics(folder / METRICS) if record["step"] <= start]
+        spikes = Spikes(config.skip_spikes, past)
+        minutes = machine.checkpoint_minutes
+        saves = SaveTimes(config.checkpoint_every, machine.keep_every, minutes, start)
+        updates = updates_made(state.opt_state)
+        recorder = Recorder(setup, metrics, display, machine, updates, saves, spikes)
+        if config.optimizer.record_every:
             recorder.matrices = stack.enter_context(Metrics(folder / MATRICES, start, say))
         stack.enter_context(stop)
         stack.enter_context(display)
         stack.callback(profile.stop)  # of fewer steps, if the run ends before the last
-        state, step = train(setup, state, start, checkpoints, recorder, stop, profile)
-    return Outcome(state, step, stop.agreed if step < setup.config.steps else 0)
+        watchdog = stack.enter_context(Watchdog(machine.watchdog_minutes))
+        loop = Loop(setup, checkpoints, recorder, saves, stop, profile, watchdog)
+        state, step = loop.train(state, start)
+    return Outcome(state, step, stop.agreed if step < config.steps else 0)
 
 
 def beginning(setup: TrainingSetup, checkpoints: Checkpoints, saved: int) -> TrainState:
@@ -81,120 +88,81 @@ def beginning(setup: TrainingSetup, checkpoints: Checkpoints, saved: int) -> Tra
     return branches.state_of(setup) if setup.config.from_run else setup.init()
 
 
-def train(
-    setup: TrainingSetup,
-    state: TrainState,
-    step: int,
-    checkpoints: Checkpoints,
-    recorder: "Recorder",
-    stop: StopRequests,
-    profile: Profile,
-) -> tuple[TrainState, int]:
-    """Trains from a step to the end or a stop; returns the saved state and its step."""
-    config, rows = setup.config, sharding.of_batch(setup.mesh)
-    steps = range(step, config.steps)
-    pending: tuple[int, Measured, float] | None = None
-    with prefetch(lambda step: place_batch(setup.loader, step, rows), steps) as batches:
-        while step < config.steps and not stop.stop():
-            asked = time.monotonic()
-            batch = next(batches)
-            waited = time.monotonic() - asked
-            profile.before(step + 1, pending)
-            state, measured = setup.train_step(state, *batch)
-            step += 1
-            # The device computes this step while the figures of the previous one are written.
-            if pending:
-                recorder.record(*pending)
-            pending = (step, measured, waited)
-            recorder.record_matrices(step, state)
-            evaluated = step == config.steps or step % config.eval_every == 0
-            saved = step % config.checkpoint_every == 0
-            if evaluated or saved or profile.ends(step):
-                recorder.record(*pending)
-                pending = recorder.clock = None
-            if profile.ends(step):
-                profile.stop()
-            if evaluated:
-                recorder.evaluate(step, state)
-            if saved:
-                checkpoints.save(step, state)
-                recorder.saved = step
-        if pending:
-            recorder.record(*pending)
-        if step > recorder.saved:
-            checkpoints.save(step, state)
-        checkpoints.wait_until_saved()
-    return state, step
+def check_profile(profile: Profile, start: int, machine: MachineConfig) -> None:
+    if profile.steps and profile.steps[0] <= start:
+        raise UserError(
+            f"--profile {machine.profile}: the run goes on with step {start + 1}; give steps"
+            " from there on."
+        )
 
 
-class Recorder:
-    """Writes and shows the figures of steps."""
+@dataclass
+class Loop:
+    """The steps of a run, and what happens between them."""
 
-    def __init__(
-        self,
-        setup: TrainingSetup,
-        metrics: Metrics,
-        display: Observer,
-        machine: MachineConfig,
-        updates: int,
-        saved: int,
-    ):
-        self.setup, self.metrics, self.display = setup, metrics, display
-        self.matrices: Metrics | None = None
-        """The file for records of the matrices; None if they are not recorded."""
-        self.rates = rates_by_update(setup.config.optimizer, setup.config.steps)
-        self.work = speed.work_of(setup, machine)
-        self.updates = updates
-        """How many updates were made: steps without those that were skipped."""
-        self.saved = saved
-        """The last step that was saved."""
-        self.skipped = 0
-        """How many steps in a row, up to the last recorded one, were skipped."""
-        self.clock: float | None = None
-        """When the last step ended, from which the next is timed; None after a pause."""
-        self.recorded = 0
-        """The last update whose matrices were written."""
+    setup: TrainingSetup
+    checkpoints: Checkpoints
+    recorder: Recorder
+    saves: SaveTimes
+    stop: StopRequests
+    profile: Profile
+    watchdog: Watchdog
+    pending: tuple[int, Measured, float, float | None] | None = None
+    """The figures of a step that are not written yet."""
 
-    def record(self, step: int, measured: Measured, waited: float) -> None:
-        """Waits for the figures of a step and writes them; `waited` seconds for its batch."""
-        value = float(measured.loss)
-        if not math.isfinite(value):
-            self.skip(step)
-            return
-        now = time.monotonic()
-        figures = {
-            "train_loss": value,
-            speed.GRADIENT_NORM: speed.rounded(measured.grad_norm),
-            **self.rates[self.updates],
-            **speed.peak_memory(),
-        }
-        if self.clock is not None:
-            figures |= self.work.measured(now - self.clock)
-            figures[speed.LOADING] = speed.rounded(waited)
-        self.clock, self.skipped = now, 0
-        self.updates += 1
-        self.metrics.add(step, **figures)
-        self.display.trained(step, figures)
+    def train(self, state: TrainState, step: int) -> tuple[TrainState, int]:
+        """Trains from a step to the end or a stop; returns the saved state and its step."""
+        rows = sharding.of_batch(self.setup.mesh)
+        steps = range(step, self.setup.config.steps)
+        with prefetch(lambda i: place_batch(self.setup.loader, i, rows), steps) as batches:
+            while step < steps.stop and not self.stops():
+                self.watchdog.began(STEP)
+                asked = time.monotonic()
+                batch = next(batches)
+                waited = time.monotonic() - asked
+                self.profile.before(step + 1, self.pending)
+                bound = self.recorder.spikes.bound(step + 1)
+                state, measured = self.setup.train_step(state, *batch, largest_norm=bound)
+                step += 1
+                # The device computes this step while the figures of the previous one are written.
+                self.record()
+                self.pending = (step, measured, waited, bound)
+                self.recorder.record_matrices(step, state)
+                self.pause(step, state)
+            self.record()
+            if step > self.saves.last:
+                self.save(step, state)
+            self.watchdog.began(SAVE)
+            self.checkpoints.wait_until_saved()
+        return state, step
 
-    def skip(self, step: int) -> None:
-        """Records a skipped step; raises `Diverged` after too many in a row."""
-        self.skipped += 1
-        self.metrics.add(step, skipped=self.skipped)
-        self.display.skipped(step)
-        self.clock = None
-        if self.skipped > self.setup.config.max_skipped:
-            raise Diverged(step, self.skipped, self.saved)
+    def stops(self) -> bool:
+        return self.stop.stop(self.saves.asks(), self.recorder.is_slow)
 
-    def evaluate(self, step: int, state: TrainState) -> None:
-        evaluation = self.setup.evaluate(state.params)
-        self.metrics.add(step, **dataclasses.asdict(evaluation))
-        self.display.evaluated(step, evaluation)
+    def record(self) -> None:
+        """Waits for the step whose figures are pending, and writes them."""
+        if self.pending:
+            pending, self.pending = self.pending, None
+            self.recorder.record(*pending)
 
-    def record_matrices(self, step: int, state: TrainState) -> None:
-        """Writes what the optimizer has recorded, unless skipped steps have delayed its record."""
-        if not self.matrices or step % self.setup.config.optimizer.record_every:
-            return
-        record = omp.diagnostics.read(state.opt_state)
-        if record.step > self.recorded:
-            self.recorded = record.step
-            self.matrices.add(step, update=record.step, values=record.as_json()["values"])
+    def pause(self, step: int, state: TrainState) -> None:
+        """Evaluates and saves where that is due, and else waits only for a step that is slow."""
+        config = self.setup.config
+        evaluated = step == config.steps or step % config.eval_every == 0
+        saved = self.saves.is_due(step, self.stop.save)
+        if evaluated or saved or self.profile.ends(step) or self.stop.waits:
+            self.record()
+        if evaluated or saved or self.profile.ends(step):
+            self.recorder.clock = None
+        if self.profile.ends(step):
+            self.profile.stop()
+        if evaluated:
+            self.watchdog.began(EVALUATION)
+            self.recorder.evaluate(step, state)
+        if saved:
+            self.save(step, state)
+
+    def save(self, step: int, state: TrainState) -> None:
+        self.watchdog.began(SAVE)
+        self.checkpoints.save(step, state)
+        self.saves.saved(step)

@@ -60,6 +60,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def read_lines(path: Path) -> Lines:
     """All records, each with a `step` and with numbers or, in MATRICES, a table of them."""
+    files.check_no_link(path)
     return json_lines.read(path, ADVICE, problem_of)
 
 

@@ -3,16 +3,16 @@
 import hashlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from examples.trainer.runs import slurm
 from examples.trainer.settings.run import MachineConfig
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
@@ -35,6 +35,8 @@ def join(machine: MachineConfig) -> None:
             machine.coordinator or None,  # JAX itself reads JAX_COORDINATOR_ADDRESS
             flag_or_variable("--num-processes", machine.num_processes, "JAX_NUM_PROCESSES"),
             flag_or_variable("--process-id", machine.process_id, "JAX_PROCESS_ID"),
+            slurm.local_devices(os.environ),
+            initialization_timeout=machine.init_timeout,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )
     except (ValueError, IndexError) as error:  # IndexError: an address without a port
@@ -136,25 +138,31 @@ def check_same(plan: str) -> None:
         )
 
 
-def agreement(mesh: Mesh) -> Callable[[int], int]:
-    """A function to the maximum of the processes' numbers, so that all act at the same step.
+Agree = Callable[[Sequence[int], bool], tuple[int, ...]]
+"""Numbers of this process, and whether to wait, to the numbers that all processes follow."""
 
-    It returns the maximum of the numbers of its previous call: the devices compute it while the
-    next step is prepared. A single process gets its own number at once. All processes must call it
-    equally often.
+
+def agreement(mesh: Mesh) -> Agree:
+    """A function to the maxima of the processes' numbers, so that all act at the same step.
+
+    It returns the maxima of the numbers of its previous call: the devices compute them while the
+    next step is prepared. If it is told to wait, it waits for the devices, and returns those of
+    this call too. A single process gets its own numbers at once. All processes must call it
+    equally often, and wait at the same calls.
     """
     if jax.process_count() == 1:
-        return lambda number: number
-    largest = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, P()))
+        return lambda numbers, wait: tuple(numbers)
+    largest = jax.jit(lambda x: x.max(axis=0), out_shardings=NamedSharding(mesh, P()))
     one_each = NamedSharding(mesh, P(mesh.axis_names))
-    previous: jax.Array | int = 0
+    unread: list[jax.Array] = []
 
-    def agree(number: int) -> int:
-        nonlocal previous
-        numbers = jax.make_array_from_callback(
-            (mesh.size,), one_each, lambda index: np.full(1, number, np.int32)
-        )
-        answer, previous = previous, largest(numbers)
-        return int(answer)
+    def agree(numbers: Sequence[int], wait: bool) -> tuple[int, ...]:
+        row = np.asarray([numbers], np.int32)
+        rows = jax.make_array_from_callback((mesh.size, len(numbers)), one_each, lambda index: row)
+        unread.append(largest(rows))
+        read = unread[:] if wait else unread[:-1]
+        del unread[: len(read)]
+        found = [np.zeros(len(numbers), np.int32), *map(np.asarray, read)]
+        return tuple(np.max(found, axis=0).tolist())
 
     return agree

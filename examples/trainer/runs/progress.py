@@ -28,6 +28,9 @@ class Observer:
     def skipped(self, step: int) -> None:
         """A step was skipped because its loss or gradient was not finite."""
 
+    def left_out(self, step: int, norm: float, bound: float) -> None:
+        """A step was skipped because the norm of its gradient was above a bound."""
+
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         """The state after a step was evaluated."""
 
@@ -89,6 +92,9 @@ class Display(Observer):
 
     def skipped(self, step: int) -> None:
         self.console.print(f"step {step}/{self.steps}  loss or gradient not finite: left out")
+
+    def left_out(self, step: int, norm: float, bound: float) -> None:
+        self.console.print(f"step {step}/{self.steps}  gradient {norm:.4g} > {bound:.4g}: left out")
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         self.console.print(

@@ -1,8 +1,9 @@
 """Ctrl-C and SIGTERM as requests to stop after the current step."""
 
 import signal
-from collections.abc import Callable
 from types import FrameType
+
+from examples.trainer.runs.processes import Agree
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
@@ -14,12 +15,16 @@ class StopRequests:
     signals between its own instructions only, and a step or a disk may take long.
     """
 
-    def __init__(self, agree: Callable[[int], int]):
-        """`agree` turns this process's request into the one that all processes follow."""
+    def __init__(self, agree: Agree):
+        """`agree` turns this process's requests into those that all processes follow."""
         self.agree = agree
         self.asked = 0
         self.agreed = 0
         """The signal that all processes stop for; 0 as long as they continue."""
+        self.save = False
+        """Whether all processes save after the next step."""
+        self.waits = False
+        """Whether a step is waited for before the next one is given to the devices."""
 
     def __enter__(self) -> "StopRequests":
         self.before = {int(number): signal.signal(number, self.handle) for number in STOPPING}
@@ -35,9 +40,15 @@ class StopRequests:
         signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    def stop(self) -> bool:
-        """Whether to stop now; called once before each step."""
-        self.agreed = self.agree(self.asked)
+    def stop(self, save: bool = False, slow: bool = False) -> bool:
+        """Whether to stop now; called once before each step.
+
+        This process wants a save, or finds that steps are slow. Where all wait for slow steps, a
+        request is known before the next step; otherwise two steps run before the run stops, and
+        with several processes three.
+        """
+        self.agreed, save_now, waits = self.agree((self.asked, save, slow), self.waits)
+        self.save, self.waits = bool(save_now), bool(waits)
         return self.agreed > 0
 
     def __exit__(self, *error: object) -> None:

@@ -152,6 +152,10 @@ class Observers(Observer):
         for each in self.observers:
             each.skipped(step)
 
+    def left_out(self, step: int, norm: float, bound: float) -> None:
+        for each in self.observers:
+            each.left_out(step, norm, bound)
+
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         for each in self.observers:
             each.evaluated(step, evaluation)

@@ -10,6 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from examples.trainer.runs import processes
+from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 
 LOCK = "lock"
@@ -35,6 +36,7 @@ def only_writer(folder: Path, say: Callable[[str], None]) -> Generator[None]:
 def take(lock: FileLock, folder: Path, say: Callable[[str], None]) -> None:
     """Locks without waiting, and writes into the file that this process does."""
     path = folder / LOCK
+    files.check_no_link(path)
     holder = path.read_text()[:200].strip() if path.exists() else ""
     try:
         lock.acquire(blocking=False)

@@ -1,6 +1,7 @@
 """Runs that have a name on the command line: small ones for a laptop, and the paper's recipes."""
 
 import dataclasses
+import math
 
 from examples.trainer.settings import recipes
 from examples.trainer.settings.model import ModelConfig
@@ -16,6 +17,7 @@ def run_of_recipe(recipe: Recipe) -> RunConfig:
             source="fineweb",
             tokens=recipe.billions * 1e9,
             tokenizer="gpt2" if recipe.size.family == "gpt" else "llama2",
+            val_fraction=held_out(recipe),
         ),
         optimizer=optimizer_of_recipe(recipe),
         steps=recipe.steps,
@@ -23,6 +25,12 @@ def run_of_recipe(recipe: Recipe) -> RunConfig:
         eval_every=500,  # 20 batches of validation text: 1 to 2% of the time
         checkpoint_every=500,
     )
+
+
+def held_out(recipe: Recipe) -> float:
+    """The share of FineWeb that an evaluation needs, and a quarter more; at least a thousandth."""
+    needed = RunConfig().eval_batches * recipes.BATCH * recipe.context
+    return max(0.001, math.ceil(1e4 * 1.25 * needed / (recipe.billions * 1e9)) / 1e4)
 
 
 def model_of_recipe(recipe: Recipe) -> ModelConfig:

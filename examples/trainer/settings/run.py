@@ -30,8 +30,9 @@ class DataConfig:
 
     __pydantic_config__ = STRICT
 
-    source: Literal["files", "fineweb"] = "files"
-    """files: those of paths, or the default text; fineweb: streamed from the Hugging Face hub."""
+    source: Literal["files", "fineweb", "prepared"] = "files"
+    """files: those of paths, or the default text; fineweb: streamed from the Hugging Face hub;
+    prepared: the folder that `python -m examples.data prepare` has made."""
     paths: tuple[str, ...] = ()
     """Text files, or folders searched for .txt, .md, .py, .jsonl and .parquet; empty: Python's
     standard library."""
@@ -175,6 +176,9 @@ class RunConfig:
     """Steps between evaluations; the last step is always evaluated."""
     eval_batches: Count = 20
     """Validation batches, always the same; fewer if the validation text is shorter."""
+    skip_spikes: FinitePositive | None = None
+    """Leave out a step whose gradient norm is so many standard deviations above the mean of the
+    last 128 steps, as 6; None: only steps that are not finite are left out."""
     checkpoint_every: Count = 200
     """Steps between checkpoints; the last step is always saved."""
     prompt: str = ""
@@ -203,11 +207,22 @@ class MachineConfig:
     """Number of processes, if they do not find each other."""
     process_id: int | None = None
     """Number of this process, from 0, if they do not find each other."""
+    init_timeout: Count = 300
+    """Seconds to wait for all processes at the start; large clusters start slowly."""
     peak_tflops: FinitePositive | None = None
     """What a device could do, in TFLOP/s of 16-bit products, for MFU; None: by the kind of device,
     where it is known."""
     tracker: tuple[TrackerName, ...] = ()
     """Dashboards that get the figures of metrics.jsonl too."""
+    tokenize: bool = False
+    """With several processes, let the first one make the tokens of FineWeb while all wait."""
+    checkpoint_minutes: FiniteOrZero = 15.0
+    """Minutes between checkpoints, beside those by steps; 0 for none by time."""
+    keep_every: CountOrZero = 0
+    """Save multiples of so many steps and keep them for good; 0: only the two newest are kept."""
+    watchdog_minutes: FiniteOrZero = 5.0
+    """End the run, after the stacks of all threads, if a step, an evaluation or a save takes longer
+    than this and than ten times its median; 0 for never."""
     profile: str = ""
     """FROM:TO, the steps to record with the profiler of JAX."""
 

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Generator
 from pathlib import Path
 
@@ -26,17 +27,39 @@ REMEDIES = {
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file in one step: after a crash there is either the old file or the new one."""
+    """Writes a file in one step: after a power cut too there is the old file or the new one."""
     # A random name, not the process id: processes on other hosts may share the folder and the id.
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        partial.write_bytes(content)
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # else the new name may be on the disk before the content
         os.replace(partial, path)
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()  # what fitted on a full disk
         error.filename = str(path)  # a failed write does not say it
         raise
+
+
+def check_no_link(path: Path) -> None:
+    """Refuses a path of which others may have made a link, a pipe or a device."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError(
+            f"{path} is a link, a pipe or a device, which is not followed: remove it, or put the "
+            "file or folder itself there."
+        )
+
+
+def check_regular(path: Path) -> None:
+    """Refuses a pipe or a device, reading which may never end."""
+    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+        raise UserError(f"{path} is no regular file: put back the one that the run began with.")
 
 
 def remedy(error: Exception) -> str:

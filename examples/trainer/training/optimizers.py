@@ -23,6 +23,8 @@ class Rates(NamedTuple):
 
     matrices: ArrayLike
     rest: ArrayLike
+    largest_norm: ArrayLike | None = None
+    """A gradient with a larger norm changes nothing; None for no such bound, and no such code."""
 
 
 def rates(config: OptimizerConfig) -> Rates:

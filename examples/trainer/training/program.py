@@ -11,7 +11,7 @@ from examples.trainer.models import Forward
 from examples.trainer.models.layout import Layout
 from examples.trainer.settings.model import ModelConfig, head_size
 from examples.trainer.settings.run import OptimizerConfig
-from examples.trainer.training import optimizers, sharding
+from examples.trainer.training import left_out, optimizers, sharding
 from examples.trainer.training.loss import head_loss
 from examples.trainer.training.model_function import (
     Loss,
@@ -64,7 +64,8 @@ def make_program(
 
     def optimizer(rates: Rates) -> optax.GradientTransformation:
         shardings = param_shardings if mesh.size > 1 else None
-        return optimizers.build(rule, steps, shardings, rates, head_size(model))
+        built = optimizers.build(rule, steps, shardings, rates, head_size(model))
+        return built if rates.largest_norm is None else left_out.above(rates.largest_norm, built)
 
     begin = make_begin(optimizer(Rates(0.0, 0.0)))
 

@@ -32,7 +32,9 @@ class TrainingSetup:
     """Makes the state before the first step: from the seed of the configuration, and from the
     weights that it names."""
     train_step: Callable[..., tuple[TrainState, Measured]]
-    """State, inputs and targets to the next state and its figures, at the configured rates."""
+    """State, inputs and targets to the next state and its figures, at the configured rates.
+
+    With `largest_norm`, a step whose gradient has a larger norm does not change the state."""
     evaluate: Callable[[optax.Params], Evaluation]
 
 
@@ -69,7 +71,9 @@ def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
         loader=loader,
         program=program,
         init=lambda: first_state(config, program, words),
-        train_step=lambda state, *batch: program.train_step(state, rates, *batch),
+        train_step=lambda state, *batch, largest_norm=None: program.train_step(
+            state, rates._replace(largest_norm=largest_norm), *batch
+        ),
         evaluate=make_evaluate(program.loss, config, dataset.val, mesh),
     )
 

@@ -1,0 +1,178 @@
+"""Run folders from elsewhere: what they say is checked, and what they name stays safe."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from examples import generate, perplexity
+from examples.train import main
+from examples.trainer.inference import trained
+from examples.trainer.inference.trained import CheckpointRef
+from examples.trainer.runs import integrity
+from tests.support.trainer import STEPS, train
+
+pytestmark = pytest.mark.usefixtures("one_device")
+LAST = str(STEPS)
+
+
+@pytest.fixture
+def copy(trained_run, tmp_path):
+    """A copy of a finished run, which resumes, is measured and is sampled."""
+    return shutil.copytree(trained_run, tmp_path / "x")
+
+
+def said(capsys, *command):
+    """What is said of a folder that is refused."""
+    run = {"resume": main, "sample": generate.main, "measure": perplexity.main}[command[0]]
+    arguments = ["--resume", *command[1:]] if command[0] == "resume" else [*command[1:]]
+    assert run(list(map(str, arguments))) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error") and "Traceback" not in shown
+    return shown
+
+
+# A run folder is one object
+
+
+def test_the_state_of_another_run_is_refused(copy, tmp_path, text, capsys):
+    assert train(text, tmp_path, "--name", "other", "--seed", "5") == 0
+    state = copy / "checkpoints" / LAST / "state"
+    shutil.rmtree(state)
+    shutil.copytree(tmp_path / "other" / "checkpoints" / LAST / "state", state)
+    for command in ("resume", "sample"):
+        assert "its state is that of another checkpoint" in said(capsys, command, copy)
+
+
+def test_the_state_of_another_step_is_refused(copy, capsys):
+    steps = sorted(int(path.name) for path in (copy / "checkpoints").iterdir())
+    state = copy / "checkpoints" / LAST / "state"
+    shutil.rmtree(state)
+    shutil.copytree(copy / "checkpoints" / str(steps[0]) / "state", state)
+    assert "its state is that of another checkpoint" in said(capsys, "sample", copy)
+
+
+def test_a_changed_tokenizer_is_refused_by_all(copy, text, capsys):
+    path = copy / "tokenizer.json"
+    content = json.loads(path.read_text())
+    words = content["model"]["vocab"]
+    one, other = list(words)[-2:]
+    words[one], words[other] = words[other], words[one]
+    path.write_text(json.dumps(content))
+    for command in (("resume", copy), ("sample", copy), ("measure", copy, "--texts", text)):
+        assert "tokenizer_sha256 was" in said(capsys, *command)
+
+
+def test_a_changed_configuration_is_refused_by_all(copy, text, capsys):
+    path = copy / "config.json"
+    content = json.loads(path.read_text())
+    content["config"]["model"]["n_head"] = 1
+    path.write_text(json.dumps(content))
+    for command in (("resume", copy), ("sample", copy), ("measure", copy, "--texts", text)):
+        assert "model.n_head was 2, and is 1" in said(capsys, *command)
+
+
+def test_checkpoints_of_earlier_versions_are_not_bound(copy):
+    about = copy / "checkpoints" / LAST / "about"
+    (about / integrity.LISTS / integrity.BOUND).unlink()
+    written = json.loads((about / "metadata").read_text())
+    del written["tokenizer_sha256"]
+    (about / "metadata").write_text(json.dumps(written))
+    integrity.write_checksums(about)
+    assert trained.load(CheckpointRef(copy)).step == STEPS
+
+
+# Links, pipes and devices
+
+
+@pytest.mark.parametrize("name", ["lock", "metrics.jsonl"])
+def test_files_that_are_links_are_not_followed(copy, tmp_path, name, capsys):
+    mine = tmp_path / "mine"
+    mine.write_text("")
+    (copy / name).unlink(missing_ok=True)
+    (copy / name).symlink_to(mine)
+    shutil.rmtree(copy / "checkpoints" / LAST)  # so that there are steps to write
+    assert f"{copy / name} is a link, a pipe or a device" in said(capsys, "resume", copy)
+    assert mine.read_text() == ""
+
+
+def test_checkpoints_that_are_a_link_are_refused(copy, tmp_path, capsys):
+    mine = tmp_path / "mine"
+    shutil.copytree(copy / "checkpoints", mine)
+    shutil.rmtree(copy / "checkpoints")
+    (copy / "checkpoints").symlink_to(mine)
+    assert "is a link, a pipe or a device" in said(capsys, "resume", copy)
+
+
+def test_foreign_folders_with_numbers_are_not_deleted(copy, capsys):
+    shutil.rmtree(copy / "checkpoints" / LAST)
+    for number in ("1", "2", "3"):
+        (copy / "checkpoints" / number).mkdir()
+        (copy / "checkpoints" / number / "letter.txt").write_text("dear")
+    assert "is no checkpoint of this trainer" in said(capsys, "resume", copy)
+    assert (copy / "checkpoints" / "1" / "letter.txt").read_text() == "dear"
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "metrics.jsonl"])
+def test_pipes_and_devices_do_not_hang(copy, name, capsys):
+    (copy / name).unlink()
+    os.mkfifo(copy / name)
+    assert str(copy / name) in said(capsys, "resume", copy)
+    (copy / name).unlink()
+    (copy / name).symlink_to("/dev/zero")
+    assert str(copy / name) in said(capsys, "resume", copy)
+
+
+# Lists of checksums
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """A folder with a file in its list, and a function that adds a name to the list."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    (folder / "data").write_bytes(b"0123")
+    integrity.write_checksums(folder)
+
+    def add(name):
+        path = folder / integrity.LISTS / integrity.REST
+        path.write_text(json.dumps({**json.loads(path.read_text()), name: [4, "0"]}))
+
+    return folder, add
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../secret", "/etc/hostname", "/dev/zero", "a/../../secret", "\0", "link", "pipe", "."],
+)
+def test_lists_name_regular_files_inside(listed, name):
+    folder, add = listed
+    (folder.parent / "secret").write_text("1234")
+    (folder / "link").symlink_to("/dev/zero")
+    os.mkfifo(folder / "pipe")
+    assert integrity.verify(folder)
+    add(name)
+    with pytest.raises(integrity.Damaged) as caught:
+        integrity.verify(folder)
+    assert "1234" not in str(caught.value) and "content" not in str(caught.value)
+
+
+def test_links_to_folders_are_not_followed(listed):
+    folder, add = listed
+    (folder.parent / "secrets").mkdir()
+    (folder.parent / "secrets" / "key").write_text("1234")
+    (folder / "d").symlink_to("../secrets")
+    add("d/key")
+    with pytest.raises(integrity.Damaged, match="d/key is no regular file"):
+        integrity.verify(folder)
+
+
+def test_a_file_in_no_list_is_refused(listed):
+    folder, _ = listed
+    (folder / "more").write_bytes(b"")
+    with pytest.raises(integrity.Damaged, match="more is in no list of checksums"):
+        integrity.verify(folder)
+    (folder / integrity.LISTS / integrity.REST).write_text("{}")
+    with pytest.raises(integrity.Damaged, match="data is in no list of checksums"):
+        integrity.verify(folder)
