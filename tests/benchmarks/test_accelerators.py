@@ -82,7 +82,7 @@ def test_scanned_layers_are_the_same_matrices_in_one_leaf():
     assert tree["blocks"]["up"]["kernel"].sharding.spec == P(None, "data", None)
     assert tree["blocks"]["norm_1"]["scale"].shape == (3, 16)
     assert tree["norm_out"] == separate["norm_out"]
-    dimensions = accelerator_row.dimension_numbers(tree)
+    dimensions = trees.dimension_numbers(tree)
     labels = omp.partition_labels(tree, muon_weight_dimension_numbers=dimensions)
     assert labels["blocks"]["up"]["kernel"] == "muon"
     assert labels["blocks"]["norm_1"]["scale"] != "muon"
