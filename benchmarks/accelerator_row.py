@@ -50,9 +50,14 @@ ROWS = {
 
 
 def placed(config: Any, target: targets.Target) -> Any:
-    """Cuts the rows of matrices over all devices of the target (FSDP)."""
-    mesh = Mesh(targets.devices(target), "data")
-    tree = meshes.placed(trees.shapes(config.size, dtype=config.dtype), mesh, "data")
+    """Cuts the rows of matrices over all devices of the target (FSDP).
+
+    With ``config.experts``, experts are spread over so many groups of devices, and their rows cut
+    within a group; other matrices are cut along rows within a group and along columns over them.
+    """
+    mesh = Mesh(targets.devices(target).reshape(config.experts, -1), ("expert", "data"))
+    shapes = trees.shapes(config.size, dtype=config.dtype)
+    tree = meshes.placed(shapes, mesh, "data,expert", "expert")
     return trees.scanned(tree) if config.scanned else tree
 
 
