@@ -128,12 +128,25 @@ def assign(
 def _even(
     sizes: Sequence[GroupSize], shares: Sequence[int], workers: int, max_lines: int
 ) -> Iterator[list[Segment]]:
-    """Tasks for what all workers get as many of, in runs that fit into a bucket."""
+    """Tasks for what all workers get as many of, in runs that fill buckets of about one length.
+
+    There are as few buckets as the bound allows, or nearly, since matrices are not cut.
+    """
+    most = max(1, max_lines // workers)
+    total = sum(share * size.shard_lines for size, share in zip(sizes, shares, strict=True))
+    goal = -(-total // max(1, -(-total // most)))
+    filled = 0
     for group, (size, share) in enumerate(zip(sizes, shares, strict=True)):
-        at_once = max(1, max_lines // (size.shard_lines * workers))
-        for start in range(0, share, at_once):
-            each = min(at_once, share - start)
-            yield [Segment(group, start * workers, 0, workers, each, size.shard_lines)]
+        lines, start = size.shard_lines, 0
+        while start < share:
+            fitting = (most - filled) // lines
+            if filled and (filled >= goal or not fitting):
+                filled = 0
+                continue
+            each = max(1, min(-(-(goal - filled) // lines), fitting, share - start))
+            yield [Segment(group, start * workers, 0, workers, each, lines)]
+            start += each
+            filled += each * lines
 
 
 def _assign_remainders(

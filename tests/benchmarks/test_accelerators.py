@@ -146,7 +146,7 @@ def test_maxtext_gets_matrices_with_their_shardings(tmp_path, modules):
     _, options = accelerator_row.optimizer(accelerator_row.MAXTEXT, tree, tmp_path)
     assert options["use_all_to_all"]
     blocks = options["muon_weight_dimension_numbers"]["blocks"]
-    assert blocks["up"]["kernel"] == (1, 2, tree["blocks"]["up"]["kernel"].sharding)
+    assert blocks["up"]["kernel"] == ((1,), (2,), tree["blocks"]["up"]["kernel"].sharding)
     assert blocks["norm_1"]["scale"] is None
 
 
