@@ -50,9 +50,14 @@ ROWS = {
 
 
 def placed(config: Any, target: targets.Target) -> Any:
-    """Cuts the rows of matrices over all devices of the target (FSDP)."""
-    mesh = Mesh(targets.devices(target), "data")
-    tree = meshes.placed(trees.shapes(config.size, dtype=config.dtype), mesh, "data")
+    """Cuts the rows of matrices over all devices of the target (FSDP).
+
+    With ``config.experts``, experts are spread over so many groups of devices, and their rows cut
+    within a group; other matrices are cut along rows within a group and along columns over them.
+    """
+    mesh = Mesh(targets.devices(target).reshape(config.experts, -1), ("expert", "data"))
+    shapes = trees.shapes(config.size, dtype=config.dtype)
+    tree = meshes.placed(shapes, mesh, "data,expert", "expert")
     return trees.scanned(tree) if config.scanned else tree
 
 
@@ -66,7 +71,7 @@ def optimizer(
     row = ROWS[name]
     if row.optimizer == "maxtext":
         return maxtext(tree, maxtext_checkout)
-    given: dict[str, Any] = {"muon_weight_dimension_numbers": dimension_numbers(tree)}
+    given: dict[str, Any] = {"muon_weight_dimension_numbers": trees.dimension_numbers(tree)}
     if row.optimizer == "optax":
         return optax.contrib.muon(0.02, **given)
     if head_size is not None:
@@ -78,14 +83,6 @@ def optimizer(
     if next(iter(jax.tree.leaves(sharding))).mesh.size > 1:
         given["sharding"] = sharding
     return {"muon": omp.muon, "muonplus": omp.muonplus}[row.optimizer](0.02, **given)
-
-
-def dimension_numbers(tree: Any) -> Any:
-    """Says that kernels are (in, out), or (layers, in, out) where layers are scanned."""
-    if "blocks" not in tree:
-        return omp.muon_dimension_numbers(tree)
-    matrix = omp.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
-    return jax.tree.map(lambda x: matrix if len(x.shape) == 3 else None, tree)
 
 
 def maxtext(tree: Any, checkout: Path | None) -> Any:
@@ -113,7 +110,7 @@ def maxtext(tree: Any, checkout: Path | None) -> Any:
 
     numbers = jax.tree.map(
         with_sharding,
-        dimension_numbers(tree),
+        trees.dimension_numbers(tree),
         tree,
         is_leaf=lambda x: x is None or isinstance(x, omp.MuonDimensionNumbers),
     )

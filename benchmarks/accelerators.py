@@ -29,6 +29,8 @@ class Config(trees.Options):
     """`h100:N`, or a kind of TPU and its layout: `v5e:4x4`, `v5p:2x2x1`, `v6e:2x2`, `v5e:1`."""
     tree: trees.Name = "gpt-small"
     """Shapes of the parameters."""
+    experts: int = 1
+    """Groups of devices that have different experts; rows are cut over the devices of a group."""
     scanned: bool = False
     """One leaf for a kernel of all layers, with a leading axis, in place of one leaf a layer."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -163,7 +165,8 @@ _TPU = (
 def file_name(config: Config) -> str:
     """Says what was compiled, for which devices."""
     heads = ["per-head"] if config.per_head else []
-    form = [*["scanned"] * config.scanned, *config.changed, *heads]
+    spread = [f"experts{config.experts}"] if config.experts > 1 else []
+    form = [*["scanned"] * config.scanned, *config.changed, *heads, *spread]
     parts = ["accelerators", config.target.replace(":", "-"), config.tree, *form, config.dtype]
     return "-".join(parts)
 

@@ -37,6 +37,11 @@ class Config(trees.Options):
     """The mesh axis that cuts the rows of each matrix, then the one that cuts its columns; `-` is
     none. Matrices are replicated along the mesh's other axes: `data` is FSDP, `-` is data
     parallel, and a third axis in the mesh makes replicas of any of these."""
+    experts: str = "-"
+    """The mesh axis over which experts are spread, each whole or as `spec` cuts it by the other
+    axes."""
+    scanned: bool = False
+    """One leaf for a kernel of all layers, with a leading axis, in place of one leaf a layer."""
     state_over: str = ""
     """A mesh axis of replicas over which the state is sharded too: adds rows with that."""
     rivals: bool = True
@@ -46,7 +51,8 @@ class Config(trees.Options):
 def main(config: Config) -> None:
     """Compiles and prints the table; writes it with the machine's description as JSON."""
     shapes = trees.shapes(config.size, dtype=config.dtype)
-    placed = meshes.placed(shapes, meshes.simulated(config.mesh), config.spec)
+    placed = meshes.placed(shapes, meshes.simulated(config.mesh), config.spec, config.experts)
+    placed = trees.scanned(placed) if config.scanned else placed
     sharding = meshes.described(placed)
     print(*sharding, sep="\n")
     rows = {}
@@ -64,6 +70,7 @@ def main(config: Config) -> None:
     }
     mesh = config.mesh.replace("=", "").split(",")
     spec = ["none" if name == "-" else name for name in config.spec.split(",")]
+    spec += [f"experts-{config.experts}"] * (config.experts != "-") + ["scanned"] * config.scanned
     if config.state_over:
         mesh.append(f"state-over-{config.state_over}")
     parts = ["collectives", config.tree, *mesh, "by", *spec, *config.changed, config.dtype]
@@ -73,7 +80,7 @@ def main(config: Config) -> None:
 def optimizers(config: Config, placed: Any) -> dict[str, optax.GradientTransformation]:
     """Makes the optimizers of the table; all treat the same parameters as matrices."""
     sharding = jax.tree.map(lambda x: x.sharding, placed)
-    given: dict[str, Any] = {"muon_weight_dimension_numbers": omp.muon_dimension_numbers(placed)}
+    given: dict[str, Any] = {"muon_weight_dimension_numbers": trees.dimension_numbers(placed)}
     narrow: dict[str, Any] = {**given, "compute_dtype": "bfloat16"}
     ours = given if config.dtype == "float32" else narrow
     rows = {}

@@ -23,18 +23,29 @@ def simulated(text: str) -> Mesh:
     return jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
 
 
-def placed(shapes: Any, mesh: Mesh, spec: str) -> Any:
-    """Gives shapes their shardings: matrices as ``spec`` says, everything else replicated."""
-    axes = spec.split(",")
+def placed(shapes: Any, mesh: Mesh, spec: str, experts: str = "-") -> Any:
+    """Gives shapes their shardings: matrices as ``spec`` says, everything else replicated.
+
+    Leaves ``(experts, in, out)`` are cut along ``experts`` into whole matrices, and these as
+    ``spec`` says by the other axes.
+    """
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        spec = _matrix_spec(x.shape, axes, mesh) if len(x.shape) == 2 else PartitionSpec()
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+        cuts = PartitionSpec()
+        if len(x.shape) == 2:
+            cuts = PartitionSpec(*_matrix_cuts(x.shape, spec.split(","), mesh))
+        elif len(x.shape) == 3:
+            names = ["-" if name == experts else name for name in spec.split(",")]
+            by_expert = None if experts == "-" else experts
+            cuts = PartitionSpec(by_expert, *_matrix_cuts(x.shape[1:], names, mesh))
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, cuts))
 
     return jax.tree.map(place, shapes)
 
 
-def _matrix_spec(shape: tuple[int, ...], axes: Sequence[str], mesh: Mesh) -> PartitionSpec:
+def _matrix_cuts(
+    shape: tuple[int, ...], axes: Sequence[str], mesh: Mesh
+) -> list[tuple[str, ...] | None]:
     """Axis i of a matrix is cut along ``axes[i]`` where that divides it, else the other axis is.
 
     JAX cannot cut an axis into unequal parts.
@@ -46,7 +57,7 @@ def _matrix_spec(shape: tuple[int, ...], axes: Sequence[str], mesh: Mesh) -> Par
             if shape[side] % parts == 0:
                 cuts[side] += (name,)
                 break
-    return PartitionSpec(*(names or None for names in cuts))
+    return [names or None for names in cuts]
 
 
 def placed_state(state: Any, params: Any) -> Any:
@@ -71,13 +82,17 @@ def placed_state(state: Any, params: Any) -> Any:
 
 def described(params: Any) -> list[str]:
     """Writes a line for each shape of matrices: how many there are, and how they are cut."""
-    kinds = collections.Counter(
-        (x.shape, x.sharding.spec) for x in jax.tree.leaves(params) if len(x.shape) == 2
-    )
+    kinds = collections.Counter((x.shape, x.sharding.spec) for x in _matrices(params))
     return [
-        f"{n} of {rows} x {columns}, cut along {' and '.join(_along(names) for names in spec)}"
-        for ((rows, columns), spec), n in kinds.items()
+        f"{n} of {' x '.join(map(str, shape))}, cut along {' and '.join(map(_along, spec))}"
+        for (shape, spec), n in kinds.items()
     ]
+
+
+def _matrices(params: Any) -> list[jax.ShapeDtypeStruct]:
+    """Lists the leaves that hold matrices; scales of scanned layers lie beside those of one."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return [x for path, x in leaves if len(x.shape) - (path[0].key == "blocks") > 1]
 
 
 def _along(names: str | tuple[str, ...] | None) -> str:
@@ -90,14 +105,14 @@ def fewest_bytes(params: Any) -> int:
 
     A device works on 1/N of the matrices and receives the shards of them that it lacks. Afterwards
     it receives its shards of all other matrices' results. If no matrix is replicated, each shard
-    is sent once to the device that works on it, and once back.
+    is sent once to the device that works on it, and once back. Devices that have different experts
+    share the work on their own.
     """
     total = Fraction(0)
-    for x in jax.tree.leaves(params):
-        if len(x.shape) == 2:
-            devices = x.sharding.mesh.size
-            shard = Fraction(math.prod(x.sharding.shard_shape(x.shape)), math.prod(x.shape))
-            inputs = (1 - shard) / devices
-            results = shard * (1 - Fraction(1, devices))
-            total += x.dtype.itemsize * x.size * (inputs + results)
+    for x in _matrices(params):
+        local = x.sharding.shard_shape(x.shape)
+        own = Fraction(math.prod(local[:-2]), math.prod(x.shape[:-2]))
+        shard = Fraction(math.prod(local[-2:]), math.prod(x.shape[-2:]))
+        even = Fraction(1, x.sharding.mesh.size)  # of all matrices
+        total += x.dtype.itemsize * x.size * ((1 - shard) * even + shard * (own - even))
     return math.ceil(total)

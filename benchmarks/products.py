@@ -21,8 +21,11 @@ _TURNS = 4
 
 def matrix_shapes(size: trees.Size) -> collections.Counter[tuple[int, int]]:
     """How many matrices of each shape the parameters have."""
-    leaves = jax.tree.leaves(trees.shapes(size))
-    return collections.Counter(leaf.shape for leaf in leaves if len(leaf.shape) == 2)
+    counts: collections.Counter[tuple[int, int]] = collections.Counter()
+    for leaf in jax.tree.leaves(trees.shapes(size)):
+        if len(leaf.shape) > 1:
+            counts[leaf.shape[-2:]] += math.prod(leaf.shape[:-2])
+    return counts
 
 
 def needed(

@@ -1,6 +1,9 @@
-"""Shapes of the parameters of the paper's models, under Flax's names.
+"""Shapes of the parameters of the paper's models and of two mixtures of experts, in Flax's names.
 
-Query, key and value are three matrices, where the GPT of the paper's code has one.
+Query, key and value are three matrices, where the GPT of the paper's code has one. A mixture has in
+each layer one leaf (experts, in, out) for all kernels of a kind, and a router. Its sizes are those
+of DeepSeekMoE 16B's (arXiv:2401.06066) or Mixtral 8x7B's (arXiv:2401.04088) routed experts;
+attention has as many keys as queries, and there are no shared experts.
 """
 
 import dataclasses
@@ -11,26 +14,30 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+import optax_muonplus as omp
 from examples.trainer.settings import recipes
 
 Name = Literal[
     "gpt-256", "gpt-384", "gpt-small", "gpt-base", "gpt-large", "gpt-huge",
-    "llama-60m", "llama-130m", "llama-350m", "llama-1b", "llama-7b",
+    "llama-60m", "llama-130m", "llama-350m", "llama-1b", "llama-7b", "deepseek-moe", "mixtral",
 ]  # fmt: skip
 
 
 class Size(NamedTuple):
-    """Width, depth, width inside an MLP, and whether the MLP has LLaMA's third matrix."""
+    """Width, depth, width inside an MLP, whether it has LLaMA's third matrix, and how many MLPs."""
 
     width: int
     layers: int
     feed_forward: int
     gated: bool
+    experts: int = 0  # none: one MLP in each layer, without a router
 
 
 SIZES = {
     "gpt-256": Size(256, 12, 4 * 256, False),  # the default of benchmarks.collectives
     "gpt-384": Size(384, 6, 4 * 384, False),  # GPT-Small cut to one second on two CPU cores
+    "deepseek-moe": Size(2048, 24, 1408, True, experts=64),
+    "mixtral": Size(4096, 32, 14336, True, experts=8),
     **{
         name: Size(size.d_model, size.n_layer, size.d_ff, size.family == "llama")
         for name, size in recipes.SIZES.items()
@@ -59,7 +66,8 @@ class Options:
         size = SIZES[self.tree]
         width = self.width or size.width
         feed_forward = size.feed_forward * width // size.width
-        return Size(width, self.layers or size.layers, feed_forward, size.gated)
+        layers = self.layers or size.layers
+        return size._replace(width=width, layers=layers, feed_forward=feed_forward)
 
     @property
     def compute_dtype(self) -> str | None:
@@ -76,15 +84,17 @@ class Options:
 def shapes(size: Size, vocabulary: int = 0, dtype: Any = jnp.float32) -> dict[str, Any]:
     """Makes a tree of shapes; without a vocabulary it has no embedding."""
 
-    def kernel(fan_in: int, fan_out: int) -> dict[str, Any]:
-        return {"kernel": jax.ShapeDtypeStruct((fan_in, fan_out), dtype)}
+    def kernel(*shape: int) -> dict[str, Any]:
+        return {"kernel": jax.ShapeDtypeStruct(shape, dtype)}
 
-    d, f = size.width, size.feed_forward
+    d, f, experts = size.width, size.feed_forward, (size.experts,) if size.experts else ()
     scale = {"scale": jax.ShapeDtypeStruct((d,), dtype)}
-    block = {name: kernel(d, d) for name in ("q", "k", "v", "o")}
-    block |= {"up": kernel(d, f), "down": kernel(f, d), "norm_1": scale, "norm_2": scale}
+    block: dict[str, Any] = {name: kernel(d, d) for name in ("q", "k", "v", "o")}
+    block |= {"norm_1": scale, "norm_2": scale}
+    mlp = {"up": kernel(*experts, d, f), "down": kernel(*experts, f, d)}
     if size.gated:
-        block["gate"] = kernel(d, f)
+        mlp["gate"] = kernel(*experts, d, f)
+    block |= {"experts": mlp, "router": kernel(d, size.experts)} if experts else mlp
     tree: dict[str, Any] = {f"block_{i}": block for i in range(size.layers)}
     tree["norm_out"] = scale
     if vocabulary:
@@ -108,6 +118,11 @@ def scanned(tree: dict[str, Any]) -> dict[str, Any]:
 
     others = {name: leaf for name, leaf in tree.items() if name not in blocks}
     return {"blocks": jax.tree.map(stack, tree[blocks[0]]), **others}
+
+
+def dimension_numbers(tree: dict[str, Any]) -> Any:
+    """Reads a tree by the default rules; the blocks of a scanned one have an axis of layers."""
+    return omp.muon_dimension_numbers(tree, layer_axes=LAYER_AXES if "blocks" in tree else None)
 
 
 def random_like(tree: Any, seed: int = 0) -> Any:

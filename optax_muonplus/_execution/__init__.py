@@ -1,14 +1,14 @@
 """How functions are run on the matrices of a tree: on one device in batches, on a mesh by a plan.
 
-``batches`` and ``stacks`` are for one device. On a mesh ``schedule``, ``routes`` and ``planning``
-decide what travels where, before anything is traced. ``exchange`` and ``sharded`` then move the
-shards and do the work.
+``batches``, ``stacks`` and ``local`` are for one device. On a mesh ``schedule``, ``routes`` and
+``planning`` decide what travels where, before anything is traced. ``exchange`` and ``sharded`` then
+move the shards and do the work.
 """
 
 from optax_muonplus._execution.batches import READ_ONE as READ_ONE
-from optax_muonplus._execution.batches import MatrixBatch as MatrixBatch
 from optax_muonplus._execution.batches import Read as Read
 from optax_muonplus._execution.batches import dtypes_of as dtypes_of
+from optax_muonplus._execution.local import apply_local as apply_local
 from optax_muonplus._execution.loops import Sources as Sources
 from optax_muonplus._execution.loops import pick as pick
 from optax_muonplus._execution.planning import Member as Member
@@ -16,4 +16,3 @@ from optax_muonplus._execution.planning import plan as plan
 from optax_muonplus._execution.replicas import gather as gather
 from optax_muonplus._execution.replicas import moved_to as moved_to
 from optax_muonplus._execution.sharded import apply_sharded as apply_sharded
-from optax_muonplus._execution.stacks import apply_batched as apply_batched

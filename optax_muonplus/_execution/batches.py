@@ -13,6 +13,7 @@ import jax.core
 import jax.numpy as jnp
 
 from optax_muonplus._execution.loops import map_in_place
+from optax_muonplus._parameters import usable_axes
 from optax_muonplus.matrices import Composition, for_layout, matrix_function, narrowed, narrower
 
 Item = TypeVar("Item")
@@ -168,10 +169,13 @@ def sharded_like_sources(
     ``jax.lax.with_sharding_constraint`` has nothing to be given. Instead each result is selected
     against its matrix by a condition that is never true but that the compiler cannot see through:
     both then get one sharding. It costs another read of each matrix, which is saved where there is
-    one device.
+    one device, and inside ``jax.shard_map``, where arrays are those of one device.
     """
     references = [batch.sources[0] for batch in batches]
     if jax.device_count() == 1 or not any(isinstance(x, jax.core.Tracer) for x in references):
+        return results
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.axis_names and not usable_axes(mesh):
         return results
     never = jax.lax.optimization_barrier(jnp.array(False))
     pairs = zip(references, results, strict=True)

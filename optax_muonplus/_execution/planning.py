@@ -111,6 +111,11 @@ class Member(NamedTuple):
         return tuple(n // math.prod(mesh.shape[name] for name in names) for n, names in pairs)
 
     @property
+    def local_view(self) -> MatrixView:
+        """The view of a shard that has whole matrices."""
+        return dataclasses.replace(self.view, shape=self.local_shape)
+
+    @property
     def items(self) -> int:
         """How many indices of the batch axes a device has."""
         shape = self.local_shape

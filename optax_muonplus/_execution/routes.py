@@ -40,6 +40,11 @@ class Route(NamedTuple):
     loads: np.ndarray  # FLOPs of each device of the mesh, with what it had to do before
     elements_received: tuple[int, int]  # by a device, on the way to the work and on the way back
 
+    @property
+    def stays(self) -> bool:
+        """Whether devices work on what they have, and send nothing."""
+        return not self.all_to_all_axes + self.all_gather_axes + self.replica_axes
+
 
 class MeshAxes(NamedTuple):
     """Mesh axes, and what they do to the matrices of one route."""

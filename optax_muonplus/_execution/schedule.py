@@ -120,20 +120,45 @@ def assign(
         shares = [max(0, size.count // workers - held_back) for size in sizes]
         even = sum(share * size.flops for share, size in zip(shares, sizes, strict=True))
         remainders, after = _assign_remainders(sizes, shares, [load + even for load in loads])
-        tasks = [*_even(sizes, shares, workers, max_lines), *remainders]
-        schedules.append((_buckets(tasks, workers, max_lines), after))
+        most = _row(sizes, shares, remainders, max(1, max_lines // workers))
+        tasks = [*_even(sizes, shares, workers, most), *remainders]
+        schedules.append((_buckets(tasks, workers, most), after))
     return min(schedules, key=lambda schedule: max(schedule[1]))
 
 
 def _even(
-    sizes: Sequence[GroupSize], shares: Sequence[int], workers: int, max_lines: int
+    sizes: Sequence[GroupSize], shares: Sequence[int], workers: int, most: int
 ) -> Iterator[list[Segment]]:
-    """Tasks for what all workers get as many of, in runs that fit into a bucket."""
+    """Tasks for what all workers get as many of, in runs that fill rows of ``most`` lines."""
+    filled = 0
     for group, (size, share) in enumerate(zip(sizes, shares, strict=True)):
-        at_once = max(1, max_lines // (size.shard_lines * workers))
-        for start in range(0, share, at_once):
-            each = min(at_once, share - start)
+        start = 0
+        while start < share:
+            if filled + size.shard_lines > most:
+                filled = 0
+            fitting = max(1, (most - filled) // size.shard_lines)
+            each = min(fitting, share - start)
             yield [Segment(group, start * workers, 0, workers, each, size.shard_lines)]
+            start += each
+            filled += each * size.shard_lines
+
+
+def _row(
+    sizes: Sequence[GroupSize],
+    shares: Sequence[int],
+    remainders: Sequence[Sequence[Segment]],
+    most: int,
+) -> int:
+    """Lines of a row, ``most`` at most, that make no more buckets and all of about one length."""
+    added: collections.Counter[int] = collections.Counter()
+    for task in remainders:
+        for segment in task:
+            added[segment.start] += segment.width
+    even = sum(share * size.shard_lines for size, share in zip(sizes, shares, strict=True))
+    total = even + max(added.values(), default=0)
+    goal = -(-total // max(1, -(-total // most)))
+    # A row that the next matrix does not fit into has reached the goal.
+    return min(most, goal + max((size.shard_lines for size in sizes), default=1) - 1)
 
 
 def _assign_remainders(
@@ -162,9 +187,7 @@ def _assign_remainders(
     return list(tasks.values()), [load for load, _ in sorted(queue, key=lambda x: x[1])]
 
 
-def _buckets(
-    tasks: Sequence[Sequence[Segment]], workers: int, max_lines: int
-) -> tuple[Bucket, ...]:
+def _buckets(tasks: Sequence[Sequence[Segment]], workers: int, most: int) -> tuple[Bucket, ...]:
     """``tasks`` in buckets, each segment behind the others in its workers' rows.
 
     A task that only fills shorter rows joins the bucket, since all rows are padded to one length.
@@ -175,7 +198,7 @@ def _buckets(
     for segments in tasks:
         width = segments[0].width
         longest = max(rows[worker] for s in segments for worker in range(s.start, s.stop)) + width
-        if current and longest > max(rows) and longest * workers > max_lines:
+        if current and longest > max(rows) and longest > most:
             buckets.append(Bucket(tuple(current), max(rows)))
             current, rows = [], [0] * workers
         current.append(_task([s._replace(offset=rows[s.start]) for s in segments]))

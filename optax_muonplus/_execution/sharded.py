@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from optax_muonplus._execution.batches import Read, dtypes_of
 from optax_muonplus._execution.exchange import exchange, from_lines, in_lines
+from optax_muonplus._execution.local import apply_local
 from optax_muonplus._execution.loops import Sources, concatenated
 from optax_muonplus._execution.planning import CommGroup, Member, plan
 from optax_muonplus._parameters import LeafInfo, usable_axes
@@ -61,7 +62,8 @@ def _apply(
         read, functions = merged(arrays)
         results: dict[int, jax.Array] = {}
         for comm_group in comm_groups:
-            results |= _exchanged(functions, read, comm_group, shards, members)
+            work = _in_place if comm_group.route.stays else _exchanged
+            results |= work(functions, read, comm_group, shards, members)
         return tuple(results[i] for i in range(len(members)))
 
     specs = tuple(PartitionSpec(*(names or None for names in x.sharding.spec)) for x in members)
@@ -78,6 +80,21 @@ def _apply(
 
 
 _compiled = jax.jit(_apply, static_argnums=(2, 3))
+
+
+def _in_place(
+    functions: Sequence[MatrixFunction],
+    read: Read,
+    comm_group: CommGroup,
+    shards: Sequence[Sources],
+    members: Sequence[Member],
+) -> dict[int, jax.Array]:
+    """The results for arrays whose matrices are whole on each device, by index."""
+    indices = [i for _, group in comm_group.members for i in group]
+    views = [members[i].local_view for i in indices]
+    dtypes = [(comm_group.dtype, comm_group.result_dtype)] * len(indices)
+    made = apply_local(functions, read, [shards[i] for i in indices], views, dtypes)
+    return dict(zip(indices, made, strict=True))
 
 
 def _exchanged(

@@ -4,7 +4,6 @@ It takes the matrices out of the leaves and puts the results back, in the right 
 ``_execution`` runs the functions.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus._arguments import supported
-from optax_muonplus._execution import (
-    MatrixBatch,
-    Read,
-    Sources,
-    apply_batched,
-    apply_sharded,
-    dtypes_of,
-)
+from optax_muonplus._execution import Read, Sources, apply_local, apply_sharded, dtypes_of
 from optax_muonplus._parameters import LeafInfo
 from optax_muonplus.matrices import MatrixFunction, compose, narrowed
 
@@ -45,7 +37,11 @@ def apply_to_sources(
     local = [i for i, leaf in enumerate(leaves) if leaf.sharding is None]
     if local:
         inputs, records = [sources[i] for i in local], [leaves[i] for i in local]
-        results |= zip(local, _apply_local(functions, read, inputs, records), strict=True)
+        views = [leaf.matrix for leaf in records]
+        given = zip(dtypes_of(read, inputs), records, strict=True)
+        dtypes = [(dtype, leaf.dtype) for dtype, leaf in given]
+        made = apply_local(functions, read, inputs, views, dtypes)
+        results |= zip(local, made, strict=True)
     on_mesh = [i for i, leaf in enumerate(leaves) if leaf.sharding is not None]
     if on_mesh:
         inputs, records = [sources[i] for i in on_mesh], [leaves[i] for i in on_mesh]
@@ -56,27 +52,6 @@ def apply_to_sources(
 def with_dtypes(leaves: Sequence[LeafInfo], dtypes: Sequence[Any]) -> list[LeafInfo]:
     """``leaves`` with other dtypes, so that results are not rounded to the leaves' own."""
     return [leaf._replace(dtype=dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
-
-
-def _apply_local(
-    functions: Sequence[MatrixFunction],
-    read: Read,
-    sources: Sequence[Sources],
-    leaves: Sequence[LeafInfo],
-) -> list[jax.Array]:
-    """On one device, or as the compiler distributes it."""
-    batches: list[MatrixBatch] = []
-    stops = []
-    for arrays, dtype, leaf in zip(sources, dtypes_of(read, sources), leaves, strict=True):
-        view = leaf.matrix
-        blocks = zip(*(view.to_matrices(x) for x in arrays), strict=True)
-        batches += [MatrixBatch(x, view.transposed, dtype, leaf.dtype, read) for x in blocks]
-        stops.append(len(batches))
-    outputs = apply_batched(functions, batches)
-    return [
-        leaf.matrix.from_matrices(outputs[start:stop])
-        for leaf, (start, stop) in zip(leaves, itertools.pairwise([0, *stops]), strict=True)
-    ]
 
 
 def check_function(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInfo]) -> None:

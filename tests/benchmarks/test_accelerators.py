@@ -82,7 +82,7 @@ def test_scanned_layers_are_the_same_matrices_in_one_leaf():
     assert tree["blocks"]["up"]["kernel"].sharding.spec == P(None, "data", None)
     assert tree["blocks"]["norm_1"]["scale"].shape == (3, 16)
     assert tree["norm_out"] == separate["norm_out"]
-    dimensions = accelerator_row.dimension_numbers(tree)
+    dimensions = trees.dimension_numbers(tree)
     labels = omp.partition_labels(tree, muon_weight_dimension_numbers=dimensions)
     assert labels["blocks"]["up"]["kernel"] == "muon"
     assert labels["blocks"]["norm_1"]["scale"] != "muon"
@@ -146,7 +146,7 @@ def test_maxtext_gets_matrices_with_their_shardings(tmp_path, modules):
     _, options = accelerator_row.optimizer(accelerator_row.MAXTEXT, tree, tmp_path)
     assert options["use_all_to_all"]
     blocks = options["muon_weight_dimension_numbers"]["blocks"]
-    assert blocks["up"]["kernel"] == (1, 2, tree["blocks"]["up"]["kernel"].sharding)
+    assert blocks["up"]["kernel"] == ((1,), (2,), tree["blocks"]["up"]["kernel"].sharding)
     assert blocks["norm_1"]["scale"] is None
 
 

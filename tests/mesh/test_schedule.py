@@ -104,3 +104,12 @@ def test_divisible_counts_are_assigned_evenly():
     )
     assert loads == [6 * 6 + 3 * 18] * 8
     assert all((b.start, b.stop) == (0, 8) for b in segments(buckets))
+
+
+def test_runs_fill_buckets_evenly():
+    """Two kinds with 48 and 24 items for each worker, where 23 fit: four buckets of 18."""
+    buckets, _ = assign([GroupSize(96, 5, SQUARE, 6), GroupSize(48, 5, LONG, 6)], [0, 0], 235)
+    assert [bucket.row for bucket in buckets] == [18 * 5] * 4
+    # Where 50 fit, two of 36.
+    buckets, _ = assign([GroupSize(96, 5, SQUARE, 6), GroupSize(48, 5, LONG, 6)], [0, 0], 500)
+    assert [bucket.row for bucket in buckets] == [36 * 5] * 2

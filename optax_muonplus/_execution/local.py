@@ -1,0 +1,38 @@
+"""Functions on matrices that need not travel: each is whole on the device that works on it."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from optax_muonplus._execution.batches import MatrixBatch, Read
+from optax_muonplus._execution.loops import Sources
+from optax_muonplus._execution.stacks import apply_batched
+from optax_muonplus._parameters import MatrixView
+from optax_muonplus.matrices import MatrixFunction
+
+
+def apply_local(
+    functions: Sequence[MatrixFunction],
+    read: Read,
+    sources: Sequence[Sources],
+    views: Sequence[MatrixView],
+    dtypes: Sequence[tuple[Any, Any]],
+) -> list[jax.Array]:
+    """Applies ``functions`` on one device, or as the compiler distributes it.
+
+    ``read`` makes the matrices of the arrays in each tuple of ``sources``. Each pair of ``dtypes``
+    has that of these matrices, and that of the result.
+    """
+    batches: list[MatrixBatch] = []
+    stops = []
+    for arrays, view, pair in zip(sources, views, dtypes, strict=True):
+        blocks = zip(*(view.to_matrices(x) for x in arrays), strict=True)
+        batches += [MatrixBatch(x, view.transposed, *pair, read) for x in blocks]
+        stops.append(len(batches))
+    outputs = apply_batched(functions, batches)
+    return [
+        view.from_matrices(outputs[start:stop])
+        for view, (start, stop) in zip(views, itertools.pairwise([0, *stops]), strict=True)
+    ]

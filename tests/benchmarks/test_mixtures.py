@@ -1,0 +1,67 @@
+"""Trees of mixtures of experts: their matrices, how they are spread, and the fewest bytes."""
+
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from benchmarks import meshes, products, trees
+
+SIZE = trees.Size(16, 2, 24, gated=True, experts=8)
+
+
+def placed(mesh, spec, experts="-", scanned=False):
+    tree = meshes.placed(trees.shapes(SIZE), meshes.simulated(mesh), spec, experts)
+    return trees.scanned(tree) if scanned else tree
+
+
+def specs(tree):
+    block = tree["blocks"] if "blocks" in tree else tree["block_0"]
+    return tuple(x["kernel"].sharding.spec for x in (block["experts"]["up"], block["q"]))
+
+
+def test_experts_are_matrices_of_their_own():
+    assert products.matrix_shapes(SIZE) == {(16, 16): 8, (16, 8): 2, (16, 24): 32, (24, 16): 16}
+    assert meshes.described(placed("data=8", "data", scanned=True)) == [
+        "1 of 2 x 8 x 24 x 16, cut along nothing and nothing and data and nothing",
+        "2 of 2 x 8 x 16 x 24, cut along nothing and nothing and data and nothing",
+        "4 of 2 x 16 x 16, cut along nothing and data and nothing",
+        "1 of 2 x 16 x 8, cut along nothing and data and nothing",
+    ]
+    scanned = placed("data=8", "data", scanned=True)["blocks"]
+    up = trees.dimension_numbers({"blocks": scanned})["blocks"]["experts"]["up"]["kernel"]
+    assert (up.reduction_axis, up.output_axis) == ((2,), (3,))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "spec", "experts", "wanted"),
+    [
+        ("data=8", "data", "-", (P(None, "data"), P("data"))),
+        ("expert=8", "expert", "expert", (P("expert"), P("expert"))),
+        ("expert=2,data=4", "data,expert", "expert", (P("expert", "data"), P("data", "expert"))),
+        ("data=8", "-", "-", (P(), P())),
+    ],
+)
+def test_experts_are_spread_and_rows_are_cut(mesh, spec, experts, wanted):
+    def trimmed(spec):
+        names = [name[0] if isinstance(name, tuple) else name for name in spec]
+        while names and names[-1] is None:
+            names.pop()
+        return P(*names)
+
+    assert tuple(map(trimmed, specs(placed(mesh, spec, experts)))) == wanted
+    layers = tuple(P(None, *spec) if spec else spec for spec in wanted)
+    assert tuple(map(trimmed, specs(placed(mesh, spec, experts, scanned=True)))) == layers
+
+
+def test_experts_that_are_whole_need_no_bytes():
+    experts = 4 * 2 * 8 * 3 * 16 * 24
+    others = 4 * 2 * (4 * 16 * 16 + 16 * 8)
+
+    def sent(total, groups=1):
+        """Of matrices in shards, which the devices of each group share."""
+        return 2 * total / 8 * (1 - groups / 8)
+
+    assert meshes.fewest_bytes(placed("expert=8", "expert", "expert")) == sent(others)
+    both = "expert=2,data=4", "data,expert", "expert"
+    assert meshes.fewest_bytes(placed(*both)) == sent(others) + sent(experts, groups=2)
+    assert meshes.fewest_bytes(placed(*both, scanned=True)) == sent(others) + sent(experts, 2)
+    assert meshes.fewest_bytes(placed("data=8", "-")) == (others + experts) * 7 / 8
