@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from optax_muonplus._arguments import supported
 from optax_muonplus._execution import (
+    READ_ONE,
     MatrixBatch,
     Read,
     Sources,
@@ -35,7 +36,8 @@ def apply_to_sources(
     Args:
       functions: functions of matrices.
       read: an elementwise function from the arrays in a tuple to the parameter's matrices.
-      sources: for each leaf a tuple of arrays of its shape and sharding.
+      sources: for each leaf a tuple of arrays of its shape and sharding, or with one number for
+        each of its blocks.
       leaves: records of matrices.
 
     Returns:
@@ -49,6 +51,9 @@ def apply_to_sources(
     on_mesh = [i for i, leaf in enumerate(leaves) if leaf.sharding is not None]
     if on_mesh:
         inputs, records = [sources[i] for i in on_mesh], [leaves[i] for i in on_mesh]
+        if any(x.shape != inputs[0][0].shape for x in inputs[0]):
+            # The compiler knows which numbers of blocks a shard needs, also where it cuts blocks.
+            read, inputs = READ_ONE, [(read(*arrays),) for arrays in inputs]
         results |= zip(on_mesh, apply_sharded(functions, read, inputs, records), strict=True)
     return [narrowed(results[i], leaf.dtype) for i, leaf in enumerate(leaves)]
 
@@ -68,9 +73,13 @@ def _apply_local(
     batches: list[MatrixBatch] = []
     stops = []
     for arrays, dtype, leaf in zip(sources, dtypes_of(read, sources), leaves, strict=True):
-        view = leaf.matrix
-        blocks = zip(*(view.to_matrices(x) for x in arrays), strict=True)
-        batches += [MatrixBatch(x, view.transposed, dtype, leaf.dtype, read) for x in blocks]
+        view, own_read = leaf.matrix, read
+        views = [view.of_blocks(x.shape) for x in arrays]
+        if None in views:
+            views, arrays, own_read = [view], (read(*arrays),), READ_ONE
+        parts = [v.to_matrices(x) for v, x in zip(views, arrays, strict=True) if v]
+        blocks = zip(*parts, strict=True)
+        batches += [MatrixBatch(x, view.transposed, dtype, leaf.dtype, own_read) for x in blocks]
         stops.append(len(batches))
     outputs = apply_batched(functions, batches)
     return [
