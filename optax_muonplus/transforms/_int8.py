@@ -44,7 +44,7 @@ def quantized(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Arra
     A block's scale is its largest entry over 127, in float32, so that no code is larger. A block
     of zeros, or of numbers below 1e-36, has the scale and codes 0.
     """
-    scales = narrowed(_largest(jnp.abs(x), shape) / _LARGEST, jnp.float32)
+    scales = narrowed(_largest(x, shape) / _LARGEST, jnp.float32)
     divisors = spread(jnp.where(scales > 0, scales, 1), x.shape)
     codes = jnp.clip(jnp.round(x / divisors), -_LARGEST, _LARGEST)
     return codes.astype(jnp.int8), scales
@@ -69,9 +69,16 @@ def spread(scales: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _largest(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The largest entry of each block."""
+    """The largest entry of each block, without its sign."""
+    # XLA sees a maximum of absolute values only in the usual reduction, and on a CPU then writes
+    # both operand and absolute values of all parameters to memory before the first is done.
+    zero, x = jnp.zeros([], x.dtype), jax.lax.stop_gradient(x)
     for axis, (size, blocks) in enumerate(zip(x.shape, shape, strict=True)):
         if size != blocks:
             parts = (*x.shape[:axis], blocks, size // blocks, *x.shape[axis + 1 :])
-            x = jnp.max(x.reshape(parts), axis=axis + 1)
-    return x
+            x = jax.lax.reduce(x.reshape(parts), zero, _larger, [axis + 1])
+    return jnp.abs(x)
+
+
+def _larger(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.maximum(jnp.abs(x), jnp.abs(y))
