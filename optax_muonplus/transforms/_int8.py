@@ -60,6 +60,16 @@ def zero_scales(codes: jax.Array) -> jax.Array:
     return _largest(codes, scales_shape(codes.shape)).astype(jnp.float32)
 
 
+def blocks_are_cut(x: jax.Array) -> bool:
+    """Whether the type of an array says that its blocks are cut, which is so on Explicit axes."""
+    typed = jax.typeof(x).sharding
+    for size, blocks, names in zip(x.shape, scales_shape(x.shape), typed.spec, strict=True):
+        names = (names,) if isinstance(names, str) else names or ()
+        if size != blocks and blocks % math.prod(typed.mesh.shape[name] for name in names):
+            return True
+    return False
+
+
 def spread(scales: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Scales, each repeated for its block, so that they have the shape of the codes."""
     for axis, (size, blocks) in enumerate(zip(shape, scales.shape, strict=True)):
@@ -70,15 +80,8 @@ def spread(scales: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 def _largest(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The largest entry of each block, without its sign."""
-    # XLA sees a maximum of absolute values only in the usual reduction, and on a CPU then writes
-    # both operand and absolute values of all parameters to memory before the first is done.
-    zero, x = jnp.zeros([], x.dtype), jax.lax.stop_gradient(x)
     for axis, (size, blocks) in enumerate(zip(x.shape, shape, strict=True)):
         if size != blocks:
-            parts = (*x.shape[:axis], blocks, size // blocks, *x.shape[axis + 1 :])
-            x = jax.lax.reduce(x.reshape(parts), zero, _larger, [axis + 1])
+            parts = x.reshape(*x.shape[:axis], blocks, size // blocks, *x.shape[axis + 1 :])
+            return jnp.maximum(jnp.max(parts, axis=axis + 1), -jnp.min(parts, axis=axis + 1))
     return jnp.abs(x)
-
-
-def _larger(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.maximum(jnp.abs(x), jnp.abs(y))

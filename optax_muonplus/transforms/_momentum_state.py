@@ -11,8 +11,15 @@ from jax.typing import DTypeLike
 
 from optax_muonplus._arguments import floating_dtype
 from optax_muonplus._execution import Sources
+from optax_muonplus._parameters import flatten_with_names, path_name
 from optax_muonplus.matrices import narrowed
-from optax_muonplus.transforms._int8 import dequantized, quantized, zero_scales
+from optax_muonplus.transforms._int8 import (
+    BLOCK,
+    blocks_are_cut,
+    dequantized,
+    quantized,
+    zero_scales,
+)
 from optax_muonplus.transforms._state_check import wrong_state
 
 
@@ -118,10 +125,20 @@ def momentum_dtype(value: DTypeLike | None) -> np.dtype | None:
 
 
 def empty_momentum(params: optax.Params, dtype: np.dtype | None, count: Any) -> Stored:
-    """The state before the first update, which lies as the parameters do."""
+    """The state before the first update, which lies as the parameters do.
+
+    Raises ValueError where JAX would refuse the shardings of the codes.
+    """
     zeros = optax.tree.zeros_like(params, dtype=dtype)
     if dtype != jnp.int8:
         return MomentumState(zeros, count)
+    paths, codes = flatten_with_names(zeros)
+    if cut := [path_name(p) for p, x in zip(paths, codes, strict=True) if blocks_are_cut(x)]:
+        raise ValueError(
+            f"With mu_dtype='int8' up to {BLOCK} elements along an axis share a scale, and the"
+            f" Explicit mesh axes cut such blocks of {', '.join(cut)}. Shard another axis, or fewer"
+            " times, or on Auto axes; or use mu_dtype='bfloat16'."
+        )
     return Int8MomentumState(zeros, jax.tree.map(zero_scales, zeros), count)
 
 
