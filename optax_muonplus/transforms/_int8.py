@@ -44,20 +44,23 @@ def quantized(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Arra
     A block's scale is its largest entry over 127, in float32, so that no code is larger. A block
     of zeros, or of numbers below 1e-36, has the scale and codes 0.
     """
-    scales = narrowed(_largest(x, shape) / _LARGEST, jnp.float32)
-    divisors = spread(jnp.where(scales > 0, scales, 1), x.shape)
-    codes = jnp.clip(jnp.round(x / divisors), -_LARGEST, _LARGEST)
-    return codes.astype(jnp.int8), scales
+    blocks, axis = _in_blocks(x, shape)
+    scales = narrowed(_largest(blocks, axis) / _LARGEST, jnp.float32)
+    codes = jnp.round(blocks / jnp.where(scales > 0, scales, 1))
+    codes = jnp.clip(codes, -_LARGEST, _LARGEST).astype(jnp.int8)
+    return codes.reshape(x.shape), scales.reshape(shape)
 
 
 def dequantized(codes: jax.Array, scales: jax.Array) -> jax.Array:
     """What codes and scales stand for, in float32."""
-    return codes.astype(jnp.float32) * spread(scales, codes.shape)
+    blocks, axis = _in_blocks(codes, scales.shape)
+    return (blocks.astype(jnp.float32) * jnp.expand_dims(scales, axis)).reshape(codes.shape)
 
 
 def zero_scales(codes: jax.Array) -> jax.Array:
     """The scales of an array of zeros; they lie where its codes lie."""
-    return _largest(codes, scales_shape(codes.shape)).astype(jnp.float32)
+    shape = scales_shape(codes.shape)
+    return _largest(*_in_blocks(codes, shape)).reshape(shape).astype(jnp.float32)
 
 
 def blocks_are_cut(x: jax.Array) -> bool:
@@ -70,18 +73,15 @@ def blocks_are_cut(x: jax.Array) -> bool:
     return False
 
 
-def spread(scales: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Scales, each repeated for its block, so that they have the shape of the codes."""
-    for axis, (size, blocks) in enumerate(zip(shape, scales.shape, strict=True)):
-        if size != blocks:
-            scales = jnp.repeat(scales, size // blocks, axis)
-    return scales
+def _in_blocks(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, int]:
+    """An array whose blocks lie along an axis of their own, and that axis."""
+    sizes = zip(x.shape, shape, strict=True)
+    axis = next((i for i, (size, blocks) in enumerate(sizes) if size != blocks), x.ndim - 1)
+    block = [size // blocks for size, blocks in zip(x.shape, shape, strict=True) if size != blocks]
+    return x.reshape(*shape[: axis + 1], *(block or [1]), *shape[axis + 1 :]), axis + 1
 
 
-def _largest(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _largest(blocks: jax.Array, axis: int) -> jax.Array:
     """The largest entry of each block, without its sign."""
-    for axis, (size, blocks) in enumerate(zip(x.shape, shape, strict=True)):
-        if size != blocks:
-            parts = x.reshape(*x.shape[:axis], blocks, size // blocks, *x.shape[axis + 1 :])
-            return jnp.maximum(jnp.max(parts, axis=axis + 1), -jnp.min(parts, axis=axis + 1))
-    return jnp.abs(x)
+    most, least = (f(blocks, axis=axis, keepdims=True) for f in (jnp.max, jnp.min))
+    return jnp.maximum(most, -least)

@@ -23,7 +23,9 @@ LEAVES = {
 }
 CUT = ("cut", "cut rows", "heads")
 DIMS = {
-    name: omp.MuonDimensionNumbers(0, (1, 2)) if name == "heads" else omp.MuonDimensionNumbers(-2, -1)
+    name: omp.MuonDimensionNumbers(0, (1, 2))
+    if name == "heads"
+    else omp.MuonDimensionNumbers(-2, -1)
     for name in LEAVES
 }
 

@@ -16,14 +16,26 @@ from tests.support.batches import temporary_bytes
 from tests.support.trees import random_tree
 
 # Blocks of 256 and shorter, along the last axis and others, of several axes, and a whole long side.
-SHAPES = [(6, 512), (512, 6), (10, 24), (7, 11), (64, 4, 8), (3, 8, 300), (3, 263), (5, 16, 16)]
+SHAPES = [
+    (0, 4),
+    (),
+    (5,),
+    (6, 512),
+    (512, 6),
+    (10, 24),
+    (7, 11),
+    (64, 4, 8),
+    (3, 8, 300),
+    (3, 263),
+    (5, 16, 16),
+]
 BETA = 0.9
 
 
 def gradients(shape, count=5, seed=0):
     rng = np.random.default_rng(seed)
     mean = rng.normal(size=shape)
-    return [np.float32(mean + rng.normal(size=shape)) for _ in range(count)]
+    return [np.asarray(mean + rng.normal(size=shape), np.float32) for _ in range(count)]
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -37,9 +49,10 @@ def test_momentum_and_direction_are_those_of_numpy(shape, nesterov):
         direction, state = update(jnp.asarray(g), state)
         expected = BETA * m + (1 - BETA) * g if nesterov else m
         # A number halfway between two codes may go to either in float32: one step, of a few.
-        wrong = np.abs(direction - expected) > 1e-5 * np.abs(expected).max()
-        assert wrong.mean() <= 0.01
-        np.testing.assert_allclose(direction, expected, rtol=0, atol=np.abs(m).max() / 126)
+        largest = np.abs(expected).max(initial=0)
+        wrong = np.abs(direction - expected) > 1e-5 * largest
+        assert wrong.sum() <= 0.01 * wrong.size
+        np.testing.assert_allclose(direction, expected, rtol=0, atol=largest / 100)
     assert state.codes.dtype == jnp.int8 and state.scales.dtype == jnp.float32
     found = find_momentum(state).mu
     assert found.dtype == jnp.float32
@@ -69,7 +82,9 @@ def test_after_200_updates_the_error_is_three_hundredths_at_most(noise):
         return tx.update(g, state)[1], None
 
     grads = np.float32(mean + noise * rng.normal(size=(200, 32, 512)))
-    state, _ = jax.jit(functools.partial(jax.lax.scan, update))(tx.init(jnp.zeros((32, 512))), grads)
+    state, _ = jax.jit(functools.partial(jax.lax.scan, update))(
+        tx.init(jnp.zeros((32, 512))), grads
+    )
     exact = np.zeros((32, 512))
     for g in grads:
         exact = 0.95 * exact + 0.05 * g
@@ -137,15 +152,13 @@ def test_every_baseline_takes_it(name):
 
 
 @pytest.mark.cpu_program
-def test_scanned_leaves_need_the_temporary_memory_of_one():
-    """A CPU holds the sums of one leaf in float32; programs for a GPU hold none."""
-    shape = jax.ShapeDtypeStruct((32, 64, 64), jnp.float32)
-    tx = omp.muonplus(0.1, mu_dtype="int8", layer_axes={"layers": 0})
-    one, four = (
-        temporary_bytes(tx, {"layers": {f"{i}": {"kernel": shape} for i in range(count)}})
-        for count in (1, 4)
-    )
-    assert four - one < 0.2 * shape.size * 4
+@pytest.mark.parametrize("shape", [(128, 512), (512, 96), (8, 64, 64)], ids=str)
+def test_temporary_memory_is_not_more_than_with_float32(shape):
+    """Neither the sums nor the momentum that matrices are read from are kept for all leaves."""
+    params = {f"layers_{i}": {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32)} for i in range(4)}
+    options = {"layer_axes": {"layers": 0}} if len(shape) == 3 else {}
+    plain = temporary_bytes(omp.muonplus(0.1, **options), params)
+    assert temporary_bytes(omp.muonplus(0.1, mu_dtype="int8", **options), params) < 1.05 * plain
 
 
 PARAMS = {"up": {"kernel": jnp.ones((16, 256)), "bias": jnp.zeros(256)}}
@@ -184,7 +197,9 @@ def test_a_state_in_float32_is_not_taken_for_one_in_eight_bits():
 def test_recorded_momentum_is_the_one_that_is_used():
     tx = omp.diagnostics.recorded(omp.muonplus, every=1)(0.1, nesterov=False, mu_dtype="int8")
     params = {"up": jnp.zeros((16, 256))}
-    _, state = jax.jit(tx.update)({"up": jnp.asarray(gradients((16, 256))[0])}, tx.init(params), params)
+    _, state = jax.jit(tx.update)(
+        {"up": jnp.asarray(gradients((16, 256))[0])}, tx.init(params), params
+    )
     momentum = find_momentum(state)
     assert isinstance(find_momentum(state, as_stored=True), Int8MomentumState)
     value = omp.diagnostics.read(state).values["up"]["momentum/rms"]
