@@ -6,7 +6,7 @@ import numpy as np
 
 
 def block_shape(shape, most=256, least=16):
-    """One axis is cut: that with the longest block of equal ones; the last axis, if all are short."""
+    """One axis is cut into equal blocks, as long as can be; the last one, if all are short."""
     if not np.prod(shape) or not shape:
         return tuple(1 for _ in shape)
     best = [next(b for b in range(min(n, most), 0, -1) if n % b == 0) for n in shape]

@@ -190,7 +190,7 @@ def test_states_are_taken_over_to_and_from_eight_bits(old, new, from_disk):
 
 def test_a_state_in_float32_is_not_taken_for_one_in_eight_bits():
     state = omp.muonplus(0.1).init(PARAMS)
-    with pytest.raises(ValueError, match="MomentumState, where .*Int8MomentumState should be"):
+    with pytest.raises(ValueError, match=r"MomentumState, where .*Int8MomentumState should be"):
         omp.muonplus(0.1, mu_dtype="int8").update(PARAMS, state, PARAMS)
 
 
