@@ -22,19 +22,21 @@ def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of an array's scales: its own, with one axis divided by the length of a block.
 
     Blocks are of one length, so that a block is whole in each shard where the shards of that axis
-    are multiples of it. The axis is the one with the longest block of at most ``BLOCK`` elements,
-    the last of several. Where only short ones divide, as along sides that are prime, a block is the
-    whole last axis. It follows from the shape alone: a state fits every mesh.
+    are multiples of it. The axis is the one with the longest block of at most ``BLOCK`` elements;
+    of several the last but the very last, which a TPU would have to copy to cut it. Where only
+    short ones divide, as along sides that are prime, a block is the whole last axis. It follows
+    from the shape alone: a state fits every mesh.
     """
     if not math.prod(shape):
         return shape
     longest = [max(b for b in range(1, min(n, BLOCK) + 1) if n % b == 0) for n in shape]
-    axis = max(range(len(shape)), key=lambda i: (longest[i], i), default=None)
+    last = len(shape) - 1
+    axis = max(range(len(shape)), key=lambda i: (longest[i], i != last, i), default=None)
     if axis is None:
         return shape
     block = longest[axis]
     if block < _LEAST:
-        axis, block = len(shape) - 1, shape[-1]
+        axis, block = last, shape[-1]
     return (*shape[:axis], shape[axis] // block, *shape[axis + 1 :])
 
 
@@ -59,8 +61,10 @@ def dequantized(codes: jax.Array, scales: jax.Array) -> jax.Array:
 
 def zero_scales(codes: jax.Array) -> jax.Array:
     """The scales of an array of zeros; they lie where its codes lie."""
-    shape = scales_shape(codes.shape)
-    return _largest(*_in_blocks(codes, shape)).reshape(shape).astype(jnp.float32)
+    # Of each block one: XLA would compute largest ones of zeros when it compiles.
+    strides = [n // max(k, 1) for n, k in zip(codes.shape, scales_shape(codes.shape), strict=True)]
+    some = jax.lax.slice(codes, [0] * codes.ndim, codes.shape, [max(s, 1) for s in strides])
+    return some.astype(jnp.float32)
 
 
 def blocks_are_cut(x: jax.Array) -> bool:

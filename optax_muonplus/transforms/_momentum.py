@@ -55,10 +55,9 @@ def momentum(
         ``nesterov`` only, where it changes the mixture.
       mu_dtype: dtype of the buffer; None means the parameter's. Sums are in float32 at least.
         ``"int8"`` keeps 1.02 bytes for each element: integers up to 127, and a float32 scale for
-        each block of 256. Blocks lie along the last axis, or along the one that divides into the
-        longest blocks up to 256; of a shape such as (2048, 16, 64) that is the first. On a mesh a
-        block should be whole in a shard: else the compiler adds a collective for the scales, and
-        Explicit axes refuse it.
+        each block of 256. Blocks lie along the axis that divides into the longest blocks up to 256;
+        of several the last but the very last. On a mesh a block should be whole in a shard: else
+        the compiler adds a collective for the scales, and Explicit axes refuse it.
 
     Returns:
       A transformation with :class:`optax_muonplus.transforms.MomentumState`, or

@@ -244,12 +244,3 @@ def test_per_head_updates_each_head_as_if_it_were_alone(name):
     alone = updates(config, *(dict(enumerate(x)) for x in zip(*heads, strict=True)))
     expected = np.concatenate(list(alone.values()), axis=1)
     np.testing.assert_allclose(found["attn"]["query"]["kernel"], expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", [name for name in RULES if name != "adamw"])
-def test_the_momentum_is_kept_as_the_flag_says(name):
-    params = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.eye(16, 256)}}
-    for mu_dtype in (None, "bfloat16", "int8"):
-        rule = optimizers.build(OptimizerConfig(name=name, mu_dtype=mu_dtype), steps=10)
-        state = omp.transforms.find_momentum(rule.init(params), as_stored=True)
-        assert state[0]["up"]["kernel"].dtype == (mu_dtype or "float32")

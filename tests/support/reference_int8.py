@@ -10,7 +10,9 @@ def block_shape(shape, most=256, least=16):
     if not np.prod(shape) or not shape:
         return tuple(1 for _ in shape)
     best = [next(b for b in range(min(n, most), 0, -1) if n % b == 0) for n in shape]
-    axis = max(i for i, b in enumerate(best) if b == max(best))
+    *others, last = (b == max(best) for b in best)
+    axis = max((i for i, longest in enumerate(others) if longest), default=len(shape) - 1)
+    assert last or any(others)
     if best[axis] < least:
         axis = len(shape) - 1
         best[axis] = shape[axis]
