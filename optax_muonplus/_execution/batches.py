@@ -47,7 +47,8 @@ def dtypes_of(read: Read, sources: Sequence[tuple[jax.Array, ...]]) -> list[Any]
 class MatrixBatch(NamedTuple):
     """Matrices of one shape, made of arrays where they are read, so that they need no memory."""
 
-    # The arrays that they are made of, all (batch, out, in), or all (batch, in, out).
+    # The arrays that they are made of, all (batch, out, in), or all (batch, in, out). The first has
+    # the shape of the matrices, others may have one number for a block of them.
     sources: tuple[jax.Array, ...]
     # Whether they are the latter; for apply_to_one it may be traced.
     transposed: bool | jax.Array
@@ -79,7 +80,7 @@ class MatrixBatch(NamedTuple):
     @property
     def program_key(self) -> tuple[Any, ...]:
         """What has to be equal for a common program: shape, dtypes and layout."""
-        sources = tuple(x.dtype for x in self.sources)
+        sources = tuple((x.dtype, x.shape[-2:]) for x in self.sources)
         dtypes = sources, self.array_dtype, self.dtype, self.result_dtype
         return self.shape[-2:], dtypes, self.transposed
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from optax_muonplus._execution.batches import MatrixBatch, Read
+from optax_muonplus._execution.batches import READ_ONE, MatrixBatch, Read
 from optax_muonplus._execution.loops import Sources
 from optax_muonplus._execution.stacks import apply_batched
 from optax_muonplus._parameters import MatrixView
@@ -22,14 +22,19 @@ def apply_local(
 ) -> list[jax.Array]:
     """Applies ``functions`` on one device, or as the compiler distributes it.
 
-    ``read`` makes the matrices of the arrays in each tuple of ``sources``. Each pair of ``dtypes``
+    ``read`` makes the matrices of the arrays in each tuple of ``sources``, which have their shape,
+    or one number for each of their blocks. Each pair of ``dtypes``
     has that of these matrices, and that of the result.
     """
     batches: list[MatrixBatch] = []
     stops = []
     for arrays, view, pair in zip(sources, views, dtypes, strict=True):
-        blocks = zip(*(view.to_matrices(x) for x in arrays), strict=True)
-        batches += [MatrixBatch(x, view.transposed, *pair, read) for x in blocks]
+        own_read, views_of = read, [view.of_blocks(x.shape) for x in arrays]
+        if None in views_of:
+            own_read, arrays, views_of = READ_ONE, (read(*arrays),), [view]
+        parts = [v.to_matrices(x) for v, x in zip(views_of, arrays, strict=True) if v]
+        blocks = zip(*parts, strict=True)
+        batches += [MatrixBatch(x, view.transposed, *pair, own_read) for x in blocks]
         stops.append(len(batches))
     outputs = apply_batched(functions, batches)
     return [

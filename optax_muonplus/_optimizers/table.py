@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from optax_muonplus._execution import Member, plan
+from optax_muonplus._optimizers.state_bytes import line_of_bytes
 from optax_muonplus._optimizers.without_effect import without_effect
 from optax_muonplus._parameters import (
     ADAM,
@@ -65,8 +66,9 @@ def describe(
     numbers only. Group ``?`` is for parameters that no rule can read, which ``muonplus`` refuses.
     On a mesh a column says over which mesh axes each axis of a parameter is sharded, and a line is
     about the devices: the FLOPs of the busiest over an even share, and the bytes that each receives
-    at an update. Last lines name arguments that have no effect because of others, matrices whose
-    updates are much larger than Muon's, and what may have been read wrongly.
+    at an update. Lines below name arguments that have no effect because of others, matrices whose
+    updates are much larger than Muon's, and what may have been read wrongly. The last is the bytes
+    of the state of each group, on a mesh also those on one device.
 
     Args:
       params: parameters, or their shapes from ``jax.eval_shape``.
@@ -114,6 +116,8 @@ def describe(
     polar_factor = Orthogonalize(**{k: others[k] for k in _POLAR if k in others})
     last = [_totals(tree), *_work_per_device(tree, polar_factor), *idle]
     last += [*_further_than_muon(tree, scale), *_signs(tree, norm), *remarks(tree.leaves)]
+    of_state = {k: others[k] for k in ("mu_dtype", "state_sharding") if k in others}
+    last += [line_of_bytes(tree, shardings, sharding, **of_state)] if tree.leaves else []
     return "\n".join([*aligned([header, *lines]), *last])
 
 

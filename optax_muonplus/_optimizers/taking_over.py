@@ -24,6 +24,7 @@ from optax_muonplus._optimizers.take_over_sources import (
 )
 from optax_muonplus._parameters import Path, aligned, flatten_with_names, fold_all, path_name
 from optax_muonplus.matrices import narrowed
+from optax_muonplus.transforms import stored_like, widened
 
 # States that have an average of gradients in `mu`; a tree from disk has no names of classes.
 _WITH_AVERAGE = ("ScaleByAdamState", "MuonState", "MomentumState")
@@ -138,8 +139,9 @@ def take_over(
       'up/kernel: momentum'
     """
     paths = {parameter_path(path) for path in flatten_with_names(params)[0]}
+    old_state = widened(old_state)
     old, _ = leaves_of(old_state, paths)
-    new, replace = leaves_of(new_state, paths)
+    new, replace = leaves_of(widened(new_state), paths)
     _check_known("old_state", old_state, old, paths)
     _check_known("new_state", new_state, new, paths)
     found = sources(old, new)
@@ -157,7 +159,7 @@ def take_over(
     for path, leaf in old.items():
         if path not in used and leaf.what in BUFFERS:
             entries.append(Entry(leaf.name, leaf.what, "not used", "no place in the new state"))
-    return replace(values), TakenOver(tuple(entries))
+    return stored_like(replace(values), new_state), TakenOver(tuple(entries))
 
 
 def _note(old: Leaf, new: Leaf) -> str:

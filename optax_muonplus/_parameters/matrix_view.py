@@ -133,6 +133,24 @@ class MatrixView:
             self.split_sizes,
         )
 
+    def of_blocks(self, shape: Shape) -> "MatrixView | None":
+        """The view of an array with one number for each block of the parameter's.
+
+        Such as the scales of a momentum in eight bits. None where a block belongs to several
+        matrices, or is not a block of their rows or columns.
+        """
+        sizes = self.split_sizes
+        for axis, (size, count) in enumerate(zip(self.shape, shape, strict=True)):
+            if size == count:
+                continue
+            if axis not in (self.output_axes[-1], self.reduction_axes[-1]):
+                return None
+            if axis == self.split_axis:
+                if any(block % (size // count) for block in sizes):
+                    return None
+                sizes = tuple(block * count // size for block in sizes)
+        return dataclasses.replace(self, shape=shape, split_sizes=sizes)
+
     def matrix_shape(self, block: Sequence[int]) -> tuple[int, int, int]:
         """``(batch, out, in)`` of a block of a given shape."""
         sides = self.batch_axes, self.output_axes, self.reduction_axes

@@ -59,9 +59,10 @@ def shard_like_params(
 ) -> Any:
     """``state``, with every leaf that mirrors a parameter sharded like that parameter.
 
-    A leaf mirrors a parameter if its path ends in the parameter's and it has its shape. Under
-    ``jax.jit`` on Auto axes the zeros of a state would otherwise be made on one device. Paths,
-    shapes and entries in the argument ``sharding`` are those of the parameters.
+    A leaf mirrors a parameter if its path ends in the parameter's and it has its shape. One with a
+    number for each block of a parameter is sharded like it, but along axes that do not divide.
+    Under ``jax.jit`` on Auto axes the zeros of a state would otherwise be made on one device.
+    Paths, shapes and entries in the argument ``sharding`` are those of the parameters.
     """
     entries = zip(paths, shapes, given, strict=True)
     params = {path: (shape, argument) for path, shape, argument in entries if argument is not None}
@@ -71,10 +72,26 @@ def shard_like_params(
     def constrained(path: Path, leaf: Any) -> Any:
         suffixes = (path[i:] for i in range(len(path) + 1))
         shape, argument = next((params[s] for s in suffixes if s in params), (None, None))
-        return leaf if argument is None or np.shape(leaf) != shape else _constrain(leaf, argument)
+        own, shape = np.shape(leaf), shape or ()
+        if argument is None or len(own) != len(shape):
+            return leaf
+        if own != shape:
+            if "scales" not in path:  # NorMuon's rows lie as the compiler has them
+                return leaf
+            argument = _over_blocks(argument, own)
+        return _constrain(leaf, argument)
 
     state_paths, leaves, unflatten = flatten_tree(state)
     return unflatten(map(constrained, state_paths, leaves))
+
+
+def _over_blocks(given: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """``given``, but for axes that an array of ``shape`` cannot be cut along."""
+    entries = _spec_entries(given.spec, len(shape))
+    pairs = zip(shape, entries, strict=True)
+    sizes = given.mesh.shape
+    kept = [x if n % math.prod(sizes[name] for name in x) == 0 else () for n, x in pairs]
+    return NamedSharding(given.mesh, PartitionSpec(*(names or None for names in kept)))
 
 
 def _constrain(leaf: Any, given: NamedSharding) -> Any:

@@ -37,6 +37,7 @@ from optax_muonplus.transforms import (
     Momentum,
     MomentumState,
     Steps,
+    find_momentum,
     map_blocks,
     optimizer_of,
 )
@@ -97,7 +98,8 @@ class AdaMuon:
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> AdaMuonState:
         """Returns the state before the first update."""
         mu, _ = self._polar_step.init(params, leaves)
-        return AdaMuonState(mu, jax.tree.map(lambda x: jnp.zeros_like(jnp.real(x)), mu.mu))
+        like = find_momentum(mu).mu
+        return AdaMuonState(mu, jax.tree.map(lambda x: jnp.zeros_like(jnp.real(x)), like))
 
     def update(
         self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]

@@ -8,7 +8,7 @@ import jax
 
 from optax_muonplus._parameters import flatten_with_names, path_name
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import LeafInfo, MomentumState, Steps, find_momentum, links_of
+from optax_muonplus.transforms import LeafInfo, Steps, find_momentum, links_of
 
 
 def polar_link(transformation: Any) -> Steps:
@@ -37,8 +37,8 @@ def stages_of(
         return lambda: (gradients, outputs)
     assert link.average is not None
     average = dataclasses.replace(link.average, divisor=1.0)
-    old = find_momentum(state)
-    mu = MomentumState(_arrays(leaves, old.mu), old.count)
+    old = find_momentum(state, as_stored=True)
+    mu = type(old)(*(_arrays(leaves, tree) for tree in old[:-1]), old.count)
     _, read, sources = average.advance(gradients, mu, link.steps[0].input_dtype)
     # Measures are of what the steps compute, not of what the updates are rounded to.
     whole = Steps.of(None, link.functions, rounds=False)

@@ -15,9 +15,12 @@ from optax_muonplus.transforms._matrix_chain import MatrixTransformation as Matr
 from optax_muonplus.transforms._matrix_chain import links_of as links_of
 from optax_muonplus.transforms._matrix_chain import matrix_chain as matrix_chain
 from optax_muonplus.transforms._momentum import Momentum as Momentum
-from optax_muonplus.transforms._momentum import MomentumState as MomentumState
-from optax_muonplus.transforms._momentum import find_momentum as find_momentum
 from optax_muonplus.transforms._momentum import momentum as momentum
+from optax_muonplus.transforms._momentum_state import Int8MomentumState as Int8MomentumState
+from optax_muonplus.transforms._momentum_state import MomentumState as MomentumState
+from optax_muonplus.transforms._momentum_state import find_momentum as find_momentum
+from optax_muonplus.transforms._momentum_state import stored_like as stored_like
+from optax_muonplus.transforms._momentum_state import widened as widened
 from optax_muonplus.transforms._partition import AdamW as AdamW
 from optax_muonplus.transforms._partition import optimizer_of as optimizer_of
 from optax_muonplus.transforms._partition import partition_with_adamw as partition_with_adamw

@@ -11,7 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus._arguments import supported
-from optax_muonplus._execution import Read, Sources, apply_local, apply_sharded, dtypes_of
+from optax_muonplus._execution import (
+    READ_ONE,
+    Read,
+    Sources,
+    apply_local,
+    apply_sharded,
+    dtypes_of,
+)
 from optax_muonplus._parameters import LeafInfo
 from optax_muonplus.matrices import MatrixFunction, compose, narrowed
 
@@ -27,7 +34,8 @@ def apply_to_sources(
     Args:
       functions: functions of matrices.
       read: an elementwise function from the arrays in a tuple to the parameter's matrices.
-      sources: for each leaf a tuple of arrays of its shape and sharding.
+      sources: for each leaf a tuple of arrays of its shape and sharding, or with one number for
+        each of its blocks.
       leaves: records of matrices.
 
     Returns:
@@ -45,6 +53,9 @@ def apply_to_sources(
     on_mesh = [i for i, leaf in enumerate(leaves) if leaf.sharding is not None]
     if on_mesh:
         inputs, records = [sources[i] for i in on_mesh], [leaves[i] for i in on_mesh]
+        if any(x.shape != arrays[0].shape for arrays in inputs for x in arrays):
+            # The compiler knows which numbers of blocks a shard needs, also where it cuts blocks.
+            read, inputs = READ_ONE, [(read(*arrays),) for arrays in inputs]
         results |= zip(on_mesh, apply_sharded(functions, read, inputs, records), strict=True)
     return [narrowed(results[i], leaf.dtype) for i, leaf in enumerate(leaves)]
 

@@ -2,63 +2,33 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus._arguments import DECAY, check_flag, check_number, floating_dtype
+from optax_muonplus._arguments import DECAY, check_flag, check_number
 from optax_muonplus._execution import Read, Sources
 from optax_muonplus._parameters import check_gradients, check_inexact_dtypes, flatten_with_names
 from optax_muonplus.matrices import (
     accumulation_dtype,
     as_real,
     matrix_function,
-    narrowed,
     narrower,
     static,
 )
-from optax_muonplus.transforms._state_check import wrong_state
-
-
-class MomentumState(NamedTuple):
-    """State of :func:`momentum`.
-
-    Attributes:
-      mu: one buffer for each parameter, of its shape.
-      count: number of updates so far, for bias correction; None without it.
-    """
-
-    mu: optax.Updates
-    count: Any
-
-
-def find_momentum(state: Any) -> MomentumState:
-    """Finds the momentum in an optimizer's state, at any depth.
-
-    Args:
-      state: of ``optax_muonplus.muonplus`` or any chain with :func:`momentum` in it.
-
-    Returns:
-      Its ``mu`` has ``optax.MaskedNode`` where a parameter is not a matrix.
-
-    Raises:
-      ValueError: unless there is exactly one.
-    """
-
-    def is_momentum(x: Any) -> bool:
-        return isinstance(x, MomentumState)
-
-    states = [x for x in jax.tree.leaves(state, is_leaf=is_momentum) if is_momentum(x)]
-    if len(states) != 1:
-        raise ValueError(
-            f"Got a state with {len(states)} momentum states, but one is looked for. Pass the state"
-            " of an optimizer made by optax_muonplus, or the part of the state that holds the one"
-            " you mean."
-        )
-    return states[0]
+from optax_muonplus.transforms._momentum_state import (
+    Stored,
+    buffers_of,
+    check_momentum,
+    empty_momentum,
+    loaded,
+    momentum_dtype,
+    state_of,
+    stored,
+)
 
 
 def momentum(
@@ -84,17 +54,23 @@ def momentum(
         :math:`1-\beta^t` (Dozat 2016), as ``optax.contrib.muon`` does. A polar factor sees it with
         ``nesterov`` only, where it changes the mixture.
       mu_dtype: dtype of the buffer; None means the parameter's. Sums are in float32 at least.
+        ``"int8"`` keeps 1.02 bytes for each element: integers up to 127, and a float32 scale for
+        each block of 256. Blocks lie along the axis that divides into the longest blocks up to 256;
+        of several the last but the very last. On a mesh a block should be whole in a shard: else
+        the compiler adds a collective for the scales, and Explicit axes refuse it.
 
     Returns:
-      A transformation with :class:`optax_muonplus.transforms.MomentumState`. Updates have the dtype
-      of the sums, at least float32.
+      A transformation with :class:`optax_muonplus.transforms.MomentumState`, or
+      :class:`optax_muonplus.transforms.Int8MomentumState`. Updates have the dtype of the sums, at
+      least float32.
 
     Raises:
       ValueError: if ``beta`` is known to be outside [0, 1), for a ``mu_dtype`` that is not
         floating-point; at init for integer parameters; at an update for gradients that do not have
         the shape of their buffer, are integers, or are complex where the buffer is real.
 
-    Source: Zhang et al., arXiv:2602.21545, equation 1, and its code, K1seki221/MuonPlus @8a9ace1.
+    Source: Zhang et al., arXiv:2602.21545, equation 1, and its code, K1seki221/MuonPlus @8a9ace1;
+    Gupta et al., arXiv:2509.23106, for linear codes of eight bits, in blocks of 2048 there.
     """
     average = Momentum(beta, nesterov, bias_correction, mu_dtype)
     transformation = MomentumTransformation(average.init, average.update)
@@ -128,8 +104,10 @@ class Direction:
     nesterov: bool = static()
     divisor: float = static()
 
-    def __call__(self, m: jax.Array, g: jax.Array | None = None) -> jax.Array:
-        """Returns the direction of momentum and gradient; the latter with ``nesterov`` only."""
+    def __call__(self, *arrays: jax.Array) -> jax.Array:
+        """Returns the direction of what holds the momentum and, with ``nesterov``, the gradient."""
+        *buffer, g = arrays if self.nesterov else (*arrays, None)
+        m = loaded(*buffer)
         dtype = _sum_dtype(m, m if g is None else g)
         # Weights are divided by the corrections first: a gradient near the largest number divided
         # by 1 - beta would be infinite.
@@ -165,16 +143,16 @@ class Momentum:
         check_number("beta", self.beta, DECAY)
         check_flag("nesterov", self.nesterov)
         check_flag("bias_correction", self.bias_correction)
-        floating_dtype("mu_dtype", self.mu_dtype)
+        momentum_dtype(self.mu_dtype)
 
     def init(self, params: optax.Params) -> Any:
         """Returns the state before the first update."""
-        dtype = floating_dtype("mu_dtype", self.mu_dtype)
+        dtype = momentum_dtype(self.mu_dtype)
         paths, leaves = flatten_with_names(params)
         check_inexact_dtypes(paths, [jnp.result_type(leaf) for leaf in leaves])
         _check_mu_dtype(leaves, dtype)
         count = jnp.zeros([], jnp.int32) if self.bias_correction else None
-        return MomentumState(optax.tree.zeros_like(params, dtype=dtype), count)
+        return empty_momentum(params, dtype, count)
 
     def update(
         self, updates: optax.Updates, state: Any, params: optax.Params | None = None
@@ -182,11 +160,11 @@ class Momentum:
         """Returns the directions and the new state."""
         del params
         state, read, sources = self.advance(updates, state)
-        return jax.tree.structure(state.mu).unflatten([read(*x) for x in sources]), state
+        return jax.tree.structure(state[0]).unflatten([read(*x) for x in sources]), state
 
     def advance(
         self, updates: optax.Updates, state: Any, rounded_to: Any = None
-    ) -> tuple[MomentumState, Read, list[Sources]]:
+    ) -> tuple[Stored, Read, list[Sources]]:
         """Takes one step of the average.
 
         Args:
@@ -194,44 +172,34 @@ class Momentum:
           state: before the step.
           rounded_to: the dtype that directions are rounded to, if known. Where the buffer is as
             narrow, they are made of it, which is in memory anyway, and else of the sum before it
-            was rounded.
+            was rounded. Numbers in eight bits are read as they are stored.
 
         Returns:
           The new state; and the directions, not made yet: an elementwise function, and for each
           leaf the arrays that it makes the direction of.
         """
-        _check_state(state, self.bias_correction)
-        check_gradients(updates, state.mu, "momentum")
-        buffers, treedef = jax.tree.flatten(state.mu)
+        check_momentum(state, momentum_dtype(self.mu_dtype), self.bias_correction)
+        check_gradients(updates, state[0], "momentum")
+        buffers, treedef = buffers_of(state)
         grads = [jnp.asarray(g) for g in treedef.flatten_up_to(updates)]
-        sums = [self._average(m, g) for m, g in zip(buffers, grads, strict=True)]
-        mu = [narrowed(x, m.dtype) for x, m in zip(sums, buffers, strict=True)]
+        sums = [self._average(loaded(*m), g) for m, g in zip(buffers, grads, strict=True)]
+        kept = [stored(x, m) for x, m in zip(sums, buffers, strict=True)]
         made_of = [
-            m if narrower(x.dtype, rounded_to) == m.dtype else x
-            for x, m in zip(sums, mu, strict=True)
+            m if len(m) > 1 or narrower(x.dtype, rounded_to) == m[0].dtype else (x,)
+            for x, m in zip(sums, kept, strict=True)
         ]
         count = optax.safe_increment(state.count) if self.bias_correction else None
-        new = MomentumState(treedef.unflatten(mu), count)
+        new = state_of(state, treedef, kept, count)
         read = Direction(self.beta, count, self.nesterov, self.divisor)
         if self.nesterov:
-            return new, read, list(zip(made_of, grads, strict=True))
-        return new, read, [(m,) for m in made_of]
+            return new, read, [(*m, g) for m, g in zip(made_of, grads, strict=True)]
+        return new, read, made_of
 
     def _average(self, m: jax.Array, g: jax.Array) -> jax.Array:
         """Returns ``beta m + (1 - beta) g``, in float32 at least."""
         dtype = _sum_dtype(m, g)
         beta = as_real(self.beta, jnp.finfo(dtype).dtype)
         return beta * m.astype(dtype) + (1 - beta) * g.astype(dtype)
-
-
-def _check_state(state: Any, bias_correction: bool) -> None:
-    if getattr(state, "_fields", None) != MomentumState._fields:
-        raise wrong_state(state, [MomentumState.__name__])
-    if bias_correction and state.count is None:
-        raise ValueError(
-            "The momentum in this state has no count, but bias_correction=True needs one. Get a"
-            " state that has: optax_muonplus.take_over(state, tx.init(params), params)."
-        )
 
 
 def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:

@@ -92,7 +92,11 @@ def test_programs_hold_one_iteration_for_each_shape(count):
 
 
 @pytest.mark.cpu_program
-@pytest.mark.parametrize("options", [{}, {"nesterov": False}, {"bias_correction": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"nesterov": False}, {"bias_correction": True}, {"mu_dtype": "int8"}],
+    ids=str,
+)
 @pytest.mark.parametrize("donated", [(), (1,)], ids=["state kept", "state donated"])
 def test_temporary_memory_grows_neither_with_layers_nor_with_steps(donated, options):
     few = temporary_bytes(omp.muonplus(0.1, **options), layers(6), donated)

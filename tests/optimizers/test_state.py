@@ -27,10 +27,11 @@ def test_state_is_one_momentum_buffer_for_each_matrix_and_nothing_else():
 
 
 @both
-def test_state_keeps_structure_shapes_and_dtypes(maker):
+@pytest.mark.parametrize("mu_dtype", [None, "int8"])
+def test_state_keeps_structure_shapes_and_dtypes(maker, mu_dtype):
     """So that it can be carried through lax.scan, and made by eval_shape."""
     params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
-    options = {"nesterov": True, "bias_correction": True, "weight_decay": 0.1}
+    options = {"bias_correction": True, "weight_decay": 0.1, "mu_dtype": mu_dtype}
     tx = maker(optax.linear_schedule(0.1, 0.0, 5), **options)
     state = tx.init(params)
     abstract = jax.eval_shape(tx.init, params)
@@ -52,10 +53,11 @@ def test_jit_and_eager_agree(maker):
     assert_trees_close(first_update(tx, grads, params), eager)
 
 
-def test_buffers_can_be_donated():
+@pytest.mark.parametrize("mu_dtype", [None, "int8"])
+def test_buffers_can_be_donated(mu_dtype):
     """Every buffer of parameters and state is reused; JAX warns, hence fails, if one is not."""
     params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
-    tx = omp.muonplus(0.1)
+    tx = omp.muonplus(0.1, mu_dtype=mu_dtype)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params, state, grads):
@@ -67,7 +69,7 @@ def test_buffers_can_be_donated():
     assert all(x.is_deleted() for x in jax.tree.leaves((params, state)))
 
 
-@pytest.mark.parametrize("options", [{}, {"nesterov": True, "bias_correction": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"bias_correction": True}, {"mu_dtype": "int8"}], ids=str)
 def test_state_survives_serialization(tmp_path, options):
     """Flax's bytes and an Orbax checkpoint; training goes on as if nothing had happened."""
     params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)

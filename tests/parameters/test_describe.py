@@ -46,6 +46,35 @@ def test_describe_shows_groups_shapes_and_factors():
     assert omp.describe({}).endswith("0 elements")
 
 
+def test_describe_counts_the_bytes_of_the_state():
+    tree = {"up": {"kernel": shape(512, 24)}, "wte": {"embedding": shape(10, 8, dtype="bfloat16")}}
+    for options, muon in (({}, 4 * 12288), ({"mu_dtype": "bfloat16"}, 2 * 12288)):
+        last = omp.describe(tree, **options).splitlines()[-1]
+        assert last == f"bytes of state: muon {muon:,}, adam {2 * 2 * 80}"
+    last = omp.describe(tree, mu_dtype="int8").splitlines()[-1]
+    assert last == f"bytes of state: muon {12288 + 4 * 48:,}, adam 320"  # two blocks a column
+
+
+@pytest.mark.several_devices
+def test_describe_counts_the_bytes_of_the_state_on_a_device():
+    """Also where it is cut over replicas, and where scales cannot be cut as often as codes."""
+    mesh = make_mesh((4, 2), "ab")
+    tree = {"up": {"kernel": shape(512, 24)}, "wte": {"embedding": shape(10, 8)}}
+    wanted = {"up": NamedSharding(mesh, P("b")), "wte": NamedSharding(mesh, P())}
+    for options, muon, adam in (
+        ({}, 4 * 12288 // 2, 640),
+        ({"state_sharding": "a"}, 4 * 12288 // 8, 160),
+        ({"mu_dtype": "int8"}, (12288 + 4 * 48) // 2, 640),
+        ({"mu_dtype": "int8", "state_sharding": "a"}, 12288 // 8 + 4 * 48, 160),
+    ):
+        table = omp.describe(tree, sharding=wanted, **options)
+        assert table.endswith(f"; on each device muon {muon:,}, adam {adam}")
+        tx = omp.muonplus(0.1, sharding=wanted, **options)
+        params = jax.device_put(jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), tree), wanted)
+        shards = [x.addressable_shards[0].data for x in jax.tree.leaves(tx.init(params)) if x.ndim]
+        assert sum(x.nbytes for x in shards) == muon + adam
+
+
 @pytest.mark.several_devices
 def test_describe_shows_shardings_and_the_busiest_device():
     mesh = make_mesh((4, 2), "ab")

@@ -99,6 +99,9 @@ class OptimizerConfig:
     fast on GPUs and nearer to the exact step; TPUs have no units for it."""
     beta: float = 0.95
     """Decay of the momentum of the matrices."""
+    mu_dtype: Literal["float32", "bfloat16", "int8"] | None = None
+    """How the momentum of the matrices is kept, but for adamw; None: as they are themselves. int8
+    is 1.02 bytes for each element, with a scale for each block of 256."""
     nesterov: bool = True
     """Look one step ahead with the momentum, as the official code does; not under mano."""
     weight_decay: float = 0.1

@@ -227,6 +227,7 @@ def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformatio
     }
     if config.name in ("muon", "muonplus"):
         given = {"beta": config.beta, "nesterov": config.nesterov, **polar}
+        given["mu_dtype"] = config.mu_dtype
         given["cautious_weight_decay"] = config.cautious_weight_decay
         given["shape_scale"] = config.shape_scale
         if config.name == "muon":

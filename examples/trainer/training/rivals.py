@@ -10,9 +10,11 @@ from optax_muonplus.transforms import AdamW, Momentum, matrix_chain
 
 def link(config: OptimizerConfig, polar: dict[str, Any]) -> Any:
     """The link of the optimizer that `config` names; `polar` are the options of the polar step."""
-    if config.name == "mano":  # its default is without Nesterov, and it has no polar step
-        return baselines.Mano(momentum=Momentum(config.beta, nesterov=False))
-    momentum = Momentum(config.beta, config.nesterov)
+    # Mano's default is without Nesterov, and it has no polar step.
+    nesterov = config.nesterov and config.name != "mano"
+    momentum = Momentum(config.beta, nesterov, mu_dtype=config.mu_dtype)
+    if config.name == "mano":
+        return baselines.Mano(momentum=momentum)
     if config.name == "turbo_muon":  # it has its own polar step
         own = Orthogonalize(
             "turbo", 4, preconditioning="aol_out", compute_dtype=polar["compute_dtype"]
