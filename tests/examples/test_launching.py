@@ -14,7 +14,7 @@ from jax._src import distributed
 
 from examples.trainer.runs import processes, slurm
 from examples.trainer.settings import command_line, machines
-from examples.trainer.settings.run import MachineConfig
+from examples.trainer.settings.machine import MachineConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import ROOT
 

@@ -12,8 +12,8 @@ import pytest
 from examples.trainer.data.prefetch import prefetch
 from examples.trainer.runs import speed, summary
 from examples.trainer.runs.metrics import read_metrics
-from examples.trainer.settings import run
-from examples.trainer.settings.run import MachineConfig
+from examples.trainer.settings import machine as machine_settings
+from examples.trainer.settings.machine import MachineConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import STEPS, losses_are, train, wait_for
 
@@ -93,7 +93,7 @@ def test_memory_is_that_of_the_fullest_device_and_absent_where_unknown():
 )
 def test_flags_about_the_machine_that_mean_nothing_are_refused(flags, message):
     with pytest.raises(UserError, match=message):
-        run.check_machine(dataclasses.replace(MachineConfig(), **flags), STEPS)
+        machine_settings.check(dataclasses.replace(MachineConfig(), **flags), STEPS)
 
 
 # Batches that are read ahead

@@ -18,10 +18,10 @@ from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
 from examples.trainer.runs.summary import sample_text, write_results
 from examples.trainer.runs.writer import only_writer
-from examples.trainer.settings import run
+from examples.trainer.settings import machine as machine_settings
 from examples.trainer.settings.command_line import NewRun, Resume
+from examples.trainer.settings.machine import MachineConfig
 from examples.trainer.settings.model import head_size
-from examples.trainer.settings.run import MachineConfig
 from examples.trainer.system import exit_status, files, tables
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
@@ -79,7 +79,7 @@ def prepare_run(
             raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
         config = extension.extended(config, asked, console.print)
         run_folder.read_tokenizer(folder)  # refuses one whose digest cannot be compared
-    run.check_machine(asked.machine, config.steps)
+    machine_settings.check(asked.machine, config.steps)
     trackers.check(asked.machine.tracker)
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     stream = asked.machine.tokenize or jax.process_count() == 1

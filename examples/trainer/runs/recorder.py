@@ -15,7 +15,7 @@ from examples.trainer.runs.progress import Observer
 from examples.trainer.runs.rates import LearningRates
 from examples.trainer.runs.saving import SaveTimes
 from examples.trainer.runs.spikes import Spikes
-from examples.trainer.settings.run import MachineConfig
+from examples.trainer.settings.machine import MachineConfig
 from examples.trainer.system.errors import Diverged
 from examples.trainer.training.setup import TrainingSetup
 from examples.trainer.training.step import Measured, TrainState

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from examples.trainer.settings.flops import training_flops_per_token
-from examples.trainer.settings.run import MachineConfig
+from examples.trainer.settings.machine import MachineConfig
 from examples.trainer.system import chips
 from examples.trainer.training.setup import TrainingSetup
 

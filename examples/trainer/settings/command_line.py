@@ -9,8 +9,9 @@ from typing import Annotated, Literal, TypeVar
 import tyro
 
 from examples.trainer.settings import config_file, init_from, machines, published
+from examples.trainer.settings.machine import MachineConfig
 from examples.trainer.settings.presets import DEFAULT_PRESET, PRESETS
-from examples.trainer.settings.run import MachineConfig, RunConfig
+from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import Count
 from examples.trainer.system.errors import UserError
 

@@ -4,7 +4,6 @@ The docstring below a field is what `--help` shows for it.
 """
 
 import dataclasses
-import re
 from typing import Annotated, Literal
 
 import tyro
@@ -21,7 +20,6 @@ from examples.trainer.settings.validation import (
     Positive,
     Share,
 )
-from examples.trainer.system.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,68 +188,7 @@ class RunConfig:
     """Length of the sample in tokens."""
 
 
-TrackerName = Literal["tensorboard", "wandb", "trackio"]
-
-
-@dataclasses.dataclass(frozen=True)
-class MachineConfig:
-    """Where a run is computed and shown. This may change with each --resume."""
-
-    __pydantic_config__ = STRICT
-
-    mesh: str = ""
-    """How devices are arranged, as data=2,fsdp=4,tensor=1; empty: all of them on fsdp."""
-    distributed: bool = False
-    """This is one of several processes, which find each other through SLURM, Open MPI or
-    JAX_COORDINATOR_ADDRESS."""
-    coordinator: str = ""
-    """HOST:PORT of process 0, if they do not find each other; implies --distributed."""
-    num_processes: int | None = None
-    """Number of processes, if they do not find each other."""
-    process_id: int | None = None
-    """Number of this process, from 0, if they do not find each other."""
-    init_timeout: Count = 300
-    """Seconds to wait for all processes at the start; large clusters start slowly."""
-    peak_tflops: FinitePositive | None = None
-    """What a device could do, in TFLOP/s of 16-bit products, for MFU; None: by the kind of device,
-    where it is known."""
-    tracker: tuple[TrackerName, ...] = ()
-    """Dashboards that get the figures of metrics.jsonl too."""
-    tokenize: bool = False
-    """With several processes, let the first one make the tokens of FineWeb while all wait."""
-    checkpoint_minutes: FiniteOrZero = 15.0
-    """Minutes between checkpoints, beside those by steps; 0 for none by time."""
-    keep_every: CountOrZero = 0
-    """Save multiples of so many steps and keep them for good; 0: only the two newest are kept."""
-    watchdog_minutes: FiniteOrZero = 5.0
-    """End the run, after the stacks of all threads, if a step, an evaluation or a save takes longer
-    than this and than ten times its median; 0 for never."""
-    profile: str = ""
-    """FROM:TO, the steps to record with the profiler of JAX."""
-
-
 def check(config: RunConfig) -> None:
     """Refuses values that would fail only later, or would silently do nothing useful."""
     validation.check(config)
     model.check(config.model)
-
-
-def check_machine(machine: MachineConfig, steps: int) -> None:
-    validation.check(machine)
-    profiled = profiled_steps(machine)
-    if profiled and profiled[-1] > steps:
-        raise UserError(
-            f"--profile {machine.profile} goes beyond the last step, {steps}: give earlier steps."
-        )
-
-
-def profiled_steps(machine: MachineConfig) -> range | None:
-    """The steps that --profile names, both ends included; None without the flag."""
-    if not machine.profile:
-        return None
-    found = re.fullmatch(r"(\d+):(\d+)", machine.profile)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
-        raise UserError(
-            f"--profile {machine.profile}: give the first and the last step to record, as 10:12."
-        )
-    return range(int(found[1]), int(found[2]) + 1)
