@@ -96,6 +96,14 @@ class OptimizerConfig:
     """Precision of the products of the polar step; sums are in float32. auto: bfloat16 on GPUs and
     TPUs, as in the paper's code, where the polar step allows it, and float32 on CPUs. float16 is as
     fast on GPUs and nearer to the exact step; TPUs have no units for it."""
+    train_only: Annotated[str, tyro.conf.arg(aliases=("--train-only",))] = ""
+    """Regular expression that is searched in the paths of parameters, such as
+    blocks/0/mlp/up/kernel (blocks/mlp/up/kernel under scan): the others are frozen, without
+    gradient and state. Empty: all are trained, or with LoRA its adapters; with LoRA, what is
+    found is trained in addition."""
+    lora_matrices: Literal["b", "both"] = "b"
+    """Which matrices of LoRA get the update rule of matrices; AdamW updates the other ones. Each
+    layer has A (in, rank), random at first, and B (rank, out), zero at first."""
     beta: float = 0.95
     """Decay of the momentum of the matrices."""
     nesterov: bool = True
