@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import jax
 import tyro
@@ -34,6 +35,7 @@ def export(
     merged: bool = True,
     overwrite: bool = False,
     mesh: str = "",
+    weights: Literal["last", "ema"] = "last",
 ) -> str:
     """Writes a trained model as a folder that transformers and --init-from read.
 
@@ -47,10 +49,11 @@ def export(
         adapters are written, as PEFT reads them.
       overwrite: replace a model that is in the folder.
       mesh: how devices are arranged, as data=2,fsdp=4; empty: all of them on fsdp.
+      weights: ema: their exponential moving average, of a run with --ema.
     """
     if shard_bytes < 1:
         raise UserError(f"--shard-bytes is {shard_bytes}: give at least 1.")
-    model = trained.load(CheckpointRef(run, step, mesh))
+    model = trained.load(CheckpointRef(run, step, mesh, weights))
     network = model.config.model
     kind = dtype or network.param_dtype
     if merged:

@@ -98,12 +98,12 @@ class OptimizerConfig:
     fast on GPUs and nearer to the exact step; TPUs have no units for it."""
     train_only: Annotated[str, tyro.conf.arg(aliases=("--train-only",))] = ""
     """Regular expression that is searched in the paths of parameters, such as
-    blocks/0/mlp/up/kernel (blocks/mlp/up/kernel under scan): the others are frozen, without
-    gradient and state. Empty: all are trained, or with LoRA its adapters; with LoRA, what is
-    found is trained in addition."""
+    blocks/0/mlp/up/kernel (blocks/mlp/up/kernel under scan): the others are frozen, without state.
+    Empty: all are trained, or LoRA's adapters; with LoRA, what is found is trained in addition."""
     lora_matrices: Literal["b", "both"] = "b"
-    """Which matrices of LoRA get the update rule of matrices; AdamW updates the other ones. Each
-    layer has A (in, rank), random at first, and B (rank, out), zero at first."""
+    """Which of LoRA's A and B get the update rule of matrices; AdamW updates the other ones."""
+    ema: Annotated[float | None, Field(gt=0, lt=1), tyro.conf.arg(aliases=("--ema",))] = None
+    """Decay of a moving average of the weights, such as 0.999, which is evaluated too."""
     beta: float = 0.95
     """Decay of the momentum of the matrices."""
     nesterov: bool = True
