@@ -41,7 +41,7 @@ def averaged(
         return AveragedState(rule.init(params), jnp.zeros((), jnp.int32), average)
 
     def update(
-        updates: optax.Updates, state: AveragedState, params: Any = None, **extra: Any
+        updates: optax.Updates, state: Any, params: Any = None, **extra: Any
     ) -> tuple[optax.Updates, AveragedState]:
         updates, inner = rule.update(updates, state.rule, params, **extra)
         count = state.count + 1
