@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import jax
 import tyro
 
 from examples.trainer.inference import trained
@@ -58,10 +57,8 @@ def export(
     kind = dtype or network.param_dtype
     if merged:
         params = model.params
-        if network.lora.rank:  # in the memory of the parameters
-            params = jax.jit(adapters.merged, static_argnums=1, donate_argnums=0)(
-                params, network.lora
-            )
+        if network.lora.rank:
+            params = adapters.merged(params, network.lora)
         network = without_adapters(network)
         names = write_folder(folder, params, network, model.tokenizer, kind, shard_bytes, overwrite)
     else:
