@@ -30,8 +30,9 @@ class DataConfig:
 
     __pydantic_config__ = STRICT
 
-    source: Literal["files", "fineweb"] = "files"
-    """files: those of paths, or the default text; fineweb: streamed from the Hugging Face hub."""
+    source: Literal["files", "fineweb", "bin"] = "files"
+    """files: those of paths, or the default text; fineweb: streamed from the Hugging Face hub; bin:
+    tokens in .bin files of paths, as nanoGPT or modded-nanogpt writes them."""
     paths: tuple[str, ...] = ()
     """Text files, or folders searched for .txt, .md, .py, .jsonl and .parquet; empty: Python's
     standard library."""
@@ -42,7 +43,7 @@ class DataConfig:
     tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1e9
     """Training tokens to take from fineweb; validation tokens come on top."""
     tokenizer: str = ""
-    """gpt2, llama2 or a tokenizer.json; empty: trained on the text of files, gpt2 for fineweb."""
+    """gpt2, llama2 or a tokenizer.json; empty: trained on the text of files, else gpt2."""
     vocab_size: Annotated[int, Field(ge=257)] = 2048
     """Tokens of a tokenizer that is trained, at least 257 (each byte and the end of a text)."""
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
