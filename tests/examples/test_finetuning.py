@@ -27,7 +27,7 @@ def adapted(tmp_path_factory, text):
         flags = ("--model.final-norm", "layer", "--model.scan", "--name", "x")
         assert train(text, root, *flags) == 0
         assert export.main([str(root / "x"), str(root / "hf")]) == 0
-        from_it = ["--init-from", str(root / "hf"), "--name", "y", "--steps", "8"]
+        from_it = ["--init-from", str(root / "hf"), "--name", "y", "--steps", "8", "--ema", "0.9"]
         assert main([*SHORT, *given, *from_it]) == 0
     return root / "hf", root / "y"
 
@@ -40,6 +40,14 @@ def test_the_base_stays_and_the_adapters_learn(adapted):
     for path, x in jax.tree.leaves_with_path(before):
         np.testing.assert_array_equal(found[path], x)
     assert np.any(np.asarray(after["blocks"]["attn"]["qkv"]["lora_b"]))
+
+
+def test_the_average_of_adapters_is_loaded_with_the_base(adapted):
+    _, run = adapted
+    last, mean = (trained.load(CheckpointRef(run, weights=x)).params for x in ("last", "ema"))
+    found = dict(jax.tree.leaves_with_path(mean))
+    for path, x in jax.tree.leaves_with_path(last):
+        assert np.array_equal(found[path], x) == ("lora" not in path[-1].key), path
 
 
 def test_it_resumes_as_if_it_had_not_stopped(adapted, text, tmp_path):
