@@ -49,7 +49,7 @@ Part = Callable[[Any], Any]
 
 def make_begin(
     optimizer: optax.GradientTransformation,
-    part: Part,
+    part: Part = lambda params: params,
     init_params: Callable[[Seed], optax.Params] | None = None,
 ) -> Begin:
     """With `init_params`, which makes them, the given parameters may lack some."""
