@@ -21,12 +21,12 @@ A, B = "lora_a", "lora_b"
 
 
 def add(model: nnx.Module, config: ModelConfig, rngs: nnx.Rngs) -> None:
-    """Gives adapters to the linear layers that the settings name; raises `UserError` for none."""
+    """Gives adapters to the linear layers of blocks that the settings name; raises `UserError` for none."""
     lora = config.lora
     layers = {
         "/".join(map(str, path)): part
         for path, part in nnx.iter_graph(model)
-        if isinstance(part, Linear)
+        if isinstance(part, Linear) and "blocks" in path  # the head is read as a matrix
     }
     for name in search(lora.targets, list(layers), "--lora.targets", "layer"):
         layer, dtype = layers[name], jnp.dtype(config.param_dtype)

@@ -21,8 +21,8 @@ class LoRAConfig:
     alpha: Annotated[FinitePositive, tyro.conf.arg(aliases=("--lora.alpha",))] = 16.0
     """What A B is multiplied by, times the rank."""
     targets: Annotated[str, tyro.conf.arg(aliases=("--lora.targets",))] = "attn/|mlp/"
-    """Regular expression that is searched in the paths of linear layers, such as
-    blocks/0/attn/qkv (blocks/attn/qkv under scan), blocks/0/mlp/up or lm_head."""
+    """Regular expression that is searched in the paths of the linear layers of blocks, such as
+    blocks/0/attn/qkv (blocks/attn/qkv under scan) or blocks/0/mlp/up."""
 
 
 @dataclasses.dataclass(frozen=True)
