@@ -21,7 +21,7 @@ A, B = "lora_a", "lora_b"
 
 
 def add(model: nnx.Module, config: ModelConfig, rngs: nnx.Rngs) -> None:
-    """Gives adapters to the linear layers of blocks that the settings name; raises `UserError` for none."""
+    """Gives adapters to the layers of blocks that the settings name; raises if there is none."""
     lora = config.lora
     layers = {
         "/".join(map(str, path)): part
