@@ -64,7 +64,7 @@ def test_the_configuration_of_a_run(tmp_path):
          "mean optimizer.learning_rate or"),
         ("c.yaml", "learning_rate: 1", "no setting learning_rate: did you mean optimizer.learn"),
         ("c.yaml", "optimiser: {beta: 1}", "no setting optimiser: did you mean optimizer"),
-        ("c.yaml", "colour: 1", "no setting colour: --help lists"),
+        ("c.yaml", "zebra: 1", "no setting zebra: --help lists"),
         ("c.yaml", "steps: many", "steps is 'many': it should be a valid integer. Change it"),
         ("c.yaml", "optimizer: {beta: '0.9'}", "optimizer.beta is '0.9': it should be a valid n"),
         ("c.yaml", "optimizer: 3", "optimizer is 3: "),

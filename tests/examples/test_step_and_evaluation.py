@@ -34,14 +34,14 @@ def test_step_that_is_not_finite_changes_nothing():
         return optimizers.build(OptimizerConfig(), 10, peaks=rates)
 
     params = {"up": {"kernel": jnp.ones((4, 3))}, "scale": jnp.asarray(5.0)}
-    init = train_step.make_init(lambda seed: params, optimizer(optimizers.Rates(0.0, 0.0)))
+    begin = train_step.make_begin(optimizer(optimizers.Rates(0.0, 0.0)))
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)),
-        jax.eval_shape(init, 0),
+        jax.eval_shape(begin, params, 0),
     )
     step = train_step.make_train_step(loss, optimizer, abstract, mesh, accumulate=1)
     rates = optimizers.Rates(0.1, 0.1)
-    state, measured = step(init(0), rates, np.array([[0, 0]]), np.array([[1, 1]]))
+    state, measured = step(begin(params, 0), rates, np.array([[0, 0]]), np.array([[1, 1]]))
     assert jnp.isfinite(measured.loss) and state.params["scale"] != 5
     before = jax.tree.map(np.asarray, (state.params, state.opt_state))
     root_of_zero = np.asarray(state.params["scale"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from examples.trainer.data import cache, corpus, fineweb, tokenizer
+from examples.trainer.data import bin_files, cache, corpus, fineweb, tokenizer
 from examples.trainer.data.cache import Dataset, cache_folder
 from examples.trainer.data.shards import Writer
 from examples.trainer.settings.run import DataConfig
@@ -29,6 +29,10 @@ def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True)
         if config.paths:
             raise UserError("--data.source fineweb reads no --data.paths: give one of them.")
         return fineweb.prepare(config, cache_folder(), say, stream)
+    if config.source == "bin":
+        kept = cache_folder() / "tokenizers"
+        with cache.writing(kept):
+            return bin_files.prepare(config, tokenizer.named(config.tokenizer or "gpt2", kept))
     documents = corpus.read(config)
     given = None
     if config.tokenizer:

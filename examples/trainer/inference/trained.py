@@ -5,9 +5,10 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 import tyro
 from tokenizers import Tokenizer
@@ -15,9 +16,9 @@ from tokenizers import Tokenizer
 import optax_muonplus as omp
 from examples.trainer.models import Forward
 from examples.trainer.runs import folder
-from examples.trainer.runs.checkpoint import restore_part
+from examples.trainer.runs.checkpoint import Metadata, restore_part
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.training import sharding
+from examples.trainer.training import averages, sharding, trained_part
 from examples.trainer.training.loss import Scores, token_scores
 from examples.trainer.training.model_function import make_forward, make_init_params, on_targets
 from examples.trainer.training.program import make_program
@@ -33,6 +34,8 @@ class CheckpointRef:
     """Step of the checkpoint; the last one by default."""
     mesh: str = ""
     """How devices are arranged, as data=2,fsdp=4; empty: all of them on fsdp."""
+    weights: Literal["last", "ema"] = "last"
+    """ema: their exponential moving average, of a run with --ema."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,28 @@ def load(checkpoint: CheckpointRef) -> TrainedModel:
     step, params = restore_part(
         checkpoint.run / "checkpoints", checkpoint.step, "params", abstract, metadata
     )
+    if checkpoint.weights == "ema":
+        params = averaged(checkpoint, config, step, params, metadata)
     forward = make_forward(config.model, vocab_size, mesh)
     return TrainedModel(config, tokenizer, mesh, step, params, forward)
+
+
+def averaged(
+    checkpoint: CheckpointRef,
+    config: RunConfig,
+    step: int,
+    params: optax.Params,
+    metadata: Metadata,
+) -> optax.Params:
+    """The parameters with their averages, of which the checkpoint has those that were trained."""
+    averages.check(config.optimizer)
+    part = trained_part.of(params, config.optimizer)
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), part
+    )
+    wanted = {"average": like}
+    _, found = restore_part(checkpoint.run / "checkpoints", step, "opt_state", wanted, metadata)
+    return averages.in_place(params, found["average"])
 
 
 def load_momenta(checkpoint: CheckpointRef) -> tuple[int, dict[str, jax.Array]]:

@@ -8,6 +8,7 @@ import optax
 from flax import nnx
 from jax.typing import ArrayLike
 
+from examples.trainer.models import adapters
 from examples.trainer.models.gpt import GPT
 from examples.trainer.models.layout import ONE_DEVICE, Layout
 from examples.trainer.models.llama import LLaMA
@@ -22,4 +23,7 @@ def build(
     config: ModelConfig, vocab_size: int, rngs: nnx.Rngs, layout: Layout = ONE_DEVICE
 ) -> GPT | LLaMA:
     family = GPT if config.family == "gpt" else LLaMA
-    return family(config, vocab_size, layout, rngs)
+    model = family(config, vocab_size, layout, rngs)
+    if config.lora.rank:
+        adapters.add(model, config, rngs)
+    return model

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from examples.trainer import models
 from examples.trainer.models.published_names import TABLES, Family, Published
-from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.model import ModelConfig, without_adapters
 from examples.trainer.system.errors import UserError
 
 HEAD = "lm_head.weight"
@@ -108,8 +108,9 @@ def embedding_name(family: Family) -> str:
 
 
 def abstract(config: ModelConfig, vocab_size: int) -> Any:
-    """The tree of a model with shapes and types instead of arrays."""
-    model = nnx.eval_shape(lambda: models.build(config, vocab_size, nnx.Rngs(0)))
+    """The tree of a model without adapters, with shapes and types instead of arrays."""
+    base = without_adapters(config)
+    model = nnx.eval_shape(lambda: models.build(base, vocab_size, nnx.Rngs(0)))
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 

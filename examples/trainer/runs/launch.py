@@ -24,7 +24,7 @@ from examples.trainer.settings.machine import MachineConfig
 from examples.trainer.settings.model import head_size
 from examples.trainer.system import exit_status, files, tables
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers, sharding
+from examples.trainer.training import optimizers, sharding, trained_part
 from examples.trainer.training.setup import TrainingSetup, assemble, check
 from examples.trainer.training.step import TrainState
 from examples.trainer.weights import load as weights
@@ -79,6 +79,11 @@ def prepare_run(
             raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
         config = extension.extended(config, asked, console.print)
         run_folder.read_tokenizer(folder)  # refuses one whose digest cannot be compared
+    if config.model.lora.rank and not config.init_from:
+        raise UserError(
+            "--lora.rank adapts a model that is trained already: give its weights as --init-from"
+            " FOLDER (an export of a run is such a folder)."
+        )
     machine_settings.check(asked.machine, config.steps)
     trackers.check(asked.machine.tracker)
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
@@ -149,10 +154,13 @@ def introduce(
     size = sum(x.size for x in jax.tree.leaves(state.params))
     tokens_per_step = config.batch_size * config.model.context
     epochs = config.steps * config.batch_size / setup.loader.n_windows
-    table = optimizers.describe(config.optimizer, state.params, head_size(config.model))
+    part = trained_part.of(state.params, config.optimizer)
+    trained = sum(x.size for x in jax.tree.leaves(part))
+    trained_too = f" ({trained:,} trained)" if trained < size else ""
+    table = optimizers.describe(config.optimizer, part, head_size(config.model))
     lines = [
         tables.fitted(table, console.width, WIDE) if console.is_terminal else table,
-        f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
+        f"model  {size / 1e6:.2f} M parameters{trained_too}, {config.optimizer.name}, "
         f"{attention_kernels.describe(config.model, Layout(setup.mesh))}",
         f"text   {data.train.meta.tokens:,} training and {data.val.meta.tokens:,} validation "
         f"tokens, {data.tokenizer.get_vocab_size()} in the vocabulary",

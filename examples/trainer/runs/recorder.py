@@ -17,6 +17,7 @@ from examples.trainer.runs.saving import SaveTimes
 from examples.trainer.runs.spikes import Spikes
 from examples.trainer.settings.machine import MachineConfig
 from examples.trainer.system.errors import Diverged
+from examples.trainer.training.averages import AveragedState, in_place
 from examples.trainer.training.setup import TrainingSetup
 from examples.trainer.training.step import Measured, TrainState
 
@@ -104,7 +105,11 @@ class Recorder:
 
     def evaluate(self, step: int, state: TrainState) -> None:
         evaluation = self.setup.evaluate(state.params)
-        self.metrics.add(step, **dataclasses.asdict(evaluation))
+        figures = dataclasses.asdict(evaluation)
+        if isinstance(state.opt_state, AveragedState):
+            whole = in_place(state.params, state.opt_state.average)
+            figures["val_loss_ema"] = self.setup.evaluate(whole).val_loss
+        self.metrics.add(step, **figures)
         self.display.evaluated(step, evaluation)
 
     def record_matrices(self, step: int, state: TrainState) -> None:

@@ -1,12 +1,28 @@
 """The settings of a network, and checks of them."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
+import tyro
 
-from examples.trainer.settings.validation import STRICT, Count, FinitePositive
+from examples.trainer.settings.validation import STRICT, Count, CountOrZero, FinitePositive
 from examples.trainer.system.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRAConfig:
+    """Adapters of linear layers (arXiv:2106.09685): x W + alpha / rank x A B, with W frozen."""
+
+    __pydantic_config__ = STRICT
+
+    rank: Annotated[CountOrZero, tyro.conf.arg(aliases=("--lora.rank",))] = 0
+    """Columns of A (in, rank) and rows of B (rank, out); 0 for no adapters."""
+    alpha: Annotated[FinitePositive, tyro.conf.arg(aliases=("--lora.alpha",))] = 16.0
+    """What A B is multiplied by, times the rank."""
+    targets: Annotated[str, tyro.conf.arg(aliases=("--lora.targets",))] = "attn/|mlp/"
+    """Regular expression that is searched in the paths of the linear layers of blocks, such as
+    blocks/0/attn/qkv (blocks/attn/qkv under scan) or blocks/0/mlp/up."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +77,7 @@ class ModelConfig:
     only together with scan. attention: the same, but for what the kernel of attention gives."""
     scan: bool = False
     """Stack the blocks' parameters and compile one block for all: deep models compile faster."""
+    lora: LoRAConfig = LoRAConfig()
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -90,6 +107,11 @@ def hidden_width(config: ModelConfig) -> int:
 def is_gated(config: ModelConfig) -> bool:
     """Whether the MLP is SwiGLU's."""
     return (config.mlp or ("gelu" if config.family == "gpt" else "swiglu")) == "swiglu"
+
+
+def without_adapters(config: ModelConfig) -> ModelConfig:
+    """The network without LoRA."""
+    return dataclasses.replace(config, lora=LoRAConfig())
 
 
 def head_size(config: ModelConfig) -> int:

@@ -28,9 +28,10 @@ class DataConfig:
 
     __pydantic_config__ = STRICT
 
-    source: Literal["files", "fineweb", "prepared"] = "files"
+    source: Literal["files", "fineweb", "prepared", "bin"] = "files"
     """files: those of paths, or the default text; fineweb: streamed from the Hugging Face hub;
-    prepared: the folder that `python -m examples.data prepare` has made."""
+    prepared: the folder that `python -m examples.data prepare` has made; bin: tokens in .bin files
+    of paths, as nanoGPT or modded-nanogpt writes them."""
     paths: tuple[str, ...] = ()
     """Text files, or folders searched for .txt, .md, .py, .jsonl and .parquet; empty: Python's
     standard library."""
@@ -41,7 +42,7 @@ class DataConfig:
     tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1e9
     """Training tokens to take from fineweb; validation tokens come on top."""
     tokenizer: str = ""
-    """gpt2, llama2 or a tokenizer.json; empty: trained on the text of files, gpt2 for fineweb."""
+    """gpt2, llama2 or a tokenizer.json; empty: trained on the text of files, else gpt2."""
     vocab_size: Annotated[int, Field(ge=257)] = 2048
     """Tokens of a tokenizer that is trained, at least 257 (each byte and the end of a text)."""
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
@@ -95,6 +96,14 @@ class OptimizerConfig:
     """Precision of the products of the polar step; sums are in float32. auto: bfloat16 on GPUs and
     TPUs, as in the paper's code, where the polar step allows it, and float32 on CPUs. float16 is as
     fast on GPUs and nearer to the exact step; TPUs have no units for it."""
+    train_only: Annotated[str, tyro.conf.arg(aliases=("--train-only",))] = ""
+    """Regular expression that is searched in the paths of parameters, such as
+    blocks/0/mlp/up/kernel (blocks/mlp/up/kernel under scan): the others are frozen, without state.
+    Empty: all are trained, or LoRA's adapters; with LoRA, what is found is trained in addition."""
+    lora_matrices: Literal["b", "both"] = "b"
+    """Which of LoRA's A and B get the update rule of matrices; AdamW updates the other ones."""
+    ema: Annotated[float | None, Field(gt=0, lt=1), tyro.conf.arg(aliases=("--ema",))] = None
+    """Decay of a moving average of the weights, such as 0.999, which is evaluated too."""
     beta: float = 0.95
     """Decay of the momentum of the matrices."""
     mu_dtype: Literal["float32", "bfloat16", "int8"] | None = None

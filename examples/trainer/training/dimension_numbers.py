@@ -8,16 +8,18 @@ import jax
 import optax
 
 import optax_muonplus as omp
+from examples.trainer.models.adapters import A
 from examples.trainer.settings.run import OptimizerConfig
 
-# The rule for kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix.
-STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 3)
+# The rule for kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix. So
+# are the adapters of LoRA.
+STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/(kernel|lora_[ab])$", omp.MuonDimensionNumbers(1, 2), 3)
 
 
 def of(config: OptimizerConfig, head_size: int | None) -> Callable[[optax.Params], Any]:
     """The function that says how the parameters are matrices: whole kernels, or heads."""
     if not config.per_head:
-        return whole_kernels
+        return whole_kernels if config.lora_matrices == "both" else without_a
 
     def heads(params: optax.Params) -> Any:
         paths = [path for path, _ in jax.tree.leaves_with_path(params)]
@@ -26,6 +28,22 @@ def of(config: OptimizerConfig, head_size: int | None) -> Callable[[optax.Params
         return omp.per_head(head_size, rules=rules_for(params))(params)
 
     return heads
+
+
+def without_a(params: optax.Params) -> Any:
+    """The same as `whole_kernels`, but that A of LoRA's adapters is no matrix."""
+
+    def of_leaf(path: Any, _: Any, numbers: Any) -> Any:
+        return None if is_a(path) else numbers
+
+    numbers = whole_kernels(params)
+    if not any(is_a(path) for path, _ in jax.tree.leaves_with_path(params)):
+        return numbers
+    return jax.tree.map_with_path(of_leaf, params, numbers)
+
+
+def is_a(path: Any) -> bool:
+    return jax.tree_util.keystr(path[-1:], simple=True) == A
 
 
 def whole_kernels(params: optax.Params) -> Any:

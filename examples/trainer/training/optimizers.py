@@ -15,7 +15,7 @@ import optax_muonplus as omp
 from examples.trainer.settings.rules import RULES
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import adamw_epsilon, by_kind, dimension_numbers, rivals
+from examples.trainer.training import adamw_epsilon, averages, by_kind, dimension_numbers, rivals
 
 
 class Rates(NamedTuple):
@@ -124,9 +124,8 @@ def build(
     peaks = peaks or rates(config)
     rate = schedule(config, peaks.matrices, steps)
     adam_rate = schedule(config, peaks.rest, steps)
-    decay: optax.ScalarOrSchedule = config.weight_decay
-    if config.decay_follows_rate:
-        decay = schedule(config, config.weight_decay, steps)
+    follows = config.decay_follows_rate
+    decay = schedule(config, config.weight_decay, steps) if follows else config.weight_decay
 
     def rule_of(eps: ArrayLike) -> optax.GradientTransformation:
         if config.name == "adamw":
@@ -154,9 +153,9 @@ def build(
             weight_dimension_numbers=dimension_numbers.whole_kernels,
         )
         rule = optax.chain(rule, bound)
-    if config.clip_norm is None:
-        return rule
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
+    if config.clip_norm is not None:
+        rule = optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
+    return averages.averaged(rule, config.ema) if config.ema else rule
 
 
 def adamw(

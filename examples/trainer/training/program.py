@@ -11,7 +11,7 @@ from examples.trainer.models import Forward
 from examples.trainer.models.layout import Layout
 from examples.trainer.settings.model import ModelConfig, head_size
 from examples.trainer.settings.run import OptimizerConfig
-from examples.trainer.training import left_out, optimizers, sharding
+from examples.trainer.training import left_out, optimizers, sharding, trained_part
 from examples.trainer.training.loss import head_loss
 from examples.trainer.training.model_function import (
     Loss,
@@ -60,17 +60,19 @@ def make_program(
     training_loss = make_training_loss(model, vocab_size, mesh, rule.qk_clip is not None)
     init_params = make_init_params(model, vocab_size)
     rule = optimizers.for_platform(rule, Layout(mesh).platform)
-    param_shardings = sharding.of_params(jax.eval_shape(init_params, 0), mesh)
+    part = functools.partial(trained_part.of, config=rule)
+    param_shardings = part(sharding.of_params(jax.eval_shape(init_params, 0), mesh))
 
     def optimizer(rates: Rates) -> optax.GradientTransformation:
         shardings = param_shardings if mesh.size > 1 else None
         built = optimizers.build(rule, steps, shardings, rates, head_size(model))
         return built if rates.largest_norm is None else left_out.above(rates.largest_norm, built)
 
-    begin = make_begin(optimizer(Rates(0.0, 0.0)))
+    no_rates = optimizer(Rates(0.0, 0.0))
+    begin = make_begin(no_rates, part, init_params if model.lora.rank else None)
 
     def init(seed: Seed) -> TrainState:
-        return begin(init_params(seed), seed)
+        return make_begin(no_rates, part)(init_params(seed), seed)
 
     shapes = jax.eval_shape(init, 0)
     abstract = sharding.abstract(shapes, sharding.of_state(shapes, mesh, rule.shard_over_data))
@@ -79,6 +81,6 @@ def make_program(
         abstract=abstract,
         init=jax.jit(init, out_shardings=shardings_of(abstract)),  # each device makes its shards
         begin=jax.jit(begin, out_shardings=shardings_of(abstract), donate_argnums=0),
-        train_step=make_train_step(training_loss, optimizer, abstract, mesh, accumulate),
+        train_step=make_train_step(training_loss, optimizer, abstract, mesh, accumulate, part),
         loss=jax.jit(loss, out_shardings=sharding.replicated(mesh)),
     )

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from examples.trainer.data.cache import Dataset
 from examples.trainer.data.loader import Loader
 from examples.trainer.settings import run
-from examples.trainer.settings.run import RunConfig
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.evaluate import Evaluation, make_evaluate
@@ -42,6 +42,24 @@ def check(config: RunConfig) -> None:
     """Refuses settings that make no sense, by the names of their flags; builds nothing."""
     run.check(config)
     optimizers.check(config.optimizer)
+    if config.model.lora.rank or config.optimizer.train_only:
+        check_part(config.optimizer)
+
+
+def check_part(rule: OptimizerConfig) -> None:
+    """Refuses settings that change whole layers, for a run that trains a part of them."""
+    given = {
+        "per-head": rule.per_head,
+        "qk-clip": rule.qk_clip is not None,
+        "mlp-in-rate": rule.mlp_in_rate != 1,
+        "normalized": rule.normalized != "all",
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise UserError(
+                f"--optimizer.{name} is for runs that train all parameters: leave it out, or"
+                " --lora.rank and --train-only."
+            )
 
 
 def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:

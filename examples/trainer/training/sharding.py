@@ -79,8 +79,11 @@ def parse(flag: str) -> Iterator[tuple[str, int]]:
 
 def logical_axes(path: str) -> tuple[str | None, ...] | None:
     """The logical axes of the parameter at the end of a path; None if there is none."""
+    kernel = re.sub(r"/lora_[ab]$", "/kernel", path)
     for pattern, axes in LOGICAL_AXES:
-        if re.search(rf"(^|/)({pattern})$", path):
+        if re.search(rf"(^|/)({pattern})$", kernel):
+            if kernel != path:  # the rank is never sharded
+                axes = (axes[0], None) if path.endswith("a") else (None, axes[1])
             return (None, *axes) if re.search(r"(^|/)blocks/\D", path) else axes
     return None
 
