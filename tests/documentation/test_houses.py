@@ -8,8 +8,8 @@ import examples
 from tests.support.documents import ROOT, imported
 
 FOLDER = ROOT / "examples"
-COMMANDS = {"contrasts", "data", "export", "generate", "paper_figures", "parity", "perplexity"}
-COMMANDS |= {"report", "sweep", "tasks", "train", "widths"}
+COMMANDS = {"contrasts", "data", "export", "finetune", "generate", "paper_figures", "parity"}
+COMMANDS |= {"perplexity", "report", "sweep", "tasks", "train", "widths"}
 
 
 def packages():
