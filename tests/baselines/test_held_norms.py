@@ -25,7 +25,7 @@ def test_hyperball_keeps_the_norm_of_each_matrix_and_of_each_step():
             assert moved == pytest.approx(rate, rel=0.1)
     both = (omp.baselines.hyperball(0.3, link) for link in (NorMuon(), small))
     one, other = (run(tx, params, grads)[0] for tx in both)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one, other)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), one, other)
 
 
 @pytest.mark.parametrize("traced", [False, True])

@@ -124,7 +124,7 @@ def test_errors_of_the_run_and_of_the_target_are_sentences(compiled_as, monkeypa
     with pytest.raises(UserError, match=r"--compile-for h100: A target is h100:8"):
         forecast_of("gpt-micro", "--compile-for", "h100")
     monkeypatch.setattr(targets, "_find", lambda module: False)
-    with pytest.raises(UserError, match=r"pip install 'optax_muonplus\[tpu\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[tpu\]'"):
         forecast_of("gpt-micro", "--compile-for", "v5e:4x4")
 
 

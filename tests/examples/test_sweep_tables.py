@@ -58,7 +58,7 @@ def test_figure_of_gains():
 def test_many_panels_are_wrapped():
     figure, (above, below) = sweep_figures.panels([toy_sweep()] * 7, rows=2)
     assert len(above) == len(below) == 7 and len(figure.axes) == 14
-    place = [axes.get_subplotspec().rowspan.start for axes in (above[4], below[4], above[5])]
+    place = [axes.get_subplotspec().rowspan.start for axes in (above[1], below[1], above[2])]
     assert place == [0, 1, 2]
     assert len(sweep_figures.panels([toy_sweep()])[0].axes) == 1
 

@@ -54,6 +54,7 @@ KINDS = {
         "muon_weight_dimension_numbers",
         "weight_dimension_numbers",
         "sharding",
+        "state_sharding",
         "rules",
         "layer_axes",
     ),

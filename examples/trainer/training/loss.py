@@ -25,8 +25,8 @@ CHUNK_BYTES = 512 * 2**20
 head is read and written once for each chunk."""
 
 WORDS = 128
-"""The head is filled up to a multiple of so many words, once before the chunks: XLA would fill an
-odd number of words up, and cut them off again, in every product of every chunk."""
+"""A head of more than 32 times as many words is filled up to a multiple of them, once before the
+chunks: XLA would fill up an odd number, and cut it off again, in every product of every chunk."""
 
 NO_TARGET = -1  # of positions that are added to fill a chunk or a mesh
 
@@ -126,7 +126,8 @@ def on_device(
     """The same for one device's rows of `x` (B, T, D) and its shard of the head."""
     head = jax.lax.all_gather(head.astype(x.dtype), shards.embed, axis=0, tiled=True)  # [D, W]
     width = head.shape[1]
-    head = jnp.pad(head, ((0, 0), (0, -width % WORDS)))
+    added = -width % WORDS if width > 32 * WORDS else 0
+    head = jnp.pad(head, ((0, 0), (0, added)))
     local = jnp.arange(head.shape[1])
     words = jnp.where(local < width, jax.lax.axis_index(shards.vocab) * width + local, shards.words)
     most = max(1, CHUNK_BYTES // (4 * head.shape[1]))
