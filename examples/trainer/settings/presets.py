@@ -109,7 +109,7 @@ PRESETS: dict[str, tuple[str, RunConfig]] = {
             optimizer=LLAMA_TINY.optimizer,
         ),
     ),
-    "gpt2-small": ("GPT-2's 124 M as in nanoGPT and llm.c, 10 B tokens; never run", gpt2_small()),
+    "gpt2-small": ("124 M, 10 B tokens: nanoGPT's GPT-2; never run", gpt2_small()),
     **{name: (recipe.line, run_of_recipe(recipe)) for name, recipe in recipes.named()},
 }
 """Name to (one line of help, configuration)."""
