@@ -23,8 +23,8 @@ def apply_local(
     """Applies ``functions`` on one device, or as the compiler distributes it.
 
     ``read`` makes the matrices of the arrays in each tuple of ``sources``, which have their shape,
-    or one number for each of their blocks. Each pair of ``dtypes``
-    has that of these matrices, and that of the result.
+    or one number for each of their blocks. Each pair of ``dtypes`` has that of these matrices, and
+    that of the result.
     """
     batches: list[MatrixBatch] = []
     stops = []

@@ -16,7 +16,7 @@ from optax_muonplus._execution.exchange import exchange, from_lines, in_lines
 from optax_muonplus._execution.local import apply_local
 from optax_muonplus._execution.loops import Sources, concatenated
 from optax_muonplus._execution.planning import CommGroup, Member, plan
-from optax_muonplus._parameters import LeafInfo, usable_axes
+from optax_muonplus._parameters import LeafInfo, as_named, usable_axes
 from optax_muonplus.matrices import MatrixFunction, narrowed
 
 
@@ -66,7 +66,7 @@ def _apply(
             results |= work(functions, read, comm_group, shards, members)
         return tuple(results[i] for i in range(len(members)))
 
-    specs = tuple(PartitionSpec(*(names or None for names in x.sharding.spec)) for x in members)
+    specs = tuple(as_named(x.sharding).spec for x in members)
     mesh = members[0].sharding.mesh
     mapped = jax.shard_map(
         on_each_device,

@@ -43,11 +43,11 @@ from optax_muonplus._parameters.paths import without_numbers as without_numbers
 from optax_muonplus._parameters.reader import muon_dimension_numbers as muon_dimension_numbers
 from optax_muonplus._parameters.sharding import LeafSharding as LeafSharding
 from optax_muonplus._parameters.sharding import ShardingTree as ShardingTree
+from optax_muonplus._parameters.sharding import as_named as as_named
 from optax_muonplus._parameters.sharding import shard_like_params as shard_like_params
 from optax_muonplus._parameters.sharding import usable_axes as usable_axes
 from optax_muonplus._parameters.sharding import varying_axes as varying_axes
 from optax_muonplus._parameters.state_sharding import StateSharding as StateSharding
-from optax_muonplus._parameters.state_sharding import as_named as as_named
 from optax_muonplus._parameters.state_sharding import layouts as layouts
 from optax_muonplus._parameters.user_rules import LayerAxes as LayerAxes
 from optax_muonplus._parameters.user_rules import Rules as Rules

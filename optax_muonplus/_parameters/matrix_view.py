@@ -139,6 +139,8 @@ class MatrixView:
         Such as the scales of a momentum in eight bits. None where a block belongs to several
         matrices, or is not a block of their rows or columns.
         """
+        if shape == self.shape:
+            return self
         sizes = self.split_sizes
         for axis, (size, count) in enumerate(zip(self.shape, shape, strict=True)):
             if size == count:

@@ -5,7 +5,7 @@ A concrete array says how it is sharded, and so does one on Explicit mesh axes, 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -47,7 +47,7 @@ def given_shardings(
 
 def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     """The axes that no surrounding ``jax.shard_map`` has taken."""
-    taken = _axes_of_type(mesh, AxisType.Manual)
+    taken = axes_of_type(mesh, AxisType.Manual)
     return tuple(name for name in mesh.axis_names if name not in taken)
 
 
@@ -70,10 +70,11 @@ def shard_like_params(
         return state
 
     def constrained(path: Path, leaf: Any) -> Any:
-        suffixes = (path[i:] for i in range(len(path) + 1))
-        shape, argument = next((params[s] for s in suffixes if s in params), (None, None))
-        own, shape = np.shape(leaf), shape or ()
-        if argument is None or len(own) != len(shape):
+        of = mirrored(path, params)
+        if of is None:
+            return leaf
+        (shape, argument), own = params[of], np.shape(leaf)
+        if len(own) != len(shape):
             return leaf
         if own != shape:
             if "scales" not in path:  # NorMuon's rows lie as the compiler has them
@@ -85,24 +86,37 @@ def shard_like_params(
     return unflatten(map(constrained, state_paths, leaves))
 
 
+def mirrored(path: Path, params: Container[Path]) -> Path | None:
+    """The path of the parameter that a leaf of a state is for: its own path ends in it."""
+    return next((path[i:] for i in range(len(path) + 1) if path[i:] in params), None)
+
+
+def as_named(sharding: LeafSharding, kinds: Sequence[AxisType] = tuple(AxisType)) -> NamedSharding:
+    """The sharding over those of its mesh axes that are of some kinds."""
+    mesh, spec = sharding
+    of_kind = {name for kind in kinds for name in axes_of_type(mesh, kind)}
+    entries = [tuple(name for name in names if name in of_kind) or None for names in spec]
+    return NamedSharding(mesh, PartitionSpec(*entries))
+
+
 def _over_blocks(given: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
     """``given``, but for axes that an array of ``shape`` cannot be cut along."""
     entries = _spec_entries(given.spec, len(shape))
     pairs = zip(shape, entries, strict=True)
     sizes = given.mesh.shape
-    kept = [x if n % math.prod(sizes[name] for name in x) == 0 else () for n, x in pairs]
-    return NamedSharding(given.mesh, PartitionSpec(*(names or None for names in kept)))
+    kept = (x if n % math.prod(sizes[name] for name in x) == 0 else () for n, x in pairs)
+    return as_named(LeafSharding(given.mesh, tuple(kept)))
 
 
 def _constrain(leaf: Any, given: NamedSharding) -> Any:
     """Shards ``leaf`` over the Auto axes of ``given``; its type shards it over Explicit ones."""
     actual = concrete_sharding(leaf)
-    auto = _axes_of_type(given.mesh, AxisType.Auto)
-    inside = _axes_of_type(jax.typeof(leaf).sharding.mesh, AxisType.Manual)
+    auto = axes_of_type(given.mesh, AxisType.Auto)
+    inside = axes_of_type(jax.typeof(leaf).sharding.mesh, AxisType.Manual)
     if not auto or inside or (actual is not None and actual.is_equivalent_to(given, leaf.ndim)):
         return leaf
-    spec = [tuple(name for name in names if name in auto) for names in _spec_entries(given.spec)]
-    return jax.lax.with_sharding_constraint(leaf, NamedSharding(given.mesh, PartitionSpec(*spec)))
+    entries = LeafSharding(given.mesh, tuple(_spec_entries(given.spec)))
+    return jax.lax.with_sharding_constraint(leaf, as_named(entries, [AxisType.Auto]))
 
 
 def _spec_entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
@@ -111,7 +125,7 @@ def _spec_entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
     return entries + [()] * (ndim - len(entries))
 
 
-def _axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
+def axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
     pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(name for name, axis_type in pairs if axis_type == kind)
 
@@ -133,7 +147,7 @@ def leaf_sharding(
     typed = jax.typeof(x).sharding
     sizes = typed.mesh.shape
     varying = sorted(name for name in varying_axes(jax.typeof(x)) if sizes[name] > 1)
-    explicit = _axes_of_type(typed.mesh, AxisType.Explicit)
+    explicit = axes_of_type(typed.mesh, AxisType.Explicit)
     source = given or concrete_sharding(x)
     if given is not None:
         _check_against_type(given, typed, explicit, np.ndim(x))
@@ -147,7 +161,7 @@ def leaf_sharding(
             " experts, is cut, P() if none is"
         )
     elif source is None and explicit:
-        auto = _axes_of_type(typed.mesh, AxisType.Auto)
+        auto = axes_of_type(typed.mesh, AxisType.Auto)
         if unknown := ", ".join(name for name in auto if sizes[name] > 1):
             raise ValueError(
                 f"its type says {typed.spec}, but nothing about {unknown}, which are Auto next to"
@@ -186,7 +200,7 @@ def _checked_spec(
             " arrays inside of it are single shards, and a shard of a matrix has no polar factor"
         )
     entries = [tuple(name for name in names if name in usable) for names in entries]
-    explicit = _axes_of_type(mesh, AxisType.Explicit)
+    explicit = axes_of_type(mesh, AxisType.Explicit)
     for size, names in zip(shape, entries, strict=True):
         if [name in explicit for name in names] != sorted(n in explicit for n in names)[::-1]:
             raise ValueError(

@@ -6,15 +6,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.core
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
 
 from optax_muonplus._parameters.paths import Path, flatten_tree, path_name
 from optax_muonplus._parameters.sharding import (
     LeafSharding,
     ShardingTree,
+    as_named,
+    axes_of_type,
     checked_sharding,
     given_shardings,
     leaf_sharding,
+    mirrored,
 )
 
 # A tree as for ``sharding``, or the names of mesh axes.
@@ -63,8 +67,9 @@ def layouts(
     found, wrong = [], []
     for path, x, own, entry in zip(paths, leaves, given, entries, strict=True):
         try:
-            abstract = jax.ShapeDtypeStruct(x.shape, x.dtype)  # has no type that could disagree
-            found.append(_layout(abstract if cut and own else x, own, entry))
+            # Without a type that could disagree.
+            known = jax.ShapeDtypeStruct(x.shape, x.dtype) if cut and own else x
+            found.append(_layout(known, own, entry))
         except ValueError as error:
             wrong.append(f"{path_name(path)}: {error}")
     if wrong:
@@ -109,7 +114,7 @@ def _over(own: LeafSharding, shape: tuple[int, ...], axes: tuple[str, ...]) -> L
     used = {name for names in spec for name in names}
     added = tuple(name for name in axes if name not in used and mesh.shape[name] > 1)
     count = math.prod(mesh.shape[name] for name in added)
-    auto = {n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == AxisType.Auto}
+    auto = set(axes_of_type(mesh, AxisType.Auto))
     for i, (size, names) in enumerate(zip(shape, spec, strict=True)):
         shards = count * math.prod(mesh.shape[name] for name in names)
         # An Explicit axis behind an Auto one is dropped by JAX.
@@ -123,26 +128,17 @@ def _of_arrays(
     state: Any, paths: Sequence[Path], leaves: Sequence[Any]
 ) -> list[NamedSharding | None]:
     """How the array of a state that mirrors a parameter lies, if it says so."""
-    params = {path: x.shape for path, x in zip(paths, leaves, strict=True)}
+    params = {path: np.shape(x) for path, x in zip(paths, leaves, strict=True)}
     found: dict[Path, NamedSharding] = {}
     state_paths, arrays, _ = flatten_tree(state)
     for path, x in zip(state_paths, arrays, strict=True):
+        own = mirrored(path, params)
+        if own is None or not isinstance(x, jax.Array) or x.shape != params[own]:
+            continue
         try:
             sharding = leaf_sharding(x, None, None)
         except ValueError:  # its type does not say all
-            sharding = None
-        if sharding is None:
             continue
-        suffixes = (path[i:] for i in range(len(path) + 1))
-        own = next((s for s in suffixes if params.get(s) == x.shape), None)
-        if own is not None:
+        if sharding is not None:
             found.setdefault(own, as_named(sharding))
     return [found.get(path) for path in paths]
-
-
-def as_named(sharding: LeafSharding, kinds: Sequence[AxisType] = tuple(AxisType)) -> NamedSharding:
-    """The sharding over those of its mesh axes that are of some kinds."""
-    mesh, spec = sharding
-    of_kind = {n for n, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind in kinds}
-    entries = [tuple(name for name in names if name in of_kind) or None for names in spec]
-    return NamedSharding(mesh, PartitionSpec(*entries))

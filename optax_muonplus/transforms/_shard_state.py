@@ -11,9 +11,13 @@ from optax_muonplus._parameters import (
     ShardingTree,
     StateSharding,
     as_named,
+    beside_updates,
     flatten_tree,
     layouts,
 )
+
+# By index of a leaf whence and where to it is cut.
+Moves = dict[int, tuple[LeafSharding, LeafSharding]]
 
 
 def shard_state(
@@ -58,8 +62,7 @@ def shard_state(
     """
     inner = optax.with_extra_args_support(inner)
 
-    def moves(tree: Any, state: Any = None) -> dict[int, tuple[LeafSharding, LeafSharding]]:
-        """By index of a leaf whence and where to it is cut."""
+    def moves(tree: Any, state: Any = None) -> Moves:
         found = layouts(tree, sharding, state_sharding, state)
         return {i: (own, cut) for i, (own, cut) in enumerate(found) if own and cut and own != cut}
 
@@ -67,13 +70,12 @@ def shard_state(
         _, leaves, unflatten = flatten_tree(tree)
         return unflatten(arrays.get(i, x) for i, x in enumerate(leaves))
 
-    def cut_up(tree: Any, state: Any = None) -> Any:
+    def cut_up(tree: Any, chosen: Moves) -> Any:
         leaves = jax.tree.leaves(tree)
-        chosen = moves(tree, state).items()
-        return replaced(tree, {i: moved_to(leaves[i], cut) for i, (_, cut) in chosen})
+        return replaced(tree, {i: moved_to(leaves[i], cut) for i, (_, cut) in chosen.items()})
 
     def init(params: optax.Params) -> optax.OptState:
-        return inner.init(cut_up(params))
+        return inner.init(cut_up(params, moves(params)))
 
     def update(
         updates: optax.Updates,
@@ -84,8 +86,9 @@ def shard_state(
         chosen = moves(updates, state)
         if not chosen:
             return inner.update(updates, state, params, **extra_args)
-        params = None if params is None else cut_up(params, state)
-        new, state = inner.update(cut_up(updates, state), state, params, **extra_args)
+        params = beside_updates(updates, params)
+        parts = None if params is None else cut_up(params, chosen)
+        new, state = inner.update(cut_up(updates, chosen), state, parts, **extra_args)
         leaves = jax.tree.leaves(new)
         own, cut = zip(*chosen.values(), strict=True)
         whole = gather([leaves[i] for i in chosen], cut, own)
