@@ -2,6 +2,10 @@
 
 from optax_muonplus._parameters import LeafInfo as LeafInfo
 from optax_muonplus._parameters import MatrixView as MatrixView
+from optax_muonplus.transforms._bfloat16 import RemaindersState as RemaindersState
+from optax_muonplus.transforms._bfloat16 import StochasticRoundingState as StochasticRoundingState
+from optax_muonplus.transforms._bfloat16 import param_remainders as param_remainders
+from optax_muonplus.transforms._bfloat16 import stochastic_rounding as stochastic_rounding
 from optax_muonplus.transforms._blocks import map_blocks as map_blocks
 from optax_muonplus.transforms._chain import Link as Link
 from optax_muonplus.transforms._descent import add_decayed_weights as add_decayed_weights

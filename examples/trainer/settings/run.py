@@ -20,6 +20,7 @@ from examples.trainer.settings.validation import (
     Positive,
     Share,
 )
+from examples.trainer.system.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +110,10 @@ class OptimizerConfig:
     mu_dtype: Literal["float32", "bfloat16", "int8"] | None = None
     """How the momentum of the matrices is kept, but for adamw; None: as they are themselves. int8
     is 1.02 bytes for each element, with a scale for each block of 256."""
+    param_rounding: Literal["nearest", "stochastic", "remainders"] = "nearest"
+    """How parameters in bfloat16 are rounded after an update: nearest loses steps of less than half
+    the distance of their values; remainders keeps 2 bytes for each, and trains as float32 does;
+    stochastic keeps nothing and adds noise."""
     nesterov: bool = True
     """Look one step ahead with the momentum, as the official code does; not under mano."""
     weight_decay: float = 0.1
@@ -201,3 +206,9 @@ def check(config: RunConfig) -> None:
     """Refuses values that would fail only later, or would silently do nothing useful."""
     validation.check(config)
     model.check(config.model)
+    rounding = config.optimizer.param_rounding
+    if rounding != "nearest" and config.model.param_dtype == "float32":
+        raise UserError(
+            f"--optimizer.param-rounding {rounding} is for parameters in bfloat16: add"
+            " --model.param-dtype bfloat16, or leave it out."
+        )

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
@@ -16,6 +15,14 @@ from examples.trainer.settings.rules import RULES
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import adamw_epsilon, averages, by_kind, dimension_numbers, rivals
+from examples.trainer.training.schedules import schedule
+
+ROUNDING: dict[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]] = {
+    "nearest": lambda rule: rule,
+    "stochastic": omp.transforms.stochastic_rounding,
+    "remainders": omp.transforms.param_remainders,
+}
+"""How parameters in bfloat16 take their updates; those in float32 take them as they are."""
 
 
 class Rates(NamedTuple):
@@ -89,23 +96,6 @@ def for_platform(config: OptimizerConfig, platform: str) -> OptimizerConfig:
     return dataclasses.replace(config, compute_dtype="float32")
 
 
-def schedule(config: OptimizerConfig, peak: ArrayLike, steps: int) -> optax.Schedule:
-    """Learning rate by step; without a floor it is zero at `steps`, one after the last step."""
-    if config.schedule == "constant_linear" or config.schedule_from:
-        begin = config.schedule_from + int(config.hold_share * (steps - config.schedule_from))
-        share = optax.linear_schedule(1.0, 0.0, steps - begin, transition_begin=begin)
-    else:
-        begin = max(1, int(config.warmup_share * steps))
-        start = 1 / begin if config.warmup_start is None else config.warmup_start
-        share = optax.warmup_cosine_decay_schedule(start, 1.0, begin, max(steps, begin + 1))
-    floor = config.schedule_floor
-    if not floor:
-        return lambda step: peak * share(step)
-    return lambda step: (
-        peak * jnp.maximum(share(step), jnp.where(jnp.asarray(step) < begin, 0.0, floor))
-    )
-
-
 def build(
     config: OptimizerConfig,
     steps: int,
@@ -143,6 +133,7 @@ def build(
     if config.mlp_in_rate != 1:
         larger = optax.masked(optax.scale(config.mlp_in_rate), by_kind.into_mlp)
         rule = optax.chain(rule, larger)
+    rule = ROUNDING[config.param_rounding](rule)
     if state_over and sharding is not None:
         rule = omp.transforms.shard_state(rule, sharding, state_over)
     if config.qk_clip is not None:  # last, and on biases too, which are no matrices
