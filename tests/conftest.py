@@ -10,8 +10,10 @@ from tests.support import platforms
 PLATFORM = platforms.chosen(os.environ)
 os.environ["JAX_PLATFORMS"] = platforms.jax_platforms(PLATFORM)
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
-# Compilation is most of the suite's time; the second run reads it from here.
-_CACHE = pathlib.Path(__file__).parent.parent / ".cache" / "jax"
+# Compilation is most of the suite's time; the second run reads it from here, also in another
+# checkout.
+_CACHES = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+_CACHE = _CACHES / "optax_muonplus" / "tests"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 

@@ -22,6 +22,9 @@ LOW, HIGH, WIDTH, LINE = -0.09, 0.07, 268, 26  # nats, nats, pixels, pixels
 def gaps(sweep: str, family: str) -> dict[str, list[float]]:
     """Loss less Muon's by seed, of each method at its best rate; a diverged run leaves it out."""
     read = results.read(EXPERIMENTS / f"{sweep}-{family}")
+    other = EXPERIMENTS / f"{sweep}-{family}-same-rate"  # of optimizers that use no AdamW
+    if other.is_dir():
+        read = results.Sweep(read.name, results.read(other).results | read.results)
     found = {m.name: read.gaps(m, MUON) for m in read.methods() if m != MUON}
     return {name: gap for name, gap in found.items() if gap and all(map(math.isfinite, gap))}
 
