@@ -43,7 +43,8 @@ def compare(checkpoint: CheckpointRef, layer: int) -> dict[str, Any]:
             "trained without --model.scan."
         )
     dataset = prepare(model.config.data, print)
-    loader = Loader(dataset.train.ids, model.config.model.context, ROWS, model.config.seed)
+    own = model.config
+    loader = Loader(dataset.train.ids, own.model.context, ROWS, own.seed, own.data.order)
     result: dict[str, Any] = {"step": model.step, "layer": layer}
     for side in SIDES:
         bounds = jax.device_get(bounds_of_side(model, side, layer, *loader.batch(model.step)))

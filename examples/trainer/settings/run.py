@@ -4,8 +4,9 @@ The docstring below a field is what `--help` shows for it.
 """
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import pydantic
 import tyro
 from pydantic import Field
 
@@ -20,6 +21,8 @@ from examples.trainer.settings.validation import (
     Positive,
     Share,
 )
+
+Order = Literal["feistel-1", "numpy"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,19 @@ class DataConfig:
     verify: bool = False
     """Check all tokens against their hashes at the start, also for texts above 256 MB; this reads
     them once."""
+    order: Order = "feistel-1"
+    """The random order in which windows of the text are read. feistel-1: computed for each window,
+    by integers alone; numpy: that of earlier versions, from a generator of NumPy, in memory."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def complete(cls, saved: Any) -> Any:
+        """Gives settings that were saved before there was a choice of the order that of then."""
+        if not isinstance(saved, dict):
+            return saved
+        # Under a validator of the whole, pydantic takes no list of JSON for a tuple.
+        tuples = {name: tuple(x) for name, x in saved.items() if isinstance(x, list)}
+        return {"order": "numpy", **saved, **tuples}
 
 
 @dataclasses.dataclass(frozen=True)

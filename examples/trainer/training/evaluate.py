@@ -36,7 +36,8 @@ def make_evaluate(
 ) -> Callable[[optax.Params], Evaluation]:
     """A function from parameters to their evaluation, always on the same batches."""
     # Batches as large as the micro-batches of a step, which are known to fit into memory.
-    loader = Loader(val.ids, config.model.context, config.batch_size // config.accumulate, seed=0)
+    size = config.batch_size // config.accumulate
+    loader = Loader(val.ids, config.model.context, size, 0, config.data.order)
     rows = sharding.of_batch(mesh)
     n_batches = min(config.eval_batches, loader.n_windows // config.batch_size) * config.accumulate
     if n_batches == 0:

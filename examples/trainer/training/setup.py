@@ -65,7 +65,8 @@ def check_part(rule: OptimizerConfig) -> None:
 def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
     """The setup of a run; raises `UserError` if there is too little text or rows do not divide."""
     check_rows(config, mesh)
-    loader = Loader(dataset.train.ids, config.model.context, config.batch_size, config.seed)
+    size, order = config.batch_size, config.data.order
+    loader = Loader(dataset.train.ids, config.model.context, size, config.seed, order)
     if loader.n_windows < config.batch_size:
         raise UserError(
             f"too little training text: {dataset.train.meta.tokens} tokens, and a batch needs "
