@@ -38,12 +38,16 @@ class DataConfig:
     paths: tuple[str, ...] = ()
     """Text files, or folders searched for .txt, .md, .py, .jsonl and .parquet; empty: Python's
     standard library."""
+    hub: Annotated[str, tyro.conf.arg(metavar="NAME[:CONFIG[:SPLIT]]")] = ""
+    """In the place of source: a dataset of the Hugging Face hub, streamed; NAME::SPLIT for one that
+    has no configurations. The split is train by default."""
     text_field: str = "text"
-    """Where the rows of .jsonl and .parquet files have their text; each row is a document."""
+    """Where the rows of .jsonl and .parquet files, and of datasets of the hub, have their text;
+    each row is a document."""
     max_bytes: Annotated[int, Field(ge=1)] = 16_000_000
     """Read at most this many bytes of files, in a fixed random order; they are held in memory."""
     tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1e9
-    """Training tokens to take from fineweb; validation tokens come on top."""
+    """Training tokens to take from fineweb or the hub; validation tokens come on top."""
     tokenizer: str = ""
     """gpt2, llama2 or a tokenizer.json; empty: trained on the text of files, else gpt2."""
     vocab_size: Annotated[int, Field(ge=257)] = 2048
@@ -66,6 +70,11 @@ class DataConfig:
         # Under a validator of the whole, pydantic takes no list of JSON for a tuple.
         tuples = {name: tuple(x) for name, x in saved.items() if isinstance(x, list)}
         return {"order": "numpy", **saved, **tuples}
+
+    @property
+    def trains_tokenizer(self) -> bool:
+        """Whether a tokenizer is trained on the text if none is given."""
+        return self.source == "files" and not self.hub
 
 
 @dataclasses.dataclass(frozen=True)
