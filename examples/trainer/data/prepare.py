@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from examples.trainer.data import bin_files, cache, corpus, hub, tokenizer
+from examples.trainer.data import bin_files, cache, corpus, hub, sources, tokenizer
 from examples.trainer.data.cache import Dataset, cache_folder
 from examples.trainer.data.shards import Writer
 from examples.trainer.settings.run import DataConfig
@@ -22,6 +22,11 @@ def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True)
     Without `stream`, a text of the hub that is not in the cache is an error.
     """
     check_one_text(config)
+    if config.mixture:
+        shares = sources.rows_of(config.mixture)
+        settings = {name: sources.settings_of(name, config) for name in shares}
+        texts = {name: prepare(each, say, stream) for name, each in settings.items()}
+        return sources.mixed({name: (rows, texts[name]) for name, rows in shares.items()})
     if config.hub or config.source == "fineweb":
         return hub.prepare(config, cache_folder(), say, stream)
     if config.source == "prepared":
@@ -50,13 +55,15 @@ def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True)
 
 
 def check_one_text(config: DataConfig) -> None:
-    """Refuses settings that name several texts."""
-    given = {"hub": config.hub, "paths": config.paths}
+    """Refuses settings that name several texts outside of a mixture."""
+    given = {"hub": config.hub, "mixture": config.mixture, "paths": config.paths}
     named = [f"--data.{name}" for name, value in given.items() if value]
     if config.source == "fineweb" and named == ["--data.paths"]:
         named.insert(0, "--data.source fineweb")
     if len(named) > 1:
         raise UserError(f"{named[0]} reads no {named[1]}: give one of them.")
+    if config.mixture and config.order == "numpy":
+        raise UserError("--data.order numpy has no mixtures: leave it out, or give feistel-1.")
 
 
 def cache_key(config: DataConfig, documents: list[str], given: Tokenizer | None) -> str:

@@ -41,6 +41,10 @@ class DataConfig:
     hub: Annotated[str, tyro.conf.arg(metavar="NAME[:CONFIG[:SPLIT]]")] = ""
     """In the place of source: a dataset of the Hugging Face hub, streamed; NAME::SPLIT for one that
     has no configurations. The split is train by default."""
+    mixture: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE=WEIGHT")] = ()
+    """In the place of source: several texts, and which share of the rows is from each, as a=0.7
+    b=0.3. SOURCE: a folder that `python -m examples.data prepare` has made or one of .bin files, or
+    hub:NAME. Each is read in its own order, and all have one tokenizer."""
     text_field: str = "text"
     """Where the rows of .jsonl and .parquet files, and of datasets of the hub, have their text;
     each row is a document."""
@@ -74,7 +78,7 @@ class DataConfig:
     @property
     def trains_tokenizer(self) -> bool:
         """Whether a tokenizer is trained on the text if none is given."""
-        return self.source == "files" and not self.hub
+        return self.source == "files" and not (self.hub or self.mixture)
 
 
 @dataclasses.dataclass(frozen=True)
