@@ -41,7 +41,7 @@ class DataConfig:
     hub: Annotated[str, tyro.conf.arg(metavar="NAME[:CONFIG[:SPLIT]]")] = ""
     """In the place of source: a dataset of the Hugging Face hub, streamed; NAME::SPLIT for one that
     has no configurations. The split is train by default."""
-    mixture: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE=WEIGHT")] = ()
+    mixture: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE=WEIGHT ...")] = ()
     """In the place of source: several texts, and which share of the rows is from each, as a=0.7
     b=0.3. SOURCE: a folder that `python -m examples.data prepare` has made or one of .bin files, or
     hub:NAME. Each is read in its own order, and all have one tokenizer."""
