@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,6 +13,8 @@ from examples.trainer.data.prepare import prepare
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.run import DataConfig, RunConfig
 from examples.trainer.system.errors import UserError
+from examples.trainer.training import sharding
+from examples.trainer.training.evaluate import make_evaluate
 from tests.support import texts
 from tests.support.trainer import quiet
 
@@ -73,6 +76,7 @@ def test_any_step_is_read_at_once_and_in_parts():
         (["a=b=1", "c=2", "d=1e0"], {"a=b": 1024, "c": 2048, "d": 1024}),
         (["a=1", "b=1", "c=1"], {"a": 1366, "b": 1365, "c": 1365}),
         (["a=1"], {"a": 4096}),
+        (["a=1e308", "b=1e308"], {"a": 2048, "b": 2048}),
     ],
 )
 def test_weights_become_rows_of_a_block(given, rows):
@@ -90,7 +94,7 @@ def test_weights_become_rows_of_a_block(given, rows):
         (["a=nan"], "--data.mixture a=nan: give"),
         (["a=inf"], "--data.mixture a=inf: give"),
         (["a=1", "a=2"], "names a twice"),
-        (["a=1", "b=1e-5"], "b=1e-05 is 1e-05 of all, less than 1/8192: give a larger weight"),
+        (["a=1", "b=1e-5"], "b=1e-05 is too little for one row of 4096: give a larger weight"),
         (["nowhere=1"], "nowhere: there is no such folder. Give one that"),
     ],
 )
@@ -168,3 +172,30 @@ def test_each_text_needs_a_row(folder):
     long = dataclasses.replace(asked, model=ModelConfig(context=100_000))
     with pytest.raises(UserError, match=r"too little training text in .*web: .* row of it needs 1"):
         loader_of(long, found)
+
+
+def evaluated(asked, found):
+    """The evaluation by a loss that is the mean of the tokens."""
+    mesh = sharding.make_mesh("", jax.devices()[:1])
+    return make_evaluate(lambda _, inputs, targets: inputs.mean(), asked, found, mesh)({})
+
+
+def test_the_loss_is_the_mean_of_those_of_the_texts_by_weight(folder):
+    asked = config(folder, "web=3", "code=1", eval_batches=2)
+    found = prepare(asked.data, quiet)
+    each, sizes = [], []
+    for part in found.parts:
+        loader = Loader(part.val.ids, context=8, batch_size=4, seed=0)
+        each.append(np.mean([loader.batch(step)[0].mean() for step in range(2)]))
+        sizes.append(part.val.meta.bytes / part.val.meta.tokens)
+    figures = evaluated(asked, found).figures()
+    assert [figures[f"val_loss/{part.name}"] for part in found.parts] == pytest.approx(each)
+    loss, size = (np.dot(x, [0.75, 0.25]) for x in (each, sizes))
+    assert figures["val_loss"] == pytest.approx(loss)
+    assert figures["val_bits_per_byte"] == pytest.approx(loss / np.log(2) / size)
+
+
+def test_each_text_needs_a_batch_for_validation(folder):
+    asked = config(folder, "web=1", "code=1", batch_size=4000)
+    with pytest.raises(UserError, match=r"too little validation text in .*web: "):
+        evaluated(asked, prepare(asked.data, quiet))

@@ -23,10 +23,7 @@ def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True)
     """
     check_one_text(config)
     if config.mixture:
-        shares = sources.rows_of(config.mixture)
-        settings = {name: sources.settings_of(name, config) for name in shares}
-        texts = {name: prepare(each, say, stream) for name, each in settings.items()}
-        return sources.mixed({name: (rows, texts[name]) for name, rows in shares.items()})
+        return prepare_mixture(config, say, stream)
     if config.hub or config.source == "fineweb":
         return hub.prepare(config, cache_folder(), say, stream)
     if config.source == "prepared":
@@ -52,6 +49,14 @@ def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True)
     with cache.writing(folder):
         fill(folder, config, documents, given, say)
     return cache.open_dataset(folder, config.verify)
+
+
+def prepare_mixture(config: DataConfig, say: Callable[[str], None], stream: bool) -> Dataset:
+    """The tokens of all texts of a mixture."""
+    rows = sources.rows_of(config.mixture)
+    settings = {name: sources.settings_of(name, config) for name in rows}  # refused before any work
+    texts = {name: prepare(each, say, stream) for name, each in settings.items()}
+    return sources.mixed({name: (rows[name], text) for name, text in texts.items()})
 
 
 def check_one_text(config: DataConfig) -> None:

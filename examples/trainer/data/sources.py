@@ -54,17 +54,18 @@ def as_number(word: str) -> float:
 
 def apportioned(weights: dict[str, float]) -> list[int]:
     """The rows of each text in a block, by the largest remainders."""
-    total = math.fsum(weights.values())
-    exact = [BLOCK * (weight / total) for weight in weights.values()]
+    largest = max(weights.values())
+    relative = [weight / largest for weight in weights.values()]
+    exact = [BLOCK * x / math.fsum(relative) for x in relative]
     rows = [math.floor(x) for x in exact]
-    largest = sorted(range(len(rows)), key=lambda i: rows[i] - exact[i])
-    for i in largest[: BLOCK - sum(rows)]:
+    by_remainder = sorted(range(len(rows)), key=lambda i: rows[i] - exact[i])
+    for i in by_remainder[: BLOCK - sum(rows)]:
         rows[i] += 1
     for (source, weight), own in zip(weights.items(), rows, strict=True):
         if not own:
             raise UserError(
-                f"--data.mixture {source}={weight:g} is {weight / total:.1g} of all, less than "
-                f"1/{2 * BLOCK}: give a larger weight, or leave it out."
+                f"--data.mixture {source}={weight:g} is too little for one row of {BLOCK}: give a "
+                "larger weight, or leave it out."
             )
     return rows
 
