@@ -10,7 +10,7 @@ import pytest
 from examples import data
 from examples.train import main
 from examples.trainer.data import cache, shards, tokenize_files, tokenizer
-from examples.trainer.data.fineweb import is_held_out
+from examples.trainer.data.hub import is_held_out
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.prepare import prepare
 from examples.trainer.data.shards import Stamp, Writer, open_shards, shard_path

@@ -42,7 +42,7 @@ def make(config: RunConfig, mesh: Mesh) -> Program:
 
 def vocabulary(config: RunConfig) -> int:
     """Counts tokens of the vocabulary; the most it can have if it is still to be trained."""
-    name = config.data.tokenizer or ("" if config.data.source == "files" else "gpt2")
+    name = config.data.tokenizer or ("" if config.data.trains_tokenizer else "gpt2")
     if name in VOCABULARIES:
         return VOCABULARIES[name]
     return tokenizer.named(name, Path()).get_vocab_size() if name else config.data.vocab_size

@@ -1,5 +1,6 @@
 """Curvature of a trained model's loss along updates of Muon and Muon+: the paper's theorem 1."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ import optax
 import optax_muonplus as omp
 from examples.experiments.paper.records import SIDES
 from examples.experiments.theory.curvature import DescentBound, block_curvatures, descent_bound
-from examples.trainer.data.loader import Loader
+from examples.trainer.data.mixture import loader_of
 from examples.trainer.data.prepare import prepare
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef, TrainedModel
@@ -43,7 +44,7 @@ def compare(checkpoint: CheckpointRef, layer: int) -> dict[str, Any]:
             "trained without --model.scan."
         )
     dataset = prepare(model.config.data, print)
-    loader = Loader(dataset.train.ids, model.config.model.context, ROWS, model.config.seed)
+    loader = loader_of(dataclasses.replace(model.config, batch_size=ROWS), dataset)
     result: dict[str, Any] = {"step": model.step, "layer": layer}
     for side in SIDES:
         bounds = jax.device_get(bounds_of_side(model, side, layer, *loader.batch(model.step)))

@@ -23,6 +23,18 @@ FORMAT = 2  # increase it when the same text and settings would give other files
 
 
 @dataclass(frozen=True)
+class Part:
+    """One text of a mixture."""
+
+    name: str
+    """As it was given."""
+    rows: int
+    """How many rows of a block of a mixture are from it."""
+    train: Tokens
+    val: Tokens
+
+
+@dataclass(frozen=True)
 class Dataset:
     """The text of a run, as tokens."""
 
@@ -31,6 +43,8 @@ class Dataset:
     val: Tokens
     key: str
     """Identifies the content: equal keys mean equal tokens."""
+    parts: tuple[Part, ...] = ()
+    """The texts of a mixture, of which `train` and `val` have all tokens."""
 
 
 @dataclass(frozen=True)

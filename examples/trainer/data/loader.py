@@ -1,13 +1,15 @@
 """Tokens, and batches of tokens as a function of seed and step."""
 
 import bisect
-import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+
+from examples.trainer.data.order import permuted
+from examples.trainer.settings.run import Order
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,30 @@ class Tokens:
     meta: TokensMeta
 
 
+class Batches(Protocol):
+    """What gives batches. It has no state: a batch is a function of the step."""
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    def batch(self, step: int, rows: range | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and targets (rows, context) of a step counted from 0.
+
+        `rows` are the rows of the batch that this process needs; None for all of them.
+        """
+        ...
+
+    def epochs(self, steps: int) -> list[float]:
+        """How often each text is read in so many steps."""
+        ...
+
+
 @dataclass(frozen=True)
 class Loader:
-    """Batches of windows of a text. It has no state: a batch is a function of the step.
+    """Batches of windows of a text.
 
     The text is cut into windows of `context` tokens plus the last target. An epoch is a random
     order of all windows, different each time; a batch may span two epochs.
@@ -75,21 +98,26 @@ class Loader:
     context: int
     batch_size: int
     seed: int
+    order: Order = "feistel-1"
+    stream: int = 0
+    """Tells the orders of several texts with one seed apart."""
 
     @property
     def n_windows(self) -> int:
         return max(0, (len(self.ids) - 1) // self.context)
 
     def batch(self, step: int, rows: range | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets (rows, context) of a step counted from 0.
+        read = self.read(positions(step, self.batch_size, rows))
+        return read[:, :-1], read[:, 1:]
 
-        `rows` are the rows of the batch that this process needs; None for all of them.
-        """
-        rows = range(self.batch_size) if rows is None else rows
-        places = [divmod(step * self.batch_size + row, self.n_windows) for row in rows]
-        windows = [self.window(order(self.seed, epoch, self.n_windows)[i]) for epoch, i in places]
-        stacked = np.stack(windows).astype(np.int32)
-        return stacked[:, :-1], stacked[:, 1:]
+    def epochs(self, steps: int) -> list[float]:
+        return [steps * self.batch_size / self.n_windows]
+
+    def read(self, places: np.ndarray) -> np.ndarray:
+        """The windows (n, context + 1) at places (n,) of the sequence of all epochs."""
+        epochs, indices = np.divmod(places, self.n_windows)
+        chosen = permuted(self.order, indices, self.n_windows, self.seed, epochs, self.stream)
+        return np.stack([self.window(i) for i in chosen]).astype(np.int32)
 
     def window(self, index: int) -> np.ndarray:
         """The `index`-th window of the text, its last target included."""
@@ -97,11 +125,6 @@ class Loader:
         return self.ids[start : start + self.context + 1]
 
 
-@functools.lru_cache(maxsize=4)
-def order(seed: int, epoch: int, n_windows: int) -> np.ndarray:
-    """The order of the windows in an epoch.
-
-    The whole order is held in memory, 8 bytes per window: 0.6 GB for the paper's 72 billion tokens
-    in windows of 1024.
-    """
-    return np.random.default_rng((seed, epoch)).permutation(n_windows)
+def positions(step: int, batch_size: int, rows: range | None) -> np.ndarray:
+    """The places of rows of a step among the rows of all steps."""
+    return step * batch_size + np.arange(batch_size)[slice(None) if rows is None else rows]

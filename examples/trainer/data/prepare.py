@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from examples.trainer.data import bin_files, cache, corpus, fineweb, tokenizer
+from examples.trainer.data import bin_files, cache, corpus, hub, sources, tokenizer
 from examples.trainer.data.cache import Dataset, cache_folder
 from examples.trainer.data.shards import Writer
 from examples.trainer.settings.run import DataConfig
@@ -19,16 +19,17 @@ TRAINED = "trained"  # the name of a tokenizer that was trained on its text
 def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True) -> Dataset:
     """The tokens of the configured text, from the cache if they are complete there.
 
-    Without `stream`, FineWeb that is not in the cache is an error.
+    Without `stream`, a text of the hub that is not in the cache is an error.
     """
+    check_one_text(config)
+    if config.mixture:
+        return prepare_mixture(config, say, stream)
+    if config.hub or config.source == "fineweb":
+        return hub.prepare(config, cache_folder(), say, stream)
     if config.source == "prepared":
         if len(config.paths) != 1:
             raise UserError("--data.source prepared: give the one folder as --data.paths FOLDER.")
         return cache.open_parts(Path(config.paths[0]), config.verify)
-    if config.source == "fineweb":
-        if config.paths:
-            raise UserError("--data.source fineweb reads no --data.paths: give one of them.")
-        return fineweb.prepare(config, cache_folder(), say, stream)
     if config.source == "bin":
         kept = cache_folder() / "tokenizers"
         with cache.writing(kept):
@@ -48,6 +49,26 @@ def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True)
     with cache.writing(folder):
         fill(folder, config, documents, given, say)
     return cache.open_dataset(folder, config.verify)
+
+
+def prepare_mixture(config: DataConfig, say: Callable[[str], None], stream: bool) -> Dataset:
+    """The tokens of all texts of a mixture."""
+    rows = sources.rows_of(config.mixture)
+    settings = {name: sources.settings_of(name, config) for name in rows}  # refused before any work
+    texts = {name: prepare(each, say, stream) for name, each in settings.items()}
+    return sources.mixed({name: (rows[name], text) for name, text in texts.items()})
+
+
+def check_one_text(config: DataConfig) -> None:
+    """Refuses settings that name several texts outside of a mixture."""
+    given = {"hub": config.hub, "mixture": config.mixture, "paths": config.paths}
+    named = [f"--data.{name}" for name, value in given.items() if value]
+    if config.source == "fineweb" and named == ["--data.paths"]:
+        named.insert(0, "--data.source fineweb")
+    if len(named) > 1:
+        raise UserError(f"{named[0]} reads no {named[1]}: give one of them.")
+    if config.mixture and config.order == "numpy":
+        raise UserError("--data.order numpy has no mixtures: leave it out, or give feistel-1.")
 
 
 def cache_key(config: DataConfig, documents: list[str], given: Tokenizer | None) -> str:

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from examples.trainer.data import cache, corpus, tokenizer
 from examples.trainer.data.files import texts
-from examples.trainer.data.fineweb import is_held_out
+from examples.trainer.data.hub import is_held_out
 from examples.trainer.data.shards import Writer
 from examples.trainer.settings.validation import STRICT, Count
 from examples.trainer.system.errors import UserError

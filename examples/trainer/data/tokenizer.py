@@ -99,9 +99,12 @@ def encode(tokenizer: Tokenizer, documents: Iterable[str]) -> Iterator[tuple[str
 
 
 def unreachable(what: str, error: Exception) -> UserError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    said = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # Its second line may have the names that there are.
+    reason = " ".join(said[:2] or [type(error).__name__]).rstrip(".")
     return UserError(
         f"cannot get {what} from the Hugging Face hub: {reason}. If there is no network here, "
         "train on files, as --data.paths FILES, or on the default text, both without "
-        "--data.source; a tokenizer can be given as --data.tokenizer PATH/tokenizer.json."
+        "--data.source and --data.hub; a tokenizer can be given as --data.tokenizer "
+        "PATH/tokenizer.json."
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
+from examples.trainer.data.mixture import BLOCK
 from examples.trainer.data.prepare import prepare
 from examples.trainer.models import attention_kernels
 from examples.trainer.models.layout import Layout
@@ -153,7 +154,7 @@ def introduce(
     config, data = setup.config, setup.dataset
     size = sum(x.size for x in jax.tree.leaves(state.params))
     tokens_per_step = config.batch_size * config.model.context
-    epochs = config.steps * config.batch_size / setup.loader.n_windows
+    epochs = setup.loader.epochs(config.steps)
     part = trained_part.of(state.params, config.optimizer)
     trained = sum(x.size for x in jax.tree.leaves(part))
     trained_too = f" ({trained:,} trained)" if trained < size else ""
@@ -165,11 +166,15 @@ def introduce(
         f"text   {data.train.meta.tokens:,} training and {data.val.meta.tokens:,} validation "
         f"tokens, {data.tokenizer.get_vocab_size()} in the vocabulary",
     ]
+    for part, times in zip(data.parts, epochs, strict=False):
+        lines.append(
+            f"       {part.rows / BLOCK:.2%} of the rows from {part.name}, {times:.2f} epochs"
+        )
     if setup.mesh.size > 1:
         lines.append(f"mesh   {sharding.describe(setup.mesh)}")
         lines += [f"       {line}" for line in sharding.undivided(state.params, setup.mesh)]
     lines.append(
         f"run    step {start} to {config.steps} of {tokens_per_step:,} tokens "
-        f"({epochs:.2f} epochs), in {folder}"
+        f"{'' if data.parts else f'({epochs[0]:.2f} epochs), '}in {folder}"
     )
     console.print("\n".join(lines))

@@ -101,6 +101,7 @@ class Display(Observer):
             f"step {step}/{self.steps}  {self.status}\n"
             f"{'':8}val loss {evaluation.val_loss:.3f}  "
             f"perplexity {evaluation.val_perplexity:.2f}  "
-            f"bits per byte {evaluation.val_bits_per_byte:.3f}",
+            f"bits per byte {evaluation.val_bits_per_byte:.3f}"
+            + "".join(f"\n{'':8}{loss:.3f} {name}" for name, loss in evaluation.of_parts.items()),
             highlight=False,
         )

@@ -1,6 +1,5 @@
 """Writes and shows the figures of steps."""
 
-import dataclasses
 import math
 import statistics
 import time
@@ -105,7 +104,7 @@ class Recorder:
 
     def evaluate(self, step: int, state: TrainState) -> None:
         evaluation = self.setup.evaluate(state.params)
-        figures = dataclasses.asdict(evaluation)
+        figures = evaluation.figures()
         if isinstance(state.opt_state, AveragedState):
             whole = in_place(state.params, state.opt_state.average)
             figures["val_loss_ema"] = self.setup.evaluate(whole).val_loss

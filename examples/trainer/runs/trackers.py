@@ -119,7 +119,7 @@ class Tracker(Observer):
         self.log(step, {"skipped": 1})
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        self.log(step, dataclasses.asdict(evaluation))
+        self.log(step, evaluation.figures())
 
     def __exit__(self, *error: object) -> None:
         if backend := self.backend:

@@ -1,12 +1,14 @@
 """Validation loss, perplexity and bits per byte."""
 
+import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import optax
 from jax.sharding import Mesh
 
+from examples.trainer.data.cache import Dataset
 from examples.trainer.data.loader import Loader, Tokens
 from examples.trainer.data.placement import place_batch
 from examples.trainer.settings.run import RunConfig
@@ -24,36 +26,61 @@ class Evaluation:
     val_perplexity: float
     val_bits_per_byte: float
     """Unlike the other two, comparable between tokenizers."""
+    of_parts: dict[str, float] = field(default_factory=dict)
+    """The losses of the texts of a mixture, whose mean by weight is `val_loss`."""
+
+    def figures(self) -> dict[str, float]:
+        """The measures by their names in `metrics.jsonl`."""
+        values = dataclasses.asdict(self)
+        return values | {f"val_loss/{name}": x for name, x in values.pop("of_parts").items()}
 
 
-def bits_per_byte(nats_per_token: float, tokens: int, n_bytes: int) -> float:
+def bits_per_byte(nats_per_token: float, tokens: int, n_bytes: float) -> float:
     """Bits per byte of a text of `n_bytes` bytes and `tokens` tokens."""
     return nats_per_token / math.log(2) * tokens / n_bytes
 
 
 def make_evaluate(
-    loss_of: Loss, config: RunConfig, val: Tokens, mesh: Mesh
+    loss_of: Loss, config: RunConfig, data: Dataset, mesh: Mesh
 ) -> Callable[[optax.Params], Evaluation]:
     """A function from parameters to their evaluation, always on the same batches."""
-    # Batches as large as the micro-batches of a step, which are known to fit into memory.
-    loader = Loader(val.ids, config.model.context, config.batch_size // config.accumulate, seed=0)
-    rows = sharding.of_batch(mesh)
-    n_batches = min(config.eval_batches, loader.n_windows // config.batch_size) * config.accumulate
-    if n_batches == 0:
-        raise UserError(
-            f"too little validation text: {val.meta.tokens} tokens, and a batch needs "
-            f"{config.batch_size} x {config.model.context}. Give more text, a larger "
-            "--data.val-fraction, or a smaller --batch-size or --model.context."
-        )
+    parts = [(part.name, part.rows, part.val) for part in data.parts] or [("", 1, data.val)]
+    losses = [make_loss(loss_of, config, val, name, mesh) for name, _, val in parts]
+    total = sum(rows for _, rows, _ in parts)
 
     def evaluate(params: optax.Params) -> Evaluation:
-        losses = [loss_of(params, *place_batch(loader, i, rows)) for i in range(n_batches)]
-        loss = math.fsum(map(float, losses)) / n_batches
+        found = [loss(params) for loss in losses]
+        loss = math.fsum(x * rows for x, (_, rows, _) in zip(found, parts, strict=True)) / total
+        size = math.fsum(rows * val.meta.bytes / val.meta.tokens for _, rows, val in parts) / total
         return Evaluation(
             val_loss=loss,
             # Perplexities above exp(700) would overflow, and say nothing.
             val_perplexity=math.exp(min(loss, 700.0)),
-            val_bits_per_byte=bits_per_byte(loss, val.meta.tokens, val.meta.bytes),
+            val_bits_per_byte=bits_per_byte(loss, 1, size),
+            of_parts={part.name: x for part, x in zip(data.parts, found, strict=False)},
         )
 
     return evaluate
+
+
+def make_loss(
+    loss_of: Loss, config: RunConfig, val: Tokens, name: str, mesh: Mesh
+) -> Callable[[optax.Params], float]:
+    """A function from parameters to their loss on batches of a text."""
+    # Batches as large as the micro-batches of a step, which are known to fit into memory.
+    size = config.batch_size // config.accumulate
+    loader = Loader(val.ids, config.model.context, size, 0, config.data.order)
+    rows = sharding.of_batch(mesh)
+    n_batches = min(config.eval_batches, loader.n_windows // config.batch_size) * config.accumulate
+    if n_batches == 0:
+        raise UserError(
+            f"too little validation text{f' in {name}' if name else ''}: {val.meta.tokens} tokens, "
+            f"and a batch needs {config.batch_size} x {config.model.context}. Give more text, a "
+            "larger --data.val-fraction, or a smaller --batch-size or --model.context."
+        )
+
+    def loss(params: optax.Params) -> float:
+        losses = [loss_of(params, *place_batch(loader, i, rows)) for i in range(n_batches)]
+        return math.fsum(map(float, losses)) / n_batches
+
+    return loss

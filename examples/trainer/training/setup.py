@@ -8,7 +8,8 @@ import optax
 from jax.sharding import Mesh
 
 from examples.trainer.data.cache import Dataset
-from examples.trainer.data.loader import Loader
+from examples.trainer.data.loader import Batches
+from examples.trainer.data.mixture import loader_of
 from examples.trainer.settings import run
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
@@ -26,7 +27,7 @@ class TrainingSetup:
     config: RunConfig
     mesh: Mesh
     dataset: Dataset
-    loader: Loader
+    loader: Batches
     program: Program
     init: Callable[[], TrainState]
     """Makes the state before the first step: from the seed of the configuration, and from the
@@ -65,13 +66,7 @@ def check_part(rule: OptimizerConfig) -> None:
 def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
     """The setup of a run; raises `UserError` if there is too little text or rows do not divide."""
     check_rows(config, mesh)
-    loader = Loader(dataset.train.ids, config.model.context, config.batch_size, config.seed)
-    if loader.n_windows < config.batch_size:
-        raise UserError(
-            f"too little training text: {dataset.train.meta.tokens} tokens, and a batch needs "
-            f"{config.batch_size} x {config.model.context}. Give more text, or a smaller "
-            "--batch-size or --model.context."
-        )
+    loader = loader_of(config, dataset)
     optimizer, words = config.optimizer, dataset.tokenizer.get_vocab_size()
     program = make_program(
         model=config.model,
@@ -92,7 +87,7 @@ def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
         train_step=lambda state, *batch, largest_norm=None: program.train_step(
             state, rates._replace(largest_norm=largest_norm), *batch
         ),
-        evaluate=make_evaluate(program.loss, config, dataset.val, mesh),
+        evaluate=make_evaluate(program.loss, config, dataset, mesh),
     )
 
 

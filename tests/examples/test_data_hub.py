@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 from tokenizers import Tokenizer
 
-from examples.trainer.data import fineweb, shards, tokenizer
+from examples.trainer.data import hub, shards, tokenizer
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings.run import DataConfig
 from examples.trainer.system.errors import UserError
@@ -51,10 +51,10 @@ def config(tmp_path, monkeypatch):
 
 
 def serve(monkeypatch, stream):
-    monkeypatch.setattr(fineweb, "open_stream", lambda: stream)
+    monkeypatch.setattr(hub, "open_stream", lambda source: stream)
 
 
-def refuse():
+def refuse(source):
     raise AssertionError("a finished text needs no hub")
 
 
@@ -71,12 +71,12 @@ def test_the_stream_becomes_shards(config, monkeypatch, tmp_path):
     ]
     train, val = decoded
     read = ROWS[: len(train) + len(val)]
-    assert val == [row for row in read if fineweb.is_held_out(row, 0.2)] and len(val) > 10
-    assert train == [row for row in read if not fineweb.is_held_out(row, 0.2)]
+    assert val == [row for row in read if hub.is_held_out(row, 0.2)] and len(val) > 10
+    assert train == [row for row in read if not hub.is_held_out(row, 0.2)]
     for part, rows in ((dataset.train, train), (dataset.val, val)):
         assert part.meta.bytes == sum(len(row.encode()) for row in rows)
     assert "20,000 training tokens, from 0" in said[0] and "tokens" in said[-1]
-    monkeypatch.setattr(fineweb, "open_stream", refuse)
+    monkeypatch.setattr(hub, "open_stream", refuse)
     assert prepare(config, quiet).key == dataset.key
 
 

@@ -1,40 +1,49 @@
-"""FineWeb, streamed from the Hugging Face hub into shards; an interrupted stream is continued."""
+"""A dataset of the Hugging Face hub, such as FineWeb, streamed into shards.
+
+An interrupted stream is continued.
+"""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from examples.trainer.data import cache, tokenizer
 from examples.trainer.data.cache import Dataset
+from examples.trainer.data.hub_rows import (
+    FINEWEB,
+    Source,
+    column_of,
+    documents,
+    open_stream,
+    source_of,
+)
 from examples.trainer.data.shards import Stamp, Writer, read_header, shard_path
 from examples.trainer.settings.run import DataConfig
-from examples.trainer.system import optional_packages
 from examples.trainer.system.errors import DamagedFileError, UserError
 
-DATASET = "HuggingFaceFW/fineweb"
-SAMPLE = "sample-100BT"  # 100 billion GPT-2 tokens: more than the paper's longest runs, 72 billion
 TOKENIZER = "gpt2"
 
 
 def prepare(
     config: DataConfig, root: Path, say: Callable[[str], None], stream: bool = True
 ) -> Dataset:
-    """The first `config.tokens` tokens of FineWeb, from a folder in `root` if it has them."""
-    folder = root / f"fineweb-{cache_key(config)}"
+    """The first `config.tokens` tokens of a source, from a folder in `root` if it has them."""
+    source = source_of(config)
+    kind = "fineweb" if source is FINEWEB else "hub"
+    folder = root / f"{kind}-{cache_key(config, source)}"
     try:
         if not cache.is_complete(folder):
             if not stream:
                 raise UserError(
-                    f"{folder} has not all tokens of FineWeb yet, and all processes would wait "
-                    "while one makes them. Make them before, on one machine: python -m "
-                    f"examples.data --source fineweb --tokens {config.tokens:g} --tokenizer "
+                    f"{folder} has not all tokens of {source.title} yet, and all processes would "
+                    "wait while one makes them. Make them before, on one machine: python -m "
+                    f"examples.data {source.flags} --tokens {config.tokens:g} --tokenizer "
                     f"{config.tokenizer or TOKENIZER} --val-fraction {config.val_fraction:g}. "
                     "Or give --tokenize to wait."
                 )
             with cache.writing(folder):
-                fill(folder, config, root, say)
+                fill(folder, config, source, root, say)
         return cache.open_dataset(folder, config.verify)
     except DamagedFileError as error:
         raise UserError(
@@ -42,18 +51,24 @@ def prepare(
         ) from None
 
 
-def cache_key(config: DataConfig) -> str:
+def cache_key(config: DataConfig, source: Source) -> str:
     """The name of the cache folder, known without a network."""
     name = config.tokenizer or TOKENIZER
     path = Path(name)
     if name not in tokenizer.HUB and path.is_file():
         name = hashlib.sha256(path.read_bytes()).hexdigest()
-    parts = (cache.FORMAT, DATASET, SAMPLE, name, config.val_fraction, int(config.tokens))
+    which: tuple[str | None, ...] = (source.name, source.config)
+    if source is not FINEWEB:
+        which += (source.split, source.column)
+    parts = (cache.FORMAT, *which, name, config.val_fraction, int(config.tokens))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def fill(folder: Path, config: DataConfig, root: Path, say: Callable[[str], None]) -> None:
-    stream = open_stream()  # first, so that a missing network or package is reported at once
+def fill(
+    folder: Path, config: DataConfig, source: Source, root: Path, say: Callable[[str], None]
+) -> None:
+    stream = open_stream(source)  # first, so that a missing network or package is reported at once
+    column = source.column if source is FINEWEB else column_of(stream, source)
     name = config.tokenizer or TOKENIZER
     if not (folder / "tokenizer.json").exists():
         kept = root / "tokenizers"
@@ -64,22 +79,33 @@ def fill(folder: Path, config: DataConfig, root: Path, say: Callable[[str], None
     shards.continue_from_disk()
     limit = int(config.tokens)
     say(
-        f"streaming FineWeb to {limit:,} training tokens, from {shards.n_tokens:,}; this is done "
-        f"once, into {folder}"
+        f"streaming {source.title} to {limit:,} training tokens, from {shards.n_tokens:,}; this is "
+        f"done once, into {folder}"
     )
     if shards.n_tokens < limit:
-        for text, ids in tokenizer.encode(encoder, documents(stream, shards.read)):
-            shards.add(text, ids)
-            if shards.is_due(limit):
-                shards.flush()
-                say(f"  {shards.n_tokens:,} tokens")
-            if shards.n_tokens >= limit:
-                break
-        else:
-            if shards.train.n_tokens + shards.val.n_tokens or not shards.train.written:
-                shards.flush()
-            say(f"FineWeb's {SAMPLE} ends after {shards.n_tokens:,} training tokens.")
+        texts = documents(stream, shards.read, column, source)
+        if not stream_into(shards, tokenizer.encode(encoder, texts), limit, say):
+            say(f"{source.title} ends after {shards.n_tokens:,} training tokens.")
     cache.finish(folder, stamp, shards.train, shards.val)
+
+
+def stream_into(
+    shards: "Shards",
+    texts: Iterable[tuple[str, list[int]]],
+    limit: int,
+    say: Callable[[str], None],
+) -> bool:
+    """Writes shards until there are enough training tokens; whether there were."""
+    for text, ids in texts:
+        shards.add(text, ids)
+        if shards.is_due(limit):
+            shards.flush()
+            say(f"  {shards.n_tokens:,} tokens")
+        if shards.n_tokens >= limit:
+            return True
+    if shards.train.n_tokens + shards.val.n_tokens or not shards.train.written:
+        shards.flush()
+    return False
 
 
 @dataclass
@@ -142,26 +168,3 @@ class Shards:
 def is_held_out(text: str, val_fraction: float) -> bool:
     """Whether a document is for validation; copies of a document are always in the same text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) < val_fraction * 2**64
-
-
-def open_stream() -> Any:
-    """A stream of all rows of FineWeb; nothing is read yet."""
-    datasets = optional_packages.load("datasets", "--data.source fineweb", "fineweb")
-    try:
-        return datasets.load_dataset(DATASET, name=SAMPLE, split="train", streaming=True)
-    except Exception as error:  # of the network, of the hub, of the package: no common class
-        raise tokenizer.unreachable("FineWeb", error) from None
-
-
-def documents(stream: Any, skip: int) -> Iterator[str]:
-    """The texts of the stream after the first `skip`, which are read again but not tokenized."""
-    rows = iter(stream.skip(skip))
-    while True:
-        try:
-            row = next(rows, None)
-        except Exception as error:  # as above
-            what = "more of FineWeb (the same command continues from the last complete shard)"
-            raise tokenizer.unreachable(what, error) from None
-        if row is None:
-            return
-        yield row["text"]

@@ -1,0 +1,141 @@
+"""The order of windows: permutations without memory, and the one that earlier versions had."""
+
+import collections
+import dataclasses
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from examples.trainer.data.loader import Loader
+from examples.trainer.data.order import feistel
+from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.validation import from_dict
+
+SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 31, 64, 101, 1023, 1024, 1025, 4096, 30_011)
+MODULUS = 2**64
+
+
+def permutation(size, seed=0, epoch=0, stream=0):
+    """All images."""
+    return feistel(np.arange(size), size, seed, np.full(size, epoch), stream)
+
+
+def splitmix(x):
+    """Transcribes the function of SplitMix64 in Python's integers."""
+    x = (x + 0x9E3779B97F4A7C15) % MODULUS
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % MODULUS
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % MODULUS
+    return x ^ (x >> 31)
+
+
+def image(x, size, seed, epoch, stream):
+    """Transcribes the equations of `order` for one index."""
+    key = splitmix(splitmix(splitmix(seed) ^ epoch) ^ stream)
+    a = math.isqrt(size - 1) + 1
+    a += a % 2
+    b = math.ceil(size / a)
+    while True:
+        left, right = x % a, x // a
+        for t in range(0, 16, 2):
+            left = (left + splitmix(splitmix(key ^ t) ^ right)) % a
+            right = (right + splitmix(splitmix(key ^ (t + 1)) ^ left)) % b
+        x = left + a * right
+        if x < size:
+            return x
+
+
+def test_splitmix_has_the_published_numbers():
+    # The first two for this seed, as in Rosetta Code, Pseudo-random numbers/Splitmix64.
+    numbers = [splitmix(1234567 + i * 0x9E3779B97F4A7C15) for i in range(2)]
+    assert numbers == [6457827717110365317, 3203168211198807973]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_images_are_those_of_the_equations_and_each_is_there_once(size):
+    found = permutation(size, seed=3, epoch=5, stream=7)
+    some = range(0, size, max(1, size // 40))
+    assert [found[i] for i in some] == [image(i, size, 3, 5, 7) for i in some]
+    np.testing.assert_array_equal(np.sort(found), np.arange(size))
+
+
+def test_this_version_never_changes():
+    assert permutation(10).tolist() == [4, 0, 3, 2, 8, 7, 6, 1, 9, 5]
+    assert permutation(10, seed=1, epoch=2).tolist() == [0, 7, 5, 3, 6, 4, 8, 2, 9, 1]
+
+
+def test_a_million_windows_are_there_once():
+    size = 10**6
+    assert np.bincount(permutation(size), minlength=size).tolist() == [1] * size
+
+
+def test_any_index_of_any_size_takes_no_memory():
+    size = 2**60 - 1
+    index = np.array([0, 1, 10**12, size - 1])
+    tracemalloc.start()
+    try:
+        found = feistel(index, size, 0, np.zeros(4, int))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 50_000
+    assert found.tolist() == [image(i, size, 0, 0, 0) for i in index.tolist()]
+
+
+def chi_square(counts, expected):
+    """How many standard deviations Pearson's statistic is above its mean."""
+    freedom = counts.size - 1
+    return (((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("size", [4, 5, 6])
+def test_all_permutations_of_few_windows_are_equally_frequent(size):
+    each, kinds = 40, math.factorial(size)
+    epochs = np.repeat(np.arange(each * kinds), size)
+    found = feistel(np.tile(np.arange(size), each * kinds), size, 1, epochs).reshape(-1, size)
+    counts = collections.Counter(map(tuple, found.tolist()))
+    assert len(counts) == kinds
+    assert chi_square(np.array(list(counts.values())), each) < 4
+
+
+@pytest.mark.parametrize("axis", ["epoch", "seed", "stream"])
+def test_windows_lie_anywhere_whatever_changes(axis):
+    """Images of an index are uniform, and so are distances of images of neighbours."""
+    size, rounds = 1000, 200
+    found = np.stack([permutation(size, **{axis: i}) for i in range(rounds)])
+    for values in (found, np.diff(found, axis=1) % size - 1):
+        for some in (values[:, :20], values[:, -20:]):
+            counts = np.bincount(some.ravel() // 50, minlength=20)
+            # Distances are 0 to size - 2, of which the last bin has one less.
+            assert chi_square(counts, counts.sum() / 20) < 4
+    fixed = (found == np.arange(size)).sum()  # one for each permutation on average
+    assert abs(fixed - rounds) < 5 * math.sqrt(rounds)
+    assert abs(np.corrcoef(found[0], found[1])[0, 1]) < 5 / math.sqrt(size)
+
+
+# Loaders
+
+LOADER = Loader(np.arange(10 * 4 + 1, dtype=np.uint16), context=4, batch_size=3, seed=6)
+
+
+def windows(loader, steps):
+    """The numbers of the windows that are read."""
+    return np.concatenate([loader.batch(step)[0][:, 0] // 4 for step in range(steps)])
+
+
+def test_batches_have_the_windows_of_the_order():
+    found = windows(LOADER, 10).reshape(3, 10)
+    np.testing.assert_array_equal(found, [permutation(10, 6, epoch) for epoch in range(3)])
+
+
+def test_the_earlier_order_is_that_of_numpy():
+    found = windows(dataclasses.replace(LOADER, order="numpy"), 10).reshape(3, 10)
+    expected = [np.random.default_rng((6, epoch)).permutation(10) for epoch in range(3)]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_settings_without_an_order_mean_the_earlier_one():
+    assert from_dict(DataConfig, {"paths": ["a"]}) == DataConfig(paths=("a",), order="numpy")
+    now = dataclasses.asdict(DataConfig(paths=("a", "b")))
+    assert from_dict(DataConfig, now).order == "feistel-1"
