@@ -55,6 +55,10 @@ class TrainedModel:
         scores = on_targets(token_scores, self.config.model, words, self.mesh)
         return jax.jit(scores, out_shardings=sharding.replicated(self.mesh))
 
+    def key(self, seed: int) -> jax.Array:
+        """A random key where the parameters are, as sampling wants it."""
+        return jax.device_put(jax.random.key(seed), sharding.replicated(self.mesh))
+
 
 def load(checkpoint: CheckpointRef) -> TrainedModel:
     """Reads the parameters of a checkpoint onto a mesh, and nothing else of it."""
