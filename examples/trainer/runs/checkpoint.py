@@ -52,6 +52,7 @@ class Checkpoints:
         self.folder = folder
         self.metadata = metadata
         self.say = say
+        self.is_closed = False
         self.saving = f"cannot save to {folder} (the earlier checkpoints are complete)"
         with explained(f"the checkpoints {folder} cannot be read"):
             check_folder(folder)
@@ -96,12 +97,18 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        self.close(kind)
+        self.leftovers.__exit__(kind, *error)
+
+    def close(self, kind: type[BaseException] | None, *error: Any) -> None:
+        """Waits for a save that is under way; called a second time, does nothing."""
         # After an error, closing could wait forever for a process that has ended; and who presses
         # Ctrl-C a second time does not want to wait. What is incomplete is in a temporary folder.
-        if kind is None or (jax.process_count() == 1 and issubclass(kind, Exception)):
+        waits = kind is None or (jax.process_count() == 1 and issubclass(kind, Exception))
+        if waits and not self.is_closed:
+            self.is_closed = True
             with explained(self.saving) if kind is None else contextlib.suppress(Exception):
                 self.manager.close()
-        self.leftovers.__exit__(kind, *error)
 
 
 @contextlib.contextmanager

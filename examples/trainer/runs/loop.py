@@ -73,6 +73,7 @@ def execute(
         if config.optimizer.record_every:
             recorder.matrices = stack.enter_context(Metrics(folder / MATRICES, start, say))
         stack.enter_context(stop)
+        stack.push(checkpoints.close)  # while Ctrl-C is a request: it waits for a save
         stack.enter_context(display)
         stack.callback(profile.stop)  # of fewer steps, if the run ends before the last
         watchdog = stack.enter_context(Watchdog(machine.watchdog_minutes))
