@@ -47,6 +47,9 @@ class DataConfig:
     """Tokens of a tokenizer that is trained, at least 257 (each byte and the end of a text)."""
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Share of the text that is held out for validation."""
+    document_mask: bool = False
+    """Mask documents from each other: a token sees those of its own document only, and positions
+    count from its start. A document begins with the token that stands between documents."""
     verify: bool = False
     """Check all tokens against their hashes at the start, also for texts above 256 MB; this reads
     them once."""
@@ -195,6 +198,12 @@ class RunConfig:
     """Start of the sample written at the end; empty: the start of a document."""
     sample_tokens: Count = 200
     """Length of the sample in tokens."""
+
+
+def with_document_token(config: RunConfig, token: int | None) -> RunConfig:
+    """The run whose network masks documents that begin with this token; None for no mask."""
+    network = dataclasses.replace(config.model, document_token=token)
+    return dataclasses.replace(config, model=network)
 
 
 def check(config: RunConfig) -> None:

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from examples.trainer.data.cache import Dataset
 from examples.trainer.data.loader import Loader
+from examples.trainer.data.tokenizer import end_id
 from examples.trainer.settings import run
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
@@ -72,6 +73,8 @@ def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
             f"{config.batch_size} x {config.model.context}. Give more text, or a smaller "
             "--batch-size or --model.context."
         )
+    first = end_id(dataset.tokenizer) if config.data.document_mask else None
+    config = run.with_document_token(config, first)
     optimizer, words = config.optimizer, dataset.tokenizer.get_vocab_size()
     program = make_program(
         model=config.model,
