@@ -23,6 +23,8 @@ from examples.trainer.training.loss import Scores, token_scores
 from examples.trainer.training.model_function import make_forward, make_init_params, on_targets
 from examples.trainer.training.program import make_program
 
+Weights = Literal["last", "ema", "tail"]
+
 
 @dataclass(frozen=True)
 class CheckpointRef:
@@ -34,8 +36,9 @@ class CheckpointRef:
     """Step of the checkpoint; the last one by default."""
     mesh: str = ""
     """How devices are arranged, as data=2,fsdp=4; empty: all of them on fsdp."""
-    weights: Literal["last", "ema"] = "last"
-    """ema: their exponential moving average, of a run with --ema."""
+    weights: Weights = "last"
+    """ema: their exponential moving average, of a run with --ema; tail: their mean over its last
+    steps, of a run with --tail."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ def load(checkpoint: CheckpointRef) -> TrainedModel:
     step, params = restore_part(
         checkpoint.run / "checkpoints", checkpoint.step, "params", abstract, metadata
     )
-    if checkpoint.weights == "ema":
+    if checkpoint.weights != "last":
+        averages.check(checkpoint.weights, config.optimizer, config.steps, step)
         params = averaged(checkpoint, config, step, params, metadata)
     forward = make_forward(config.model, vocab_size, mesh)
     return TrainedModel(config, tokenizer, mesh, step, params, forward)
@@ -88,7 +92,6 @@ def averaged(
     metadata: Metadata,
 ) -> optax.Params:
     """The parameters with their averages, of which the checkpoint has those that were trained."""
-    averages.check(config.optimizer)
     part = trained_part.of(params, config.optimizer)
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), part

@@ -20,6 +20,7 @@ from examples.trainer.settings.validation import (
     Positive,
     Share,
 )
+from examples.trainer.system.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +108,9 @@ class OptimizerConfig:
     """Which of LoRA's A and B get the update rule of matrices; AdamW updates the other ones."""
     ema: Annotated[float | None, Field(gt=0, lt=1), tyro.conf.arg(aliases=("--ema",))] = None
     """Decay of a moving average of the weights, such as 0.999, which is evaluated too."""
+    tail: Annotated[Positive | None, tyro.conf.arg(aliases=("--tail",))] = None
+    """Average the weights after the last so many steps, or if it is less than 1 after that share of
+    them; the average is evaluated too."""
     beta: float = 0.95
     """Decay of the momentum of the matrices."""
     mu_dtype: Literal["float32", "bfloat16", "int8"] | None = None
@@ -200,6 +204,11 @@ class RunConfig:
     """Length of the sample in tokens."""
 
 
+def tail_steps(tail: float, steps: int) -> int:
+    """How many of a run's last steps `--tail` averages, 1 at least."""
+    return max(1, round(tail * steps)) if tail < 1 else int(tail)
+
+
 def with_document_token(config: RunConfig, token: int | None) -> RunConfig:
     """The run whose network masks documents that begin with this token; None for no mask."""
     network = dataclasses.replace(config.model, document_token=token)
@@ -210,3 +219,16 @@ def check(config: RunConfig) -> None:
     """Refuses values that would fail only later, or would silently do nothing useful."""
     validation.check(config)
     model.check(config.model)
+    check_average(config.optimizer, config.steps)
+
+
+def check_average(rule: OptimizerConfig, steps: int) -> None:
+    if rule.tail is None:
+        return
+    if rule.ema:
+        raise UserError("--ema and --tail are two averages, and a run keeps one: leave one out.")
+    if rule.tail >= 1 and (rule.tail != int(rule.tail) or rule.tail > steps):
+        raise UserError(
+            f"--tail {rule.tail:g}: give a whole number of steps, at most the {steps} of the run,"
+            " or a share of them below 1."
+        )
