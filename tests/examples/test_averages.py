@@ -15,9 +15,10 @@ from examples.train import main
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.settings.model import LoRAConfig
-from examples.trainer.settings.run import OptimizerConfig, RunConfig, check
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.averages import averaged, exponential, uniform
+from examples.trainer.training.setup import check
 from tests.support.trainer import STEPS, assemble_toy, losses, on_devices, stop_at, train
 
 DECAY = 0.8

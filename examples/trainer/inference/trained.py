@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 import optax_muonplus as omp
 from examples.trainer.models import Forward
-from examples.trainer.runs import folder
+from examples.trainer.runs import folder, places
 from examples.trainer.runs.checkpoint import Metadata, restore_part
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.training import averages, sharding, trained_part
@@ -75,7 +75,7 @@ def load(checkpoint: CheckpointRef) -> TrainedModel:
     shapes = jax.eval_shape(make_init_params(config.model, vocab_size), 0)
     abstract = sharding.abstract(shapes, sharding.of_params(shapes, mesh))
     step, params = restore_part(
-        checkpoint.run / "checkpoints", checkpoint.step, "params", abstract, metadata
+        places.checkpoints(checkpoint.run, config), checkpoint.step, "params", abstract, metadata
     )
     if checkpoint.weights != "last":
         averages.check(checkpoint.weights, config.optimizer, config.steps, step)
@@ -97,7 +97,9 @@ def averaged(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), part
     )
     wanted = {"average": like}
-    _, found = restore_part(checkpoint.run / "checkpoints", step, "opt_state", wanted, metadata)
+    _, found = restore_part(
+        places.checkpoints(checkpoint.run, config), step, "opt_state", wanted, metadata
+    )
     return averages.in_place(params, found["average"])
 
 
@@ -115,7 +117,7 @@ def load_momenta(checkpoint: CheckpointRef) -> tuple[int, dict[str, jax.Array]]:
     metadata = folder.metadata_of(checkpoint.run, config, data_key)
     abstract = program.abstract.opt_state
     step, state = restore_part(
-        checkpoint.run / "checkpoints", checkpoint.step, "opt_state", abstract, metadata
+        places.checkpoints(checkpoint.run, config), checkpoint.step, "opt_state", abstract, metadata
     )
     return step, leaves_by_path(omp.transforms.find_momentum(state).mu)
 

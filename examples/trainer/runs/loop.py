@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from examples.trainer.data.placement import place_batch
 from examples.trainer.data.prefetch import prefetch
-from examples.trainer.runs import branches, processes
+from examples.trainer.runs import branches, places, processes
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.checkpoint import Checkpoints
 from examples.trainer.runs.metrics import MATRICES, METRICS, Metrics, read_metrics
@@ -53,7 +53,7 @@ def execute(
     stop = StopRequests(processes.agreement(setup.mesh))
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(
-            Checkpoints(folder / "checkpoints", metadata, say, machine.keep_every)
+            Checkpoints(places.checkpoints(folder, config), metadata, say, machine.keep_every)
         )
         saved = checkpoints.manager.latest_step() or 0
         start = saved or branches.first_step(config)

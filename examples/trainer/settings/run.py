@@ -4,6 +4,7 @@ The docstring below a field is what `--help` shows for it.
 """
 
 import dataclasses
+import re
 from typing import Annotated, Literal
 
 import tyro
@@ -178,6 +179,9 @@ class RunConfig:
     or of its hub as OWNER/MODEL. Network and tokenizer are those of the folder."""
     runs_dir: str = "runs"
     """Where run folders are made."""
+    checkpoint_dir: str = ""
+    """A folder in Google Cloud Storage, gs://BUCKET/PATH: checkpoints are in PATH/NAME there, the
+    other files of a run in its folder. Empty: in the run's folder."""
     seed: CountOrZero = 0
     """Decides the initial parameters, the order of the data and the sample."""
     steps: Count = 400
@@ -204,11 +208,6 @@ class RunConfig:
     """Length of the sample in tokens."""
 
 
-def tail_steps(tail: float, steps: int) -> int:
-    """How many of a run's last steps `--tail` averages, 1 at least."""
-    return max(1, round(tail * steps)) if tail < 1 else int(tail)
-
-
 def with_document_token(config: RunConfig, token: int | None) -> RunConfig:
     """The run whose network masks documents that begin with this token; None for no mask."""
     network = dataclasses.replace(config.model, document_token=token)
@@ -219,16 +218,17 @@ def check(config: RunConfig) -> None:
     """Refuses values that would fail only later, or would silently do nothing useful."""
     validation.check(config)
     model.check(config.model)
-    check_average(config.optimizer, config.steps)
+    check_places(config)
 
 
-def check_average(rule: OptimizerConfig, steps: int) -> None:
-    if rule.tail is None:
-        return
-    if rule.ema:
-        raise UserError("--ema and --tail are two averages, and a run keeps one: leave one out.")
-    if rule.tail >= 1 and (rule.tail != int(rule.tail) or rule.tail > steps):
+def check_places(config: RunConfig) -> None:
+    if "://" in config.runs_dir:
         raise UserError(
-            f"--tail {rule.tail:g}: give a whole number of steps, at most the {steps} of the run,"
-            " or a share of them below 1."
+            f"--runs-dir {config.runs_dir}: a run locks files and appends to them, which an object"
+            " store cannot. Give a folder on a disk, and --checkpoint-dir gs://BUCKET/PATH."
+        )
+    if config.checkpoint_dir and not re.match("gs://[^/]", config.checkpoint_dir):
+        raise UserError(
+            f"--checkpoint-dir {config.checkpoint_dir}: give gs://BUCKET/PATH. Orbax writes to no"
+            " other object store: mount it as a folder, and give that as --runs-dir."
         )

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from examples.trainer.settings.run import OptimizerConfig, tail_steps
+from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import trained_part
 
@@ -59,6 +59,11 @@ def first_update(config: OptimizerConfig, steps: int) -> int:
     return steps - tail_steps(config.tail, steps) if config.tail else 0
 
 
+def tail_steps(tail: float, steps: int) -> int:
+    """How many of a run's last steps `--tail` averages, 1 at least."""
+    return max(1, round(tail * steps)) if tail < 1 else int(tail)
+
+
 def averaged(
     rule: optax.GradientTransformation, share_of: Share
 ) -> optax.GradientTransformationExtraArgs:
@@ -88,6 +93,19 @@ def in_place(params: optax.Params, average: Any) -> optax.Params:
     """The parameters, with averages in the place of those that are trained, in their types."""
     whole = trained_part.joined(params, average)
     return jax.tree.map(lambda mean, x: mean.astype(x.dtype), whole, params)
+
+
+def check_settings(rule: OptimizerConfig, steps: int) -> None:
+    """Refuses two averages, and a tail that a run of so many steps cannot have."""
+    if rule.tail is None:
+        return
+    if rule.ema:
+        raise UserError("--ema and --tail are two averages, and a run keeps one: leave one out.")
+    if rule.tail >= 1 and (rule.tail != int(rule.tail) or rule.tail > steps):
+        raise UserError(
+            f"--tail {rule.tail:g}: give a whole number of steps, at most the {steps} of the run,"
+            " or a share of them below 1."
+        )
 
 
 def check(kind: Literal["ema", "tail"], config: OptimizerConfig, steps: int, step: int) -> None:

@@ -13,7 +13,7 @@ from examples.trainer.data.tokenizer import end_id
 from examples.trainer.settings import run
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers, sharding
+from examples.trainer.training import averages, optimizers, sharding
 from examples.trainer.training.evaluate import Evaluation, make_evaluate
 from examples.trainer.training.program import Program, make_program
 from examples.trainer.training.step import Measured, TrainState
@@ -43,6 +43,7 @@ def check(config: RunConfig) -> None:
     """Refuses settings that make no sense, by the names of their flags; builds nothing."""
     run.check(config)
     optimizers.check(config.optimizer)
+    averages.check_settings(config.optimizer, config.steps)
     if config.model.lora.rank or config.optimizer.train_only:
         check_part(config.optimizer)
 
