@@ -3,12 +3,11 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import tyro
 
 from examples.trainer.inference import trained
-from examples.trainer.inference.trained import CheckpointRef
+from examples.trainer.inference.trained import CheckpointRef, Weights
 from examples.trainer.models import adapters
 from examples.trainer.settings.model import without_adapters
 from examples.trainer.settings.run import RunConfig
@@ -34,7 +33,7 @@ def export(
     merged: bool = True,
     overwrite: bool = False,
     mesh: str = "",
-    weights: Literal["last", "ema"] = "last",
+    weights: Weights = "last",
 ) -> str:
     """Writes a trained model as a folder that transformers and --init-from read.
 
@@ -48,7 +47,8 @@ def export(
         adapters are written, as PEFT reads them.
       overwrite: replace a model that is in the folder.
       mesh: how devices are arranged, as data=2,fsdp=4; empty: all of them on fsdp.
-      weights: ema: their exponential moving average, of a run with --ema.
+      weights: ema: their exponential moving average, of a run with --ema; tail: their mean over its
+        last steps, of a run with --tail.
     """
     if shard_bytes < 1:
         raise UserError(f"--shard-bytes is {shard_bytes}: give at least 1.")

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated
 
-import jax
 import tyro
 
 from examples.trainer.inference import trained
@@ -41,7 +40,7 @@ def generate(
     if tokens < 1:
         raise UserError(f"--tokens is {tokens}: give at least 1.")
     model = trained.load(checkpoint)
-    key, network = jax.random.key(seed), model.config.model
+    key, network = model.key(seed), model.config.model
     return sample_text(
         model.forward, model.params, model.tokenizer, prompt, tokens, network, key, sampling
     )

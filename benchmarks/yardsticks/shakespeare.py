@@ -20,8 +20,9 @@ from examples.experiments.sweeps.command_line import NewSweep
 from examples.experiments.sweeps.grid import Grid, Method
 from examples.experiments.sweeps.results import MUON, Sweep, read
 from examples.experiments.sweeps.run import sweep
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.model import ModelConfig
-from examples.trainer.settings.run import DataConfig, OptimizerConfig, RunConfig
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
 
 NAME = "shakespeare"

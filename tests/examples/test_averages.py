@@ -1,6 +1,7 @@
 """The moving average of weights: its values, its place in a run, and who can use it."""
 
 import json
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -10,20 +11,32 @@ import pytest
 
 from examples import export
 from examples.perplexity import main as perplexity
+from examples.train import main
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.settings.model import LoRAConfig
-from examples.trainer.settings.run import OptimizerConfig
-from examples.trainer.training.averages import averaged
-from tests.support.trainer import STEPS, assemble_toy, losses, on_devices, train
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
+from examples.trainer.system.errors import UserError
+from examples.trainer.training.averages import averaged, exponential, uniform
+from examples.trainer.training.setup import check
+from tests.support.trainer import STEPS, assemble_toy, losses, on_devices, stop_at, train
 
 DECAY = 0.8
+KEEP = ("--keep-every", "1")  # all checkpoints
 
 
-def test_the_average_is_the_mean_with_weights_that_fall():
+@pytest.mark.parametrize(
+    ("share", "weights_of"),
+    [
+        (exponential(DECAY), lambda t: DECAY ** np.arange(t)[::-1]),
+        (uniform(2), lambda t: np.arange(1, t + 1) > min(2, t - 1)),  # before: the last weights
+    ],
+    ids=["ema", "tail"],
+)
+def test_the_average_is_a_mean_of_the_weights(share, weights_of):
     rng = np.random.default_rng(0)
     params = {"w": jnp.asarray(rng.normal(size=(3, 4)), jnp.float32), "frozen": optax.MaskedNode()}
-    rule = averaged(optax.sgd(0.3), DECAY)
+    rule = averaged(optax.sgd(0.3), share)
     state, seen = rule.init(params), []
     np.testing.assert_array_equal(state.average["w"], params["w"])
     for _ in range(5):
@@ -34,14 +47,14 @@ def test_the_average_is_the_mean_with_weights_that_fall():
         updates, state = rule.update(gradients, state, params)
         params = optax.apply_updates(params, updates)
         seen.append(np.asarray(params["w"], np.float64))
-        weights = DECAY ** np.arange(len(seen))[::-1]
+        weights = weights_of(len(seen)).astype(np.float64)
         expected = np.tensordot(weights / weights.sum(), np.stack(seen), 1)
         np.testing.assert_allclose(state.average["w"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_half_precision_weights_have_an_average_in_float32():
     params = {"w": jnp.ones((2, 2), jnp.bfloat16)}
-    state = averaged(optax.sgd(0.1), 0.999).init(params)
+    state = averaged(optax.sgd(0.1), exponential(0.999)).init(params)
     assert state.average["w"].dtype == jnp.float32
 
 
@@ -94,8 +107,47 @@ def test_training_is_the_same_with_it(run, text, tmp_path):
 def test_adapters_have_averages_too(text, trained_run):
     config = json.loads((trained_run / "config.json").read_text())["config"]
     assert config["optimizer"]["ema"] is None
-    with pytest.raises(Exception, match="no averages"):
+    with pytest.raises(Exception, match="no such averages"):
         trained.load(CheckpointRef(trained_run, weights="ema"))
     given = {"optimizer": OptimizerConfig(ema=DECAY), "lora": LoRAConfig(rank=2)}
     state = assemble_toy(text, "", 1, **given).program.abstract.opt_state
     assert len(jax.tree.leaves(state.average)) == 8
+
+
+@pytest.mark.several_devices
+def test_the_tail_of_a_run_that_was_stopped_is_the_mean_of_its_last_steps(text, tmp_path):
+    run = tmp_path / "x"
+    with on_devices(2):
+        with stop_at(STEPS - 4, lambda: signal.raise_signal(signal.SIGINT)):
+            flags = ["--name", "x", "--tail", "0.25", "--model.final-norm", "layer"]
+            assert train(text, tmp_path, *flags, *KEEP) == 130
+        assert main(["--resume", str(run), *KEEP]) == 0
+        tail = range(STEPS - 5, STEPS + 1)
+        each = [trained.load(CheckpointRef(run, step=i)).params for i in tail]
+        mean = trained.load(CheckpointRef(run, weights="tail")).params
+        with pytest.raises(UserError, match=rf"after {tail[0] - 1}, and .* of step {tail[0] - 1}"):
+            trained.load(CheckpointRef(run, step=tail[0] - 1, weights="tail"))
+        assert export.main([str(run), str(tmp_path / "hf"), "--weights", "tail"]) == 0
+
+    def expected(*weights):
+        return np.mean([np.asarray(x, np.float64) for x in weights], axis=0)
+
+    jax.tree.map(
+        lambda x, *weights: np.testing.assert_allclose(x, expected(*weights), rtol=1e-5, atol=1e-6),
+        mean,
+        *each,
+    )
+    assert list(losses(run, "val_loss_tail")) == [20, STEPS]
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (OptimizerConfig(tail=0.1, ema=0.9), "two averages"),
+        (OptimizerConfig(tail=2.5), "--tail 2.5: give a whole number"),
+        (OptimizerConfig(tail=401), "at most the 400"),
+    ],
+)
+def test_tails_that_cannot_be(rule, words):
+    with pytest.raises(UserError, match=words):
+        check(RunConfig(optimizer=rule))

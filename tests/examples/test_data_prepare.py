@@ -14,7 +14,7 @@ from examples.trainer.data.hub import is_held_out
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.prepare import prepare
 from examples.trainer.data.shards import Stamp, Writer, open_shards, shard_path
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import losses, quiet, train
 

@@ -13,6 +13,7 @@ import time
 import unittest.mock
 from pathlib import Path
 
+import orbax.checkpoint as ocp
 import pytest
 
 from examples.train import main
@@ -21,7 +22,7 @@ from examples.trainer.runs import integrity
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
-from tests.support.trainer import ROOT, STEPS, losses, stop_at, train
+from tests.support.trainer import ROOT, STEPS, losses, saved_step, stop_at, train
 
 pytestmark = pytest.mark.usefixtures("one_device")
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -162,3 +163,35 @@ def test_leaving_after_a_stop_does_not_wait_for_threads():
         [sys.executable, "-c", code], cwd=ROOT, timeout=60, capture_output=True, text=True
     )
     assert (ended.returncode, ended.stdout) == (130, "said\n")
+
+
+def test_ctrl_c_after_an_error_waits_for_the_save_under_way(text, tmp_path, monkeypatch, capsys):
+    closing, pressed = threading.Event(), threading.Event()
+    checksum, close = integrity.checksum, ocp.CheckpointManager.close
+
+    def slow(path):
+        pressed.wait(30)
+        return checksum(path)
+
+    def close_late(manager):
+        closing.set()
+        close(manager)
+
+    def press():
+        closing.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        pressed.set()
+
+    def fail():
+        raise UserError("something else.")
+
+    monkeypatch.setattr(integrity, "checksum", slow)
+    monkeypatch.setattr(ocp.CheckpointManager, "close", close_late)
+    finger = threading.Thread(target=press)
+    finger.start()
+    with stop_at(9, fail):
+        assert train(text, tmp_path, "--name", "x") == 2
+    finger.join()
+    assert "something else" in capsys.readouterr().err
+    assert saved_step(tmp_path / "x") == 8

@@ -10,7 +10,7 @@ import pytest
 
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.order import feistel
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.validation import from_dict
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 31, 64, 101, 1023, 1024, 1025, 4096, 30_011)

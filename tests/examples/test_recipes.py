@@ -12,8 +12,9 @@ import pytest
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings import command_line, published, recipes
 from examples.trainer.settings import run as run_settings
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.presets import PRESETS
-from examples.trainer.settings.run import DataConfig, RunConfig
+from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.setup import assemble

@@ -9,10 +9,12 @@ from flax import nnx
 from examples import generate
 from examples.trainer import models
 from examples.trainer.data.tokenizer import end_id
+from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.models.attention import empty_kv_cache
 from examples.trainer.models.sampling import Sampling, sample_ids
 from examples.trainer.settings.model import ModelConfig
 from tests.support.trained_model import logits_after
+from tests.support.trainer import on_devices
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -136,3 +138,11 @@ def test_generate_continues_the_prompt_by_seed(trained_run, capsys):
         generate.main([str(trained_run), "--prompt", "def ", "--tokens", "8", "--seed", "2"]) == 0
     )
     assert capsys.readouterr().out != one
+
+
+def test_text_is_the_same_on_several_devices(trained_run):
+    texts = []
+    for devices in (1, 2):
+        with on_devices(devices):
+            texts.append(generate.generate(CheckpointRef(trained_run), tokens=20, seed=3))
+    assert texts[0] == texts[1]

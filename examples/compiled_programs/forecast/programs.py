@@ -15,7 +15,7 @@ from examples.compiled_programs import gpu, hlo, products, tpu, walk
 from examples.compiled_programs.targets import Target
 from examples.trainer.data import tokenizer
 from examples.trainer.settings.recipes import VOCABULARIES
-from examples.trainer.settings.run import RunConfig
+from examples.trainer.settings.run import RunConfig, with_document_token
 from examples.trainer.system.chips import CHIPS
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.program import Program, make_program
@@ -30,6 +30,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 def make(config: RunConfig, mesh: Mesh) -> Program:
     """Makes the functions of a run; raises `UserError` if rows do not divide."""
     check_rows(config, mesh)
+    config = with_document_token(config, 0 if config.data.document_mask else None)  # any token
     return make_program(
         model=config.model,
         rule=dataclasses.replace(config.optimizer, learning_rate=0.0, adam_learning_rate=0.0),

@@ -104,11 +104,11 @@ def run_trial(
 ) -> int:
     """Does a run or the rest of it and records its result; returns the signal that stopped it."""
     config = grid.configure(asked.config, asked.grid, trial, str(folder / "runs"))
+    setup = assemble(config, dataset, sharding.make_mesh(asked.mesh, jax.devices()))
     own_folder = Path(config.runs_dir) / trial.name
     if not (own_folder / "config.json").exists():
         shutil.rmtree(own_folder, ignore_errors=True)  # left by a process that was killed
-        run_folder.create(own_folder, config, dataset)
-    setup = assemble(config, dataset, sharding.make_mesh(asked.mesh, jax.devices()))
+        run_folder.create(own_folder, setup.config, dataset)
     started, diverged_at = time.monotonic(), None
     console.print(f"{trial.name} ...")
     try:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from examples.trainer.data.cache import Dataset
 from examples.trainer.data.loader import Joined, Tokens, TokensMeta
 from examples.trainer.data.shards import HASHED_BYTES
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 

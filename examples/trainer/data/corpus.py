@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from examples.trainer.data.files import SUFFIXES, decode, texts
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 
 # Tests are missing from slim installations; encodings and topics.py are tables rather than code.

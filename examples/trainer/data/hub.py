@@ -19,7 +19,7 @@ from examples.trainer.data.hub_rows import (
     source_of,
 )
 from examples.trainer.data.shards import Stamp, Writer, read_header, shard_path
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import DamagedFileError, UserError
 
 TOKENIZER = "gpt2"

@@ -7,7 +7,7 @@ from typing import Any
 
 from examples.trainer.data import tokenizer
 from examples.trainer.data.files import text_of
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system import optional_packages
 from examples.trainer.system.errors import UserError
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from examples.trainer.data.order import permuted
-from examples.trainer.settings.run import Order
+from examples.trainer.settings.data import Order
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import math
 
 import numpy as np
 
-from examples.trainer.settings.run import Order
+from examples.trainer.settings.data import Order
 
 ROUNDS = 16
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio

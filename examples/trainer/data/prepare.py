@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from examples.trainer.data import bin_files, cache, corpus, hub, sources, tokenizer
 from examples.trainer.data.cache import Dataset, cache_folder
 from examples.trainer.data.shards import Writer
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import DamagedFileError, UserError
 
 TRAINED = "trained"  # the name of a tokenizer that was trained on its text

@@ -9,7 +9,7 @@ from pathlib import Path
 from examples.trainer.data.cache import Dataset, Part
 from examples.trainer.data.loader import Joined, Tokens, TokensMeta
 from examples.trainer.data.mixture import BLOCK
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 
 HUB = "hub:"

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from lm_eval import simple_evaluate
 from lm_eval.api.model import TemplateLM
@@ -86,7 +85,7 @@ class JaxLM(TemplateLM):
                 self.tok_encode(text),
                 int(options.get("max_gen_toks", LONGEST_ANSWER)),
                 self.model.config.model,
-                jax.random.key(0),
+                self.model.key(0),
                 Sampling(temperature=0.0),
             )
             if self.eot_token_id in new:

@@ -15,13 +15,15 @@ from tokenizers import Tokenizer
 
 import optax_muonplus as omp
 from examples.trainer.models import Forward
-from examples.trainer.runs import folder
+from examples.trainer.runs import folder, places
 from examples.trainer.runs.checkpoint import Metadata, restore_part
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.training import averages, sharding, trained_part
 from examples.trainer.training.loss import Scores, token_scores
 from examples.trainer.training.model_function import make_forward, make_init_params, on_targets
 from examples.trainer.training.program import make_program
+
+Weights = Literal["last", "ema", "tail"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,9 @@ class CheckpointRef:
     """Step of the checkpoint; the last one by default."""
     mesh: str = ""
     """How devices are arranged, as data=2,fsdp=4; empty: all of them on fsdp."""
-    weights: Literal["last", "ema"] = "last"
-    """ema: their exponential moving average, of a run with --ema."""
+    weights: Weights = "last"
+    """ema: their exponential moving average, of a run with --ema; tail: their mean over its last
+    steps, of a run with --tail."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,10 @@ class TrainedModel:
         scores = on_targets(token_scores, self.config.model, words, self.mesh)
         return jax.jit(scores, out_shardings=sharding.replicated(self.mesh))
 
+    def key(self, seed: int) -> jax.Array:
+        """A random key where the parameters are, as sampling wants it."""
+        return jax.device_put(jax.random.key(seed), sharding.replicated(self.mesh))
+
 
 def load(checkpoint: CheckpointRef) -> TrainedModel:
     """Reads the parameters of a checkpoint onto a mesh, and nothing else of it."""
@@ -68,9 +75,10 @@ def load(checkpoint: CheckpointRef) -> TrainedModel:
     shapes = jax.eval_shape(make_init_params(config.model, vocab_size), 0)
     abstract = sharding.abstract(shapes, sharding.of_params(shapes, mesh))
     step, params = restore_part(
-        checkpoint.run / "checkpoints", checkpoint.step, "params", abstract, metadata
+        places.checkpoints(checkpoint.run, config), checkpoint.step, "params", abstract, metadata
     )
-    if checkpoint.weights == "ema":
+    if checkpoint.weights != "last":
+        averages.check(checkpoint.weights, config.optimizer, config.steps, step)
         params = averaged(checkpoint, config, step, params, metadata)
     forward = make_forward(config.model, vocab_size, mesh)
     return TrainedModel(config, tokenizer, mesh, step, params, forward)
@@ -84,13 +92,14 @@ def averaged(
     metadata: Metadata,
 ) -> optax.Params:
     """The parameters with their averages, of which the checkpoint has those that were trained."""
-    averages.check(config.optimizer)
     part = trained_part.of(params, config.optimizer)
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), part
     )
     wanted = {"average": like}
-    _, found = restore_part(checkpoint.run / "checkpoints", step, "opt_state", wanted, metadata)
+    _, found = restore_part(
+        places.checkpoints(checkpoint.run, config), step, "opt_state", wanted, metadata
+    )
     return averages.in_place(params, found["average"])
 
 
@@ -108,7 +117,7 @@ def load_momenta(checkpoint: CheckpointRef) -> tuple[int, dict[str, jax.Array]]:
     metadata = folder.metadata_of(checkpoint.run, config, data_key)
     abstract = program.abstract.opt_state
     step, state = restore_part(
-        checkpoint.run / "checkpoints", checkpoint.step, "opt_state", abstract, metadata
+        places.checkpoints(checkpoint.run, config), checkpoint.step, "opt_state", abstract, metadata
     )
     return step, leaves_by_path(omp.transforms.find_momentum(state).mu)
 

@@ -32,19 +32,22 @@ def attend(
     start: jax.Array | int,
     config: ModelConfig,
     layout: Layout,
+    documents: jax.Array | None = None,
 ) -> tuple[jax.Array, KV | None]:
     """The attention output for each new token, (B, T, H, K), and the cache with the new tokens.
 
     Without a cache, each token attends to itself and to earlier tokens of its row, by the kernel
-    that `config` asks for. With a cache, the new tokens have the positions from `start` on, and
-    attend to all positions up to their own.
+    that `config` asks for; with `documents` (B, T), to those of its document. With a cache, the new
+    tokens have the positions from `start` on, and attend to all positions up to their own: who
+    keeps documents apart begins a new cache with each.
     """
     t = q.shape[1]
     if kv_cache is None or (isinstance(start, int) and start == 0 and t == kv_cache.keys.shape[1]):
         kernel = KERNELS[choose(config, layout, t).kernel]
         served = q.shape[2] // k.shape[2]  # kernels take as many keys and values as queries
         keys, values = (jnp.repeat(x, served, axis=2) if served > 1 else x for x in (k, v))
-        mixed = layout.divide(kernel, ("batch", None, "heads", None), q, keys, values)
+        masked = () if documents is None else (documents,)
+        mixed = layout.divide(kernel, ("batch", None, "heads", None), q, keys, values, *masked)
         return mixed, None if kv_cache is None else KV(k, v)  # which fill the cache
     kv_cache = KV(
         jax.lax.dynamic_update_slice_in_dim(kv_cache.keys, k, start, axis=1),
@@ -113,15 +116,20 @@ class Attention(nnx.Module):
         kv_cache: Any,
         start: jax.Array | int,
         angles: jax.Array | None = None,
+        documents: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
-        """Lets each position attend to itself and to earlier ones; rotates by `angles` if given."""
+        """Lets each position attend to itself and to earlier ones; rotates by `angles` if given.
+
+        With the number of each token's document, (B, T), to those of its document.
+        """
         q, k, v = self.heads(x)  # [B, T, H, K]
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
-        mixed, kept = attend(q, k, v, kv_cache, start, self.config, self.layout)
+        mixed, kept = attend(q, k, v, kv_cache, start, self.config, self.layout, documents)
         if self.measures and kv_cache is None:
             axes = ("batch", None, "heads", None)
-            fixed = jax.lax.stop_gradient((q, k))
+            masked = () if documents is None else (documents,)
+            fixed = (*jax.lax.stop_gradient((q, k)), *masked)
             kept = self.layout.divide(largest_logits, axes, *fixed).max(axis=(0, 1, 3))
         return self.out(mixed.reshape(x.shape)), kept  # [B, T, D]
 

@@ -3,7 +3,9 @@
 `plain` holds all scores of a row and head, T x T. The others do not. cuDNN's and Pallas' splash
 attention are written for NVIDIA GPUs and TPUs; `chunked` is plain JAX and runs everywhere.
 
-All take queries, keys and values (B, T, H, K) of one type, and return the same.
+All take queries, keys and values (B, T, H, K) of one type, and return the same. All but cuDNN's
+also take the number of each token's document, (B, T): tokens then see those of their own. JAX gives
+cuDNN masks as arrays of T x T numbers only, which is what such a kernel is there to avoid.
 """
 
 import functools
@@ -25,15 +27,24 @@ SMALLEST_TILE = 128  # lanes of a TPU's vector registers
 HEAD = 64  # widths of heads that splash attention was compiled for here are multiples of this
 
 
-def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+def plain(
+    q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None = None
+) -> jax.Array:
+    mask = None if documents is None else documents[:, None, :, None] == documents[:, None, None]
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True)
 
 
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
 
 
-def splash(q: jax.Array, k: jax.Array, v: jax.Array, interpret: bool = False) -> jax.Array:
+def splash(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    documents: jax.Array | None = None,
+    interpret: bool = False,
+) -> jax.Array:
     """Pallas' splash attention; `interpret` computes it on any device, slowly."""
     # Imported here, since it takes a second and only TPUs need it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
@@ -56,7 +67,9 @@ def splash(q: jax.Array, k: jax.Array, v: jax.Array, interpret: bool = False) ->
         interpret=interpret,
         residual_checkpoint_name=KEPT,
     )
-    out = jax.vmap(attention)(*(x.swapaxes(1, 2) for x in (q * width**-0.5, k, v)))
+    segments = None if documents is None else kernels.SegmentIds(documents, documents)
+    rows = (x.swapaxes(1, 2) for x in (q * width**-0.5, k, v))
+    out = jax.vmap(attention)(*rows, segments)
     return out.swapaxes(1, 2)
 
 
@@ -87,6 +100,8 @@ def choose(config: ModelConfig, layout: Layout, length: int) -> Choice:
     reason = ""
     if wanted in OWN.values() and OWN.get(layout.platform) != wanted:
         reason = f"{wanted} is not for a {layout.platform}"
+    elif wanted == "cudnn" and config.document_token is not None:
+        reason = "cudnn cannot mask documents (--data.document-mask) without T x T numbers"
     elif wanted == "cudnn":
         reason = problem_of_cudnn(row, layout)
     elif wanted == "splash" and length % SMALLEST_TILE:
@@ -126,4 +141,5 @@ def check_attention(config: ModelConfig, layout: Layout) -> None:
 def describe(config: ModelConfig, layout: Layout) -> str:
     """The kernel in words, with the reason if it is not the one written for the device."""
     choice = choose(config, layout, config.context)
-    return f"{choice.kernel} attention" + (f" ({choice.reason})" if choice.reason else "")
+    apart = "" if config.document_token is None else " within documents"
+    return f"{choice.kernel} attention{apart}" + (f" ({choice.reason})" if choice.reason else "")

@@ -23,10 +23,21 @@ KEPT = "attention"  # what rematerialization may keep, by this name
 BLOCK = 256  # positions; scores of one head are then 256 KiB, which the cache of a CPU holds
 
 
-def chunked_attention(q: jax.Array, k: jax.Array, v: jax.Array, block: int = BLOCK) -> jax.Array:
-    """Softmax(q k / sqrt(K)) v over the position itself and earlier ones; all are (B, T, H, K)."""
+def chunked_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    documents: jax.Array | None = None,
+    block: int = BLOCK,
+) -> jax.Array:
+    """Softmax(q k / sqrt(K)) v over the position itself and earlier ones; all are (B, T, H, K).
+
+    With the number of each token's document, (B, T), over those of the same document.
+    """
     b, t, h, width = q.shape
-    out = attend_blocks(*(in_blocks(x, block, "constant") for x in (q, k, v)))  # [N, B, H, C, K]
+    numbers = document_blocks(documents, block)
+    blocks = (in_blocks(x, block, "constant") for x in (q, k, v))
+    out = attend_blocks(*blocks, numbers)  # [N, B, H, C, K]
     return out.transpose(1, 0, 3, 2, 4).reshape(b, -1, h, width)[:, :t]
 
 
@@ -42,31 +53,43 @@ def in_blocks(x: jax.Array, block: int, padding: str) -> jax.Array:
     return padded.reshape(b, n, size, h, width).transpose(1, 0, 3, 2, 4)
 
 
-def largest_logits(q: jax.Array, k: jax.Array, block: int = BLOCK) -> jax.Array:
+def document_blocks(documents: jax.Array | None, block: int) -> jax.Array | None:
+    """The documents of tokens (B, T) as blocks (N, B, 1, C, 1)."""
+    return None if documents is None else in_blocks(documents[..., None, None], block, "edge")
+
+
+def largest_logits(
+    q: jax.Array, k: jax.Array, documents: jax.Array | None = None, block: int = BLOCK
+) -> jax.Array:
     """The largest q k / sqrt(K) of each row and head, (B, 1, H, 1), over what softmax sees."""
+    numbers = document_blocks(documents, block)
     q, k = (in_blocks(x, block, "edge") for x in (q, k))  # adds logits that are there already
 
     def add(largest: jax.Array, pair: jax.Array) -> tuple[jax.Array, None]:
         i, j = pair
-        return jnp.maximum(largest, scores_of(q[i], k[j], i, j).max(axis=(2, 3))), None
+        return jnp.maximum(largest, scores_of(q, k, numbers, i, j).max(axis=(2, 3))), None
 
     largest = scan_pairs(add, jnp.full(q.shape[1:3], -jnp.inf), len(q))
     return largest[:, None, :, None]
 
 
 @jax.custom_vjp
-def attend_blocks(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """The same for blocks (N, B, H, C, K)."""
-    return attend_blocks_forward(q, k, v)[0]
+def attend_blocks(
+    q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None
+) -> jax.Array:
+    """The same for blocks (N, B, H, C, K), and (N, B, 1, C, 1) of documents."""
+    return attend_blocks_forward(q, k, v, documents)[0]
 
 
-def attend_blocks_forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+def attend_blocks_forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None
+) -> tuple[jax.Array, Any]:
     """The result, and for the backward pass the log of the sum of each softmax."""
 
     def add(carry: Any, pair: jax.Array) -> tuple[Any, None]:
         out, largest, total = carry
         i, j = pair
-        scores = scores_of(q[i], k[j], i, j)
+        scores = scores_of(q, k, documents, i, j)
         top = jnp.maximum(largest[i], scores.max(axis=-1))
         weights, kept = jnp.exp(scores - top[..., None]), jnp.exp(largest[i] - top)
         return (
@@ -76,14 +99,18 @@ def attend_blocks_forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax
         ), None
 
     rows = q.shape[:-1]
-    begin = (jnp.zeros(q.shape, jnp.float32), jnp.full(rows, -jnp.inf), jnp.zeros(rows))
+    # Not -inf: a block of keys may have none of the document, and -inf - -inf is no number.
+    lowest = jnp.full(rows, jnp.finfo(jnp.float32).min)
+    begin = (jnp.zeros(q.shape, jnp.float32), lowest, jnp.zeros(rows))
     out, largest, total = scan_pairs(add, begin, len(q))
     out = checkpoint_name((out / total[..., None]).astype(q.dtype), KEPT)
-    return out, (q, k, v, out, checkpoint_name(largest + jnp.log(total), KEPT))
+    return out, (q, k, v, documents, out, checkpoint_name(largest + jnp.log(total), KEPT))
 
 
-def attend_blocks_backward(kept: Any, dout: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    q, k, v, out, log_total = kept
+def attend_blocks_backward(
+    kept: Any, dout: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    q, k, v, documents, out, log_total = kept
     # Of each softmax: its gradient's mean, which is the product of the output and its gradient.
     mean = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1)
     scale = q.shape[-1] ** -0.5
@@ -91,7 +118,7 @@ def attend_blocks_backward(kept: Any, dout: jax.Array) -> tuple[jax.Array, jax.A
     def add(carry: Any, pair: jax.Array) -> tuple[Any, None]:
         dq, dk, dv = carry
         i, j = pair
-        weights = jnp.exp(scores_of(q[i], k[j], i, j) - log_total[i][..., None])
+        weights = jnp.exp(scores_of(q, k, documents, i, j) - log_total[i][..., None])
         dweights = product(dout[i], v[j].mT)
         dscores = (weights * (dweights - mean[i][..., None]) * scale).astype(q.dtype)
         return (
@@ -101,8 +128,8 @@ def attend_blocks_backward(kept: Any, dout: jax.Array) -> tuple[jax.Array, jax.A
         ), None
 
     zeros = jnp.zeros(q.shape, jnp.float32)
-    gradients = scan_pairs(add, (zeros, zeros, zeros), len(q))
-    return tuple(g.astype(x.dtype) for g, x in zip(gradients, (q, k, v), strict=True))
+    dq, dk, dv = scan_pairs(add, (zeros, zeros, zeros), len(q))
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
 attend_blocks.defvjp(attend_blocks_forward, attend_blocks_backward)
@@ -113,13 +140,20 @@ def scan_pairs(step: Callable[[Any, jax.Array], tuple[Any, None]], begin: Any, n
     return jax.lax.scan(step, begin, jnp.stack(jnp.tril_indices(n), axis=-1))[0]
 
 
-def scores_of(q: jax.Array, k: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
-    """Scores of a block of queries and a block of keys, (B, H, C, C); later keys have -inf."""
-    size = q.shape[2]
+def scores_of(
+    q: jax.Array, k: jax.Array, documents: jax.Array | None, i: jax.Array, j: jax.Array
+) -> jax.Array:
+    """Scores of query block i and key block j, (B, H, C, C).
+
+    Later keys, and those of another document, have -inf.
+    """
+    size = q.shape[3]
     positions = jnp.arange(size)
-    seen = (j * size + positions)[None] <= (i * size + positions)[:, None]
-    scores = product(q, k.mT) * q.shape[-1] ** -0.5
-    return jnp.where(seen[None, None], scores, -jnp.inf)
+    seen = ((j * size + positions)[None] <= (i * size + positions)[:, None])[None, None]
+    if documents is not None:
+        seen = seen & (documents[i] == documents[j].mT)
+    scores = product(q[i], k[j].mT) * q.shape[-1] ** -0.5
+    return jnp.where(seen, scores, -jnp.inf)
 
 
 product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)

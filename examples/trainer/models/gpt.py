@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from examples.trainer.models import documents
 from examples.trainer.models.attention import Attention
 from examples.trainer.models.language_model import LanguageModel, make_blocks, make_head, run_blocks
 from examples.trainer.models.layers import Embed, norm
@@ -35,9 +36,13 @@ class Block(nnx.Module):
         self.mlp = MLP(config, layout, rngs)
 
     def __call__(
-        self, x: jax.Array, kv_cache: Any, start: jax.Array | int
+        self,
+        x: jax.Array,
+        kv_cache: Any,
+        start: jax.Array | int,
+        documents: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
-        attended, kv_cache = self.attn(self.ln_1(x), kv_cache, start)
+        attended, kv_cache = self.attn(self.ln_1(x), kv_cache, start, documents=documents)
         x = x + attended
         return x + self.mlp(self.ln_2(x)), kv_cache  # [B, T, D]
 
@@ -59,7 +64,11 @@ class GPT(LanguageModel):
     def hidden(
         self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
     ) -> tuple[jax.Array, Any]:
-        positions = start + jnp.arange(tokens.shape[1])
-        x = self.wte(tokens) + self.wpe(positions[None])  # [B, T, D]
-        x, kv_cache = run_blocks(self.blocks, self.config, x, kv_cache, start)
+        first = self.config.document_token
+        positions = start + jnp.arange(tokens.shape[1])[None]
+        if first is not None:
+            positions = start + documents.positions(tokens, first)
+        x = self.wte(tokens) + self.wpe(positions)  # [B, T, D]
+        numbers = self.document_numbers(tokens)
+        x, kv_cache = run_blocks(self.blocks, self.config, x, kv_cache, start, numbers)
         return self.ln_f(x), kv_cache

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from examples.trainer.models import documents
 from examples.trainer.models.attention_kernels import is_of_attention
 from examples.trainer.models.layers import HEAD, Embed, Linear, logits
 from examples.trainer.models.layout import Layout
@@ -31,7 +32,7 @@ def make_blocks(
 
 
 def run_blocks(
-    blocks: Any, config: ModelConfig, x: jax.Array, kv_cache: Any, *shared: jax.Array | int
+    blocks: Any, config: ModelConfig, x: jax.Array, kv_cache: Any, *shared: jax.Array | int | None
 ) -> tuple[jax.Array, Any]:
     """`x` after all blocks, and what their attention returns: the KV cache with the new tokens.
 
@@ -40,7 +41,7 @@ def run_blocks(
     """
 
     def apply(
-        block: Any, x: jax.Array, cache: Any, *shared: jax.Array | int
+        block: Any, x: jax.Array, cache: Any, *shared: jax.Array | int | None
     ) -> tuple[jax.Array, Any]:
         return block(x, cache, *shared)
 
@@ -63,6 +64,7 @@ def run_blocks(
 class LanguageModel(nnx.Module):
     """A model whose parts before the head are `hidden`."""
 
+    config: ModelConfig
     layout: Layout
     wte: Embed
     lm_head: Linear | None
@@ -83,6 +85,11 @@ class LanguageModel(nnx.Module):
     ) -> tuple[jax.Array, Any]:
         """What the head turns into logits, [B, T, D], and the KV cache."""
         raise NotImplementedError
+
+    def document_numbers(self, tokens: jax.Array) -> jax.Array | None:
+        """The number of each token's document, (B, T); None if documents are not kept apart."""
+        first = self.config.document_token
+        return None if first is None else documents.numbers(tokens, first)
 
     def head(self) -> jax.Array:
         """The matrix from hidden states to logits, [D, V]."""

@@ -90,14 +90,16 @@ class Layout:
         """`function` of arrays of one shape, computed by each device for its own shards.
 
         The result has the axes of the arrays; only those that no mesh axis shards may differ in
-        size. No device needs the shards of another.
+        size. Later arrays may have the first of these axes only. No device needs the shards of
+        another.
         """
         if self.mesh is None or self.devices == 1:
             return function(*arrays)
         one = spec(axes, arrays[0].shape, self.mesh)
+        each = tuple(P(*one[: x.ndim]) for x in arrays)
         # Kernels do not say along which mesh axes their results differ, so that is not checked.
         return jax.shard_map(
-            function, mesh=self.mesh, in_specs=one, out_specs=one, check_vma=False
+            function, mesh=self.mesh, in_specs=each, out_specs=one, check_vma=False
         )(*arrays)
 
 

@@ -32,9 +32,14 @@ class Block(nnx.Module):
         self.mlp = MLP(config, layout, rngs)
 
     def __call__(
-        self, x: jax.Array, kv_cache: Any, start: jax.Array | int, angles: jax.Array
+        self,
+        x: jax.Array,
+        kv_cache: Any,
+        start: jax.Array | int,
+        angles: jax.Array,
+        documents: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
-        attended, kv_cache = self.attn(self.norm_1(x), kv_cache, start, angles)
+        attended, kv_cache = self.attn(self.norm_1(x), kv_cache, start, angles, documents)
         x = x + attended
         return x + self.mlp(self.norm_2(x)), kv_cache  # [B, T, D]
 
@@ -53,7 +58,9 @@ class LLaMA(LanguageModel):
         self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
     ) -> tuple[jax.Array, Any]:
         x = self.wte(tokens)  # [B, T, D]
+        # Also where documents begin anew: only differences of rotary positions matter.
         positions = start + jnp.arange(tokens.shape[1])
         rotations = angles(positions, head_size(self.config), self.config.rope_base)
-        x, kv_cache = run_blocks(self.blocks, self.config, x, kv_cache, start, rotations)
+        numbers = self.document_numbers(tokens)
+        x, kv_cache = run_blocks(self.blocks, self.config, x, kv_cache, start, rotations, numbers)
         return self.norm_f(x), kv_cache

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from examples.trainer.runs.places import Place
 from examples.trainer.system import files
 from examples.trainer.system.differences import MISSING, differences
 from examples.trainer.system.errors import UserError
@@ -11,7 +12,7 @@ from examples.trainer.system.errors import UserError
 EXTENDED = ("config.steps", "config.earlier_steps", "config.optimizer.schedule_from")
 
 
-def check_about(path: Path, saved: Any, now: dict[str, Any]) -> None:
+def check_about(path: Place, saved: Any, now: dict[str, Any]) -> None:
     """Refuses a checkpoint that was saved with other settings or another tokenizer than now."""
     changed = differing(saved, json.loads(json.dumps(now)))
     if changed:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from examples.trainer.runs import folder as run_folder
+from examples.trainer.runs import places
 from examples.trainer.runs.checkpoint import restore_parts
 from examples.trainer.settings.config_file import origin
 from examples.trainer.settings.run import RunConfig
@@ -28,7 +29,7 @@ def resolved(config: RunConfig) -> RunConfig:
     if not config.name:
         raise UserError("--from-run makes a new run: give it a name with --name.")
     run, step = origin(config.from_run)
-    there = run_folder.saved_steps(run)
+    there = places.saved_steps(places.checkpoints(run, run_folder.reopen(run)[0]))
     step = max(there, default=0) if step is None else step
     if step not in there:
         raise UserError(
@@ -84,7 +85,7 @@ def state_of(setup: TrainingSetup) -> TrainState:
     theirs, data_key = run_folder.reopen(run)
     metadata = run_folder.metadata_of(run, theirs, data_key)
     parts = {"params": abstract.params, "opt_state": abstract.opt_state}
-    _, found = restore_parts(run / "checkpoints", step, parts, metadata)
+    _, found = restore_parts(places.checkpoints(run, theirs), step, parts, metadata)
     make_key = functools.partial(jax.random.key, setup.config.seed)
     key = jax.jit(make_key, out_shardings=abstract.key.sharding)()
     return TrainState(found["params"], found["opt_state"], key)

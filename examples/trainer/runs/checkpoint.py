@@ -11,8 +11,9 @@ import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
-from examples.trainer.runs import integrity, processes
+from examples.trainer.runs import integrity, places, processes
 from examples.trainer.runs.about import check_about, check_folder
+from examples.trainer.runs.places import Place
 from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.step import TrainState
@@ -37,7 +38,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Place,
         metadata: Metadata,
         say: Callable[[str], None] = print,
         keep_every: int = 0,
@@ -52,16 +53,21 @@ class Checkpoints:
         self.folder = folder
         self.metadata = metadata
         self.say = say
+        self.is_closed = False
+        self.advice = places.advice(folder)
         self.saving = f"cannot save to {folder} (the earlier checkpoints are complete)"
-        with explained(f"the checkpoints {folder} cannot be read"):
-            check_folder(folder)
+        with explained(f"the checkpoints {folder} cannot be read", self.advice):
+            # A bucket compares checksums of its own, and is not read again after each save.
+            registry = handlers() if places.is_local(folder) else None
+            if isinstance(folder, Path):
+                check_folder(folder)
             self.manager = ocp.CheckpointManager(
-                folder.absolute(), options=options, handler_registry=handlers()
+                places.absolute(folder), options=options, handler_registry=registry
             )
 
     def save(self, step: int, state: TrainState) -> None:
         """Begins to save the state after `step` steps; waits until an earlier save is complete."""
-        if not self.folder.is_dir():
+        if places.is_local(self.folder) and not self.folder.is_dir():
             raise UserError(
                 f"{self.folder} is gone: it was removed or moved while the run was going, so that "
                 f"step {step} cannot be saved. Put it back and resume, or start a new run."
@@ -69,11 +75,11 @@ class Checkpoints:
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(self.metadata(step))
         )
-        with explained(self.saving):
+        with explained(self.saving, self.advice):
             self.manager.save(step, args=items)
 
     def wait_until_saved(self) -> None:
-        with explained(self.saving):
+        with explained(self.saving, self.advice):
             self.manager.wait_until_finished()
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
@@ -96,12 +102,19 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        self.close(kind)
+        self.leftovers.__exit__(kind, *error)
+
+    def close(self, kind: type[BaseException] | None, *error: Any) -> None:
+        """Waits for a save that is under way; called a second time, does nothing."""
         # After an error, closing could wait forever for a process that has ended; and who presses
         # Ctrl-C a second time does not want to wait. What is incomplete is in a temporary folder.
-        if kind is None or (jax.process_count() == 1 and issubclass(kind, Exception)):
-            with explained(self.saving) if kind is None else contextlib.suppress(Exception):
+        waits = kind is None or (jax.process_count() == 1 and issubclass(kind, Exception))
+        if waits and not self.is_closed:
+            self.is_closed = True
+            said = explained(self.saving, self.advice)
+            with said if kind is None else contextlib.suppress(Exception):
                 self.manager.close()
-        self.leftovers.__exit__(kind, *error)
 
 
 @contextlib.contextmanager
@@ -134,8 +147,13 @@ def handlers() -> ocp.handlers.CheckpointHandlerRegistry:
     return registry
 
 
-def verify(path: Path, steps: Sequence[int], say: Callable[[str], None]) -> None:
-    """Refuses a checkpoint with a file that is not as it was written; process i reads its share."""
+def verify(path: Place, steps: Sequence[int], say: Callable[[str], None]) -> None:
+    """Refuses a checkpoint with a file that is not as it was written; process i reads its share.
+
+    Those of a bucket have no checksums here.
+    """
+    if not isinstance(path, Path):
+        return
     share = jax.process_index(), jax.process_count()
     try:
         found = [integrity.verify(path / part, *share) for part in ("state", "about")]
@@ -154,7 +172,7 @@ def verify(path: Path, steps: Sequence[int], say: Callable[[str], None]) -> None
         )
 
 
-def way_out(path: Path, steps: Sequence[int]) -> str:
+def way_out(path: Place, steps: Sequence[int]) -> str:
     earlier = [step for step in steps if step < int(path.name)]
     if not earlier:
         return "There is no checkpoint before it: start a new run."
@@ -177,7 +195,7 @@ def explained(what: str, advice: str = "") -> Generator[None]:
 
 
 def restore_part(
-    folder: Path,
+    folder: Place,
     step: int | None,
     part: Literal["params", "opt_state"],
     abstract: Any,
@@ -192,14 +210,14 @@ def restore_part(
 
 
 def restore_parts(
-    folder: Path, step: int | None, abstract: dict[str, Any], metadata: Metadata
+    folder: Place, step: int | None, abstract: dict[str, Any], metadata: Metadata
 ) -> tuple[int, dict[str, Any]]:
     """The same for several parts, by their names in a `TrainState`."""
-    if not folder.is_dir():
-        raise UserError(f"{folder.parent} has no checkpoints yet.")
     options = ocp.CheckpointManagerOptions(read_only=True)
-    with explained(f"the checkpoints {folder} cannot be read"):
-        manager = ocp.CheckpointManager(folder.absolute(), options=options)
+    with explained(f"the checkpoints {folder} cannot be read", places.advice(folder)):
+        if not folder.is_dir():
+            raise UserError(f"{folder.parent} has no checkpoints yet.")
+        manager = ocp.CheckpointManager(places.absolute(folder), options=options)
     with manager, without_leftovers():
         steps = manager.all_steps()
         if not steps or (step is not None and step not in steps):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from examples.trainer.runs.folder import saved_steps
+from examples.trainer.runs import places
 from examples.trainer.settings.command_line import Resume
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
@@ -23,7 +23,7 @@ def extended(config: RunConfig, asked: Resume, say: Callable[[str], None]) -> Ru
             f"{asked.resume} has {config.steps} steps, and --steps {asked.steps} is no more: give a"
             " larger number, or none to continue it."
         )
-    step = max(saved_steps(asked.resume), default=0)
+    step = max(places.saved_steps(places.checkpoints(asked.resume, config)), default=0)
     rule = config.optimizer
     if asked.extend == "again":
         rule = dataclasses.replace(rule, schedule_from=step)

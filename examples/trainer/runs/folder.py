@@ -74,12 +74,6 @@ def create(folder: Path, config: RunConfig, dataset: Dataset) -> None:
             raise
 
 
-def saved_steps(folder: Path) -> list[int]:
-    """The steps of the checkpoints of a run."""
-    names = (path.name for path in (folder / "checkpoints").glob("*"))
-    return sorted(int(name) for name in names if name.isdecimal())
-
-
 def rewrite(folder: Path, config: RunConfig, data_key: str) -> None:
     """Writes the configuration of a run that was extended."""
     content = json.dumps(run_metadata(config, data_key), indent=2).encode()

@@ -12,7 +12,7 @@ from examples.trainer.data.mixture import BLOCK
 from examples.trainer.data.prepare import prepare
 from examples.trainer.models import attention_kernels
 from examples.trainer.models.layout import Layout
-from examples.trainer.runs import branches, extension, processes, trackers
+from examples.trainer.runs import branches, extension, places, processes, trackers
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.compilation import keep_compiled_programs
 from examples.trainer.runs.loop import execute
@@ -72,6 +72,7 @@ def prepare_run(
         folder, config, data_key = run_folder.choose_folder(asked.config, preset), asked.config, ""
         check(config)
         config = branches.resolved(config)
+        places.refuse_taken(folder, config)
     else:
         folder, (config, data_key) = asked.resume, run_folder.reopen(asked.resume)
         try:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from examples.trainer.data.placement import place_batch
 from examples.trainer.data.prefetch import prefetch
-from examples.trainer.runs import branches, processes
+from examples.trainer.runs import branches, places, processes
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.checkpoint import Checkpoints
 from examples.trainer.runs.metrics import MATRICES, METRICS, Metrics, read_metrics
@@ -53,7 +53,7 @@ def execute(
     stop = StopRequests(processes.agreement(setup.mesh))
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(
-            Checkpoints(folder / "checkpoints", metadata, say, machine.keep_every)
+            Checkpoints(places.checkpoints(folder, config), metadata, say, machine.keep_every)
         )
         saved = checkpoints.manager.latest_step() or 0
         start = saved or branches.first_step(config)
@@ -73,6 +73,7 @@ def execute(
         if config.optimizer.record_every:
             recorder.matrices = stack.enter_context(Metrics(folder / MATRICES, start, say))
         stack.enter_context(stop)
+        stack.push(checkpoints.close)  # while Ctrl-C is a request: it waits for a save
         stack.enter_context(display)
         stack.callback(profile.stop)  # of fewer steps, if the run ends before the last
         watchdog = stack.enter_context(Watchdog(machine.watchdog_minutes))

@@ -16,7 +16,7 @@ from examples.trainer.runs.saving import SaveTimes
 from examples.trainer.runs.spikes import Spikes
 from examples.trainer.settings.machine import MachineConfig
 from examples.trainer.system.errors import Diverged
-from examples.trainer.training.averages import AveragedState, in_place
+from examples.trainer.training.averages import AveragedState, first_update, in_place
 from examples.trainer.training.setup import TrainingSetup
 from examples.trainer.training.step import Measured, TrainState
 
@@ -105,9 +105,12 @@ class Recorder:
     def evaluate(self, step: int, state: TrainState) -> None:
         evaluation = self.setup.evaluate(state.params)
         figures = evaluation.figures()
-        if isinstance(state.opt_state, AveragedState):
+        rule, last = self.setup.config.optimizer, self.setup.config.steps
+        # Before its first update a tail's average is the weights themselves.
+        if isinstance(state.opt_state, AveragedState) and self.updates > first_update(rule, last):
             whole = in_place(state.params, state.opt_state.average)
-            figures["val_loss_ema"] = self.setup.evaluate(whole).val_loss
+            name = "val_loss_ema" if rule.ema else "val_loss_tail"
+            figures[name] = self.setup.evaluate(whole).val_loss
         self.metrics.add(step, **figures)
         self.display.evaluated(step, evaluation)
 

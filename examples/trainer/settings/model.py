@@ -78,6 +78,9 @@ class ModelConfig:
     scan: bool = False
     """Stack the blocks' parameters and compile one block for all: deep models compile faster."""
     lora: LoRAConfig = LoRAConfig()
+    document_token: tyro.conf.Suppress[CountOrZero | None] = None
+    """The token that begins a document, where documents are masked from each other: of the
+    tokenizer, by --data.document-mask."""
 
     @pydantic.model_validator(mode="before")
     @classmethod

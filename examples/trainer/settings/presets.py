@@ -4,9 +4,10 @@ import dataclasses
 import math
 
 from examples.trainer.settings import recipes
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.recipes import Recipe
-from examples.trainer.settings.run import DataConfig, OptimizerConfig, RunConfig
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
 
 
 def run_of_recipe(recipe: Recipe) -> RunConfig:

@@ -4,13 +4,14 @@ The docstring below a field is what `--help` shows for it.
 """
 
 import dataclasses
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Literal
 
-import pydantic
 import tyro
 from pydantic import Field
 
 from examples.trainer.settings import model, rules, validation
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.validation import (
     STRICT,
@@ -22,64 +23,6 @@ from examples.trainer.settings.validation import (
     Share,
 )
 from examples.trainer.system.errors import UserError
-
-Order = Literal["feistel-1", "numpy"]
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """The text, and how it is turned into tokens."""
-
-    __pydantic_config__ = STRICT
-
-    source: Literal["files", "fineweb", "prepared", "bin"] = "files"
-    """files: those of paths, or the default text; fineweb: streamed from the Hugging Face hub;
-    prepared: the folder that `python -m examples.data prepare` has made; bin: tokens in .bin files
-    of paths, as nanoGPT or modded-nanogpt writes them."""
-    paths: tuple[str, ...] = ()
-    """Text files, or folders searched for .txt, .md, .py, .jsonl and .parquet; empty: Python's
-    standard library."""
-    hub: Annotated[str, tyro.conf.arg(metavar="NAME[:CONFIG[:SPLIT]]")] = ""
-    """In the place of source: a dataset of the Hugging Face hub, streamed; NAME::SPLIT for one that
-    has no configurations. The split is train by default."""
-    mixture: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SOURCE=WEIGHT ...")] = ()
-    """In the place of source: several texts, and which share of the rows is from each, as a=0.7
-    b=0.3. SOURCE: a folder that `python -m examples.data prepare` has made or one of .bin files, or
-    hub:NAME. Each is read in its own order, and all have one tokenizer."""
-    text_field: str = "text"
-    """Where the rows of .jsonl and .parquet files, and of datasets of the hub, have their text;
-    each row is a document."""
-    max_bytes: Annotated[int, Field(ge=1)] = 16_000_000
-    """Read at most this many bytes of files, in a fixed random order; they are held in memory."""
-    tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1e9
-    """Training tokens to take from fineweb or the hub; validation tokens come on top."""
-    tokenizer: str = ""
-    """gpt2, llama2 or a tokenizer.json; empty: trained on the text of files, else gpt2."""
-    vocab_size: Annotated[int, Field(ge=257)] = 2048
-    """Tokens of a tokenizer that is trained, at least 257 (each byte and the end of a text)."""
-    val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    """Share of the text that is held out for validation."""
-    verify: bool = False
-    """Check all tokens against their hashes at the start, also for texts above 256 MB; this reads
-    them once."""
-    order: Order = "feistel-1"
-    """The random order in which windows of the text are read. feistel-1: computed for each window,
-    by integers alone; numpy: that of earlier versions, from a generator of NumPy, in memory."""
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def complete(cls, saved: Any) -> Any:
-        """Gives settings that were saved before there was a choice of the order that of then."""
-        if not isinstance(saved, dict):
-            return saved
-        # Under a validator of the whole, pydantic takes no list of JSON for a tuple.
-        tuples = {name: tuple(x) for name, x in saved.items() if isinstance(x, list)}
-        return {"order": "numpy", **saved, **tuples}
-
-    @property
-    def trains_tokenizer(self) -> bool:
-        """Whether a tokenizer is trained on the text if none is given."""
-        return self.source == "files" and not (self.hub or self.mixture)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +77,9 @@ class OptimizerConfig:
     """Which of LoRA's A and B get the update rule of matrices; AdamW updates the other ones."""
     ema: Annotated[float | None, Field(gt=0, lt=1), tyro.conf.arg(aliases=("--ema",))] = None
     """Decay of a moving average of the weights, such as 0.999, which is evaluated too."""
+    tail: Annotated[Positive | None, tyro.conf.arg(aliases=("--tail",))] = None
+    """Average the weights after the last so many steps, or if it is less than 1 after that share of
+    them; the average is evaluated too."""
     beta: float = 0.95
     """Decay of the momentum of the matrices."""
     mu_dtype: Literal["float32", "bfloat16", "int8"] | None = None
@@ -191,7 +137,7 @@ class RunConfig:
     __pydantic_config__ = STRICT
 
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-    data: DataConfig = DataConfig()
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = OptimizerConfig()
     name: str = ""
     """Folder under runs_dir; empty: the first unused of <preset>-<optimizer>, ...-2, ...-3."""
@@ -205,6 +151,9 @@ class RunConfig:
     or of its hub as OWNER/MODEL. Network and tokenizer are those of the folder."""
     runs_dir: str = "runs"
     """Where run folders are made."""
+    checkpoint_dir: str = ""
+    """A folder in Google Cloud Storage, gs://BUCKET/PATH: checkpoints are in PATH/NAME there, the
+    other files of a run in its folder. Empty: in the run's folder."""
     seed: CountOrZero = 0
     """Decides the initial parameters, the order of the data and the sample."""
     steps: Count = 400
@@ -231,6 +180,12 @@ class RunConfig:
     """Length of the sample in tokens."""
 
 
+def with_document_token(config: RunConfig, token: int | None) -> RunConfig:
+    """The run whose network masks documents that begin with this token; None for no mask."""
+    network = dataclasses.replace(config.model, document_token=token)
+    return dataclasses.replace(config, model=network)
+
+
 def check(config: RunConfig) -> None:
     """Refuses values that would fail only later, or would silently do nothing useful."""
     validation.check(config)
@@ -240,4 +195,18 @@ def check(config: RunConfig) -> None:
         raise UserError(
             f"--optimizer.param-rounding {rounding} is for parameters in bfloat16: add"
             " --model.param-dtype bfloat16, or leave it out."
+        )
+    check_places(config)
+
+
+def check_places(config: RunConfig) -> None:
+    if "://" in config.runs_dir:
+        raise UserError(
+            f"--runs-dir {config.runs_dir}: a run locks files and appends to them, which an object"
+            " store cannot. Give a folder on a disk, and --checkpoint-dir gs://BUCKET/PATH."
+        )
+    if config.checkpoint_dir and not re.match("gs://[^/]", config.checkpoint_dir):
+        raise UserError(
+            f"--checkpoint-dir {config.checkpoint_dir}: give gs://BUCKET/PATH. Orbax writes to no"
+            " other object store: mount it as a folder, and give that as --runs-dir."
         )

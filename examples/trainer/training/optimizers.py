@@ -146,7 +146,7 @@ def build(
         rule = optax.chain(rule, bound)
     if config.clip_norm is not None:
         rule = optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
-    return averages.averaged(rule, config.ema) if config.ema else rule
+    return averages.with_average(rule, config, steps)
 
 
 def adamw(

@@ -10,10 +10,11 @@ from jax.sharding import Mesh
 from examples.trainer.data.cache import Dataset
 from examples.trainer.data.loader import Batches
 from examples.trainer.data.mixture import loader_of
+from examples.trainer.data.tokenizer import end_id
 from examples.trainer.settings import run
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers, sharding
+from examples.trainer.training import averages, optimizers, sharding
 from examples.trainer.training.evaluate import Evaluation, make_evaluate
 from examples.trainer.training.program import Program, make_program
 from examples.trainer.training.step import Measured, TrainState
@@ -43,6 +44,7 @@ def check(config: RunConfig) -> None:
     """Refuses settings that make no sense, by the names of their flags; builds nothing."""
     run.check(config)
     optimizers.check(config.optimizer)
+    averages.check_settings(config.optimizer, config.steps)
     if config.model.lora.rank or config.optimizer.train_only:
         check_part(config.optimizer)
 
@@ -67,6 +69,8 @@ def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
     """The setup of a run; raises `UserError` if there is too little text or rows do not divide."""
     check_rows(config, mesh)
     loader = loader_of(config, dataset)
+    first = end_id(dataset.tokenizer) if config.data.document_mask else None
+    config = run.with_document_token(config, first)
     optimizer, words = config.optimizer, dataset.tokenizer.get_vocab_size()
     program = make_program(
         model=config.model,

@@ -60,7 +60,7 @@ def write_folder(
 def refuse_taken(folder: Path, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: give the name of a folder.")
-    if (folder / "checkpoints").exists():
+    if any((folder / name).exists() for name in ("checkpoints", "metrics.jsonl")):
         raise UserError(f"{folder} is the folder of a run: give another one to export to.")
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
         raise UserError(
