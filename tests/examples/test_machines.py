@@ -45,6 +45,9 @@ def test_other_flags_of_the_command_line_win():
     words = ["llama-1b", "--machine=h100-8", "--accumulate", "512", "--mesh", "tensor=8"]
     asked, _ = command_line.parse(words)
     assert (asked.config.accumulate, asked.machine.mesh) == (512, "tensor=8")
+    assert asked.config.model.remat == "attention"
+    asked, _ = command_line.parse([*words, "--model.remat", "full"])
+    assert asked.config.model.remat == "full"
 
 
 @pytest.mark.parametrize(
