@@ -27,6 +27,8 @@ class Rates(NamedTuple):
       half: operations of products of float16 or bfloat16 operands.
       tf32: of float32 operands that are rounded to TF32, the default.
       float32: of float32 operands that are not rounded.
+      peak: operations of products in 16 bits by the data sheet, of which kernels of attention reach
+        a share.
       link: bytes received from other devices.
       between_hosts: the same, where a collective has devices of several hosts; None if that makes
         no difference.
@@ -37,6 +39,7 @@ class Rates(NamedTuple):
     half: float
     tf32: float
     float32: float
+    peak: float
     link: float
     between_hosts: float | None = None
     host: int = 1
@@ -60,8 +63,8 @@ def most_work(program: Program, rates: Rates) -> Work:
     """The work of the device whose roofline time is the longest.
 
     The keys are ``("kernels", kind)``, ``("bytes", kind)``, ``("seconds", kind)`` and
-    ``("operations", "products")``, where the kind is ``products``, ``reductions``, ``moves`` or
-    ``arithmetic``; and those of :func:`collectives.cost`, whose seconds are
+    ``("operations", "products")``, where the kind is ``products``, ``attention``, ``reductions``,
+    ``moves`` or ``arithmetic``; and those of :func:`collectives.cost`, whose seconds are
     ``("seconds", "collectives")``.
 
     Raises:
@@ -79,8 +82,10 @@ def _cost(program: Program, rates: Rates, computation: Computation, x: Instructi
         link = rates.between_hosts if far else rates.link
         return sent | {("seconds", "collectives"): walk.total(sent, "received") / link}
     shapes = [computation.instructions[name].shapes for name in x.operands]
-    operations, rate = _products(program, computation, x, rates)
-    kind = "products" if operations else _kind(program, x)
+    found = products.inside(program, computation, x)
+    operations, rate = _products(found, rates)
+    of_products = "attention" if any(product.share for product in found) else "products"
+    kind = of_products if operations else _kind(program, x)
     size = _bytes(program, x, shapes)
     seconds = max(size / rates.memory, operations / rate)
     work = {("kernels", kind): 1, ("bytes", kind): size, ("seconds", kind): seconds}
@@ -91,22 +96,21 @@ def _kind(program: Program, x: Instruction) -> str:
     inner = [
         i.opcode for name in x.called for i in program.computations[name].instructions.values()
     ]
-    opcodes = set(inner) or {x.opcode}
+    opcodes = set(inner) or {x.opcode.removesuffix("-start")}
     if "reduce" in opcodes:
         return "reductions"
-    return "moves" if opcodes <= _MOVES or x.opcode.startswith("copy") else "arithmetic"
+    return "moves" if opcodes <= _MOVES else "arithmetic"
 
 
-def _products(
-    program: Program, computation: Computation, x: Instruction, rates: Rates
-) -> tuple[int, float]:
+def _products(found: list[Product], rates: Rates) -> tuple[int, float]:
     """Operations of the products of one kernel, and how many a second does."""
-    found = products.inside(program, computation, x)
     slowest = min((_rate(product, rates) for product in found), default=rates.half)
     return sum(product.operations for product in found), slowest
 
 
 def _rate(product: Product, rates: Rates) -> float:
+    if product.share:
+        return product.share * rates.peak
     if product.dtype in ("f16", "bf16"):
         return rates.half
     return rates.float32 if product.highest else rates.tf32
@@ -116,9 +120,12 @@ def _bytes(program: Program, x: Instruction, operands: list[tuple[Shape, ...]]) 
     """Bytes that one kernel reads and writes; of an array that it only cuts, the part it cuts."""
     if x.opcode == "fusion":
         return _Fused(program.computations[x.called[0]]).bytes()
-    if x.opcode in _SLICES:
-        return 2 * int(size_in_bytes(x.shapes))
-    if x.opcode == "dynamic-update-slice":
+    opcode = x.opcode.removesuffix("-start")
+    if opcode in _SLICES or opcode == "copy":
+        # What begins here and ends elsewhere returns its operands too, and then the result.
+        place = len(operands) if opcode != x.opcode else 0
+        return 2 * int(size_in_bytes(x.shapes[place : place + 1]))
+    if opcode == "dynamic-update-slice":
         return 2 * int(size_in_bytes(operands[1]))
     library = x.opcode == "custom-call" and LIBRARY_PRODUCT.search(x.attributes)
     written = x.shapes[:1] if library else x.shapes

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jaxlib import _hlo  # ty: ignore[import-not-found]
@@ -23,7 +24,7 @@ class Instruction(NamedTuple):
 
     Attributes:
       name: name of its result.
-      opcode: the operation.
+      opcode: the operation; `fusion` too for one that runs beside others (`fusion-start`).
       shapes: shapes of its result; more than one for a tuple.
       arguments: the text in its brackets: names of operands, or the value of a constant.
       attributes: the text behind the brackets.
@@ -131,7 +132,7 @@ def parse(text: str) -> Program:
     computations: dict[str, Computation] = {}
     entry = name = root = ""
     instructions: dict[str, Instruction] = {}
-    for line in text.splitlines():
+    for line in _lines(text):
         if found := _LINE.match(line):
             instruction = _instruction(*found.groups()[1:])
             instructions[instruction.name] = instruction
@@ -145,10 +146,21 @@ def parse(text: str) -> Program:
     return Program(computations, entry, int(devices[1]) if devices else 1)
 
 
+def _lines(text: str) -> Iterator[str]:
+    """The lines, with an instruction in one: attributes of kernels may be written in several."""
+    begun = ""
+    for line in text.splitlines():
+        line = f"{begun} {line.strip()}" if begun else line
+        begun = line if _LINE.match(line) and line.count("{") > line.count("}") else ""
+        if not begun:
+            yield line
+
+
 def _instruction(name: str, shape: str, opcode: str, rest: str) -> Instruction:
     arguments, _, attributes = rest.partition(")")
     found = _METADATA.search(attributes)
     attributes = _METADATA.sub("", attributes) if found else attributes
+    opcode = "fusion" if opcode == "fusion-start" else opcode
     return Instruction(
         name, opcode, _shapes(shape), arguments, attributes, (found and found[1]) or ""
     )

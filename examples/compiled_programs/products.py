@@ -1,8 +1,9 @@
 """Multiplications and additions of the matrix products in a compiled program.
 
 XLA writes a product as `dot`, as a `convolution` on TPUs, or as a call of a library. Kernels of
-attention are known by name. Another Pallas kernel counts with the estimate that its author gave,
-and the kernel of benchmarks.symmetric_kernel with the blocks on and below the diagonal, whole.
+attention are known by name (`attention.py`). Another Pallas kernel counts with the estimate that
+its author gave, and is refused without one; the kernel of benchmarks.symmetric_kernel counts with
+the blocks on and below the diagonal, whole.
 """
 
 import functools
@@ -12,24 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from examples.compiled_programs import collectives
+from examples.compiled_programs import attention, collectives
 from examples.compiled_programs.hlo import Computation, Instruction, Program, Shape
 from examples.compiled_programs.walk import Work
 
 LIBRARY_PRODUCT = re.compile(r'custom_call_target="__cublas')
 _BLOCK = 256  # rows of a block of benchmarks.symmetric_kernel
 _SYMMETRIC_PRODUCT = re.compile(r'custom_call_target="mosaic_gpu.*symmetric_product', re.DOTALL)
-# Products of queries by keys, or of that size, in kernels of attention: cuDNN's, and Pallas' splash
-# attention, whose names JAX gives them. Kernels of the backward pass compute the scores again.
-ATTENTION = {
-    "__cudnn$fmhaSoftmaxBackward": 5,
-    "__cudnn$fmhaSoftmax": 2,
-    "dot_product_attention_bwd": 5,
-    "dot_product_attention_fwd": 2,
-    "splash_mha_fwd": 2,
-    "splash_mha_dkv": 4,
-    "splash_mha_dq": 3,
-}
 KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu_v2|mosaic_gpu)"')
 _ESTIMATE = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
 _SCORES = re.compile(r'"intermediate_tensor_shape":\s*\{[^{}]*?"dimensions":\s*\[([^\]]*)\]')
@@ -37,11 +27,19 @@ _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 
 
 class Product(NamedTuple):
-    """Operations of one instruction, its left operand's dtype, and whether it rounds nothing."""
+    """What one instruction multiplies.
+
+    Attributes:
+      operations: multiplications and additions.
+      dtype: of its left operand.
+      highest: whether it rounds nothing.
+      share: of the peak rate, for a kernel of attention; 0 for products at the usual rates.
+    """
 
     operations: int
     dtype: str
     highest: bool
+    share: float = 0.0
 
 
 def cost(program: Program, computation: Computation, x: Instruction) -> Work:
@@ -57,6 +55,8 @@ def inside(program: Program, computation: Computation, x: Instruction) -> list[P
         inner = program.computations[x.called[0]]
         found = (inside(program, inner, i) for i in inner.instructions.values())
         return [product for products in found for product in products]
+    if found := _of_attention(computation, x):
+        return [found]
     operations = _operations(computation, x)
     if not operations:
         return []
@@ -78,13 +78,31 @@ def _operations(computation: Computation, x: Instruction) -> int:
         return _of_dot(x, operands, _numbers(axes[1]) if axes else [])
     if _SYMMETRIC_PRODUCT.search(x.attributes):
         return _of_symmetric_product(operands)
-    if products := attention_products(f"{x.attributes} {x.scope}"):
-        floats = [shape for ((dtype, shape),) in operands if re.match("b?f[0-9]", dtype)]
-        scores = re.search(_SCORES, x.attributes)
-        positions = _numbers(scores[1])[-1] if scores else floats[1][-2]
-        return attention_operations(products, floats[0], positions)
-    estimate = KERNEL.search(x.attributes) and _ESTIMATE.search(x.attributes)
-    return int(estimate[1]) if estimate else 0
+    if not KERNEL.search(x.attributes):
+        return 0
+    estimate = _ESTIMATE.search(x.attributes)
+    if estimate is None:
+        raise ValueError(f"{x.name} is a kernel without an estimate of its work: {x.scope}")
+    return int(estimate[1])
+
+
+def _of_attention(computation: Computation, x: Instruction) -> Product | None:
+    """The products of a kernel of attention; None for another instruction."""
+    # cuDNN's are named by the target of the call, Pallas' by the instruction or its scope.
+    products = x.opcode == "custom-call" and attention.products_of(
+        f"{x.name} {x.attributes} {x.scope}"
+    )
+    if not products:
+        return None
+    operands = (computation.instructions[name].shapes for name in x.operands)
+    (dtype, queries), (_, keys), *_ = (
+        shape for (shape,) in operands if re.match("b?f[0-9]", shape[0])
+    )
+    scores = re.search(_SCORES, x.attributes)
+    positions = _numbers(scores[1])[-1] if scores else keys[-2]
+    operations = attention.operations(products, queries, positions)
+    share = attention.share_of_peak(products, queries[-1], positions)
+    return Product(operations, dtype, False, share)
 
 
 def _of_dot(x: Instruction, operands: list[tuple[Shape, ...]], contracted: list[int]) -> int:
@@ -97,19 +115,6 @@ def _of_symmetric_product(operands: list[tuple[Shape, ...]]) -> int:
     ((_, (batch, side, inner)), *_) = operands[0]
     blocks = side // _BLOCK
     return batch * blocks * (blocks + 1) * _BLOCK**2 * inner
-
-
-def attention_products(name: str) -> int:
-    """How many products a kernel of attention does, by its name; 0 for another kernel."""
-    return next((n for kernel, n in ATTENTION.items() if kernel in name), 0)
-
-
-def attention_operations(products: int, queries: tuple[int, ...], positions: int) -> int:
-    """Operations of products of queries, of that shape, and so many keys.
-
-    Half of them: attention is causal in all models here, and its kernels leave the rest out.
-    """
-    return products * 2 * math.prod(queries) * positions // 2
 
 
 def _of_convolution(x: Instruction, operands: list[tuple[Shape, ...]]) -> int:

@@ -18,45 +18,15 @@ import numpy as np
 from jax.experimental import topologies
 
 from examples.compiled_programs.gpu import Rates
+from examples.compiled_programs.gpus import CUDNN, GPUS, config
 from examples.trainer.system.chips import CHIPS
 
 GPUS_OF_A_HOST = 8
 
-# The fields are those of XLA's GpuTargetConfigProto; values of NVIDIA's H100 SXM, as in XLA's
-# xla/backends/gpu/target_config/specs/h100_sxm.txtpb.
-_H100: dict[str, Any] = {
-    "gpu_device_info": {
-        "cuda_compute_capability": {"major": 9},
-        "core_count": 132,
-        "fpus_per_core": 128,
-        "clock_rate_ghz": 1.98,
-        "device_memory_size": 84929347584,
-        "memory_bandwidth": 3352320000000,
-        "l2_cache_size": 50 * 2**20,
-        "registers_per_core_limit": 2**16,
-        "registers_per_block_limit": 2**16,
-        "shared_memory_per_block": 48 * 2**10,
-        "shared_memory_per_block_optin": 227 * 2**10,
-        "shared_memory_per_core": 228 * 2**10,
-        "threads_per_warp": 32,
-        "threads_per_block_limit": 1024,
-        "threads_per_core_limit": 2048,
-        "block_dim_limit_x": 2**31 - 1,
-        "block_dim_limit_y": 2**16 - 1,
-        "block_dim_limit_z": 2**16 - 1,
-    },
-    "platform_name": "CUDA",
-    "runtime_version": {"major": 13, "minor": 0},
-    "dnn_version_info": {"major": 9, "minor": 12},
-    "device_description_str": "NVIDIA H100 80GB HBM3",
-}
-
-# NVIDIA's data sheet of the H100 SXM has 3.35 TB/s, and 989, 495 and 67 TFLOP/s without sparsity
-# for 16 bits, TF32 and float32. Assumed are 90% of the first and 66% of the others: the Dion3
-# paper (Amsel et al., 2026) measured 472 to 634 TFLOP/s for bf16. Between hosts, each GPU of a
-# DGX H100 has one port of 400 Gb/s.
+# Assumed are 90% of the data sheet's bandwidth and 66% of its rates: on an H100 the Dion3 paper
+# (Amsel et al., 2026) measured 472 to 634 TFLOP/s of 989 for bf16.
+_BANDWIDTH_SHARE = 3.0 / 3.35
 _SHARE = 650 / 989
-_BETWEEN_HOSTS = 50e9
 
 _TPU_TYPES = {"v5e": "v5litepod", "v5p": "v5p", "v6e": "v6e"}
 
@@ -65,8 +35,8 @@ class Target(NamedTuple):
     """A kind of accelerator and how many of them.
 
     Attributes:
-      kind: ``"h100"``, a kind of TPU such as ``"v5e"``, or ``"cpu"`` for devices that the CPU of
-        this machine simulates.
+      kind: of GPU such as ``"h100"``, of TPU such as ``"v5e"``, or ``"cpu"`` for devices that the
+        CPU of this machine simulates.
       devices: how many.
       layout: of TPUs, such as ``"4x4"``.
     """
@@ -78,7 +48,7 @@ class Target(NamedTuple):
     @property
     def is_gpu(self) -> bool:
         """Tells whether XLA's GPU compiler compiles for it."""
-        return self.kind == "h100"
+        return self.kind in GPUS
 
     @property
     def is_tpu(self) -> bool:
@@ -100,13 +70,15 @@ class Target(NamedTuple):
     @property
     def rates(self) -> Rates:
         """The rates that a roofline assumes, of a GPU."""
+        chip = CHIPS[self.kind]
         return Rates(
-            memory=3.0e12,
-            half=650e12,
-            tf32=_SHARE * 495e12,
-            float32=_SHARE * 67e12,
-            link=CHIPS["h100"].link,
-            between_hosts=_BETWEEN_HOSTS,
+            memory=_BANDWIDTH_SHARE * chip.bandwidth,
+            half=_SHARE * chip.peak,
+            tf32=_SHARE * chip.tf32,
+            float32=_SHARE * chip.float32,
+            peak=chip.peak,
+            link=chip.link,
+            between_hosts=chip.between_hosts,
             host=GPUS_OF_A_HOST,
         )
 
@@ -118,8 +90,9 @@ class Target(NamedTuple):
         return (
             f"one kernel after another, each as long as its bytes at {r.memory / 1e12:.1f} TB/s or"
             f" its products at {r.half / 1e12:.0f} TFLOP/s in 16 bits ({r.tf32 / 1e12:.0f} in TF32,"
-            f" {r.float32 / 1e12:.0f} in float32), whichever is longer, and collectives at"
-            f" {r.link / 1e9:.0f} GB/s ({between}). Nothing was autotuned."
+            f" {r.float32 / 1e12:.0f} in float32), whichever is longer, attention at the share of"
+            " the peak that cuDNN reaches on an H100 for its head width and direction, and"
+            f" collectives at {r.link / 1e9:.0f} GB/s ({between}). Nothing was autotuned."
         )
 
 
@@ -129,15 +102,16 @@ def parse(text: str) -> Target:
     Raises:
       ValueError: for another text, or GPUs that do not fill their hosts.
     """
-    found = re.fullmatch(r"(h100|cpu):(\d+)|(v5e|v5p|v6e):(\d+(?:x\d+)*)", text)
+    gpus, tpus = "|".join(GPUS), "|".join(_TPU_TYPES)
+    found = re.fullmatch(rf"({gpus}|cpu):(\d+)|({tpus}):(\d+(?:x\d+)*)", text)
     if not found:
-        known = "h100:8, v5e:4x4, v5p:2x2x1, v6e:2x2 or cpu:8"
+        known = "h100:8 (a100, h200, b200), v5e:4x4, v5p:2x2x1, v6e:2x2 or cpu:8"
         raise ValueError(f"A target is {known}, say; got {text!r}")
     kind, layout = found[1] or found[3], found[2] or found[4]
     devices = math.prod(int(n) for n in layout.split("x"))
     if devices == 0:
         raise ValueError(f"A target has at least one device; got {text!r}")
-    if kind == "h100" and devices > GPUS_OF_A_HOST and devices % GPUS_OF_A_HOST:
+    if kind in GPUS and devices > GPUS_OF_A_HOST and devices % GPUS_OF_A_HOST:
         raise ValueError(f"GPUs are 1 to 8, or fill hosts of 8; got {text!r}")
     return Target(kind, devices, layout)
 
@@ -198,8 +172,7 @@ def assume_cudnn() -> None:
     JAX looks for the library first, but XLA needs none to compile. It may then choose the sizes of
     workspaces by what the library says; without it they are 0.
     """
-    known = _H100["dnn_version_info"]
-    version = 10_000 * known["major"] + 100 * known["minor"]
+    version = 10_000 * CUDNN["major"] + 100 * CUDNN["minor"]
     with contextlib.suppress(ImportError):  # not public; without it, it is not traced
         from jax._src.cudnn import fused_attention_stablehlo
 
@@ -212,7 +185,10 @@ def devices(target: Target) -> np.ndarray:
         return np.array(jax.devices("cpu"))[: target.devices]
     if target.is_gpu:
         hosts = math.ceil(target.devices / GPUS_OF_A_HOST)
-        name, options = f"1x{hosts}x{target.devices // hosts}", {"target_config": _text(_H100)}
+        name, options = (
+            f"1x{hosts}x{target.devices // hosts}",
+            {"target_config": config(target.kind)},
+        )
         found = topologies.get_topology_desc("", "cuda", topology=name, **options)
     else:
         # The smallest layouts that libtpu knows have several chips; one of them serves for one.
@@ -222,14 +198,3 @@ def devices(target: Target) -> np.ndarray:
 
 
 _SMALLEST = {"v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}
-
-
-def _text(fields: dict[str, Any]) -> str:
-    """Writes fields of a message in protobuf's text format."""
-    lines = []
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            lines.append(f"{name} {{ {_text(value)} }}")
-        else:
-            lines.append(f'{name}: "{value}"' if isinstance(value, str) else f"{name}: {value}")
-    return " ".join(lines)

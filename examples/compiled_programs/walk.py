@@ -18,6 +18,13 @@ Cost = Callable[[Computation, Instruction], Work]
 
 _CALLS = ("call", "async-start")
 
+# What begins here and ends elsewhere, and is counted where it begins.
+_STARTS = {
+    "async-start", "copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start",
+    "all-gather-start", "all-reduce-start", "collective-permute-start", "all-to-all-start",
+    "reduce-scatter-start",
+}  # fmt: skip
+
 
 def total(work: Work, what: str) -> float:
     """The sum over all kinds of ``what``."""
@@ -43,7 +50,8 @@ def of_devices(program: Program, cost: Cost, measure: str) -> list[Work]:
     :func:`part`.
 
     Raises:
-      ValueError: if a loop that does something runs for an unknown number of iterations.
+      ValueError: if a loop that does something runs for an unknown number of iterations, or for
+        an unknown operation that runs beside others.
     """
     walk = _Walk(program, cost, measure)
     devices = range(program.devices if walk.chooses(program.entry) else 1)
@@ -88,6 +96,10 @@ class _Walk:
         return done
 
     def _instruction(self, frame: Frame, instruction: Instruction) -> Work:
+        if instruction.opcode.endswith("-start") and instruction.opcode not in _STARTS:
+            raise ValueError(
+                f"{instruction.name} is a {instruction.opcode}, which is not known here"
+            )
         if instruction.opcode == "while":
             return self._loop(frame, instruction)
         if instruction.opcode == "conditional":

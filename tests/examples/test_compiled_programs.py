@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from examples.compiled_programs import collectives, hlo, products, targets, tpu, walk
+from examples.compiled_programs import attention, collectives, hlo, products, targets, tpu, walk
 from examples.compiled_programs.gpu import most_work
 from examples.trainer.system import chips
 
@@ -149,3 +149,81 @@ def test_peaks_are_found_by_the_beginning_of_a_kind():
     assert chips.peak("NVIDIA H100 PCIe") == 756e12
     assert chips.peak("TPU v5 lite") == 197e12 and chips.peak("TPU v5") == 459e12
     assert chips.peak("cpu") is None
+
+
+def entry(body, devices=1):
+    """A program whose entry computation has a bfloat16 array `x`, of 8 by 4, and `body`."""
+    return hlo.parse(f"""HloModule toy, num_partitions={devices}
+
+%added (a: bf16[8,4]) -> bf16[8,4] {{
+  %a = bf16[8,4] parameter(0)
+  ROOT %sum = bf16[8,4] add(%a, %a)
+}}
+
+ENTRY %main (x: bf16[8,4]) -> bf16[8,4] {{
+  %x = bf16[8,4] parameter(0)
+{body}
+}}
+""")
+
+
+def test_what_runs_beside_others_is_counted_where_it_begins():
+    """A fusion that is taken for another kernel would count its operands twice."""
+    rates = targets.parse("h100:1").rates
+    begun = "((bf16[8,4]), bf16[8,4], u32[]) {}-start(%x)"
+    for opcode, attributes in (("fusion", ", kind=kLoop, calls=%added"), ("copy", "")):
+        text = f"  %s = {begun.format(opcode)}{attributes}\n  ROOT %d = bf16[8,4] {opcode}-done(%s)"
+        work = most_work(entry(text), rates)
+        assert walk.total(work, "bytes") == 2 * 8 * 4 * 2
+        assert walk.total(work, "kernels") == 1
+
+
+def test_an_operation_that_is_not_known_is_refused():
+    body = "  %s = ((bf16[8,4]), bf16[8,4]) sort-start(%x)\n  ROOT %d = bf16[8,4] sort-done(%s)"
+    with pytest.raises(ValueError, match="s is a sort-start, which is not known"):
+        most_work(entry(body), targets.parse("h100:1").rates)
+    kernel = '  ROOT %mine = bf16[8,4] custom-call(%x), custom_call_target="tpu_custom_call"'
+    with pytest.raises(ValueError, match="mine is a kernel without an estimate"):
+        of_products(entry(kernel))
+
+
+SPLASH = """  %q = bf16[2,8,1024,64] parameter(1)
+  ROOT %splash_mha_dq_no_residuals.1 = bf16[2,8,1024,64] custom-call(%x, %q, %q, %q), \
+custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+}}, metadata={op_name="jit(step)/transpose/mul" stack_frame_id=3}"""
+
+
+def test_splash_attention_has_its_operations_and_cycles():
+    """Its attributes are written in several lines, and libtpu estimates no cycles for it."""
+    text = entry(SPLASH.replace("(%x, ", "("))
+    kernel = text.computations["main"].instructions["splash_mha_dq_no_residuals.1"]
+    assert kernel.scope == "jit(step)/transpose/mul"
+    chip = chips.CHIPS["v5e"]
+    work = tpu.most_work(text, chip)
+    operations = 3 * 2 * (2 * 8 * 1024 * 64) * 1024 // 2  # three products of causal attention
+    assert walk.of_kinds(work, "operations") == {"products": operations}
+    seconds = operations / (attention.share_of_peak(3, 64, 1024) * chip.peak)
+    assert walk.of_kinds(work, "cycles") == {"attention": pytest.approx(seconds * chip.clock)}
+
+
+def test_rates_of_attention_are_those_measured_and_lie_between_them():
+    assert attention.share_of_peak(2, 64, 2048) * 989 == pytest.approx(334)
+    assert attention.share_of_peak(2, 128, 8192) * 989 == pytest.approx(529)
+    assert attention.share_of_peak(5, 64, 1024) * 989 == pytest.approx(348 * 288 / 373)
+    assert 288 < attention.share_of_peak(2, 96, 1536) * 989 < 334
+    ends = [attention.share_of_peak(2, 32, 128), attention.share_of_peak(2, 256, 10**6)]
+    assert [share * 989 for share in ends] == pytest.approx([225, 539])
+
+
+def test_cudnn_attention_is_as_slow_as_measured():
+    rates = targets.parse("h100:1").rates
+    call = (
+        "  %q = bf16[8,1024,4,64] parameter(1)\n"
+        "  ROOT %a = (bf16[8,4,1024,64], u8[0]) custom-call(%q, %q, %q),"
+        ' custom_call_target="__cudnn$fmhaSoftmax", backend_config={"cudnn_fmha_backend_config":'
+        '{"intermediate_tensor_shape":{"dimensions":["8","4","1024","1024"]}}}'
+    )
+    work = most_work(entry(call), rates)
+    operations = 2 * 2 * (8 * 1024 * 4 * 64) * 1024 // 2
+    assert walk.of_kinds(work, "operations")["attention"] == operations
+    assert walk.of_kinds(work, "seconds")["attention"] == pytest.approx(operations / 288e12)

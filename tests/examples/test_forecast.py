@@ -161,10 +161,28 @@ def test_model_operations_are_six_for_each_weight_and_half_of_attention():
     assert expected == pytest.approx(6 * 6.6e9, rel=0.03)
 
 
-@pytest.mark.skipif(
+needs_cuda_compiler = pytest.mark.skipif(
     targets.missing(targets.parse("h100:8")) is not None,
     reason="needs requirements/cuda-compiler.txt",
 )
+
+
+@needs_cuda_compiler
+def test_figures_of_a_recipe_are_those_that_were_published(monkeypatch):
+    """A compiler, a reader or a model that moves one by a tenth asks for new tables."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    record = json.loads((ROOT / "results/benchmarks/fit-llama-60m-h100-1.json").read_text())
+    published = record["programs"]["train_step"]
+    words = ["llama-60m", "--machine", "h100-1", "--compile-for", "h100:1"]
+    target = targets.parse("h100:1")
+    found = children.figures(words, ["train_step"], target, print)["train_step"]
+    for name in ("flops", "even_flops", "peak_bytes", "temporary_bytes", "kernels", "attention_s"):
+        assert found[name] == pytest.approx(published[name], rel=0.1), name
+    for name, seconds in published["seconds"].items():
+        assert found["seconds"][name] == pytest.approx(seconds, rel=0.1), name
+
+
+@needs_cuda_compiler
 def test_a_toy_is_compiled_for_eight_h100(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     path = tmp_path / "x.json"

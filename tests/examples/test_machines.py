@@ -27,10 +27,27 @@ def test_a_machine_sets_mesh_and_micro_batches(name, fit):
         assert rows == fit.rows or target.devices * fit.rows > 512
 
 
+@pytest.mark.parametrize(
+    ("machine", "mesh"),
+    [("a100-8", "fsdp=8"), ("b200-16", "data=2,fsdp=8"), ("v6e-4x4", "fsdp=16")],
+)
+def test_devices_with_more_memory_are_taken_like_those_that_were_compiled_for(machine, mesh):
+    asked, _ = command_line.parse(["llama-7b", "--machine", machine])
+    like = "v5e-4x4" if "x" in machine else f"h100-{machine.partition('-')[2]}"
+    same, _ = command_line.parse(["llama-7b", "--machine", like])
+    assert asked.machine.mesh == same.machine.mesh == mesh
+    assert asked.config.accumulate == same.config.accumulate
+    target = targets.parse(machine.replace("-", ":"))
+    assert target.memory >= targets.parse(like.replace("-", ":")).memory
+
+
 def test_other_flags_of_the_command_line_win():
     words = ["llama-1b", "--machine=h100-8", "--accumulate", "512", "--mesh", "tensor=8"]
     asked, _ = command_line.parse(words)
     assert (asked.config.accumulate, asked.machine.mesh) == (512, "tensor=8")
+    assert asked.config.model.remat == "attention"
+    asked, _ = command_line.parse([*words, "--model.remat", "full"])
+    assert asked.config.model.remat == "full"
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,6 @@ from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
 from examples.trainer.training.setup import check
 
-PLATFORMS = {"h100": "cuda", "cpu": "cpu"}
-
 
 def main(argv: Sequence[str]) -> None:
     """Compiles what the arguments name, one program after the other."""
@@ -49,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
 
 def even(config: RunConfig, target: Target, device: Any, traced: Any) -> dict[str, Any]:
     """What one device of an even share does: the products of a step on one device, divided."""
-    platform = PLATFORMS.get(target.kind, "tpu")
+    platform = "cuda" if target.is_gpu else "tpu" if target.is_tpu else "cpu"
     if target.devices > 1:
         alone = sharding.make_mesh("", [device])
         traced = programs.traced("train_step", programs.make(config, alone), config, alone)

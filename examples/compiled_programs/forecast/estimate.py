@@ -78,6 +78,7 @@ def speed(config: RunConfig, target: Target, step: dict[str, Any]) -> dict[str, 
         "mfu": needed / waiting / peak,
         "mfu_hidden": needed / hidden / peak,
         "compute_s": seconds["compute"],
+        "attention_s": step["attention_s"],
         "collectives_s": seconds["collectives"],
         "optimizer_share": step["optimizer_share"],
     }
@@ -91,11 +92,16 @@ def assumptions(target: Target) -> str:
     chip = CHIPS[target.kind]
     if target.is_tpu:
         return (
-            f"{nothing} Time: libtpu's own estimate of cycles at {chip.clock / 1e9:g} GHz, and"
+            f"{nothing} Time: libtpu's own estimate of cycles at {chip.clock / 1e9:g} GHz,"
+            " attention at the share of the peak that cuDNN reaches on an H100 (assumed), and"
             f" collectives at {chip.link / 1e9:.0f} GB/s a chip, those of one axis of the slice."
             f" MFU is of {chip.peak / 1e12:.0f} TFLOP/s."
         )
-    return f"{nothing} Time: {target.roofline} MFU is of {chip.peak / 1e12:.0f} TFLOP/s."
+    like = "" if target.kind == "h100" else " The shares of the peaks are those of an H100."
+    launch = f" {1e6 * programs.LAUNCH_S:g} us pass from one kernel to the next."
+    return (
+        f"{nothing} Time: {target.roofline}{like}{launch} MFU is of {chip.peak / 1e12:.0f} TFLOP/s."
+    )
 
 
 def thriftier(config: RunConfig, mesh: dict[str, int]) -> list[str]:

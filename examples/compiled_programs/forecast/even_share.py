@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend import core
 
-from examples.compiled_programs.products import attention_operations, attention_products
+from examples.compiled_programs import attention
 
 
 def operations(jaxpr: Any, platform: str) -> int:
@@ -32,7 +32,7 @@ def operations(jaxpr: Any, platform: str) -> int:
             total += params["length"] * operations(params["jaxpr"].jaxpr, platform)
         elif name == "cond":
             total += _of_branches(params, platform)
-        elif name == "pallas_call" or attention_products(name):
+        elif name == "pallas_call" or attention.products_of(name):
             total += _of_kernel(equation)
         elif name == "shard_map":
             devices = params["mesh"].size
@@ -74,12 +74,12 @@ def _of_branches(params: dict[str, Any], platform: str) -> int:
 def _of_kernel(equation: Any) -> int:
     """Kernels of attention are known by name; their floating arguments begin with queries, keys."""
     name = f"{equation.primitive.name} {equation.params.get('name', '')}"
-    if products := attention_products(name):
+    if products := attention.products_of(name):
         arguments = [x.aval for x in equation.invars]
         queries, keys, *_ = (x.shape for x in arguments if jnp.issubdtype(x.dtype, jnp.floating))
         # Pallas' is (..., heads, positions, width), cuDNN's (rows, positions, heads, width).
         positions = keys[-2] if "splash" in name else keys[-3]
-        return attention_operations(products, queries, positions)
+        return attention.operations(products, queries, positions)
     estimate = equation.params.get("cost_estimate")
     if estimate is None:
         raise ValueError(f"the kernel {name} has no estimate")

@@ -23,6 +23,9 @@ from examples.trainer.training.setup import check_rows
 
 PROGRAMS = ("train_step", "evaluation", "init")
 OPTIMIZER = "optimizer"  # the name of the scope of the update, in `examples.trainer.training.step`
+LAUNCH_S = 0.5e-6
+"""Seconds from one kernel to the next of a graph: NVIDIA measured 3.4 us a kernel where the kernels
+took 2.9 (A. Gray, "Getting Started with CUDA Graphs", 2019, on a V100). XLA makes such graphs."""
 _TOO_LARGE = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -108,25 +111,32 @@ def memory(compiled: Any) -> dict[str, int]:
 
 def work(program: hlo.Program, target: Target) -> dict[str, Any]:
     """Counts work of the device with the most: products, collectives, and on a chip seconds."""
+    kernels = 0.0
     if target.is_gpu:
         done = gpu.most_work(program, target.rates)
         sent = walk.of_kinds(done, "seconds").get("collectives", 0.0)
-        seconds = {"compute": walk.total(done, "seconds") - sent, "collectives": sent}
+        kernels = walk.total(done, "kernels")
+        busy = walk.total(done, "seconds") - sent
+        seconds = {"compute": busy + kernels * LAUNCH_S, "collectives": sent}
+        attention = walk.of_kinds(done, "seconds").get("attention", 0.0)
     elif target.is_tpu:
         chip = CHIPS[target.kind]
-        done = tpu.most_work(program)
+        done = tpu.most_work(program, chip)
+        attention = walk.of_kinds(done, "cycles").get("attention", 0.0) / chip.clock
         seconds = {
             "compute": walk.total(done, "cycles") / chip.clock,
             "collectives": walk.total(done, "received") / chip.link,
         }
     else:
         cost = functools.partial(products.cost, program)
-        done, seconds = walk.most_work(program, cost, "operations"), {}
+        done, seconds, attention = walk.most_work(program, cost, "operations"), {}, 0.0
     parts = walk.of_kinds(done, "parts")
     return {
         "flops": walk.total(done, "operations"),
         "collectives": collectives(done),
         "seconds": seconds,
+        "attention_s": attention,
+        "kernels": kernels,
         "optimizer_share": parts.get(OPTIMIZER, 0.0) / (sum(parts.values()) or 1.0),
     }
 

@@ -90,6 +90,7 @@ def show_work(console: Console, record: Any) -> None:
         line(console, "" if i else "collectives", received)
     if speed := record["estimate"]:
         line(console, "estimated step", span(speed, "step_s", seconds))
+        line(console, "", f"{seconds(speed['attention_s'])} of it in kernels of attention")
         line(console, "tokens/s", span(speed, "tokens_per_second", lambda x: f"{x:,.0f}"))
         line(console, "MFU", span(speed, "mfu", lambda x: f"{100 * x:.1f}%"))
         line(console, "optimizer", f"{100 * speed['optimizer_share']:.1f}% of the estimated step")

@@ -1,4 +1,4 @@
-"""Causal attention, with or without a KV cache of earlier tokens, and rotary positions.
+"""Causal attention, with or without a KV cache of earlier tokens.
 
 Glossary of shapes: B rows, T new tokens, S positions in the cache, D model width, H heads, G heads
 of keys and values, K width of a head.
@@ -14,6 +14,7 @@ from examples.trainer.models.attention_kernels import KERNELS, choose
 from examples.trainer.models.chunked_attention import largest_logits
 from examples.trainer.models.layers import Linear, output_std
 from examples.trainer.models.layout import Layout
+from examples.trainer.models.rotary import rotate_heads
 from examples.trainer.settings.model import ModelConfig, head_size, is_fused, kv_heads
 
 
@@ -68,23 +69,6 @@ def empty_kv_cache(config: ModelConfig, rows: int) -> Any:
     return [KV(empty, empty) for _ in range(config.n_layer)]
 
 
-def angles(positions: jax.Array, k: int, base: float) -> jax.Array:
-    """The angle by which each pair of a head is rotated at each position, (T, K / 2)."""
-    speeds = base ** (-jnp.arange(0, k, 2) / k)  # radians per token, from 1 down
-    return positions[:, None] * speeds[None]
-
-
-def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """Rotates the pairs (i, i + K / 2) of each head of `x` (B, T, H, K) by (T, K / 2) `angles`.
-
-    The product of a query and a key then depends only on the difference of their positions.
-    """
-    cos, sin = jnp.cos(angles)[None, :, None], jnp.sin(angles)[None, :, None]
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-    return rotated.astype(x.dtype)
-
-
 class Attention(nnx.Module):
     """Causal self-attention: three projections, which may be one matrix, and one back from heads.
 
@@ -124,7 +108,7 @@ class Attention(nnx.Module):
         """
         q, k, v = self.heads(x)  # [B, T, H, K]
         if angles is not None:
-            q, k = rotate(q, angles), rotate(k, angles)
+            q, k = (rotate_heads(x, angles, self.layout) for x in (q, k))
         mixed, kept = attend(q, k, v, kv_cache, start, self.config, self.layout, documents)
         if self.measures and kv_cache is None:
             axes = ("batch", None, "heads", None)

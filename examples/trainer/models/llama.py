@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from examples.trainer.models.attention import Attention, angles
+from examples.trainer.models.attention import Attention
 from examples.trainer.models.language_model import LanguageModel, make_blocks, make_head, run_blocks
 from examples.trainer.models.layers import Embed, norm
 from examples.trainer.models.layout import Layout
 from examples.trainer.models.mlp import MLP
+from examples.trainer.models.rotary import angles
 from examples.trainer.settings.model import ModelConfig, head_size
 
 

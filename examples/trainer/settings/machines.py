@@ -4,7 +4,8 @@ Each recipe has the smallest number of NVIDIA H100 on which its training step, i
 its initial state were compiled and fit, with the paper's batch and context (`--compile-for`;
 examples/README.md has the figures). TPU v5e slices are from the state that a run keeps; those in
 that table were compiled too. A recipe fits larger machines of the kind as well: the same rows a
-device at a time, and less of the state on each.
+device at a time, and less of the state on each. Other GPUs and TPUs are taken like an H100 or a
+v5e, as each has at least its memory by the data sheet; they were not compiled for.
 """
 
 import dataclasses
@@ -16,6 +17,8 @@ from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 
 HOST = 8  # GPUs that NVLink connects
+LIKE = {"h100": ("h100", "a100", "h200", "b200"), "v5e": ("v5e", "v5p", "v6e")}
+"""Kinds of devices with at least the memory of one; an A100 is one of 80 GB."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +55,13 @@ FITS: dict[str, tuple[Fit, ...]] = {
 
 def devices(machine: str) -> int:
     """The number of devices of ``"h100-8"`` or ``"v5e-4x4"``."""
-    found = re.fullmatch(r"h100-(\d+)|v5[ep]-(\d+(?:x\d+)*)", machine)
+    gpus, tpus = ("|".join(kinds) for kinds in LIKE.values())
+    found = re.fullmatch(rf"(?:{gpus})-(\d+)|(?:{tpus})-(\d+(?:x\d+)*)", machine)
     n = math.prod(int(size) for size in (found[1] or found[2]).split("x")) if found else 0
     if n == 0 or n & (n - 1):
         raise UserError(
-            f"--machine {machine}: give h100-1, h100-8, h100-64, or a TPU slice such as v5e-4x4 or"
-            " v5p-2x2x1, with a power of two of devices."
+            f"--machine {machine}: give h100-1, h100-8, h100-64, as many a100, h200 or b200, or a"
+            " TPU slice such as v5e-4x4, v6e-4x4 or v5p-2x2x1, with a power of two of devices."
         )
     return n
 
@@ -71,7 +75,7 @@ def fit(recipe: str, machine: str) -> Fit:
         )
     n = devices(machine)
     for one in fits:
-        if machine.startswith(f"{one.kind}-") and n >= devices(one.smallest):
+        if machine.partition("-")[0] in LIKE[one.kind] and n >= devices(one.smallest):
             return one
     smallest = " or ".join(one.smallest for one in fits)
     raise UserError(
@@ -83,12 +87,13 @@ def fit(recipe: str, machine: str) -> Fit:
 def mesh(machine: str) -> str:
     """The `--mesh` of a machine: GPUs gather parameters within a host, where links are fast."""
     n = devices(machine)
-    if machine.startswith("h100") and n > HOST:
+    if machine.partition("-")[0] in LIKE["h100"] and n > HOST:
         return f"data={n // HOST},fsdp={HOST}"
     return f"fsdp={n}"
 
 
 def on_machine(recipe: str, machine: str, config: RunConfig) -> RunConfig:
+    """The recipe in pieces that fit; a GPU keeps what attention gives, which is faster."""
     rows = min(fit(recipe, machine).rows, max(1, BATCH // devices(machine)))
     pieces = BATCH // (rows * devices(machine))
     if pieces == 0:
@@ -96,4 +101,7 @@ def on_machine(recipe: str, machine: str, config: RunConfig) -> RunConfig:
             f"--machine {machine} has more devices than a step of {recipe} has rows, {BATCH}: give"
             f" a machine of at most {BATCH}."
         )
+    if machine.partition("-")[0] in LIKE["h100"]:
+        model = dataclasses.replace(config.model, remat="attention")
+        config = dataclasses.replace(config, model=model)
     return dataclasses.replace(config, accumulate=pieces)

@@ -24,6 +24,9 @@ CHUNK_BYTES = 512 * 2**20
 """Most bytes of the float32 logits of a chunk: 4,000 tokens by 32,000 words. The gradient of the
 head is read and written once for each chunk."""
 
+TPU_CHUNK_BYTES = 128 * 2**20
+"""The same on TPUs, whose fast memory holds so much: larger chunks go through the slow one."""
+
 WORDS = 128
 """A head of more than 32 times as many words is filled up to a multiple of them, once before the
 chunks: XLA would fill up an odd number, and cut it off again, in every product of every chunk."""
@@ -80,9 +83,13 @@ def token_scores(x: jax.Array, head: jax.Array, targets: jax.Array, layout: Layo
 
 
 class Shards(NamedTuple):
-    """How many words there are, and the mesh axes that cut rows, words and the head's width."""
+    """How many words and bytes of a chunk there are, and the mesh axes that cut the arrays.
+
+    These are rows, words and the head's width.
+    """
 
     words: int
+    chunk_bytes: int
     batch: tuple[str, ...] = ()
     vocab: tuple[str, ...] = ()
     embed: tuple[str, ...] = ()
@@ -96,16 +103,17 @@ def on_mesh(
     With gradients, also those of the sum of all nats, by hidden states and by the head.
     """
     rows, words = len(x), head.shape[1]
+    chunk_bytes = TPU_CHUNK_BYTES if layout.platform == "tpu" else CHUNK_BYTES
     mesh = layout.mesh
     if mesh is None or mesh.size == 1:
-        return on_device(x, head, targets, Shards(words), with_gradients)
+        return on_device(x, head, targets, Shards(words, chunk_bytes), with_gradients)
     batch, vocab = RULES["batch"], RULES["vocab"]
     more_rows, more_words = -rows % shard_count(mesh, batch), -words % shard_count(mesh, vocab)
     x = jnp.pad(x, ((0, more_rows), (0, 0), (0, 0)))
     targets = jnp.pad(targets, ((0, more_rows), (0, 0)), constant_values=NO_TARGET)
     head = jnp.pad(head, ((0, 0), (0, more_words)))
     head_spec = spec(HEAD, head.shape, mesh)
-    shards = Shards(words, batch, vocab, head_spec[0] or ())
+    shards = Shards(words, chunk_bytes, batch, vocab, head_spec[0] or ())
     scores, gradients = jax.shard_map(
         functools.partial(on_device, shards=shards, with_gradients=with_gradients),
         mesh=mesh,
@@ -130,7 +138,7 @@ def on_device(
     head = jnp.pad(head, ((0, 0), (0, added)))
     local = jnp.arange(head.shape[1])
     words = jnp.where(local < width, jax.lax.axis_index(shards.vocab) * width + local, shards.words)
-    most = max(1, CHUNK_BYTES // (4 * head.shape[1]))
+    most = max(1, shards.chunk_bytes // (4 * head.shape[1]))
     n = -(-targets.size // most)
     size = -(-targets.size // n)
     more = n * size - targets.size
@@ -173,7 +181,9 @@ def score_chunk(
     wanted = jax.lax.psum(jnp.where(is_target, logits, 0).sum(axis=1), shards.vocab)
     is_token = targets != NO_TARGET
     nats = jnp.where(is_token, largest + jnp.log(total) - wanted, 0)
-    dlogits = jnp.where(is_token[:, None], weights / total[:, None] - is_target, 0)
+    # One factor a token, not a quotient a word: dividing takes a TPU longer than the product with
+    # the head. Added tokens have the factor 0, and no word is their target.
+    dlogits = weights * jnp.where(is_token, 1 / total, 0)[:, None] - is_target
     return Scores(nats, wanted >= largest), dlogits.astype(x.dtype)
 
 
