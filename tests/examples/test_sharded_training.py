@@ -10,11 +10,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.generate import generate
 from examples.train import main
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.placement import place_batch
-from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
@@ -250,11 +248,3 @@ def test_mesh_of_another_number_of_devices_is_refused(capsys):
         assert main(["--mesh", "fsdp=3", "--steps", "1"]) == 2
     shown = capsys.readouterr().err
     assert "--mesh fsdp=3 is for 3 devices, but there is 1: --mesh fsdp=1 fits" in shown
-
-
-def test_text_is_the_same_on_several_devices(trained_run):
-    texts = []
-    for devices in (1, 2):
-        with on_devices(devices):
-            texts.append(generate(CheckpointRef(trained_run), tokens=20, seed=3))
-    assert texts[0] == texts[1]
