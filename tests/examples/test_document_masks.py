@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from examples.generate import generate
 from examples.trainer import models
 from examples.trainer.data.tokenizer import end_id
 from examples.trainer.inference import trained
@@ -214,3 +215,12 @@ def test_a_run_masks_documents_in_training_evaluation_and_sampling(text, tmp_pat
     for kind in ("train_loss", "val_loss"):
         masked, unmasked = losses(tmp_path / "x", kind), losses(trained_run, kind)
         assert masked.keys() == unmasked.keys() and masked != unmasked
+
+
+@pytest.mark.several_devices
+def test_text_is_the_same_on_several_devices(trained_run):
+    texts = []
+    for devices in (1, 2):
+        with on_devices(devices):
+            texts.append(generate(CheckpointRef(trained_run), tokens=20, seed=3))
+    assert texts[0] == texts[1]
