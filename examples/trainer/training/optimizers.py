@@ -16,6 +16,7 @@ from examples.trainer.settings.rules import RULES
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import adamw_epsilon, averages, by_kind, dimension_numbers, rivals
+from examples.trainer.training.clipping import by_global_norm
 
 
 class Rates(NamedTuple):
@@ -122,8 +123,7 @@ def build(
     state_over = "data" if config.shard_over_data else None
     placed = omp.transforms.state_layout(sharding, state_over)
     peaks = peaks or rates(config)
-    rate = schedule(config, peaks.matrices, steps)
-    adam_rate = schedule(config, peaks.rest, steps)
+    rate, adam_rate = (schedule(config, peak, steps) for peak in peaks[:2])
     follows = config.decay_follows_rate
     decay = schedule(config, config.weight_decay, steps) if follows else config.weight_decay
 
@@ -154,7 +154,7 @@ def build(
         )
         rule = optax.chain(rule, bound)
     if config.clip_norm is not None:
-        rule = optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
+        rule = optax.chain(by_global_norm(config.clip_norm), rule)
     return averages.averaged(rule, config.ema) if config.ema else rule
 
 
