@@ -11,7 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
-from examples.trainer.runs import integrity, processes, tensorstore_memory
+from examples.trainer.runs import host_memory, integrity, processes
 from examples.trainer.runs.about import check_about, check_folder
 from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
@@ -21,7 +21,7 @@ KEPT = 2  # the newest, and the one before in case the newest is damaged
 
 # Else Orbax logs every item that is not requested, and errors with a traceback before it raises.
 logging.set_verbosity(logging.FATAL)
-tensorstore_memory.mend()
+host_memory.mend()
 
 Metadata = Callable[[int], dict[str, Any]]
 """Step to the JSON values that a checkpoint holds besides the arrays."""
