@@ -1,4 +1,4 @@
-"""Checkpoints by time, what ends a run that hangs, and steps that are left out."""
+"""Checkpoints and evaluations by time, what ends a run that hangs, and steps that are left out."""
 
 import math
 import signal
@@ -14,11 +14,11 @@ import optax
 import pytest
 
 from examples.train import main
-from examples.trainer.runs import processes, recorder, saving, spikes
+from examples.trainer.runs import processes, recorder, spikes, times
 from examples.trainer.runs.metrics import read_metrics
 from examples.trainer.runs.rates import BLOCK, LearningRates
-from examples.trainer.runs.saving import SaveTimes
 from examples.trainer.runs.spikes import Spikes
+from examples.trainer.runs.times import Clock, EvaluationTimes, SaveTimes
 from examples.trainer.runs.watchdog import Watchdog
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.training import left_out, optimizers, sharding
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("one_device")
 def clock(monkeypatch):
     """A clock that a test sets; seconds."""
     now = [0.0]
-    monkeypatch.setattr(saving.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(times.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -40,18 +40,19 @@ def clock(monkeypatch):
 
 def test_saves_are_asked_for_by_time_once(clock):
     saves = SaveTimes(every=100, keep_every=0, minutes=15, step=0)
-    assert not saves.asks()
+    asks = saves.clock.asks
+    assert not asks()
     clock[0] = 900
-    assert saves.asks() and not saves.asks()  # until it is done
+    assert asks() and not asks()  # until it is done
     saves.saved(7)
-    assert saves.last == 7 and not saves.asks()
+    assert saves.last == 7 and not asks()
     clock[0] = 1799
-    assert not saves.asks()
+    assert not asks()
     clock[0] = 1800
-    assert saves.asks()
-    with unittest.mock.patch.object(saving, "is_first", return_value=False):
-        assert not SaveTimes(every=100, keep_every=0, minutes=1e-9, step=0).asks()
-    assert not SaveTimes(every=100, keep_every=0, minutes=0, step=0).asks()
+    assert asks()
+    with unittest.mock.patch.object(times, "is_first", return_value=False):
+        assert not Clock(minutes=1e-9, gone=1).asks()
+    assert not Clock(minutes=0, gone=1).asks()
 
 
 def test_a_run_saves_by_time_and_keeps_multiples_for_good(tmp_path, text):
@@ -59,6 +60,33 @@ def test_a_run_saves_by_time_and_keeps_multiples_for_good(tmp_path, text):
     assert train(text, tmp_path, *flags, "--checkpoint-every", "1000") == 0
     kept = {int(path.name) for path in (tmp_path / "x" / "checkpoints").iterdir()}
     assert kept == {7, 14, 21, STEPS - 1, STEPS}  # with the two newest, of every step
+
+
+# Evaluations
+
+
+def test_time_goes_on_from_the_last_evaluation_of_a_resumed_run(clock):
+    seconds = "throughput/duration"
+    records = [{"step": 1, seconds: 500}, {"step": 1, "val_loss": 2.0}, {"step": 2}]
+    records += [{"step": step, seconds: 20} for step in (3, 4)]
+    evaluations = EvaluationTimes(every=10, steps=15, minutes=1, records=records)
+    clock[0] = 19
+    assert not evaluations.clock.asks()
+    clock[0] = 20  # 60 s of training after the evaluation, 40 of them before the stop
+    assert evaluations.clock.asks()
+    assert not EvaluationTimes(every=10, steps=15, minutes=1).clock.asks()
+    assert [step for step in range(1, 16) if evaluations.is_due(step, step == 4)] == [4, 10, 15]
+
+
+def test_a_run_evaluates_by_time_and_once_where_it_is_resumed(tmp_path, text):
+    minutes = ("--eval-minutes", "1e-9", "--eval-every", "1000")
+    with stop_at(11, lambda: signal.raise_signal(signal.SIGTERM)):
+        assert train(text, tmp_path, "--name", "x", *minutes) == 143
+    assert main(["--resume", str(tmp_path / "x"), *minutes[:2]]) == 0
+    records = read_metrics(tmp_path / "x" / "metrics.jsonl")
+    for kind in ("train_loss", "val_loss"):
+        found = [record["step"] for record in records if kind in record]
+        assert found == list(range(1, STEPS + 1))
 
 
 # Stopping

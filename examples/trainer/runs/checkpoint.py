@@ -11,7 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
-from examples.trainer.runs import integrity, places, processes
+from examples.trainer.runs import host_memory, integrity, places, processes
 from examples.trainer.runs.about import check_about, check_folder
 from examples.trainer.runs.places import Place
 from examples.trainer.system import files
@@ -22,6 +22,7 @@ KEPT = 2  # the newest, and the one before in case the newest is damaged
 
 # Else Orbax logs every item that is not requested, and errors with a traceback before it raises.
 logging.set_verbosity(logging.FATAL)
+host_memory.mend()
 
 Metadata = Callable[[int], dict[str, Any]]
 """Step to the JSON values that a checkpoint holds besides the arrays."""

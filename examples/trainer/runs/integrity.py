@@ -18,6 +18,8 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
+from examples.trainer.runs import host_memory
+
 LISTS = "checksums"
 REST = "rest.json"  # the list that has all files, or in earlier versions all that no other list has
 BOUND = "state.sha256"  # in the lists of `about`: which `state` belongs to it
@@ -48,6 +50,7 @@ class CheckedJson(ocp.JsonCheckpointHandler):
         super().finalize(directory)
         bind(Path(directory))
         write_checksums(Path(directory))
+        host_memory.give_back()  # in the thread that saves; `about` is finished last
 
 
 def write_checksums(folder: Path) -> None:

@@ -17,9 +17,9 @@ from examples.trainer.runs.profiling import Profile
 from examples.trainer.runs.progress import Observer
 from examples.trainer.runs.rates import updates_made
 from examples.trainer.runs.recorder import Recorder
-from examples.trainer.runs.saving import SaveTimes
 from examples.trainer.runs.signals import StopRequests
 from examples.trainer.runs.spikes import Spikes
+from examples.trainer.runs.times import EvaluationTimes, SaveTimes
 from examples.trainer.runs.watchdog import EVALUATION, SAVE, STEP, Watchdog
 from examples.trainer.settings.command_line import DEFAULT_MACHINE
 from examples.trainer.settings.machine import MachineConfig, profiled_steps
@@ -66,8 +66,9 @@ def execute(
         metrics = stack.enter_context(Metrics(folder / METRICS, start, say))
         past = [record for record in read_metrics(folder / METRICS) if record["step"] <= start]
         spikes = Spikes(config.skip_spikes, past)
-        minutes = machine.checkpoint_minutes
-        saves = SaveTimes(config.checkpoint_every, machine.keep_every, minutes, start)
+        minutes = machine.checkpoint_minutes, machine.eval_minutes
+        saves = SaveTimes(config.checkpoint_every, machine.keep_every, minutes[0], start)
+        evaluations = EvaluationTimes(config.eval_every, config.steps, minutes[1], past)
         updates = updates_made(state.opt_state)
         recorder = Recorder(setup, metrics, display, machine, updates, saves, spikes)
         if config.optimizer.record_every:
@@ -77,7 +78,7 @@ def execute(
         stack.enter_context(display)
         stack.callback(profile.stop)  # of fewer steps, if the run ends before the last
         watchdog = stack.enter_context(Watchdog(machine.watchdog_minutes))
-        loop = Loop(setup, checkpoints, recorder, saves, stop, profile, watchdog)
+        loop = Loop(setup, checkpoints, recorder, saves, evaluations, stop, profile, watchdog)
         state, step = loop.train(state, start)
     return Outcome(state, step, stop.agreed if step < config.steps else 0)
 
@@ -105,6 +106,7 @@ class Loop:
     checkpoints: Checkpoints
     recorder: Recorder
     saves: SaveTimes
+    evaluations: EvaluationTimes
     stop: StopRequests
     profile: Profile
     watchdog: Watchdog
@@ -138,7 +140,8 @@ class Loop:
         return state, step
 
     def stops(self) -> bool:
-        return self.stop.stop(self.saves.asks(), self.recorder.is_slow)
+        save, evaluate = self.saves.clock.asks(), self.evaluations.clock.asks()
+        return self.stop.stop(save, self.recorder.is_slow, evaluate)
 
     def record(self) -> None:
         """Waits for the step whose figures are pending, and writes them."""
@@ -148,8 +151,7 @@ class Loop:
 
     def pause(self, step: int, state: TrainState) -> None:
         """Evaluates and saves where that is due, and else waits only for a step that is slow."""
-        config = self.setup.config
-        evaluated = step == config.steps or step % config.eval_every == 0
+        evaluated = self.evaluations.is_due(step, self.stop.evaluate)
         saved = self.saves.is_due(step, self.stop.save)
         if evaluated or saved or self.profile.ends(step) or self.stop.waits:
             self.record()
@@ -160,6 +162,7 @@ class Loop:
         if evaluated:
             self.watchdog.began(EVALUATION)
             self.recorder.evaluate(step, state)
+            self.evaluations.clock.restart()
         if saved:
             self.save(step, state)
 

@@ -12,8 +12,8 @@ from examples.trainer.runs import speed
 from examples.trainer.runs.metrics import Metrics
 from examples.trainer.runs.progress import Observer
 from examples.trainer.runs.rates import LearningRates
-from examples.trainer.runs.saving import SaveTimes
 from examples.trainer.runs.spikes import Spikes
+from examples.trainer.runs.times import SaveTimes
 from examples.trainer.settings.machine import MachineConfig
 from examples.trainer.system.errors import Diverged
 from examples.trainer.training.averages import AveragedState, first_update, in_place

@@ -16,6 +16,7 @@ from examples.trainer.settings.machine import MachineConfig
 from examples.trainer.system import chips
 from examples.trainer.training.setup import TrainingSetup
 
+DURATION = "throughput/duration"
 TOKENS_PER_SECOND = "throughput/tokens_per_second"
 BEFORE = "tokens_per_second"  # its name in the files of runs before these names
 LOADING = "throughput/loading_time"
@@ -38,7 +39,7 @@ class Work(NamedTuple):
         rate = self.tokens / seconds
         flops = rate * self.flops_per_token
         figures = {
-            "throughput/duration": rounded(seconds),
+            DURATION: rounded(seconds),
             TOKENS_PER_SECOND: rounded(rate),
             "perf/per_device_tokens_per_sec": rounded(rate / self.devices),
             "throughput/gflops_per_second": rounded(flops / 1e9),

@@ -45,6 +45,8 @@ class MachineConfig:
     """With several processes, let the first one make the tokens of FineWeb while all wait."""
     checkpoint_minutes: FiniteOrZero = 15.0
     """Minutes between checkpoints, beside those by steps; 0 for none by time."""
+    eval_minutes: FiniteOrZero = 0.0
+    """Minutes between evaluations, beside those by steps; 0 for none by time."""
     keep_every: CountOrZero = 0
     """Save multiples of so many steps and keep them for good; 0: only the two newest are kept."""
     watchdog_minutes: FiniteOrZero = 5.0

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from examples.trainer.training import clipping
+
 
 def above(
     largest: ArrayLike, optimizer: optax.GradientTransformation
@@ -21,7 +23,7 @@ def above(
         params: optax.Params | None = None,
         **extra: object,
     ) -> tuple[optax.Updates, optax.OptState]:
-        spike = jnp.asarray(optax.tree.norm(updates), jnp.float32) > largest
+        spike = clipping.global_norm(updates) > largest
         updates, after = inner.update(updates, state, params, **extra)
         updates = jax.tree.map(lambda x: jnp.where(spike, jnp.zeros_like(x), x), updates)
         return updates, jax.tree.map(lambda new, old: jnp.where(spike, old, new), after, state)

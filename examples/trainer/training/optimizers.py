@@ -15,6 +15,7 @@ from examples.trainer.settings.rules import RULES
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import adamw_epsilon, averages, by_kind, dimension_numbers, rivals
+from examples.trainer.training.clipping import by_global_norm
 from examples.trainer.training.schedules import schedule
 
 ROUNDING: dict[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]] = {
@@ -112,8 +113,7 @@ def build(
     state_over = "data" if config.shard_over_data else None
     placed = omp.transforms.state_layout(sharding, state_over)
     peaks = peaks or rates(config)
-    rate = schedule(config, peaks.matrices, steps)
-    adam_rate = schedule(config, peaks.rest, steps)
+    rate, adam_rate = (schedule(config, peak, steps) for peak in peaks[:2])
     follows = config.decay_follows_rate
     decay = schedule(config, config.weight_decay, steps) if follows else config.weight_decay
 
@@ -145,7 +145,7 @@ def build(
         )
         rule = optax.chain(rule, bound)
     if config.clip_norm is not None:
-        rule = optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
+        rule = optax.chain(by_global_norm(config.clip_norm), rule)
     return averages.with_average(rule, config, steps)
 
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
-from examples.trainer.training import sharding, trained_part
+from examples.trainer.training import clipping, sharding, trained_part
 from examples.trainer.training.model_function import Seed, TrainingLoss
 from examples.trainer.training.optimizers import Rates
 
@@ -92,7 +92,7 @@ def make_train_step(
 
         loss_and_grads = jax.value_and_grad(loss_of_trained, has_aux=True)
         loss, grads, extra = mean_over(batches, loss_and_grads, trained, placed)
-        norm = optax.tree.norm(grads)
+        norm = clipping.global_norm(grads)
         with jax.named_scope("optimizer"):  # the forecast reads this name
             rule = optax.with_extra_args_support(optimizer(rates))
             updates, opt_state = rule.update(grads, state.opt_state, trained, **extra)
