@@ -61,10 +61,13 @@ def test_largest_logits_in_blocks_are_those_of_the_definition(t, block):
     np.testing.assert_allclose(found[:, 0, :, 0], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_training_measures_what_attention_multiplies(text, family, monkeypatch):
-    """With the bias and the rotations; by block and head."""
-    setup = assemble_toy(text, "", 1, family=family, n_layer=2)
+GROUPS = {"family": "llama", "n_head": 4, "n_kv_head": 2, "d_model": 32}
+
+
+@pytest.mark.parametrize("changes", [{"family": "gpt"}, {"family": "llama"}, GROUPS])
+def test_training_measures_what_attention_multiplies(text, changes, monkeypatch):
+    """With the bias and the rotations; by block and head, also of queries that share keys."""
+    setup = assemble_toy(text, "", 1, n_layer=2, **changes)
     seen, attend = [], attention.attend
     monkeypatch.setattr(
         attention, "attend", lambda q, k, *rest: seen.append((q, k)) or attend(q, k, *rest)
@@ -130,6 +133,13 @@ def test_a_mesh_and_micro_batches_train_as_one_device(text, accumulate):
     free = first_losses(assemble_toy(text, "", 1, **changes | {"optimizer": RULE}), 3)
     assert many == pytest.approx(one, abs=1e-5)
     assert abs(one[-1] - free[-1]) > 1e-4
+
+
+def test_queries_that_share_keys_train_on_a_mesh_as_on_one_device(text):
+    changes = {"optimizer": with_clip(0.05), "scan": True, "n_layer": 2, **GROUPS}
+    one = first_losses(assemble_toy(text, "", 1, **changes), 3)
+    many = first_losses(assemble_toy(text, "data=2,tensor=2", 4, **changes), 3)
+    assert many == pytest.approx(one, abs=1e-5)
 
 
 def test_without_the_flag_nothing_is_measured(text):

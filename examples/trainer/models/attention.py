@@ -45,8 +45,7 @@ def attend(
     t = q.shape[1]
     if kv_cache is None or (isinstance(start, int) and start == 0 and t == kv_cache.keys.shape[1]):
         kernel = KERNELS[choose(config, layout, t).kernel]
-        served = q.shape[2] // k.shape[2]  # kernels take as many keys and values as queries
-        keys, values = (jnp.repeat(x, served, axis=2) if served > 1 else x for x in (k, v))
+        keys, values = (for_each_query(x, q) for x in (k, v))
         masked = () if documents is None else (documents,)
         mixed = layout.divide(kernel, ("batch", None, "heads", None), q, keys, values, *masked)
         return mixed, None if kv_cache is None else KV(k, v)  # which fill the cache
@@ -67,6 +66,12 @@ def empty_kv_cache(config: ModelConfig, rows: int) -> Any:
         empty = jnp.zeros((config.n_layer, *shape), empty.dtype)
         return KV(empty, empty)
     return [KV(empty, empty) for _ in range(config.n_layer)]
+
+
+def for_each_query(x: jax.Array, q: jax.Array) -> jax.Array:
+    """Keys or values (B, T, G, K) as often as queries (B, T, H, K), which kernels need."""
+    served = q.shape[2] // x.shape[2]
+    return jnp.repeat(x, served, axis=2) if served > 1 else x
 
 
 class Attention(nnx.Module):
@@ -113,7 +118,7 @@ class Attention(nnx.Module):
         if self.measures and kv_cache is None:
             axes = ("batch", None, "heads", None)
             masked = () if documents is None else (documents,)
-            fixed = (*jax.lax.stop_gradient((q, k)), *masked)
+            fixed = (*jax.lax.stop_gradient((q, for_each_query(k, q))), *masked)
             kept = self.layout.divide(largest_logits, axes, *fixed).max(axis=(0, 1, 3))
         return self.out(mixed.reshape(x.shape)), kept  # [B, T, D]
 
