@@ -16,7 +16,7 @@ SWEEPS = {
     "norms": ("one", "width 64, depth 2, five seeds, both with warm-up"),
 }
 FAMILIES = {"gpt": "GPT", "llama": "LLaMA"}
-LOW, HIGH, WIDTH, LINE = -0.09, 0.07, 268, 26  # nats, nats, pixels, pixels
+LOW, HIGH, WIDTH, LINE = -0.09, 0.07, 262, 26  # nats, nats, pixels, pixels
 
 
 def gaps(sweep: str, family: str) -> dict[str, list[float]]:
@@ -39,7 +39,9 @@ def _points(canvas: Canvas, left: float, y: float, colour: str, gap: list[float]
     canvas.line([(left + place(min(gap)), y), (left + place(max(gap)), y)], colour, 1.5)
     canvas.dot((left + place(mean), y), colour)
     if mean > HIGH:
-        canvas.text((left + WIDTH - 8, y + 4), f"{mean:+.2f} →", anchor="end", colour=colour)
+        canvas.text(
+            (left + WIDTH - 8, y + 4), f"{mean:+.2f} →", anchor="end", colour=colour, size=11
+        )
 
 
 def comparison() -> Canvas:
@@ -50,7 +52,7 @@ def comparison() -> Canvas:
     height = 64 + LINE * len(names)
     canvas = Canvas(760, height + 72, words)
     for column, (family, title) in enumerate(FAMILIES.items()):
-        left = 180 + column * (WIDTH + 24)
+        left = 192 + column * (WIDTH + 24)
         canvas.text((left + WIDTH / 2, 24), title, bold=True)
         for gap in (-0.08, -0.04, 0.0, 0.04):
             x = left + place(gap)
@@ -59,8 +61,8 @@ def comparison() -> Canvas:
         for row, name in enumerate(names):
             y = 58 + row * LINE
             if column == 0:
-                canvas.text((170, y + 4), name.replace(" matched norm", ", matched"), anchor="end")
-            for offset, (sweep, (colour, _)) in zip((-4, 5), SWEEPS.items(), strict=True):
+                canvas.text((182, y + 4), name.replace(" matched norm", ", matched"), anchor="end")
+            for offset, (sweep, (colour, _)) in zip((-6, 6), SWEEPS.items(), strict=True):
                 if gap := measured[sweep, family].get(name):
                     _points(canvas, left, y + offset, colour, gap)
     canvas.text((470, height + 28), "validation loss less Muon's, nats per token: left is better")
