@@ -25,7 +25,7 @@ def test_targets_are_a_kind_and_a_number_or_layout(text, kind, devices):
     assert (target.kind, target.devices) == (kind, devices)
 
 
-@pytest.mark.parametrize("text", ["h100", "h100:0", "h100:12", "h100:2x2", "a100:1", "v5e:"])
+@pytest.mark.parametrize("text", ["h100", "h100:0", "h100:12", "h100:2x2", "b100:1", "v5e:"])
 def test_other_targets_raise(text):
     with pytest.raises(ValueError, match="got"):
         targets.parse(text)

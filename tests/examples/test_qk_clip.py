@@ -131,7 +131,7 @@ def test_a_mesh_and_micro_batches_train_as_one_device(text, accumulate):
     mesh = (CUBE, 8) if accumulate == 1 else ("data=2,tensor=2", 4)
     many = first_losses(assemble_toy(text, *mesh, accumulate=accumulate, **changes), 3)
     free = first_losses(assemble_toy(text, "", 1, **changes | {"optimizer": RULE}), 3)
-    assert many == pytest.approx(one, abs=1e-5)
+    assert many == pytest.approx(one, abs=3e-5)  # sums in another order
     assert abs(one[-1] - free[-1]) > 1e-4
 
 

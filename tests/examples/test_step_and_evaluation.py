@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 import optax_muonplus as omp
+from examples.trainer.data.cache import Dataset
 from examples.trainer.data.loader import Tokens, TokensMeta
 from examples.trainer.runs.metrics import Metrics, read_metrics
 from examples.trainer.runs.recorder import Recorder
@@ -87,7 +89,8 @@ def evaluation(**changes):
     def loss(params, inputs, targets):
         return next_token_loss(uniform(params, inputs), targets)
 
-    return make_evaluate(jax.jit(loss), config, tokens, make_mesh("", jax.devices()[:1])), seen
+    data = Dataset(Tokenizer(models.BPE()), tokens, tokens, key="")
+    return make_evaluate(jax.jit(loss), config, data, make_mesh("", jax.devices()[:1])), seen
 
 
 def test_evaluation_of_a_uniform_model():
