@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus._parameters import beside_updates, flatten_with_names, path_name
+from optax_muonplus.transforms._state_check import update_own_state
 
 _LOW = 0xFFFF  # the bits of a float32 that a bfloat16 has not
 _LARGEST_REMAINDER = 0x7FFF
@@ -88,19 +89,22 @@ def param_remainders(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, RemaindersState]:
-        updates, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
-        old, treedef = jax.tree.flatten(state.remainders)
-        waiting, new = iter(old), list[jax.Array]()
+        _check_given(params)
 
-        def moved(x: jax.Array, step: jax.Array) -> jax.Array:
-            value, remainder = _split(
-                _joined(x, next(waiting, jnp.zeros_like(x, jnp.int16))) + step
-            )
-            new.append(remainder)
-            return value
+        def of_own_state() -> tuple[optax.Updates, RemaindersState]:
+            steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
+            old, treedef = jax.tree.flatten(state.remainders)
+            new = []
 
-        updates = _moved(moved, updates, params)
-        return updates, RemaindersState(inner_state, treedef.unflatten(new))
+            def moved(i: int, x: jax.Array, step: jax.Array) -> jax.Array:
+                value, remainder = _split(_joined(x, old[i]) + step)
+                new.append(remainder)
+                return value
+
+            made = _moved(moved, steps, params)
+            return made, RemaindersState(inner_state, treedef.unflatten(new))
+
+        return update_own_state(of_own_state, init, updates, params, state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -147,36 +151,41 @@ def stochastic_rounding(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, StochasticRoundingState]:
-        updates, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
-        key = jax.random.fold_in(jax.random.key(seed), state.count)
-        numbers = itertools.count()
+        _check_given(params)
 
-        def moved(x: jax.Array, step: jax.Array) -> jax.Array:
-            total = x.astype(jnp.float32) + step
-            noise = jax.random.bits(jax.random.fold_in(key, next(numbers)), x.shape, jnp.uint16)
-            return _high(_bits(total) + jnp.where(jnp.isfinite(total), noise, 0))
+        def of_own_state() -> tuple[optax.Updates, StochasticRoundingState]:
+            steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
+            key = jax.random.fold_in(jax.random.key(seed), state.count)
 
-        updates = _moved(moved, updates, params)
-        return updates, StochasticRoundingState(
-            inner_state, jnp.asarray(optax.safe_increment(state.count))
-        )
+            def moved(i: int, x: jax.Array, step: jax.Array) -> jax.Array:
+                total = x.astype(jnp.float32) + step
+                noise = jax.random.bits(jax.random.fold_in(key, i), x.shape, jnp.uint16)
+                return _high(_bits(total) + jnp.where(jnp.isfinite(total), noise, 0))
+
+            count = jnp.asarray(optax.safe_increment(state.count))
+            return _moved(moved, steps, params), StochasticRoundingState(inner_state, count)
+
+        return update_own_state(of_own_state, init, updates, params, state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _moved(
-    move: Callable[[jax.Array, jax.Array], jax.Array],
+    move: Callable[[int, jax.Array, jax.Array], jax.Array],
     updates: optax.Updates,
     params: optax.Params | None,
 ) -> optax.Updates:
-    """Updates that bring parameters in bfloat16 to where ``move`` puts them, exactly."""
-    if params is None:
-        raise ValueError("Rounding needs the parameters: call tx.update(grads, state, params).")
+    """Updates that bring parameters in bfloat16 to where ``move`` puts them, exactly.
+
+    It gets the number of each of them, the parameter, and its step in float32.
+    """
+    numbers = itertools.count()
 
     def of(update: jax.Array, x: jax.Array) -> jax.Array:
         if not _is_bfloat16(x):
             return update
-        return move(x, update.astype(jnp.float32)).astype(jnp.float32) - x.astype(jnp.float32)
+        moved = move(next(numbers), x, update.astype(jnp.float32))
+        return moved.astype(jnp.float32) - x.astype(jnp.float32)
 
     return jax.tree.map(of, updates, beside_updates(updates, params))
 
@@ -214,6 +223,11 @@ def _high(bits: jax.Array) -> jax.Array:
 
 def _is_bfloat16(x: Any) -> bool:
     return jnp.result_type(x) == jnp.bfloat16
+
+
+def _check_given(params: optax.Params | None) -> None:
+    if params is None:
+        raise ValueError("Rounding needs the parameters: call tx.update(grads, state, params).")
 
 
 def _check_dtypes(params: optax.Params) -> None:

@@ -124,6 +124,37 @@ def test_infinite_and_replaced_parameters(wrapped):
     assert (np.abs(np.asarray(optax.apply_updates(zero, updates), np.float32)) < 1e-38).all()
 
 
+def test_sums_in_the_middle_go_to_the_even_neighbour():
+    """Where a remainder would be one more than 16 bits hold, and one unit is lost."""
+    params = jnp.asarray([1.0, 1 + 2**-7], jnp.bfloat16)
+    found, state = taken(param_remainders(optax.scale(1.0)), params, [jnp.full(2, 2.0**-8)])[-1]
+    np.testing.assert_array_equal(np.asarray(found, np.float32), [1.0, 1 + 2**-6])
+    np.testing.assert_array_equal(state.remainders, [0x7FFF, -0x8000])
+
+
+@pytest.mark.parametrize("wrapped", [param_remainders, stochastic_rounding])
+def test_nan_of_any_bits_stays_nan(wrapped):
+    """NVIDIA's has all of them, so that a sum with noise would be -0."""
+    nan = np.full(1000, 0x7FFFFFFF, np.uint32).view(np.float32)
+    zeros = jnp.zeros(1000, jnp.bfloat16)
+    found = taken(wrapped(optax.identity()), zeros, [nan])
+    assert np.isnan(np.asarray(found[0][0], np.float32)).all()
+
+
+@pytest.mark.parametrize("wrapped", [param_remainders, stochastic_rounding])
+def test_states_of_others_are_refused(wrapped):
+    tx, params = wrapped(optax.sgd(0.1)), {"a": jnp.ones(3, jnp.bfloat16)}
+    with pytest.raises(ValueError, match="state of another optimizer"):
+        tx.update(params, optax.sgd(0.1).init(params), params)
+
+
+def test_state_of_other_parameters_is_refused():
+    tx, params = param_remainders(optax.sgd(0.1)), {"a": jnp.ones(3, jnp.bfloat16)}
+    state = tx.init({"a": jnp.ones(3)})
+    with pytest.raises(ValueError, match="state does not fit the parameters"):
+        tx.update(params, state, params)
+
+
 @pytest.mark.parametrize("wrapped", [param_remainders, stochastic_rounding])
 def test_wider_parameters_get_the_updates_of_the_inner_one(wrapped):
     inner = omp.muonplus(0.02, weight_decay=0.1)
