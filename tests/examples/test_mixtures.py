@@ -125,9 +125,7 @@ def test_settings_that_name_several_texts_are_refused(changes, said):
 def folder(tmp_path_factory):
     """A tokenizer, a prepared folder and one with .bin files."""
     root = tmp_path_factory.mktemp("texts")
-    words = texts.make_tokenizer(root / "tokenizer.json")
-    texts.prepared(root / "web", words, 0)
-    texts.bins(root / "code", words, 1)
+    texts.of_two_kinds(root)
     return root
 
 

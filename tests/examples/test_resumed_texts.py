@@ -20,9 +20,7 @@ OFTEN = "--checkpoint-every 2 --eval-every 2 --eval-batches 1 --sample-tokens 2"
 def folder(tmp_path_factory):
     """A text of each kind, with one tokenizer."""
     root = tmp_path_factory.mktemp("texts")
-    words = texts.make_tokenizer(root / "tokenizer.json")
-    texts.prepared(root / "web", words, 0)
-    texts.bins(root / "code", words, 1)
+    texts.of_two_kinds(root)
     texts.as_on_the_hub(root / "rows", 2)
     return root
 

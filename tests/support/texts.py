@@ -46,3 +46,10 @@ def as_on_the_hub(folder: Path, seed: int, field: str = "text") -> Path:
     rows = [{"id": i, field: text} for i, text in enumerate(documents(seed))]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+def of_two_kinds(root):
+    """A tokenizer, a prepared folder `web` and one with .bin files, `code`."""
+    words = make_tokenizer(root / "tokenizer.json")
+    prepared(root / "web", words, 0)
+    bins(root / "code", words, 1)
