@@ -58,7 +58,8 @@ def placed(config: Any, target: targets.Target) -> Any:
     mesh = Mesh(targets.devices(target).reshape(config.experts, -1), ("expert", "data"))
     shapes = trees.shapes(config.size, dtype=config.dtype)
     tree = meshes.placed(shapes, mesh, "data,expert", "expert")
-    return trees.scanned(tree) if config.scanned else tree
+    tree = trees.scanned(tree) if config.scanned else tree
+    return meshes.row_by_row(tree) if config.row_by_row else tree
 
 
 def optimizer(
@@ -117,12 +118,12 @@ def maxtext(tree: Any, checkout: Path | None) -> Any:
     return muon.muon(0.02, muon_weight_dimension_numbers=numbers, use_all_to_all=True)
 
 
-def figures(
-    name: str, tree: Any, target: targets.Target, maxtext_checkout: Path | None, heads: int | None
-) -> dict[str, Any]:
+def figures(name: str, config: Any, target: targets.Target) -> dict[str, Any]:
     """Compiles the update of one row for ``target`` and reads its program."""
-    tx = optimizer(name, tree, maxtext_checkout, heads)
-    compiled = compile_update(tx, tree, options=target.compiler_options)
+    tree = placed(config, target)
+    tx = optimizer(name, tree, config.maxtext, config.per_head)
+    options = target.compiler_options
+    compiled = compile_update(tx, tree, options=options, stored_alike=config.row_by_row)
     program = hlo.read_program(compiled.program)
     if target.is_gpu:
         work = gpu.most_work(program, target.rates)

@@ -33,6 +33,8 @@ class Config(trees.Options):
     """Groups of devices that have different experts; rows are cut over the devices of a group."""
     scanned: bool = False
     """One leaf for a kernel of all layers, with a leading axis, in place of one leaf a layer."""
+    row_by_row: bool = False
+    """Store stacked matrices in the order of their axes, in place of the compiler's choice."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of parameters and gradients, and so of Optax's products."""
     per_head: int | None = None
@@ -64,9 +66,7 @@ def main(config: Config) -> None:
     if unknown := sorted({*config.rows, *([config.row] if config.row else [])} - set(ROWS)):
         raise SystemExit(f"There is no row {', '.join(unknown)}. Rows are {', '.join(ROWS)}.")
     if config.row is not None:
-        tree = accelerator_row.placed(config, target)
-        one = accelerator_row.figures(config.row, tree, target, config.maxtext, config.per_head)
-        print(json.dumps(one))
+        print(json.dumps(accelerator_row.figures(config.row, config, target)))
         return
     jax.config.update("jax_platforms", "cpu")  # plugins would complain of devices that are missing
     rows = {}
@@ -166,7 +166,8 @@ def file_name(config: Config) -> str:
     """Says what was compiled, for which devices."""
     heads = ["per-head"] if config.per_head else []
     spread = [f"experts{config.experts}"] if config.experts > 1 else []
-    form = [*["scanned"] * config.scanned, *config.changed, *heads, *spread]
+    stored = [*["scanned"] * config.scanned, *["row-by-row"] * config.row_by_row]
+    form = [*stored, *config.changed, *heads, *spread]
     parts = ["accelerators", config.target.replace(":", "-"), config.tree, *form, config.dtype]
     return "-".join(parts)
 

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
 from benchmarks import accelerator_row, accelerators, meshes, trees
+from benchmarks.compiled import compile_update
 from examples.compiled_programs import targets
 
 
@@ -88,6 +89,22 @@ def test_scanned_layers_are_the_same_matrices_in_one_leaf():
     assert labels["blocks"]["norm_1"]["scale"] != "muon"
 
 
+def test_row_by_row_stacks_arguments_and_results_have_the_order_of_their_axes():
+    tree = trees.scanned(
+        meshes.placed(trees.shapes(trees.Size(16, 3, 64, True)), one_device(), "-")
+    )
+    tx = accelerator_row.optimizer("omp.muonplus:bfloat16", tree)
+    program = compile_update(tx, meshes.row_by_row(tree), stored_alike=True).program
+    for formats in (program.input_formats[0][0], program.output_formats[0]):
+        layouts = {leaf.layout.major_to_minor for leaf in jax.tree.leaves(formats)}
+        assert layouts == {(0,), (0, 1), (0, 1, 2)}
+    assert meshes.row_by_row(tree)["norm_out"]["scale"].format.layout is None
+
+
+def one_device():
+    return jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+
+
 def test_every_row_makes_its_optimizer():
     sharding = NamedSharding(meshes.simulated("data=8"), P("data"))
     tree = {"q": {"kernel": jax.ShapeDtypeStruct((16, 16), jnp.bfloat16, sharding=sharding)}}
@@ -103,7 +120,7 @@ def test_every_row_makes_its_optimizer():
 def test_heads_of_separate_and_scanned_layers_are_cut(scanned):
     tree = trees.shapes(trees.Size(16, 3, 64, gated=True))
     tree = trees.scanned(tree) if scanned else tree
-    place = NamedSharding(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), P())
+    place = NamedSharding(one_device(), P())
     tree = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
     rule = functools.partial(accelerator_row.optimizer, "omp.muonplus:bfloat16", tree)
     jax.eval_shape(rule(head_size=4).init, tree)
