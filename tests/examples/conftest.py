@@ -1,13 +1,32 @@
-"""Fixtures of the tests of the trainer: one device, and a trained model that tests share."""
+"""Fixtures of the tests of the trainer: programs, one device, and a trained model, all shared."""
 
+import contextlib
 import dataclasses
+import functools
+import unittest.mock
 
 import jax
 import pytest
 
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
+from examples.trainer.models import sampling
+from examples.trainer.parity import replay
+from examples.trainer.runs import branches
+from examples.trainer.training import program, setup
 from tests.support.trainer import on_devices, train
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs():
+    """Tests share programs. The trainer keeps only the last one, since a run needs no other."""
+    keep = functools.lru_cache(maxsize=32)
+    make, steps = (keep(x.__wrapped__) for x in (program.make_program, sampling.make_steps))
+    with contextlib.ExitStack() as patches:
+        for module in (setup, replay, trained, branches):
+            patches.enter_context(unittest.mock.patch.object(module, "make_program", make))
+        patches.enter_context(unittest.mock.patch.object(sampling, "make_steps", steps))
+        yield
 
 
 @pytest.fixture(scope="module")
