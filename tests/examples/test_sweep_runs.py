@@ -45,11 +45,9 @@ def done(one_device, tmp_path_factory, text):
     """A sweep that was never stopped: 2 methods x (2 rates + 1 seed)."""
     root = tmp_path_factory.mktemp("sweeps")
     build = optimizers.build
-    program.make_program.cache_clear()
+    program.make_program.cache_clear()  # the trainer's own, which is not that of other tests
     with (
-        unittest.mock.patch.object(
-            setup, "make_program", program.make_program
-        ),  # the trainer's own
+        unittest.mock.patch.object(setup, "make_program", program.make_program),
         unittest.mock.patch.object(optimizers, "build", side_effect=build) as built,
     ):
         assert run(text, root) == 0
