@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import io
 import unittest.mock
 
 import jax
@@ -12,7 +13,7 @@ from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.models import sampling
 from examples.trainer.parity import replay
-from examples.trainer.runs import branches
+from examples.trainer.runs import branches, plots, summary
 from examples.trainer.training import program, setup
 from tests.support.trainer import on_devices, train
 
@@ -26,6 +27,21 @@ def programs():
         for module in (setup, replay, trained, branches):
             patches.enter_context(unittest.mock.patch.object(module, "make_program", make))
         patches.enter_context(unittest.mock.patch.object(sampling, "make_steps", steps))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pictures():
+    """Runs share the first picture of losses: to draw one takes as long as a toy's training."""
+
+    drawn = io.BytesIO()
+
+    def plot_losses(records, title, file):
+        if not drawn.getvalue():
+            plots.plot_losses(records, title, drawn)
+        file.write(drawn.getvalue())
+
+    with unittest.mock.patch.object(summary, "plot_losses", plot_losses):
         yield
 
 
