@@ -13,7 +13,7 @@ from tests.support.trainer import assemble_toy, first_losses
 def test_bfloat16_parameters_halve_the_state(text):
     changes = {"compute_dtype": "bfloat16", "scan": True, "accumulate": 2, "batch_size": 16}
     half, mixed = (
-        assemble_toy(text, param_dtype=dtype, **changes) for dtype in ("bfloat16", "float32")
+        assemble_toy(text, "", 1, param_dtype=dtype, **changes) for dtype in ("bfloat16", "float32")
     )
 
     def sizes(tree):
