@@ -1,5 +1,6 @@
 """Settings that must be made before JAX starts: platform, eight CPU devices, compilation cache."""
 
+import gc
 import inspect
 import os
 import pathlib
@@ -10,6 +11,8 @@ from tests.support import platforms
 PLATFORM = platforms.chosen(os.environ)
 os.environ["JAX_PLATFORMS"] = platforms.jax_platforms(PLATFORM)
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+# Tracing makes many objects that live on: looking for garbage among them so often costs a tenth.
+gc.set_threshold(100_000, 20, 20)
 # Compilation is most of the suite's time; the second run reads it from here, also in another
 # checkout.
 _CACHES = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")

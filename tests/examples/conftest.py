@@ -1,13 +1,48 @@
-"""Fixtures of the tests of the trainer: one device, and a trained model that tests share."""
+"""Fixtures of the tests of the trainer: programs, one device, and a trained model, all shared."""
 
+import contextlib
 import dataclasses
+import functools
+import io
+import unittest.mock
 
 import jax
 import pytest
 
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
+from examples.trainer.models import sampling
+from examples.trainer.parity import replay
+from examples.trainer.runs import branches, plots, summary
+from examples.trainer.training import program, setup
 from tests.support.trainer import on_devices, train
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs():
+    """Tests share programs. The trainer keeps only the last one, since a run needs no other."""
+    keep = functools.lru_cache(maxsize=32)
+    make, steps = (keep(x.__wrapped__) for x in (program.make_program, sampling.make_steps))
+    with contextlib.ExitStack() as patches:
+        for module in (setup, replay, trained, branches):
+            patches.enter_context(unittest.mock.patch.object(module, "make_program", make))
+        patches.enter_context(unittest.mock.patch.object(sampling, "make_steps", steps))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pictures():
+    """Runs share the first picture of losses: to draw one takes as long as a toy's training."""
+
+    drawn = io.BytesIO()
+
+    def plot_losses(records, title, file):
+        if not drawn.getvalue():
+            plots.plot_losses(records, title, drawn)
+        file.write(drawn.getvalue())
+
+    with unittest.mock.patch.object(summary, "plot_losses", plot_losses):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ from tests.support.trainer import STEPS, assemble_toy, losses, on_devices, stop_
 
 DECAY = 0.8
 KEEP = ("--keep-every", "1")  # all checkpoints
+# A network that can be exported, and a rule that is traced in a moment.
+GIVEN = ("--model.final-norm", "layer", "--optimizer.name", "adamw")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_a_run_without_it_has_the_state_that_it_had(text):
 def run(tmp_path_factory, text):
     root = tmp_path_factory.mktemp("ema")
     with on_devices(1):
-        assert train(text, root, "--name", "x", "--ema", "0.9", "--model.final-norm", "layer") == 0
+        assert train(text, root, "--name", "x", "--ema", "0.9", *GIVEN) == 0
     return root / "x"
 
 
@@ -100,7 +102,7 @@ def test_it_is_evaluated_loaded_and_exported(run, text, tmp_path, capsys):
 
 def test_training_is_the_same_with_it(run, text, tmp_path):
     with on_devices(1):
-        assert train(text, tmp_path, "--name", "y", "--model.final-norm", "layer") == 0
+        assert train(text, tmp_path, "--name", "y", *GIVEN) == 0
     assert losses(tmp_path / "y") == losses(run)
 
 
@@ -119,8 +121,8 @@ def test_the_tail_of_a_run_that_was_stopped_is_the_mean_of_its_last_steps(text, 
     run = tmp_path / "x"
     with on_devices(2):
         with stop_at(STEPS - 4, lambda: signal.raise_signal(signal.SIGINT)):
-            flags = ["--name", "x", "--tail", "0.25", "--model.final-norm", "layer"]
-            assert train(text, tmp_path, *flags, *KEEP) == 130
+            flags = ["--name", "x", "--tail", "0.25", *GIVEN, *KEEP]
+            assert train(text, tmp_path, *flags) == 130
         assert main(["--resume", str(run), *KEEP]) == 0
         tail = range(STEPS - 5, STEPS + 1)
         each = [trained.load(CheckpointRef(run, step=i)).params for i in tail]

@@ -109,25 +109,21 @@ def test_checkpoint_metadata_has_settings_step_and_rows(finished):
     assert "mesh" not in written["config"]  # nor does anything else say where it was computed
 
 
-def test_sigterm_then_resume_on_a_mesh_gives_the_same_losses(tmp_path, text, finished, capsys):
+def test_sigterm_then_resume_on_any_mesh_gives_the_same_losses(tmp_path, text, finished, capsys):
     with stop_at(11, lambda: signal.raise_signal(signal.SIGTERM)):
         assert train(text, tmp_path, "--name", "x", "--mesh", CUBE) == 143
     folder = tmp_path / "x"
     assert 11 <= saved_step(folder) <= 12
     assert f"python -m examples.train --resume {folder}" in capsys.readouterr().out
+    elsewhere = shutil.copytree(folder, tmp_path / "y")
     assert main(["--resume", str(folder), "--mesh", CUBE]) == 0
     for kind in ("train_loss", "val_loss"):
         assert losses(folder, kind) == losses(finished, kind)
     assert (folder / "sample.txt").read_text() == (finished / "sample.txt").read_text()
-
-
-def test_resume_on_another_mesh_gives_equal_losses(tmp_path, text, finished, capsys):
-    with stop_at(11, lambda: signal.raise_signal(signal.SIGTERM)):
-        assert train(text, tmp_path, "--name", "x", "--mesh", CUBE) == 143
     with on_devices(2):
-        assert main(["--resume", str(tmp_path / "x"), "--mesh", "data=2"]) == 0
+        assert main(["--resume", str(elsewhere), "--mesh", "data=2"]) == 0
     assert "mesh   2 cpu devices, data=2 fsdp=1 tensor=1" in capsys.readouterr().out
-    one, other = losses(tmp_path / "x"), losses(finished)
+    one, other = losses(elsewhere), losses(finished)
     assert list(one.values()) == pytest.approx(list(other.values()), abs=1e-5)
 
 
@@ -177,10 +173,8 @@ def test_checkpoint_with_truncated_arrays_is_named(tmp_path, finished):
     assert list(losses(folder)) == list(range(1, STEPS + 1))
 
 
-def test_edited_config_is_refused(tmp_path, text, capsys):
-    with stop_at(3, lambda: signal.raise_signal(signal.SIGTERM)):
-        assert train(text, tmp_path, "--name", "x") == 143
-    path = tmp_path / "x" / "config.json"
+def test_edited_config_is_refused(tmp_path, finished, capsys):
+    path = shutil.copytree(finished, tmp_path / "x") / "config.json"
     written = path.read_text()
     for name, was, now in [("batch_size", "8", "16"), ("name", '"muonplus"', '"adamw"')]:
         path.write_text(written.replace(f'"{name}": {was}', f'"{name}": {now}'))
@@ -200,7 +194,7 @@ def test_killed_while_saving_then_resume_gives_the_same_losses(tmp_path, text, t
     flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--checkpoint-every=1"]
     folder = tmp_path / "killed"
     command = [*flags, "--name", "killed"]
-    for step in (0, 4, 12):
+    for step in (0, 8):
         process = run_shell(*command)
         wait_for(lambda step=step: saving_after(folder / "checkpoints", step), process)
         process.kill()
@@ -224,7 +218,8 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path, text):
     assert process.returncode == 2
     assert f"cannot save to {tmp_path}/x/checkpoints" in shown and "make room" in shown
     assert 8 <= saved_step(tmp_path / "x") < 120
-    assert main(["--resume", str(tmp_path / "x")]) == 0
+    with on_devices(1):
+        assert main(["--resume", str(tmp_path / "x")]) == 0
     assert saved_step(tmp_path / "x") == 120
     assert list(losses(tmp_path / "x")) == list(range(1, 121))
 
@@ -241,10 +236,10 @@ def test_unwritable_metrics_are_reported_and_resumable(tmp_path, text, capsys):
 
     full = os.open("/dev/full", os.O_WRONLY)
     with unittest.mock.patch.object(Metrics, "__init__", remember), stop_at(9, fill_up):
-        assert train(text, tmp_path, "--name", "x") == 2
+        assert train(text, tmp_path, "--name", "x", "--mesh", CUBE) == 2
     os.close(full)
     shown = capsys.readouterr().err
     assert f"cannot write {tmp_path}/x/metrics.jsonl: No space left" in shown
     assert saved_step(tmp_path / "x") == 8
-    assert main(["--resume", str(tmp_path / "x")]) == 0
+    assert main(["--resume", str(tmp_path / "x"), "--mesh", CUBE]) == 0
     assert list(losses(tmp_path / "x")) == list(range(1, STEPS + 1))

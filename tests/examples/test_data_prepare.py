@@ -16,7 +16,7 @@ from examples.trainer.data.prepare import prepare
 from examples.trainer.data.shards import Stamp, Writer, open_shards, shard_path
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
-from tests.support.trainer import losses, quiet, train
+from tests.support.trainer import losses, on_devices, quiet, train
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -112,9 +112,10 @@ def test_a_file_is_not_held_in_memory(files, monkeypatch):
 def test_a_run_trains_on_what_was_prepared(files, tmp_path):
     assert prepared(files) == 0
     flags = ["--data.source", "prepared", "--name", "x", "--eval-batches", "1"]
-    assert train(files.parent / "out", tmp_path, *flags) == 0
+    with on_devices(1):
+        assert train(files.parent / "out", tmp_path, *flags) == 0
+        assert main(["--resume", str(tmp_path / "x")]) == 0
     assert min(losses(tmp_path / "x").values()) < 6
-    assert main(["--resume", str(tmp_path / "x")]) == 0
 
 
 @pytest.mark.parametrize(

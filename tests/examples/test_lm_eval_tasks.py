@@ -1,5 +1,6 @@
 """The tasks of lm_eval on a trained model, from local files."""
 
+import functools
 import json
 import math
 import unittest.mock
@@ -25,7 +26,9 @@ QUESTIONS = [
 
 @pytest.fixture
 def questions(tmp_path, monkeypatch):
-    """A folder with tasks of each kind over a local file."""
+    """A folder with tasks of each kind over a local file; of lm_eval's own none is read."""
+    own_only = functools.partial(lm_eval_model.TaskManager, include_defaults=False)
+    monkeypatch.setattr(lm_eval_model, "TaskManager", own_only)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(q) + "\n" for q in QUESTIONS))
     shared = (
@@ -107,8 +110,9 @@ def test_answers_end_where_they_are_told_to(model):
 
 
 def test_unknown_task_and_missing_data_are_refused(trained_run, capsys, questions):
-    assert tasks.main([str(trained_run), "--tasks", "colours"]) == 2
-    assert "there is no task colours" in capsys.readouterr().err
+    given = [str(trained_run), "--include", str(questions), "--tasks"]
+    assert tasks.main([*given, "choose", "colours"]) == 2
+    assert "there is no task colours:" in capsys.readouterr().err
     (questions / "q.jsonl").unlink()
-    assert tasks.main([str(trained_run), "--tasks", "choose", "--include", str(questions)]) == 2
+    assert tasks.main([*given, "choose"]) == 2
     assert "cannot be read" in capsys.readouterr().err

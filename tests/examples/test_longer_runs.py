@@ -16,6 +16,8 @@ from tests.support.trainer import STEPS, losses, saved_step, stop_at, train
 
 pytestmark = pytest.mark.usefixtures("one_device")
 MORE = 32
+# A rule that is traced in a moment, since each number of steps has a program of its own.
+RULE = ("--optimizer.name", "adamw", "--optimizer.learning-rate", "0.02")
 
 
 def rates(run):
@@ -27,10 +29,18 @@ def rate(**settings):
     return lambda step, steps: float(optimizers.schedule(rule, 1.0, steps)(step))
 
 
+@pytest.fixture(scope="module")
+def short(one_device, tmp_path_factory, text):
+    """A finished run of 24 steps, with checkpoints of steps 16 and 24."""
+    root = tmp_path_factory.mktemp("short")
+    assert train(text, root, "--name", "x", *RULE) == 0
+    return root / "x"
+
+
 @pytest.fixture
-def finished(trained_run, tmp_path):
-    """A copy of a finished run of 24 steps, with checkpoints of steps 16 and 24."""
-    return shutil.copytree(trained_run, tmp_path / "x")
+def finished(short, tmp_path):
+    """A copy of that run."""
+    return shutil.copytree(short, tmp_path / "x")
 
 
 def test_a_stretched_run_has_the_rates_of_a_long_one(finished, tmp_path, text, capsys):
@@ -48,7 +58,7 @@ def test_a_stretched_run_has_the_rates_of_a_long_one(finished, tmp_path, text, c
 
 def test_a_run_extended_before_its_rates_fell_is_one_long_run(tmp_path, text):
     """Up to the end of the constant part of the short run, both runs are the same."""
-    hold = ("--optimizer.hold-share", "0.5")
+    hold = (*RULE, "--optimizer.hold-share", "0.5")
     assert train(text, tmp_path, "--name", "long", *hold, "--steps", "32") == 0
     with stop_at(8, lambda: signal.raise_signal(signal.SIGTERM)):
         assert train(text, tmp_path, "--name", "short", *hold) == 143

@@ -47,7 +47,6 @@ def of_all_logits(x, head, targets):
 @pytest.mark.parametrize(
     ("vocabulary", "mesh", "rows"),
     [
-        (32_000, None, B),
         (50_257, None, B),
         (51, CUBE, B),  # 51 words, 2 shards
         (51, "fsdp=8", 4),  # fewer rows than devices

@@ -79,7 +79,7 @@ def test_older_run_is_sampled_as_the_network_that_it_is(finished, tmp_path, caps
 
 def test_sweep_of_the_older_network_continues_with_its_flags_only(tmp_path, text, capsys):
     toy = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--name", "s"]
-    toy += ["--grid.optimizers", "muon", "--grid.rates", "0.01"]
+    toy += ["--grid.optimizers", "muonplus", "--grid.norms", "col_row", "--grid.rates", "0.01"]
     assert sweep.main([*toy, *OLDER]) == 0
     without_added(tmp_path / "s" / "sweep.json", "base", "model")
     assert sweep.main([*toy, *OLDER]) == 0

@@ -185,10 +185,12 @@ def test_adamw_decays_each_group_by_its_own():
         np.testing.assert_allclose(after["wte"]["embedding"], expected, rtol=1e-6)
 
 
+SIZED = sorted({*RULES} - {"adamw", "turbo_muon", "hyperball", "muown"})
+
+
 @pytest.mark.parametrize(
-    "name", [name for name in RULES if name not in ("adamw", "turbo_muon", "hyperball", "muown")]
+    ("name", "matched"), [*((name, False) for name in SIZED), ("muonplus", True)]
 )
-@pytest.mark.parametrize("matched", [False, True])
 def test_the_table_has_the_size_of_updates(name, matched):
     """At learning rate 1, with an exact polar factor, of a kernel 16 x 64 and of one 64 x 16."""
     config = OptimizerConfig(
@@ -229,7 +231,8 @@ def test_per_head_is_described(family, scan):
     assert f"16x16x{layers} " in lines[f"{where}/attn/out/kernel"]
 
 
-@pytest.mark.parametrize("name", sorted({*RULES} - {"adamw"}))
+# test_fused_projection.py has the three others, with queries, keys and values in one kernel.
+@pytest.mark.parametrize("name", sorted({*RULES} - {"adamw", "muonplus", "muon", "normuon"}))
 def test_per_head_updates_each_head_as_if_it_were_alone(name):
     config = OptimizerConfig(name=name, clip_norm=None)
     grad, kernel = jax.random.normal(jax.random.key(0), (2, 16, 12))

@@ -1,12 +1,15 @@
 """The trainer repeats trainings of PyTorch, and says where a file or the arithmetic is another."""
 
+import dataclasses
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tyro
 
 from examples.parity import main
+from examples.trainer.parity.settings import Parity, optimizer_for
 
 FILE = Path(__file__).parent / "published_training.npz"
 HEADS = ("--heads", "2")
@@ -40,14 +43,22 @@ def file_of(tmp_path):
     return write
 
 
-def test_trainings_of_the_paper_are_repeated(capsys):
-    assert main([str(FILE), *HEADS]) == 0
+def test_trainings_of_the_paper_are_repeated(file_of, capsys):
+    """Of each family, and with each norm; the file has them all."""
+    norms = {"gpt": ("none", "row", "row_col"), "llama": ("col", "col_row")}
+    wanted = {(f, what) for f, names in norms.items() for what in ("logits", *names)}
+    assert main([file_of(with_norms(norms)), *HEADS]) == 0
     found = rows(capsys.readouterr().out)
-    norms = ("none", "col", "row", "col_row", "row_col")
-    assert found.keys() == {(f, what) for f in ("gpt", "llama") for what in ("logits", *norms)}
+    assert found.keys() == wanted
     for (family, what), (size, _) in found.items():
         # Sums of 24-bit numbers in another order; 40 steps let some differences grow tenfold.
         assert size < (1e-6 if what == "logits" else 5e-6), (family, what)
+
+
+def with_norms(norms):
+    """The arrays of the file, with the losses of some norms of each family."""
+    kept = {f"{family}/losses/{norm}" for family, names in norms.items() for norm in names}
+    return {name: x for name, x in ARRAYS.items() if "/losses/" not in name or name in kept}
 
 
 def test_one_family_and_wider_integers(file_of, capsys):
@@ -87,17 +98,28 @@ def test_a_training_that_diverges_differs(file_of, capsys):
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "field", "value"),
     [
-        ["--optimizer.warmup-start", "None"],
-        ["--llama-schedule", "constant_linear", "--optimizer.hold-share", "0.5"],
-        ["--llama-floor", "0.5"],
-        ["--optimizer.clip-norm", "0.1"],
-        ["--optimizer.adam-weight-decay", "0"],
+        (["--optimizer.warmup-start", "None"], "warmup_start", None),
+        (["--llama-schedule", "constant_linear"], "schedule", "constant_linear"),
+        (["--optimizer.hold-share", "0.5"], "hold_share", 0.5),
+        (["--llama-floor", "0.5"], "schedule_floor", 0.5),
+        (["--optimizer.clip-norm", "0.1"], "clip_norm", 0.1),
+        (["--optimizer.adam-weight-decay", "0"], "adam_weight_decay", 0.0),
     ],
-    ids=lambda flags: flags[0],
+    ids=lambda flags: flags[0] if isinstance(flags, list) else "",
 )
-def test_flags_reach_the_trainer(flags, file_of, capsys):
+def test_flags_are_settings_of_the_rule(flags, field, value):
+    plain, found = (
+        optimizer_for(tyro.cli(Parity, args=[str(FILE), *HEADS, *own]), "llama", "col_row")
+        for own in ([], flags)
+    )
+    assert getattr(plain, field) != value
+    assert found == dataclasses.replace(plain, **{field: value})
+
+
+def test_the_settings_of_the_rule_reach_the_trainer(file_of, capsys):
+    flags = ["--llama-floor", "0.5"]
     assert main([file_of(LLAMA), *HEADS, *flags, "--tolerance", "1e-4"]) == 1
     found = rows(capsys.readouterr().out)
     assert found["llama", "logits"][0] < 1e-6

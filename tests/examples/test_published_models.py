@@ -97,11 +97,11 @@ def test_parameters_of_the_published_gpt():
     ],
 )
 def test_output_projections_begin_smaller_in_deeper_models(config, scaled, scan):
-    _, params = split(dataclasses.replace(config, d_model=96, n_layer=8, scan=scan))
+    _, params = split(dataclasses.replace(config, d_model=96, scan=scan))  # of two layers
     for path, x in leaves(params).items():
         if path.endswith(("kernel", "embedding")):
             smaller = scaled and path.endswith(("out/kernel", "down/kernel"))
-            assert np.std(x) == pytest.approx(0.005 if smaller else 0.02, rel=0.06), path
+            assert np.std(x) == pytest.approx(0.01 if smaller else 0.02, rel=0.06), path
 
 
 def test_epsilons_of_norms():

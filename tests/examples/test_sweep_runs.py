@@ -17,7 +17,7 @@ from examples.experiments.sweeps.grid import Grid, Trial
 from examples.experiments.sweeps.ledger import Ledger
 from examples.experiments.sweeps.results import MUON
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers
+from examples.trainer.training import optimizers, program, setup
 from tests.support.imported import Started
 from tests.support.sweep_results import PLUS, result
 from tests.support.trainer import (
@@ -45,7 +45,11 @@ def done(one_device, tmp_path_factory, text):
     """A sweep that was never stopped: 2 methods x (2 rates + 1 seed)."""
     root = tmp_path_factory.mktemp("sweeps")
     build = optimizers.build
-    with unittest.mock.patch.object(optimizers, "build", side_effect=build) as built:
+    program.make_program.cache_clear()  # the trainer's own, which is not that of other tests
+    with (
+        unittest.mock.patch.object(setup, "make_program", program.make_program),
+        unittest.mock.patch.object(optimizers, "build", side_effect=build) as built,
+    ):
         assert run(text, root) == 0
     # For the first state and for the step of each method: rates and seeds share what is compiled.
     assert built.call_count == 2 * 2

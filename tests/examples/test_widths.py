@@ -38,7 +38,8 @@ def test_a_check_measures_each_width_once(text, tmp_path):
 
 def test_the_change_is_that_since_the_start(text, tmp_path):
     """Without updates nothing has changed; the initial activations are what is left."""
-    flags = [*MODEL, *GRID[:-1], "0", "--data.paths", str(text), "--out", str(tmp_path)]
+    given = ["--widths", "16", "--updates", "0"]
+    flags = [*MODEL, *GRID, *given, "--data.paths", str(text), "--out", str(tmp_path)]
     asked = coordinates.parse(flags)
     for record in coordinates.read(coordinates.run(asked)):
         assert set(record["changes"].values()) == {0.0} == set(record["last_update"].values())

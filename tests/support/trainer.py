@@ -1,6 +1,7 @@
 """Toy runs of the trainer: their flags, their files, and ways to stop or disturb them."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -112,13 +113,23 @@ def losses_are(broken, loss=math.nan):
 
 def assemble_toy(text, mesh=CUBE, devices=8, **changes):
     """The setup of the toy, with some fields of its model and of its run changed."""
-    config = command_line.parse([*TOY, "--data.paths", str(text)])[0].config
+    config = _toy_config(text)
     run_changes = {k: v for k, v in changes.items() if hasattr(config, k)}
     model_changes = {k: v for k, v in changes.items() if k not in run_changes}
     model = dataclasses.replace(config.model, **model_changes)
     config = dataclasses.replace(config, model=model, **run_changes)
     placed = sharding.make_mesh(mesh, jax.devices()[:devices])
-    return assemble(config, prepare(config.data, quiet), placed)
+    return assemble(config, _prepared(config.data), placed)
+
+
+@functools.cache
+def _toy_config(text):
+    return command_line.parse([*TOY, "--data.paths", str(text)])[0].config
+
+
+@functools.cache
+def _prepared(data):
+    return prepare(data, quiet)
 
 
 def first_losses(setup, steps=3):
