@@ -126,8 +126,14 @@ def of_one_device(name):
 
 
 @pytest.mark.several_devices
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        *((name, AxisType.Auto) for name in NAMES),
+        # Those with a state of their own, a loop of their own, and a projection by parameters.
+        *((name, AxisType.Explicit) for name in (*STATES, "aurora", "mano")),
+    ],
+)
 def test_sharded_parameters_get_the_update_of_one_device(name, kind):
     params, grads = trees(shapes=LARGE)
     mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), (kind, kind))
