@@ -49,8 +49,8 @@ WITH_EVERY_NORM = ("jordan", "svd")
 
 
 @pytest.mark.parametrize("name", ORTHOGONALIZERS)
-def test_every_table_and_every_norm_with_and_without_nesterov(name):
-    """Three steps on tall, wide and square matrices.
+def test_every_table_with_every_norm_with_and_without_nesterov(name):
+    """Three steps on tall, wide and square matrices; every norm with two of the tables.
 
     Not under jit, where each of the variants would be compiled as a whole: the iteration has a jit
     of its own, which they share.
