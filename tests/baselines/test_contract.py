@@ -1,5 +1,7 @@
 """The baselines' layouts, state, dtypes, partition, sharding and arguments."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,46 +17,49 @@ from tests.support import flat
 from tests.support.baselines import NAMES, build, decay, run, trees
 
 
+@functools.cache  # two tests compare with these
+def decayed(name):
+    """Parameters after each step, with weight decay."""
+    return run(build(name, **decay(name, 0.1)), *trees())[0]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_are_output_units_however_they_are_stored(name):
     params, grads = trees()
     upright = {k: MuonDimensionNumbers(1, 0) for k in params}
-    stored, _ = run(build(name), params, grads)
+    stored = decayed(name)
     turned = jax.tree.map(np.transpose, params), [jax.tree.map(np.transpose, g) for g in grads]
-    other, _ = run(build(name, muon_weight_dimension_numbers=upright), *turned)
+    tx = build(name, muon_weight_dimension_numbers=upright, **decay(name, 0.1))
+    other, _ = run(tx, *turned)
     for key in params:
         np.testing.assert_allclose(stored[-1][key], other[-1][key].T, rtol=0, atol=3e-5)
 
 
+ALONE = {"a": (8, 6), "b": (8, 10), "c": (8, 6), "left": (6, 8), "right": (10, 8)}
+TOGETHER = {
+    "stack": MuonDimensionNumbers(1, 2),
+    "fused": omp.MatrixSpec(0, 1, split_sizes=(6, 10)),
+    # Along the input side: each block has rows, and means of them, of its own.
+    "tall": omp.MatrixSpec(0, 1, split_sizes=(6, 10), split_axis=0),
+}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_batch_slices_and_fused_blocks_are_separate_matrices(name):
-    params, grads = trees(shapes={"a": (8, 6), "b": (8, 10), "c": (8, 6)})
+    params, grads = trees(shapes=ALONE)
     alone, _ = run(build(name), params, grads)
 
-    def stack(tree):
-        return {"stack": np.stack([tree["a"], tree["c"]])}
+    def together(tree):
+        return {
+            "stack": np.stack([tree["a"], tree["c"]]),
+            "fused": np.concatenate([tree["a"], tree["b"]], axis=1),
+            "tall": np.concatenate([tree["left"], tree["right"]]),
+        }
 
-    def fuse(tree):
-        return {"fused": np.concatenate([tree["a"], tree["b"]], axis=1)}
-
-    dims = {"stack": MuonDimensionNumbers(1, 2)}
-    stacked, _ = run(
-        build(name, muon_weight_dimension_numbers=dims), stack(params), [stack(g) for g in grads]
-    )
-    np.testing.assert_allclose(stacked[-1]["stack"], stack(alone[-1])["stack"], atol=3e-6)
-    dims = {"fused": omp.MatrixSpec(0, 1, split_sizes=(6, 10))}
-    fused, _ = run(
-        build(name, muon_weight_dimension_numbers=dims), fuse(params), [fuse(g) for g in grads]
-    )
-    np.testing.assert_allclose(fused[-1]["fused"], fuse(alone[-1])["fused"], atol=3e-6)
-    # Fused along the input side: each block has rows, and means of them, of its own.
-    dims = {"fused": omp.MatrixSpec(0, 1, split_sizes=(6, 10), split_axis=0)}
-    params, grads = trees(shapes={"a": (6, 8), "b": (10, 8)})
-    alone, _ = run(build(name), params, grads)
-    tall = [{"fused": np.concatenate([t["a"], t["b"]])} for t in (params, *grads)]
-    fused, _ = run(build(name, muon_weight_dimension_numbers=dims), tall[0], tall[1:])
-    expected = np.concatenate([alone[-1]["a"], alone[-1]["b"]])
-    np.testing.assert_allclose(fused[-1]["fused"], expected, atol=3e-6)
+    tx = build(name, muon_weight_dimension_numbers=TOGETHER)
+    found, _ = run(tx, together(params), [together(g) for g in grads])
+    for key, expected in together(alone[-1]).items():
+        np.testing.assert_allclose(found[-1][key], expected, atol=3e-6, err_msg=key)
 
 
 STATES = {"normuon": (1, 1), "adamuon": (2, 0), "muown": (1, 4)}  # others: the momentum alone
@@ -83,38 +88,60 @@ def test_the_first_state_can_be_donated(name):
 def test_half_precision_parameters(name):
     params, grads = jax.tree.map(jnp.asarray, trees(dtype=jnp.bfloat16))
     tx = build(name)
-    updates, state = tx.update(grads[0], tx.init(params), params)
+    state = tx.init(params)
+    updates, after = jax.eval_shape(tx.update, grads[0], state, params)
     assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(jnp.bfloat16)}
-    again = tx.update(grads[0], state, params)[1]
-    assert jax.tree.map(jnp.result_type, again) == jax.tree.map(jnp.result_type, state)
+    assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
+
+
+PARTITIONED = {
+    "wte": {"embedding": np.ones((5, 4), np.float32)},
+    "up": {"kernel": np.ones((4, 6), np.float32), "bias": np.ones(6, np.float32)},
+}
+OF_ADAMW = {"adam_learning_rate": 0.3, "adam_weight_decay": 0.1, "adam_b2": 0.99}
+
+
+@functools.cache
+def partitioned_by_muonplus():
+    tx = muonplus(0.05, **OF_ADAMW)
+    return run(tx, PARTITIONED, [jax.tree.map(np.ones_like, PARTITIONED)])[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_same_partition_as_muonplus(name):
-    params = {
-        "wte": {"embedding": np.ones((5, 4), np.float32)},
-        "up": {"kernel": np.ones((4, 6), np.float32), "bias": np.ones(6, np.float32)},
-    }
-    grads = jax.tree.map(np.ones_like, params)
-    options = {"adam_learning_rate": 0.3, "adam_weight_decay": 0.1, "adam_b2": 0.99}
-    ours, _ = run(build(name, **options), params, [grads])
-    theirs, _ = run(muonplus(0.05, **options), params, [grads])
+    grads = jax.tree.map(np.ones_like, PARTITIONED)
+    ours, _ = run(build(name, **OF_ADAMW), PARTITIONED, [grads])
+    theirs = partitioned_by_muonplus()
     for path in (("wte", "embedding"), ("up", "bias")):
         np.testing.assert_array_equal(ours[0][path[0]][path[1]], theirs[0][path[0]][path[1]])
     assert (ours[0]["up"]["kernel"] != theirs[0]["up"]["kernel"]).any() or name == "turbo_muon"
 
 
+LARGE = {"up": (16, 32), "down": (32, 16)}
+
+
+@functools.cache
+def of_one_device(name):
+    return run(build(name), *trees(shapes=LARGE))[0]
+
+
 @pytest.mark.several_devices
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        *((name, AxisType.Auto) for name in NAMES),
+        # Those with a state of their own, a loop of their own, and a projection by parameters.
+        *((name, AxisType.Explicit) for name in (*STATES, "aurora", "mano")),
+    ],
+)
 def test_sharded_parameters_get_the_update_of_one_device(name, kind):
-    params, grads = trees(shapes={"up": (16, 32), "down": (32, 16)})
+    params, grads = trees(shapes=LARGE)
     mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), (kind, kind))
     places = {
         "up": NamedSharding(mesh, P("fsdp", "tensor")),
         "down": NamedSharding(mesh, P("tensor", "fsdp")),
     }
-    alone, _ = run(build(name), params, grads)
+    alone = of_one_device(name)
     placed = jax.device_put(params, places)
     tx = build(name, sharding=places)
     with jax.set_mesh(mesh):
@@ -134,9 +161,8 @@ def test_injected_hyperparameters(name):
     # Turbo-Muon's table has four rows, no more; each of Aurora's rounds is written out.
     static = {"turbo_muon": ("ns_steps",), "aurora": ("rounds",)}.get(name, ())
     make = optax.inject_hyperparams(getattr(flat, name), static_args=static)
-    options = decay(name, 0.1)
-    injected, _ = run(make(learning_rate=0.05, **options), params, grads)
-    plain, _ = run(build(name, **options), params, grads)
+    injected, _ = run(make(learning_rate=0.05, **decay(name, 0.1)), params, grads)
+    plain = decayed(name)
     for key in params:
         np.testing.assert_allclose(injected[-1][key], plain[-1][key], atol=2e-5)
 

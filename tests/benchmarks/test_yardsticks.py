@@ -126,9 +126,10 @@ DIGITS = mnist1d.Data(
 )
 
 
-def test_both_networks_learn_with_every_method_and_the_table_says_so(tmp_path, monkeypatch, capsys):
+def test_the_mlp_learns_with_every_method_and_the_table_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(mnist1d, "read", lambda: DIGITS)
     monkeypatch.setattr(intervals, "versions", lambda *packages: {})
+    monkeypatch.setattr(mnist1d, "NETWORKS", {"MLP": mnist1d.MLP})
     config = mnist1d.Config(
         rates=(0.02, 0.05), adamw_rates=(0.02,), seeds=2, tuning_seeds=1, steps=40, batch_size=20,
         out=tmp_path,
@@ -136,13 +137,19 @@ def test_both_networks_learn_with_every_method_and_the_table_says_so(tmp_path, m
     mnist1d.main(config)
     rows = json.loads((tmp_path / "mnist1d.json").read_text())["rows"]
     assert [(row["network"], row["method"]) for row in rows] == [
-        (network, method) for network in ("MLP", "CNN") for method in mnist1d.METHODS
+        ("MLP", method) for method in mnist1d.METHODS
     ]
     assert min(min(row["accuracies"]) for row in rows) > 70
     assert all(set(row["held_out"]) == {"0.02", "0.05"} for row in rows if "Muon" in row["method"])
-    assert [row["at_end"] for row in rows] == [False, False, True, True] * 2
+    assert [row["at_end"] for row in rows] == [False, False, True, True]
     out = capsys.readouterr().out
     assert "less AdamW | published" in out
+
+
+def test_the_cnn_learns():
+    config = mnist1d.Config(steps=40, batch_size=20)
+    (found,) = mnist1d.accuracies("CNN", "Muon+ col_row", config, DIGITS, 0.02, np.arange(1))
+    assert found > 70
 
 
 @pytest.mark.parametrize("network", mnist1d.NETWORKS)

@@ -23,8 +23,11 @@ from tests.support.measures import (
 ROUNDING = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-5, "complex64": 1e-5}
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("shape", [(6, 9), (9, 6), (1, 5), (5, 1)], ids=str)
+@pytest.mark.parametrize(
+    "shape, dtype",
+    [*(((6, 9), dtype) for dtype in ROUNDING), *((s, "float32") for s in ((9, 6), (1, 5), (5, 1)))],
+    ids=str,
+)
 def test_measures_of_one_matrix(shape, dtype):
     """Inputs are what the dtype holds, sums are float32 at least: 2^-24 each, 10^-5 in all."""
     with jax.enable_x64(dtype == "float64"):

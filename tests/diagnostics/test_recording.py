@@ -165,36 +165,43 @@ def test_invalid_arguments_are_named():
             read(tx.init(params))
 
 
+def after_one(grads, **options):
+    """Updates and state of a recorder of FEW and distances after one update."""
+    made = recorded(omp.muonplus, every=1, measures=(*FEW, "distance"))
+    rules = [("fused", omp.MatrixSpec(0, 1, split_sizes=(16, 16, 16)))]
+    dims = functools.partial(omp.muon_dimension_numbers, rules=rules)
+    tx = made(0.1, muon_weight_dimension_numbers=dims, **options)
+    return jax.jit(tx.update)(grads, jax.jit(tx.init)(grads), grads)
+
+
+LARGE = {
+    "up": {"kernel": (16, 32)},
+    "up2": {"kernel": (16, 32), "bias": (32,)},
+    "fused": {"kernel": (16, 48)},
+}
+
+
+@functools.cache
+def of_one_device():
+    return read(after_one(tree(1, shapes=LARGE))[1])
+
+
 @pytest.mark.several_devices
 @pytest.mark.parametrize("kind", ["given", "compiler", "explicit"])
 def test_sharded_matrices_give_the_records_of_one_device(kind):
     """Eight devices; sums in another order, amplified by the iteration as above."""
-    shapes = {
-        "up": {"kernel": (16, 32)},
-        "up2": {"kernel": (16, 32), "bias": (32,)},
-        "fused": {"kernel": (16, 48)},
-    }
-    rules = [("fused", omp.MatrixSpec(0, 1, split_sizes=(16, 16, 16)))]
-    dims = functools.partial(omp.muon_dimension_numbers, rules=rules)
     kinds = (AxisType.Explicit if kind == "explicit" else AxisType.Auto,) * 2
     mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=kinds)
     specs = {1: P("b"), 2: P("a", "b")}
-    grads = tree(1, shapes=shapes)
+    grads = tree(1, shapes=LARGE)
     places = jax.tree.map(lambda x: NamedSharding(mesh, specs[x.ndim]), grads)
     spread = jax.tree.map(jax.device_put, grads, places)
-    made = recorded(omp.muonplus, every=1, measures=(*FEW, "distance"))
-    options = {"learning_rate": 0.1, "muon_weight_dimension_numbers": dims}
-
-    def after_one(tx, grads):
-        return jax.jit(tx.update)(grads, jax.jit(tx.init)(grads), grads)
-
-    _, alone = after_one(made(**options), grads)
     given = {"sharding": places} if kind == "given" else {}
     with jax.set_mesh(mesh):
-        updates, state = after_one(made(**options, **given), spread)
+        updates, state = after_one(spread, **given)
     for x, place in zip(jax.tree.leaves(updates), jax.tree.leaves(places), strict=True):
         assert x.sharding.is_equivalent_to(place, x.ndim)
-    assert_records_close(read(state), read(alone), rtol=1e-3)
+    assert_records_close(read(state), of_one_device(), rtol=1e-3)
 
 
 def test_blocks_of_stacked_layers_are_recorded_in_their_order():

@@ -20,8 +20,9 @@ def gaussian(*shape, dtype=np.float32):
     return x.astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "complex64"])
-@pytest.mark.parametrize("norm_eps", [0.0, 1e-8, 0.5])
+@pytest.mark.parametrize(
+    "norm_eps, dtype", [(0.0, "float32"), (0.5, "float32"), (1e-8, "complex64")]
+)
 @pytest.mark.parametrize("norm", [*NORMS, "auto"])
 def test_normalize_matrix_is_the_papers_norm_dir(norm, norm_eps, dtype):
     x = gaussian(2, 6, 10, dtype=np.dtype(dtype))
@@ -75,12 +76,11 @@ def test_default_normalizes_columns_and_then_rows():
     )
 
 
-@pytest.mark.parametrize("norm_eps", [0.0, 1e-8])
 @pytest.mark.parametrize("norm", [*NORMS, "auto"])
-def test_zero_rows_and_columns_stay_zero(norm, norm_eps):
+def test_zero_rows_and_columns_stay_zero(norm):
     x = gaussian(6, 10)
     x[2], x[:, 3] = 0, 0
-    normalized = matrices.normalize_matrix(jnp.asarray(x), norm, norm_eps)
+    normalized = matrices.normalize_matrix(jnp.asarray(x), norm, norm_eps=0.0)
     assert np.isfinite(normalized).all()
     np.testing.assert_array_equal(normalized == 0, x == 0)
 

@@ -69,8 +69,9 @@ STEPS_FOR_A_LAYOUT = {
 }
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("name", STEPS_FOR_A_LAYOUT)
+@pytest.mark.parametrize(
+    "name, padded", [*((name, True) for name in STEPS_FOR_A_LAYOUT), ("all", False)]
+)
 def test_a_layout_known_at_run_time_gives_the_same(name, padded):
     """Nothing that a branch gets was rounded to more than the digits that it has."""
     x = jax.random.normal(jax.random.key(0), (2, *SHAPE))

@@ -1,5 +1,7 @@
 """Momentum in eight bits on a mesh: updates, and where codes and scales lie."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,8 +29,12 @@ DIMS["heads"] = omp.MuonDimensionNumbers(0, (1, 2))
 
 
 def gradients(names, seed):
-    rng = np.random.default_rng(seed)
-    return {name: jnp.asarray(rng.normal(size=LEAVES[name][0]), jnp.float32) for name in names}
+    """Of each leaf the same numbers, whichever others there are."""
+    return {
+        name: jnp.asarray(np.random.default_rng([seed, i]).normal(size=shape), jnp.float32)
+        for i, (name, (shape, *_)) in enumerate(LEAVES.items())
+        if name in names
+    }
 
 
 def three_updates(tx, placed, names, jit_init=False):
@@ -44,6 +50,12 @@ def optimizer(names, **options):
     return omp.muonplus(0.1, mu_dtype="int8", muon_weight_dimension_numbers=dims, **options)
 
 
+@functools.cache
+def alone():
+    """Updates and momentum of all leaves on one device."""
+    return three_updates(optimizer(LEAVES), lambda x: x, LEAVES)
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["sharding", "no sharding"])
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_sharded_updates_are_those_of_one_device(kind, known):
@@ -51,7 +63,7 @@ def test_sharded_updates_are_those_of_one_device(kind, known):
     mesh = make_mesh((4, 2), "ab", kind)
     wanted = {name: NamedSharding(mesh, LEAVES[name][1]) for name in names}
     options = {"sharding": wanted} if known else {}
-    expected, alone = three_updates(optimizer(names), lambda x: x, names)
+    expected, momentum_alone = alone()
     # Under jit on Auto axes only the argument says where a state lies.
     jit_init = known and kind == AUTO
     updates, momentum = three_updates(
@@ -59,7 +71,7 @@ def test_sharded_updates_are_those_of_one_device(kind, known):
     )
     for name in names:
         # A number halfway between two codes may go to either.
-        steps = np.abs(np.int32(momentum.codes[name]) - np.int32(alone.codes[name]))
+        steps = np.abs(np.int32(momentum.codes[name]) - np.int32(momentum_alone.codes[name]))
         assert steps.max() <= 1 and steps.mean() < 1e-3
         error = np.linalg.norm(updates[name] - expected[name])
         assert error < 1e-3 * np.linalg.norm(expected[name])
@@ -85,7 +97,7 @@ def test_state_over_replicas():
     wanted = {"whole": NamedSharding(mesh, P(None, "b"))}
     tx = optimizer(names, sharding=wanted, state_sharding="a")
     updates, momentum = three_updates(tx, lambda x: jax.device_put(x, wanted), names, True)
-    expected, _ = three_updates(optimizer(names), lambda x: x, names)
+    expected, _ = alone()
     error = np.linalg.norm(updates["whole"] - expected["whole"])
     assert error < 1e-3 * np.linalg.norm(expected["whole"])
     for x in (momentum.codes["whole"], momentum.scales["whole"]):

@@ -18,8 +18,10 @@ from tests.support.mesh import (
     AUTO,
     DIMS,
     EXPLICIT,
+    FEW,
     MESHES,
     RULES,
+    TREE,
     D,
     P,
     alone,
@@ -27,6 +29,7 @@ from tests.support.mesh import (
     gradients,
     grads_like,
     make_mesh,
+    modules_of,
     shape,
     shardings,
     small,
@@ -34,18 +37,21 @@ from tests.support.mesh import (
 )
 from tests.support.trees import random_like
 
+# Cut along both axes on meshes of either type and of both; the other meshes have a few leaves.
+ALL_LEAVES = ("fsdp x tensor", "mixed", "with replicas, explicit")
+
 
 @pytest.mark.parametrize("name", MESHES)
 def test_every_mesh_gives_the_update_of_one_device(name):
     sizes, names, a, b, types = MESHES[name]
-    mesh = make_mesh(sizes, names, types)
-    wanted = shardings(mesh, a, b)
+    leaves = TREE if name in ALL_LEAVES else FEW
+    wanted = modules_of(shardings(make_mesh(sizes, names, types), a, b), leaves)
     given = None if types == EXPLICIT else wanted
     tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=given)
-    updates, state = two_steps(tx, jax.device_put(gradients(), wanted))
-    assert_same(updates, alone()[0], wanted)
+    updates, state = two_steps(tx, jax.device_put(modules_of(gradients(), leaves), wanted))
+    assert_same(updates, modules_of(alone()[0], leaves), wanted)
     mu = omp.transforms.find_momentum(state).mu
-    assert_same(mu, omp.transforms.find_momentum(alone()[1]).mu)
+    assert_same(mu, modules_of(omp.transforms.find_momentum(alone()[1]).mu, leaves))
     for module, leaf in wanted.items():
         for part, sharding in leaf.items():
             momentum = mu[module][part]
@@ -58,11 +64,12 @@ def test_every_mesh_gives_the_update_of_one_device(name):
 def test_accelerators_give_the_update_of_one_device(name, machine, monkeypatch):
     """Matrices are stacked there, and a TPU joins shards in a way of its own."""
     sizes, names, a, b, types = MESHES[name]
-    wanted = shardings(make_mesh(sizes, names, types), a, b)
+    leaves = (*FEW, "up2", "k", "narrow") if types == EXPLICIT else TREE
+    wanted = modules_of(shardings(make_mesh(sizes, names, types), a, b), leaves)
     tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=wanted)
     play(monkeypatch, machine)
-    updates, _ = two_steps(tx, jax.device_put(gradients(), wanted))
-    assert_same(updates, alone()[0], wanted)
+    updates, _ = two_steps(tx, jax.device_put(modules_of(gradients(), leaves), wanted))
+    assert_same(updates, modules_of(alone()[0], leaves), wanted)
 
 
 OPTIONS = {
@@ -79,8 +86,8 @@ OPTIONS = {
 def test_options_that_tell_rows_from_columns(name):
     """Not the same on transposed matrices, where each worker has one stored in its own way."""
     leaves = ("up", "down", "wide", "q", "wo", "fused")
-    grads = {module: gradients()[module] for module in leaves}
-    wanted = {module: shardings(make_mesh((4, 2), "ab"), "a", "b")[module] for module in leaves}
+    grads = modules_of(gradients(), leaves)
+    wanted = modules_of(shardings(make_mesh((4, 2), "ab"), "a", "b"), leaves)
     build = functools.partial(
         omp.muonplus,
         0.1,
@@ -152,14 +159,19 @@ def test_updates_on_a_mesh_can_be_differentiated(spec, monkeypatch):
 def test_several_rounds_of_transfers_give_the_same_update(monkeypatch):
     monkeypatch.setattr(routes, "BUCKET_BYTES", 4 * D * D)
     mesh = make_mesh((4, 2), "ab")
-    wanted = shardings(mesh, "a", "b")
+    leaves = (*FEW, "k", "up2", "down2")
+    wanted = modules_of(shardings(mesh, "a", "b"), leaves)
     tx = omp.muonplus(0.1, muon_weight_dimension_numbers=DIMS, sharding=wanted)
-    updates, _ = two_steps(tx, jax.device_put(gradients(), wanted))
-    assert_same(updates, alone()[0], wanted)
+    updates, _ = two_steps(tx, jax.device_put(modules_of(gradients(), leaves), wanted))
+    assert_same(updates, modules_of(alone()[0], leaves), wanted)
 
 
-@pytest.mark.parametrize("types", [AUTO, EXPLICIT, (AUTO, EXPLICIT)])
-@pytest.mark.parametrize("options", [{}, {"adaptive": True, "consistent_rms": 0.2}])
+ADAPTIVE = {"adaptive": True, "consistent_rms": 0.2}
+
+
+@pytest.mark.parametrize(
+    "types, options", [(AUTO, ADAPTIVE), (EXPLICIT, {}), ((AUTO, EXPLICIT), ADAPTIVE)]
+)
 def test_injected_hyperparameters_on_the_mesh(types, options):
     """As those do that a step before gave back."""
     mesh = make_mesh((4, 2), "ab", types)

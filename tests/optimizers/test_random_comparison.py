@@ -8,8 +8,8 @@ from optax_muonplus.matrices import Normalize
 from tests.random_comparison import compare, compare_many
 from tests.support.random_cases import draw
 
-# Some 20 and 10 seconds. `python -m tests.random_comparison --cases 2000` has more.
-CASES, ON_A_MESH = 10, 4
+# Some 10 and 5 seconds. `python -m tests.random_comparison --cases 2000` has more.
+CASES, ON_A_MESH = 6, 3
 
 
 def said(capsys, text):

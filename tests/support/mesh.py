@@ -67,6 +67,13 @@ def nested(flat):
 
 
 TREE = nested({name: leaf for name, (leaf, _) in LEAVES.items()})
+# Stored either way, cut along one axis and two, stacked, fused, no matrix: for the meshes on which
+# the whole tree, whose programs are slow to trace, would show nothing new.
+FEW = ("q", "o", "up", "down", "wide", "scanned", "experts", "heads", "fused", "embed")
+
+
+def modules_of(tree, modules):
+    return {module: tree[module] for module in modules}
 
 
 def make_mesh(sizes, names, types=AUTO):
