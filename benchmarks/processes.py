@@ -93,8 +93,9 @@ def main(config: Config) -> None:
         for row in trial.rows():
             rows.append(row)
             print(row, file=sys.stderr, flush=True)  # a table comes at the end only
+            asked = dataclasses.replace(config, logs=None)
             record = {
-                **records.describe_run("benchmarks.processes", config),
+                **records.describe_run("benchmarks.processes", asked),
                 "seconds": time.monotonic() - begun,
                 "rows": rows,
             }
@@ -124,7 +125,8 @@ class Trial:
             run = self.folder / f"begun-in-{count}"
             for what in disturbances:
                 yield self.attempt(run, count, what)
-            yield self.attempt(run, THEN[count], f"resumed from {count}")
+            if disturbances:
+                yield self.attempt(run, THEN[count], f"resumed from {count}")
 
     def attempt(self, run: Path, count: int, what: str) -> Row:
         """Starts a run, or the rest of it, disturbs it, and says what came of it."""
