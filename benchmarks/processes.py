@@ -190,7 +190,8 @@ class Trial:
         try:
             for i in range(count):
                 hangs = what == "hung" and i == DISTURBED[count]
-                program = ["-c", HANGS.format(at=at)] if hangs else ["-m", "examples.train"]
+                last = at + (i == 0)  # the first writes a step when it has begun the next one
+                program = ["-c", HANGS.format(at=last)] if hangs else ["-m", "examples.train"]
                 own = ["--process-id", str(i)] if count > 1 else []
                 group.append(start([*program, *flags, *own], log_of(run, what, i)))
             yield group

@@ -80,10 +80,10 @@ def wait_for_all() -> None:
 def connect(mesh: Mesh) -> None:
     """Lets the devices of each group along axes of a mesh find each other, where these are CPUs.
 
-    In Gloo, which moves data between CPUs, the first process that needs a group waits 30 s for the
-    others to need it (jaxlib 0.10.2); only a group that is connected waits for ever. Processes
-    compile a step for different times: a group of the step would fail, and a second device of the
-    process then waits until the watchdog ends it. All processes call this at the same time.
+    In Gloo, which moves data between CPUs, the first process that needs a group fails if the last
+    one comes more than 30 s later, and the last one then waits for ever for the first to connect
+    (jaxlib 0.10.2). Processes compile a step for different times. Once connected they wait for each
+    other. All processes call this at the same time.
     """
     if jax.process_count() == 1 or mesh.devices.flat[0].platform != "cpu":
         return
