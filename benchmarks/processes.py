@@ -56,7 +56,7 @@ def stuck_disk(loader, step, rows):
 loop.place_batch = stuck_disk
 sys.exit(train.main(sys.argv[1:]))
 """
-WANTED = {"killed": {1, -6}, "frozen": {1, -6}, "hung": {1}, "SIGTERM": {143}}
+WANTED = {"killed": {1, -6}, "frozen": {1, -6}, "hung": {1, -6}, "SIGTERM": {143}}
 """Exit statuses of the processes that are left; -6 is JAX's, which aborts."""
 Disturbance = Literal["killed", "frozen", "hung", "SIGTERM"]
 Row = dict[str, Any]
