@@ -139,8 +139,10 @@ def joined_with(monkeypatch, machine, **variables):
     with (
         unittest.mock.patch.object(jax.distributed, "initialize") as initialize,
         unittest.mock.patch.object(jax.config, "update"),
+        unittest.mock.patch.object(processes, "from_all") as meet,
     ):
         processes.join(machine)
+    assert meet.called == initialize.called  # before one of them is late
     return initialize.call_args and initialize.call_args.args
 
 

@@ -41,6 +41,7 @@ def launch(asked: NewRun | Resume, preset: str) -> int:
     folder, setup = processes.first_then_others(lambda: prepare_run(asked, preset, console))
     folder = Path(processes.from_first(str(folder)))
     processes.check_same(repr((setup.config, setup.dataset.key, setup.mesh.shape)))
+    processes.connect(setup.mesh)
     if isinstance(asked, NewRun):
         processes.first_then_others(lambda: run_folder.create(folder, setup.config, setup.dataset))
     resume = f"continue with\n  {run_folder.resume_command(folder, asked.machine.mesh)}"

@@ -1,6 +1,8 @@
 """Several processes that train together: how they connect, exchange text and agree."""
 
+import functools
 import hashlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -45,6 +47,7 @@ def join(machine: MachineConfig) -> None:
             "and Kubernetes, give each process --coordinator HOST:PORT (a free port on the host "
             "of process 0), --num-processes N and --process-id 0 to N-1."
         ) from None
+    from_all("")  # for the same reason as `connect`: later all wait while process 0 reads the text
 
 
 def flag_or_variable(flag: str, given: int | None, variable: str) -> int | None:
@@ -72,6 +75,48 @@ def process_label() -> str:
 def wait_for_all() -> None:
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("examples.processes")
+
+
+def connect(mesh: Mesh) -> None:
+    """Lets the devices of each group along axes of a mesh find each other, where these are CPUs.
+
+    In Gloo, which moves data between CPUs, the first process that needs a group fails if the last
+    one comes more than 30 s later, and the last one then waits for ever for the first to connect
+    (jaxlib 0.10.2). Processes compile a step for different times. Once connected they wait for each
+    other. All processes call this at the same time.
+    """
+    if jax.process_count() == 1 or mesh.devices.flat[0].platform != "cpu":
+        return
+    ones = one_on_each(mesh)
+    for total in sums(mesh):
+        jax.block_until_ready(total(ones))
+
+
+def shared_axes(mesh: Mesh) -> list[str]:
+    return [name for name, size in mesh.shape.items() if size > 1]
+
+
+def one_on_each(mesh: Mesh) -> jax.Array:
+    """An array with an element on each device, with an axis for each shared axis of a mesh."""
+    axes = shared_axes(mesh)
+    one = np.ones([1] * len(axes), np.float32)
+    shape = tuple(mesh.shape[name] for name in axes)
+    spread = NamedSharding(mesh, P(*axes))
+    return jax.make_array_from_callback(shape, spread, lambda index: one)
+
+
+def sums(mesh: Mesh) -> list[Callable[[jax.Array], jax.Array]]:
+    """Sums of that array over each choice of its axes, each with one collective."""
+    axes = shared_axes(mesh)
+    found = []
+    for count in range(1, len(axes) + 1):
+        for summed in itertools.combinations(axes, count):
+            left = P(*(None if name in summed else name for name in axes))
+            total = functools.partial(jax.lax.psum, axis_name=summed)
+            found.append(
+                jax.jit(jax.shard_map(total, mesh=mesh, in_specs=P(*axes), out_specs=left))
+            )
+    return found
 
 
 def exit_without_others(error: jax.errors.JaxRuntimeError) -> NoReturn:
