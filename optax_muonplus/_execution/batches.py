@@ -123,7 +123,8 @@ def work_in_loops(steps: Composition, batches: Sequence[MatrixBatch]) -> list[ja
         first = group[0]
         # A matrix that is made of other arrays can be made in the place of its result.
         in_place = first.read is not READ_ONE and first.array_dtype == first.result_dtype
-        if in_place and first.shape[0] == 1:
+        # A matrix alone is worked on without a loop, and XLA does not shard the result like it.
+        if in_place and first.shape[0] == 1 and len(group) > 1:
             made = _in_place(steps, group)
         else:
             made = sharded_like_sources(group, _one_by_one(steps, group))

@@ -209,12 +209,12 @@ def auto_mesh():
 
 
 @pytest.mark.several_devices
-@pytest.mark.parametrize("stacked", [False, True])
-def test_updates_keep_the_sharding_that_the_compiler_knows(stacked, monkeypatch):
+@pytest.mark.parametrize(("count", "stacked"), [(1, False), (2, False), (2, True)])
+def test_updates_keep_the_sharding_that_the_compiler_knows(count, stacked, monkeypatch):
     """On a mesh with Auto axes, without anyone saying how outputs are sharded."""
     if stacked:
         everywhere_stacked(monkeypatch)
-    grads = random_like(layers(2))
+    grads = random_like(layers(count))
     sharding = NamedSharding(auto_mesh(), PartitionSpec("data", "model"))
     sharded = jax.device_put(grads, sharding)
     tx = omp.muonplus(0.1)
