@@ -1,4 +1,4 @@
-"""Which branch of a conditional a device takes, where that depends on its id alone.
+"""Which branch of a conditional a device takes, and how often a loop runs, if data do not decide.
 
 Devices that run one program differ in their id only (``partition-id``). A branch that is chosen by
 the id, such as "do I have a matrix of this shape", follows from the program without running it: the
@@ -64,6 +64,15 @@ class Frame:
         chosen = int(self.value(conditional.operands[0]))
         name, argument = branches[chosen if 0 <= chosen < len(branches) else -1]
         return self.called(name, [argument])
+
+    def trips(self, loop: Instruction) -> int:
+        """How often a loop runs whose end does not depend on data: its counter is run here."""
+        condition, body = re.findall(r"(?:condition|body)=%?([\w.\-]+)", loop.attributes)
+        state, trips = (self, loop.operands[0]), 0
+        while Frame(self.program, condition, self.device, [state]).result():
+            following = Frame(self.program, body, self.device, [state])
+            state, trips = (following, self.program.computations[body].root), trips + 1
+        return trips
 
 
 def _value(frame: Frame, instruction: Instruction) -> Any:

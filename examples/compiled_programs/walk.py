@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from examples.compiled_programs.branches import Frame, UnknownError
 from examples.compiled_programs.hlo import Computation, Instruction, Program
+from examples.compiled_programs.schedule import Timeline
 
 # What is counted, such as ("kernels", "products"), and how much of it.
 Work = dict[tuple[str, str], float]
@@ -47,7 +48,8 @@ def of_devices(program: Program, cost: Cost, measure: str) -> list[Work]:
     A loop's body counts as often as it runs, and its collectives as ``"in_loops"`` too. A branch
     that is chosen by the device's id is followed; where data chooses, the branch with most of
     ``measure`` counts. If the program has scopes, ``("parts", part)`` is the measure by
-    :func:`part`.
+    :func:`part`. If the measure is seconds, ``("waits", "collectives")`` is how long kernels wait
+    for ``("seconds", "collectives")``.
 
     Raises:
       ValueError: if a loop that does something runs for an unknown number of iterations, or for
@@ -61,6 +63,14 @@ def of_devices(program: Program, cost: Cost, measure: str) -> list[Work]:
 def part(scope: str) -> str:
     """The outermost `jax.named_scope` of a traced function, or what stands in its place."""
     return [*scope.split("/", 2), ""][1]
+
+
+def waits(timeline: Timeline, x: Instruction, work: Work) -> Work:
+    """How long kernels wait for collectives because of an instruction."""
+    sent = work.get(("seconds", "collectives"), 0.0)
+    waited = work.get(("waits", "collectives"), 0.0)
+    waited = timeline.add(x, total(work, "seconds") - sent, sent, waited)
+    return {("waits", "collectives"): waited} if sent or waited else {}
 
 
 class _Walk:
@@ -88,8 +98,12 @@ class _Walk:
         if frame.name in self._same:
             return self._same[frame.name]
         done: Work = {}
+        timeline = Timeline()
         for instruction in self.program.computations[frame.name].instructions.values():
-            for key, amount in self._instruction(frame, instruction).items():
+            work = self._instruction(frame, instruction)
+            if self.measure == "seconds":
+                work = work | waits(timeline, instruction, work)
+            for key, amount in work.items():
                 done[key] = done.get(key, 0) + amount
         if not self.chooses(frame.name):
             self._same[frame.name] = done
@@ -119,7 +133,12 @@ class _Walk:
         once = self.work(Frame(self.program, loop.called[0], frame.device, None))
         trips = self.program.trips(loop)
         if trips is None and once:
-            raise ValueError(f"{loop.name} does something, but its number of iterations is unknown")
+            try:
+                trips = frame.trips(loop)
+            except UnknownError as error:
+                raise ValueError(
+                    f"{loop.name} does something, but its number of iterations is unknown: {error}"
+                ) from None
         once = once | {("in_loops", kind): n for kind, n in of_kinds(once, "collectives").items()}
         return {key: (trips or 0) * amount for key, amount in once.items()}
 

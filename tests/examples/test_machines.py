@@ -50,6 +50,18 @@ def test_other_flags_of_the_command_line_win():
     assert asked.config.model.remat == "full"
 
 
+@pytest.mark.parametrize("machine", ["h100-1", "h100-64"])
+def test_a_gpu_with_room_for_all_activations_keeps_them(machine):
+    """A loop over layers would copy what it keeps, when it is made and when it is used."""
+    asked, _ = command_line.parse(["gpt-small", "--machine", machine])
+    assert (asked.config.model.remat, asked.config.model.scan) == ("none", False)
+    asked, _ = command_line.parse(["gpt-small", "--machine", "v5e-1"])
+    assert (asked.config.model.remat, asked.config.model.scan) == ("full", True)
+    words = ["gpt-small", "--machine", machine, "--model.scan", "--model.remat", "full"]
+    asked, _ = command_line.parse(words)
+    assert (asked.config.model.remat, asked.config.model.scan) == ("full", True)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

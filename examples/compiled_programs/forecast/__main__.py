@@ -5,6 +5,7 @@ output is JSON: the program that begins, its figures, or why the run cannot be.
 """
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from examples.trainer.models.layout import Layout
 from examples.trainer.settings import command_line
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import sharding
+from examples.trainer.training import sharding, xla_flags
 from examples.trainer.training.setup import check
 
 
@@ -28,6 +29,7 @@ def main(argv: Sequence[str]) -> None:
     assert isinstance(asked, command_line.NewRun)
     try:
         check(asked.config)
+        xla_flags.set_before_start(asked.machine.mesh, os.environ)  # as a run does
         target = targets.parse(asked.compile_for)
         if target.is_gpu:
             targets.assume_cudnn()

@@ -16,7 +16,7 @@ from examples.compiled_programs.targets import Target
 from examples.trainer.settings.command_line import PROGRAM, NewRun
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
-from examples.trainer.training import sharding
+from examples.trainer.training import sharding, xla_flags
 from examples.trainer.training.setup import check
 
 WIDTH = 100
@@ -42,6 +42,7 @@ def measure(asked: NewRun, words: Sequence[str], console: Console) -> dict[str, 
         "command": f"{PROGRAM} {shlex.join(words)}",
         "target": asked.compile_for,
         "compilers": targets.compilers(target),
+        "xla_flags": xla_flags.of_mesh(mesh),
         **estimate.record(asked.config, mesh, target, found),
         "config": dataclasses.asdict(asked.config),
     }

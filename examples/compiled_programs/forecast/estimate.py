@@ -60,8 +60,9 @@ def usable(target: Target) -> float:
 def speed(config: RunConfig, target: Target, step: dict[str, Any]) -> dict[str, float] | None:
     """Estimates seconds of a step and what follows; None where no rates are known.
 
-    The first figures are those of a program that waits for every collective, those with `hidden`
-    of one whose collectives all run beside its other work. The truth is between the two.
+    The first figures are those of a GPU that waits for its collectives where the program says so,
+    and of a TPU that waits for every one. Those with `hidden` are of a program whose collectives
+    all run beside its other work.
     """
     seconds = step.get("seconds")
     if not seconds:
@@ -69,7 +70,9 @@ def speed(config: RunConfig, target: Target, step: dict[str, Any]) -> dict[str, 
     tokens = config.batch_size * config.model.context
     needed = tokens * training_flops_per_token(config.model, programs.vocabulary(config))
     peak = target.devices * CHIPS[target.kind].peak
-    waiting, hidden = sum(seconds.values()), max(seconds.values())
+    waited = step["waited_s"]
+    waiting = seconds["compute"] + (seconds["collectives"] if waited is None else waited)
+    hidden = max(seconds.values())
     return {
         "step_s": waiting,
         "step_s_hidden": hidden,
@@ -80,6 +83,7 @@ def speed(config: RunConfig, target: Target, step: dict[str, Any]) -> dict[str, 
         "compute_s": seconds["compute"],
         "attention_s": step["attention_s"],
         "collectives_s": seconds["collectives"],
+        "waited_s": waited,
         "optimizer_share": step["optimizer_share"],
     }
 

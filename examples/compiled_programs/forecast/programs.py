@@ -111,13 +111,14 @@ def memory(compiled: Any) -> dict[str, int]:
 
 def work(program: hlo.Program, target: Target) -> dict[str, Any]:
     """Counts work of the device with the most: products, collectives, and on a chip seconds."""
-    kernels = 0.0
+    kernels, waited = 0.0, None
     if target.is_gpu:
         done = gpu.most_work(program, target.rates)
         sent = walk.of_kinds(done, "seconds").get("collectives", 0.0)
         kernels = walk.total(done, "kernels")
         busy = walk.total(done, "seconds") - sent
         seconds = {"compute": busy + kernels * LAUNCH_S, "collectives": sent}
+        waited = walk.of_kinds(done, "waits").get("collectives", 0.0)
         attention = walk.of_kinds(done, "seconds").get("attention", 0.0)
     elif target.is_tpu:
         chip = CHIPS[target.kind]
@@ -135,6 +136,7 @@ def work(program: hlo.Program, target: Target) -> dict[str, Any]:
         "flops": walk.total(done, "operations"),
         "collectives": collectives(done),
         "seconds": seconds,
+        "waited_s": waited,
         "attention_s": attention,
         "kernels": kernels,
         "optimizer_share": parts.get(OPTIMIZER, 0.0) / (sum(parts.values()) or 1.0),

@@ -29,6 +29,8 @@ def show(console: Console, preset: str, config: RunConfig, target: Target, recor
     line(console, "a step", f"{pieces}, {rows} row{'s' * (rows > 1)} a device at a time")
     if record["attention"]:
         line(console, "kernels", record["attention"])
+    if record["xla_flags"]:
+        line(console, "flags of XLA", record["xla_flags"])
     console.print()
     console.out(programs_table(record, target), highlight=False)
     for name, figures in record["programs"].items():
@@ -91,6 +93,9 @@ def show_work(console: Console, record: Any) -> None:
     if speed := record["estimate"]:
         line(console, "estimated step", span(speed, "step_s", seconds))
         line(console, "", f"{seconds(speed['attention_s'])} of it in kernels of attention")
+        if (waited := speed["waited_s"]) is not None:
+            sent = seconds(speed["collectives_s"])
+            line(console, "", f"{seconds(waited)} of it waiting for collectives, of {sent}")
         line(console, "tokens/s", span(speed, "tokens_per_second", lambda x: f"{x:,.0f}"))
         line(console, "MFU", span(speed, "mfu", lambda x: f"{100 * x:.1f}%"))
         line(console, "optimizer", f"{100 * speed['optimizer_share']:.1f}% of the estimated step")

@@ -52,11 +52,13 @@ def product_backward(
     # layers from one to the other.
     kernel, dy = jax.lax.optimization_barrier((kernel, dy))
     dx = dy @ layout.gather(kernel.astype(x.dtype), *axes).T
-    dk = jnp.einsum("bti,bto->io", x, dy, preferred_element_type=jnp.float32)
-    return (
-        layout.place(dx, "batch", None, activation(axes[0])),
-        layout.place(dk, *axes).astype(kernel.dtype),
-    )
+    of_x, of_y = (("batch", None, activation(axis)) for axis in axes)
+    dk = layout.sum_of_rows(kernel_gradient, axes, (x, of_x), (dy, of_y))
+    return layout.place(dx, *of_x), dk.astype(kernel.dtype)
+
+
+def kernel_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
+    return jnp.einsum("bti,bto->io", x, dy, preferred_element_type=jnp.float32)
 
 
 sharded_product.defvjp(product_forward, product_backward)
@@ -92,9 +94,23 @@ def look_up_backward(
 ) -> tuple[jax.Array, None]:
     """The sum of the gradients of the rows with the same id."""
     table, ids = kept
-    zeros = layout.gather(jnp.zeros(table.shape, jnp.float32), "vocab", "embed")
-    summed = zeros.at[ids].add(dy.astype(jnp.float32))
+
+    if layout.rounds_sums(len(ids)):
+        of_rows = ("batch", None)
+        summed = layout.sum_of_rows(
+            lambda ids, dy: row_gradients(jnp.zeros(table.shape, jnp.float32), ids, dy),
+            (None, "embed"),
+            (ids, of_rows),
+            (dy, (*of_rows, None)),
+        )
+    else:
+        zeros = layout.gather(jnp.zeros(table.shape, jnp.float32), "vocab", "embed")
+        summed = row_gradients(zeros, ids, dy)
     return layout.place(summed, "vocab", "embed").astype(table.dtype), None
+
+
+def row_gradients(zeros: jax.Array, ids: jax.Array, dy: jax.Array) -> jax.Array:
+    return zeros.at[ids].add(dy.astype(jnp.float32))
 
 
 sharded_look_up.defvjp(look_up_forward, look_up_backward)

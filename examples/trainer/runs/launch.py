@@ -25,7 +25,7 @@ from examples.trainer.settings.machine import MachineConfig
 from examples.trainer.settings.model import head_size
 from examples.trainer.system import exit_status, files, tables
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers, sharding, trained_part
+from examples.trainer.training import optimizers, sharding, trained_part, xla_flags
 from examples.trainer.training.setup import TrainingSetup, assemble, check
 from examples.trainer.training.step import TrainState
 from examples.trainer.weights import load as weights
@@ -175,6 +175,8 @@ def introduce(
     if setup.mesh.size > 1:
         lines.append(f"mesh   {sharding.describe(setup.mesh)}")
         lines += [f"       {line}" for line in sharding.undivided(state.params, setup.mesh)]
+    if flags := xla_flags.of_mesh(setup.mesh.shape):
+        lines.append(f"XLA    {flags}, before those of XLA_FLAGS")
     lines.append(
         f"run    step {start} to {config.steps} of {tokens_per_step:,} tokens "
         f"{'' if data.parts else f'({epochs[0]:.2f} epochs), '}in {folder}"

@@ -24,7 +24,8 @@ class MachineConfig:
     __pydantic_config__ = STRICT
 
     mesh: str = ""
-    """How devices are arranged, as data=2,fsdp=4,tensor=1; empty: all of them on fsdp."""
+    """How devices are arranged, as data=2,fsdp=4,tensor=1; empty: all on fsdp. With data and
+    more than 8 devices XLA gets a flag that sums gradients between hosts beside other work."""
     distributed: bool = False
     """This is one of several processes, which find each other through SLURM, Open MPI or
     JAX_COORDINATOR_ADDRESS."""

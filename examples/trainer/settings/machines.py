@@ -5,7 +5,8 @@ its initial state were compiled and fit, with the paper's batch and context (`--
 examples/README.md has the figures). TPU v5e slices are from the state that a run keeps; those in
 that table were compiled too. A recipe fits larger machines of the kind as well: the same rows a
 device at a time, and less of the state on each. Other GPUs and TPUs are taken like an H100 or a
-v5e, as each has at least its memory by the data sheet; they were not compiled for.
+v5e, as each has at least its memory by the data sheet; they were not compiled for. Of those that
+keep all activations, `llama-350m` was compiled for eight H100, and on one keeps as many.
 """
 
 import dataclasses
@@ -29,6 +30,9 @@ class Fit:
     """The smallest machine, such as ``"h100-8"`` or ``"v5e-4x4"``."""
     rows: int
     """Rows that a device works on at a time; `--accumulate` follows from it."""
+    keeps_all: bool = False
+    """Whether a device has room for all activations of its rows. Then nothing is recomputed, and
+    blocks are compiled one by one: a loop over layers copies what it keeps, twice."""
 
     @property
     def kind(self) -> str:
@@ -38,17 +42,17 @@ class Fit:
 # H100: about 32,000 tokens a device at a time, which leaves most of the memory free. Fewer make
 # products less efficient and gather parameters more often.
 FITS: dict[str, tuple[Fit, ...]] = {
-    "gpt-small": (Fit("h100-1", 16), Fit("v5e-1", 4)),
+    "gpt-small": (Fit("h100-1", 16, True), Fit("v5e-1", 4)),
     "gpt-base": (Fit("h100-1", 8), Fit("v5e-1", 2)),
     "gpt-large": (Fit("h100-1", 4), Fit("v5e-2x2", 1)),
     "gpt-huge": (Fit("h100-8", 32), Fit("v5e-4x4", 4)),
     "gpt-base-72b": (Fit("h100-1", 8), Fit("v5e-1", 2)),
-    "llama-60m": (Fit("h100-1", 32), Fit("v5e-1", 8)),
-    "llama-130m": (Fit("h100-1", 32), Fit("v5e-1", 8)),
-    "llama-350m": (Fit("h100-1", 8), Fit("v5e-1", 2)),
+    "llama-60m": (Fit("h100-1", 32, True), Fit("v5e-1", 8)),
+    "llama-130m": (Fit("h100-1", 32, True), Fit("v5e-1", 8)),
+    "llama-350m": (Fit("h100-1", 8, True), Fit("v5e-1", 2)),
     "llama-1b": (Fit("h100-1", 8), Fit("v5e-2x2", 2)),
     "llama-7b": (Fit("h100-8", 32), Fit("v5e-4x4", 4)),
-    "llama-350m-72b": (Fit("h100-1", 8), Fit("v5e-1", 2)),
+    "llama-350m-72b": (Fit("h100-1", 8, True), Fit("v5e-1", 2)),
 }
 """Name of a recipe to its fits, the H100 first; its run with Muon has the same."""
 
@@ -93,8 +97,9 @@ def mesh(machine: str) -> str:
 
 
 def on_machine(recipe: str, machine: str, config: RunConfig) -> RunConfig:
-    """The recipe in pieces that fit; a GPU keeps what attention gives, which is faster."""
-    rows = min(fit(recipe, machine).rows, max(1, BATCH // devices(machine)))
+    """The recipe in pieces that fit; a GPU keeps all activations, or what attention gives."""
+    fitting = fit(recipe, machine)
+    rows = min(fitting.rows, max(1, BATCH // devices(machine)))
     pieces = BATCH // (rows * devices(machine))
     if pieces == 0:
         raise UserError(
@@ -102,6 +107,6 @@ def on_machine(recipe: str, machine: str, config: RunConfig) -> RunConfig:
             f" a machine of at most {BATCH}."
         )
     if machine.partition("-")[0] in LIKE["h100"]:
-        model = dataclasses.replace(config.model, remat="attention")
-        config = dataclasses.replace(config, model=model)
+        changes = {"remat": "none", "scan": False} if fitting.keeps_all else {"remat": "attention"}
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
     return dataclasses.replace(config, accumulate=pieces)

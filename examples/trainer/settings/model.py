@@ -75,6 +75,9 @@ class ModelConfig:
     remat: Literal["none", "full", "attention"] = "none"
     """full: recompute the activations of each block in the backward pass, for less memory; on a CPU
     only together with scan. attention: the same, but for what the kernel of attention gives."""
+    replica_sum_dtype: Literal["float32", "bfloat16"] = "float32"
+    """In which replicas (data of --mesh) add their gradients, which devices of fsdp have added in
+    float32 before. bfloat16 halves the bytes that go between hosts, and changes losses."""
     scan: bool = False
     """Stack the blocks' parameters and compile one block for all: deep models compile faster."""
     lora: LoRAConfig = LoRAConfig()

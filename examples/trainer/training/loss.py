@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 from examples.trainer.models.layers import HEAD
-from examples.trainer.models.layout import RULES, Layout, shard_count, spec
+from examples.trainer.models.layout import ONE_DEVICE, RULES, Layout, shard_count, spec
 
 CHUNK_BYTES = 512 * 2**20
 """Most bytes of the float32 logits of a chunk: 4,000 tokens by 32,000 words. The gradient of the
@@ -85,7 +85,7 @@ def token_scores(x: jax.Array, head: jax.Array, targets: jax.Array, layout: Layo
 class Shards(NamedTuple):
     """How many words and bytes of a chunk there are, and the mesh axes that cut the arrays.
 
-    These are rows, words and the head's width.
+    These are rows, words and the head's width. The layout adds gradients of devices.
     """
 
     words: int
@@ -93,6 +93,7 @@ class Shards(NamedTuple):
     batch: tuple[str, ...] = ()
     vocab: tuple[str, ...] = ()
     embed: tuple[str, ...] = ()
+    layout: Layout = ONE_DEVICE
 
 
 def on_mesh(
@@ -113,7 +114,7 @@ def on_mesh(
     targets = jnp.pad(targets, ((0, more_rows), (0, 0)), constant_values=NO_TARGET)
     head = jnp.pad(head, ((0, 0), (0, more_words)))
     head_spec = spec(HEAD, head.shape, mesh)
-    shards = Shards(words, chunk_bytes, batch, vocab, head_spec[0] or ())
+    shards = Shards(words, chunk_bytes, batch, vocab, head_spec[0] or (), layout)
     scores, gradients = jax.shard_map(
         functools.partial(on_device, shards=shards, with_gradients=with_gradients),
         mesh=mesh,
@@ -161,9 +162,8 @@ def on_device(
     if not with_gradients:
         return scores, None
     dx = dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape)
-    dhead = jax.lax.psum_scatter(dhead[:, :width], shards.embed, scatter_dimension=0, tiled=True)
-    others = tuple(axis for axis in shards.batch if axis not in shards.embed)
-    return scores, (dx, jax.lax.psum(dhead, others))
+    dhead = shards.layout.sum_of_parts(dhead[:, :width], 0 if shards.embed else None)
+    return scores, (dx, dhead)
 
 
 def score_chunk(

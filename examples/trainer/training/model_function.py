@@ -51,7 +51,7 @@ def on_targets(
     def measured(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> Result:
         model = model_of(params)
         x, _ = model.hidden(jnp.asarray(inputs), None, 0)
-        return measure(x, model.head(), jnp.asarray(targets), Layout(mesh))
+        return measure(x, model.head(), jnp.asarray(targets), layout_of(config, mesh))
 
     return measured
 
@@ -67,7 +67,7 @@ def make_training_loss(
     ) -> tuple[jax.Array, dict[str, Any]]:
         model = model_of(params)
         x, kept = model.hidden(jnp.asarray(inputs), None, 0)
-        nats = head_loss(x, model.head(), jnp.asarray(targets), Layout(mesh))
+        nats = head_loss(x, model.head(), jnp.asarray(targets), layout_of(config, mesh))
         if not measures_logits:
             return nats, {}
         blocks = {"attn": kept} if config.scan else [{"attn": maxima} for maxima in kept]
@@ -76,10 +76,14 @@ def make_training_loss(
     return loss
 
 
+def layout_of(config: ModelConfig, mesh: Mesh) -> Layout:
+    return Layout(mesh, config.replica_sum_dtype)
+
+
 def make_model(
     config: ModelConfig, vocab_size: int, mesh: Mesh, measures_logits: bool = False
 ) -> Callable[[optax.Params], models.GPT | models.LLaMA]:
-    layout = Layout(mesh)
+    layout = layout_of(config, mesh)
     check_attention(config, layout)
     model = nnx.eval_shape(lambda: models.build(config, vocab_size, nnx.Rngs(0), layout))
     model.set_attributes(Attention, measures=measures_logits)
