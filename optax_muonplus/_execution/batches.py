@@ -123,8 +123,7 @@ def work_in_loops(steps: Composition, batches: Sequence[MatrixBatch]) -> list[ja
         first = group[0]
         # A matrix that is made of other arrays can be made in the place of its result.
         in_place = first.read is not READ_ONE and first.array_dtype == first.result_dtype
-        # A matrix alone is worked on without a loop, and XLA does not shard the result like it.
-        if in_place and first.shape[0] == 1 and len(group) > 1:
+        if in_place and first.shape[0] == 1:
             made = _in_place(steps, group)
         else:
             made = sharded_like_sources(group, _one_by_one(steps, group))
@@ -135,13 +134,14 @@ def work_in_loops(steps: Composition, batches: Sequence[MatrixBatch]) -> list[ja
 def _in_place(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """``steps`` of single matrices of one shape, which are made before the loop.
 
-    XLA shards them as what they are made of, and the results as them.
+    XLA shards them as what they are made of, and the results of a loop as them.
     """
     function = batches[0].apply(steps)
     # Without the axis of size 1 arrays have the shape of the parameter, and can share its memory.
     made = [(batch.with_sources(lambda x: x[0]).array,) for batch in batches]
     results = map_in_place(lambda x: function(x[None])[0], made, in_place=True)
-    return [y[None] for y in results]
+    results = [y[None] for y in results]
+    return results if len(batches) > 1 else sharded_like_sources(batches, results)
 
 
 def _one_by_one(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
