@@ -42,7 +42,7 @@ def test_devices_with_more_memory_are_taken_like_those_that_were_compiled_for(ma
 
 
 def test_other_flags_of_the_command_line_win():
-    words = ["llama-1b", "--machine=h100-8", "--accumulate", "512", "--mesh", "tensor=8"]
+    words = ["llama-7b", "--machine=h100-8", "--accumulate", "512", "--mesh", "tensor=8"]
     asked, _ = command_line.parse(words)
     assert (asked.config.accumulate, asked.machine.mesh) == (512, "tensor=8")
     assert asked.config.model.remat == "attention"

@@ -6,7 +6,7 @@ examples/README.md has the figures). TPU v5e slices are from the state that a ru
 that table were compiled too. A recipe fits larger machines of the kind as well: the same rows a
 device at a time, and less of the state on each. Other GPUs and TPUs are taken like an H100 or a
 v5e, as each has at least its memory by the data sheet; they were not compiled for. Of those that
-keep all activations, `llama-350m` was compiled for eight H100, and on one keeps as many.
+keep all activations, only `llama-350m` was compiled for eight H100 too.
 """
 
 import dataclasses
@@ -39,18 +39,19 @@ class Fit:
         return self.smallest.partition("-")[0]
 
 
-# H100: about 32,000 tokens a device at a time, which leaves most of the memory free. Fewer make
-# products less efficient and gather parameters more often.
+# H100: about 32,000 tokens a device at a time, which leaves most of the memory free, or a half or a
+# quarter of that where all activations then fit. Fewer make products less efficient and gather
+# parameters more often.
 FITS: dict[str, tuple[Fit, ...]] = {
     "gpt-small": (Fit("h100-1", 16, True), Fit("v5e-1", 4)),
-    "gpt-base": (Fit("h100-1", 8), Fit("v5e-1", 2)),
-    "gpt-large": (Fit("h100-1", 4), Fit("v5e-2x2", 1)),
+    "gpt-base": (Fit("h100-1", 8, True), Fit("v5e-1", 2)),
+    "gpt-large": (Fit("h100-1", 2, True), Fit("v5e-2x2", 1)),
     "gpt-huge": (Fit("h100-8", 32), Fit("v5e-4x4", 4)),
-    "gpt-base-72b": (Fit("h100-1", 8), Fit("v5e-1", 2)),
+    "gpt-base-72b": (Fit("h100-1", 8, True), Fit("v5e-1", 2)),
     "llama-60m": (Fit("h100-1", 32, True), Fit("v5e-1", 8)),
     "llama-130m": (Fit("h100-1", 32, True), Fit("v5e-1", 8)),
     "llama-350m": (Fit("h100-1", 8, True), Fit("v5e-1", 2)),
-    "llama-1b": (Fit("h100-1", 8), Fit("v5e-2x2", 2)),
+    "llama-1b": (Fit("h100-1", 4, True), Fit("v5e-2x2", 2)),
     "llama-7b": (Fit("h100-8", 32), Fit("v5e-4x4", 4)),
     "llama-350m-72b": (Fit("h100-1", 8, True), Fit("v5e-1", 2)),
 }
