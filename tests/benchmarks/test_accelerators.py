@@ -8,6 +8,7 @@ import unittest.mock
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -99,6 +100,19 @@ def test_row_by_row_stacks_arguments_and_results_have_the_order_of_their_axes():
         layouts = {leaf.layout.major_to_minor for leaf in jax.tree.leaves(formats)}
         assert layouts == {(0,), (0, 1), (0, 1, 2)}
     assert meshes.row_by_row(tree)["norm_out"]["scale"].format.layout is None
+
+
+def test_results_are_stored_like_the_arguments():
+    """In an order that is not the compiler's choice on a CPU."""
+    order = Format(Layout((0, 2, 1)), NamedSharding(one_device(), P()))
+    tree = {"up": {"kernel": jax.ShapeDtypeStruct((3, 16, 64), jnp.bfloat16, sharding=order)}}
+    tx = omp.muonplus(0.02, layer_axes={"up": 0})
+    program = compile_update(tx, tree, stored_alike=True).program
+    updates, state = program.output_formats
+    momentum = omp.transforms.find_momentum(state).mu
+    for stacks in (program.input_formats[0][0], updates, momentum):
+        (stack,) = jax.tree.leaves(stacks)
+        assert stack.layout.major_to_minor == (0, 2, 1)
 
 
 def one_device():

@@ -1,6 +1,7 @@
 """`--compile-for`: what a run needs on devices that are not there, and compilers that die."""
 
 import json
+import os
 import sys
 
 import jax
@@ -8,12 +9,14 @@ import jax.numpy as jnp
 import pytest
 
 from examples.compiled_programs import targets
-from examples.compiled_programs.forecast import children, even_share, programs
+from examples.compiled_programs.forecast import children, estimate, even_share, programs
+from examples.compiled_programs.forecast.__main__ import main as child
 from examples.compiled_programs.forecast.command import forecast
 from examples.train import main
 from examples.trainer.settings import command_line, flops
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.system.errors import UserError
+from examples.trainer.training import xla_flags
 from tests.support.trainer import ROOT, TOY
 
 CPU = targets.parse("cpu:8")
@@ -191,3 +194,22 @@ def test_a_toy_is_compiled_for_eight_h100(tmp_path, monkeypatch):
     record = json.loads(path.read_text())
     assert record["fits"] and 0 < record["estimate"]["mfu"] < record["estimate"]["mfu_hidden"] < 1
     assert 0 < record["estimate"]["optimizer_share"] < 1
+
+
+@pytest.mark.parametrize(("waited", "step_s"), [(0.1, 1.1), (None, 1.5)])
+def test_a_step_waits_as_long_as_its_program_says(waited, step_s):
+    """A TPU's program does not say: it waits for every collective."""
+    seconds = {"compute": 1.0, "collectives": 0.5}
+    step = {"seconds": seconds, "waited_s": waited, "attention_s": 0.0, "optimizer_share": 0.0}
+    config = command_line.parse(TOY)[0].config
+    speed = estimate.speed(config, targets.parse("h100:8"), step)
+    assert (speed["step_s"], speed["step_s_hidden"]) == (pytest.approx(step_s), 1.0)
+    assert speed["mfu_hidden"] / speed["mfu"] == pytest.approx(step_s)
+
+
+def test_a_compiling_process_has_the_flags_of_the_run(monkeypatch):
+    """The command that starts it removes XLA_FLAGS."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    mesh = ["--mesh", "data=4,fsdp=4"]
+    child(["train_step", *TOY, "--batch-size", "16", *mesh, "--compile-for", "cpu:8"])
+    assert os.environ["XLA_FLAGS"] == xla_flags.BETWEEN_HOSTS
