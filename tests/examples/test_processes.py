@@ -2,13 +2,13 @@
 
 import re
 import signal
-import socket
 import unittest.mock
 
 import jax
 import pytest
 from jax._src import distributed
 
+from benchmarks.trainer_processes import free_address
 from examples.train import main
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs import processes
@@ -36,10 +36,7 @@ def start():
     started = []
 
     def start(*flags, own=((), ())):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        group = ["--coordinator", f"localhost:{port}", "--num-processes", "2"]
+        group = ["--coordinator", free_address(), "--num-processes", "2"]
         pair = [
             run_shell(*flags, *group, "--process-id", str(i), *own[i], devices=2) for i in (0, 1)
         ]
