@@ -70,7 +70,7 @@ def check_function(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInf
 
     Nothing is computed: each distinct shape is traced once.
     """
-    function = compose(functions)
+    function = compose(functions).on("cpu")  # shapes and dtypes are the same on all machines
     shapes: dict[jax.ShapeDtypeStruct, str] = {}
     for leaf in leaves:
         for shape in leaf.matrix.block_shapes():
