@@ -29,6 +29,7 @@ LLAMA = dataclasses.replace(GPT, family="llama", tied=False)
 FAMILIES = {
     "gpt": GPT,
     "separate gpt": dataclasses.replace(GPT, qkv="separate"),
+    "gated gpt": dataclasses.replace(GPT, mlp="swiglu"),
     "llama": LLAMA,
 }
 
@@ -92,7 +93,9 @@ def test_kernels_of_blocks_are_the_matrices(family, tied, scan):
     labels = leaves(omp.partition_labels(params, numbers))
     matrices = {path for path, label in labels.items() if label == "muon"}
     assert matrices == {path for path in labels if "blocks" in path and path.endswith("kernel")}
-    assert len(matrices) == {"gpt": 4, "separate gpt": 6, "llama": 7}[family] * (1 if scan else 3)
+    assert len(matrices) == {"gpt": 4, "separate gpt": 6, "gated gpt": 5, "llama": 7}[family] * (
+        1 if scan else 3
+    )
     table = optimizers.describe(OptimizerConfig(), params)
     assert (
         f"{len(matrices)} parameters, {3 * len(matrices) // (1 if scan else 3)} matrices" in table
@@ -132,9 +135,11 @@ def test_every_parameter_is_sharded(family, scan):
     placed = leaves(sharding.of_params(params, mesh))
     up = placed["blocks/mlp/up/kernel" if scan else "blocks/0/mlp/up/kernel"].spec
     assert up == jax.P(*[None][: int(scan)], "fsdp", "tensor")
-    if family == "llama":
-        gate = placed["blocks/mlp/gate/kernel" if scan else "blocks/2/mlp/gate/kernel"].spec
-        assert gate == up
+    for path, sharded in placed.items():
+        if path.endswith("mlp/gate/kernel"):
+            assert sharded.spec == up
+        elif path.endswith(("gate/bias", "up/bias")):
+            assert sharded.spec == jax.P(*[None][: int(scan)], "tensor")
     assert not sharding.undivided(params, mesh)
 
 

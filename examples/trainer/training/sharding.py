@@ -27,7 +27,7 @@ LOGICAL_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"attn/(qkv|query|key|value)/bias", ("heads",)),
     (r"attn/out/kernel", ("heads", "embed")),
     (r"mlp/(gate|up)/kernel", ("embed", "mlp")),
-    (r"mlp/up/bias", ("mlp",)),
+    (r"mlp/(gate|up)/bias", ("mlp",)),
     (r"mlp/down/kernel", ("mlp", "embed")),
     (r"lm_head/kernel", ("embed", "vocab")),
     (r"(attn/out|mlp/down)/bias|(ln|norm)_\w+/(scale|bias)", (None,)),  # small
