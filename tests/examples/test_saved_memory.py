@@ -3,6 +3,8 @@
 import gc
 import os
 import platform
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import tensorstore as ts
 from examples.trainer.runs import host_memory
 from examples.trainer.runs.checkpoint import Checkpoints
 from examples.trainer.training.step import TrainState
+from tests.support.trainer import ROOT
 
 SAVES = 8
 
@@ -55,3 +58,31 @@ def test_freed_memory_is_given_back():
     before = resident()
     host_memory.give_back()
     assert before - resident() > 30e6
+
+
+HEAPS = """
+import ctypes
+import threading
+from examples.trainer.runs import host_memory
+host_memory.share_heaps()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+both = threading.Barrier(8)
+def allocate():
+    libc.malloc(1000)
+    both.wait()
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for step in "start", "join":
+    for thread in threads:
+        getattr(thread, step)()
+libc.malloc_stats()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.parametrize(("own", "heaps"), [({}, 2), ({"MALLOC_ARENA_MAX": "3"}, 3)])
+def test_threads_share_heaps(own, heaps):
+    environment = {k: v for k, v in os.environ.items() if k != "MALLOC_ARENA_MAX"} | own
+    command = [sys.executable, "-c", HEAPS]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert len(re.findall(r"^Arena \d+:", done.stderr, re.M)) == heaps

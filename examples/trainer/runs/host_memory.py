@@ -7,12 +7,14 @@ Orbax 0.12 has such objects made for every array, of a path that it has just wri
 three times of counters that it only logs: 53 kB in all for the smallest model. Here Orbax gets
 that path back as it gave it, and no counters. What a checkpoint holds is the same.
 
-What is freed stays with the process otherwise: glibc keeps a heap for each of many threads, which
-saves and compilers fill by turns.
+What is freed stays with the process otherwise. glibc makes up to eight heaps for each core, which
+the threads of saves and compilers fill by turns: over 600 saves a run grew by 4.3 MB, by 1.7 with
+four heaps, and by nothing with two.
 """
 
 import contextlib
 import ctypes
+import os
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,9 @@ import tensorstore as ts
 
 MENDED = {"tensorstore": "0.1.86", "orbax-checkpoint": "0.12."}
 """The versions that grow."""
+M_ARENA_MAX = -8
+"""As in glibc's malloc.h."""
+HEAPS = 2
 
 
 def spec(json: Any) -> Any:
@@ -47,6 +52,16 @@ def mend() -> None:
 
         setattr(orbax, "ts", with_own(ts, KvStore=with_own(ts.KvStore, Spec=spec)))  # noqa: B010
         setattr(orbax, "get_tensorstore_raw_bytes", lambda *_: 0)  # noqa: B010
+
+
+def share_heaps() -> None:
+    """Makes threads that begin from now on share two heaps, where the C library is glibc.
+
+    `MALLOC_ARENA_MAX` in the environment is another limit of the user's own.
+    """
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        with contextlib.suppress(AttributeError):
+            ctypes.CDLL(None).mallopt(M_ARENA_MAX, HEAPS)
 
 
 def give_back() -> None:
