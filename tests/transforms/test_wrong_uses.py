@@ -39,6 +39,13 @@ def test_gradients_without_a_parameter_are_said(given):
         tx.update(PART, tx.init(PARAMS), given)
 
 
+def test_gradients_without_a_number_are_said():
+    params = {"w": jnp.ones((4, 4)), "scale": jnp.ones(())}
+    tx = omp.muonplus(0.1)
+    with pytest.raises(ValueError, match=r"Gradients do not fit\. Missing: scale\. Call"):
+        tx.update({"w": params["w"]}, tx.init(params), params)
+
+
 def test_gradients_of_what_is_no_parameter_are_said():
     tx = omp.muonplus(0.1)
     with pytest.raises(ValueError, match=r"Gradients do not fit\. Too many: out/w"):
