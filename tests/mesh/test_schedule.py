@@ -67,6 +67,13 @@ def test_transfers_are_bounded(sizes, workers, most):
             assert segment.items_each == 1 or segment.width * workers <= most
 
 
+def test_a_row_is_filled_by_one_run_of_each_group():
+    """One part of the program then works on all of it."""
+    buckets, _ = assign([GroupSize(24, 3, SQUARE, 1)], [0, 0], 20)  # 4 rows of 3 of 12 matrices
+    runs = [[task.segments[0].items_each for task in bucket.tasks] for bucket in buckets]
+    assert runs == [[3]] * 4
+
+
 def width(task):
     return task.segments[0].width
 
