@@ -139,8 +139,8 @@ def click_through(page, site: str, problems: list[str]) -> None:
         card = f".sd-card:has-text('{link}') a"
         ways = (f"a:text-is('{link}')", f"a:has(:text-is('{link}'))", card)
         target = page.locator(", ".join(ways)).first
-        target.evaluate("link => link.click()")
-        page.wait_for_load_state("load")
+        with page.expect_navigation(wait_until="load"):  # the page before is loaded already
+            target.evaluate("link => link.click()")
         title = page.locator("h1").first.text_content() or ""
         print(f"clicked {link!r}: {page.url.removeprefix(site)}")
         if expected not in title:
