@@ -56,6 +56,13 @@ EXPERTS = {
     "DeepSeekMoeBlock_0/shared_experts/wo/kernel": "64x64",
 }
 
+ZERO_1 = [  # MaxText's own: the state, and the parameters that it updates, over data
+    "shard_optimizer_over_data=True",
+    "ici_data_parallelism=4",
+    "ici_fsdp_parallelism=1",
+    "ici_tensor_parallelism=2",
+]
+
 
 def layers(prefix, count, *parts):
     """Readings of the leaves of a stack, from those of one of its layers."""
@@ -128,10 +135,11 @@ def test_every_leaf_is_read_as_a_person_would(model):
     assert readings(params, rules) == judged
 
 
-def test_the_example_trains_on_a_mesh():
-    """All devices share the parameters (FSDP), and momentum lies where its parameter lies."""
+@pytest.mark.parametrize(("flags", "axis"), [([], "fsdp"), (ZERO_1, "data")])
+def test_the_example_trains_on_a_mesh(flags, axis):
+    """All devices share the parameters, and momentum lies where its parameter lies."""
     host.install_for_a_mesh()
-    state, losses = host.train(*host.MUON, "steps=12", "per_device_batch_size=1")
+    state, losses = host.train(*host.MUON, "steps=12", "per_device_batch_size=1", *flags)
     assert_falls(losses, to=0.9)
     params = nnx.to_pure_dict(nnx.state(state.model, nnx.Param))
     momentum = nnx.to_pure_dict(nnx.state(state.optimizer))["opt_state"]["inner_states"]["muon"]
@@ -148,12 +156,13 @@ def test_the_example_trains_on_a_mesh():
         path for path in expected if "layers/" in path and "norm" not in path
     )
     for path, sharding in found.items():
-        assert sharding == expected[path] and "fsdp" in str(sharding.spec), path
+        assert sharding == expected[path] and axis in str(sharding.spec), path
 
 
-def test_on_a_mesh_a_matrix_moves_once_there_and_once_back():
+@pytest.mark.parametrize("flags", [[], ZERO_1])
+def test_on_a_mesh_a_matrix_moves_once_there_and_once_back(flags):
     """Without shardings the compiler gathers in each step of the iteration."""
-    config, mesh, model = abstract_model(host.MODEL)
+    config, mesh, model = abstract_model([*host.MODEL, *flags])
     where = host.where_parameters_lie(config, model, mesh)
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     params = jax.tree.map(
