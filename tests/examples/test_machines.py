@@ -45,20 +45,23 @@ def test_other_flags_of_the_command_line_win():
     words = ["llama-7b", "--machine=h100-8", "--accumulate", "512", "--mesh", "tensor=8"]
     asked, _ = command_line.parse(words)
     assert (asked.config.accumulate, asked.machine.mesh) == (512, "tensor=8")
-    assert asked.config.model.remat == "attention"
+    assert asked.config.model.remat == "none"
     asked, _ = command_line.parse([*words, "--model.remat", "full"])
     assert asked.config.model.remat == "full"
 
 
-@pytest.mark.parametrize("machine", ["h100-1", "h100-64"])
-def test_a_gpu_with_room_for_all_activations_keeps_them(machine):
+@pytest.mark.parametrize(("recipe", "machine"), [("gpt-small", "v5e-1"), ("llama-7b", "h100-64")])
+def test_a_device_with_room_for_all_activations_keeps_them(recipe, machine):
     """A loop over layers would copy what it keeps, when it is made and when it is used."""
-    asked, _ = command_line.parse(["gpt-small", "--machine", machine])
+    asked, _ = command_line.parse([recipe, "--machine", machine])
     assert (asked.config.model.remat, asked.config.model.scan) == ("none", False)
-    asked, _ = command_line.parse(["gpt-small", "--machine", "v5e-1"])
-    assert (asked.config.model.remat, asked.config.model.scan) == ("full", True)
-    words = ["gpt-small", "--machine", machine, "--model.scan", "--model.remat", "full"]
+    words = [recipe, "--machine", machine, "--model.scan", "--model.remat", "full"]
     asked, _ = command_line.parse(words)
+    assert (asked.config.model.remat, asked.config.model.scan) == ("full", True)
+
+
+def test_a_device_without_that_room_computes_them_again():
+    asked, _ = command_line.parse(["llama-7b", "--machine", "v5e-4x4"])
     assert (asked.config.model.remat, asked.config.model.scan) == ("full", True)
 
 

@@ -45,8 +45,8 @@ class NewRun:
     machine: Annotated[MachineConfig, Unprefixed] = DEFAULT_MACHINE
     known: Annotated[str, tyro.conf.arg(name="machine")] = ""
     """A machine on which a recipe of the paper is known to fit, such as h100-1, h100-8, h100-64,
-    v5e-4x4 or v5p-2x2x1: sets --mesh, --accumulate and on GPUs --model.remat and --model.scan,
-    unless they are given too."""
+    v5e-4x4 or v5p-2x2x1: sets --mesh, --accumulate, --model.remat and --model.scan, unless they are
+    given too."""
     as_published: bool = False
     """For a recipe of the paper: sets all in which the paper's code and configurations differ from
     its text, unless those flags are given too (examples/README.md has the list)."""

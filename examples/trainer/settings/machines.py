@@ -5,8 +5,7 @@ its initial state were compiled and fit, with the paper's batch and context (`--
 examples/README.md has the figures). TPU v5e slices are from the state that a run keeps; those in
 that table were compiled too. A recipe fits larger machines of the kind as well: the same rows a
 device at a time, and less of the state on each. Other GPUs and TPUs are taken like an H100 or a
-v5e, as each has at least its memory by the data sheet; they were not compiled for. Of those that
-keep all activations, only `llama-350m` was compiled for eight H100 too.
+v5e, as each has at least its memory by the data sheet; they were not compiled for.
 """
 
 import dataclasses
@@ -30,30 +29,29 @@ class Fit:
     """The smallest machine, such as ``"h100-8"`` or ``"v5e-4x4"``."""
     rows: int
     """Rows that a device works on at a time; `--accumulate` follows from it."""
-    keeps_all: bool = False
-    """Whether a device has room for all activations of its rows. Then nothing is recomputed, and
-    blocks are compiled one by one: a loop over layers copies what it keeps, twice."""
+    recomputes: bool = False
+    """Whether a device has no room for all activations of a row. Where it has, nothing is computed
+    again, and blocks are compiled one by one: a loop over layers copies what it keeps, twice."""
 
     @property
     def kind(self) -> str:
         return self.smallest.partition("-")[0]
 
 
-# H100: about 32,000 tokens a device at a time, which leaves most of the memory free, or a half or a
-# quarter of that where all activations then fit. Fewer make products less efficient and gather
-# parameters more often.
+# 4,000 to 32,000 tokens a device at a time, so that all activations fit where they can. Fewer rows
+# make products less efficient and gather parameters more often.
 FITS: dict[str, tuple[Fit, ...]] = {
-    "gpt-small": (Fit("h100-1", 16, True), Fit("v5e-1", 4)),
-    "gpt-base": (Fit("h100-1", 8, True), Fit("v5e-1", 2)),
-    "gpt-large": (Fit("h100-1", 2, True), Fit("v5e-2x2", 1)),
-    "gpt-huge": (Fit("h100-8", 32), Fit("v5e-4x4", 4)),
-    "gpt-base-72b": (Fit("h100-1", 8, True), Fit("v5e-1", 2)),
-    "llama-60m": (Fit("h100-1", 32, True), Fit("v5e-1", 8)),
-    "llama-130m": (Fit("h100-1", 32, True), Fit("v5e-1", 8)),
-    "llama-350m": (Fit("h100-1", 8, True), Fit("v5e-1", 2)),
-    "llama-1b": (Fit("h100-1", 4, True), Fit("v5e-2x2", 2)),
-    "llama-7b": (Fit("h100-8", 32), Fit("v5e-4x4", 4)),
-    "llama-350m-72b": (Fit("h100-1", 8, True), Fit("v5e-1", 2)),
+    "gpt-small": (Fit("h100-1", 16), Fit("v5e-1", 4)),
+    "gpt-base": (Fit("h100-1", 8), Fit("v5e-1", 1)),
+    "gpt-large": (Fit("h100-1", 2), Fit("v5e-2x2", 1, recomputes=True)),
+    "gpt-huge": (Fit("h100-8", 8), Fit("v5e-4x4", 4, recomputes=True)),
+    "gpt-base-72b": (Fit("h100-1", 8), Fit("v5e-1", 1)),
+    "llama-60m": (Fit("h100-1", 32), Fit("v5e-1", 8)),
+    "llama-130m": (Fit("h100-1", 32), Fit("v5e-1", 8)),
+    "llama-350m": (Fit("h100-1", 8), Fit("v5e-1", 2)),
+    "llama-1b": (Fit("h100-1", 4), Fit("v5e-2x2", 2, recomputes=True)),
+    "llama-7b": (Fit("h100-8", 8), Fit("v5e-4x4", 4, recomputes=True)),
+    "llama-350m-72b": (Fit("h100-1", 8), Fit("v5e-1", 2)),
 }
 """Name of a recipe to its fits, the H100 first; its run with Muon has the same."""
 
@@ -98,7 +96,7 @@ def mesh(machine: str) -> str:
 
 
 def on_machine(recipe: str, machine: str, config: RunConfig) -> RunConfig:
-    """The recipe in pieces that fit; a GPU keeps all activations, or what attention gives."""
+    """The recipe in pieces that fit, and where they do with all activations."""
     fitting = fit(recipe, machine)
     rows = min(fitting.rows, max(1, BATCH // devices(machine)))
     pieces = BATCH // (rows * devices(machine))
@@ -107,7 +105,7 @@ def on_machine(recipe: str, machine: str, config: RunConfig) -> RunConfig:
             f"--machine {machine} has more devices than a step of {recipe} has rows, {BATCH}: give"
             f" a machine of at most {BATCH}."
         )
-    if machine.partition("-")[0] in LIKE["h100"]:
-        changes = {"remat": "none", "scan": False} if fitting.keeps_all else {"remat": "attention"}
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
+    if not fitting.recomputes:
+        model = dataclasses.replace(config.model, remat="none", scan=False)
+        config = dataclasses.replace(config, model=model)
     return dataclasses.replace(config, accumulate=pieces)
