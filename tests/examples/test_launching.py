@@ -44,6 +44,7 @@ def told(monkeypatch, variables):
             monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    jax.devices()  # those of this process, which a first use while it is connected would not give
     state = distributed.State()
     monkeypatch.setattr(distributed, "global_state", state)
     bridge = distributed.xla_bridge
