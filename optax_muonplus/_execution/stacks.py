@@ -5,8 +5,9 @@ leave most of the device idle, and a loop that chooses a matrix at run time wait
 every turn. There, and on backends that are not named, matrices are worked on in stacks. A stack has
 a maximum size, so that the memory needed in addition to the input does not grow with the model. In
 half precision matrices are rounded before they are copied into it. The whole stack is worked on at
-once, and a tall matrix is transposed to join the wide ones. A leaf of many layers is cut into
-slices.
+once. Tall matrices have stacks of their own: transposed to join the wide ones, they were written
+three times more, since XLA then keeps their momentum transposed too. A leaf of many layers is cut
+into slices.
 
 On a TPU the matrices of a stack are worked on one after the other, in a loop. One matrix and what
 the iteration needs for it stay in the fast memory of a core (VMEM, 128 MiB of a v5e), where a
@@ -156,28 +157,20 @@ def _in_slices(steps: Composition, batch: MatrixBatch, size: int) -> jax.Array:
 
 
 def _in_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """``steps`` of all matrices, in stacks of those of one shape; some are transposed."""
-    tall = [x.shape[-2] > x.shape[-1] for x in batches]
-    wide = [_swapped(x) if t else x for x, t in zip(batches, tall, strict=True)]
+    """``steps`` of all matrices, in stacks of those that are stored in one shape."""
     results: dict[int, jax.Array] = {}
-    for group in grouped(wide, lambda x: x._replace(transposed=False).program_key):
+    for group in grouped(batches, lambda x: x._replace(transposed=False).program_key):
         # Sorted, so that each stack has the two layouts in two runs.
-        members = sorted(group, key=lambda i: wide[i].transposed)
-        sizes = [math.prod(wide[i].shape) * wide[i].dtype.itemsize for i in members]
+        members = sorted(group, key=lambda i: batches[i].transposed)
+        sizes = [math.prod(batches[i].shape) * batches[i].dtype.itemsize for i in members]
         for chunk in chunked(members, sizes, STACK_BYTES):
-            parts = [wide[i] for i in chunk]
+            parts = [batches[i] for i in chunk]
             upright = sum(x.shape[0] for x in parts if not x.transposed)
             array = jnp.concatenate([x.array for x in parts])
             stack = _at_once(steps, array, parts[0], upright)
             stops = itertools.accumulate(x.shape[0] for x in parts)
             results |= zip(chunk, jnp.split(stack, list(stops)[:-1]), strict=True)
-    return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(tall)]
-
-
-def _swapped(batch: MatrixBatch) -> MatrixBatch:
-    """The same matrices, stored the other way."""
-    swapped = batch.with_sources(lambda x: jnp.swapaxes(x, -1, -2))
-    return swapped._replace(transposed=not batch.transposed)
+    return [results[i] for i in range(len(batches))]
 
 
 def _at_once(steps: Composition, x: jax.Array, stack: MatrixBatch, upright: int) -> jax.Array:
@@ -219,6 +212,12 @@ def _map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.
         for chunk in chunked(group, sizes, TPU_STACK_BYTES):
             results |= zip(chunk, _in_a_stack(steps, [narrow[i] for i in chunk]), strict=True)
     return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(turned)]
+
+
+def _swapped(batch: MatrixBatch) -> MatrixBatch:
+    """The same matrices, stored the other way."""
+    swapped = batch.with_sources(lambda x: jnp.swapaxes(x, -1, -2))
+    return swapped._replace(transposed=not batch.transposed)
 
 
 def _in_a_stack(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:

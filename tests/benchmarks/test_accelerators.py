@@ -206,5 +206,7 @@ def test_an_update_is_compiled_for_an_h100(tmp_path):
         # Of the latter Gram's: 3 segments of 2 products with the long side, 5 squares, 3 others.
         assert ours["operations_of_products"] == 2 * 2 * (4 * 15 + 2 * (3 * 8 + 5 + 6)) * 64**3
         assert 0 < ours["kernels"] < theirs["kernels"]
+        # Neither matrices nor their momentum are transposed.
+        assert ours["kernels_by_kind"].get("moves", 0) == 0
         assert ours["temporary_bytes"] > 0 and ours["roofline_s"] > 0
         assert "Nothing was run" in result["assumptions"]

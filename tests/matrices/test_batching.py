@@ -84,9 +84,9 @@ def updates_alone(options):
     return jax.tree.leaves(tx.update(grads, tx.init(grads))[0])
 
 
-# Five steps: 3 products each where plain; on a CPU, 4 each but for the first with its 3, for the
-# two shapes that are not square, which count separately there.
-PRODUCTS = {"cpu": 15 + 19 + 19, "cuda": 15 + 15, "tpu": 15 + 15 + 15}
+# Of three shapes, in five steps: 3 products each where plain; on a CPU, 4 each but for the first
+# with its 3, for the two shapes that are not square.
+PRODUCTS = {"cpu": 15 + 19 + 19, "cuda": 15 + 15 + 15, "tpu": 15 + 15 + 15}
 
 
 @pytest.mark.cpu_program

@@ -43,7 +43,7 @@ def test_scanned_layers_need_no_copy_of_a_leaf(way, monkeypatch):
     assert temporary_bytes(tx, tree) < 0.4 * leaf
 
 
-def test_a_stack_holds_tall_and_wide_matrices_and_stops_at_the_bound(monkeypatch):
+def test_a_stack_holds_matrices_of_one_shape_and_stops_at_the_bound(monkeypatch):
     everywhere_stacked(monkeypatch, 4 * (4 * D * D) * 4)
     seen = []
 
@@ -59,8 +59,8 @@ def test_a_stack_holds_tall_and_wide_matrices_and_stops_at_the_bound(monkeypatch
     dims = functools.partial(omp.muon_dimension_numbers, rules=RULES[:1])
     tx = omp.transforms.apply_to_matrices([Watched()], weight_dimension_numbers=dims)
     jax.eval_shape(lambda t: tx.update(t, optax.EmptyState())[0], tree)
-    # Twelve squares together; four up and four down, in two stacks; nine layers in slices of three.
-    expected = [(12, D, D), (4, D, 4 * D), (4, D, 4 * D), (3, D, 4 * D)]
+    # Twelve squares; four up; four down; nine layers in slices of three.
+    expected = [(12, D, D), (4, D, 4 * D), (4, 4 * D, D), (3, D, 4 * D)]
     assert sorted(shape for shape in seen if shape[0] > 1) == sorted(expected)
 
 

@@ -205,7 +205,7 @@ def test_stacks_are_copied_in_half_precision_on_a_gpu():
         return tx.update(grads, tx.init(grads))[0]
 
     program = gpu_program(update, *[(64, 24)] * 3)
-    assert results(program, "concatenate") == ["3x24x64xbf16"]
+    assert results(program, "concatenate") == ["3x64x24xbf16"]
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -219,7 +219,7 @@ def test_stacks_are_read_from_stored_momentum_on_a_gpu(nesterov):
     both = ["tensor<1x64x24xbf16>"] * (2 if nesterov else 1)  # momentum, and the gradient
     found = [re.findall(r"tensor<1x64x24x\w+>", line) for line in kept]
     assert [arrays for arrays in found if arrays] == [both] * 3
-    assert results(program, "concatenate") == ["3x24x64xbf16"]
+    assert results(program, "concatenate") == ["3x64x24xbf16"]
 
 
 def test_no_half_precision_gram_matrix_overflows():
