@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus._parameters import varying_axes
+from optax_muonplus.matrices import with_zeros
 
 Tree = TypeVar("Tree")
 Sources = tuple[jax.Array, ...]
@@ -140,25 +141,37 @@ def _slice_derivative(
     return jax.jvp(mapped, primals, tangents)
 
 
-@jax.custom_jvp
-def concatenated(arrays: list[jax.Array]) -> jax.Array:
-    """Joins arrays along their first axis, each written by the operation that computes it.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def concatenated(arrays: list[jax.Array], shape: tuple[int, int] | None = None) -> jax.Array:
+    """Joins arrays along their first axis, with zeros behind matrices so that they have ``shape``.
 
-    A short ``jnp.concatenate`` is a pass of its own over all of them on a TPU.
+    Each is written by the operation that computes it. On a TPU a short ``jnp.concatenate`` is a
+    pass of its own over all of them, and so is a pad before it.
     """
-    if len(arrays) == 1:
+    rows, columns = arrays[0].shape[1:]
+    if len(arrays) == 1 and shape in (None, (rows, columns)):
         return arrays[0]
     stops = list(itertools.accumulate(len(x) for x in arrays))
-    stack = jax.lax.empty((stops[-1], *arrays[0].shape[1:]), arrays[0].dtype)
+    stack = jax.lax.empty((stops[-1], *(shape or (rows, columns))), arrays[0].dtype)
+    for axis, side in [(1, rows), (2, columns)]:
+        if stack.shape[axis] > side:
+            behind = jnp.zeros_like(jax.lax.slice_in_dim(stack, side, None, axis=axis))
+            stack = jax.lax.dynamic_update_slice_in_dim(stack, behind, side, axis)
     for x, stop in zip(arrays, stops, strict=True):
-        stack = jax.lax.dynamic_update_slice_in_dim(stack, x, stop - len(x), 0)
+        stack = jax.lax.dynamic_update_slice(stack, x, (stop - len(x), 0, 0))
     return stack
 
 
 @concatenated.defjvp
-def _concatenated_derivative(primals: Any, tangents: Any) -> Any:
+def _concatenated_derivative(
+    shape: tuple[int, int] | None, primals: Any, tangents: Any
+) -> tuple[jax.Array, jax.Array]:
     """By ``jnp.concatenate``: ``jax.vmap`` gives each of its members an empty array of its own."""
-    return jax.jvp(jnp.concatenate, primals, tangents)
+
+    def joined(arrays: list[jax.Array]) -> jax.Array:
+        return jnp.concatenate([with_zeros(x, shape) for x in arrays] if shape else arrays)
+
+    return jax.jvp(joined, primals, tangents)
 
 
 def _varying_like(x: jax.Array, others: Sequence[jax.Array]) -> jax.Array:

@@ -223,8 +223,9 @@ def _swapped(batch: MatrixBatch) -> MatrixBatch:
 def _in_a_stack(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """``steps`` of parameters of one matrix each, which are padded as they are stacked."""
     shape = batches[0].shape[-2:]
-    stack = concatenated([with_zeros(x.array, _full_blocks(shape)) for x in batches])
-    function = batches[0].apply(steps, padded=stack.shape[-2:] != shape)
+    filled = _full_blocks(shape)
+    stack = concatenated([x.array for x in batches], filled)
+    function = batches[0].apply(steps, padded=filled != shape)
     return jnp.split(part(map_slices(function, (stack,), 1, in_place=True), shape), len(batches))
 
 
@@ -236,5 +237,6 @@ def _on_full_blocks(steps: Composition, batch: MatrixBatch) -> Callable[..., jax
     return lambda *sources: part(function(with_zeros(batch.matrices(*sources), filled)), shape)
 
 
-def _full_blocks(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(side + -side % TPU_BLOCK if side > TPU_BLOCK else side for side in shape)
+def _full_blocks(shape: tuple[int, ...]) -> tuple[int, int]:
+    rows, columns = (side + -side % TPU_BLOCK if side > TPU_BLOCK else side for side in shape)
+    return rows, columns

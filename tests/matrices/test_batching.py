@@ -148,8 +148,10 @@ def test_a_training_step_needs_the_memory_of_its_gradients_and_no_more(weight_de
     assert beside_gradients(8) - beside_gradients(2) < 6 * 1000
 
 
-def test_updates_can_be_differentiated():
+@pytest.mark.parametrize("way", ["loops", "stacks", "one after the other"])
+def test_updates_can_be_differentiated(way, monkeypatch):
     """The derivative along a direction, forward and backward, against a difference quotient."""
+    WAYS[way](monkeypatch)
     with jax.enable_x64(True):
         grads, direction, weights = (random_like(layers(1, jnp.float64), i) for i in range(3))
         tx = omp.muonplus(1.0, ns_steps=2)
@@ -179,8 +181,10 @@ def test_updates_can_be_differentiated_by_hyperparameters():
         np.testing.assert_allclose(jax.grad(weighted)(0.1), quotient, rtol=1e-6)
 
 
-def test_updates_of_several_models_at_once():
+@pytest.mark.parametrize("way", ["loops", "stacks", "one after the other"])
+def test_updates_of_several_models_at_once(way, monkeypatch):
     """Under vmap: an ensemble is so many models of their own."""
+    WAYS[way](monkeypatch)
     grads = [random_like(layers(1), seed) for seed in range(3)]
     tx = flat.scale_by_muonplus()
     stacked = jax.tree.map(lambda *x: np.stack(x), *grads)

@@ -110,5 +110,8 @@ def test_a_tpu_multiplies_one_matrix_at_a_time_in_full_blocks(count, loops, prod
     # The iteration is in the program once for each shape: three products in each of five steps.
     results = collections.Counter(re.findall(r"dot_general.*-> tensor<(\w+)>", program))
     assert results == {f"{shape}xbf16": n for shape, n in products.items()}
+    # A single matrix is written once, with zeros behind it. A layer is padded in the loop.
+    padded = re.findall(r"stablehlo.pad.*-> tensor<1x(\w+)x\w+>", program)
+    assert padded == ([] if count == 1 else ["384x256", "256x384", "256x256"])
     carries = [set(re.findall(r"<(\d\w+)>", x)) for x in re.findall("stablehlo.while.*", program)]
     assert sorted(carries, key=sorted) == [{f"{shape}xbf16"} for shape in loops]
