@@ -96,6 +96,7 @@ def test_nnx_names_its_kernels_likewise():
     [
         ("encoder__conv1__kernel", (3, 80, 384), "384x240x1"),
         ("Conv_3__kernel", (1, 7, 16, 32), "32x112x1"),
+        ("Conv_3__kernel", (2, 2, 16, 32), "32x64x1"),
         ("Conv_3__kernel", (1, 3, 3, 4, 8), "8x36x1"),
         ("ConvTranspose_0__kernel", (3, 3, 16, 8), "8x144x1"),
         ("blocks__0__conv__kernel", (3, 3, 4, 8), "8x36x1"),

@@ -142,6 +142,14 @@ def test_a_link_with_a_state_sees_what_was_not_rounded():
     assert updates["kernel"].dtype == jnp.bfloat16
 
 
+def test_a_chain_of_optax_links_alone_rounds_nothing():
+    widened = optax.stateless(lambda updates, _: jax.tree.map(jnp.float32, updates))
+    tx = omp.matrix_chain(widened, optax.scale(0.5))
+    grads = {"kernel": jnp.ones((4, 8), jnp.bfloat16)}
+    updates, _ = tx.update(grads, tx.init(grads))
+    assert updates["kernel"].dtype == jnp.float32
+
+
 def test_decay_and_rate_of_a_chain():
     """Without decay the rate is multiplied in where updates are made, with decay after it."""
     with_decay = variant(None, (add_decayed_weights(0.5), scale_by_learning_rate(0.25)))
