@@ -34,6 +34,15 @@ def test_normalize_matrix_is_the_papers_norm_dir(norm, norm_eps, dtype):
         np.testing.assert_allclose(given, expected, rtol=RTOL, atol=1e-7)
 
 
+@pytest.mark.parametrize("norm", ["row", "col_row"])
+def test_norm_eps_counts_beside_large_entries(norm):
+    """They are divided by a power of two, so that squares do not overflow, and norm_eps is too."""
+    x = 100 * gaussian(6, 10)
+    normalized = matrices.normalize_matrix(jnp.asarray(x), norm, norm_eps=3e4)
+    expected = reference.norm_dir(x.astype(np.float64), norm, 3e4)
+    np.testing.assert_allclose(normalized, expected, rtol=RTOL, atol=1e-9)
+
+
 @pytest.mark.parametrize("norm", [*NORMS, "auto"])
 def test_matrices_stored_the_other_way_get_the_same(norm):
     """Square ones too, where a name or a tie decides."""

@@ -153,7 +153,7 @@ def test_a_chain_of_optax_links_alone_rounds_nothing():
 def test_decay_and_rate_of_a_chain():
     """Without decay the rate is multiplied in where updates are made, with decay after it."""
     with_decay = variant(None, (add_decayed_weights(0.5), scale_by_learning_rate(0.25)))
-    without = variant(None, (add_decayed_weights(0.0), scale_by_learning_rate(0.25)))
+    without = variant(None, (add_decayed_weights(), scale_by_learning_rate(0.25)))
     params = tree(0)["dense"]["kernel"]
     moved = first_update(without)["kernel"]
     np.testing.assert_allclose(moved, first_update(variant(None))["kernel"] * 0.25, rtol=1e-6)
