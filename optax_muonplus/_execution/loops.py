@@ -142,20 +142,21 @@ def _slice_derivative(
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def concatenated(arrays: list[jax.Array], shape: tuple[int, int] | None = None) -> jax.Array:
+def concatenated(arrays: list[jax.Array], shape: tuple[int, ...] | None = None) -> jax.Array:
     """Joins arrays along their first axis, with zeros behind matrices so that they have ``shape``.
 
     Each is written by the operation that computes it. On a TPU a short ``jnp.concatenate`` is a
     pass of its own over all of them, and so is a pad before it.
     """
-    rows, columns = arrays[0].shape[1:]
-    if len(arrays) == 1 and shape in (None, (rows, columns)):
+    own = arrays[0].shape[1:]
+    shape = shape or own
+    if len(arrays) == 1 and own == shape:
         return arrays[0]
     stops = list(itertools.accumulate(len(x) for x in arrays))
-    stack = jax.lax.empty((stops[-1], *(shape or (rows, columns))), arrays[0].dtype)
-    for axis, side in [(1, rows), (2, columns)]:
-        if stack.shape[axis] > side:
-            behind = jnp.zeros_like(jax.lax.slice_in_dim(stack, side, None, axis=axis))
+    stack = jax.lax.empty((stops[-1], *shape), arrays[0].dtype)
+    for axis, (side, filled) in enumerate(zip(own, shape, strict=True), start=1):
+        if side < filled:
+            behind = jnp.zeros_like(jax.lax.slice_in_dim(stack, side, filled, axis=axis))
             stack = jax.lax.dynamic_update_slice_in_dim(stack, behind, side, axis)
     for x, stop in zip(arrays, stops, strict=True):
         stack = jax.lax.dynamic_update_slice(stack, x, (stop - len(x), 0, 0))
@@ -164,12 +165,12 @@ def concatenated(arrays: list[jax.Array], shape: tuple[int, int] | None = None) 
 
 @concatenated.defjvp
 def _concatenated_derivative(
-    shape: tuple[int, int] | None, primals: Any, tangents: Any
+    shape: tuple[int, ...] | None, primals: Any, tangents: Any
 ) -> tuple[jax.Array, jax.Array]:
     """By ``jnp.concatenate``: ``jax.vmap`` gives each of its members an empty array of its own."""
 
     def joined(arrays: list[jax.Array]) -> jax.Array:
-        return jnp.concatenate([with_zeros(x, shape) for x in arrays] if shape else arrays)
+        return jnp.concatenate([with_zeros(x, shape or x.shape[1:]) for x in arrays])
 
     return jax.jvp(joined, primals, tangents)
 

@@ -237,6 +237,5 @@ def _on_full_blocks(steps: Composition, batch: MatrixBatch) -> Callable[..., jax
     return lambda *sources: part(function(with_zeros(batch.matrices(*sources), filled)), shape)
 
 
-def _full_blocks(shape: tuple[int, ...]) -> tuple[int, int]:
-    rows, columns = (side + -side % TPU_BLOCK if side > TPU_BLOCK else side for side in shape)
-    return rows, columns
+def _full_blocks(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(side + -side % TPU_BLOCK if side > TPU_BLOCK else side for side in shape)

@@ -76,6 +76,25 @@ def test_a_stack_of_both_layouts_tells_rows_from_columns(options, monkeypatch):
     assert_trees_close(together, alone, atol=2e-5)
 
 
+def test_memory_that_nothing_was_written_to_is_not_read(monkeypatch):
+    """A CPU gives zeros for it, where an accelerator gives what was there before."""
+    grads = random_like({**layers(2), "scanned": scanned(3)[0]})
+    tx = flat.scale_by_muonplus(weight_dimension_numbers=omp.MuonDimensionNumbers(-2, -1))
+    state = tx.init(grads)
+    expected, _ = tx.update(grads, state)
+    everywhere_mapped(monkeypatch, block=24)  # no side but 16 fills its blocks
+    asked = []
+
+    def full_of_nan(shape, dtype):
+        asked.append(shape)
+        return jnp.full(shape, jnp.nan, dtype)
+
+    monkeypatch.setattr(jax.lax, "empty", full_of_nan)
+    found, _ = jax.jit(tx.update)(grads, state)
+    assert_trees_close(found, expected, atol=2e-5)
+    assert (2, D, 72) in asked and (2, 72, D) in asked
+
+
 RAGGED = {"up": (256, 300), "gate": (256, 300), "down": (300, 256), "q": (256, 256)}
 
 
