@@ -28,12 +28,14 @@ class Row(NamedTuple):
       as_optax: whether momentum, shape factor and AdamW are Optax's, so that rows differ only in
         what this package adds; or else its defaults.
       ns_coeffs: coefficients of five steps; all but Jordan's are another update than Optax's.
+      nesterov: whether the momentum looks one step ahead, as Optax's does.
     """
 
     optimizer: str
     compute_dtype: str | None = None
     as_optax: bool = True
     ns_coeffs: str = "jordan"
+    nesterov: bool = True
 
 
 ROWS = {
@@ -45,6 +47,7 @@ ROWS = {
     "omp.muonplus:float32": Row("muonplus"),
     "omp.muon:bfloat16:cubic": Row("muon", "bfloat16", ns_coeffs="cubic"),
     "omp.muonplus:bfloat16:cubic": Row("muonplus", "bfloat16", ns_coeffs="cubic"),
+    "omp.muonplus:bfloat16:no-nesterov": Row("muonplus", "bfloat16", nesterov=False),
     MAXTEXT: Row("maxtext"),
 }
 
@@ -79,6 +82,7 @@ def optimizer(
         layer_axes = trees.LAYER_AXES if "blocks" in tree else None
         given["muon_weight_dimension_numbers"] = omp.per_head(head_size, layer_axes=layer_axes)
     given |= {"compute_dtype": row.compute_dtype, "ns_coeffs": row.ns_coeffs}
+    given |= {"nesterov": row.nesterov}
     given |= parity.AS_OPTAX if row.as_optax else {}
     sharding = jax.tree.map(lambda x: x.sharding, tree)
     if next(iter(jax.tree.leaves(sharding))).mesh.size > 1:

@@ -43,8 +43,9 @@ class Config(trees.Options):
     rows: tuple[str, ...] = tuple(ROWS)[:4]
     """Which rows to compile, of optax.contrib.muon, omp.muon:bfloat16, omp.muonplus:bfloat16,
     omp.muonplus:float16, omp.muonplus:float32, omp.muon:bfloat16:cubic,
-    omp.muonplus:bfloat16:cubic and maxtext.muon. Those of this package have Optax's
-    momentum, shape factor and AdamW; `omp.muonplus:bfloat16:default` has its defaults."""
+    omp.muonplus:bfloat16:cubic, omp.muonplus:bfloat16:no-nesterov and maxtext.muon. Those of this
+    package have Optax's momentum, shape factor and AdamW; `omp.muonplus:bfloat16:default` has its
+    defaults."""
     maxtext: Path | None = None
     """Folder of a checkout of MaxText, for its row; by default the installed package."""
     row: str | None = None
