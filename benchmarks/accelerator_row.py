@@ -13,6 +13,9 @@ import optax_muonplus as omp
 from benchmarks import meshes, parity, trees
 from benchmarks.compiled import compile_update
 from examples.compiled_programs import gpu, hlo, targets, tpu, walk
+from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.training import rivals
+from optax_muonplus.matrices import Norm
 
 REFERENCE = "optax.contrib.muon"
 MAXTEXT = "maxtext.muon"
@@ -22,13 +25,16 @@ class Row(NamedTuple):
     """What is compiled.
 
     Attributes:
-      optimizer: ``"optax"``, ``"maxtext"``, ``"muon"`` or ``"muonplus"``.
+      optimizer: ``"adamw"``, ``"optax"``, ``"maxtext"``, ``"muon"``, ``"muonplus"``, or the name of
+        a function of `omp.baselines`.
       compute_dtype: of the operands of products; None leaves that to the gradients' dtype in Optax
         and MaxText, and to float32 in this package.
       as_optax: whether momentum, shape factor and AdamW are Optax's, so that rows differ only in
         what this package adds; or else its defaults.
       ns_coeffs: coefficients of five steps; all but Jordan's are another update than Optax's.
       nesterov: whether the momentum looks one step ahead, as Optax's does.
+      norm: of Muon+.
+      match_frobenius: of Muon+.
     """
 
     optimizer: str
@@ -36,8 +42,14 @@ class Row(NamedTuple):
     as_optax: bool = True
     ns_coeffs: str = "jordan"
     nesterov: bool = True
+    norm: Norm = "col_row"
+    match_frobenius: bool = False
 
 
+RIVALS = (
+    *("adamuon", "aurora", "hyperball", "mano", "meqmuon", "muoneq", "muown", "normuon"),
+    "turbo_muon",
+)
 ROWS = {
     REFERENCE: Row("optax"),
     "omp.muon:bfloat16": Row("muon", "bfloat16"),
@@ -49,6 +61,13 @@ ROWS = {
     "omp.muonplus:bfloat16:cubic": Row("muonplus", "bfloat16", ns_coeffs="cubic"),
     "omp.muonplus:bfloat16:no-nesterov": Row("muonplus", "bfloat16", nesterov=False),
     MAXTEXT: Row("maxtext"),
+    "omp.muonplus:bfloat16:matched": Row("muonplus", "bfloat16", match_frobenius=True),
+    "omp.muonplus:bfloat16:long": Row("muonplus", "bfloat16", norm="long"),
+    "omp.muonplus:bfloat16:long:matched": Row(
+        "muonplus", "bfloat16", norm="long", match_frobenius=True
+    ),
+    "optax.adamw": Row("adamw"),
+    **{f"omp.baselines.{name}:bfloat16": Row(name, "bfloat16", as_optax=False) for name in RIVALS},
 }
 
 
@@ -75,19 +94,27 @@ def optimizer(
     row = ROWS[name]
     if row.optimizer == "maxtext":
         return maxtext(tree, maxtext_checkout)
+    if row.optimizer == "adamw":
+        return optax.adamw(0.001)
     given: dict[str, Any] = {"muon_weight_dimension_numbers": trees.dimension_numbers(tree)}
     if row.optimizer == "optax":
         return optax.contrib.muon(0.02, **given)
     if head_size is not None:
         layer_axes = trees.LAYER_AXES if "blocks" in tree else None
         given["muon_weight_dimension_numbers"] = omp.per_head(head_size, layer_axes=layer_axes)
-    given |= {"compute_dtype": row.compute_dtype, "ns_coeffs": row.ns_coeffs}
-    given |= {"nesterov": row.nesterov}
-    given |= parity.AS_OPTAX if row.as_optax else {}
     sharding = jax.tree.map(lambda x: x.sharding, tree)
     if next(iter(jax.tree.leaves(sharding))).mesh.size > 1:
         given["sharding"] = sharding
-    return {"muon": omp.muon, "muonplus": omp.muonplus}[row.optimizer](0.02, **given)
+    if row.optimizer in RIVALS:  # as the trainer has them
+        config = OptimizerConfig(name=row.optimizer)
+        link = rivals.link(config, {"compute_dtype": row.compute_dtype})
+        return getattr(omp.baselines, row.optimizer)(0.02, link, **given)
+    given |= {"compute_dtype": row.compute_dtype, "ns_coeffs": row.ns_coeffs}
+    given |= {"nesterov": row.nesterov}
+    given |= parity.AS_OPTAX if row.as_optax else {}
+    if row.optimizer == "muon":
+        return omp.muon(0.02, **given)
+    return omp.muonplus(0.02, norm=row.norm, match_frobenius=row.match_frobenius, **given)
 
 
 def maxtext(tree: Any, checkout: Path | None) -> Any:
@@ -126,6 +153,7 @@ def figures(name: str, config: Any, target: targets.Target) -> dict[str, Any]:
     """Compiles the update of one row for ``target`` and reads its program."""
     tree = placed(config, target)
     tx = optimizer(name, tree, config.maxtext, config.per_head)
+    state = jax.eval_shape(tx.init, tree)
     options = target.compiler_options
     compiled = compile_update(tx, tree, options=options, stored_alike=config.row_by_row)
     program = hlo.read_program(compiled.program)
@@ -143,6 +171,7 @@ def figures(name: str, config: Any, target: targets.Target) -> dict[str, Any]:
         **found,
         "collectives": walk.of_kinds(work, "collectives"),
         "received_bytes": walk.of_kinds(work, "received"),
+        "state_bytes": sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)),
         **compiled.figures(),
     }
 

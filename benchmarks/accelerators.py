@@ -43,9 +43,11 @@ class Config(trees.Options):
     rows: tuple[str, ...] = tuple(ROWS)[:4]
     """Which rows to compile, of optax.contrib.muon, omp.muon:bfloat16, omp.muonplus:bfloat16,
     omp.muonplus:float16, omp.muonplus:float32, omp.muon:bfloat16:cubic,
-    omp.muonplus:bfloat16:cubic, omp.muonplus:bfloat16:no-nesterov and maxtext.muon. Those of this
-    package have Optax's momentum, shape factor and AdamW; `omp.muonplus:bfloat16:default` has its
-    defaults."""
+    omp.muonplus:bfloat16:cubic, omp.muonplus:bfloat16:no-nesterov, omp.muonplus:bfloat16:matched,
+    omp.muonplus:bfloat16:long, omp.muonplus:bfloat16:long:matched, maxtext.muon and optax.adamw.
+    Those of this package have Optax's momentum, shape factor and AdamW;
+    `omp.muonplus:bfloat16:default` has its defaults. `omp.baselines.aurora:bfloat16`, and so on,
+    are the other rules as the trainer has them."""
     maxtext: Path | None = None
     """Folder of a checkout of MaxText, for its row; by default the installed package."""
     row: str | None = None
@@ -147,6 +149,7 @@ def collectives(row: columns.Row) -> str:
 
 # Heading, key of the figure, digits, its unit, and whether it is compared with Optax's.
 _MEMORY = (
+    ("state MB", "state_bytes", 1, 1e6, False),
     ("temporary MB", "temporary_bytes", 1, 1e6, True),
     ("MB received", "received_bytes", 1, 1e6, False),
     ("compile s", "compile_s", 1, 1, False),

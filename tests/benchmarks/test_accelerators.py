@@ -126,7 +126,7 @@ def test_every_row_makes_its_optimizer():
         if name == accelerator_row.MAXTEXT:
             continue  # not installed here
         accelerator_row.optimizer(name, tree).init(
-            {"q": {"kernel": jnp.zeros((16, 16), jnp.bfloat16)}}
+            {"q": {"kernel": jnp.ones((16, 16), jnp.bfloat16)}}
         )
 
 
