@@ -30,7 +30,7 @@ def test_a_check_measures_each_width_once(text, tmp_path):
         # Orthogonal updates: of (out, in) = (4 d, d), sqrt(4) times a matrix of rms 1 / sqrt(4 d).
         size = 0.02 / record["width"] ** 0.5
         assert record["last_update"]["blocks/1/mlp/up/kernel"] == pytest.approx(size, rel=0.3)
-    assert "gpt Muon, spectral, rates 0.02 and 0.01" in (tmp_path / "coordinates.md").read_text()
+    assert "gpt, rates 0.02 and 0.01: Muon, spectral" in (tmp_path / "coordinates.md").read_text()
     assert (tmp_path / "coordinates.png").stat().st_size > 1000
     with unittest.mock.patch.object(coordinates, "measured", side_effect=AssertionError):
         assert command.main(flags) == 0  # nothing is left to measure
@@ -73,8 +73,8 @@ def test_best_rates_by_width(sweeps):
     assert command.main(["rates", *folders, "--out", str(sweeps)]) == 0
     page = (sweeps / "rates.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
-    assert ["gpt Muon, spectral", "0.2", "0.1"] in rows
-    assert ["gpt Muon+ col_row, spectral", "0.05*", "0.05*"] in rows
+    assert ["gpt: Muon, spectral", "0.2", "0.1"] in rows
+    assert ["gpt: Muon+ col_row, spectral", "0.05*", "0.05*"] in rows
     assert (sweeps / "rates.png").stat().st_size > 1000
 
 

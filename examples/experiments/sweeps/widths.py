@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -23,6 +23,20 @@ SHOWN = {
 MARKS = "os^vDPX<>*"
 
 
+class Label(NamedTuple):
+    """A curve: the row of panels that it is in, and its name there."""
+
+    row: str
+    name: str
+
+    def __str__(self) -> str:
+        """Says both."""
+        return f"{self.row}: {self.name}"
+
+
+Curves = dict[Label, Points]
+
+
 def write_check(path: Path) -> Path:
     """Writes a table of exponents and a figure of a coordinate check; returns the table's path."""
     records = coordinates.read(path)
@@ -31,7 +45,7 @@ def write_check(path: Path) -> Path:
     by_title = {title: curves(records, *where) for title, where in SHOWN.items()}
     draw(by_title, "root mean square", path.parent / "coordinates.png")
     rows = [
-        [label, *(f"{exponent(by_title[title][label]):+.2f}" for title in SHOWN)]
+        [str(label), *(f"{exponent(by_title[title][label]):+.2f}" for title in SHOWN)]
         for label in sorted(by_title["change of the logits"])
     ]
     widths = sorted({record["width"] for record in records})
@@ -47,12 +61,12 @@ def write_check(path: Path) -> Path:
     return page
 
 
-def curves(records: Sequence[dict[str, Any]], part: str, words: str) -> dict[str, Points]:
+def curves(records: Sequence[dict[str, Any]], part: str, words: str) -> Curves:
     """Returns by label a value for each width."""
-    found: dict[str, Points] = defaultdict(dict)
+    found: Curves = defaultdict(dict)
     for r in records:
         rates = f"rates {r['rate']:g} and {r['other_rate']:g}"
-        label = f"{r['family']} {r['method']}, {r['shape']}, {rates}"
+        label = Label(f"{r['family']}, {rates}", f"{r['method']}, {r['shape']}")
         name = [name for name in r[part] if words in name][-1]
         found[label][r["width"]] = r[part][name]
     return dict(found)
@@ -72,40 +86,51 @@ def write_rates(folders: Sequence[Path], out: Path) -> Path:
     """
     if not folders:
         raise UserError("give the folders of sweeps that differ in --model.d-model.")
-    best: dict[str, Points] = defaultdict(dict)
-    cells: dict[str, dict[int, str]] = defaultdict(dict)
+    best: Curves = defaultdict(dict)
+    cells: dict[Label, dict[int, str]] = defaultdict(dict)
     for folder in folders:
         base, sweep = plan.read(folder / "sweep.json")["base"], results.read(folder)
         width, shape = base["model"]["d_model"], base["optimizer"]["shape_scale"]
         for method in sweep.methods():
-            label = f"{base['model']['family']} {method.name}, {shape}"
+            label = Label(base["model"]["family"], f"{method.name}, {shape}")
             best[label][width] = rate = sweep.best_rate(method)
             cells[label][width] = f"{rate:g}{'*' if sweep.at_edge(method) else ''}"
     out.mkdir(parents=True, exist_ok=True)
     draw({"best rate": dict(best)}, "peak learning rate", out / "rates.png")
     widths = sorted({width for points in best.values() for width in points})
-    rows = [[name, *(cells[name].get(w, "") for w in widths)] for name in sorted(best)]
+    rows = [[str(label), *(cells[label].get(w, "") for w in widths)] for label in sorted(best)]
     page = out / "rates.md"
     table = tables.markdown(["best rate", *map(str, widths)], rows)
     page.write_text(f"# Best rate by width\n\n{table}\n\n![](rates.png)\n", encoding="utf-8")
     return page
 
 
-def draw(panels: dict[str, dict[str, Points]], unit: str, path: Path) -> None:
-    """Draws curves over the width, both axes logarithmic, one panel for each title."""
-    figure = Figure(figsize=(1 + 4.2 * len(panels), 5), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for one, (title, labelled) in zip(axes, panels.items(), strict=True):
-        for i, (label, points) in enumerate(sorted(labelled.items())):
-            xs = sorted(points)
-            mark = MARKS[i % len(MARKS)]
-            one.plot(xs, [points[x] for x in xs], marker=mark, label=label)
-        one.set(xscale="log", yscale="log", xlabel="width", title=title)
-        ticks = sorted({x for points in labelled.values() for x in points})
-        one.set_xticks(ticks, [str(x) for x in ticks])
-        one.minorticks_off()
-        one.grid(alpha=0.3)
-    axes[0].set_ylabel(unit)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=2, fontsize=8)
+def draw(panels: dict[str, Curves], unit: str, path: Path) -> None:
+    """Draws curves over the width, both axes logarithmic: a column for each title."""
+    labels = sorted({label for drawn in panels.values() for label in drawn})
+    names = sorted({label.name for label in labels})
+    rows = sorted({label.row for label in labels})
+    size = 1 + 4.2 * len(panels), 1.2 + 2.8 * len(rows) + 0.1 * len(names)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(rows), len(panels), squeeze=False)
+    for row, across in zip(rows, axes, strict=True):
+        across[0].set_ylabel(f"{row}\n{unit}", fontsize=8)
+        for one, (title, drawn) in zip(across, panels.items(), strict=True):
+            here = {label.name: points for label, points in drawn.items() if label.row == row}
+            for name, points in sorted(here.items()):
+                i, xs = names.index(name), sorted(points)
+                mark = MARKS[i % len(MARKS)]
+                one.plot(xs, [points[x] for x in xs], f"C{i}", marker=mark, label=name)
+            ticks = sorted({x for points in here.values() for x in points})
+            one.set(xscale="log", yscale="log", xlabel="width", title=title)
+            one.set_xticks(ticks, [str(x) for x in ticks])
+            one.grid(alpha=0.3)
+            one.tick_params(which="minor", bottom=False, labelbottom=False)
+    shown = {}
+    for one in axes.flat:
+        shown |= {label: line for line, label in zip(*one.get_legend_handles_labels(), strict=True)}
+    figure.legend(
+        list(shown.values()), list(shown), frameon=False, loc="outside lower center", ncols=3,
+        fontsize=8,
+    )  # fmt: skip
     figure.savefig(path, dpi=110)
