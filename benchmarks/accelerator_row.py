@@ -3,7 +3,7 @@
 import importlib
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import optax
@@ -13,8 +13,9 @@ import optax_muonplus as omp
 from benchmarks import meshes, parity, trees
 from benchmarks.compiled import compile_update
 from examples.compiled_programs import gpu, hlo, targets, tpu, walk
+from examples.trainer.settings.rules import RULES
 from examples.trainer.settings.run import OptimizerConfig
-from examples.trainer.training import rivals
+from examples.trainer.training import optimizers
 from optax_muonplus.matrices import Norm
 
 REFERENCE = "optax.contrib.muon"
@@ -38,7 +39,7 @@ class Row(NamedTuple):
     """
 
     optimizer: str
-    compute_dtype: str | None = None
+    compute_dtype: Literal["bfloat16", "float16"] | None = None
     as_optax: bool = True
     ns_coeffs: str = "jordan"
     nesterov: bool = True
@@ -46,10 +47,7 @@ class Row(NamedTuple):
     match_frobenius: bool = False
 
 
-RIVALS = (
-    *("adamuon", "aurora", "hyperball", "mano", "meqmuon", "muoneq", "muown", "normuon"),
-    "turbo_muon",
-)
+RIVALS = [name for name in RULES if name not in ("adamw", "muon", "muonplus")]
 ROWS = {
     REFERENCE: Row("optax"),
     "omp.muon:bfloat16": Row("muon", "bfloat16"),
@@ -106,9 +104,8 @@ def optimizer(
     if next(iter(jax.tree.leaves(sharding))).mesh.size > 1:
         given["sharding"] = sharding
     if row.optimizer in RIVALS:  # as the trainer has them
-        config = OptimizerConfig(name=row.optimizer)
-        link = rivals.link(config, {"compute_dtype": row.compute_dtype})
-        return getattr(omp.baselines, row.optimizer)(0.02, link, **given)
+        config = OptimizerConfig(name=row.optimizer, compute_dtype=row.compute_dtype or "float32")
+        return optimizers.choose(config)(0.02, **given)
     given |= {"compute_dtype": row.compute_dtype, "ns_coeffs": row.ns_coeffs}
     given |= {"nesterov": row.nesterov}
     given |= parity.AS_OPTAX if row.as_optax else {}
@@ -153,7 +150,6 @@ def figures(name: str, config: Any, target: targets.Target) -> dict[str, Any]:
     """Compiles the update of one row for ``target`` and reads its program."""
     tree = placed(config, target)
     tx = optimizer(name, tree, config.maxtext, config.per_head)
-    state = jax.eval_shape(tx.init, tree)
     options = target.compiler_options
     compiled = compile_update(tx, tree, options=options, stored_alike=config.row_by_row)
     program = hlo.read_program(compiled.program)
@@ -171,7 +167,6 @@ def figures(name: str, config: Any, target: targets.Target) -> dict[str, Any]:
         **found,
         "collectives": walk.of_kinds(work, "collectives"),
         "received_bytes": walk.of_kinds(work, "received"),
-        "state_bytes": sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)),
         **compiled.figures(),
     }
 

@@ -7,13 +7,14 @@ import unittest.mock
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
-from benchmarks import accelerator_row, accelerators, meshes, trees
+from benchmarks import accelerator_row, accelerators, meshes, parity, trees
 from benchmarks.compiled import compile_update
 from examples.compiled_programs import targets
 
@@ -128,6 +129,41 @@ def test_every_row_makes_its_optimizer():
         accelerator_row.optimizer(name, tree).init(
             {"q": {"kernel": jnp.ones((16, 16), jnp.bfloat16)}}
         )
+
+
+AS_OPTAX = {"compute_dtype": "bfloat16", **parity.AS_OPTAX}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("omp.muonplus:bfloat16", omp.muonplus(0.02, **AS_OPTAX)),
+        ("omp.muonplus:bfloat16:long", omp.muonplus(0.02, norm="long", **AS_OPTAX)),
+        ("omp.muonplus:bfloat16:matched", omp.muonplus(0.02, match_frobenius=True, **AS_OPTAX)),
+        (
+            "omp.muonplus:bfloat16:long:matched",
+            omp.muonplus(0.02, norm="long", match_frobenius=True, **AS_OPTAX),
+        ),
+        (
+            "omp.baselines.normuon:bfloat16",
+            omp.baselines.normuon(
+                0.02,
+                omp.baselines.NorMuon(
+                    polar_factor=omp.polar.Orthogonalize(compute_dtype="bfloat16")
+                ),
+            ),
+        ),
+        ("optax.adamw", optax.adamw(0.001)),
+    ],
+)
+def test_a_row_has_the_update_that_its_name_says(name, expected):
+    place = NamedSharding(one_device(), P())
+    tree = {"up": {"kernel": jax.ShapeDtypeStruct((16, 48), jnp.float32, sharding=place)}}
+    params = {"up": {"kernel": jax.random.normal(jax.random.key(0), (16, 48))}}
+    updates = [tx.update(params, tx.init(params), params)[0]
+               for tx in (accelerator_row.optimizer(name, tree), expected)]  # fmt: skip
+    found, correct = (x["up"]["kernel"] for x in updates)
+    assert jnp.array_equal(found, correct)
 
 
 @pytest.mark.parametrize("scanned", [False, True])
