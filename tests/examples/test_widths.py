@@ -78,6 +78,29 @@ def test_best_rates_by_width(sweeps):
     assert (sweeps / "rates.png").stat().st_size > 1000
 
 
+def test_two_sweeps_of_one_method_and_width_raise(sweeps, capsys):
+    folder = str(sweeps / "width-32")
+    assert command.main(["rates", folder, folder, "--out", str(sweeps)]) == 2
+    assert "at width 32, as another sweep does" in capsys.readouterr().err
+
+
+def test_figures_have_a_row_of_panels_for_each_family(tmp_path):
+    """A curve is in the row of its family, and a method has one colour in all of them."""
+    families = {"gpt": ["Muon", "NorMuon"], "llama": ["NorMuon"]}
+    curves = {
+        widths.Label(family, name): {16: 1.0, 32: 2.0}
+        for family, names in families.items()
+        for name in names
+    }
+    with unittest.mock.patch.object(widths.Figure, "savefig", autospec=True) as save:
+        widths.draw({"change": curves, "update": curves}, "rms", tmp_path / "a.png")
+    (figure,) = save.call_args.args[:1]
+    assert [len(one.lines) for one in figure.axes] == [2, 2, 1, 1]
+    assert figure.axes[0].lines[1].get_color() == figure.axes[2].lines[0].get_color()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.texts] == ["Muon", "NorMuon"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

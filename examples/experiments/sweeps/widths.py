@@ -82,7 +82,8 @@ def exponent(points: Points) -> float:
 def write_rates(folders: Sequence[Path], out: Path) -> Path:
     """Writes the best rate of each method by width, of sweeps that differ in width.
 
-    Returns the table's path. A star marks a best rate at the edge of its grid.
+    Returns the table's path. A star marks a best rate at the edge of its grid. Raises UserError if
+    two sweeps have the same method at the same width.
     """
     if not folders:
         raise UserError("give the folders of sweeps that differ in --model.d-model.")
@@ -93,6 +94,11 @@ def write_rates(folders: Sequence[Path], out: Path) -> Path:
         width, shape = base["model"]["d_model"], base["optimizer"]["shape_scale"]
         for method in sweep.methods():
             label = Label(base["model"]["family"], f"{method.name}, {shape}")
+            if width in best[label]:
+                raise UserError(
+                    f"{folder} has {label} at width {width}, as another sweep does: give sweeps"
+                    " that differ in --model.d-model only."
+                )
             best[label][width] = rate = sweep.best_rate(method)
             cells[label][width] = f"{rate:g}{'*' if sweep.at_edge(method) else ''}"
     out.mkdir(parents=True, exist_ok=True)
@@ -106,31 +112,26 @@ def write_rates(folders: Sequence[Path], out: Path) -> Path:
 
 
 def draw(panels: dict[str, Curves], unit: str, path: Path) -> None:
-    """Draws curves over the width, both axes logarithmic: a column for each title."""
-    labels = sorted({label for drawn in panels.values() for label in drawn})
-    names = sorted({label.name for label in labels})
-    rows = sorted({label.row for label in labels})
+    """Draws curves over the width, both axes logarithmic: a column of panels for each title."""
+    labels = {label for drawn in panels.values() for label in drawn}
+    rows, names = (sorted(set(part)) for part in zip(*labels, strict=True))
     size = 1 + 4.2 * len(panels), 1.2 + 2.8 * len(rows) + 0.1 * len(names)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(rows), len(panels), squeeze=False)
-    for row, across in zip(rows, axes, strict=True):
-        across[0].set_ylabel(f"{row}\n{unit}", fontsize=8)
-        for one, (title, drawn) in zip(across, panels.items(), strict=True):
+    lines = {}
+    for i, row in enumerate(rows):
+        axes[i, 0].set_ylabel(f"{row}\n{unit}", fontsize=8)
+        for one, (title, drawn) in zip(axes[i], panels.items(), strict=True):
             here = {label.name: points for label, points in drawn.items() if label.row == row}
             for name, points in sorted(here.items()):
-                i, xs = names.index(name), sorted(points)
-                mark = MARKS[i % len(MARKS)]
-                one.plot(xs, [points[x] for x in xs], f"C{i}", marker=mark, label=name)
+                at, xs = names.index(name), sorted(points)
+                mark = MARKS[at % len(MARKS)]
+                (lines[name],) = one.plot(xs, [points[x] for x in xs], f"C{at}", marker=mark)
             ticks = sorted({x for points in here.values() for x in points})
             one.set(xscale="log", yscale="log", xlabel="width", title=title)
             one.set_xticks(ticks, [str(x) for x in ticks])
-            one.grid(alpha=0.3)
             one.tick_params(which="minor", bottom=False, labelbottom=False)
-    shown = {}
-    for one in axes.flat:
-        shown |= {label: line for line, label in zip(*one.get_legend_handles_labels(), strict=True)}
-    figure.legend(
-        list(shown.values()), list(shown), frameon=False, loc="outside lower center", ncols=3,
-        fontsize=8,
-    )  # fmt: skip
+            one.grid(alpha=0.3)
+    place = {"loc": "outside lower center", "ncols": 3}
+    figure.legend(list(lines.values()), list(lines), frameon=False, fontsize=8, **place)
     figure.savefig(path, dpi=110)
