@@ -17,7 +17,7 @@ import time
 import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import jax
@@ -63,15 +63,20 @@ def main(checkout: str, rounds: int) -> None:
         "update on a 4 x 2 mesh": tracer(omp.muonplus(0.02, sharding=shardings), placed),
     }
     arrays = jax.tree.map(lambda x: jnp.zeros(x.shape), two)
-    init = omp.muonplus(0.02).init
-    init(arrays)  # the first time, modules and tables are made too
-    ways = {name: calls_of(update, library) for name, update in updates.items()}
-    ways["parameters through init"] = calls_of(lambda: init(arrays), library)
-    ways["batch through the trainer"] = calls_of(one_step, Path(checkout), without=library)
-    print(json.dumps(
-        {name: passed(calls) for name, calls in ways.items()}
-        | trace_figures(omp.muonplus, rounds)
-    ))  # fmt: skip
+    tx = omp.muonplus(0.02)
+    state = tx.init(arrays)  # the first time, modules and tables are made too
+    tx.update(arrays, state, arrays)
+    actions = updates | {
+        "update of arrays, not traced": lambda: tx.update(arrays, state, arrays),
+        "parameters through init": lambda: tx.init(arrays),
+    }
+    ways = {
+        name: passed(calls_of(action, library)) | {"tree walks": walks_of(action, library)}
+        for name, action in actions.items()
+    }
+    batch = calls_of(one_step, Path(checkout), without=library)
+    ways["batch through the trainer"] = passed(batch)
+    print(json.dumps(ways | trace_figures(omp.muonplus, rounds)))
 
 
 def leaf(shape: tuple[int, ...], dtype: Any = "float32", sharding: Any = None) -> Any:
@@ -168,6 +173,28 @@ def calls_of(action: Callable[[], Any], root: Path, without: Path | None = None)
         sys.setprofile(None)
         threading.setprofile(None)
     return found
+
+
+def walks_of(action: Callable[[], Any], root: Path) -> int:
+    """Counts how often files below ``root`` walk a tree with its paths."""
+    inside, found = f"{root}{os.sep}", []
+    walks = {
+        function.__code__
+        for name, function in vars(jax.tree_util).items()
+        if name.endswith("_with_path") and isinstance(function, FunctionType)
+    }
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        caller = frame.f_back.f_code.co_filename if frame.f_back else ""
+        if event == "call" and frame.f_code in walks and caller.startswith(inside):
+            found.append(frame)
+
+    sys.setprofile(profile)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return len(found)
 
 
 def passed(calls: list[Call]) -> dict[str, Any]:

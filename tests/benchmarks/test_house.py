@@ -149,6 +149,19 @@ def test_calls_switches_and_lines_of_what_was_entered(tmp_path):
     assert below == []
 
 
+def test_walks_of_a_tree_are_counted_by_who_asks(tmp_path):
+    (tmp_path / "walker.py").write_text(
+        "import jax\n\ndef walk(tree):\n"
+        "    jax.tree_util.tree_leaves_with_path(tree)\n"
+        "    jax.tree_util.tree_map_with_path(lambda path, x: x, tree)\n"
+    )
+    spec = importlib.util.spec_from_file_location("walker", tmp_path / "walker.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert ways.walks_of(lambda: module.walk({"a": 1}), tmp_path) == 2
+    assert ways.walks_of(lambda: module.walk({"a": 1}), tmp_path / "elsewhere") == 0
+
+
 def test_decorators_are_lines_of_their_function():
     text = "@first\n# comment\n@second\ndef f():\n    pass\n"
     assert lines.by_function(text) == {1: 4}
