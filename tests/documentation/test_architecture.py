@@ -44,6 +44,13 @@ def test_every_room_has_its_floor():
 
 
 @pytest.mark.parametrize("room", rooms())
+def test_rooms_keep_their_budgets(room):
+    files = [path for module, path in MODULES.items() if room_of(module) == room]
+    lines = sum(len(path.read_text().splitlines()) for path in files)
+    assert lines <= FLOORS[room].lines, f"{room} has {lines} lines: make it smaller, or say why"
+
+
+@pytest.mark.parametrize("room", rooms())
 def test_rooms_import_from_lower_floors_only(room):
     for module in MODULES:
         for other in imported_modules(module) if room_of(module) == room else ():

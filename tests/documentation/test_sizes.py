@@ -1,4 +1,4 @@
-"""Files stay under 250 lines and functions under 40, and files have names that say something."""
+"""Files stay under 400 lines and functions under 40, and files have names that say something."""
 
 import ast
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.documents import ROOT
 
-FILE_LINES, FUNCTION_LINES = 250, 40
+FILE_LINES, FUNCTION_LINES = 400, 40
 FOLDERS = ("optax_muonplus", "examples", "benchmarks", "docs", "tests")
 EMPTY_NAMES = {"utils", "helpers", "common", "misc"}
 

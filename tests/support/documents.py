@@ -18,27 +18,28 @@ PAGES = {
 
 
 class Floor(NamedTuple):
-    """A room's floor, and the packages outside of the standard library that it may import."""
+    """A room's floor, the packages that it may import, and the most lines that it may have."""
 
     number: int
     outside: frozenset[str]
+    lines: int
 
 
 def floors():
-    """``{room: Floor}`` from the block of lines ``floor 0: room, room | package``."""
+    """``{room: Floor}`` from the block of lines ``floor 0: room | package, package | 1,000``."""
     heading = "## How the library is built"
     block = re.search(rf"{heading}\n.*?```text\n(.*?)```", CONTRIBUTING, re.S).group(1)
     found = {}
     for line in block.splitlines():
-        number, rooms, outside = re.fullmatch(r"floor (\d+): ([^|]+)\|(.*)", line).groups()
-        for room in _names(rooms):
-            assert room not in found, f"{room} stands on two floors"
-            found[room] = Floor(int(number), frozenset(_names(outside)))
+        form = r"floor (\d+): (\w+) \|(.*)\| ([\d,]+)"
+        number, room, outside, lines = re.fullmatch(form, line).groups()
+        assert room not in found, f"{room} stands on two floors"
+        found[room] = Floor(int(number), _names(outside), int(lines.replace(",", "")))
     return found
 
 
 def _names(text):
-    return [name.strip() for name in text.split(",") if name.strip()]
+    return frozenset(name.strip() for name in text.split(",") if name.strip())
 
 
 def file_tree():
