@@ -126,7 +126,7 @@ def figures(
         "received_bytes": most.received.total(),
         "received_bytes_by_kind": dict(most.received),
         "returned_bytes": most.returned,
-        "lowered_bytes": lowered_bytes(compiled.lowered.as_text()),
+        "lowered_bytes": lowered_bytes(compiled.lowered),
         "fewest_bytes": fewest,
         "received_ratio": most.received.total() / fewest,
         "operations": most.operations,

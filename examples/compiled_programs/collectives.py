@@ -13,10 +13,12 @@ import functools
 import math
 import re
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
-from examples.compiled_programs.hlo import Computation, Instruction, Program, Shape
+from examples.compiled_programs import walk
+from examples.compiled_programs.hlo import Computation, Instruction, Program, Shape, read_lowered
 from examples.compiled_programs.walk import Work
 
 # Bytes that a device receives, over those of its operand, in a group of n.
@@ -27,10 +29,6 @@ RECEIVED = {
     "all-reduce": lambda n: Fraction(2 * (n - 1), n),
     "collective-permute": lambda n: Fraction(1),
 }
-_LOWERED = re.compile(
-    r'"stablehlo\.(all_to_all|all_gather)".*replica_groups = dense<.*> : tensor<\d+x(\d+)xi64>'
-    r".* : \(tensor<([\dx]+)x(\w+)>\)"
-)
 
 
 def cost(program: Program, computation: Computation, x: Instruction) -> Work:
@@ -50,17 +48,15 @@ def cost(program: Program, computation: Computation, x: Instruction) -> Work:
     }
 
 
-def lowered_bytes(text: str) -> int:
-    """Bytes received by the collectives of a lowered program, in the dtypes that it asks for.
+def lowered_bytes(lowered: Any) -> int:
+    """Bytes that a device receives by the collectives that a lowered program asks for itself.
 
-    The compiled program may use wider ones: XLA's CPU backend transfers bfloat16 as float32. The
-    collectives must not be in loops.
+    They have the dtypes that it asks for. The compiled program may use wider ones: XLA's CPU
+    backend transfers bfloat16 as float32.
     """
-    total = Fraction(0)
-    for kind, n, dimensions, dtype in _LOWERED.findall(text):
-        shape = tuple(int(size) for size in dimensions.split("x"))
-        total += RECEIVED[kind.replace("_", "-")](int(n)) * size_in_bytes(((dtype, shape),))
-    return int(total)
+    program = read_lowered(lowered)
+    works = walk.of_devices(program, functools.partial(cost, program), "received")
+    return max(int(walk.total(work, "received")) for work in works)
 
 
 def size_in_bytes(shapes: tuple[Shape, ...]) -> Fraction:

@@ -119,12 +119,27 @@ def read_program(compiled: Any, scopes: bool = False) -> Program:
     ``compiled.as_text()`` is no help: it abbreviates constants of more than ten elements.
     """
     (module,) = compiled.runtime_executable().hlo_modules()
+    return parse(_printed(module, scopes))
+
+
+def read_lowered(lowered: Any) -> Program:
+    """The program of ``jax.jit(...).lower(...)``, with the collectives that it asks for itself.
+
+    The text of StableHLO says in one way after the other, from version to version of JAX, which
+    devices take part in a collective. As HLO it is what the compiled program has.
+    """
+    program = parse(_printed(lowered.compiler_ir("hlo").get_hlo_module()))
+    devices = lowered.compiler_ir("stablehlo").operation.attributes["mhlo.num_partitions"]
+    return program._replace(devices=devices.value)
+
+
+def _printed(module: Any, scopes: bool = False) -> str:
     options = _hlo.HloPrintOptions()
     options.print_large_constants = True
     options.print_metadata = scopes
     options.print_operand_shape = False
     options.include_layout_in_shapes = False
-    return parse(module.to_string(options))
+    return module.to_string(options)
 
 
 def parse(text: str) -> Program:

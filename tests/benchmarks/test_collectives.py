@@ -12,16 +12,21 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks import collectives, meshes, trees
 from examples.compiled_programs import counts, hlo
+from examples.compiled_programs.collectives import lowered_bytes
 
 MESH = "data=4,model=2"
 
 
-def count(function):
-    """The counts of each device for ``function`` of its 8 x 8 shard, on a 4 x 2 mesh."""
+def lowered(function, dtype=jnp.float32):
+    """The program of ``function`` of its 8 x 8 shard, on a 4 x 2 mesh."""
     mesh, spec = meshes.simulated(MESH), P("data", "model")
     mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    whole = jax.ShapeDtypeStruct((32, 16), jnp.float32)
-    return counts.count(hlo.read_program(jax.jit(mapped).lower(whole).compile()))
+    return jax.jit(mapped).lower(jax.ShapeDtypeStruct((32, 16), dtype))
+
+
+def count(function):
+    """The counts of each device for that program."""
+    return counts.count(hlo.read_program(lowered(function).compile()))
 
 
 def one_collective_of_each_kind(x):
@@ -62,6 +67,19 @@ def test_counts_in_a_loop_are_multiplied_by_its_iterations():
     assert device.returned == 5 * RETURNED
     assert device.in_loops == 5 * len(RECEIVED)
     assert device.operations == 5 * 7 * 2 * 8**3
+
+
+def test_a_lowered_program_tells_the_bytes_that_it_asks_for():
+    """In its own dtypes, in loops too, and whichever way its text names the devices of a group."""
+
+    def in_a_loop(x):
+        return jax.lax.fori_loop(0, 5, lambda _, y: one_collective_of_each_kind(y), x)
+
+    asked = sum(RECEIVED.values())
+    assert lowered_bytes(lowered(one_collective_of_each_kind)) == asked
+    assert lowered_bytes(lowered(one_collective_of_each_kind, jnp.bfloat16)) == asked // 2
+    assert lowered_bytes(lowered(in_a_loop)) == 5 * asked
+    assert lowered_bytes(lowered(jnp.sin)) == 0
 
 
 def test_a_branch_chosen_by_device_id_is_followed_on_each_device():
@@ -114,6 +132,7 @@ ENTRY %main (x: f32[8,4]) -> f32[8,4] {{
         ("mesh['axis_0'=1,'axis_1'=4,'axis_2'=2] {'axis_2'}", 2),
         ("mesh['axis_0'=4,'axis_1'=2] {'axis_0','axis_1'}", 8),
         ("mesh['axis_0'=8] {'axis_0':(2)4}", 4),
+        ("mesh['data'=4,'model'=2] {'data','model'}", 8),
     ],
 )
 def test_group_size_is_read_from_every_format_of_replica_groups(groups, size):
