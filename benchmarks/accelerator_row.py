@@ -152,7 +152,7 @@ def figures(name: str, config: Any, target: targets.Target) -> dict[str, Any]:
     tx = optimizer(name, tree, config.maxtext, config.per_head)
     options = target.compiler_options
     compiled = compile_update(tx, tree, options=options, stored_alike=config.row_by_row)
-    program = hlo.read_program(compiled.program)
+    program = hlo.read_program(compiled.program, scopes=True)
     if target.is_gpu:
         work = gpu.most_work(program, target.rates)
         found = of_gpu(work)

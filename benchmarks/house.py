@@ -11,6 +11,7 @@ import dataclasses
 import graphlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -74,7 +75,9 @@ def main(config: Config) -> None:
 
 
 def commit(root: Path) -> str:
-    """Returns the commit of a checkout, with a plus if files differ from it."""
+    """Returns the commit of a checkout, with a plus if files differ; empty if git knows of none."""
+    if shutil.which("git") is None:
+        return ""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 

@@ -16,6 +16,7 @@ _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{(.*?)\}")
 _TWO_BRANCHES = re.compile(r"true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)")
 _METADATA = re.compile(r', metadata=\{(?:op_name="([^"]*)")?[^}]*\}')
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
@@ -162,11 +163,15 @@ def parse(text: str) -> Program:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """The lines, with an instruction in one: attributes of kernels may be written in several."""
+    """The lines, with an instruction in one: attributes of kernels may be written in several.
+
+    Braces in strings do not count: since JAX 0.12 one of them is the kernel itself, as bytes.
+    """
     begun = ""
     for line in text.splitlines():
         line = f"{begun} {line.strip()}" if begun else line
-        begun = line if _LINE.match(line) and line.count("{") > line.count("}") else ""
+        outside = _STRING.sub("", line)
+        begun = line if _LINE.match(line) and outside.count("{") > outside.count("}") else ""
         if not begun:
             yield line
 

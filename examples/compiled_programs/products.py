@@ -76,7 +76,8 @@ def _operations(computation: Computation, x: Instruction) -> int:
     if LIBRARY_PRODUCT.search(x.attributes):
         axes = _CONTRACTED.search(x.attributes)
         return _of_dot(x, operands, _numbers(axes[1]) if axes else [])
-    if _SYMMETRIC_PRODUCT.search(x.attributes):
+    # JAX 0.12 names the kernel in its scope only.
+    if _SYMMETRIC_PRODUCT.search(f"{x.attributes} {x.scope}"):
         return _of_symmetric_product(operands)
     if not KERNEL.search(x.attributes):
         return 0

@@ -12,9 +12,16 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from optax_muonplus._execution.loops import map_in_place
+from optax_muonplus._execution.loops import map_in_place, sharded_like
 from optax_muonplus._parameters import usable_axes
-from optax_muonplus.matrices import Composition, for_layout, matrix_function, narrowed, narrower
+from optax_muonplus.matrices import (
+    Composition,
+    Machine,
+    for_layout,
+    matrix_function,
+    narrowed,
+    narrower,
+)
 
 Item = TypeVar("Item")
 
@@ -126,7 +133,7 @@ def work_in_loops(steps: Composition, batches: Sequence[MatrixBatch]) -> list[ja
         if in_place and first.shape[0] == 1:
             made = _in_place(steps, group)
         else:
-            made = sharded_like_sources(group, _one_by_one(steps, group))
+            made = sharded_like_sources(group, _one_by_one(steps, group), "cpu")
         results |= zip(members, made, strict=True)
     return [results[i] for i in range(len(batches))]
 
@@ -141,7 +148,7 @@ def _in_place(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Ar
     made = [(batch.with_sources(lambda x: x[0]).array,) for batch in batches]
     results = map_in_place(lambda x: function(x[None])[0], made, in_place=True)
     results = [y[None] for y in results]
-    return results if len(batches) > 1 else sharded_like_sources(batches, results)
+    return results if len(batches) > 1 else sharded_like_sources(batches, results, "cpu")
 
 
 def _one_by_one(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
@@ -163,14 +170,16 @@ def _one_by_one(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.
 
 
 def sharded_like_sources(
-    batches: Sequence[MatrixBatch], results: list[jax.Array]
+    batches: Sequence[MatrixBatch], results: list[jax.Array], machine: Machine
 ) -> list[jax.Array]:
     """Returns results that on a mesh with Auto axes are sharded as their matrices are.
 
     Under ``jax.jit`` nobody knows how the matrices are sharded, so that
     ``jax.lax.with_sharding_constraint`` has nothing to be given. Instead each result is selected
     against its matrix by a condition that is never true but that the compiler cannot see through:
-    both then get one sharding. It costs another read of each matrix, which is saved where there is
+    both then get one sharding. On an accelerator the kernel that writes the result does it, and
+    reads each matrix once more. On a CPU it would be a pass of its own, into a copy of a leaf of
+    layers, so that a loop does it, for which an accelerator would wait. All is saved where there is
     one device, and inside ``jax.shard_map``, where arrays are those of one device.
     """
     references = [batch.sources[0] for batch in batches]
@@ -179,8 +188,10 @@ def sharded_like_sources(
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.axis_names and not usable_axes(mesh):
         return results
-    never = jax.lax.optimization_barrier(jnp.array(False))
     pairs = zip(references, results, strict=True)
+    if machine == "cpu":
+        return [sharded_like(x, y) for x, y in pairs]
+    never = jax.lax.optimization_barrier(jnp.array(False))
     return [jax.lax.select(never, x.astype(y.dtype), y) for x, y in pairs]
 
 

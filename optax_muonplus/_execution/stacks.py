@@ -87,7 +87,7 @@ def apply_batched(
         if machine == "cpu":
             return work_in_loops(steps.on(machine), given)
         on_accelerator = _map_stacks if machine == "tpu" else _work_on_stacks
-        return sharded_like_sources(given, on_accelerator(steps.on(machine), given))
+        return sharded_like_sources(given, on_accelerator(steps.on(machine), given), machine)
 
     sources = [batch.sources for batch in batches]
     if machine is not None:

@@ -86,6 +86,25 @@ custom_call_target="mosaic_gpu_v2", backend_config={module = "symmetric_product_
         gpu.most_work(hlo.parse(text.replace("symmetric_product_", "")), RATES)
 
 
+def test_kernels_whose_text_is_bytes_are_told_by_their_scope():
+    """As JAX 0.12 writes them: with braces that nothing closes, which hide no other instruction."""
+    kernel = (
+        'bf16[1,512,512] custom-call(%x, %x), custom_call_target="mosaic_gpu_v2", '
+        'metadata={op_name="jit(f)/symmetric_product/mpmd_map" scheduling_name="mpmd_map.1"}, '
+        r'backend_config={module = "ML\EFR{\22{\01", kernel_hash = "k\"{"}'
+    )
+    text = f"""HloModule toy, num_partitions=1
+
+ENTRY %main (x: bf16[1,512,512]) -> bf16[1,512,512] {{
+  %x = bf16[1,512,512] parameter(0)
+  %mpmd_map.1 = {kernel}
+  ROOT %mpmd_map.2 = {kernel}
+}}
+"""
+    work = gpu.most_work(hlo.parse(text), RATES)
+    assert of(work, "operations") == {"products": 2 * 3 * 2 * 256 * 256 * 512}
+
+
 FUSIONS = """
 %sums (p: bf16[64,64]) -> f32[64] {
   %p = bf16[64,64] parameter(0)

@@ -109,6 +109,12 @@ def test_figures_are_written_and_shown_next_to_earlier_ones(tmp_path, monkeypatc
     assert json.loads(new.read_text())["rooms"] == 4
 
 
+def test_what_git_does_not_know_has_no_commit(tmp_path, monkeypatch):
+    assert house.commit(tmp_path) == ""
+    monkeypatch.setenv("PATH", str(tmp_path))  # where there is no git
+    assert house.commit(house.ROOT) == ""
+
+
 def test_a_folder_without_the_library_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="has no folder optax_muonplus: give a checkout"):
         house.main(house.Config(tmp_path))

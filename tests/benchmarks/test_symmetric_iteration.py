@@ -137,6 +137,6 @@ def test_the_kernel_is_compiled_and_counted(monkeypatch):
     x = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16, sharding=sharding)
     lowered = jax.jit(OneTriangle(compute_dtype="bfloat16")).lower(x)
     compiled = lowered.compile(compiler_options=target.compiler_options)
-    work = gpu.most_work(hlo.read_program(compiled), target.rates)
+    work = gpu.most_work(hlo.read_program(compiled, scopes=True), target.rates)
     # Of each three products two have 3 of 4 blocks.
     assert walk.total(work, "operations") == 5 * (1 + 2 * 3 / 4) * 2 * 512**3

@@ -1,7 +1,6 @@
 """What only the checkout needs is in requirements/, and the wheel has no extra for it."""
 
 import re
-import subprocess
 import tomllib
 
 import pytest
@@ -29,13 +28,26 @@ def test_lines_are_what_any_pip_reads(name):
         assert other[1] in FILES if other else package, line
 
 
+def written():
+    """All that a source distribution has, by its own list, as text; a workflow too, if it is there.
+
+    Without git, which a source distribution knows nothing of.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    listed = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    for pattern in [*listed, "/.github", "/pyproject.toml"]:
+        for found in ROOT.glob(pattern.strip("/")):
+            for path in found.rglob("*") if found.is_dir() else [found]:
+                passed_by = {"__pycache__", "_build", "CHANGELOG.md"}
+                if path.is_file() and not passed_by.intersection(path.parts):
+                    yield path.read_text(errors="ignore")
+
+
 def test_every_file_that_is_named_somewhere_exists_and_no_extra_is():
-    tracked = subprocess.run(["git", "grep", "-nE", r"requirements/|\[[a-z,-]+\]['\"]"], cwd=ROOT,
-                             capture_output=True, text=True, check=True).stdout  # fmt: skip
-    lines = [x for x in tracked.splitlines() if not x.startswith(("CHANGELOG", "results/"))]
-    named = {x for line in lines for x in re.findall(r"requirements/([\w-]+\.txt)", line)}
+    text = "\n".join(written())
+    named = set(re.findall(r"requirements/([\w-]+\.txt)", text))
     assert named and named <= set(FILES)
-    extras = re.findall(r"(?:-e ['\"]\.|optax_muonplus)\[([\w,-]+)\]['\"]", "\n".join(lines))
+    extras = re.findall(r"(?:-e ['\"]\.|optax_muonplus)\[([\w,-]+)\]['\"]", text)
     assert extras and set(",".join(extras).split(",")) <= {"cuda", "tpu"}
 
 
