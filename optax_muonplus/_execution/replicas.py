@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from optax_muonplus._execution.batches import chunked, grouped
 from optax_muonplus._execution.exchange import from_lines, in_lines
 from optax_muonplus._execution.routes import BUCKET_BYTES
-from optax_muonplus._parameters import LeafSharding, as_named, usable_axes
+from optax_muonplus._parameters import LeafSharding, added_axes, as_named, usable_axes
 
 Spec = tuple[tuple[str, ...], ...]
 
@@ -38,7 +38,7 @@ def gather(
     along the same axes travel in one all-gather over them, ``BUCKET_BYTES`` at a time. Others are
     left to the compiler.
     """
-    added = [_added(*pair) for pair in zip(cut, whole, strict=True)]
+    added = [added_axes(*pair) for pair in zip(cut, whole, strict=True)]
     results = {i: moved_to(x, whole[i]) for i, x in enumerate(arrays) if added[i] is None}
     packed = [i for i in range(len(arrays)) if i not in results]
     if packed:
@@ -47,14 +47,6 @@ def gather(
         traced = any(isinstance(x, jax.core.Tracer) for x in chosen)
         results |= zip(packed, (_gather if traced else _compiled)(chosen, static), strict=True)
     return [results[i] for i in range(len(arrays))]
-
-
-def _added(cut: LeafSharding, whole: LeafSharding) -> Spec | None:
-    """The mesh axes that ``cut`` adds to each axis, behind those that cut it already."""
-    pairs = list(zip(cut.spec, whole.spec, strict=True))
-    if any(names != more[: len(names)] for more, names in pairs):
-        return None
-    return tuple(more[len(names) :] for more, names in pairs)
 
 
 def _gather(arrays: Sequence[jax.Array], static: tuple[Any, ...]) -> list[jax.Array]:

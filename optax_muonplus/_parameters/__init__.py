@@ -48,6 +48,8 @@ from optax_muonplus._parameters.sharding import shard_like_params as shard_like_
 from optax_muonplus._parameters.sharding import usable_axes as usable_axes
 from optax_muonplus._parameters.sharding import varying_axes as varying_axes
 from optax_muonplus._parameters.state_sharding import StateSharding as StateSharding
+from optax_muonplus._parameters.state_sharding import added_axes as added_axes
 from optax_muonplus._parameters.state_sharding import layouts as layouts
+from optax_muonplus._parameters.state_sharding import warn_of_moves as warn_of_moves
 from optax_muonplus._parameters.user_rules import LayerAxes as LayerAxes
 from optax_muonplus._parameters.user_rules import Rules as Rules

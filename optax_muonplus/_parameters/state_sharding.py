@@ -1,6 +1,7 @@
 """Where a state lies that is sharded over replicas of its parameters, as ZeRO-1 has it."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +31,59 @@ class Layout(NamedTuple):
 
     own: LeafSharding | None
     state: LeafSharding | None
+
+
+def added_axes(cut: LeafSharding, whole: LeafSharding) -> tuple[tuple[str, ...], ...] | None:
+    """The mesh axes that ``cut`` adds to each axis, behind those that cut it already.
+
+    None if it does anything else: then a device's part is no part of what it has of the whole.
+    """
+    pairs = list(zip(cut.spec, whole.spec, strict=True))
+    if any(names != more[: len(names)] for more, names in pairs):
+        return None
+    return tuple(more[len(names) :] for more, names in pairs)
+
+
+def warn_of_moves(tree: Any, found: Sequence[Layout]) -> None:
+    """Warns, naming the first leaf, where a state is more than a cut of what each device has."""
+    paths, leaves, _ = flatten_tree(tree)
+    moved = [
+        (path_name(path), x.shape, own, state)
+        for path, x, (own, state) in zip(paths, leaves, found, strict=True)
+        if own and state and added_axes(state, own) is None
+    ]
+    if not moved:
+        return
+    name, shape, own, state = moved[0]
+    others = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
+    warnings.warn(
+        f"{name}{others} would move between devices at every step, each in collectives of its own:"
+        f" the parameter lies as {as_named(own).spec}, its state as {as_named(state).spec}, and a"
+        " device's part of the state is not in its shard of the parameter."
+        f" {_remedy(own, state, shape)}",
+        stacklevel=4,
+    )
+
+
+def _remedy(own: LeafSharding, state: LeafSharding, shape: tuple[int, ...]) -> str:
+    used = {name for names in own.spec for name in names}
+    added = [[name for name in names if name not in used] for names in state.spec]
+    given = ", ".join(repr(name) for names in added for name in names)
+    if not given:
+        return (
+            "Place the state as the parameters lie, or leave out state_sharding=, which adds no"
+            " mesh axis here."
+        )
+    behind = tuple((*names, *more) for names, more in zip(own.spec, added, strict=True))
+    right = LeafSharding(own.mesh, behind)
+    by_name = f"state_sharding=({given},)" if "," not in given else f"state_sharding=({given})"
+    cuts = (math.prod(own.mesh.shape[name] for name in names) for names in behind)
+    if any(size % cut for size, cut in zip(shape, cuts, strict=True)):
+        return f"Pass {by_name}."
+    return (
+        "Write the added mesh axes behind those that cut the parameter:"
+        f" {as_named(right).spec}; or pass {by_name}, which does so for all leaves."
+    )
 
 
 def layouts(

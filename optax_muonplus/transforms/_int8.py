@@ -11,6 +11,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_muonplus.matrices import narrowed
 
@@ -51,13 +52,14 @@ def quantized(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Arra
     scales = narrowed(_largest(blocks, axis) / _LARGEST, jnp.float32)
     codes = jnp.round(blocks / jnp.where(scales > 0, scales, 1))
     codes = jnp.clip(codes, -_LARGEST, _LARGEST).astype(jnp.int8)
-    return codes.reshape(x.shape), scales.reshape(shape)
+    return _typed_like(codes.reshape(x.shape), x), _typed_like(scales.reshape(shape), x)
 
 
 def dequantized(codes: jax.Array, scales: jax.Array) -> jax.Array:
     """What codes and scales stand for, in float32."""
     blocks, axis = _in_blocks(codes, scales.shape)
-    return (blocks.astype(jnp.float32) * jnp.expand_dims(scales, axis)).reshape(codes.shape)
+    x = blocks.astype(jnp.float32) * jnp.expand_dims(_without_single_axes(scales), axis)
+    return _typed_like(x.reshape(codes.shape), codes)
 
 
 def zero_scales(codes: jax.Array) -> jax.Array:
@@ -71,8 +73,7 @@ def zero_scales(codes: jax.Array) -> jax.Array:
 def blocks_are_cut(x: jax.Array) -> bool:
     """Whether the type of an array says that its blocks are cut, which is so on Explicit axes."""
     typed = jax.typeof(x).sharding
-    for size, blocks, names in zip(x.shape, scales_shape(x.shape), typed.spec, strict=True):
-        names = (names,) if isinstance(names, str) else names or ()
+    for size, blocks, names in zip(x.shape, scales_shape(x.shape), _entries(typed), strict=True):
         if size != blocks and blocks % math.prod(typed.mesh.shape[name] for name in names):
             return True
     return False
@@ -80,10 +81,37 @@ def blocks_are_cut(x: jax.Array) -> bool:
 
 def _in_blocks(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, int]:
     """An array whose blocks lie along an axis of their own, and that axis."""
+    x = _without_single_axes(x)
     sizes = zip(x.shape, shape, strict=True)
     axis = next((i for i, (size, blocks) in enumerate(sizes) if size != blocks), x.ndim - 1)
     block = [size // blocks for size, blocks in zip(x.shape, shape, strict=True) if size != blocks]
     return x.reshape(*shape[: axis + 1], *(block or [1]), *shape[axis + 1 :]), axis + 1
+
+
+def _without_single_axes(x: jax.Array) -> jax.Array:
+    """``x`` by a type without the Explicit mesh axes of one device.
+
+    Along blocks of one shard a reshape leaves such an axis with the elements, where the scales have
+    it with the blocks, and JAX multiplies no two arrays that name it at different places.
+    """
+    typed = jax.typeof(x).sharding
+    entries = _entries(typed)
+    kept = [tuple(name for name in names if typed.mesh.shape[name] > 1) for names in entries]
+    if kept == entries:
+        return x
+    return jax.sharding.reshard(x, NamedSharding(typed.mesh, PartitionSpec(*kept)))
+
+
+def _typed_like(x: jax.Array, other: jax.Array) -> jax.Array:
+    """``x`` with the type of ``other``, which may name mesh axes of one device too."""
+    typed = jax.typeof(other).sharding
+    same = _entries(jax.typeof(x).sharding) == _entries(typed)
+    return x if same else jax.sharding.reshard(x, typed)
+
+
+def _entries(typed: NamedSharding) -> list[tuple[str, ...]]:
+    """The mesh axes that a type names, for each axis of the array."""
+    return [(names,) if isinstance(names, str) else tuple(names or ()) for names in typed.spec]
 
 
 def _largest(blocks: jax.Array, axis: int) -> jax.Array:

@@ -14,6 +14,7 @@ from optax_muonplus._parameters import (
     beside_updates,
     flatten_tree,
     layouts,
+    warn_of_moves,
 )
 
 # By index of a leaf whence and where to it is cut.
@@ -44,7 +45,7 @@ def shard_state(
         of each parameter that divides is cut too, or a tree, prefix tree or function as
         ``sharding``. None takes the sharding of the arrays in the state, where they tell: outside
         of ``jax.jit``, and on Explicit axes. Mesh axes that are added in front of those that cut an
-        axis already are possible, but each array is moved on its own then.
+        axis already are possible, but each array is moved on its own then, which a warning says.
 
     Returns:
       A transformation with the state of ``inner``, which takes and gives what ``inner`` does.
@@ -64,6 +65,8 @@ def shard_state(
 
     def moves(tree: Any, state: Any = None) -> Moves:
         found = layouts(tree, sharding, state_sharding, state)
+        if state is None:
+            warn_of_moves(tree, found)
         return {i: (own, cut) for i, (own, cut) in enumerate(found) if own and cut and own != cut}
 
     def replaced(tree: Any, arrays: dict[int, jax.Array]) -> Any:

@@ -102,6 +102,41 @@ def test_three_collectives_at_any_depth(n):
     assert sorted(collectives(program)) == ["all-gather", "all-to-all", "all-to-all"]
 
 
+def test_a_state_that_would_move_is_told_the_order_that_does_not():
+    """What the warning says has as few collectives as the name of the axis, which says the same."""
+    tree, lie = layers(2, q=(D, D), up=(D, 4 * D), down=(4 * D, D))
+
+    def compiled(spec):
+        state_lie = jax.tree.map(lambda x: NamedSharding(x.mesh, spec), lie)
+        tx = omp.muonplus(0.1, sharding=lie, state_sharding=state_lie)
+        return collectives(lowered_update(tx, tree, lie).compile())
+
+    with pytest.warns(UserWarning) as caught:
+        moved = compiled(P(("data", "fsdp")))
+    told = str(caught[0].message)
+    assert told.startswith("down0/kernel and 7 more would move between devices at every step")
+    assert "(('fsdp', 'data'), None); or pass state_sharding=('data',), which" in told
+    assert len(moved) > 20
+    assert sorted(compiled(P(("fsdp", "data")))) == ["all-gather", "all-to-all", "all-to-all"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        # 12 rows have no eight parts: the name finds the other axis.
+        (P("data"), r"Pass state_sharding=\('data',\)\.$"),
+        (P(None, "fsdp"), "Place the state as the parameters lie, or leave out state_sharding="),
+    ],
+)
+def test_a_state_without_the_mesh_axes_of_its_parameter_is_warned_of(spec, told):
+    mesh = make_mesh((4, 2), ("data", "fsdp"))
+    params = {"q": {"kernel": shape(12, D)}}
+    lie, state_lie = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, spec)
+    tx = omp.muonplus(0.1, sharding=lie, state_sharding=state_lie)
+    with pytest.warns(UserWarning, match=told):
+        jax.eval_shape(tx.init, params)
+
+
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 def test_by_a_tree_with_replicas_in_front(kind):
     """As MaxText's flag cuts a state: not at the places where a device has its shard already."""
@@ -110,7 +145,8 @@ def test_by_a_tree_with_replicas_in_front(kind):
     state_lie = {"q": {"kernel": NamedSharding(mesh, P(("r", "a"), "b"))}}
     grads = jax.device_put(random_like({"q": {"kernel": shape(D, D)}}), lie)
     tx = omp.muonplus(0.1, sharding=lie, state_sharding=state_lie)
-    updates, state = two_steps(tx, grads)
+    with pytest.warns(UserWarning, match="q/kernel would move between devices"):
+        updates, state = two_steps(tx, grads)
     expected, expected_state = two_steps(omp.muonplus(0.1), on_one(grads))
     assert_same(updates, expected, lie)
     assert_same(state, expected_state)
