@@ -39,7 +39,9 @@ def stages_of(
     average = dataclasses.replace(link.average, divisor=1.0)
     old = find_momentum(state, as_stored=True)
     mu = type(old)(*(_arrays(leaves, tree) for tree in old[:-1]), old.count)
-    _, read, sources = average.advance(gradients, mu, link.steps[0].input_dtype)
+    # A state over replicas is cut on: so is the gradient, and the momentum is gathered when read.
+    parts = [_typed_like(x, stored) for x, stored in zip(gradients, mu[0], strict=True)]
+    _, read, sources = average.advance(parts, mu, link.steps[0].input_dtype)
     # Measures are of what the steps compute, not of what the updates are rounded to.
     whole = Steps.of(None, link.functions, rounds=False)
 
@@ -48,7 +50,7 @@ def stages_of(
         return part.update(arrays, None, None, leaves)[0] if steps else arrays
 
     def stages() -> Any:
-        momenta = [read(*x) for x in sources]
+        momenta = [_typed_like(read(*x), g) for x, g in zip(sources, gradients, strict=True)]
         factors = after(whole.functions[:1], momenta)
         if isinstance(whole.steps[0], Orthogonalize):
             return momenta, factors, after(whole.steps[1:], factors)
@@ -56,6 +58,12 @@ def stages_of(
         return momenta, factors, after(whole.steps, momenta)
 
     return stages
+
+
+def _typed_like(x: jax.Array, other: jax.Array) -> jax.Array:
+    """``x``, on Explicit axes as the type of ``other`` says."""
+    typed = jax.typeof(other).sharding
+    return x if jax.typeof(x).sharding == typed else jax.sharding.reshard(x, typed)
 
 
 def _arrays(leaves: Sequence[LeafInfo], tree: Any) -> list[jax.Array]:

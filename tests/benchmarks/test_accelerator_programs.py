@@ -88,11 +88,9 @@ custom_call_target="mosaic_gpu_v2", backend_config={module = "symmetric_product_
 
 def test_kernels_whose_text_is_bytes_are_told_by_their_scope():
     """As JAX 0.12 writes them: with braces that nothing closes, which hide no other instruction."""
-    kernel = (
-        'bf16[1,512,512] custom-call(%x, %x), custom_call_target="mosaic_gpu_v2", '
-        'metadata={op_name="jit(f)/symmetric_product/mpmd_map" scheduling_name="mpmd_map.1"}, '
-        r'backend_config={module = "ML\EFR{\22{\01", kernel_hash = "k\"{"}'
-    )
+    kernel = r"""bf16[1,512,512] custom-call(%x, %x), custom_call_target="mosaic_gpu_v2", \
+metadata={op_name="jit(f)/symmetric_product/mpmd_map" scheduling_name="mpmd_map.1"}, \
+backend_config={module = "ML\EFR{\22{\01", kernel_hash = "k\"{"}""".replace("\\\n", "")
     text = f"""HloModule toy, num_partitions=1
 
 ENTRY %main (x: bf16[1,512,512]) -> bf16[1,512,512] {{

@@ -25,7 +25,6 @@ def lowered(function, dtype=jnp.float32):
 
 
 def count(function):
-    """The counts of each device for that program."""
     return counts.count(hlo.read_program(lowered(function).compile()))
 
 
@@ -71,14 +70,11 @@ def test_counts_in_a_loop_are_multiplied_by_its_iterations():
 
 def test_a_lowered_program_tells_the_bytes_that_it_asks_for():
     """In its own dtypes, in loops too, and whichever way its text names the devices of a group."""
-
-    def in_a_loop(x):
-        return jax.lax.fori_loop(0, 5, lambda _, y: one_collective_of_each_kind(y), x)
-
-    asked = sum(RECEIVED.values())
-    assert lowered_bytes(lowered(one_collective_of_each_kind)) == asked
-    assert lowered_bytes(lowered(one_collective_of_each_kind, jnp.bfloat16)) == asked // 2
-    assert lowered_bytes(lowered(in_a_loop)) == 5 * asked
+    once, asked = one_collective_of_each_kind, sum(RECEIVED.values())
+    assert lowered_bytes(lowered(once)) == asked
+    assert lowered_bytes(lowered(once, jnp.bfloat16)) == asked // 2
+    five_times = functools.partial(jax.lax.fori_loop, 0, 5, lambda _, x: once(x))
+    assert lowered_bytes(lowered(five_times)) == 5 * asked
     assert lowered_bytes(lowered(jnp.sin)) == 0
 
 
