@@ -165,7 +165,8 @@ def _sources(old: Mapping[str, Leaf], new: Mapping[str, Leaf]) -> dict[str, str]
             missing = sorted({new[p].name for p in group if found[p] not in old})
             owners = {old[found[p]].owner for p in group if found[p] in old}
             if leaf.role == ADAMW and missing:
-                names = ", ".join(missing[:2]) + ", ..." * (len(missing) > 2)
+                folded = [name for name, _ in fold_all((name, None) for name in missing)]
+                names = ", ".join(folded[:2]) + ", ..." * (len(folded) > 2)
                 why = f"no second moment of {names}; the group has one count"
                 found.update(dict.fromkeys((path, *group), why))
             elif owners or not group:
@@ -220,8 +221,8 @@ def _placed(source: str, old: Any, new: Any, copy: bool) -> Any:
         )
     x = old
     if jnp.result_type(old) != new.dtype:
-        inexact = jnp.issubdtype(new.dtype, jnp.inexact)
-        x = narrowed(jnp.asarray(old), new.dtype) if inexact else jnp.asarray(old, new.dtype)
+        cast = narrowed if jnp.issubdtype(new.dtype, jnp.inexact) else jnp.asarray
+        x = cast(jnp.asarray(old), new.dtype)
     if isinstance(x, jax.core.Tracer) or isinstance(new, jax.core.Tracer):
         here, wanted = jax.typeof(x).sharding, jax.typeof(new).sharding
         return x if here == wanted else jax.sharding.reshard(x, wanted)
