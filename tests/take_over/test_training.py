@@ -1,4 +1,4 @@
-"""The loss of a small language model whose optimizer changes in the middle of its training."""
+"""A small language model whose optimizer changes in the middle of its training."""
 
 import functools
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import optax.contrib
+import pytest
 
 import optax_muonplus as omp
 
@@ -22,7 +23,7 @@ def parameters():
 
 
 def loss_fn(params, key):
-    """Of the next of 32 tokens, which leave out half of the vocabulary."""
+    """Returns the loss of the next of 32 tokens, which leave out half of the vocabulary."""
     tokens = jax.random.randint(key, (32,), 0, VOCABULARY)
     targets = jax.random.categorical(jax.random.fold_in(key, 1), LOGITS[tokens])
     x = params["embedding"][tokens]
@@ -42,32 +43,48 @@ def run(tx, params, state, steps):
     return params, state, np.asarray(losses)
 
 
-def matching(maker, **options):
-    """Of one rate for each group, and updates of Optax's Muon."""
-    return maker(0.01, adam_learning_rate=RATE, **options)
+def pair(rate, **options):
+    """Returns Optax's Muon and ours with the same update."""
+    options = {"adam_learning_rate": RATE, **options}
+    as_optax = {"shape_scale": "max", "bias_correction": True}
+    as_optax["adam_nesterov"] = options.get("nesterov", False)
+    return optax.contrib.muon(rate, **options), omp.muon(rate, **as_optax, **options)
 
 
-def ours():
-    return matching(omp.muon, shape_scale="max", bias_correction=True)
+@pytest.mark.parametrize(("nesterov", "back"), [(True, False), (False, True)])
+def test_optax_muon_and_ours_continue_each_other(nesterov, back):
+    """The unbroken run is that of the old optimizer."""
+    dims = jax.tree.map(lambda x: omp.MuonDimensionNumbers() if x.ndim == 2 else None, parameters())
+    rate = optax.linear_schedule(0.1, 0.01, 12)
+    options = {"muon_weight_dimension_numbers": dims, "weight_decay": 0.1, "nesterov": nesterov}
+    old, new = pair(rate, **options)[:: -1 if back else 1]
+    params, old_state, _ = run(old, parameters(), old.init(parameters()), (0, 6))
+    state, report = omp.take_over(old_state, new.init(params), params)
+    assert not report.started_anew and not report.not_used
+    actual, expected = (
+        run(*x, (6, 12))[0] for x in ((new, params, state), (old, params, old_state))
+    )
+    for name, before in params.items():
+        atol = 1e-4 * np.abs(expected[name] - before).max()
+        np.testing.assert_allclose(actual[name], expected[name], atol=atol, rtol=0)
 
 
 def test_the_loss_goes_on_from_optax_muon_although_parameters_change_their_group():
     """Embedding and head become AdamW's, and its group starts anew.
 
-    What of them is kept, their momentum, would be divided by epsilon for tokens that are not in the
+    Their momentum, if it were kept, would be divided by epsilon for tokens that are not in the
     batch, whatever the count: this is why the group starts anew.
     """
-    old, new = matching(optax.contrib.muon), ours()
+    old, new = pair(0.01, nesterov=True)
     params, old_state, before = run(old, parameters(), old.init(parameters()), (0, BEFORE))
-    _, _, unbroken = run(old, params, old_state, (BEFORE, BEFORE + AFTER))
+    go_on = functools.partial(run, params=params, steps=(BEFORE, BEFORE + AFTER))
     state, _ = omp.take_over(old_state, new.init(params), params)
-    go_on = functools.partial(run, new, params, steps=(BEFORE, BEFORE + AFTER))
-    assert np.mean(go_on(state)[2] - unbroken) < 0.1
+    assert np.mean(go_on(new, state=state)[2] - go_on(old, state=old_state)[2]) < 0.1
 
     adamw = optax.tree.get(state, "ScaleByAdamState")
     momentum = optax.tree.get(old_state, "MuonState").mu
     kept = {**adamw.mu, "embedding": momentum["embedding"], "head": momentum["head"]}
     for count in (0, BEFORE):
         carried = adamw._replace(count=jnp.asarray(count), mu=kept)
-        losses = go_on(optax.tree.set(state, ScaleByAdamState=carried))[2]
+        losses = go_on(new, state=optax.tree.set(state, ScaleByAdamState=carried))[2]
         assert losses.max() > 1000 * before[-1]

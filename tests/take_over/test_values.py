@@ -1,0 +1,242 @@
+"""Which array of the old state takes each place in the new one."""
+
+import functools
+import re
+from typing import NamedTuple
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+import optax_muonplus as omp
+from tests.support.states import filled
+from tests.support.trees import SHAPES, random_tree
+
+PARAMS = random_tree(SHAPES)
+UP_ONLY = {"up": {"kernel": omp.MuonDimensionNumbers(), "bias": None}, "down": None}
+DIMS = {"muon_weight_dimension_numbers": UP_ONLY}
+FALLING = optax.linear_schedule(0.1, 0.02, 10)
+
+
+def clipped(tx):
+    return optax.chain(optax.clip_by_global_norm(1.0), tx)
+
+
+def injected(maker=omp.muonplus, rate=FALLING, **options):
+    return optax.inject_hyperparams(maker)(rate, **options)
+
+
+def partitioned(first, second):
+    return optax.partition({"a": first, "b": second}, {"up": "a", "down": "b"})
+
+
+def at(tree, path):
+    return functools.reduce(dict.get, path.split("/"), tree)
+
+
+OLD = {
+    "adamw": (clipped(optax.adamw(FALLING)), "ScaleByAdamState"),
+    "contrib": (optax.contrib.muon(FALLING, **DIMS), "MuonState"),
+    "ours": (omp.muon(FALLING, **DIMS), "MomentumState"),
+    "normuon": (omp.baselines.normuon(FALLING, **DIMS), "MomentumState"),
+}
+WRAPPERS = {
+    "MultiSteps(inject)": lambda tx: optax.MultiSteps(injected(lambda learning_rate: tx), 2),
+    "chain(clip, MultiSteps)": lambda tx: clipped(
+        optax.MultiSteps(tx, 2).gradient_transformation()
+    ),
+    "apply_if_finite": lambda tx: optax.apply_if_finite(tx, 3),
+    "schedule_free": lambda tx: optax.contrib.schedule_free(tx, 0.1),
+    "masked": lambda tx: optax.masked(tx, jax.tree.map(lambda x: True, PARAMS)),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("old", OLD)
+def test_moments_and_counts_go_into_any_wrapper(old, wrapper):
+    """From the state in memory, and from dicts."""
+    tx, average = OLD[old]
+    old = filled(tx.init(PARAMS))
+    new = WRAPPERS[wrapper](omp.muonplus(FALLING, **DIMS)).init(PARAMS)
+    for given in (old, flax.serialization.to_state_dict(old)):
+        state, _ = omp.take_over(given, new, PARAMS)
+        assert jax.tree.structure(state) == jax.tree.structure(new)
+        momentum = omp.transforms.find_momentum(state).mu
+        pairs = [(momentum, optax.tree.get(old, average).mu, "up/kernel")]
+        ours, theirs = (optax.tree.get(x, "ScaleByAdamState") for x in (state, old))
+        for path in ("up/bias", "down/kernel"):
+            pairs += [(ours.mu, theirs.mu, path), (ours.nu, theirs.nu, path)]
+        for a, b, path in pairs:
+            np.testing.assert_array_equal(at(a, path), at(b, path))
+        counts = optax.tree.get_all_with_path(state, "count")
+        assert {int(x) for _, x in counts if x is not None} == {7}
+
+
+MAKERS = {
+    "muonplus": omp.muonplus(FALLING, bias_correction=True, mu_dtype="bfloat16"),
+    "normuon": omp.baselines.normuon(FALLING),
+    "adamuon": omp.baselines.adamuon(0.1),
+    "hyperball": omp.baselines.hyperball(FALLING),
+    "mano": omp.baselines.mano(0.1),
+    "muown": omp.baselines.muown(FALLING, weight_decay=FALLING),
+    "contrib": optax.contrib.muon(FALLING),
+    "inject": injected(adam_learning_rate=0.1),
+    "MultiSteps": optax.MultiSteps(omp.muonplus(FALLING), 3),
+    "schedule_free": optax.contrib.schedule_free(omp.muonplus(0.1, beta=0.0), 0.1),
+    "plateau": optax.chain(omp.muonplus(0.1), optax.contrib.reduce_on_plateau()),
+    "partition": partitioned(omp.muonplus(FALLING), omp.muon(0.1)),
+    "recorded": omp.diagnostics.recorded(omp.muonplus, every=2)(FALLING),
+}
+SETTINGS = re.compile("^(hyperparams/|step$|values/|names$)|ns_coeffs$")
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_optimizer_takes_over_all_of_its_own_state(name):
+    """Numbers that the new optimizer was given, and a record, are those of the new one."""
+    new = MAKERS[name].init(PARAMS)
+    old = filled(new)
+    if name == "MultiSteps":
+        old = old._replace(mini_step=jnp.asarray(0))
+    state, report = omp.take_over(old, new, PARAMS)
+    assert jax.tree.structure(state) == jax.tree.structure(old)
+    assert not report.started_anew and not report.not_used
+    for (keys, x), before, initial in zip(
+        jax.tree.leaves_with_path(state), jax.tree.leaves(old), jax.tree.leaves(new), strict=True
+    ):
+        path = jax.tree_util.keystr(keys, simple=True, separator="/")
+        expected = initial if SETTINGS.search(path) else before
+        assert x.dtype == expected.dtype
+        np.testing.assert_array_equal(x, expected)
+
+
+def counting(tx, params=PARAMS, **numbers):
+    """Returns a state with these counts, by a part of their paths, and all others at 7."""
+
+    def number(keys, x):
+        path = "_" + jax.tree_util.keystr(keys, simple=True, separator="_")
+        return next((jnp.asarray(n) for part, n in numbers.items() if part in path), x)
+
+    return jax.tree.map_with_path(number, filled(tx.init(params)))
+
+
+def accumulating(learning_rate, inside):
+    inner = optax.chain(omp.muonplus(learning_rate), optax.scale_by_schedule(inside))
+    return optax.MultiSteps(inner, 2).gradient_transformation()
+
+
+BATCHES = optax.inject_hyperparams(accumulating, static_args="inside")(FALLING, inside=FALLING)
+OURS = omp.muonplus(FALLING, bias_correction=True)
+COUNTS = {
+    # AdamW's group or the momentum started anew in the middle of the run, schedules did not.
+    "adamw": (optax.adamw(FALLING), {"_0_count": 3}, (3, 7, 7)),
+    "earlier schedule": (optax.adamw(FALLING), {"_2_count": 3}, (7, 3, 3)),
+    "inject(adamw)": (injected(optax.adamw), {"_0_count": 3}, (3, 7, 7)),
+    "momentum": (OURS, {"muon_inner_state_0_0_count": 3}, (7, 3, 7)),
+    # A schedule that the old optimizer had not begins at another count of updates.
+    "no schedule": (optax.contrib.muon(0.1), {"adam_inner_state_0_count": 3}, (3, 7, 7)),
+    "adamw alone": (optax.adamw(0.1), {}, (7, 7, 7)),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_of_adamw_momentum_and_schedules(name):
+    tx, numbers, expected = COUNTS[name]
+    state, _ = omp.take_over(counting(tx, **numbers), OURS.init(PARAMS), PARAMS)
+    rates = optax.tree.get_all_with_path(state, "ScaleByScheduleState")
+    counts = [optax.tree.get(state, "ScaleByAdamState").count]
+    counts += [omp.transforms.find_momentum(state).count, *(x.count for _, x in rates)]
+    assert tuple(map(int, counts)) == (*expected, expected[-1])
+
+
+def test_inject_hyperparams_around_multi_steps_counts_batches():
+    """Its schedules go on by them, and those inside by complete steps."""
+    old = BATCHES.init(PARAMS)
+    for _ in range(4):
+        _, old = jax.jit(BATCHES.update)(PARAMS, old, PARAMS)
+    state, report = omp.take_over(old, BATCHES.init(PARAMS), PARAMS)
+    assert state.count == 4 and state.hyperparams_states["learning_rate"].count == 4
+    assert state.inner_state.gradient_step == 2 and not report.started_anew
+    state, _ = omp.take_over(old, OURS.init(PARAMS), PARAMS)
+    assert {int(x) for _, x in optax.tree.get_all_with_path(state, "count")} == {2}
+    old = counting(optax.adamw(FALLING), _0_count=3)
+    assert omp.take_over(old, injected().init(PARAMS), PARAMS)[0].count == 7
+
+
+def test_two_groups_of_adamw_have_counts_of_their_own():
+    tx = partitioned(optax.adamw(0.1), optax.adamw(0.1))
+    state, _ = omp.take_over(counting(tx, b_inner_state_0_count=5), tx.init(PARAMS), PARAMS)
+    assert [int(optax.tree.get(state.inner_states[x], "count")) for x in "ab"] == [7, 5]
+
+
+def test_a_momentum_that_starts_anew_has_a_count_that_does():
+    old = counting(OURS, {"bias": PARAMS["up"]["bias"]})
+    state, report = omp.take_over(old, OURS.init(PARAMS["up"]), PARAMS["up"])
+    assert omp.transforms.find_momentum(state).count == 0
+    assert report.started_anew[-1] == "inner_states/muon/inner_state/0/0: momentum's count"
+
+
+class Means(NamedTuple):
+    mu: jax.Array
+    nu: jax.Array
+
+
+MATRIX = jnp.ones((4, 8))
+NAMED = [
+    {"mu": {"mu": MATRIX, "count": jnp.ones(3)}, "nu": MATRIX},
+    {"mu": {"a": MATRIX}, "a": MATRIX},
+    Means(MATRIX, MATRIX),
+    {"attn": {"query": MATRIX, "value": MATRIX}},
+]
+
+
+@pytest.mark.parametrize("params", NAMED)
+def test_parameters_may_have_names_of_fields(params):
+    tx = optax.MultiSteps(omp.muonplus(FALLING), 2)
+    old = filled(tx.init(params))._replace(mini_step=jnp.asarray(0))
+    state, report = omp.take_over(old, tx.init(params), params)
+    jax.tree.map(np.testing.assert_array_equal, state, old)
+    assert not report.started_anew
+    assert "attn" not in params or "attn/value: momentum" in report.kept
+
+
+def test_fields_of_other_states_mean_something_else():
+    """The squares of another rule, the moments of row norms, and counts that count otherwise."""
+    plateau = optax.contrib.reduce_on_plateau()
+    for rest in (optax.scale_by_schedule(FALLING), optax.ema(0.9)):
+        old = filled(optax.chain(omp.baselines.normuon(0.1), rest).init(PARAMS))
+        new = optax.chain(omp.baselines.adamuon(0.1), plateau).init(PARAMS)
+        state, report = omp.take_over(old, new, PARAMS)
+        jax.tree.map(np.testing.assert_array_equal, state[1], new[1])
+        assert not np.any(optax.tree.get(state[0], "AdaMuonState").nu["up"]["kernel"])
+        assert "up/kernel: running mean of squares" in report.started_anew
+        assert "up/kernel: momentum" in report.kept
+    muown = omp.baselines.muown(0.1)
+    state, _ = omp.take_over(filled(optax.adamw(0.1).init(PARAMS)), muown.init(PARAMS), PARAMS)
+    rule = state.inner_states["muon"].inner_state
+    assert np.any(rule.momentum.mu["up"]["kernel"]) and not np.any(rule.adam[0].nu["up"]["kernel"])
+    state, _ = omp.take_over(filled(muown.init(PARAMS)), optax.adamw(0.1).init(PARAMS), PARAMS)
+    assert not any(map(np.any, jax.tree.leaves(state)))
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_all_arrays_of_a_state_can_be_donated(committed):
+    """JAX refuses to donate one array twice; here all counts come from one, and two momenta."""
+    old = filled(optax.adamw(0.1).init(PARAMS))
+    tx = optax.chain(omp.momentum(), OURS)
+    here = jax.device_put((old, tx.init(PARAMS)), jax.devices()[0] if committed else None)
+    state, _ = omp.take_over(*here, PARAMS)
+    first, second = (omp.transforms.find_momentum(x).mu["up"]["kernel"] for x in state)
+    np.testing.assert_array_equal(first, second)
+    assert first.unsafe_buffer_pointer() != second.unsafe_buffer_pointer()
+    jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)(state)
+
+
+def test_float16_holds_what_it_can():
+    """A number out of its range becomes its largest, not infinity, which would stay."""
+    old = optax.tree.set(omp.muon(0.1).init(PARAMS), mu=jax.tree.map(lambda x: x * 0 + 1e9, PARAMS))
+    state, _ = omp.take_over(old, omp.muon(0.1, mu_dtype="float16").init(PARAMS), PARAMS)
+    assert (omp.transforms.find_momentum(state).mu["up"]["kernel"] == 65504).all()
