@@ -76,7 +76,11 @@ def test_moments_and_counts_go_into_any_wrapper(old, wrapper):
         assert {int(x) for _, x in counts if x is not None} == {7}
 
 
+SLOW = optax.lookahead(omp.muonplus(FALLING), 3, 0.5)
 MAKERS = {
+    "lookahead": optax.GradientTransformation(
+        lambda params: SLOW.init(optax.LookaheadParams.init_synced(params)), SLOW.update
+    ),
     "muonplus": omp.muonplus(FALLING, bias_correction=True, mu_dtype="bfloat16"),
     "normuon": omp.baselines.normuon(FALLING),
     "adamuon": omp.baselines.adamuon(0.1),
