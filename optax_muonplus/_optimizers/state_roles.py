@@ -114,7 +114,7 @@ def _roles_of(node: Any, on_disk: bool) -> Mapping[str, Any]:
 
 
 def _name(keys: Any) -> str:
-    """Returns a path without a last ``value``, which Flax Variables have on disk only."""
+    """Returns a path without a last ``value``, which Flax Variables add and plain trees lack."""
     path = "/" + jax.tree_util.keystr(keys, simple=True, separator="/")
     return path.removesuffix("/value")[1:]
 

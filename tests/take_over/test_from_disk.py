@@ -103,3 +103,6 @@ def test_an_nnx_optimizer_and_its_checkpoint(tmp_path):
         if state is not old:  # one level deeper than a state of the optimizer itself
             assert optimizer.opt_state.gradient_step[...] == 7 and not report.started_anew
         optimizer.update(model, jax.tree.map(jnp.ones_like, params))
+    plain = nnx.to_pure_dict(params)
+    state, _ = omp.take_over(tree, omp.muonplus(FALLING).init(plain), plain)
+    np.testing.assert_array_equal(omp.transforms.find_momentum(state).mu["up"]["kernel"], first)
