@@ -79,6 +79,14 @@ def test_checkpoints_without_the_optimizer_that_wrote_them(tmp_path, kind):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
+def test_a_parameter_called_count_counts_nothing():
+    params = {"up": jnp.ones((4, 8)), "scale": {"count": jnp.asarray(0.5)}}
+    tx = omp.muonplus(FALLING, bias_correction=True)
+    old = flax.serialization.to_state_dict(filled(tx.init(params)))
+    state, _ = omp.take_over({"params": params, "opt_state": old}, tx.init(params), params)
+    assert omp.transforms.find_momentum(state).count == 7
+
+
 class Model(nnx.Module):
     def __init__(self):
         self.up = nnx.Linear(8, 12, rngs=nnx.Rngs(0))
