@@ -78,3 +78,13 @@ def test_under_jit_nothing_moves_and_no_second_state_is_made(axes):
     state, report = compiled(old, params)
     assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(state), expected))
     assert "up/kernel: momentum" in report.kept
+
+
+def test_under_jit_shards_get_the_explicit_sharding_of_the_new_state():
+    params = on_mesh(AxisType.Explicit)
+    mesh = params["up"]["kernel"].sharding.mesh
+    old = optax.adamw(0.1).init(jax.device_put(params, NamedSharding(mesh, P("b"))))
+    with jax.set_mesh(mesh):
+        switch = jax.jit(lambda old, new: omp.take_over(old, new, params)[0])
+        state = switch(old, omp.muonplus(0.1).init(params))
+    assert momentum(state).sharding.spec == P("a", "b")
