@@ -55,7 +55,7 @@ def test_byte_limit_counts_the_text_in_rows(tmp_path):
         b'{"text": "\\ud800"}': r"a\.jsonl, line 1 is not text that UTF-8 can write",
         b'{"text": ' + b"[" * 100_000: r"a\.jsonl, line 1 is not JSON",
         b'{"text": "\xff"}': r"a\.jsonl, line 1 is not JSON .*utf-8",
-        b"\x1f\x8b\x08 compressed": r"a\.jsonl, line 1 is not JSON .*utf-8",
+        b"\x1f\x8b\x08 compressed": r"a\.jsonl is packed by gzip: unpack it",
         b"": r"no text in .*: give files that are not empty",
         b'{"text": ""}\n{"text": null}': r"no text in .*: give files that are not empty",
     }.items(),
@@ -77,6 +77,51 @@ def test_rows_of_parquet(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(UserError, match=r"a\.parquet cannot be read as a \.parquet file"):
         corpus.read(config)
+
+
+ROWS = [{"id": i, "text": text} for i, text in enumerate(documents(30))]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+READ = {"A.JSONL": LINES, "a.ndjson": LINES, "B.Ndjson": LINES, "c.PARQUET": None, "pq": None}
+REFUSED = {
+    "a.txt": (LINES, "is no plain text, but JSON"),
+    "A.TXT": (LINES[:-40], "is no plain text, but JSON"),
+    "no_suffix": (LINES, r"has to end in \.jsonl"),
+    "a.json": (LINES, "is no plain text, but JSON"),
+    "B.JSON": (json.dumps(ROWS, indent=1), "write it as .jsonl"),
+    "a.dump": (json.dumps({"rows": ROWS}, indent=1), "is no plain text, but JSON"),
+    "a.CSV": ("id,text\n0,document\n", "is no plain text"),
+    "a.jsonl.gz": ("\x1f\x8b\x08", "is packed by gzip"),
+    "a.JSONL.ZST": ("(\xb5/\xfd", "is packed by Zstandard"),
+    "a.bz2": ("BZh91AY", "is packed by bzip2"),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_names_in_any_case_say_what_a_file_is(tmp_path, name):
+    if READ[name]:
+        (tmp_path / name).write_text(LINES)
+    else:
+        table = pyarrow.table({"text": [row["text"] for row in ROWS]})
+        parquet.write_table(table, tmp_path / name)
+    paths = (str(tmp_path / name) if name == "pq" else str(tmp_path),)
+    read = corpus.read(DataConfig(paths=paths, val_fraction=0.5))
+    assert set(read) == {row["text"] for row in ROWS}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_rows_are_not_read_as_plain_text(tmp_path, name):
+    content, said = REFUSED[name]
+    (tmp_path / name).write_bytes(content.encode("latin-1"))
+    with pytest.raises(UserError, match=said):
+        corpus.read(DataConfig(paths=(str(tmp_path / name),)))
+
+
+def test_a_folder_says_what_it_holds_packed(tmp_path):
+    (tmp_path / "a.txt").write_text("{a} text that begins as JSON does, and has words\n" * 9)
+    assert corpus.read(DataConfig(paths=(str(tmp_path),)))
+    (tmp_path / "b.jsonl.GZ").write_bytes(b"")
+    with pytest.raises(UserError, match=r"b\.jsonl\.GZ is packed: unpack it, or move it away"):
+        corpus.read(DataConfig(paths=(str(tmp_path),)))
 
 
 def test_parquet_without_its_package_names_the_extra(tmp_path, monkeypatch):

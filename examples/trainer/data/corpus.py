@@ -5,7 +5,7 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-from examples.trainer.data.files import SUFFIXES, decode, texts
+from examples.trainer.data.files import PACKED, SUFFIXES, decode, texts
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 
@@ -82,7 +82,11 @@ def named_files(paths: Iterable[str]) -> Iterable[Path]:
     """The files given, and those with a known suffix in the folders given."""
     for given in map(Path, paths):
         if given.is_dir():
-            found = [p for p in given.rglob("*") if p.suffix in SUFFIXES and p.is_file()]
+            inside = [path for path in given.rglob("*") if path.is_file()]
+            for path in inside:  # with that suffix a text that was not unpacked
+                if path.suffix.lower() in PACKED and Path(path.stem).suffix.lower() in SUFFIXES:
+                    raise UserError(f"{path} is packed: unpack it, or move it away.")
+            found = [path for path in inside if path.suffix.lower() in SUFFIXES]
             if not found:
                 raise UserError(f"{given} holds no {', '.join(SUFFIXES)} file.")
             yield from found

@@ -1,15 +1,37 @@
-"""The documents in a file: plain text is one document, .jsonl and .parquet have one per row."""
+"""The documents in a file: plain text is one document, .jsonl and .parquet have one per row.
+
+What a file is says its suffix in any case, and its content, so that no table is read as a text.
+"""
 
 import codecs
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from examples.trainer.system import optional_packages
+from examples.trainer.system import files, optional_packages
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.json_lines import parse
 
-SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
+LINES = (".jsonl", ".ndjson")
+CODE = (".md", ".py")  # may begin as JSON does
+SUFFIXES = (".txt", *CODE, *LINES, ".parquet")
+TABLES = (".csv", ".tsv", ".json")  # whose marks are no text
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+PARQUET = b"PAR1"
+BEGINNINGS = {
+    b"\x1f\x8b": "packed by gzip: unpack it (gunzip)",
+    b"BZh": "packed by bzip2: unpack it (bunzip2)",
+    b"\xfd7zXZ": "packed by xz: unpack it (unxz)",
+    b"(\xb5/\xfd": "packed by Zstandard: unpack it (unzstd)",
+    b"PK\x03\x04": "a zip archive: unpack it (unzip)",
+    b"\x93NUMPY": "an array of NumPy: write its content alone (np.load(...).tofile)",
+    b"optax_muonplus tokens": "a shard of this trainer: give its folder (--data.source prepared)",
+    b"\x01\x34\xd8\x88": "of big-endian numbers: write them little-endian",
+    b"\x01\x34\xd9\xa1": "of big-endian numbers: write them little-endian",
+}
 ROWS_AT_ONCE = 1024  # of a .parquet file in memory
+LOOK = 20  # lines of a text, to see whether each is an object of JSON
 
 
 def texts(path: Path, size: int, field: str) -> Iterator[str]:
@@ -17,13 +39,21 @@ def texts(path: Path, size: int, field: str) -> Iterator[str]:
 
     `field` is the field of .jsonl and .parquet rows that holds the text.
     """
+    suffix = path.suffix.lower()
     try:
-        if path.suffix == ".jsonl":
-            yield from json_lines(path, field)
-        elif path.suffix == ".parquet":
+        if suffix == ".parquet" or check_known(path) == PARQUET:
             yield from parquet_rows(path, field)
+        elif suffix in LINES:
+            yield from json_lines(path, field)
         else:
-            yield decode(path, size)
+            text = decode(path, size)
+            if suffix in TABLES or (suffix not in CODE and is_json(text)):
+                raise UserError(
+                    f"{path} is no plain text, but JSON or a table: write it as {LINES[0]}, with a"
+                    " JSON object in each line and the text in a field (--text-field). If that is"
+                    f" what it has, the name has to end in {LINES[0]}."
+                )
+            yield text
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error}): convert it or omit it.") from None
     except OSError as error:
@@ -35,10 +65,35 @@ def texts(path: Path, size: int, field: str) -> Iterator[str]:
         ) from None
 
 
+def check_known(path: Path) -> bytes:
+    """The first bytes of a file; refuses one whose first bytes say that it is something else."""
+    with files.explained(path, "read"), path.open("rb") as file:
+        start = file.read(32)
+    for beginning, what in BEGINNINGS.items():
+        if start.startswith(beginning):
+            raise UserError(f"{path} is {what}.")
+    return start[: len(PARQUET)]
+
+
+def is_json(text: str) -> bool:
+    """Whether a text is JSON, or its lines are, of which the last may be cut."""
+    if not text.lstrip().startswith(("{", "[")):
+        return False
+    lines = [line for line in text.split("\n", LOOK)[:LOOK] if line.strip()]
+    return all(map(parses, lines[:-1] or lines)) or parses(text)
+
+
+def parses(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict | list)
+    except (ValueError, RecursionError):
+        return False
+
+
 def decode(path: Path, size: int) -> str:
     """The first `size` bytes of a text file, exactly; raises `UnicodeDecodeError`, `OSError`."""
     with path.open("rb") as file:
-        content = file.read(size)
+        content = file.read(min(size, sys.maxsize))
     # An incomplete character is dropped at the limit, but is an error at the end of the file.
     decoder = codecs.getincrementaldecoder("utf-8")()
     return decoder.decode(content, final=len(content) < size)

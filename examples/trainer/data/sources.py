@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from examples.trainer.data.bin_files import is_bin
 from examples.trainer.data.cache import Dataset, Part
 from examples.trainer.data.loader import Joined, Tokens, TokensMeta
 from examples.trainer.data.mixture import BLOCK
@@ -25,7 +26,7 @@ def settings_of(source: str, config: DataConfig) -> DataConfig:
             f"--data.mixture {source}: there is no such folder. Give one that `python -m "
             f"examples.data prepare` has made, one with .bin files, or {HUB}NAME."
         )
-    kind = "bin" if any(Path(source).glob("*.bin")) else "prepared"
+    kind = "bin" if any(map(is_bin, Path(source).iterdir())) else "prepared"
     return replace(one, source=kind, paths=(source,))
 
 
