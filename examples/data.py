@@ -23,25 +23,24 @@ DESCRIPTION = "Prepares a text for runs with the same flags (there --data.source
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
+    work = prepare_many if list(argv[:1]) == ["prepare"] else prepare_one
     try:
-        if list(argv[:1]) == ["prepare"]:
-            asked = tyro.cli(Preparation, args=argv[1:], prog=f"{PROGRAM} prepare")
-            return run_command(lambda: check_and_prepare(asked))
-        config = tyro.cli(DataConfig, args=argv, prog=PROGRAM, description=DESCRIPTION)
-        return run_command(lambda: prepare_and_report(config))
+        return run_command(lambda: work(argv))
     except KeyboardInterrupt:
         print("\nstopped; the same command continues after what is complete.")
         return 130
 
 
-def check_and_prepare(asked: Preparation) -> None:
+def prepare_many(argv: Sequence[str]) -> None:
     """Tokenizes files, after their settings were checked."""
+    asked = tyro.cli(Preparation, args=argv[1:], prog=f"{PROGRAM} prepare")
     validation.check(asked)
     prepare_files(asked, print)
 
 
-def prepare_and_report(config: DataConfig) -> None:
+def prepare_one(argv: Sequence[str]) -> None:
     """Prepares a text and prints its size."""
+    config = tyro.cli(DataConfig, args=argv, prog=PROGRAM, description=DESCRIPTION)
     run.check(RunConfig(data=config))
     dataset = prepare(config, print)
     print(

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
@@ -10,7 +11,8 @@ from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.models.sampling import DEFAULT, Sampling
 from examples.trainer.runs.summary import sample_text
-from examples.trainer.system.errors import UserError
+from examples.trainer.settings import validation
+from examples.trainer.settings.validation import Count, CountOrZero
 from examples.trainer.system.exit_status import run_command
 
 PROGRAM = "python -m examples.generate"
@@ -21,28 +23,42 @@ def main(argv: Sequence[str]) -> int:
     return run_command(lambda: print(tyro.cli(generate, args=argv, prog=PROGRAM)))
 
 
+@dataclass(frozen=True)
+class Text:
+    """What is written."""
+
+    prompt: str = ""
+    """Start of the text; empty: the start of a document."""
+    tokens: Count = 200
+    """Number of tokens to add."""
+    seed: CountOrZero = 0
+    """Seed of the random draws."""
+
+
 def generate(
     checkpoint: Annotated[CheckpointRef, tyro.conf.arg(name="")],
-    prompt: str = "",
-    tokens: int = 200,
-    seed: int = 0,
+    text: Annotated[Text, tyro.conf.arg(name="")] = Text(),
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = DEFAULT,
 ) -> str:
     """Continues a text.
 
     Args:
       checkpoint: the model.
-      prompt: start of the text; empty: the start of a document.
-      tokens: number of tokens to add.
-      seed: seed of the random draws.
+      text: what is written.
       sampling: how tokens are drawn.
     """
-    if tokens < 1:
-        raise UserError(f"--tokens is {tokens}: give at least 1.")
+    validation.check(text)
     model = trained.load(checkpoint)
-    key, network = model.key(seed), model.config.model
+    key, network = model.key(text.seed), model.config.model
     return sample_text(
-        model.forward, model.params, model.tokenizer, prompt, tokens, network, key, sampling
+        model.forward,
+        model.params,
+        model.tokenizer,
+        text.prompt,
+        text.tokens,
+        network,
+        key,
+        sampling,
     )
 
 

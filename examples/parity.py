@@ -15,8 +15,7 @@ PROGRAM = "python -m examples.parity"
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    parity = tyro.cli(Parity, args=argv, prog=PROGRAM)
-    return run_command(lambda: run(parity))
+    return run_command(lambda: run(tyro.cli(Parity, args=argv, prog=PROGRAM)))
 
 
 def run(parity: Parity) -> int:

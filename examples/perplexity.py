@@ -1,7 +1,6 @@
 """Loss of a trained model on any text: `python -m examples.perplexity runs/NAME --texts FILE`."""
 
 import itertools
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from examples.trainer.inference.scoring import score, windows
 from examples.trainer.inference.trained import CheckpointRef, TrainedModel
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.exit_status import run_command
-from examples.trainer.training.evaluate import bits_per_byte
+from examples.trainer.training import evaluate
+from examples.trainer.training.evaluate import bits_per_byte, in_words, loses_text, short
 
 PROGRAM = "python -m examples.perplexity"
 
@@ -36,14 +36,18 @@ class Measured:
     tokens: int
     """Predicted tokens: all but the first."""
     bytes: int
+    lost: float = 0.0
+    """The share of the text that its tokens do not give back."""
 
     def __str__(self) -> str:
+        bits = bits_per_byte(self.loss, self.tokens, self.bytes)
+        lost = f", of which {self.lost:.1%} are lost" if loses_text(self.lost) else ""
         return "\n".join(
             [
                 f"loss           {self.loss:.4f} nats per token",
-                f"perplexity     {math.exp(self.loss):.2f}",
-                f"bits per byte  {bits_per_byte(self.loss, self.tokens, self.bytes):.4f}",
-                f"text           {self.bytes:,} bytes, {self.tokens:,} tokens",
+                f"perplexity     {short(evaluate.perplexity(self.loss))}",
+                f"bits per byte  {in_words(None if lost else bits, 4)}",
+                f"text           {self.bytes:,} bytes{lost}, {self.tokens:,} tokens",
             ]
         )
 
@@ -93,12 +97,14 @@ def measure(model: TrainedModel, documents: Sequence[str], batch_size: int) -> M
     """The mean over all tokens of some texts."""
     if not documents:
         raise UserError("there is no text in these files.")
-    encoded = tokenizer.encode(model.tokenizer, documents)
-    ids = [i for _, document in encoded for i in document]
+    back, ids = tokenizer.RoundTrip(model.tokenizer), []
+    for text, document in tokenizer.encode(model.tokenizer, documents):
+        back.add(text, document)
+        ids += document
     rows = windows(ids, model.config.model.context)
-    nats = np.concatenate([nats for nats, _ in score(model, rows, batch_size)])
+    nats = np.concatenate([nats for nats, _ in score(model, rows, min(batch_size, len(rows)))])
     size = sum(len(document.encode()) for document in documents)
-    return Measured(float(nats.mean()), len(nats), size)
+    return Measured(float(nats.mean()), len(nats), size, back.share)
 
 
 if __name__ == "__main__":

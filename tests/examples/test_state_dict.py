@@ -179,3 +179,15 @@ def test_networks_that_were_never_published_are_refused():
     gated = dataclasses.replace(GPT, mlp="swiglu")
     with pytest.raises(UserError, match=r"gpt has no blocks/mlp/gate/.*: only a network"):
         to_state_dict(numbered(gated), gated)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+@pytest.mark.parametrize("variant", ["gpt", "llama fused"])
+def test_numbers_that_are_not_finite_are_named(variant, value):
+    config = VARIANTS[variant]
+    found = dict(to_state_dict(numbered(config), config))
+    name = [each for each in found if "1" in each and each.endswith("proj.weight")][-1]
+    found[name] = found[name].astype(np.float64)
+    found[name][-1, 2] = value
+    with pytest.raises(UserError, match=f"{name} has numbers that are not finite in float32"):
+        from_state_dict(found, config, V)

@@ -18,7 +18,7 @@ from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training import step as train_step
-from examples.trainer.training.evaluate import bits_per_byte, make_evaluate
+from examples.trainer.training.evaluate import bits_per_byte, make_evaluate, perplexity, short
 from examples.trainer.training.loss import next_token_loss
 from examples.trainer.training.sharding import make_mesh, replicated
 from examples.trainer.training.step import TrainState
@@ -74,6 +74,13 @@ def test_delayed_records_are_written_once(tmp_path):
 def test_bits_per_byte():
     # 3 tokens of 2 nats each for 4 bytes: 6 nats = 8.656 bits, 2.164 bits for a byte.
     assert bits_per_byte(2.0, tokens=3, n_bytes=4) == pytest.approx(2.1640, abs=1e-4)
+
+
+def test_a_perplexity_has_no_overflow():
+    assert perplexity(2.0) == math.exp(2.0)
+    for loss in (710.0, 1e30, math.inf):
+        assert short(perplexity(loss)) == "1.01e+304"
+    assert short(123.456) == "123.46" and short(-0.5, "+.2f") == "-0.50"
 
 
 def evaluation(**changes):

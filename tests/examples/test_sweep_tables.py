@@ -8,7 +8,8 @@ import pytest
 from examples.experiments.sweeps import figures as sweep_figures
 from examples.experiments.sweeps import tables
 from examples.experiments.sweeps.grid import Trial
-from examples.experiments.sweeps.ledger import smooth
+from examples.experiments.sweeps.ledger import Ledger, smooth
+from examples.experiments.sweeps.report import write_report
 from examples.experiments.sweeps.results import ADAMW, MUON, Sweep
 from tests.support.sweep_results import MATCHED, PLUS, result, toy_sweep
 
@@ -53,6 +54,15 @@ def test_figure_of_gains():
     sweeps = [alone, toy_sweep(), lost]
     assert sweep_figures.gaps_of(sweeps, "free") == {1: pytest.approx([-0.1, -0.2])}
     assert sweep_figures.gaps_of(sweeps, "matched") == {1: pytest.approx([-0.03])}
+
+
+@pytest.mark.parametrize("loss", [800.0, 1e38, math.inf, math.nan])
+def test_a_report_of_huge_losses(loss, tmp_path):
+    ledger = Ledger(tmp_path)
+    for trial in toy_sweep().results:
+        ledger.add(trial, result(4.0, loss))
+    lines = write_report([tmp_path], tmp_path).read_text().splitlines()
+    assert max(map(len, lines)) < 160
 
 
 def test_many_panels_are_wrapped():

@@ -57,6 +57,9 @@ def test_run_without_checkpoints_or_tokenizer_is_refused(trained_run, tmp_path):
     ("command", "flags", "words"),
     [
         (generate, ["--tokens", "0"], "--tokens is 0"),
+        (generate, ["--seed", str(2**70)], f"--seed is {2**70}"),
+        (generate, ["--seed", "-1"], "--seed is -1"),
+        (generate, ["--prompt", "\udcff"], "text that is not UTF-8"),
         (generate, ["--temperature", "-1"], "--temperature is -1"),
         (generate, ["--top-k", "0"], "--top-k is 0"),
         (generate, ["--step", "7"], "no checkpoint of --step 7: there are those of 16, 24"),

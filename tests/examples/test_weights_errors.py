@@ -115,6 +115,11 @@ def test_arrays_that_do_not_fit(gpt, changes, words):
             {"rope_scaling": {"type": "linear", "factor": 2.0}},
             r"rope_scaling has .* scaled \(linear\)",
         ),
+        (
+            LLAMA,
+            {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 9.0}}},
+            "positions of their own for each kind of layer, as full_attention",
+        ),
         (LLAMA, {"rope_parameters": {"rope_type": "llama3"}}, r"rope_parameters has .*llama3"),
         (LLAMA, {"head_dim": 8}, "head_dim is 8, .* = 4 numbers"),
     ],

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from examples.experiments.sweeps.grid import Method, Trial
 from examples.experiments.sweeps.results import ADAMW, MUON, Sweep
 from examples.trainer.runs.plots import BLUE, INK, ORANGE, save_figure
+from examples.trainer.training.evaluate import perplexity
 
 # The other colours of Okabe and Ito; markers differ too, for print in grey.
 GREEN, SKY, YELLOW, PURPLE = "#009E73", "#56B4E9", "#E69F00", "#CC79A7"
@@ -55,7 +56,7 @@ def plot_rates(sweeps: Sequence[Sweep], path: Path) -> None:
             rates = sorted({rate for method in methods for rate in sweep.rates(method)})
             for method in methods:
                 losses = [(rate, sweep.losses(method, rate)[0]) for rate in sweep.rates(method)]
-                points = [(rate, math.exp(loss)) for rate, loss in losses if loss < math.inf]
+                points = [(rate, perplexity(loss)) for rate, loss in losses if loss < math.inf]
                 colour, mark = STYLES[method]
                 axes.plot(*columns(points), color=colour, marker=mark, label=method.name)
             axes.set(xscale="log", xlabel="peak learning rate", title=sweep.name)

@@ -27,7 +27,7 @@ class Result:
     train: list[tuple[float, float]]
     """Points of the smoothed training loss: middle of some steps, and their mean loss."""
     bits_per_byte: float | None
-    """At the end; None if it was never evaluated."""
+    """At the end; None if it was never evaluated, or if the tokenizer loses text."""
     diverged_at: int | None
     """The step at which the run was given up because its loss stayed not finite, or None."""
     seconds: float
@@ -89,7 +89,7 @@ def measured(folder: Path, diverged_at: int | None, seconds: float) -> Result:
     return Result(
         val=[(record["step"], record["val_loss"]) for record in val],
         train=smooth([(r["step"], r["train_loss"]) for r in records if "train_loss" in r]),
-        bits_per_byte=val[-1]["val_bits_per_byte"] if val else None,
+        bits_per_byte=val[-1].get("val_bits_per_byte") if val else None,
         diverged_at=diverged_at,
         seconds=round(seconds, 1),
     )

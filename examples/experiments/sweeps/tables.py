@@ -11,6 +11,7 @@ import numpy as np
 from examples.experiments.sweeps.grid import NORMS, Method
 from examples.experiments.sweeps.results import ADAMW, MUON, Sweep
 from examples.trainer.system import tables
+from examples.trainer.training import evaluate
 
 markdown = functools.partial(tables.markdown, padded=False)
 POLYNOMIALS = ("you", "jordan", "polar_express")
@@ -18,7 +19,7 @@ POLYNOMIALS = ("you", "jordan", "polar_express")
 
 def perplexity(losses: Iterable[float]) -> float:
     """Averages the perplexity over seeds."""
-    return statistics.fmean(math.exp(min(loss, 700.0)) for loss in losses)
+    return statistics.fmean(map(evaluate.perplexity, losses))
 
 
 def spread(values: Iterable[float], digits: int) -> str:
@@ -26,14 +27,17 @@ def spread(values: Iterable[float], digits: int) -> str:
     values = list(values)
     if not all(map(math.isfinite, values)):
         return "diverged"
-    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{deviation}"
+    mean, *deviation = (
+        evaluate.short(function(values), f".{digits}f")
+        for function in (statistics.fmean, statistics.stdev)[: len(values)]
+    )
+    return " ± ".join([mean, *deviation])
 
 
 def ppl(losses: Iterable[float]) -> str:
     """Writes the mean perplexity of some runs."""
     losses = list(losses)
-    return f"{perplexity(losses):.2f}" if all(map(math.isfinite, losses)) else "diverged"
+    return evaluate.short(perplexity(losses)) if all(map(math.isfinite, losses)) else "diverged"
 
 
 def best_ppl(sweep: Sweep, method: Method) -> str:
@@ -59,7 +63,7 @@ def best_of_each(sweep: Sweep) -> str:
     for method in sweep.methods():
         losses = sweep.best(method).values()
         name, rate, gap = method.name, rate_of(sweep, method), difference(sweep, method)
-        perplexities = spread([math.exp(min(loss, 700.0)) for loss in losses], 2)
+        perplexities = spread(list(map(evaluate.perplexity, losses)), 2)
         rows.append([name, rate, spread(losses, 4), perplexities, gap, str(len(losses))])
     head = ["method", "rate", "validation loss", "perplexity", "loss - Muon's", "seeds"]
     return markdown(head, rows)
@@ -132,8 +136,8 @@ def by_polar(sweeps: Sequence[Sweep], orthos: Sequence[str]) -> str:
                 continue
             best = sweep.best_of(plus)
             pair = [sweep.best(method).values() for method in (muon, best)]
-            gap = perplexity(pair[1]) - perplexity(pair[0])
-            rows.append([sweep.name, ortho, *map(ppl, pair), f"{gap:+.2f}", best.norm])
+            gap = evaluate.short(perplexity(pair[1]) - perplexity(pair[0]), "+.2f")
+            rows.append([sweep.name, ortho, *map(ppl, pair), gap, best.norm])
     return markdown(["model", "polar step", "Muon", "Muon+", "difference", "norm"], rows)
 
 

@@ -8,6 +8,7 @@ dev/data/data_common.py; modded-nanogpt has the first of them).
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +41,8 @@ def prepare(config: DataConfig, tokenizer: Tokenizer) -> Dataset:
         for split, counter in (("train", None), ("val", token_bytes(tokenizer)))
     )
     content = " ".join((tokenizer.to_str(), train.meta.sha256, val.meta.sha256))
-    return Dataset(tokenizer, train, val, hashlib.sha256(content.encode()).hexdigest()[:16])
+    key = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return Dataset(tokenizer, train, val, key, lost=unknown_share(tokenizer, val))
 
 
 def read_split(config: DataConfig, split: str, words: int, lengths: np.ndarray | None) -> Tokens:
@@ -176,6 +178,15 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
 
 def count(tokens: np.ndarray, lengths: np.ndarray) -> int:
     return sum(int(lengths[block].sum()) for block in blocks(tokens))
+
+
+def unknown_share(tokenizer: Tokenizer, tokens: Tokens) -> float:
+    """The share of tokens that stand for what the tokenizer does not know."""
+    model = json.loads(tokenizer.to_str())["model"]
+    word = model.get("unk_token")
+    unknown = model.get("unk_id") if word is None else tokenizer.token_to_id(word)
+    ids = tokens.ids[: HASHED_BYTES // 4]
+    return 0.0 if unknown is None else np.count_nonzero(ids == unknown) / max(1, len(ids))
 
 
 def digest_of(path: Path) -> str:

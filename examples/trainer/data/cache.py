@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import statistics
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ class Dataset:
     """Identifies the content: equal keys mean equal tokens."""
     parts: tuple[Part, ...] = ()
     """The texts of a mixture, of which `train` and `val` have all tokens."""
+    lost: float | None = 0.0
+    """The share of the validation text that its tokens do not give back; None: not known."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Meta:
     train: list[str]
     """Hashes of the tokens of each shard."""
     val: list[str]
+    lost: float | None = None
+    """As in `Dataset`; None in files of earlier versions."""
 
     def shards(self, folder: Path, split: str) -> dict[Path, str]:
         """The shards of `train` or `val`, and the hashes of their tokens."""
@@ -92,6 +97,8 @@ def writing(folder: Path) -> Generator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
+    except BrokenPipeError:  # of what was said meanwhile
+        raise
     except OSError as error:
         raise UserError(
             f"cannot write the cache {folder}: {error.strerror}. "
@@ -112,9 +119,9 @@ def load_tokenizer(folder: Path, name: str) -> tuple[Tokenizer, Stamp]:
     return loaded, Stamp(name, digest, loaded.get_vocab_size())
 
 
-def finish(folder: Path, stamp: Stamp, train: Writer, val: Writer) -> None:
+def finish(folder: Path, stamp: Stamp, train: Writer, val: Writer, lost: float) -> None:
     """Writes `meta.json`, which lists the files of the text; must come last."""
-    meta = Meta(stamp.name, stamp.sha256, train.written, val.written)
+    meta = Meta(stamp.name, stamp.sha256, train.written, val.written, lost)
     write_atomically(folder / "meta.json", json.dumps(asdict(meta), indent=2).encode())
 
 
@@ -166,4 +173,6 @@ def joined(folder: Path, metas: dict[Path, Meta], name: str, verify: bool) -> Da
         for split in ("train", "val")
     )
     content = f"{stamp.sha256} {train.meta.sha256} {val.meta.sha256}"
-    return Dataset(loaded, train, val, hashlib.sha256(content.encode()).hexdigest()[:16])
+    key = hashlib.sha256(content.encode()).hexdigest()[:16]
+    known = [meta.lost for meta in metas.values() if meta.lost is not None and meta.val]
+    return Dataset(loaded, train, val, key, lost=statistics.fmean(known) if known else None)

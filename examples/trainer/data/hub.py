@@ -75,7 +75,7 @@ def fill(
         kept.mkdir(exist_ok=True)
         cache.keep_tokenizer(folder, tokenizer.named(name, kept))
     encoder, stamp = cache.load_tokenizer(folder, Path(name).name[:80])
-    shards = Shards(folder, stamp, config)
+    shards = Shards(folder, stamp, config, tokenizer.RoundTrip(encoder))
     shards.continue_from_disk()
     limit = int(config.tokens)
     say(
@@ -86,7 +86,7 @@ def fill(
         texts = documents(stream, shards.read, column, source)
         if not stream_into(shards, tokenizer.encode(encoder, texts), limit, say):
             say(f"{source.title} ends after {shards.n_tokens:,} training tokens.")
-    cache.finish(folder, stamp, shards.train, shards.val)
+    cache.finish(folder, stamp, shards.train, shards.val, shards.back.share)
 
 
 def stream_into(
@@ -118,6 +118,7 @@ class Shards:
     folder: Path
     stamp: Stamp
     config: DataConfig
+    back: tokenizer.RoundTrip
     read: int = 0
     """Documents read from the stream so far."""
     n_tokens: int = 0
@@ -146,7 +147,10 @@ class Shards:
 
     def add(self, text: str, ids: list[int]) -> None:
         """Adds a document to the text that its hash selects."""
-        writer = self.val if is_held_out(text, self.config.val_fraction) else self.train
+        writer = self.train
+        if is_held_out(text, self.config.val_fraction):
+            writer = self.val
+            self.back.add(text, ids)
         writer.add(ids, len(text.encode()))
         self.read += 1
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from examples.trainer.data import bin_files, cache, corpus, hub, sources, tokenizer
 from examples.trainer.data.cache import Dataset, cache_folder
 from examples.trainer.data.shards import Writer
+from examples.trainer.data.tokenizer import RoundTrip
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import DamagedFileError, UserError
 
@@ -43,7 +44,9 @@ def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True)
     folder = cache_folder() / cache_key(config, documents, given)
     if cache.is_complete(folder):
         try:
-            return cache.open_dataset(folder, config.verify)
+            found = cache.open_dataset(folder, config.verify)
+            if found.lost is not None:
+                return found
         except DamagedFileError as error:
             say(f"{error} Making it again.")
     with cache.writing(folder):
@@ -96,10 +99,13 @@ def fill(
     name = Path(config.tokenizer).name[:80] if given else TRAINED
     encoder, stamp = cache.load_tokenizer(folder, name)
     writers = [Writer(folder, split, stamp) for split in ("train", "val")]
+    back = RoundTrip(encoder)
     for writer, texts in zip(writers, (train, val), strict=True):
         for read, (text, ids) in enumerate(tokenizer.encode(encoder, texts), 1):
             writer.add(ids, len(text.encode()))
+            if texts is val:
+                back.add(text, ids)
             if writer.is_full or read == len(texts):
                 writer.flush(read)
-    cache.finish(folder, stamp, *writers)
+    cache.finish(folder, stamp, *writers, back.share)
     say(f"tokenized in {time.monotonic() - start:.0f} s, kept in {folder}")

@@ -84,7 +84,9 @@ def mixed(texts: dict[str, tuple[int, Dataset]]) -> Dataset:
     train, val = joined([part.train for part in parts]), joined([part.val for part in parts])
     content = " ".join(f"{rows} {text.key}" for rows, text in texts.values())
     key = hashlib.sha256(content.encode()).hexdigest()[:16]
-    return replace(one, train=train, val=val, key=key, parts=parts)
+    known = [text.lost for _, text in texts.values() if text.lost is not None]
+    lost = max(known, default=None)
+    return replace(one, train=train, val=val, key=key, parts=parts, lost=lost)
 
 
 def joined(texts: Sequence[Tokens]) -> Tokens:

@@ -120,11 +120,14 @@ def tokenize(asked: Preparation, name: str, path: Path) -> int:
     folder = asked.out / "parts" / name
     encoder, stamp = cache.load_tokenizer(asked.out, Path(asked.tokenizer).name[:80])
     writers = train, val = Writer(folder, "train", stamp), Writer(folder, "val", stamp)
-    read = count = 0
+    back, read, count = tokenizer.RoundTrip(encoder), 0, 0
     with cache.writing(folder):
         documents = texts(path, path.stat().st_size, asked.text_field)
         for text, ids in tokenizer.encode(encoder, documents):
-            writer = val if is_held_out(text, asked.val_fraction) else train
+            writer = train
+            if is_held_out(text, asked.val_fraction):
+                writer = val
+                back.add(text, ids)
             writer.add(ids, len(text.encode()))
             read, count = read + 1, count + len(ids)
             if writer.is_full:
@@ -132,7 +135,7 @@ def tokenize(asked: Preparation, name: str, path: Path) -> int:
         for writer in writers:
             if writer.n_tokens:
                 writer.flush(read)
-        cache.finish(folder, stamp, train, val)
+        cache.finish(folder, stamp, train, val, back.share)
     return count
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -16,6 +17,7 @@ HUB = {  # access to Meta's own LLaMA-2 tokenizer is gated; this copy is free
     "gpt2": "openai-community/gpt2",
     "llama2": "hf-internal-testing/llama-tokenizer",
 }
+CHECKED_BYTES = 1_000_000  # of the validation text
 SAMPLE_BYTES = 2_000_000  # text to learn merges from; more takes longer and changes little
 
 
@@ -73,7 +75,9 @@ def load(path: Path) -> Tokenizer:
     tokenizer.post_processor = None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    if max(tokenizer.get_vocab().values()) >= tokenizer.get_vocab_size():
+    if not (words := tokenizer.get_vocab()):
+        raise UserError(f"{path} has no words: give another --data.tokenizer.")
+    if max(words.values()) >= tokenizer.get_vocab_size():
         raise UserError(f"{path} leaves out numbers in its vocabulary: give one that does not.")
     return tokenizer
 
@@ -94,8 +98,55 @@ def encode(tokenizer: Tokenizer, documents: Iterable[str]) -> Iterator[tuple[str
     end = end_id(tokenizer)
     waiting = iter(documents)
     while batch := list(itertools.islice(waiting, 256)):  # enough for all cores, and little memory
-        for document, encoding in zip(batch, tokenizer.encode_batch_fast(batch), strict=True):
-            yield document, [end, *encoding.ids]
+        for document, ids in zip(batch, ids_of(tokenizer, batch), strict=True):
+            yield document, [end, *ids]
+
+
+def ids_of(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """The ids of each text; raises `UserError` for one that the tokenizer cannot encode."""
+    try:
+        for text in texts:
+            text.encode()
+        return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
+    except UnicodeEncodeError as error:  # of a command line
+        raise UserError(f"{texts[0][:40]!r} is not UTF-8 text ({error.reason}).") from None
+    except Exception as error:  # the package raises nothing narrower
+        raise UserError(
+            f"the tokenizer has no tokens for some of the text ({error}): give another"
+            " --data.tokenizer, which has a word for what it does not know, or all bytes."
+        ) from None
+
+
+@dataclass
+class RoundTrip:
+    """How much of a text comes back from its tokens, found on its first CHECKED_BYTES."""
+
+    tokenizer: Tokenizer
+    bytes: int = 0
+    lost: int = 0
+    """Bytes of the lines that do not come back."""
+
+    def add(self, text: str, ids: list[int]) -> None:
+        """Decodes a document, whose ids begin with the token that starts a document."""
+        if self.bytes >= CHECKED_BYTES:
+            return
+        self.bytes += len(text.encode())
+        if not same(self.tokenizer.decode(ids[1:], skip_special_tokens=False), text):
+            lines = text.splitlines(keepends=True)
+            coded = ids_of(self.tokenizer, lines)
+            decoded = self.tokenizer.decode_batch(coded, skip_special_tokens=False)
+            pairs = zip(lines, decoded, strict=True)
+            self.lost += sum(len(line.encode()) for line, back in pairs if not same(back, line))
+
+    @property
+    def share(self) -> float:
+        """The share of the text that is lost."""
+        return self.lost / max(1, self.bytes)
+
+
+def same(decoded: str, text: str) -> bool:
+    """Whether a text came back; some tokenizers put a space before it."""
+    return decoded in (text, f" {text}")
 
 
 def unreachable(what: str, error: Exception) -> UserError:

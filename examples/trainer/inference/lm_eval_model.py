@@ -10,7 +10,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 from tqdm import tqdm
 
-from examples.trainer.data.tokenizer import end_id
+from examples.trainer.data.tokenizer import end_id, ids_of
 from examples.trainer.inference.scoring import score, windows
 from examples.trainer.inference.trained import TrainedModel
 from examples.trainer.models.sampling import Sampling, sample_ids
@@ -40,7 +40,7 @@ class JaxLM(TemplateLM):
     ) -> list[int]:
         """Ids of a text, after the token that starts a document unless that is switched off."""
         start = [] if add_special_tokens is False else [self.eot_token_id]
-        return [*start, *self.model.tokenizer.encode(string).ids]
+        return [*start, *ids_of(self.model.tokenizer, [string])[0]]
 
     def _loglikelihood_tokens(
         self, requests: list[Request], disable_tqdm: bool = False, **kwargs: Any

@@ -137,10 +137,15 @@ def read_array(
     state_dict: Mapping[str, Any], place: Published, layer: int, n_head: int, dtype: Any
 ) -> np.ndarray:
     """The array of one layer, as it lies in a tree."""
-    rows = np.concatenate([np.asarray(state_dict[name]) for name in place.names(layer)])
+    with np.errstate(over="ignore"):  # named below
+        found = {name: np.asarray(state_dict[name]).astype(dtype) for name in place.names(layer)}
+    for name, array in found.items():
+        if not np.isfinite(array).all():
+            raise UserError(f"{name} has numbers that are not finite in {dtype}: give other ones.")
+    rows = np.concatenate(list(found.values()))
     if place.third is not None:
         rows = np.split(rows, 3)[place.third]
-    return place.form.read(rows, n_head).astype(dtype)
+    return place.form.read(rows, n_head)
 
 
 def written(params: optax.Params, config: ModelConfig) -> dict[str, Any]:

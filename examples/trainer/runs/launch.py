@@ -10,6 +10,7 @@ from rich.console import Console
 
 from examples.trainer.data.mixture import BLOCK
 from examples.trainer.data.prepare import prepare
+from examples.trainer.data.tokenizer import ids_of
 from examples.trainer.models import attention_kernels
 from examples.trainer.models.layout import Layout
 from examples.trainer.runs import branches, extension, host_memory, places, processes, trackers
@@ -26,6 +27,7 @@ from examples.trainer.settings.model import head_size
 from examples.trainer.system import exit_status, files, tables
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding, trained_part, xla_flags
+from examples.trainer.training.evaluate import loses_text
 from examples.trainer.training.setup import TrainingSetup, assemble, check
 from examples.trainer.training.step import TrainState
 from examples.trainer.weights import load as weights
@@ -93,6 +95,7 @@ def prepare_run(
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     stream = asked.machine.tokenize or jax.process_count() == 1
     setup = assemble(config, prepare(config.data, console.print, stream), mesh)
+    ids_of(setup.dataset.tokenizer, [config.prompt])  # refused before the run, not after it
     if config.init_from and isinstance(asked, NewRun):
         words = setup.dataset.tokenizer.get_vocab_size()
         weights.check(config.init_from, config.model, words)
@@ -169,6 +172,11 @@ def introduce(
         f"text   {data.train.meta.tokens:,} training and {data.val.meta.tokens:,} validation "
         f"tokens, {data.tokenizer.get_vocab_size()} in the vocabulary",
     ]
+    if loses_text(data.lost):
+        lines.append(
+            f"       the tokenizer loses {data.lost:.1%} of the validation text, so that bits per"
+            " byte are not comparable, and are left out"
+        )
     for part, times in zip(data.parts, epochs, strict=False):
         lines.append(
             f"       {part.rows / BLOCK:.2%} of the rows from {part.name}, {times:.2f} epochs"

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from examples.trainer.runs.speed import GRADIENT_NORM, MFU, TOKENS_PER_SECOND
-from examples.trainer.training.evaluate import Evaluation
+from examples.trainer.training.evaluate import Evaluation, in_words, short
 
 
 class Observer:
@@ -100,8 +100,8 @@ class Display(Observer):
         self.console.print(
             f"step {step}/{self.steps}  {self.status}\n"
             f"{'':8}val loss {evaluation.val_loss:.3f}  "
-            f"perplexity {evaluation.val_perplexity:.2f}  "
-            f"bits per byte {evaluation.val_bits_per_byte:.3f}"
+            f"perplexity {short(evaluation.val_perplexity)}  "
+            f"bits per byte {in_words(evaluation.val_bits_per_byte, 3)}"
             + "".join(f"\n{'':8}{loss:.3f} {name}" for name, loss in evaluation.of_parts.items()),
             highlight=False,
         )

@@ -9,7 +9,7 @@ import jax
 import optax
 from tokenizers import Tokenizer
 
-from examples.trainer.data.tokenizer import end_id
+from examples.trainer.data.tokenizer import end_id, ids_of
 from examples.trainer.models import Forward
 from examples.trainer.models.sampling import DEFAULT, Sampling, sample_ids
 from examples.trainer.runs.metrics import METRICS, read_metrics
@@ -18,6 +18,7 @@ from examples.trainer.runs.speed import MFU, speed_of
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
+from examples.trainer.training.evaluate import in_words, short
 
 VAL_LOSS = "val_loss"
 SMOOTHED = 20  # steps averaged for the reported training loss, since single batches are noisy
@@ -48,8 +49,8 @@ def summary(records: list[dict[str, Any]]) -> str:
     lines = [
         f"training loss    {statistics.fmean(train):.4f}  (mean of the last {len(train)} steps)",
         f"validation loss  {val[VAL_LOSS]:.4f}",
-        f"perplexity       {val['val_perplexity']:.2f}",
-        f"bits per byte    {val['val_bits_per_byte']:.4f}",
+        f"perplexity       {short(val['val_perplexity'])}",
+        f"bits per byte    {in_words(val.get('val_bits_per_byte'), 4)}",
     ]
     if speeds:
         lines.append(f"tokens/s         {statistics.median(speeds):,.0f}  (median of the steps)")
@@ -68,6 +69,6 @@ def sample_text(
     key: jax.Array,
     sampling: Sampling = DEFAULT,
 ) -> str:
-    ids = [end_id(tokenizer), *tokenizer.encode(prompt).ids]
+    ids = [end_id(tokenizer), *ids_of(tokenizer, [prompt])[0]]
     new = sample_ids(forward, params, ids, tokens, model, key, sampling)
     return tokenizer.decode(ids[1:] + new, skip_special_tokens=False)

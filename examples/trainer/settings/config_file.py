@@ -5,7 +5,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,33 @@ from examples.trainer.system.errors import UserError
 
 
 class Loader(yaml.SafeLoader):
-    """YAML 1.1, but 1e-3 is a number, as in YAML 1.2."""
+    """YAML 1.1, but 1e-3 is a number, and a name stands once, as in YAML 1.2."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        once((str(key.value), None) for key, _ in node.value)
+        return super().construct_mapping(node, deep)
 
 
 Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
+
+
+def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The settings of an object of JSON; raises `ValueError` for a name that it has twice."""
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise ValueError(f"{name} stands there twice")
+        values[name] = value
+    return values
+
+
 READERS = {
     ".yaml": lambda content: yaml.load(content, Loader),
     ".yml": lambda content: yaml.load(content, Loader),
     ".toml": lambda content: tomllib.loads(content.decode()),
-    ".json": json.loads,
+    ".json": lambda content: json.loads(content, object_pairs_hook=once),
 }
 
 

@@ -203,6 +203,11 @@ def rope_base(path: Path, values: dict[str, Any]) -> float:
                 f"{path}: {key} has positions that are scaled ({kind}), and this trainer has none:"
                 " give a model without."
             )
+        if nested := next((name for name, x in part.items() if isinstance(x, dict)), None):
+            raise UserError(
+                f"{path}: {key} has positions of their own for each kind of layer, as {nested}, and"
+                " this trainer has one kind: give another model."
+            )
         given |= part
     return number(path, given, "rope_theta", ROPE_BASE)
 

@@ -39,7 +39,10 @@ def from_dict(cls: type[Settings], values: Any) -> Settings:
 
 def check(settings: Any, flag: str = "--") -> None:
     """Refuses values outside of their ranges; `flag` is what the names of all flags begin with."""
-    values = pydantic_core.to_json(dataclasses.asdict(settings))
+    try:
+        values = pydantic_core.to_json(dataclasses.asdict(settings))
+    except pydantic_core.PydanticSerializationError as error:  # of a command line
+        raise UserError(f"a flag has text that is not UTF-8 ({error}): write it as that.") from None
     try:
         pydantic.TypeAdapter(type(settings)).validate_json(values)
     except pydantic.ValidationError as error:

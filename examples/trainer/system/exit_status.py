@@ -14,11 +14,19 @@ from examples.trainer.system.errors import UserError
 def run_command(work: Callable[[], int | None], label: Callable[[], str] = str) -> int:
     """Runs `work` and returns its exit status: 0 if it has none, 2 after a `UserError`.
 
-    `label` names the process in a message.
+    `label` names the process in a message. Where nobody reads the output any more, as behind
+    `| head`, the command ends like others there: at once, and without a word.
     """
     try:
-        with files.explained("a file"):
-            return work() or 0
+        try:
+            with files.explained("a file"):
+                return work() or 0
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        with contextlib.suppress(OSError, ValueError):  # Python would flush again at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return of_signal(signal.SIGPIPE)
     except UserError as error:
         print(f"error{label()}: {error}", file=sys.stderr)
         return 2

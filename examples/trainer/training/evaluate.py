@@ -16,6 +16,9 @@ from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
 from examples.trainer.training.model_function import Loss
 
+LARGEST = 700.0  # nats; the exponential of 710 overflows
+LOST = 1e-3  # share of a text; bits per byte are then wrong in their third digit
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -24,20 +27,41 @@ class Evaluation:
     val_loss: float
     """Nats per token."""
     val_perplexity: float
-    val_bits_per_byte: float
-    """Unlike the other two, comparable between tokenizers."""
+    val_bits_per_byte: float | None
+    """Unlike the other two, comparable between tokenizers, unless they lose text: then None."""
     of_parts: dict[str, float] = field(default_factory=dict)
     """The losses of the texts of a mixture, whose mean by weight is `val_loss`."""
 
     def figures(self) -> dict[str, float]:
         """The measures by their names in `metrics.jsonl`."""
         values = dataclasses.asdict(self)
-        return values | {f"val_loss/{name}": x for name, x in values.pop("of_parts").items()}
+        values |= {f"val_loss/{name}": x for name, x in values.pop("of_parts").items()}
+        return {name: x for name, x in values.items() if x is not None}
 
 
 def bits_per_byte(nats_per_token: float, tokens: int, n_bytes: float) -> float:
     """Bits per byte of a text of `n_bytes` bytes and `tokens` tokens."""
     return nats_per_token / math.log(2) * tokens / n_bytes
+
+
+def loses_text(lost: float | None) -> bool:
+    """Whether a tokenizer loses so much that its bits per byte are not those of the text."""
+    return lost is not None and lost > LOST
+
+
+def in_words(bits: float | None, digits: int) -> str:
+    """Bits per byte, or why there are none."""
+    return "not comparable: the tokenizer loses text" if bits is None else f"{bits:.{digits}f}"
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), of at most LARGEST: more would overflow, and says nothing."""
+    return math.exp(min(loss, LARGEST))
+
+
+def short(value: float, form: str = ".2f") -> str:
+    """A number, in powers of ten where it would take a line."""
+    return format(value, form if abs(value) < 1e7 else form.replace("f", "e"))
 
 
 def make_evaluate(
@@ -54,9 +78,8 @@ def make_evaluate(
         size = math.fsum(rows * val.meta.bytes / val.meta.tokens for _, rows, val in parts) / total
         return Evaluation(
             val_loss=loss,
-            # Perplexities above exp(700) would overflow, and say nothing.
-            val_perplexity=math.exp(min(loss, 700.0)),
-            val_bits_per_byte=bits_per_byte(loss, 1, size),
+            val_perplexity=perplexity(loss),
+            val_bits_per_byte=None if loses_text(data.lost) else bits_per_byte(loss, 1, size),
             of_parts={part.name: x for part, x in zip(data.parts, found, strict=False)},
         )
 
