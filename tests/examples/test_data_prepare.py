@@ -151,6 +151,46 @@ def test_names_of_parts_stay_inside(files):
         opened(files)
 
 
+def test_a_folder_that_no_run_could_read_is_refused(files, capsys):
+    (files / "0.jsonl").rename(files / "0.txt")
+    (files / "0.txt").write_text("plain text is one document\n" * 99)
+    given = ["--paths", str(files / "0.txt"), "--val-fraction"]
+    for split, fraction in (("val", "0.001"), ("train", "0.999")):
+        assert prepared(files, *given, fraction, out=split) == 2
+        said = capsys.readouterr()
+        assert "complete" not in said.out and f"is {split} text" in said.err
+        metas = [cache.read_meta(each) for each in (files.parent / split / "parts").iterdir()]
+        assert not any(getattr(meta, split) for meta in metas)
+        names = [each.name for each in (files.parent / split / "parts").iterdir()]
+        (files.parent / split / cache.PARTS).write_text(json.dumps(names))  # by an older version
+        with pytest.raises(UserError, match="has no shard"):
+            opened(files, split)
+
+
+def test_a_file_that_was_written_again_is_tokenized_again(files, capsys):
+    assert prepared(files) == 0
+    before = opened(files).key
+    path = files / "1.jsonl"
+    path.write_text(path.read_text().replace("word1", "word2"))  # as many bytes
+    assert prepared(files) == 0
+    assert "1 of 3 files to tokenize" in capsys.readouterr().out
+    assert opened(files).key != before
+    assert prepared(files, out="new") == 0
+    assert opened(files).key == opened(files, "new").key
+
+
+@pytest.mark.parametrize("content", ["{", "", "\0" * 99, "[" * 100_000, "\ud800"])
+def test_a_damaged_plan_is_named(files, content, capsys):
+    assert prepared(files) == 0
+    path = files.parent / "out" / "plan.json"
+    path.write_bytes(content.encode(errors="surrogatepass"))
+    assert prepared(files) == 2
+    assert f"{path} is damaged" in capsys.readouterr().err
+    path.unlink()
+    assert prepared(files) == 0
+    assert "0 of 3 files to tokenize" in capsys.readouterr().out
+
+
 # Open files
 
 STAMP = Stamp("own", "5ec0de" * 10, 300)

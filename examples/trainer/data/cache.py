@@ -19,6 +19,7 @@ from examples.trainer.settings.validation import problems
 from examples.trainer.system.errors import DamagedFileError, UserError
 from examples.trainer.system.files import write_atomically
 
+META = "meta.json"
 PARTS = "parts.json"  # of a folder with a part for each file
 FORMAT = 2  # increase it when the same text and settings would give other files
 
@@ -62,6 +63,8 @@ class Meta:
     val: list[str]
     lost: float | None = None
     """As in `Dataset`; None in files of earlier versions."""
+    modified: int | None = None
+    """When the file of a part was last written, in nanoseconds."""
 
     def shards(self, folder: Path, split: str) -> dict[Path, str]:
         """The shards of `train` or `val`, and the hashes of their tokens."""
@@ -80,7 +83,7 @@ def is_complete(folder: Path, alone: bool = True) -> bool:
 
     A folder that is not `alone` has its tokenizer elsewhere.
     """
-    if not (folder / "meta.json").exists():
+    if not (folder / META).exists():
         return False
     try:
         meta = read_meta(folder)
@@ -119,14 +122,21 @@ def load_tokenizer(folder: Path, name: str) -> tuple[Tokenizer, Stamp]:
     return loaded, Stamp(name, digest, loaded.get_vocab_size())
 
 
-def finish(folder: Path, stamp: Stamp, train: Writer, val: Writer, lost: float) -> None:
+def finish(
+    folder: Path,
+    stamp: Stamp,
+    train: Writer,
+    val: Writer,
+    lost: float,
+    modified: int | None = None,
+) -> None:
     """Writes `meta.json`, which lists the files of the text; must come last."""
-    meta = Meta(stamp.name, stamp.sha256, train.written, val.written, lost)
-    write_atomically(folder / "meta.json", json.dumps(asdict(meta), indent=2).encode())
+    meta = Meta(stamp.name, stamp.sha256, train.written, val.written, lost, modified)
+    write_atomically(folder / META, json.dumps(asdict(meta), indent=2).encode())
 
 
 def read_meta(folder: Path) -> Meta:
-    path = folder / "meta.json"
+    path = folder / META
     try:
         return TypeAdapter(Meta).validate_json(path.read_bytes())
     except OSError as error:

@@ -98,7 +98,7 @@ def fill(
     cache.keep_tokenizer(folder, given or tokenizer.train(train, config.vocab_size))
     name = Path(config.tokenizer).name[:80] if given else TRAINED
     encoder, stamp = cache.load_tokenizer(folder, name)
-    writers = [Writer(folder, split, stamp) for split in ("train", "val")]
+    writers = Writer(folder, "train", stamp), Writer(folder, "val", stamp)
     back = RoundTrip(encoder)
     for writer, texts in zip(writers, (train, val), strict=True):
         for read, (text, ids) in enumerate(tokenizer.encode(encoder, texts), 1):

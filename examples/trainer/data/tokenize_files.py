@@ -10,8 +10,10 @@ import json
 import multiprocessing
 import os
 import re
+import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +26,7 @@ from examples.trainer.data.files import texts
 from examples.trainer.data.hub import is_held_out
 from examples.trainer.data.shards import Writer
 from examples.trainer.settings.validation import STRICT, Count
-from examples.trainer.system.errors import UserError
+from examples.trainer.system.errors import DamagedFileError, UserError
 from examples.trainer.system.files import write_atomically
 
 PLAN = "plan.json"
@@ -60,21 +62,44 @@ def prepare_files(asked: Preparation, say: Callable[[str], None]) -> None:
         keep_plan(asked)
         (asked.out / "parts").mkdir(exist_ok=True)
     own = sorted(inputs)[number - 1 :: parts]
-    left = [name for name in own if not cache.is_complete(asked.out / "parts" / name, alone=False)]
+    left = [name for name in own if not is_done(asked.out, name, inputs[name])]
     say(f"{len(left)} of {len(own)} files to tokenize, with {asked.workers} workers")
     os.environ["RAYON_NUM_THREADS"] = "1"  # of the tokenizer: there is a process for each core
     work = functools.partial(tokenize, asked)
     # Spawned: a copy of a process with threads may hang.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(asked.workers, max(1, len(left))), context) as pool:
+    workers = min(asked.workers, max(1, len(left)))
+    with ProcessPoolExecutor(workers, context, initializer=end_with_parent) as pool:
         waiting = {pool.submit(work, name, inputs[name]): name for name in left}
         try:
             for done in as_completed(waiting):
                 say(f"  {inputs[waiting[done]]}: {done.result():,} tokens")
+        except BrokenProcessPool:
+            raise UserError(
+                "a worker was ended from outside, as happens to processes that need too much"
+                " memory. The files that are complete are kept: give fewer --workers, or smaller"
+                " files."
+            ) from None
         except BaseException:  # what is running is finished, and nothing else is begun
             pool.shutdown(cancel_futures=True)
             raise
-    finish(asked.out, sorted(inputs), say)
+    finish(asked, inputs, say)
+
+
+def end_with_parent() -> None:
+    """Ends this process with the one that has started it, whatever ends that one."""
+    if parent := multiprocessing.parent_process():
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def is_done(out: Path, name: str, path: Path) -> bool:
+    """Whether a part is complete and its file was not written since."""
+    folder = out / "parts" / name
+    try:
+        complete = cache.is_complete(folder, alone=False)
+        return complete and cache.read_meta(folder).modified in (None, path.stat().st_mtime_ns)
+    except DamagedFileError:
+        return False
 
 
 def named(paths: tuple[str, ...]) -> dict[str, Path]:
@@ -105,7 +130,14 @@ def keep_plan(asked: Preparation) -> None:
     }
     path = asked.out / PLAN
     if path.exists():
-        if json.loads(path.read_text()) != plan:
+        try:
+            kept_plan = json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise DamagedFileError(
+                f"{path} is damaged ({error}): give another --out, or remove it to go on, if the"
+                " folder was prepared with these flags."
+            ) from None
+        if kept_plan != plan:
             raise UserError(
                 f"{asked.out} was prepared with another tokenizer, --text-field or "
                 f"--val-fraction: {path} has them. Give these, or another --out."
@@ -117,7 +149,8 @@ def keep_plan(asked: Preparation) -> None:
 
 def tokenize(asked: Preparation, name: str, path: Path) -> int:
     """Writes the shards of a file; returns the number of its tokens."""
-    folder = asked.out / "parts" / name
+    folder, modified = asked.out / "parts" / name, path.stat().st_mtime_ns
+    (folder / cache.META).unlink(missing_ok=True)  # of an earlier text
     encoder, stamp = cache.load_tokenizer(asked.out, Path(asked.tokenizer).name[:80])
     writers = train, val = Writer(folder, "train", stamp), Writer(folder, "val", stamp)
     back, read, count = tokenizer.RoundTrip(encoder), 0, 0
@@ -135,15 +168,23 @@ def tokenize(asked: Preparation, name: str, path: Path) -> int:
         for writer in writers:
             if writer.n_tokens:
                 writer.flush(read)
-        cache.finish(folder, stamp, train, val, back.share)
+        cache.finish(folder, stamp, train, val, back.share, modified)
     return count
 
 
-def finish(out: Path, names: list[str], say: Callable[[str], None]) -> None:
+def finish(asked: Preparation, inputs: dict[str, Path], say: Callable[[str], None]) -> None:
     """Names the parts if all are complete; several processes may do so at the same time."""
-    left = [name for name in names if not cache.is_complete(out / "parts" / name, alone=False)]
-    if left:
-        say(f"{len(left)} files are left to other parts.")
+    out, names = asked.out, sorted(inputs)
+    if left := sum(not is_done(out, name, inputs[name]) for name in names):
+        say(f"{left} files are left to other parts.")
         return
+    metas = [cache.read_meta(out / "parts" / name) for name in names]
+    for split in ("train", "val"):
+        if not any(getattr(meta, split) for meta in metas):
+            raise UserError(
+                f"none of the documents is {split} text with --val-fraction {asked.val_fraction:g},"
+                " so that no run could read them. Give more documents (rows of .jsonl or .parquet;"
+                " a plain text is one), or another fraction with another --out."
+            )
     write_atomically(out / cache.PARTS, json.dumps(names, indent=1).encode())
     say(f"complete: --data.source prepared --data.paths {out}")
