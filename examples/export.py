@@ -34,6 +34,7 @@ def export(
     overwrite: bool = False,
     mesh: str = "",
     weights: Weights = "last",
+    checkpoint_dir: str = "",
 ) -> str:
     """Writes a trained model as a folder that transformers and --init-from read.
 
@@ -49,10 +50,11 @@ def export(
       mesh: how devices are arranged, as data=2,fsdp=4; empty: all of them on fsdp.
       weights: ema: their exponential moving average, of a run with --ema; tail: their mean over its
         last steps, of a run with --tail.
+      checkpoint_dir: the --checkpoint-dir that the run began with, if it had one.
     """
     if shard_bytes < 1:
         raise UserError(f"--shard-bytes is {shard_bytes}: give at least 1.")
-    model = trained.load(CheckpointRef(run, step, mesh, weights))
+    model = trained.load(CheckpointRef(run, step, mesh, weights, checkpoint_dir))
     network = model.config.model
     kind = dtype or network.param_dtype
     if merged:

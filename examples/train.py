@@ -42,8 +42,10 @@ def run(argv: Sequence[str]) -> int:
     try:
         processes.join(asked.machine)
         return launch(asked, preset)
-    except jax.errors.JaxRuntimeError as error:
-        if not jax.distributed.is_initialized():
+    except Exception as error:
+        of_network = isinstance(error, ConnectionError | TimeoutError)
+        said = isinstance(error, UserError | OSError) and not of_network
+        if said or not jax.distributed.is_initialized():
             raise
         processes.exit_without_others(error)
 

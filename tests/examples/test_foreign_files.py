@@ -6,11 +6,15 @@ import shutil
 
 import pytest
 
-from examples import generate, perplexity
+from examples import export, generate, perplexity
 from examples.train import main
+from examples.trainer.data import hub
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
-from examples.trainer.runs import integrity
+from examples.trainer.runs import integrity, places
+from examples.trainer.settings import config_file
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.system import optional_packages, patterns
 from tests.support.trainer import STEPS, train
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -83,7 +87,81 @@ def test_checkpoints_of_earlier_versions_are_not_bound(copy):
     assert trained.load(CheckpointRef(copy)).step == STEPS
 
 
+# What config.json may not decide
+
+
+def changed(copy, part, **changes):
+    """Changes settings in config.json, as who has made the folder can."""
+    path = copy / "config.json"
+    content = json.loads(path.read_text())
+    (content["config"][part] if part else content["config"]).update(changes)
+    path.write_text(json.dumps(content))
+
+
+def test_no_file_names_a_bucket(copy, text, tmp_path, capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(optional_packages, "load", lambda *args: asked.append(args))
+    monkeypatch.setattr(places.epath, "Path", lambda *args: asked.append(args))
+    changed(copy, "", checkpoint_dir="gs://foreign/x")
+    exported = lambda argv: export.main([*argv, str(tmp_path / "out")])  # noqa: E731
+    commands = {
+        main: [["--resume", copy], ["--resume", copy, "--steps", "99"],
+               ["--from-run", copy, "--name", "y"], ["--from-run", f"{copy}:8", "--name", "y"]],
+        generate.main: [[copy], [copy, "--checkpoint-dir", "gs://foreign/y"]],
+        perplexity.main: [[copy, "--texts", text]],
+        exported: [[copy]],
+    }  # fmt: skip
+    for command, all_argv in commands.items():
+        for argv in all_argv:
+            assert command(list(map(str, argv))) == 2
+            shown = capsys.readouterr().err
+            assert "has the checkpoints in gs://foreign/x" in shown and "Traceback" not in shown
+    assert not asked
+    found = config_file.read(copy / "config.json", RunConfig(runs_dir="mine"))
+    assert (found.checkpoint_dir, found.runs_dir) == ("", "mine")
+    with pytest.raises(TypeError):  # what the flag names is asked
+        generate.main([str(copy), "--checkpoint-dir", "gs://foreign/x"])
+    assert asked
+
+
+@pytest.mark.parametrize("part", ["optimizer", "model"])
+def test_a_slow_pattern_ends(copy, part, capsys, monkeypatch):
+    monkeypatch.setattr(patterns, "SECONDS", 0.2)
+    slow = r"^(.|[a-z0-9/_]|\w)*!$"
+    is_lora = part == "model"
+    new = {"lora": {"rank": 2, "alpha": 1.0, "targets": slow}} if is_lora else {"train_only": slow}
+    changed(copy, part, **new)
+    changed(copy, "", init_from=str(copy))
+    assert "to search this takes for ever" in said(capsys, "resume", copy)
+    assert not is_lora or "to search this takes for ever" in said(capsys, "sample", copy)
+
+
+def test_a_resume_asks_the_hub_for_no_dataset(copy, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(hub, "open_stream", lambda source: pytest.fail("was asked"))
+    for name, mixture in (("who/knows", ()), ("", ("hub:who/knows=1",))):
+        changed(copy, "data", paths=(), hub=name, mixture=mixture)
+        assert "A resume does not ask the hub" in said(capsys, "resume", copy)
+
+
 # Links, pipes and devices
+
+
+@pytest.mark.parametrize("name", ["profile", "tensorboard", "wandb/run-1", "checkpoints"])
+def test_no_folder_of_a_run_is_a_link_out_of_it(copy, tmp_path, name, capsys):
+    (tmp_path / "mine").mkdir()
+    (copy / name).parent.mkdir(exist_ok=True)
+    shutil.rmtree(copy / "checkpoints" / LAST)
+    shutil.rmtree(copy / name, ignore_errors=True)
+    (copy / name).symlink_to(tmp_path / "mine")
+    assert f"{copy / name} is a link, a pipe" in said(capsys, "resume", copy, "--profile", "20:21")
+    assert not list((tmp_path / "mine").iterdir())
+
+
+def test_links_inside_a_run_are_followed(copy):
+    (copy / "wandb" / "run-1").mkdir(parents=True)
+    (copy / "wandb" / "latest-run").symlink_to("run-1")  # as wandb makes it
+    assert main(["--resume", str(copy)]) == 0
 
 
 @pytest.mark.parametrize("name", ["lock", "metrics.jsonl"])
@@ -95,14 +173,6 @@ def test_files_that_are_links_are_not_followed(copy, tmp_path, name, capsys):
     shutil.rmtree(copy / "checkpoints" / LAST)  # so that there are steps to write
     assert f"{copy / name} is a link, a pipe or a device" in said(capsys, "resume", copy)
     assert mine.read_text() == ""
-
-
-def test_checkpoints_that_are_a_link_are_refused(copy, tmp_path, capsys):
-    mine = tmp_path / "mine"
-    shutil.copytree(copy / "checkpoints", mine)
-    shutil.rmtree(copy / "checkpoints")
-    (copy / "checkpoints").symlink_to(mine)
-    assert "is a link, a pipe or a device" in said(capsys, "resume", copy)
 
 
 def test_foreign_folders_with_numbers_are_not_deleted(copy, capsys):

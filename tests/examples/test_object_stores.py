@@ -68,13 +68,19 @@ def test_a_run_saves_to_a_bucket_stops_and_goes_on(bucket, text, tmp_path, train
             assert train(text, tmp_path, *flags) == 130
         run = tmp_path / "x"
         assert not (run / "checkpoints").exists()
-        assert main(["--resume", str(run)]) == 0
+        assert main(["--resume", str(run)]) == 2  # only a flag names a bucket
+        assert f"--checkpoint-dir {bucket}" in capsys.readouterr().out
+        assert main(["--resume", str(run), *flags[2:]]) == 0
         assert losses(run) == losses(trained_run)
-        found, expected = (trained.load(CheckpointRef(x)) for x in (run, trained_run))
+        found, expected = (
+            trained.load(CheckpointRef(x, checkpoint_dir=y))
+            for x, y in ((run, bucket), (trained_run, ""))
+        )
         assert found.step == STEPS
         jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
-        assert generate.main([str(run), "--tokens", "5"]) == 0
-        assert main(["--from-run", f"{run}:{STEPS}", "--name", "y", "--steps", "26"]) == 0
+        assert generate.main([str(run), "--tokens", "5", *flags[2:]]) == 0
+        more = ["--name", "y", "--steps", "26", *flags[2:]]
+        assert main(["--from-run", f"{run}:{STEPS}", *more]) == 0
         capsys.readouterr()
         assert train(text, tmp_path / "elsewhere", *flags) == 2
         assert "gs://bucket/runs/x has checkpoints of another run" in capsys.readouterr().err

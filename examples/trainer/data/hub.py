@@ -36,11 +36,12 @@ def prepare(
         if not cache.is_complete(folder):
             if not stream:
                 raise UserError(
-                    f"{folder} has not all tokens of {source.title} yet, and all processes would "
-                    "wait while one makes them. Make them before, on one machine: python -m "
+                    f"{folder} has not all tokens of {source.title} yet. A resume does not ask the "
+                    "hub for what a file names, and of several processes all would wait while one "
+                    "makes them. Make them before, on one machine: python -m "
                     f"examples.data {source.flags} --tokens {config.tokens:g} --tokenizer "
                     f"{config.tokenizer or TOKENIZER} --val-fraction {config.val_fraction:g}. "
-                    "Or give --tokenize to wait."
+                    "Or give --tokenize."
                 )
             with cache.writing(folder):
                 fill(folder, config, source, root, say)

@@ -39,6 +39,8 @@ class CheckpointRef:
     weights: Weights = "last"
     """ema: their exponential moving average, of a run with --ema; tail: their mean over its last
     steps, of a run with --tail."""
+    checkpoint_dir: str = ""
+    """The --checkpoint-dir that the run began with, if it had one."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class TrainedModel:
 
 def load(checkpoint: CheckpointRef) -> TrainedModel:
     """Reads the parameters of a checkpoint onto a mesh, and nothing else of it."""
-    config, data_key = folder.reopen(checkpoint.run)
+    config, data_key = folder.reopen(checkpoint.run, checkpoint.checkpoint_dir)
     tokenizer = folder.read_tokenizer(checkpoint.run)
     metadata = folder.metadata_of(checkpoint.run, config, data_key)
     # The run may have asked for a kernel that this machine lacks.
@@ -105,7 +107,7 @@ def averaged(
 
 def load_momenta(checkpoint: CheckpointRef) -> tuple[int, dict[str, jax.Array]]:
     """The step of a checkpoint, and the momentum of each matrix by the path of its parameter."""
-    config, data_key = folder.reopen(checkpoint.run)
+    config, data_key = folder.reopen(checkpoint.run, checkpoint.checkpoint_dir)
     program = make_program(
         model=config.model,
         rule=config.optimizer,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,7 +30,8 @@ def resolved(config: RunConfig) -> RunConfig:
     if not config.name:
         raise UserError("--from-run makes a new run: give it a name with --name.")
     run, step = origin(config.from_run)
-    there = places.saved_steps(places.checkpoints(run, run_folder.reopen(run)[0]))
+    theirs, _ = reopen(config, run)
+    there = places.saved_steps(places.checkpoints(run, theirs))
     step = max(there, default=0) if step is None else step
     if step not in there:
         raise UserError(
@@ -44,10 +46,15 @@ def resolved(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, from_run=f"{run}:{step}")
 
 
+def reopen(config: RunConfig, run: Path) -> tuple[RunConfig, str]:
+    """The settings of the other run, whose checkpoints are in its folder or beside the new ones."""
+    return run_folder.reopen(run, "", config.checkpoint_dir)
+
+
 def check(setup: TrainingSetup) -> None:
     """Refuses another tokenizer, and flags that change the arrays of the state."""
     run, _ = origin(setup.config.from_run)
-    theirs, _ = run_folder.reopen(run)
+    theirs, _ = reopen(setup.config, run)
     words = run_folder.read_tokenizer(run)
     if words.to_str() != setup.dataset.tokenizer.to_str():
         raise UserError(
@@ -82,7 +89,7 @@ def state_of(setup: TrainingSetup) -> TrainState:
     """The parameters and the state of the optimizer of the other run, with a key of this one."""
     abstract = setup.program.abstract
     run, step = origin(setup.config.from_run)
-    theirs, data_key = run_folder.reopen(run)
+    theirs, data_key = reopen(setup.config, run)
     metadata = run_folder.metadata_of(run, theirs, data_key)
     parts = {"params": abstract.params, "opt_state": abstract.opt_state}
     _, found = restore_parts(places.checkpoints(run, theirs), step, parts, metadata)

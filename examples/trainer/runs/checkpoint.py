@@ -191,6 +191,8 @@ def explained(what: str, advice: str = "") -> Generator[None]:
     except (jax.errors.JaxRuntimeError, UserError):  # another process has ended; said already
         raise
     except Exception as error:  # of the disk, of Orbax, of TensorStore: no common class
+        if jax.process_count() > 1 and processes.is_joint(error):
+            raise
         advice = advice or f"To do: {files.remedy(error)}, and resume."
         raise UserError(f"{what}: {reason(error)}\n{advice}") from error
 

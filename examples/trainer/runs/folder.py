@@ -40,9 +40,10 @@ def choose_folder(config: RunConfig, preset: str) -> Path:
     return next(root / name for name in names if not (root / name).exists())
 
 
-def resume_command(folder: Path, mesh: str = "") -> str:
+def resume_command(folder: Path, mesh: str = "", bucket: str = "") -> str:
     on = f" --mesh {mesh}" if mesh else ""
-    return f"python -m examples.train --resume {shlex.quote(str(folder))}{on}"
+    there = f" --checkpoint-dir {shlex.quote(bucket)}" if bucket else ""
+    return f"python -m examples.train --resume {shlex.quote(str(folder))}{on}{there}"
 
 
 def create(folder: Path, config: RunConfig, dataset: Dataset) -> None:
@@ -116,7 +117,24 @@ def metadata_of(folder: Path, config: RunConfig, data_key: str) -> Callable[[int
     }
 
 
-def reopen(folder: Path) -> tuple[RunConfig, str]:
+def reopen(folder: Path, *buckets: str) -> tuple[RunConfig, str]:
+    """The settings of a run, and the key of its text.
+
+    `buckets` are what flags say of `--checkpoint-dir`: a file alone may not send anyone to one.
+    """
+    config, data_key = read_config(folder)
+    if config.checkpoint_dir not in (buckets or ("",)):
+        given = next(filter(None, buckets), "not given")
+        raise UserError(
+            f"{folder / CONFIG} has the checkpoints in"
+            f" {config.checkpoint_dir or 'the folder of the run'}, and --checkpoint-dir is {given}:"
+            " give it, or leave it out, as there. A bucket is used with your credentials, so that"
+            " no file alone may name one: give the flag only for a bucket that you trust."
+        )
+    return config, data_key
+
+
+def read_config(folder: Path) -> tuple[RunConfig, str]:
     path = folder / CONFIG
     files.check_regular(path)
     try:

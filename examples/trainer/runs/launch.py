@@ -47,7 +47,8 @@ def launch(asked: NewRun | Resume, preset: str) -> int:
     processes.connect(setup.mesh)
     if isinstance(asked, NewRun):
         processes.first_then_others(lambda: run_folder.create(folder, setup.config, setup.dataset))
-    resume = f"continue with\n  {run_folder.resume_command(folder, asked.machine.mesh)}"
+    again = run_folder.resume_command(folder, asked.machine.mesh, setup.config.checkpoint_dir)
+    resume = f"continue with\n  {again}"
     try:
         with files.explained(f"a file of {folder}", "use", f"Then {resume}"):
             with only_writer(folder, console.print):
@@ -78,7 +79,8 @@ def prepare_run(
         config = branches.resolved(config)
         places.refuse_taken(folder, config)
     else:
-        folder, (config, data_key) = asked.resume, run_folder.reopen(asked.resume)
+        folder = asked.resume
+        config, data_key = run_folder.reopen(folder, asked.checkpoint_dir)
         try:
             check(config)
         except UserError as error:
@@ -93,7 +95,8 @@ def prepare_run(
     machine_settings.check(asked.machine, config.steps)
     trackers.check(asked.machine.tracker)
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
-    stream = asked.machine.tokenize or jax.process_count() == 1
+    alone = jax.process_count() == 1 and isinstance(asked, NewRun)
+    stream = asked.machine.tokenize or alone
     setup = assemble(config, prepare(config.data, console.print, stream), mesh)
     ids_of(setup.dataset.tokenizer, [config.prompt])  # refused before the run, not after it
     if config.init_from and isinstance(asked, NewRun):

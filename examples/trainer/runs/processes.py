@@ -4,7 +4,9 @@ import functools
 import hashlib
 import itertools
 import os
+import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar, cast
 
@@ -20,6 +22,8 @@ from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
 
 SHUTDOWN_SECONDS = 10  # how long a failed process waits for the others to end
+JOINT = re.compile(r"[A-Z_]+: .*(Gloo|NCCL|coordination|barrier|by peer)", re.I | re.S)
+"""The text of an error, after its status, of those that wait for each other."""
 LONGEST_TEXT = 4096  # bytes; the longest path on Linux
 
 Result = TypeVar("Result")
@@ -119,8 +123,19 @@ def sums(mesh: Mesh) -> list[Callable[[jax.Array], jax.Array]]:
     return found
 
 
-def exit_without_others(error: jax.errors.JaxRuntimeError) -> NoReturn:
-    """Ends this process after a joint computation failed, usually because another one ended."""
+def is_joint(error: Exception) -> bool:
+    """Whether a joint computation failed, whose errors are not all of JAX's own class."""
+    return isinstance(error, jax.errors.JaxRuntimeError) or bool(JOINT.match(str(error)))
+
+
+def exit_without_others(error: Exception) -> NoReturn:
+    """Ends this process after an error that the others do not know of, without waiting for them.
+
+    After a joint computation failed, usually because another process ended, it says so.
+    """
+    if not is_joint(error):
+        traceback.print_exception(error)
+        exit_status.leave_at_once(1)
     message = (str(error).splitlines() or [""])[0]
     print(
         f"error{process_label()}: a computation of all processes failed, as it does when one of "

@@ -1,5 +1,6 @@
 """The display during training: a live bar, or plain lines without a terminal."""
 
+import statistics
 import time
 from typing import Any
 
@@ -52,6 +53,8 @@ class Display(Observer):
         self.console = console
         self.steps = steps
         self.first: tuple[int, float] | None = None
+        self.speeds: dict[str, list[float]] = {}
+        """Of the steps since the last line, which has medians: single steps differ much."""
         self.status = "compiling ..."
         self.bar = Progress(
             TextColumn("step"),
@@ -79,6 +82,9 @@ class Display(Observer):
         now = time.monotonic()
         if self.first is None:  # timing starts here, so that compilation does not count
             self.first = (step, now)
+        for name in {TOKENS_PER_SECOND, MFU}.intersection(figures):
+            self.speeds.setdefault(name, []).append(figures[name])
+        figures = figures | {name: statistics.median(x) for name, x in self.speeds.items()}
         self.status = f"{in_short(figures)}  {self.time_left(step, now)}"
         self.bar.update(self.task, completed=step, status=self.status)
 
@@ -97,6 +103,7 @@ class Display(Observer):
         self.console.print(f"step {step}/{self.steps}  gradient {norm:.4g} > {bound:.4g}: left out")
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        self.speeds.clear()
         self.console.print(
             f"step {step}/{self.steps}  {self.status}\n"
             f"{'':8}val loss {evaluation.val_loss:.3f}  "

@@ -36,7 +36,7 @@ def only_writer(folder: Path, say: Callable[[str], None]) -> Generator[None]:
 def take(lock: FileLock, folder: Path, say: Callable[[str], None]) -> None:
     """Locks without waiting, and writes into the file that this process does."""
     path = folder / LOCK
-    files.check_no_link(path)
+    files.check_inside(folder)
     holder = path.read_text()[:200].strip() if path.exists() else ""
     try:
         lock.acquire(blocking=False)

@@ -1,10 +1,15 @@
 """The command line of the trainer: a preset or recipe with flags, or a run to continue."""
 
+import contextlib
+import dataclasses
 import difflib
+import io
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -74,6 +79,8 @@ class Resume:
     """The learning rates of a run that is extended. stretch: from its last checkpoint on those of a
     run that had the new steps from the start; again: the peak for a share of hold_share of the
     steps that are left, then a linear fall."""
+    checkpoint_dir: str = ""
+    """The --checkpoint-dir that the run began with, if it had one."""
     machine: Annotated[MachineConfig, Unprefixed] = DEFAULT_MACHINE
 
 
@@ -127,10 +134,27 @@ def choose_preset(
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         words.insert(0, DEFAULT_PRESET)
     check_preset(words[0])
-    command = tyro.extras.overridable_config_cli(
-        presets, args=words, prog=program, description=description
-    )
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            command = tyro.extras.overridable_config_cli(
+                presets, args=words, prog=program, description=description
+            )
+    except SystemExit:
+        if "Unrecognized options" in said.getvalue():  # of which tyro lists the help of many
+            check_flags(words, dataclasses.asdict(presets[words[0]][1]))
+        sys.stderr.write(said.getvalue())
+        raise
     return command, words[0]
+
+
+def check_flags(words: Sequence[str], settings: dict[str, Any]) -> None:
+    """Refuses the first flag that is none, with those that are like it."""
+    names = (re.sub(r"^(config|machine)\.", "", name) for name in config_file.names(settings))
+    known = [f"--{name.replace('_', '-')}" for name in names]
+    for flag in (word.split("=")[0] for word in words if word.startswith("--")):
+        if near := () if flag in known else difflib.get_close_matches(flag, known, n=3):
+            raise UserError(f"there is no flag {flag}: did you mean {' or '.join(near)}?")
 
 
 def check_preset(word: str) -> None:

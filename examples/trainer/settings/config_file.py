@@ -59,7 +59,14 @@ def read(path: Path, base: RunConfig) -> RunConfig:
         values = values["config"]
         check_names(path, values, base)
         # What an older run lacks has the value that it had then, not that of a preset.
-        return dataclasses.replace(settings(path, values), name="", from_run="", earlier_steps=())
+        return dataclasses.replace(
+            settings(path, values),
+            name="",
+            from_run="",
+            runs_dir=base.runs_dir,
+            checkpoint_dir=base.checkpoint_dir,
+            earlier_steps=(),
+        )
     check_names(path, values, base)
     return settings(path, merged(dataclasses.asdict(base), values))
 

@@ -43,7 +43,8 @@ class MachineConfig:
     tracker: tuple[TrackerName, ...] = ()
     """Dashboards that get the figures of metrics.jsonl too."""
     tokenize: bool = False
-    """With several processes, let the first one make the tokens of FineWeb while all wait."""
+    """Stream what is missing of FineWeb or a dataset of the hub: with several processes, the first
+    one while all wait; and in a resume, whose folder may name any dataset."""
     checkpoint_minutes: FiniteOrZero = 15.0
     """Minutes between checkpoints, beside those by steps; 0 for none by time."""
     eval_minutes: FiniteOrZero = 0.0

@@ -56,6 +56,16 @@ def check_no_link(path: Path) -> None:
         )
 
 
+def check_inside(folder: Path) -> None:
+    """Refuses links that lead out of a folder, at any depth, and pipes and devices in it."""
+    root = folder.resolve()
+    for above, folders, names in os.walk(folder):
+        for path in (Path(above, name) for name in (*folders, *names)):
+            inside = Path(os.path.realpath(path)).is_relative_to(root)
+            if not (path.is_symlink() and inside):
+                check_no_link(path)
+
+
 def check_regular(path: Path) -> None:
     """Refuses a pipe or a device, reading which may never end."""
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
