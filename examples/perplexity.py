@@ -66,7 +66,7 @@ def perplexity(
 
     Args:
       checkpoint: the model.
-      paths: text files, or folders of .txt, .md, .py, .jsonl and .parquet.
+      paths: text files, or folders of .txt, .md, .py, .jsonl, .ndjson and .parquet.
       text_field: field of .jsonl and .parquet rows that holds the text.
       max_bytes: read at most this much.
       batch_size: number of windows at a time.

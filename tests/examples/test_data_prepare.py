@@ -163,7 +163,7 @@ def test_a_folder_that_no_run_could_read_is_refused(files, capsys):
         assert not any(getattr(meta, split) for meta in metas)
         names = [each.name for each in (files.parent / split / "parts").iterdir()]
         (files.parent / split / cache.PARTS).write_text(json.dumps(names))  # by an older version
-        with pytest.raises(UserError, match="has no shard"):
+        with pytest.raises(UserError, match=f"{split} has no {split} text"):
             opened(files, split)
 
 

@@ -2,19 +2,25 @@
 
 import dataclasses
 import gzip
+import io
 import json
+import math
 import threading
 import unittest.mock
 
 import jax
 import pytest
+from rich.console import Console
 
 from examples.trainer.data.prefetch import prefetch
 from examples.trainer.runs import speed, summary
 from examples.trainer.runs.metrics import read_metrics
+from examples.trainer.runs.progress import Display
+from examples.trainer.runs.speed import GRADIENT_NORM, MFU, TOKENS_PER_SECOND
 from examples.trainer.settings import machine as machine_settings
 from examples.trainer.settings.machine import MachineConfig
 from examples.trainer.system.errors import UserError
+from examples.trainer.training.evaluate import Evaluation
 from tests.support.trainer import STEPS, losses_are, train, wait_for
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -134,3 +140,16 @@ def test_what_reading_raises_is_raised_where_the_batch_is_needed():
         assert next(ahead) == 0
         with pytest.raises(OSError, match="the disk is gone"):
             next(ahead)
+
+
+def test_a_line_of_progress_has_medians_since_the_last_line():
+    display = Display(Console(file=io.StringIO()), 10)
+    evaluation = Evaluation(1.0, math.e, 1.0)
+    expected = {1: "7", 2: "70", 3: "7", 4: "100", 5: "1,050"}
+    for step, rate in enumerate((7.0, 133.0, 7.0, 100.0, 2000.0), 1):
+        figures = {"train_loss": 1.0, GRADIENT_NORM: 1.0, TOKENS_PER_SECOND: rate, MFU: rate}
+        display.trained(step, figures)
+        assert f" {expected[step]} tokens/s" in display.status
+        assert f"MFU {float(expected[step].replace(',', '')):.1f}%" in display.status
+        if step == 3:
+            display.evaluated(step, evaluation)

@@ -174,14 +174,16 @@ def joined(folder: Path, metas: dict[Path, Meta], name: str, verify: bool) -> Da
     loaded, stamp = load_tokenizer(folder, name)
     if any(meta.tokenizer_sha256 != stamp.sha256 for meta in metas.values()):
         raise DamagedFileError(f"{folder / 'tokenizer.json'} is truncated or from elsewhere.")
-    train, val = (
-        open_shards(
-            {p: x for part, meta in metas.items() for p, x in meta.shards(part, split).items()},
-            stamp,
-            verify,
-        )
-        for split in ("train", "val")
-    )
+    found = []
+    for split in ("train", "val"):
+        shards = {p: x for part, meta in metas.items() for p, x in meta.shards(part, split).items()}
+        if not shards:
+            raise UserError(
+                f"{folder} has no {split} text, as it had too few documents to hold one out:"
+                " prepare more of them, or with another --val-fraction."
+            )
+        found.append(open_shards(shards, stamp, verify))
+    train, val = found
     content = f"{stamp.sha256} {train.meta.sha256} {val.meta.sha256}"
     key = hashlib.sha256(content.encode()).hexdigest()[:16]
     known = [meta.lost for meta in metas.values() if meta.lost is not None and meta.val]

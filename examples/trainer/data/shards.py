@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from examples.trainer.data.loader import Joined, Tokens, TokensMeta
 from examples.trainer.settings.validation import problems
-from examples.trainer.system.errors import DamagedFileError, UserError
+from examples.trainer.system.errors import DamagedFileError
 from examples.trainer.system.files import write_atomically
 
 MAGIC = b"optax_muonplus tokens, version 1\n"
@@ -181,11 +181,6 @@ def open_shards(expected: dict[Path, str], stamp: Stamp, verify: bool) -> Tokens
     most HASHED_BYTES, or if `verify` is true. A file that has changed raises `DamagedFileError`
     with its name.
     """
-    if not expected:
-        raise UserError(
-            "one of training and validation text has no shard, as too few documents were there to"
-            " hold one out: prepare more, or with a larger --val-fraction."
-        )
     metas = {path: read_header(path, stamp).tokens for path in expected}
     for path, meta in metas.items():
         if meta.sha256 != expected[path]:

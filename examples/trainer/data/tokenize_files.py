@@ -41,7 +41,7 @@ class Preparation:
     out: Path
     """Folder for the tokens; the same command continues in it, with the files that are left."""
     paths: tuple[str, ...]
-    """Text files, or folders searched for .txt, .md, .py, .jsonl and .parquet."""
+    """Text files, or folders searched for .txt, .md, .py, .jsonl, .ndjson and .parquet."""
     tokenizer: str
     """gpt2, llama2 or a tokenizer.json."""
     text_field: str = "text"

@@ -142,7 +142,8 @@ def choose_preset(
             )
     except SystemExit:
         if "Unrecognized options" in said.getvalue():  # of which tyro lists the help of many
-            check_flags(words, dataclasses.asdict(presets[words[0]][1]))
+            settings: Any = presets[words[0]][1]
+            check_flags(words, dataclasses.asdict(settings))
         sys.stderr.write(said.getvalue())
         raise
     return command, words[0]

@@ -23,8 +23,8 @@ class DataConfig:
     prepared: the folder that `python -m examples.data prepare` has made; bin: tokens in .bin files
     of paths, as nanoGPT or modded-nanogpt writes them."""
     paths: tuple[str, ...] = ()
-    """Text files, or folders searched for .txt, .md, .py, .jsonl and .parquet; empty: Python's
-    standard library."""
+    """Text files, or folders searched for .txt, .md, .py, .jsonl, .ndjson and .parquet; empty:
+    Python's standard library."""
     hub: Annotated[str, tyro.conf.arg(metavar="NAME[:CONFIG[:SPLIT]]")] = ""
     """In the place of source: a dataset of the Hugging Face hub, streamed; NAME::SPLIT for one that
     has no configurations. The split is train by default."""
