@@ -36,7 +36,7 @@ class Measured:
     tokens: int
     """Predicted tokens: all but the first."""
     bytes: int
-    lost: float = 0.0
+    lost: float | None = None
     """The share of the text that its tokens do not give back."""
 
     def __str__(self) -> str:

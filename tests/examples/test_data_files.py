@@ -85,6 +85,7 @@ READ = {"A.JSONL": LINES, "a.ndjson": LINES, "B.Ndjson": LINES, "c.PARQUET": Non
 REFUSED = {
     "a.txt": (LINES, "is no plain text, but JSON"),
     "A.TXT": (LINES[:-40], "is no plain text, but JSON"),
+    "bom.text": ("\xef\xbb\xbf" + LINES, "is no plain text, but JSON"),
     "no_suffix": (LINES, r"has to end in \.jsonl"),
     "a.json": (LINES, "is no plain text, but JSON"),
     "B.JSON": (json.dumps(ROWS, indent=1), "write it as .jsonl"),

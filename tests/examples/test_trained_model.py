@@ -65,7 +65,7 @@ def test_run_without_checkpoints_or_tokenizer_is_refused(trained_run, tmp_path):
         (generate, ["--step", "7"], "no checkpoint of --step 7: there are those of 16, 24"),
         (perplexity, ["--texts"], "--texts is empty"),
         (perplexity, ["--texts", "nowhere.txt"], "nowhere.txt does not exist"),
-        (perplexity, ["--texts", "{empty}"], "no text in these files"),
+        (perplexity, ["--texts", "{empty}", "--max-bytes", str(2**70)], "no text in these files"),
     ],
 )
 def test_impossible_requests_are_refused(trained_run, tmp_path, capsys, command, flags, words):

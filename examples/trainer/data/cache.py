@@ -127,7 +127,7 @@ def finish(
     stamp: Stamp,
     train: Writer,
     val: Writer,
-    lost: float,
+    lost: float | None,
     modified: int | None = None,
 ) -> None:
     """Writes `meta.json`, which lists the files of the text; must come last."""

@@ -5,7 +5,7 @@ What a file is says its suffix in any case, and its content, so that no table is
 
 import codecs
 import json
-import sys
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +77,7 @@ def check_known(path: Path) -> bytes:
 
 def is_json(text: str) -> bool:
     """Whether a text is JSON, or its lines are, of which the last may be cut."""
+    text = text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")  # a mark of the order of bytes
     if not text.lstrip().startswith(("{", "[")):
         return False
     lines = [line for line in text.split("\n", LOOK)[:LOOK] if line.strip()]
@@ -93,7 +94,7 @@ def parses(text: str) -> bool:
 def decode(path: Path, size: int) -> str:
     """The first `size` bytes of a text file, exactly; raises `UnicodeDecodeError`, `OSError`."""
     with path.open("rb") as file:
-        content = file.read(min(size, sys.maxsize))
+        content = file.read(min(size, os.fstat(file.fileno()).st_size + 1))
     # An incomplete character is dropped at the limit, but is an error at the end of the file.
     decoder = codecs.getincrementaldecoder("utf-8")()
     return decoder.decode(content, final=len(content) < size)

@@ -139,9 +139,9 @@ class RoundTrip:
             self.lost += sum(len(line.encode()) for line, back in pairs if not same(back, line))
 
     @property
-    def share(self) -> float:
-        """The share of the text that is lost."""
-        return self.lost / max(1, self.bytes)
+    def share(self) -> float | None:
+        """The share of the text that is lost; None without a text."""
+        return self.lost / self.bytes if self.bytes else None
 
 
 def same(decoded: str, text: str) -> bool:
