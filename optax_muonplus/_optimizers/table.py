@@ -26,6 +26,7 @@ from optax_muonplus._parameters import (
     remarks,
     resolve,
     without_numbers,
+    without_static,
 )
 from optax_muonplus.matrices import (
     Norm,
@@ -71,7 +72,8 @@ def describe(
     of the state of each group, on a mesh also those on one device.
 
     Args:
-      params: parameters, or their shapes from ``jax.eval_shape``.
+      params: parameters, or their shapes from ``jax.eval_shape``; also a whole Equinox model, of
+        which only the arrays are read.
       muon_weight_dimension_numbers: as in ``muonplus``, like the following.
       norm: the normalization.
       match_frobenius: whether the Frobenius norm is restored after it.
@@ -97,7 +99,7 @@ def describe(
     }
     idle = without_effect({**scaling, **others})
     dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
-    tree = resolve(params, dims, sharding, strict=False)
+    tree = resolve(without_static(params), dims, sharding, strict=False)
     shardings = tree.all_shardings()
     on_mesh = any(shardings)
     scale = ScaleByShape(**scaling)

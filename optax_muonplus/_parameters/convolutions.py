@@ -53,7 +53,7 @@ def is_grouped(module: Mapping[str, Shape], own: str) -> bool:
     *_, inputs, outputs = module[own]
     name = re.sub(r"\d+(?=\D*$)", lambda number: str(int(number[0]) - 1), own)
     unnumbered = name.replace("_0/", "/")  # as Keras calls the first
-    *_, others, given = module.get(name, module.get(unnumbered, (1, 1)))
+    *_, others, given = module.get(name) or module.get(unnumbered) or (1, 1)
     groups = given // inputs
     return groups > 1 < inputs != others and given % inputs == 0 and outputs % groups == 0
 

@@ -1,6 +1,5 @@
 """One record for each leaf of a tree of parameters or updates, resolved once."""
 
-import contextvars
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -9,8 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from optax_muonplus._parameters.dimension_numbers import matrix_view
-from optax_muonplus._parameters.given_rules import by_rules
-from optax_muonplus._parameters.given_trees import by_path, has_masks, is_function
+from optax_muonplus._parameters.given_trees import by_path, is_function
 from optax_muonplus._parameters.heads import PerHead
 from optax_muonplus._parameters.matrix_view import (
     DimensionNumbers,
@@ -31,7 +29,6 @@ from optax_muonplus._parameters.sharding import (
     given_shardings,
     leaf_sharding,
 )
-from optax_muonplus._parameters.user_rules import LayerAxes, Rules
 
 MUON, ADAM, UNKNOWN = "muon", "adam", "?"
 # The rule of leaves with dimension numbers from elsewhere than rules.
@@ -76,6 +73,13 @@ class LeafInfo(NamedTuple):
         """The view of a leaf that is known to be a matrix."""
         assert self.view is not None, self.name
         return self.view
+
+    @property
+    def batch_axes(self) -> tuple[int, ...]:
+        """Axes that number matrices, or may do so where nothing is known."""
+        if not self.known:
+            return tuple(range(len(self.shape)))
+        return () if self.view is None else self.view.batch_axes
 
     @property
     def label(self) -> str:
@@ -195,52 +199,3 @@ def _read(
     # A function may call rules, and its None cannot say by which: the default ones may agree.
     pairs = zip(own, read_by(), strict=True)
     return [default if x.is_adamw and default.is_adamw else x for x, default in pairs]
-
-
-# The views of the last labels that were made with dimension numbers of the user's own, by path.
-_labelled: contextvars.ContextVar[dict[Path, MatrixView | None] | None]
-_labelled = contextvars.ContextVar("_labelled", default=None)
-
-
-def partition_labels(
-    params: Any,
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    *,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
-) -> Any:
-    """``"muon"`` or ``"adam"`` for every parameter: the labels for ``optax.partition``.
-
-    Dimension numbers say here which leaves are matrices. The links that work on them need the same
-    ones: give them to :func:`optax_muonplus.matrix_chain` too, which is an error to forget.
-
-    Args:
-      params: parameters or updates.
-      muon_weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`, like the next two.
-      rules: in place of dimension numbers.
-      layer_axes: with ``rules`` or without.
-    """
-    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
-    tree = read_leaves(params, dims)
-    by_default = dims is None
-    _labelled.set(None if by_default else {leaf.path: leaf.view for leaf in tree.leaves})
-    return tree.unflatten(leaf.label for leaf in tree.leaves)
-
-
-def check_labelled(resolved: ResolvedTree, tree: Any) -> None:
-    """Raises ValueError if the last labels read a matrix in another way than the default rules do.
-
-    ``optax.partition`` hands on labels, but not the dimension numbers that they were made with. Its
-    group ``tree`` has masks in place of other leaves; ``resolved`` is it, by the default rules.
-    """
-    labelled = _labelled.get() or {}
-    if not labelled or not has_masks(tree):
-        return
-    for leaf in resolved.matrices:
-        view = labelled.get(leaf.path)
-        if view is not None and view.shape == leaf.shape and view != leaf.view:
-            raise ValueError(
-                f"{leaf.name}: partition_labels was given dimension numbers, and this link reads"
-                " the matrix by the default rules. Pass the same ones to the links:"
-                " optax_muonplus.matrix_chain(..., weight_dimension_numbers=...)."
-            )

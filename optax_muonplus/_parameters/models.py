@@ -17,6 +17,17 @@ _MODELS = (
 )
 
 
+def without_static(tree: Any) -> Any:
+    """An Equinox model without its functions, words and numbers; any other tree as it is."""
+    if not any(map(_is_equinox, jax.tree.leaves(tree, is_leaf=_is_equinox))):
+        return tree
+    return jax.tree.map(lambda x: x if hasattr(x, "dtype") else None, tree)
+
+
+def _is_equinox(x: Any) -> bool:
+    return any(base.__module__.startswith("equinox.") for base in type(x).__mro__)
+
+
 def check_parameters(tree: Any, paths: Sequence[Path], leaves: Sequence[Any]) -> None:
     """Raises ValueError, which says where the parameters are, for a tree that has more in it."""
     if hasattr(tree, "params") and hasattr(tree, "opt_state"):

@@ -3,17 +3,21 @@
 import collections
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from optax_muonplus._parameters.dimension_numbers import matrix_view, read_named_layers
-from optax_muonplus._parameters.given_trees import may_be_left_out
+from optax_muonplus._parameters.given_trees import holes, may_be_left_out
+from optax_muonplus._parameters.layer_axes import check_kernels, check_one_count, stack_of
 from optax_muonplus._parameters.matrix_view import DimensionNumbers, Shape, with_rule
+from optax_muonplus._parameters.module_classes import read_classes
 from optax_muonplus._parameters.paths import Path, flatten_tree, listed, names_to_read, path_name
-from optax_muonplus._parameters.rules import DEFAULT_RULES, Rule
+from optax_muonplus._parameters.rule_words import Rule
+from optax_muonplus._parameters.rules import DEFAULT_RULES
 from optax_muonplus._parameters.suggestions import what_to_write
+from optax_muonplus._parameters.unsaid_stacks import unsaid_stacks
 from optax_muonplus._parameters.user_rules import (
     LayerAxes,
     Rules,
@@ -31,6 +35,14 @@ class Reading(NamedTuple):
     rule: str  # that said so, in words
     known: bool = True  # a rule said so, or the leaf has fewer than two axes
     stack: Shape = ()  # axes that number its layers
+
+    @property
+    def batch_axes(self) -> Shape:
+        """Axes that number matrices, or may do so where nothing is known."""
+        spec = self.dimension_numbers
+        if not self.known:
+            return tuple(range(len(self.shape)))
+        return () if spec is None else matrix_view(self.shape, spec).batch_axes
 
     @property
     def is_adamw(self) -> bool:
@@ -107,15 +119,18 @@ def read(
     """Reads the leaves of ``tree`` as :func:`muon_dimension_numbers` does."""
     user_rules = checked_rules(rules)
     axes = checked_layer_axes(layer_axes)
-    named = read_named_layers(tree)
+    by_class = {path: (None, what) for path, what in read_classes(tree).items()}
+    named = by_class | read_named_layers(tree)
     by_layer = [named.get(path) or named.get(path[:-1]) for path in paths]
+    whole = [np.shape(leaf) for leaf in leaves]
     stacks = [
-        () if layer else _stack(path, np.shape(leaf), axes)
-        for path, leaf, layer in zip(paths, leaves, by_layer, strict=True)
+        () if layer else stack_of(path, shape, axes)
+        for path, shape, layer in zip(paths, whole, by_layer, strict=True)
     ]
+    check_one_count(paths, whole, stacks, axes)
     shapes = [
-        tuple(size for axis, size in enumerate(np.shape(leaf)) if axis not in stack)
-        for leaf, stack in zip(leaves, stacks, strict=True)
+        tuple(size for axis, size in enumerate(shape) if axis not in stack)
+        for shape, stack in zip(whole, stacks, strict=True)
     ]
     names = ["/".join(path) for path in paths]
     pairs = list(zip(names, shapes, strict=True))
@@ -127,11 +142,25 @@ def read(
             f" {listed((name, None) for name in names)}."
         )
     chosen = [next((rule for rule in user_rules if rule.fits(*pair)), None) for pair in pairs]
-    by_default = _read_by_default(paths, shapes, by_layer)
-    return [
-        _stacked(_by_rule(rule, default), np.shape(leaf), stack)
-        for rule, default, leaf, stack in zip(chosen, by_default, leaves, stacks, strict=True)
+    by_default = _read_by_default(paths, shapes, by_layer, holes(tree))
+    readings = [
+        _stacked(_by_rule(rule, default), shape, stack)
+        for rule, default, shape, stack in zip(chosen, by_default, whole, stacks, strict=True)
     ]
+    check_kernels(readings, axes)
+    said = [rule or layer for rule, layer in zip(chosen, by_layer, strict=True)]
+    return _without_vectors_of_layers(readings, said)
+
+
+def _without_vectors_of_layers(readings: list[Reading], said: Sequence[Any]) -> list[Reading]:
+    """Asks about matrices of default rules that seem to be one vector for each stacked layer."""
+    for stack in unsaid_stacks(readings):
+        for i in stack.members:
+            reading = readings[i]
+            if len(reading.shape) == 2 and reading.dimension_numbers and not said[i]:
+                why = f"no rule: a vector of each of {stack.size} layers?"
+                readings[i] = reading._replace(dimension_numbers=None, rule=why, known=False)
+    return readings
 
 
 def _by_rule(rule: Rule | None, default: Reading) -> Reading:
@@ -146,20 +175,6 @@ def _by_rule(rule: Rule | None, default: Reading) -> Reading:
         return reading
     said = reading.rule if reading.known else "vector"
     return reading._replace(dimension_numbers=None, rule=said, known=True)
-
-
-def _stack(path: Path, shape: Shape, layer_axes: Mapping[str, Shape]) -> Shape:
-    """The axes of a leaf that number its layers, by the first pattern found in its path."""
-    pattern = next((p for p in layer_axes if re.search(p, "/".join(path))), None)
-    if pattern is None or len(shape) < 2:
-        return ()
-    axes = layer_axes[pattern]
-    if not all(-len(shape) <= axis < len(shape) for axis in axes):
-        raise ValueError(
-            f"{path_name(path)} of shape {shape} has no axis {axes}, over which layers that match"
-            f" {pattern!r} are stacked. Give a pattern that leaves it out."
-        )
-    return tuple(sorted({axis % len(shape) for axis in axes}))
 
 
 def _stacked(layer: Reading, shape: Shape, stack: Shape) -> Reading:
@@ -192,12 +207,14 @@ def _read_by_default(
     paths: Sequence[Path],
     shapes: Sequence[Shape],
     by_layer: Sequence[tuple[DimensionNumbers | None, str] | None],
+    left_out: Sequence[Path],
 ) -> list[Reading]:
     """Reads leaves by the default rules, and by what layers say of their own axes."""
     names = names_to_read(paths)
-    parts = [name.split("/") for name in names]
-    places = [("/".join(x[:-2]), "/".join(x[-2:])) for x in parts]
+    places = [_place(name) for name in names]
     modules: dict[str, dict[str, Shape]] = collections.defaultdict(dict)
+    for module, own in map(_place, names_to_read(left_out)):
+        modules[module][own] = ()
     for (module, own), shape in zip(places, shapes, strict=True):
         modules[module][own] = shape
     readings = []
@@ -206,14 +223,22 @@ def _read_by_default(
         # Layers that differ in their numbers only are asked about once.
         fitting = _fitting_rules(re.sub(r"(^|[/_])\d+(?=/|$)", r"\g<1>0", name), shape)
         rule = next((r for r in fitting if not r.agrees or r.agrees(modules[module], own)), None)
-        # The name decides whether it is a matrix; the layer's own axes decide the layout.
-        if layer is not None and (rule is None or rule.dimension_numbers is not None):
+        # The name decides whether it is a matrix; the layer's own axes decide the layout. A table
+        # is one under any name.
+        is_table = layer is not None and layer[1].startswith("embedding")
+        if layer and (is_table or rule is None or rule.dimension_numbers is not None):
             readings.append(Reading(path, shape, *layer))
         elif rule is None:
             readings.append(Reading(path, shape, None, "no rule", known=False))
         else:
             readings.append(Reading(path, shape, rule.dimension_numbers, rule.reads))
     return readings
+
+
+def _place(name: str) -> tuple[str, str]:
+    """A path in two: its module, and the last two names."""
+    parts = name.split("/")
+    return "/".join(parts[:-2]), "/".join(parts[-2:])
 
 
 @functools.lru_cache(maxsize=4096)

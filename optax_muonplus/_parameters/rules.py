@@ -1,160 +1,22 @@
 """The default rules as a table: which parameters are matrices, and how they lie.
 
-The first rule that fits a parameter is taken. A rule is written in words:
-
-- **Names** are a regular expression for whole names at the end of a path. ``*`` stands for any part
-  of one name and ``**`` for any part of the path; after a leading ``(?i)`` case does not matter.
-  ``"(?i)*expert*/kernel"`` fits ``layers/0/Experts_1/kernel``.
-- **What it is**, and for a matrix a colon and its axes in order: ``"attention: in, (heads head)"``.
-  ``in`` and ``out`` are the inputs and outputs of the layer; all axes in one pair of parentheses
-  are on one side. ``heads``, ``head``, ``rank`` and other parentheses are on the side that is not
-  named; if none is named, the first of them are the inputs. Any other axis, as ``expert``, numbers
-  matrices. A number is an axis of that size, and axes of one name have one size.
-- **Libraries** with this convention; none, if all have it in common.
-- **Neighbours** may be asked too: shapes in the same module by their paths below it, as in
-  ``{"query/kernel": (512, 8, 64), "out/kernel": (8, 64, 512)}``.
+The first rule that fits a parameter is taken; ``rule_words.py`` explains how they are written.
 """
 
-import functools
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
-
 from optax_muonplus._parameters.convolutions import is_first, is_one_kernel
-from optax_muonplus._parameters.matrix_view import DimensionNumbers, MuonDimensionNumbers, Shape
-
-Neighbours = Mapping[str, Shape]
-Agrees = Callable[[Neighbours, str], bool]
-
-
-class Rule(NamedTuple):
-    """What parameters are that fit a pattern."""
-
-    pattern: str  # regular expression, searched in the path "blocks/0/attn/query/kernel"
-    dimension_numbers: DimensionNumbers | None  # None for the AdamW group
-    ndim: int | None = None  # number of axes that the rule is for; None means any
-    reads: str = ""  # what the rule takes the parameter for, as describe shows it
-    axes: Sequence[str] = ()  # their names; numbers and repeated names restrict the shape
-    agrees: Agrees | None = None  # whether the neighbours allow this reading of the one at a path
-
-    def fits(self, name: str, shape: Shape) -> bool:
-        """Whether path and shape fit, without a look at the neighbours."""
-        # A vector is no matrix, whatever its path; a rule without ndim may only confirm that.
-        right_ndim = len(shape) == self.ndim
-        if self.ndim is None:
-            right_ndim = self.dimension_numbers is None or len(shape) >= 2
-        sizes: dict[str, int] = {}
-        right_sizes = right_ndim and all(
-            size == (int(axis) if axis.isdigit() else sizes.setdefault(axis, size))
-            for axis, size in zip(self.axes, shape, strict=bool(self.axes))
-        )
-        return right_sizes and re.search(self.pattern, name) is not None
-
-
-def matrix(names: str, reads: str, library: str = "", agrees: Agrees | None = None) -> Rule:
-    """Makes a rule for matrices that lie as ``reads`` says."""
-    groups = _groups(reads.partition(": ")[2])
-    axes = [axis for group in groups for axis in group]
-    numbers = MuonDimensionNumbers(*(x[0] if len(x) == 1 else x for x in _sides(groups, reads)))
-    return Rule(_pattern(names), numbers, len(axes), _shown(reads, library), axes, agrees)
-
-
-def adamw(names: str, reads: str, axes: str = "", library: str = "") -> Rule:
-    """Makes a rule for parameters that are not matrices."""
-    found = [axis for group in _groups(axes) for axis in group] if axes else []
-    return Rule(_pattern(names), None, len(found) or None, _shown(reads, library), found)
-
-
-def _shown(reads: str, library: str) -> str:
-    return f"{reads} ({library})" if library else reads
-
-
-def _pattern(names: str) -> str:
-    flags = "(?i)" if names.startswith("(?i)") else ""
-    names = re.sub(r"\*\*?", lambda x: "[^/]*" if x[0] == "*" else ".*", names[len(flags) :])
-    return rf"{flags}(^|/)({names})$"
-
-
-def _groups(layout: str) -> list[list[str]]:
-    """The names between commas: several in parentheses, or one."""
-    items = layout.split(", ")
-    wrong = [item for item in items if not re.fullmatch(r"\w+|\(\w+( \w+)+\)", item)]
-    if wrong:
-        raise ValueError(
-            f"The layout {layout!r} has {wrong[0]!r} where one axis, or several in parentheses, are"
-            " expected, as in 'in, (heads head)'."
-        )
-    return [item.strip("()").split() for item in items]
-
-
-def _sides(groups: Sequence[Sequence[str]], reads: str) -> tuple[Shape, Shape]:
-    """The axes of the inputs and of the outputs."""
-    named: dict[str, Shape] = {}
-    others: list[Shape] = []
-    start = 0
-    for group in groups:
-        axes = tuple(range(start, start := start + len(group)))
-        sides = [axis for axis in group if axis in ("in", "out")]
-        if len(sides) > 1 or named.keys() & sides:
-            raise ValueError(f"{reads!r} names a side twice, or two of them in one place.")
-        if sides:
-            named[sides[0]] = axes
-        elif len(group) > 1 or group[0] in ("heads", "head", "rank"):
-            others.append(axes)
-    if not named and others:
-        named["in"] = others.pop(0)
-    if len(named) + bool(others) != 2:
-        raise ValueError(
-            f"{reads!r} does not say which axes are inputs and which are outputs: name them in and"
-            " out. Heads, a rank and parentheses stand for the one side that is not named."
-        )
-    rest = sum(others, ())
-    return named.get("in", rest), named.get("out", rest)
-
+from optax_muonplus._parameters.neighbours import (
+    gpt2_of_transformers,
+    has_no_bias,
+    heads_match,
+    heads_may_match,
+    is_last,
+    is_outermost,
+    other_adapter_is_a_matrix,
+)
+from optax_muonplus._parameters.rule_words import Rule, adamw, matrix
 
 _QKV = r"(([qkv]|query|key|value)(_proj|_projection)?|w[qkv]|wq_b|wkv_b)"
 _OUT = r"(o|out|wo|o_proj|(attn_)?out_proj|attention_output)"
-_QUERY = r"((q|query)(_proj|_projection)?|wq|wq_b)"
-
-
-def heads_match(module: Neighbours, _own: str, unknown: bool = False) -> bool:
-    """Whether queries (in, heads, head) and outputs (heads, head, out) have as many heads.
-
-    Stacked kernels have not: queries are (layers, in, out) then, and outputs begin with layers.
-    ``unknown`` is the answer where one of them is not there to compare.
-    """
-    queries, outputs = (
-        {
-            shape[axis]
-            for name, shape in module.items()
-            if len(shape) == 3 and re.fullmatch(f"{names}/(kernel|w)", name)
-        }
-        for names, axis in ((_QUERY, 1), (_OUT, 0))
-    )
-    return queries == outputs if queries and outputs else unknown
-
-
-heads_may_match = functools.partial(heads_match, unknown=True)
-
-
-def gpt2_of_transformers(module: Neighbours, _own: str) -> bool:
-    """Whether ``c_attn`` or ``c_fc``, with more outputs than inputs, lie as in ``FlaxGPT2Model``.
-
-    It stores (out, in), and nanoGPT in Flax (in, out) under the same names.
-    """
-    known = (module.get("c_attn/kernel", ()), module.get("c_fc/kernel", ()))
-    return any(len(shape) == 2 and shape[0] > shape[1] for shape in known)
-
-
-def other_adapter_is_a_matrix(module: Neighbours, own: str) -> bool:
-    """Whether the other one of ``lora_a`` and ``lora_b`` has two axes, so that this one has heads.
-
-    Qwix makes them for ``einsum``. Layers and experts would be axes of both.
-    """
-    # The rank is the last axis of lora_a and the first of lora_b.
-    name, other, rank = ("lora_a", "lora_b", -1) if "lora_a" in own else ("lora_b", "lora_a", 0)
-    shape = module.get(own.replace(name, other), ())
-    return len(shape) == 2 and shape[-1 - rank] == module[own][rank]
 
 
 _KERNEL = "/(kernel|w)"  # of Flax and Keras; of Haiku
@@ -173,7 +35,26 @@ _SIDES = ("width", "height width", "depth height width")
 _MOE = r"(?i)(moe_?block(_\d+)?|routed_experts|gptossmlp)"
 _GPT2 = "(c_attn|c_fc|c_proj|q_attn)/kernel"
 # Not in a part of the network that is repeated or has outputs of its own.
-_TOP = r"(?i)^(?!(**/)?*(\d|layers|blocks|att|mlp|ffn|feed|moe|expert|cell)*/)(**/)?"
+_TOP = (
+    r"(?i)^(?!(**/)?*(\d|layers|block|att|mha|multi_?head|self|cross|mlp|ffn|feed|moe|expert|cell"
+    r"|mixer|ssm|mamba|rnn|lstm|gru)*/)(**/)?"
+)
+_LEAF = "(/(kernel|w|weight))?"
+_NUMBERS = r"(/\d+){0,}"  # in lists
+_EMBED = r"(*embed*|(*_)?emb(_*|\d+)?|w[tp]e)"
+# What is within an embedding and is a layer by its name, which no table is.
+_LAYER = r"(*(proj(ection)?|dense|linear|mlp|conv|att|norm|layer|ffn|fc)*|lin|in|out|up|down|gate)/"
+_OF_AGENT = "head of an actor or critic"
+# Networks of reinforcement learning, what they are made of, and what their outputs are called.
+_NET = r"(_?(net(work)?|function|fn|mlp|model|head))"
+_ROLE = "(actor|critic|policy|advantage)"
+_AGENT = (
+    rf"^(?!**att)(**/)?((*_)?{_ROLE}{_NET}?|value{_NET}?|pi|[qv]f|[qv]({_NET}|_?\d))(_?\d+)?"
+    r"(/(~|params|mlp|net(work)?|layers|body|trunk|torso)){0,}"
+)
+_GIVES = (
+    r"(out(put)?s?|logits?|means?|mu|loc|log_?std|values?|final|last)(_(layer|linear|dense|fc))?"
+)
 
 DEFAULT_RULES: tuple[Rule, ...] = (
     adamw(r"(?i)(*_)?(bias|scale|offset|gain|gamma|beta)" + _COUNTER, "bias or scale"),
@@ -183,7 +64,24 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     matrix(_PATCH + "/weight", "patches: out, (in side side)", _TORCH),
     matrix("(?i)*patch*" + _KERNEL, "patches: in, out", _FLAX),
     matrix("(?i)*patch*/weight", "patches: out, in", _TORCH),
-    adamw(rf"(?i)(*embed*|(*_)?emb(_*|\d+)?|w[tp]e){_OWN}", "embedding"),
+    adamw(rf"(?i){_EMBED}{_OWN}", "embedding"),
+    # In lists and dicts. Networks of times are called so too, and have biases.
+    adamw(rf"(?i)(?!*time){_EMBED}(/\d+){{1,}}(/weight)?", "embedding", agrees=has_no_bias),
+    adamw(
+        rf"(?i)(?!*time|*patch){_EMBED}/(?!{_LAYER})*((/\d+){{1,}}(/weight)?|/weight)",
+        "embedding",
+        agrees=has_no_bias,
+    ),
+    adamw(
+        rf"(?i)(*_)?(vocab(ulary)?|tok|lookup|words?){_COUNTER}{_NUMBERS}(/(weight|table))?",
+        "embedding",
+        agrees=has_no_bias,
+    ),
+    adamw(
+        r"(?i)^((params|model|transformer|encoder|decoder)/){0,}(shared/weight|tied*(/weight)?)",
+        "embedding",
+        agrees=has_no_bias,
+    ),
     # A norm has no kernel: "norm_proj/kernel" is a matrix.
     adamw(r"(?i)(*norm|ln|rms)(_*|\d+)?(/(?!kernel$|w$)*)?", "norm"),
     # Unless nothing but its scale is meant: tunix calls that w, EasyDeL kernel.
@@ -196,12 +94,37 @@ DEFAULT_RULES: tuple[Rule, ...] = (
         rf"|(predictions|lm_head)/decoder){_OWN}",
         "head",
     ),
-    adamw(rf"{_TOP}(output_layer|output_proj(ection)?|score){_OWN}", "head"),
-    adamw(rf"(?i)(pos(ition(s|al)?)?(_*)?|*_pos(ition)?){_OWN}", "position table"),
-    adamw(rf"(?i)(rel|relative)_*(pos|bias|table)*{_OWN}", "position table"),
+    adamw(rf"{_TOP}(output_layer|output_proj(ection)?|score){_OWN}", "head", agrees=is_outermost),
     adamw(
-        rf"(?i)(cls|probe|latents|codebooks?|codevectors|(*_)?(tokens?|tables?)){_COUNTER}",
+        rf"(?i)^(?!**(att|mha|multi|layers|block))(**/)?(*_)?heads/*{_LEAF}",
+        "head",
+        agrees=is_outermost,
+    ),
+    # Of actors and critics: a layer of that name, an output, and the last of their layers.
+    adamw(
+        rf"(?i)((*_)?{_ROLE}{_NET}?|(value|action|[qv]f?){_NET}|v_head/summary){_COUNTER}{_LEAF}",
+        _OF_AGENT,
+        agrees=is_outermost,
+    ),
+    adamw(
+        rf"(?i)(*_)?({_ROLE}|value|action|reward|[qv]f?)_?{_GIVES}{_COUNTER}{_LEAF}",
+        _OF_AGENT,
+        agrees=is_outermost,
+    ),
+    adamw(rf"{_TOP}(value|advantage){_COUNTER}/(kernel|w|weight)", _OF_AGENT, agrees=is_outermost),
+    adamw(rf"(?i){_AGENT}/{_GIVES}{_LEAF}", _OF_AGENT, agrees=is_outermost),
+    adamw(rf"(?i){_AGENT}/[a-z]{{0,}}_?\d+/(kernel|w|weight)", _OF_AGENT, "a, b", "", is_last),
+    adamw(rf"(?i)(*_)?log_?std(_*)?{_LEAF}", _OF_AGENT),
+    adamw(
+        rf"(?i)(pos(ition(s|al)?)?(_*)?|*_pos(ition)?){_NUMBERS}{_OWN}",
+        "position table",
+    ),
+    adamw(rf"(?i)(rel|relative)_*(pos|bias|table)*{_NUMBERS}{_OWN}", "position table"),
+    adamw(
+        rf"(?i)(cls|probe|latents|codebooks?|codevectors|(*_)?(tokens?|tables?)){_COUNTER}"
+        rf"{_NUMBERS}(/weight)?",
         "table of vectors",
+        agrees=has_no_bias,
     ),
     adamw(
         r"(?i)((*_)?(alpha|dt|tau|temperature|sinks?)|a_(log|real|imag)(_real|_imag)?|log_dt"

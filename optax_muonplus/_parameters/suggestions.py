@@ -2,29 +2,21 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from optax_muonplus._parameters.paths import Path, fold_all, path_name
+from optax_muonplus._parameters import unsaid_stacks
+from optax_muonplus._parameters.paths import fold_all, path_name
 
 _SHOWN = 8
 _WIDEST = 7  # side of a kernel, where no name tells it from layers or experts
 _DIMS = "omp.MuonDimensionNumbers"
 
 
-class Leaf(Protocol):
+class Leaf(unsaid_stacks.Leaf, Protocol):
     """What is asked of a parameter here: its path, its shape, and how it was read."""
 
     @property
-    def path(self) -> Path: ...
-
-    @property
-    def shape(self) -> Any: ...
-
-    @property
     def known(self) -> bool: ...
-
-    @property
-    def stack(self) -> Any: ...
 
 
 def what_to_write(leaves: Sequence[Leaf]) -> str:
@@ -34,6 +26,8 @@ def what_to_write(leaves: Sequence[Leaf]) -> str:
         f"  {name} {shape}"
         for name, shape in fold_all((path_name(x.path), x.shape) for x in unknown)
     ]
+    if said := _of_stacks(leaves):
+        return "\n".join([*_first(found), *said])
     rules = [f"  ({p!r}, {numbers})," for p, numbers in _rules(leaves, unknown)]
     lines = [
         *_first(found),
@@ -48,6 +42,45 @@ def what_to_write(leaves: Sequence[Leaf]) -> str:
     if container and not any(x.stack for x in leaves):
         lines.append(f"If layers are stacked on axis 0 (1 in MaxText): layer_axes={container}")
     return "\n".join(lines)
+
+
+def _of_stacks(leaves: Sequence[Leaf]) -> list[str]:
+    """The axes of layers that unknown leaves seem to have, which come before any rule."""
+    seen = [
+        stack
+        for stack in unsaid_stacks.unsaid_stacks(leaves)
+        if not all(leaves[i].known for i in stack.members)
+    ]
+    if not seen:
+        return []
+    axes: dict[str, int] = {}
+    for stack in seen:
+        axes.setdefault(_of_members(stack, seen, leaves), stack.axis)
+    where = ", ".join(
+        f"{path_name(x.node)!r} ({x.size} on axis {x.axis})" if x.node else f"{x.size} on axis 0"
+        for x in seen
+    )
+    return [
+        f"These look like stacked layers: {where}. If they are, pass",
+        f"layer_axes={axes!r}",
+        "If not, say by a rule what each one is, None for AdamW.",
+    ]
+
+
+def _of_members(
+    stack: unsaid_stacks.Stack, seen: Sequence[unsaid_stacks.Stack], leaves: Sequence[Leaf]
+) -> str:
+    """A pattern that finds the members of a stack, and nothing that is in none of those seen."""
+    inside = {i for other in seen if other.axis == stack.axis for i in other.members}
+    outside = (x for i, x in enumerate(leaves) if i not in inside)
+    others = ["/".join(x.path) for x in outside if len(x.shape) > 1]
+    node = _escaped("/".join(stack.node))
+    held = "|".join(_escaped(leaves[i].path[len(stack.node)]) for i in stack.members)
+    patterns = [_escaped(stack.node[-1]), node, f"^{node}/"] if node else []
+    for pattern in patterns:
+        if not any(re.search(pattern, name) for name in others):
+            return pattern
+    return f"^{node}/({held})(/|$)" if node else f"^({held})(/|$)"
 
 
 def _of_a_layer(leaf: Leaf) -> list[int]:
@@ -108,8 +141,7 @@ def _seems_to_be(name: str, shape: Sequence[int]) -> str:
 
 def _container(leaf: Leaf) -> str | None:
     """``layer_axes`` for what may be a stack of layers; one with a number is one layer."""
-    for part, below in zip(leaf.path, leaf.path[1:], strict=False):
-        stacks = re.search(r"(?i)layer|block|stack|stage|scan|^h$", part)
-        if stacks and not below.isdigit():
+    for depth, part in enumerate(leaf.path[:-1]):
+        if unsaid_stacks.is_container(leaf.path, depth):
             return f"{{{part!r}: 0}}"
     return None

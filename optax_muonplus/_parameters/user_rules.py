@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from optax_muonplus._parameters.matrix_view import AxisNumbers, DimensionNumbers, Shape
-from optax_muonplus._parameters.rules import Rule
+from optax_muonplus._parameters.rule_words import Rule
 
 Rules = Iterable[Sequence[Any]]
 LayerAxes = Mapping[str, AxisNumbers] | None
