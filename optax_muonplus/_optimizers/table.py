@@ -21,6 +21,7 @@ from optax_muonplus._parameters import (
     ShardingTree,
     aligned,
     by_rules,
+    check_no_state,
     fold,
     fold_all,
     remarks,
@@ -97,6 +98,7 @@ def describe(
         "shape_scale": shape_scale,
         "consistent_rms": consistent_rms,
     }
+    check_no_state(params)
     idle = without_effect({**scaling, **others})
     dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
     tree = resolve(without_static(params), dims, sharding, strict=False)
@@ -117,7 +119,7 @@ def describe(
     header = _HEADER if not on_mesh else (*_HEADER[:2], "sharding", *_HEADER[2:])
     polar_factor = Orthogonalize(**{k: others[k] for k in _POLAR if k in others})
     last = [_totals(tree), *_work_per_device(tree, polar_factor), *idle]
-    last += [*_further_than_muon(tree, scale), *_signs(tree, norm), *remarks(tree.leaves)]
+    last += [*_further_than_muon(tree, scale), *_signs(tree, norm), *remarks(tree.leaves, dims)]
     of_state = {k: others[k] for k in ("mu_dtype", "state_sharding") if k in others}
     last += [line_of_bytes(tree, shardings, sharding, **of_state)] if tree.leaves else []
     return "\n".join([*aligned([header, *lines]), *last])

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from optax_muonplus._argument_names import says_names
 from optax_muonplus._optimizers.muon_plus import muonplus
 from optax_muonplus.polar import DEFAULT_EPS
 
@@ -45,10 +46,11 @@ def without_effect(given: Mapping[str, Any]) -> list[str]:
     """A line for each rule by which some of the given arguments of Muon+ have no effect.
 
     Arguments at their default are not said. Raises TypeError for a name that :func:`muonplus` does
-    not have, and ValueError as it does.
+    not have, as of ``describe``, and ValueError as it does.
     """
     signature = inspect.signature(muonplus)
     arguments: dict[str, Any] = {"learning_rate": 0.0, **given}
+    _named_describe(**given)
     muonplus(**arguments)  # refuses what it would refuse
     bound = signature.bind(**arguments)
     defaults = {name: p.default for name, p in signature.parameters.items()}
@@ -64,6 +66,15 @@ def without_effect(given: Mapping[str, Any]) -> list[str]:
         if idle and rule.applies(everything):
             lines.append(f"without effect: {', '.join(idle)}, {rule.beside}")
     return lines
+
+
+def _of_muonplus(**_: Any) -> None:
+    """Takes the arguments of Muon+, for messages that name the function that was called."""
+
+
+_of_muonplus.__name__ = "describe"
+_of_muonplus.__signature__ = inspect.signature(muonplus)  # ty: ignore[missing-attribute]
+_named_describe = says_names(_of_muonplus)
 
 
 def _is(value: Any, given: Any) -> bool:

@@ -8,7 +8,6 @@ from optax_muonplus._parameters.checks import check_gradients as check_gradients
 from optax_muonplus._parameters.checks import check_inexact as check_inexact
 from optax_muonplus._parameters.checks import check_only_matrices as check_only_matrices
 from optax_muonplus._parameters.checks import check_patterns as check_patterns
-from optax_muonplus._parameters.checks import remarks as remarks
 from optax_muonplus._parameters.checks import select as select
 from optax_muonplus._parameters.dimension_numbers import matrix_view as matrix_view
 from optax_muonplus._parameters.given_rules import by_rules as by_rules
@@ -29,6 +28,7 @@ from optax_muonplus._parameters.matrix_view import DimensionNumbersTree as Dimen
 from optax_muonplus._parameters.matrix_view import MatrixSpec as MatrixSpec
 from optax_muonplus._parameters.matrix_view import MatrixView as MatrixView
 from optax_muonplus._parameters.matrix_view import MuonDimensionNumbers as MuonDimensionNumbers
+from optax_muonplus._parameters.models import check_no_state as check_no_state
 from optax_muonplus._parameters.models import without_static as without_static
 from optax_muonplus._parameters.paths import Path as Path
 from optax_muonplus._parameters.paths import aligned as aligned
@@ -42,6 +42,7 @@ from optax_muonplus._parameters.paths import names_to_read as names_to_read
 from optax_muonplus._parameters.paths import path_name as path_name
 from optax_muonplus._parameters.paths import without_numbers as without_numbers
 from optax_muonplus._parameters.reader import muon_dimension_numbers as muon_dimension_numbers
+from optax_muonplus._parameters.remarks import remarks as remarks
 from optax_muonplus._parameters.sharding import LeafSharding as LeafSharding
 from optax_muonplus._parameters.sharding import ShardingTree as ShardingTree
 from optax_muonplus._parameters.sharding import as_named as as_named

@@ -1,10 +1,9 @@
-"""Checks of resolved leaves, of gradients, and of what a user chooses or may have overlooked."""
+"""Checks of resolved leaves, of gradients, and of what a user chooses."""
 
-import collections
 import difflib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,12 +18,9 @@ from optax_muonplus._parameters.matrix_view import DimensionNumbersTree
 from optax_muonplus._parameters.paths import (
     check_inexact_dtypes,
     flatten_with_names,
-    listed,
     path_name,
-    without_numbers,
 )
 from optax_muonplus._parameters.sharding import ShardingTree, concrete_sharding
-from optax_muonplus._parameters.suggestions import what_to_write
 
 
 def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
@@ -154,46 +150,3 @@ def select(
             " Patterns are regular expressions, searched in the path."
         )
     return [leaf for leaf in matrices if any(pattern.search(leaf.name) for pattern in only)]
-
-
-def remarks(leaves: Sequence[LeafInfo]) -> Iterator[str]:
-    """One line for each thing in `describe` that may have been read wrongly."""
-    refused = [(leaf.name, leaf.dtype) for leaf in leaves if not supported(leaf.dtype)]
-    if refused:
-        yield f"not floating-point, which optimizers refuse: {listed(refused)}"
-    if not all(leaf.known for leaf in leaves):
-        yield f"?: no rule can read these.\n{what_to_write(leaves)}"
-    nameless = [leaf for leaf in leaves if leaf.view and all(p.isdigit() for p in leaf.path)]
-    if nameless and len(leaves) > 1:
-        yield (
-            f"no names: {listed((leaf.name, leaf.shape) for leaf in nameless)} were read by their"
-            " shapes alone, as (in, out). Embeddings, heads and (out, in) weights look the same:"
-            " pass a dict of named parameters, or a tree of dimension numbers."
-        )
-    for table, matrices in _like_heads(leaves).items():
-        yield (
-            f"a head? {listed((leaf.name, leaf.shape) for leaf in matrices)} has as many outputs as"
-            f" {table} has rows. If it gives logits, send it to AdamW by"
-            f" rules=[({re.escape(matrices[0].name)!r}, None)]."
-        )
-
-
-def _like_heads(leaves: Sequence[LeafInfo]) -> dict[str, list[LeafInfo]]:
-    """By the name of an embedding, matrices with as many outputs as it has rows."""
-    # Matrices of one shape whose paths differ in numbers only are repeated layers, and no heads.
-    times = collections.Counter((without_numbers(x.name), x.shape) for x in leaves)
-    outputs = collections.defaultdict(list)
-    for leaf in leaves:
-        sides = [rows for _, rows, _ in leaf.view.block_shapes()] if leaf.view else []
-        if len(sides) == 1 and times[without_numbers(leaf.name), leaf.shape] == 1:
-            outputs[sides[0]].append(leaf)
-    found = {}
-    for table in leaves:
-        is_table = table.rule.startswith("embedding") and len(table.shape) == 2
-        # A head has no output for a position, a type or a time.
-        if is_table and not re.search(r"(?i)pos|wpe|type|time|seg", table.name):
-            rows, width = table.shape
-            matrices = outputs.pop(rows, [])
-            if matrices and rows != width:
-                found[table.name] = matrices
-    return found

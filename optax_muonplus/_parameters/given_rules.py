@@ -3,8 +3,9 @@
 import functools
 
 from optax_muonplus._parameters.heads import PerHead
-from optax_muonplus._parameters.matrix_view import DimensionNumbersTree
+from optax_muonplus._parameters.matrix_view import DimensionNumbersTree, Shape
 from optax_muonplus._parameters.reader import muon_dimension_numbers
+from optax_muonplus._parameters.rule_words import Rule
 from optax_muonplus._parameters.user_rules import (
     LayerAxes,
     Rules,
@@ -37,3 +38,13 @@ def by_rules(
             " only some parameters differ."
         )
     return functools.partial(muon_dimension_numbers, rules=made, layer_axes=axes)
+
+
+def rules_of(given: DimensionNumbersTree) -> tuple[list[Rule], dict[str, Shape]]:
+    """The rules, and the axes of layers, that a user gave with dimension numbers, if any."""
+    if isinstance(given, PerHead):
+        return checked_rules(given.rules), checked_layer_axes(given.layer_axes)
+    if not isinstance(given, functools.partial) or given.func is not muon_dimension_numbers:
+        return [], {}
+    said = given.keywords
+    return checked_rules(said.get("rules", ())), checked_layer_axes(said.get("layer_axes"))

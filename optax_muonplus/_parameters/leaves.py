@@ -159,6 +159,7 @@ def read_leaves(tree: Any, given: DimensionNumbersTree, strict: bool = True) -> 
     check_parameters(tree, paths, arrays)
     readings = _read(tree, paths, arrays, given)
     if strict:
+        _check_not_flat(readings)
         check_known(readings)
     leaves, wrong = [], []
     for i, (found, x) in enumerate(zip(readings, arrays, strict=True)):
@@ -174,6 +175,17 @@ def read_leaves(tree: Any, given: DimensionNumbersTree, strict: bool = True) -> 
     if wrong:
         raise ValueError("Dimension numbers do not fit. " + " ".join(wrong))
     return ResolvedTree(leaves, arrays, unflatten)
+
+
+def _check_not_flat(readings: Sequence[Reading]) -> None:
+    """Raises ValueError for parameters that are one vector, without any name."""
+    if [(x.path, len(x.shape)) for x in readings] == [((), 1)]:
+        raise ValueError(
+            f"The parameters are one vector of shape {readings[0].shape}: nothing in it is a"
+            " matrix, and all of it would get AdamW. optax.flatten and ravel_pytree make such"
+            " vectors: leave them out, so that parameters come as a tree. A vector that is meant"
+            " needs a name, as in {'bias': ...}."
+        )
 
 
 def _read(

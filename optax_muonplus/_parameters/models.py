@@ -17,6 +17,22 @@ _MODELS = (
 )
 
 
+def check_no_state(tree: Any) -> None:
+    """Raises ValueError for the state of an optimizer."""
+
+    def is_state(x: Any) -> bool:
+        root = type(x).__module__.partition(".")[0]
+        return root in ("optax", "optax_muonplus") and type(x).__name__.endswith("State")
+
+    whole = hasattr(tree, "opt_state")  # which has a message of its own
+    if not whole and any(map(is_state, jax.tree.leaves(tree, is_leaf=is_state))):
+        raise ValueError(
+            "Got the state of an optimizer in place of parameters: pass the parameters. A state"
+            " does not say by which norm or other settings it was made: keep the arguments of the"
+            " optimizer beside it."
+        )
+
+
 def without_static(tree: Any) -> Any:
     """An Equinox model without its functions, words and numbers; any other tree as it is."""
     if not any(map(_is_equinox, jax.tree.leaves(tree, is_leaf=_is_equinox))):

@@ -44,6 +44,14 @@ def what_to_write(leaves: Sequence[Leaf]) -> str:
     return "\n".join(lines)
 
 
+def to_adamw(leaves: Sequence[Leaf], chosen: Sequence[Leaf]) -> str:
+    """Rules, as a user writes them, that send the ``chosen`` ones of all ``leaves`` to AdamW."""
+    names = {"/".join(x.path) for x in chosen}
+    others = [name for name in ("/".join(x.path) for x in leaves) if name not in names]
+    patterns = dict.fromkeys(_pattern(name, others) for name in sorted(names))
+    return repr([(pattern, None) for pattern in patterns])
+
+
 def _of_stacks(leaves: Sequence[Leaf]) -> list[str]:
     """The axes of layers that unknown leaves seem to have, which come before any rule."""
     seen = [
@@ -115,7 +123,7 @@ def _pattern(name: str, others: Sequence[str]) -> str:
 def _patterns(name: str) -> Iterator[str]:
     parts = re.sub(r"/(0|array)$", "", name).split("/")
     general = [re.sub(r"\d+", r"\\d+", _escaped(part)) for part in parts]
-    if not all(part.isdigit() for part in parts[-2:]):
+    if len(parts) > 1 and not all(part.isdigit() for part in parts[-2:]):
         yield "/".join(general[-2:])
     for n in range(min(2, len(parts)), len(parts) + 1):
         start = "^" if n == len(parts) else "(^|/)"
