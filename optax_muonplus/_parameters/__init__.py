@@ -24,10 +24,10 @@ from optax_muonplus._parameters.leaves import UNKNOWN as UNKNOWN
 from optax_muonplus._parameters.leaves import LeafInfo as LeafInfo
 from optax_muonplus._parameters.leaves import ResolvedTree as ResolvedTree
 from optax_muonplus._parameters.leaves import resolve as resolve
-from optax_muonplus._parameters.matrix_view import DimensionNumbersTree as DimensionNumbersTree
-from optax_muonplus._parameters.matrix_view import MatrixSpec as MatrixSpec
+from optax_muonplus._parameters.matrix_spec import DimensionNumbersTree as DimensionNumbersTree
+from optax_muonplus._parameters.matrix_spec import MatrixSpec as MatrixSpec
+from optax_muonplus._parameters.matrix_spec import MuonDimensionNumbers as MuonDimensionNumbers
 from optax_muonplus._parameters.matrix_view import MatrixView as MatrixView
-from optax_muonplus._parameters.matrix_view import MuonDimensionNumbers as MuonDimensionNumbers
 from optax_muonplus._parameters.models import check_no_state as check_no_state
 from optax_muonplus._parameters.models import without_static as without_static
 from optax_muonplus._parameters.paths import Path as Path

@@ -14,13 +14,14 @@ from jax.sharding import NamedSharding
 from optax_muonplus._arguments import supported
 from optax_muonplus._parameters.given_trees import may_be_left_out
 from optax_muonplus._parameters.leaves import LeafInfo, resolve
-from optax_muonplus._parameters.matrix_view import DimensionNumbersTree
+from optax_muonplus._parameters.matrix_spec import DimensionNumbersTree
 from optax_muonplus._parameters.paths import (
     check_inexact_dtypes,
     flatten_with_names,
     path_name,
 )
 from optax_muonplus._parameters.sharding import ShardingTree, concrete_sharding
+from optax_muonplus._parameters.user_rules import refuse_keystr
 
 
 def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
@@ -105,12 +106,15 @@ def check_patterns(only: Sequence[str] | None) -> tuple[re.Pattern[str], ...] | 
     if not given:
         raise ValueError("only=() chooses no matrix. Pass regular expressions, or None for all.")
     try:
-        return tuple(re.compile(pattern) for pattern in given)
+        compiled = tuple(re.compile(pattern) for pattern in given)
     except (re.error, TypeError) as error:
         raise ValueError(
             f"only={only!r} must be regular expressions, searched in paths such as"
             f" blocks/0/attn/query/kernel: {error}."
         ) from error
+    for pattern in given:
+        refuse_keystr(pattern, "only")
+    return compiled
 
 
 def select(

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from optax_muonplus._parameters.matrix_view import Shape
+from optax_muonplus._parameters.matrix_spec import Shape
 
 _WIDEST = 11  # of a window with one long side, as of AlexNet; more may be layers
 _FEW = 4  # as many inputs as depthwise kernels are wide

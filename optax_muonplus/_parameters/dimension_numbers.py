@@ -6,14 +6,15 @@ from typing import Any
 
 import jax
 
-from optax_muonplus._parameters.matrix_view import (
+from optax_muonplus._parameters.matrix_spec import (
     AxisNumbers,
     DimensionNumbers,
     MatrixSpec,
-    MatrixView,
     MuonDimensionNumbers,
     Shape,
+    all_integers,
 )
+from optax_muonplus._parameters.matrix_view import MatrixView
 from optax_muonplus._parameters.paths import Path, path_of_keys
 
 
@@ -48,9 +49,10 @@ def matrix_view(shape: Sequence[int], spec: DimensionNumbers) -> MatrixView:
 
 def _axes(shape: Shape, axes: AxisNumbers, name: str, spec: DimensionNumbers) -> Shape:
     """``axes`` as non-negative numbers, in the given order, which is the order of flattening."""
-    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    several = isinstance(axes, Sequence) and not isinstance(axes, str)
+    given: tuple[Any, ...] = tuple(axes) if several else (axes,)
     ndim = len(shape)
-    if not given or not all(-ndim <= axis < ndim for axis in given):
+    if not given or not all_integers(given) or not all(-ndim <= axis < ndim for axis in given):
         raise ValueError(f"{name} of {spec} must name one or more of the axes of shape {shape}.")
     positive = tuple(axis % ndim for axis in given)
     if len(set(positive)) < len(positive):

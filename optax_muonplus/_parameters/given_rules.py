@@ -3,7 +3,7 @@
 import functools
 
 from optax_muonplus._parameters.heads import PerHead
-from optax_muonplus._parameters.matrix_view import DimensionNumbersTree, Shape
+from optax_muonplus._parameters.matrix_spec import DimensionNumbersTree, Shape
 from optax_muonplus._parameters.reader import muon_dimension_numbers
 from optax_muonplus._parameters.rule_words import Rule
 from optax_muonplus._parameters.user_rules import (

@@ -10,12 +10,14 @@ import numpy as np
 
 from optax_muonplus._parameters.dimension_numbers import matrix_view
 from optax_muonplus._parameters.given_trees import has_masks, holes, may_be_left_out
-from optax_muonplus._parameters.matrix_view import DimensionNumbers, MatrixView
+from optax_muonplus._parameters.matrix_spec import DimensionNumbers
+from optax_muonplus._parameters.matrix_view import MatrixView
 from optax_muonplus._parameters.paths import Path, flatten_tree, listed, names_to_read
 from optax_muonplus._parameters.reader import Reading, numbers, read, refuse_count
 from optax_muonplus._parameters.user_rules import (
     LayerAxes,
     Rules,
+    check_pattern,
     checked_layer_axes,
     checked_rules,
 )
@@ -93,6 +95,8 @@ def per_head(
                 "head_size must be a positive integer, the outputs of one head, or a mapping from"
                 f" patterns to such; got {head_size!r}."
             )
+    for pattern in sizes:
+        check_pattern(pattern, "head_size")
     if not sizes:
         raise ValueError("head_size={} chooses no parameter. Give a size, or patterns and sizes.")
     return PerHead(sizes, by_name, output, checked_rules(rules), checked_layer_axes(layer_axes))

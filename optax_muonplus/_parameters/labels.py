@@ -6,7 +6,8 @@ from typing import Any
 from optax_muonplus._parameters.given_rules import by_rules
 from optax_muonplus._parameters.given_trees import has_masks
 from optax_muonplus._parameters.leaves import ResolvedTree, read_leaves
-from optax_muonplus._parameters.matrix_view import DimensionNumbersTree, MatrixView
+from optax_muonplus._parameters.matrix_spec import DimensionNumbersTree
+from optax_muonplus._parameters.matrix_view import MatrixView
 from optax_muonplus._parameters.paths import Path
 from optax_muonplus._parameters.user_rules import LayerAxes, Rules
 

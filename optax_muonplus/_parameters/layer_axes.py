@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from optax_muonplus._parameters.matrix_view import Shape
+from optax_muonplus._parameters.matrix_spec import Shape
 from optax_muonplus._parameters.paths import Path, listed, path_name
 
 _KERNEL = re.compile("(?i)kernel$|^w$|lora_[ab]$")

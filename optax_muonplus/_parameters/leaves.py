@@ -10,11 +10,8 @@ from jax.sharding import NamedSharding
 from optax_muonplus._parameters.dimension_numbers import matrix_view
 from optax_muonplus._parameters.given_trees import by_path, is_function
 from optax_muonplus._parameters.heads import PerHead
-from optax_muonplus._parameters.matrix_view import (
-    DimensionNumbers,
-    DimensionNumbersTree,
-    MatrixView,
-)
+from optax_muonplus._parameters.matrix_spec import DimensionNumbers, DimensionNumbersTree
+from optax_muonplus._parameters.matrix_view import MatrixView
 from optax_muonplus._parameters.models import check_parameters
 from optax_muonplus._parameters.paths import (
     Path,

@@ -7,70 +7,22 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from optax.contrib import MuonDimensionNumbers
 
-AxisNumbers = int | Sequence[int]
-Shape = tuple[int, ...]
+from optax_muonplus._parameters.matrix_spec import (
+    DimensionNumbers,
+    MatrixSpec,
+    MuonDimensionNumbers,
+    Shape,
+)
+
 # Runs of up to so many blocks, as of a fused QKV, are cut by slices. Where the sharding is left to
 # XLA, slices keep it, and a reshape that cuts a shard loses it. For each of many heads they would
 # make the program longer.
 _FEW = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class MatrixSpec:
-    """Dimension numbers of a parameter that holds several matrices next to each other on one axis.
-
-    A fused QKV kernel ``(d, 3 d)`` is ``MatrixSpec(0, 1, split_sizes=(d, d, d))``; a fused gate and
-    up projection ``(d, 2 f)`` is ``MatrixSpec(0, 1, split_sizes=(f, f))``. Each block is
-    orthogonalized, normalized and scaled by itself, as if it were a parameter of its own.
-
-    Attributes:
-      reduction_axis: axis or axes that the layer sums over (fan-in), as in
-        ``optax.contrib.MuonDimensionNumbers``.
-      output_axis: axis or axes of the layer's output (fan-out). Axes in neither are batch axes:
-        every index along them is a matrix of its own.
-      split_sizes: sizes of the blocks along ``split_axis``; None means one block.
-      split_axis: the fused axis, one of the axes above. None means ``output_axis``, if that is one
-        axis.
-      rule: the rule by which the parameter was read, for ``describe``. It is not compared.
-    """
-
-    reduction_axis: AxisNumbers = 0
-    output_axis: AxisNumbers = 1
-    split_sizes: tuple[int, ...] | None = None
-    split_axis: int | None = None
-    rule: str = dataclasses.field(default="", compare=False, repr=False, kw_only=True)
-
-
-DimensionNumbers = MuonDimensionNumbers | MatrixSpec
-# A tree or prefix tree of dimension numbers and None, or a function from parameters to one.
-DimensionNumbersTree = Any
-
-
-class _NumbersWithRule(MuonDimensionNumbers):
-    """Dimension numbers with the rule by which a parameter was read. It is not compared."""
-
-    rule: str
-
-    def __repr__(self) -> str:
-        return repr(MuonDimensionNumbers(*self))
-
-
-def with_rule(spec: DimensionNumbers | None, rule: str) -> DimensionNumbers | None:
-    """Adds the rule by which a parameter was read."""
-    if spec is None:
-        return None
-    if isinstance(spec, MatrixSpec):
-        return dataclasses.replace(spec, rule=rule)
-    named = _NumbersWithRule(*spec)
-    named.rule = rule
-    return named
 
 
 @dataclasses.dataclass(frozen=True)

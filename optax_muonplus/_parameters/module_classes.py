@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from optax_muonplus._parameters.matrix_view import Shape
+from optax_muonplus._parameters.matrix_spec import Shape
 from optax_muonplus._parameters.paths import Path, path_of_keys
 
 # Patches and times are embedded by layers, and rotary embeddings have no table.

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from optax_muonplus._parameters.matrix_view import Shape
+from optax_muonplus._parameters.matrix_spec import Shape
 
 Neighbours = Mapping[str, Shape]
 

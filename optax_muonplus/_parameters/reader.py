@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optax_muonplus._parameters.dimension_numbers import matrix_view, read_named_layers
-from optax_muonplus._parameters.given_trees import holes, may_be_left_out
+from optax_muonplus._parameters.given_trees import holes
 from optax_muonplus._parameters.layer_axes import check_kernels, check_one_count, stack_of
-from optax_muonplus._parameters.matrix_view import DimensionNumbers, Shape, with_rule
+from optax_muonplus._parameters.matrix_spec import DimensionNumbers, Shape, with_rule
 from optax_muonplus._parameters.module_classes import read_classes
-from optax_muonplus._parameters.paths import Path, flatten_tree, listed, names_to_read, path_name
+from optax_muonplus._parameters.paths import Path, flatten_tree, names_to_read, path_name
 from optax_muonplus._parameters.rule_words import Rule
 from optax_muonplus._parameters.rules import DEFAULT_RULES
 from optax_muonplus._parameters.suggestions import what_to_write
@@ -21,6 +21,7 @@ from optax_muonplus._parameters.unsaid_stacks import unsaid_stacks
 from optax_muonplus._parameters.user_rules import (
     LayerAxes,
     Rules,
+    check_found,
     checked_layer_axes,
     checked_rules,
 )
@@ -134,13 +135,7 @@ def read(
     ]
     names = ["/".join(path) for path in paths]
     pairs = list(zip(names, shapes, strict=True))
-    idle = [x.pattern for x in user_rules if not any(x.fits(*pair) for pair in pairs)]
-    idle += [p for p in axes if not any(re.search(p, name) for name in names)]
-    if idle := [x for x in idle if not may_be_left_out(x, tree)]:
-        raise ValueError(
-            f"Rules that match no parameter: {', '.join(map(repr, idle))}. The paths are:"
-            f" {listed((name, None) for name in names)}."
-        )
+    check_found(user_rules, axes, pairs, tree)
     chosen = [next((rule for rule in user_rules if rule.fits(*pair)), None) for pair in pairs]
     by_default = _read_by_default(paths, shapes, by_layer, holes(tree))
     readings = [

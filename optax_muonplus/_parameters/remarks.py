@@ -9,7 +9,7 @@ from optax_muonplus._arguments import supported
 from optax_muonplus._parameters.given_rules import rules_of
 from optax_muonplus._parameters.heads import side_of
 from optax_muonplus._parameters.leaves import GIVEN, LeafInfo
-from optax_muonplus._parameters.matrix_view import DimensionNumbersTree
+from optax_muonplus._parameters.matrix_spec import DimensionNumbersTree
 from optax_muonplus._parameters.paths import listed, without_numbers
 from optax_muonplus._parameters.suggestions import to_adamw, what_to_write
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from optax_muonplus._parameters.matrix_view import DimensionNumbers, MuonDimensionNumbers, Shape
+from optax_muonplus._parameters.matrix_spec import DimensionNumbers, MuonDimensionNumbers, Shape
 from optax_muonplus._parameters.neighbours import Neighbours
 
 Agrees = Callable[[Neighbours, str], bool]

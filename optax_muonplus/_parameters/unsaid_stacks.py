@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from optax_muonplus._parameters.matrix_view import Shape
+from optax_muonplus._parameters.matrix_spec import Shape
 from optax_muonplus._parameters.paths import Path
 
 _CONTAINER = re.compile(r"(?i)layer|block|stack|stage|scan|^h$")

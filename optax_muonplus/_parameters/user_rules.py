@@ -4,8 +4,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from optax_muonplus._parameters.matrix_view import AxisNumbers, DimensionNumbers, Shape
+from optax_muonplus._parameters.given_trees import may_be_left_out
+from optax_muonplus._parameters.matrix_spec import AxisNumbers, DimensionNumbers, Shape
+from optax_muonplus._parameters.paths import listed
 from optax_muonplus._parameters.rule_words import Rule
+
+# Keys of a path as jax.tree_util.keystr writes them.
+_QUOTED = re.compile(r"\[['\"]|['\"]\]")
+_KEYS = re.compile(r"(\['[^']*'\]|\[\"[^\"]*\"\]|\[(<flat index )?\d+>?\]|\.\w+)+")
+_ATTRIBUTES = re.compile(r"(\.\w+){2,}")
 
 Rules = Iterable[Sequence[Any]]
 LayerAxes = Mapping[str, AxisNumbers] | None
@@ -28,6 +35,34 @@ def checked_layer_axes(layer_axes: LayerAxes) -> dict[str, Shape]:
     return {pattern: _checked_axes(pattern, x) for pattern, x in (layer_axes or {}).items()}
 
 
+def check_found(
+    rules: Sequence[Rule],
+    layer_axes: Mapping[str, Shape],
+    leaves: Sequence[tuple[str, Shape]],
+    tree: Any,
+) -> None:
+    """Raises ValueError for patterns that find none of ``leaves``, which are names and shapes.
+
+    Those may be for what was left out of ``tree``.
+    """
+    names = [name for name, _ in leaves]
+    patterns = [*(rule.pattern for rule in rules), *layer_axes]
+    # A dot stands for any character, so that such a path would find another one, if any.
+    dotted = [p for p in patterns if _ATTRIBUTES.fullmatch(getattr(p, "pattern", p))]
+    if dotted and not any("." in name for name in names):
+        raise ValueError(
+            f"{', '.join(map(repr, dotted))} is a path as jax.tree_util.keystr writes it. Write"
+            f" {', '.join(repr(_as_path(p)) for p in dotted)}."
+        )
+    idle = [x.pattern for x in rules if not any(x.fits(*leaf) for leaf in leaves)]
+    idle += [p for p in layer_axes if not any(re.search(p, name) for name in names)]
+    if idle := [x for x in idle if not may_be_left_out(x, tree)]:
+        raise ValueError(
+            f"Rules that match no parameter: {', '.join(map(repr, idle))}. The paths are:"
+            f" {listed((name, None) for name in names)}."
+        )
+
+
 def _checked_rule(rule: Sequence[Any]) -> Rule:
     if isinstance(rule, Rule):
         return rule
@@ -37,7 +72,7 @@ def _checked_rule(rule: Sequence[Any]) -> Rule:
             f" axes; got {rule!r}. rules= is a list of them."
         )
     made = Rule(*rule)
-    _check_pattern(made.pattern, "The rule")
+    check_pattern(made.pattern, "The rule")
     if not isinstance(made.dimension_numbers, DimensionNumbers | None):
         raise ValueError(
             f"The rule for {made.pattern!r} must give MuonDimensionNumbers, MatrixSpec or None, got"
@@ -47,7 +82,7 @@ def _checked_rule(rule: Sequence[Any]) -> Rule:
 
 
 def _checked_axes(pattern: str, given: AxisNumbers) -> Shape:
-    _check_pattern(pattern, "layer_axes")
+    check_pattern(pattern, "layer_axes")
     axes = tuple(given) if isinstance(given, Sequence) else (given,)
     if not axes or not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
         raise ValueError(
@@ -57,7 +92,8 @@ def _checked_axes(pattern: str, given: AxisNumbers) -> Shape:
     return axes
 
 
-def _check_pattern(pattern: Any, where: str) -> None:
+def check_pattern(pattern: Any, where: str) -> None:
+    """Raises ValueError for what is no regular expression, and for JAX's own writing of a path."""
     try:
         re.compile(pattern)
     except (re.error, TypeError) as error:
@@ -65,3 +101,20 @@ def _check_pattern(pattern: Any, where: str) -> None:
             f"{where} for {pattern!r} has no regular expression: {error}. Any text is '.*', not"
             " '*', and a pattern is searched in the path, so that 'kernel$' finds all kernels."
         ) from error
+    refuse_keystr(pattern, where)
+
+
+def refuse_keystr(pattern: Any, where: str) -> None:
+    """Raises ValueError for a path as ``jax.tree_util.keystr`` writes it by default."""
+    text = getattr(pattern, "pattern", pattern)
+    if _QUOTED.search(text) or (_KEYS.fullmatch(text) and "[" in text):
+        raise ValueError(
+            f"{where} for {pattern!r} has a path as jax.tree_util.keystr writes it: to a regular"
+            f" expression [...] is one of several characters. Write {_as_path(text)!r}."
+        )
+
+
+def _as_path(text: str) -> str:
+    """A path of ``keystr`` as patterns are searched in it: ``blocks/0/head/kernel``."""
+    names = re.sub(r"\\|\[(<flat index )?|>?\]|['\"]", "/", text)
+    return "/".join(name for part in names.split("/") for name in part.split(".") if name)

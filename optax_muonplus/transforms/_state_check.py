@@ -1,5 +1,6 @@
 """States of other optimizers are refused, where a transformation is given one."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,21 +73,21 @@ def _check_names(
     said: str, names: set[str], right: set[str], remedy: str, error: Exception
 ) -> None:
     """Raises ValueError if a tree has other leaves than the expected ones."""
-    lacking, more = (sorted(x) for x in (right - names, names - right))
-    if lacking or more:
-        found = f" Missing: {listed((x, None) for x in lacking)}." if lacking else ""
-        found += f" Too many: {listed((x, None) for x in more)}." if more else ""
-        raise ValueError(f"{said}{found}{remedy}") from error
-
-
-def wrong_state(state: Any, expected: list[str]) -> ValueError:
-    """The error for ``state``, where one of the ``expected`` classes should be."""
-    return ValueError(
-        f"Got the state of another optimizer: it has {_shown(_classes(state))}, where"
-        f" {_shown(expected)} should be. To go on from it in the middle of a run, make it the"
-        " state of this one: state, report = optax_muonplus.take_over(state, tx.init(params),"
-        " params). To start from the beginning, use tx.init(params)."
+    lacking, more = Counter(expected) - Counter(found), Counter(found) - Counter(expected)
+    telling = [x for x in (*lacking, *more) if not x.startswith(_EVERYWHERE)]
+    lacking, more = (
+        [_word(x) for x in side if not telling or x in telling] for side in (lacking, more)
     )
+    said = [f"{', '.join(lacking)} missing"] if lacking else []
+    said += [f"{', '.join(more)} too many"] if more else []
+    return " and ".join(said) or "its parts have another order"
+
+
+def _word(name: str) -> str:
+    """The class of a state, and what makes it where a setting does."""
+    if name == "MaskedState":
+        return "MaskedState, which a mask makes (weight_decay_mask, optax.masked),"
+    return name.replace("tuple", "a chain")
 
 
 def _classes(state: Any) -> list[str]:
