@@ -73,13 +73,36 @@ def _check_names(
     said: str, names: set[str], right: set[str], remedy: str, error: Exception
 ) -> None:
     """Raises ValueError if a tree has other leaves than the expected ones."""
-    lacking, more = Counter(expected) - Counter(found), Counter(found) - Counter(expected)
-    telling = [x for x in (*lacking, *more) if not x.startswith(_EVERYWHERE)]
-    lacking, more = (
-        [_word(x) for x in side if not telling or x in telling] for side in (lacking, more)
+    lacking, more = (sorted(x) for x in (right - names, names - right))
+    if lacking or more:
+        found = f" Missing: {listed((x, None) for x in lacking)}." if lacking else ""
+        found += f" Too many: {listed((x, None) for x in more)}." if more else ""
+        raise ValueError(f"{said}{found}{remedy}") from error
+
+
+def wrong_state(state: Any, expected: list[str]) -> ValueError:
+    """The error for ``state``, where one of the ``expected`` classes should be."""
+    found = _classes(state)
+    has, should = _shown(found), _shown(expected)
+    both = f"it has {has}, where {should} should be"
+    if has == should:
+        both = f"its other parts are the same, {has}"
+    return ValueError(
+        f"Got the state of another optimizer: {_differences(found, expected)} ({both}). To go on"
+        " from it in the middle of a run, make it the"
+        " state of this one: state, report = optax_muonplus.take_over(state, tx.init(params),"
+        " params). To start from the beginning, use tx.init(params)."
     )
-    said = [f"{', '.join(lacking)} missing"] if lacking else []
-    said += [f"{', '.join(more)} too many"] if more else []
+
+
+def _differences(found: list[str], expected: list[str]) -> str:
+    """What a state lacks and what it has besides; parts that all have only if nothing else is."""
+    lacking, more = Counter(expected) - Counter(found), Counter(found) - Counter(expected)
+    telling = [name for name in (*lacking, *more) if not name.startswith(_EVERYWHERE)]
+    said = []
+    for names, word in ((lacking, "missing"), (more, "too many")):
+        if shown := [_word(name) for name in names if not telling or name in telling]:
+            said.append(f"{', '.join(shown)} {word}")
     return " and ".join(said) or "its parts have another order"
 
 
