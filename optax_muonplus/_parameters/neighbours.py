@@ -80,10 +80,13 @@ def is_outermost(module: Neighbours, own: str) -> bool:
 def is_last(module: Neighbours, own: str) -> bool:
     """Whether no layer in the module takes its outputs: none of a higher number or other name.
 
-    Layers that were left out of the tree may take them, so that their names count alone.
+    Layers that were left out of the tree may take them, so that their names count alone. One with
+    as many outputs as inputs is a hidden layer, whose taker is elsewhere.
     """
     name, _, leaf = own.rpartition("/")
     out, into = (0, 1) if leaf == "weight" else (-1, -2)
+    if module[own][out] == module[own][into]:
+        return False
     stem, number = _numbered(name)
     for other, shape in module.items():
         others, _, other_leaf = other.rpartition("/")

@@ -49,7 +49,8 @@ _OF_AGENT = "head of an actor or critic"
 _NET = r"(_?(net(work)?|function|fn|mlp|model|head))"
 _ROLE = "(actor|critic|policy|advantage)"
 _AGENT = (
-    rf"^(?!**att)(**/)?((*_)?{_ROLE}{_NET}?|value{_NET}?|pi|[qv]f|[qv]({_NET}|_?\d))(_?\d+)?"
+    rf"^(?!**(att|extractor))(**/)?((*_)?{_ROLE}{_NET}?|value{_NET}?|pi|[qv]f|[qv]({_NET}|_?\d))"
+    rf"{_COUNTER}"
     r"(/(~|params|mlp|net(work)?|layers|body|trunk|torso)){0,}"
 )
 _GIVES = (

@@ -125,3 +125,37 @@ def test_views_are_a_transposition_and_come_back(layout):
     runs = [list(run) for _, run in itertools.groupby(parts, np.shape)]
     for run, matrix in zip(runs, matrices, strict=True):
         np.testing.assert_array_equal(matrix, np.stack(run, 1).reshape(-1, *run[0].shape[1:]))
+
+
+SIZES = [64, "abc", (32, "32"), (32.0, 32), (True, 63), np.array([32, 32]), {32: 32}]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_sizes_that_are_no_integers_are_refused(sizes):
+    with pytest.raises(ValueError, match=r"split_sizes must be the sizes of the blocks.*; got"):
+        omp.MatrixSpec(split_sizes=sizes)
+
+
+def test_sizes_may_be_a_list_and_integers_of_numpy():
+    spec = omp.MatrixSpec(split_sizes=[np.int64(2), 4])
+    assert spec == omp.MatrixSpec(split_sizes=(2, 4)) and hash(spec) is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split_axis": 0}, "split_axis=0 without split_sizes cuts nothing"),
+        ({"split_axis": "0", "split_sizes": (2, 2)}, "must be the number of an axis, got '0'"),
+        ({"split_axis": True, "split_sizes": (2, 2)}, "must be the number of an axis, got True"),
+    ],
+)
+def test_an_axis_to_split_needs_a_number_and_sizes(options, message):
+    with pytest.raises(ValueError, match=message):
+        omp.MatrixSpec(**options)
+
+
+@pytest.mark.parametrize("axis", ["in", ("0",), 0.0, True, None])
+def test_axes_that_are_no_numbers_are_refused(axis):
+    for spec in (omp.MatrixSpec(axis, 1), Dims(1, axis)):
+        with pytest.raises(ValueError, match="must name one or more of the axes"):
+            matrix_view((4, 6), spec)

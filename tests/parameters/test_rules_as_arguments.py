@@ -152,3 +152,37 @@ def test_stacks_are_asked_for_only_where_none_was_named():
         omp.muonplus(0.1, layer_axes={"layers": 0}).init(tree)
     assert "layer_axes" not in str(caught.value)
     assert "('conv/w', omp.MuonDimensionNumbers((0, 1, 2), 3))" in str(caught.value)
+
+
+KEYSTR = {
+    "['head']['kernel']": "head/kernel",
+    '["head"]["kernel"]': "head/kernel",
+    "['layers'][0]['kernel']": "layers/0/kernel",
+    ".layers[0].kernel": "layers/0/kernel",
+    "[0]": "0",
+    "[<flat index 2>]": "2",
+    r"\['head'\]": "head",
+    ".head.kernel": "head/kernel",
+}
+
+
+@pytest.mark.parametrize("pattern", KEYSTR)
+def test_a_path_as_jax_writes_it_is_refused_with_the_right_one(pattern):
+    """As a regular expression it is some classes of characters, which almost any path has."""
+    params = nested_shapes(head__kernel=(4, 6), my__head__kernel=(4, 6))
+    message = f"Write {KEYSTR[pattern]!r}"
+    for options in ({"rules": [(pattern, None)]}, {"layer_axes": {pattern: 0}}):
+        with pytest.raises(ValueError, match=message):
+            omp.muonplus(0.1, **options).init(params)
+    if "[" in pattern:
+        with pytest.raises(ValueError, match=message):
+            omp.per_head({pattern: 2})
+        with pytest.raises(ValueError, match=message):
+            omp.diagnostics.recorded(omp.muonplus, only=[pattern])
+
+
+def test_classes_of_characters_and_names_with_dots_are_patterns():
+    omp.describe(nested_shapes(head__kernel=(4, 6)), rules=[("[hH]ead/[a-k]", None)])
+    omp.describe({"model.head.weight": jnp.ones((4, 6))}, rules=[(".head.weight", None)])
+    with pytest.raises(ValueError, match=r"head_size for '.query' has no regular expression"):
+        omp.per_head({"*query": 2})

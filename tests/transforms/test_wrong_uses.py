@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -62,6 +63,27 @@ def test_a_state_of_other_parameters_is_said():
     matrices = {"w": jnp.ones((4, 4))}
     with pytest.raises(ValueError, match=r"Too many: .*mu/a"):
         link.update(matrices, link.init({"a": jnp.ones((4, 4))}), matrices)
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "message"),
+    [
+        (
+            {"weight_decay_mask": lambda p: jax.tree.map(lambda x: True, p)},
+            omp.muonplus(0.1, weight_decay=0.1),
+            r"MaskedState, which a mask makes .* missing \(its other parts are the same, Scale",
+        ),
+        ({}, optax.adamw(0.1), r": MomentumState missing \(it has ScaleByAdamState, where"),
+        ({}, optax.contrib.muon(0.1), r": MomentumState missing and MuonState too many \("),
+        ({}, optax.chain(optax.clip(1.0), omp.muonplus(0.1)), "a chain of 2, EmptyState too many"),
+    ],
+)
+def test_a_state_of_other_settings_says_what_it_lacks(made, given, message):
+    tx = omp.muonplus(0.1, weight_decay=0.1, **made)
+    with pytest.raises(ValueError, match=message) as caught:
+        tx.update(PARAMS, given.init(PARAMS), PARAMS)
+    has, _, should = str(caught.value).partition(", where ")
+    assert not should or has.partition("it has ")[2] != should.partition(" should be")[0]
 
 
 @pytest.mark.parametrize(

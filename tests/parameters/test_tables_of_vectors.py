@@ -1,0 +1,139 @@
+"""Embeddings that only the class of their module, or a place in a list, gives away; tied ones."""
+
+import typing
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+import optax_muonplus as omp
+from tests.support.trees import nested_shapes
+
+KEY = jax.random.key(0)
+
+
+def table():
+    return eqx.nn.Embedding(50, 8, key=KEY)
+
+
+def linear():
+    return eqx.nn.Linear(8, 50, key=KEY)
+
+
+class OwnEmbedding(eqx.Module):
+    rows: jax.Array
+
+
+class PatchEmbedding(eqx.Module):
+    weight: jax.Array
+
+
+class Lookup(typing.NamedTuple):
+    weight: jax.Array
+
+
+class EmbeddingParams(typing.NamedTuple):
+    rows: jax.Array
+
+
+def tied(keep):
+    """A pair of which one weight is that of the other, which has the index ``keep``."""
+    where, get = (lambda pair, i=i: pair[i].weight for i in (1 - keep, keep))
+    return eqx.nn.Shared((table(), linear()), where, get)
+
+
+HOLDERS = {
+    "list": [table()],
+    "tuple": (linear(), table()),
+    "dict": {"x": {"y": table()}},
+    "sequential": eqx.nn.Sequential([table(), linear()]),
+    "head reads the table": tied(0),
+    "table reads the head": tied(1),
+    "stacked": eqx.filter_vmap(lambda key: eqx.nn.Embedding(50, 8, key=key))(
+        jax.random.split(KEY, 3)
+    ),
+    "a class of one's own": OwnEmbedding(jnp.ones((50, 8))),
+    "a named tuple": EmbeddingParams(jnp.ones((50, 8))),
+}
+
+
+def labels(tree):
+    found = jax.tree.leaves_with_path(omp.partition_labels(tree))
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in found}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_a_table_is_known_by_its_class_whatever_its_name(name):
+    held = {"u": HOLDERS[name], "v": eqx.nn.Linear(8, 8, key=KEY)}
+    params = eqx.filter(held, eqx.is_inexact_array)
+    matrices = [path for path, label in labels(params).items() if label == "muon"]
+    beside = {"tuple": ["u/0/weight"], "sequential": ["u/layers/1/weight"]}.get(name, [])
+    assert matrices == [*beside, "v/weight"]
+    assert "embedding" in omp.describe(params)
+    # An optimizer that sees a part of the tree reads it in the same way.
+    part = optax.masked(omp.muonplus(0.1), jax.tree.map(lambda x: x.ndim > 1, params))
+    state = part.init(params)
+    updates, _ = part.update(params, state, params)
+    assert jax.tree.structure(updates) == jax.tree.structure(params)
+    buffers = [x.shape for x in jax.tree.leaves(state) if x.shape == (50, 8)]
+    assert len(buffers) == {"stacked": 0, "tuple": 3, "sequential": 3}.get(name, 2)
+
+
+def test_a_whole_model_is_described_as_its_arrays_are():
+    model = {"mlp": eqx.nn.MLP(8, 4, 16, 2, key=KEY), "x": table(), "drop": eqx.nn.Dropout(0.1)}
+    params = eqx.filter(model, eqx.is_inexact_array)
+    assert omp.describe(model) == omp.describe(params)
+    assert omp.muon_dimension_numbers(model)["x"].weight is None
+    assert omp.muon_dimension_numbers(model)["mlp"].layers[0].weight == omp.MuonDimensionNumbers(
+        1, 0
+    )
+    with pytest.raises(ValueError, match="activation is a function"):
+        omp.muonplus(0.1).init(model)
+
+
+def test_norms_are_known_by_their_class():
+    norms = {"a": eqx.nn.LayerNorm((4, 8)), "b": eqx.nn.WeightNorm(eqx.nn.Linear(4, 8, key=KEY))}
+    found = labels(eqx.filter(norms, eqx.is_inexact_array))
+    assert found["a/weight"] == found["b/g"] == "adam"
+    assert found["b/layer/weight"] == "muon"
+
+
+def test_classes_of_other_things_say_nothing():
+    others = {"a": PatchEmbedding(jnp.ones((9, 8))), "b": Lookup(jnp.ones((9, 8)))}
+    assert set(labels(others).values()) == {"muon"}
+
+
+def test_a_model_of_nnx_is_described_as_its_state_is_read():
+    """The optimizer gets a state, which has no classes."""
+
+    class OwnEmbed(nnx.Module):
+        def __init__(self):
+            self.rows = nnx.Param(jnp.ones((9, 8)))
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.x = OwnEmbed()
+
+    assert omp.describe(Model()) == omp.describe(nnx.state(Model(), nnx.Param))
+
+
+def test_a_layer_within_an_embedding_is_no_table():
+    """It has a bias, also where that was left out of the tree."""
+    layer = {"weight": jnp.ones((9, 8)), "bias": jnp.ones(9)}
+    for bias in (layer["bias"], None, optax.MaskedNode()):
+        tree = {"embed": [{**layer, "bias": bias}]}
+        assert labels(tree)["embed/0/weight"] == "muon"
+    del layer["bias"]
+    assert labels({"embed": [layer]})["embed/0/weight"] == "adam"
+    kernel = nested_shapes(embed__proj__weight=(8, 8), embed__0__kernel=(8, 8))
+    assert set(labels(kernel).values()) == {"muon"}
+
+
+def test_a_matrix_with_the_sides_of_a_head_may_be_a_table():
+    params = nested_shapes(x=(500, 16), lm_head__kernel=(16, 500), up__kernel=(16, 64))
+    (line,) = [x for x in omp.describe(params).splitlines() if x.startswith("an embedding?")]
+    assert "x (500, 16)" in line and line.endswith("rules=[('^x', None)].")
+    assert "an embedding?" not in omp.describe(params, rules=[("^x", None)])
