@@ -94,7 +94,8 @@ def take_over(
     if the old state has both moments of all its parameters; else all of it starts anew. Schedules
     go on at their count, or at that of the momentum or of AdamW if nothing else counts updates.
     Wrappers (``schedule_free``, ...) keep their state where both have it in the same place.
-    Settings, such as learning rates, are those of ``new_state``.
+    Learning rates, the norm and all other settings are those of the new optimizer. A state does not
+    say by which settings it was made: keep the arguments beside it.
 
     Args:
       old_state: state of ``optax_muonplus``, ``optax.contrib.muon`` or ``optax.adamw``, in any

@@ -13,6 +13,7 @@ from optax_muonplus._parameters.matrix_spec import DimensionNumbersTree
 from optax_muonplus._parameters.paths import listed, without_numbers
 from optax_muonplus._parameters.suggestions import to_adamw, what_to_write
 
+_OWN = ("your rule", GIVEN)  # of the user's
 _ADAPTER = "(?i)lora_[ab]"
 # A head has no output for a position, a type or a time.
 _NO_TOKENS = re.compile(r"(?i)pos|wpe|type|time|seg")
@@ -33,8 +34,9 @@ def remarks(leaves: Sequence[LeafInfo], dims: DimensionNumbersTree = None) -> It
             " pass a dict of named parameters, or a tree of dimension numbers."
         )
     yield from _heads(leaves)
-    adapters = [leaf for leaf in _by_default(leaves) if re.search(_ADAPTER, leaf.name)]
-    if adapters:
+    adapters = [leaf for leaf in leaves if re.search(_ADAPTER, leaf.name) and leaf.view]
+    touched = [x for x in leaves if re.search(_ADAPTER, x.name) and x.rule.startswith(_OWN)]
+    if adapters and not touched:
         yield (
             f"LoRA: {_shown(adapters)} are matrices. Published recipes train adapters by AdamW:"
             f" rules=[({_ADAPTER!r}, None)]."
@@ -49,7 +51,7 @@ def _shown(leaves: Sequence[LeafInfo]) -> str:
 
 def _by_default(leaves: Sequence[LeafInfo]) -> list[LeafInfo]:
     """The matrices that no rule or dimension number of the user's own was for."""
-    return [x for x in leaves if x.view and not x.rule.startswith(("your rule", GIVEN))]
+    return [x for x in leaves if x.view and not x.rule.startswith(_OWN)]
 
 
 def _heads(leaves: Sequence[LeafInfo]) -> Iterator[str]:

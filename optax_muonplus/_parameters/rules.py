@@ -69,12 +69,12 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     # In lists and dicts. Networks of times are called so too, and have biases.
     adamw(rf"(?i)(?!*time){_EMBED}(/\d+){{1,}}(/weight)?", "embedding", agrees=has_no_bias),
     adamw(
-        rf"(?i)(?!*time|*patch){_EMBED}/(?!{_LAYER})*((/\d+){{1,}}(/weight)?|/weight)",
+        rf"(?i)(?!*time|*patch){_EMBED}{_NUMBERS}/(?!{_LAYER})*((/\d+){{1,}}(/weight)?|/weight)",
         "embedding",
         agrees=has_no_bias,
     ),
     adamw(
-        rf"(?i)(*_)?(vocab(ulary)?|tok|lookup|words?){_COUNTER}{_NUMBERS}(/(weight|table))?",
+        rf"(?i)(*_)?(vocab(ulary)?|tok|lookup|lut|words?){_COUNTER}{_NUMBERS}(/(weight|table))?",
         "embedding",
         agrees=has_no_bias,
     ),
