@@ -1,4 +1,4 @@
-"""Rules for layouts that the defaults cannot know: convolution, experts, fused QKV, a classifier.
+"""Rules for layouts that the defaults cannot know: convolution, experts, fused QKV, a router.
 
 A rule is a pattern, searched in a parameter's path, and what such a parameter is: the axes of its
 matrices (``MuonDimensionNumbers``), also its blocks (``MatrixSpec``), or None for AdamW. Without
@@ -22,14 +22,14 @@ SHAPES = {
     "experts/up": (EXPERTS, WIDTH, HIDDEN),
     "experts/down": (EXPERTS, HIDDEN, WIDTH),
     "router": (WIDTH, EXPERTS),
-    "w_out": (WIDTH, CLASSES),  # a classifier, which the name does not say
+    "classifier": (WIDTH, CLASSES),  # a head by its name, which needs no rule
 }
 RULES = [
     ("conv", omp.MuonDimensionNumbers(reduction_axis=(0, 1, 2), output_axis=3)),
     # The axis of experts is in neither: each expert has a matrix of its own.
     ("experts/", omp.MuonDimensionNumbers(reduction_axis=1, output_axis=2)),
     ("attention/qkv", omp.MatrixSpec(0, 1, split_sizes=(WIDTH, WIDTH, WIDTH))),
-    ("router|w_out", None),
+    ("router", None),
 ]
 
 
@@ -43,7 +43,7 @@ def loss_fn(params, images, labels):
     gates = jax.nn.softmax(x @ params["router"])
     hidden = jax.nn.relu(jnp.einsum("btd,edh->beth", x, params["experts/up"]))
     x = x + jnp.einsum("beth,ehd,bte->btd", hidden, params["experts/down"], gates)
-    logits = x.mean(axis=1) @ params["w_out"]
+    logits = x.mean(axis=1) @ params["classifier"]
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
