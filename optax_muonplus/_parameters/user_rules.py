@@ -46,9 +46,9 @@ def check_found(
     Those may be for what was left out of ``tree``.
     """
     names = [name for name, _ in leaves]
-    patterns = [*(rule.pattern for rule in rules), *layer_axes]
+    patterns = [getattr(p, "pattern", p) for p in (*(x.pattern for x in rules), *layer_axes)]
     # A dot stands for any character, so that such a path would find another one, if any.
-    dotted = [p for p in patterns if _ATTRIBUTES.fullmatch(getattr(p, "pattern", p))]
+    dotted = [p for p in patterns if _ATTRIBUTES.fullmatch(p)]
     if dotted and not any("." in name for name in names):
         raise ValueError(
             f"{', '.join(map(repr, dotted))} is a path as jax.tree_util.keystr writes it. Write"
