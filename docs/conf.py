@@ -32,6 +32,7 @@ extensions = [
     "api_index",
     "coverage_check",
     "mathml",
+    "names_elsewhere",
     "page_index",
     "pictures",
     "sections",

@@ -1,4 +1,4 @@
-"""Checks of hyperparameters by their kind: the one place where a number, dtype or word is refused.
+"""Checks of arguments by their kind: the one place where a number, word or array is refused.
 
 A hyperparameter may be a Python number, a NumPy or JAX scalar, an array without axes, or a tracer:
 ``optax.inject_hyperparams`` makes arrays of numbers, and ``jax.jit`` tracers of arrays. All of them
@@ -30,7 +30,6 @@ class Kind(NamedTuple):
     holds: Callable[[float], bool]  # whether a finite number is of this kind
 
 
-RATE = Kind("a finite number or a schedule", lambda x: True)
 NOT_NEGATIVE = Kind("a finite number, not negative", lambda x: x >= 0)
 POSITIVE = Kind("a positive, finite number", lambda x: x > 0)
 DECAY = Kind("in [0, 1)", lambda x: 0 <= x < 1)
@@ -47,12 +46,6 @@ def check_number(name: str, value: Any, kind: Kind) -> None:
     number = _known(name, value, kind)
     if number is not None and not (np.isfinite(number) and kind.holds(number)):
         raise ValueError(f"{name} must be {kind.words}, got {number!r}.{_rounded(value)}")
-
-
-def check_rate(name: str, value: Any) -> None:
-    """Raises ValueError unless ``value`` is a finite number or a schedule."""
-    if not callable(value):
-        check_number(name, value, RATE)
 
 
 def check_flag(name: str, value: Any) -> None:
@@ -73,12 +66,12 @@ def check_word(name: str, value: Any, known: Sequence[str], otherwise: str = "")
         raise ValueError(f"Unknown {name} {value!r}. Known: {', '.join(known)}{otherwise}.{near}")
 
 
-def did_you_mean(value: Any, known: Iterable[str]) -> str:
+def did_you_mean(value: Any, known: Iterable[str], nearness: float = 0.6) -> str:
     """A question after what else was meant, for the end of a message; empty if nothing is near."""
     if not isinstance(value, str):
         return ""
     plain = {re.sub(r"[\W_]", "", word).lower(): word for word in known}
-    near = difflib.get_close_matches(re.sub(r"[\W_]", "", value).lower(), plain, 1)
+    near = difflib.get_close_matches(re.sub(r"[\W_]", "", value).lower(), plain, 1, nearness)
     return f" Did you mean {plain[near[0]]!r}?" if near else ""
 
 
@@ -124,6 +117,37 @@ def floating_dtype(name: str, value: Any) -> np.dtype | None:
             " arrays of that dtype, and would use half as many bits."
         )
     return dtype
+
+
+def check_matrices(*arrays: Any, empty: bool = True) -> None:
+    """Raises ValueError unless all are arrays ``(*batch, out, in)`` of floating-point numbers.
+
+    With ``empty=False`` none may have an axis of length 0.
+    """
+    for x in arrays:
+        shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
+        if not isinstance(shape, tuple) or dtype is None:
+            raise ValueError(
+                "Matrices must be an array (*batch, out, in) of floating-point numbers, got"
+                f" {type(x).__name__}. Pass jnp.asarray(x, jnp.float32)."
+            )
+        check_floating(x)
+        if len(shape) < 2 or (0 in shape and not empty):
+            kind = "" if empty else " that are not empty"
+            raise ValueError(
+                f"Got an array {dtype} of shape {shape}, but rows and columns are those of matrices"
+                f" (*batch, out, in){kind}. Leave vectors out, and reshape a kernel of more axes to"
+                " (out, in) first; a Flax kernel (in, out) is the transpose of that."
+            )
+
+
+def check_floating(x: Any) -> None:
+    """Raises ValueError for an array whose dtype cannot hold what is computed of it."""
+    if not supported(x.dtype):
+        raise ValueError(
+            f"Got an array {x.dtype} of shape {x.shape}, but results have the dtype of the array,"
+            " which must be floating-point of 16 bits at least. Pass x.astype(jnp.float32)."
+        )
 
 
 def supported(dtype: Any) -> bool:

@@ -36,7 +36,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@says_names
+@says_names()
 def muonplus(
     learning_rate: optax.ScalarOrSchedule,
     ns_coeffs: CoefficientsLike = "jordan",
@@ -90,7 +90,7 @@ def muonplus(
         and 0.06 (its appendix "Detailed Sweep Experiments").
       ns_coeffs: ``"jordan"``, ``"you"``, ``"polar_express"``, ``"dion"``, ``"turbo"`` (4 rows),
         ``"cans"``, ``"cubic"`` (fewer products), one row of coefficients, or several.
-      ns_steps: Newton-Schulz steps; the first rows of a table are used.
+      ns_steps: Newton-Schulz steps: the first rows of a table, or as many rows of your own.
       beta: momentum decay, in [0, 1).
       eps: added to the norm that divides the momentum before the iteration, and to nothing else.
       weight_decay: decoupled, number or schedule, multiplied by the learning rate, not by the shape
@@ -236,7 +236,7 @@ def _like(
     return decorate
 
 
-@says_names
+@says_names()
 @_like(muonplus, norm="none")
 def muon(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
     """Muon: :func:`muonplus` with ``norm="none"`` by default, and every other argument the same.

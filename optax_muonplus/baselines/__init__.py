@@ -7,6 +7,7 @@ from optax_muonplus.baselines._aurora import aurora as aurora
 from optax_muonplus.baselines._aurora import scale_by_aurora as scale_by_aurora
 from optax_muonplus.baselines._hyperball import Hyperball as Hyperball
 from optax_muonplus.baselines._hyperball import hyperball as hyperball
+from optax_muonplus.baselines._hyperball import scale_by_muon as scale_by_muon
 from optax_muonplus.baselines._mano import Mano as Mano
 from optax_muonplus.baselines._mano import mano as mano
 from optax_muonplus.baselines._meqmuon import Equilibrate as Equilibrate

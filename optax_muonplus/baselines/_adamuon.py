@@ -28,6 +28,7 @@ from optax_muonplus.matrices import (
     Elementwise,
     as_real,
     matrix_function,
+    root,
     sum_of_squares,
     upcast_for_sum,
 )
@@ -126,8 +127,8 @@ class AdaMuon:
         beta2 = self.momentum.beta if self.beta2 is None else self.beta2
         decay, guard = as_real(beta2, v.dtype), as_real(self.nu_eps, v.dtype)
         v = decay * v + (1 - decay) * sum_of_squares(o, ())
-        scaled = o / (jnp.sqrt(v) + guard)
-        size = jnp.sqrt(sum_of_squares(scaled, (*view.output_axes, *view.reduction_axes)))
+        scaled = o / (root(v) + guard)
+        size = root(sum_of_squares(scaled, (*view.output_axes, *view.reduction_axes)))
         return scaled * (RMS * math.sqrt(m * n) / (size + guard)), v.astype(stored.dtype)
 
 
@@ -140,7 +141,7 @@ class Sign(Elementwise):
         return jnp.sign(x)
 
 
-@says_names
+@says_names(AdaMuon)
 def adamuon(
     learning_rate: optax.ScalarOrSchedule,
     link: AdaMuon = AdaMuon(),
@@ -160,4 +161,6 @@ def adamuon(
     code's GPT-2 runs, the order of AdamW's.
     """
     dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
-    return optimizer_of(link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding)
+    return optimizer_of(
+        link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding, AdaMuon
+    )

@@ -25,6 +25,7 @@ from optax_muonplus.matrices import (
     ScaleByShape,
     as_real,
     matrix_function,
+    root,
     scale_by_pow2,
     static,
     sum_of_squares,
@@ -87,7 +88,7 @@ class Aurora(MatrixFunction):
         y, power = scale_by_pow2(upcast_for_sum(x))
         tiny, eps = jnp.finfo(power.dtype).tiny, as_real(self.norm_eps, power.dtype)
         # Matrices are scaled, not D: rows of zeros then stay zeros, however large D would grow.
-        y = y / jnp.maximum(jnp.sqrt(sum_of_squares(y, (axis,))), jnp.maximum(eps / power, tiny))
+        y = y / jnp.maximum(root(sum_of_squares(y, (axis,))), jnp.maximum(eps / power, tiny))
         factor = self.polar_factor(y)
         for _ in range(self.rounds - 1):
             squares = jnp.maximum(sum_of_squares(factor, (axis,)), jnp.maximum(eps * eps, tiny))
@@ -123,7 +124,7 @@ def scale_by_aurora(
     return matrix_chain(momentum, factor, scale)
 
 
-@says_names
+@says_names(scale_by_aurora)
 def aurora(
     learning_rate: optax.ScalarOrSchedule,
     link: MatrixTransformation = scale_by_aurora(),
@@ -142,4 +143,6 @@ def aurora(
     :func:`optax_muonplus.muonplus`. The learning rate is 0.05 in the code, with weight decay 0.025.
     """
     dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
-    return optimizer_of(link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding)
+    return optimizer_of(
+        link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding, scale_by_aurora
+    )

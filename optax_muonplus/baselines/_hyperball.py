@@ -24,20 +24,32 @@ from optax_muonplus._parameters import (
     ShardingTree,
     by_rules,
 )
-from optax_muonplus.matrices import as_real, divide_by_pow2, sum_of_squares, upcast_for_sum
+from optax_muonplus.matrices import (
+    as_real,
+    divide_by_pow2,
+    root,
+    sum_of_squares,
+    upcast_for_sum,
+)
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
     AdamW,
     Link,
     MatrixTransformation,
     Momentum,
+    check_rule,
     map_blocks,
     matrix_chain,
     partition_with_adamw,
     scale_by_learning_rate,
 )
 
-MUON = matrix_chain(Momentum(), Orthogonalize())
+
+def scale_by_muon(
+    momentum: Momentum = Momentum(), polar_factor: Orthogonalize = Orthogonalize()
+) -> MatrixTransformation:
+    """The matrix part of Muon without its factor by shape, of which Hyperball sees nothing."""
+    return matrix_chain(momentum, polar_factor)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,7 +103,7 @@ class Hyperball:
 
 def _norm(view: MatrixView, x: jax.Array) -> jax.Array:
     """Returns the Frobenius norm of each matrix of a block."""
-    return jnp.sqrt(sum_of_squares(x, (*view.output_axes, *view.reduction_axes)))
+    return root(sum_of_squares(x, (*view.output_axes, *view.reduction_axes)))
 
 
 def _step(downhill: Any, view: MatrixView, u: jax.Array, w: jax.Array) -> jax.Array:
@@ -110,10 +122,10 @@ def _over(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(y > 0, x / jnp.where(y > 0, y, 1), 0)
 
 
-@says_names
+@says_names(scale_by_muon)
 def hyperball(
     learning_rate: optax.ScalarOrSchedule,
-    link: Link | MatrixTransformation = MUON,
+    link: Link | MatrixTransformation = scale_by_muon(),
     *,
     adamw: AdamW = AdamW(),
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
@@ -128,6 +140,7 @@ def hyperball(
     learning rate of the matrices unless it is given another. marin's code has AdamH for the head,
     which has AdamW here.
     """
+    check_rule(link, scale_by_muon, needs_polar_factor=False)
     chain = matrix_chain(link, Hyperball(learning_rate))
     dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
     return partition_with_adamw(chain, adamw, dims, sharding)

@@ -26,7 +26,13 @@ from optax_muonplus._parameters import (
     ShardingTree,
     by_rules,
 )
-from optax_muonplus.matrices import as_real, divide_by_pow2, sum_of_squares, upcast_for_sum
+from optax_muonplus.matrices import (
+    as_real,
+    divide_by_pow2,
+    root,
+    sum_of_squares,
+    upcast_for_sum,
+)
 from optax_muonplus.transforms import (
     AdamW,
     Momentum,
@@ -65,6 +71,8 @@ class Mano:
     with d = m for columns and n for rows, so that updates have the root mean square 0.2. M is the
     sum :math:`\beta M_{t-1} + G_t`. The state is one momentum buffer for each matrix and a counter.
     An update needs the parameters. On a mesh nothing is moved: sums are left to the compiler.
+    The derivative of an update by a column or row of zeros is of the order of
+    :math:`1 / \epsilon`.
 
     Attributes:
       eps: the least norm that divides.
@@ -124,11 +132,11 @@ def _tangent_step(
 def _over_norm(x: jax.Array, axes: tuple[int, ...], least: ArrayLike) -> jax.Array:
     """Returns ``x / max(norm, least)``, with norms over ``axes``; zero where both are."""
     squares = sum_of_squares(x, axes)
-    size = jnp.maximum(jnp.sqrt(squares), as_real(least, squares.dtype))
+    size = jnp.maximum(root(squares), as_real(least, squares.dtype))
     return jnp.where(size > 0, x / jnp.where(size > 0, size, 1), 0)
 
 
-@says_names
+@says_names(Mano)
 def mano(
     learning_rate: optax.ScalarOrSchedule,
     link: Mano = Mano(),
@@ -147,4 +155,6 @@ def mano(
     :func:`optax_muonplus.muonplus`. The learning rate is 1e-3 in the code, with weight decay 0.1.
     """
     dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
-    return optimizer_of(link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding)
+    return optimizer_of(
+        link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding, Mano
+    )

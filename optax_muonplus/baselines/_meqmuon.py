@@ -87,7 +87,7 @@ def scale_by_meqmuon(
     return matrix_chain(momentum, polar_factor, equilibrate)
 
 
-@says_names
+@says_names(scale_by_meqmuon)
 def meqmuon(
     learning_rate: optax.ScalarOrSchedule,
     link: MatrixTransformation = scale_by_meqmuon(),
@@ -112,5 +112,12 @@ def meqmuon(
         others = dataclasses.replace(others, weight_decay=weight_decay)
     dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
     return optimizer_of(
-        link, learning_rate, weight_decay, weight_decay_mask, others, dims, sharding
+        link,
+        learning_rate,
+        weight_decay,
+        weight_decay_mask,
+        others,
+        dims,
+        sharding,
+        scale_by_meqmuon,
     )

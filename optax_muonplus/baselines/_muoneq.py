@@ -81,7 +81,7 @@ class Balance(MatrixFunction):
         squares = [sum_of_squares(y, (axis,)) + eps for axis in _AXES[self.sides]]
         for size in squares:
             # rsqrt(0) would be infinite for a zero row with norm_eps=0.
-            y = y * jnp.where(size > 0, 1 / jnp.sqrt(size), 0)
+            y = y * jnp.where(size > 0, 1 / jnp.sqrt(jnp.where(size > 0, size, 1)), 0)
         return y.astype(x.dtype)
 
     def padded(self, shape: tuple[int, int]) -> MatrixFunction:
@@ -108,7 +108,7 @@ def scale_by_muoneq(
     return matrix_chain(momentum, balance, polar_factor, scale)
 
 
-@says_names
+@says_names(scale_by_muoneq)
 def muoneq(
     learning_rate: optax.ScalarOrSchedule,
     link: MatrixTransformation = scale_by_muoneq(),
@@ -128,4 +128,6 @@ def muoneq(
     and both decays of AdamW 0.95.
     """
     dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
-    return optimizer_of(link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding)
+    return optimizer_of(
+        link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding, scale_by_muoneq
+    )

@@ -22,20 +22,29 @@ from optax_muonplus._parameters import (
     ShardingTree,
     by_rules,
 )
-from optax_muonplus.matrices import ScaleByShape, sum_of_squares, upcast_for_sum
+from optax_muonplus._rates import check_decay
+from optax_muonplus.matrices import (
+    ScaleByShape,
+    root,
+    sum_of_squares,
+    upcast_for_sum,
+)
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
     AdamW,
     Momentum,
     Steps,
     add_decayed_weights,
+    check_rule,
     map_blocks,
     matrix_chain,
     partition_with_adamw,
     scale_by_learning_rate,
 )
 
-ADAM = (0.9, 0.95, 1e-8)  # decays and epsilon, of all codes
+# Decays and epsilon, of all codes. What stands within the root changes no number beside them, and
+# makes the derivative by a row of zeros a number.
+ADAM = (0.9, 0.95, 1e-8, 1e-36)
 LEAST = 1e-12  # the least size of a row, and of its direction, as in Emerging-Optimizers
 
 
@@ -93,7 +102,8 @@ class Muown:
     polar_factor: Orthogonalize = Orthogonalize()
 
     def __post_init__(self) -> None:
-        """Raises ValueError unless rate and decay are finite numbers or schedules."""
+        """Raises ValueError unless rate and decay are numbers, not negative, or schedules."""
+        check_decay("weight_decay", self.weight_decay, self.learning_rate)
         self._links()
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> MuownState:
@@ -129,7 +139,7 @@ class Muown:
 
 
 def _row_norms(view: MatrixView, x: jax.Array) -> jax.Array:
-    return jnp.maximum(jnp.sqrt(sum_of_squares(x, view.reduction_axes)), LEAST)
+    return jnp.maximum(root(sum_of_squares(x, view.reduction_axes)), LEAST)
 
 
 def _gradients(
@@ -152,7 +162,7 @@ def _step(
     return v * (g / length) - w, g, length
 
 
-@says_names
+@says_names(Muown)
 def muown(
     learning_rate: optax.ScalarOrSchedule,
     link: Muown = Muown(),
@@ -170,6 +180,12 @@ def muown(
     decay has no mask. All other arguments are as in :func:`optax_muonplus.muonplus`. The learning
     rate is of the order of AdamW's, 1e-3 in the code.
     """
+    if not isinstance(link, Muown):
+        check_rule(link, Muown)
+        raise ValueError(
+            "muown takes its own rule only, link=Muown(...), which it gives its learning rate and"
+            f" decay; got {type(link).__name__}."
+        )
     link = dataclasses.replace(link, learning_rate=learning_rate, weight_decay=weight_decay)
     dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
     return partition_with_adamw(matrix_chain(link), adamw, dims, sharding)

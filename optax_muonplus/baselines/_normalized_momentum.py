@@ -11,9 +11,15 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus._arguments import DECAY, POSITIVE, check_number, check_rate
+from optax_muonplus._arguments import DECAY, POSITIVE, check_number
 from optax_muonplus._parameters import flatten_tree
-from optax_muonplus.matrices import as_real, sum_of_squares, upcast_for_sum
+from optax_muonplus._rates import check_rate
+from optax_muonplus.matrices import (
+    as_real,
+    root,
+    sum_of_squares,
+    upcast_for_sum,
+)
 from optax_muonplus.transforms import add_decayed_weights
 
 RMS = 0.2  # of an update, about that of AdamW's
@@ -80,7 +86,7 @@ def _normalized(x: jax.Array, rms: ArrayLike, is_vector: bool) -> jax.Array:
 
 def rms_along(x: jax.Array, axis: int, size: int) -> jax.Array:
     """Returns root mean squares along an axis, which remains with size 1, of ``size`` entries."""
-    return jnp.sqrt(sum_of_squares(x, (axis,)) / size)
+    return root(sum_of_squares(x, (axis,)) / size)
 
 
 def over(x: jax.Array, sizes: jax.Array) -> jax.Array:

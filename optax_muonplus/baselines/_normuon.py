@@ -28,6 +28,7 @@ from optax_muonplus.matrices import (
     ShapeScale,
     as_real,
     check_shape_scale,
+    root,
     shape_factor,
     sum_of_squares,
     upcast_for_sum,
@@ -127,11 +128,11 @@ class NorMuon:
         both = (*view.output_axes, *view.reduction_axes)
         decay, guard = as_real(self.beta2, v.dtype), as_real(self.nu_eps, v.dtype)
         v = decay * v + (1 - decay) * sum_of_squares(o, view.reduction_axes) / n
-        scaled = o / (jnp.sqrt(v) + guard)
-        size = jnp.sqrt(sum_of_squares(scaled, both))
+        scaled = o / (root(v) + guard)
+        size = root(sum_of_squares(scaled, both))
         if self.rule == "paper":
             return scaled * (0.2 * math.sqrt(m * n) / (size + guard)), v
-        kept = jnp.sqrt(sum_of_squares(o, both)) / (size + guard)
+        kept = root(sum_of_squares(o, both)) / (size + guard)
         return scaled * (kept * shape_factor(m, n, self.shape_scale)), v
 
 
@@ -140,7 +141,7 @@ def _row_zeros(view: MatrixView, x: jax.Array) -> jax.Array:
     return jnp.zeros_like(sum_of_squares(x, view.reduction_axes))
 
 
-@says_names
+@says_names(NorMuon)
 def normuon(
     learning_rate: optax.ScalarOrSchedule,
     link: NorMuon = NorMuon(),
@@ -159,4 +160,6 @@ def normuon(
     :func:`optax_muonplus.muonplus`. The learning rate is 0.02 in the code.
     """
     dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
-    return optimizer_of(link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding)
+    return optimizer_of(
+        link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding, NorMuon
+    )

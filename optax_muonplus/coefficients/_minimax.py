@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from optax_muonplus._arguments import known_count
+
 Row = tuple[float, ...]
 
 
@@ -46,8 +48,7 @@ def polar_express(
 
     Source: Amsel, Persson, Musco, Gower, arXiv:2505.16932, Algorithm 1.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}.")
+    known_count("steps", steps, at_most=2**31 - 1)
     if not 0 < lower <= 1:
         raise ValueError(f"lower must be in (0, 1], got {lower}.")
     rows = []

@@ -18,6 +18,7 @@ CoefficientsLike = str | Sequence[float] | Sequence[Sequence[float]]
 
 # Each step is written out in the program; the paper and its rivals use 4 to 10.
 MAX_STEPS = 100
+_USER = "user"  # the source of rows that are passed
 
 
 class Coefficients(NamedTuple):
@@ -50,8 +51,8 @@ def resolve(ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array = 
     """The coefficients that ``ns_steps`` steps use: the first rows of a table.
 
     Args:
-      ns_coeffs: a name in :data:`TABLES`; one row of at least two numbers, used at every step; or a
-        sequence of rows; the first ``ns_steps`` rows are used.
+      ns_coeffs: a name in :data:`TABLES`, of which the first ``ns_steps`` rows are used; one row of
+        at least two numbers, used at every step; or a sequence of ``ns_steps`` rows.
       ns_steps: number of steps, from 1 to 100. A traced integer is accepted for tables whose last
         row may be repeated. (``optax.inject_hyperparams`` traces every number that is not among its
         ``static_args``.)
@@ -60,8 +61,8 @@ def resolve(ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array = 
       The :class:`Coefficients` of the run.
 
     Raises:
-      ValueError: for an unknown name, malformed rows, ``ns_steps`` out of range, or fewer rows than
-        steps where the last row may not be repeated.
+      ValueError: for an unknown name, malformed rows, ``ns_steps`` out of range, more rows of your
+        own than steps, or fewer rows than steps where the last row may not be repeated.
     """
     table = _table(ns_coeffs)
     steps = known_count("ns_steps", ns_steps, MAX_STEPS)
@@ -80,10 +81,27 @@ def resolve(ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array = 
             f" ns_steps={len(table.rows)} or fewer, more rows, or a table that extends:"
             f" {', '.join(name for name, t in TABLES.items() if t.repeats_last)}."
         )
+    if table.source == _USER and len(table.rows) > steps:
+        raise ValueError(
+            f"ns_coeffs has {len(table.rows)} rows, of which ns_steps={steps} would leave out the"
+            f" last {len(table.rows) - steps}, which bring singular values to 1. Pass"
+            f" ns_steps={len(table.rows)}, or {steps} rows, as polar_express({steps}) of"
+            " omp.coefficients makes them."
+        )
     missing = max(0, steps - len(table.rows))
     rows = (table.rows + table.rows[-1:] * missing)[:steps]
     restarts = table.restarts[steps - 1] if steps <= len(table.restarts) else None
     return Coefficients(rows, steps, table.safety_factor, restarts, table.needs_float32)
+
+
+def _of_adamw(rows: np.ndarray) -> str:
+    """A sentence for one number, which may stand where AdamW has its first decay."""
+    if rows.ndim:
+        return ""
+    return (
+        " If it is b1 of optax.adamw, whose second argument that is: b1 and b2 are"
+        " adam_b1=0.9, adam_b2=0.95 here, by name, and the momentum of matrices is beta."
+    )
 
 
 def _table(ns_coeffs: CoefficientsLike) -> Table:
@@ -107,10 +125,10 @@ def _table(ns_coeffs: CoefficientsLike) -> Table:
     if rows.ndim not in (1, 2) or rows.shape[-1] < 2 or rows.shape[0] < 1:
         raise ValueError(
             "ns_coeffs must be one row (c_0, c_1, ...) of at least two numbers, or a sequence of"
-            f" such rows of one length; got {ns_coeffs!r}."
+            f" such rows of one length; got {ns_coeffs!r}.{_of_adamw(rows)}"
         )
     if not np.all(np.isfinite(rows)):
         raise ValueError(f"ns_coeffs must be finite, got {ns_coeffs!r}.")
     as_rows = tuple(tuple(row) for row in np.atleast_2d(rows).tolist())
     # A single row is used at every step, as in Optax.
-    return Table(as_rows, rows.ndim == 1, 1.0, "user")
+    return Table(as_rows, rows.ndim == 1, 1.0, _USER)

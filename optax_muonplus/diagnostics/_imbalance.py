@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from optax_muonplus._arguments import check_word
+from optax_muonplus._arguments import check_matrices, check_word
 from optax_muonplus.matrices import (
     SUMMED_AXIS,
     Side,
@@ -40,7 +40,7 @@ def norm_variance(x: jax.Array, side: Side = "row") -> jax.Array:
       One real number for each matrix, ``(*batch,)``, in float32 at least.
 
     Raises:
-      ValueError: for an unknown side, fewer than two axes, or an empty axis.
+      ValueError: for an unknown side, fewer than two axes, an empty axis, or integers.
 
     Source: Zhang et al., Muon+, arXiv:2602.21545, section "Update Imbalance Caused by Muon's Polar
     Iterations".
@@ -85,6 +85,8 @@ def spearman(x: jax.Array, y: jax.Array, side: Side = "row") -> jax.Array:
     Source: Zhang et al., arXiv:2602.21545, equation "spearman_def", appendix "Positive Correlation
     Before and After the Polar Step".
     """
+    _check(x, side)
+    _check(y, side)
     _check_same_shape(x, y)
     (a, _), (b, _) = _squared_norms(x, side), _squared_norms(y, side)
     finite = jnp.all(jnp.isfinite(a) & jnp.isfinite(b), axis=-1)
@@ -140,8 +142,9 @@ def polar_distance(x: jax.Array, of: jax.Array) -> jax.Array:
       x: matrices X, ``(*batch, out, in)``, such as the results of Newton-Schulz.
       of: matrices M, with polar factors that X approximates; other shapes raise ValueError.
     """
-    _check_same_shape(x, of)
     _check(x)
+    _check(of)
+    _check_same_shape(x, of)
     exact = svd(upcast_for_sum(of))
     size = sum_of_squares(exact, (-2, -1))[..., 0, 0]
     error = sum_of_squares(upcast_for_sum(x) - exact, (-2, -1))[..., 0, 0]
@@ -167,12 +170,7 @@ def _centred_ranks(values: jax.Array) -> jax.Array:
 
 def _check(x: jax.Array, side: str = "row") -> None:
     check_word("side", side, get_args(Side))
-    if jnp.ndim(x) < 2 or 0 in jnp.shape(x):
-        raise ValueError(
-            f"Got an array of shape {jnp.shape(x)}, but rows and columns are those of matrices"
-            " (*batch, out, in) that are not empty. Leave vectors out, and reshape a kernel of more"
-            " axes to (out, in) first; a Flax kernel (in, out) is the transpose of that."
-        )
+    check_matrices(x, empty=False)
 
 
 def _check_same_shape(x: jax.Array, y: jax.Array) -> None:

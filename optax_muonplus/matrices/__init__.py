@@ -30,6 +30,7 @@ from optax_muonplus.matrices._precision import as_real as as_real
 from optax_muonplus.matrices._precision import divide_by_pow2 as divide_by_pow2
 from optax_muonplus.matrices._precision import narrowed as narrowed
 from optax_muonplus.matrices._precision import narrower as narrower
+from optax_muonplus.matrices._precision import root as root
 from optax_muonplus.matrices._precision import scale_by_pow2 as scale_by_pow2
 from optax_muonplus.matrices._precision import sum_of_squares as sum_of_squares
 from optax_muonplus.matrices._precision import times_pow2 as times_pow2

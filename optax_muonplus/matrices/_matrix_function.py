@@ -4,6 +4,7 @@ A Flax kernel is stored as (in, out), the transpose of the matrix W of ``y = W x
 would cost a copy each way. So every function can also say what it is on transposed matrices.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
+from optax_muonplus._arguments import check_matrices
 from optax_muonplus.matrices._dataclass import matrix_function, static
 from optax_muonplus.matrices._machine import Machine
 
@@ -27,7 +29,22 @@ class MatrixFunction:
       class Sign(MatrixFunction):
           def __call__(self, x):
               return jnp.sign(x)
+
+    A call of it with anything but matrices of floating-point numbers raises ValueError.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lets ``__call__`` check its array, here for all functions on matrices."""
+        super().__init_subclass__(**kwargs)
+        function = cls.__dict__.get("__call__")
+        if function is not None:
+
+            @functools.wraps(function)
+            def checked(self: Any, x: Matrices) -> Matrices:
+                check_matrices(x)
+                return function(self, x)
+
+            cls.__call__ = checked  # ty: ignore[invalid-assignment]
 
     def __call__(self, x: Matrices) -> Matrices:
         """Returns the function of every matrix of ``x``, an array of the same shape."""
@@ -217,10 +234,12 @@ def for_layout(
 
 def part(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows columns"]:
     """Returns the first rows and columns of matrices, as many as ``shape`` says."""
+    check_matrices(x)
     return x[..., : shape[0], : shape[1]]
 
 
 def with_zeros(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows columns"]:
     """Adds rows and columns of zeros behind matrices, so that they have ``shape``."""
+    check_matrices(x)
     widths = [(0, n - side) for n, side in zip(shape, x.shape[-2:], strict=True)]
     return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + widths)

@@ -10,12 +10,19 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool
 
-from optax_muonplus._arguments import NOT_NEGATIVE, check_flag, check_number, check_word
+from optax_muonplus._arguments import (
+    NOT_NEGATIVE,
+    check_flag,
+    check_matrices,
+    check_number,
+    check_word,
+)
 from optax_muonplus.matrices._dataclass import matrix_function, static
 from optax_muonplus.matrices._matrix_function import Matrices, MatrixFunction
 from optax_muonplus.matrices._precision import (
     as_real,
     divide_by_pow2,
+    root,
     scale_by_pow2,
     sum_of_squares,
     times_pow2,
@@ -53,6 +60,7 @@ def normalized_sides(norm: Norm, fan_out: int, fan_in: int) -> tuple[Side, ...]:
 
     For ``"auto"`` it is the side that an exact polar factor of this shape leads to.
     """
+    check_norm(norm)
     if norm in _BY_NAME:
         return _BY_NAME[norm]
     if fan_out == fan_in:
@@ -89,7 +97,8 @@ def normalize_matrix(x: Matrices, norm: Norm = "col_row", norm_eps: ArrayLike = 
       An array of ``x``'s shape and dtype.
 
     Raises:
-      ValueError: for an unknown ``norm``, or a ``norm_eps`` that is negative or not finite.
+      ValueError: for an unknown ``norm``, a ``norm_eps`` that is negative or not finite, and for
+        ``x`` that is no array of two axes at least or is not floating-point.
 
     Source: Zhang et al., Muon+, arXiv:2602.21545, equations 3-8 and Algorithm 1. The longer side:
     Zhang and Lin, arXiv:2609.39114 (NorMuon without its running mean). The side chosen by the
@@ -110,10 +119,11 @@ def rows_vary_more(x: Matrices, stored_transposed: bool = False) -> Bool[Array, 
 
     Source: MeqMuon, arXiv:2609.35701, equations 8 and 11.
     """
+    check_matrices(x)
 
     def evenness(axis: int) -> jax.Array:
         """The matrix's norm over the root of 1 + variation^2: the norm is that of both sides."""
-        norms = jnp.sqrt(sum_of_squares(x, (axis,)))
+        norms = root(sum_of_squares(x, (axis,)))
         number = jnp.maximum(jnp.sum(norms > 0, (-2, -1), keepdims=True), 1)
         return jnp.sum(norms, (-2, -1), keepdims=True) / jnp.sqrt(number)
 
@@ -134,8 +144,18 @@ def match_frobenius_norm(x: Matrices, like: Matrices) -> Matrices:
     Returns:
       An array of ``x``'s shape and dtype.
 
+    Raises:
+      ValueError: for arrays of other shapes than each other's, of fewer than two axes, or that are
+        not floating-point.
+
     Source: Zhang et al., Muon+, arXiv:2602.21545, table "Matching Frobenius norm".
     """
+    check_matrices(x, like)
+    if x.shape != like.shape:
+        raise ValueError(
+            f"Got shapes {x.shape} and {like.shape}, but a matrix gets the norm of one of its own"
+            " shape."
+        )
     return _matched(x, like, bounded=False)
 
 
@@ -145,7 +165,7 @@ def _matched(x: Matrices, like: Matrices, bounded: bool) -> Matrices:
         wide, _ = scale_by_pow2(wide)
         wanted, power = scale_by_pow2(wanted)
     squares, goal = sum_of_squares(wide, (-2, -1)), sum_of_squares(wanted, (-2, -1))
-    matched = wide * jnp.sqrt(jnp.where(squares > 0, goal / jnp.where(squares > 0, squares, 1), 0))
+    matched = wide * root(jnp.where(squares > 0, goal / jnp.where(squares > 0, squares, 1), 0))
     return (matched if bounded else times_pow2(matched, power)).astype(x.dtype)
 
 
@@ -201,7 +221,8 @@ class Normalize(MatrixFunction):
             eps = eps / power / power
         squares = sum_of_squares(y, (self._axis(side),)) + eps
         # rsqrt(0) would be infinite for a zero row with norm_eps=0.
-        return y * jnp.where(squares > 0, jax.lax.rsqrt(squares), 0)
+        positive = jnp.where(squares > 0, squares, 1)
+        return y * jnp.where(squares > 0, jax.lax.rsqrt(positive), 0)
 
     def padded(self, shape: tuple[int, int]) -> MatrixFunction:
         """Returns the function that knows the shape: zeros add nothing to sums, and stay zeros."""

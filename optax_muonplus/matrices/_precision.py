@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
+from optax_muonplus._arguments import check_floating, check_matrices
+
 
 def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
     """The dtype of sums over elements of ``dtype``: ``dtype`` itself, but float32 at least."""
@@ -22,6 +24,16 @@ def sum_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     x = upcast_for_sum(x)
     squares = jnp.real(x) ** 2 + jnp.imag(x) ** 2 if jnp.iscomplexobj(x) else x * x
     return jnp.sum(squares, axis=axes, keepdims=True)
+
+
+def root(squares: jax.Array, degree: int = 2) -> jax.Array:
+    """The square or fourth root of sums of squares, with the derivative 0 where they are 0.
+
+    There the derivative of a root is infinite, and times the 0 of its argument it would be NaN.
+    """
+    zero = squares == 0
+    positive = jnp.where(zero, 1, squares)
+    return jnp.where(zero, 0, jnp.sqrt(positive) if degree == 2 else positive**0.25)
 
 
 def as_real(hyperparam: ArrayLike, dtype: DTypeLike) -> jax.Array:
@@ -44,6 +56,7 @@ def scale_by_pow2(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     Returns:
       The quotient, and the powers ``(*batch, 1, 1)``. The power is 1 for a matrix of zeros.
     """
+    check_matrices(x)
     return divide_by_pow2(x, jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
 
 
@@ -52,16 +65,19 @@ def divide_by_pow2(x: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]
 
     The power is 1 where ``size`` is zero.
     """
+    check_floating(x)
+    check_floating(size)
     info = jnp.finfo(size.dtype)
     # Rounding to a mantissa of 0 bits gives a power of two. XLA may multiply by its reciprocal, and
     # treats subnormal numbers as 0: the upper bound keeps the reciprocal out of that range.
     power = jax.lax.reduce_precision(jnp.clip(size, max=info.max / 8), info.nexp, 0)
-    power = jnp.where(power > 0, power, 1)
+    power = jax.lax.stop_gradient(jnp.where(power > 0, power, 1))  # its derivative is 0
     return x / power, power
 
 
 def times_pow2(x: jax.Array, power: jax.Array) -> jax.Array:
     """``x * power``; finite numbers that leave the range become the largest of ``x``'s dtype."""
+    check_floating(x)
     return _saturated(x, jnp.finfo(x.dtype).max / power) * power
 
 
@@ -71,6 +87,7 @@ def narrowed(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     An infinity in a momentum buffer or a parameter would turn into NaN and stay. Those that are in
     ``x`` already stay what they are.
     """
+    check_floating(x)
     largest = jnp.finfo(dtype).max
     fits = largest >= jnp.finfo(x.dtype).max
     return (x if fits else _saturated(x, largest)).astype(dtype)

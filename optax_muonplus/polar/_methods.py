@@ -17,7 +17,8 @@ def newton_schulz(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrices:
       An array of ``x``'s shape and dtype.
 
     Raises:
-      ValueError: if one of ``x`` and ``options.compute_dtype`` is real and the other complex.
+      ValueError: if one of ``x`` and ``options.compute_dtype`` is real and the other complex, and
+        for ``x`` that is no array of two axes at least or is not floating-point.
     """
     return dataclasses.replace(options, polar="newton_schulz")(x)
 

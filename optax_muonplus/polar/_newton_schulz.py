@@ -30,7 +30,14 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from optax_muonplus.coefficients import Row, every_step
-from optax_muonplus.matrices import as_real, divide_by_pow2, part, scale_by_pow2, sum_of_squares
+from optax_muonplus.matrices import (
+    as_real,
+    divide_by_pow2,
+    part,
+    root,
+    scale_by_pow2,
+    sum_of_squares,
+)
 from optax_muonplus.polar._products import (
     Matrices,
     Precision,
@@ -204,7 +211,7 @@ def _in_range(x: Matrices, operand: jnp.dtype) -> tuple[Matrices, Scale]:
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
     info = jnp.finfo(squares.dtype)
     summed = (squares > info.tiny / info.eps) & (squares < info.max)
-    y, magnitude = divide_by_pow2(x, jnp.where(summed, jnp.sqrt(squares), largest))
+    y, magnitude = divide_by_pow2(x, jnp.where(summed, root(squares), largest))
     # Squares of very large and very small elements leave the range of float32. The norm is then
     # only known to be at most that of a matrix full of the largest element.
     full = 2.0 ** math.ceil(math.log2(math.prod(x.shape[-2:])) / 2)
@@ -232,12 +239,12 @@ def _scale(
     if preconditioning == "spectral":
         norm = jnp.linalg.norm(y.astype(gram.dtype), ord=2, axis=(-2, -1), keepdims=True)
     elif preconditioning == "schatten":
-        norm = sum_of_squares(gram, (-2, -1)) ** 0.25
+        norm = root(sum_of_squares(gram, (-2, -1)), degree=4)
     elif preconditioning in ("aol", "aol_out"):
-        norm = jnp.sqrt(jnp.sum(jnp.abs(gram), axis=-1, keepdims=True))
+        norm = root(jnp.sum(jnp.abs(gram), axis=-1, keepdims=True))
     else:
         trace = jnp.real(jnp.trace(gram, axis1=-2, axis2=-1))[..., None, None]
-        norm = jnp.sqrt(trace)
+        norm = root(trace)
     # The norm of a zero matrix, or under aol of a zero row, is 0, and eps may be 0 too.
     divisor = jnp.where(norm > 0, safety_factor * norm + eps, 1)
     return jnp.where(norm > 0, 1 / divisor, 0)

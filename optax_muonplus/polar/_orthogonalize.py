@@ -55,7 +55,7 @@ class Orthogonalize(MatrixFunction):
     Attributes:
       ns_coeffs: a table's name (``optax_muonplus.coefficients.TABLES``), one row, or several rows.
         All attributes but ``polar`` are for Newton-Schulz only.
-      ns_steps: number of steps; the first ``ns_steps`` rows of the table are used.
+      ns_steps: number of steps: the first rows of the table, or as many rows of your own.
       eps: added to the norm that divides. With the default the result does not depend on the scale
         of ``x``; a larger one shrinks the update of matrices whose norm is comparable to it.
       polar: ``"newton_schulz"``, ``"gram"`` (see :func:`gram_newton_schulz`), ``"svd"`` (see
@@ -80,8 +80,10 @@ class Orthogonalize(MatrixFunction):
         machine that the program is lowered for.
 
     Raises:
-      ValueError: for an unknown option, too few rows, ``ns_steps < 1``, a negative ``eps``, a dtype
-        that is not floating-point, coefficients that diverge in it, or ``"gram"`` without restarts.
+      ValueError: for an unknown option, too few rows, or too many of your own, ``ns_steps < 1``, a
+        negative ``eps``, a dtype that is not floating-point, coefficients that diverge in it, or
+        ``"gram"`` without restarts; when called, for anything but matrices of floating-point
+        numbers.
 
     Source: Jordan et al. 2024 (Muon); Boissin et al., arXiv:2512.04632 (aol); Grishina et al.,
     arXiv:2506.10935 (schatten).
@@ -216,7 +218,12 @@ def matmul_shapes(
 
     Returns:
       ``(rows, inner, columns)`` of each product, which takes ``2 * rows * inner * columns`` FLOPs.
+
+    Raises:
+      ValueError: for a shape of fewer than two axes.
     """
+    if len(shape) < 2:
+        raise ValueError(f"The shape of matrices is (..., out, in), got {tuple(shape)}.")
     if not options.is_iteration:
         options = Orthogonalize(polar="newton_schulz")
     machine = options.machine or machine_of(jax.default_backend())

@@ -25,6 +25,7 @@ from optax_muonplus.transforms._momentum_state import MomentumState as MomentumS
 from optax_muonplus.transforms._momentum_state import find_momentum as find_momentum
 from optax_muonplus.transforms._momentum_state import stored_like as stored_like
 from optax_muonplus.transforms._momentum_state import widened as widened
+from optax_muonplus.transforms._order import check_rule as check_rule
 from optax_muonplus.transforms._partition import AdamW as AdamW
 from optax_muonplus.transforms._partition import optimizer_of as optimizer_of
 from optax_muonplus.transforms._partition import partition_with_adamw as partition_with_adamw

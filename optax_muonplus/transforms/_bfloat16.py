@@ -54,7 +54,9 @@ def param_remainders(
     in float32 and wider get the updates of ``inner``, without state.
 
     Args:
-      inner: the whole optimizer, with its learning rate. Inside of
+      inner: the whole optimizer, with its learning rate. Nothing may follow: updates that
+        ``optax.scale`` or a clip changes afterwards do not fit the remainders, which nothing can
+        tell. Inside of
         :func:`~optax_muonplus.transforms.shard_state` the remainders are cut with the rest of the
         state, and gathered updates have 4 bytes an element; outside of it remainders lie as the
         parameters do, and gathered updates have the dtype of ``inner``.

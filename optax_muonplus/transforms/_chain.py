@@ -12,6 +12,7 @@ from optax_muonplus._parameters import LeafInfo
 from optax_muonplus.matrices import MatrixFunction, narrowed
 from optax_muonplus.transforms._descent import DecayedWeights, LearningRate, are_wide
 from optax_muonplus.transforms._momentum import Momentum
+from optax_muonplus.transforms._order import check_downhill
 from optax_muonplus.transforms._steps import DualNorm, Steps
 
 
@@ -65,6 +66,7 @@ class Chain:
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         """Returns the state of the only link, or a tuple of those of all."""
+        check_downhill(self.links)
         states = tuple(
             link.init(params) if _is_of_optax(link) else link.init(params, leaves)
             for link in self.links

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus._arguments import check_flag, check_rate
+from optax_muonplus._arguments import check_flag
 from optax_muonplus._parameters import by_path, flatten_tree
+from optax_muonplus._rates import check_rate
 
 _FLAG = bool | int | np.bool_ | np.ndarray | jax.Array
 
@@ -18,9 +19,13 @@ class DecayedWeights(optax.GradientTransformation):
 
     Attributes:
       is_zero: whether the decay is zero as a Python number.
+      weight_decay: number or schedule.
+      name: of the argument, for messages.
     """
 
     is_zero: bool
+    weight_decay: optax.ScalarOrSchedule
+    name: str
 
 
 class LearningRate(optax.GradientTransformation):
@@ -57,8 +62,9 @@ def add_decayed_weights(
         :math:`U \bar W` is not negative.
 
     Raises:
-      ValueError: unless the decay is a finite number or a schedule, and ``cautious`` a flag; for a
-        mask of words or one flag; at init, for a tree that does not cover the parameters.
+      ValueError: unless the decay is a finite number, not negative, or a schedule, and
+        ``cautious`` a flag; for a mask of words or one flag; at init, for a tree that does not
+        cover the parameters.
 
     Source: Chen et al., *Cautious Weight Decay*, arXiv:2510.12402, Algorithm 1.
     """
@@ -88,6 +94,7 @@ def add_decayed_weights(
 
     transformation = DecayedWeights(link.init, update_fn)
     transformation.is_zero = is_zero
+    transformation.weight_decay, transformation.name = weight_decay, name
     return transformation
 
 
@@ -133,7 +140,7 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> LearningRat
     """``optax.scale_by_learning_rate``, which a chain may multiply in where updates are made.
 
     Raises:
-      ValueError: unless the rate is a finite number or a schedule. A negative one goes uphill.
+      ValueError: unless the rate is a finite number, not negative, or a schedule.
     """
     check_rate("learning_rate", learning_rate)
     transformation = LearningRate(*optax.scale_by_learning_rate(learning_rate))

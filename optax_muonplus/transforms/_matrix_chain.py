@@ -22,6 +22,7 @@ from optax_muonplus._parameters import (
 from optax_muonplus.matrices import ArrayFunction, MatrixFunction
 from optax_muonplus.transforms._chain import Chain, Link
 from optax_muonplus.transforms._momentum import Momentum, MomentumTransformation
+from optax_muonplus.transforms._order import check_order
 from optax_muonplus.transforms._resolved import ChainTransformation, for_resolved
 from optax_muonplus.transforms._steps import DualNorm
 
@@ -75,9 +76,11 @@ def matrix_chain(
 
     Raises:
       TypeError: for something else.
-      ValueError: for a link with dimension numbers or a sharding of its own; at init, for leaves
-        that are not matrices, and for links of this library inside of ``optax.chain``, which would
-        not get the chain's dimension numbers and sharding.
+      ValueError: for a link with dimension numbers or a sharding of its own, a whole optimizer in
+        the place of a link, two momenta, what follows a learning rate, and a polar factor right
+        after another one; at init, for leaves that are not matrices, for links of this library
+        inside of ``optax.chain``, which would not get the chain's dimension numbers and sharding,
+        and for an optimizer of Optax before a learning rate.
 
     Example:
       >>> import jax.numpy as jnp, optax_muonplus as omp
@@ -88,6 +91,7 @@ def matrix_chain(
       (4, 8)
     """
     parts = tuple(part for link in links for part in parts_of(link))
+    check_order(parts)
     chain = Chain.of(parts)
 
     def init(params: optax.Params, tree: ResolvedTree) -> optax.OptState:
@@ -111,6 +115,12 @@ def parts_of(link: Any) -> tuple[Any, ...]:
                 " to matrix_chain, or to the optimizer that the chain is for: all links get them."
             )
         return link.parts
+    if isinstance(link, ChainTransformation):
+        raise ValueError(
+            "A chain got a whole optimizer, such as omp.muonplus(0.02), in the place of a link: it"
+            " has a learning rate and AdamW of its own. Pass the rule for matrices alone, such as"
+            " omp.scale_by_muonplus()."
+        )
     if isinstance(link, MomentumTransformation):
         return (link.average,)
     if isinstance(link, optax.GradientTransformation | MatrixFunction | Momentum | DualNorm):

@@ -1,13 +1,14 @@
 """A chain for the matrices of a tree, and AdamW for everything else."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number, check_rate
+from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
 from optax_muonplus._parameters import (
     ADAM,
     MUON,
@@ -18,6 +19,7 @@ from optax_muonplus._parameters import (
     ShardingTree,
     by_rules,
 )
+from optax_muonplus._rates import check_decay, check_rate
 from optax_muonplus.transforms._chain import Chain
 from optax_muonplus.transforms._descent import (
     add_decayed_weights,
@@ -30,6 +32,7 @@ from optax_muonplus.transforms._matrix_chain import (
     matrix_chain,
     parts_of,
 )
+from optax_muonplus.transforms._order import check_rule
 from optax_muonplus.transforms._resolved import ChainTransformation, for_resolved
 
 
@@ -57,7 +60,8 @@ class AdamW:
       b1: first decay.
       b2: second decay.
       eps: epsilon.
-      eps_root: epsilon inside the root.
+      eps_root: epsilon inside the root. It must be positive where updates are differentiated and
+        gradients may be zero, as Optax says: the derivative of the root is infinite there.
       nesterov: whether it looks one step ahead (NAdamW).
       weight_decay: number or schedule; 0 here, where ``optax.adamw`` has 1e-4.
     """
@@ -83,6 +87,7 @@ class AdamW:
 
     def transformation(self) -> optax.GradientTransformation:
         """Returns the chain, for a learning rate that is given."""
+        check_decay("adam_weight_decay", self.weight_decay, self.learning_rate)
         return optax.chain(
             optax.scale_by_adam(self.b1, self.b2, self.eps, self.eps_root, nesterov=self.nesterov),
             add_decayed_weights(self.weight_decay, name="adam_weight_decay"),
@@ -158,12 +163,17 @@ def optimizer_of(
     adamw: Rest,
     weight_dimension_numbers: DimensionNumbersTree,
     sharding: ShardingTree,
+    rule: Callable[..., Any] | None = None,
 ) -> ChainTransformation:
     """A link, decay and the step downhill for the matrices, and AdamW for everything else.
 
     Arguments are those of :func:`optax_muonplus.transforms.matrix_chain`,
-    :func:`optax_muonplus.transforms.partition_with_adamw` and the links at a chain's end.
+    :func:`optax_muonplus.transforms.partition_with_adamw` and the links at a chain's end. ``rule``
+    is what makes the link as a rule, such as ``NorMuon``: with it a part of such a rule in the
+    place of the link raises ValueError, which says how it is passed.
     """
+    if rule is not None:
+        check_rule(link, rule)
     chain = matrix_chain(
         link,
         add_decayed_weights(weight_decay, weight_decay_mask),

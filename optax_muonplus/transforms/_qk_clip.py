@@ -1,6 +1,7 @@
 """QK-clip: heads whose attention logits grew too large get smaller queries and keys."""
 
 import math
+import weakref
 from typing import Any, Literal, get_args
 
 import jax
@@ -29,6 +30,8 @@ from optax_muonplus._parameters import (
 )
 
 Fused = Literal["blocks", "by_head"]
+# What qk_clip has made and is still in use, by its id: an optimizer must not take it for gradients.
+_MADE: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def qk_clip(
@@ -85,8 +88,9 @@ def qk_clip(
     Raises:
       ValueError: unless the threshold is positive; at init, if no module has queries and keys, if
         one has keys that cannot be told from values, if it has QK-norm, or for fused kernels
-        without ``head_size`` and ``fused``; at an update without parameters or ``max_logits``, and
-        for maxima that are not of the modules and their heads.
+        without ``head_size`` and ``fused``; at an update without parameters or ``max_logits``, for
+        maxima that are not of the modules and their heads, and by an optimizer of this library that
+        gets the updates of this as gradients.
 
     Source: Kimi Team, arXiv:2507.20534, section 2.1. The paper has latent attention, where no head
     shares keys; Megatron-LM gives all queries of shared keys the factor of the keys.
@@ -118,9 +122,20 @@ def qk_clip(
             for layer, of_heads in zip(modules[module], factors, strict=True):
                 i = layer.leaf.index
                 new[i] = _scaled(new[i], own[i], _per_output(layer, of_heads))
+                _MADE[id(new[i])] = new[i]
         return tree.unflatten(new), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def not_clipped(updates: optax.Updates) -> optax.Updates:
+    """Returns gradients; raises ValueError for those that are updates of :func:`qk_clip`."""
+    if any(_MADE.get(id(x)) is x for x in jax.tree.leaves(updates)):
+        raise ValueError(
+            "qk_clip stands before the optimizer, which takes its updates for gradients. It scales"
+            " what parameters become, so that it comes last: optax.chain(optimizer, qk_clip(...))."
+        )
+    return updates
 
 
 def _modules(

@@ -18,6 +18,7 @@ from optax_muonplus._parameters import (
     resolve,
     shard_like_params,
 )
+from optax_muonplus.transforms._qk_clip import not_clipped
 from optax_muonplus.transforms._state_check import update_own_state
 
 # Whether a chain runs whose dimension numbers or sharding its Optax links cannot see.
@@ -77,7 +78,7 @@ def for_resolved(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        check_gradients(updates, params)
+        check_gradients(not_clipped(updates), params)
         tree = looked_up(updates)
         params = beside_updates(updates, params)
         return update_own_state(

@@ -38,7 +38,7 @@ def test_numbers_are_checked_through_inject_hyperparams(name):
     params = random_tree(SHAPES)
     with pytest.raises(ValueError, match=r"adam_b2 must be in \[0, 1\), got 1.0"):
         make(0.1, adam_b2=1.0).init(params)
-    with pytest.raises(ValueError, match="learning_rate must be a finite number or a schedule"):
+    with pytest.raises(ValueError, match="learning_rate must be a finite number, not negative"):
         make(float("nan")).init(params)
     with pytest.raises(ValueError, match=r"beta must be in \[0, 1\), got 1.5"):
         make(0.1, beta=lambda count: 1.5 + 0 * count).init(params)

@@ -6,6 +6,10 @@ import re
 import pytest
 
 import optax_muonplus as omp
+from docs import names
+from optax_muonplus._argument_names import ELSEWHERE
+from optax_muonplus.baselines import adamuon, aurora, hyperball, muoneq, muown, normuon
+from tests.support.documents import PAGES
 
 BASELINES = [
     value
@@ -27,6 +31,11 @@ BASELINES = [
         "backend_steps": "ns_steps",
         "mask": "weight_decay_mask",
         "weight_dimension_numbers": "muon_weight_dimension_numbers",
+        "norm_mode": "norm",
+        "rms_rate": "consistent_rms",
+        "cautious_wd": "cautious_weight_decay",
+        "num_ns_steps": "ns_steps",
+        "adam_beta_1": "adam_b1",
     }.items(),
 )
 def test_names_of_other_libraries_are_said_here(given, here):
@@ -38,12 +47,27 @@ def test_names_of_other_libraries_are_said_here(given, here):
         omp.describe({}, **{given: 0.5})
 
 
-def test_the_argument_here_is_one():
-    from optax_muonplus._argument_names import ELSEWHERE
+NAMES = inspect.signature(omp.muonplus).parameters
 
-    names = inspect.signature(omp.muonplus).parameters
-    for given, here in ELSEWHERE.items():
-        assert given not in names and here in names
+
+def test_the_argument_here_is_one():
+    for given, row in ELSEWHERE.items():
+        assert given not in NAMES
+        assert row.here in NAMES or row.how
+
+
+@pytest.mark.parametrize("given", ELSEWHERE)
+def test_every_name_of_another_library_is_answered_with_an_argument_here(given):
+    """By its name, or by what to pass: never by a guess at another one that looks alike."""
+    with pytest.raises(TypeError) as caught:
+        omp.muonplus(0.1, **{given: 1})
+    message = str(caught.value).removeprefix(f"muonplus() has no argument {given}")
+    assert "Did you mean" not in message and "it has learning_rate" not in message
+    row = ELSEWHERE[given]
+    assert f"it is called {row.here} here" in message if not row.how else row.how in message
+    for make in BASELINES:
+        with pytest.raises(TypeError, match=f"has no argument {given}[:.]"):
+            make(0.1, **{given: 1})
 
 
 @pytest.mark.parametrize("make", BASELINES)
@@ -52,8 +76,56 @@ def test_baselines_say_names_too(make):
         make(lr=0.1)
     with pytest.raises(TypeError, match=r"b1: it is in (adamw|others) here"):
         make(0.1, b1=0.9)
-    with pytest.raises(TypeError, match=r"Options of the rule itself are in link\.$"):
+    with pytest.raises(TypeError, match=r"momentum: it is in link here, as in link=\w+\(momentum="):
         make(0.1, momentum=0.9)
+    with pytest.raises(
+        TypeError, match=r"as in (adamw|others)=omp\.transforms\.AdamW\(learning_ra"
+    ):
+        make(0.1, adam_learning_rate=3e-3)
+    with pytest.raises(TypeError, match=r"AdamW\(b1=\.\.\., b2=\.\.\.\)"):
+        make(0.1, adamw_betas=(0.9, 0.95))
+    with pytest.raises(TypeError, match=r"wrap the optimizer, omp\.transforms\.shard_state"):
+        make(0.1, state_sharding="data")
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "forms"),
+    [
+        (normuon, "beta2", ["link=NorMuon(beta2=...)", "adamw=omp.transforms.AdamW(b2=...)"]),
+        (adamuon, "beta2", ["link=AdaMuon(beta2=...)", "adamw=omp.transforms.AdamW(b2=...)"]),
+        (normuon, "muon_beta2", ["link=NorMuon(beta2=...)"]),
+        (muown, "beta2", ["adamw=omp.transforms.AdamW(b2=...)"]),
+        (aurora, "rounds", ["link=scale_by_aurora(factor=Aurora(rounds=...))"]),
+        (hyperball, "ns_steps", ["link=scale_by_muon(polar_factor=Orthogonalize(ns_steps=...))"]),
+        (muoneq, "nesterov", ["link=scale_by_muoneq(momentum=Momentum(nesterov=...))"]),
+        (normuon, "rule", ["link=NorMuon(rule=...)"]),
+    ],
+)
+def test_options_of_a_rule_are_said_where_they_are(make, given, forms):
+    """Where the rule and AdamW both have one, both are said."""
+    with pytest.raises(TypeError) as caught:
+        make(0.1, **{given: 0.9})
+    message = str(caught.value)
+    assert all(form in message for form in forms)
+    assert message.count("=...") == len(forms)
+
+
+def test_positions_of_adamw_are_answered_with_names():
+    with pytest.raises(ValueError, match=r"adam_b1=0\.9, adam_b2=0\.95 here, by name"):
+        omp.muonplus(3e-3, 0.9, 0.95)
+    with pytest.raises(ValueError, match=r"adamw=omp\.transforms\.AdamW\(b1=0\.9, b2=0\.95\)"):
+        normuon(3e-3, 0.9, 0.95)
+
+
+def test_the_page_on_pytorch_has_every_name():
+    """Its table is made of the names that messages know, by an extension of the site."""
+    page = PAGES["start/from_pytorch.md"]
+    assert re.search("^%names$", page, re.M)
+    table = names.table()
+    for given in ELSEWHERE:
+        assert f"`{given}`" in table
+    cells = [cell for line in table.splitlines() for cell in line.split(" | ")]
+    assert max(len(cell.split()) for cell in cells) <= 25
 
 
 def test_a_misspelt_keyword_is_asked_about_and_others_are_listed():

@@ -76,7 +76,7 @@ def forms(*numbers):
 
 # Of None, which some take for "not given", nothing is said here.
 REFUSED = {
-    "rate": NO_NUMBER,
+    "rate": [*NO_NUMBER, *forms(-0.25)],
     "decay": [*NO_NUMBER, *forms(1.0, -0.25, 2.0), lambda step: 0.9],
     "not negative": [*NO_NUMBER, *forms(-0.25), lambda step: 0.5],
     "positive": [*NO_NUMBER, *forms(0.0, -0.25), lambda step: 0.5],
