@@ -1,11 +1,12 @@
 """Which arguments of Muon+ have no effect because of others.
 
 They are not refused: a sweep over ``norm`` or ``polar`` keeps the others as they are, and traced
-values cannot be told from defaults. ``describe`` says them, and each one's documentation.
+values cannot be told from defaults. ``describe`` says them, and each one's documentation. It also
+says where AdamW has a learning rate that is rarely meant for it.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from optax_muonplus._argument_names import says_names
@@ -31,6 +32,7 @@ def _sees_size(given: Mapping[str, Any]) -> bool:
     return bool(given["nesterov"] or given["adaptive"] or not exact)
 
 
+LARGE = 0.005  # a learning rate beyond what AdamW usually has
 RULES = (
     Idle(_ITERATION, "beside polar='svd'", lambda given: given["polar"] == "svd"),
     Idle(_ITERATION, "beside a function as polar", lambda given: callable(given["polar"])),
@@ -45,8 +47,9 @@ RULES = (
 def without_effect(given: Mapping[str, Any]) -> list[str]:
     """A line for each rule by which some of the given arguments of Muon+ have no effect.
 
-    Arguments at their default are not said. Raises TypeError for a name that :func:`muonplus` does
-    not have, as of ``describe``, and ValueError as it does.
+    Arguments at their default are not said. Lines about the learning rates follow. Raises
+    TypeError for a name that :func:`muonplus` does not have, as of ``describe``, and ValueError as
+    it does.
     """
     signature = inspect.signature(muonplus)
     arguments: dict[str, Any] = {"learning_rate": 0.0, **given}
@@ -65,7 +68,20 @@ def without_effect(given: Mapping[str, Any]) -> list[str]:
         idle = [name for name in rule.names if name in chosen]
         if idle and rule.applies(everything):
             lines.append(f"without effect: {', '.join(idle)}, {rule.beside}")
-    return lines
+    return [*lines, *(_of_rates(everything) if "learning_rate" in given else ())]
+
+
+def _of_rates(given: Mapping[str, Any]) -> Iterator[str]:
+    """A line if AdamW's learning rate follows that of the matrices, or does not follow it."""
+    rate, adam = given["learning_rate"], given["adam_learning_rate"]
+    large = isinstance(rate, int | float) and rate >= LARGE
+    if large and adam is None and given["consistent_rms"] is None:
+        yield (
+            f"adam_learning_rate is not given, and AdamW has learning_rate={rate:g} too;"
+            " adam_learning_rate=0.003 is usual"
+        )
+    if callable(rate) and isinstance(adam, int | float):
+        yield f"adam_learning_rate={adam:g} stays constant beside a schedule of learning_rate"
 
 
 def _of_muonplus(**_: Any) -> None:
@@ -74,7 +90,7 @@ def _of_muonplus(**_: Any) -> None:
 
 _of_muonplus.__name__ = "describe"
 _of_muonplus.__signature__ = inspect.signature(muonplus)  # ty: ignore[missing-attribute]
-_named_describe = says_names(_of_muonplus)
+_named_describe = says_names()(_of_muonplus)
 
 
 def _is(value: Any, given: Any) -> bool:

@@ -189,7 +189,7 @@ def test_relaxed_tables_use_the_whole_band_after_each_step(degree, steps, lower)
         (lambda: coefficients.resolve((1.0, float("nan"), 2.0), 5), "must be finite"),
         (lambda: coefficients.minimax(0.1, 1, 4), "degree must be odd"),
         (lambda: coefficients.minimax(0.5, 0.1), "0 < lower <= upper"),
-        (lambda: coefficients.polar_express(0), "steps must be at least 1"),
+        (lambda: coefficients.polar_express(0), "steps must be an integer of at least 1, got 0"),
         (lambda: coefficients.relaxed(5, upper=0.0), "upper must be positive and finite, got 0.0"),
         (lambda: coefficients.relaxed(5, lower=2.0), r"lower must be in \(0, 1\], got 2"),
         (lambda: coefficients.polar_express(3, lower=0), r"lower must be in \(0, 1\]"),

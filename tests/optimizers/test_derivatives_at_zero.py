@@ -37,7 +37,7 @@ RULES |= {str(x): functools.partial(omp.muonplus, 0.02, **x) for x in OPTIONS}
 RULES["both, norm_eps=0"] = functools.partial(
     rivals.muoneq, 0.02, rivals.scale_by_muoneq(balance=rivals.Balance("both", 0.0))
 )
-RULES["paper"] = functools.partial(rivals.normuon, 0.02, rivals.NorMuon(nu_eps=0.0, rule="paper"))
+RULES["paper"] = functools.partial(rivals.normuon, 0.02, rivals.NorMuon(rule="paper"))
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -57,6 +57,23 @@ def test_arguments_without_effect_are_named_and_have_none(arguments, idle):
         np.testing.assert_allclose(update(**arguments), update(**effective), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"learning_rate": 0.02}, "adam_learning_rate is not given, and AdamW has learning_rate=0"),
+        ({"learning_rate": lambda step: 0.02, "adam_learning_rate": 0.003}, "stays constant"),
+        ({"learning_rate": 0.02, "adam_learning_rate": 0.003}, None),
+        ({"learning_rate": 0.02, "consistent_rms": 0.2}, None),
+        ({"learning_rate": 0.002}, None),
+        ({"learning_rate": lambda step: 0.02}, None),
+        ({}, None),
+    ],
+)
+def test_a_rate_that_is_rarely_meant_for_adamw_is_said(arguments, line):
+    table = omp.describe(random_tree({"up": {"kernel": (4, 6)}}), **arguments)
+    assert (line in table) if line else ("adam_learning_rate" not in table)
+
+
 def test_describe_refuses_what_muonplus_refuses():
     with pytest.raises(ValueError, match="ns_steps must be an integer"):
         omp.describe({}, ns_steps=True)
