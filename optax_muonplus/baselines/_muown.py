@@ -82,7 +82,8 @@ class Muown:
 
     The state is one momentum buffer and four numbers a row, 4 (mn + 4 m) bytes in float32: V is W
     with rows of other norms. It costs two readings of W and two sums over rows more than Muon,
-    which on a mesh are left to the compiler. An update needs the parameters.
+    which on a mesh are left to the compiler. An update needs the parameters. Its derivative by a
+    row of zeros is of the order of 1 over Adam's epsilon.
 
     Decay is AdamW's. That of Emerging-Optimizers is of the new g, and the authors' subtracts
     :math:`\eta\lambda W` from the new W and sets g to its rows: both differ by terms of

@@ -75,7 +75,8 @@ class Orthogonalize(MatrixFunction):
         polynomials combined, in float32 at least; results are rounded once. None means the input's
         dtype, at least float32, at JAX's default matmul precision. ``"cans"`` diverges in less
         than float32: it uses the precision of :func:`gram_newton_schulz`, and rejects a narrower
-        ``compute_dtype``. Float16 is for GPUs; TPUs have no unit for it and emulate it slowly.
+        ``compute_dtype``. Float16 is for GPUs; TPUs have no unit for it and emulate it slowly. Its
+        derivatives may overflow: by a zero matrix that is normalized afterwards they are NaN.
       machine: ``"cpu"``, ``"tpu"`` or ``"gpu"``, which the products are written for. None is the
         machine that the program is lowered for.
 
