@@ -194,7 +194,7 @@ def _places(
         yield f"{value}=omp.transforms.AdamW({', '.join(f'{x}=...' for x in fields)})"
 
 
-def form_with(rule: Callable[..., Any], option: str) -> str:
+def form_with(rule: Any, option: str) -> str:
     """How an option is passed to a rule, ``NorMuon(beta2=...)``; empty if it has none such."""
     options = options_of(rule)
     if option in options and not dataclasses.is_dataclass(options[option]):

@@ -76,7 +76,7 @@ class Hyperball:
     learning_rate: optax.ScalarOrSchedule
 
     def __post_init__(self) -> None:
-        """Raises ValueError unless the rate is a finite number or a schedule."""
+        """Raises ValueError unless the rate is a number, not negative, or a schedule."""
         scale_by_learning_rate(self.learning_rate)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> optax.OptState:

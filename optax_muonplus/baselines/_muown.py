@@ -104,8 +104,8 @@ class Muown:
 
     def __post_init__(self) -> None:
         """Raises ValueError unless rate and decay are numbers, not negative, or schedules."""
-        check_decay("weight_decay", self.weight_decay, self.learning_rate)
         self._links()
+        check_decay("weight_decay", self.weight_decay, self.learning_rate)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> MuownState:
         """Returns the state before the first update."""

@@ -4,6 +4,7 @@ It takes the matrices out of the leaves and puts the results back, in the right 
 ``_execution`` runs the functions.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from optax_muonplus._execution import (
     dtypes_of,
 )
 from optax_muonplus._parameters import LeafInfo
-from optax_muonplus.matrices import MatrixFunction, compose, narrowed
+from optax_muonplus.matrices import MatrixFunction, narrowed
 
 
 def apply_to_sources(
@@ -70,14 +71,14 @@ def check_function(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInf
 
     Nothing is computed: each distinct shape is traced once.
     """
-    function = compose(functions).on("cpu")  # shapes and dtypes are the same on all machines
+    steps = [function.on("cpu") for function in functions]  # of one shape on all machines
     shapes: dict[jax.ShapeDtypeStruct, str] = {}
     for leaf in leaves:
         for shape in leaf.matrix.block_shapes():
             shapes.setdefault(jax.ShapeDtypeStruct(shape, leaf.dtype), leaf.name)
-    for probe, name in shapes.items():
+    for (probe, name), function in itertools.product(shapes.items(), steps):
         try:
-            result = jax.eval_shape(lambda x: function(x), probe)
+            result = jax.eval_shape(lambda x, function=function: function(x), probe)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
         if getattr(result, "shape", None) != probe.shape:

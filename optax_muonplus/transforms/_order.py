@@ -2,7 +2,7 @@
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -68,7 +68,7 @@ def check_downhill(links: Sequence[Any]) -> None:
             )
 
 
-def check_rule(link: Any, rule: Callable[..., Any], needs_polar_factor: bool = True) -> None:
+def check_rule(link: Any, rule: Any, needs_polar_factor: bool = True) -> None:
     """Raises ValueError unless ``link`` is a whole rule, as ``rule`` makes one.
 
     Args:
@@ -149,7 +149,7 @@ def _comes_before_rates(part: Any) -> bool:
 
 def _goes_downhill(link: Any) -> bool:
     """Whether Optax's ``link`` turns ones round, as far as this can be known."""
-    if not isinstance(link, optax.GradientTransformation) or has_rate(link):
+    if not isinstance(link, optax.GradientTransformation) or _comes_before_rates(link):
         return False
     if not str(getattr(link.update, "__module__", "")).startswith("optax"):
         return False
@@ -157,10 +157,10 @@ def _goes_downhill(link: Any) -> bool:
         with jax.ensure_compile_time_eval():
             ones = {"w": jnp.ones((2, 2))}
             link = optax.with_extra_args_support(link)
-            updates, _ = link.update(ones, link.init(ones), ones)
+            (made,) = jax.tree.leaves(link.update(ones, link.init(ones), ones)[0])
     except Exception:  # it asks for other trees or arguments, and nothing is known of it
         return False
-    if isinstance(updates["w"], jax.core.Tracer):
+    if isinstance(made, jax.core.Tracer):
         return False
-    mean = float(np.asarray(updates["w"]).mean())
+    mean = float(np.real(np.asarray(made)).mean())
     return mean < 0 and mean != -1

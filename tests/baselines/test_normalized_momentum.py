@@ -163,8 +163,8 @@ def test_sharded_parameters_get_the_update_of_one_device(kind):
     [
         ({"beta": 1.0}, r"beta must be in \[0, 1\), got 1.0"),
         ({"rms": 0.0}, "rms must be a positive, finite number, got 0.0"),
-        ({"learning_rate": "fast"}, "learning_rate must be a finite number or a schedule"),
-        ({"weight_decay": "none"}, "weight_decay must be a finite number or a schedule"),
+        ({"learning_rate": "fast"}, "learning_rate must be a finite number, not negative"),
+        ({"weight_decay": "none"}, "weight_decay must be a finite number, not negative"),
     ],
 )
 def test_invalid_arguments_are_named(options, words):
