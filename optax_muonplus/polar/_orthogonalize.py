@@ -115,6 +115,8 @@ class Orthogonalize(MatrixFunction):
             check_precision(self.ns_coeffs, chosen, operand)
             if self.polar == "gram":
                 check_gram(self.ns_coeffs, chosen, operand)
+        elif isinstance(self.ns_coeffs, str):  # without effect, but for a word that is none
+            resolve(self.ns_coeffs, 1)
         object.__setattr__(self, "ns_coeffs", _hashable(self.ns_coeffs))
         object.__setattr__(self, "compute_dtype", operand)
 

@@ -35,7 +35,7 @@ ORTHOGONALIZERS = {
     "cubic": {"ns_coeffs": "cubic"},
     "cubic-7": {"ns_coeffs": "cubic", "ns_steps": 7},
     "triple": {"ns_coeffs": (2.0, -1.5, 0.5), "ns_steps": 12},
-    "rows": {"ns_coeffs": ((3.0, -3.2, 1.2), (2.0, -1.5, 0.5), (1.0, 1.0, 1.0)), "ns_steps": 2},
+    "rows": {"ns_coeffs": ((3.0, -3.2, 1.2), (2.0, -1.5, 0.5)), "ns_steps": 2},
     "svd": {"polar": "svd"},
 }
 # CANS has no cushion: its first polynomial takes terms of order 8 down to 0.002, so the rounding of

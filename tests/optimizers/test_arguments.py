@@ -26,6 +26,7 @@ MATRIX = {"up": {"kernel": jnp.ones((4, 6))}}
         ),
         ({"polar": "qr"}, "Unknown polar 'qr'. Known: auto, newton_schulz, gram, svd"),
         ({"ns_coeffs": "muonn"}, "Unknown ns_coeffs 'muonn'. Known names: jordan, you"),
+        ({"polar": "svd", "ns_coeffs": "muonn"}, "Unknown ns_coeffs 'muonn'. Known names: jordan"),
         ({"ns_coeffs": "turbo"}, "4 rows, too few for ns_steps=5"),
         ({"ns_steps": 0}, "ns_steps must be an integer of at least 1, got 0"),
         ({"preconditioning": "l1"}, "Unknown preconditioning 'l1'. Known: frobenius"),
