@@ -51,5 +51,5 @@ def test_rows_of_dion_are_ours_with_its_safety_in_the_first():
         found = omp.polar.Orthogonalize(ns_coeffs)(jnp.asarray(x, jnp.float32))
         return np.abs(found - expected).max() / np.abs(expected).max()
 
-    assert difference(rows) < 2e-6
+    assert difference(rows) < 1e-5  # float32 against float64
     assert 0.1 < difference("polar_express") < 0.3

@@ -50,7 +50,8 @@ def test_tables_that_repeat_their_last_row_converge_to_one(name, steps):
 def test_resolve_takes_the_first_rows_and_repeats_a_single_one():
     assert coefficients.resolve("you", 2).rows == coefficients.TABLES["you"].rows[:2]
     assert coefficients.resolve((2, -1.5, 0.5), 3).rows == ((2, -1.5, 0.5),) * 3
-    assert coefficients.resolve([(3, -3.2, 1.2), (2, -1.5, 0.5)], 1).rows == ((3, -3.2, 1.2),)
+    own = ((3, -3.2, 1.2), (2, -1.5, 0.5))
+    assert coefficients.resolve(own, 2).rows == own
     assert coefficients.resolve("standard", 5) == coefficients.resolve("jordan", 5)
     assert coefficients.resolve("jordan", np.int64(5)) == coefficients.resolve("jordan", 5)
 
