@@ -30,7 +30,7 @@ OPTIONS = [
     {"preconditioning": "schatten"},
     {"preconditioning": "aol"},
     {"adaptive": True},
-    {"compute_dtype": "bfloat16"},
+    {"consistent_rms": 0.2},
     {"eps": 0.0, "bias_correction": True},
 ]
 RULES |= {str(x): functools.partial(omp.muonplus, 0.02, **x) for x in OPTIONS}
