@@ -1,9 +1,9 @@
 """A script tuned for Optax's Muon, with one name changed: `python -m benchmarks.change_one_name`.
 
-A small character model in Flax Linen is trained with a `TrainState`, warm-up, cosine, clipping and
-weight decay. Only the name of the optimizer differs: in a seed all methods have the same initial
-parameters and the same batches. With `--out` the JSON file is written after each run, and a second
-start does what is missing there. `--help` lists the options.
+A small model in Flax Linen, of characters or with `--task` of digits, is trained with a
+`TrainState`, warm-up, cosine, clipping and weight decay. Only the name of the optimizer differs: in
+a seed all methods have the same initial parameters and the same batches. With `--out` the JSON file
+is written after each run, and a second start does what is missing there. `--help` lists options.
 """
 
 import dataclasses
@@ -23,20 +23,34 @@ import tyro
 from flax.training.train_state import TrainState
 
 import optax_muonplus as omp
-from benchmarks import character_model, parity, rate_curves, records
+from benchmarks import character_model, digit_models, parity, rate_curves, records
 from benchmarks.rate_curves import Losses, Run
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
 
 ADAMW, BEFORE = "optax.adamw", "optax.contrib.muon"
+PLAIN = "optax.contrib.muon, by itself"  # its own choice of matrices: every leaf of two axes
+PLUS, SAME = "omp.muonplus", "omp.muon, Optax's update"
+MAX = functools.partial(omp.muonplus, shape_scale="max")
 MUONS: dict[str, Callable[..., optax.GradientTransformation]] = {
     BEFORE: optax.contrib.muon,
-    "omp.muonplus": omp.muonplus,  # what a user gets, so no options here
-    "omp.muonplus, nesterov=False": functools.partial(omp.muonplus, nesterov=False),
-    "omp.muon, Optax's update": functools.partial(omp.muon, **parity.AS_OPTAX),
+    PLAIN: optax.contrib.muon,
+    PLUS: omp.muonplus,  # what a user gets, so no options here
+    f"{PLUS}, nesterov=False": functools.partial(omp.muonplus, nesterov=False),
+    SAME: functools.partial(omp.muon, **parity.AS_OPTAX),
+    f"{PLUS}, max": MAX,
+    f"{PLUS}, max, matched": functools.partial(MAX, match_frobenius=True),
+    f"{PLUS}, max, row_col": functools.partial(MAX, norm="row_col"),
 }
+OF_TEXT = (BEFORE, ADAMW, PLUS, f"{PLUS}, nesterov=False", SAME)
+OF_DIGITS = (
+    BEFORE,
+    PLAIN,
+    ADAMW,
+    PLUS,
+    *(f"{PLUS}, max{x}" for x in ("", ", matched", ", row_col")),
+)
 RATE = "peak learning rate of the matrices (optax.adamw: of all parameters)"
-VALIDATION_BATCHES = 48
 LEAST = {"rates": 1e-9, "adamw_rates": 1e-9, "seeds": 0} | dict.fromkeys(
     ("steps", "batch_size", "context", "layers", "width", "heads"), 1
 )
@@ -47,6 +61,8 @@ NOT_OF_A_RUN = {"rates", "adamw_rates", "seeds", "picture"}  # options that chan
 class Config:
     """The model, its training, and the grid."""
 
+    task: Literal["text", "mlp", "cnn", "vit"] = "text"
+    """Characters of Python's standard library, or a network for scikit-learn's digits."""
     rates: tuple[float, ...] = (0.005, 0.01, 0.02, 0.04, 0.08)
     """Peak learning rates of the matrices."""
     adamw_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.02, 0.03)
@@ -56,15 +72,15 @@ class Config:
     steps: int = 300
     """Steps of a run; the first tenth of them is the warm-up."""
     batch_size: int = 32
-    """Windows of text in a step."""
+    """Windows of text, or images, in a step."""
     context: int = 64
-    """Characters that the model sees."""
+    """Characters that the model of text sees."""
     layers: int = 2
-    """Blocks of the transformer."""
+    """Blocks of the model of text."""
     width: int = 96
     """Size of a character's vector."""
     heads: int = 4
-    """Attention heads; they divide the width."""
+    """Attention heads of the model of text; they divide the width."""
     adam_learning_rate: float = 3e-3
     """Peak learning rate of what is not a matrix, for all optimizers but optax.adamw."""
     weight_decay: float = 0.1
@@ -82,12 +98,13 @@ def main(config: Config) -> None:
     print(rate_curves.rate_by_rate(losses, BEFORE))
     print(rate_curves.best_against_best(losses, BEFORE))
     if config.out is not None and config.picture != "none":
-        rate_curves.draw(losses, config.out / f"{file_name()}.{config.picture}", RATE)
+        rate_curves.draw(losses, config.out / f"{file_name(config)}.{config.picture}", RATE)
 
 
-def file_name() -> str:
+def file_name(config: Config) -> str:
     """Names the JSON file and the picture, without their endings."""
-    return f"change-one-name-{jax.default_backend()}"
+    task = "" if config.task == "text" else f"{config.task}-"
+    return f"change-one-name-{task}{jax.default_backend()}"
 
 
 def check(config: Config) -> None:
@@ -105,7 +122,7 @@ def measure(config: Config) -> Losses:
     """Finds the validation loss of every run, in the order of the grid."""
     grid = [
         Run(method, rate, seed)
-        for method in (BEFORE, ADAMW, *(name for name in MUONS if name != BEFORE))
+        for method in (OF_TEXT if config.task == "text" else OF_DIGITS)
         for rate in (config.adamw_rates if method == ADAMW else config.rates)
         for seed in config.seeds
     ]
@@ -131,12 +148,12 @@ def keep(config: Config, losses: Losses, said: bool = True) -> None:
         for run, loss in losses.items()
     ]
     run = records.describe_run("benchmarks.change_one_name", config)
-    records.write(config.out, file_name(), {**run, "rows": rows}, said)
+    records.write(config.out, file_name(config), {**run, "rows": rows}, said)
 
 
 def kept(config: Config) -> Losses:
     """Reads the losses that an earlier start has written with the same options and machine."""
-    path = (config.out or Path()) / f"{file_name()}.json"
+    path = (config.out or Path()) / f"{file_name(config)}.json"
     if config.out is None or not path.exists():
         return {}
     now = records.describe_run("benchmarks.change_one_name", config)
@@ -162,20 +179,15 @@ class Script:
 
     def __init__(self, config: Config):
         self.config = config
-        self.text = character_model.read_text()
-        sizes = (config.context, config.layers, config.width, config.heads)
-        self.model = character_model.Model(self.text.vocabulary, *sizes)
-        self.init = jax.jit(self.model.init)
+        if config.task == "text":
+            sizes = (config.context, config.layers, config.width, config.heads)
+            self.task = character_model.Task(config.steps, config.batch_size, sizes)
+        else:
+            self.task = digit_models.Task(config.task, config.steps, config.batch_size)
+        self.init = jax.jit(self.task.model.init)
         # Without them Optax takes embeddings and the head, which have two axes, for matrices too,
-        # and no attention kernel, which has three.
+        # and no attention kernel or convolution, which have three and four.
         self.matrices = omp.muon_dimension_numbers(self.parameters(seed=0))
-        shape = (VALIDATION_BATCHES, config.batch_size, config.context + 1)
-        if len(self.text.validation) < (needed := math.prod(shape)):
-            raise UserError(
-                f"validation takes {needed} characters, and {len(self.text.validation)} are held"
-                " out: give a smaller --batch-size or --context."
-            )
-        self.validation = self.text.validation[:needed].reshape(shape)
 
     def optimizer(self, method: str, rate: float) -> optax.GradientTransformation:
         """Clipping, and the optimizer with the arguments that all methods share."""
@@ -188,7 +200,7 @@ class Script:
                 weight_decay=config.weight_decay,
                 adam_learning_rate=schedule(config.adam_learning_rate),
                 adam_weight_decay=config.weight_decay,
-                muon_weight_dimension_numbers=self.matrices,
+                muon_weight_dimension_numbers=None if method == PLAIN else self.matrices,
             )
         return optax.chain(optax.clip_by_global_norm(1.0), tx)
 
@@ -199,18 +211,15 @@ class Script:
 
     def parameters(self, seed: int) -> Any:
         """The initial parameters."""
-        tokens = np.zeros((1, self.config.context), np.int32)
-        return self.init(jax.random.key(seed), tokens)["params"]
+        return self.init(jax.random.key(seed), self.task.example)["params"]
 
     def train(self, tx: optax.GradientTransformation, seed: int) -> float:
         """Validation loss after the last step; infinite if it is not a number."""
-        config = self.config
-        shape = (config.steps, config.batch_size, config.context + 1)
-        params, apply_fn = self.parameters(seed), self.model.apply
-        state = TrainState.create(apply_fn=apply_fn, params=params, tx=tx)
-        for batch in character_model.random_batches(self.text.train, shape, seed):
-            state = character_model.train_step(state, batch)
-        loss = float(character_model.evaluate(state, self.validation))
+        task = self.task
+        state = TrainState.create(apply_fn=task.model.apply, params=self.parameters(seed), tx=tx)
+        for batch in task.batches(seed):
+            state = task.train_step(state, batch)
+        loss = float(task.evaluate(state, task.validation))
         return loss if math.isfinite(loss) else math.inf
 
 

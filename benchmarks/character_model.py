@@ -1,6 +1,7 @@
 """A character model in Flax Linen, and its training, as a user's script has them."""
 
 import functools
+import math
 import sysconfig
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from flax.training.train_state import TrainState
 from examples.trainer.system.errors import UserError
 
 HELD_OUT = 10  # every tenth file is validation text
+VALIDATION_BATCHES = 48
 
 
 class Text(NamedTuple):
@@ -101,3 +103,28 @@ def train_step(state: TrainState, tokens: jax.Array) -> TrainState:
 def evaluate(state: TrainState, tokens: jax.Array) -> jax.Array:
     """The loss of batches (batches, batch, length)."""
     return jnp.mean(jax.lax.map(lambda rows: loss_of(state.apply_fn, state.params, rows), tokens))
+
+
+class Task:
+    """The model, and text for a training of some steps."""
+
+    train_step = staticmethod(train_step)
+    evaluate = staticmethod(evaluate)
+
+    def __init__(self, steps: int, batch: int, sizes: tuple[int, int, int, int]):
+        """Takes context, layers, width and heads of the model as ``sizes``."""
+        self.text, context = read_text(), sizes[0]
+        self.model = Model(self.text.vocabulary, *sizes)
+        self.example = np.zeros((1, context), np.int32)
+        self.shape = (steps, batch, context + 1)
+        shape = (VALIDATION_BATCHES, batch, context + 1)
+        if len(self.text.validation) < (needed := math.prod(shape)):
+            raise UserError(
+                f"validation takes {needed} characters, and {len(self.text.validation)} are held"
+                " out: give a smaller --batch-size or --context."
+            )
+        self.validation = self.text.validation[:needed].reshape(shape)
+
+    def batches(self, seed: int) -> np.ndarray:
+        """A batch of windows for each step."""
+        return random_batches(self.text.train, self.shape, seed)

@@ -54,7 +54,8 @@ def test_both_libraries_have_the_same_matrices():
     script = change_one_name.Script(TINY)
     params = script.parameters(0)
     shapes = {}
-    for method in change_one_name.MUONS:
+    methods = [name for name in change_one_name.MUONS if name != change_one_name.PLAIN]
+    for method in methods:
         state = script.optimizer(method, 0.02).init(params)
         momenta = [
             leaf.shape
@@ -66,6 +67,39 @@ def test_both_libraries_have_the_same_matrices():
     expected = sorted([heads] * 3 + [(2, 4, 8), (8, 32), (32, 8)])
     assert square not in shapes["omp.muonplus"]
     assert list(shapes.values()) == [expected] * len(shapes)
+
+
+def test_a_network_for_digits_is_trained_by_every_method(tmp_path, capsys):
+    pytest.importorskip("sklearn", reason="needs requirements/yardsticks.txt")
+    change_one_name.main(dataclasses.replace(TINY, task="cnn", out=tmp_path))
+    rows = json.loads((tmp_path / "change-one-name-cnn-cpu.json").read_text())["rows"]
+    losses = {row["method"]: row["validation_loss"] for row in rows}
+    assert tuple(losses) == change_one_name.OF_DIGITS
+    assert all(math.isfinite(loss) for loss in losses.values())
+    assert len(set(losses.values())) == len(losses)  # no two are one method
+    assert "omp.muonplus, max, row_col" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", ["mlp", "vit"])
+def test_the_other_networks_learn(task):
+    pytest.importorskip("sklearn", reason="needs requirements/yardsticks.txt")
+    script = change_one_name.Script(dataclasses.replace(TINY, task=task, steps=20, batch_size=32))
+    assert script.train(script.optimizer("omp.muonplus", 0.05), 0) < 0.95 * math.log(10)
+
+
+def test_optax_by_itself_takes_heads_for_matrices_and_no_convolution():
+    pytest.importorskip("sklearn", reason="needs requirements/yardsticks.txt")
+    script = change_one_name.Script(dataclasses.replace(TINY, task="cnn"))
+    params = script.parameters(0)
+    shapes = {}
+    for method in (change_one_name.PLAIN, change_one_name.BEFORE):
+        state = script.optimizer(method, 0.02).init(params)
+        found = jax.tree.leaves_with_path(state)
+        shapes[method] = {
+            leaf.shape for path, leaf in found if "'muon'" in jax.tree_util.keystr(path)
+        }
+    plain, told = shapes.values()
+    assert (64, 10) in plain - told and (3, 3, 16, 32) in told - plain
 
 
 def test_batches_and_initial_values_belong_to_the_seed():
