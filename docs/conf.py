@@ -31,6 +31,7 @@ extensions = [
     "sphinx_design",
     "api_index",
     "coverage_check",
+    "markdown_twins",
     "mathml",
     "names_elsewhere",
     "page_index",

@@ -1,7 +1,7 @@
 """What people type into the search of the site, and the page that must stand first."""
 
 FIRST = {
-    "learning rate": "howto/width",
+    "learning rate": "howto/rates",
     "weight decay": "howto/weight_decay",
     "per head": "howto/heads",
     "qkv": "howto/layouts",
@@ -10,7 +10,7 @@ FIRST = {
     "resume": "trainer/data",
     "slurm": "trainer/devices",
     "fsdp": "howto/meshes",
-    "nesterov": "choose",
+    "nesterov": "explain/polynomial",
     "transfer": "howto/width",
     "muP": "howto/width",
     "freeze": "howto/fine_tuning",
@@ -28,7 +28,7 @@ FIRST = {
     "equinox": "howto/frameworks",
     "maxtext": "howto/hosts",
     "levanter": "howto/hosts",
-    "bfloat16": "choose",
+    "bfloat16": "explain/precision",
     "coefficients": "reference/coefficients",
     "newton schulz": "reference/polar",
     "take over": "howto/checkpoints",

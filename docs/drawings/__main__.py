@@ -1,11 +1,13 @@
-"""Writes the picture of README.md."""
+"""Writes the pictures of README.md."""
 
 import pathlib
 
 from docs.drawings import DRAWINGS
 
-PATH = pathlib.Path(__file__).parent.parent / "_static" / "chain.svg"
+FOLDER = pathlib.Path(__file__).parent.parent / "_static"
 
 if __name__ == "__main__":
-    PATH.write_text(DRAWINGS["chain"]().svg() + "\n", encoding="utf-8")
-    print(f"{PATH}: {PATH.stat().st_size} bytes")
+    for name in ("chain", "gains"):
+        path = FOLDER / f"{name}.svg"
+        path.write_text(DRAWINGS[name]().svg() + "\n", encoding="utf-8")
+        print(f"{path}: {path.stat().st_size} bytes")

@@ -14,37 +14,9 @@ import re
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
-LINE = re.compile(r'^%(section|lead) (\S+) "([^"]+)"(?: (#+) "([^"]+)")?$', re.M)
-FENCES = re.compile(r"^( *)```.*?^\1```$", re.M | re.S)
+from docs.ext.headings import FENCES, LINE, ROOT, outline, placed, section, slug
+
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
-
-
-def outline(text: str) -> list[tuple[int, int, str]]:
-    """``(position, level, title)`` of all headings outside of code."""
-    code = [match.span() for match in FENCES.finditer(text)]
-    return [
-        (match.start(), len(match[1]), match[2])
-        for match in re.finditer(r"^(#+) (.+)$", text, re.M)
-        if not any(start <= match.start() < end for start, end in code)
-    ]
-
-
-def section(path: str, title: str, kind: str = "section") -> tuple[str, int]:
-    """The text below a heading, unless "lead" with the headings under it, and its level."""
-    text = (ROOT / path).read_text(encoding="utf-8")
-    headings = outline(text)
-    for number, (start, level, found) in enumerate(headings):
-        if found == title:
-            below = headings[number + 1 :]
-            rest = [at for at, other, _ in below if other <= level or kind == "lead"]
-            return text[text.index("\n", start) : rest[0] if rest else len(text)].strip(), level
-    raise ExtensionError(f"{path} has no heading {title!r}")
-
-
-def slug(title: str) -> str:
-    """A heading's anchor on GitHub."""
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def homes(source: pathlib.Path) -> dict[str, str]:
@@ -90,25 +62,24 @@ def _links(text: str, path: str, page: str, pages: dict[str, str]) -> str:
     return "".join([*parts, LINK.sub(moved, text[last:])])
 
 
-def _headings(text: str, change: int) -> str:
-    shifted = text
-    for at, level, _ in reversed(outline(text)):
-        shifted = shifted[:at] + "#" * (level + change) + shifted[at + level :]
-    return shifted
+def linked(text: str, page: str, source: pathlib.Path) -> tuple[str, set[str]]:
+    """A page with the sections in the place of its lines, and the files that they are of."""
+    files: set[str] = set()
+
+    def included(match: re.Match[str]) -> str:
+        kind, path, title, marks, heading = match.groups()
+        files.add(path)
+        found, level = section(path, title, kind)
+        return placed(_links(found, path, page, pages), level, marks, heading)
+
+    pages = homes(source) if LINE.search(text) else {}
+    return LINE.sub(included, text), files
 
 
 def _expand(app: Sphinx, page: str, content: list[str]) -> None:
-    def included(match: re.Match[str]) -> str:
-        kind, path, title, marks, heading = match.groups()
+    content[0], files = linked(content[0], page, pathlib.Path(app.srcdir))
+    for path in files:
         app.env.note_dependency(str(ROOT / path))
-        text, level = section(path, title, kind)
-        text = _links(text, path, page, pages)
-        if not marks:
-            return _headings(text, 1 - level)
-        return f"{marks} {heading}\n\n{_headings(text, len(marks) - level)}"
-
-    pages = homes(pathlib.Path(app.srcdir)) if LINE.search(content[0]) else {}
-    content[0] = LINE.sub(included, content[0])
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -1,0 +1,115 @@
+"""What Muon+ gains over Muon by the size of the model: runs of this repository, and of others."""
+
+import functools
+import math
+import pathlib
+from typing import NamedTuple
+
+from docs.drawings.canvas import Canvas
+from examples.experiments.sweeps import contrasts, results
+from examples.experiments.sweeps.grid import Method
+from examples.experiments.sweeps.results import MUON
+
+EXPERIMENTS = pathlib.Path(__file__).parent.parent.parent / "results" / "experiments"
+DEFAULT, MATCHED = (Method("muonplus", "col_row", "jordan", x) for x in ("free", "matched"))
+LOW, HIGH, LEFT, WIDTH, LINE = -0.09, 0.03, 238, 372, 20  # nats, nats, pixels, pixels, pixels
+
+
+class Row(NamedTuple):
+    """A model, and where its runs are: a sweep of this repository, or the gap that others found."""
+
+    words: str
+    sweep: str = ""
+    paper: float = math.nan
+    others: float = math.nan
+
+
+def _nats(plus: float, muon: float) -> float:
+    return math.log(plus / muon)  # of two perplexities
+
+
+# The paper's perplexities are of its tables of validation; see docs/explain/replications.md.
+ROWS = {
+    "GPT": (
+        Row("0.24 M, fused query, key, value", "blocks-fused-scaled-base"),
+        Row("the same, warm-up and cosine", "norms-gpt"),
+        Row("0.24 M, three matrices", "blocks-separate-scaled-base"),
+        Row("0.24 M, four times the steps", "map-gpt-steps-x4"),
+        Row("0.5 M, 8 layers, fused", "blocks-fused-scaled-depth"),
+        Row("1.1 M, fused", "orthogonalization-gpt-laptop"),
+        Row("2.1 M, three matrices", "map-gpt-width-x4"),
+        Row("10 M, fused", "norms-gpt-larger"),
+        Row("124 M", paper=_nats(27.64, 29.66)),
+        Row("286 M", others=2.7265 - 2.7311),
+        Row("362 M", paper=_nats(19.98, 21.70)),
+        Row("774 M", paper=_nats(16.91, 17.82)),
+        Row("1.4 B", others=2.3483 - 2.3587),
+        Row("6.7 B", paper=_nats(14.69, 15.90)),
+    ),
+    "LLaMA": (
+        Row("0.36 M", "map-llama-base"),
+        Row("0.36 M, four times the steps", "map-llama-steps-x4"),
+        Row("0.7 M, 8 layers", "map-llama-depth-x4"),
+        Row("1.3 M", "laptop-llama"),
+        Row("2.6 M", "map-llama-width-x4"),
+        Row("30 M", others=3.4941 - 3.5091),
+        Row("58 M", paper=_nats(25.25, 25.75)),
+        Row("134 M", paper=_nats(18.65, 19.06)),
+        Row("368 M", paper=_nats(13.41, 14.02)),
+        Row("1.3 B", paper=_nats(10.31, 10.68)),
+        Row("6.7 B", paper=_nats(10.12, 10.54)),
+    ),
+}
+
+
+@functools.cache
+def measured(sweep: str, method: Method) -> contrasts.Estimate | None:
+    """Loss less Muon's, each at its best rate, or None if the sweep has no such runs."""
+    read = results.read(EXPERIMENTS / sweep)
+    return contrasts.estimate(read.gaps(method, MUON)) if method in read.methods() else None
+
+
+def place(gap: float) -> float:
+    """Pixels from the left; what lies outside stands at the edge."""
+    return LEFT + (min(max(gap, LOW), HIGH) - LOW) / (HIGH - LOW) * WIDTH
+
+
+def _row(canvas: Canvas, row: Row, y: float) -> None:
+    canvas.text((LEFT - 12, y + 4), row.words, anchor="end", size=12)
+    for method, colour, up in ((DEFAULT, "one", -3), (MATCHED, "three", 3)):
+        found = measured(row.sweep, method) if row.sweep else None
+        if found:
+            ends = [(place(found.mean + sign * found.half_width), y + up) for sign in (-1, 1)]
+            canvas.line(ends, colour, 1.5)
+            canvas.dot((place(found.mean), y + up), colour, 3.5)
+    for gap, colour in ((row.paper, "two"), (row.others, "four")):
+        if not math.isnan(gap):
+            canvas.dot((place(gap), y), colour)
+
+
+def gains() -> Canvas:
+    """A line for each model: the interval of the difference, or what others have published."""
+    lines = sum(map(len, ROWS.values())) + 2 * len(ROWS)
+    bottom = 24 + LINE * lines
+    words = "Validation loss of Muon+ less that of Muon, by the size of the model: left is better."
+    canvas = Canvas(620, bottom + 86, words)
+    for gap in (-0.08, -0.06, -0.04, -0.02, 0.0, 0.02):
+        x = place(gap)
+        canvas.line([(x, 20), (x, bottom)], "faint" if gap else "soft", 1)
+        canvas.text((x, bottom + 18), f"{gap:+g}" if gap else "Muon", colour="soft", size=12)
+    y = 24.0
+    for family, rows in ROWS.items():
+        canvas.text((LEFT - 12, y + 8), family, anchor="end", bold=True)
+        for row in rows:
+            y += LINE
+            _row(canvas, row, y + 4)
+        y += 2 * LINE
+    canvas.text((LEFT + WIDTH / 2, bottom + 38), "loss less Muon's, nats: left is better", size=12)
+    for index, (colour, legend) in enumerate(
+        (("one", "here, the default"), ("three", "here, match_frobenius"),
+         ("two", "the paper"), ("four", "others"))
+    ):  # fmt: skip
+        x = (24, 172, 350, 462)[index]
+        canvas.dot((x, bottom + 64), colour)
+        canvas.text((x + 10, bottom + 68), legend, anchor="start", size=12)
+    return canvas
