@@ -9,6 +9,7 @@ from docs.drawings.devices import all_to_alls, collectives
 from docs.drawings.gains import gains
 from docs.drawings.method import chain, layouts
 from docs.drawings.plots import rates_by_width, regions
+from docs.drawings.regret import regret
 
 DRAWINGS = {
     "chain": chain,
@@ -19,4 +20,5 @@ DRAWINGS = {
     "gains": gains,
     "regions": regions,
     "rates_by_width": rates_by_width,
+    "regret": regret,
 }
