@@ -3,18 +3,16 @@
 import itertools
 import pathlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from docs.drawings.canvas import Canvas
 from docs.drawings.plots import Axes
 from examples.experiments.sweeps import results
 from examples.experiments.sweeps.grid import Method
-from examples.experiments.sweeps.results import MUON
+from examples.experiments.sweeps.results import MUON, Sweep
 
 EXPERIMENTS = pathlib.Path(__file__).parent.parent.parent / "results" / "experiments"
-# Sweeps whose methods were tried with one grid of rates.
-SWEEPS = ("laptop-{}", *(f"map-{{}}-{x}" for x in (
-    "base", "batch-x4", "depth-x4", "steps-x4", "width-x4")))  # fmt: skip
+KINDS = ("blocks", "laptop", "map", "norms", "orthogonalization")
 METHODS = {
     "Muon": (MUON, "soft"),
     "col_row, the default": (Method("muonplus", "col_row", "jordan", "free"), "one"),
@@ -28,13 +26,22 @@ def expected_best(losses: Sequence[float], tried: int) -> float:
     return statistics.fmean(map(min, itertools.combinations(losses, tried)))
 
 
+def _sweeps(family: str) -> Iterator[Sweep]:
+    """Sweeps of GPT or LLaMA; those of blocks have GPT alone."""
+    for path in sorted(EXPERIMENTS.glob("*/runs.jsonl")):
+        kind, *words = path.parent.name.split("-")
+        if kind in KINDS and (words[0] if kind != "blocks" else "gpt") == family:
+            yield results.read(path.parent)
+
+
 def regrets(family: str) -> dict[str, list[float]]:
     """Expected loss above Muon's lowest, by number of rates, as a mean over sweeps; first seed."""
     found: dict[str, list[list[float]]] = {words: [] for words in METHODS}
-    for name in SWEEPS:
-        sweep = results.read(EXPERIMENTS / name.format(family))
+    for sweep in _sweeps(family):
         grids = [set(sweep.rates(method)) for method, _ in METHODS.values()]
         rates = sorted(set.intersection(*grids))
+        if len(rates) < max(TRIED):
+            continue
         curves = {
             words: [sweep.losses(method, rate)[0] for rate in rates]
             for words, (method, _) in METHODS.items()
@@ -53,7 +60,7 @@ def regret() -> Canvas:
     words = "Expected loss of the best of one to five rates of a grid, above Muon's lowest loss."
     canvas = Canvas(760, 296, words)
     for index, (family, title) in enumerate((("gpt", "GPT"), ("llama", "LLaMA"))):
-        frame = Axes(canvas, (56 + index * 370, 36), (300, 180), (0.8, 5.2), (-0.011, 0.036))
+        frame = Axes(canvas, (56 + index * 370, 36), (300, 180), (0.8, 5.2), (-0.028, 0.036))
         canvas.line([frame.place(0.8, 0), frame.place(5.2, 0)], "faint", 1)
         for name, values in regrets(family).items():
             points = [frame.place(*point) for point in zip(TRIED, values, strict=True)]
@@ -61,7 +68,8 @@ def regret() -> Canvas:
             for point in points:
                 canvas.dot(point, METHODS[name][1], 3.5)
         frame.ticks(
-            [(k, str(k)) for k in TRIED], [(y, f"{y:g}") for y in (-0.01, 0, 0.01, 0.02, 0.03)]
+            [(k, str(k)) for k in TRIED],
+            [(y, f"{y:g}") for y in (-0.02, -0.01, 0, 0.01, 0.02, 0.03)],
         )
         canvas.text((206 + index * 370, 24), title, bold=True)
         canvas.text((206 + index * 370, 250), "rates tried", colour="soft", size=12)
