@@ -47,7 +47,7 @@ def twin(text: str, page: str) -> str:
 
 def first_words(text: str) -> str:
     """The first sentence of a page below its title, on one line, without links."""
-    for block in re.split(r"\n\s*\n", FENCES.sub("", text)):
+    for block in re.split(r"\n\s*\n", FENCES.sub("", text).strip()):
         if re.match(r"[A-Z`*]", block):
             words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(block.split()))
             found = re.match(r".*?[.:](?=\s|\*|$)", words)

@@ -28,5 +28,5 @@ def test_names_of_the_reference_have_signature_and_docstring():
 
 
 def test_a_page_is_listed_with_its_first_sentence():
-    text = "# A\n\n```sh\npip\n```\n\nThis [page](x.md) says\nthings. More.\n"
+    text = "\n```sh\npip\n```\n\nThis [page](x.md) says\nthings. More.\n"
     assert first_words(text) == "This page says things."
