@@ -100,6 +100,7 @@ class Canvas:
         """The whole file."""
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="picture" role="img"'
+            f' width="{number(self.width)}" height="{number(self.height)}"'
             f' viewBox="0 0 {number(self.width)} {number(self.height)}">'
             f"<title>{escape(self.words)}</title><style>{_STYLE}</style>{''.join(self._parts)}</svg>"
         )

@@ -41,7 +41,7 @@ def _listed(app: Sphinx, texts: dict[str, str]) -> str:
     def line(page: str) -> str:
         title = re.search(r"^# (.+)$", rest.pop(page), re.M)
         words = first_words(texts[page].partition("\n")[2])
-        return f"- [{title[1] if title else page}]({page}.md): {words}"
+        return f"- [{title[1] if title else page}]({page}.md)" + (f": {words}" if words else "")
 
     for tree in app.env.get_doctree(app.config.root_doc).findall(addnodes.toctree):
         pages: list[Any] = [page for _, page in tree["entries"] if page in rest]
