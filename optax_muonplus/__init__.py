@@ -27,7 +27,7 @@ from optax_muonplus.transforms import orthogonalize as orthogonalize
 from optax_muonplus.transforms import scale_by_muonplus as scale_by_muonplus
 from optax_muonplus.transforms import scale_by_shape as scale_by_shape
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 _LATER = ("baselines", "diagnostics", "integrations")  # imported by their first use
 __all__ = sorted([*_LATER, *(name for name in dir() if not name.startswith("_"))])
 
