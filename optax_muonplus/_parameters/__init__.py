@@ -16,7 +16,6 @@ from optax_muonplus._parameters.heads import FUSED as FUSED
 from optax_muonplus._parameters.heads import KEY as KEY
 from optax_muonplus._parameters.heads import QUERY as QUERY
 from optax_muonplus._parameters.heads import per_head as per_head
-from optax_muonplus._parameters.labels import check_labelled as check_labelled
 from optax_muonplus._parameters.labels import partition_labels as partition_labels
 from optax_muonplus._parameters.leaves import ADAM as ADAM
 from optax_muonplus._parameters.leaves import MUON as MUON

@@ -14,7 +14,6 @@ from optax_muonplus._parameters import (
     check_given_shardings,
     check_gradients,
     check_inexact,
-    check_labelled,
     resolve,
     shard_like_params,
 )
@@ -96,10 +95,7 @@ def for_resolved(
                 " get the dimension numbers and the sharding of the optimizer around it. Make the"
                 " chain with optax_muonplus.matrix_chain(...), which hands them to all links."
             )
-        resolved = resolve(tree, dimension_numbers, sharding)
-        if dimension_numbers is None:
-            check_labelled(resolved, tree)
-        return resolved
+        return resolve(tree, dimension_numbers, sharding)
 
     transformation = cls(init_fn, update_fn)
     transformation.parts = parts
