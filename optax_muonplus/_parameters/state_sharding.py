@@ -98,7 +98,7 @@ def layouts(
     Args:
       tree: parameters or updates.
       sharding: of the parameters; None takes that of the arrays.
-      state_sharding: of the state; None takes that of the arrays in ``state``.
+      state_sharding: of the state; None takes that of the arrays in ``state``, on Explicit axes.
       state: the state, where there is one.
       cut: whether the arrays may lie as the state already, whatever ``sharding`` says.
 
@@ -106,9 +106,9 @@ def layouts(
       ValueError: for shardings that do not fit a leaf, naming it, and where it is not known how a
         parameter lies.
     """
+    if state_sharding is None and not any(map(_has_a_layout, jax.tree.leaves(state))):
+        return [Layout(None, None)] * len(jax.tree.leaves(tree))
     paths, leaves, _ = flatten_tree(tree)
-    if state_sharding is None and state is None:
-        return [Layout(None, None)] * len(paths)
     given: Sequence[NamedSharding | None] = [None] * len(paths)
     if sharding is not None:
         given = given_shardings(tree, paths, sharding)
@@ -178,6 +178,13 @@ def _over(own: LeafSharding, shape: tuple[int, ...], axes: tuple[str, ...]) -> L
     return own
 
 
+def _has_a_layout(x: Any) -> bool:
+    """Whether the type of an array says how it lies, which it does with ``jax.jit`` and without."""
+    if not isinstance(x, jax.Array):
+        return False
+    return bool(axes_of_type(jax.typeof(x).sharding.mesh, AxisType.Explicit))
+
+
 def _of_arrays(
     state: Any, paths: Sequence[Path], leaves: Sequence[Any]
 ) -> list[NamedSharding | None]:
@@ -187,7 +194,7 @@ def _of_arrays(
     state_paths, arrays, _ = flatten_tree(state)
     for path, x in zip(state_paths, arrays, strict=True):
         own = mirrored(path, params)
-        if own is None or not isinstance(x, jax.Array) or x.shape != params[own]:
+        if own is None or not _has_a_layout(x) or x.shape != params[own]:
             continue
         try:
             sharding = leaf_sharding(x, None, None)

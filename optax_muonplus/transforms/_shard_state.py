@@ -43,9 +43,9 @@ def shard_state(
       sharding: of the parameters, as in :func:`optax_muonplus.muonplus`.
       state_sharding: of the state: the name of a mesh axis or several, along which the first axis
         of each parameter that divides is cut too, or a tree, prefix tree or function as
-        ``sharding``. None takes the sharding of the arrays in the state, where they tell: outside
-        of ``jax.jit``, and on Explicit axes. Mesh axes that are added in front of those that cut an
-        axis already are possible, but each array is moved on its own then, which a warning says.
+        ``sharding``. None takes the sharding of the arrays in the state, on Explicit axes. Mesh
+        axes that are added in front of those that cut an axis already are possible, but each array
+        is moved on its own then, which a warning says.
 
     Returns:
       A transformation with the state of ``inner``, which takes and gives what ``inner`` does.
