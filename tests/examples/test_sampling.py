@@ -139,8 +139,8 @@ def test_generate_continues_the_prompt_by_seed(trained_run, capsys):
 
 
 def test_text_is_the_same_on_several_devices(trained_run):
-    texts = []
+    texts, text = [], generate.Text(tokens=20, seed=3)
     for devices in (1, 2):
         with on_devices(devices):
-            texts.append(generate.generate(CheckpointRef(trained_run), tokens=20, seed=3))
+            texts.append(generate.generate(CheckpointRef(trained_run), text))
     assert texts[0] == texts[1]

@@ -64,7 +64,7 @@ def equinox_patches():
 )
 def test_rows_are_output_channels(owner, make):
     params, forward, name, output_axis = make()
-    tx = omp.muonplus(-1.0, norm="row", norm_eps=0.0, polar="svd", beta=0.0)
+    tx = omp.muonplus(1.0, norm="row", norm_eps=0.0, polar="svd", beta=0.0)
 
     @jax.jit
     def first_update(params):

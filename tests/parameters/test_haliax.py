@@ -98,7 +98,7 @@ def test_rows_are_output_units(case):
             return (y * jnp.arange(1.0, y.size + 1).reshape(y.shape)).sum()
 
         grads = eqx.filter_grad(loss)(params)
-        tx = omp.muonplus(-1.0, norm="row", norm_eps=0.0, polar="svd", beta=0.0)
+        tx = omp.muonplus(1.0, norm="row", norm_eps=0.0, polar="svd", beta=0.0)
         return tx.update(grads, tx.init(params), params)[0]
 
     updates = first_update(eqx.filter(model, eqx.is_inexact_array))
