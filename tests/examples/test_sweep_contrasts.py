@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from examples import contrasts as command
-from examples.experiments.sweeps import contrasts
+from examples.experiments.sweeps import contrasts, results
 from examples.experiments.sweeps.grid import Trial
 from examples.experiments.sweeps.ledger import Ledger
 from examples.experiments.sweeps.results import MUON
@@ -68,6 +68,19 @@ def test_contrasts_of_paired_seeds(sweeps, capsys):
     assert cells[0][:2] == ["norm", f"{expected.mean:+.4f} ± {expected.half_width:.4f}"]
     assert cells[0][4:] == ["3", "above 0"]
     assert cells[1][4] == "2"  # the seeds that all have
+
+
+def test_fresh_seeds_are_those_that_chose_no_rate(tmp_path):
+    (tmp_path / "gpt").mkdir()
+    ledger = Ledger(tmp_path / "gpt")
+    for rate, found in {0.1: (2.0, 2.6), 0.5: (2.1, 2.2, 1.0, 1.1)}.items():
+        for seed, loss in enumerate(found):
+            ledger.add(Trial(MUON, rate, seed), result(loss))
+    sweep = results.read(tmp_path / "gpt")
+    assert sweep.best_rate(MUON) == 0.5 and sweep.fresh(MUON) == {2: 1.0, 3: 1.1}
+    terms = (contrasts.Term(1.0, "gpt", "Muon"),)
+    values = contrasts.values(contrasts.Contrast("x", terms, fresh=True), {"gpt": sweep})
+    assert values == [1.0, 1.1]
 
 
 def test_what_is_not_there_is_named(sweeps, capsys):

@@ -84,7 +84,25 @@ def test_further_seeds_are_run_at_the_best_rate():
     losses = dict(zip(first, (2.0, 1.0, math.inf), strict=True))
     assert list(grid.wanted(plan, {first[0]: 2.0})) == first
     assert list(grid.wanted(plan, losses)) == [*first, Trial(MUON, 0.2, 1), Trial(MUON, 0.2, 2)]
-    assert grid.count(plan) == 5
+    assert grid.count(plan, {}) == 5
+
+
+def test_the_mean_of_the_first_seeds_chooses_the_rate():
+    plan = Grid(optimizers=("muon",), rates=(0.1, 0.2), seeds=3, chosen_by=2)
+    first = [Trial(MUON, rate, seed) for rate in plan.rates for seed in (0, 1)]
+    losses = dict(zip(first, (1.0, 2.0, 1.3, 1.4), strict=True))  # 0.1 is better by the first alone
+    assert list(grid.wanted(plan, losses)) == [*first, Trial(MUON, 0.2, 2)]
+    assert grid.count(plan, {}) == 5
+
+
+def test_a_walk_ends_when_the_best_rate_has_a_neighbour_on_either_side():
+    plan = Grid(("muon",), rates=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6), seeds=2, start=0.5)
+    losses = {}
+    while left := [trial for trial in grid.wanted(plan, losses) if trial not in losses]:
+        losses[left[0]] = abs(left[0].rate - 0.2)
+    order = [(trial.rate, trial.seed) for trial in losses]
+    assert order == [(0.4, 0), (0.5, 0), (0.6, 0), (0.3, 0), (0.2, 0), (0.1, 0), (0.2, 1)]
+    assert grid.count(plan, losses) == 7 == len(list(grid.wanted(plan, losses)))
 
 
 @pytest.mark.parametrize("method", list(grid.methods(EVERYTHING)), ids=lambda method: method.name)

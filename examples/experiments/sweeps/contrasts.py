@@ -33,6 +33,8 @@ class Contrast:
     name: str
     terms: tuple[Term, ...]
     refuted_if: str = ""
+    fresh: bool = False
+    """Whether seeds that chose a rate are left out."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +70,21 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 def values(contrast: Contrast, sweeps: dict[str, Sweep]) -> list[float]:
     """Returns the sum for each seed that all terms were run with."""
-    found = [(term.factor, losses(term, sweeps)) for term in contrast.terms]
+    found = [(term.factor, losses(term, sweeps, contrast.fresh)) for term in contrast.terms]
     seeds = sorted(set.intersection(*(set(by_seed) for _, by_seed in found)))
+    if not seeds:
+        raise UserError("no seed that all terms have")
     return [sum(factor * by_seed[seed] for factor, by_seed in found) for seed in seeds]
 
 
-def losses(term: Term, sweeps: dict[str, Sweep]) -> dict[int, float]:
+def losses(term: Term, sweeps: dict[str, Sweep], fresh: bool) -> dict[int, float]:
     """Returns a method's losses at its best rate, by seed."""
     sweep = sweeps.get(term.sweep)
     by_name = {method.name: method for method in sweep.methods()} if sweep else {}
     if sweep is None or term.method not in by_name:
         raise UserError(f"{term.sweep} has no runs of {term.method}")
-    return sweep.best(by_name[term.method])
+    method = by_name[term.method]
+    return sweep.fresh(method) if fresh else sweep.best(method)
 
 
 def table(contrasts: Iterable[Contrast], root: Path) -> str:
@@ -110,7 +115,7 @@ def table(contrasts: Iterable[Contrast], root: Path) -> str:
 
 
 def read(path: Path) -> list[Contrast]:
-    """Reads a JSON list of objects with `name`, `terms` ([factor, sweep, method]), `refuted_if`."""
+    """Reads a JSON list of contrasts, whose terms are [factor, sweep, method]."""
     try:
         found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
         for contrast in found:

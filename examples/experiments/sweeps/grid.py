@@ -3,7 +3,8 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from examples.trainer.settings.recipes import ROWS
@@ -18,7 +19,7 @@ ORTHO = re.compile(r"svd|(?P<coeffs>jordan|you|polar_express|cubic)(-(?P<steps>[
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """What is varied: all methods x rates with the first seed, then further seeds.
+    """What is varied: all methods x rates with the first seeds, then further seeds.
 
     Further seeds are run at the best rate of each method only.
     """
@@ -39,7 +40,12 @@ class Grid:
     frobenius: tuple[Literal["free", "matched"], ...] = ("free",)
     """matched: the normalized update of muonplus gets the Frobenius norm it had before."""
     seeds: int = 1
-    """Seeds from 0; those after the first are run at the best rate of each method only."""
+    """Seeds from 0; those after the first chosen_by are run at each method's best rate only."""
+    chosen_by: int = 1
+    """Seeds, from 0, whose mean loss chooses the best rate: all rates are run with each of them."""
+    start: float | None = None
+    """Run this rate and its two neighbours first, and one further while the best is an outer one.
+    None: run all rates."""
 
 
 VARIED = {
@@ -119,20 +125,52 @@ def rates(grid: Grid, method: Method) -> tuple[float, ...]:
 def wanted(grid: Grid, losses: dict[Trial, float]) -> Iterator[Trial]:
     """Lists the runs known to be needed, in order; `losses` has those of the finished ones.
 
-    Further seeds are known only when all rates of a method have finished.
+    Further rates and seeds are known only when the rates before them have finished.
     """
     for method in methods(grid):
-        first = [Trial(method, rate, seed=0) for rate in rates(grid, method)]
-        yield from first
-        if all(trial in losses for trial in first):
-            best = min(first, key=lambda trial: losses[trial])
-            for seed in range(1, grid.seeds):
-                yield dataclasses.replace(best, seed=seed)
+        tried, new = [], first_rates(grid, method)
+        while new:
+            first = [Trial(method, r, seed) for r in new for seed in range(grid.chosen_by)]
+            yield from first
+            if any(trial not in losses for trial in first):
+                break
+            tried += new
+            best = min(tried, key=lambda r: mean_loss(losses, method, r, range(grid.chosen_by)))
+            new = further_rates(rates(grid, method), tried, best)
+        else:
+            yield from (Trial(method, best, seed) for seed in range(grid.chosen_by, grid.seeds))
 
 
-def count(grid: Grid) -> int:
-    """Counts the runs."""
-    return sum(len(rates(grid, method)) + grid.seeds - 1 for method in methods(grid))
+def mean_loss(
+    losses: dict[Trial, float], method: Method, rate: float, seeds: Iterable[int]
+) -> float:
+    """Averages over seeds, all of which have finished."""
+    return statistics.fmean(losses[Trial(method, rate, seed)] for seed in seeds)
+
+
+def first_rates(grid: Grid, method: Method) -> list[float]:
+    """Lists the rates that are run whatever the losses are."""
+    ladder = sorted(rates(grid, method))
+    if grid.start is None:
+        return list(rates(grid, method))
+    middle = ladder.index(grid.start)
+    return ladder[max(0, middle - 1) : middle + 2]
+
+
+def further_rates(all_rates: Iterable[float], tried: list[float], best: float) -> list[float]:
+    """Gives the next rate beyond the best one, if that is an outer one of those tried."""
+    ladder, place = sorted(all_rates), sorted(tried).index(best)
+    beyond = [ladder.index(best) - 1] if place == 0 else []
+    beyond += [ladder.index(best) + 1] if place == len(tried) - 1 else []
+    return [ladder[i] for i in beyond if 0 <= i < len(ladder) and ladder[i] not in tried]
+
+
+def count(grid: Grid, losses: dict[Trial, float]) -> int:
+    """Counts the runs: with a start, those that are known so far."""
+    if grid.start is not None:
+        return len(list(wanted(grid, losses)))
+    per_rate, further = grid.chosen_by, max(0, grid.seeds - grid.chosen_by)
+    return sum(len(rates(grid, method)) * per_rate + further for method in methods(grid))
 
 
 def configure(base: RunConfig, grid: Grid, trial: Trial, runs_dir: str) -> RunConfig:
@@ -180,3 +218,13 @@ def check(grid: Grid) -> None:
         raise UserError("--grid.rates and --grid.adam-rates: give numbers above 0.")
     if grid.seeds < 1:
         raise UserError(f"--grid.seeds is {grid.seeds}: give at least 1.")
+    if not 1 <= grid.chosen_by <= grid.seeds:
+        raise UserError(
+            f"--grid.chosen-by is {grid.chosen_by}: give 1 to --grid.seeds, {grid.seeds}."
+        )
+    for method in methods(grid) if grid.start is not None else ():
+        if grid.start not in rates(grid, method):
+            raise UserError(
+                f"--grid.start {grid.start:g} is no rate of {method.name}: give one of"
+                f" {' '.join(f'{rate:g}' for rate in rates(grid, method))}."
+            )

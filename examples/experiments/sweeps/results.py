@@ -38,12 +38,27 @@ class Sweep:
         }
 
     def best_rate(self, method: Method) -> float:
-        """The rate with the lowest loss of the first seed."""
-        return min(self.rates(method), key=lambda rate: self.losses(method, rate)[0])
+        """The rate with the lowest mean loss of the seeds that every rate was run with."""
+        seeds = self.choosing_seeds(method)
+
+        def mean(rate: float) -> float:
+            losses = self.losses(method, rate)
+            return statistics.fmean(losses[seed] for seed in seeds)
+
+        return min(self.rates(method), key=mean)
+
+    def choosing_seeds(self, method: Method) -> set[int]:
+        """The seeds that every rate was run with, which choose the best rate; 0 is one of them."""
+        return set.intersection(*(set(self.losses(method, r)) for r in self.rates(method)))
 
     def best(self, method: Method) -> dict[int, float]:
         """Final validation loss by seed, at the best rate."""
         return self.losses(method, self.best_rate(method))
+
+    def fresh(self, method: Method) -> dict[int, float]:
+        """Final validation loss at the best rate, by the seeds that had no part in its choice."""
+        chose = self.choosing_seeds(method)
+        return {seed: loss for seed, loss in self.best(method).items() if seed not in chose}
 
     def best_of(self, methods: Iterable[Method]) -> Method:
         """The method with the lowest loss of the first seed, each at its best rate."""

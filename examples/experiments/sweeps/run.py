@@ -54,7 +54,7 @@ def sweep(asked: NewSweep, preset: str) -> int:
     folder = Path(asked.config.runs_dir) / (asked.config.name or f"sweep-{preset}")
     plan.keep(folder, asked, preset, dataset)
     ledger = Ledger(folder)
-    console.print(f"{grid.count(asked.grid)} runs, {done(asked.grid, ledger)} of them done")
+    console.print(f"{so_far(asked.grid, ledger)} runs done")
     while work := claim(asked.grid, folder, ledger, console.print):
         trial, lock = work
         with lock:
@@ -66,10 +66,11 @@ def sweep(asked: NewSweep, preset: str) -> int:
     return 0
 
 
-def done(asked: grid.Grid, ledger: Ledger) -> int:
-    """Counts the finished runs of a grid."""
+def so_far(asked: grid.Grid, ledger: Ledger) -> str:
+    """Counts the finished runs of a grid, and all."""
     losses = ledger.losses()
-    return sum(trial in losses for trial in grid.wanted(asked, losses))
+    done = sum(trial in losses for trial in grid.wanted(asked, losses))
+    return f"{done} of {grid.count(asked, losses)}"
 
 
 def claim(
@@ -122,6 +123,5 @@ def run_trial(
     result = measured(own_folder, diverged_at, time.monotonic() - started)
     ledger.add(trial, result)
     loss = f"{result.loss:.4f}" if math.isfinite(result.loss) else "diverged"
-    count = f"({done(asked.grid, ledger)} of {grid.count(asked.grid)})"
-    console.print(f"{trial.name}  {loss}  {count}")
+    console.print(f"{trial.name}  {loss}  ({so_far(asked.grid, ledger)})")
     return 0

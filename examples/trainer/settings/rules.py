@@ -13,7 +13,9 @@ Name = Literal[
     "hyperball",
     "meqmuon",
     "muoneq",
+    "muoneq_max",
     "muown",
+    "optax_muon",
     "adamw",
 ]
 Norm = Literal["none", "col", "row", "col_row", "row_col", "long", "long_row", "long_col", "auto"]
@@ -42,6 +44,10 @@ class Rule(NamedTuple):
 RULES: dict[Name, Rule] = {
     "adamw": Rule("AdamW", large=True),
     "muon": Rule("Muon", records_inside=True, size={"norm": "none"}),
+    # optax.contrib.muon: its shape factor, bias correction, and NAdamW on the other parameters.
+    "optax_muon": Rule(
+        "Optax Muon", records_inside=True, size={"norm": "none", "shape_scale": "max"}
+    ),
     "muonplus": Rule("Muon+", records_inside=True),
     # Its second moment keeps the Frobenius norm of a matrix.
     "normuon": Rule("NorMuon", size={"norm": "none", "shape_scale": "max"}),
@@ -65,4 +71,6 @@ RULES: dict[Name, Rule] = {
     ),
     "meqmuon": Rule("MeqMuon", large=True, size={"norm": "none", "consistent_rms": 0.2}),
     "muoneq": Rule("MuonEq", large=True, size={"norm": "none", "consistent_rms": 0.2}),
+    # With the shape factor of Optax's Muon, so that the two differ in one thing.
+    "muoneq_max": Rule("MuonEq max", size={"norm": "none", "shape_scale": "max"}),
 }

@@ -187,7 +187,7 @@ def matrix_rule(
         "eps": adam_eps,
         "weight_decay": config.adam_weight_decay,
     }
-    if config.name in ("muonplus", "muon"):  # with Optax's keywords
+    if with_keywords(config):
         others: dict[str, Any] = {f"adam_{name}": value for name, value in adamw.items()}
     else:
         others = rivals.others(config, adamw)
@@ -199,6 +199,11 @@ def matrix_rule(
         sharding=sharding,
         **others,
     )
+
+
+def with_keywords(config: OptimizerConfig) -> bool:
+    """Whether the rule has Optax's keywords, and not a link of its own."""
+    return config.name in ("muonplus", "muon", "optax_muon")
 
 
 def records_inside(config: OptimizerConfig) -> bool:
@@ -215,17 +220,21 @@ def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformatio
         "preconditioning": config.preconditioning,
         "compute_dtype": config.compute_dtype if halves else None,  # None: float32
     }
-    if config.name in ("muon", "muonplus"):
+    if with_keywords(config):
         given = {"beta": config.beta, "nesterov": config.nesterov, **polar}
         given["mu_dtype"] = config.mu_dtype
         given["cautious_weight_decay"] = config.cautious_weight_decay
         given["shape_scale"] = config.shape_scale
         if config.name == "muon":
             return functools.partial(omp.muon, **given)
+        if config.name == "optax_muon":
+            given |= {"shape_scale": "max", "bias_correction": True, "adam_nesterov": True}
+            return functools.partial(omp.muon, **given)
         given |= {"norm_eps": config.norm_eps, "match_frobenius": config.match_frobenius}
         rule = functools.partial(omp.muonplus, norm=config.norm, **given)
         return rule if config.normalized == "all" else by_kind.normalized(rule, config.normalized)
-    return functools.partial(getattr(omp.baselines, config.name), link=rivals.link(config, polar))
+    name = config.name.removesuffix("_max")
+    return functools.partial(getattr(omp.baselines, name), link=rivals.link(config, polar))
 
 
 def describe(config: OptimizerConfig, params: optax.Params, head_size: int | None = None) -> str:
@@ -233,7 +242,7 @@ def describe(config: OptimizerConfig, params: optax.Params, head_size: int | Non
     if config.name == "adamw":
         return "all parameters: adamw"
     size: dict[str, Any] = RULES[config.name].size
-    if config.name in ("muonplus", "muon"):
+    if with_keywords(config):
         size = {"shape_scale": config.shape_scale, **size}
     if config.name == "muonplus":
         size |= {"norm": config.norm, "match_frobenius": config.match_frobenius}

@@ -4,6 +4,7 @@ from typing import Any
 
 from examples.trainer.settings.run import OptimizerConfig
 from optax_muonplus import baselines
+from optax_muonplus.matrices import ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import AdamW, Momentum, matrix_chain
 
@@ -25,6 +26,9 @@ def link(config: OptimizerConfig, polar: dict[str, Any]) -> Any:
         return baselines.scale_by_aurora(momentum, baselines.Aurora(factor))
     if config.name == "hyperball":  # around Muon
         return matrix_chain(momentum, factor)
+    if config.name == "muoneq_max":
+        shape = ScaleByShape("max")
+        return baselines.scale_by_muoneq(momentum, polar_factor=factor, scale=shape)
     links = {
         "adamuon": baselines.AdaMuon,
         "meqmuon": baselines.scale_by_meqmuon,
