@@ -1,7 +1,6 @@
 """Optimizers by name: their updates, records, default rates and schedules."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -57,33 +56,6 @@ def test_every_rule_can_be_recorded(name):
     assert record.step == 1 and list(record.values) == ["up/kernel"]
     last = "update" if RULES[name].records_inside else "after"
     assert record.values["up/kernel"][f"{last}/rms"] > 0
-
-
-def test_optax_muon_has_the_updates_of_optax():
-    params = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.ones((4, 8))}}
-    keys = jax.random.split(jax.random.key(0))
-    grads = {
-        "wte": {"embedding": jax.random.normal(keys[0], (3, 4))},
-        "up": {"kernel": jax.random.normal(keys[1], (4, 8))},
-    }
-    config = OptimizerConfig(name="optax_muon", learning_rate=0.02, clip_norm=None)
-    rate = functools.partial(schedules.schedule, config, steps=10)
-    dims = optax.contrib.MuonDimensionNumbers()
-    theirs = optax.contrib.muon(
-        rate(0.02),
-        weight_decay=0.1,
-        adam_learning_rate=rate(0.01),
-        adam_b2=0.95,
-        muon_weight_dimension_numbers={"wte": {"embedding": None}, "up": {"kernel": dims}},
-    )
-    ours = optimizers.build(config, steps=10)
-    states = [rule.init(params) for rule in (ours, theirs)]
-    for _ in range(3):
-        found, states[0] = ours.update(grads, states[0], params)
-        expected, states[1] = theirs.update(grads, states[1], params)
-        for key in ("up", "wte"):
-            x, y = (jax.tree.leaves(tree[key])[0] for tree in (found, expected))
-            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
 
 def test_default_rates_by_optimizer():

@@ -1,66 +1,39 @@
-"""Muon+ against the best Muon: `python -m examples.experiments.best_muon FOLDER`.
+"""The stages of the runs: each decides what the next one leaves out.
 
-What is run and in which order is in `results/experiments/best_muon/hypotheses.md`. The same command
-continues what was stopped, and several processes with it share the work.
+They are described in `results/experiments/best_muon/hypotheses.md`. What was stopped goes on, and
+several processes with the same command share the work.
 """
 
 import itertools
 import json
 import shutil
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from examples.experiments.best_muon.plan import (
+    ADAM_RATES,
+    ALL,
+    CHOOSE,
+    CLOSE,
+    FAMILIES,
+    MOST,
+    NORMS,
+    RATES,
+    RIVALS,
+    SCHEDULES,
+    SECOND_RATES,
+    Cell,
+    Choice,
+    contrasts,
+    neighbours,
+)
 from examples.experiments.sweeps import command_line, results
 from examples.experiments.sweeps.results import MUON, Sweep
 from examples.experiments.sweeps.run import sweep
-from examples.trainer.system import exit_status
 from examples.trainer.system.files import write_atomically
 
-FAMILIES = ("gpt", "llama")
-SECOND_RATES = (0.01, 0.02, 0.03, 0.045)
-SCHEDULES = {
-    "cosine": ["warmup_cosine"],
-    "linear": ["constant_linear", "--optimizer.hold-share", "0"],
-    "hold-0.4": ["constant_linear", "--optimizer.hold-share", "0.4"],
-    "hold-0.7": ["constant_linear", "--optimizer.hold-share", "0.7"],
-}
-RATES = (0.0035, 0.005, 0.007, 0.01, 0.014, 0.02, 0.028, 0.04, 0.056, 0.08)
-ADAM_RATES = (0.00035, 0.0005, 0.0007, 0.001, 0.0014, 0.002, 0.0028, 0.004, 0.0056, 0.008)
-NORMS = ("row_col", "col_row", "long", "row")
-RIVALS = ("normuon", "aurora", "muoneq_max")
-CLOSE = 0.03  # nats: farther from the lowest loss of the first look, a cell is left out
-MOST = 4  # cells that are kept
-CHOOSE, ALL = 3, 11  # seeds that choose a rate, and those with the eight that answer
-
 Flags = list[str]
-
-
-class Cell(NamedTuple):
-    """What the matrices' rule and its rate are tried within."""
-
-    family: str
-    schedule: str
-    second: float
-    """Peak rate of embeddings and norms."""
-
-    def sweep(self, shape: str) -> str:
-        """The folder of its runs with a shape factor; rules with one of their own are in max.
-
-        The first look has a folder of its own: a rate with fewer seeds would have no part in a
-        choice by three.
-        """
-        return f"{self.family}-{self.schedule}-{self.second:g}-{shape}"
-
-
-class Choice(NamedTuple):
-    """The best Muon of a family."""
-
-    cell: Cell
-    shape: str
-    method: str
-    rate: float
 
 
 def run(root: Path, cell: Cell, shape: str, start: float, seeds: int, methods: Flags) -> Sweep:
@@ -90,7 +63,7 @@ def plus(*norms: str, frobenius: Sequence[str] = ("free",)) -> Flags:
     return [*only("muonplus"), "--grid.norms", *norms, "--grid.frobenius", *frobenius]
 
 
-def decided(root: Path, name: str, decide: Any) -> Any:
+def decided(root: Path, name: str, decide: Callable[[], Any]) -> Any:
     """A decision by what was run so far, which stays as it was made first."""
     path = root / "decisions.json"
     made = json.loads(path.read_text()) if path.exists() else {}
@@ -128,21 +101,6 @@ def best_muon(root: Path, family: str, kept: list[list[Any]]) -> list[Any]:
     return list(min(found))
 
 
-def neighbours(cell: Cell, looked: list[list[Any]]) -> list[Cell]:
-    """The cells one step from a cell: second rates beside it, and the next best schedule."""
-    place = SECOND_RATES.index(cell.second)
-    beside = [SECOND_RATES[i] for i in (place - 1, place + 1) if 0 <= i < len(SECOND_RATES)]
-    others = [
-        (loss, schedule)
-        for loss, _, schedule, second, _ in looked
-        if second == cell.second and schedule != cell.schedule
-    ]
-    return [
-        *(cell._replace(second=second) for second in beside),
-        cell._replace(schedule=min(others)[1]),
-    ]
-
-
 def primary(root: Path, cell: Cell, rate: float) -> None:
     """What every cell of stage B has: Muon, row_col, the default, and the best rival."""
     start = run(root, cell, "max", rate, ALL, only("muon")).best_rate(MUON)
@@ -170,49 +128,6 @@ def adamw(root: Path, cell: Cell) -> list[Any]:
     best = min(found)[1]
     run(root, cell._replace(second=best), "max", 0.002, ALL, only("adamw"))
     return [best]
-
-
-def contrast(
-    name: str, first: tuple[str, str], second: tuple[str, str], refuted_if: str = ""
-) -> dict[str, Any]:
-    """A line of the table of tests: the loss of one (sweep, method) less that of another."""
-    terms = [[1, *first], [-1, *second]]
-    return {"name": name, "terms": terms, "refuted_if": refuted_if, "fresh": True}
-
-
-def contrasts(
-    best: Choice, beside: list[Cell], adamw_second: float | None
-) -> Iterator[dict[str, Any]]:
-    """One family's lines of the one table of tests; fixed by the choice of the cell alone."""
-    cell, muon = best.cell, (best.cell.sweep("max"), "Muon")
-    yield contrast(
-        f"{cell.family}: Muon+ row_col max - Muon max",
-        (cell.sweep("max"), "Muon+ row_col"),
-        muon,
-        "above -0.01",
-    )
-    for shape, norm, end in itertools.product(("max", "spectral"), NORMS, ("", " matched norm")):
-        if (shape, norm, end) != ("max", "row_col", ""):
-            name = f"Muon+ {norm}{end}"
-            title = f"{cell.family}: {name} {shape} - Muon max"
-            yield contrast(title, (cell.sweep(shape), name), muon)
-    for name in ("Optax Muon", "NorMuon", "Aurora", "MuonEq max"):
-        yield contrast(f"{cell.family}: {name} - Muon max", (muon[0], name), muon)
-    yield contrast(
-        f"{cell.family}: Muon spectral - Muon max", (cell.sweep("spectral"), "Muon"), muon
-    )
-    if adamw_second is not None:
-        place = cell._replace(second=adamw_second).sweep("max")
-        yield contrast(f"{cell.family}: AdamW - Muon max", (place, "AdamW"), muon)
-    for other in beside:
-        where, base = f"{cell.family} {other.schedule} {other.second:g}", other.sweep("max")
-        for name, shape in (
-            ("Muon+ row_col", "max"),
-            ("Muon+ col_row", "spectral"),
-            ("NorMuon", "max"),
-        ):
-            title = f"{where}: {name} {shape} - Muon max"
-            yield contrast(title, (other.sweep(shape), name), (base, "Muon"))
 
 
 def main(root: Path) -> int:
@@ -255,7 +170,3 @@ def write_contrasts(
         for line in contrasts(best, beside[family], second[family])
     ]
     write_atomically(root / "contrasts.json", json.dumps(lines, indent=1).encode())
-
-
-if __name__ == "__main__":
-    exit_status.leave(exit_status.run_command(lambda: main(Path(sys.argv[1]))))

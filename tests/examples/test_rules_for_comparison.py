@@ -1,0 +1,59 @@
+"""The trainer's rules that differ from another rule in one thing."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.training import optimizers, schedules
+
+PARAMS = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.ones((4, 8))}}
+
+
+def gradients():
+    keys = iter(jax.random.split(jax.random.key(0)))
+    return jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape), PARAMS)
+
+
+def updates_of(rule, grads):
+    """Of three steps."""
+    state, found = rule.init(PARAMS), []
+    for _ in range(3):
+        updates, state = rule.update(grads, state, PARAMS)
+        found += jax.tree.leaves(updates)
+    return found
+
+
+def test_optax_muon_has_the_updates_of_optax():
+    config = OptimizerConfig(name="optax_muon", learning_rate=0.02, clip_norm=None)
+    rate = functools.partial(schedules.schedule, config, steps=10)
+    theirs = optax.contrib.muon(
+        rate(0.02),
+        weight_decay=0.1,
+        adam_learning_rate=rate(0.01),
+        adam_b2=0.95,
+        muon_weight_dimension_numbers={
+            "wte": {"embedding": None},
+            "up": {"kernel": optax.contrib.MuonDimensionNumbers()},
+        },
+    )
+    found = updates_of(optimizers.build(config, steps=10), gradients())
+    for x, y in zip(found, updates_of(theirs, gradients()), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
+
+
+def test_muoneq_max_is_muoneq_but_for_its_size():
+    """Of a matrix with 4 inputs and 8 outputs: sqrt(8 / 4) in place of 0.2 sqrt(8)."""
+    own, as_muon = (
+        updates_of(
+            optimizers.build(
+                OptimizerConfig(name=name, learning_rate=1.0, weight_decay=0.0), steps=10
+            ),
+            gradients(),
+        )[0]
+        for name in ("muoneq", "muoneq_max")
+    )
+    np.testing.assert_allclose(as_muon, own * 2**0.5 / (0.2 * 8**0.5), rtol=1e-5, atol=1e-6)
