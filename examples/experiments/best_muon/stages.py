@@ -30,7 +30,7 @@ from examples.experiments.best_muon.plan import (
 )
 from examples.experiments.sweeps import command_line, results
 from examples.experiments.sweeps.results import MUON, Sweep
-from examples.experiments.sweeps.run import sweep
+from examples.experiments.sweeps.run import finish
 from examples.trainer.system.files import write_atomically
 
 Flags = list[str]
@@ -46,7 +46,7 @@ def run(root: Path, cell: Cell, shape: str, start: float, seeds: int, methods: F
       --grid.chosen-by {min(seeds, CHOOSE)} --grid.start {start}""".split()
     listed = ["--grid.rates", *map(str, RATES), "--grid.adam-rates", *map(str, ADAM_RATES)]
     schedule = ["--optimizer.schedule", *SCHEDULES[cell.schedule]]
-    status = sweep(*command_line.parse([*asked, *listed, *schedule, *methods]))
+    status = finish(*command_line.parse([*asked, *listed, *schedule, *methods]))
     if status:
         raise SystemExit(status)
     shutil.rmtree(root / name / "runs", ignore_errors=True)  # checkpoints; the ledger has losses

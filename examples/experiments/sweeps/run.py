@@ -46,15 +46,30 @@ class RunDisplay(Display):
 
 def sweep(asked: NewSweep, preset: str) -> int:
     """Does the remaining runs of a grid, then writes its report; returns the exit status."""
+    if status := finish(asked, preset):
+        return status
+    folder = folder_of(asked, preset)
+    print(f"tables and figures  {write_report([folder], folder)}")
+    return 0
+
+
+def folder_of(asked: NewSweep, preset: str) -> Path:
+    """Where a sweep has its runs and their ledger."""
+    return Path(asked.config.runs_dir) / (asked.config.name or f"sweep-{preset}")
+
+
+def finish(asked: NewSweep, preset: str) -> int:
+    """Does the remaining runs of a grid; returns the exit status."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     check(asked.config)
     grid.check(asked.grid)
     keep_compiled_programs()
     dataset = prepare(asked.config.data, console.print)
-    folder = Path(asked.config.runs_dir) / (asked.config.name or f"sweep-{preset}")
+    folder = folder_of(asked, preset)
     plan.keep(folder, asked, preset, dataset)
     ledger = Ledger(folder)
-    console.print(f"{so_far(asked.grid, ledger)} runs done")
+    done, known = so_far(asked.grid, ledger)
+    console.print(f"{known} runs, {done} of them done")
     while work := claim(asked.grid, folder, ledger, console.print):
         trial, lock = work
         with lock:
@@ -62,15 +77,14 @@ def sweep(asked: NewSweep, preset: str) -> int:
         if stopped_by:
             console.print("stopped; the same command continues.")
             return exit_status.of_signal(stopped_by)
-    console.print(f"tables and figures  {write_report([folder], folder)}")
     return 0
 
 
-def so_far(asked: grid.Grid, ledger: Ledger) -> str:
+def so_far(asked: grid.Grid, ledger: Ledger) -> tuple[int, int]:
     """Counts the finished runs of a grid, and all."""
     losses = ledger.losses()
     done = sum(trial in losses for trial in grid.wanted(asked, losses))
-    return f"{done} of {grid.count(asked, losses)}"
+    return done, grid.count(asked, losses)
 
 
 def claim(
@@ -123,5 +137,6 @@ def run_trial(
     result = measured(own_folder, diverged_at, time.monotonic() - started)
     ledger.add(trial, result)
     loss = f"{result.loss:.4f}" if math.isfinite(result.loss) else "diverged"
-    console.print(f"{trial.name}  {loss}  ({so_far(asked.grid, ledger)})")
+    done, known = so_far(asked.grid, ledger)
+    console.print(f"{trial.name}  {loss}  ({done} of {known})")
     return 0
