@@ -81,6 +81,8 @@ def test_fresh_seeds_are_those_that_chose_no_rate(tmp_path):
     terms = (contrasts.Term(1.0, "gpt", "Muon"),)
     values = contrasts.values(contrasts.Contrast("x", terms, fresh=True), {"gpt": sweep})
     assert values == [1.0, 1.1]
+    ledger.add(Trial(PLUS, 0.5, 0), result(3.0))  # of one rate no seed has chosen
+    assert results.read(tmp_path / "gpt").fresh(PLUS) == {0: 3.0}
 
 
 def test_what_is_not_there_is_named(sweeps, capsys):

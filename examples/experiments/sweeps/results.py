@@ -56,8 +56,11 @@ class Sweep:
         return self.losses(method, self.best_rate(method))
 
     def fresh(self, method: Method) -> dict[int, float]:
-        """Final validation loss at the best rate, by the seeds that had no part in its choice."""
-        chose = self.choosing_seeds(method)
+        """Final validation loss at the best rate, by the seeds that had no part in its choice.
+
+        Where there is one rate, nothing was chosen here.
+        """
+        chose = self.choosing_seeds(method) if len(self.rates(method)) > 1 else set()
         return {seed: loss for seed, loss in self.best(method).items() if seed not in chose}
 
     def best_of(self, methods: Iterable[Method]) -> Method:
