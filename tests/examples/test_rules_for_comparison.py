@@ -13,15 +13,12 @@ from examples.trainer.training import optimizers, schedules
 PARAMS = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.ones((4, 8))}}
 
 
-def gradients():
-    keys = iter(jax.random.split(jax.random.key(0)))
-    return jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape), PARAMS)
-
-
-def updates_of(rule, grads):
-    """Of three steps."""
+def updates_of(rule):
+    """Of three steps, whose gradients differ: momenta of equal ones differ in size only."""
     state, found = rule.init(PARAMS), []
+    keys = iter(jax.random.split(jax.random.key(0), 6))
     for _ in range(3):
+        grads = jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape), PARAMS)
         updates, state = rule.update(grads, state, PARAMS)
         found += jax.tree.leaves(updates)
     return found
@@ -40,8 +37,8 @@ def test_optax_muon_has_the_updates_of_optax():
             "up": {"kernel": optax.contrib.MuonDimensionNumbers()},
         },
     )
-    found = updates_of(optimizers.build(config, steps=10), gradients())
-    for x, y in zip(found, updates_of(theirs, gradients()), strict=True):
+    found = updates_of(optimizers.build(config, steps=10))
+    for x, y in zip(found, updates_of(theirs), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
 
@@ -51,8 +48,7 @@ def test_muoneq_max_is_muoneq_but_for_its_size():
         updates_of(
             optimizers.build(
                 OptimizerConfig(name=name, learning_rate=1.0, weight_decay=0.0), steps=10
-            ),
-            gradients(),
+            )
         )[0]
         for name in ("muoneq", "muoneq_max")
     )
