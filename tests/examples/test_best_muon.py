@@ -76,3 +76,12 @@ def test_a_decision_stays(tmp_path):
     assert stages.decided(tmp_path, "a", lambda: [1]) == [1]
     assert stages.decided(tmp_path, "b", lambda: [2]) == [2]
     assert stages.decided(tmp_path, "a", lambda: [3]) == [1]
+
+    def slow():
+        """Another process decides this and something else meanwhile."""
+        stages.decided(tmp_path, "c", lambda: [4])
+        stages.decided(tmp_path, "d", lambda: [5])
+        return [6]
+
+    assert stages.decided(tmp_path, "c", slow) == [4]
+    assert stages.decided(tmp_path, "d", lambda: [7]) == [5]

@@ -66,12 +66,16 @@ def plus(*norms: str, frobenius: Sequence[str] = ("free",)) -> Flags:
 def decided(root: Path, name: str, decide: Callable[[], Any]) -> Any:
     """A decision by what was run so far, which stays as it was made first."""
     path = root / "decisions.json"
-    made = json.loads(path.read_text()) if path.exists() else {}
-    if name not in made:
-        made[name] = decide()
+    if name not in decisions(path):
+        decision = decide()  # which may take hours, in which other processes decide too
+        made = {name: decision} | decisions(path)
         write_atomically(path, json.dumps(made, indent=1).encode())
-        made = json.loads(path.read_text())
-    return made[name]
+    return decisions(path)[name]
+
+
+def decisions(path: Path) -> dict[str, Any]:
+    """What was decided so far."""
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def look(root: Path, family: str) -> dict[str, Any]:
