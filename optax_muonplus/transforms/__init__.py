@@ -2,6 +2,7 @@
 
 from optax_muonplus._parameters import LeafInfo as LeafInfo
 from optax_muonplus._parameters import MatrixView as MatrixView
+from optax_muonplus.transforms._apply import plainly as plainly
 from optax_muonplus.transforms._bfloat16 import RemaindersState as RemaindersState
 from optax_muonplus.transforms._bfloat16 import StochasticRoundingState as StochasticRoundingState
 from optax_muonplus.transforms._bfloat16 import param_remainders as param_remainders

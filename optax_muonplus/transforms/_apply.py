@@ -1,11 +1,11 @@
 """The one place where functions on matrices are applied to the leaves of a tree.
 
-It takes the matrices out of the leaves and puts the results back, in the right dtype.
-``_execution`` runs the functions.
+:func:`plainly` does it in a few lines: it is what a chain means. :func:`efficiently` gives the same
+numbers by ``_execution``, which knows batches, backends and meshes. A chain gets one of the two.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,24 +23,55 @@ from optax_muonplus._execution import (
 from optax_muonplus._parameters import LeafInfo
 from optax_muonplus.matrices import MatrixFunction, narrowed
 
+Run = Callable[
+    [Sequence[MatrixFunction], Read, Sequence[Sources], Sequence[LeafInfo]], list[jax.Array]
+]
 
-def apply_to_sources(
+
+def plainly(
     functions: Sequence[MatrixFunction],
     read: Read,
     sources: Sequence[Sources],
     leaves: Sequence[LeafInfo],
 ) -> list[jax.Array]:
-    """Applies ``functions`` to matrices that are made of several arrays, where they are read.
+    """Applies functions to the matrices of leaves, one leaf after the other: the reference.
+
+    It copies every matrix that is stored as (in, out), and leaves a mesh to the compiler. Its
+    numbers are those of every other ``run`` of :func:`matrix_chain`, to the rounding of sums in
+    another order.
 
     Args:
-      functions: functions of matrices.
+      functions: functions of matrices ``(batch, out, in)``, the first one first.
       read: an elementwise function from the arrays in a tuple to the parameter's matrices.
       sources: for each leaf a tuple of arrays of its shape and sharding, or with one number for
         each of its blocks.
       leaves: records of matrices.
 
     Returns:
-      One array for each leaf, of its shape and sharding, in its dtype.
+      One array for each leaf, of its shape, in its dtype.
+    """
+    results = []
+    for arrays, leaf in zip(sources, leaves, strict=True):
+        blocks = []
+        for x in leaf.matrix.to_matrices(read(*arrays)):
+            dtype = x.dtype
+            x = jnp.swapaxes(x, -1, -2) if leaf.matrix.transposed else x
+            for function in functions:
+                x = function(x).astype(dtype)
+            blocks.append(jnp.swapaxes(x, -1, -2) if leaf.matrix.transposed else x)
+        results.append(narrowed(leaf.matrix.from_matrices(blocks), leaf.dtype))
+    return results
+
+
+def efficiently(
+    functions: Sequence[MatrixFunction],
+    read: Read,
+    sources: Sequence[Sources],
+    leaves: Sequence[LeafInfo],
+) -> list[jax.Array]:
+    """Applies functions in batches of matrices as they are stored, and on a mesh by a plan.
+
+    Arguments are those of :func:`plainly`. Results are sharded like the leaves.
     """
     results: dict[int, jax.Array] = {}
     local = [i for i, leaf in enumerate(leaves) if leaf.sharding is None]

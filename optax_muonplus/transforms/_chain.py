@@ -10,6 +10,7 @@ import optax
 
 from optax_muonplus._parameters import LeafInfo
 from optax_muonplus.matrices import MatrixFunction, narrowed
+from optax_muonplus.transforms._apply import Run
 from optax_muonplus.transforms._descent import DecayedWeights, LearningRate, are_wide
 from optax_muonplus.transforms._momentum import Momentum
 from optax_muonplus.transforms._order import check_downhill
@@ -55,9 +56,9 @@ class Chain:
     n_matrix_links: int
 
     @classmethod
-    def of(cls, parts: Sequence[Any]) -> "Chain":
+    def of(cls, parts: Sequence[Any], run: Run) -> "Chain":
         """Returns the chain of ``parts``, with one link for a momentum and its functions."""
-        links = _joined(parts)
+        links = _joined(parts, run)
         numbers = [i for i, link in enumerate(links, 1) if not _is_of_optax(link)]
         for i in numbers[:-1]:
             if isinstance(links[i - 1], Steps):
@@ -125,27 +126,27 @@ def _is_of_optax(link: Any) -> bool:
     return isinstance(link, optax.GradientTransformation)
 
 
-def _joined(parts: Sequence[Any]) -> list[Any]:
+def _joined(parts: Sequence[Any], run: Run) -> list[Any]:
     """Links, each a momentum and functions, functions alone, or another part."""
     links: list[Any] = []
-    run: list[Any] = []
+    together: list[Any] = []
     for part in (*parts, None):
         is_step = isinstance(part, MatrixFunction | DualNorm)
-        if run and not is_step:
-            links.append(_of_run(run))
-            run = []
+        if together and not is_step:
+            links.append(_link_of(together, run))
+            together = []
         if is_step or isinstance(part, Momentum):
-            run.append(part)
+            together.append(part)
         elif part is not None:
             links.append(part)
     return links
 
 
-def _of_run(run: Sequence[Any]) -> Any:
-    average = run[0] if isinstance(run[0], Momentum) else None
-    if average is not None and len(run) == 1:
+def _link_of(parts: Sequence[Any], run: Run) -> Any:
+    average = parts[0] if isinstance(parts[0], Momentum) else None
+    if average is not None and len(parts) == 1:
         return optax.GradientTransformation(average.init, average.update)
-    return Steps.of(average, run[average is not None :])
+    return Steps.of(average, parts[average is not None :], run=run)
 
 
 def _like(gradients: optax.Updates, updates: optax.Updates) -> optax.Updates:

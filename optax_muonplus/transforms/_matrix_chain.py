@@ -1,7 +1,7 @@
 """Chains of links for the matrices of a tree.
 
 Leaves are looked up once at init and once at an update, and every link is told what each of them
-is. ``_apply`` runs functions on the matrices.
+is. ``run`` applies functions to the matrices.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from optax_muonplus._parameters import (
     check_only_matrices,
 )
 from optax_muonplus.matrices import ArrayFunction, MatrixFunction
+from optax_muonplus.transforms._apply import Run, efficiently
 from optax_muonplus.transforms._chain import Chain, Link
 from optax_muonplus.transforms._momentum import Momentum, MomentumTransformation
 from optax_muonplus.transforms._order import check_order
@@ -38,7 +39,13 @@ Part = (
 
 
 class MatrixTransformation(ChainTransformation):
-    """A transformation of trees whose leaves all are matrices."""
+    """A transformation of trees whose leaves all are matrices.
+
+    Attributes:
+      run: how its functions are applied to the matrices of a tree.
+    """
+
+    run: Run
 
 
 def matrix_chain(
@@ -47,6 +54,7 @@ def matrix_chain(
     sharding: ShardingTree = None,
     rules: Rules = (),
     layer_axes: LayerAxes = None,
+    run: Run = efficiently,
 ) -> MatrixTransformation:
     """One transformation of several links, which all are told what each matrix is.
 
@@ -69,6 +77,9 @@ def matrix_chain(
       sharding: for all links, as in :func:`optax_muonplus.muonplus`, like the next two.
       rules: in place of dimension numbers.
       layer_axes: with ``rules`` or without.
+      run: how functions are applied to the matrices: in batches and on a mesh by a plan, or by
+        another function with the same results. :func:`optax_muonplus.transforms.plainly` is the
+        reference, in a few lines.
 
     Returns:
       A transformation with a state for each link; a momentum and the functions that follow it have
@@ -92,7 +103,7 @@ def matrix_chain(
     """
     parts = tuple(part for link in links for part in parts_of(link))
     check_order(parts)
-    chain = Chain.of(parts)
+    chain = Chain.of(parts, run)
 
     def init(params: optax.Params, tree: ResolvedTree) -> optax.OptState:
         check_only_matrices(tree.leaves)
@@ -103,7 +114,9 @@ def matrix_chain(
         return chain.update(updates, state, params, tree.leaves, extra)
 
     dims = by_rules(weight_dimension_numbers, rules, layer_axes)
-    return for_resolved(MatrixTransformation, parts, init, update, dims, sharding)
+    transformation = for_resolved(MatrixTransformation, parts, init, update, dims, sharding)
+    transformation.run = run
+    return transformation
 
 
 def parts_of(link: Any) -> tuple[Any, ...]:
@@ -141,4 +154,4 @@ def parts_of(link: Any) -> tuple[Any, ...]:
 def links_of(transformation: Any) -> tuple[Any, ...]:
     """Returns the links of the chain in a transformation of this library; none of any other."""
     parts = getattr(transformation, "parts", ())
-    return Chain.of(parts).links
+    return Chain.of(parts, efficiently).links

@@ -131,7 +131,7 @@ def partition_with_adamw(
             " matrix is. Make it with optax_muonplus.matrix_chain(...) in place of optax.chain."
         )
     parts = parts_of(chain)
-    matrices = Chain.of(parts)
+    matrices = Chain.of(parts, chain.run)
     others = optax.with_extra_args_support(_with_rate(adamw or AdamW(), parts).transformation())
 
     def init(params: optax.Params, tree: ResolvedTree) -> optax.OptState:

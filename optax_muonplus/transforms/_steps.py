@@ -24,7 +24,7 @@ from optax_muonplus.matrices import (
     times_pow2,
 )
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms._apply import apply_to_sources, check_function, with_dtypes
+from optax_muonplus.transforms._apply import Run, check_function, efficiently, with_dtypes
 from optax_muonplus.transforms._momentum import Momentum
 
 
@@ -45,12 +45,14 @@ class Steps:
       functions: in order, as they were given.
       steps: the functions that run.
       rounds: whether results have the dtype of the gradients, or else that of the functions' input.
+      run: how functions are applied to the matrices of a tree.
     """
 
     average: Momentum | None
     functions: tuple[MatrixFunction | DualNorm, ...]
     steps: tuple[MatrixFunction, ...]
     rounds: bool = True
+    run: Run = efficiently
 
     @classmethod
     def of(
@@ -58,6 +60,7 @@ class Steps:
         average: Momentum | None,
         functions: Sequence[MatrixFunction | DualNorm],
         rounds: bool = True,
+        run: Run = efficiently,
     ) -> "Steps":
         """Returns the link, with each function adapted to what stands before it."""
         given = tuple(functions)
@@ -69,7 +72,7 @@ class Steps:
             average = dataclasses.replace(average, divisor=2.0)
             first = first.replace(eps=first.eps / 2)
         divisor = 1.0 if average is None else average.divisor
-        return cls(average, given, _adapted([first, *given[1:]], divisor), rounds)
+        return cls(average, given, _adapted([first, *given[1:]], divisor), rounds, run)
 
     def times(self, factor: jax.Array) -> "Steps":
         """Returns the link with one more function, which multiplies by a number."""
@@ -97,7 +100,7 @@ class Steps:
             state = (mu, nothing)
         if not self.rounds:
             leaves = with_dtypes(leaves, dtypes_of(read, sources))
-        return treedef.unflatten(apply_to_sources(self.steps, read, sources, leaves)), state
+        return treedef.unflatten(self.run(self.steps, read, sources, leaves)), state
 
 
 def _adapted(

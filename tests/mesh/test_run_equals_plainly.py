@@ -1,0 +1,135 @@
+"""Whatever runs the functions, updates are those of the reference `plainly` on one device.
+
+Each case is one program for a tree that has every shape and layout: tall, wide and square matrices,
+stored either way, stacked over layers and experts, fused, and in two dtypes.
+"""
+
+import contextlib
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optax_muonplus as omp
+from optax_muonplus.matrices import Normalize, ScaleByShape
+from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.transforms import DualNorm, Momentum, find_momentum, plainly
+from tests.support.batches import play
+from tests.support.mesh import (
+    DIMS,
+    EXPLICIT,
+    FEW,
+    MESHES,
+    TREE,
+    gradients,
+    make_mesh,
+    modules_of,
+    shardings,
+)
+
+MATRICES = tuple(name for name in TREE if name not in ("embed", "norm"))
+SOME = tuple(name for name in FEW if name in MATRICES)
+# Cut along both axes on meshes of either type and of both; the other meshes have a few leaves.
+ALL_LEAVES = ("one device", "fsdp x tensor", "mixed", "with replicas, explicit")
+
+OPTIONS = {
+    "defaults": {},
+    "matched": {"norm": "row_col", "match_frobenius": True},
+    "col, adaptive": {"norm": "col", "adaptive": True},
+    "columns first": {"norm": "none", "preconditioning": "aol", "polar": "newton_schulz"},
+    "own function": {"polar": lambda x: x / (1 + jnp.sum(x * x, axis=-1, keepdims=True))},
+    "int8": {"mu_dtype": "int8"},
+    "int8, adaptive": {"mu_dtype": "int8", "adaptive": True},
+}
+
+
+def chain(norm="col_row", match_frobenius=False, adaptive=False, mu_dtype=None, **options):
+    outer = {name: options.pop(name) for name in ("sharding", "run") if name in options}
+    return omp.matrix_chain(
+        Momentum(mu_dtype=mu_dtype),
+        Orthogonalize(**options),
+        Normalize(norm, match_frobenius=match_frobenius),
+        *([DualNorm()] if adaptive else []),
+        ScaleByShape(),
+        weight_dimension_numbers=DIMS,
+        **outer,
+    )
+
+
+def updated(tx, grads, mesh=None):
+    """The second update, and the momentum behind it."""
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+        state = jax.jit(tx.init)(grads)
+        for _ in range(2):
+            updates, state = jax.jit(tx.update)(grads, state)
+    return updates, find_momentum(state, as_stored=True)[0]
+
+
+@functools.cache
+def reference(name):
+    grads = modules_of(gradients(), MATRICES if name == "defaults" else SOME)
+    return updated(chain(run=plainly, **OPTIONS[name]), grads)
+
+
+def assert_equal(found, options, modules):
+    """To 2e-6 of the largest entry, and in bfloat16 to one unit of it."""
+    expected = modules_of(reference(options)[0], modules)
+    for (path, x), y in zip(
+        jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True
+    ):
+        assert x.dtype == y.dtype
+        x, y, units = np.float32(x), np.float32(y), {jnp.bfloat16: 2**-8}.get(y.dtype.type, 2e-6)
+        atol = units * max(1, np.abs(y).max())
+        np.testing.assert_allclose(x, y, atol=atol, rtol=0, err_msg=jax.tree_util.keystr(path))
+
+
+def check(options, mesh_name, modules):
+    sizes, names, a, b, types = MESHES[mesh_name]
+    mesh = make_mesh(sizes, names, types)
+    wanted = modules_of(shardings(mesh, a, b), modules)
+    tx = chain(sharding=None if types == EXPLICIT else wanted, **OPTIONS[options])
+    found, momentum = updated(tx, jax.device_put(modules_of(gradients(), modules), wanted), mesh)
+    assert_equal(found, options, modules)
+    for tree in (found, momentum):
+        for x, sharding in zip(jax.tree.leaves(tree), jax.tree.leaves(wanted), strict=True):
+            assert x.sharding.is_equivalent_to(sharding, x.ndim)
+
+
+@pytest.mark.parametrize("machine", ["cpu", "gpu", "tpu"])
+@pytest.mark.parametrize("options", ["defaults", "col, adaptive", "own function", "int8"])
+def test_one_device(options, machine, monkeypatch):
+    """In a loop over matrices, in stacks, and padded one by one in stacks."""
+    play(monkeypatch, machine)
+    modules = MATRICES if options == "defaults" else SOME
+    found, _ = updated(chain(**OPTIONS[options]), modules_of(gradients(), modules))
+    assert_equal(found, options, modules)
+
+
+def test_without_jit():
+    grads = modules_of(gradients(), SOME)
+    tx = chain()
+    state = tx.init(grads)
+    for _ in range(2):
+        found, state = tx.update(grads, state)
+    assert_equal(found, "defaults", SOME)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_every_mesh(mesh):
+    check("defaults", mesh, MATRICES if mesh in ALL_LEAVES else SOME)
+
+
+@pytest.mark.parametrize("options", [name for name in OPTIONS if name != "defaults"])
+def test_options_on_a_mesh(options):
+    """Most tell rows from columns, where workers have matrices that are stored in either way."""
+    check(options, "fsdp x tensor", SOME)
+
+
+@pytest.mark.parametrize("machine", ["gpu", "tpu"])
+@pytest.mark.parametrize("mesh", ["fsdp x tensor", "with replicas, explicit"])
+def test_other_machines_on_a_mesh(mesh, machine, monkeypatch):
+    """Matrices are stacked there, and a TPU joins shards in a way of its own."""
+    play(monkeypatch, machine)
+    check("defaults", mesh, (*SOME, "up2", "k", "narrow"))
