@@ -138,6 +138,6 @@ def regions() -> dict[str, Any]:
         result[name] = {
             "slopes": [plain(g_prime(grid, row)) for row in distinct],
             "steps": [composed_regions(row, 1)._asdict() for row in distinct],
-            "composed": [composed_regions(rows[:n], n)._asdict() for n in range(1, steps + 1)],
+            "composed": [composed_regions(listed[:n], n)._asdict() for n in range(1, steps + 1)],
         }
     return json.loads(json.dumps(result))
