@@ -5,7 +5,7 @@ import statistics
 
 from docs.drawings.canvas import Canvas
 from docs.drawings.plots import Axes
-from examples.experiments import regret as expected
+from examples.experiments.sweeps import regret as expected
 from examples.experiments.sweeps import results
 
 EXPERIMENTS = pathlib.Path(__file__).parent.parent.parent / "results" / "experiments"

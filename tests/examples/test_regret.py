@@ -8,10 +8,10 @@ import statistics
 
 import pytest
 
-from examples.experiments import regret
-from examples.experiments.regret import METHODS
+from examples.experiments.sweeps import regret
 from examples.experiments.sweeps.grid import Trial
 from examples.experiments.sweeps.ledger import Ledger
+from examples.experiments.sweeps.regret import METHODS
 from examples.experiments.sweeps.results import MUON, Sweep
 from examples.trainer.settings.run import RunConfig
 from tests.support.sweep_results import result

@@ -1,4 +1,6 @@
-"""What someone gets who tries k rates: `python -m examples.experiments.regret SWEEP ... --out DIR`.
+"""What someone gets who tries k rates.
+
+    python -m examples.experiments.sweeps.regret SWEEP ... --out FOLDER
 
 It reads finished sweeps and runs nothing. Of a grid of n rates someone draws k, each set of them as
 likely as another, and keeps the one with the lowest loss. What they may expect is known exactly.
@@ -130,7 +132,9 @@ def draw(found: dict[str, list[dict[Method, Curve]]], path: Path) -> None:
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     return run_command(
-        lambda: print(tyro.cli(write, args=argv, prog="python -m examples.experiments.regret"))
+        lambda: print(
+            tyro.cli(write, args=argv, prog="python -m examples.experiments.sweeps.regret")
+        )
     )
 
 
