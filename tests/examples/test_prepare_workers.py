@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from examples.trainer.data import tokenizer
 from tests.support.trainer import PATIENCE, ROOT, wait_for
 
 WORD = "a word of a text "
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
 
 
 @pytest.fixture
@@ -27,23 +29,26 @@ def command(tmp_path):
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     parts = tmp_path / "out" / "parts"
-    wait_for(lambda: parts.is_dir() and len(workers(started.pid)) == 2, started, seconds=60)
-    yield started
-    started.kill()
-    started.communicate()
+    try:
+        wait_for(lambda: parts.is_dir() and len(workers(started.pid)) == 2, started, seconds=60)
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
 
 
 def workers(parent):
     """The processes that a command has spawned to work, and that have not ended."""
-    shown = subprocess.run(
-        ["ps", "-wweo", "pid,ppid,stat,args"], capture_output=True, text=True, check=True
-    ).stdout
-    lines = [line.split(maxsplit=3) for line in shown.splitlines()[1:]]
-    return [
-        int(pid)
-        for pid, above, state, args in lines
-        if int(above) == parent and "spawn_main" in args and state[0] != "Z"
-    ]
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, above = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            args = (folder / "cmdline").read_text()
+        except OSError:  # it has ended
+            continue
+        if int(above) == parent and "spawn_main" in args and state != "Z":
+            found.append(int(folder.name))
+    return found
 
 
 def is_there(pid):

@@ -40,8 +40,9 @@ ORTHOGONALIZERS = {
 }
 # CANS has no cushion: its first polynomial takes terms of order 8 down to 0.002, so the rounding of
 # those terms is 1000 times as large beside what is left. A plain float32 NumPy loop errs by 1.8e-4.
-# Further steps contract that again.
-LOOSER = {"cans": 1e-3}
+# Further steps contract that again: seven leave 4.2e-5 with jax 0.12, whose products sum in another
+# order.
+LOOSER = {"cans": 1e-3, "cans-7": 1e-4}
 
 
 # The norm gets a polar factor, whichever table it is of.
