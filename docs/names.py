@@ -1,6 +1,6 @@
 """The table of what arguments are called in other libraries, for the page on PyTorch."""
 
-from optax_muonplus._argument_names import LIBRARIES, NAMES
+from optax_muonplus.extras.argument_names import LIBRARIES, NAMES
 
 
 def table() -> str:

@@ -8,28 +8,29 @@ from optax_muonplus import coefficients as coefficients
 from optax_muonplus import matrices as matrices
 from optax_muonplus import polar as polar
 from optax_muonplus import transforms as transforms
-from optax_muonplus._arguments import did_you_mean as _did_you_mean
-from optax_muonplus._optimizers import TakenOver as TakenOver
-from optax_muonplus._optimizers import describe as describe
-from optax_muonplus._optimizers import learning_rate as learning_rate
-from optax_muonplus._optimizers import muon as muon
-from optax_muonplus._optimizers import muonplus as muonplus
-from optax_muonplus._optimizers import take_over as take_over
-from optax_muonplus._parameters import MatrixSpec as MatrixSpec
-from optax_muonplus._parameters import MuonDimensionNumbers as MuonDimensionNumbers
-from optax_muonplus._parameters import muon_dimension_numbers as muon_dimension_numbers
-from optax_muonplus._parameters import partition_labels as partition_labels
-from optax_muonplus._parameters import per_head as per_head
+from optax_muonplus.extras.rates import learning_rate as learning_rate
+from optax_muonplus.extras.take_over import TakenOver as TakenOver
+from optax_muonplus.extras.take_over import take_over as take_over
+from optax_muonplus.method import did_you_mean as _did_you_mean
+from optax_muonplus.muonplus import muon as muon
+from optax_muonplus.muonplus import muonplus as muonplus
+from optax_muonplus.report import describe as describe
 from optax_muonplus.transforms import matrix_chain as matrix_chain
 from optax_muonplus.transforms import momentum as momentum
 from optax_muonplus.transforms import normalize as normalize
 from optax_muonplus.transforms import orthogonalize as orthogonalize
 from optax_muonplus.transforms import scale_by_muonplus as scale_by_muonplus
 from optax_muonplus.transforms import scale_by_shape as scale_by_shape
+from optax_muonplus.trees import MatrixSpec as MatrixSpec
+from optax_muonplus.trees import MuonDimensionNumbers as MuonDimensionNumbers
+from optax_muonplus.trees import muon_dimension_numbers as muon_dimension_numbers
+from optax_muonplus.trees import partition_labels as partition_labels
+from optax_muonplus.trees import per_head as per_head
 
 __version__ = "0.3.0.dev0"
 _LATER = ("baselines", "diagnostics", "integrations")  # imported by their first use
-__all__ = sorted([*_LATER, *(name for name in dir() if not name.startswith("_"))])
+_ROOMS = {"extras", "frame", "method", "report", "run", "trees"}  # to be read, not imported
+__all__ = sorted({*_LATER, *(name for name in dir() if not name.startswith("_"))} - _ROOMS)
 
 if _TYPE_CHECKING:
     from optax_muonplus import baselines as baselines

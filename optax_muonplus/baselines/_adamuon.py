@@ -13,17 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus._argument_names import says_names
-from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
-from optax_muonplus._parameters import (
-    DimensionNumbersTree,
-    LayerAxes,
-    LeafInfo,
-    MatrixView,
-    Rules,
-    ShardingTree,
-    by_rules,
-)
+from optax_muonplus.extras.argument_names import says_names
 from optax_muonplus.matrices import (
     Elementwise,
     as_real,
@@ -32,6 +22,7 @@ from optax_muonplus.matrices import (
     sum_of_squares,
     upcast_for_sum,
 )
+from optax_muonplus.method import DECAY, NOT_NEGATIVE, check_flag, check_number
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
     AdamW,
@@ -41,6 +32,15 @@ from optax_muonplus.transforms import (
     find_momentum,
     map_blocks,
     optimizer_of,
+)
+from optax_muonplus.trees import (
+    DimensionNumbersTree,
+    LayerAxes,
+    LeafInfo,
+    MatrixView,
+    Rules,
+    ShardingTree,
+    by_rules,
 )
 
 EPS = 1e-8  # of the code, for roots and norms alike

@@ -14,16 +14,7 @@ import jax.core
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._argument_names import says_names
-from optax_muonplus._parameters import (
-    DimensionNumbersTree,
-    LayerAxes,
-    LeafInfo,
-    MatrixView,
-    Rules,
-    ShardingTree,
-    by_rules,
-)
+from optax_muonplus.extras.argument_names import says_names
 from optax_muonplus.matrices import (
     as_real,
     divide_by_pow2,
@@ -42,6 +33,15 @@ from optax_muonplus.transforms import (
     matrix_chain,
     partition_with_adamw,
     scale_by_learning_rate,
+)
+from optax_muonplus.trees import (
+    DimensionNumbersTree,
+    LayerAxes,
+    LeafInfo,
+    MatrixView,
+    Rules,
+    ShardingTree,
+    by_rules,
 )
 
 

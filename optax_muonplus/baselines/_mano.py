@@ -15,17 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus._argument_names import says_names
-from optax_muonplus._arguments import NOT_NEGATIVE, check_number
-from optax_muonplus._parameters import (
-    DimensionNumbersTree,
-    LayerAxes,
-    LeafInfo,
-    MatrixView,
-    Rules,
-    ShardingTree,
-    by_rules,
-)
+from optax_muonplus.extras.argument_names import says_names
 from optax_muonplus.matrices import (
     as_real,
     divide_by_pow2,
@@ -33,11 +23,21 @@ from optax_muonplus.matrices import (
     sum_of_squares,
     upcast_for_sum,
 )
+from optax_muonplus.method import NOT_NEGATIVE, check_number
 from optax_muonplus.transforms import (
     AdamW,
     Momentum,
     map_blocks,
     optimizer_of,
+)
+from optax_muonplus.trees import (
+    DimensionNumbersTree,
+    LayerAxes,
+    LeafInfo,
+    MatrixView,
+    Rules,
+    ShardingTree,
+    by_rules,
 )
 
 EPS = 1e-8  # of the code

@@ -11,16 +11,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus._argument_names import says_names
-from optax_muonplus._arguments import POSITIVE, check_number
-from optax_muonplus._parameters import (
-    DimensionNumbersTree,
-    LayerAxes,
-    Rules,
-    ShardingTree,
-    by_rules,
-)
 from optax_muonplus.baselines._normalized_momentum import RMS, NormalizedMomentum, over, rms_along
+from optax_muonplus.extras.argument_names import says_names
 from optax_muonplus.matrices import (
     MatrixFunction,
     as_real,
@@ -29,6 +21,7 @@ from optax_muonplus.matrices import (
     static,
     upcast_for_sum,
 )
+from optax_muonplus.method import POSITIVE, check_number
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
     AdamW,
@@ -36,6 +29,13 @@ from optax_muonplus.transforms import (
     Momentum,
     matrix_chain,
     optimizer_of,
+)
+from optax_muonplus.trees import (
+    DimensionNumbersTree,
+    LayerAxes,
+    Rules,
+    ShardingTree,
+    by_rules,
 )
 
 

@@ -11,15 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus._argument_names import says_names
-from optax_muonplus._arguments import NOT_NEGATIVE, check_number, check_word
-from optax_muonplus._parameters import (
-    DimensionNumbersTree,
-    LayerAxes,
-    Rules,
-    ShardingTree,
-    by_rules,
-)
+from optax_muonplus.extras.argument_names import says_names
 from optax_muonplus.matrices import (
     MatrixFunction,
     ScaleByShape,
@@ -30,6 +22,7 @@ from optax_muonplus.matrices import (
     sum_of_squares,
     upcast_for_sum,
 )
+from optax_muonplus.method import NOT_NEGATIVE, check_number, check_word
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
     AdamW,
@@ -37,6 +30,13 @@ from optax_muonplus.transforms import (
     Momentum,
     matrix_chain,
     optimizer_of,
+)
+from optax_muonplus.trees import (
+    DimensionNumbersTree,
+    LayerAxes,
+    Rules,
+    ShardingTree,
+    by_rules,
 )
 
 Sides = Literal["row", "col", "both"]

@@ -12,23 +12,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._argument_names import says_names
-from optax_muonplus._parameters import (
-    DimensionNumbersTree,
-    LayerAxes,
-    LeafInfo,
-    MatrixView,
-    Rules,
-    ShardingTree,
-    by_rules,
-)
-from optax_muonplus._rates import check_decay
+from optax_muonplus.extras.argument_names import says_names
 from optax_muonplus.matrices import (
     ScaleByShape,
     root,
     sum_of_squares,
     upcast_for_sum,
 )
+from optax_muonplus.method import check_decay
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
     AdamW,
@@ -40,6 +31,15 @@ from optax_muonplus.transforms import (
     matrix_chain,
     partition_with_adamw,
     scale_by_learning_rate,
+)
+from optax_muonplus.trees import (
+    DimensionNumbersTree,
+    LayerAxes,
+    LeafInfo,
+    MatrixView,
+    Rules,
+    ShardingTree,
+    by_rules,
 )
 
 # Decays and epsilon, of all codes. What stands within the root changes no number beside them, and

@@ -7,14 +7,7 @@ from typing import Any
 
 import optax
 
-from optax_muonplus._argument_names import says_names
-from optax_muonplus._parameters import (
-    DimensionNumbersTree,
-    LayerAxes,
-    Rules,
-    ShardingTree,
-    by_rules,
-)
+from optax_muonplus.extras.argument_names import says_names
 from optax_muonplus.matrices import ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
@@ -23,6 +16,13 @@ from optax_muonplus.transforms import (
     Momentum,
     matrix_chain,
     optimizer_of,
+)
+from optax_muonplus.trees import (
+    DimensionNumbersTree,
+    LayerAxes,
+    Rules,
+    ShardingTree,
+    by_rules,
 )
 
 

@@ -6,15 +6,15 @@ uses, and :func:`evaluate` what these steps do to a singular value. Coefficients
 they are static, and never become arrays in an optimizer's state.
 """
 
-from optax_muonplus.coefficients._minimax import Row as Row
 from optax_muonplus.coefficients._minimax import evaluate as evaluate
 from optax_muonplus.coefficients._minimax import minimax as minimax
 from optax_muonplus.coefficients._minimax import polar_express as polar_express
 from optax_muonplus.coefficients._minimax import relaxed as relaxed
-from optax_muonplus.coefficients._resolve import Coefficients as Coefficients
-from optax_muonplus.coefficients._resolve import CoefficientsLike as CoefficientsLike
-from optax_muonplus.coefficients._resolve import resolve as resolve
-from optax_muonplus.coefficients._restarts import Restarts as Restarts
-from optax_muonplus.coefficients._restarts import every_step as every_step
-from optax_muonplus.coefficients._tables import TABLES as TABLES
-from optax_muonplus.coefficients._tables import Table as Table
+from optax_muonplus.method import TABLES as TABLES
+from optax_muonplus.method import Coefficients as Coefficients
+from optax_muonplus.method import CoefficientsLike as CoefficientsLike
+from optax_muonplus.method import Restarts as Restarts
+from optax_muonplus.method import Row as Row
+from optax_muonplus.method import Table as Table
+from optax_muonplus.method import every_step as every_step
+from optax_muonplus.method import resolve as resolve

@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from optax_muonplus._arguments import known_count
-
-Row = tuple[float, ...]
+from optax_muonplus.method import Row, known_count, scaled
 
 
 def polar_express(
@@ -192,8 +190,3 @@ def evaluate(rows: Sequence[Row], x: Any) -> Any:
       A number or an array like ``x``.
     """
     return functools.reduce(lambda value, row: _evaluate(row, value), rows, x)
-
-
-def scaled(rows: Sequence[Row], factor: float) -> tuple[Row, ...]:
-    """The coefficients of ``p(x / factor)``, for each row: ``c_k / factor^(2k+1)``."""
-    return tuple(tuple(c / factor ** (2 * k + 1) for k, c in enumerate(row)) for row in rows)

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from optax_muonplus._arguments import check_matrices, check_word
 from optax_muonplus.matrices import (
     SUMMED_AXIS,
     Side,
@@ -20,6 +19,7 @@ from optax_muonplus.matrices import (
     sum_of_squares,
     upcast_for_sum,
 )
+from optax_muonplus.method import check_matrices, check_word
 from optax_muonplus.polar import svd
 
 

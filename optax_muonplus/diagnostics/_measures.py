@@ -16,7 +16,6 @@ import jax.core
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from optax_muonplus._execution import pick
 from optax_muonplus.diagnostics._imbalance import (
     floor_share,
     norm_ratio,
@@ -26,6 +25,7 @@ from optax_muonplus.diagnostics._imbalance import (
     spearman,
 )
 from optax_muonplus.matrices import Normalize, Side, normalize_matrix, normalized_sides
+from optax_muonplus.run import pick
 from optax_muonplus.transforms import LeafInfo, MatrixView
 
 Measure = Literal[

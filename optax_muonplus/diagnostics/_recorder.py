@@ -9,7 +9,12 @@ import jax.core
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._parameters import (
+from optax_muonplus.diagnostics._measures import AT_EVERY_STAGE, MEASURES, Measure, measure
+from optax_muonplus.diagnostics._record import RecordState, empty_state
+from optax_muonplus.diagnostics._stages import polar_link, stages_of
+from optax_muonplus.matrices import Normalize
+from optax_muonplus.transforms import Steps
+from optax_muonplus.trees import (
     DimensionNumbersTree,
     LayerAxes,
     Rules,
@@ -17,11 +22,6 @@ from optax_muonplus._parameters import (
     check_patterns,
     select,
 )
-from optax_muonplus.diagnostics._measures import AT_EVERY_STAGE, MEASURES, Measure, measure
-from optax_muonplus.diagnostics._record import RecordState, empty_state
-from optax_muonplus.diagnostics._stages import polar_link, stages_of
-from optax_muonplus.matrices import Normalize
-from optax_muonplus.transforms import Steps
 
 Factory = Callable[..., optax.GradientTransformation]
 # Number of the update, from 1, to whether it is recorded.

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus._arguments import NOT_NEGATIVE, check_number, check_word, floating_dtype
 from optax_muonplus.coefficients import Coefficients, CoefficientsLike, resolve
 from optax_muonplus.matrices import (
     MACHINES,
@@ -19,6 +18,7 @@ from optax_muonplus.matrices import (
     matrix_function,
     static,
 )
+from optax_muonplus.method import NOT_NEGATIVE, check_number, check_word, floating_dtype
 from optax_muonplus.polar._checks import check_bounded, check_gram, check_precision
 from optax_muonplus.polar._form import form_on
 from optax_muonplus.polar._newton_schulz import (

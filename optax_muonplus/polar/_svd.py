@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
-from optax_muonplus._arguments import check_matrices
 from optax_muonplus.matrices import scale_by_pow2, upcast_for_sum
+from optax_muonplus.method import check_matrices
 from optax_muonplus.polar._products import Matrices
 
 

@@ -1,7 +1,5 @@
 """The links of Muon+ as Optax transformations, and chains of them."""
 
-from optax_muonplus._parameters import LeafInfo as LeafInfo
-from optax_muonplus._parameters import MatrixView as MatrixView
 from optax_muonplus.transforms._apply import plainly as plainly
 from optax_muonplus.transforms._bfloat16 import RemaindersState as RemaindersState
 from optax_muonplus.transforms._bfloat16 import StochasticRoundingState as StochasticRoundingState
@@ -35,3 +33,5 @@ from optax_muonplus.transforms._shard_state import shard_state as shard_state
 from optax_muonplus.transforms._shard_state import state_layout as state_layout
 from optax_muonplus.transforms._steps import DualNorm as DualNorm
 from optax_muonplus.transforms._steps import Steps as Steps
+from optax_muonplus.trees import LeafInfo as LeafInfo
+from optax_muonplus.trees import MatrixView as MatrixView

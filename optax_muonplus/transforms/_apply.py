@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus._arguments import supported
-from optax_muonplus._execution import (
+from optax_muonplus.matrices import MatrixFunction, narrowed
+from optax_muonplus.method import supported
+from optax_muonplus.run import (
     READ_ONE,
     Read,
     Sources,
@@ -20,8 +21,7 @@ from optax_muonplus._execution import (
     apply_sharded,
     dtypes_of,
 )
-from optax_muonplus._parameters import LeafInfo
-from optax_muonplus.matrices import MatrixFunction, narrowed
+from optax_muonplus.trees import LeafInfo
 
 Run = Callable[
     [Sequence[MatrixFunction], Read, Sequence[Sources], Sequence[LeafInfo]], list[jax.Array]

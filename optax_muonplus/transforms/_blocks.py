@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus._parameters import LeafInfo, MatrixView
+from optax_muonplus.trees import LeafInfo, MatrixView
 
 
 def map_blocks(

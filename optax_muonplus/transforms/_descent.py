@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus._arguments import check_flag
-from optax_muonplus._parameters import by_path, flatten_tree
-from optax_muonplus._rates import check_rate
+from optax_muonplus.method import check_flag, check_rate
+from optax_muonplus.trees import by_path, flatten_tree
 
 _FLAG = bool | int | np.bool_ | np.ndarray | jax.Array
 

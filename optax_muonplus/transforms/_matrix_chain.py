@@ -10,7 +10,14 @@ from typing import Any
 import jax
 import optax
 
-from optax_muonplus._parameters import (
+from optax_muonplus.matrices import ArrayFunction, MatrixFunction
+from optax_muonplus.transforms._apply import Run, efficiently
+from optax_muonplus.transforms._chain import Chain, Link
+from optax_muonplus.transforms._momentum import Momentum, MomentumTransformation
+from optax_muonplus.transforms._order import check_order
+from optax_muonplus.transforms._resolved import ChainTransformation, for_resolved
+from optax_muonplus.transforms._steps import DualNorm
+from optax_muonplus.trees import (
     DimensionNumbersTree,
     LayerAxes,
     ResolvedTree,
@@ -19,13 +26,6 @@ from optax_muonplus._parameters import (
     by_rules,
     check_only_matrices,
 )
-from optax_muonplus.matrices import ArrayFunction, MatrixFunction
-from optax_muonplus.transforms._apply import Run, efficiently
-from optax_muonplus.transforms._chain import Chain, Link
-from optax_muonplus.transforms._momentum import Momentum, MomentumTransformation
-from optax_muonplus.transforms._order import check_order
-from optax_muonplus.transforms._resolved import ChainTransformation, for_resolved
-from optax_muonplus.transforms._steps import DualNorm
 
 # What a chain is made of: a function on matrices is any callable on arrays (*batch, out, in).
 Part = (

@@ -9,9 +9,6 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus._arguments import DECAY, check_flag, check_number
-from optax_muonplus._execution import Read, Sources
-from optax_muonplus._parameters import check_gradients, check_inexact_dtypes, flatten_with_names
 from optax_muonplus.matrices import (
     accumulation_dtype,
     as_real,
@@ -19,6 +16,8 @@ from optax_muonplus.matrices import (
     narrower,
     static,
 )
+from optax_muonplus.method import DECAY, check_flag, check_number
+from optax_muonplus.run import Read, Sources
 from optax_muonplus.transforms._momentum_state import (
     Stored,
     buffers_of,
@@ -29,6 +28,7 @@ from optax_muonplus.transforms._momentum_state import (
     state_of,
     stored,
 )
+from optax_muonplus.trees import check_gradients, check_inexact_dtypes, flatten_with_names
 
 
 def momentum(

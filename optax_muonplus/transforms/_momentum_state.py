@@ -9,10 +9,9 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
-from optax_muonplus._arguments import floating_dtype
-from optax_muonplus._execution import Sources
-from optax_muonplus._parameters import flatten_with_names, path_name
 from optax_muonplus.matrices import narrowed
+from optax_muonplus.method import floating_dtype
+from optax_muonplus.run import Sources
 from optax_muonplus.transforms._int8 import (
     BLOCK,
     blocks_are_cut,
@@ -21,6 +20,7 @@ from optax_muonplus.transforms._int8 import (
     zero_scales,
 )
 from optax_muonplus.transforms._state_check import wrong_state
+from optax_muonplus.trees import flatten_with_names, path_name
 
 
 class MomentumState(NamedTuple):

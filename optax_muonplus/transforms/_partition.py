@@ -8,18 +8,14 @@ import jax
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus._arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
-from optax_muonplus._parameters import (
-    ADAM,
-    MUON,
-    DimensionNumbersTree,
-    LayerAxes,
-    ResolvedTree,
-    Rules,
-    ShardingTree,
-    by_rules,
+from optax_muonplus.method import (
+    DECAY,
+    NOT_NEGATIVE,
+    check_decay,
+    check_flag,
+    check_number,
+    check_rate,
 )
-from optax_muonplus._rates import check_decay, check_rate
 from optax_muonplus.transforms._chain import Chain
 from optax_muonplus.transforms._descent import (
     add_decayed_weights,
@@ -34,6 +30,16 @@ from optax_muonplus.transforms._matrix_chain import (
 )
 from optax_muonplus.transforms._order import check_rule
 from optax_muonplus.transforms._resolved import ChainTransformation, for_resolved
+from optax_muonplus.trees import (
+    ADAM,
+    MUON,
+    DimensionNumbersTree,
+    LayerAxes,
+    ResolvedTree,
+    Rules,
+    ShardingTree,
+    by_rules,
+)
 
 
 class Rest(Protocol):

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus._arguments import POSITIVE, check_number, check_word, known_count
-from optax_muonplus._parameters import (
+from optax_muonplus.method import POSITIVE, check_number, check_word, known_count
+from optax_muonplus.trees import (
     FUSED,
     KEY,
     QUERY,

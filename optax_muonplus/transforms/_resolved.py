@@ -6,7 +6,9 @@ from typing import Any, TypeVar
 
 import optax
 
-from optax_muonplus._parameters import (
+from optax_muonplus.transforms._qk_clip import not_clipped
+from optax_muonplus.transforms._state_check import update_own_state
+from optax_muonplus.trees import (
     DimensionNumbersTree,
     ResolvedTree,
     ShardingTree,
@@ -17,8 +19,6 @@ from optax_muonplus._parameters import (
     resolve,
     shard_like_params,
 )
-from optax_muonplus.transforms._qk_clip import not_clipped
-from optax_muonplus.transforms._state_check import update_own_state
 
 # Whether a chain runs whose dimension numbers or sharding its Optax links cannot see.
 _in_a_chain = contextvars.ContextVar("_in_a_chain", default=False)

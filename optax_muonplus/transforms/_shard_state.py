@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import optax
 
-from optax_muonplus._execution import gather, moved_to
-from optax_muonplus._parameters import (
+from optax_muonplus.run import gather, moved_to
+from optax_muonplus.trees import (
     LeafSharding,
     ShardingTree,
     StateSharding,

@@ -9,8 +9,6 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus._execution import READ_ONE, dtypes_of
-from optax_muonplus._parameters import LeafInfo
 from optax_muonplus.matrices import (
     Elementwise,
     MatrixFunction,
@@ -24,8 +22,10 @@ from optax_muonplus.matrices import (
     times_pow2,
 )
 from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.run import READ_ONE, dtypes_of
 from optax_muonplus.transforms._apply import Run, check_function, efficiently, with_dtypes
 from optax_muonplus.transforms._momentum import Momentum
+from optax_muonplus.trees import LeafInfo
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -2,8 +2,11 @@
 
 import ast
 import graphlib
+import os
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
 
 import pytest
@@ -21,8 +24,8 @@ MODULES = {
 
 
 def room_of(module):
-    """A room is a folder of the package or a module beside them."""
-    return module.partition(".")[0]
+    """A room is a folder of the package, a module beside them, or a file that has its own floor."""
+    return module if module in FLOORS else module.partition(".")[0]
 
 
 def rooms():
@@ -64,7 +67,8 @@ def test_rooms_are_imported_by_their_doors():
     for module, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text())):
             first, *rooms_of_other = (getattr(node, "module", None) or "").split(".")
-            inside = len(rooms_of_other) > 1 and rooms_of_other[0] != room_of(module)
+            own = (room_of(module), "extras")  # each file of extras is a door
+            inside = len(rooms_of_other) > 1 and rooms_of_other[0] not in own
             if isinstance(node, ast.ImportFrom) and first == PACKAGE.name and inside:
                 past.append(f"{module} imports from {node.module}")
     assert not past
@@ -86,9 +90,19 @@ def test_modules_do_not_import_in_circles():
     assert set(order) == MODULES.keys()
 
 
+def test_the_method_runs_alone(tmp_path):
+    """Copied into an empty folder, with JAX and Optax beside it, "method" imports nothing else."""
+    shutil.copytree(PACKAGE / "method", tmp_path / "method")
+    program = "import method, sys; assert 'optax_muonplus' not in sys.modules"
+    command = [sys.executable, "-P", "-c", program]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+
+
 def test_readme_shows_the_same_rooms():
     shown = [name.removesuffix("/").removesuffix(".py") for name in file_tree()["optax_muonplus/"]]
-    assert sorted(shown) == [room for room in rooms() if room != "__init__"]
+    expected = [room for room in rooms() if room != "__init__" and "." not in room]
+    assert sorted(shown) == expected
 
 
 @pytest.mark.parametrize("folder", ["examples", "benchmarks"])

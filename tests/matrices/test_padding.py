@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus._execution.batches import MatrixBatch
-from optax_muonplus.matrices._matrix_function import (
+from optax_muonplus.method.function import (
     ArrayFunction,
     MatrixFunction,
     ViaTranspose,
@@ -15,9 +14,10 @@ from optax_muonplus.matrices._matrix_function import (
     for_layout,
     with_zeros,
 )
-from optax_muonplus.matrices._normalization import Normalize
-from optax_muonplus.matrices._shape_factor import ScaleByShape
+from optax_muonplus.method.normalize import Normalize
+from optax_muonplus.method.scale import ScaleByShape
 from optax_muonplus.polar._orthogonalize import Orthogonalize
+from optax_muonplus.run.batches import MatrixBatch
 from optax_muonplus.transforms._steps import ScaleByDualNorm
 
 # Padded to squares: one-sided scalings would then scale the other side.

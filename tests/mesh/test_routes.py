@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from optax_muonplus._execution import routes
-from optax_muonplus._execution.routes import MeshAxes, cheapest_route
-from optax_muonplus._execution.schedule import GroupSize
+from optax_muonplus.run import routes
+from optax_muonplus.run.routes import MeshAxes, cheapest_route
+from optax_muonplus.run.schedule import GroupSize
 
 
 def operations(n, m):

@@ -5,7 +5,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optax_muonplus._execution.schedule import GroupSize, assign
+from optax_muonplus.run.schedule import GroupSize, assign
 
 SQUARE, LONG = ((16, 16),), ((16, 64),)
 sizes = st.lists(

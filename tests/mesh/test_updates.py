@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
-from optax_muonplus._execution import routes
+from optax_muonplus.run import routes
 from tests.support import flat
 from tests.support.batches import play
 from tests.support.mesh import (

@@ -7,8 +7,8 @@ import pytest
 
 import optax_muonplus as omp
 from docs import names
-from optax_muonplus._argument_names import ELSEWHERE
 from optax_muonplus.baselines import adamuon, aurora, hyperball, muoneq, muown, normuon
+from optax_muonplus.extras.argument_names import ELSEWHERE
 from tests.support.documents import PAGES
 
 BASELINES = [

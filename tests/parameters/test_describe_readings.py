@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus._parameters import (
+from optax_muonplus.trees import (
     fold,
 )
 from tests.support import flat

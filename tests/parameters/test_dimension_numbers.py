@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from optax.contrib import MuonDimensionNumbers as Dims
 
 import optax_muonplus as omp
-from optax_muonplus._parameters import (
+from optax_muonplus.trees import (
     matrix_view,
 )
 from tests.support.property_search import SEARCH

@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 import optax_muonplus as omp
-from optax_muonplus._parameters import (
+from optax_muonplus.trees import (
     flatten_tree,
 )
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from optax_muonplus._parameters import (
+from optax_muonplus.trees import (
     resolve,
 )
 

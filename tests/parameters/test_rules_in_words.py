@@ -3,7 +3,7 @@
 import pytest
 from optax.contrib import MuonDimensionNumbers as Dims
 
-from optax_muonplus._parameters.rules import DEFAULT_RULES, adamw, matrix
+from optax_muonplus.trees.rules import DEFAULT_RULES, adamw, matrix
 
 
 @pytest.mark.parametrize(

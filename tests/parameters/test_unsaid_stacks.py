@@ -3,7 +3,7 @@
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus._parameters import by_rules, resolve
+from optax_muonplus.trees import by_rules, resolve
 from tests.support.trees import nested_shapes
 
 NUMBERS = omp.MuonDimensionNumbers(-2, -1)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import optax_muonplus as omp
-from optax_muonplus._execution import stacks
+from optax_muonplus.run import stacks
 
 D = 16
 

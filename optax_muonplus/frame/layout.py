@@ -1,0 +1,198 @@
+"""Which axes of a parameter make a matrix, and the way to matrices ``(batch, out, in)`` and back.
+
+This is the only place that moves axes of parameters.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optax_muonplus.frame.spec import (
+    DimensionNumbers,
+    MatrixSpec,
+    MuonDimensionNumbers,
+    Shape,
+)
+
+# Runs of up to so many blocks, as of a fused QKV, are cut by slices. Where the sharding is left to
+# XLA, slices keep it, and a reshape that cuts a shard loses it. For each of many heads they would
+# make the program longer.
+_FEW = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixView:
+    """The way from one parameter of a known shape to its matrices.
+
+    Attributes:
+      shape: of the parameter.
+      batch_axes: axes along which every index is a matrix of its own.
+      output_axes: axes that are flattened into rows.
+      reduction_axes: axes that are flattened into columns.
+      split_axis: axis that is cut into blocks, or None.
+      split_sizes: sizes of the blocks; empty if there is one block. Blocks of one size that follow
+        each other, as heads do, are a *run*: a batch, so that a program does not grow with them.
+      separate: whether each block is a run by itself.
+    """
+
+    shape: Shape
+    batch_axes: Shape
+    output_axes: Shape
+    reduction_axes: Shape
+    split_axis: int | None = None
+    split_sizes: Shape = ()
+    separate: bool = False
+
+    @property
+    def transposed(self) -> bool:
+        """Whether matrices lie in memory as (in, out), so that reading them so copies nothing."""
+        return min(self.reduction_axes) < min(self.output_axes)
+
+    @property
+    def matrix_axes(self) -> Shape:
+        """Axes that are not batch axes, in the order of the parameter's."""
+        return tuple(axis for axis in range(len(self.shape)) if axis not in self.batch_axes)
+
+    @property
+    def batch_shape(self) -> Shape:
+        """Sizes of the batch axes and, if there are fused blocks, how many."""
+        fused = (len(self.split_sizes),) if self.split_sizes else ()
+        return (*(self.shape[axis] for axis in self.batch_axes), *fused)
+
+    def dimension_numbers(self, places: Sequence[int] | None = None) -> DimensionNumbers:
+        """Dimension numbers of this view, of which axis ``i`` may lie at ``places[i]``."""
+        places = range(len(self.shape)) if places is None else places
+        reduction = tuple(places[axis] for axis in self.reduction_axes)
+        output = tuple(places[axis] for axis in self.output_axes)
+        if self.split_axis is None:
+            return MuonDimensionNumbers(reduction, output)
+        return MatrixSpec(reduction, output, self.split_sizes, places[self.split_axis])
+
+    def stacked(self, count: int) -> "MatrixView":
+        """The view of ``count`` slices at one index of the batch axes, along a new first axis."""
+        place: dict[int | None, int] = {axis: i for i, axis in enumerate(self.matrix_axes, 1)}
+        return MatrixView(
+            (count, *(self.shape[axis] for axis in self.matrix_axes)),
+            (0,),
+            tuple(place[axis] for axis in self.output_axes),
+            tuple(place[axis] for axis in self.reduction_axes),
+            place.get(self.split_axis),
+            self.split_sizes,
+        )
+
+    def of_blocks(self, shape: Shape) -> "MatrixView | None":
+        """The view of an array with one number for each block of the parameter's.
+
+        Such as the scales of a momentum in eight bits. None where a block belongs to several
+        matrices, or is not a block of their rows or columns.
+        """
+        if shape == self.shape:
+            return self
+        sizes = self.split_sizes
+        for axis, (size, count) in enumerate(zip(self.shape, shape, strict=True)):
+            if size == count:
+                continue
+            if axis not in (self.output_axes[-1], self.reduction_axes[-1]):
+                return None
+            if axis == self.split_axis:
+                if any(block % (size // count) for block in sizes):
+                    return None
+                sizes = tuple(block * count // size for block in sizes)
+        return dataclasses.replace(self, shape=shape, split_sizes=sizes)
+
+    def matrix_shape(self, block: Sequence[int]) -> tuple[int, int, int]:
+        """``(batch, out, in)`` of a block of a given shape."""
+        sides = self.batch_axes, self.output_axes, self.reduction_axes
+        batch, rows, columns = (math.prod(block[axis] for axis in axes) for axes in sides)
+        return batch, rows, columns
+
+    def block_shapes(self) -> list[tuple[int, int, int]]:
+        """``(batch, out, in)`` of each run of blocks."""
+        return [run.matrix_shape(run.shape) for run in self.runs()]
+
+    def to_matrices(self, x: jax.Array) -> list[jax.Array]:
+        """The runs of ``x`` as arrays ``(batch, out, in)``, or (batch, in, out) if transposed."""
+        matrices = []
+        for run, part in zip(self.runs(), self.cut(x), strict=True):
+            batch, rows, columns = run.matrix_shape(run.shape)
+            sides = (columns, rows) if run.transposed else (rows, columns)
+            matrices.append(part.transpose(run._order()).reshape(batch, *sides))
+        return matrices
+
+    def from_matrices(self, matrices: Sequence[jax.Array]) -> jax.Array:
+        """The inverse of :meth:`to_matrices`."""
+        parts = []
+        for run, matrix in zip(self.runs(), matrices, strict=True):
+            order = run._order()
+            part = matrix.reshape([run.shape[axis] for axis in order])
+            parts.append(part.transpose(np.argsort(order)))
+        return self.join(parts)
+
+    def runs(self) -> list["MatrixView"]:
+        """The views of what :meth:`cut` gives; the blocks of a run are on its last batch axis."""
+        axis = self.split_axis
+        if axis is None:
+            return [self]
+        before, after = self.shape[:axis], self.shape[axis + 1 :]
+        sides = self.batch_axes, self.output_axes, self.reduction_axes
+        batch, output, reduction = (tuple(a + (a >= axis) for a in axes) for axes in sides)
+        return [
+            MatrixView((*before, size, *after), *sides)
+            if count == 1
+            else MatrixView((*before, count, size, *after), (*batch, axis), output, reduction)
+            for count, size in self._run_lengths()
+        ]
+
+    def cut(self, x: jax.Array) -> list[jax.Array]:
+        """The runs of ``x``, which has the parameter's shape or is a statistic of its blocks.
+
+        The fused axis becomes two, count and size, unless count is 1. The size is 1 of a statistic
+        that has one number for each block.
+        """
+        axis = self.split_axis
+        if axis is None:
+            return [x]
+        whole = x.shape[axis] == sum(self.split_sizes)
+        parts, stop = [], 0
+        for count, size in self._run_lengths():
+            size = size if whole else 1
+            start, stop = stop, stop + count * size
+            if count <= _FEW:
+                cuts = range(start, stop, size)
+                blocks = [jax.lax.slice_in_dim(x, at, at + size, axis=axis) for at in cuts]
+                parts.append(jnp.stack(blocks, axis) if count > 1 else blocks[0])
+            else:
+                part = jax.lax.slice_in_dim(x, start, stop, axis=axis)
+                parts.append(part.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]))
+        return parts
+
+    def join(self, runs: Sequence[jax.Array]) -> jax.Array:
+        """The inverse of :meth:`cut`."""
+        axis = self.split_axis
+        if axis is None:
+            return runs[0]
+        parts: list[jax.Array] = []
+        for (count, _), x in zip(self._run_lengths(), runs, strict=True):
+            if count == 1:
+                parts.append(x)
+            elif count <= _FEW:
+                parts += [jax.lax.index_in_dim(x, i, axis, keepdims=False) for i in range(count)]
+            else:
+                parts.append(x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]))
+        return jnp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
+
+    def _run_lengths(self) -> list[tuple[int, int]]:
+        """``(count, size)`` of each run."""
+        if self.separate:
+            return [(1, size) for size in self.split_sizes]
+        return [(len(list(run)), size) for size, run in itertools.groupby(self.split_sizes)]
+
+    def _order(self) -> Shape:
+        """The axes in the order of :meth:`to_matrices`."""
+        sides = self.output_axes, self.reduction_axes
+        return sum(sides[::-1] if self.transposed else sides, self.batch_axes)

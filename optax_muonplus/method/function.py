@@ -1,0 +1,245 @@
+"""Functions on matrices as values.
+
+A Flax kernel is stored as (in, out), the transpose of the matrix W of ``y = W x``. Transposing it
+would cost a copy each way. So every function can also say what it is on transposed matrices.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact
+
+from .arguments import check_matrices
+from .dataclass import matrix_function, static
+from .machine import Machine
+
+Matrices = Inexact[Array, "*batch out in"]
+
+
+class MatrixFunction:
+    """A shape-preserving function of matrices ``(batch, out, in)``.
+
+    A subclass is decorated with :func:`matrix_function` and defines ``__call__``. The other members
+    have defaults that are right for every function; better ones save copies and balance devices::
+
+      @matrix_function
+      class Sign(MatrixFunction):
+          def __call__(self, x):
+              return jnp.sign(x)
+
+    A call of it with anything but matrices of floating-point numbers raises ValueError.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lets ``__call__`` check its array, here for all functions on matrices."""
+        super().__init_subclass__(**kwargs)
+        function = cls.__dict__.get("__call__")
+        if function is not None:
+
+            @functools.wraps(function)
+            def checked(self: Any, x: Matrices) -> Matrices:
+                check_matrices(x)
+                return function(self, x)
+
+            cls.__call__ = checked  # ty: ignore[invalid-assignment]
+
+    def __call__(self, x: Matrices) -> Matrices:
+        """Returns the function of every matrix of ``x``, an array of the same shape."""
+        raise NotImplementedError
+
+    @property
+    def transpose_equivariant(self) -> bool:
+        """Whether ``f(x^T) = f(x)^T``, as for the polar factor."""
+        return False
+
+    def transposed(self) -> "MatrixFunction":
+        """Returns the function ``x -> f(x^T)^T``, for matrices stored as ``(batch, in, out)``."""
+        return self if self.transpose_equivariant else ViaTranspose(self)
+
+    @property
+    def input_dtype(self) -> jnp.dtype | None:
+        """The dtype that matrices are rounded to before anything else, or None.
+
+        They may then be rounded earlier, to send or copy fewer bytes.
+        """
+        return None
+
+    @property
+    def output_dtype(self) -> jnp.dtype | None:
+        """The dtype that results were rounded to before they got that of the matrices, or None."""
+        return None
+
+    def padded(self, shape: tuple[int, int]) -> "MatrixFunction":
+        """Returns the function for matrices of ``shape`` with rows and columns of zeros behind.
+
+        Its results have zeros there too.
+        """
+        return OnPart(self, shape)
+
+    def flops(self, shape: tuple[int, int]) -> int:
+        """Counts FLOPs of products for a matrix ``(out, in)``; devices are balanced by them."""
+        del shape
+        return 0
+
+    def on(self, machine: Machine) -> Self:
+        """Returns the function as it is written for a machine; so are functions it is made of."""
+
+        def is_part(x: Any) -> bool:
+            return isinstance(x, MatrixFunction) and x is not self
+
+        parts, structure = jax.tree.flatten(self, is_part)
+        return structure.unflatten([x.on(machine) if is_part(x) else x for x in parts])
+
+    def replace(self, **attributes: Any) -> Self:
+        """Returns the function with other attributes, which are not checked again."""
+        copy = object.__new__(type(self))
+        vars(copy).update(vars(self) | attributes)
+        return copy
+
+
+class Elementwise(MatrixFunction):
+    """A function of each entry that keeps zeros; a subclass defines ``__call__``."""
+
+    @property
+    def transpose_equivariant(self) -> bool:
+        """Whether entries may be transposed first: always."""
+        return True
+
+    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
+        """Returns itself: zeros stay zeros."""
+        del shape
+        return self
+
+
+@matrix_function
+class ArrayFunction(MatrixFunction):
+    """A plain function on arrays ``(batch, out, in)``; nothing else is known of it."""
+
+    function: Callable[[jax.Array], jax.Array] = static()
+
+    def __call__(self, x: Matrices) -> Matrices:
+        """Calls the function."""
+        return self.function(x)
+
+
+@matrix_function
+class ViaTranspose(MatrixFunction):
+    """``x -> f(x^T)^T``, by transposing there and back: two copies more than ``f``."""
+
+    function: MatrixFunction
+
+    def __call__(self, x: Matrices) -> Matrices:
+        """Transposes, calls ``f``, and transposes again."""
+        return jnp.swapaxes(self.function(jnp.swapaxes(x, -1, -2)), -1, -2)
+
+    def transposed(self) -> MatrixFunction:
+        """Returns ``f``."""
+        return self.function
+
+    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
+        """Pads ``f``, for the other shape."""
+        return ViaTranspose(self.function.padded(shape[::-1]))
+
+    @property
+    def input_dtype(self) -> jnp.dtype | None:
+        """That of ``f``."""
+        return self.function.input_dtype
+
+    @property
+    def output_dtype(self) -> jnp.dtype | None:
+        """That of ``f``."""
+        return self.function.output_dtype
+
+    def flops(self, shape: tuple[int, int]) -> int:
+        """Counts those of ``f``."""
+        return self.function.flops(shape[::-1])
+
+
+@matrix_function
+class OnPart(MatrixFunction):
+    """The function of the first rows and columns, and zeros behind: two copies more than it."""
+
+    function: MatrixFunction
+    shape: tuple[int, int] = static()
+
+    def __call__(self, x: Matrices) -> Matrices:
+        """Cuts, calls the function, and pads."""
+        return with_zeros(self.function(part(x, self.shape)), x.shape[-2:])
+
+
+@matrix_function
+class Composition(MatrixFunction):
+    """One function after the other, the first one first."""
+
+    functions: tuple[MatrixFunction, ...]
+
+    def __call__(self, x: Matrices) -> Matrices:
+        """Returns ``... f2(f1(x))``."""
+        for function in self.functions:
+            x = function(x)
+        return x
+
+    @property
+    def transpose_equivariant(self) -> bool:
+        """Whether all of them are."""
+        return all(function.transpose_equivariant for function in self.functions)
+
+    def transposed(self) -> "Composition":
+        """Transposes each of them."""
+        return compose([f.transposed() for f in self.functions])
+
+    def padded(self, shape: tuple[int, int]) -> "Composition":
+        """Pads each of them."""
+        return compose([f.padded(shape) for f in self.functions])
+
+    @property
+    def input_dtype(self) -> jnp.dtype | None:
+        """Returns that of the first function."""
+        return self.functions[0].input_dtype
+
+    @property
+    def output_dtype(self) -> jnp.dtype | None:
+        """Returns that of the last function."""
+        return self.functions[-1].output_dtype if self.functions else None
+
+    def flops(self, shape: tuple[int, int]) -> int:
+        """Adds theirs up."""
+        return sum(function.flops(shape) for function in self.functions)
+
+    def split(self) -> "tuple[Composition, Composition]":
+        """Returns the first functions, as long as they are equivariant, and the others."""
+        equivariant = [function.transpose_equivariant for function in self.functions]
+        first = (*equivariant, False).index(False)
+        return compose(self.functions[:first]), compose(self.functions[first:])
+
+
+def compose(functions: Sequence[MatrixFunction]) -> Composition:
+    """Makes one function of several, the first one first."""
+    return Composition(tuple(functions))
+
+
+def for_layout(
+    function: MatrixFunction, transposed: bool, shape: tuple[int, int] | None = None
+) -> MatrixFunction:
+    """Returns ``function`` for matrices stored as (in, out) if ``transposed``.
+
+    ``shape`` is theirs, as stored, if rows and columns of zeros lie behind them.
+    """
+    chosen = function.transposed() if transposed else function
+    return chosen if shape is None else chosen.padded(shape)
+
+
+def part(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows columns"]:
+    """Returns the first rows and columns of matrices, as many as ``shape`` says."""
+    check_matrices(x)
+    return x[..., : shape[0], : shape[1]]
+
+
+def with_zeros(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows columns"]:
+    """Adds rows and columns of zeros behind matrices, so that they have ``shape``."""
+    check_matrices(x)
+    widths = [(0, n - side) for n, side in zip(shape, x.shape[-2:], strict=True)]
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + widths)

@@ -1,0 +1,234 @@
+r"""Row and column normalization of matrices, the step that Muon+ adds.
+
+A row holds the weights of one output unit, a column those of one input feature.
+"""
+
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool
+
+from .arguments import (
+    NOT_NEGATIVE,
+    check_flag,
+    check_matrices,
+    check_number,
+    check_word,
+)
+from .dataclass import matrix_function, static
+from .function import Matrices, MatrixFunction
+from .precision import (
+    as_real,
+    divide_by_pow2,
+    root,
+    scale_by_pow2,
+    sum_of_squares,
+    times_pow2,
+    upcast_for_sum,
+)
+
+Norm = Literal["none", "col", "row", "col_row", "row_col", "long", "long_row", "long_col", "auto"]
+Side = Literal["row", "col"]
+
+# The axis over which the norm of a row, or of a column, is summed.
+SUMMED_AXIS: dict[Side, int] = {"row": -1, "col": -2}
+
+_BY_NAME: dict[Norm, tuple[Side, ...]] = {
+    "none": (),
+    "col": ("col",),
+    "row": ("row",),
+    "col_row": ("col", "row"),
+    "row_col": ("row", "col"),
+}
+_OF_SQUARES: dict[Norm, tuple[Side, ...]] = {
+    "long": (),
+    "long_row": ("row",),
+    "long_col": ("col",),
+    "auto": ("row",),
+}
+
+
+def check_norm(norm: str) -> None:
+    """Raises ValueError, which lists the options, unless ``norm`` is one of them."""
+    check_word("norm", norm, get_args(Norm))
+
+
+def normalized_sides(norm: Norm, fan_out: int, fan_in: int) -> tuple[Side, ...]:
+    """Lists the sides that ``norm`` normalizes, in order: ``("col", "row")`` for ``"col_row"``.
+
+    For ``"auto"`` it is the side that an exact polar factor of this shape leads to.
+    """
+    check_norm(norm)
+    if norm in _BY_NAME:
+        return _BY_NAME[norm]
+    if fan_out == fan_in:
+        return _OF_SQUARES[norm]
+    return ("row",) if fan_out > fan_in else ("col",)
+
+
+def normalize_matrix(x: Matrices, norm: Norm = "col_row", norm_eps: ArrayLike = 1e-8) -> Matrices:
+    r"""Divides rows or columns, or first one and then the other, by their l2 norms.
+
+    .. math::
+      \mathrm{row}(X)_{ij} = X_{ij} \Big/ \sqrt{\textstyle\sum_j |X_{ij}|^2 + \epsilon}, \qquad
+      \mathrm{col}(X)_{ij} = X_{ij} \Big/ \sqrt{\textstyle\sum_i |X_{ij}|^2 + \epsilon}
+
+    ``"col_row"`` is row(col(X)) and ``"row_col"`` is col(row(X)): the side that is named last has
+    unit norms in the end. Sums are in float32 at least.
+
+    ``"long"`` normalizes the longer side only: rows of a tall matrix, columns of a wide one. A
+    polar factor has even norms on the shorter side already. Square matrices stay as they are;
+    ``"long_row"`` normalizes their rows, and ``"long_col"`` their columns.
+
+    ``"auto"`` normalizes, for each matrix, the side with norms that vary more, by
+    :func:`rows_vary_more`. For a polar factor that is the longer side.
+
+    Args:
+      x: matrices ``(*batch, out, in)``, real or complex.
+      norm: which sides are normalized, and in which order; ``"none"`` returns ``x``.
+      norm_eps: :math:`\epsilon`, in units of a squared norm. A row whose norm is far below
+        :math:`\sqrt\epsilon` shrinks to zero instead of being blown up. A zero row stays zero. With
+        ``norm_eps=0`` a row of rounding errors, such as an SVD leaves for a dead input, becomes a
+        unit row.
+
+    Returns:
+      An array of ``x``'s shape and dtype.
+
+    Raises:
+      ValueError: for an unknown ``norm``, a ``norm_eps`` that is negative or not finite, and for
+        ``x`` that is no array of two axes at least or is not floating-point.
+
+    Source: Zhang et al., Muon+, arXiv:2602.21545, equations 3-8 and Algorithm 1. The longer side:
+    Zhang and Lin, arXiv:2609.39114 (NorMuon without its running mean). The side chosen by the
+    data: MeqMuon, arXiv:2609.35701.
+    """
+    return Normalize(norm, norm_eps)(x)
+
+
+def rows_vary_more(x: Matrices, stored_transposed: bool = False) -> Bool[Array, "*batch 1 1"]:
+    """Tells of each matrix whether its rows vary as much as its columns at least, or more.
+
+    They do by the coefficient of variation of their norms, the standard deviation over the mean.
+    Zero rows and columns do not count.
+
+    Args:
+      x: matrices ``(*batch, out, in)``, with squares that do not overflow.
+      stored_transposed: whether they are ``(*batch, in, out)``.
+
+    Source: MeqMuon, arXiv:2609.35701, equations 8 and 11.
+    """
+    check_matrices(x)
+
+    def evenness(axis: int) -> jax.Array:
+        """The matrix's norm over the root of 1 + variation^2: the norm is that of both sides."""
+        norms = root(sum_of_squares(x, (axis,)))
+        number = jnp.maximum(jnp.sum(norms > 0, (-2, -1), keepdims=True), 1)
+        return jnp.sum(norms, (-2, -1), keepdims=True) / jnp.sqrt(number)
+
+    of_last, of_first = evenness(-1), evenness(-2)
+    return of_first <= of_last if stored_transposed else of_last <= of_first
+
+
+def match_frobenius_norm(x: Matrices, like: Matrices) -> Matrices:
+    r"""Rescales each matrix to the Frobenius norm that it has in ``like``.
+
+    .. math::
+      X \, \|Y\|_F / \|X\|_F
+
+    Args:
+      x: matrices X, ``(*batch, out, in)``, real or complex. A zero matrix stays zero.
+      like: matrices Y of the same shape.
+
+    Returns:
+      An array of ``x``'s shape and dtype.
+
+    Raises:
+      ValueError: for arrays of other shapes than each other's, of fewer than two axes, or that are
+        not floating-point.
+
+    Source: Zhang et al., Muon+, arXiv:2602.21545, table "Matching Frobenius norm".
+    """
+    check_matrices(x, like)
+    if x.shape != like.shape:
+        raise ValueError(
+            f"Got shapes {x.shape} and {like.shape}, but a matrix gets the norm of one of its own"
+            " shape."
+        )
+    return _matched(x, like, bounded=False)
+
+
+def _matched(x: Matrices, like: Matrices, bounded: bool) -> Matrices:
+    wide, wanted = upcast_for_sum(x), upcast_for_sum(like)
+    if not bounded:
+        wide, _ = scale_by_pow2(wide)
+        wanted, power = scale_by_pow2(wanted)
+    squares, goal = sum_of_squares(wide, (-2, -1)), sum_of_squares(wanted, (-2, -1))
+    matched = wide * root(jnp.where(squares > 0, goal / jnp.where(squares > 0, squares, 1), 0))
+    return (matched if bounded else times_pow2(matched, power)).astype(x.dtype)
+
+
+@matrix_function
+class Normalize(MatrixFunction):
+    """Divides rows and columns by their norms; attributes as in ``optax_muonplus.normalize``.
+
+    Attributes:
+      bounded: whether entries are known to be of the order of 1 at most, as those of a polar factor
+        are. It saves reading them once more, to keep their squares in range.
+      stored_transposed: whether matrices are stored as (in, out).
+      shape: that of the matrices as they are stored, if not that of the array.
+    """
+
+    norm: Norm = static(default="col_row")
+    norm_eps: ArrayLike = 1e-8
+    match_frobenius: bool = static(default=False)
+    bounded: bool = static(default=False)
+    stored_transposed: bool = static(default=False)
+    shape: tuple[int, int] | None = static(default=None)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError as :func:`normalize_matrix`, and unless the flag is one."""
+        check_norm(self.norm)
+        check_number("norm_eps", self.norm_eps, NOT_NEGATIVE)
+        check_flag("match_frobenius", self.match_frobenius)
+
+    def __call__(self, x: Matrices) -> Matrices:
+        """Normalizes ``x``, and rescales it to its Frobenius norm if that is asked for."""
+        y, bounded = upcast_for_sum(x), self.bounded
+        rows, columns = self.shape or x.shape[-2:]
+        fans = (columns, rows) if self.stored_transposed else (rows, columns)
+        if self.norm == "auto":
+            z = y if bounded else scale_by_pow2(y)[0]
+            by_row, by_col = (self._divided(y, side, bounded) for side in ("row", "col"))
+            y = jnp.where(rows_vary_more(z, self.stored_transposed), by_row, by_col)
+        else:
+            for side in normalized_sides(self.norm, *fans):
+                y, bounded = self._divided(y, side, bounded), True
+        y = y.astype(x.dtype)
+        return _matched(y, x, self.bounded) if self.match_frobenius else y
+
+    def _axis(self, side: Side) -> int:
+        return -3 - SUMMED_AXIS[side] if self.stored_transposed else SUMMED_AXIS[side]
+
+    def _divided(self, y: Matrices, side: Side, bounded: bool) -> Matrices:
+        """Returns ``y`` with its rows, or columns, divided by their norms."""
+        eps = as_real(self.norm_eps, jnp.finfo(y.dtype).dtype)
+        if not bounded:
+            # Squares of large numbers overflow; those of small ones vanish against norm_eps.
+            size = jnp.max(jnp.abs(y), axis=self._axis(side), keepdims=True)
+            y, power = divide_by_pow2(y, jnp.maximum(size, 1))
+            eps = eps / power / power
+        squares = sum_of_squares(y, (self._axis(side),)) + eps
+        # rsqrt(0) would be infinite for a zero row with norm_eps=0.
+        positive = jnp.where(squares > 0, squares, 1)
+        return y * jnp.where(squares > 0, jax.lax.rsqrt(positive), 0)
+
+    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
+        """Returns the function that knows the shape: zeros add nothing to sums, and stay zeros."""
+        return self.replace(shape=shape)
+
+    def transposed(self) -> MatrixFunction:
+        """Normalizes rows for columns and columns for rows."""
+        shape = None if self.shape is None else self.shape[::-1]
+        return self.replace(stored_transposed=not self.stored_transposed, shape=shape)

@@ -1,0 +1,109 @@
+"""The precision and the range of sums: float32 at least, and no overflow in squares."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+
+from .arguments import check_floating, check_matrices
+
+
+def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
+    """The dtype of sums over elements of ``dtype``: ``dtype`` itself, but float32 at least."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def upcast_for_sum(x: ArrayLike) -> jax.Array:
+    """``x`` in the dtype of its sums, :func:`accumulation_dtype`."""
+    return jnp.asarray(x).astype(accumulation_dtype(jnp.result_type(x)))
+
+
+def sum_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """The sum of ``|x|^2`` over ``axes``, which remain as axes of size 1."""
+    x = upcast_for_sum(x)
+    squares = jnp.real(x) ** 2 + jnp.imag(x) ** 2 if jnp.iscomplexobj(x) else x * x
+    return jnp.sum(squares, axis=axes, keepdims=True)
+
+
+def root(squares: jax.Array, degree: int = 2) -> jax.Array:
+    """The square or fourth root of sums of squares, with the derivative 0 where they are 0.
+
+    There the derivative of a root is infinite, and times the 0 of its argument it would be NaN.
+    """
+    zero = squares == 0
+    positive = jnp.where(zero, 1, squares)
+    return jnp.where(zero, 0, jnp.sqrt(positive) if degree == 2 else positive**0.25)
+
+
+def as_real(hyperparam: ArrayLike, dtype: DTypeLike) -> jax.Array:
+    """A hyperparameter as an array of a real dtype.
+
+    ``optax.inject_hyperparams`` makes all hyperparameters complex if one parameter is complex.
+    """
+    return jnp.real(jnp.asarray(hyperparam)).astype(dtype)
+
+
+def scale_by_pow2(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Divides matrices by a power of two near their largest entry.
+
+    The squares of the quotient cannot overflow, and cannot all underflow. The division is exact, so
+    that it does not matter whether ``x`` is rounded to a narrower dtype before or after it.
+
+    Args:
+      x: matrices ``(*batch, out, in)``, real or complex.
+
+    Returns:
+      The quotient, and the powers ``(*batch, 1, 1)``. The power is 1 for a matrix of zeros.
+    """
+    check_matrices(x)
+    return divide_by_pow2(x, jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
+
+
+def divide_by_pow2(x: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Divides ``x`` by a power of two near ``size``; returns the quotient and the power.
+
+    The power is 1 where ``size`` is zero.
+    """
+    check_floating(x)
+    check_floating(size)
+    info = jnp.finfo(size.dtype)
+    # Rounding to a mantissa of 0 bits gives a power of two. XLA may multiply by its reciprocal, and
+    # treats subnormal numbers as 0: the upper bound keeps the reciprocal out of that range.
+    power = jax.lax.reduce_precision(jnp.clip(size, max=info.max / 8), info.nexp, 0)
+    power = jax.lax.stop_gradient(jnp.where(power > 0, power, 1))  # its derivative is 0
+    return x / power, power
+
+
+def times_pow2(x: jax.Array, power: jax.Array) -> jax.Array:
+    """``x * power``; finite numbers that leave the range become the largest of ``x``'s dtype."""
+    check_floating(x)
+    return _saturated(x, jnp.finfo(x.dtype).max / power) * power
+
+
+def narrowed(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """``x`` as ``dtype``; finite numbers that leave its range become its largest number.
+
+    An infinity in a momentum buffer or a parameter would turn into NaN and stay. Those that are in
+    ``x`` already stay what they are.
+    """
+    check_floating(x)
+    largest = jnp.finfo(dtype).max
+    fits = largest >= jnp.finfo(x.dtype).max
+    return (x if fits else _saturated(x, largest)).astype(dtype)
+
+
+def _saturated(x: jax.Array, largest: Any) -> jax.Array:
+    if jnp.iscomplexobj(x):
+        parts = _saturated(jnp.real(x), largest), _saturated(jnp.imag(x), largest)
+        return jax.lax.complex(*parts)
+    return jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
+
+
+def narrower(dtype: DTypeLike, other: DTypeLike | None) -> jnp.dtype:
+    """``other`` if it has fewer bits than ``dtype`` and as many of them for exponents."""
+    dtype = jnp.dtype(dtype)
+    if other is None or jnp.issubdtype(dtype, jnp.complexfloating):
+        return dtype
+    have, want = jnp.finfo(dtype), jnp.finfo(other)
+    return jnp.dtype(other) if want.bits < have.bits and want.nexp >= have.nexp else dtype

@@ -1,0 +1,121 @@
+"""The factor by which an orthogonalized update is multiplied, which depends on its shape."""
+
+import math
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from .arguments import POSITIVE, check_flag, check_number, check_word
+from .dataclass import matrix_function, static
+from .function import Matrices, MatrixFunction
+from .normalize import Norm, check_norm, normalized_sides
+from .precision import upcast_for_sum
+
+ShapeScale = Literal["spectral", "max", "none"]
+
+
+def check_shape_scale(shape_scale: str) -> None:
+    """Raises ValueError, which lists the options, unless ``shape_scale`` is one of them."""
+    check_word("shape_scale", shape_scale, get_args(ShapeScale))
+
+
+def shape_factor(
+    fan_out: int,
+    fan_in: int,
+    shape_scale: ShapeScale = "spectral",
+    consistent_rms: float | jax.Array | None = None,
+    norm: Norm = "none",
+    match_frobenius: bool = False,
+) -> float | jax.Array:
+    r"""Returns the factor for an update of shape ``(fan_out, fan_in)``.
+
+    Args:
+      fan_out: number of output units, m.
+      fan_in: number of input features, n.
+      shape_scale: ``"spectral"`` is :math:`\sqrt{m/n}` (the paper), ``"max"`` is
+        :math:`\sqrt{\max(1, m/n)}` (Jordan's Muon and Optax), ``"none"`` is 1.
+      consistent_rms: the root mean square (RMS) that the scaled update shall have. If it is not
+        None, it takes the place of ``shape_scale``.
+      norm: the normalization before this factor, on which the RMS depends.
+      match_frobenius: whether the Frobenius norm of the polar factor was restored after ``norm``.
+
+    Returns:
+      A Python float, or an array if ``consistent_rms`` is one.
+
+    Raises:
+      ValueError: for an unknown ``shape_scale`` or ``norm``, or a ``consistent_rms`` that is not
+        positive and finite.
+
+    A semi-orthogonal (m, n) matrix has Frobenius norm :math:`\sqrt{\min(m, n)}`, hence RMS
+    :math:`1/\sqrt{\max(m, n)}`. If rows are normalized last, the Frobenius norm is :math:`\sqrt m`
+    and the RMS :math:`1/\sqrt n`. If columns are, they are :math:`\sqrt n` and :math:`1/\sqrt m`.
+    With ``norm="auto"`` the longer side is taken to be the one that is chosen.
+
+    Source: Bernstein, arXiv:2409.20325 (spectral); Liu et al., arXiv:2502.16982 (RMS of a
+    polar factor).
+    """
+    scale = ScaleByShape(shape_scale, consistent_rms, norm, match_frobenius)
+    return scale.factor(fan_out, fan_in)
+
+
+@matrix_function
+class ScaleByShape(MatrixFunction):
+    """Multiplies by a factor of the shape; attributes as in ``optax_muonplus.scale_by_shape``.
+
+    ``shape`` is that of the matrices as they are stored, if not that of the array.
+    """
+
+    shape_scale: ShapeScale = static(default="spectral")
+    consistent_rms: float | jax.Array | None = None
+    norm: Norm = static(default="none")
+    match_frobenius: bool = static(default=False)
+    stored_transposed: bool = static(default=False)
+    shape: tuple[int, int] | None = static(default=None)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError as :func:`shape_factor`."""
+        check_shape_scale(self.shape_scale)
+        check_norm(self.norm)
+        check_flag("match_frobenius", self.match_frobenius)
+        if self.consistent_rms is not None:
+            check_number("consistent_rms", self.consistent_rms, POSITIVE)
+
+    def factor(self, fan_out: int, fan_in: int) -> float | jax.Array:
+        """Returns the factor for a matrix ``(fan_out, fan_in)``."""
+        if self.consistent_rms is not None:
+            wanted = self.consistent_rms
+            if not isinstance(wanted, float | int):
+                # bfloat16 would round the product; inject_hyperparams may have made it complex.
+                wanted = jnp.real(upcast_for_sum(wanted))
+            return wanted / self._polar_rms(fan_out, fan_in)
+        if self.shape_scale == "none":
+            return 1.0
+        ratio = fan_out / fan_in
+        return math.sqrt(ratio if self.shape_scale == "spectral" else max(1.0, ratio))
+
+    def update_rms(self, fan_out: int, fan_in: int) -> float | jax.Array:
+        """Returns the RMS of an update at learning rate 1, if the polar factor is exact."""
+        return self.factor(fan_out, fan_in) * self._polar_rms(fan_out, fan_in)
+
+    def _polar_rms(self, fan_out: int, fan_in: int) -> float:
+        """Returns the RMS of an exact polar factor after ``norm``, see :func:`shape_factor`."""
+        sides = normalized_sides(self.norm, fan_out, fan_in)
+        if self.match_frobenius or not sides:
+            return 1 / math.sqrt(max(fan_out, fan_in))
+        return 1 / math.sqrt(fan_in if sides[-1] == "row" else fan_out)
+
+    def __call__(self, x: Matrices) -> Matrices:
+        """Multiplies ``x`` by the factor."""
+        rows, columns = self.shape or x.shape[-2:]
+        fans = (columns, rows) if self.stored_transposed else (rows, columns)
+        return (x * self.factor(*fans)).astype(x.dtype)
+
+    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
+        """Returns the function with the factor of ``shape``."""
+        return self.replace(shape=shape)
+
+    def transposed(self) -> MatrixFunction:
+        """Returns the same factor, with fan-out and fan-in read off the other axes."""
+        shape = None if self.shape is None else self.shape[::-1]
+        return self.replace(stored_transposed=not self.stored_transposed, shape=shape)

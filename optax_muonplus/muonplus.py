@@ -1,0 +1,250 @@
+"""Muon+ and Muon: the chain of their links for matrices, and AdamW for everything else."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import optax
+from jax.typing import ArrayLike, DTypeLike
+
+from optax_muonplus.coefficients import CoefficientsLike
+from optax_muonplus.extras.argument_names import says_names
+from optax_muonplus.matrices import Norm, Normalize, ScaleByShape, ShapeScale
+from optax_muonplus.method import check_flag
+from optax_muonplus.polar import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction, Preconditioning
+from optax_muonplus.transforms import (
+    AdamW,
+    DualNorm,
+    Momentum,
+    add_decayed_weights,
+    matrix_chain,
+    partition_with_adamw,
+    scale_by_learning_rate,
+    shard_state,
+    state_layout,
+)
+from optax_muonplus.trees import (
+    DimensionNumbersTree,
+    LayerAxes,
+    Rules,
+    ShardingTree,
+    StateSharding,
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@says_names()
+def muonplus(
+    learning_rate: optax.ScalarOrSchedule,
+    ns_coeffs: CoefficientsLike = "jordan",
+    ns_steps: int | jax.Array = 5,
+    beta: ArrayLike = 0.95,
+    eps: ArrayLike = DEFAULT_EPS,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    mu_dtype: DTypeLike | None = None,
+    *,
+    norm: Norm = "col_row",
+    norm_eps: ArrayLike = 1e-8,
+    match_frobenius: bool = False,
+    shape_scale: ShapeScale = "spectral",
+    consistent_rms: float | jax.Array | None = None,
+    nesterov: bool = True,
+    bias_correction: bool = False,
+    polar: Polar | PolarFunction = "auto",
+    preconditioning: Preconditioning = "frobenius",
+    adaptive: bool = False,
+    cautious_weight_decay: bool = False,
+    compute_dtype: DTypeLike | None = None,
+    adam_b1: ArrayLike = 0.9,
+    adam_b2: ArrayLike = 0.999,
+    adam_eps: ArrayLike = 1e-8,
+    adam_eps_root: ArrayLike = 0.0,
+    adam_nesterov: bool = False,
+    adam_weight_decay: optax.ScalarOrSchedule = 0.0,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+    state_sharding: StateSharding = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Muon+: Muon with one normalization step after the orthogonalization.
+
+    For each matrix W of shape (m, n) = (out, in), with gradient G and decay :math:`\lambda`:
+
+    .. math::
+      M_t = \beta M_{t-1} + (1 - \beta) G_t, \qquad
+      O_t = \mathrm{Norm}(\mathrm{Ortho}(\beta M_t + (1 - \beta) G_t)), \qquad
+      W_t = W_{t-1} - \eta \left( \sqrt{m/n}\; O_t + \lambda W_{t-1} \right)
+
+    Parameters that are not matrices (embeddings, heads, norms, biases, vectors) get AdamW.
+    ``optax_muonplus.describe(params)`` prints what each will get. The state is one momentum buffer
+    for each matrix, and AdamW's two for each other parameter.
+
+    Args:
+      learning_rate: number or schedule. Of the order of 0.01; the paper's best lie between 0.005
+        and 0.06 (its appendix "Detailed Sweep Experiments").
+      ns_coeffs: ``"jordan"``, ``"you"``, ``"polar_express"``, ``"dion"``, ``"turbo"`` (4 rows),
+        ``"cans"``, ``"cubic"`` (fewer products), one row of coefficients, or several.
+      ns_steps: Newton-Schulz steps: the first rows of a table, or as many rows of your own.
+      beta: momentum decay, in [0, 1).
+      eps: added to the norm that divides the momentum before the iteration, and to nothing else.
+      weight_decay: decoupled, number or schedule, multiplied by the learning rate, not by the shape
+        factor; of the matrices only, the rest has ``adam_weight_decay``.
+      weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``;
+        for the matrices.
+      mu_dtype: dtype of the momentum buffer; None means the parameter's. ``"int8"``: 1.02 bytes.
+      norm: ``"none"`` (Muon), ``"col"``, ``"row"``, ``"col_row"`` (columns, then rows),
+        ``"row_col"``, ``"long"`` (the longer side: rows of tall matrices, columns of wide ones;
+        square ones stay, or have their rows or columns normalized by ``"long_row"`` and
+        ``"long_col"``) or ``"auto"`` (the side that varies more). A row holds the weights of one
+        output unit. See :func:`optax_muonplus.matrices.normalize_matrix`.
+      norm_eps: inside the root of the row and column norms.
+      match_frobenius: rescales the normalized matrix to the Frobenius norm it had before.
+      shape_scale: ``"spectral"`` sqrt(m/n), ``"max"`` sqrt(max(1, m/n)) or ``"none"``.
+      consistent_rms: if given, in place of ``shape_scale``, the root mean square of every update;
+        0.2 matches AdamW's, so that one learning rate serves both groups.
+      nesterov: whether the momentum looks one step ahead; for the matrices. On in the paper's
+        published code and in Optax; the paper's equation has none.
+      bias_correction: see :func:`optax_muonplus.momentum`.
+      polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix), ``"svd"``, a
+        function on ``(*batch, out, in)``, or ``"auto"``: of the first two, what does fewer
+        operations for each shape, where both are exact enough.
+      preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"``, ``"aol_out"`` or
+        ``"schatten"``, see :class:`optax_muonplus.polar.Orthogonalize`.
+      adaptive: multiplies each update by its inner product with the momentum, the dual norm.
+      cautious_weight_decay: decays only the entries of matrices that the update moves towards zero
+        anyway, see :func:`optax_muonplus.transforms.add_decayed_weights`; AdamW's decay stays
+        plain.
+      compute_dtype: dtype of the operands and results of matrix products, for example
+        ``"bfloat16"`` on accelerators. Products are summed, and polynomials combined, in float32 at
+        least; results are rounded once. None means the momentum's, at least float32.
+      adam_b1: AdamW's first decay.
+      adam_b2: AdamW's second decay.
+      adam_eps: AdamW's epsilon.
+      adam_eps_root: AdamW's epsilon inside the root.
+      adam_nesterov: whether AdamW looks one step ahead too (NAdamW), as that of
+        ``optax.contrib.muon`` does.
+      adam_weight_decay: AdamW's weight decay; 0 here, where ``optax.adamw`` has 1e-4.
+      adam_learning_rate: number or schedule; None means ``learning_rate``. A number stays constant
+        when the matrices have a schedule: give a schedule here too.
+      muon_weight_dimension_numbers: which parameters are matrices, and how: a tree or prefix tree
+        of ``optax.contrib.MuonDimensionNumbers``, ``MatrixSpec`` and None (AdamW), or a function
+        from the parameters to one. None means the default rules,
+        :func:`optax_muonplus.muon_dimension_numbers`, which know embeddings and heads by name.
+        :func:`optax_muonplus.per_head` makes each attention head a matrix.
+      sharding: where the parameters lie: a tree or prefix tree of ``jax.sharding.NamedSharding`` on
+        one mesh (None where it is not known), or a function from the parameters to one. With it
+        each matrix is moved once to a device that works on it whole, and once back, and replicas
+        divide the work; the state is sharded like the parameters from init on. Not needed where
+        the mesh has Explicit axes, since arrays tell there. None on a mesh with Auto axes leaves
+        the distribution to the compiler, which moves matrices at every step of the iteration.
+        Inside ``jax.shard_map`` a matrix that varies over one of its axes is refused without it.
+      state_sharding: where the state lies, if it is sharded over replicas of the parameters too
+        (ZeRO-1): the name of a mesh axis, such as ``"data"``, or several, or a tree as for
+        ``sharding``. See :func:`optax_muonplus.transforms.shard_state`.
+      rules: ``[(pattern, dimension numbers or None for AdamW), ...]`` for parameters that the
+        default rules would read in another way, or not at all. Patterns are regular expressions,
+        searched in paths such as ``blocks/0/attn/query/kernel``; the first that is found decides,
+        and one that finds nothing is an error. With a third item a rule is for parameters of so
+        many axes only.
+      layer_axes: ``{pattern: axis}`` for parameters that hold stacked layers: ``{"layers": 0}``
+        under ``nn.scan``, 1 in MaxText. Rules see the shape of one layer. Like ``rules`` it is in
+        place of ``muon_weight_dimension_numbers``.
+
+    Returns:
+      A transformation for the whole parameter tree. An update has the dtype that its gradient and
+      its parameter promote to (float32 for float16 and bfloat16), as AdamW's do in Optax. That of a
+      matrix is rounded to the gradient's dtype before learning rate and weight decay; what is
+      larger than its dtype can hold becomes the largest number. Parameters may be left out of
+      ``update`` where both decays are zero, and updates then have the dtypes of the gradients.
+
+    Raises:
+      ValueError: when built, for unknown options, too few coefficient rows, coefficients that
+        diverge, dtypes that are not floating-point of 16 bits at least, and numbers out of range
+        or not finite; at init, for dimension numbers that do not fit the parameters, leaves of
+        three or more axes that no rule knows, and integer parameters; at an update, for gradients
+        that have another shape than their parameter, are integers, or are complex where it is not;
+        at both, for what may be shards of a matrix inside ``jax.shard_map``. Paths and remedies are
+        in the message.
+
+    Numbers may also be NumPy or JAX scalars, or traced; what is traced is not checked.
+    ``optax_muonplus.describe(params, **arguments)`` says which arguments have no effect because of
+    another, as ``ns_steps`` with ``polar="svd"``. Dimension numbers, shardings, masks and rules may
+    be for the whole model where ``optax.masked``, ``optax.partition`` or None leaves out a part.
+
+    Under ``optax.inject_hyperparams`` functions count as schedules: name them, and ``mu_dtype`` and
+    ``compute_dtype`` unless they are strings, in ``static_args``.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optax_muonplus as omp
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> tx = omp.muonplus(0.02)
+      >>> updates, state = tx.update(params, tx.init(params), params)
+      >>> params = optax.apply_updates(params, updates)
+
+    Source: Zhang et al., *Muon+: Towards More Effective Muon via One Additional Normalization Step
+    for LLM Pre-training*, arXiv:2602.21545.
+    """
+    check_flag("adaptive", adaptive)
+    check_flag("cautious_weight_decay", cautious_weight_decay)
+    optimizer = partition_with_adamw(
+        matrix_chain(
+            Momentum(beta, nesterov, bias_correction, mu_dtype),
+            Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype),
+            Normalize(norm, norm_eps, match_frobenius),
+            *([DualNorm()] if adaptive else []),
+            ScaleByShape(shape_scale, consistent_rms),
+            add_decayed_weights(weight_decay, weight_decay_mask, cautious=cautious_weight_decay),
+            scale_by_learning_rate(learning_rate),
+        ),
+        AdamW(
+            adam_learning_rate,
+            adam_b1,
+            adam_b2,
+            adam_eps,
+            adam_eps_root,
+            adam_nesterov,
+            adam_weight_decay,
+        ),
+        muon_weight_dimension_numbers,
+        state_layout(sharding, state_sharding),
+        rules=rules,
+        layer_axes=layer_axes,
+    )
+    return shard_state(optimizer, sharding, state_sharding)
+
+
+def _like(
+    function: Callable[P, T], **defaults: Any
+) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Gives another function the arguments of ``function``, some of them with other defaults."""
+    signature = inspect.signature(function)
+    changed = [
+        p.replace(default=defaults.get(name, p.default)) for name, p in signature.parameters.items()
+    ]
+
+    def decorate(other: Callable[..., T]) -> Callable[P, T]:
+        # For help() and optax.inject_hyperparams, which read arguments and defaults off it.
+        other.__signature__ = signature.replace(parameters=changed)  # ty: ignore[missing-attribute]
+        return other
+
+    return decorate
+
+
+@says_names()
+@_like(muonplus, norm="none")
+def muon(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
+    """Muon: :func:`muonplus` with ``norm="none"`` by default, and every other argument the same.
+
+    To get ``optax.contrib.muon``'s update rather than the Muon+ paper's baseline, add
+    ``shape_scale="max", bias_correction=True, adam_nesterov=True``.
+
+    Source: Jordan et al., *Muon*, https://kellerjordan.github.io/posts/muon/ (2024).
+    """
+    kwargs.setdefault("norm", "none")
+    return muonplus(*args, **kwargs)

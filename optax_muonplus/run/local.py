@@ -1,0 +1,43 @@
+"""Functions on matrices that need not travel: each is whole on the device that works on it."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from optax_muonplus.matrices import MatrixFunction
+from optax_muonplus.run.batches import READ_ONE, MatrixBatch, Read
+from optax_muonplus.run.loops import Sources
+from optax_muonplus.run.stacks import apply_batched
+from optax_muonplus.trees import MatrixView
+
+
+def apply_local(
+    functions: Sequence[MatrixFunction],
+    read: Read,
+    sources: Sequence[Sources],
+    views: Sequence[MatrixView],
+    dtypes: Sequence[tuple[Any, Any]],
+) -> list[jax.Array]:
+    """Applies ``functions`` on one device, or as the compiler distributes it.
+
+    ``read`` makes the matrices of the arrays in each tuple of ``sources``, which have their shape,
+    or one number for each of their blocks. Each pair of ``dtypes`` has that of these matrices, and
+    that of the result.
+    """
+    batches: list[MatrixBatch] = []
+    stops = []
+    for arrays, view, pair in zip(sources, views, dtypes, strict=True):
+        own_read, views_of = read, [view.of_blocks(x.shape) for x in arrays]
+        if None in views_of:
+            own_read, arrays, views_of = READ_ONE, (read(*arrays),), [view]
+        parts = [v.to_matrices(x) for v, x in zip(views_of, arrays, strict=True) if v]
+        blocks = zip(*parts, strict=True)
+        batches += [MatrixBatch(x, view.transposed, *pair, own_read) for x in blocks]
+        stops.append(len(batches))
+    outputs = apply_batched(functions, batches)
+    return [
+        view.from_matrices(outputs[start:stop])
+        for view, (start, stop) in zip(views, itertools.pairwise([0, *stops]), strict=True)
+    ]

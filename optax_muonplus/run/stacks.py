@@ -1,0 +1,241 @@
+"""Matrices of one shape worked on together: programs grow with the number of shapes, not of layers.
+
+How, depends on the machine. On a CPU it is a loop, see ``batches.py``. On a GPU small matrices
+leave most of the device idle, and a loop that chooses a matrix at run time waits for the host at
+every turn. There, and on backends that are not named, matrices are worked on in stacks. A stack has
+a maximum size, so that the memory needed in addition to the input does not grow with the model. In
+half precision matrices are rounded before they are copied into it. The whole stack is worked on at
+once. Tall matrices have stacks of their own: transposed to join the wide ones, they were written
+three times more, since XLA then keeps their momentum transposed too. A leaf of many layers is cut
+into slices.
+
+On a TPU the matrices of a stack are worked on one after the other, in a loop. One matrix and what
+the iteration needs for it stay in the fast memory of a core (VMEM, 128 MiB of a v5e), where a
+stack does not; a product reads its matrix from the stack, and writes it into the results, without
+a copy. A loop over the parameters themselves, as on a CPU, is slower: at every turn it would copy
+several of them to the fast memory, of which it uses one. Sides are padded to full blocks of the
+matrix unit, once for all functions, which keep the zeros: products then take little longer than
+their FLOPs do at the unit's peak. Symmetric ones in halves, without the quarter that mirrors
+another, have a quarter less of them and take longer: to join the parts, results are read again.
+
+This was seen in programs that XLA compiled for an H100 and a v5e, and was not run: no accelerator
+was at hand.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.core
+import jax.numpy as jnp
+
+from optax_muonplus.matrices import (
+    Composition,
+    Machine,
+    MatrixFunction,
+    compose,
+    for_layout,
+    narrowed,
+    on_its_machine,
+    part,
+    with_zeros,
+)
+from optax_muonplus.run.batches import (
+    READ_ONE,
+    MatrixBatch,
+    chunked,
+    grouped,
+    sharded_like_sources,
+    work_in_loops,
+)
+from optax_muonplus.run.loops import concatenated, map_slices
+
+# Of one stack: 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. By count, the iteration on
+# square matrices needs four times as much in addition: R, R^2, P and the next X.
+STACK_BYTES = 2**27
+
+# Of one stack on a TPU, whose results are another one. The iteration needs next to nothing more.
+TPU_STACK_BYTES = 2**28
+
+# The matrix unit of a TPU multiplies blocks of 128 x 128. A product that sums over a side of 5461
+# takes 28% longer than over 5504, by libtpu's estimate for a v5e.
+TPU_BLOCK = 128
+
+
+def apply_batched(
+    functions: Sequence[MatrixFunction],
+    batches: Sequence[MatrixBatch],
+    machine: Machine | None = None,
+) -> list[jax.Array]:
+    """Applies ``functions``, one after the other, to every matrix of batches of any shapes.
+
+    ``machine`` is where it runs; None is the one that the program is lowered for. Results are
+    stored as the batches are, in their result dtypes.
+    """
+    if not batches:
+        return []
+    steps = compose(functions)
+    if not any(isinstance(x, jax.core.Tracer) for batch in batches for x in batch.sources):
+        # Outside of jit each operation is a program of its own, and a loop would be compiled anew
+        # at every call.
+        return [batch.apply(steps)(batch.array) for batch in batches]
+
+    def work(machine: Machine, *sources: tuple[jax.Array, ...]) -> list[jax.Array]:
+        given = [x._replace(sources=y) for x, y in zip(batches, sources, strict=True)]
+        if machine == "cpu":
+            return work_in_loops(steps.on(machine), given)
+        on_accelerator = _map_stacks if machine == "tpu" else _work_on_stacks
+        return sharded_like_sources(given, on_accelerator(steps.on(machine), given), machine)
+
+    sources = [batch.sources for batch in batches]
+    if machine is not None:
+        return work(machine, *sources)
+    return on_its_machine(functools.partial(functools.partial, work), *sources)
+
+
+def apply_to_one(steps: Composition, batch: MatrixBatch, machine: Machine) -> jax.Array:
+    """Applies ``steps`` to a single matrix; its layout may be known at run time only."""
+    steps = steps.on(machine)
+    if machine == "tpu":
+        return _on_full_blocks(steps, batch)(*batch.sources)
+    return batch.apply(steps)(batch.array)
+
+
+def _work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """``steps`` of all matrices, many at a time."""
+    results: dict[int, jax.Array] = {}
+    short: dict[int, MatrixBatch] = {}
+    for i, batch in enumerate(batches):
+        narrow, size = _rounded_once(steps, batch), _slice_size(batch)
+        if size == batch.shape[0]:
+            short[i] = narrow
+        else:
+            results[i] = _in_slices(steps, narrow, size)
+    results |= zip(short, _in_stacks(steps, list(short.values())), strict=True)
+    return [results[i] for i in range(len(batches))]
+
+
+def _rounded_once(steps: Composition, batch: MatrixBatch) -> MatrixBatch:
+    """Rounded when they are read, from arrays that are in memory anyway.
+
+    Without the barrier XLA computes the momentum again, from the gradient and the momentum before,
+    for every slice and in float32. A single array is rounded before the barrier if results are as
+    narrow, since the momentum that it was made of then is too; or else it is left to XLA.
+    """
+    narrow = batch.rounded_early(steps)
+    if batch.read is not READ_ONE:
+        return narrow._replace(sources=jax.lax.optimization_barrier(batch.sources))
+    if narrow.array_dtype.itemsize != jnp.dtype(batch.result_dtype).itemsize:
+        return narrow
+    return narrow._replace(sources=(jax.lax.optimization_barrier(narrow.array),))
+
+
+def _slice_size(batch: MatrixBatch) -> int:
+    """How many matrices of a parameter are worked on at once: slices of one length, if possible."""
+    length, *shape = batch.shape
+    most = max(1, STACK_BYTES // (math.prod(shape) * jnp.dtype(batch.dtype).itemsize))
+    if length <= most:
+        return length
+    divisor = max(size for size in range(1, most + 1) if length % size == 0)
+    return divisor if 2 * divisor > most else most
+
+
+def _in_slices(steps: Composition, batch: MatrixBatch, size: int) -> jax.Array:
+    """``steps`` of a parameter of many layers or experts, slice by slice."""
+
+    def work(*sources: jax.Array) -> jax.Array:
+        return _in_stacks(steps, [batch._replace(sources=sources)])[0]
+
+    length = batch.shape[0]
+    whole = length // size * size
+    y = map_slices(work, batch.with_sources(lambda x: x[:whole]).sources, size)
+    if whole == length:
+        return y
+    return jnp.concatenate([y, work(*batch.with_sources(lambda x: x[whole:]).sources)])
+
+
+def _in_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """``steps`` of all matrices, in stacks of those that are stored in one shape."""
+    results: dict[int, jax.Array] = {}
+    for group in grouped(batches, lambda x: x._replace(transposed=False).program_key):
+        # Sorted, so that each stack has the two layouts in two runs.
+        members = sorted(group, key=lambda i: batches[i].transposed)
+        sizes = [math.prod(batches[i].shape) * batches[i].dtype.itemsize for i in members]
+        for chunk in chunked(members, sizes, STACK_BYTES):
+            parts = [batches[i] for i in chunk]
+            upright = sum(x.shape[0] for x in parts if not x.transposed)
+            array = jnp.concatenate([x.array for x in parts])
+            stack = _at_once(steps, array, parts[0], upright)
+            stops = itertools.accumulate(x.shape[0] for x in parts)
+            results |= zip(chunk, jnp.split(stack, list(stops)[:-1]), strict=True)
+    return [results[i] for i in range(len(batches))]
+
+
+def _at_once(steps: Composition, x: jax.Array, stack: MatrixBatch, upright: int) -> jax.Array:
+    """``steps`` of a stack whose first ``upright`` matrices are (out, in), the others (in, out).
+
+    The first function may get matrices in a narrower dtype than the others, which get that of
+    ``stack``.
+    """
+    for function in steps.functions:
+        if upright in (0, len(x)):
+            x = for_layout(function, upright == 0)(x)
+        elif function.transpose_equivariant:
+            x = function(x)
+        else:
+            x = jnp.concatenate([function(x[:upright]), function.transposed()(x[upright:])])
+        x = x.astype(stack.dtype)
+    return narrowed(x, stack.result_dtype)
+
+
+def _map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """``steps`` of all matrices, one at a time."""
+    # Libtpu stores a matrix transposed where only its columns then fill their blocks. To swap the
+    # axes moves nothing there; without it libtpu transposes the padded stack as a whole. Not
+    # scanned layers: for them the update took 59.5 million cycles so, and 58.4 without.
+    turned = [
+        x.shape[0] == 1 and x.shape[-1] % TPU_BLOCK != 0 and x.shape[-2] % TPU_BLOCK == 0
+        for x in batches
+    ]
+    stored = [_swapped(x) if t else x for x, t in zip(batches, turned, strict=True)]
+    results: dict[int, jax.Array] = {}
+    for group in grouped(stored, lambda x: (x.program_key, x.shape[0] == 1)):
+        if stored[group[0]].shape[0] > 1:
+            for i in group:
+                function = _on_full_blocks(steps, stored[i])
+                results[i] = map_slices(function, stored[i].sources, 1)
+            continue
+        narrow = {i: stored[i].rounded_early(steps) for i in group}
+        sizes = [math.prod(x.shape) * x.array_dtype.itemsize for x in narrow.values()]
+        for chunk in chunked(group, sizes, TPU_STACK_BYTES):
+            results |= zip(chunk, _in_a_stack(steps, [narrow[i] for i in chunk]), strict=True)
+    return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(turned)]
+
+
+def _swapped(batch: MatrixBatch) -> MatrixBatch:
+    """The same matrices, stored the other way."""
+    swapped = batch.with_sources(lambda x: jnp.swapaxes(x, -1, -2))
+    return swapped._replace(transposed=not batch.transposed)
+
+
+def _in_a_stack(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """``steps`` of parameters of one matrix each, which are padded as they are stacked."""
+    shape = batches[0].shape[-2:]
+    filled = _full_blocks(shape)
+    stack = concatenated([x.array for x in batches], filled)
+    function = batches[0].apply(steps, padded=filled != shape)
+    return jnp.split(part(map_slices(function, (stack,), 1, in_place=True), shape), len(batches))
+
+
+def _on_full_blocks(steps: Composition, batch: MatrixBatch) -> Callable[..., jax.Array]:
+    """``steps`` of the matrices that are made of arrays like the sources, padded and then cut."""
+    shape = batch.shape[-2:]
+    filled = _full_blocks(shape)
+    function = batch.apply(steps, padded=filled != shape)
+    return lambda *sources: part(function(with_zeros(batch.matrices(*sources), filled)), shape)
+
+
+def _full_blocks(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(side + -side % TPU_BLOCK if side > TPU_BLOCK else side for side in shape)

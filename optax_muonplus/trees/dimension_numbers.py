@@ -1,0 +1,169 @@
+"""Dimension numbers: checked against shapes, and of layers that name their axes."""
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+
+from optax_muonplus.frame import (
+    AxisNumbers,
+    DimensionNumbers,
+    MatrixSpec,
+    MatrixView,
+    MuonDimensionNumbers,
+    Shape,
+    all_integers,
+)
+from optax_muonplus.trees.paths import Path, path_of_keys
+
+
+def matrix_view(shape: Sequence[int], spec: DimensionNumbers) -> MatrixView:
+    """The view of a parameter of ``shape`` that ``spec`` describes.
+
+    Raises:
+      ValueError: if the parameter has fewer than two axes or an empty one, an axis does not exist
+        or is named twice, a side has no axis, or split sizes do not add up.
+    """
+    shape = tuple(shape)
+    if len(shape) < 2:
+        raise ValueError(
+            f"a parameter of shape {shape} is not a matrix, but was given {spec}. Parameters of"
+            " fewer than two axes belong to the AdamW group: give None."
+        )
+    if 0 in shape:
+        raise ValueError(f"a parameter of shape {shape} has an empty axis; leave it out.")
+    reduction = _axes(shape, spec.reduction_axis, "reduction_axis", spec)
+    output = _axes(shape, spec.output_axis, "output_axis", spec)
+    if set(reduction) & set(output):
+        raise ValueError(
+            f"reduction axes {reduction} and output axes {output} of {spec} overlap for shape"
+            f" {shape}. Each axis belongs to one side, or to neither (a batch axis)."
+        )
+    batch = tuple(axis for axis in range(len(shape)) if axis not in reduction + output)
+    if not isinstance(spec, MatrixSpec) or spec.split_sizes is None:
+        return MatrixView(shape, batch, output, reduction)
+    split_axis = _split_axis(shape, reduction + output, output, spec)
+    return MatrixView(shape, batch, output, reduction, split_axis, tuple(spec.split_sizes))
+
+
+def _axes(shape: Shape, axes: AxisNumbers, name: str, spec: DimensionNumbers) -> Shape:
+    """``axes`` as non-negative numbers, in the given order, which is the order of flattening."""
+    several = isinstance(axes, Sequence) and not isinstance(axes, str)
+    given: tuple[Any, ...] = tuple(axes) if several else (axes,)
+    ndim = len(shape)
+    if not given or not all_integers(given) or not all(-ndim <= axis < ndim for axis in given):
+        raise ValueError(f"{name} of {spec} must name one or more of the axes of shape {shape}.")
+    positive = tuple(axis % ndim for axis in given)
+    if len(set(positive)) < len(positive):
+        raise ValueError(f"{name} of {spec} names an axis of shape {shape} twice.")
+    return positive
+
+
+def _split_axis(shape: Shape, matrix_axes: Shape, output: Shape, spec: MatrixSpec) -> int:
+    """The fused axis, checked against the sizes of its blocks."""
+    sizes = spec.split_sizes or ()
+    if spec.split_axis is None and len(output) > 1:
+        raise ValueError(
+            f"{spec} has several output axes {output}: name the fused one, split_axis."
+        )
+    axis = output[0] if spec.split_axis is None else spec.split_axis
+    if not -len(shape) <= axis < len(shape) or axis % len(shape) not in matrix_axes:
+        raise ValueError(
+            f"split_axis of {spec} must be one of the reduction or output axes {matrix_axes} of"
+            f" shape {shape}; indices along a batch axis are separate matrices already."
+        )
+    axis %= len(shape)
+    if not sizes or min(sizes) < 1 or sum(sizes) != shape[axis]:
+        raise ValueError(
+            f"split_sizes {sizes} must be positive and add up to {shape[axis]}, the size of axis"
+            f" {axis} of shape {shape}; they add up to {sum(sizes)}."
+        )
+    return axis
+
+
+# Haliax is not imported: its layers are known by their fields.
+_KINDS = {
+    "convolution": {"In", "Out", "weight", "Spatial"},
+    "linear": {"In", "Out", "weight"},
+    "embedding": {"Vocab", "Embed", "weight"},
+    "norm": {"axis", "weight"},
+    "stack": {"stacked", "Block"},  # parameters within have the axis Block in addition
+}
+
+
+def read_named_layers(tree: Any) -> dict[Path, tuple[DimensionNumbers | None, str]]:
+    """Dimension numbers, and what they rest on, by the path of each weight that has names.
+
+    A weight has the axes that its layer lists as ``In`` and ``Out``, in any order; all others
+    (layers under a scan, experts) are batch axes. A layer from the ``Embed`` to the ``Vocab`` of an
+    embedding is a head. An array with one axis, apart from those of the stacks that it is in, is no
+    matrix.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_layer)
+    layers = [(path_of_keys(keys), layer) for keys, layer in leaves if _is_layer(layer)]
+    tables = [
+        (_axis_names(layer.Embed), _axis_names(layer.Vocab))
+        for _, layer in layers
+        if _kind(type(layer)) == "embedding"
+    ]
+    found: dict[Path, tuple[DimensionNumbers | None, str]] = {
+        (*path, "weight"): reading for path, layer in layers if (reading := _read(layer, tables))
+    }
+    stacks = frozenset(_stack_axes(tree))
+    is_named = lambda x: hasattr(x, "array") and bool(_names(x))  # noqa: E731
+    for keys, array in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_named):
+        names = set(_names(array)) if stacks and is_named(array) else set()
+        if names & stacks and len(names - stacks) == 1:
+            found.setdefault(path_of_keys(keys), (None, "one vector for each layer (Haliax)"))
+    return found
+
+
+def _stack_axes(tree: Any) -> Iterable[str]:
+    """Names of the axes that the stacks of a tree number their layers by, also within stacks."""
+    is_stack = lambda x: _kind(type(x)) == "stack"  # noqa: E731
+    for stack in filter(is_stack, jax.tree.leaves(tree, is_leaf=is_stack)):
+        yield from _axis_names(stack.Block)
+        yield from _stack_axes(stack.stacked)
+
+
+def _is_layer(x: Any) -> bool:
+    return _kind(type(x)) not in (None, "stack") and bool(_names(getattr(x, "weight", None)))
+
+
+@functools.lru_cache
+def _kind(cls: type) -> str | None:
+    fields = getattr(cls, "__dataclass_fields__", {}).keys()
+    return next((kind for kind, needed in _KINDS.items() if needed <= fields), None)
+
+
+def _read(layer: Any, tables: Sequence[Any]) -> tuple[DimensionNumbers | None, str] | None:
+    """Reads one layer; None if its weight has not the axes that it names."""
+    kind = _kind(type(layer))
+    if kind in ("embedding", "norm"):
+        return None, f"{kind} (Haliax)"
+    inputs, outputs, names = _axis_names(layer.In), _axis_names(layer.Out), _names(layer.weight)
+    if kind == "convolution":
+        if getattr(layer, "groups", 1) != 1:
+            return None, "grouped convolution (Haliax)"
+        inputs += _axis_names(layer.Spatial)
+    if not {*inputs, *outputs} <= set(names):
+        return None
+    if (inputs, outputs) in tables:
+        return None, "head (Haliax)"
+    if not inputs or not outputs:
+        return None, "one input or output (Haliax)"
+    spec = MuonDimensionNumbers(*(tuple(map(names.index, side)) for side in (inputs, outputs)))
+    return spec, f"layer: {', '.join(inputs)} -> {', '.join(outputs)} (Haliax)"
+
+
+def _names(array: Any) -> tuple[str, ...]:
+    """Names of the axes of an array; none if it has none."""
+    return tuple(getattr(array, "axis_names", None) or _axis_names(getattr(array, "axes", ())))
+
+
+def _axis_names(axes: Any) -> tuple[str, ...]:
+    """Names of an axis, a sequence of axes or names, or a mapping from names to sizes."""
+    if isinstance(axes, str) or hasattr(axes, "name"):
+        axes = (axes,)
+    return tuple(getattr(axis, "name", axis) for axis in axes)

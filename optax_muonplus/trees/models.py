@@ -1,0 +1,98 @@
+"""Models and states of training that are passed where their parameters belong."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from optax_muonplus.trees.paths import Path, flatten_with_names, listed, path_name
+
+# Collections of Flax Linen that are not trained.
+_NOT_TRAINED = {"batch_stats", "cache", "intermediates"}
+# Variables of Flax NNX that are not trained; kinds of a user's own may be.
+_STATE = {"BatchStat", "Cache", "Intermediate", "OptState", "Perturbation", "RngState"}
+_MODELS = (
+    "variables['params'] in Flax Linen, nnx.state(model, nnx.Param) in NNX,"
+    " eqx.filter(model, eqx.is_inexact_array) in Equinox"
+)
+
+
+def check_no_state(tree: Any) -> None:
+    """Raises ValueError for the state of an optimizer."""
+
+    def is_state(x: Any) -> bool:
+        root = type(x).__module__.partition(".")[0]
+        return root in ("optax", "optax_muonplus") and type(x).__name__.endswith("State")
+
+    whole = hasattr(tree, "opt_state")  # which has a message of its own
+    if not whole and any(map(is_state, jax.tree.leaves(tree, is_leaf=is_state))):
+        raise ValueError(
+            "Got the state of an optimizer in place of parameters: pass the parameters. A state"
+            " does not say by which norm or other settings it was made: keep the arguments of the"
+            " optimizer beside it."
+        )
+
+
+def without_static(tree: Any) -> Any:
+    """An Equinox model without its functions, words and numbers; any other tree as it is."""
+    if not any(map(_is_equinox, jax.tree.leaves(tree, is_leaf=_is_equinox))):
+        return tree
+    return jax.tree.map(lambda x: x if hasattr(x, "dtype") else None, tree)
+
+
+def _is_equinox(x: Any) -> bool:
+    return any(base.__module__.startswith("equinox.") for base in type(x).__mro__)
+
+
+def check_parameters(tree: Any, paths: Sequence[Path], leaves: Sequence[Any]) -> None:
+    """Raises ValueError, which says where the parameters are, for a tree that has more in it."""
+    if hasattr(tree, "params") and hasattr(tree, "opt_state"):
+        raise ValueError(
+            f"Got a {type(tree).__name__}, which has parameters and other things: pass its .params."
+        )
+    if hasattr(tree, "opt_state"):
+        raise ValueError(
+            f"Got an {type(tree).__name__}, which has the state of an optimizer: pass"
+            " nnx.state(model, nnx.Param) of its model."
+        )
+    collections = {path[0] for path in paths if path}
+    if "params" in collections and (others := sorted(collections & _NOT_TRAINED)):
+        raise ValueError(
+            f"Got the variables of a Flax model, of which {' and '.join(others)} are not trained:"
+            " pass variables['params']."
+        )
+    _check_variables(tree)
+    wrong = [
+        (path_name(path), x)
+        for path, x in zip(paths, leaves, strict=True)
+        if getattr(x, "dtype", None) is None and not isinstance(x, int | float | complex)
+    ]
+    if wrong and callable(getattr(tree, "init", None)) and callable(getattr(tree, "update", None)):
+        raise ValueError("Got an optimizer in place of parameters: pass the parameters of a model.")
+    if wrong and wrong[0][0] == path_name(()):
+        kind = getattr(tree, "__name__", type(tree).__name__)
+        raise ValueError(f"Got {kind} in place of parameters. They are {_MODELS}.")
+    if wrong:
+        name, x = wrong[0]
+        what = "a function" if callable(x) else f"of type {type(x).__name__}"
+        raise ValueError(
+            f"{name} is {what}, not an array. Pass the arrays of a model only, as"
+            " eqx.filter(model, eqx.is_inexact_array) gives them for an Equinox model."
+        )
+
+
+def _check_variables(tree: Any) -> None:
+    """Raises ValueError for an NNX module, or its state, with variables that are not trained."""
+    pairs = zip(*flatten_with_names(tree, _is_state), strict=True)
+    others = [(path_name(path), type(x).__name__) for path, x in pairs if _is_state(x)]
+    if others:
+        raise ValueError(
+            f"Got a Flax model of which {listed(others)} are not trained: pass"
+            " nnx.state(model, nnx.Param)."
+        )
+
+
+def _is_state(x: Any) -> bool:
+    """Whether ``x`` is such a variable, and was not left out by ``optax.masked``."""
+    names = {cls.__name__ for cls in type(x).__mro__ if cls.__module__.startswith("flax.nnx")}
+    return bool(names & _STATE) and bool(jax.tree.leaves(x))

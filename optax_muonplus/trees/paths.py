@@ -1,0 +1,170 @@
+"""Leaves of trees by their paths, so that what is written for one container serves another."""
+
+import collections
+import math
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import jax
+from optax import MaskedNode
+
+from optax_muonplus.method import supported
+
+Path = tuple[str, ...]
+Rest = TypeVar("Rest", bound=Hashable)
+
+_VALUE = jax.tree_util.GetAttrKey("value")  # what a Flax Variable holds, in its place in a tree
+
+
+def flatten_tree(
+    tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
+) -> tuple[list[Path], list[Any], Callable[[Iterable[Any]], Any]]:
+    """The paths and leaves of ``tree``, and a function from one value for each leaf to a tree.
+
+    A path is ``('blocks', '0', 'qkv', 'kernel')``. Flax NNX variables add a last ``value`` at init
+    that is gone at update: it is dropped, unless it has siblings. Names with slashes in them, as
+    Haiku's, count as several.
+    """
+    with_path, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
+    paths = [path for path, _ in with_path]
+    if any(path[-1:] == (_VALUE,) for path in paths):
+        # Siblings that were taken out here count too.
+        whole = jax.tree_util.tree_leaves_with_path(tree, lambda x: is_hole(x) or is_leaf(x))
+        siblings = collections.Counter(path[:-1] for path, _ in whole)
+        alone = [path[-1:] == (_VALUE,) and siblings[path[:-1]] == 1 for path in paths]
+        paths = [path[:-1] if cut else path for path, cut in zip(paths, alone, strict=True)]
+    return [path_of_keys(path) for path in paths], [x for _, x in with_path], treedef.unflatten
+
+
+def flatten_with_names(
+    tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
+) -> tuple[list[Path], list[Any]]:
+    """The paths and leaves of :func:`flatten_tree`."""
+    return flatten_tree(tree, is_leaf)[:2]
+
+
+def is_hole(x: Any) -> bool:
+    """Whether ``x`` is in the place of what Equinox or ``optax.masked`` left out of a tree."""
+    return x is None or isinstance(x, MaskedNode)
+
+
+def without_boxes(labels: Any) -> Any:
+    """``labels`` with each Flax Variable, or box of Linen's metadata, replaced by its label.
+
+    Where Optax leaves a parameter out, it puts a ``MaskedNode`` in the place of the label. Inside
+    of a Variable it would be the value, which has no dtype or shape when the Variable is used.
+    """
+
+    def boxed(x: Any) -> Any:
+        level = jax.tree_util.default_registry.flatten_one_level_with_keys(x)
+        children = [] if level is None else list(level[0])
+        return children[0][1] if [key for key, _ in children] == [_VALUE] else None
+
+    def is_box(x: Any) -> bool:
+        return isinstance(boxed(x), str)
+
+    return jax.tree.map(lambda x: boxed(x) or x, labels, is_leaf=is_box)
+
+
+def path_of_keys(keys: Any) -> Path:
+    """The names of a path as ``jax.tree_util`` gives it."""
+    joined = jax.tree_util.keystr(keys, simple=True, separator="/")
+    return tuple(name for name in joined.split("/") if name)
+
+
+def path_name(path: Path) -> str:
+    """``path`` as messages show it."""
+    return "/".join(path) or "(root)"
+
+
+# Names of an array within a parameter that is one array: Haliax's NamedArray and penzai's.
+_WITHIN_PARAMETER = (("0",), ("array",), ("value", "data_array"))
+
+
+def names_to_read(paths: Sequence[Path]) -> list[str]:
+    """Paths as the default rules are searched in them.
+
+    Haliax's arrays end in ``weight/0`` or ``weight/array``, penzai's in ``value/data_array``, and
+    have no neighbours. Flattened models of PyTorch and penzai have dots for slashes.
+    """
+    siblings = collections.Counter(path[:-1] for path in paths)
+    names = []
+    for path in paths:
+        ends = [end for end in _WITHIN_PARAMETER if path[-len(end) :] == end and path != end]
+        length = len(ends[0]) if ends and siblings[path[:-1]] == 1 else 0
+        names.append("/".join(path[: len(path) - length]).replace(".", "/"))
+    return names
+
+
+def check_inexact_dtypes(paths: Sequence[Path], dtypes: Sequence[Any]) -> None:
+    """Raises ValueError for leaves that are not floating-point of 16 bits at least, naming them."""
+    wrong = [
+        f"{'/'.join(path)} ({dtype})"
+        for path, dtype in zip(paths, dtypes, strict=True)
+        if not supported(dtype)
+    ]
+    if wrong:
+        raise ValueError(
+            f"Parameters must be floating-point, got {', '.join(wrong)}. Keep counters, keys and"
+            " what is stored in 8 bits out of the parameters, or freeze them with optax.masked or"
+            " optax.partition."
+        )
+
+
+def without_numbers(path: str) -> str:
+    """What paths that may be folded into one have in common."""
+    return re.sub(r"\d+", "*", path)
+
+
+def fold(paths: Sequence[str]) -> list[tuple[str, int]]:
+    """``paths``, which differ in numbers only, as few names, and how many paths each stands for.
+
+    A name stands for exactly the paths that it spells out: 1 and 3 are ``{1,3}``.
+    """
+    boxes = [tuple((part,) for part in re.split(r"(\d+)", path)) for path in paths]
+    for i in range(len(boxes[0]) - 2, 0, -2):  # the numbers, which are every second part
+        merged: dict[Any, list[str]] = {}
+        for box in boxes:
+            merged.setdefault((box[:i], box[i + 1 :]), []).extend(box[i])
+        boxes = [
+            (*left, tuple(sorted(numbers, key=lambda text: (len(text), text))), *right)
+            for (left, right), numbers in merged.items()
+        ]
+    return [("".join(map(_ranges, box)), math.prod(map(len, box))) for box in boxes]
+
+
+def fold_all(paths: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]:
+    """Names for paths that differ in numbers only and have the same second item."""
+    groups: dict[tuple[str, Rest], list[str]] = {}
+    for path, rest in paths:
+        groups.setdefault((without_numbers(path), rest), []).append(path)
+    return [(name, rest) for (_, rest), found in groups.items() for name, _ in fold(found)]
+
+
+def listed(paths: Iterable[tuple[str, Any]]) -> str:
+    """Folded paths, each with its second item unless that is None, for messages."""
+    return ", ".join(name if rest is None else f"{name} {rest}" for name, rest in fold_all(paths))
+
+
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Lines of a table; the first of ``rows`` is the header."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return [lines[0], "-" * (sum(widths) + 2 * (len(widths) - 1)), *lines[1:]]
+
+
+def _ranges(values: Sequence[str]) -> str:
+    """``{0..2,5}`` for 0, 1, 2 and 5."""
+    runs: list[list[str]] = []
+    for value in values:
+        # With as many leading zeros as the number before it.
+        if runs and value == str(int(runs[-1][-1]) + 1).zfill(len(runs[-1][-1])):
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    shown = ",".join(run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
+    return shown if len(values) == 1 else f"{{{shown}}}"

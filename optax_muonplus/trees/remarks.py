@@ -1,0 +1,174 @@
+"""Lines below the table of ``describe``: what may have been read wrongly, and rules to write."""
+
+import collections
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+from optax_muonplus.frame import DimensionNumbersTree
+from optax_muonplus.method import supported
+from optax_muonplus.trees.given_rules import rules_of
+from optax_muonplus.trees.heads import side_of
+from optax_muonplus.trees.leaves import GIVEN, LeafInfo
+from optax_muonplus.trees.paths import listed, without_numbers
+from optax_muonplus.trees.suggestions import to_adamw, what_to_write
+
+_OWN = ("your rule", GIVEN)  # of the user's
+_ADAPTER = "(?i)lora_[ab]"
+# A head has no output for a position, a type or a time.
+_NO_TOKENS = re.compile(r"(?i)pos|wpe|type|time|seg")
+
+
+def remarks(leaves: Sequence[LeafInfo], dims: DimensionNumbersTree = None) -> Iterator[str]:
+    """One line for each thing that may have been read wrongly, by the rules in ``dims``."""
+    refused = [(leaf.name, leaf.dtype) for leaf in leaves if not supported(leaf.dtype)]
+    if refused:
+        yield f"not floating-point, which optimizers refuse: {listed(refused)}"
+    if not all(leaf.known for leaf in leaves):
+        yield f"?: no rule can read these.\n{what_to_write(leaves)}"
+    nameless = [leaf for leaf in leaves if leaf.view and all(p.isdigit() for p in leaf.path)]
+    if nameless and len(leaves) > 1:
+        yield (
+            f"no names: {_shown(nameless)} were read by their"
+            " shapes alone, as (in, out). Embeddings, heads and (out, in) weights look the same:"
+            " pass a dict of named parameters, or a tree of dimension numbers."
+        )
+    yield from _heads(leaves)
+    adapters = [leaf for leaf in leaves if re.search(_ADAPTER, leaf.name) and leaf.view]
+    touched = [x for x in leaves if re.search(_ADAPTER, x.name) and x.rule.startswith(_OWN)]
+    if adapters and not touched:
+        yield (
+            f"LoRA: {_shown(adapters)} are matrices. Published recipes train adapters by AdamW:"
+            f" rules=[({_ADAPTER!r}, None)]."
+        )
+    yield from _nothing_left(leaves)
+    yield from _shadowed(leaves, dims)
+
+
+def _shown(leaves: Sequence[LeafInfo]) -> str:
+    return listed((leaf.name, leaf.shape) for leaf in leaves)
+
+
+def _by_default(leaves: Sequence[LeafInfo]) -> list[LeafInfo]:
+    """The matrices that no rule or dimension number of the user's own was for."""
+    return [x for x in leaves if x.view and not x.rule.startswith(_OWN)]
+
+
+def _heads(leaves: Sequence[LeafInfo]) -> Iterator[str]:
+    """A line about all matrices that may be heads, and one about those that may be tables."""
+    times = collections.Counter((without_numbers(x.name), x.shape) for x in leaves)
+    # Matrices of one shape whose paths differ in numbers only are repeated layers, and no heads.
+    alone = [
+        leaf
+        for leaf in _by_default(leaves)
+        if len(leaf.matrix.block_shapes()) == 1
+        and times[without_numbers(leaf.name), leaf.shape] == 1
+        and not re.search(_ADAPTER, leaf.name)
+    ]
+    found = _like_heads(leaves, alone)
+    heads = list(itertools.chain.from_iterable(found.values()))
+    if found:
+        why = [
+            f"{_shown(matrices)} has as many outputs as {table} has rows"
+            for table, matrices in found.items()
+        ]
+        yield (
+            f"a head? {'; '.join(why)}. If it gives logits, send it to AdamW by"
+            f" rules={to_adamw(leaves, heads)}."
+        )
+    elif last := _last_layers(leaves, alone):
+        yield (
+            f"a head? {_shown(last)}: no other layer takes its outputs. If it gives logits or"
+            f" predictions, send it to AdamW by rules={to_adamw(leaves, last)}."
+        )
+    if tables := [x for x in _like_tables(leaves, alone) if x not in heads]:
+        yield (
+            f"an embedding? {_shown(tables)} has a side as long as the outputs of a head. If it"
+            f" is a table of vectors, send it to AdamW by rules={to_adamw(leaves, tables)}."
+        )
+
+
+def _outputs(leaf: LeafInfo) -> int:
+    return leaf.matrix.block_shapes()[0][1]
+
+
+def _tables(leaves: Sequence[LeafInfo]) -> list[LeafInfo]:
+    """Embeddings of tokens."""
+    return [
+        x
+        for x in leaves
+        if x.rule.startswith("embedding") and len(x.shape) == 2 and not _NO_TOKENS.search(x.name)
+    ]
+
+
+def _like_heads(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> dict[str, list[LeafInfo]]:
+    """By the name of an embedding, matrices with as many outputs as it has rows."""
+    outputs = collections.defaultdict(list)
+    for leaf in alone:
+        outputs[_outputs(leaf)].append(leaf)
+    found = {}
+    for table in _tables(leaves):
+        rows, width = table.shape
+        matrices = outputs.pop(rows, [])
+        if matrices and rows != width:
+            found[table.name] = matrices
+    return found
+
+
+def _last_layers(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> list[LeafInfo]:
+    """Where nothing is a head by its name, the matrices at the end of a chain of layers."""
+    if any(x.rule.startswith("head") for x in leaves):
+        return []
+    matrices = [leaf for leaf in leaves if leaf.view]
+    given = {_outputs(leaf) for leaf in matrices}
+    taken = {leaf.matrix.shape[axis] for leaf in matrices for axis in leaf.matrix.reduction_axes}
+    return [
+        leaf
+        for leaf in alone
+        if len(leaf.shape) == 2
+        and not leaf.stack
+        and not re.search(r"\d", "/".join(leaf.path[:-2]))  # not one of several blocks
+        and not side_of("/".join(leaf.path))[0]
+        and leaf.matrix.block_shapes()[0][2] in given
+        and _outputs(leaf) not in taken
+        and _outputs(leaf) < leaf.matrix.block_shapes()[0][2]
+    ]
+
+
+def _like_tables(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> list[LeafInfo]:
+    """Matrices with a side as long as the vocabulary to which a head gives logits."""
+    heads = [x for x in leaves if x.rule.startswith("head") and len(x.shape) == 2]
+    words = {x.shape[0 if x.path[-1].endswith("weight") else 1] for x in heads}
+    return [x for x in alone if len(x.shape) == 2 and max(x.shape) in words - {min(x.shape)}]
+
+
+def _nothing_left(leaves: Sequence[LeafInfo]) -> Iterator[str]:
+    """A line for a tree, or stacked layers, without a matrix."""
+    if leaves and not any(leaf.view or not leaf.known for leaf in leaves):
+        arrays = [leaf for leaf in leaves if len(leaf.shape) > 1]
+        why = ", ".join(dict.fromkeys(leaf.rule for leaf in arrays))
+        yield "no matrix: AdamW gets every parameter, " + (
+            f"also those of two axes and more, as: {why}" if arrays else "since none has two axes"
+        )
+    stacked = [leaf for leaf in leaves if leaf.stack]
+    if stacked and not any(leaf.view for leaf in stacked):
+        yield (
+            f"layer_axes: one layer of {_shown(stacked)} has no matrix. If these are not stacked,"
+            " give patterns that leave them out."
+        )
+
+
+def _shadowed(leaves: Sequence[LeafInfo], dims: DimensionNumbersTree) -> Iterator[str]:
+    """A line for each of the user's patterns before which others take all that it finds."""
+    rules, layer_axes = rules_of(dims)
+    of_layers = [
+        ("/".join(x.path), tuple(n for axis, n in enumerate(x.shape) if axis not in x.stack))
+        for x in leaves
+    ]
+    fitting = [[i for i, rule in enumerate(rules) if rule.fits(*layer)] for layer in of_layers]
+    finding = [[p for p in layer_axes if re.search(p, name)] for name, _ in of_layers]
+    for what, all_found in (("rule", fitting), ("layer_axes", finding)):
+        first = {found[0] for found in all_found if found}
+        for late in sorted({x for found in all_found for x in found} - first):
+            name = rules[late].pattern if isinstance(late, int) else late
+            yield f"without effect: {what} {name!r}, since others before it take all that it finds"

@@ -1,0 +1,235 @@
+"""How leaves lie on a mesh: from the argument ``sharding``, or from the arrays themselves.
+
+A concrete array says how it is sharded, and so does one on Explicit mesh axes, by its type. Under
+``jax.jit`` on Auto axes it is not known before the program is compiled.
+"""
+
+import math
+from collections.abc import Container, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.core
+import numpy as np
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
+
+from optax_muonplus.frame import MatrixView
+from optax_muonplus.trees.given_trees import by_path
+from optax_muonplus.trees.paths import Path, flatten_tree
+
+# A tree or prefix tree of NamedSharding and None, or a function from parameters to one.
+ShardingTree = Any
+
+
+class LeafSharding(NamedTuple):
+    """How one leaf lies on a mesh: for each of its axes the mesh axes that cut it, major first."""
+
+    mesh: Mesh | AbstractMesh
+    spec: tuple[tuple[str, ...], ...]
+
+
+def given_shardings(
+    tree: Any, paths: Sequence[Path], sharding: ShardingTree
+) -> list[NamedSharding | None]:
+    """The entry of ``sharding`` for each leaf of ``tree``; a single device is no entry."""
+    expected = "a jax.sharding.NamedSharding, or None where it is not known"
+    kinds = NamedSharding | SingleDeviceSharding | None
+    entries = by_path(sharding, tree, paths, kinds, "shardings", expected)
+    return [entry if isinstance(entry, NamedSharding) else None for entry in entries]
+
+
+def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """The axes that no surrounding ``jax.shard_map`` has taken."""
+    taken = axes_of_type(mesh, AxisType.Manual)
+    return tuple(name for name in mesh.axis_names if name not in taken)
+
+
+def shard_like_params(
+    state: Any,
+    paths: Sequence[Path],
+    shapes: Sequence[tuple[int, ...]],
+    given: Sequence[NamedSharding | None],
+) -> Any:
+    """``state``, with every leaf that mirrors a parameter sharded like that parameter.
+
+    A leaf mirrors a parameter if its path ends in the parameter's and it has its shape. One with a
+    number for each block of a parameter is sharded like it, but along axes that do not divide.
+    Under ``jax.jit`` on Auto axes the zeros of a state would otherwise be made on one device.
+    Paths, shapes and entries in the argument ``sharding`` are those of the parameters.
+    """
+    entries = zip(paths, shapes, given, strict=True)
+    params = {path: (shape, argument) for path, shape, argument in entries if argument is not None}
+    if not params:
+        return state
+
+    def constrained(path: Path, leaf: Any) -> Any:
+        of = mirrored(path, params)
+        if of is None:
+            return leaf
+        (shape, argument), own = params[of], np.shape(leaf)
+        if len(own) != len(shape):
+            return leaf
+        if own != shape:
+            if "scales" not in path:  # NorMuon's rows lie as the compiler has them
+                return leaf
+            argument = _over_blocks(argument, own)
+        return _constrain(leaf, argument)
+
+    state_paths, leaves, unflatten = flatten_tree(state)
+    return unflatten(map(constrained, state_paths, leaves))
+
+
+def mirrored(path: Path, params: Container[Path]) -> Path | None:
+    """The path of the parameter that a leaf of a state is for: its own path ends in it."""
+    return next((path[i:] for i in range(len(path) + 1) if path[i:] in params), None)
+
+
+def as_named(sharding: LeafSharding, kinds: Sequence[AxisType] = tuple(AxisType)) -> NamedSharding:
+    """The sharding over those of its mesh axes that are of some kinds."""
+    mesh, spec = sharding
+    of_kind = {name for kind in kinds for name in axes_of_type(mesh, kind)}
+    entries = [tuple(name for name in names if name in of_kind) or None for names in spec]
+    return NamedSharding(mesh, PartitionSpec(*entries))
+
+
+def _over_blocks(given: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """``given``, but for axes that an array of ``shape`` cannot be cut along."""
+    entries = _spec_entries(given.spec, len(shape))
+    pairs = zip(shape, entries, strict=True)
+    sizes = given.mesh.shape
+    kept = (x if n % math.prod(sizes[name] for name in x) == 0 else () for n, x in pairs)
+    return as_named(LeafSharding(given.mesh, tuple(kept)))
+
+
+def _constrain(leaf: Any, given: NamedSharding) -> Any:
+    """Shards ``leaf`` over the Auto axes of ``given``; its type shards it over Explicit ones."""
+    actual = concrete_sharding(leaf)
+    auto = axes_of_type(given.mesh, AxisType.Auto)
+    inside = axes_of_type(jax.typeof(leaf).sharding.mesh, AxisType.Manual)
+    if not auto or inside or (actual is not None and actual.is_equivalent_to(given, leaf.ndim)):
+        return leaf
+    entries = LeafSharding(given.mesh, tuple(_spec_entries(given.spec)))
+    return jax.lax.with_sharding_constraint(leaf, as_named(entries, [AxisType.Auto]))
+
+
+def _spec_entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
+    """The mesh axes of each axis, of ``ndim`` axes at least."""
+    entries = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
+    return entries + [()] * (ndim - len(entries))
+
+
+def axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
+    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, axis_type in pairs if axis_type == kind)
+
+
+def concrete_sharding(leaf: Any) -> NamedSharding | None:
+    """The sharding of a concrete array."""
+    concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+    return leaf.sharding if concrete and isinstance(leaf.sharding, NamedSharding) else None
+
+
+def leaf_sharding(
+    x: Any, given: NamedSharding | None, view: MatrixView | None
+) -> LeafSharding | None:
+    """How a leaf lies on a mesh; None where that is not known, or on one device.
+
+    A surrounding ``jax.shard_map`` must not have cut its matrices, if its ``view`` has any;
+    ``given`` is its entry in the argument ``sharding``.
+    """
+    typed = jax.typeof(x).sharding
+    sizes = typed.mesh.shape
+    varying = sorted(name for name in varying_axes(jax.typeof(x)) if sizes[name] > 1)
+    explicit = axes_of_type(typed.mesh, AxisType.Explicit)
+    source = given or concrete_sharding(x)
+    if given is not None:
+        _check_against_type(given, typed, explicit, np.ndim(x))
+    elif varying and view is not None:
+        raise ValueError(
+            f"it varies over {', '.join(varying)}, which a surrounding jax.shard_map has taken, so"
+            " that it may be a shard of a matrix, and a shard of a matrix has no polar factor."
+            " Average gradients first (jax.lax.pmean); update matrices that are cut outside of the"
+            " shard_map. Where each device has whole matrices of its own, say so:"
+            f" sharding=NamedSharding(mesh, P({varying[0]!r})) if the first axis, of layers or"
+            " experts, is cut, P() if none is"
+        )
+    elif source is None and explicit:
+        auto = axes_of_type(typed.mesh, AxisType.Auto)
+        if unknown := ", ".join(name for name in auto if sizes[name] > 1):
+            raise ValueError(
+                f"its type says {typed.spec}, but nothing about {unknown}, which are Auto next to"
+                " Explicit axes. Pass sharding=, or make all axes of the mesh Explicit"
+            )
+        source = typed
+    if source is None:
+        return None
+    # The same axes may be of other types where the array is used than where the argument was made.
+    mesh = source.mesh if typed.mesh.empty else typed.mesh
+    spec = _checked_spec(source.spec, np.shape(x), mesh, view.matrix_axes if view else ())
+    on_one_device = math.prod(mesh.shape[name] for name in usable_axes(mesh)) == 1
+    return None if on_one_device and not explicit else LeafSharding(mesh, spec)
+
+
+def checked_sharding(
+    spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
+) -> LeafSharding:
+    """A sharding of an array that no surrounding ``jax.shard_map`` has cut."""
+    return LeafSharding(mesh, _checked_spec(spec, shape, mesh, range(len(shape))))
+
+
+def _checked_spec(
+    spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, whole: Sequence[int]
+) -> tuple[tuple[str, ...], ...]:
+    """The mesh axes of each axis that no ``jax.shard_map`` has taken, checked."""
+    if len(spec) > len(shape):
+        raise ValueError(f"{spec} has more entries than the shape {shape} has axes")
+    if PartitionSpec.UNCONSTRAINED in spec:
+        raise ValueError(f"{spec} leaves an axis unconstrained; say how it is sharded")
+    entries = _spec_entries(spec, len(shape))
+    usable = usable_axes(mesh)
+    if taken := {name for axis in whole for name in entries[axis]}.difference(usable):
+        raise ValueError(
+            f"{spec} names {', '.join(sorted(taken))}, which a surrounding jax.shard_map has taken;"
+            " arrays inside of it are single shards, and a shard of a matrix has no polar factor"
+        )
+    entries = [tuple(name for name in names if name in usable) for names in entries]
+    explicit = axes_of_type(mesh, AxisType.Explicit)
+    for size, names in zip(shape, entries, strict=True):
+        if [name in explicit for name in names] != sorted(n in explicit for n in names)[::-1]:
+            raise ValueError(
+                f"{spec} cuts an axis along an Auto mesh axis first and an Explicit one then, which"
+                " jax drops in the next operation; name the Explicit one first"
+            )
+        shards = math.prod(mesh.shape[name] for name in names)
+        if size % shards:
+            raise ValueError(f"{spec} cuts an axis of {shape}, of size {size}, into {shards}")
+    return tuple(entries)
+
+
+def _check_against_type(
+    given: NamedSharding, typed: NamedSharding, explicit: Sequence[str], ndim: int
+) -> None:
+    """Raises ValueError unless ``given`` says of Explicit axes what the array's type says."""
+    if typed.mesh.empty:
+        return
+    if dict(given.mesh.shape) != dict(typed.mesh.shape):
+        raise ValueError(f"sharding= is on {given.mesh}, the array on {typed.mesh}")
+    ours, types = (
+        [[name for name in names if name in explicit] for names in _spec_entries(spec, ndim)]
+        for spec in (given.spec, typed.spec)
+    )
+    if ours != types:
+        raise ValueError(f"sharding= says {given.spec}, the array's type {typed.spec}")
+
+
+def varying_axes(typed: Any) -> frozenset[str]:
+    """Returns the Manual axes over which an array varies, by its type; none if unchecked."""
+    kinds = getattr(typed, "manual_axis_type", None)  # since jax 0.10
+    return typed.vma if kinds is None else kinds.varying

@@ -1,0 +1,120 @@
+"""The rules and the axes of stacked layers that users give, checked when they are given."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from optax_muonplus.frame import AxisNumbers, DimensionNumbers, Shape
+from optax_muonplus.trees.given_trees import may_be_left_out
+from optax_muonplus.trees.paths import listed
+from optax_muonplus.trees.rule_words import Rule
+
+# Keys of a path as jax.tree_util.keystr writes them.
+_QUOTED = re.compile(r"\[['\"]|['\"]\]")
+_KEYS = re.compile(r"(\['[^']*'\]|\[\"[^\"]*\"\]|\[(<flat index )?\d+>?\]|\.\w+)+")
+_ATTRIBUTES = re.compile(r"(\.\w+){2,}")
+
+Rules = Iterable[Sequence[Any]]
+LayerAxes = Mapping[str, AxisNumbers] | None
+
+
+def checked_rules(rules: Rules) -> list[Rule]:
+    """Rules of the table's kind; raises ValueError, naming the first that is none."""
+    if isinstance(rules, str | Mapping) or not isinstance(rules, Iterable):
+        raise ValueError(
+            "rules must be a list of (pattern, dimension numbers or None), as in"
+            f" rules=[('head', None)]; got {rules!r}."
+        )
+    return [_checked_rule(rule) for rule in rules]
+
+
+def checked_layer_axes(layer_axes: LayerAxes) -> dict[str, Shape]:
+    """Axes by their patterns; raises ValueError for what is none."""
+    if not isinstance(layer_axes, Mapping | None):
+        raise ValueError(f"layer_axes must be as in {{'layers': 0}}, got {layer_axes!r}.")
+    return {pattern: _checked_axes(pattern, x) for pattern, x in (layer_axes or {}).items()}
+
+
+def check_found(
+    rules: Sequence[Rule],
+    layer_axes: Mapping[str, Shape],
+    leaves: Sequence[tuple[str, Shape]],
+    tree: Any,
+) -> None:
+    """Raises ValueError for patterns that find none of ``leaves``, which are names and shapes.
+
+    Those may be for what was left out of ``tree``.
+    """
+    names = [name for name, _ in leaves]
+    patterns = [getattr(p, "pattern", p) for p in (*(x.pattern for x in rules), *layer_axes)]
+    # A dot stands for any character, so that such a path would find another one, if any.
+    dotted = [p for p in patterns if _ATTRIBUTES.fullmatch(p)]
+    if dotted and not any("." in name for name in names):
+        raise ValueError(
+            f"{', '.join(map(repr, dotted))} is a path as jax.tree_util.keystr writes it. Write"
+            f" {', '.join(repr(_as_path(p)) for p in dotted)}."
+        )
+    idle = [x.pattern for x in rules if not any(x.fits(*leaf) for leaf in leaves)]
+    idle += [p for p in layer_axes if not any(re.search(p, name) for name in names)]
+    if idle := [x for x in idle if not may_be_left_out(x, tree)]:
+        raise ValueError(
+            f"Rules that match no parameter: {', '.join(map(repr, idle))}. The paths are:"
+            f" {listed((name, None) for name in names)}."
+        )
+
+
+def _checked_rule(rule: Sequence[Any]) -> Rule:
+    if isinstance(rule, Rule):
+        return rule
+    if isinstance(rule, str) or not isinstance(rule, Sequence) or not 2 <= len(rule) <= 3:
+        raise ValueError(
+            f"A rule is (pattern, dimension numbers or None), or with a third item its number of"
+            f" axes; got {rule!r}. rules= is a list of them."
+        )
+    made = Rule(*rule)
+    check_pattern(made.pattern, "The rule")
+    if not isinstance(made.dimension_numbers, DimensionNumbers | None):
+        raise ValueError(
+            f"The rule for {made.pattern!r} must give MuonDimensionNumbers, MatrixSpec or None, got"
+            f" {made.dimension_numbers!r}."
+        )
+    return made
+
+
+def _checked_axes(pattern: str, given: AxisNumbers) -> Shape:
+    check_pattern(pattern, "layer_axes")
+    axes = tuple(given) if isinstance(given, Sequence) else (given,)
+    if not axes or not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
+        raise ValueError(
+            f"layer_axes must give an axis, or several, for {pattern!r}, as in"
+            f" {{'layers': 0}}; got {given!r}."
+        )
+    return axes
+
+
+def check_pattern(pattern: Any, where: str) -> None:
+    """Raises ValueError for what is no regular expression, and for JAX's own writing of a path."""
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"{where} for {pattern!r} has no regular expression: {error}. Any text is '.*', not"
+            " '*', and a pattern is searched in the path, so that 'kernel$' finds all kernels."
+        ) from error
+    refuse_keystr(pattern, where)
+
+
+def refuse_keystr(pattern: Any, where: str) -> None:
+    """Raises ValueError for a path as ``jax.tree_util.keystr`` writes it by default."""
+    text = getattr(pattern, "pattern", pattern)
+    if _QUOTED.search(text) or (_KEYS.fullmatch(text) and "[" in text):
+        raise ValueError(
+            f"{where} for {pattern!r} has a path as jax.tree_util.keystr writes it: to a regular"
+            f" expression [...] is one of several characters. Write {_as_path(text)!r}."
+        )
+
+
+def _as_path(text: str) -> str:
+    """A path of ``keystr`` as patterns are searched in it: ``blocks/0/head/kernel``."""
+    names = re.sub(r"\\|\[(<flat index )?|>?\]|['\"]", "/", text)
+    return "/".join(name for part in names.split("/") for name in part.split(".") if name)
