@@ -9,7 +9,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus.coefficients import CoefficientsLike
-from optax_muonplus.extras.argument_names import says_names
+from optax_muonplus.extras.argument_names import suggest_argument_names
 from optax_muonplus.matrices import Norm, Normalize, ScaleByShape, ShapeScale
 from optax_muonplus.method import check_flag
 from optax_muonplus.polar import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction, Preconditioning
@@ -36,7 +36,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@says_names()
+@suggest_argument_names()
 def muonplus(
     learning_rate: optax.ScalarOrSchedule,
     ns_coeffs: CoefficientsLike = "jordan",
@@ -236,7 +236,7 @@ def _like(
     return decorate
 
 
-@says_names()
+@suggest_argument_names()
 @_like(muonplus, norm="none")
 def muon(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
     """Muon: :func:`muonplus` with ``norm="none"`` by default, and every other argument the same.

@@ -13,7 +13,7 @@ LINE = re.compile(r"^%names$", re.M)
 def _expand(app: Sphinx, page: str, content: list[str]) -> None:
     if LINE.search(content[0]):
         package = pathlib.Path(names.__file__).parent.parent / "optax_muonplus"
-        for file in (names.__file__, package / "_argument_names.py"):
+        for file in (names.__file__, package / "extras" / "argument_names.py"):
             app.env.note_dependency(str(file))
         content[0] = LINE.sub(lambda _: names.table(), content[0])
 

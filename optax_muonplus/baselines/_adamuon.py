@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.extras.argument_names import says_names
+from optax_muonplus.extras.argument_names import suggest_argument_names
 from optax_muonplus.matrices import (
     Elementwise,
     as_real,
@@ -141,7 +141,7 @@ class Sign(Elementwise):
         return jnp.sign(x)
 
 
-@says_names(AdaMuon)
+@suggest_argument_names(AdaMuon)
 def adamuon(
     learning_rate: optax.ScalarOrSchedule,
     link: AdaMuon = AdaMuon(),

@@ -14,7 +14,7 @@ import jax.core
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus.extras.argument_names import says_names
+from optax_muonplus.extras.argument_names import suggest_argument_names
 from optax_muonplus.matrices import (
     as_real,
     divide_by_pow2,
@@ -122,7 +122,7 @@ def _over(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(y > 0, x / jnp.where(y > 0, y, 1), 0)
 
 
-@says_names(scale_by_muon)
+@suggest_argument_names(scale_by_muon)
 def hyperball(
     learning_rate: optax.ScalarOrSchedule,
     link: Link | MatrixTransformation = scale_by_muon(),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.extras.argument_names import says_names
+from optax_muonplus.extras.argument_names import suggest_argument_names
 from optax_muonplus.matrices import (
     as_real,
     divide_by_pow2,
@@ -136,7 +136,7 @@ def _over_norm(x: jax.Array, axes: tuple[int, ...], least: ArrayLike) -> jax.Arr
     return jnp.where(size > 0, x / jnp.where(size > 0, size, 1), 0)
 
 
-@says_names(Mano)
+@suggest_argument_names(Mano)
 def mano(
     learning_rate: optax.ScalarOrSchedule,
     link: Mano = Mano(),

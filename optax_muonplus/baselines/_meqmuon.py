@@ -12,7 +12,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus.baselines._normalized_momentum import RMS, NormalizedMomentum, over, rms_along
-from optax_muonplus.extras.argument_names import says_names
+from optax_muonplus.extras.argument_names import suggest_argument_names
 from optax_muonplus.matrices import (
     MatrixFunction,
     as_real,
@@ -87,7 +87,7 @@ def scale_by_meqmuon(
     return matrix_chain(momentum, polar_factor, equilibrate)
 
 
-@says_names(scale_by_meqmuon)
+@suggest_argument_names(scale_by_meqmuon)
 def meqmuon(
     learning_rate: optax.ScalarOrSchedule,
     link: MatrixTransformation = scale_by_meqmuon(),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.extras.argument_names import says_names
+from optax_muonplus.extras.argument_names import suggest_argument_names
 from optax_muonplus.matrices import (
     MatrixFunction,
     ScaleByShape,
@@ -108,7 +108,7 @@ def scale_by_muoneq(
     return matrix_chain(momentum, balance, polar_factor, scale)
 
 
-@says_names(scale_by_muoneq)
+@suggest_argument_names(scale_by_muoneq)
 def muoneq(
     learning_rate: optax.ScalarOrSchedule,
     link: MatrixTransformation = scale_by_muoneq(),

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus.extras.argument_names import says_names
+from optax_muonplus.extras.argument_names import suggest_argument_names
 from optax_muonplus.matrices import (
     ScaleByShape,
     root,
@@ -163,7 +163,7 @@ def _step(
     return v * (g / length) - w, g, length
 
 
-@says_names(Muown)
+@suggest_argument_names(Muown)
 def muown(
     learning_rate: optax.ScalarOrSchedule,
     link: Muown = Muown(),

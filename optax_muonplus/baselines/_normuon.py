@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.extras.argument_names import says_names
+from optax_muonplus.extras.argument_names import suggest_argument_names
 from optax_muonplus.matrices import (
     ShapeScale,
     as_real,
@@ -141,7 +141,7 @@ def _row_zeros(view: MatrixView, x: jax.Array) -> jax.Array:
     return jnp.zeros_like(sum_of_squares(x, view.reduction_axes))
 
 
-@says_names(NorMuon)
+@suggest_argument_names(NorMuon)
 def normuon(
     learning_rate: optax.ScalarOrSchedule,
     link: NorMuon = NorMuon(),

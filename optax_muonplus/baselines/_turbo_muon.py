@@ -7,7 +7,7 @@ from typing import Any
 
 import optax
 
-from optax_muonplus.extras.argument_names import says_names
+from optax_muonplus.extras.argument_names import suggest_argument_names
 from optax_muonplus.matrices import ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
@@ -54,7 +54,7 @@ def scale_by_turbo_muon(
     return matrix_chain(momentum, polar_factor, scale)
 
 
-@says_names(scale_by_turbo_muon)
+@suggest_argument_names(scale_by_turbo_muon)
 def turbo_muon(
     learning_rate: optax.ScalarOrSchedule,
     link: MatrixTransformation = scale_by_turbo_muon(),

@@ -1,4 +1,4 @@
-"""Names that arguments have in other libraries, said where an optimizer is called with them.
+"""Maps argument names of other libraries to ours, for the error about an unknown keyword.
 
 :data:`NAMES` is the one table of them: messages are made of it, and so is the page on PyTorch.
 """
@@ -6,127 +6,113 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from optax_muonplus.method import did_you_mean
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Name(NamedTuple):
-    """What an argument is called in other libraries.
-
-    Attributes:
-      here: the argument of ``muonplus``; of several the first; or of a rule that has it.
-      how: what to pass, as the end of a message; empty where the value is the same.
-      torch: of ``torch.optim.Muon``. Several names are separated by spaces, here and below.
-      code: of the published code of Muon and of Muon+.
-      dion: of Microsoft's Dion.
-      nvidia: of Emerging-Optimizers and Megatron.
-      keras: of ``keras.optimizers.Muon``.
-      jax: of ``optax.adamw``, Levanter, MaxText and other trainers.
-    """
-
-    here: str
-    how: str = ""
-    torch: str = ""
-    code: str = ""
-    dion: str = ""
-    nvidia: str = ""
-    keras: str = ""
-    jax: str = ""
-
-
-_RMS = "consistent_rms=0.2 for the size of AdamW's updates"
-_BETAS = "two numbers here, adam_b1=0.9, adam_b2=0.95"
-_HEADS = "muon_weight_dimension_numbers=omp.per_head(head_size) makes each head a matrix"
-_RULES = "rules=[(pattern, None)] leaves parameters to AdamW, and embeddings are known by name"
-_CLIP = "optax.chain(optax.clip_by_global_norm(1.0), optimizer) clips gradients"
-_ROWS = "ns_coeffs takes a table's name, such as 'jordan', or rows of numbers"
-
-NAMES = (
-    Name("learning_rate", "", "lr", "lr muon_lr", "lr", "lr", "", "lr muon_lr matrix_lr"),
-    Name("beta", "", "momentum", "momentum", "mu", "momentum momentum_beta muon_momentum",
-         "momentum", "momentum muon_beta muon_momentum"),
-    Name("nesterov", "", nvidia="use_nesterov muon_use_nesterov"),
-    Name("ns_coeffs", _ROWS, "ns_coefficients", "", "", "coefficient_type muon_coefficient_type",
-         "muon_a muon_b muon_c", "coefficients coefficient_type"),
-    Name("ns_coeffs", "ns_coeffs='jordan' is 'Keller', 'you' is 'Jiacheng', and polar='svd' the"
-         " exact factor", code="polar_method polar_args"),
-    Name("ns_coeffs", "ns_coeffs='jordan', 'dion' or rows of polar_express(5); see the page on"
-         " PyTorch and Dion", dion="use_polar_express"),
-    Name("ns_steps", "", "", "backend_steps", "", "num_ns_steps muon_num_ns_steps", "",
-         "backend_steps newton_schulz_steps steps"),
-    Name("eps", "", "", "", "epsilon", "", "epsilon", "epsilon muon_epsilon muon_eps"),
-    Name("weight_decay", "", "", "wd", "", "", "", "wd decay muon_weight_decay"),
-    Name("cautious_weight_decay", "", dion="cautious_wd"),
-    Name("weight_decay", "weight_decay is decoupled here, times the rate; for the rate-free one"
-         " pass weight_decay=decay / rate", nvidia="weight_decay_method"),
-    Name("weight_decay_mask", "", jax="mask"),
-    Name("norm", "", code="norm_mode", jax="normalization normalize_mode"),
-    Name("shape_scale", f"shape_scale='max' is 'original'; {_RMS} is 'match_rms_adamw'",
-         torch="adjust_lr_fn"),
-    Name("shape_scale", "shape_scale='spectral' is True, and 'none' False", code="rms_scaling"),
-    Name("shape_scale", f"shape_scale='spectral' is 'spectral_norm'; {_RMS} is 'rms_norm'",
-         dion="adjust_lr"),
-    Name("shape_scale", "shape_scale='max' is 'shape_scaling', and 'spectral' 'unit_rms_norm';"
-         " consistent_rms=1.0, or 0.2 with their extra factor 0.2, is 'spectral'",
-         nvidia="scale_mode muon_scale_mode extra_scale_factor muon_extra_scale_factor"),
-    Name("consistent_rms", "", keras="rms_rate", jax="muon_consistent_rms"),
-    Name("consistent_rms", f"{_RMS} is True", jax="use_kimi_scaling"),
-    Name("adaptive", "", code="nuclear_scaling"),
-    Name("polar", "polar takes a function on arrays (*batch, out, in)", code="backend",
-         dion="newton_schulz_func"),
-    Name("polar", "polar='gram' is True, and 'auto' takes it where it is cheaper",
-         dion="use_gram_newton_schulz"),
-    Name("compute_dtype", "", jax="dtype"),
-    Name("compute_dtype", "compute_dtype='bfloat16' or None", nvidia="fp32_matmul_prec"),
-    Name("mu_dtype", "", jax="momentum_dtype"),
-    Name("adam_learning_rate", "", code="adamw_lr", jax="adam_lr adamw_lr"),
-    Name("adam_learning_rate", "adam_learning_rate is the rate itself, not its share of the"
-         " matrices' rate", keras="adam_lr_ratio"),
-    Name("adam_b1", "", keras="adam_beta_1", jax="b1 beta1 adamw_b1 adam_beta1"),
-    Name("adam_b2", "", keras="adam_beta_2", jax="b2 beta2 adamw_b2 adam_beta2"),
-    Name("adam_b1", _BETAS, code="adamw_betas", dion="betas", jax="adam_betas"),
-    Name("adam_eps", "", code="adamw_eps", jax="adam_epsilon"),
-    Name("adam_weight_decay", "", code="adamw_wd", jax="adamw_weight_decay"),
-    Name("beta2", "NorMuon has it, omp.baselines.normuon(rate, NorMuon(beta2=0.95))",
-         dion="muon_beta2"),
-    Name("muon_weight_dimension_numbers", _HEADS, code="split_heads nheads", dion="num_heads",
-         nvidia="split_qkv muon_split_qkv"),
-    Name("muon_weight_dimension_numbers", "rules=[(pattern, omp.MatrixSpec(split_axis=...,"
-         " split_sizes=...))] makes each block a matrix", dion="split_sizes"),
-    Name("muon_weight_dimension_numbers", "", jax="weight_dimension_numbers dimension_numbers"),
-    Name("rules", _RULES, keras="exclude_layers exclude_embeddings", code="adamw_params"),
-    Name("rules", "kernels of convolutions are flattened to (out, rest) by their names, and others"
-         " by rules=", dion="flatten"),
-    Name("sharding", "sharding= takes where the parameters lie", dion="distributed_mesh"),
-    Name("", _CLIP, keras="clipnorm clipvalue global_clipnorm", jax="max_grad_norm"),
-)  # fmt: skip
 LIBRARIES = {
-    "torch": "PyTorch",
-    "code": "code of Muon and Muon+",
-    "dion": "Dion",
-    "nvidia": "Emerging-Optimizers",
-    "keras": "Keras",
-    "jax": "Levanter, MaxText and others",
+    "torch": "PyTorch",  # torch.optim.Muon
+    "code": "code of Muon and Muon+",  # as it was published
+    "dion": "Dion",  # Microsoft's
+    "nvidia": "Emerging-Optimizers",  # and Megatron
+    "keras": "Keras",  # keras.optimizers.Muon
+    "jax": "Levanter, MaxText and others",  # optax.adamw among them
 }
 
 
-def elsewhere() -> Iterator[tuple[str, Name]]:
-    """Gives each name of another library, with its row; the first row of a name is its own."""
-    seen = set()
-    for row in NAMES:
-        for library in LIBRARIES:
-            for name in getattr(row, library).split():
-                if name not in seen:
-                    seen.add(name)
-                    yield name, row
+class Name(NamedTuple):
+    """One argument, and what other libraries call it."""
+
+    here: str  # an argument of muonplus, or of a rule; of several arguments the first
+    how: str  # what to pass, as the end of a message; empty where the value is the same
+    elsewhere: Mapping[str, Sequence[str]]  # by library
 
 
-ELSEWHERE = dict(elsewhere())
+# An argument here, what to pass if the value is another (behind =), and its names by library. A
+# line that begins with spaces goes on with the row before it.
+_TABLE = """\
+learning_rate | torch: lr | code: lr muon_lr | dion: lr | nvidia: lr | jax: lr muon_lr matrix_lr
+beta | torch: momentum | code: momentum | dion: mu | nvidia: momentum momentum_beta muon_momentum |
+  keras: momentum | jax: momentum muon_beta muon_momentum
+nesterov | nvidia: use_nesterov muon_use_nesterov
+ns_coeffs = ns_coeffs takes a table's name, such as 'jordan', or rows of numbers | torch:
+  ns_coefficients | nvidia: coefficient_type muon_coefficient_type | keras: muon_a muon_b muon_c |
+  jax: coefficients coefficient_type
+ns_coeffs = ns_coeffs='jordan' is 'Keller', 'you' is 'Jiacheng', and polar='svd' the exact factor |
+  code: polar_method polar_args
+ns_coeffs = ns_coeffs='jordan', 'dion' or rows of polar_express(5); see the page on PyTorch and
+  Dion | dion: use_polar_express
+ns_steps | code: backend_steps | nvidia: num_ns_steps muon_num_ns_steps | jax: backend_steps
+  newton_schulz_steps steps
+eps | dion: epsilon | keras: epsilon | jax: epsilon muon_epsilon muon_eps
+weight_decay | code: wd | jax: wd decay muon_weight_decay
+cautious_weight_decay | dion: cautious_wd
+weight_decay = weight_decay is decoupled here, times the rate; for the rate-free one pass
+  weight_decay=decay / rate | nvidia: weight_decay_method
+weight_decay_mask | jax: mask
+norm | code: norm_mode | jax: normalization normalize_mode
+shape_scale = shape_scale='max' is 'original'; consistent_rms=0.2 for the size of AdamW's updates
+  is 'match_rms_adamw' | torch: adjust_lr_fn
+shape_scale = shape_scale='spectral' is True, and 'none' False | code: rms_scaling
+shape_scale = shape_scale='spectral' is 'spectral_norm'; consistent_rms=0.2 for the size of AdamW's
+  updates is 'rms_norm' | dion: adjust_lr
+shape_scale = shape_scale='max' is 'shape_scaling', and 'spectral' 'unit_rms_norm';
+  consistent_rms=1.0, or 0.2 with their extra factor 0.2, is 'spectral' | nvidia: scale_mode
+  muon_scale_mode extra_scale_factor muon_extra_scale_factor
+consistent_rms | keras: rms_rate | jax: muon_consistent_rms
+consistent_rms = consistent_rms=0.2 for the size of AdamW's updates is True | jax: use_kimi_scaling
+adaptive | code: nuclear_scaling
+polar = polar takes a function on arrays (*batch, out, in) | code: backend | dion:
+  newton_schulz_func
+polar = polar='gram' is True, and 'auto' takes it where it is cheaper | dion:
+  use_gram_newton_schulz
+compute_dtype | jax: dtype
+compute_dtype = compute_dtype='bfloat16' or None | nvidia: fp32_matmul_prec
+mu_dtype | jax: momentum_dtype
+adam_learning_rate | code: adamw_lr | jax: adam_lr adamw_lr
+adam_learning_rate = adam_learning_rate is the rate itself, not its share of the matrices' rate |
+  keras: adam_lr_ratio
+adam_b1 | keras: adam_beta_1 | jax: b1 beta1 adamw_b1 adam_beta1
+adam_b2 | keras: adam_beta_2 | jax: b2 beta2 adamw_b2 adam_beta2
+adam_b1 = two numbers here, adam_b1=0.9, adam_b2=0.95 | code: adamw_betas | dion: betas | jax:
+  adam_betas
+adam_eps | code: adamw_eps | jax: adam_epsilon
+adam_weight_decay | code: adamw_wd | jax: adamw_weight_decay
+beta2 = NorMuon has it, omp.baselines.normuon(rate, NorMuon(beta2=0.95)) | dion: muon_beta2
+muon_weight_dimension_numbers = muon_weight_dimension_numbers=omp.per_head(head_size) makes each
+  head a matrix | code: split_heads nheads | dion: num_heads | nvidia: split_qkv muon_split_qkv
+muon_weight_dimension_numbers = rules=[(pattern, omp.MatrixSpec(split_axis=..., split_sizes=...))]
+  makes each block a matrix | dion: split_sizes
+muon_weight_dimension_numbers | jax: weight_dimension_numbers dimension_numbers
+rules = rules=[(pattern, None)] leaves parameters to AdamW, and embeddings are known by name |
+  code: adamw_params | keras: exclude_layers exclude_embeddings
+rules = kernels of convolutions are flattened to (out, rest) by their names, and others by rules= |
+  dion: flatten
+sharding = sharding= takes where the parameters lie | dion: distributed_mesh
+= optax.chain(optax.clip_by_global_norm(1.0), optimizer) clips gradients | keras: clipnorm
+  clipvalue global_clipnorm | jax: max_grad_norm
+"""
+
+
+def _rows() -> Iterator[Name]:
+    for row in _TABLE.replace("\n  ", " ").splitlines():
+        argument, *cells = row.split(" | ")
+        here, _, how = argument.partition("= ")
+        pairs = (cell.split(": ") for cell in cells)
+        yield Name(here.strip(), how, {library: names.split() for library, names in pairs})
+
+
+NAMES = tuple(_rows())
+# By each name of another library, its row; the first one has precedence.
+ALIASES = {
+    name: row
+    for row in reversed(NAMES)
+    for library in reversed(LIBRARIES)
+    for name in row.elsewhere.get(library, ())
+}
 # Arguments of muonplus that its rivals lack, and what has the same effect.
 _AROUND = {
     "state_sharding": "wrap the optimizer, omp.transforms.shard_state(optimizer, sharding, ...)",
@@ -135,8 +121,8 @@ _AROUND = {
 }
 
 
-def says_names(rule: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Makes a decorator: the TypeError for an unknown keyword says what it is called here.
+def suggest_argument_names(rule: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Makes a decorator: an unknown keyword raises a TypeError that names our equivalent.
 
     Args:
       rule: what makes the argument ``link``, for the options that are in it.
@@ -147,12 +133,7 @@ def says_names(rule: Callable[..., Any] | None = None) -> Callable[..., Any]:
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-            for given in kwargs:
-                if given not in names:
-                    raise TypeError(
-                        f"{checked.__name__}() has no argument {given}"
-                        f"{_instead(given, names, rule)}"
-                    )
+            check_argument_names(checked.__name__, kwargs, names, rule)
             return function(*args, **kwargs)
 
         return checked
@@ -160,8 +141,21 @@ def says_names(rule: Callable[..., Any] | None = None) -> Callable[..., Any]:
     return decorate
 
 
+def check_argument_names(
+    function: str,
+    given: Iterable[str],
+    names: Mapping[str, inspect.Parameter],
+    rule: Callable[..., Any] | None = None,
+) -> None:
+    """Raises TypeError for a keyword that ``function``, which takes ``names``, does not have."""
+    for name in given:
+        if name not in names:
+            instead = _instead(name, names, rule)
+            raise TypeError(f"{function}() has no argument {name}{instead}")
+
+
 def _instead(given: str, names: Mapping[str, inspect.Parameter], rule: Any) -> str:
-    row = ELSEWHERE.get(given, Name(given))
+    row = ALIASES.get(given, Name(given, "", {}))
     if row.here in names and not row.how:
         return f": it is called {row.here} here."
     places = list(_places(given, row.here, names, rule))

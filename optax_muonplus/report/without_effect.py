@@ -1,25 +1,25 @@
 """Which arguments of Muon+ have no effect because of others.
 
 They are not refused: a sweep over ``norm`` or ``polar`` keeps the others as they are, and traced
-values cannot be told from defaults. ``describe`` says them, and each one's documentation. It also
-says where AdamW has a learning rate that is rarely meant for it.
+values cannot be told from defaults. ``describe`` lists them, and their documentation says so. It
+also says where AdamW has a learning rate that is rarely meant for it.
 """
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from optax_muonplus.extras.argument_names import says_names
+from optax_muonplus.extras.argument_names import check_argument_names
 from optax_muonplus.muonplus import muonplus
 from optax_muonplus.polar import DEFAULT_EPS
 
 
-class Idle(NamedTuple):
+class NoEffect(NamedTuple):
     """Arguments without effect."""
 
     names: tuple[str, ...]
-    beside: str  # what takes their effect, as messages say it
-    applies: Callable[[Mapping[str, Any]], bool]  # from all arguments to whether they have none
+    reason: str  # why they have no effect, as the user reads it
+    applies: Callable[[Mapping[str, Any]], bool]  # tells from all arguments if so
 
 
 _ITERATION = ("ns_coeffs", "ns_steps", "eps", "preconditioning", "compute_dtype")
@@ -34,26 +34,26 @@ def _sees_size(given: Mapping[str, Any]) -> bool:
 
 LARGE = 0.005  # a learning rate beyond what AdamW usually has
 RULES = (
-    Idle(_ITERATION, "beside polar='svd'", lambda given: given["polar"] == "svd"),
-    Idle(_ITERATION, "beside a function as polar", lambda given: callable(given["polar"])),
-    Idle(("norm_eps", "match_frobenius"), "beside norm='none'", lambda x: x["norm"] == "none"),
-    Idle(("shape_scale",), "beside consistent_rms", lambda x: x["consistent_rms"] is not None),
-    Idle(("nesterov", "bias_correction"), "beside beta=0", lambda x: _is(0, x["beta"])),
-    Idle(("bias_correction",), _SIZE, lambda given: not _sees_size(given)),
-    Idle(_OF_DECAY, "beside weight_decay=0", lambda x: _is(0, x["weight_decay"])),
+    NoEffect(_ITERATION, "beside polar='svd'", lambda given: given["polar"] == "svd"),
+    NoEffect(_ITERATION, "beside a function as polar", lambda given: callable(given["polar"])),
+    NoEffect(("norm_eps", "match_frobenius"), "beside norm='none'", lambda x: x["norm"] == "none"),
+    NoEffect(("shape_scale",), "beside consistent_rms", lambda x: x["consistent_rms"] is not None),
+    NoEffect(("nesterov", "bias_correction"), "beside beta=0", lambda x: _is(0, x["beta"])),
+    NoEffect(("bias_correction",), _SIZE, lambda given: not _sees_size(given)),
+    NoEffect(_OF_DECAY, "beside weight_decay=0", lambda x: _is(0, x["weight_decay"])),
 )
 
 
 def without_effect(given: Mapping[str, Any]) -> list[str]:
     """A line for each rule by which some of the given arguments of Muon+ have no effect.
 
-    Arguments at their default are not said. Lines about the learning rates follow. Raises
-    TypeError for a name that :func:`muonplus` does not have, as of ``describe``, and ValueError as
-    it does.
+    Arguments left at their default are not listed. Lines about the learning rates follow. Raises
+    TypeError for a name that :func:`muonplus` does not have, in the name of ``describe``, and
+    ValueError where it does.
     """
     signature = inspect.signature(muonplus)
     arguments: dict[str, Any] = {"learning_rate": 0.0, **given}
-    _named_describe(**given)
+    check_argument_names("describe", given, signature.parameters)
     muonplus(**arguments)  # refuses what it would refuse
     bound = signature.bind(**arguments)
     defaults = {name: p.default for name, p in signature.parameters.items()}
@@ -67,7 +67,7 @@ def without_effect(given: Mapping[str, Any]) -> list[str]:
     for rule in RULES:
         idle = [name for name in rule.names if name in chosen]
         if idle and rule.applies(everything):
-            lines.append(f"without effect: {', '.join(idle)}, {rule.beside}")
+            lines.append(f"without effect: {', '.join(idle)}, {rule.reason}")
     return [*lines, *(_of_rates(everything) if "learning_rate" in given else ())]
 
 
@@ -82,15 +82,6 @@ def _of_rates(given: Mapping[str, Any]) -> Iterator[str]:
         )
     if callable(rate) and isinstance(adam, int | float):
         yield f"adam_learning_rate={adam:g} stays constant beside a schedule of learning_rate"
-
-
-def _of_muonplus(**_: Any) -> None:
-    """Takes the arguments of Muon+, for messages that name the function that was called."""
-
-
-_of_muonplus.__name__ = "describe"
-_of_muonplus.__signature__ = inspect.signature(muonplus)  # ty: ignore[missing-attribute]
-_named_describe = says_names()(_of_muonplus)
 
 
 def _is(value: Any, given: Any) -> bool:

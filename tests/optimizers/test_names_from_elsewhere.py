@@ -8,7 +8,7 @@ import pytest
 import optax_muonplus as omp
 from docs import names
 from optax_muonplus.baselines import adamuon, aurora, hyperball, muoneq, muown, normuon
-from optax_muonplus.extras.argument_names import ELSEWHERE
+from optax_muonplus.extras.argument_names import ALIASES
 from tests.support.documents import PAGES
 
 BASELINES = [
@@ -51,19 +51,19 @@ NAMES = inspect.signature(omp.muonplus).parameters
 
 
 def test_the_argument_here_is_one():
-    for given, row in ELSEWHERE.items():
+    for given, row in ALIASES.items():
         assert given not in NAMES
         assert row.here in NAMES or row.how
 
 
-@pytest.mark.parametrize("given", ELSEWHERE)
+@pytest.mark.parametrize("given", ALIASES)
 def test_every_name_of_another_library_is_answered_with_an_argument_here(given):
     """By its name, or by what to pass: never by a guess at another one that looks alike."""
     with pytest.raises(TypeError) as caught:
         omp.muonplus(0.1, **{given: 1})
     message = str(caught.value).removeprefix(f"muonplus() has no argument {given}")
     assert "Did you mean" not in message and "it has learning_rate" not in message
-    row = ELSEWHERE[given]
+    row = ALIASES[given]
     assert f"it is called {row.here} here" in message if not row.how else row.how in message
     for make in BASELINES:
         with pytest.raises(TypeError, match=f"has no argument {given}[:.]"):
@@ -122,7 +122,7 @@ def test_the_page_on_pytorch_has_every_name():
     page = PAGES["start/from_pytorch.md"]
     assert re.search("^%names$", page, re.M)
     table = names.table()
-    for given in ELSEWHERE:
+    for given in ALIASES:
         assert f"`{given}`" in table
     cells = [cell for line in table.splitlines() for cell in line.split(" | ")]
     assert max(len(cell.split()) for cell in cells) <= 25
