@@ -33,7 +33,7 @@ DESCRIBE_A_LEAF = {  # classes, and what each of them says of one leaf
     "Reading": "its axes, and the rule that says them",
     "Readings": "how all leaves were read",
     "Rule": "which leaves, and their axes",
-    "MatrixView": "its axes as a list of matrices",
+    "MatrixLayout": "its axes as a list of matrices",
     "LeafSharding": "which of its axes the mesh cuts",
     "LeafInfo": "path, shape, dtype, matrices and sharding",
     "ResolvedTree": "the records of all leaves",

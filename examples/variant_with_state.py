@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 import optax_muonplus as omp
 from optax_muonplus import transforms
-from optax_muonplus.transforms import LeafInfo, MatrixView
+from optax_muonplus.transforms import LeafInfo, MatrixLayout
 
 
 class RowState(NamedTuple):
@@ -38,7 +38,7 @@ class ScaleByRows:
     def init(self, params: Any, leaves: Sequence[LeafInfo]) -> RowState:
         """A zero for each row, where the row lies."""
         zeros = transforms.map_blocks(
-            lambda view, x: 0 * self.mean_squares(view, x), leaves, params
+            lambda layout, x: 0 * self.mean_squares(layout, x), leaves, params
         )
         return RowState(zeros, jnp.zeros([], jnp.int32))
 
@@ -48,16 +48,16 @@ class ScaleByRows:
         """The divided rows, and the new state."""
         count = state.count + 1
 
-        def rule(view: MatrixView, o: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-            v = self.beta2 * v + (1 - self.beta2) * self.mean_squares(view, o)
+        def rule(layout: MatrixLayout, o: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+            v = self.beta2 * v + (1 - self.beta2) * self.mean_squares(layout, o)
             return o / (jnp.sqrt(v / (1 - self.beta2**count)) + self.eps), v
 
         updates, nu = transforms.map_blocks(rule, leaves, updates, state.nu, n_results=2)
         return updates, RowState(nu, count)
 
-    def mean_squares(self, view: MatrixView, x: jax.Array) -> jax.Array:
-        """Over the inputs of each row; `view` says which axes of `x` these are."""
-        return jnp.mean(x.astype(jnp.float32) ** 2, axis=view.reduction_axes, keepdims=True)
+    def mean_squares(self, layout: MatrixLayout, x: jax.Array) -> jax.Array:
+        """Over the inputs of each row; `layout` says which axes of `x` these are."""
+        return jnp.mean(x.astype(jnp.float32) ** 2, axis=layout.reduction_axes, keepdims=True)
 
 
 def row_muon(learning_rate: Any, weight_decay: Any = 0.0, dims: Any = None, sharding: Any = None):

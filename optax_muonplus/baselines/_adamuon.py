@@ -37,7 +37,7 @@ from optax_muonplus.trees import (
     DimensionNumbersTree,
     LayerAxes,
     LeafInfo,
-    MatrixView,
+    MatrixLayout,
     Rules,
     ShardingTree,
     by_rules,
@@ -119,16 +119,16 @@ class AdaMuon:
         return Steps.of(self.momentum, functions, rounds=False)
 
     def _rescaled(
-        self, view: MatrixView, o: jax.Array, stored: jax.Array
+        self, layout: MatrixLayout, o: jax.Array, stored: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Returns a block of the update and of the next running mean."""
         o, v = upcast_for_sum(o), upcast_for_sum(stored)
-        _, m, n = view.matrix_shape(o.shape)
+        _, m, n = layout.matrix_shape(o.shape)
         beta2 = self.momentum.beta if self.beta2 is None else self.beta2
         decay, guard = as_real(beta2, v.dtype), as_real(self.nu_eps, v.dtype)
         v = decay * v + (1 - decay) * sum_of_squares(o, ())
         scaled = o / (root(v) + guard)
-        size = root(sum_of_squares(scaled, (*view.output_axes, *view.reduction_axes)))
+        size = root(sum_of_squares(scaled, (*layout.output_axes, *layout.reduction_axes)))
         return scaled * (RMS * math.sqrt(m * n) / (size + guard)), v.astype(stored.dtype)
 
 

@@ -38,7 +38,7 @@ from optax_muonplus.trees import (
     DimensionNumbersTree,
     LayerAxes,
     LeafInfo,
-    MatrixView,
+    MatrixLayout,
     Rules,
     ShardingTree,
     by_rules,
@@ -101,20 +101,20 @@ class Hyperball:
         return map_blocks(functools.partial(_step, downhill), leaves, updates, params), state
 
 
-def _norm(view: MatrixView, x: jax.Array) -> jax.Array:
+def _norm(layout: MatrixLayout, x: jax.Array) -> jax.Array:
     """Returns the Frobenius norm of each matrix of a block."""
-    return root(sum_of_squares(x, (*view.output_axes, *view.reduction_axes)))
+    return root(sum_of_squares(x, (*layout.output_axes, *layout.reduction_axes)))
 
 
-def _step(downhill: Any, view: MatrixView, u: jax.Array, w: jax.Array) -> jax.Array:
+def _step(downhill: Any, layout: MatrixLayout, u: jax.Array, w: jax.Array) -> jax.Array:
     """Returns what is added to a block ``w``; ``downhill`` is the negative learning rate."""
     u, w = upcast_for_sum(u), upcast_for_sum(w)
     # The rule sees no size of u; squares of large numbers would overflow.
-    axes = (*view.output_axes, *view.reduction_axes)
+    axes = (*layout.output_axes, *layout.reduction_axes)
     u, _ = divide_by_pow2(u, jnp.max(jnp.abs(u), axis=axes, keepdims=True))
-    radius = _norm(view, w)
-    v = w + as_real(downhill, radius.dtype) * _over(radius, _norm(view, u)) * u
-    return _over(radius, _norm(view, v)) * v - w
+    radius = _norm(layout, w)
+    v = w + as_real(downhill, radius.dtype) * _over(radius, _norm(layout, u)) * u
+    return _over(radius, _norm(layout, v)) * v - w
 
 
 def _over(x: jax.Array, y: jax.Array) -> jax.Array:

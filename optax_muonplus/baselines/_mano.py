@@ -34,7 +34,7 @@ from optax_muonplus.trees import (
     DimensionNumbersTree,
     LayerAxes,
     LeafInfo,
-    MatrixView,
+    MatrixLayout,
     Rules,
     ShardingTree,
     by_rules,
@@ -114,12 +114,17 @@ class Mano:
 
 
 def _tangent_step(
-    by_rows: bool, eps: ArrayLike, guard: ArrayLike, view: MatrixView, g: jax.Array, w: jax.Array
+    by_rows: bool,
+    eps: ArrayLike,
+    guard: ArrayLike,
+    layout: MatrixLayout,
+    g: jax.Array,
+    w: jax.Array,
 ) -> jax.Array:
     """Returns the step that :func:`mano` states; ``guard`` is ``eps`` in the units of ``g``."""
     g, w = upcast_for_sum(g), upcast_for_sum(w)
-    _, m, n = view.matrix_shape(g.shape)
-    axes, size = (view.reduction_axes, n) if by_rows else (view.output_axes, m)
+    _, m, n = layout.matrix_shape(g.shape)
+    axes, size = (layout.reduction_axes, n) if by_rows else (layout.output_axes, m)
     # The rule sees no size but that of eps; squares of large numbers would overflow.
     g, power = divide_by_pow2(g, jnp.max(jnp.abs(g), axis=axes, keepdims=True))
     unit = _over_norm(w, axes, eps)

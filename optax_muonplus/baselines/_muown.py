@@ -36,7 +36,7 @@ from optax_muonplus.trees import (
     DimensionNumbersTree,
     LayerAxes,
     LeafInfo,
-    MatrixView,
+    MatrixLayout,
     Rules,
     ShardingTree,
     by_rules,
@@ -139,26 +139,26 @@ class Muown:
         return polar_step, adam, scale_by_learning_rate(self.learning_rate)
 
 
-def _row_norms(view: MatrixView, x: jax.Array) -> jax.Array:
-    return jnp.maximum(root(sum_of_squares(x, view.reduction_axes)), LEAST)
+def _row_norms(layout: MatrixLayout, x: jax.Array) -> jax.Array:
+    return jnp.maximum(root(sum_of_squares(x, layout.reduction_axes)), LEAST)
 
 
 def _gradients(
-    view: MatrixView, x: jax.Array, w: jax.Array, g: jax.Array, length: jax.Array
+    layout: MatrixLayout, x: jax.Array, w: jax.Array, g: jax.Array, length: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the gradients of a block's sizes and directions; ``x`` is that of ``w``."""
     x, unit = upcast_for_sum(x), upcast_for_sum(w) / g
-    slope = jnp.sum(jnp.real(x * unit.conj()), axis=view.reduction_axes, keepdims=True)
+    slope = jnp.sum(jnp.real(x * unit.conj()), axis=layout.reduction_axes, keepdims=True)
     return slope, g / length * (x - slope * unit)
 
 
 def _step(
-    view: MatrixView, w: jax.Array, turn: jax.Array, gain: jax.Array, *rows: jax.Array
+    layout: MatrixLayout, w: jax.Array, turn: jax.Array, gain: jax.Array, *rows: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns what is added to a block ``w``, and its new sizes and lengths of directions."""
     (g, length), w = rows, upcast_for_sum(w)
     v = w / g * length + turn
-    length, g = _row_norms(view, v), g + gain
+    length, g = _row_norms(layout, v), g + gain
     g = jnp.where(jnp.abs(g) < LEAST, LEAST, g)  # Adam may take it through zero
     return v * (g / length) - w, g, length
 

@@ -37,7 +37,7 @@ from optax_muonplus.trees import (
     DimensionNumbersTree,
     LayerAxes,
     LeafInfo,
-    MatrixView,
+    MatrixLayout,
     Rules,
     ShardingTree,
     by_rules,
@@ -120,14 +120,14 @@ class NorMuon:
         return Steps.of(self.momentum, [self.polar_factor], rounds=False)
 
     def _rescaled(
-        self, view: MatrixView, o: jax.Array, v: jax.Array
+        self, layout: MatrixLayout, o: jax.Array, v: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Returns a block of the update and of the next running mean."""
         o = upcast_for_sum(o)
-        _, m, n = view.matrix_shape(o.shape)
-        both = (*view.output_axes, *view.reduction_axes)
+        _, m, n = layout.matrix_shape(o.shape)
+        both = (*layout.output_axes, *layout.reduction_axes)
         decay, guard = as_real(self.beta2, v.dtype), as_real(self.nu_eps, v.dtype)
-        v = decay * v + (1 - decay) * sum_of_squares(o, view.reduction_axes) / n
+        v = decay * v + (1 - decay) * sum_of_squares(o, layout.reduction_axes) / n
         scaled = o / (root(v) + guard)
         size = root(sum_of_squares(scaled, both))
         if self.rule == "paper":
@@ -136,9 +136,9 @@ class NorMuon:
         return scaled * (kept * shape_factor(m, n, self.shape_scale)), v
 
 
-def _row_zeros(view: MatrixView, x: jax.Array) -> jax.Array:
+def _row_zeros(layout: MatrixLayout, x: jax.Array) -> jax.Array:
     """Returns a zero for each row, where the row lies."""
-    return jnp.zeros_like(sum_of_squares(x, view.reduction_axes))
+    return jnp.zeros_like(sum_of_squares(x, layout.reduction_axes))
 
 
 @suggest_argument_names(NorMuon)

@@ -26,7 +26,7 @@ from optax_muonplus.diagnostics._imbalance import (
 )
 from optax_muonplus.matrices import Normalize, Side, normalize_matrix, normalized_sides
 from optax_muonplus.run import pick
-from optax_muonplus.transforms import LeafInfo, MatrixView
+from optax_muonplus.transforms import LeafInfo, MatrixLayout
 
 Measure = Literal[
     "row_variance",
@@ -67,8 +67,8 @@ def measure(
         for i, (leaf, arrays) in enumerate(zip(leaves, by_leaf, strict=True)):
             groups[leaf.matrix, *(x.dtype for x in arrays)].append(i)
         values: dict[int, Values] = {}
-        for (view, *_), members in groups.items():
-            of_leaf = functools.partial(_of_leaf, of_matrices, view)
+        for (layout, *_), members in groups.items():
+            of_leaf = functools.partial(_of_leaf, of_matrices, layout)
             values |= zip(members, _map(of_leaf, [by_leaf[i] for i in members]), strict=True)
         return _concatenated([values[i] for i in range(len(leaves))])
 
@@ -96,13 +96,13 @@ def _map(function: Callable[[Any], Values], arguments: Sequence[Any]) -> list[Va
 
 
 def _of_leaf(
-    of_matrices: Callable[..., Values], view: MatrixView, stages: Sequence[jax.Array]
+    of_matrices: Callable[..., Values], layout: MatrixLayout, stages: Sequence[jax.Array]
 ) -> Values:
     """Returns one number for each matrix of a leaf, in the order of its batch axes and blocks."""
-    count = math.prod(view.shape[axis] for axis in view.batch_axes)
+    count = math.prod(layout.shape[axis] for axis in layout.batch_axes)
     each = []
-    for run in zip(*(view.to_matrices(x) for x in stages), strict=True):
-        values = of_matrices([jnp.swapaxes(x, -1, -2) if view.transposed else x for x in run])
+    for run in zip(*(layout.to_matrices(x) for x in stages), strict=True):
+        values = of_matrices([jnp.swapaxes(x, -1, -2) if layout.transposed else x for x in run])
         each.append(jax.tree.map(lambda x: x.reshape(count, -1), values))
     return jax.tree.map(jnp.ravel, _concatenated(each))
 

@@ -1,6 +1,6 @@
 """How a parameter is a batch of matrices."""
 
-from optax_muonplus.frame.layout import MatrixView as MatrixView
+from optax_muonplus.frame.layout import MatrixLayout as MatrixLayout
 from optax_muonplus.frame.spec import AxisNumbers as AxisNumbers
 from optax_muonplus.frame.spec import DimensionNumbers as DimensionNumbers
 from optax_muonplus.frame.spec import DimensionNumbersTree as DimensionNumbersTree

@@ -26,7 +26,7 @@ _FEW = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class MatrixView:
+class MatrixLayout:
     """The way from one parameter of a known shape to its matrices.
 
     Attributes:
@@ -65,7 +65,7 @@ class MatrixView:
         return (*(self.shape[axis] for axis in self.batch_axes), *fused)
 
     def dimension_numbers(self, places: Sequence[int] | None = None) -> DimensionNumbers:
-        """Dimension numbers of this view, of which axis ``i`` may lie at ``places[i]``."""
+        """Dimension numbers of this layout, of which axis ``i`` may lie at ``places[i]``."""
         places = range(len(self.shape)) if places is None else places
         reduction = tuple(places[axis] for axis in self.reduction_axes)
         output = tuple(places[axis] for axis in self.output_axes)
@@ -73,10 +73,10 @@ class MatrixView:
             return MuonDimensionNumbers(reduction, output)
         return MatrixSpec(reduction, output, self.split_sizes, places[self.split_axis])
 
-    def stacked(self, count: int) -> "MatrixView":
-        """The view of ``count`` slices at one index of the batch axes, along a new first axis."""
+    def stacked(self, count: int) -> "MatrixLayout":
+        """The layout of ``count`` slices at one index of the batch axes, along a new first axis."""
         place: dict[int | None, int] = {axis: i for i, axis in enumerate(self.matrix_axes, 1)}
-        return MatrixView(
+        return MatrixLayout(
             (count, *(self.shape[axis] for axis in self.matrix_axes)),
             (0,),
             tuple(place[axis] for axis in self.output_axes),
@@ -85,8 +85,8 @@ class MatrixView:
             self.split_sizes,
         )
 
-    def of_blocks(self, shape: Shape) -> "MatrixView | None":
-        """The view of an array with one number for each block of the parameter's.
+    def of_blocks(self, shape: Shape) -> "MatrixLayout | None":
+        """The layout of an array with one number for each block of the parameter's.
 
         Such as the scales of a momentum in eight bits. None where a block belongs to several
         matrices, or is not a block of their rows or columns.
@@ -133,8 +133,8 @@ class MatrixView:
             parts.append(part.transpose(np.argsort(order)))
         return self.join(parts)
 
-    def runs(self) -> list["MatrixView"]:
-        """The views of what :meth:`cut` gives; the blocks of a run are on its last batch axis."""
+    def runs(self) -> list["MatrixLayout"]:
+        """The layouts of what :meth:`cut` gives; the blocks of a run are on its last batch axis."""
         axis = self.split_axis
         if axis is None:
             return [self]
@@ -142,9 +142,9 @@ class MatrixView:
         sides = self.batch_axes, self.output_axes, self.reduction_axes
         batch, output, reduction = (tuple(a + (a >= axis) for a in axes) for axes in sides)
         return [
-            MatrixView((*before, size, *after), *sides)
+            MatrixLayout((*before, size, *after), *sides)
             if count == 1
-            else MatrixView((*before, count, size, *after), (*batch, axis), output, reduction)
+            else MatrixLayout((*before, count, size, *after), (*batch, axis), output, reduction)
             for count, size in self._run_lengths()
         ]
 

@@ -55,7 +55,7 @@ def _shown(numbers: dict[str, int]) -> str:
 
 def _buffers(leaf: LeafInfo, mu_dtype: DTypeLike | None) -> list[Any]:
     like = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    if leaf.view is None:
+    if leaf.layout is None:
         return [like, like]  # of AdamW
     return jax.tree.leaves(jax.eval_shape(Momentum(mu_dtype=mu_dtype).init, like))
 

@@ -127,9 +127,9 @@ def describe(
 
 def _sizes_and_factors(leaf: LeafInfo, scale: ScaleByShape) -> tuple[str, str, str]:
     """The cells for the matrices of a leaf."""
-    if leaf.view is None:
+    if leaf.layout is None:
         return "", "", ""
-    blocks = [(m, n, batch) for batch, m, n in leaf.view.block_shapes()]
+    blocks = [(m, n, batch) for batch, m, n in leaf.layout.block_shapes()]
     cells = (
         (f"{m}x{n}x{batch}" for m, n, batch in blocks),
         (f"{scale.factor(m, n):.4g}" for m, n, _ in blocks),
@@ -189,7 +189,7 @@ def _work_per_device(tree: ResolvedTree, polar_factor: Orthogonalize) -> Iterato
     if not members:
         return
     groups, loads = plan(members, [polar_factor])
-    blocks = [block for member in members for block in member.view.block_shapes()]
+    blocks = [block for member in members for block in member.layout.block_shapes()]
     flops = sum(batch * polar_factor.flops((m, n)) for batch, m, n in blocks)
     received = sum(group.bytes_received for group in groups)
     yield (

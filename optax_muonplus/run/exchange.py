@@ -20,7 +20,7 @@ from optax_muonplus.run.batches import MatrixBatch
 from optax_muonplus.run.planning import CommGroup, MatrixGroup
 from optax_muonplus.run.schedule import LINE, Bucket, Task
 from optax_muonplus.run.stacks import apply_batched, apply_to_one
-from optax_muonplus.trees import MatrixView
+from optax_muonplus.trees import MatrixLayout
 
 
 def exchange(
@@ -88,13 +88,13 @@ def _work(
     for segment in (task.segments[0] for task in bucket.tasks if task not in remainders):
         group = groups[segment.group]
         shards = from_lines(segment.read_receive(buffer), math.prod(group.local_shape))
-        view = group.view.stacked(segment.items_each)
-        matrices = view.to_matrices(group.join(shards, names))
-        common.append((segment, view, len(matrices)))
-        batches += [MatrixBatch((x,), view.transposed, *dtypes) for x in matrices]
+        layout = group.layout.stacked(segment.items_each)
+        matrices = layout.to_matrices(group.join(shards, names))
+        common.append((segment, layout, len(matrices)))
+        batches += [MatrixBatch((x,), layout.transposed, *dtypes) for x in matrices]
     outputs = iter(apply_batched(functions, batches, machine))
-    for segment, view, count in common:
-        items = view.from_matrices([next(outputs) for _ in range(count)])
+    for segment, layout, count in common:
+        items = layout.from_matrices([next(outputs) for _ in range(count)])
         shards = groups[segment.group].cut(items, names)
         results = segment.write_receive(results, in_lines(shards))
     for task in remainders:
@@ -122,7 +122,7 @@ def _work_on_remainder(
     groups = [comm_group.members[i][0] for i in present]
     # Groups that share a task have matrices of one shape, some of them transposed: tall ones are
     # swapped, so that all have the shape of the wide ones.
-    layouts = [(x, [len(groups) > 1 and tall for tall in _are_tall(x.view)]) for x in groups]
+    layouts = [(x, [len(groups) > 1 and tall for tall in _are_tall(x.layout)]) for x in groups]
     table = _table(task, present, route.workers)
     worker = jax.lax.axis_index(route.replica_axes + route.all_to_all_axes)
     has_item, which, offset = jnp.asarray(table)[:, worker]
@@ -136,7 +136,7 @@ def _work_on_remainder(
         matrices = jax.lax.optimization_barrier(matrices)
         outputs = []
         for i, matrix in enumerate(matrices):
-            choices = [group.view.transposed != swapped[i] for group, swapped in layouts]
+            choices = [group.layout.transposed != swapped[i] for group, swapped in layouts]
             # Not traced where all are the same.
             transposed = choices[0] if len(set(choices)) == 1 else jnp.asarray(choices)[which]
             batch = MatrixBatch((matrix,), transposed, comm_group.dtype, comm_group.result_dtype)
@@ -163,24 +163,24 @@ def _table(task: Task, present: Sequence[int], workers: int) -> np.ndarray:
     return table
 
 
-def _are_tall(view: MatrixView) -> list[bool]:
+def _are_tall(layout: MatrixLayout) -> list[bool]:
     """Whether matrices, as they are stored, have more rows than columns."""
-    shapes = [(rows, columns) for _, rows, columns in view.block_shapes()]
-    return [columns > rows if view.transposed else rows > columns for rows, columns in shapes]
+    shapes = [(rows, columns) for _, rows, columns in layout.block_shapes()]
+    return [columns > rows if layout.transposed else rows > columns for rows, columns in shapes]
 
 
 def _read_item(
     names: tuple[str, ...], group: MatrixGroup, swapped: Sequence[bool], shards: jax.Array
 ) -> list[jax.Array]:
     """Reads one item as matrices, some of them swapped."""
-    return _swap(group.view.to_matrices(group.join(shards[:, None], names)), swapped)
+    return _swap(group.layout.to_matrices(group.join(shards[:, None], names)), swapped)
 
 
 def _write_item(
     names: tuple[str, ...], group: MatrixGroup, swapped: Sequence[bool], matrices: list[jax.Array]
 ) -> jax.Array:
     """The inverse of :func:`_read_item`."""
-    return group.cut(group.view.from_matrices(_swap(matrices, swapped)), names)[:, 0]
+    return group.cut(group.layout.from_matrices(_swap(matrices, swapped)), names)[:, 0]
 
 
 def _swap(matrices: Sequence[jax.Array], swapped: Sequence[bool]) -> list[jax.Array]:

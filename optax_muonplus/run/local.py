@@ -10,14 +10,14 @@ from optax_muonplus.matrices import MatrixFunction
 from optax_muonplus.run.batches import READ_ONE, MatrixBatch, Read
 from optax_muonplus.run.loops import Sources
 from optax_muonplus.run.stacks import apply_batched
-from optax_muonplus.trees import MatrixView
+from optax_muonplus.trees import MatrixLayout
 
 
 def apply_local(
     functions: Sequence[MatrixFunction],
     read: Read,
     sources: Sequence[Sources],
-    views: Sequence[MatrixView],
+    layouts: Sequence[MatrixLayout],
     dtypes: Sequence[tuple[Any, Any]],
 ) -> list[jax.Array]:
     """Applies ``functions`` on one device, or as the compiler distributes it.
@@ -28,16 +28,16 @@ def apply_local(
     """
     batches: list[MatrixBatch] = []
     stops = []
-    for arrays, view, pair in zip(sources, views, dtypes, strict=True):
-        own_read, views_of = read, [view.of_blocks(x.shape) for x in arrays]
-        if None in views_of:
-            own_read, arrays, views_of = READ_ONE, (read(*arrays),), [view]
-        parts = [v.to_matrices(x) for v, x in zip(views_of, arrays, strict=True) if v]
+    for arrays, layout, pair in zip(sources, layouts, dtypes, strict=True):
+        own_read, layouts_of = read, [layout.of_blocks(x.shape) for x in arrays]
+        if None in layouts_of:
+            own_read, arrays, layouts_of = READ_ONE, (read(*arrays),), [layout]
+        parts = [v.to_matrices(x) for v, x in zip(layouts_of, arrays, strict=True) if v]
         blocks = zip(*parts, strict=True)
-        batches += [MatrixBatch(x, view.transposed, *pair, own_read) for x in blocks]
+        batches += [MatrixBatch(x, layout.transposed, *pair, own_read) for x in blocks]
         stops.append(len(batches))
     outputs = apply_batched(functions, batches)
     return [
-        view.from_matrices(outputs[start:stop])
-        for view, (start, stop) in zip(views, itertools.pairwise([0, *stops]), strict=True)
+        layout.from_matrices(outputs[start:stop])
+        for layout, (start, stop) in zip(layouts, itertools.pairwise([0, *stops]), strict=True)
     ]

@@ -31,7 +31,7 @@ import numpy as np
 from optax_muonplus.matrices import MatrixFunction, narrower
 from optax_muonplus.run.routes import MeshAxes, Route, cheapest_route
 from optax_muonplus.run.schedule import LINE, GroupSize
-from optax_muonplus.trees import LeafInfo, LeafSharding, MatrixView, usable_axes
+from optax_muonplus.trees import LeafInfo, LeafSharding, MatrixLayout, usable_axes
 
 Axes = tuple[tuple[str, ...], ...]  # the mesh axes that cut each axis of an array
 
@@ -40,21 +40,21 @@ Axes = tuple[tuple[str, ...], ...]  # the mesh axes that cut each axis of an arr
 class MatrixGroup:
     """Items that are alike; an item is one index of a parameter's batch axes."""
 
-    view: MatrixView  # of one item, as MatrixView.stacked gives it
+    layout: MatrixLayout  # of one item, as MatrixLayout.stacked gives it
     axes: Axes  # of an item
     sizes: tuple[tuple[str, int], ...]  # of all mesh axes
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of one device's shard of an item."""
-        pairs = zip(self.view.shape[1:], self.axes, strict=True)
+        pairs = zip(self.layout.shape[1:], self.axes, strict=True)
         return tuple(n // math.prod(self._grid(names)) for n, names in pairs)
 
     def size(self, count: int, functions: Sequence[MatrixFunction]) -> GroupSize:
         """``count`` items to apply ``functions`` to, as the schedule counts them."""
-        blocks = self.view.block_shapes()
+        blocks = self.layout.block_shapes()
         shapes = [(rows, columns) for batch, rows, columns in blocks for _ in range(batch)]
-        flops = math.prod(self.view.shape)  # one for each element, if nothing else
+        flops = math.prod(self.layout.shape)  # one for each element, if nothing else
         flops += sum(f.flops(shape) for shape in shapes for f in functions)
         sides = tuple((min(shape), max(shape)) for shape in shapes)
         return GroupSize(count, -(-math.prod(self.local_shape) // LINE), sides, flops)
@@ -63,7 +63,7 @@ class MatrixGroup:
         """Items ``(count, *shape)`` of shards ``(devices along names, count, elements)``."""
         shape = (*self._grid(names), shards.shape[1], *self.local_shape)
         whole = shards.reshape(shape).transpose(self._order(names))
-        return whole.reshape(-1, *self.view.shape[1:])
+        return whole.reshape(-1, *self.layout.shape[1:])
 
     def cut(self, items: jax.Array, names: tuple[str, ...]) -> jax.Array:
         """The inverse of :meth:`join`."""
@@ -87,7 +87,7 @@ class MatrixGroup:
 class Member(NamedTuple):
     """One array on the mesh, whose elements may have another dtype than its record says."""
 
-    view: MatrixView
+    layout: MatrixLayout
     sharding: LeafSharding
     dtype: Any  # of the array; the work is done in it
     result_dtype: Any
@@ -95,31 +95,31 @@ class Member(NamedTuple):
     @classmethod
     def of(cls, leaf: LeafInfo, dtype: Any) -> "Member":
         """Describes the array of a leaf, results of which have the dtype of the record."""
-        assert leaf.view is not None and leaf.sharding is not None, leaf.name
-        return cls(leaf.view, leaf.sharding, dtype, leaf.dtype)
+        assert leaf.layout is not None and leaf.sharding is not None, leaf.name
+        return cls(leaf.layout, leaf.sharding, dtype, leaf.dtype)
 
     @property
     def order(self) -> tuple[int, ...]:
         """The axes of the array, batch axes first."""
-        return self.view.batch_axes + self.view.matrix_axes
+        return self.layout.batch_axes + self.layout.matrix_axes
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of a shard."""
         mesh, spec = self.sharding
-        pairs = zip(self.view.shape, spec, strict=True)
+        pairs = zip(self.layout.shape, spec, strict=True)
         return tuple(n // math.prod(mesh.shape[name] for name in names) for n, names in pairs)
 
     @property
-    def local_view(self) -> MatrixView:
-        """The view of a shard that has whole matrices."""
-        return dataclasses.replace(self.view, shape=self.local_shape)
+    def local_layout(self) -> MatrixLayout:
+        """The layout of a shard that has whole matrices."""
+        return dataclasses.replace(self.layout, shape=self.local_shape)
 
     @property
     def items(self) -> int:
         """How many indices of the batch axes a device has."""
         shape = self.local_shape
-        return math.prod(shape[axis] for axis in self.view.batch_axes)
+        return math.prod(shape[axis] for axis in self.layout.batch_axes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,16 +175,16 @@ def _grouped(
 ) -> dict[Any, dict[MatrixGroup, list[int]]]:
     """By (sharding axes, replica axes, dtypes) and group of matrices, indices of ``members``."""
     grouped: dict[Any, dict[MatrixGroup, list[int]]] = {}
-    for i, (view, (_, spec), dtype, result_dtype) in enumerate(members):
+    for i, (layout, (_, spec), dtype, result_dtype) in enumerate(members):
         axes = [tuple(name for name in names if sizes[name] > 1) for names in spec]
-        item_axes = tuple(axes[axis] for axis in view.matrix_axes)
+        item_axes = tuple(axes[axis] for axis in layout.matrix_axes)
         over = {name for names in item_axes for name in names}
-        batch = {name for axis in view.batch_axes for name in axes[axis]}
+        batch = {name for axis in layout.batch_axes for name in axes[axis]}
         sharding = tuple(name for name in sizes if name in over)
         replicas = tuple(name for name in sizes if sizes[name] > 1 and name not in over | batch)
         narrow = narrower(dtype, transfer_dtype)
         dtypes = (jnp.dtype(narrow), jnp.dtype(dtype), jnp.dtype(result_dtype))
-        group = MatrixGroup(view.stacked(1), item_axes, tuple(sizes.items()))
+        group = MatrixGroup(layout.stacked(1), item_axes, tuple(sizes.items()))
         groups = grouped.setdefault((sharding, replicas, dtypes), {})
         groups.setdefault(group, []).append(i)
     return grouped

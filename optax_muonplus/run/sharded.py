@@ -91,9 +91,9 @@ def _in_place(
 ) -> dict[int, jax.Array]:
     """The results for arrays whose matrices are whole on each device, by index."""
     indices = [i for _, group in comm_group.members for i in group]
-    views = [members[i].local_view for i in indices]
+    layouts = [members[i].local_layout for i in indices]
     dtypes = [(comm_group.dtype, comm_group.result_dtype)] * len(indices)
-    made = apply_local(functions, read, [shards[i] for i in indices], views, dtypes)
+    made = apply_local(functions, read, [shards[i] for i in indices], layouts, dtypes)
     return dict(zip(indices, made, strict=True))
 
 

@@ -34,4 +34,7 @@ from optax_muonplus.transforms._shard_state import state_layout as state_layout
 from optax_muonplus.transforms._steps import DualNorm as DualNorm
 from optax_muonplus.transforms._steps import Steps as Steps
 from optax_muonplus.trees import LeafInfo as LeafInfo
-from optax_muonplus.trees import MatrixView as MatrixView
+from optax_muonplus.trees import MatrixLayout as MatrixLayout
+
+# The name until version 0.2, kept in 0.3.
+MatrixView = MatrixLayout

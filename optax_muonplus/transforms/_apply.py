@@ -77,10 +77,10 @@ def efficiently(
     local = [i for i, leaf in enumerate(leaves) if leaf.sharding is None]
     if local:
         inputs, records = [sources[i] for i in local], [leaves[i] for i in local]
-        views = [leaf.matrix for leaf in records]
+        layouts = [leaf.matrix for leaf in records]
         given = zip(dtypes_of(read, inputs), records, strict=True)
         dtypes = [(dtype, leaf.dtype) for dtype, leaf in given]
-        made = apply_local(functions, read, inputs, views, dtypes)
+        made = apply_local(functions, read, inputs, layouts, dtypes)
         results |= zip(local, made, strict=True)
     on_mesh = [i for i, leaf in enumerate(leaves) if leaf.sharding is not None]
     if on_mesh:

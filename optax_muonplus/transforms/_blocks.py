@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.trees import LeafInfo, MatrixView
+from optax_muonplus.trees import LeafInfo, MatrixLayout
 
 
 def map_blocks(
@@ -23,8 +23,8 @@ def map_blocks(
     moved between devices; of sharded leaves only the sums are.
 
     Args:
-      function: of the :class:`MatrixView` of a run of blocks, that run of the leaf, and those of
-        ``others``. It sums over ``view.output_axes`` and ``view.reduction_axes``.
+      function: of the :class:`MatrixLayout` of a run of blocks, that run of the leaf, and those of
+        ``others``. It sums over ``layout.output_axes`` and ``layout.reduction_axes``.
       leaves: records of the leaves of ``tree``, all matrices.
       tree: updates.
       others: trees of the same structure, with leaves of the same shapes or statistics of their
@@ -39,19 +39,19 @@ def map_blocks(
     columns = [arrays, *(treedef.flatten_up_to(other) for other in others)]
     results: list[list[jax.Array]] = [[] for _ in range(n_results or 1)]
     for leaf, *inputs in zip(leaves, *columns, strict=True):
-        view = _cut_without_reshape(leaf.matrix, inputs[0])
-        blocks = zip(view.runs(), *(view.cut(jnp.asarray(x)) for x in inputs), strict=True)
+        layout = _cut_without_reshape(leaf.matrix, inputs[0])
+        blocks = zip(layout.runs(), *(layout.cut(jnp.asarray(x)) for x in inputs), strict=True)
         made = [function(run, *block) for run, *block in blocks]
         parts = [made] if n_results is None else zip(*made, strict=True)
         for result, part in zip(results, parts, strict=True):
-            result.append(view.join(part))
+            result.append(layout.join(part))
     trees = tuple(treedef.unflatten(result) for result in results)
     return trees[0] if n_results is None else trees
 
 
-def _cut_without_reshape(view: MatrixView, x: Any) -> MatrixView:
-    """``view``, with separate blocks where types would forbid to make a run of them a batch."""
-    axis = view.split_axis
+def _cut_without_reshape(layout: MatrixLayout, x: Any) -> MatrixLayout:
+    """``layout``, with separate blocks where types would forbid to make a run of them a batch."""
+    axis = layout.split_axis
     if axis is None or jax.typeof(jnp.asarray(x)).sharding.spec[axis] is None:  # no Explicit axis
-        return view
-    return dataclasses.replace(view, separate=True)
+        return layout
+    return dataclasses.replace(layout, separate=True)

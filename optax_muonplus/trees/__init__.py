@@ -1,8 +1,8 @@
 """Facts about a tree of parameters: paths, which leaves are matrices and how, where they lie."""
 
 from optax_muonplus.frame import DimensionNumbersTree as DimensionNumbersTree
+from optax_muonplus.frame import MatrixLayout as MatrixLayout
 from optax_muonplus.frame import MatrixSpec as MatrixSpec
-from optax_muonplus.frame import MatrixView as MatrixView
 from optax_muonplus.frame import MuonDimensionNumbers as MuonDimensionNumbers
 from optax_muonplus.trees.attention import QueryKeyLayer as QueryKeyLayer
 from optax_muonplus.trees.attention import query_key_modules as query_key_modules
@@ -13,7 +13,7 @@ from optax_muonplus.trees.checks import check_inexact as check_inexact
 from optax_muonplus.trees.checks import check_only_matrices as check_only_matrices
 from optax_muonplus.trees.checks import check_patterns as check_patterns
 from optax_muonplus.trees.checks import select as select
-from optax_muonplus.trees.dimension_numbers import matrix_view as matrix_view
+from optax_muonplus.trees.dimension_numbers import matrix_layout as matrix_layout
 from optax_muonplus.trees.given_rules import by_rules as by_rules
 from optax_muonplus.trees.given_trees import by_path as by_path
 from optax_muonplus.trees.heads import FUSED as FUSED

@@ -45,7 +45,7 @@ def query_key_modules(tree: ResolvedTree) -> dict[str, list[QueryKeyLayer]]:
         side, module = side_of(kernel)
         if side not in (QUERY, KEY, FUSED):
             continue
-        if kernel == name and leaf.view is None:
+        if kernel == name and leaf.layout is None:
             raise ValueError(f"{leaf.name} is no matrix ({leaf.rule}). Say by a rule how it is.")
         inputs = leaf.matrix.reduction_axes if kernel == name else ()
         found[module.rstrip("/")].append(QueryKeyLayer(side, leaf, inputs))

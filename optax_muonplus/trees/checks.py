@@ -27,7 +27,7 @@ from optax_muonplus.trees.user_rules import refuse_keystr
 def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
     """Raises ValueError unless all ``leaves`` are floating-point matrices."""
     check_inexact(leaves)
-    others = [leaf.name for leaf in leaves if leaf.view is None]
+    others = [leaf.name for leaf in leaves if leaf.layout is None]
     if others:
         raise ValueError(
             f"Not matrices: {', '.join(others)}. This transformation is for matrices only: leave"
@@ -137,7 +137,7 @@ def select(
         return matrices
     for pattern in only:
         found = [leaf for leaf in leaves if pattern.search(leaf.name)]
-        if any(leaf.view is not None for leaf in found):
+        if any(leaf.layout is not None for leaf in found):
             continue
         if found:
             raise ValueError(

@@ -9,8 +9,8 @@ import jax
 from optax_muonplus.frame import (
     AxisNumbers,
     DimensionNumbers,
+    MatrixLayout,
     MatrixSpec,
-    MatrixView,
     MuonDimensionNumbers,
     Shape,
     all_integers,
@@ -18,8 +18,8 @@ from optax_muonplus.frame import (
 from optax_muonplus.trees.paths import Path, path_of_keys
 
 
-def matrix_view(shape: Sequence[int], spec: DimensionNumbers) -> MatrixView:
-    """The view of a parameter of ``shape`` that ``spec`` describes.
+def matrix_layout(shape: Sequence[int], spec: DimensionNumbers) -> MatrixLayout:
+    """The layout of a parameter of ``shape`` that ``spec`` describes.
 
     Raises:
       ValueError: if the parameter has fewer than two axes or an empty one, an axis does not exist
@@ -42,9 +42,9 @@ def matrix_view(shape: Sequence[int], spec: DimensionNumbers) -> MatrixView:
         )
     batch = tuple(axis for axis in range(len(shape)) if axis not in reduction + output)
     if not isinstance(spec, MatrixSpec) or spec.split_sizes is None:
-        return MatrixView(shape, batch, output, reduction)
+        return MatrixLayout(shape, batch, output, reduction)
     split_axis = _split_axis(shape, reduction + output, output, spec)
-    return MatrixView(shape, batch, output, reduction, split_axis, tuple(spec.split_sizes))
+    return MatrixLayout(shape, batch, output, reduction, split_axis, tuple(spec.split_sizes))
 
 
 def _axes(shape: Shape, axes: AxisNumbers, name: str, spec: DimensionNumbers) -> Shape:

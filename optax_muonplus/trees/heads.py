@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from optax_muonplus.frame import DimensionNumbers, MatrixView
-from optax_muonplus.trees.dimension_numbers import matrix_view
+from optax_muonplus.frame import DimensionNumbers, MatrixLayout
+from optax_muonplus.trees.dimension_numbers import matrix_layout
 from optax_muonplus.trees.given_trees import has_masks, holes, may_be_left_out
 from optax_muonplus.trees.paths import Path, flatten_tree, listed, names_to_read
 from optax_muonplus.trees.reader import Reading, numbers, read, refuse_count
@@ -126,7 +126,7 @@ class PerHead:
             path, shape, spec, rule, *_ = readings[i]
             assert spec is not None
             try:
-                cut = _cut(matrix_view(shape, spec), inputs, self.sizes[pattern])
+                cut = _cut(matrix_layout(shape, spec), inputs, self.sizes[pattern])
                 readings[i] = readings[i]._replace(dimension_numbers=cut, rule=f"{rule}; per head")
             except ValueError as error:
                 faults[str(error)].append(("/".join(path), shape))
@@ -188,31 +188,31 @@ def side_of(name: str) -> tuple[str, str]:
     return "", ""
 
 
-def _cut(view: MatrixView, inputs: bool, size: int | None) -> DimensionNumbers:
+def _cut(layout: MatrixLayout, inputs: bool, size: int | None) -> DimensionNumbers:
     """Dimension numbers of the heads of a parameter, which are its outputs or its inputs."""
     field, side = ("reduction_axes", "inputs") if inputs else ("output_axes", "outputs")
-    *numbering, axis = getattr(view, field)
+    *numbering, axis = getattr(layout, field)
     if numbering:  # the last axis is within a head, by all conventions that are known
-        if size not in (None, view.shape[axis]):
+        if size not in (None, layout.shape[axis]):
             raise ValueError(
-                f"the shape says that a head has {view.shape[axis]} {side}, and head_size is"
+                f"the shape says that a head has {layout.shape[axis]} {side}, and head_size is"
                 f" {size}. Where sizes differ, give omp.per_head({{pattern: head_size, ...}})."
             )
-        if view.split_axis in numbering:  # each index is a head, of whichever block
-            view = dataclasses.replace(view, split_axis=None, split_sizes=())
-        return dataclasses.replace(view, **{field: (axis,)}).dimension_numbers()
-    if view.split_axis not in (None, axis):
-        raise ValueError(f"split along axis {view.split_axis}, and heads lie on axis {axis}.")
+        if layout.split_axis in numbering:  # each index is a head, of whichever block
+            layout = dataclasses.replace(layout, split_axis=None, split_sizes=())
+        return dataclasses.replace(layout, **{field: (axis,)}).dimension_numbers()
+    if layout.split_axis not in (None, axis):
+        raise ValueError(f"split along axis {layout.split_axis}, and heads lie on axis {axis}.")
     if size is None:
         raise ValueError(
-            f"heads lie side by side among {view.shape[axis]} {side}, and the shape does not"
+            f"heads lie side by side among {layout.shape[axis]} {side}, and the shape does not"
             " say how long one is. Give omp.per_head(head_size), d_model / heads in most models."
         )
-    blocks = view.split_sizes or (view.shape[axis],)
+    blocks = layout.split_sizes or (layout.shape[axis],)
     if any(block % size for block in blocks):
         raise ValueError(
             f"head_size {size} does not divide {' + '.join(map(str, blocks))} {side}. Give the"
             " size of one head, or omp.per_head({pattern: head_size, ...}) where they differ."
         )
     cut = tuple(size for block in blocks for _ in range(block // size))
-    return dataclasses.replace(view, split_axis=axis, split_sizes=cut).dimension_numbers()
+    return dataclasses.replace(layout, split_axis=axis, split_sizes=cut).dimension_numbers()

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from optax_muonplus.frame import DimensionNumbers, DimensionNumbersTree, MatrixView
-from optax_muonplus.trees.dimension_numbers import matrix_view
+from optax_muonplus.frame import DimensionNumbers, DimensionNumbersTree, MatrixLayout
+from optax_muonplus.trees.dimension_numbers import matrix_layout
 from optax_muonplus.trees.given_trees import by_path, is_function
 from optax_muonplus.trees.heads import PerHead
 from optax_muonplus.trees.models import check_parameters
@@ -39,7 +39,7 @@ class LeafInfo(NamedTuple):
       path: as in ``('blocks', '0', 'attn', 'query', 'kernel')``.
       shape: its shape.
       dtype: its dtype, which is also that of its update.
-      view: its matrices; None for a leaf that is not a matrix, which AdamW updates.
+      layout: its matrices; None for a leaf that is not a matrix, which AdamW updates.
       given_sharding: its entry in the argument ``sharding``.
       sharding: how it lies on a mesh, if it is a matrix. None on one device, or where it is not
         known before the program is compiled.
@@ -52,7 +52,7 @@ class LeafInfo(NamedTuple):
     path: Path
     shape: tuple[int, ...]
     dtype: Any
-    view: MatrixView | None
+    layout: MatrixLayout | None
     given_sharding: NamedSharding | None = None
     sharding: LeafSharding | None = None
     rule: str = GIVEN
@@ -65,24 +65,29 @@ class LeafInfo(NamedTuple):
         return path_name(self.path)
 
     @property
-    def matrix(self) -> MatrixView:
-        """The view of a leaf that is known to be a matrix."""
-        assert self.view is not None, self.name
-        return self.view
+    def matrix(self) -> MatrixLayout:
+        """The layout of a leaf that is known to be a matrix."""
+        assert self.layout is not None, self.name
+        return self.layout
+
+    @property
+    def view(self) -> MatrixLayout | None:
+        """The layout by the name that it had until version 0.2; version 0.3 keeps it."""
+        return self.layout
 
     @property
     def batch_axes(self) -> tuple[int, ...]:
         """Axes that number matrices, or may do so where nothing is known."""
         if not self.known:
             return tuple(range(len(self.shape)))
-        return () if self.view is None else self.view.batch_axes
+        return () if self.layout is None else self.layout.batch_axes
 
     @property
     def label(self) -> str:
         """``"muon"`` or ``"adam"``, or ``"?"`` for a leaf that no rule can read."""
         if not self.known:
             return UNKNOWN
-        return ADAM if self.view is None else MUON
+        return ADAM if self.layout is None else MUON
 
 
 class ResolvedTree(NamedTuple):
@@ -95,7 +100,7 @@ class ResolvedTree(NamedTuple):
     @property
     def matrices(self) -> list[LeafInfo]:
         """The records of leaves that are matrices."""
-        return [leaf for leaf in self.leaves if leaf.view is not None]
+        return [leaf for leaf in self.leaves if leaf.layout is not None]
 
     @property
     def labels(self) -> Any:
@@ -112,7 +117,7 @@ class ResolvedTree(NamedTuple):
         meshes: dict[Any, str] = {}
         for leaf in leaves:
             try:
-                known = leaf_sharding(self.arrays[leaf.index], leaf.given_sharding, leaf.view)
+                known = leaf_sharding(self.arrays[leaf.index], leaf.given_sharding, leaf.layout)
             except ValueError as error:
                 wrong.append(f"{leaf.name}: {error}")
                 continue
@@ -161,12 +166,12 @@ def read_leaves(tree: Any, given: DimensionNumbersTree, strict: bool = True) -> 
     for i, (found, x) in enumerate(zip(readings, arrays, strict=True)):
         path, shape, spec, rule, known, stack = found
         try:
-            view = None if spec is None else matrix_view(shape, spec)
+            layout = None if spec is None else matrix_layout(shape, spec)
         except ValueError as error:
             wrong.append(f"{path_name(path)}: {error}")
         else:
             dtype = jnp.result_type(x)
-            own = LeafInfo(i, path, shape, dtype, view, rule=rule, known=known, stack=stack)
+            own = LeafInfo(i, path, shape, dtype, layout, rule=rule, known=known, stack=stack)
             leaves.append(own)
     if wrong:
         raise ValueError("Dimension numbers do not fit. " + " ".join(wrong))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optax_muonplus.frame import DimensionNumbers, Shape, with_rule
-from optax_muonplus.trees.dimension_numbers import matrix_view, read_named_layers
+from optax_muonplus.trees.dimension_numbers import matrix_layout, read_named_layers
 from optax_muonplus.trees.given_trees import holes
 from optax_muonplus.trees.layer_axes import check_kernels, check_one_count, stack_of
 from optax_muonplus.trees.module_classes import read_classes
@@ -43,7 +43,7 @@ class Reading(NamedTuple):
         spec = self.dimension_numbers
         if not self.known:
             return tuple(range(len(self.shape)))
-        return () if spec is None else matrix_view(self.shape, spec).batch_axes
+        return () if spec is None else matrix_layout(self.shape, spec).batch_axes
 
     @property
     def is_adamw(self) -> bool:
@@ -179,13 +179,13 @@ def _stacked(layer: Reading, shape: Shape, stack: Shape) -> Reading:
     spec = layer.dimension_numbers
     if spec is not None:
         try:
-            view = matrix_view(layer.shape, spec)
+            layout = matrix_layout(layer.shape, spec)
         except ValueError as error:
             raise ValueError(
                 f"{path_name(layer.path)}, without the axes of its layers: {error} Rules are for"
                 " the shape that one layer has."
             ) from error
-        spec = view.dimension_numbers([axis for axis in range(len(shape)) if axis not in stack])
+        spec = layout.dimension_numbers([axis for axis in range(len(shape)) if axis not in stack])
     said = f"{layer.rule}; layers on axis {', '.join(map(str, stack))}"
     return layer._replace(shape=shape, dimension_numbers=spec, rule=said, stack=stack)
 

@@ -26,7 +26,7 @@ def remarks(leaves: Sequence[LeafInfo], dims: DimensionNumbersTree = None) -> It
         yield f"not floating-point, which optimizers refuse: {listed(refused)}"
     if not all(leaf.known for leaf in leaves):
         yield f"?: no rule can read these.\n{what_to_write(leaves)}"
-    nameless = [leaf for leaf in leaves if leaf.view and all(p.isdigit() for p in leaf.path)]
+    nameless = [leaf for leaf in leaves if leaf.layout and all(p.isdigit() for p in leaf.path)]
     if nameless and len(leaves) > 1:
         yield (
             f"no names: {_shown(nameless)} were read by their"
@@ -34,7 +34,7 @@ def remarks(leaves: Sequence[LeafInfo], dims: DimensionNumbersTree = None) -> It
             " pass a dict of named parameters, or a tree of dimension numbers."
         )
     yield from _heads(leaves)
-    adapters = [leaf for leaf in leaves if re.search(_ADAPTER, leaf.name) and leaf.view]
+    adapters = [leaf for leaf in leaves if re.search(_ADAPTER, leaf.name) and leaf.layout]
     touched = [x for x in leaves if re.search(_ADAPTER, x.name) and x.rule.startswith(_OWN)]
     if adapters and not touched:
         yield (
@@ -51,7 +51,7 @@ def _shown(leaves: Sequence[LeafInfo]) -> str:
 
 def _by_default(leaves: Sequence[LeafInfo]) -> list[LeafInfo]:
     """The matrices that no rule or dimension number of the user's own was for."""
-    return [x for x in leaves if x.view and not x.rule.startswith(_OWN)]
+    return [x for x in leaves if x.layout and not x.rule.startswith(_OWN)]
 
 
 def _heads(leaves: Sequence[LeafInfo]) -> Iterator[str]:
@@ -119,7 +119,7 @@ def _last_layers(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> list[
     """Where nothing is a head by its name, the matrices at the end of a chain of layers."""
     if any(x.rule.startswith("head") for x in leaves):
         return []
-    matrices = [leaf for leaf in leaves if leaf.view]
+    matrices = [leaf for leaf in leaves if leaf.layout]
     given = {_outputs(leaf) for leaf in matrices}
     taken = {leaf.matrix.shape[axis] for leaf in matrices for axis in leaf.matrix.reduction_axes}
     return [
@@ -144,14 +144,14 @@ def _like_tables(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> list[
 
 def _nothing_left(leaves: Sequence[LeafInfo]) -> Iterator[str]:
     """A line for a tree, or stacked layers, without a matrix."""
-    if leaves and not any(leaf.view or not leaf.known for leaf in leaves):
+    if leaves and not any(leaf.layout or not leaf.known for leaf in leaves):
         arrays = [leaf for leaf in leaves if len(leaf.shape) > 1]
         why = ", ".join(dict.fromkeys(leaf.rule for leaf in arrays))
         yield "no matrix: AdamW gets every parameter, " + (
             f"also those of two axes and more, as: {why}" if arrays else "since none has two axes"
         )
     stacked = [leaf for leaf in leaves if leaf.stack]
-    if stacked and not any(leaf.view for leaf in stacked):
+    if stacked and not any(leaf.layout for leaf in stacked):
         yield (
             f"layer_axes: one layer of {_shown(stacked)} has no matrix. If these are not stacked,"
             " give patterns that leave them out."

@@ -20,7 +20,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from optax_muonplus.frame import MatrixView
+from optax_muonplus.frame import MatrixLayout
 from optax_muonplus.trees.given_trees import by_path
 from optax_muonplus.trees.paths import Path, flatten_tree
 
@@ -137,11 +137,11 @@ def concrete_sharding(leaf: Any) -> NamedSharding | None:
 
 
 def leaf_sharding(
-    x: Any, given: NamedSharding | None, view: MatrixView | None
+    x: Any, given: NamedSharding | None, layout: MatrixLayout | None
 ) -> LeafSharding | None:
     """How a leaf lies on a mesh; None where that is not known, or on one device.
 
-    A surrounding ``jax.shard_map`` must not have cut its matrices, if its ``view`` has any;
+    A surrounding ``jax.shard_map`` must not have cut its matrices, if its ``layout`` has any;
     ``given`` is its entry in the argument ``sharding``.
     """
     typed = jax.typeof(x).sharding
@@ -151,7 +151,7 @@ def leaf_sharding(
     source = given or concrete_sharding(x)
     if given is not None:
         _check_against_type(given, typed, explicit, np.ndim(x))
-    elif varying and view is not None:
+    elif varying and layout is not None:
         raise ValueError(
             f"it varies over {', '.join(varying)}, which a surrounding jax.shard_map has taken, so"
             " that it may be a shard of a matrix, and a shard of a matrix has no polar factor."
@@ -172,7 +172,7 @@ def leaf_sharding(
         return None
     # The same axes may be of other types where the array is used than where the argument was made.
     mesh = source.mesh if typed.mesh.empty else typed.mesh
-    spec = _checked_spec(source.spec, np.shape(x), mesh, view.matrix_axes if view else ())
+    spec = _checked_spec(source.spec, np.shape(x), mesh, layout.matrix_axes if layout else ())
     on_one_device = math.prod(mesh.shape[name] for name in usable_axes(mesh)) == 1
     return None if on_one_device and not explicit else LeafSharding(mesh, spec)
 

@@ -12,7 +12,7 @@ from optax.contrib import MuonDimensionNumbers as Dims
 
 import optax_muonplus as omp
 from optax_muonplus.trees import (
-    matrix_view,
+    matrix_layout,
 )
 from tests.support.property_search import SEARCH
 
@@ -36,12 +36,12 @@ LAYOUTS = {
 def test_view_is_the_einsum_and_comes_back(name):
     shape, dims, einsum, blocks = LAYOUTS[name]
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    view = matrix_view(shape, dims)
-    (stored,) = view.to_matrices(jnp.asarray(x))
-    matrices = np.swapaxes(stored, 1, 2) if view.transposed else stored
-    assert view.block_shapes() == blocks == [matrices.shape]
+    layout = matrix_layout(shape, dims)
+    (stored,) = layout.to_matrices(jnp.asarray(x))
+    matrices = np.swapaxes(stored, 1, 2) if layout.transposed else stored
+    assert layout.block_shapes() == blocks == [matrices.shape]
     np.testing.assert_array_equal(matrices, np.einsum(einsum, x).reshape(blocks[0]))
-    np.testing.assert_array_equal(view.from_matrices([stored]), x)
+    np.testing.assert_array_equal(layout.from_matrices([stored]), x)
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_view_is_the_einsum_and_comes_back(name):
 )
 def test_split_view_cuts_blocks_and_comes_back(shape, spec, sizes):
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    view = matrix_view(shape, spec)
-    stored = view.to_matrices(jnp.asarray(x))
-    assert view.transposed
-    assert view.block_shapes() == sizes == [np.swapaxes(m, 1, 2).shape for m in stored]
-    np.testing.assert_array_equal(view.from_matrices(stored), x)
+    layout = matrix_layout(shape, spec)
+    stored = layout.to_matrices(jnp.asarray(x))
+    assert layout.transposed
+    assert layout.block_shapes() == sizes == [np.swapaxes(m, 1, 2).shape for m in stored]
+    np.testing.assert_array_equal(layout.from_matrices(stored), x)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_split_view_cuts_blocks_and_comes_back(shape, spec, sizes):
 )
 def test_views_that_are_not_matrices_are_refused(shape, spec, message):
     with pytest.raises(ValueError, match=message):
-        matrix_view(shape, spec)
+        matrix_layout(shape, spec)
 
 
 @st.composite
@@ -110,11 +110,11 @@ def test_views_are_a_transposition_and_come_back(layout):
     shape, output, reduction, spec = layout
     x = np.arange(math.prod(shape)).reshape(shape)
     batch = tuple(a for a in range(len(shape)) if a not in output + reduction)
-    view = matrix_view(shape, spec)
-    stored = view.to_matrices(x)  # in NumPy where it can be: JAX would compile for each shape
-    np.testing.assert_array_equal(view.from_matrices(stored), x)
-    matrices = [np.swapaxes(m, 1, 2) if view.transposed else m for m in stored]
-    assert view.block_shapes() == [m.shape for m in matrices]
+    layout = matrix_layout(shape, spec)
+    stored = layout.to_matrices(x)  # in NumPy where it can be: JAX would compile for each shape
+    np.testing.assert_array_equal(layout.from_matrices(stored), x)
+    matrices = [np.swapaxes(m, 1, 2) if layout.transposed else m for m in stored]
+    assert layout.block_shapes() == [m.shape for m in matrices]
     # Cutting and flattening by NumPy, in one go.
     cuts = [] if spec.split_sizes is None else np.cumsum(spec.split_sizes)[:-1]
     parts = []
@@ -158,4 +158,4 @@ def test_an_axis_to_split_needs_a_number_and_sizes(options, message):
 def test_axes_that_are_no_numbers_are_refused(axis):
     for spec in (omp.MatrixSpec(axis, 1), Dims(1, axis)):
         with pytest.raises(ValueError, match="must name one or more of the axes"):
-            matrix_view((4, 6), spec)
+            matrix_layout((4, 6), spec)

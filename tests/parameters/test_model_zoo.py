@@ -69,8 +69,8 @@ def test_each_leaf_is_read_as_a_person_judged(model):
 
 
 def _shown(leaf):
-    if leaf.view is None:
+    if leaf.layout is None:
         return leaf.label
-    ((batch, rows, columns),) = leaf.view.block_shapes()
+    ((batch, rows, columns),) = leaf.layout.block_shapes()
     assert batch * rows * columns == math.prod(leaf.shape)
     return f"{rows}x{columns}" + f"x{batch}" * (batch > 1)
