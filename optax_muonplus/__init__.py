@@ -11,6 +11,8 @@ from optax_muonplus import transforms as transforms
 from optax_muonplus.extras.rates import learning_rate as learning_rate
 from optax_muonplus.extras.take_over import TakenOver as TakenOver
 from optax_muonplus.extras.take_over import take_over as take_over
+from optax_muonplus.frame import MatrixSpec as MatrixSpec
+from optax_muonplus.frame import MuonDimensionNumbers as MuonDimensionNumbers
 from optax_muonplus.method import did_you_mean as _did_you_mean
 from optax_muonplus.muonplus import muon as muon
 from optax_muonplus.muonplus import muonplus as muonplus
@@ -21,8 +23,6 @@ from optax_muonplus.transforms import normalize as normalize
 from optax_muonplus.transforms import orthogonalize as orthogonalize
 from optax_muonplus.transforms import scale_by_muonplus as scale_by_muonplus
 from optax_muonplus.transforms import scale_by_shape as scale_by_shape
-from optax_muonplus.trees import MatrixSpec as MatrixSpec
-from optax_muonplus.trees import MuonDimensionNumbers as MuonDimensionNumbers
 from optax_muonplus.trees import muon_dimension_numbers as muon_dimension_numbers
 from optax_muonplus.trees import partition_labels as partition_labels
 from optax_muonplus.trees import per_head as per_head

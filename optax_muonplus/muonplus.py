@@ -10,6 +10,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus.coefficients import CoefficientsLike
 from optax_muonplus.extras.argument_names import suggest_argument_names
+from optax_muonplus.frame import DimensionNumbersTree
 from optax_muonplus.matrices import Norm, Normalize, ScaleByShape, ShapeScale
 from optax_muonplus.method import check_flag
 from optax_muonplus.polar import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction, Preconditioning
@@ -24,13 +25,7 @@ from optax_muonplus.transforms import (
     shard_state,
     state_layout,
 )
-from optax_muonplus.trees import (
-    DimensionNumbersTree,
-    LayerAxes,
-    Rules,
-    ShardingTree,
-    StateSharding,
-)
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, StateSharding
 
 P = ParamSpec("P")
 T = TypeVar("T")

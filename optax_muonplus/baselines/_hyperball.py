@@ -15,13 +15,8 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus.extras.argument_names import suggest_argument_names
-from optax_muonplus.matrices import (
-    as_real,
-    divide_by_pow2,
-    root,
-    sum_of_squares,
-    upcast_for_sum,
-)
+from optax_muonplus.frame import DimensionNumbersTree, LeafInfo, MatrixLayout
+from optax_muonplus.matrices import as_real, divide_by_pow2, root, sum_of_squares, upcast_for_sum
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
     AdamW,
@@ -34,15 +29,7 @@ from optax_muonplus.transforms import (
     partition_with_adamw,
     scale_by_learning_rate,
 )
-from optax_muonplus.trees import (
-    DimensionNumbersTree,
-    LayerAxes,
-    LeafInfo,
-    MatrixLayout,
-    Rules,
-    ShardingTree,
-    by_rules,
-)
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
 
 
 def scale_by_muon(

@@ -16,29 +16,11 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus.extras.argument_names import suggest_argument_names
-from optax_muonplus.matrices import (
-    as_real,
-    divide_by_pow2,
-    root,
-    sum_of_squares,
-    upcast_for_sum,
-)
+from optax_muonplus.frame import DimensionNumbersTree, LeafInfo, MatrixLayout
+from optax_muonplus.matrices import as_real, divide_by_pow2, root, sum_of_squares, upcast_for_sum
 from optax_muonplus.method import NOT_NEGATIVE, check_number
-from optax_muonplus.transforms import (
-    AdamW,
-    Momentum,
-    map_blocks,
-    optimizer_of,
-)
-from optax_muonplus.trees import (
-    DimensionNumbersTree,
-    LayerAxes,
-    LeafInfo,
-    MatrixLayout,
-    Rules,
-    ShardingTree,
-    by_rules,
-)
+from optax_muonplus.transforms import AdamW, Momentum, map_blocks, optimizer_of
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
 
 EPS = 1e-8  # of the code
 RMS = 0.2  # of an update, about that of AdamW's

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from optax_muonplus.baselines._normalized_momentum import RMS, NormalizedMomentum, over, rms_along
 from optax_muonplus.extras.argument_names import suggest_argument_names
+from optax_muonplus.frame import DimensionNumbersTree
 from optax_muonplus.matrices import (
     MatrixFunction,
     as_real,
@@ -30,13 +31,7 @@ from optax_muonplus.transforms import (
     matrix_chain,
     optimizer_of,
 )
-from optax_muonplus.trees import (
-    DimensionNumbersTree,
-    LayerAxes,
-    Rules,
-    ShardingTree,
-    by_rules,
-)
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
 
 
 @matrix_function

@@ -12,6 +12,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus.extras.argument_names import suggest_argument_names
+from optax_muonplus.frame import DimensionNumbersTree
 from optax_muonplus.matrices import (
     MatrixFunction,
     ScaleByShape,
@@ -31,13 +32,7 @@ from optax_muonplus.transforms import (
     matrix_chain,
     optimizer_of,
 )
-from optax_muonplus.trees import (
-    DimensionNumbersTree,
-    LayerAxes,
-    Rules,
-    ShardingTree,
-    by_rules,
-)
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
 
 Sides = Literal["row", "col", "both"]
 _AXES: dict[Sides, tuple[int, ...]] = {"row": (-1,), "col": (-2,), "both": (-1, -2)}

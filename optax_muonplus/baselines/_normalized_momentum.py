@@ -11,15 +11,10 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.matrices import (
-    as_real,
-    root,
-    sum_of_squares,
-    upcast_for_sum,
-)
+from optax_muonplus.frame import flatten_tree
+from optax_muonplus.matrices import as_real, root, sum_of_squares, upcast_for_sum
 from optax_muonplus.method import DECAY, POSITIVE, check_number, check_rate
 from optax_muonplus.transforms import add_decayed_weights
-from optax_muonplus.trees import flatten_tree
 
 RMS = 0.2  # of an update, about that of AdamW's
 LEAST = 1e-7  # a row or column whose root mean square is not above it counts as zero

@@ -14,6 +14,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus.extras.argument_names import suggest_argument_names
+from optax_muonplus.frame import DimensionNumbersTree, LeafInfo, MatrixLayout
 from optax_muonplus.matrices import (
     ShapeScale,
     as_real,
@@ -33,15 +34,7 @@ from optax_muonplus.transforms import (
     map_blocks,
     optimizer_of,
 )
-from optax_muonplus.trees import (
-    DimensionNumbersTree,
-    LayerAxes,
-    LeafInfo,
-    MatrixLayout,
-    Rules,
-    ShardingTree,
-    by_rules,
-)
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
 
 NorMuonRule = Literal["code", "paper"]
 EPS = 1e-10  # of the code, for roots and norms alike; below any row of a polar factor

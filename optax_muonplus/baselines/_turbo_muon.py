@@ -8,6 +8,7 @@ from typing import Any
 import optax
 
 from optax_muonplus.extras.argument_names import suggest_argument_names
+from optax_muonplus.frame import DimensionNumbersTree
 from optax_muonplus.matrices import ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
@@ -17,13 +18,7 @@ from optax_muonplus.transforms import (
     matrix_chain,
     optimizer_of,
 )
-from optax_muonplus.trees import (
-    DimensionNumbersTree,
-    LayerAxes,
-    Rules,
-    ShardingTree,
-    by_rules,
-)
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
 
 
 def scale_by_turbo_muon(

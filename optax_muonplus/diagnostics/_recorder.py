@@ -12,16 +12,10 @@ import optax
 from optax_muonplus.diagnostics._measures import AT_EVERY_STAGE, MEASURES, Measure, measure
 from optax_muonplus.diagnostics._record import RecordState, empty_state
 from optax_muonplus.diagnostics._stages import polar_link, stages_of
+from optax_muonplus.frame import DimensionNumbersTree
 from optax_muonplus.matrices import Normalize
 from optax_muonplus.transforms import Steps
-from optax_muonplus.trees import (
-    DimensionNumbersTree,
-    LayerAxes,
-    Rules,
-    by_rules,
-    check_patterns,
-    select,
-)
+from optax_muonplus.trees import LayerAxes, Rules, by_rules, check_patterns, select
 
 Factory = Callable[..., optax.GradientTransformation]
 # Number of the update, from 1, to whether it is recorded.

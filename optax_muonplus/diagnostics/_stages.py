@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
+from optax_muonplus.frame import flatten_with_names, path_name
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import LeafInfo, Steps, find_momentum, links_of
-from optax_muonplus.trees import flatten_with_names, path_name
 
 
 def polar_link(transformation: Any) -> Steps:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus.trees import flatten_with_names, listed, path_name
+from optax_muonplus.frame import flatten_with_names, path_name
+from optax_muonplus.trees import listed
 
 # Roles of arrays, in the words of the report.
 MOMENTUM, FIRST, SECOND = "momentum", "first moment", "second moment"

@@ -7,16 +7,19 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus.frame.spec import (
+    AxisNumbers,
     DimensionNumbers,
     MatrixSpec,
     MuonDimensionNumbers,
     Shape,
+    all_integers,
 )
 
 # Runs of up to so many blocks, as of a fused QKV, are cut by slices. Where the sharding is left to
@@ -47,6 +50,35 @@ class MatrixLayout:
     split_axis: int | None = None
     split_sizes: Shape = ()
     separate: bool = False
+
+    @classmethod
+    def of(cls, shape: Sequence[int], spec: DimensionNumbers) -> "MatrixLayout":
+        """The layout of a parameter of ``shape`` that ``spec`` describes.
+
+        Raises:
+          ValueError: if the parameter has fewer than two axes or an empty one, an axis does not
+            exist or is named twice, a side has no axis, or split sizes do not add up.
+        """
+        shape = tuple(shape)
+        if len(shape) < 2:
+            raise ValueError(
+                f"a parameter of shape {shape} is not a matrix, but was given {spec}. Parameters of"
+                " fewer than two axes belong to the AdamW group: give None."
+            )
+        if 0 in shape:
+            raise ValueError(f"a parameter of shape {shape} has an empty axis; leave it out.")
+        reduction = _axes(shape, spec.reduction_axis, "reduction_axis", spec)
+        output = _axes(shape, spec.output_axis, "output_axis", spec)
+        if set(reduction) & set(output):
+            raise ValueError(
+                f"reduction axes {reduction} and output axes {output} of {spec} overlap for shape"
+                f" {shape}. Each axis belongs to one side, or to neither (a batch axis)."
+            )
+        batch = tuple(axis for axis in range(len(shape)) if axis not in reduction + output)
+        if not isinstance(spec, MatrixSpec) or spec.split_sizes is None:
+            return cls(shape, batch, output, reduction)
+        split_axis = _split_axis(shape, reduction + output, output, spec)
+        return cls(shape, batch, output, reduction, split_axis, tuple(spec.split_sizes))
 
     @property
     def transposed(self) -> bool:
@@ -196,3 +228,38 @@ class MatrixLayout:
         """The axes in the order of :meth:`to_matrices`."""
         sides = self.output_axes, self.reduction_axes
         return sum(sides[::-1] if self.transposed else sides, self.batch_axes)
+
+
+def _axes(shape: Shape, axes: AxisNumbers, name: str, spec: DimensionNumbers) -> Shape:
+    """``axes`` as non-negative numbers, in the given order, which is the order of flattening."""
+    several = isinstance(axes, Sequence) and not isinstance(axes, str)
+    given: tuple[Any, ...] = tuple(axes) if several else (axes,)
+    ndim = len(shape)
+    if not given or not all_integers(given) or not all(-ndim <= axis < ndim for axis in given):
+        raise ValueError(f"{name} of {spec} must name one or more of the axes of shape {shape}.")
+    positive = tuple(axis % ndim for axis in given)
+    if len(set(positive)) < len(positive):
+        raise ValueError(f"{name} of {spec} names an axis of shape {shape} twice.")
+    return positive
+
+
+def _split_axis(shape: Shape, matrix_axes: Shape, output: Shape, spec: MatrixSpec) -> int:
+    """The fused axis, checked against the sizes of its blocks."""
+    sizes = spec.split_sizes or ()
+    if spec.split_axis is None and len(output) > 1:
+        raise ValueError(
+            f"{spec} has several output axes {output}: name the fused one, split_axis."
+        )
+    axis = output[0] if spec.split_axis is None else spec.split_axis
+    if not -len(shape) <= axis < len(shape) or axis % len(shape) not in matrix_axes:
+        raise ValueError(
+            f"split_axis of {spec} must be one of the reduction or output axes {matrix_axes} of"
+            f" shape {shape}; indices along a batch axis are separate matrices already."
+        )
+    axis %= len(shape)
+    if not sizes or min(sizes) < 1 or sum(sizes) != shape[axis]:
+        raise ValueError(
+            f"split_sizes {sizes} must be positive and add up to {shape[axis]}, the size of axis"
+            f" {axis} of shape {shape}; they add up to {sum(sizes)}."
+        )
+    return axis

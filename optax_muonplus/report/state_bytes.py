@@ -7,17 +7,9 @@ from typing import Any
 import jax
 from jax.typing import DTypeLike
 
+from optax_muonplus.frame import ADAM, MUON, LeafInfo, LeafSharding, ResolvedTree
 from optax_muonplus.transforms import Momentum
-from optax_muonplus.trees import (
-    ADAM,
-    MUON,
-    LeafInfo,
-    LeafSharding,
-    ResolvedTree,
-    ShardingTree,
-    StateSharding,
-    layouts,
-)
+from optax_muonplus.trees import ShardingTree, StateSharding, layouts
 
 
 def line_of_bytes(

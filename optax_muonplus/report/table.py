@@ -5,6 +5,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from optax_muonplus.frame import (
+    ADAM,
+    MUON,
+    UNKNOWN,
+    DimensionNumbersTree,
+    LeafInfo,
+    LeafSharding,
+    ResolvedTree,
+)
 from optax_muonplus.matrices import (
     Norm,
     ScaleByShape,
@@ -17,17 +26,11 @@ from optax_muonplus.report.state_bytes import line_of_bytes
 from optax_muonplus.report.without_effect import without_effect
 from optax_muonplus.run import Member, plan
 from optax_muonplus.trees import (
-    ADAM,
-    MUON,
-    UNKNOWN,
-    DimensionNumbersTree,
     LayerAxes,
-    LeafInfo,
-    LeafSharding,
-    ResolvedTree,
     Rules,
     ShardingTree,
     aligned,
+    all_shardings,
     by_rules,
     check_no_state,
     fold,
@@ -102,7 +105,7 @@ def describe(
     idle = without_effect({**scaling, **others})
     dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
     tree = resolve(without_static(params), dims, sharding, strict=False)
-    shardings = tree.all_shardings()
+    shardings = all_shardings(tree)
     on_mesh = any(shardings)
     scale = ScaleByShape(**scaling)
     rows: dict[tuple[str, ...], list[str]] = {}

@@ -12,6 +12,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
+from optax_muonplus.frame import usable_axes
 from optax_muonplus.matrices import (
     Composition,
     Machine,
@@ -21,7 +22,6 @@ from optax_muonplus.matrices import (
     narrower,
 )
 from optax_muonplus.run.loops import map_in_place, sharded_like
-from optax_muonplus.trees import usable_axes
 
 Item = TypeVar("Item")
 

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optax_muonplus.frame import MatrixLayout
 from optax_muonplus.matrices import Machine, MatrixFunction, compose, on_its_machine
 from optax_muonplus.run.batches import MatrixBatch
 from optax_muonplus.run.planning import CommGroup, MatrixGroup
 from optax_muonplus.run.schedule import LINE, Bucket, Task
 from optax_muonplus.run.stacks import apply_batched, apply_to_one
-from optax_muonplus.trees import MatrixLayout
 
 
 def exchange(

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from optax_muonplus.frame import varying_axes
 from optax_muonplus.matrices import with_zeros
-from optax_muonplus.trees import varying_axes
 
 Tree = TypeVar("Tree")
 Sources = tuple[jax.Array, ...]

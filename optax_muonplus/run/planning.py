@@ -28,10 +28,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optax_muonplus.frame import LeafInfo, LeafSharding, MatrixLayout, usable_axes
 from optax_muonplus.matrices import MatrixFunction, narrower
 from optax_muonplus.run.routes import MeshAxes, Route, cheapest_route
 from optax_muonplus.run.schedule import LINE, GroupSize
-from optax_muonplus.trees import LeafInfo, LeafSharding, MatrixLayout, usable_axes
 
 Axes = tuple[tuple[str, ...], ...]  # the mesh axes that cut each axis of an array
 

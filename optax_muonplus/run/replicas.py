@@ -9,10 +9,10 @@ import jax.core
 import jax.numpy as jnp
 from jax.sharding import AxisType
 
+from optax_muonplus.frame import LeafSharding, added_axes, as_named, usable_axes
 from optax_muonplus.run.batches import chunked, grouped
 from optax_muonplus.run.exchange import from_lines, in_lines
 from optax_muonplus.run.routes import BUCKET_BYTES
-from optax_muonplus.trees import LeafSharding, added_axes, as_named, usable_axes
 
 Spec = tuple[tuple[str, ...], ...]
 

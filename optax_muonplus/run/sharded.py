@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from optax_muonplus.frame import LeafInfo, as_named, usable_axes
 from optax_muonplus.matrices import MatrixFunction, narrowed
 from optax_muonplus.run.batches import Read, dtypes_of
 from optax_muonplus.run.exchange import exchange, from_lines, in_lines
 from optax_muonplus.run.local import apply_local
 from optax_muonplus.run.loops import Sources, concatenated
 from optax_muonplus.run.planning import CommGroup, Member, plan
-from optax_muonplus.trees import LeafInfo, as_named, usable_axes
 
 
 def apply_sharded(

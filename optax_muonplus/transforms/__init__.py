@@ -1,5 +1,7 @@
 """The links of Muon+ as Optax transformations, and chains of them."""
 
+from optax_muonplus.frame import LeafInfo as LeafInfo
+from optax_muonplus.frame import MatrixLayout as MatrixLayout
 from optax_muonplus.transforms._apply import plainly as plainly
 from optax_muonplus.transforms._bfloat16 import RemaindersState as RemaindersState
 from optax_muonplus.transforms._bfloat16 import StochasticRoundingState as StochasticRoundingState
@@ -33,8 +35,6 @@ from optax_muonplus.transforms._shard_state import shard_state as shard_state
 from optax_muonplus.transforms._shard_state import state_layout as state_layout
 from optax_muonplus.transforms._steps import DualNorm as DualNorm
 from optax_muonplus.transforms._steps import Steps as Steps
-from optax_muonplus.trees import LeafInfo as LeafInfo
-from optax_muonplus.trees import MatrixLayout as MatrixLayout
 
 # The name until version 0.2, kept in 0.3.
 MatrixView = MatrixLayout

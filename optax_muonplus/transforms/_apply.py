@@ -11,17 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from optax_muonplus.frame import LeafInfo
 from optax_muonplus.matrices import MatrixFunction, narrowed
 from optax_muonplus.method import supported
-from optax_muonplus.run import (
-    READ_ONE,
-    Read,
-    Sources,
-    apply_local,
-    apply_sharded,
-    dtypes_of,
-)
-from optax_muonplus.trees import LeafInfo
+from optax_muonplus.run import READ_ONE, Read, Sources, apply_local, apply_sharded, dtypes_of
 
 Run = Callable[
     [Sequence[MatrixFunction], Read, Sequence[Sources], Sequence[LeafInfo]], list[jax.Array]

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.trees import LeafInfo, MatrixLayout
+from optax_muonplus.frame import LeafInfo, MatrixLayout
 
 
 def map_blocks(

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_muonplus.frame import LeafInfo
 from optax_muonplus.matrices import MatrixFunction, narrowed
 from optax_muonplus.transforms._apply import Run
 from optax_muonplus.transforms._descent import DecayedWeights, LearningRate, are_wide
 from optax_muonplus.transforms._momentum import Momentum
 from optax_muonplus.transforms._order import check_downhill
 from optax_muonplus.transforms._steps import DualNorm, Steps
-from optax_muonplus.trees import LeafInfo
 
 
 class Link(Protocol):

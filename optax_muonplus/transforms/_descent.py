@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from optax_muonplus.frame import flatten_tree
 from optax_muonplus.method import check_flag, check_rate
-from optax_muonplus.trees import by_path, flatten_tree
+from optax_muonplus.trees import by_path
 
 _FLAG = bool | int | np.bool_ | np.ndarray | jax.Array
 

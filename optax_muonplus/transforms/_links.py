@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 from jax.typing import ArrayLike
 
+from optax_muonplus.frame import DimensionNumbersTree
 from optax_muonplus.matrices import MatrixFunction, Norm, Normalize, ScaleByShape, ShapeScale
 from optax_muonplus.method import check_flag
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms._matrix_chain import MatrixTransformation, matrix_chain
 from optax_muonplus.transforms._momentum import Momentum
 from optax_muonplus.transforms._steps import DualNorm
-from optax_muonplus.trees import DimensionNumbersTree, LayerAxes, Rules, ShardingTree
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree
 
 
 def orthogonalize(

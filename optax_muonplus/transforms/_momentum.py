@@ -9,13 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus.matrices import (
-    accumulation_dtype,
-    as_real,
-    matrix_function,
-    narrower,
-    static,
-)
+from optax_muonplus.frame import flatten_with_names
+from optax_muonplus.matrices import accumulation_dtype, as_real, matrix_function, narrower, static
 from optax_muonplus.method import DECAY, check_flag, check_number
 from optax_muonplus.run import Read, Sources
 from optax_muonplus.transforms._momentum_state import (
@@ -28,7 +23,7 @@ from optax_muonplus.transforms._momentum_state import (
     state_of,
     stored,
 )
-from optax_muonplus.trees import check_gradients, check_inexact_dtypes, flatten_with_names
+from optax_muonplus.trees import check_gradients, check_inexact_dtypes
 
 
 def momentum(

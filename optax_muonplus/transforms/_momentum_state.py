@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
+from optax_muonplus.frame import flatten_with_names, path_name
 from optax_muonplus.matrices import narrowed
 from optax_muonplus.method import floating_dtype
 from optax_muonplus.run import Sources
@@ -20,7 +21,6 @@ from optax_muonplus.transforms._int8 import (
     zero_scales,
 )
 from optax_muonplus.transforms._state_check import wrong_state
-from optax_muonplus.trees import flatten_with_names, path_name
 
 
 class MomentumState(NamedTuple):

@@ -8,6 +8,7 @@ import jax
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus.frame import ADAM, MUON, DimensionNumbersTree, ResolvedTree
 from optax_muonplus.method import (
     DECAY,
     NOT_NEGATIVE,
@@ -17,11 +18,7 @@ from optax_muonplus.method import (
     check_rate,
 )
 from optax_muonplus.transforms._chain import Chain
-from optax_muonplus.transforms._descent import (
-    add_decayed_weights,
-    promoted,
-    scale_by_learning_rate,
-)
+from optax_muonplus.transforms._descent import add_decayed_weights, promoted, scale_by_learning_rate
 from optax_muonplus.transforms._matrix_chain import (
     MatrixTransformation,
     Part,
@@ -30,16 +27,7 @@ from optax_muonplus.transforms._matrix_chain import (
 )
 from optax_muonplus.transforms._order import check_rule
 from optax_muonplus.transforms._resolved import ChainTransformation, for_resolved
-from optax_muonplus.trees import (
-    ADAM,
-    MUON,
-    DimensionNumbersTree,
-    LayerAxes,
-    ResolvedTree,
-    Rules,
-    ShardingTree,
-    by_rules,
-)
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
 
 
 class Rest(Protocol):

@@ -9,20 +9,18 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus.frame import DimensionNumbersTree, ResolvedTree, flatten_tree
 from optax_muonplus.method import POSITIVE, check_number, check_word, known_count
 from optax_muonplus.trees import (
     FUSED,
     KEY,
     QUERY,
-    DimensionNumbersTree,
     LayerAxes,
     QueryKeyLayer,
-    ResolvedTree,
     Rules,
     beside_updates,
     by_rules,
     check_gradients,
-    flatten_tree,
     listed,
     names_to_read,
     query_key_modules,

@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 
 import optax
 
+from optax_muonplus.frame import DimensionNumbersTree, ResolvedTree
 from optax_muonplus.transforms._qk_clip import not_clipped
 from optax_muonplus.transforms._state_check import update_own_state
 from optax_muonplus.trees import (
-    DimensionNumbersTree,
-    ResolvedTree,
     ShardingTree,
+    all_shardings,
     beside_updates,
     check_given_shardings,
     check_gradients,
@@ -106,7 +106,7 @@ def for_resolved(
 def _as_params_lie(state: Any, tree: ResolvedTree) -> Any:
     """Returns ``state`` sharded like the parameters, after a check that shardings fit them."""
     given = [leaf.given_sharding for leaf in tree.leaves]
-    tree.all_shardings()
+    all_shardings(tree)
     check_given_shardings([leaf.name for leaf in tree.leaves], tree.arrays, given)
     paths, shapes = [x.path for x in tree.leaves], [x.shape for x in tree.leaves]
     return shard_like_params(state, paths, shapes, given)

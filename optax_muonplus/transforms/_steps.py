@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus.frame import LeafInfo
 from optax_muonplus.matrices import (
     Elementwise,
     MatrixFunction,
@@ -25,7 +26,6 @@ from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.run import READ_ONE, dtypes_of
 from optax_muonplus.transforms._apply import Run, check_function, efficiently, with_dtypes
 from optax_muonplus.transforms._momentum import Momentum
-from optax_muonplus.trees import LeafInfo
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

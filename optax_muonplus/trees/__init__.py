@@ -1,9 +1,5 @@
 """Facts about a tree of parameters: paths, which leaves are matrices and how, where they lie."""
 
-from optax_muonplus.frame import DimensionNumbersTree as DimensionNumbersTree
-from optax_muonplus.frame import MatrixLayout as MatrixLayout
-from optax_muonplus.frame import MatrixSpec as MatrixSpec
-from optax_muonplus.frame import MuonDimensionNumbers as MuonDimensionNumbers
 from optax_muonplus.trees.attention import QueryKeyLayer as QueryKeyLayer
 from optax_muonplus.trees.attention import query_key_modules as query_key_modules
 from optax_muonplus.trees.checks import beside_updates as beside_updates
@@ -13,7 +9,6 @@ from optax_muonplus.trees.checks import check_inexact as check_inexact
 from optax_muonplus.trees.checks import check_only_matrices as check_only_matrices
 from optax_muonplus.trees.checks import check_patterns as check_patterns
 from optax_muonplus.trees.checks import select as select
-from optax_muonplus.trees.dimension_numbers import matrix_layout as matrix_layout
 from optax_muonplus.trees.given_rules import by_rules as by_rules
 from optax_muonplus.trees.given_trees import by_path as by_path
 from optax_muonplus.trees.heads import FUSED as FUSED
@@ -21,35 +16,22 @@ from optax_muonplus.trees.heads import KEY as KEY
 from optax_muonplus.trees.heads import QUERY as QUERY
 from optax_muonplus.trees.heads import per_head as per_head
 from optax_muonplus.trees.labels import partition_labels as partition_labels
-from optax_muonplus.trees.leaves import ADAM as ADAM
-from optax_muonplus.trees.leaves import MUON as MUON
-from optax_muonplus.trees.leaves import UNKNOWN as UNKNOWN
-from optax_muonplus.trees.leaves import LeafInfo as LeafInfo
-from optax_muonplus.trees.leaves import ResolvedTree as ResolvedTree
+from optax_muonplus.trees.leaves import all_shardings as all_shardings
 from optax_muonplus.trees.leaves import resolve as resolve
 from optax_muonplus.trees.models import check_no_state as check_no_state
 from optax_muonplus.trees.models import without_static as without_static
-from optax_muonplus.trees.paths import Path as Path
 from optax_muonplus.trees.paths import aligned as aligned
 from optax_muonplus.trees.paths import check_inexact_dtypes as check_inexact_dtypes
-from optax_muonplus.trees.paths import flatten_tree as flatten_tree
-from optax_muonplus.trees.paths import flatten_with_names as flatten_with_names
 from optax_muonplus.trees.paths import fold as fold
 from optax_muonplus.trees.paths import fold_all as fold_all
 from optax_muonplus.trees.paths import listed as listed
 from optax_muonplus.trees.paths import names_to_read as names_to_read
-from optax_muonplus.trees.paths import path_name as path_name
 from optax_muonplus.trees.paths import without_numbers as without_numbers
 from optax_muonplus.trees.reader import muon_dimension_numbers as muon_dimension_numbers
 from optax_muonplus.trees.remarks import remarks as remarks
-from optax_muonplus.trees.sharding import LeafSharding as LeafSharding
 from optax_muonplus.trees.sharding import ShardingTree as ShardingTree
-from optax_muonplus.trees.sharding import as_named as as_named
 from optax_muonplus.trees.sharding import shard_like_params as shard_like_params
-from optax_muonplus.trees.sharding import usable_axes as usable_axes
-from optax_muonplus.trees.sharding import varying_axes as varying_axes
 from optax_muonplus.trees.state_sharding import StateSharding as StateSharding
-from optax_muonplus.trees.state_sharding import added_axes as added_axes
 from optax_muonplus.trees.state_sharding import layouts as layouts
 from optax_muonplus.trees.state_sharding import warn_of_moves as warn_of_moves
 from optax_muonplus.trees.user_rules import LayerAxes as LayerAxes

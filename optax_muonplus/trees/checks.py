@@ -11,15 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from optax_muonplus.frame import DimensionNumbersTree
+from optax_muonplus.frame import DimensionNumbersTree, LeafInfo, flatten_with_names, path_name
 from optax_muonplus.method import supported
 from optax_muonplus.trees.given_trees import may_be_left_out
-from optax_muonplus.trees.leaves import LeafInfo, resolve
-from optax_muonplus.trees.paths import (
-    check_inexact_dtypes,
-    flatten_with_names,
-    path_name,
-)
+from optax_muonplus.trees.leaves import resolve
+from optax_muonplus.trees.paths import check_inexact_dtypes
 from optax_muonplus.trees.sharding import ShardingTree, concrete_sharding
 from optax_muonplus.trees.user_rules import refuse_keystr
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from optax import MaskedNode
 
-from optax_muonplus.trees.paths import Path, flatten_with_names, is_hole
+from optax_muonplus.frame import Path, flatten_with_names, is_hole
 
 
 def is_function(given: Any) -> bool:

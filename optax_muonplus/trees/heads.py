@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from optax_muonplus.frame import DimensionNumbers, MatrixLayout
-from optax_muonplus.trees.dimension_numbers import matrix_layout
+from optax_muonplus.frame import DimensionNumbers, MatrixLayout, Path, flatten_tree
 from optax_muonplus.trees.given_trees import has_masks, holes, may_be_left_out
-from optax_muonplus.trees.paths import Path, flatten_tree, listed, names_to_read
+from optax_muonplus.trees.paths import listed, names_to_read
 from optax_muonplus.trees.reader import Reading, numbers, read, refuse_count
 from optax_muonplus.trees.user_rules import (
     LayerAxes,
@@ -126,7 +125,7 @@ class PerHead:
             path, shape, spec, rule, *_ = readings[i]
             assert spec is not None
             try:
-                cut = _cut(matrix_layout(shape, spec), inputs, self.sizes[pattern])
+                cut = _cut(MatrixLayout.of(shape, spec), inputs, self.sizes[pattern])
                 readings[i] = readings[i]._replace(dimension_numbers=cut, rule=f"{rule}; per head")
             except ValueError as error:
                 faults[str(error)].append(("/".join(path), shape))

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from optax_muonplus.frame import Shape
-from optax_muonplus.trees.paths import Path, listed, path_name
+from optax_muonplus.frame import Path, Shape, path_name
+from optax_muonplus.trees.paths import listed
 
 _KERNEL = re.compile("(?i)kernel$|^w$|lora_[ab]$")
 

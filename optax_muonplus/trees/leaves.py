@@ -1,135 +1,28 @@
 """One record for each leaf of a tree of parameters or updates, resolved once."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
-from optax_muonplus.frame import DimensionNumbers, DimensionNumbersTree, MatrixLayout
-from optax_muonplus.trees.dimension_numbers import matrix_layout
+from optax_muonplus.frame import (
+    GIVEN,
+    DimensionNumbers,
+    DimensionNumbersTree,
+    LeafInfo,
+    LeafSharding,
+    MatrixLayout,
+    Path,
+    ResolvedTree,
+    flatten_tree,
+    path_name,
+)
 from optax_muonplus.trees.given_trees import by_path, is_function
 from optax_muonplus.trees.heads import PerHead
 from optax_muonplus.trees.models import check_parameters
-from optax_muonplus.trees.paths import (
-    Path,
-    flatten_tree,
-    path_name,
-    without_boxes,
-)
 from optax_muonplus.trees.reader import Reading, check_known, muon_dimension_numbers, read
-from optax_muonplus.trees.sharding import (
-    LeafSharding,
-    ShardingTree,
-    given_shardings,
-    leaf_sharding,
-)
-
-MUON, ADAM, UNKNOWN = "muon", "adam", "?"
-# The rule of leaves with dimension numbers from elsewhere than rules.
-GIVEN = "your dimension numbers"
-
-
-class LeafInfo(NamedTuple):
-    """Metadata of one leaf: path, shape, dtype, matrices, sharding.
-
-    Attributes:
-      index: its place among the leaves of the tree.
-      path: as in ``('blocks', '0', 'attn', 'query', 'kernel')``.
-      shape: its shape.
-      dtype: its dtype, which is also that of its update.
-      layout: its matrices; None for a leaf that is not a matrix, which AdamW updates.
-      given_sharding: its entry in the argument ``sharding``.
-      sharding: how it lies on a mesh, if it is a matrix. None on one device, or where it is not
-        known before the program is compiled.
-      rule: the rule by which it was read, in words.
-      known: False for a leaf that no rule can read, in a tree that was resolved to be shown.
-      stack: axes that number its layers, by ``layer_axes``.
-    """
-
-    index: int
-    path: Path
-    shape: tuple[int, ...]
-    dtype: Any
-    layout: MatrixLayout | None
-    given_sharding: NamedSharding | None = None
-    sharding: LeafSharding | None = None
-    rule: str = GIVEN
-    known: bool = True
-    stack: tuple[int, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The path as people read it: ``blocks/0/attn/query/kernel``."""
-        return path_name(self.path)
-
-    @property
-    def matrix(self) -> MatrixLayout:
-        """The layout of a leaf that is known to be a matrix."""
-        assert self.layout is not None, self.name
-        return self.layout
-
-    @property
-    def view(self) -> MatrixLayout | None:
-        """The layout by the name that it had until version 0.2; version 0.3 keeps it."""
-        return self.layout
-
-    @property
-    def batch_axes(self) -> tuple[int, ...]:
-        """Axes that number matrices, or may do so where nothing is known."""
-        if not self.known:
-            return tuple(range(len(self.shape)))
-        return () if self.layout is None else self.layout.batch_axes
-
-    @property
-    def label(self) -> str:
-        """``"muon"`` or ``"adam"``, or ``"?"`` for a leaf that no rule can read."""
-        if not self.known:
-            return UNKNOWN
-        return ADAM if self.layout is None else MUON
-
-
-class ResolvedTree(NamedTuple):
-    """A tree, flattened once: its records, its leaves, and the way back from values to a tree."""
-
-    leaves: list[LeafInfo]
-    arrays: list[Any]
-    unflatten: Callable[[Iterable[Any]], Any]
-
-    @property
-    def matrices(self) -> list[LeafInfo]:
-        """The records of leaves that are matrices."""
-        return [leaf for leaf in self.leaves if leaf.layout is not None]
-
-    @property
-    def labels(self) -> Any:
-        """A tree of ``"muon"`` and ``"adam"``, each in the place of a leaf or of its box."""
-        return without_boxes(self.unflatten([leaf.label for leaf in self.leaves]))
-
-    def all_shardings(self) -> list[LeafSharding | None]:
-        """How each leaf lies on a mesh, whether it is a matrix or not."""
-        return self.shardings_of(self.leaves)
-
-    def shardings_of(self, leaves: Sequence[LeafInfo]) -> list[LeafSharding | None]:
-        """How some of the leaves lie on a mesh; ValueError names all for which that cannot be."""
-        shardings, wrong = [], []
-        meshes: dict[Any, str] = {}
-        for leaf in leaves:
-            try:
-                known = leaf_sharding(self.arrays[leaf.index], leaf.given_sharding, leaf.layout)
-            except ValueError as error:
-                wrong.append(f"{leaf.name}: {error}")
-                continue
-            shardings.append(known)
-            if known is not None:
-                sizes = tuple(known.mesh.shape.items())
-                meshes.setdefault(sizes, f"{leaf.name} is on {known.mesh}")
-        if len(meshes) > 1:
-            wrong.append(f"all parameters must be on one mesh, but {' and '.join(meshes.values())}")
-        if wrong:
-            raise ValueError(f"Shardings do not fit. {'; '.join(wrong)}.")
-        return shardings
+from optax_muonplus.trees.sharding import ShardingTree, given_shardings, leaf_sharding
 
 
 def resolve(
@@ -149,9 +42,35 @@ def resolve(
         leaves = [x._replace(given_sharding=entry) for x, entry in zip(leaves, given, strict=True)]
     resolved = ResolvedTree(leaves, arrays, unflatten)
     matrices = resolved.matrices
-    for leaf, known in zip(matrices, resolved.shardings_of(matrices), strict=True):
+    for leaf, known in zip(matrices, shardings_of(resolved, matrices), strict=True):
         leaves[leaf.index] = leaf._replace(sharding=known)
     return resolved
+
+
+def all_shardings(tree: ResolvedTree) -> list[LeafSharding | None]:
+    """How each leaf lies on a mesh, whether it is a matrix or not."""
+    return shardings_of(tree, tree.leaves)
+
+
+def shardings_of(tree: ResolvedTree, leaves: Sequence[LeafInfo]) -> list[LeafSharding | None]:
+    """How some of the leaves lie on a mesh; ValueError names all for which that cannot be."""
+    shardings, wrong = [], []
+    meshes: dict[Any, str] = {}
+    for leaf in leaves:
+        try:
+            known = leaf_sharding(tree.arrays[leaf.index], leaf.given_sharding, leaf.layout)
+        except ValueError as error:
+            wrong.append(f"{leaf.name}: {error}")
+            continue
+        shardings.append(known)
+        if known is not None:
+            sizes = tuple(known.mesh.shape.items())
+            meshes.setdefault(sizes, f"{leaf.name} is on {known.mesh}")
+    if len(meshes) > 1:
+        wrong.append(f"all parameters must be on one mesh, but {' and '.join(meshes.values())}")
+    if wrong:
+        raise ValueError(f"Shardings do not fit. {'; '.join(wrong)}.")
+    return shardings
 
 
 def read_leaves(tree: Any, given: DimensionNumbersTree, strict: bool = True) -> ResolvedTree:
@@ -166,7 +85,7 @@ def read_leaves(tree: Any, given: DimensionNumbersTree, strict: bool = True) -> 
     for i, (found, x) in enumerate(zip(readings, arrays, strict=True)):
         path, shape, spec, rule, known, stack = found
         try:
-            layout = None if spec is None else matrix_layout(shape, spec)
+            layout = None if spec is None else MatrixLayout.of(shape, spec)
         except ValueError as error:
             wrong.append(f"{path_name(path)}: {error}")
         else:

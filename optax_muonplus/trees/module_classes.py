@@ -12,8 +12,7 @@ from typing import Any
 
 import jax
 
-from optax_muonplus.frame import Shape
-from optax_muonplus.trees.paths import Path, path_of_keys
+from optax_muonplus.frame import Path, Shape, path_of_keys
 
 # Patches and times are embedded by layers, and rotary embeddings have no table.
 _TABLE = re.compile(r"(?i)(?!.*(patch|time|rotary|proj|linear|mlp)).*embed")

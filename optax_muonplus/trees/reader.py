@@ -8,12 +8,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optax_muonplus.frame import DimensionNumbers, Shape, with_rule
-from optax_muonplus.trees.dimension_numbers import matrix_layout, read_named_layers
+from optax_muonplus.frame import (
+    DimensionNumbers,
+    MatrixLayout,
+    Path,
+    Shape,
+    flatten_tree,
+    path_name,
+    with_rule,
+)
+from optax_muonplus.trees.dimension_numbers import read_named_layers
 from optax_muonplus.trees.given_trees import holes
 from optax_muonplus.trees.layer_axes import check_kernels, check_one_count, stack_of
 from optax_muonplus.trees.module_classes import read_classes
-from optax_muonplus.trees.paths import Path, flatten_tree, names_to_read, path_name
+from optax_muonplus.trees.paths import names_to_read
 from optax_muonplus.trees.rule_words import Rule
 from optax_muonplus.trees.rules import DEFAULT_RULES
 from optax_muonplus.trees.suggestions import what_to_write
@@ -43,7 +51,7 @@ class Reading(NamedTuple):
         spec = self.dimension_numbers
         if not self.known:
             return tuple(range(len(self.shape)))
-        return () if spec is None else matrix_layout(self.shape, spec).batch_axes
+        return () if spec is None else MatrixLayout.of(self.shape, spec).batch_axes
 
     @property
     def is_adamw(self) -> bool:
@@ -179,7 +187,7 @@ def _stacked(layer: Reading, shape: Shape, stack: Shape) -> Reading:
     spec = layer.dimension_numbers
     if spec is not None:
         try:
-            layout = matrix_layout(layer.shape, spec)
+            layout = MatrixLayout.of(layer.shape, spec)
         except ValueError as error:
             raise ValueError(
                 f"{path_name(layer.path)}, without the axes of its layers: {error} Rules are for"

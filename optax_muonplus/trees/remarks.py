@@ -5,11 +5,10 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from optax_muonplus.frame import DimensionNumbersTree
+from optax_muonplus.frame import GIVEN, DimensionNumbersTree, LeafInfo
 from optax_muonplus.method import supported
 from optax_muonplus.trees.given_rules import rules_of
 from optax_muonplus.trees.heads import side_of
-from optax_muonplus.trees.leaves import GIVEN, LeafInfo
 from optax_muonplus.trees.paths import listed, without_numbers
 from optax_muonplus.trees.suggestions import to_adamw, what_to_write
 

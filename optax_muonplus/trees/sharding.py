@@ -6,7 +6,7 @@ A concrete array says how it is sharded, and so does one on Explicit mesh axes, 
 
 import math
 from collections.abc import Container, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.core
@@ -20,19 +20,20 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from optax_muonplus.frame import MatrixLayout
+from optax_muonplus.frame import (
+    LeafSharding,
+    MatrixLayout,
+    Path,
+    as_named,
+    axes_of_type,
+    flatten_tree,
+    usable_axes,
+    varying_axes,
+)
 from optax_muonplus.trees.given_trees import by_path
-from optax_muonplus.trees.paths import Path, flatten_tree
 
 # A tree or prefix tree of NamedSharding and None, or a function from parameters to one.
 ShardingTree = Any
-
-
-class LeafSharding(NamedTuple):
-    """How one leaf lies on a mesh: for each of its axes the mesh axes that cut it, major first."""
-
-    mesh: Mesh | AbstractMesh
-    spec: tuple[tuple[str, ...], ...]
 
 
 def given_shardings(
@@ -43,12 +44,6 @@ def given_shardings(
     kinds = NamedSharding | SingleDeviceSharding | None
     entries = by_path(sharding, tree, paths, kinds, "shardings", expected)
     return [entry if isinstance(entry, NamedSharding) else None for entry in entries]
-
-
-def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """The axes that no surrounding ``jax.shard_map`` has taken."""
-    taken = axes_of_type(mesh, AxisType.Manual)
-    return tuple(name for name in mesh.axis_names if name not in taken)
 
 
 def shard_like_params(
@@ -91,14 +86,6 @@ def mirrored(path: Path, params: Container[Path]) -> Path | None:
     return next((path[i:] for i in range(len(path) + 1) if path[i:] in params), None)
 
 
-def as_named(sharding: LeafSharding, kinds: Sequence[AxisType] = tuple(AxisType)) -> NamedSharding:
-    """The sharding over those of its mesh axes that are of some kinds."""
-    mesh, spec = sharding
-    of_kind = {name for kind in kinds for name in axes_of_type(mesh, kind)}
-    entries = [tuple(name for name in names if name in of_kind) or None for names in spec]
-    return NamedSharding(mesh, PartitionSpec(*entries))
-
-
 def _over_blocks(given: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
     """``given``, but for axes that an array of ``shape`` cannot be cut along."""
     entries = _spec_entries(given.spec, len(shape))
@@ -123,11 +110,6 @@ def _spec_entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
     """The mesh axes of each axis, of ``ndim`` axes at least."""
     entries = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
     return entries + [()] * (ndim - len(entries))
-
-
-def axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
-    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return tuple(name for name, axis_type in pairs if axis_type == kind)
 
 
 def concrete_sharding(leaf: Any) -> NamedSharding | None:
@@ -227,9 +209,3 @@ def _check_against_type(
     )
     if ours != types:
         raise ValueError(f"sharding= says {given.spec}, the array's type {typed.spec}")
-
-
-def varying_axes(typed: Any) -> frozenset[str]:
-    """Returns the Manual axes over which an array varies, by its type; none if unchecked."""
-    kinds = getattr(typed, "manual_axis_type", None)  # since jax 0.10
-    return typed.vma if kinds is None else kinds.varying

@@ -10,12 +10,17 @@ import jax.core
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
-from optax_muonplus.trees.paths import Path, flatten_tree, path_name
-from optax_muonplus.trees.sharding import (
+from optax_muonplus.frame import (
     LeafSharding,
-    ShardingTree,
+    Path,
+    added_axes,
     as_named,
     axes_of_type,
+    flatten_tree,
+    path_name,
+)
+from optax_muonplus.trees.sharding import (
+    ShardingTree,
     checked_sharding,
     given_shardings,
     leaf_sharding,
@@ -31,17 +36,6 @@ class Layout(NamedTuple):
 
     own: LeafSharding | None
     state: LeafSharding | None
-
-
-def added_axes(cut: LeafSharding, whole: LeafSharding) -> tuple[tuple[str, ...], ...] | None:
-    """The mesh axes that ``cut`` adds to each axis, behind those that cut it already.
-
-    None if it does anything else: then a device's part is no part of what it has of the whole.
-    """
-    pairs = list(zip(cut.spec, whole.spec, strict=True))
-    if any(names != more[: len(names)] for more, names in pairs):
-        return None
-    return tuple(more[len(names) :] for more, names in pairs)
 
 
 def warn_of_moves(tree: Any, found: Sequence[Layout]) -> None:

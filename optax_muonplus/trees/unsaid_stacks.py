@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from optax_muonplus.frame import Shape
-from optax_muonplus.trees.paths import Path
+from optax_muonplus.frame import Path, Shape
 
 _CONTAINER = re.compile(r"(?i)layer|block|stack|stage|scan|^h$")
 

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from optax.contrib import MuonDimensionNumbers as Dims
 
 import optax_muonplus as omp
-from optax_muonplus.trees import (
-    matrix_layout,
-)
+from optax_muonplus.frame import MatrixLayout
 from tests.support.property_search import SEARCH
 
 # name: shape, dimension numbers, and einsum from the parameter to (batch, out, in) with its sizes.
@@ -36,7 +34,7 @@ LAYOUTS = {
 def test_view_is_the_einsum_and_comes_back(name):
     shape, dims, einsum, blocks = LAYOUTS[name]
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    layout = matrix_layout(shape, dims)
+    layout = MatrixLayout.of(shape, dims)
     (stored,) = layout.to_matrices(jnp.asarray(x))
     matrices = np.swapaxes(stored, 1, 2) if layout.transposed else stored
     assert layout.block_shapes() == blocks == [matrices.shape]
@@ -56,7 +54,7 @@ def test_view_is_the_einsum_and_comes_back(name):
 )
 def test_split_view_cuts_blocks_and_comes_back(shape, spec, sizes):
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    layout = matrix_layout(shape, spec)
+    layout = MatrixLayout.of(shape, spec)
     stored = layout.to_matrices(jnp.asarray(x))
     assert layout.transposed
     assert layout.block_shapes() == sizes == [np.swapaxes(m, 1, 2).shape for m in stored]
@@ -81,7 +79,7 @@ def test_split_view_cuts_blocks_and_comes_back(shape, spec, sizes):
 )
 def test_views_that_are_not_matrices_are_refused(shape, spec, message):
     with pytest.raises(ValueError, match=message):
-        matrix_layout(shape, spec)
+        MatrixLayout.of(shape, spec)
 
 
 @st.composite
@@ -110,7 +108,7 @@ def test_views_are_a_transposition_and_come_back(layout):
     shape, output, reduction, spec = layout
     x = np.arange(math.prod(shape)).reshape(shape)
     batch = tuple(a for a in range(len(shape)) if a not in output + reduction)
-    layout = matrix_layout(shape, spec)
+    layout = MatrixLayout.of(shape, spec)
     stored = layout.to_matrices(x)  # in NumPy where it can be: JAX would compile for each shape
     np.testing.assert_array_equal(layout.from_matrices(stored), x)
     matrices = [np.swapaxes(m, 1, 2) if layout.transposed else m for m in stored]
@@ -158,4 +156,4 @@ def test_an_axis_to_split_needs_a_number_and_sizes(options, message):
 def test_axes_that_are_no_numbers_are_refused(axis):
     for spec in (omp.MatrixSpec(axis, 1), Dims(1, axis)):
         with pytest.raises(ValueError, match="must name one or more of the axes"):
-            matrix_layout((4, 6), spec)
+            MatrixLayout.of((4, 6), spec)

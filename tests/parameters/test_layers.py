@@ -14,9 +14,7 @@ import pytest
 from flax import nnx
 
 import optax_muonplus as omp
-from optax_muonplus.trees import (
-    flatten_tree,
-)
+from optax_muonplus.frame import flatten_tree
 
 KEY = jax.random.key(0)
 X = jax.random.normal(KEY, (1, 6))  # one position, so that attention is the projection of its value

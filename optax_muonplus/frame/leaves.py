@@ -1,0 +1,91 @@
+"""One record for each leaf of a tree of parameters or updates."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from jax.sharding import NamedSharding
+
+from optax_muonplus.frame.layout import MatrixLayout
+from optax_muonplus.frame.paths import Path, path_name, without_boxes
+from optax_muonplus.frame.sharding import LeafSharding
+
+MUON, ADAM, UNKNOWN = "muon", "adam", "?"
+# The rule of leaves with dimension numbers from elsewhere than rules.
+GIVEN = "your dimension numbers"
+
+
+class LeafInfo(NamedTuple):
+    """Metadata of one leaf: path, shape, dtype, matrices, sharding.
+
+    Attributes:
+      index: its place among the leaves of the tree.
+      path: as in ``('blocks', '0', 'attn', 'query', 'kernel')``.
+      shape: its shape.
+      dtype: its dtype, which is also that of its update.
+      layout: its matrices; None for a leaf that is not a matrix, which AdamW updates.
+      given_sharding: its entry in the argument ``sharding``.
+      sharding: how it lies on a mesh, if it is a matrix. None on one device, or where it is not
+        known before the program is compiled.
+      rule: the rule by which it was read, in words.
+      known: False for a leaf that no rule can read, in a tree that was resolved to be shown.
+      stack: axes that number its layers, by ``layer_axes``.
+    """
+
+    index: int
+    path: Path
+    shape: tuple[int, ...]
+    dtype: Any
+    layout: MatrixLayout | None
+    given_sharding: NamedSharding | None = None
+    sharding: LeafSharding | None = None
+    rule: str = GIVEN
+    known: bool = True
+    stack: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The path as people read it: ``blocks/0/attn/query/kernel``."""
+        return path_name(self.path)
+
+    @property
+    def matrix(self) -> MatrixLayout:
+        """The layout of a leaf that is known to be a matrix."""
+        assert self.layout is not None, self.name
+        return self.layout
+
+    @property
+    def view(self) -> MatrixLayout | None:
+        """The layout by the name that it had until version 0.2; version 0.3 keeps it."""
+        return self.layout
+
+    @property
+    def batch_axes(self) -> tuple[int, ...]:
+        """Axes that number matrices, or may do so where nothing is known."""
+        if not self.known:
+            return tuple(range(len(self.shape)))
+        return () if self.layout is None else self.layout.batch_axes
+
+    @property
+    def label(self) -> str:
+        """``"muon"`` or ``"adam"``, or ``"?"`` for a leaf that no rule can read."""
+        if not self.known:
+            return UNKNOWN
+        return ADAM if self.layout is None else MUON
+
+
+class ResolvedTree(NamedTuple):
+    """A tree, flattened once: its records, its leaves, and the way back from values to a tree."""
+
+    leaves: list[LeafInfo]
+    arrays: list[Any]
+    unflatten: Callable[[Iterable[Any]], Any]
+
+    @property
+    def matrices(self) -> list[LeafInfo]:
+        """The records of leaves that are matrices."""
+        return [leaf for leaf in self.leaves if leaf.layout is not None]
+
+    @property
+    def labels(self) -> Any:
+        """A tree of ``"muon"`` and ``"adam"``, each in the place of a leaf or of its box."""
+        return without_boxes(self.unflatten([leaf.label for leaf in self.leaves]))
