@@ -78,7 +78,8 @@ def muonplus(
 
     Parameters that are not matrices (embeddings, heads, norms, biases, vectors) get AdamW.
     ``optax_muonplus.describe(params)`` prints what each will get. The state is one momentum buffer
-    for each matrix, and AdamW's two for each other parameter.
+    for each matrix, and AdamW's two for each other parameter. The page "How to choose" has
+    recommendations and their figures.
 
     Args:
       learning_rate: number or schedule. Of the order of 0.01; the paper's best lie between 0.005
@@ -93,70 +94,61 @@ def muonplus(
       weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``;
         for the matrices.
       mu_dtype: dtype of the momentum buffer; None means the parameter's. ``"int8"``: 1.02 bytes.
-      norm: ``"none"`` (Muon), ``"col"``, ``"row"``, ``"col_row"`` (columns, then rows),
-        ``"row_col"``, ``"long"`` (the longer side: rows of tall matrices, columns of wide ones;
-        square ones stay, or have their rows or columns normalized by ``"long_row"`` and
-        ``"long_col"``) or ``"auto"`` (the side that varies more). A row holds the weights of one
-        output unit. See :func:`optax_muonplus.matrices.normalize_matrix`.
+      norm: ``"none"`` (Muon), ``"col"``, ``"row"`` (a row has the weights of one output unit),
+        ``"col_row"`` (columns, then rows), ``"row_col"``, ``"long"`` (the longer side, see
+        :func:`optax_muonplus.matrices.normalize_matrix`; for square matrices ``"long_row"`` or
+        ``"long_col"``) or ``"auto"`` (the side that varies more).
       norm_eps: inside the root of the row and column norms.
       match_frobenius: rescales the normalized matrix to the Frobenius norm it had before.
       shape_scale: ``"spectral"`` sqrt(m/n), ``"max"`` sqrt(max(1, m/n)) or ``"none"``.
       consistent_rms: if given, in place of ``shape_scale``, the root mean square of every update;
         0.2 matches AdamW's, so that one learning rate serves both groups.
-      nesterov: whether the momentum looks one step ahead; for the matrices. On in the paper's
-        published code and in Optax; the paper's equation has none.
-      bias_correction: see :func:`optax_muonplus.momentum`.
+      nesterov: whether the momentum looks one step ahead, see :func:`optax_muonplus.momentum`.
+      bias_correction: divides the momentum by what its zero start left out, see there.
       polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix), ``"svd"``, a
-        function on ``(*batch, out, in)``, or ``"auto"``: of the first two, what does fewer
-        operations for each shape, where both are exact enough.
+        function on ``(*batch, out, in)``, or ``"auto"``: the cheaper of the first two for each
+        shape, where both are exact enough. See :class:`optax_muonplus.polar.Orthogonalize`.
       preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"``, ``"aol_out"`` or
-        ``"schatten"``, see :class:`optax_muonplus.polar.Orthogonalize`.
+        ``"schatten"``, the norm that divides the momentum before the iteration, see there.
       adaptive: multiplies each update by its inner product with the momentum, the dual norm.
       cautious_weight_decay: decays only the entries of matrices that the update moves towards zero
-        anyway, see :func:`optax_muonplus.transforms.add_decayed_weights`; AdamW's decay stays
-        plain.
-      compute_dtype: dtype of the operands and results of matrix products, for example
-        ``"bfloat16"`` on accelerators. Products are summed, and polynomials combined, in float32 at
-        least; results are rounded once. None means the momentum's, at least float32.
+        anyway, see :func:`optax_muonplus.transforms.add_decayed_weights`.
+      compute_dtype: dtype of the operands and results of matrix products, such as ``"bfloat16"``
+        on accelerators; sums are in float32 at least. None means the momentum's, at least float32.
       adam_b1: AdamW's first decay.
       adam_b2: AdamW's second decay.
       adam_eps: AdamW's epsilon.
       adam_eps_root: AdamW's epsilon inside the root.
-      adam_nesterov: whether AdamW looks one step ahead too (NAdamW), as that of
-        ``optax.contrib.muon`` does.
-      adam_weight_decay: AdamW's weight decay; 0 here, where ``optax.adamw`` has 1e-4.
+      adam_nesterov: whether AdamW looks one step ahead too, as that of ``optax.contrib.muon`` does.
+      adam_weight_decay: number or schedule; 0 here, where ``optax.adamw`` has 1e-4.
       adam_learning_rate: number or schedule; None means ``learning_rate``. A number stays constant
         when the matrices have a schedule: give a schedule here too.
       muon_weight_dimension_numbers: which parameters are matrices, and how: a tree or prefix tree
         of ``optax.contrib.MuonDimensionNumbers``, ``MatrixSpec`` and None (AdamW), or a function
-        from the parameters to one. None means the default rules,
-        :func:`optax_muonplus.muon_dimension_numbers`, which know embeddings and heads by name.
-        :func:`optax_muonplus.per_head` makes each attention head a matrix.
+        from the parameters to one, such as :func:`optax_muonplus.per_head`. None means the default
+        rules, :func:`optax_muonplus.muon_dimension_numbers`.
       sharding: where the parameters lie: a tree or prefix tree of ``jax.sharding.NamedSharding`` on
         one mesh (None where it is not known), or a function from the parameters to one. With it
         each matrix is moved once to a device that works on it whole, and once back, and replicas
-        divide the work; the state is sharded like the parameters from init on. Not needed where
-        the mesh has Explicit axes, since arrays tell there. None on a mesh with Auto axes leaves
-        the distribution to the compiler, which moves matrices at every step of the iteration.
-        Inside ``jax.shard_map`` a matrix that varies over one of its axes is refused without it.
+        divide the work. Explicit axes need none, because array types carry their sharding. Without
+        it the compiler moves matrices at every step of the iteration, and inside ``jax.shard_map``
+        a matrix that varies over one of its axes is refused. See the page on meshes.
       state_sharding: where the state lies, if it is sharded over replicas of the parameters too
         (ZeRO-1): the name of a mesh axis, such as ``"data"``, or several, or a tree as for
         ``sharding``. See :func:`optax_muonplus.transforms.shard_state`.
-      rules: ``[(pattern, dimension numbers or None for AdamW), ...]`` for parameters that the
-        default rules would read in another way, or not at all. Patterns are regular expressions,
-        searched in paths such as ``blocks/0/attn/query/kernel``; the first that is found decides,
-        and one that finds nothing is an error. With a third item a rule is for parameters of so
-        many axes only.
+      rules: ``[(pattern, dimension numbers or None for AdamW), ...]``, before the default rules. A
+        pattern is a regular expression, searched in paths such as ``blocks/0/attn/query/kernel``;
+        the first that is found decides, and one that finds nothing is an error.
       layer_axes: ``{pattern: axis}`` for parameters that hold stacked layers: ``{"layers": 0}``
-        under ``nn.scan``, 1 in MaxText. Rules see the shape of one layer. Like ``rules`` it is in
+        under ``nn.scan``, 1 in MaxText. Like ``rules``, which see the shape of one layer, it is in
         place of ``muon_weight_dimension_numbers``.
 
     Returns:
       A transformation for the whole parameter tree. An update has the dtype that its gradient and
-      its parameter promote to (float32 for float16 and bfloat16), as AdamW's do in Optax. That of a
-      matrix is rounded to the gradient's dtype before learning rate and weight decay; what is
-      larger than its dtype can hold becomes the largest number. Parameters may be left out of
-      ``update`` where both decays are zero, and updates then have the dtypes of the gradients.
+      its parameter promote to (float32 for float16 and bfloat16), as AdamW's do in Optax. A
+      matrix's update is rounded to the gradient's dtype before learning rate and decay; values out
+      of its range saturate. ``update`` needs no parameters where both decays are zero, and updates
+      then have the dtypes of the gradients.
 
     Raises:
       ValueError: when built, for unknown options, too few coefficient rows, coefficients that
@@ -164,16 +156,14 @@ def muonplus(
         or not finite; at init, for dimension numbers that do not fit the parameters, leaves of
         three or more axes that no rule knows, and integer parameters; at an update, for gradients
         that have another shape than their parameter, are integers, or are complex where it is not;
-        at both, for what may be shards of a matrix inside ``jax.shard_map``. Paths and remedies are
-        in the message.
+        at init and update, for an array that may be one shard of a matrix inside
+        ``jax.shard_map``. Paths and remedies are in the message.
 
-    Numbers may also be NumPy or JAX scalars, or traced; what is traced is not checked.
-    ``optax_muonplus.describe(params, **arguments)`` says which arguments have no effect because of
-    another, as ``ns_steps`` with ``polar="svd"``. Dimension numbers, shardings, masks and rules may
-    be for the whole model where ``optax.masked``, ``optax.partition`` or None leaves out a part.
-
-    Under ``optax.inject_hyperparams`` functions count as schedules: name them, and ``mu_dtype`` and
-    ``compute_dtype`` unless they are strings, in ``static_args``.
+    Numbers may also be NumPy or JAX scalars, or traced; traced ones are not checked. ``describe``
+    takes the same arguments and names those that have no effect because of another. Dimension
+    numbers, shardings, masks and rules may be for the whole model where ``optax.masked``,
+    ``optax.partition`` or None leaves out a part. Under ``optax.inject_hyperparams`` functions
+    count as schedules: name them, and dtypes that are no strings, in ``static_args``.
 
     Example:
       >>> import jax.numpy as jnp, optax, optax_muonplus as omp
@@ -187,25 +177,27 @@ def muonplus(
     """
     check_flag("adaptive", adaptive)
     check_flag("cautious_weight_decay", cautious_weight_decay)
+    matrices = matrix_chain(
+        Momentum(beta, nesterov, bias_correction, mu_dtype),
+        Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype),
+        Normalize(norm, norm_eps, match_frobenius),
+        *([DualNorm()] if adaptive else []),
+        ScaleByShape(shape_scale, consistent_rms),
+        add_decayed_weights(weight_decay, weight_decay_mask, cautious=cautious_weight_decay),
+        scale_by_learning_rate(learning_rate),
+    )
+    others = AdamW(
+        adam_learning_rate,
+        adam_b1,
+        adam_b2,
+        adam_eps,
+        adam_eps_root,
+        adam_nesterov,
+        adam_weight_decay,
+    )
     optimizer = partition_with_adamw(
-        matrix_chain(
-            Momentum(beta, nesterov, bias_correction, mu_dtype),
-            Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype),
-            Normalize(norm, norm_eps, match_frobenius),
-            *([DualNorm()] if adaptive else []),
-            ScaleByShape(shape_scale, consistent_rms),
-            add_decayed_weights(weight_decay, weight_decay_mask, cautious=cautious_weight_decay),
-            scale_by_learning_rate(learning_rate),
-        ),
-        AdamW(
-            adam_learning_rate,
-            adam_b1,
-            adam_b2,
-            adam_eps,
-            adam_eps_root,
-            adam_nesterov,
-            adam_weight_decay,
-        ),
+        matrices,
+        others,
         muon_weight_dimension_numbers,
         state_layout(sharding, state_sharding),
         rules=rules,
@@ -214,18 +206,14 @@ def muonplus(
     return shard_state(optimizer, sharding, state_sharding)
 
 
-def _like(
-    function: Callable[P, T], **defaults: Any
-) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """Gives another function the arguments of ``function``, some of them with other defaults."""
-    signature = inspect.signature(function)
-    changed = [
-        p.replace(default=defaults.get(name, p.default)) for name, p in signature.parameters.items()
-    ]
+def _like(make: Callable[P, T], **defaults: Any) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Gives another function the arguments of ``make``, some of them with other defaults."""
+    own = inspect.signature(make)
+    changed = [p.replace(default=defaults.get(n, p.default)) for n, p in own.parameters.items()]
 
     def decorate(other: Callable[..., T]) -> Callable[P, T]:
-        # For help() and optax.inject_hyperparams, which read arguments and defaults off it.
-        other.__signature__ = signature.replace(parameters=changed)  # ty: ignore[missing-attribute]
+        # help() and optax.inject_hyperparams read arguments and defaults off the signature.
+        other.__signature__ = own.replace(parameters=changed)  # ty: ignore[missing-attribute]
         return other
 
     return decorate
