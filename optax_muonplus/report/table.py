@@ -22,6 +22,7 @@ from optax_muonplus.matrices import (
     normalized_sides,
 )
 from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.report.remarks import remarks
 from optax_muonplus.report.state_bytes import line_of_bytes
 from optax_muonplus.report.without_effect import without_effect
 from optax_muonplus.run import Member, plan
@@ -35,7 +36,6 @@ from optax_muonplus.trees import (
     check_no_state,
     fold,
     fold_all,
-    remarks,
     resolve,
     without_numbers,
     without_static,

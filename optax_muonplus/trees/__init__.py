@@ -10,11 +10,13 @@ from optax_muonplus.trees.checks import check_only_matrices as check_only_matric
 from optax_muonplus.trees.checks import check_patterns as check_patterns
 from optax_muonplus.trees.checks import select as select
 from optax_muonplus.trees.given_rules import by_rules as by_rules
+from optax_muonplus.trees.given_rules import rules_of as rules_of
 from optax_muonplus.trees.given_trees import by_path as by_path
 from optax_muonplus.trees.heads import FUSED as FUSED
 from optax_muonplus.trees.heads import KEY as KEY
 from optax_muonplus.trees.heads import QUERY as QUERY
 from optax_muonplus.trees.heads import per_head as per_head
+from optax_muonplus.trees.heads import side_of as side_of
 from optax_muonplus.trees.labels import partition_labels as partition_labels
 from optax_muonplus.trees.leaves import all_shardings as all_shardings
 from optax_muonplus.trees.leaves import resolve as resolve
@@ -28,11 +30,12 @@ from optax_muonplus.trees.paths import listed as listed
 from optax_muonplus.trees.paths import names_to_read as names_to_read
 from optax_muonplus.trees.paths import without_numbers as without_numbers
 from optax_muonplus.trees.reader import muon_dimension_numbers as muon_dimension_numbers
-from optax_muonplus.trees.remarks import remarks as remarks
 from optax_muonplus.trees.sharding import ShardingTree as ShardingTree
 from optax_muonplus.trees.sharding import shard_like_params as shard_like_params
 from optax_muonplus.trees.state_sharding import StateSharding as StateSharding
 from optax_muonplus.trees.state_sharding import layouts as layouts
 from optax_muonplus.trees.state_sharding import warn_of_moves as warn_of_moves
+from optax_muonplus.trees.suggestions import to_adamw as to_adamw
+from optax_muonplus.trees.suggestions import what_to_write as what_to_write
 from optax_muonplus.trees.user_rules import LayerAxes as LayerAxes
 from optax_muonplus.trees.user_rules import Rules as Rules

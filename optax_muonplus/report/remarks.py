@@ -7,10 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from optax_muonplus.frame import GIVEN, DimensionNumbersTree, LeafInfo
 from optax_muonplus.method import supported
-from optax_muonplus.trees.given_rules import rules_of
-from optax_muonplus.trees.heads import side_of
-from optax_muonplus.trees.paths import listed, without_numbers
-from optax_muonplus.trees.suggestions import to_adamw, what_to_write
+from optax_muonplus.trees import (
+    listed,
+    rules_of,
+    side_of,
+    to_adamw,
+    what_to_write,
+    without_numbers,
+)
 
 _OWN = ("your rule", GIVEN)  # of the user's
 _ADAPTER = "(?i)lora_[ab]"
