@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
@@ -15,7 +15,6 @@ import tyro
 from benchmarks import columns
 from optax_muonplus import coefficients, polar
 from optax_muonplus.coefficients import CoefficientsLike, Row
-from optax_muonplus.matrices import Machine
 
 # Tables by name; "degree 3" and "degree 5" are made for the band by `coefficients.relaxed`, and
 # have no Gram form.
@@ -26,7 +25,7 @@ class Products(NamedTuple):
     """Where and in which dtype products are made, which decides whether there is a Gram form."""
 
     name: str
-    machine: Machine
+    platform: Literal["cpu", "gpu"]
     dtype: str | None
 
 
@@ -76,7 +75,7 @@ def candidates(config: Config) -> Iterator[dict[str, Any]]:
                 if name in coefficients.TABLES and steps > len(polynomials(name)):
                     break
                 given = made(name, steps, lower)
-                chosen = coefficients.resolve(given, steps)
+                chosen = coefficients.for_steps(given, steps)
                 found = reach(chosen.rows, config.ratio) * chosen.safety_factor
                 if found <= lower * (1 + 1e-3):
                     row = {"polynomials": name, "norm": norm, "steps": steps, "reach": found}
@@ -107,10 +106,9 @@ def reach(rows: Sequence[Row], ratio: float) -> float:
 
 def share(given: CoefficientsLike, steps: int, shape: tuple[int, int], products: Products) -> float:
     """Returns the operations of polar="auto" over those of five plain Jordan steps."""
-    options = polar.Orthogonalize(
-        given, steps, compute_dtype=products.dtype, machine=products.machine
-    )
-    return options.flops(shape) / polar.Orthogonalize(polar="newton_schulz").flops(shape)
+    options = polar.Orthogonalize(given, steps, compute_dtype=products.dtype)
+    fast = polar.FastPolar(options, products.platform)
+    return fast.flops(shape) / polar.Orthogonalize(polar="newton_schulz").flops(shape)
 
 
 if __name__ == "__main__":

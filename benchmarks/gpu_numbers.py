@@ -64,7 +64,7 @@ def spectra(shape: tuple[int, int]) -> dict[str, np.ndarray]:
 
 def polynomial(x: np.ndarray, table: str, n: int) -> np.ndarray:
     """Computes the iteration's polynomial of each singular value, in float64."""
-    rows, _, safety_factor, *_ = omp.coefficients.resolve(table, n)
+    rows, _, safety_factor, *_ = omp.coefficients.for_steps(table, n)
     u, s, vh = np.linalg.svd(x, full_matrices=False)
     return (u * omp.coefficients.evaluate(rows, s / (safety_factor * np.linalg.norm(s)))) @ vh
 
@@ -142,10 +142,10 @@ def symmetric_kernel(n: int) -> Figures:
     """Compares updates by the experimental kernel with each other and with those without it."""
     kernel = importlib.import_module("benchmarks.symmetric_kernel")
     x = {"weight": jax.random.normal(jax.random.key(0), (n, 2 * n))}
-    options: dict[str, Any] = {"compute_dtype": "bfloat16", "polar": "newton_schulz"}
+    factor = omp.polar.Orthogonalize(compute_dtype="bfloat16", polar="newton_schulz")
     plain, ours = (
-        omp.transforms.apply_to_matrices([make(**options)])
-        for make in (omp.polar.Orthogonalize, kernel.OneTriangle)
+        omp.transforms.apply_to_matrices([function])
+        for function in (factor, kernel.OneTriangle(factor))
     )
     update = jax.jit(lambda g: ours.update(g, ours.init(g))[0])
     found = []

@@ -11,9 +11,18 @@ from jax.typing import ArrayLike, DTypeLike
 from optax_muonplus.coefficients import CoefficientsLike
 from optax_muonplus.extras.argument_names import suggest_argument_names
 from optax_muonplus.frame import DimensionNumbersTree
-from optax_muonplus.matrices import Norm, Normalize, ScaleByShape, ShapeScale
-from optax_muonplus.method import check_flag
-from optax_muonplus.polar import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction, Preconditioning
+from optax_muonplus.method import (
+    DEFAULT_EPS,
+    Norm,
+    Normalize,
+    Orthogonalize,
+    Polar,
+    PolarFunction,
+    Preconditioning,
+    ScaleByShape,
+    ShapeScale,
+    check_flag,
+)
 from optax_muonplus.transforms import (
     AdamW,
     DualNorm,

@@ -1,9 +1,9 @@
 """An experiment: symmetric products on a Hopper GPU as one triangle, half of the work.
 
-:class:`OneTriangle` is ``omp.polar.Orthogonalize`` with such products. It is a function on matrices
-like any other::
+:class:`OneTriangle` runs ``omp.polar.Orthogonalize`` with such products. It is a function on
+matrices like any other::
 
-  polar_factor = OneTriangle(compute_dtype="bfloat16")
+  polar_factor = OneTriangle(omp.polar.Orthogonalize(compute_dtype="bfloat16"))
   steps = [polar_factor, omp.matrices.Normalize(), omp.matrices.ScaleByShape()]
   tx = optax.chain(omp.momentum(), omp.transforms.apply_to_matrices(steps))
 

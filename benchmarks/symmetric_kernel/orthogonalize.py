@@ -50,23 +50,23 @@ class TriangleProducts(omp.polar.Products):
 
 
 @omp.matrices.matrix_function
-class OneTriangle(omp.polar.Orthogonalize):
+class OneTriangle(omp.polar.FastPolar):
     """The polar factor, with :func:`symmetric_product` for two of three products."""
 
     products = TriangleProducts
 
     def __post_init__(self) -> None:
         """Raises ValueError where the kernel can have no effect."""
-        super().__post_init__()
-        if not self.is_iteration:
+        options = self.options
+        if not options.is_iteration:
             raise ValueError(
                 "OneTriangle is for the products of Newton-Schulz iterations, which"
-                f" polar={self.polar!r} does not have. Take Orthogonalize."
+                f" polar={options.polar!r} does not have. Take Orthogonalize."
             )
-        if self.output_dtype is None or self.output_dtype.name not in DTYPES:
+        if options.output_dtype is None or options.output_dtype.name not in DTYPES:
             raise ValueError(
                 f"OneTriangle needs products of half precision, got compute_dtype="
-                f"{self.compute_dtype}. Pass compute_dtype={' or '.join(map(repr, DTYPES))}."
+                f"{options.compute_dtype}. Pass compute_dtype={' or '.join(map(repr, DTYPES))}."
             )
         if jax.__version_info__ < FIRST_JAX:
             needed = ".".join(map(str, FIRST_JAX))

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from optax_muonplus.frame import flatten_with_names, path_name
-from optax_muonplus.matrices import narrowed
+from optax_muonplus.method import narrowed
 from optax_muonplus.transforms import stored_like, widened
 from optax_muonplus.trees import aligned, fold_all, listed
 

@@ -3,12 +3,14 @@
 A row holds the weights of one output unit, a column those of one input feature.
 """
 
-from optax_muonplus.method import MACHINES as MACHINES
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from optax_muonplus import run as _run
+from optax_muonplus.extras.former_names import former_names as _former_names
 from optax_muonplus.method import SUMMED_AXIS as SUMMED_AXIS
 from optax_muonplus.method import ArrayFunction as ArrayFunction
 from optax_muonplus.method import Composition as Composition
 from optax_muonplus.method import Elementwise as Elementwise
-from optax_muonplus.method import Machine as Machine
 from optax_muonplus.method import MatrixFunction as MatrixFunction
 from optax_muonplus.method import Norm as Norm
 from optax_muonplus.method import Normalize as Normalize
@@ -21,14 +23,12 @@ from optax_muonplus.method import check_shape_scale as check_shape_scale
 from optax_muonplus.method import compose as compose
 from optax_muonplus.method import divide_by_pow2 as divide_by_pow2
 from optax_muonplus.method import for_layout as for_layout
-from optax_muonplus.method import machine_of as machine_of
 from optax_muonplus.method import match_frobenius_norm as match_frobenius_norm
 from optax_muonplus.method import matrix_function as matrix_function
 from optax_muonplus.method import narrowed as narrowed
 from optax_muonplus.method import narrower as narrower
 from optax_muonplus.method import normalize_matrix as normalize_matrix
 from optax_muonplus.method import normalized_sides as normalized_sides
-from optax_muonplus.method import on_its_machine as on_its_machine
 from optax_muonplus.method import part as part
 from optax_muonplus.method import root as root
 from optax_muonplus.method import rows_vary_more as rows_vary_more
@@ -39,3 +39,12 @@ from optax_muonplus.method import sum_of_squares as sum_of_squares
 from optax_muonplus.method import times_pow2 as times_pow2
 from optax_muonplus.method import upcast_for_sum as upcast_for_sum
 from optax_muonplus.method import with_zeros as with_zeros
+
+_MOVED = {
+    "MACHINES": ("the library chooses the platform by itself", _run.PLATFORMS),
+    "Machine": ("the library chooses the platform by itself", _run.Platform),
+    "machine_of": ("the library chooses the platform by itself", _run.platform_of),
+    "on_its_machine": ("jax.lax.platform_dependent does it", _run.on_its_platform),
+}
+if not _TYPE_CHECKING:  # a type checker would take every name for one of the module's
+    __getattr__ = _former_names(__name__, _MOVED)

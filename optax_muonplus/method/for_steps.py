@@ -46,8 +46,10 @@ class Coefficients(NamedTuple):
         return isinstance(self.steps, jax.core.Tracer)
 
 
-def resolve(ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array = 5) -> Coefficients:
-    """The coefficients that ``ns_steps`` steps use: the first rows of a table.
+def for_steps(
+    ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array = 5
+) -> Coefficients:
+    """Returns the coefficients that ``ns_steps`` steps use: the first rows of a table.
 
     Args:
       ns_coeffs: a name in :data:`TABLES`, of which the first ``ns_steps`` rows are used; one row of

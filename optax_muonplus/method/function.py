@@ -14,7 +14,6 @@ from jaxtyping import Array, Inexact
 
 from .arguments import check_matrices
 from .dataclass import matrix_function, static
-from .machine import Machine
 
 Matrices = Inexact[Array, "*batch out in"]
 
@@ -83,15 +82,6 @@ class MatrixFunction:
         """Counts FLOPs of products for a matrix ``(out, in)``; devices are balanced by them."""
         del shape
         return 0
-
-    def on(self, machine: Machine) -> Self:
-        """Returns the function as it is written for a machine; so are functions it is made of."""
-
-        def is_part(x: Any) -> bool:
-            return isinstance(x, MatrixFunction) and x is not self
-
-        parts, structure = jax.tree.flatten(self, is_part)
-        return structure.unflatten([x.on(machine) if is_part(x) else x for x in parts])
 
     def replace(self, **attributes: Any) -> Self:
         """Returns the function with other attributes, which are not checked again."""

@@ -5,16 +5,19 @@ result is the same for ``c * M`` with any positive number ``c``. A zero matrix g
 matrix is divided by a power of two near its largest entry first, so that neither large nor small
 matrices leave the range of their dtype.
 
-:class:`Orthogonalize` is the one value that holds all choices, and is itself a function.
+:class:`Orthogonalize` is the one value that holds all choices. Called, it computes the definition;
+an optimizer runs it by :class:`FastPolar`, as :func:`newton_schulz` and :func:`gram_newton_schulz`
+do.
 """
 
-from optax_muonplus.polar._methods import gram_newton_schulz as gram_newton_schulz
-from optax_muonplus.polar._methods import newton_schulz as newton_schulz
-from optax_muonplus.polar._newton_schulz import Preconditioning as Preconditioning
-from optax_muonplus.polar._orthogonalize import DEFAULT_EPS as DEFAULT_EPS
-from optax_muonplus.polar._orthogonalize import Orthogonalize as Orthogonalize
-from optax_muonplus.polar._orthogonalize import Polar as Polar
-from optax_muonplus.polar._orthogonalize import PolarFunction as PolarFunction
-from optax_muonplus.polar._orthogonalize import matmul_shapes as matmul_shapes
-from optax_muonplus.polar._products import Products as Products
-from optax_muonplus.polar._svd import svd as svd
+from optax_muonplus.method import DEFAULT_EPS as DEFAULT_EPS
+from optax_muonplus.method import Orthogonalize as Orthogonalize
+from optax_muonplus.method import Polar as Polar
+from optax_muonplus.method import PolarFunction as PolarFunction
+from optax_muonplus.method import Preconditioning as Preconditioning
+from optax_muonplus.method import svd as svd
+from optax_muonplus.run import FastPolar as FastPolar
+from optax_muonplus.run import Products as Products
+from optax_muonplus.run import gram_newton_schulz as gram_newton_schulz
+from optax_muonplus.run import matmul_shapes as matmul_shapes
+from optax_muonplus.run import newton_schulz as newton_schulz

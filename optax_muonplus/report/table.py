@@ -14,18 +14,19 @@ from optax_muonplus.frame import (
     LeafSharding,
     ResolvedTree,
 )
-from optax_muonplus.matrices import (
+from optax_muonplus.method import (
+    MatrixFunction,
     Norm,
+    Orthogonalize,
     ScaleByShape,
     ShapeScale,
     accumulation_dtype,
     normalized_sides,
 )
-from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.report.remarks import remarks
 from optax_muonplus.report.state_bytes import line_of_bytes
 from optax_muonplus.report.without_effect import without_effect
-from optax_muonplus.run import Member, plan
+from optax_muonplus.run import Member, for_platform, plan
 from optax_muonplus.trees import (
     LayerAxes,
     Rules,
@@ -182,7 +183,7 @@ def _spec(sharding: LeafSharding | None) -> str:
     return f"({', '.join('.'.join(names) or '-' for names in sharding.spec)})"
 
 
-def _work_per_device(tree: ResolvedTree, polar_factor: Orthogonalize) -> Iterator[str]:
+def _work_per_device(tree: ResolvedTree, polar_factor: MatrixFunction) -> Iterator[str]:
     """A line about the devices that work on the matrices."""
     members = [
         Member.of(leaf, accumulation_dtype(leaf.dtype))  # the momentum is in float32 at least
@@ -191,6 +192,7 @@ def _work_per_device(tree: ResolvedTree, polar_factor: Orthogonalize) -> Iterato
     ]
     if not members:
         return
+    polar_factor = for_platform(polar_factor)
     groups, loads = plan(members, [polar_factor])
     blocks = [block for member in members for block in member.layout.block_shapes()]
     flops = sum(batch * polar_factor.flops((m, n)) for batch, m, n in blocks)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from optax_muonplus.extras.argument_names import check_argument_names
+from optax_muonplus.method import DEFAULT_EPS
 from optax_muonplus.muonplus import muonplus
-from optax_muonplus.polar import DEFAULT_EPS
 
 
 class NoEffect(NamedTuple):

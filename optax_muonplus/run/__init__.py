@@ -1,5 +1,6 @@
 """How functions are run on the matrices of a tree: on one device in batches, on a mesh by a plan.
 
+``platform``, ``algorithm``, ``iteration``, ``products`` and ``polar`` are the fast polar factor.
 ``batches``, ``stacks`` and ``local`` are for one device. On a mesh ``schedule``, ``routes`` and
 ``planning`` decide what travels where, before anything is traced. ``exchange`` and ``sharded`` then
 move the shards and do the work.
@@ -13,6 +14,16 @@ from optax_muonplus.run.loops import Sources as Sources
 from optax_muonplus.run.loops import pick as pick
 from optax_muonplus.run.planning import Member as Member
 from optax_muonplus.run.planning import plan as plan
+from optax_muonplus.run.platform import PLATFORMS as PLATFORMS
+from optax_muonplus.run.platform import Platform as Platform
+from optax_muonplus.run.platform import on_its_platform as on_its_platform
+from optax_muonplus.run.platform import platform_of as platform_of
+from optax_muonplus.run.polar import FastPolar as FastPolar
+from optax_muonplus.run.polar import for_platform as for_platform
+from optax_muonplus.run.polar import gram_newton_schulz as gram_newton_schulz
+from optax_muonplus.run.polar import matmul_shapes as matmul_shapes
+from optax_muonplus.run.polar import newton_schulz as newton_schulz
+from optax_muonplus.run.products import Products as Products
 from optax_muonplus.run.replicas import gather as gather
 from optax_muonplus.run.replicas import moved_to as moved_to
 from optax_muonplus.run.sharded import apply_sharded as apply_sharded

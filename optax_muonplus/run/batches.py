@@ -13,15 +13,15 @@ import jax.core
 import jax.numpy as jnp
 
 from optax_muonplus.frame import usable_axes
-from optax_muonplus.matrices import (
+from optax_muonplus.method import (
     Composition,
-    Machine,
     for_layout,
     matrix_function,
     narrowed,
     narrower,
 )
 from optax_muonplus.run.loops import map_in_place, sharded_like
+from optax_muonplus.run.platform import Platform
 
 Item = TypeVar("Item")
 
@@ -170,7 +170,7 @@ def _one_by_one(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.
 
 
 def sharded_like_sources(
-    batches: Sequence[MatrixBatch], results: list[jax.Array], machine: Machine
+    batches: Sequence[MatrixBatch], results: list[jax.Array], platform: Platform
 ) -> list[jax.Array]:
     """Returns results that on a mesh with Auto axes are sharded as their matrices are.
 
@@ -189,7 +189,7 @@ def sharded_like_sources(
     if mesh.axis_names and not usable_axes(mesh):
         return results
     pairs = zip(references, results, strict=True)
-    if machine == "cpu":
+    if platform == "cpu":
         return [sharded_like(x, y) for x, y in pairs]
     never = jax.lax.optimization_barrier(jnp.array(False))
     return [jax.lax.select(never, x.astype(y.dtype), y) for x, y in pairs]

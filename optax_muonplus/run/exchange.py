@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus.frame import MatrixLayout
-from optax_muonplus.matrices import Machine, MatrixFunction, compose, on_its_machine
+from optax_muonplus.method import MatrixFunction, compose
 from optax_muonplus.run.batches import MatrixBatch
 from optax_muonplus.run.planning import CommGroup, MatrixGroup
+from optax_muonplus.run.platform import Platform, on_its_platform
 from optax_muonplus.run.schedule import LINE, Bucket, Task
 from optax_muonplus.run.stacks import apply_batched, apply_to_one
 
@@ -40,9 +41,9 @@ def exchange(
         for segment in segments:
             buffer = segment.write_send(buffer, shards[segment.group])
         buffer = _moved(buffer, route.replica_axes, route.all_to_all_axes, route.all_gather_axes)
-        # A partial function that still lacks the machine and the buffer.
+        # A partial function that still lacks the platform and the buffer.
         work = functools.partial(functools.partial, _work, functions, comm_group, bucket)
-        buffer = on_its_machine(work, buffer)
+        buffer = on_its_platform(work, buffer)
         # Back: replicas that divided the work gather its results; repeated work is dropped.
         buffer = _moved(buffer, route.all_gather_axes, route.all_to_all_axes, route.replica_axes)
         for segment in segments:
@@ -72,7 +73,7 @@ def _work(
     functions: Sequence[MatrixFunction],
     comm_group: CommGroup,
     bucket: Bucket,
-    machine: Machine,
+    platform: Platform,
     buffer: jax.Array,
 ) -> jax.Array:
     """Returns the results, in the places of the shards that they are made of."""
@@ -92,14 +93,14 @@ def _work(
         matrices = layout.to_matrices(group.join(shards, names))
         common.append((segment, layout, len(matrices)))
         batches += [MatrixBatch((x,), layout.transposed, *dtypes) for x in matrices]
-    outputs = iter(apply_batched(functions, batches, machine))
+    outputs = iter(apply_batched(functions, batches, platform))
     for segment, layout, count in common:
         items = layout.from_matrices([next(outputs) for _ in range(count)])
         shards = groups[segment.group].cut(items, names)
         results = segment.write_receive(results, in_lines(shards))
     for task in remainders:
         source = results if in_place else buffer
-        results = _work_on_remainder(functions, comm_group, task, machine, source, results)
+        results = _work_on_remainder(functions, comm_group, task, platform, source, results)
     return results
 
 
@@ -107,7 +108,7 @@ def _work_on_remainder(
     functions: Sequence[MatrixFunction],
     comm_group: CommGroup,
     task: Task,
-    machine: Machine,
+    platform: Platform,
     buffer: jax.Array,
     results: jax.Array,
 ) -> jax.Array:
@@ -140,7 +141,7 @@ def _work_on_remainder(
             # Not traced where all are the same.
             transposed = choices[0] if len(set(choices)) == 1 else jnp.asarray(choices)[which]
             batch = MatrixBatch((matrix,), transposed, comm_group.dtype, comm_group.result_dtype)
-            outputs.append(apply_to_one(steps, batch, machine))
+            outputs.append(apply_to_one(steps, batch, platform))
         writers = [functools.partial(_write_item, names, *layout) for layout in layouts]
         return in_lines(jax.lax.switch(which, writers, outputs))
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from optax_muonplus.frame import MatrixLayout
-from optax_muonplus.matrices import MatrixFunction
+from optax_muonplus.method import MatrixFunction
 from optax_muonplus.run.batches import READ_ONE, MatrixBatch, Read
 from optax_muonplus.run.loops import Sources
 from optax_muonplus.run.stacks import apply_batched

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus.frame import varying_axes
-from optax_muonplus.matrices import with_zeros
+from optax_muonplus.method import with_zeros
 
 Tree = TypeVar("Tree")
 Sources = tuple[jax.Array, ...]

@@ -29,7 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus.frame import LeafInfo, LeafSharding, MatrixLayout, usable_axes
-from optax_muonplus.matrices import MatrixFunction, narrower
+from optax_muonplus.method import MatrixFunction, narrower
+from optax_muonplus.run.polar import for_platform
 from optax_muonplus.run.routes import MeshAxes, Route, cheapest_route
 from optax_muonplus.run.schedule import LINE, GroupSize
 
@@ -147,6 +148,7 @@ def plan(
     Arrays travel in the dtype that the first function rounds them to, if it is narrower than theirs
     and has as many exponent bits. The second result is the FLOPs of each device of the mesh.
     """
+    functions = [for_platform(function) for function in functions]
     mesh = members[0].sharding.mesh
     sizes = {name: mesh.shape[name] for name in usable_axes(mesh)}
     grouped = _grouped(members, sizes, functions[0].input_dtype)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from optax_muonplus.frame import LeafInfo, as_named, usable_axes
-from optax_muonplus.matrices import MatrixFunction, narrowed
+from optax_muonplus.method import MatrixFunction, narrowed
 from optax_muonplus.run.batches import Read, dtypes_of
 from optax_muonplus.run.exchange import exchange, from_lines, in_lines
 from optax_muonplus.run.local import apply_local

@@ -1,6 +1,6 @@
 """Matrices of one shape worked on together: programs grow with the number of shapes, not of layers.
 
-How, depends on the machine. On a CPU it is a loop, see ``batches.py``. On a GPU small matrices
+How, depends on the platform. On a CPU it is a loop, see ``batches.py``. On a GPU small matrices
 leave most of the device idle, and a loop that chooses a matrix at run time waits for the host at
 every turn. There, and on backends that are not named, matrices are worked on in stacks. A stack has
 a maximum size, so that the memory needed in addition to the input does not grow with the model. In
@@ -31,14 +31,12 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from optax_muonplus.matrices import (
+from optax_muonplus.method import (
     Composition,
-    Machine,
     MatrixFunction,
     compose,
     for_layout,
     narrowed,
-    on_its_machine,
     part,
     with_zeros,
 )
@@ -51,6 +49,8 @@ from optax_muonplus.run.batches import (
     work_in_loops,
 )
 from optax_muonplus.run.loops import concatenated, map_slices
+from optax_muonplus.run.platform import Platform, on_its_platform
+from optax_muonplus.run.polar import for_platform
 
 # Of one stack: 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. By count, the iteration on
 # square matrices needs four times as much in addition: R, R^2, P and the next X.
@@ -67,11 +67,11 @@ TPU_BLOCK = 128
 def apply_batched(
     functions: Sequence[MatrixFunction],
     batches: Sequence[MatrixBatch],
-    machine: Machine | None = None,
+    platform: Platform | None = None,
 ) -> list[jax.Array]:
     """Applies ``functions``, one after the other, to every matrix of batches of any shapes.
 
-    ``machine`` is where it runs; None is the one that the program is lowered for. Results are
+    ``platform`` is where it runs; None is the one that the program is lowered for. Results are
     stored as the batches are, in their result dtypes.
     """
     if not batches:
@@ -80,25 +80,31 @@ def apply_batched(
     if not any(isinstance(x, jax.core.Tracer) for batch in batches for x in batch.sources):
         # Outside of jit each operation is a program of its own, and a loop would be compiled anew
         # at every call.
-        return [batch.apply(steps)(batch.array) for batch in batches]
+        fast = _fast(steps)
+        return [batch.apply(fast)(batch.array) for batch in batches]
 
-    def work(machine: Machine, *sources: tuple[jax.Array, ...]) -> list[jax.Array]:
+    def work(platform: Platform, *sources: tuple[jax.Array, ...]) -> list[jax.Array]:
         given = [x._replace(sources=y) for x, y in zip(batches, sources, strict=True)]
-        if machine == "cpu":
-            return work_in_loops(steps.on(machine), given)
-        on_accelerator = _map_stacks if machine == "tpu" else _work_on_stacks
-        return sharded_like_sources(given, on_accelerator(steps.on(machine), given), machine)
+        fast = _fast(steps, platform)
+        if platform == "cpu":
+            return work_in_loops(fast, given)
+        on_accelerator = _map_stacks if platform == "tpu" else _work_on_stacks
+        return sharded_like_sources(given, on_accelerator(fast, given), platform)
 
     sources = [batch.sources for batch in batches]
-    if machine is not None:
-        return work(machine, *sources)
-    return on_its_machine(functools.partial(functools.partial, work), *sources)
+    if platform is not None:
+        return work(platform, *sources)
+    return on_its_platform(functools.partial(functools.partial, work), *sources)
 
 
-def apply_to_one(steps: Composition, batch: MatrixBatch, machine: Machine) -> jax.Array:
+def _fast(steps: Composition, platform: Platform | None = None) -> Composition:
+    return compose([for_platform(function, platform) for function in steps.functions])
+
+
+def apply_to_one(steps: Composition, batch: MatrixBatch, platform: Platform) -> jax.Array:
     """Applies ``steps`` to a single matrix; its layout may be known at run time only."""
-    steps = steps.on(machine)
-    if machine == "tpu":
+    steps = _fast(steps, platform)
+    if platform == "tpu":
         return _on_full_blocks(steps, batch)(*batch.sources)
     return batch.apply(steps)(batch.array)
 

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus.frame import LeafInfo
-from optax_muonplus.matrices import MatrixFunction, narrowed
-from optax_muonplus.method import supported
+from optax_muonplus.method import MatrixFunction, narrowed, supported
 from optax_muonplus.run import READ_ONE, Read, Sources, apply_local, apply_sharded, dtypes_of
 
 Run = Callable[
@@ -95,12 +94,11 @@ def check_function(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInf
 
     Nothing is computed: each distinct shape is traced once.
     """
-    steps = [function.on("cpu") for function in functions]  # of one shape on all machines
     shapes: dict[jax.ShapeDtypeStruct, str] = {}
     for leaf in leaves:
         for shape in leaf.matrix.block_shapes():
             shapes.setdefault(jax.ShapeDtypeStruct(shape, leaf.dtype), leaf.name)
-    for (probe, name), function in itertools.product(shapes.items(), steps):
+    for (probe, name), function in itertools.product(shapes.items(), functions):
         try:
             result = jax.eval_shape(lambda x, function=function: function(x), probe)
         except ValueError as error:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus.frame import LeafInfo
-from optax_muonplus.matrices import MatrixFunction, narrowed
+from optax_muonplus.method import MatrixFunction, narrowed
 from optax_muonplus.transforms._apply import Run
 from optax_muonplus.transforms._descent import DecayedWeights, LearningRate, are_wide
 from optax_muonplus.transforms._momentum import Momentum

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from optax_muonplus.matrices import narrowed
+from optax_muonplus.method import narrowed
 
 BLOCK = 256  # elements with one scale of 4 bytes: 1.016 bytes each
 _LEAST = 16  # fewer elements would need more than 1.25 bytes each

@@ -10,9 +10,15 @@ import jax
 from jax.typing import ArrayLike
 
 from optax_muonplus.frame import DimensionNumbersTree
-from optax_muonplus.matrices import MatrixFunction, Norm, Normalize, ScaleByShape, ShapeScale
-from optax_muonplus.method import check_flag
-from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.method import (
+    MatrixFunction,
+    Norm,
+    Normalize,
+    Orthogonalize,
+    ScaleByShape,
+    ShapeScale,
+    check_flag,
+)
 from optax_muonplus.transforms._matrix_chain import MatrixTransformation, matrix_chain
 from optax_muonplus.transforms._momentum import Momentum
 from optax_muonplus.transforms._steps import DualNorm

@@ -11,7 +11,7 @@ import jax
 import optax
 
 from optax_muonplus.frame import DimensionNumbersTree, ResolvedTree
-from optax_muonplus.matrices import ArrayFunction, MatrixFunction
+from optax_muonplus.method import ArrayFunction, MatrixFunction
 from optax_muonplus.transforms._apply import Run, efficiently
 from optax_muonplus.transforms._chain import Chain, Link
 from optax_muonplus.transforms._momentum import Momentum, MomentumTransformation

@@ -10,8 +10,16 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus.frame import flatten_with_names
-from optax_muonplus.matrices import accumulation_dtype, as_real, matrix_function, narrower, static
-from optax_muonplus.method import DECAY, check_flag, check_number
+from optax_muonplus.method import (
+    DECAY,
+    accumulation_dtype,
+    as_real,
+    check_flag,
+    check_number,
+    matrix_function,
+    narrower,
+    static,
+)
 from optax_muonplus.run import Read, Sources
 from optax_muonplus.transforms._momentum_state import (
     Stored,

@@ -10,8 +10,7 @@ import optax
 from jax.typing import DTypeLike
 
 from optax_muonplus.frame import flatten_with_names, path_name
-from optax_muonplus.matrices import narrowed
-from optax_muonplus.method import floating_dtype
+from optax_muonplus.method import floating_dtype, narrowed
 from optax_muonplus.run import Sources
 from optax_muonplus.transforms._int8 import (
     BLOCK,

@@ -12,9 +12,13 @@ import numpy as np
 import optax
 
 from optax_muonplus.extras.argument_names import options_of
-from optax_muonplus.matrices import ArrayFunction, MatrixFunction, ScaleByShape
-from optax_muonplus.method import check_decay
-from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.method import (
+    ArrayFunction,
+    MatrixFunction,
+    Orthogonalize,
+    ScaleByShape,
+    check_decay,
+)
 from optax_muonplus.transforms._descent import DecayedWeights, LearningRate
 from optax_muonplus.transforms._momentum import Momentum
 from optax_muonplus.transforms._steps import DualNorm

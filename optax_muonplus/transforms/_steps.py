@@ -10,10 +10,11 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus.frame import LeafInfo
-from optax_muonplus.matrices import (
+from optax_muonplus.method import (
     Elementwise,
     MatrixFunction,
     Normalize,
+    Orthogonalize,
     ScaleByShape,
     as_real,
     compose,
@@ -22,7 +23,6 @@ from optax_muonplus.matrices import (
     static,
     times_pow2,
 )
-from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.run import READ_ONE, dtypes_of
 from optax_muonplus.transforms._apply import Run, check_function, efficiently, with_dtypes
 from optax_muonplus.transforms._momentum import Momentum

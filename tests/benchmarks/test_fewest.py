@@ -10,7 +10,7 @@ from optax_muonplus import coefficients
     "table, steps, lower", [("jordan", 4, 4.9e-3), ("jordan", 5, 1.42e-3), ("cubic", 5, 6.23e-3)]
 )
 def test_reach_is_where_the_band_begins(table, steps, lower):
-    found = fewest.reach(coefficients.resolve(table, steps).rows, 1.3 / 0.7)
+    found = fewest.reach(coefficients.for_steps(table, steps).rows, 1.3 / 0.7)
     assert found == pytest.approx(lower, rel=0.01)
 
 

@@ -11,6 +11,7 @@ import optax_muonplus as omp
 from benchmarks import symmetric_kernel
 from benchmarks.symmetric_kernel import OneTriangle, orthogonalize, product
 from examples.compiled_programs import gpu, hlo, targets, walk
+from optax_muonplus.polar import Orthogonalize
 from tests.support.half_precision import matrix, polynomial
 
 
@@ -39,9 +40,10 @@ def accepted(monkeypatch):
 def test_iterations_have_the_same_result_with_it(shape, preconditioning):
     """On a CPU the products are the plain ones, and so are all sums and roundings."""
     x = gaussian(*shape)
-    options = {"compute_dtype": "bfloat16", "preconditioning": preconditioning}
-    plain = omp.polar.newton_schulz(x, omp.polar.Orthogonalize(**options))
-    ours = omp.polar.newton_schulz(x, OneTriangle(**options))
+    options = Orthogonalize(
+        polar="newton_schulz", compute_dtype="bfloat16", preconditioning=preconditioning
+    )
+    plain, ours = omp.polar.FastPolar(options)(x), OneTriangle(options)(x)
     # But for the order of sums, where padding changes it, and that of two factors in float32.
     assert np.linalg.norm(ours - plain) < 2e-3 * np.linalg.norm(plain)
 
@@ -64,8 +66,8 @@ def test_all_symmetric_products_of_an_iteration_are_left_to_it(monkeypatch, row,
         return bound(tiling, count, *operands)
 
     monkeypatch.setattr(product, "_once", once)
-    options = OneTriangle([row] * 2, 2, compute_dtype="bfloat16", machine="gpu")
-    iteration = jax.jit(lambda x: omp.polar.newton_schulz(x, options))
+    options = Orthogonalize([row] * 2, 2, polar="newton_schulz", compute_dtype="bfloat16")
+    iteration = jax.jit(OneTriangle(options, "gpu"))
     text = iteration.lower(gaussian(48, 96)).as_text()
     assert counted == kernels * 2
     # P X is not symmetric. The two steps have their symmetric products in common.
@@ -90,16 +92,17 @@ def test_gram_with_one_triangle_is_as_near_as_plain_bfloat16(
     x = matrix("log", 96, 256)
     exact = polynomial(x, table, 5)
     x, exact = (x.T, exact.T) if transposed else (x, exact)
-    gram = omp.polar.gram_newton_schulz(x, OneTriangle(table, compute_dtype=dtype))
-    plain = omp.polar.newton_schulz(x, omp.polar.Orthogonalize(table, compute_dtype="bfloat16"))
+    gram = OneTriangle(Orthogonalize(table, polar="gram", compute_dtype=dtype))(x)
+    plain = omp.polar.newton_schulz(x, Orthogonalize(table, compute_dtype="bfloat16"))
     assert np.linalg.norm(gram - exact) < allowed * np.linalg.norm(plain - exact)
 
 
 @needs_option
 def test_it_is_a_function_on_matrices():
     params = {"up": {"kernel": jnp.ones((48, 96))}}
-    for polar_factor in (OneTriangle, omp.polar.Orthogonalize):
-        tx = omp.transforms.apply_to_matrices([polar_factor(compute_dtype="bfloat16")])
+    for polar_factor in (OneTriangle, omp.polar.FastPolar):
+        factor = polar_factor(Orthogonalize(compute_dtype="bfloat16"))
+        tx = omp.transforms.apply_to_matrices([factor])
         program = str(jax.make_jaxpr(tx.update)(params, tx.init(params), params))
         assert ("name=_once" in program) == (polar_factor is OneTriangle)
 
@@ -116,14 +119,14 @@ def test_it_is_a_function_on_matrices():
 )
 def test_where_it_can_have_no_effect_it_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        OneTriangle(**arguments)
+        OneTriangle(Orthogonalize(**arguments))
 
 
 def test_older_versions_of_jax_are_refused(monkeypatch):
     monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
     monkeypatch.setattr(jax, "__version__", "0.10.2")
     with pytest.raises(ValueError, match=r"needs jax 0\.11 or newer.* this is 0\.10\.2"):
-        OneTriangle(compute_dtype="bfloat16")
+        OneTriangle(Orthogonalize(compute_dtype="bfloat16"))
 
 
 @pytest.mark.skipif(
@@ -135,7 +138,7 @@ def test_the_kernel_is_compiled_and_counted(monkeypatch):
     target = targets.parse("h100:1")
     sharding = NamedSharding(Mesh(targets.devices(target), "data"), P())
     x = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16, sharding=sharding)
-    lowered = jax.jit(OneTriangle(compute_dtype="bfloat16")).lower(x)
+    lowered = jax.jit(OneTriangle(Orthogonalize(compute_dtype="bfloat16"))).lower(x)
     compiled = lowered.compile(compiler_options=target.compiler_options)
     work = gpu.most_work(hlo.read_program(compiled, scopes=True), target.rates)
     # Of each three products two have 3 of 4 blocks.

@@ -32,7 +32,7 @@ def test_listed_restarts_follow_the_rule(name):
 )
 def test_the_rule_makes_the_published_choices(table, steps, chosen, condition):
     """With float16's error it makes the published autotuner's choices (its own run, CPU)."""
-    rows = coefficients.resolve(table, steps).rows
+    rows = coefficients.for_steps(table, steps).rows
     float16 = functools.partial(restarts.condition, rows, error=4e-4)
     assert float16(chosen) == pytest.approx(condition, rel=0.01)
     others = [(i,) for i in range(1, steps)] if len(chosen) == 1 else [(1, 3), (1, 2), (2, 3)]

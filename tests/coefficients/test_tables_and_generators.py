@@ -29,7 +29,7 @@ RANGES = {
 
 @pytest.mark.parametrize("name, steps", RANGES)
 def test_composed_map_of_each_table_has_its_published_range(name, steps):
-    rows = coefficients.resolve(name, steps).rows
+    rows = coefficients.for_steps(name, steps).rows
     slope, low, high, low_tail = RANGES[name, steps]
     values = coefficients.evaluate(rows, GRID)
     assert np.prod([row[0] for row in rows]) == pytest.approx(slope, rel=2e-3)
@@ -42,18 +42,18 @@ def test_composed_map_of_each_table_has_its_published_range(name, steps):
     "name, steps", [("polar_express", 8), ("polar_express", 12), ("cans", 8), ("cubic", 14)]
 )
 def test_tables_that_repeat_their_last_row_converge_to_one(name, steps):
-    rows, _, safety_factor, *_ = coefficients.resolve(name, steps)
+    rows, _, safety_factor, *_ = coefficients.for_steps(name, steps)
     assert len(rows) == steps
     np.testing.assert_allclose(coefficients.evaluate(rows, GRID / safety_factor), 1, atol=3e-5)
 
 
 def test_resolve_takes_the_first_rows_and_repeats_a_single_one():
-    assert coefficients.resolve("you", 2).rows == coefficients.TABLES["you"].rows[:2]
-    assert coefficients.resolve((2, -1.5, 0.5), 3).rows == ((2, -1.5, 0.5),) * 3
+    assert coefficients.for_steps("you", 2).rows == coefficients.TABLES["you"].rows[:2]
+    assert coefficients.for_steps((2, -1.5, 0.5), 3).rows == ((2, -1.5, 0.5),) * 3
     own = ((3, -3.2, 1.2), (2, -1.5, 0.5))
-    assert coefficients.resolve(own, 2).rows == own
-    assert coefficients.resolve("standard", 5) == coefficients.resolve("jordan", 5)
-    assert coefficients.resolve("jordan", np.int64(5)) == coefficients.resolve("jordan", 5)
+    assert coefficients.for_steps(own, 2).rows == own
+    assert coefficients.for_steps("standard", 5) == coefficients.for_steps("jordan", 5)
+    assert coefficients.for_steps("jordan", np.int64(5)) == coefficients.for_steps("jordan", 5)
 
 
 def test_polar_express_generator_gives_the_papers_list():
@@ -177,17 +177,17 @@ def test_relaxed_tables_use_the_whole_band_after_each_step(degree, steps, lower)
     "call, message",
     [
         (
-            lambda: coefficients.resolve("muonn", 5),
+            lambda: coefficients.for_steps("muonn", 5),
             "Unknown ns_coeffs 'muonn'. Known names: jordan",
         ),
-        (lambda: coefficients.resolve("you", 7), "6 rows, too few for ns_steps=7.*polar_express"),
-        (lambda: coefficients.resolve("turbo", 5), "ns_steps=4 or fewer"),
-        (lambda: coefficients.resolve([(2, -1.5, 0.5)] * 2, 3), "2 rows, too few"),
-        (lambda: coefficients.resolve("jordan", 0), "at least 1, got 0"),
-        (lambda: coefficients.resolve("jordan", 2.5), "integer of at least 1, got 2.5"),
-        (lambda: coefficients.resolve((1.0,), 5), "at least two numbers"),
-        (lambda: coefficients.resolve([[(1, 2, 3)]], 5), r"of one length; got \[\[\(1, 2, 3"),
-        (lambda: coefficients.resolve((1.0, float("nan"), 2.0), 5), "must be finite"),
+        (lambda: coefficients.for_steps("you", 7), "6 rows, too few for ns_steps=7.*polar_express"),
+        (lambda: coefficients.for_steps("turbo", 5), "ns_steps=4 or fewer"),
+        (lambda: coefficients.for_steps([(2, -1.5, 0.5)] * 2, 3), "2 rows, too few"),
+        (lambda: coefficients.for_steps("jordan", 0), "at least 1, got 0"),
+        (lambda: coefficients.for_steps("jordan", 2.5), "integer of at least 1, got 2.5"),
+        (lambda: coefficients.for_steps((1.0,), 5), "at least two numbers"),
+        (lambda: coefficients.for_steps([[(1, 2, 3)]], 5), r"of one length; got \[\[\(1, 2, 3"),
+        (lambda: coefficients.for_steps((1.0, float("nan"), 2.0), 5), "must be finite"),
         (lambda: coefficients.minimax(0.1, 1, 4), "degree must be odd"),
         (lambda: coefficients.minimax(0.5, 0.1), "0 < lower <= upper"),
         (lambda: coefficients.polar_express(0), "steps must be an integer of at least 1, got 0"),

@@ -20,7 +20,7 @@ STEPS = {
 
 @pytest.mark.parametrize("ns_coeffs, steps", COMPOSED)
 def test_maps_and_slope_agree_with_a_hundred_digits(ns_coeffs, steps):
-    rows = coefficients.resolve(ns_coeffs, steps).rows
+    rows = coefficients.for_steps(ns_coeffs, steps).rows
     lam = np.concatenate([[0, 1e-9, 1e-4, 1], np.random.default_rng(0).uniform(0, 1, 20)])
     value, slope = zip(*(exact.value_and_slope(rows, x) for x in lam), strict=True)
     # P loses up to two digits where its terms cancel; what each step rounds, the slopes of the
@@ -84,7 +84,7 @@ def test_regions_of_published_rows_to_the_digits_of_a_plot():
 @pytest.mark.parametrize("ns_coeffs, steps", COMPOSED)
 def test_composed_end_points_are_certified_in_a_hundred_digits(ns_coeffs, steps):
     """|G'| - 1 has the region's sign a relative 1e-4 to either side of end points."""
-    rows = coefficients.resolve(ns_coeffs, steps).rows
+    rows = coefficients.for_steps(ns_coeffs, steps).rows
     found = theory.composed_regions(ns_coeffs, steps)
     for spans, sign in ((found.amplification, 1), (found.reduction, -1)):
         for low, high in spans:
@@ -97,7 +97,7 @@ def test_composed_end_points_are_certified_in_a_hundred_digits(ns_coeffs, steps)
 @pytest.mark.parametrize("ns_coeffs", ["jordan", "you", "polar_express", "dion", PAPER])
 def test_no_crossing_of_two_steps_is_missed(ns_coeffs):
     """Sturm's theorem counts the real roots of G' = 1 and G' = -1, of degree 24."""
-    rows = coefficients.resolve(ns_coeffs, 2).rows
+    rows = coefficients.for_steps(ns_coeffs, 2).rows
     slope = exact.derivative(exact.expanded(rows))
     count = sum(exact.count_roots([slope[0] - level, *slope[1:]], 0, 1) for level in (1, -1))
     assert len(interior_ends(theory.composed_regions(ns_coeffs, 2))) == count

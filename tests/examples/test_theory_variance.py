@@ -50,7 +50,7 @@ def test_lemma_in_closed_form_pairwise_and_from_the_moments_of_the_sphere(
 
 @pytest.mark.parametrize("n", [5, 9])
 def test_lemma_agrees_with_a_hundred_digits_also_for_clustered_spectra(n):
-    rows = coefficients.resolve("jordan", 2).rows
+    rows = coefficients.for_steps("jordan", 2).rows
     spread = np.random.default_rng(1).uniform(0.1, 0.9, 5)
     clustered = 0.4 + 1e-9 * np.arange(5)
     for s, closed_to in ((spread, 1e-12), (clustered, 1e-5)):

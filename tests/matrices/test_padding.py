@@ -16,7 +16,7 @@ from optax_muonplus.method.function import (
 )
 from optax_muonplus.method.normalize import Normalize
 from optax_muonplus.method.scale import ScaleByShape
-from optax_muonplus.polar._orthogonalize import Orthogonalize
+from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.run.batches import MatrixBatch
 from optax_muonplus.transforms._steps import ScaleByDualNorm
 

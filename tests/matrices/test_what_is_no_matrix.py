@@ -22,6 +22,7 @@ MADE = {
     "Composition": [matrices.compose([matrices.Normalize()]), matrices.compose([])],
     "Normalize": [matrices.Normalize(), matrices.Normalize("none"), matrices.Normalize("auto")],
     "Orthogonalize": ORTHOGONALIZE,
+    "FastPolar": [polar.FastPolar(polar.Orthogonalize())],
     "ScaleByShape": [matrices.ScaleByShape("none"), matrices.ScaleByShape(consistent_rms=0.2)],
 }
 ABSTRACT = {"MatrixFunction", "Elementwise"}
@@ -62,9 +63,9 @@ WIDENING = {
 OTHERS = re.findall(
     r"\w+",
     """
-    matrix_function static machine_of on_its_machine normalized_sides accumulation_dtype
+    matrix_function static normalized_sides accumulation_dtype
     narrower check_shape_scale shape_factor matmul_shapes Products minimax polar_express relaxed
-    resolve every_step Coefficients Restarts Table read recorded watched Record RecordState
+    for_steps every_step Coefficients Restarts Table read recorded watched Record RecordState
     AdaMuon adamuon aurora scale_by_aurora Hyperball hyperball scale_by_muon Mano mano meqmuon
     scale_by_meqmuon muoneq scale_by_muoneq Muown muown NormalizedMomentum NorMuon normuon
     scale_by_turbo_muon turbo_muon

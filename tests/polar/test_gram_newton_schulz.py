@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from optax_muonplus import coefficients, polar
-from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.polar import FastPolar, Orthogonalize
 from tests.support.reference import newton_schulz as reference_newton_schulz
 
 # Every table with every number of steps from its usual one to the longest listed.
@@ -39,7 +39,9 @@ def results(x, table, steps, kinds=METHODS, **options):
     x = jnp.asarray(x)
 
     def each(x):
-        return {kind: Orthogonalize(table, steps, polar=kind, **options)(x) for kind in kinds}
+        return {
+            kind: FastPolar(Orthogonalize(table, steps, polar=kind, **options))(x) for kind in kinds
+        }
 
     return {kind: np.asarray(y) for kind, y in jax.jit(each)(x).items()}
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.polar import FastPolar, Orthogonalize
 from tests.support import flat
 from tests.support.half_precision import matrix, polynomial
 
@@ -72,7 +72,7 @@ def test_float16_gram_is_nearer_to_the_polynomial_than_plain_bfloat16(table, ste
 
 @pytest.mark.parametrize("table, steps", BFLOAT16_GRAM_RUNS)
 def test_bfloat16_gram_is_as_near_to_the_polynomial_as_plain_bfloat16(table, steps):
-    assert omp.coefficients.resolve(table, steps).restarts.bfloat16 != tuple(range(1, steps))
+    assert omp.coefficients.for_steps(table, steps).restarts.bfloat16 != tuple(range(1, steps))
     # Wide and tall: factors of products must stand in the right order on both sides.
     sides = [((64, 192), False), ((48, 256), True)]
     for shape, tall in sides[: 1 + ((table, steps) in TALL_RUNS)]:
@@ -99,7 +99,7 @@ def test_bfloat16_gram_is_refused_where_it_would_be_less_exact():
         with pytest.raises(ValueError, match="less exact than the plain iteration"):
             omp.polar.gram_newton_schulz(x, Orthogonalize(table, steps, compute_dtype="bfloat16"))
         # "auto" is plain there.
-        auto = Orthogonalize(table, steps, compute_dtype="bfloat16")(x)
+        auto = FastPolar(Orthogonalize(table, steps, compute_dtype="bfloat16"))(x)
         plain = omp.polar.newton_schulz(x, Orthogonalize(table, steps, compute_dtype="bfloat16"))
         np.testing.assert_array_equal(auto, plain)
 
@@ -160,7 +160,7 @@ def test_cubics_keep_the_sign_of_matrices_of_rank_one(polar, dtype):
     """Their norm is their singular value, which cubics take to 0.02, or rounded up below 0."""
     scales = np.linspace(1, 2, 40, dtype=np.float32)[:, None, None]
     x = jnp.asarray(scales * np.ones((8, 64), np.float32))
-    found = Orthogonalize("cubic", polar=polar, compute_dtype=dtype)(x)
+    found = FastPolar(Orthogonalize("cubic", polar=polar, compute_dtype=dtype))(x)
     values = np.asarray(found, np.float64).mean(axis=(1, 2)) * np.sqrt(8 * 64)
     assert values.min() > 0.7 and values.max() < 1.31
 

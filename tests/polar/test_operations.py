@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from optax_muonplus import coefficients, polar
-from optax_muonplus.polar import _newton_schulz as newton_schulz
+from optax_muonplus.run import iteration as running
 
 
 def counted_operations(jaxpr, times=1):
@@ -31,29 +31,31 @@ def counted_operations(jaxpr, times=1):
 @pytest.mark.parametrize("table, steps", [("jordan", 5), ("jordan", 6), ("cans", 8), ("cubic", 5)])
 def test_traced_programs_do_the_products_of_the_formula(shape, table, steps):
     """The traced program does exactly the products that the formulas count."""
-    resolved = coefficients.resolve(table, steps)
+    resolved = coefficients.for_steps(table, steps)
     n, m = sorted(shape)
     plain = tuple(range(1, steps))
     for restarts in {plain, *resolved.restarts}:
         segments = len(restarts) + 1
         squares = steps * (len(resolved.rows[0]) - 2)  # a cubic has none
         formula = 4 * segments * n * n * m + 2 * n**3 * (squares + 3 * (steps - segments))
-        iteration = newton_schulz.Iteration(
+        iteration = running.Iteration(
             resolved.rows, restarts, 1.0, "frobenius", jnp.dtype("float32"), None, False
         )
-        function = functools.partial(newton_schulz.iterate, iteration=iteration)
+        function = functools.partial(running.iterate, iteration=iteration)
         traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((1, *shape), jnp.float32), 0.0, None)
         assert counted_operations(traced.jaxpr) == formula
-        assert newton_schulz.operations(shape, resolved.rows, restarts) == formula
+        assert running.operations(shape, resolved.rows, restarts) == formula
 
 
 def chooses_gram(shape, platform="cpu", dtype=jnp.float32, **options):
     """Whether a product of n x n matrices alone is repeated, which only the Gram form has."""
-    function = jax.jit(polar.Orthogonalize(**options))
+    function = jax.jit(polar.FastPolar(polar.Orthogonalize(**options)))
     lowered = function.trace(jax.ShapeDtypeStruct(shape, dtype)).lower(
         lowering_platforms=(platform,)
     )
-    gram = jax.jit(polar.Orthogonalize(polar="gram")).trace(jax.ShapeDtypeStruct(shape, dtype))
+    gram = jax.jit(polar.FastPolar(polar.Orthogonalize(polar="gram"))).trace(
+        jax.ShapeDtypeStruct(shape, dtype)
+    )
     products = lowered.as_text().count("dot_general")
     assert products > 0
     return products == gram.lower(lowering_platforms=(platform,)).as_text().count("dot_general")
@@ -89,5 +91,7 @@ def test_accelerators_make_exact_products_of_three(kind, table):
 
 
 def lowered(function, platform):
-    traced = jax.jit(function).trace(jax.ShapeDtypeStruct((1, 32, 64), jnp.float32))
+    traced = jax.jit(polar.FastPolar(function)).trace(
+        jax.ShapeDtypeStruct((1, 32, 64), jnp.float32)
+    )
     return traced.lower(lowering_platforms=(platform,)).as_text()

@@ -23,7 +23,7 @@ def matrix(spectrum, n=48, m=160):
 
 def polynomial(x, table, steps, rounded=lambda x: x):
     """The iteration in float64, with operands and products passed through ``rounded``."""
-    rows, _, safety_factor, *_ = omp.coefficients.resolve(table, steps)
+    rows, _, safety_factor, *_ = omp.coefficients.for_steps(table, steps)
     y = rounded(np.asarray(x, np.float64))
     gram = rounded(y @ y.T)
     scale = 1 / (safety_factor * np.sqrt(np.trace(gram)))

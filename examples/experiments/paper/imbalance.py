@@ -133,7 +133,7 @@ def regions() -> dict[str, Any]:
     grid = np.linspace(0, 1, 401)
     result: dict[str, Any] = {"lambda": plain(grid)}
     for name, (rows, steps) in COEFFICIENTS.items():
-        listed = omp.coefficients.resolve(rows, steps).rows
+        listed = omp.coefficients.for_steps(rows, steps).rows
         distinct = list(dict.fromkeys(listed))
         result[name] = {
             "slopes": [plain(g_prime(grid, row)) for row in distinct],

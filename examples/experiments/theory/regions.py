@@ -37,7 +37,7 @@ class Regions(NamedTuple):
 
 def phi(x: ArrayLike, ns_coeffs: Any = "jordan", ns_steps: int = 1) -> np.ndarray:
     """Maps singular values through the steps."""
-    rows = coefficients.resolve(ns_coeffs, ns_steps).rows
+    rows = coefficients.for_steps(ns_coeffs, ns_steps).rows
     return coefficients.evaluate(rows, np.asarray(x, np.float64))
 
 
@@ -59,7 +59,7 @@ def value_and_slope(lam: ArrayLike, ns_coeffs: Any, ns_steps: int) -> tuple[np.n
     """
     x = np.asarray(lam, np.float64)
     slope = np.ones_like(x)
-    for row in coefficients.resolve(ns_coeffs, ns_steps).rows:
+    for row in coefficients.for_steps(ns_coeffs, ns_steps).rows:
         odd = (2 * np.arange(len(row)) + 1) * np.asarray(row)  # P + 2 x P'
         p, derivative = polynomial.polyval(x, row), polynomial.polyval(x, odd)
         x, slope = x * p * p, slope * p * derivative
@@ -92,7 +92,7 @@ def corollary_delta(ns_coeffs: Any = "jordan", ns_steps: int = 1) -> float:
     Raises:
       ValueError: unless :math:`\varphi'(0) > 1`.
     """
-    rows = coefficients.resolve(ns_coeffs, ns_steps).rows
+    rows = coefficients.for_steps(ns_coeffs, ns_steps).rows
     slope = float(np.prod([row[0] for row in rows]))
     if not slope > 1:
         raise ValueError(

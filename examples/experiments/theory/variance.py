@@ -75,7 +75,7 @@ def pairwise_variance_shift(
     spectra this form is more accurate than the closed one.
     """
     lam, n = spectrum(singular_values, size)
-    rows = coefficients.resolve(ns_coeffs, ns_steps).rows
+    rows = coefficients.for_steps(ns_coeffs, ns_steps).rows
 
     def pairs(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.sum((x - y) ** 2 * (mean_value_slope(rows, x, y) ** 2 - 1), -1)
@@ -106,7 +106,7 @@ def simulate_variance_shift(
     u, _ = np.linalg.qr(rng.standard_normal((samples, n, lam.size)))
     m = u * np.sqrt(lam)
     q = m
-    for row in coefficients.resolve(ns_coeffs, ns_steps).rows:
+    for row in coefficients.for_steps(ns_coeffs, ns_steps).rows:
         gram = np.swapaxes(q, -1, -2) @ q
         power, image = q, row[0] * q
         for c in row[1:]:

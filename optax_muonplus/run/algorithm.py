@@ -1,4 +1,4 @@
-"""Which form of the iteration runs: plain or on the Gram matrix, and in which precision.
+"""Chooses how the iteration runs: plain or on the Gram matrix, and in which precision.
 
 The Gram iteration needs more exact products than the plain one, and restarts that go with their
 precision:
@@ -20,41 +20,41 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.coefficients import Coefficients, every_step
-from optax_muonplus.matrices import Machine
-from optax_muonplus.polar._newton_schulz import operations
-from optax_muonplus.polar._products import Precision
+from optax_muonplus.method import Coefficients, every_step, holds_float32
+from optax_muonplus.run.iteration import operations
+from optax_muonplus.run.platform import Platform
+from optax_muonplus.run.products import Precision
 
 EXACT = jax.lax.Precision.HIGHEST
 BFLOAT16_X3 = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3
 
 
-class Form(NamedTuple):
+class Algorithm(NamedTuple):
     """A way to carry out the iteration.
 
     Attributes:
       restarts: steps that compute the Gram matrix again.
       precision: of the products.
-      emulated: whether operands are cast to the dtype of sums.
+      upcast_operands: whether operands are cast to the dtype of sums.
     """
 
     restarts: tuple[int, ...]
     precision: Precision
-    emulated: bool = False
+    upcast_operands: bool = False
 
 
-def form_on(
-    machine: Machine,
+def choose_algorithm(
+    platform: Platform,
     shape: Sequence[int],
     polar: str,
     chosen: Coefficients,
     operand: jnp.dtype,
     dtype: jnp.dtype,
-) -> Form:
-    """Returns the form for matrices of one shape.
+) -> Algorithm:
+    """Returns the algorithm for matrices of one shape.
 
     Args:
-      machine: where it runs.
+      platform: where it runs.
       shape: ``(..., out, in)``.
       polar: ``"newton_schulz"``, ``"gram"`` or ``"auto"``.
       chosen: coefficients, for which ``polar`` and ``operand`` are allowed.
@@ -75,24 +75,19 @@ def form_on(
     if not holds_float32(operand):
         # The CPU sums bfloat16 products in bfloat16 in places; the accelerators never do. TPUs have
         # no unit for float16, and would round its digits to those of bfloat16.
-        on_tpu = machine == "tpu" and operand == jnp.float16
+        on_tpu = platform == "tpu" and operand == jnp.float16
         restarts = cheaper(float16 if operand == jnp.float16 else bfloat16)
-        return Form(restarts, EXACT if on_tpu else None, on_tpu or machine == "cpu")
-    emulated = operand != dtype and machine == "cpu"
-    exact = Form(cheaper(float32), EXACT, emulated)
+        return Algorithm(restarts, EXACT if on_tpu else None, on_tpu or platform == "cpu")
+    upcast = operand != dtype and platform == "cpu"
+    exact = Algorithm(cheaper(float32), EXACT, upcast)
     if float32_is_exact() or dtype in (jnp.float64, jnp.complex128):
         return exact
     if polar == "gram" or chosen.needs_float32:
         # Three products are defined for real numbers.
-        split = machine != "cpu" and dtype == jnp.float32
-        return Form(cheaper(bfloat16_x3), BFLOAT16_X3) if split else exact
-    default = Form(plain, None, emulated)
-    return exact if machine == "cpu" and exact.restarts != plain else default
-
-
-def holds_float32(operand: jnp.dtype | None) -> bool:
-    """Returns whether operands of that dtype have the digits of float32 at least."""
-    return operand is None or jnp.finfo(operand).nmant >= jnp.finfo(jnp.float32).nmant
+        split = platform != "cpu" and dtype == jnp.float32
+        return Algorithm(cheaper(bfloat16_x3), BFLOAT16_X3) if split else exact
+    default = Algorithm(plain, None, upcast)
+    return exact if platform == "cpu" and exact.restarts != plain else default
 
 
 def float32_is_exact() -> bool:

@@ -13,9 +13,9 @@ Products have JAX's default precision or one of three others:
 bfloat16 once, inside the product. On accelerators that is one instruction. XLA's CPU backend needs
 two work-arounds:
 
-- It does not promise to sum bfloat16 products in float32. Such products are therefore *emulated*
-  there: operands are cast to float32, multiplied, and the result is rounded, which gives the same
-  sums of the same rounded numbers.
+- It does not promise to sum bfloat16 products in float32. Operands of such products are therefore
+  cast to float32 there, multiplied, and the result is rounded, which gives the same sums of the
+  same rounded numbers.
 - XLA may drop a cast to bfloat16 and back as if it changed nothing. :func:`rounded` therefore
   rounds by an operation of its own, ``reduce_precision``, which XLA keeps.
 """
@@ -26,46 +26,19 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Inexact
 
-from optax_muonplus.coefficients import Row
-from optax_muonplus.matrices import accumulation_dtype, with_zeros
+from optax_muonplus.method import Matrices, Row, adjoint, with_zeros
 
-# Of both sides of half-precision operands, in elements: 16 bytes, what cuBLAS asks for.
+# Sides of half-precision operands are padded to 8 elements (16 bytes), as cuBLAS requires.
 ALIGNMENT = 8
 
-Matrices = Inexact[Array, "*batch out in"]
 # Gram matrices and polynomials of them, n the shorter side.
 Square = Inexact[Array, "*batch n n"]
 # One number for each matrix, or one for each row of its Gram matrix.
 Scale = Inexact[Array, "*batch 1|n 1"]
 
 Precision = jax.lax.Precision | jax.lax.DotAlgorithmPreset | None
-
-
-def product_dtype(dtype: DTypeLike, compute_dtype: jnp.dtype | None) -> jnp.dtype:
-    """Returns the dtype of sums and of linear combinations, for matrices of ``dtype``.
-
-    Raises:
-      ValueError: if one of the two is real and the other complex.
-    """
-    wide = accumulation_dtype(dtype)
-    if compute_dtype is None:
-        return wide
-    if jnp.issubdtype(wide, jnp.complexfloating) != jnp.issubdtype(
-        compute_dtype, jnp.complexfloating
-    ):
-        raise ValueError(
-            f"compute_dtype={compute_dtype} does not go with matrices of dtype {dtype}: real"
-            " products for real parameters, complex ones for complex. None serves both."
-        )
-    return jnp.promote_types(wide, compute_dtype)
-
-
-def adjoint(x: Matrices) -> Inexact[Array, "*batch in out"]:
-    """Returns the conjugate transpose."""
-    return jnp.conj(jnp.swapaxes(x, -1, -2))
 
 
 def rounded(x: Inexact[Array, "..."], dtype: jnp.dtype) -> Inexact[Array, "..."]:
@@ -87,7 +60,7 @@ class Products:
     Matrices are in the dtype of operands wherever they are written to memory; polynomials are
     combined in the dtype of sums, inside the operation that reads and writes them.
 
-    A subclass may make products in another way; ``Orthogonalize.products`` names the class.
+    A subclass may make products in another way; ``FastPolar.products`` names the class.
 
     Attributes:
       left: whether the shorter side is the left one, the rows: the Gram matrix is then ``Y Y^H``,
@@ -97,7 +70,7 @@ class Products:
       factor: what the iterates ``Y`` are multiplied by, so that float16 holds their Gram matrices;
         these have its square.
       precision: of float32 products.
-      emulated: whether operands are cast to ``dtype``.
+      upcast_operands: whether operands are multiplied in ``dtype``.
       exact_squares: whether R^2 is not rounded for a row of three coefficients.
     """
 
@@ -106,7 +79,7 @@ class Products:
     dtype: jnp.dtype
     factor: float = 1.0
     precision: Precision = None
-    emulated: bool = False
+    upcast_operands: bool = False
     exact_squares: bool = False
 
     def padded(self, y: Matrices) -> Matrices:
@@ -128,7 +101,7 @@ class Products:
         if self.operand == self.dtype:
             return jnp.matmul(a, b, precision=self.precision)
         result = self.dtype if exact else self.operand
-        if self.emulated:
+        if self.upcast_operands:
             a, b = a.astype(self.dtype), b.astype(self.dtype)
             return rounded(jnp.matmul(a, b, precision=self.precision), result)
         return jnp.matmul(a, b, precision=self.precision, preferred_element_type=result)

@@ -5,10 +5,11 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
-from optax_muonplus.coefficients import Coefficients, CoefficientsLike, Row, every_step
-from optax_muonplus.polar._form import holds_float32
+from .for_steps import Coefficients, CoefficientsLike
+from .restarts import every_step
+from .tables import Row
 
-# What coefficients may make of a singular value in [0, 1] at any step, in place of about 1.
+# The largest allowed intermediate singular value. Good coefficients stay near 1.
 LARGEST = 100.0
 
 
@@ -85,3 +86,8 @@ def check_gram(
             " polar='auto', which takes it where it is as exact, 'newton_schulz', or"
             " compute_dtype='float16' on a GPU."
         )
+
+
+def holds_float32(operand: jnp.dtype | None) -> bool:
+    """Returns whether operands of that dtype have the digits of float32 at least."""
+    return operand is None or jnp.finfo(operand).nmant >= jnp.finfo(jnp.float32).nmant

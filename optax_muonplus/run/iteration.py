@@ -1,6 +1,6 @@
-r"""The Newton-Schulz iteration: by definition, and as it runs.
+r"""The Newton-Schulz iteration as it runs; ``method.newton_schulz`` defines what it computes.
 
-The iteration that runs is either plain or on the Gram matrix, in one loop. If the shorter side of X
+It is either plain or on the Gram matrix, in one loop. If the shorter side of X
 is the left one, a step multiplies X from the left by a polynomial P of the Gram matrix R. All of
 these matrices commute, so that R and P alone give the next Gram matrix:
 
@@ -22,53 +22,42 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from optax_muonplus.coefficients import Row, every_step
-from optax_muonplus.matrices import (
+from optax_muonplus.method import (
+    Matrices,
+    Preconditioning,
+    Row,
     as_real,
     divide_by_pow2,
+    every_step,
     part,
+    product_dtype,
     root,
     scale_by_pow2,
     sum_of_squares,
 )
-from optax_muonplus.polar._products import (
-    Matrices,
+from optax_muonplus.run.products import (
     Precision,
     Products,
     Scale,
     Square,
-    adjoint,
-    product_dtype,
     range_factor,
     rounded,
 )
 
-# Of the Frobenius norm of float16 operands: its square, an element of the Gram matrix, is at most
-# four times as large, a quarter of float16's range.
+# The Frobenius norm that float16 operands are scaled to. Entries of the Gram matrix are then
+# at most 4 x 64^2, a quarter of float16's range.
 _NORM = 64.0
-
-Preconditioning = Literal["frobenius", "spectral", "aol", "aol_out", "schatten"]
-
-
-def defined(x: Matrices, rows: Sequence[Row]) -> Matrices:
-    """Defines what :func:`iterate` computes with fewer operations, passes and roundings."""
-    x = x / jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
-    for a, b, c in rows:
-        r = x @ adjoint(x)
-        x = a * x + (b * r + c * r @ r) @ x
-    return x
 
 
 @dataclasses.dataclass(frozen=True)
 class Iteration:
-    """All choices for the iteration of matrices of one shape and dtype on one machine.
+    """All choices for the iteration of matrices of one shape and dtype on one platform.
 
     Attributes:
       rows: coefficients, one row for each step; or a table, the last row of which is used for all
@@ -78,7 +67,7 @@ class Iteration:
       preconditioning: the norm that divides.
       operand: dtype of the operands of products.
       precision: of float32 products; None means JAX's default.
-      emulated: whether operands are multiplied in the dtype of sums.
+      upcast_operands: whether operands are multiplied in the dtype of sums.
       products: the class that makes the products.
     """
 
@@ -88,7 +77,7 @@ class Iteration:
     preconditioning: Preconditioning
     operand: jnp.dtype
     precision: Precision
-    emulated: bool
+    upcast_operands: bool
     products: type[Products] = Products
 
     def products_of(self, shape: tuple[int, ...], dtype: jnp.dtype) -> Products:
@@ -106,7 +95,7 @@ class Iteration:
             dtype,
             range_factor(self.operand, len(self.rows[0])),
             self.precision,
-            self.emulated,
+            self.upcast_operands,
             exact_squares=gram_form and self.operand == jnp.bfloat16,
         )
 
@@ -178,15 +167,15 @@ def iterate(
 
 
 # Under jax.jit it is compiled once for each shape also if the caller is not jitted. Otherwise a
-# loop, or a choice by the machine, would be compiled again at every call.
+# loop, or a choice by the platform, would be compiled again at every call.
 @functools.partial(jax.jit, static_argnames="iterations")
-def iterate_on_its_machine(
+def iterate_on_its_platform(
     x: Matrices,
     eps: ArrayLike,
     steps: jax.Array | None,
     iterations: tuple[Iteration, ...],
 ) -> Matrices:
-    """Runs the iteration for the machine: the only one, or that of ``MACHINES`` in this order."""
+    """Runs the only iteration, or the one of the platform: they are those of ``PLATFORMS``."""
     works = {one: functools.partial(iterate, iteration=one) for one in iterations}
     if len(works) == 1:
         return works[iterations[0]](x, eps, steps)

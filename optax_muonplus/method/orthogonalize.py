@@ -1,34 +1,19 @@
 """The polar factor as a function on matrices: one value that holds every choice."""
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, Self, get_args
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus.coefficients import Coefficients, CoefficientsLike, resolve
-from optax_muonplus.matrices import (
-    MACHINES,
-    Machine,
-    MatrixFunction,
-    machine_of,
-    matrix_function,
-    static,
-)
-from optax_muonplus.method import NOT_NEGATIVE, check_number, check_word, floating_dtype
-from optax_muonplus.polar._checks import check_bounded, check_gram, check_precision
-from optax_muonplus.polar._form import form_on
-from optax_muonplus.polar._newton_schulz import (
-    Iteration,
-    Preconditioning,
-    iterate_on_its_machine,
-    product_shapes,
-)
-from optax_muonplus.polar._products import Matrices, Products, product_dtype
-from optax_muonplus.polar._svd import svd
+from .arguments import NOT_NEGATIVE, check_number, check_word, floating_dtype
+from .convergence import check_bounded, check_gram, check_precision
+from .dataclass import matrix_function, static
+from .for_steps import Coefficients, CoefficientsLike, for_steps
+from .function import Matrices, MatrixFunction
+from .newton_schulz import Preconditioning, newton_schulz, svd
 
 Polar = Literal["auto", "newton_schulz", "gram", "svd"]
 PolarFunction = Callable[[jax.Array], jax.Array]
@@ -77,8 +62,6 @@ class Orthogonalize(MatrixFunction):
         than float32: it uses the precision of :func:`gram_newton_schulz`, and rejects a narrower
         ``compute_dtype``. Float16 is for GPUs; TPUs have no unit for it and emulate it slowly. Its
         derivatives may overflow: by a zero matrix that is normalized afterwards they are NaN.
-      machine: ``"cpu"``, ``"tpu"`` or ``"gpu"``, which the products are written for. None is the
-        machine that the program is lowered for.
 
     Raises:
       ValueError: for an unknown option, too few rows, or too many of your own, ``ns_steps < 1``, a
@@ -96,10 +79,6 @@ class Orthogonalize(MatrixFunction):
     polar: Polar | PolarFunction = static(default="auto")
     preconditioning: Preconditioning = static(default="frobenius")
     compute_dtype: DTypeLike | None = static(default=None)
-    machine: Machine | None = static(default=None)
-
-    # What makes the products of the iteration; a subclass may name another class.
-    products: ClassVar[type[Products]] = Products
 
     def __post_init__(self) -> None:
         """Checks the attributes, and makes those hashable that are part of the structure."""
@@ -110,37 +89,32 @@ class Orthogonalize(MatrixFunction):
             known = get_args(Polar)
             check_word("polar", self.polar, known, "; or a function (*batch, out, in) -> the same")
         if self.is_iteration:
-            chosen = self._chosen
+            chosen = self.coefficients
             check_bounded(self.ns_coeffs, chosen)
             check_precision(self.ns_coeffs, chosen, operand)
             if self.polar == "gram":
                 check_gram(self.ns_coeffs, chosen, operand)
         elif isinstance(self.ns_coeffs, str):  # without effect, but for a word that is none
-            resolve(self.ns_coeffs, 1)
+            for_steps(self.ns_coeffs, 1)
         object.__setattr__(self, "ns_coeffs", _hashable(self.ns_coeffs))
         object.__setattr__(self, "compute_dtype", operand)
 
     def __call__(self, x: Matrices) -> Matrices:
-        """Returns the polar factors of ``x``."""
+        """Returns the polar factors of ``x``, by the definition."""
         if callable(self.polar):
             return self.polar(x)
         if self.polar == "svd":
             return svd(x)
-        machines = MACHINES if self.machine is None else (self.machine,)
-        iterations = tuple(self.iteration(machine, x.shape, x.dtype) for machine in machines)
-        steps = self.ns_steps if self._chosen.is_traced else None
-        return iterate_on_its_machine(x, self.eps, steps, iterations)
-
-    def on(self, machine: Machine) -> Self:
-        """Returns the function that does not ask for its machine."""
-        return self.replace(machine=machine)
-
-    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """Returns itself if it is made of products, in which zeros change nothing.
-
-        One-sided scalings are not: zeros may make a side the longer one.
-        """
-        return self if self.is_iteration and not self._one_sided else super().padded(shape)
+        chosen = self.coefficients
+        return newton_schulz(
+            x,
+            chosen.rows,
+            steps=chosen.steps,
+            safety_factor=chosen.safety_factor,
+            eps=self.eps,
+            preconditioning=self.preconditioning,
+            compute_dtype=self.compute_dtype,
+        )
 
     @property
     def transpose_equivariant(self) -> bool:
@@ -148,8 +122,10 @@ class Orthogonalize(MatrixFunction):
         return not callable(self.polar) and not self._one_sided
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """Counts those of :func:`optax_muonplus.polar.matmul_shapes`."""
-        return sum(2 * math.prod(product) for product in matmul_shapes(shape, self))
+        """Counts the products of the definition; an SVD, or a caller's function, as five steps."""
+        rows = self.coefficients.rows if self.is_iteration else for_steps().rows
+        n, m = sorted(shape)
+        return sum(4 * n * n * m + 2 * n**3 * (len(row) - 2) for row in rows)
 
     @property
     def input_dtype(self) -> jnp.dtype | None:
@@ -175,25 +151,9 @@ class Orthogonalize(MatrixFunction):
         return self.preconditioning in ("aol", "aol_out")
 
     @property
-    def _chosen(self) -> Coefficients:
-        return resolve(self.ns_coeffs, self.ns_steps)
-
-    def iteration(self, machine: Machine, shape: tuple[int, ...], dtype: DTypeLike) -> Iteration:
-        """Resolves all choices for matrices of that shape and dtype on that machine."""
-        chosen = self._chosen
-        sums = product_dtype(dtype, self._operand)
-        operand = sums if self._operand is None else self._operand
-        form = form_on(machine, shape, str(self.polar), chosen, operand, sums)
-        return Iteration(
-            chosen.rows,
-            form.restarts,
-            chosen.safety_factor,
-            self.preconditioning,
-            operand,
-            form.precision,
-            form.emulated,
-            self.products,
-        )
+    def coefficients(self) -> Coefficients:
+        """The rows of the iteration, and what goes with them."""
+        return for_steps(self.ns_coeffs, self.ns_steps)
 
 
 def _hashable(ns_coeffs: CoefficientsLike) -> str | tuple[Any, ...]:
@@ -201,36 +161,3 @@ def _hashable(ns_coeffs: CoefficientsLike) -> str | tuple[Any, ...]:
         return ns_coeffs
     rows = np.asarray(ns_coeffs, np.float64).tolist()
     return tuple(tuple(row) if isinstance(row, list) else row for row in rows)
-
-
-DEFAULT = Orthogonalize()
-
-
-def matmul_shapes(
-    shape: Sequence[int], options: Orthogonalize = DEFAULT
-) -> list[tuple[int, int, int]]:
-    """Lists the matrix products that ``options`` does on one float32 matrix.
-
-    They depend on the machine; without one in ``options`` that of JAX's default backend is taken.
-    ``"svd"`` and functions of your own count as five plain steps of Newton-Schulz, which is
-    their order of magnitude.
-
-    Args:
-      shape: ``(..., out, in)``; leading axes do not count.
-      options: the function.
-
-    Returns:
-      ``(rows, inner, columns)`` of each product, which takes ``2 * rows * inner * columns`` FLOPs.
-
-    Raises:
-      ValueError: for a shape of fewer than two axes.
-    """
-    if len(shape) < 2:
-        raise ValueError(f"The shape of matrices is (..., out, in), got {tuple(shape)}.")
-    if not options.is_iteration:
-        options = Orthogonalize(polar="newton_schulz")
-    machine = options.machine or machine_of(jax.default_backend())
-    is_complex = options.output_dtype is not None and options.output_dtype.kind == "c"
-    dtype = jnp.complex64 if is_complex else jnp.float32
-    iteration = options.iteration(machine, tuple(shape), dtype)
-    return product_shapes(shape, iteration.rows, iteration.restarts)

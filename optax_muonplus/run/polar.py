@@ -1,0 +1,195 @@
+"""The polar factor as it runs: the definition's numbers by the fastest products of a platform."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from optax_muonplus.method import (
+    Matrices,
+    MatrixFunction,
+    Orthogonalize,
+    matrix_function,
+    product_dtype,
+    static,
+)
+from optax_muonplus.run.algorithm import choose_algorithm
+from optax_muonplus.run.iteration import Iteration, iterate_on_its_platform, product_shapes
+from optax_muonplus.run.platform import PLATFORMS, Platform, platform_of
+from optax_muonplus.run.products import Products
+
+DEFAULT = Orthogonalize()
+
+
+@matrix_function
+class FastPolar(MatrixFunction):
+    """Computes what ``options``, a Newton-Schulz iteration, defines, to its rounding errors.
+
+    Attributes:
+      options: what is computed.
+      platform: which the products are written for; None is the one that the program is lowered for.
+    """
+
+    options: Orthogonalize
+    platform: Platform | None = static(default=None)
+
+    # What makes the products of the iteration; a subclass may name another class.
+    products: ClassVar[type[Products]] = Products
+
+    def __call__(self, x: Matrices) -> Matrices:
+        """Returns the polar factors of ``x``."""
+        platforms = PLATFORMS if self.platform is None else (self.platform,)
+        iterations = tuple(self.iteration(platform, x.shape, x.dtype) for platform in platforms)
+        options = self.options
+        steps = options.ns_steps if options.coefficients.is_traced else None
+        return iterate_on_its_platform(x, options.eps, steps, iterations)
+
+    @property
+    def transpose_equivariant(self) -> bool:
+        """Whether the definition is."""
+        return self.options.transpose_equivariant
+
+    @property
+    def input_dtype(self) -> jnp.dtype | None:
+        """The dtype that the definition rounds matrices to first."""
+        return self.options.input_dtype
+
+    @property
+    def output_dtype(self) -> jnp.dtype | None:
+        """The dtype that the definition rounds results to."""
+        return self.options.output_dtype
+
+    def flops(self, shape: tuple[int, int]) -> int:
+        """Counts the products of :func:`matmul_shapes`."""
+        products = matmul_shapes(shape, self.options, self.platform)
+        return sum(2 * math.prod(product) for product in products)
+
+    def iteration(self, platform: Platform, shape: tuple[int, ...], dtype: DTypeLike) -> Iteration:
+        """Resolves all choices for matrices of that shape and dtype on that platform."""
+        options, chosen = self.options, self.options.coefficients
+        sums = product_dtype(dtype, options.compute_dtype)
+        operand = sums if options.compute_dtype is None else jnp.dtype(options.compute_dtype)
+        polar = str(options.polar)
+        algorithm = choose_algorithm(platform, shape, polar, chosen, operand, sums)
+        return Iteration(
+            chosen.rows,
+            algorithm.restarts,
+            chosen.safety_factor,
+            options.preconditioning,
+            operand,
+            algorithm.precision,
+            algorithm.upcast_operands,
+            self.products,
+        )
+
+
+def for_platform(function: MatrixFunction, platform: Platform | None = None) -> MatrixFunction:
+    """Returns ``function`` with fast polar factors in place of definitions, also in its parts.
+
+    Args:
+      function: a function on matrices.
+      platform: where it runs; None is the platform that the program is lowered for.
+    """
+    if isinstance(function, Orthogonalize):
+        return FastPolar(function, platform) if function.is_iteration else function
+    if isinstance(function, FastPolar):
+        return function.replace(platform=platform)
+
+    def is_part(x: Any) -> bool:
+        return isinstance(x, MatrixFunction) and x is not function
+
+    parts, structure = jax.tree.flatten(function, is_part)
+    return structure.unflatten([for_platform(x, platform) if is_part(x) else x for x in parts])
+
+
+def newton_schulz(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrices:
+    """Returns approximate polar factors by the plain Newton-Schulz iteration.
+
+    Args:
+      x: matrices, real or complex.
+      options: coefficients, steps and precision; its ``polar`` does not count.
+
+    Returns:
+      An array of ``x``'s shape and dtype.
+
+    Raises:
+      ValueError: if one of ``x`` and ``options.compute_dtype`` is real and the other complex, and
+        for ``x`` that is no array of two axes at least or is not floating-point.
+    """
+    return for_platform(dataclasses.replace(options, polar="newton_schulz"))(x)
+
+
+def gram_newton_schulz(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrices:
+    r"""Returns the same polynomial as :func:`newton_schulz`, iterated on the Gram matrix.
+
+    With :math:`R_0 = X X^H` for the shorter side n,
+
+    .. math::
+      P_i = c_0 I + c_1 R_i + c_2 R_i^2 + \dots, \qquad R_{i+1} = R_i P_i^2, \qquad
+      \text{result} = (P_{T-1} \cdots P_0) X
+
+    This multiplies with the longer side m twice instead of 2 T times. It takes 4 n^2 m + 2 n^3
+    (4T - 3) operations instead of T (4 n^2 m + 2 n^3), which is fewer if m > 1.5 n; rows of two
+    coefficients take 2 n^3 T fewer in both forms. For some tables rounding errors in R would grow:
+    these compute R again from X once or twice (``coefficients.for_steps(...).restarts``).
+
+    In TF32 the iteration may diverge. Float32 products are therefore exact on a CPU, and three
+    products of bfloat16 parts on accelerators (``BF16_BF16_F32_X3``), unless
+    ``jax_default_matmul_precision`` asks for exact ones. Half precision needs more restarts.
+    Float16 is then nearer to the polynomial than the plain iteration in bfloat16. Bfloat16 is as
+    near as that, for the tables that have such restarts: ``"jordan"`` with 5 or 6 steps, ``"you"``
+    and ``"dion"`` with 5, ``"turbo"`` with 4, ``"cubic"`` with 4 to 8.
+
+    Args:
+      x: matrices, real or complex.
+      options: coefficients of a published table, a Python int of steps, and precision; its
+        ``polar`` does not count.
+
+    Returns:
+      An array of ``x``'s shape and dtype.
+
+    Raises:
+      ValueError: as for :func:`newton_schulz`; and for coefficients of your own, steps beyond those
+        that are listed, a traced ``ns_steps``, or a ``compute_dtype`` of bfloat16 with a table that
+        has no restarts for it.
+
+    Source: Dao-AILab, gram-newton-schulz (2026).
+    """
+    return for_platform(dataclasses.replace(options, polar="gram"))(x)
+
+
+def matmul_shapes(
+    shape: Sequence[int],
+    options: Orthogonalize = DEFAULT,
+    platform: Platform | None = None,
+) -> list[tuple[int, int, int]]:
+    """Lists the matrix products that ``options`` does on one float32 matrix.
+
+    ``"svd"`` and functions of your own count as five plain steps of Newton-Schulz, which is
+    their order of magnitude.
+
+    Args:
+      shape: ``(..., out, in)``; leading axes do not count.
+      options: the function.
+      platform: ``"cpu"``, ``"tpu"`` or ``"gpu"``, on which the products depend; None is that of
+        JAX's default backend.
+
+    Returns:
+      ``(rows, inner, columns)`` of each product, which takes ``2 * rows * inner * columns`` FLOPs.
+
+    Raises:
+      ValueError: for a shape of fewer than two axes.
+    """
+    if len(shape) < 2:
+        raise ValueError(f"The shape of matrices is (..., out, in), got {tuple(shape)}.")
+    if not options.is_iteration:
+        options = Orthogonalize(polar="newton_schulz")
+    is_complex = options.output_dtype is not None and options.output_dtype.kind == "c"
+    dtype = jnp.complex64 if is_complex else jnp.float32
+    platform = platform or platform_of(jax.default_backend())
+    iteration = FastPolar(options).iteration(platform, tuple(shape), dtype)
+    return product_shapes(shape, iteration.rows, iteration.restarts)
