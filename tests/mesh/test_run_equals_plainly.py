@@ -74,13 +74,17 @@ def reference(name):
 
 
 def assert_equal(found, options, modules):
-    """To 2e-6 of the largest entry, and in bfloat16 to one unit of it."""
+    """To 1e-5 of the largest entry, and in bfloat16 to one unit of it.
+
+    The reference iterates by the definition: in five steps its rounding of 6e-8 grows a hundredfold
+    on the way to small singular values, and other products round differently.
+    """
     expected = modules_of(reference(options)[0], modules)
     for (path, x), y in zip(
         jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True
     ):
         assert x.dtype == y.dtype
-        x, y, units = np.float32(x), np.float32(y), {jnp.bfloat16: 2**-8}.get(y.dtype.type, 2e-6)
+        x, y, units = np.float32(x), np.float32(y), {jnp.bfloat16: 2**-8}.get(y.dtype.type, 1e-5)
         atol = units * max(1, np.abs(y).max())
         np.testing.assert_allclose(x, y, atol=atol, rtol=0, err_msg=jax.tree_util.keystr(path))
 
