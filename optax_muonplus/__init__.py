@@ -8,6 +8,7 @@ from optax_muonplus import coefficients as coefficients
 from optax_muonplus import matrices as matrices
 from optax_muonplus import polar as polar
 from optax_muonplus import transforms as transforms
+from optax_muonplus.extras.heads import per_head as per_head
 from optax_muonplus.extras.rates import learning_rate as learning_rate
 from optax_muonplus.extras.take_over import TakenOver as TakenOver
 from optax_muonplus.extras.take_over import take_over as take_over
@@ -25,7 +26,6 @@ from optax_muonplus.transforms import scale_by_muonplus as scale_by_muonplus
 from optax_muonplus.transforms import scale_by_shape as scale_by_shape
 from optax_muonplus.trees import muon_dimension_numbers as muon_dimension_numbers
 from optax_muonplus.trees import partition_labels as partition_labels
-from optax_muonplus.trees import per_head as per_head
 
 __version__ = "0.3.0.dev0"
 _LATER = ("baselines", "diagnostics", "integrations")  # imported by their first use

@@ -34,7 +34,7 @@ from optax_muonplus.transforms import (
     map_blocks,
     optimizer_of,
 )
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
 
 EPS = 1e-8  # of the code, for roots and norms alike
 RMS = 0.2  # of an update, about that of AdamW's
@@ -153,7 +153,7 @@ def adamuon(
     :func:`optax_muonplus.muonplus`. The learning rate is 6e-4 in the
     code's GPT-2 runs, the order of AdamW's.
     """
-    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
     return optimizer_of(
         link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding, AdaMuon
     )

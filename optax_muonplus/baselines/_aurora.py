@@ -33,7 +33,7 @@ from optax_muonplus.transforms import (
     matrix_chain,
     optimizer_of,
 )
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
 
 
 @matrix_function
@@ -137,7 +137,7 @@ def aurora(
     ``link`` is the rule for matrices with its options, and all other arguments are as in
     :func:`optax_muonplus.muonplus`. The learning rate is 0.05 in the code, with weight decay 0.025.
     """
-    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
     return optimizer_of(
         link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding, scale_by_aurora
     )

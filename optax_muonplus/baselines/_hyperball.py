@@ -29,7 +29,7 @@ from optax_muonplus.transforms import (
     partition_with_adamw,
     scale_by_learning_rate,
 )
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
 
 
 def scale_by_muon(
@@ -129,5 +129,5 @@ def hyperball(
     """
     check_rule(link, scale_by_muon, needs_polar_factor=False)
     chain = matrix_chain(link, Hyperball(learning_rate))
-    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
     return partition_with_adamw(chain, adamw, dims, sharding)

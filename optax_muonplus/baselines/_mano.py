@@ -20,7 +20,7 @@ from optax_muonplus.frame import DimensionNumbersTree, LeafInfo, MatrixLayout
 from optax_muonplus.matrices import as_real, divide_by_pow2, root, sum_of_squares, upcast_for_sum
 from optax_muonplus.method import NOT_NEGATIVE, check_number
 from optax_muonplus.transforms import AdamW, Momentum, map_blocks, optimizer_of
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
 
 EPS = 1e-8  # of the code
 RMS = 0.2  # of an update, about that of AdamW's
@@ -141,7 +141,7 @@ def mano(
     ``link`` is the rule for matrices with its options, and all other arguments are as in
     :func:`optax_muonplus.muonplus`. The learning rate is 1e-3 in the code, with weight decay 0.1.
     """
-    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
     return optimizer_of(
         link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding, Mano
     )

@@ -31,7 +31,7 @@ from optax_muonplus.transforms import (
     matrix_chain,
     optimizer_of,
 )
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
 
 
 @matrix_function
@@ -105,7 +105,7 @@ def meqmuon(
     """
     if isinstance(others, NormalizedMomentum) and others.weight_decay is None:
         others = dataclasses.replace(others, weight_decay=weight_decay)
-    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
     return optimizer_of(
         link,
         learning_rate,

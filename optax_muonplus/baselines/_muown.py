@@ -28,7 +28,7 @@ from optax_muonplus.transforms import (
     partition_with_adamw,
     scale_by_learning_rate,
 )
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
 
 # Decays and epsilon, of all codes. What stands within the root changes no number beside them, and
 # makes the derivative by a row of zeros a number.
@@ -176,5 +176,5 @@ def muown(
             f" decay; got {type(link).__name__}."
         )
     link = dataclasses.replace(link, learning_rate=learning_rate, weight_decay=weight_decay)
-    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
     return partition_with_adamw(matrix_chain(link), adamw, dims, sharding)

@@ -34,7 +34,7 @@ from optax_muonplus.transforms import (
     map_blocks,
     optimizer_of,
 )
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
 
 NorMuonRule = Literal["code", "paper"]
 EPS = 1e-10  # of the code, for roots and norms alike; below any row of a polar factor
@@ -152,7 +152,7 @@ def normuon(
     ``link`` is the rule for matrices with its options, and all other arguments are as in
     :func:`optax_muonplus.muonplus`. The learning rate is 0.02 in the code.
     """
-    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
     return optimizer_of(
         link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding, NorMuon
     )

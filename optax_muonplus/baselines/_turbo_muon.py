@@ -18,7 +18,7 @@ from optax_muonplus.transforms import (
     matrix_chain,
     optimizer_of,
 )
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
 
 
 def scale_by_turbo_muon(
@@ -67,7 +67,7 @@ def turbo_muon(
     ``link`` is the rule for matrices with its options, and all other arguments are as in
     :func:`optax_muonplus.muonplus`. The learning rate is 0.02 in the code.
     """
-    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
     return optimizer_of(
         link,
         learning_rate,

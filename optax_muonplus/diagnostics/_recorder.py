@@ -15,7 +15,7 @@ from optax_muonplus.diagnostics._stages import polar_link, stages_of
 from optax_muonplus.frame import DimensionNumbersTree
 from optax_muonplus.matrices import Normalize
 from optax_muonplus.transforms import Steps
-from optax_muonplus.trees import LayerAxes, Rules, by_rules, check_patterns, select
+from optax_muonplus.trees import LayerAxes, Rules, check_patterns, reader_of, select
 
 Factory = Callable[..., optax.GradientTransformation]
 # Number of the update, from 1, to whether it is recorded.
@@ -121,7 +121,7 @@ def watched(
       layer_axes: with ``rules`` or without.
     """
     due, patterns = _checked(every, measures, only)
-    dims = by_rules(weight_dimension_numbers, rules, layer_axes)
+    dims = reader_of(weight_dimension_numbers, rules, layer_axes)
     if due is None:
         return inner
     return _recorder(inner, None, (patterns, dims), due, measures)

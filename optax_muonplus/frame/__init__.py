@@ -26,4 +26,3 @@ from optax_muonplus.frame.spec import DimensionNumbersTree as DimensionNumbersTr
 from optax_muonplus.frame.spec import MatrixSpec as MatrixSpec
 from optax_muonplus.frame.spec import MuonDimensionNumbers as MuonDimensionNumbers
 from optax_muonplus.frame.spec import Shape as Shape
-from optax_muonplus.frame.spec import with_rule as with_rule

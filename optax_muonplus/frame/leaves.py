@@ -8,9 +8,10 @@ from jax.sharding import NamedSharding
 from optax_muonplus.frame.layout import MatrixLayout
 from optax_muonplus.frame.paths import Path, path_name, without_boxes
 from optax_muonplus.frame.sharding import LeafSharding
+from optax_muonplus.frame.spec import DimensionNumbers
 
 MUON, ADAM, UNKNOWN = "muon", "adam", "?"
-# The rule of leaves with dimension numbers from elsewhere than rules.
+# The rule of a leaf whose dimension numbers come from no rule.
 GIVEN = "your dimension numbers"
 
 
@@ -29,6 +30,7 @@ class LeafInfo(NamedTuple):
       rule: the rule by which it was read, in words.
       known: False for a leaf that no rule can read, in a tree that was resolved to be shown.
       stack: axes that number its layers, by ``layer_axes``.
+      dimension_numbers: its layout as a rule or a user wrote it; None for AdamW, and if unknown.
     """
 
     index: int
@@ -41,6 +43,7 @@ class LeafInfo(NamedTuple):
     rule: str = GIVEN
     known: bool = True
     stack: tuple[int, ...] = ()
+    dimension_numbers: DimensionNumbers | None = None
 
     @property
     def name(self) -> str:

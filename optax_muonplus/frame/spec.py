@@ -32,7 +32,6 @@ class MatrixSpec:
       split_sizes: sizes of the blocks along ``split_axis``; None means one block.
       split_axis: the fused axis, one of the axes above. None means ``output_axis``, if that is one
         axis.
-      rule: the rule by which the parameter was read, for ``describe``. It is not compared.
 
     Raises:
       ValueError: for sizes that are no integers, and for ``split_axis`` without sizes.
@@ -42,7 +41,6 @@ class MatrixSpec:
     output_axis: AxisNumbers = 1
     split_sizes: tuple[int, ...] | None = None
     split_axis: int | None = None
-    rule: str = dataclasses.field(default="", compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         sizes = self.split_sizes
@@ -66,23 +64,3 @@ class MatrixSpec:
 DimensionNumbers = MuonDimensionNumbers | MatrixSpec
 # A tree or prefix tree of dimension numbers and None, or a function from parameters to one.
 DimensionNumbersTree = Any
-
-
-class _NumbersWithRule(MuonDimensionNumbers):
-    """Dimension numbers with the rule by which a parameter was read. It is not compared."""
-
-    rule: str
-
-    def __repr__(self) -> str:
-        return repr(MuonDimensionNumbers(*self))
-
-
-def with_rule(spec: DimensionNumbers | None, rule: str) -> DimensionNumbers | None:
-    """Adds the rule by which a parameter was read."""
-    if spec is None:
-        return None
-    if isinstance(spec, MatrixSpec):
-        return dataclasses.replace(spec, rule=rule)
-    named = _NumbersWithRule(*spec)
-    named.rule = rule
-    return named

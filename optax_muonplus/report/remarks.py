@@ -5,16 +5,10 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
+from optax_muonplus.extras.heads import side_of
 from optax_muonplus.frame import GIVEN, DimensionNumbersTree, LeafInfo
 from optax_muonplus.method import supported
-from optax_muonplus.trees import (
-    listed,
-    rules_of,
-    side_of,
-    to_adamw,
-    what_to_write,
-    without_numbers,
-)
+from optax_muonplus.trees import Reader, listed, reader_of, to_adamw, what_to_write, without_numbers
 
 _OWN = ("your rule", GIVEN)  # of the user's
 _ADAPTER = "(?i)lora_[ab]"
@@ -163,15 +157,19 @@ def _nothing_left(leaves: Sequence[LeafInfo]) -> Iterator[str]:
 
 def _shadowed(leaves: Sequence[LeafInfo], dims: DimensionNumbersTree) -> Iterator[str]:
     """A line for each of the user's patterns before which others take all that it finds."""
-    rules, layer_axes = rules_of(dims)
+    reader = reader_of(dims)
+    if not isinstance(reader, Reader):
+        return
     of_layers = [
         ("/".join(x.path), tuple(n for axis, n in enumerate(x.shape) if axis not in x.stack))
         for x in leaves
     ]
-    fitting = [[i for i, rule in enumerate(rules) if rule.fits(*layer)] for layer in of_layers]
-    finding = [[p for p in layer_axes if re.search(p, name)] for name, _ in of_layers]
+    fitting = [
+        [i for i, rule in enumerate(reader.rules) if rule.fits(*layer)] for layer in of_layers
+    ]
+    finding = [[p for p in reader.layer_axes if re.search(p, name)] for name, _ in of_layers]
     for what, all_found in (("rule", fitting), ("layer_axes", finding)):
         first = {found[0] for found in all_found if found}
         for late in sorted({x for found in all_found for x in found} - first):
-            name = rules[late].pattern if isinstance(late, int) else late
+            name = reader.rules[late].pattern if isinstance(late, int) else late
             yield f"without effect: {what} {name!r}, since others before it take all that it finds"

@@ -33,10 +33,10 @@ from optax_muonplus.trees import (
     ShardingTree,
     aligned,
     all_shardings,
-    by_rules,
     check_no_state,
     fold,
     fold_all,
+    reader_of,
     resolve,
     without_numbers,
     without_static,
@@ -104,7 +104,7 @@ def describe(
     }
     check_no_state(params)
     idle = without_effect({**scaling, **others})
-    dims = by_rules(muon_weight_dimension_numbers, rules, layer_axes)
+    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
     tree = resolve(without_static(params), dims, sharding, strict=False)
     shardings = all_shardings(tree)
     on_mesh = any(shardings)

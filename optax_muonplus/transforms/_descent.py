@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus.frame import flatten_tree
 from optax_muonplus.method import check_flag, check_rate
-from optax_muonplus.trees import by_path
+from optax_muonplus.trees import FlatTree, broadcast_prefix
 
 _FLAG = bool | int | np.bool_ | np.ndarray | jax.Array
 
@@ -117,8 +116,8 @@ def _check_mask(name: str, mask: Any) -> None:
 
 def _flags(mask: Any, tree: Any) -> Any:
     """A flag for each leaf of ``tree``, some leaves of which may have been left out."""
-    paths, _, unflatten = flatten_tree(tree)
-    return unflatten(by_path(mask, tree, paths, _FLAG, "decay masks", "True or False"))
+    flat = FlatTree.of(tree)
+    return flat.unflatten(broadcast_prefix(mask, flat, _FLAG, "decay masks", "True or False"))
 
 
 def _decayed_where_they_agree(

@@ -18,7 +18,7 @@ from optax_muonplus.transforms._momentum import Momentum, MomentumTransformation
 from optax_muonplus.transforms._order import check_order
 from optax_muonplus.transforms._resolved import ChainTransformation, for_resolved
 from optax_muonplus.transforms._steps import DualNorm
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules, check_only_matrices
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, check_only_matrices, reader_of
 
 # What a chain is made of: a function on matrices is any callable on arrays (*batch, out, in).
 Part = (
@@ -106,7 +106,7 @@ def matrix_chain(
         check_only_matrices(tree.leaves)
         return chain.update(updates, state, params, tree.leaves, extra)
 
-    dims = by_rules(weight_dimension_numbers, rules, layer_axes)
+    dims = reader_of(weight_dimension_numbers, rules, layer_axes)
     transformation = for_resolved(MatrixTransformation, parts, init, update, dims, sharding)
     transformation.run = run
     return transformation

@@ -27,7 +27,7 @@ from optax_muonplus.transforms._matrix_chain import (
 )
 from optax_muonplus.transforms._order import check_rule
 from optax_muonplus.transforms._resolved import ChainTransformation, for_resolved
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, by_rules
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
 
 
 class Rest(Protocol):
@@ -145,7 +145,7 @@ def partition_with_adamw(
         merged = jax.tree.map(lambda x, m, r: m if x == MUON else r, labels, new, rest)
         return merged, _partition_state(of_matrices, of_others)
 
-    dims = by_rules(weight_dimension_numbers, rules, layer_axes)
+    dims = reader_of(weight_dimension_numbers, rules, layer_axes)
     return for_resolved(ChainTransformation, parts, init, update, dims, sharding)
 
 

@@ -9,21 +9,18 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optax_muonplus.extras.heads import FUSED, KEY, QUERY
 from optax_muonplus.frame import DimensionNumbersTree, ResolvedTree, flatten_tree
 from optax_muonplus.method import POSITIVE, check_number, check_word, known_count
+from optax_muonplus.transforms._attention import QueryKeyLayer, query_key_modules
 from optax_muonplus.trees import (
-    FUSED,
-    KEY,
-    QUERY,
     LayerAxes,
-    QueryKeyLayer,
     Rules,
     beside_updates,
-    by_rules,
     check_gradients,
     listed,
     names_to_read,
-    query_key_modules,
+    reader_of,
     resolve,
 )
 
@@ -97,7 +94,7 @@ def qk_clip(
     if fused is not None:
         check_word("fused", fused, get_args(Fused))
     size = None if head_size is None else known_count("head_size", head_size, 2**31 - 1)
-    dims = by_rules(weight_dimension_numbers, rules, layer_axes)
+    dims = reader_of(weight_dimension_numbers, rules, layer_axes)
 
     def init_fn(params: optax.Params) -> optax.EmptyState:
         _modules(resolve(params, dims), size, fused)

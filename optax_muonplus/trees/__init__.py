@@ -1,7 +1,5 @@
 """Facts about a tree of parameters: paths, which leaves are matrices and how, where they lie."""
 
-from optax_muonplus.trees.attention import QueryKeyLayer as QueryKeyLayer
-from optax_muonplus.trees.attention import query_key_modules as query_key_modules
 from optax_muonplus.trees.checks import beside_updates as beside_updates
 from optax_muonplus.trees.checks import check_given_shardings as check_given_shardings
 from optax_muonplus.trees.checks import check_gradients as check_gradients
@@ -9,16 +7,10 @@ from optax_muonplus.trees.checks import check_inexact as check_inexact
 from optax_muonplus.trees.checks import check_only_matrices as check_only_matrices
 from optax_muonplus.trees.checks import check_patterns as check_patterns
 from optax_muonplus.trees.checks import select as select
-from optax_muonplus.trees.given_rules import by_rules as by_rules
-from optax_muonplus.trees.given_rules import rules_of as rules_of
-from optax_muonplus.trees.given_trees import by_path as by_path
-from optax_muonplus.trees.heads import FUSED as FUSED
-from optax_muonplus.trees.heads import KEY as KEY
-from optax_muonplus.trees.heads import QUERY as QUERY
-from optax_muonplus.trees.heads import per_head as per_head
-from optax_muonplus.trees.heads import side_of as side_of
-from optax_muonplus.trees.labels import partition_labels as partition_labels
+from optax_muonplus.trees.flat import FlatTree as FlatTree
+from optax_muonplus.trees.flat import broadcast_prefix as broadcast_prefix
 from optax_muonplus.trees.leaves import all_shardings as all_shardings
+from optax_muonplus.trees.leaves import partition_labels as partition_labels
 from optax_muonplus.trees.leaves import resolve as resolve
 from optax_muonplus.trees.models import check_no_state as check_no_state
 from optax_muonplus.trees.models import without_static as without_static
@@ -29,7 +21,9 @@ from optax_muonplus.trees.paths import fold_all as fold_all
 from optax_muonplus.trees.paths import listed as listed
 from optax_muonplus.trees.paths import names_to_read as names_to_read
 from optax_muonplus.trees.paths import without_numbers as without_numbers
+from optax_muonplus.trees.reader import Reader as Reader
 from optax_muonplus.trees.reader import muon_dimension_numbers as muon_dimension_numbers
+from optax_muonplus.trees.reader import reader_of as reader_of
 from optax_muonplus.trees.sharding import ShardingTree as ShardingTree
 from optax_muonplus.trees.sharding import shard_like_params as shard_like_params
 from optax_muonplus.trees.state_sharding import StateSharding as StateSharding
@@ -39,3 +33,6 @@ from optax_muonplus.trees.suggestions import to_adamw as to_adamw
 from optax_muonplus.trees.suggestions import what_to_write as what_to_write
 from optax_muonplus.trees.user_rules import LayerAxes as LayerAxes
 from optax_muonplus.trees.user_rules import Rules as Rules
+from optax_muonplus.trees.user_rules import check_pattern as check_pattern
+from optax_muonplus.trees.user_rules import checked_layer_axes as checked_layer_axes
+from optax_muonplus.trees.user_rules import checked_rules as checked_rules

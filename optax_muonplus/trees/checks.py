@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from optax_muonplus.frame import DimensionNumbersTree, LeafInfo, flatten_with_names, path_name
 from optax_muonplus.method import supported
-from optax_muonplus.trees.given_trees import may_be_left_out
+from optax_muonplus.trees.flat import FlatTree
 from optax_muonplus.trees.leaves import resolve
 from optax_muonplus.trees.paths import check_inexact_dtypes
 from optax_muonplus.trees.sharding import ShardingTree, concrete_sharding
@@ -141,7 +141,7 @@ def select(
                 " are not matrices and have no rows and columns to measure: AdamW updates them."
                 " Leave the pattern out, or give them dimension numbers."
             )
-        if may_be_left_out(pattern.pattern, tree):
+        if FlatTree.of(tree).may_have_had(pattern.pattern):
             continue
         paths = [leaf.name for leaf in matrices]
         near = difflib.get_close_matches(pattern.pattern, paths, n=5, cutoff=math.ulp(0))

@@ -3,25 +3,11 @@
 import collections
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
-from optax_muonplus.frame import Path, Shape, path_name
+from optax_muonplus.frame import LeafInfo, Path, Shape, path_name
 from optax_muonplus.trees.paths import listed
 
 _KERNEL = re.compile("(?i)kernel$|^w$|lora_[ab]$")
-
-
-class Leaf(Protocol):
-    """What is asked of a parameter here."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def shape(self) -> Shape: ...
-
-    @property
-    def rule(self) -> str: ...
 
 
 def stack_of(path: Path, shape: Shape, layer_axes: Mapping[str, Shape]) -> Shape:
@@ -73,7 +59,7 @@ def check_one_count(
             )
 
 
-def check_kernels(leaves: Sequence[Leaf], layer_axes: Mapping[str, Shape]) -> None:
+def check_kernels(leaves: Sequence[LeafInfo], layer_axes: Mapping[str, Shape]) -> None:
     """Raises ValueError for kernels, by their names, of which ``layer_axes`` leaves a vector."""
     wrong = [x for x in leaves if x.rule.startswith("vector; ") and _KERNEL.search(x.path[-1])]
     if wrong:

@@ -1,28 +1,23 @@
-"""One record for each leaf of a tree of parameters or updates, resolved once."""
+"""Records of all leaves of a tree, and labels for ``optax.partition``."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from optax_muonplus.frame import (
-    GIVEN,
     DimensionNumbers,
     DimensionNumbersTree,
     LeafInfo,
     LeafSharding,
-    MatrixLayout,
-    Path,
     ResolvedTree,
-    flatten_tree,
-    path_name,
 )
-from optax_muonplus.trees.given_trees import by_path, is_function
-from optax_muonplus.trees.heads import PerHead
+from optax_muonplus.trees.flat import FlatTree, broadcast_prefix, is_function
 from optax_muonplus.trees.models import check_parameters
-from optax_muonplus.trees.reader import Reading, check_known, muon_dimension_numbers, read
+from optax_muonplus.trees.reader import Reader, laid, reader_of
 from optax_muonplus.trees.sharding import ShardingTree, given_shardings, leaf_sharding
+from optax_muonplus.trees.suggestions import check_known
+from optax_muonplus.trees.user_rules import LayerAxes, Rules
 
 
 def resolve(
@@ -36,15 +31,40 @@ def resolve(
     Raises ValueError if dimension numbers or shardings do not cover the tree or do not fit a leaf,
     and for leaves that no rule can read unless ``strict`` is False, which marks them unknown.
     """
-    leaves, arrays, unflatten = read_leaves(tree, dimension_numbers, strict)
+    flat = FlatTree.of(tree)
+    leaves = _read(flat, dimension_numbers, strict)
     if sharding is not None:
-        given = given_shardings(tree, [leaf.path for leaf in leaves], sharding)
+        given = given_shardings(flat, sharding)
         leaves = [x._replace(given_sharding=entry) for x, entry in zip(leaves, given, strict=True)]
-    resolved = ResolvedTree(leaves, arrays, unflatten)
+    resolved = ResolvedTree(leaves, flat.arrays, flat.unflatten)
     matrices = resolved.matrices
     for leaf, known in zip(matrices, shardings_of(resolved, matrices), strict=True):
         leaves[leaf.index] = leaf._replace(sharding=known)
     return resolved
+
+
+def partition_labels(
+    params: Any,
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    *,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
+) -> Any:
+    """``"muon"`` or ``"adam"`` for every parameter: the labels for ``optax.partition``.
+
+    Labels say which leaves are matrices, and not how they lie. Give the links that work on them the
+    same dimension numbers, ``omp.matrix_chain(..., weight_dimension_numbers=...)``: a link without
+    them reads each matrix by the default rules, and nothing compares the two.
+
+    Args:
+      params: parameters or updates.
+      muon_weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`, like the next two.
+      rules: in place of dimension numbers.
+      layer_axes: with ``rules`` or without.
+    """
+    flat = FlatTree.of(params)
+    leaves = _read(flat, reader_of(muon_weight_dimension_numbers, rules, layer_axes))
+    return flat.unflatten(leaf.label for leaf in leaves)
 
 
 def all_shardings(tree: ResolvedTree) -> list[LeafSharding | None]:
@@ -73,61 +93,44 @@ def shardings_of(tree: ResolvedTree, leaves: Sequence[LeafInfo]) -> list[LeafSha
     return shardings
 
 
-def read_leaves(tree: Any, given: DimensionNumbersTree, strict: bool = True) -> ResolvedTree:
-    """Resolves ``tree``, but for shardings."""
-    paths, arrays, unflatten = flatten_tree(tree)
-    check_parameters(tree, paths, arrays)
-    readings = _read(tree, paths, arrays, given)
+def _read(tree: FlatTree, given: DimensionNumbersTree, strict: bool = True) -> list[LeafInfo]:
+    """The records of leaves, but for shardings."""
+    check_parameters(tree)
+    given = reader_of(given)
+    if given is None or isinstance(given, Reader):
+        leaves = (given or Reader()).read(tree)
+    else:
+        leaves = _by_numbers(tree, given, strict)
     if strict:
-        _check_not_flat(readings)
-        check_known(readings)
-    leaves, wrong = [], []
-    for i, (found, x) in enumerate(zip(readings, arrays, strict=True)):
-        path, shape, spec, rule, known, stack = found
-        try:
-            layout = None if spec is None else MatrixLayout.of(shape, spec)
-        except ValueError as error:
-            wrong.append(f"{path_name(path)}: {error}")
-        else:
-            dtype = jnp.result_type(x)
-            own = LeafInfo(i, path, shape, dtype, layout, rule=rule, known=known, stack=stack)
-            leaves.append(own)
-    if wrong:
-        raise ValueError("Dimension numbers do not fit. " + " ".join(wrong))
-    return ResolvedTree(leaves, arrays, unflatten)
+        _check_not_flat(leaves)
+        check_known(leaves)
+    dtypes = map(jnp.result_type, tree.arrays)
+    return [leaf._replace(dtype=dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
 
 
-def _check_not_flat(readings: Sequence[Reading]) -> None:
+def _by_numbers(tree: FlatTree, given: DimensionNumbersTree, strict: bool) -> list[LeafInfo]:
+    """Reads leaves by a tree of dimension numbers, or a function to one."""
+    expected = "MuonDimensionNumbers, MatrixSpec, or None for AdamW"
+    specs = broadcast_prefix(given, tree, DimensionNumbers | None, "dimension numbers", expected)
+    rows = enumerate(zip(tree.paths, tree.arrays, specs, strict=True))
+    own = [
+        LeafInfo(i, path, jnp.shape(x), None, None, dimension_numbers=spec)
+        for i, (path, x, spec) in rows
+    ]
+    if strict or not is_function(given):
+        return laid(own)
+    # A function may call rules, and does not say by which: the default ones may agree.
+    pairs = zip(own, Reader().read(tree), strict=True)
+    agree = lambda x, y: y.known and x.dimension_numbers == y.dimension_numbers  # noqa: E731
+    return laid([x._replace(rule=y.rule) if agree(x, y) else x for x, y in pairs])
+
+
+def _check_not_flat(leaves: Sequence[LeafInfo]) -> None:
     """Raises ValueError for parameters that are one vector, without any name."""
-    if [(x.path, len(x.shape)) for x in readings] == [((), 1)]:
+    if [(x.path, len(x.shape)) for x in leaves] == [((), 1)]:
         raise ValueError(
-            f"The parameters are one vector of shape {readings[0].shape}: nothing in it is a"
+            f"The parameters are one vector of shape {leaves[0].shape}: nothing in it is a"
             " matrix, and all of it would get AdamW. optax.flatten and ravel_pytree make such"
             " vectors: leave them out, so that parameters come as a tree. A vector that is meant"
             " needs a name, as in {'bias': ...}."
         )
-
-
-def _read(
-    tree: Any, paths: Sequence[Path], arrays: Sequence[Any], given: DimensionNumbersTree
-) -> list[Reading]:
-    """What each leaf is: by rules, or by a tree of dimension numbers or a function to one."""
-    read_by = functools.partial(read, tree, paths, arrays)
-    if isinstance(given, PerHead):
-        return given.read(tree, paths, arrays)
-    if given is None or given is muon_dimension_numbers:
-        return read_by()
-    is_partial = isinstance(given, functools.partial) and not given.args
-    if is_partial and given.func is muon_dimension_numbers:
-        return read_by(**given.keywords)
-    expected = "MuonDimensionNumbers, MatrixSpec, or None for AdamW"
-    specs = by_path(given, tree, paths, DimensionNumbers | None, "dimension numbers", expected)
-    own = [
-        Reading(path, jnp.shape(x), spec, getattr(spec, "rule", "") or GIVEN)
-        for path, x, spec in zip(paths, arrays, specs, strict=True)
-    ]
-    if not is_function(given):
-        return own
-    # A function may call rules, and its None cannot say by which: the default ones may agree.
-    pairs = zip(own, read_by(), strict=True)
-    return [default if x.is_adamw and default.is_adamw else x for x, default in pairs]

@@ -1,11 +1,12 @@
 """Models and states of training that are passed where their parameters belong."""
 
-from collections.abc import Sequence
+import functools
 from typing import Any
 
 import jax
 
-from optax_muonplus.frame import Path, flatten_with_names, path_name
+from optax_muonplus.frame import flatten_with_names, path_name
+from optax_muonplus.trees.flat import FlatTree
 from optax_muonplus.trees.paths import listed
 
 # Collections of Flax Linen that are not trained.
@@ -45,8 +46,9 @@ def _is_equinox(x: Any) -> bool:
     return any(base.__module__.startswith("equinox.") for base in type(x).__mro__)
 
 
-def check_parameters(tree: Any, paths: Sequence[Path], leaves: Sequence[Any]) -> None:
+def check_parameters(flat: FlatTree) -> None:
     """Raises ValueError, which says where the parameters are, for a tree that has more in it."""
+    tree = flat.tree
     if hasattr(tree, "params") and hasattr(tree, "opt_state"):
         raise ValueError(
             f"Got a {type(tree).__name__}, which has parameters and other things: pass its .params."
@@ -56,16 +58,17 @@ def check_parameters(tree: Any, paths: Sequence[Path], leaves: Sequence[Any]) ->
             f"Got an {type(tree).__name__}, which has the state of an optimizer: pass"
             " nnx.state(model, nnx.Param) of its model."
         )
-    collections = {path[0] for path in paths if path}
+    collections = {path[0] for path in flat.paths if path}
     if "params" in collections and (others := sorted(collections & _NOT_TRAINED)):
         raise ValueError(
             f"Got the variables of a Flax model, of which {' and '.join(others)} are not trained:"
             " pass variables['params']."
         )
-    _check_variables(tree)
+    if any(map(_is_state_class, flat.classes)):
+        _check_variables(tree)
     wrong = [
         (path_name(path), x)
-        for path, x in zip(paths, leaves, strict=True)
+        for path, x in zip(flat.paths, flat.arrays, strict=True)
         if getattr(x, "dtype", None) is None and not isinstance(x, int | float | complex)
     ]
     if wrong and callable(getattr(tree, "init", None)) and callable(getattr(tree, "update", None)):
@@ -95,5 +98,10 @@ def _check_variables(tree: Any) -> None:
 
 def _is_state(x: Any) -> bool:
     """Whether ``x`` is such a variable, and was not left out by ``optax.masked``."""
-    names = {cls.__name__ for cls in type(x).__mro__ if cls.__module__.startswith("flax.nnx")}
-    return bool(names & _STATE) and bool(jax.tree.leaves(x))
+    return _is_state_class(type(x)) and bool(jax.tree.leaves(x))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_state_class(cls: type) -> bool:
+    names = {base.__name__ for base in cls.__mro__ if base.__module__.startswith("flax.nnx")}
+    return bool(names & _STATE)

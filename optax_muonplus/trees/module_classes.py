@@ -13,6 +13,8 @@ from typing import Any
 import jax
 
 from optax_muonplus.frame import Path, Shape, path_of_keys
+from optax_muonplus.trees.flat import FlatTree
+from optax_muonplus.trees.named_axes import Said
 
 # Patches and times are embedded by layers, and rotary embeddings have no table.
 _TABLE = re.compile(r"(?i)(?!.*(patch|time|rotary|proj|linear|mlp)).*embed")
@@ -25,12 +27,11 @@ _SHARED = "Shared"
 Found = Iterator[tuple[Path, str]]
 
 
-def read_classes(tree: Any) -> dict[Path, str]:
+def read_classes(tree: FlatTree) -> dict[Path, Said]:
     """What arrays are by the classes of their modules, by their paths."""
-    classes: set[type] = set()
-    # In one pass, which says no for most trees: plain containers have no such class.
-    jax.tree.leaves(tree, is_leaf=lambda node: bool(classes.add(type(node))))
-    return dict(_walk(tree, ())) if any(map(_kind, classes)) else {}
+    if not any(map(_kind, tree.classes)):
+        return {}
+    return {path: (None, what) for path, what in _walk(tree.tree, ())}
 
 
 @functools.lru_cache(maxsize=4096)

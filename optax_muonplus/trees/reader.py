@@ -1,30 +1,29 @@
-"""Reads what each leaf is: by the user's rules, its layer's own axes, or the default rules."""
+"""Reads what each leaf is: by the user's rules, by what its layer says of it, or by default."""
 
 import collections
+import dataclasses
 import functools
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from optax_muonplus.frame import (
-    DimensionNumbers,
+    DimensionNumbersTree,
+    LeafInfo,
     MatrixLayout,
-    Path,
     Shape,
-    flatten_tree,
     path_name,
-    with_rule,
 )
-from optax_muonplus.trees.dimension_numbers import read_named_layers
-from optax_muonplus.trees.given_trees import holes
+from optax_muonplus.trees.flat import FlatTree
 from optax_muonplus.trees.layer_axes import check_kernels, check_one_count, stack_of
 from optax_muonplus.trees.module_classes import read_classes
+from optax_muonplus.trees.named_axes import Said, read_named_layers
 from optax_muonplus.trees.paths import names_to_read
 from optax_muonplus.trees.rule_words import Rule
 from optax_muonplus.trees.rules import DEFAULT_RULES
-from optax_muonplus.trees.suggestions import what_to_write
+from optax_muonplus.trees.suggestions import check_known
 from optax_muonplus.trees.unsaid_stacks import unsaid_stacks
 from optax_muonplus.trees.user_rules import (
     LayerAxes,
@@ -34,29 +33,61 @@ from optax_muonplus.trees.user_rules import (
     checked_rules,
 )
 
+Neighbours = Mapping[str, Mapping[str, Shape]]
 
-class Reading(NamedTuple):
-    """What one leaf was taken for."""
 
-    path: Path
-    shape: Shape
-    dimension_numbers: DimensionNumbers | None  # None for AdamW, and where nothing is known
-    rule: str  # that said so, in words
-    known: bool = True  # a rule said so, or the leaf has fewer than two axes
-    stack: Shape = ()  # axes that number its layers
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reader:
+    """What reads a tree; called with one, it gives the dimension numbers of its leaves.
+
+    A subclass may read leaves in another way: everything that takes dimension numbers takes it.
+
+    Attributes:
+      rules: of the user, before the default ones.
+      layer_axes: the axes along which layers are stacked, by patterns of paths.
+      call: how a user makes such a reader, for messages.
+    """
+
+    rules: Sequence[Rule] = ()
+    layer_axes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
+    call: ClassVar[str] = "omp.muon_dimension_numbers(params"
 
     @property
-    def batch_axes(self) -> Shape:
-        """Axes that number matrices, or may do so where nothing is known."""
-        spec = self.dimension_numbers
-        if not self.known:
-            return tuple(range(len(self.shape)))
-        return () if spec is None else MatrixLayout.of(self.shape, spec).batch_axes
+    def is_default(self) -> bool:
+        """Whether it reads by the default rules alone."""
+        return type(self) is Reader and not self.rules and not self.layer_axes
 
-    @property
-    def is_adamw(self) -> bool:
-        """Whether a rule said that the leaf is not a matrix."""
-        return self.known and self.dimension_numbers is None
+    def __call__(self, params: Any) -> Any:
+        tree = FlatTree.of(params)
+        if not self.is_default:
+            _refuse_count(tree)
+        leaves = self.read(tree)
+        check_known(leaves)
+        return tree.unflatten(leaf.dimension_numbers for leaf in leaves)
+
+    def read(self, tree: FlatTree) -> list[LeafInfo]:
+        """One record for each leaf; ``known`` is False for those that no rule can read."""
+        by_layer = read_classes(tree) | read_named_layers(tree)
+        said = [by_layer.get(path) or by_layer.get(path[:-1]) for path in tree.paths]
+        whole = [np.shape(x) for x in tree.arrays]
+        stacks = [
+            () if layer else stack_of(path, shape, self.layer_axes)
+            for path, shape, layer in zip(tree.paths, whole, said, strict=True)
+        ]
+        check_one_count(tree.paths, whole, stacks, self.layer_axes)
+        layers = [
+            LeafInfo(i, path, _without(shape, stack), None, None, stack=stack)
+            for i, (path, shape, stack) in enumerate(zip(tree.paths, whole, stacks, strict=True))
+        ]
+        pairs = [(name, x.shape) for name, x in zip(tree.names, layers, strict=True)]
+        check_found(self.rules, self.layer_axes, pairs, tree)
+        chosen = [next((r for r in self.rules if r.fits(*pair)), None) for pair in pairs]
+        by_default = _by_default_rules(tree, layers, said)
+        rows = zip(chosen, by_default, whole, strict=True)
+        leaves = laid([_stacked(_by_rule(rule, layer), shape) for rule, layer, shape in rows])
+        check_kernels(leaves, self.layer_axes)
+        asked = [not (rule or layer) for rule, layer in zip(chosen, said, strict=True)]
+        return _without_vectors_of_layers(leaves, asked)
 
 
 def muon_dimension_numbers(
@@ -91,19 +122,65 @@ def muon_dimension_numbers(
       A tree with the structure of ``params``.
 
     Raises:
-      ValueError: if a given pattern matches no parameter, or no rule a leaf of three or more axes:
-        guessing its layout could mix experts or heads.
+      ValueError: if a given pattern matches no parameter, dimension numbers do not fit one, or no
+        rule a leaf of three or more axes: guessing its layout could mix experts or heads.
     """
-    paths, leaves, unflatten = flatten_tree(params)
-    if rules != () or layer_axes:
-        refuse_count(leaves, paths)
-    return unflatten(numbers(read(params, paths, leaves, rules, layer_axes)))
+    return Reader(checked_rules(rules), checked_layer_axes(layer_axes))(params)
 
 
-def refuse_count(leaves: Sequence[Any], paths: Sequence[Path]) -> None:
+def reader_of(
+    given: DimensionNumbersTree, rules: Rules = (), layer_axes: LayerAxes = None
+) -> DimensionNumbersTree:
+    """A :class:`Reader`, or the tree or function that a user ``given`` says; None for no argument.
+
+    Raises ValueError for rules that are none, and for rules next to ``given``, which says all.
+    """
+    made, axes = checked_rules(rules), checked_layer_axes(layer_axes)
+    if given is muon_dimension_numbers:
+        given = Reader()
+    elif isinstance(given, functools.partial) and given.func is muon_dimension_numbers:
+        given = given if given.args else reader_of(None, **given.keywords) or Reader()
+    if not made and not axes:
+        return given
+    named = " and ".join(["rules"] * bool(made) + ["layer_axes"] * bool(axes))
+    if isinstance(given, Reader) and type(given) is not Reader:
+        call = given.call.partition("(")[0]
+        raise ValueError(
+            f"Got {named} next to {call}(...). Give them to {call.rpartition('.')[2]}:"
+            f" {given.call}, rules=[...], layer_axes={{...}})."
+        )
+    if given is not None and not (isinstance(given, Reader) and given.is_default):
+        raise ValueError(
+            f"Got {named} next to dimension numbers, which say of every parameter what it is. Leave"
+            " one of them out. Rules come before the default ones, so that they are enough where"
+            " only some parameters differ."
+        )
+    return Reader(made, axes)
+
+
+def laid(leaves: Sequence[LeafInfo]) -> list[LeafInfo]:
+    """The records, with the layouts that their dimension numbers describe.
+
+    Raises ValueError, which names all leaves that their dimension numbers do not fit.
+    """
+    found, wrong = [], []
+    for leaf in leaves:
+        spec = leaf.dimension_numbers
+        try:
+            layout = None if spec is None else MatrixLayout.of(leaf.shape, spec)
+        except ValueError as error:
+            wrong.append(f"{leaf.name}: {error}")
+        else:
+            found.append(leaf._replace(layout=layout))
+    if wrong:
+        raise ValueError("Dimension numbers do not fit. " + " ".join(wrong))
+    return found
+
+
+def _refuse_count(tree: FlatTree) -> None:
     """Raises ValueError for a number of steps, which no tree of parameters is."""
-    alone = list(paths) == [()] and not np.shape(leaves[0])
-    if alone and np.issubdtype(getattr(leaves[0], "dtype", type(leaves[0])), np.integer):
+    alone = tree.paths == [()] and not np.shape(tree.arrays[0])
+    if alone and np.issubdtype(getattr(tree.arrays[0], "dtype", type(tree.arrays[0])), np.integer):
         raise ValueError(
             "Dimension numbers were asked of an integer, not of parameters."
             " optax.inject_hyperparams calls functions with the number of the step: add"
@@ -112,77 +189,42 @@ def refuse_count(leaves: Sequence[Any], paths: Sequence[Path]) -> None:
         )
 
 
-def numbers(readings: Sequence[Reading]) -> list[DimensionNumbers | None]:
-    """The dimension numbers that leaves were read to have, if all could be read."""
-    check_known(readings)
-    return [with_rule(x.dimension_numbers, x.rule) for x in readings]
+def _without(shape: Shape, stack: Shape) -> Shape:
+    return tuple(size for axis, size in enumerate(shape) if axis not in stack)
 
 
-def read(
-    tree: Any,
-    paths: Sequence[Path],
-    leaves: Sequence[Any],
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
-) -> list[Reading]:
-    """Reads the leaves of ``tree`` as :func:`muon_dimension_numbers` does."""
-    user_rules = checked_rules(rules)
-    axes = checked_layer_axes(layer_axes)
-    by_class = {path: (None, what) for path, what in read_classes(tree).items()}
-    named = by_class | read_named_layers(tree)
-    by_layer = [named.get(path) or named.get(path[:-1]) for path in paths]
-    whole = [np.shape(leaf) for leaf in leaves]
-    stacks = [
-        () if layer else stack_of(path, shape, axes)
-        for path, shape, layer in zip(paths, whole, by_layer, strict=True)
-    ]
-    check_one_count(paths, whole, stacks, axes)
-    shapes = [
-        tuple(size for axis, size in enumerate(shape) if axis not in stack)
-        for shape, stack in zip(whole, stacks, strict=True)
-    ]
-    names = ["/".join(path) for path in paths]
-    pairs = list(zip(names, shapes, strict=True))
-    check_found(user_rules, axes, pairs, tree)
-    chosen = [next((rule for rule in user_rules if rule.fits(*pair)), None) for pair in pairs]
-    by_default = _read_by_default(paths, shapes, by_layer, holes(tree))
-    readings = [
-        _stacked(_by_rule(rule, default), shape, stack)
-        for rule, default, shape, stack in zip(chosen, by_default, whole, stacks, strict=True)
-    ]
-    check_kernels(readings, axes)
-    said = [rule or layer for rule, layer in zip(chosen, by_layer, strict=True)]
-    return _without_vectors_of_layers(readings, said)
-
-
-def _without_vectors_of_layers(readings: list[Reading], said: Sequence[Any]) -> list[Reading]:
+def _without_vectors_of_layers(
+    leaves: list[LeafInfo], by_default: Sequence[bool]
+) -> list[LeafInfo]:
     """Asks about matrices of default rules that seem to be one vector for each stacked layer."""
-    for stack in unsaid_stacks(readings):
+    for stack in unsaid_stacks(leaves):
         for i in stack.members:
-            reading = readings[i]
-            if len(reading.shape) == 2 and reading.dimension_numbers and not said[i]:
+            leaf = leaves[i]
+            if len(leaf.shape) == 2 and leaf.layout and by_default[i]:
                 why = f"no rule: a vector of each of {stack.size} layers?"
-                readings[i] = reading._replace(dimension_numbers=None, rule=why, known=False)
-    return readings
+                leaves[i] = leaf._replace(
+                    layout=None, dimension_numbers=None, rule=why, known=False
+                )
+    return leaves
 
 
-def _by_rule(rule: Rule | None, default: Reading) -> Reading:
+def _by_rule(rule: Rule | None, default: LeafInfo) -> LeafInfo:
     """Applies a rule of the user, and notes where it overrides AdamW's; a vector is no matrix."""
-    reading = default
+    leaf = default
     if rule is not None:
-        kept_from_adamw = rule.dimension_numbers is not None and default.is_adamw
-        said = f", in place of: {default.rule}" if kept_from_adamw else ""
-        said = f"your rule {rule.pattern!r}{said}"
-        reading = default._replace(dimension_numbers=rule.dimension_numbers, rule=said, known=True)
-    if len(reading.shape) >= 2:
-        return reading
-    said = reading.rule if reading.known else "vector"
-    return reading._replace(dimension_numbers=None, rule=said, known=True)
+        is_adamw = default.known and default.dimension_numbers is None
+        over = f", in place of: {default.rule}" if rule.dimension_numbers and is_adamw else ""
+        said = f"your rule {rule.pattern!r}{over}"
+        leaf = default._replace(dimension_numbers=rule.dimension_numbers, rule=said, known=True)
+    if len(leaf.shape) >= 2:
+        return leaf
+    said = leaf.rule if leaf.known else "vector"
+    return leaf._replace(dimension_numbers=None, rule=said, known=True)
 
 
-def _stacked(layer: Reading, shape: Shape, stack: Shape) -> Reading:
-    """Reads layers that are stacked along the axes ``stack``, from one of them."""
-    if not stack:
+def _stacked(layer: LeafInfo, shape: Shape) -> LeafInfo:
+    """The record of layers that are stacked to ``shape``, from that of one of them."""
+    if not layer.stack:
         return layer
     spec = layer.dimension_numbers
     if spec is not None:
@@ -193,49 +235,41 @@ def _stacked(layer: Reading, shape: Shape, stack: Shape) -> Reading:
                 f"{path_name(layer.path)}, without the axes of its layers: {error} Rules are for"
                 " the shape that one layer has."
             ) from error
-        spec = layout.dimension_numbers([axis for axis in range(len(shape)) if axis not in stack])
-    said = f"{layer.rule}; layers on axis {', '.join(map(str, stack))}"
-    return layer._replace(shape=shape, dimension_numbers=spec, rule=said, stack=stack)
+        spec = layout.dimension_numbers([x for x in range(len(shape)) if x not in layer.stack])
+    said = f"{layer.rule}; layers on axis {', '.join(map(str, layer.stack))}"
+    return layer._replace(shape=shape, dimension_numbers=spec, rule=said)
 
 
-def check_known(readings: Sequence[Reading]) -> None:
-    """Raises ValueError for leaves that no rule can read, with the lines to write."""
-    if not all(reading.known for reading in readings):
-        raise ValueError(
-            f"No rule says how these parameters are matrices:\n{what_to_write(readings)}"
-        )
-
-
-def _read_by_default(
-    paths: Sequence[Path],
-    shapes: Sequence[Shape],
-    by_layer: Sequence[tuple[DimensionNumbers | None, str] | None],
-    left_out: Sequence[Path],
-) -> list[Reading]:
+def _by_default_rules(
+    tree: FlatTree, layers: Sequence[LeafInfo], said: Sequence[Said | None]
+) -> list[LeafInfo]:
     """Reads leaves by the default rules, and by what layers say of their own axes."""
-    names = names_to_read(paths)
-    places = [_place(name) for name in names]
+    names = names_to_read(tree.paths)
     modules: dict[str, dict[str, Shape]] = collections.defaultdict(dict)
-    for module, own in map(_place, names_to_read(left_out)):
+    for module, own in map(_place, names_to_read(tree.holes)):
         modules[module][own] = ()
-    for (module, own), shape in zip(places, shapes, strict=True):
-        modules[module][own] = shape
-    readings = []
-    rows = zip(names, paths, shapes, by_layer, places, strict=True)
-    for name, path, shape, layer, (module, own) in rows:
-        # Layers that differ in their numbers only are asked about once.
-        fitting = _fitting_rules(re.sub(r"(^|[/_])\d+(?=/|$)", r"\g<1>0", name), shape)
-        rule = next((r for r in fitting if not r.agrees or r.agrees(modules[module], own)), None)
-        # The name decides whether it is a matrix; the layer's own axes decide the layout. A table
-        # is one under any name.
-        is_table = layer is not None and layer[1].startswith("embedding")
-        if layer and (is_table or rule is None or rule.dimension_numbers is not None):
-            readings.append(Reading(path, shape, *layer))
-        elif rule is None:
-            readings.append(Reading(path, shape, None, "no rule", known=False))
-        else:
-            readings.append(Reading(path, shape, rule.dimension_numbers, rule.reads))
-    return readings
+    for (module, own), layer in zip(map(_place, names), layers, strict=True):
+        modules[module][own] = layer.shape
+    return [
+        leaf._replace(**_by_default(name, leaf.shape, layer, modules))
+        for name, leaf, layer in zip(names, layers, said, strict=True)
+    ]
+
+
+def _by_default(name: str, shape: Shape, said: Said | None, modules: Neighbours) -> dict[str, Any]:
+    """What is read of one leaf, as fields of its record."""
+    # Layers that differ in their numbers only are asked about once.
+    fitting = _fitting_rules(re.sub(r"(^|[/_])\d+(?=/|$)", r"\g<1>0", name), shape)
+    module, own = _place(name)
+    rule = next((r for r in fitting if not r.agrees or r.agrees(modules[module], own)), None)
+    # The name decides whether it is a matrix; the layer's own axes decide the layout. A table is
+    # one under any name.
+    is_table = said is not None and said[1].startswith("embedding")
+    if said and (is_table or rule is None or rule.dimension_numbers is not None):
+        return {"dimension_numbers": said[0], "rule": said[1]}
+    if rule is None:
+        return {"rule": "no rule", "known": False}
+    return {"dimension_numbers": rule.dimension_numbers, "rule": rule.reads}
 
 
 def _place(name: str) -> tuple[str, str]:

@@ -30,19 +30,17 @@ from optax_muonplus.frame import (
     usable_axes,
     varying_axes,
 )
-from optax_muonplus.trees.given_trees import by_path
+from optax_muonplus.trees.flat import FlatTree, broadcast_prefix
 
 # A tree or prefix tree of NamedSharding and None, or a function from parameters to one.
 ShardingTree = Any
 
 
-def given_shardings(
-    tree: Any, paths: Sequence[Path], sharding: ShardingTree
-) -> list[NamedSharding | None]:
+def given_shardings(tree: FlatTree, sharding: ShardingTree) -> list[NamedSharding | None]:
     """The entry of ``sharding`` for each leaf of ``tree``; a single device is no entry."""
     expected = "a jax.sharding.NamedSharding, or None where it is not known"
     kinds = NamedSharding | SingleDeviceSharding | None
-    entries = by_path(sharding, tree, paths, kinds, "shardings", expected)
+    entries = broadcast_prefix(sharding, tree, kinds, "shardings", expected)
     return [entry if isinstance(entry, NamedSharding) else None for entry in entries]
 
 

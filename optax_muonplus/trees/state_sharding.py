@@ -19,6 +19,7 @@ from optax_muonplus.frame import (
     flatten_tree,
     path_name,
 )
+from optax_muonplus.trees.flat import FlatTree
 from optax_muonplus.trees.sharding import (
     ShardingTree,
     checked_sharding,
@@ -102,16 +103,17 @@ def layouts(
     """
     if state_sharding is None and not any(map(_has_a_layout, jax.tree.leaves(state))):
         return [Layout(None, None)] * len(jax.tree.leaves(tree))
-    paths, leaves, _ = flatten_tree(tree)
+    flat = FlatTree.of(tree)
+    paths, leaves = flat.paths, flat.arrays
     given: Sequence[NamedSharding | None] = [None] * len(paths)
     if sharding is not None:
-        given = given_shardings(tree, paths, sharding)
+        given = given_shardings(flat, sharding)
     axes = _axis_names(state_sharding)
     entries: Sequence[Any] = [axes] * len(paths)
     if state_sharding is None:
         entries = _of_arrays(state, paths, leaves)
     elif axes is None:
-        entries = given_shardings(tree, paths, state_sharding)
+        entries = given_shardings(flat, state_sharding)
     found, wrong = [], []
     for path, x, own, entry in zip(paths, leaves, given, entries, strict=True):
         try:

@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
-from optax_muonplus.frame import path_name
+from optax_muonplus.frame import LeafInfo, path_name
 from optax_muonplus.trees import unsaid_stacks
 from optax_muonplus.trees.paths import fold_all
 
@@ -13,14 +12,15 @@ _WIDEST = 7  # side of a kernel, where no name tells it from layers or experts
 _DIMS = "omp.MuonDimensionNumbers"
 
 
-class Leaf(unsaid_stacks.Leaf, Protocol):
-    """What is asked of a parameter here: its path, its shape, and how it was read."""
+def check_known(leaves: Sequence[LeafInfo]) -> None:
+    """Raises ValueError for leaves that no rule can read, with the lines to write."""
+    if not all(leaf.known for leaf in leaves):
+        raise ValueError(
+            f"No rule says how these parameters are matrices:\n{what_to_write(leaves)}"
+        )
 
-    @property
-    def known(self) -> bool: ...
 
-
-def what_to_write(leaves: Sequence[Leaf]) -> str:
+def what_to_write(leaves: Sequence[LeafInfo]) -> str:
     """The unknown ones of all ``leaves``, and the rules for them, one a line."""
     unknown = [x for x in leaves if not x.known]
     found = [
@@ -45,7 +45,7 @@ def what_to_write(leaves: Sequence[Leaf]) -> str:
     return "\n".join(lines)
 
 
-def to_adamw(leaves: Sequence[Leaf], chosen: Sequence[Leaf]) -> str:
+def to_adamw(leaves: Sequence[LeafInfo], chosen: Sequence[LeafInfo]) -> str:
     """Rules, as a user writes them, that send the ``chosen`` ones of all ``leaves`` to AdamW."""
     names = {"/".join(x.path) for x in chosen}
     others = [name for name in ("/".join(x.path) for x in leaves) if name not in names]
@@ -53,7 +53,7 @@ def to_adamw(leaves: Sequence[Leaf], chosen: Sequence[Leaf]) -> str:
     return repr([(pattern, None) for pattern in patterns])
 
 
-def _of_stacks(leaves: Sequence[Leaf]) -> list[str]:
+def _of_stacks(leaves: Sequence[LeafInfo]) -> list[str]:
     """The axes of layers that unknown leaves seem to have, which come before any rule."""
     seen = [
         stack
@@ -77,7 +77,7 @@ def _of_stacks(leaves: Sequence[Leaf]) -> list[str]:
 
 
 def _of_members(
-    stack: unsaid_stacks.Stack, seen: Sequence[unsaid_stacks.Stack], leaves: Sequence[Leaf]
+    stack: unsaid_stacks.Stack, seen: Sequence[unsaid_stacks.Stack], leaves: Sequence[LeafInfo]
 ) -> str:
     """A pattern that finds the members of a stack, and nothing that is in none of those seen."""
     inside = {i for other in seen if other.axis == stack.axis for i in other.members}
@@ -92,7 +92,7 @@ def _of_members(
     return f"^{node}/({held})(/|$)" if node else f"^({held})(/|$)"
 
 
-def _of_a_layer(leaf: Leaf) -> list[int]:
+def _of_a_layer(leaf: LeafInfo) -> list[int]:
     return [size for axis, size in enumerate(leaf.shape) if axis not in leaf.stack]
 
 
@@ -101,7 +101,7 @@ def _first(lines: Sequence[str]) -> list[str]:
     return [*lines[:_SHOWN], *([f"  and {more} more"] if more > 0 else [])]
 
 
-def _rules(leaves: Sequence[Leaf], unknown: Sequence[Leaf]) -> list[tuple[str, str]]:
+def _rules(leaves: Sequence[LeafInfo], unknown: Sequence[LeafInfo]) -> list[tuple[str, str]]:
     """Patterns and dimension numbers: each pattern finds parameters of one kind only."""
     kinds = {"/".join(x.path): _seems_to_be("/".join(x.path), _of_a_layer(x)) for x in unknown}
     # A rule with dimension numbers passes vectors by.
@@ -148,7 +148,7 @@ def _seems_to_be(name: str, shape: Sequence[int]) -> str:
     return f"{_DIMS}({'-1, -2' if out_first else '-2, -1'})"
 
 
-def _container(leaf: Leaf) -> str | None:
+def _container(leaf: LeafInfo) -> str | None:
     """``layer_axes`` for what may be a stack of layers; one with a number is one layer."""
     for depth, part in enumerate(leaf.path[:-1]):
         if unsaid_stacks.is_container(leaf.path, depth):

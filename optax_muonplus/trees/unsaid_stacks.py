@@ -6,27 +6,11 @@ biases have two, as a kernel has. A vector of each layer is no matrix.
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from optax_muonplus.frame import Path, Shape
+from optax_muonplus.frame import LeafInfo, Path
 
 _CONTAINER = re.compile(r"(?i)layer|block|stack|stage|scan|^h$")
-
-
-class Leaf(Protocol):
-    """What is asked of a parameter here."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def shape(self) -> Shape: ...
-
-    @property
-    def stack(self) -> Shape: ...
-
-    @property
-    def batch_axes(self) -> Shape: ...
 
 
 class Stack(NamedTuple):
@@ -43,7 +27,7 @@ def is_container(path: Path, depth: int) -> bool:
     return _CONTAINER.search(path[depth]) is not None and not path[depth + 1].isdigit()
 
 
-def unsaid_stacks(leaves: Sequence[Leaf]) -> list[Stack]:
+def unsaid_stacks(leaves: Sequence[LeafInfo]) -> list[Stack]:
     """The stacks that leaves of two axes are in beside others of three and more."""
     kernels = [x for x in leaves if len(x.shape) > 2 and not x.stack and {0, 1} & {*x.batch_axes}]
     nodes = {x.path[:n] for x in kernels for n in range(len(x.path))}
@@ -55,7 +39,7 @@ def unsaid_stacks(leaves: Sequence[Leaf]) -> list[Stack]:
     return found
 
 
-def _stacks(node: Path, leaves: Sequence[Leaf], below: Sequence[int]) -> Iterator[Stack]:
+def _stacks(node: Path, leaves: Sequence[LeafInfo], below: Sequence[int]) -> Iterator[Stack]:
     """The stack of all leaves below a node, or of those that it holds itself."""
     arrays = [i for i in below if len(leaves[i].shape) > 1 and not leaves[i].stack]
     depth = len(node) - 1
@@ -73,7 +57,9 @@ def _stacks(node: Path, leaves: Sequence[Leaf], below: Sequence[int]) -> Iterato
         yield stack
 
 
-def _stack(node: Path, axis: int, leaves: Sequence[Leaf], members: Sequence[int]) -> Stack | None:
+def _stack(
+    node: Path, axis: int, leaves: Sequence[LeafInfo], members: Sequence[int]
+) -> Stack | None:
     """The stack that ``members`` are, if they have one size on ``axis`` and two kinds are there."""
     # Of what AdamW gets, as biases of heads, no axis is asked.
     kernels = [x for x in map(leaves.__getitem__, members) if len(x.shape) > 2 and x.batch_axes]
@@ -89,11 +75,11 @@ def _stack(node: Path, axis: int, leaves: Sequence[Leaf], members: Sequence[int]
     return Stack(shared, axis, sizes.pop(), members)
 
 
-def _is_short(stack: Stack, leaves: Sequence[Leaf], below: Sequence[int]) -> bool:
+def _is_short(stack: Stack, leaves: Sequence[LeafInfo], below: Sequence[int]) -> bool:
     """Whether all leaves have that first axis, vectors too, and it is the shortest of each."""
     shapes = [leaves[i].shape for i in below]
     return all(x[:1] == (stack.size,) and min(x[1:], default=1 << 62) > stack.size for x in shapes)
 
 
-def _others(leaf: Leaf, axis: int) -> list[int]:
+def _others(leaf: LeafInfo, axis: int) -> list[int]:
     return [size for i, size in enumerate(leaf.shape) if i != axis]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from optax_muonplus.frame import AxisNumbers, DimensionNumbers, Shape
-from optax_muonplus.trees.given_trees import may_be_left_out
+from optax_muonplus.trees.flat import FlatTree
 from optax_muonplus.trees.paths import listed
 from optax_muonplus.trees.rule_words import Rule
 
@@ -39,7 +39,7 @@ def check_found(
     rules: Sequence[Rule],
     layer_axes: Mapping[str, Shape],
     leaves: Sequence[tuple[str, Shape]],
-    tree: Any,
+    tree: FlatTree,
 ) -> None:
     """Raises ValueError for patterns that find none of ``leaves``, which are names and shapes.
 
@@ -56,7 +56,7 @@ def check_found(
         )
     idle = [x.pattern for x in rules if not any(x.fits(*leaf) for leaf in leaves)]
     idle += [p for p in layer_axes if not any(re.search(p, name) for name in names)]
-    if idle := [x for x in idle if not may_be_left_out(x, tree)]:
+    if idle := [x for x in idle if not tree.may_have_had(x)]:
         raise ValueError(
             f"Rules that match no parameter: {', '.join(map(repr, idle))}. The paths are:"
             f" {listed((name, None) for name in names)}."

@@ -3,7 +3,7 @@
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus.trees import by_rules, resolve
+from optax_muonplus.trees import reader_of, resolve
 from tests.support.trees import nested_shapes
 
 NUMBERS = omp.MuonDimensionNumbers(-2, -1)
@@ -14,7 +14,7 @@ SCANNED = nested_shapes(**KERNELS, **VECTORS, **REST)
 
 
 def groups(params, rules=(), layer_axes=None):
-    leaves = resolve(params, by_rules(None, rules, layer_axes), strict=False).leaves
+    leaves = resolve(params, reader_of(None, rules, layer_axes), strict=False).leaves
     return {leaf.name: leaf.label for leaf in leaves}
 
 

@@ -1,4 +1,8 @@
-"""Dimension numbers: checked against shapes, and of layers that name their axes."""
+"""What layers say that name their own axes, as Haliax' do: a rule by names would say less.
+
+Haliax is not imported, and nobody has to import a room of this library for it: its layers are known
+by their fields, like those of other libraries that are built on it.
+"""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -7,8 +11,12 @@ from typing import Any
 import jax
 
 from optax_muonplus.frame import DimensionNumbers, MuonDimensionNumbers, Path, path_of_keys
+from optax_muonplus.trees.flat import FlatTree
 
-# Haliax is not imported: its layers are known by their fields.
+# Dimension numbers, None for AdamW, and what they rest on, in words.
+Said = tuple[DimensionNumbers | None, str]
+
+# Fields of the layers of each kind.
 _KINDS = {
     "convolution": {"In", "Out", "weight", "Spatial"},
     "linear": {"In", "Out", "weight"},
@@ -18,7 +26,7 @@ _KINDS = {
 }
 
 
-def read_named_layers(tree: Any) -> dict[Path, tuple[DimensionNumbers | None, str]]:
+def read_named_layers(tree: FlatTree) -> dict[Path, Said]:
     """Dimension numbers, and what they rest on, by the path of each weight that has names.
 
     A weight has the axes that its layer lists as ``In`` and ``Out``, in any order; all others
@@ -26,19 +34,21 @@ def read_named_layers(tree: Any) -> dict[Path, tuple[DimensionNumbers | None, st
     embedding is a head. An array with one axis, apart from those of the stacks that it is in, is no
     matrix.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_layer)
+    if not any(map(_kind, tree.classes)):
+        return {}
+    leaves = jax.tree_util.tree_leaves_with_path(tree.tree, is_leaf=_is_layer)
     layers = [(path_of_keys(keys), layer) for keys, layer in leaves if _is_layer(layer)]
     tables = [
         (_axis_names(layer.Embed), _axis_names(layer.Vocab))
         for _, layer in layers
         if _kind(type(layer)) == "embedding"
     ]
-    found: dict[Path, tuple[DimensionNumbers | None, str]] = {
+    found: dict[Path, Said] = {
         (*path, "weight"): reading for path, layer in layers if (reading := _read(layer, tables))
     }
-    stacks = frozenset(_stack_axes(tree))
+    stacks = frozenset(_stack_axes(tree.tree))
     is_named = lambda x: hasattr(x, "array") and bool(_names(x))  # noqa: E731
-    for keys, array in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_named):
+    for keys, array in jax.tree_util.tree_leaves_with_path(tree.tree, is_leaf=is_named):
         names = set(_names(array)) if stacks and is_named(array) else set()
         if names & stacks and len(names - stacks) == 1:
             found.setdefault(path_of_keys(keys), (None, "one vector for each layer (Haliax)"))
@@ -63,7 +73,7 @@ def _kind(cls: type) -> str | None:
     return next((kind for kind, needed in _KINDS.items() if needed <= fields), None)
 
 
-def _read(layer: Any, tables: Sequence[Any]) -> tuple[DimensionNumbers | None, str] | None:
+def _read(layer: Any, tables: Sequence[Any]) -> Said | None:
     """Reads one layer; None if its weight has not the axes that it names."""
     kind = _kind(type(layer))
     if kind in ("embedding", "norm"):

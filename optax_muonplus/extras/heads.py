@@ -4,20 +4,21 @@ import collections
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from optax_muonplus.frame import DimensionNumbers, MatrixLayout, Path, flatten_tree
-from optax_muonplus.trees.given_trees import has_masks, holes, may_be_left_out
-from optax_muonplus.trees.paths import listed, names_to_read
-from optax_muonplus.trees.reader import Reading, numbers, read, refuse_count
-from optax_muonplus.trees.user_rules import (
+from optax_muonplus.frame import DimensionNumbers, LeafInfo, MatrixLayout
+from optax_muonplus.trees import (
+    FlatTree,
     LayerAxes,
+    Reader,
     Rules,
     check_pattern,
     checked_layer_axes,
     checked_rules,
+    listed,
+    names_to_read,
 )
 
 QUERY, FUSED, KEY, VALUE, OUTPUT = "query", "fused", "key", "value", "output"
@@ -97,70 +98,65 @@ def per_head(
         check_pattern(pattern, "head_size")
     if not sizes:
         raise ValueError("head_size={} chooses no parameter. Give a size, or patterns and sizes.")
-    return PerHead(sizes, by_name, output, checked_rules(rules), checked_layer_axes(layer_axes))
+    return PerHead(checked_rules(rules), checked_layer_axes(layer_axes), sizes, by_name, output)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PerHead:
-    """The function that :func:`per_head` returns."""
+class PerHead(Reader):
+    """The reader that :func:`per_head` returns.
 
-    sizes: Mapping[str, int | None]
-    by_name: bool
-    output: bool
-    rules: Rules
-    layer_axes: LayerAxes
+    Attributes:
+      sizes: outputs of one head, by patterns of paths.
+      by_name: whether the names of layers choose the parameters, and not the patterns alone.
+      output: whether output projections are cut too.
+    """
 
-    def __call__(self, params: Any) -> Any:
-        paths, leaves, unflatten = flatten_tree(params)
-        refuse_count(leaves, paths)
-        return unflatten(numbers(self.read(params, paths, leaves)))
+    sizes: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+    by_name: bool = True
+    output: bool = False
+    call: ClassVar[str] = "omp.per_head(head_size"
 
-    def read(self, tree: Any, paths: Sequence[Path], leaves: Sequence[Any]) -> list[Reading]:
+    def read(self, tree: FlatTree) -> list[LeafInfo]:
         """Reads leaves by the rules, and cuts those that hold heads."""
-        readings = read(tree, paths, leaves, self.rules, self.layer_axes)
-        left_out = [side_of(name) for name in names_to_read(holes(tree))]
-        chosen = self._chosen(readings, left_out)
+        leaves = super().read(tree)
+        left_out = [side_of(name) for name in names_to_read(tree.holes)]
+        chosen = self._chosen(leaves, left_out)
         faults = collections.defaultdict(list)
         for i, (pattern, inputs) in chosen.items():
-            path, shape, spec, rule, *_ = readings[i]
-            assert spec is not None
             try:
-                cut = _cut(MatrixLayout.of(shape, spec), inputs, self.sizes[pattern])
-                readings[i] = readings[i]._replace(dimension_numbers=cut, rule=f"{rule}; per head")
+                leaves[i] = _cut(leaves[i], inputs, self.sizes[pattern])
             except ValueError as error:
-                faults[str(error)].append(("/".join(path), shape))
-        if not all(reading.known for reading in readings):
-            return readings  # those that no rule can read come first
+                faults[str(error)].append(("/".join(leaves[i].path), leaves[i].shape))
+        if not all(leaf.known for leaf in leaves):
+            return leaves  # those that no rule can read come first
         if faults:
             shown = (f"{listed(where)}: {fault}" for fault, where in faults.items())
             raise ValueError(f"Heads cannot be cut. {' '.join(shown)}")
-        if not has_masks(tree):
+        if not tree.has_masks:
             found = [*chosen.values(), *(("", side == OUTPUT) for side, _ in left_out if side)]
-            self._check_found(found, tree, paths)
-        return readings
+            self._check_found(found, tree)
+        return leaves
 
     def _chosen(
-        self, readings: Sequence[Reading], left_out: Sequence[tuple[str, str]]
+        self, leaves: Sequence[LeafInfo], left_out: Sequence[tuple[str, str]]
     ) -> dict[int, tuple[str, bool]]:
         """By index the pattern that found a parameter, and whether its heads are its inputs."""
-        sides = [side_of(name) for name in names_to_read([x.path for x in readings])]
+        sides = [side_of(name) for name in names_to_read([x.path for x in leaves])]
         with_queries = {module for side, module in (*sides, *left_out) if side in (QUERY, FUSED)}
         chosen = {}
-        for i, (reading, (side, module)) in enumerate(zip(readings, sides, strict=True)):
-            name = "/".join(reading.path)
+        for i, (leaf, (side, module)) in enumerate(zip(leaves, sides, strict=True)):
+            name = "/".join(leaf.path)
             pattern = next((p for p in self.sizes if re.search(p, name)), None)
             named = not self.by_name or (side and module in with_queries)
-            whole = reading.dimension_numbers is None or (side == OUTPUT and not self.output)
+            whole = leaf.layout is None or (side == OUTPUT and not self.output)
             if pattern is not None and named and not whole:
                 chosen[i] = pattern, side == OUTPUT
         return chosen
 
-    def _check_found(
-        self, chosen: Collection[tuple[str, bool]], tree: Any, paths: Sequence[Path]
-    ) -> None:
+    def _check_found(self, chosen: Collection[tuple[str, bool]], tree: FlatTree) -> None:
         """Raises ValueError if nothing was chosen of what was asked for."""
         idle = [pattern for pattern in self.sizes if pattern not in {x for x, _ in chosen}]
-        idle = [pattern for pattern in idle if not may_be_left_out(pattern, tree)]
+        idle = [pattern for pattern in idle if not tree.may_have_had(pattern)]
         sides = {inputs for _, inputs in chosen}
         if idle and not self.by_name:
             what = f"Patterns of head_size that find no matrix to cut: {', '.join(map(repr, idle))}"
@@ -171,7 +167,7 @@ class PerHead:
         else:
             return
         raise ValueError(
-            f"{what}. The paths are: {listed(('/'.join(path), None) for path in paths)}."
+            f"{what}. The paths are: {listed((name, None) for name in tree.names)}."
             " omp.per_head({pattern: head_size}) chooses parameters by patterns on their paths, to"
             " be cut along their outputs; a rule with MatrixSpec or MuonDimensionNumbers says any"
             " other cut."
@@ -187,8 +183,15 @@ def side_of(name: str) -> tuple[str, str]:
     return "", ""
 
 
-def _cut(layout: MatrixLayout, inputs: bool, size: int | None) -> DimensionNumbers:
-    """Dimension numbers of the heads of a parameter, which are its outputs or its inputs."""
+def _cut(leaf: LeafInfo, inputs: bool, size: int | None) -> LeafInfo:
+    """The record of a parameter whose outputs, or inputs, are cut into heads."""
+    numbers = _numbers(leaf.matrix, inputs, size)
+    layout = MatrixLayout.of(leaf.shape, numbers)
+    return leaf._replace(layout=layout, dimension_numbers=numbers, rule=f"{leaf.rule}; per head")
+
+
+def _numbers(layout: MatrixLayout, inputs: bool, size: int | None) -> DimensionNumbers:
+    """Dimension numbers of the heads that lie among the outputs, or inputs, of a parameter."""
     field, side = ("reduction_axes", "inputs") if inputs else ("output_axes", "outputs")
     *numbering, axis = getattr(layout, field)
     if numbering:  # the last axis is within a head, by all conventions that are known

@@ -1,0 +1,112 @@
+"""A tree of parameters, flattened once, and trees that are given for it, matched by their paths.
+
+A tree that is given for a whole model may have entries for leaves that ``optax.masked``,
+``optax.partition`` or Equinox left out of the tree at hand. Nothing is asked of them there.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+from optax import MaskedNode
+
+from optax_muonplus.frame import Path, flatten_tree, flatten_with_names, is_hole
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FlatTree:
+    """A tree of parameters or updates and its leaves.
+
+    Attributes:
+      tree: as given.
+      paths: one for each leaf, as in ``('blocks', '0', 'attn', 'query', 'kernel')``.
+      arrays: the leaves, or anything with a shape.
+      unflatten: from one value for each leaf to a tree.
+      classes: the types of all nodes and leaves, so that most trees need no second walk.
+    """
+
+    tree: Any
+    paths: list[Path]
+    arrays: list[Any]
+    unflatten: Callable[[Iterable[Any]], Any]
+    classes: frozenset[type]
+
+    @classmethod
+    def of(cls, tree: Any) -> "FlatTree":
+        """Flattens ``tree``."""
+        classes: set[type] = set()
+        flat = flatten_tree(tree, lambda node: bool(classes.add(type(node))))
+        return cls(tree, *flat, frozenset(classes))
+
+    @property
+    def names(self) -> list[str]:
+        """The paths as patterns are searched in them: ``blocks/0/attn/query/kernel``."""
+        return ["/".join(path) for path in self.paths]
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether ``optax.masked`` or ``optax.partition`` left something out of the tree."""
+        return MaskedNode in self.classes
+
+    @functools.cached_property
+    def holes(self) -> list[Path]:
+        """The paths at which leaves, or whole subtrees, were left out of the tree."""
+        if not self.classes & {MaskedNode, type(None)}:
+            return []
+        pairs = zip(*flatten_with_names(self.tree, is_hole), strict=True)
+        return [path for path, x in pairs if is_hole(x)]
+
+    def may_have_had(self, pattern: str) -> bool:
+        """Whether ``pattern``, which is found in no path, may be for what was left out.
+
+        A ``MaskedNode`` in the place of a whole subtree does not say which paths were below it.
+        """
+        return self.has_masks or any(re.search(pattern, "/".join(path)) for path in self.holes)
+
+
+def is_function(given: Any) -> bool:
+    """Whether ``given`` is a function, and not a tree that may be called, as Equinox modules."""
+    return callable(given) and jax.tree_util.all_leaves([given])
+
+
+def broadcast_prefix(given: Any, tree: FlatTree, kind: Any, what: str, expected: str) -> list[Any]:
+    """The entry of ``given`` for each leaf of ``tree``, in order.
+
+    ``given`` is a tree or prefix tree of entries of a ``kind``, or a function from a tree to one.
+    Leaves are matched by their paths, so that entries written for one container (a dict) serve the
+    same parameters in another (FrozenDict, nnx.State). An entry higher up in the tree holds for
+    everything below it, and one for what was left out of ``tree`` for nothing.
+    """
+    if is_function(given):
+        given = given(tree.tree)
+    names, leaves = flatten_with_names(given, lambda x: x is None or isinstance(x, kind))
+    entries = dict(zip(names, leaves, strict=True))
+    prefixes = [[p[:n] for n in range(len(p), -1, -1) if p[:n] in entries] for p in tree.paths]
+    used = {found[0] for found in prefixes if found}
+    # None that covers no leaf is how Equinox and optax.masked write "nothing here".
+    said = {path: entry for path, entry in entries.items() if entry is not None or path in used}
+    wrong = [
+        f"{'/'.join(path) or 'the root'}: {entry!r}"
+        for path, entry in said.items()
+        if not isinstance(entry, kind)
+    ]
+    if wrong:
+        raise ValueError(f"{what.capitalize()} must be {expected}, got {'; '.join(wrong)}.")
+    uncovered = ["/".join(p) for p, found in zip(tree.paths, prefixes, strict=True) if not found]
+    left_out = tree.holes if len(used) < len(said) else []
+    idle = ["/".join(p) for p in said if p not in used and not _is_above_or_below(p, left_out)]
+    if uncovered or idle:
+        raise ValueError(
+            f"The tree of {what} does not match the parameters."
+            + (f" Parameters without an entry: {', '.join(uncovered)}." if uncovered else "")
+            + (f" Entries without a parameter: {', '.join(idle)}." if idle else "")
+            + f" Give every parameter, or a subtree above it, {expected}."
+        )
+    return [entries[nearest] for nearest, *_ in prefixes]
+
+
+def _is_above_or_below(path: Path, others: Sequence[Path]) -> bool:
+    return any(path[: len(other)] == other[: len(path)] for other in others)
