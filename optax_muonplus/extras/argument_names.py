@@ -15,7 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 LIBRARIES = {
     "torch": "PyTorch",  # torch.optim.Muon
-    "code": "code of Muon and Muon+",  # as it was published
+    "code": "code of Muon and Muon+",  # the published one
     "dion": "Dion",  # Microsoft's
     "nvidia": "Emerging-Optimizers",  # and Megatron
     "keras": "Keras",  # keras.optimizers.Muon
@@ -24,7 +24,7 @@ LIBRARIES = {
 
 
 class Name(NamedTuple):
-    """One argument, and what other libraries call it."""
+    """An argument, and its names in other libraries."""
 
     here: str  # an argument of muonplus, or of a rule; of several arguments the first
     how: str  # what to pass, as the end of a message; empty where the value is the same
@@ -175,7 +175,7 @@ def _instead(given: str, names: Mapping[str, inspect.Parameter], rule: Any) -> s
 def _places(
     given: str, here: str, names: Mapping[str, inspect.Parameter], rule: Any
 ) -> Iterator[str]:
-    """Where an optimizer that takes values has an option: in its link, and in AdamW."""
+    """Yields where an optimizer that takes values has an option: in its link, and in AdamW."""
     if "link" in names and rule is not None:
         for name in dict.fromkeys((given, here)):
             form = form_with(rule, name)
@@ -189,7 +189,7 @@ def _places(
 
 
 def form_with(rule: Any, option: str) -> str:
-    """How an option is passed to a rule, ``NorMuon(beta2=...)``; empty if it has none such."""
+    """Shows how an option is passed to a rule, ``NorMuon(beta2=...)``; empty if it has none."""
     options = options_of(rule)
     if option in options and not dataclasses.is_dataclass(options[option]):
         return f"{rule.__name__}({option}=...)"
@@ -201,6 +201,6 @@ def form_with(rule: Any, option: str) -> str:
 
 
 def options_of(rule: Callable[..., Any]) -> dict[str, Any]:
-    """The options of a rule, and their defaults."""
+    """Returns the options of a rule, and their defaults."""
     parameters = inspect.signature(rule).parameters.items()
     return {name: p.default for name, p in parameters if p.default is not p.empty}

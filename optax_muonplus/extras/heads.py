@@ -140,7 +140,7 @@ class PerHead(Reader):
     def _chosen(
         self, leaves: Sequence[LeafInfo], left_out: Sequence[tuple[str, str]]
     ) -> dict[int, tuple[str, bool]]:
-        """By index the pattern that found a parameter, and whether its heads are its inputs."""
+        """Finds by index the pattern of a parameter, and whether its heads are its inputs."""
         sides = [side_of(name) for name in names_to_read([x.path for x in leaves])]
         with_queries = {module for side, module in (*sides, *left_out) if side in (QUERY, FUSED)}
         chosen = {}
@@ -175,7 +175,7 @@ class PerHead(Reader):
 
 
 def side_of(name: str) -> tuple[str, str]:
-    """Which heads a layer holds, if any, and the module that it is in."""
+    """Tells which heads a layer holds, if any, and the module that it is in."""
     for side, layers in _LAYERS.items():
         found = re.match(rf"(?i)(?P<module>(.*/)?)({layers})(/(kernel|w|weight))?$", name)
         if found:
@@ -184,14 +184,14 @@ def side_of(name: str) -> tuple[str, str]:
 
 
 def _cut(leaf: LeafInfo, inputs: bool, size: int | None) -> LeafInfo:
-    """The record of a parameter whose outputs, or inputs, are cut into heads."""
+    """Returns the record of a parameter whose outputs, or inputs, are cut into heads."""
     numbers = _numbers(leaf.matrix, inputs, size)
     layout = MatrixLayout.of(leaf.shape, numbers)
     return leaf._replace(layout=layout, dimension_numbers=numbers, rule=f"{leaf.rule}; per head")
 
 
 def _numbers(layout: MatrixLayout, inputs: bool, size: int | None) -> DimensionNumbers:
-    """Dimension numbers of the heads that lie among the outputs, or inputs, of a parameter."""
+    """Returns dimension numbers of the heads among the outputs, or inputs, of a parameter."""
     field, side = ("reduction_axes", "inputs") if inputs else ("output_axes", "outputs")
     *numbering, axis = getattr(layout, field)
     if numbering:  # the last axis is within a head, by all conventions that are known

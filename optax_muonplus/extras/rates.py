@@ -8,15 +8,15 @@ import optax
 
 
 def learning_rate(state: Any, name: str = "learning_rate") -> Any:
-    """The current learning rate of an optimizer with ``optax.inject_hyperparams`` around it.
+    """Returns the learning rate of an optimizer with ``optax.inject_hyperparams`` around it.
 
     It is found at any depth: in ``optax.chain``, ``MultiSteps``, ``masked`` and other wrappers, in
     a Flax ``TrainState`` and in the ``opt_state`` of a ``flax.nnx.Optimizer``. With a schedule it
-    is the rate of the last update, and that of the first one before it.
+    is the rate of the last update; before any update, the rate of the first.
 
     Args:
-      state: of the optimizer, or something with it inside.
-      name: of another number that is injected, such as ``"adam_learning_rate"``.
+      state: the optimizer's state, or something with it inside.
+      name: the name of another number that is injected, such as ``"adam_learning_rate"``.
 
     Returns:
       The rate as an array without axes.

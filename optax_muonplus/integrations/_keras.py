@@ -15,25 +15,25 @@ def keras_optimizer(
     learning_rate: Any,
     **options: Any,
 ) -> Any:
-    """An optimizer for ``model.compile``, from any Optax transformation.
+    """Makes an optimizer for ``model.compile`` of any Optax transformation.
 
     ``optimizer.learning_rate`` is Keras' own, so that its callbacks and schedules work: in each
     step ``transformation`` is called with the rate of that step. Its parameters are a dict from
-    ``variable.path``, such as ``"attention/query/kernel"``, to arrays. What each one gets::
+    ``variable.path``, such as ``"attention/query/kernel"``, to arrays. This shows what each gets::
 
         omp.describe({v.path: v.value for v in model.trainable_variables})
 
     The state is kept in variables of Keras: ``model.save_weights`` has it, and a momentum is laid
-    out over devices as its parameter is. ``keras.saving.load_model`` needs ``compile=False``, since
-    functions are not saved: compile again, and load the weights to keep the state.
+    out over devices as its parameter is. Functions are not saved, so ``keras.saving.load_model``
+    needs ``compile=False``: compile again, and load the weights to keep the state.
 
     Args:
       transformation: a function of the learning rate, such as ``omp.muonplus`` or
         ``lambda rate: omp.muonplus(rate, rules=[...], adam_learning_rate=0.1 * rate)``.
       learning_rate: a float, or a schedule of ``keras.optimizers.schedules``.
-      **options: what ``keras.optimizers.Optimizer`` takes: ``global_clipnorm``, ``use_ema``,
+      **options: arguments of ``keras.optimizers.Optimizer``: ``global_clipnorm``, ``use_ema``,
         ``gradient_accumulation_steps``, ``loss_scale_factor``, ``weight_decay``, ``name``. A decay
-        given here reaches all variables, one given to the transformation those that it says.
+        given here reaches all variables, and one of the transformation those that it names.
 
     Returns:
       A ``keras.optimizers.Optimizer``. Variables without a gradient in a step are left as they are;
@@ -54,7 +54,7 @@ def keras_optimizer(
 
 @functools.cache
 def _optimizer_class() -> Any:
-    """The class, made when it is first needed: Keras is imported by then."""
+    """Makes the class when it is first needed, because Keras is imported by then."""
     import keras
 
     if (backend := keras.backend.backend()) != "jax":
@@ -67,14 +67,13 @@ def _optimizer_class() -> Any:
 
 
 class _OptaxOptimizer:
-    """What ``keras.optimizers.Optimizer`` is given to be one of Optax."""
+    """The part of the optimizer's class that is not in ``keras.optimizers.Optimizer``."""
 
-    # Of Keras, which is not there when types are checked.
+    # Keras' own attributes; Keras is not there when types are checked.
     built: bool
     assign: Any
     add_variable: Any
     _trainable_variables: list[Any]
-    _overwrite_variable_with_gradient: Any
 
     def __init__(self, transformation: Any, learning_rate: Any, **options: Any):
         super().__init__(learning_rate=learning_rate, **options)  # ty: ignore[unknown-argument]
@@ -86,24 +85,28 @@ class _OptaxOptimizer:
             return
         super().build(variables)
         sources = self._updated()
-        params = {path: source.value for path, source in sources.items()}
+        params = {path: variable.value for path, variable in sources.items()}
         state = self._transformation(0.0).init(params)
         leaves, self._treedef = jax.tree_util.tree_flatten_with_path(state)
         self._state = [self._state_variable(path, leaf, sources) for path, leaf in leaves]
 
     def _updated(self) -> dict[str, Any]:
-        """By path, the variables that get updates; float8 scales are their gradients."""
-        all_variables = self._trainable_variables
-        variables = [v for v in all_variables if not self._overwrite_variable_with_gradient(v)]
-        by_path = {variable.path: variable for variable in variables}
-        if len(by_path) < len(variables):
-            paths = [variable.path for variable in variables]
-            twice = sorted({path for path in paths if paths.count(path) > 1})
+        """Returns the variables that get updates, by path; a float8 scale becomes its gradient.
+
+        They are not kept: Keras would take them for the optimizer's own, and donate them twice.
+        """
+        variables = [
+            variable
+            for variable in self._trainable_variables
+            if not getattr(variable, "overwrite_with_gradient", False)
+        ]
+        paths = [variable.path for variable in variables]
+        if twice := sorted({path for path in paths if paths.count(path) > 1}):
             raise ValueError(f"Give the layers of these variables names of their own: {twice}")
-        return by_path
+        return dict(zip(paths, variables, strict=True))
 
     def _state_variable(self, path: Any, leaf: Any, sources: dict[str, Any]) -> Any:
-        """Laid out as the parameter that it belongs to, if there is one."""
+        """Makes a variable that is laid out as the parameter that it belongs to, if any."""
         source = sources.get(getattr(path[-1], "key", "")) if path else None
         alike = source is not None and tuple(source.shape) == np.shape(leaf)
         return self.add_variable(
@@ -134,7 +137,7 @@ class _OptaxOptimizer:
 
     @classmethod
     def from_config(cls, config: Any) -> Any:
-        """Is not possible: the function is not in the configuration."""
+        """Raises ValueError, because the function is not in the configuration."""
         raise ValueError(
             "An Optax transformation is not saved with a model: load it with compile=False,"
             " compile it with omp.integrations.keras_optimizer(...), and call model.load_weights"

@@ -20,11 +20,11 @@ import optax_muonplus as omp
 class MuonPlusConfig(OptimizerConfig):
     r"""Muon+ with Levanter's schedules, gradient clipping and weight-decay mask.
 
-    What Levanter's own Muon has too has its name there: the schedule (``warmup``, ``decay``,
-    ``lr_schedule``, ``min_lr_ratio``, ...) applies to both rates, ``weight_decay_modules`` and
-    ``default_weight_decay_mask`` choose what decays in both groups. The rest is as in
-    ``optax_muonplus.muonplus``. On a mesh the names of the axes say where a matrix lies, so that it
-    is moved once to a device that works on it whole, and once back.
+    Arguments of Levanter's own Muon have their names there: the schedule (``warmup``, ``decay``,
+    ``lr_schedule``, ``min_lr_ratio``, ...) applies to both rates, and ``weight_decay_modules`` and
+    ``default_weight_decay_mask`` choose the parameters that decay in both groups. The others are as
+    in ``optax_muonplus.muonplus``. On a mesh a matrix is sharded by the names of its axes, so that
+    it is moved once to a device that works on it whole, and once back.
 
     Attributes:
       learning_rate: peak rate of the matrices, of the order of 0.01.
@@ -75,7 +75,7 @@ class MuonPlusConfig(OptimizerConfig):
     layer_axes: dict[str, int] | None = None
 
     def build(self, num_train_steps: int) -> optax.GradientTransformation:
-        """The transformation; its rates are in ``state.hyperparams``, where Levanter logs them."""
+        """Makes the transformation, with its rates in ``state.hyperparams``, which are logged."""
         return optax.inject_hyperparams(self._chain)(
             learning_rate=self.lr_scheduler(num_train_steps),
             adam_lr=self.lr_scheduler(num_train_steps, override_lr=self.adam_lr),
@@ -129,7 +129,7 @@ def _decaying(
     labels_of: Callable[[Any], Any],
     params: Any,
 ) -> Any:
-    """Levanter's mask, if it has one, within one of the groups of parameters."""
+    """Restricts Levanter's mask, if it has one, to one of the groups of parameters."""
     labels = labels_of(params)
     if chosen is None:
         return jax.tree.map(lambda label: label == group, labels)
@@ -139,10 +139,10 @@ def _decaying(
 
 
 def _by_names_of_axes(params: Any) -> Any:
-    """Where parameters lie, by the names of their axes, as Levanter's trainer lays them out.
+    """Returns the shardings of parameters by the names of their axes, as Levanter's trainer does.
 
-    None outside of a trainer, and where arrays say it themselves: on Explicit axes, and outside of
-    ``jax.jit``, as for a model that was loaded.
+    Returns None outside of a trainer, and where arrays carry their sharding: on Explicit axes, and
+    outside of ``jax.jit``, such as those of a model that was loaded.
     """
     mapping = haliax.partitioning.current_thread_local_mapping()
     auto = AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types

@@ -1,7 +1,6 @@
 """Lines below the table of ``describe``: what may have been read wrongly, and rules to write."""
 
 import collections
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -10,14 +9,14 @@ from optax_muonplus.frame import GIVEN, DimensionNumbersTree, LeafInfo
 from optax_muonplus.method import supported
 from optax_muonplus.trees import Reader, listed, reader_of, to_adamw, what_to_write, without_numbers
 
-_OWN = ("your rule", GIVEN)  # of the user's
+_OWN = ("your rule", GIVEN)  # the user's
 _ADAPTER = "(?i)lora_[ab]"
 # A head has no output for a position, a type or a time.
 _NO_TOKENS = re.compile(r"(?i)pos|wpe|type|time|seg")
 
 
 def remarks(leaves: Sequence[LeafInfo], dims: DimensionNumbersTree = None) -> Iterator[str]:
-    """One line for each thing that may have been read wrongly, by the rules in ``dims``."""
+    """Yields a line for each thing that may have been read wrongly, by the rules in ``dims``."""
     refused = [(leaf.name, leaf.dtype) for leaf in leaves if not supported(leaf.dtype)]
     if refused:
         yield f"not floating-point, which optimizers refuse: {listed(refused)}"
@@ -30,12 +29,12 @@ def remarks(leaves: Sequence[LeafInfo], dims: DimensionNumbersTree = None) -> It
             " shapes alone, as (in, out). Embeddings, heads and (out, in) weights look the same:"
             " pass a dict of named parameters, or a tree of dimension numbers."
         )
-    yield from _heads(leaves)
-    adapters = [leaf for leaf in leaves if re.search(_ADAPTER, leaf.name) and leaf.layout]
-    touched = [x for x in leaves if re.search(_ADAPTER, x.name) and x.rule.startswith(_OWN)]
-    if adapters and not touched:
+    yield from _doubts(leaves)
+    adapters = [leaf for leaf in leaves if re.search(_ADAPTER, leaf.name)]
+    matrices = [leaf for leaf in adapters if leaf.layout]
+    if matrices and not any(leaf.rule.startswith(_OWN) for leaf in adapters):
         yield (
-            f"LoRA: {_shown(adapters)} are matrices. Published recipes train adapters by AdamW:"
+            f"LoRA: {_shown(matrices)} are matrices. Published recipes train adapters by AdamW:"
             f" rules=[({_ADAPTER!r}, None)]."
         )
     yield from _nothing_left(leaves)
@@ -46,33 +45,28 @@ def _shown(leaves: Sequence[LeafInfo]) -> str:
     return listed((leaf.name, leaf.shape) for leaf in leaves)
 
 
-def _by_default(leaves: Sequence[LeafInfo]) -> list[LeafInfo]:
-    """The matrices that no rule or dimension number of the user's own was for."""
-    return [x for x in leaves if x.layout and not x.rule.startswith(_OWN)]
-
-
-def _heads(leaves: Sequence[LeafInfo]) -> Iterator[str]:
-    """A line about all matrices that may be heads, and one about those that may be tables."""
+def _doubts(leaves: Sequence[LeafInfo]) -> Iterator[str]:
+    """Yields a line about all matrices that may be heads, and one about those like tables."""
     times = collections.Counter((without_numbers(x.name), x.shape) for x in leaves)
     # Matrices of one shape whose paths differ in numbers only are repeated layers, and no heads.
     alone = [
         leaf
-        for leaf in _by_default(leaves)
-        if len(leaf.matrix.block_shapes()) == 1
+        for leaf in leaves
+        if leaf.layout
+        and not leaf.rule.startswith(_OWN)
+        and len(leaf.layout.block_shapes()) == 1
         and times[without_numbers(leaf.name), leaf.shape] == 1
         and not re.search(_ADAPTER, leaf.name)
     ]
     found = _like_heads(leaves, alone)
-    heads = list(itertools.chain.from_iterable(found.values()))
+    heads = [leaf for matrices in found.values() for leaf in matrices]
     if found:
-        why = [
+        why = "; ".join(
             f"{_shown(matrices)} has as many outputs as {table} has rows"
             for table, matrices in found.items()
-        ]
-        yield (
-            f"a head? {'; '.join(why)}. If it gives logits, send it to AdamW by"
-            f" rules={to_adamw(leaves, heads)}."
         )
+        rules = to_adamw(leaves, heads)
+        yield f"a head? {why}. If it gives logits, send it to AdamW by rules={rules}."
     elif last := _last_layers(leaves, alone):
         yield (
             f"a head? {_shown(last)}: no other layer takes its outputs. If it gives logits or"
@@ -89,31 +83,23 @@ def _outputs(leaf: LeafInfo) -> int:
     return leaf.matrix.block_shapes()[0][1]
 
 
-def _tables(leaves: Sequence[LeafInfo]) -> list[LeafInfo]:
-    """Embeddings of tokens."""
-    return [
-        x
-        for x in leaves
-        if x.rule.startswith("embedding") and len(x.shape) == 2 and not _NO_TOKENS.search(x.name)
-    ]
-
-
 def _like_heads(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> dict[str, list[LeafInfo]]:
-    """By the name of an embedding, matrices with as many outputs as it has rows."""
+    """Finds matrices with as many outputs as an embedding of tokens has rows, by its name."""
     outputs = collections.defaultdict(list)
     for leaf in alone:
         outputs[_outputs(leaf)].append(leaf)
     found = {}
-    for table in _tables(leaves):
-        rows, width = table.shape
-        matrices = outputs.pop(rows, [])
-        if matrices and rows != width:
-            found[table.name] = matrices
+    for table in leaves:
+        is_table = table.rule.startswith("embedding") and len(table.shape) == 2
+        if is_table and not _NO_TOKENS.search(table.name):
+            matrices = outputs.pop(table.shape[0], [])
+            if matrices and table.shape[0] != table.shape[1]:
+                found[table.name] = matrices
     return found
 
 
 def _last_layers(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> list[LeafInfo]:
-    """Where nothing is a head by its name, the matrices at the end of a chain of layers."""
+    """Finds the matrices at the end of a chain of layers, where nothing is a head by its name."""
     if any(x.rule.startswith("head") for x in leaves):
         return []
     matrices = [leaf for leaf in leaves if leaf.layout]
@@ -133,14 +119,14 @@ def _last_layers(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> list[
 
 
 def _like_tables(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> list[LeafInfo]:
-    """Matrices with a side as long as the vocabulary to which a head gives logits."""
+    """Finds matrices with a side as long as the vocabulary to which a head gives logits."""
     heads = [x for x in leaves if x.rule.startswith("head") and len(x.shape) == 2]
     words = {x.shape[0 if x.path[-1].endswith("weight") else 1] for x in heads}
     return [x for x in alone if len(x.shape) == 2 and max(x.shape) in words - {min(x.shape)}]
 
 
 def _nothing_left(leaves: Sequence[LeafInfo]) -> Iterator[str]:
-    """A line for a tree, or stacked layers, without a matrix."""
+    """Yields a line for a tree, or stacked layers, without a matrix."""
     if leaves and not any(leaf.layout or not leaf.known for leaf in leaves):
         arrays = [leaf for leaf in leaves if len(leaf.shape) > 1]
         why = ", ".join(dict.fromkeys(leaf.rule for leaf in arrays))
@@ -156,18 +142,16 @@ def _nothing_left(leaves: Sequence[LeafInfo]) -> Iterator[str]:
 
 
 def _shadowed(leaves: Sequence[LeafInfo], dims: DimensionNumbersTree) -> Iterator[str]:
-    """A line for each of the user's patterns before which others take all that it finds."""
+    """Yields a line for each of the user's patterns whose finds are all taken by those before."""
     reader = reader_of(dims)
     if not isinstance(reader, Reader):
         return
-    of_layers = [
-        ("/".join(x.path), tuple(n for axis, n in enumerate(x.shape) if axis not in x.stack))
-        for x in leaves
-    ]
-    fitting = [
-        [i for i, rule in enumerate(reader.rules) if rule.fits(*layer)] for layer in of_layers
-    ]
-    finding = [[p for p in reader.layer_axes if re.search(p, name)] for name, _ in of_layers]
+    fitting, finding = [], []
+    for leaf in leaves:
+        name = "/".join(leaf.path)
+        layer = tuple(n for axis, n in enumerate(leaf.shape) if axis not in leaf.stack)
+        fitting.append([i for i, rule in enumerate(reader.rules) if rule.fits(name, layer)])
+        finding.append([pattern for pattern in reader.layer_axes if re.search(pattern, name)])
     for what, all_found in (("rule", fitting), ("layer_axes", finding)):
         first = {found[0] for found in all_found if found}
         for late in sorted({x for found in all_found for x in found} - first):

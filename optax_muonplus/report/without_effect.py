@@ -23,16 +23,17 @@ class NoEffect(NamedTuple):
 
 
 _ITERATION = ("ns_coeffs", "ns_steps", "eps", "preconditioning", "compute_dtype")
-_OF_DECAY = ("weight_decay_mask", "cautious_weight_decay")
+_DECAY = ("weight_decay_mask", "cautious_weight_decay")
 _SIZE = "without nesterov or adaptive: a polar factor does not see the size of its matrix"
+LARGE = 0.005  # a learning rate beyond what AdamW usually has
 
 
 def _sees_size(given: Mapping[str, Any]) -> bool:
+    """Tells whether an update depends on the length of the momentum."""
     exact = not callable(given["polar"]) and _is(DEFAULT_EPS, given["eps"])
     return bool(given["nesterov"] or given["adaptive"] or not exact)
 
 
-LARGE = 0.005  # a learning rate beyond what AdamW usually has
 RULES = (
     NoEffect(_ITERATION, "beside polar='svd'", lambda given: given["polar"] == "svd"),
     NoEffect(_ITERATION, "beside a function as polar", lambda given: callable(given["polar"])),
@@ -40,40 +41,37 @@ RULES = (
     NoEffect(("shape_scale",), "beside consistent_rms", lambda x: x["consistent_rms"] is not None),
     NoEffect(("nesterov", "bias_correction"), "beside beta=0", lambda x: _is(0, x["beta"])),
     NoEffect(("bias_correction",), _SIZE, lambda given: not _sees_size(given)),
-    NoEffect(_OF_DECAY, "beside weight_decay=0", lambda x: _is(0, x["weight_decay"])),
+    NoEffect(_DECAY, "beside weight_decay=0", lambda x: _is(0, x["weight_decay"])),
 )
 
 
-def without_effect(given: Mapping[str, Any]) -> list[str]:
-    """A line for each rule by which some of the given arguments of Muon+ have no effect.
+def all_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the given arguments of Muon+, and its defaults for the others.
 
-    Arguments left at their default are not listed. Lines about the learning rates follow. Raises
-    TypeError for a name that :func:`muonplus` does not have, in the name of ``describe``, and
-    ValueError where it does.
+    Raises TypeError for a name that :func:`muonplus` does not have, in the name of ``describe``,
+    and ValueError where it does.
     """
-    signature = inspect.signature(muonplus)
-    arguments: dict[str, Any] = {"learning_rate": 0.0, **given}
-    check_argument_names("describe", given, signature.parameters)
-    muonplus(**arguments)  # refuses what it would refuse
-    bound = signature.bind(**arguments)
-    defaults = {name: p.default for name, p in signature.parameters.items()}
-    everything = {**defaults, **bound.arguments}
+    check_argument_names("describe", given, inspect.signature(muonplus).parameters)
+    muonplus(**{"learning_rate": 0.0, **given})  # refuses what it would refuse
+    return {**_defaults(), **given}
+
+
+def without_effect(given: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a line for each rule by which some arguments have no effect, from all arguments.
+
+    Arguments that are as by default are not listed. Lines about the learning rates follow.
+    """
+    defaults = _defaults()
     chosen = {
         name
-        for name, x in bound.arguments.items()
-        if x is not defaults[name] and not _is(defaults[name], x)
+        for name, x in given.items()
+        if name not in defaults or (x is not defaults[name] and not _is(defaults[name], x))
     }
-    lines = []
     for rule in RULES:
         idle = [name for name in rule.names if name in chosen]
-        if idle and rule.applies(everything):
-            lines.append(f"without effect: {', '.join(idle)}, {rule.reason}")
-    return [*lines, *(_of_rates(everything) if "learning_rate" in given else ())]
-
-
-def _of_rates(given: Mapping[str, Any]) -> Iterator[str]:
-    """A line if AdamW's learning rate follows that of the matrices, or does not follow it."""
-    rate, adam = given["learning_rate"], given["adam_learning_rate"]
+        if idle and rule.applies(given):
+            yield f"without effect: {', '.join(idle)}, {rule.reason}"
+    rate, adam = given.get("learning_rate"), given["adam_learning_rate"]
     large = isinstance(rate, int | float) and rate >= LARGE
     if large and adam is None and given["consistent_rms"] is None:
         yield (
@@ -84,6 +82,11 @@ def _of_rates(given: Mapping[str, Any]) -> Iterator[str]:
         yield f"adam_learning_rate={adam:g} stays constant beside a schedule of learning_rate"
 
 
+def _defaults() -> dict[str, Any]:
+    parameters = inspect.signature(muonplus).parameters.items()
+    return {name: p.default for name, p in parameters if p.default is not p.empty}
+
+
 def _is(value: Any, given: Any) -> bool:
-    """Whether ``given`` is that number, word or flag; arrays are not looked into."""
+    """Tells whether ``given`` is that number, word or flag; arrays are not looked into."""
     return isinstance(given, str | bool | int | float) and given == value

@@ -142,6 +142,15 @@ def test_a_variable_without_gradient_stays():
     assert np.abs(after[2] - before[2]).max() > 1e-3
 
 
+def test_a_variable_that_becomes_its_gradient_is_no_parameter():
+    """Scales of float8 layers are such; a momentum of them would change them a second time."""
+    scale = keras.Variable(1.0, name="scale")
+    scale.overwrite_with_gradient = True
+    optimizer = make()
+    optimizer.build([keras.Variable(np.ones((4, 3)), name="kernel"), scale])
+    assert not [path for path in by_path(optimizer.variables) if "scale" in path]
+
+
 def test_two_variables_of_one_path_are_an_error():
     a, b = (keras.Variable(np.ones((2, 2)), name="kernel") for _ in range(2))
     with pytest.raises(ValueError, match=r"names of their own: \['kernel'\]"):
