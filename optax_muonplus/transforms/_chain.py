@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from optax_muonplus.frame import LeafInfo
 from optax_muonplus.method import MatrixFunction, narrowed
 from optax_muonplus.transforms._apply import Run
-from optax_muonplus.transforms._descent import DecayedWeights, LearningRate, are_wide
 from optax_muonplus.transforms._momentum import Momentum
 from optax_muonplus.transforms._order import check_downhill
 from optax_muonplus.transforms._steps import DualNorm, Steps
@@ -83,43 +81,17 @@ class Chain:
         extra_args: Mapping[str, Any],
     ) -> tuple[optax.Updates, Any]:
         """Returns the updates of the last link, and the new state."""
-
-        def run(links: Sequence[Any], states: Sequence[Any]) -> tuple[optax.Updates, list[Any]]:
-            made, new = updates, []
-            for i, (link, old) in enumerate(zip(links, states, strict=True), 1):
-                if _is_of_optax(link):
-                    link = optax.with_extra_args_support(link)
-                    made, state = link.update(made, old, params, **extra_args)
-                else:
-                    made, state = link.update(made, old, params, leaves)
-                made = _like(updates, made) if i == self.n_matrix_links else made
-                new.append(state)
-            return made, new
-
-        if len(self.links) == 1:
-            made, (new,) = run(self.links, [state])
-            return made, new
-        if not (self._multiplies_in_steps and are_wide(updates, params)):
-            made, new = run(self.links, state)
-            return made, tuple(new)
-        *others, steps, decay, rate = self.links
-        *states, rate_state = state
-        dtype = jnp.finfo(jnp.result_type(*jax.tree.leaves(updates), jnp.float32)).dtype
-        factor, rate_state = rate.update(jnp.ones([], dtype), rate_state)
-        made, new = run([*others, steps.times(factor), decay], states)
-        return made, (*new, rate_state)
-
-    @property
-    def _multiplies_in_steps(self) -> bool:
-        """Whether the learning rate may be one more function on matrices.
-
-        It then needs no pass over the updates, and no memory.
-        """
-        if len(self.links) < 3:
-            return False
-        steps, decay, rate = self.links[-3:]
-        zero = isinstance(decay, DecayedWeights) and decay.is_zero
-        return isinstance(steps, Steps) and zero and isinstance(rate, LearningRate)
+        made, new = updates, []
+        states = (state,) if len(self.links) == 1 else state
+        for i, (link, old) in enumerate(zip(self.links, states, strict=True), 1):
+            if _is_of_optax(link):
+                link = optax.with_extra_args_support(link)
+                made, now = link.update(made, old, params, **extra_args)
+            else:
+                made, now = link.update(made, old, params, leaves)
+            made = _like(updates, made) if i == self.n_matrix_links else made
+            new.append(now)
+        return made, new[0] if len(new) == 1 else tuple(new)
 
 
 def _is_of_optax(link: Any) -> bool:

@@ -17,12 +17,10 @@ class DecayedWeights(optax.GradientTransformation):
     """What :func:`add_decayed_weights` returns.
 
     Attributes:
-      is_zero: whether the decay is zero as a Python number.
       weight_decay: number or schedule.
       name: of the argument, for messages.
     """
 
-    is_zero: bool
     weight_decay: optax.ScalarOrSchedule
     name: str
 
@@ -92,7 +90,6 @@ def add_decayed_weights(
         )
 
     transformation = DecayedWeights(link.init, update_fn)
-    transformation.is_zero = is_zero
     transformation.weight_decay, transformation.name = weight_decay, name
     return transformation
 
@@ -136,7 +133,7 @@ def _decayed_where_they_agree(
 
 
 def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> LearningRate:
-    """``optax.scale_by_learning_rate``, which a chain may multiply in where updates are made.
+    """``optax.scale_by_learning_rate``, which checks its number and whose rate AdamW can have too.
 
     Raises:
       ValueError: unless the rate is a finite number, not negative, or a schedule.
@@ -145,18 +142,6 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> LearningRat
     transformation = LearningRate(*optax.scale_by_learning_rate(learning_rate))
     transformation.learning_rate = learning_rate
     return transformation
-
-
-def are_wide(updates: optax.Updates, params: optax.Params | None) -> bool:
-    """Whether updates can be multiplied by the learning rate in the dtypes that they have."""
-
-    def is_wide(update: Any, parameter: Any) -> bool:
-        dtype = jnp.result_type(update)
-        promoted = jnp.promote_types(dtype, jnp.result_type(parameter))
-        return jnp.finfo(dtype).bits >= 32 and promoted == dtype
-
-    others = updates if params is None else params
-    return all(jax.tree.leaves(jax.tree.map(is_wide, updates, others)))
 
 
 def promoted(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:

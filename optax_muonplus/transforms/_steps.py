@@ -7,16 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike
 
 from optax_muonplus.frame import LeafInfo
 from optax_muonplus.method import (
-    Elementwise,
     MatrixFunction,
     Normalize,
     Orthogonalize,
     ScaleByShape,
-    as_real,
     compose,
     matrix_function,
     scale_by_pow2,
@@ -74,10 +71,6 @@ class Steps:
         divisor = 1.0 if average is None else average.divisor
         return cls(average, given, _adapted([first, *given[1:]], divisor), rounds, run)
 
-    def times(self, factor: jax.Array) -> "Steps":
-        """Returns the link with one more function, which multiplies by a number."""
-        return dataclasses.replace(self, steps=(*self.steps, Times(factor)))
-
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         """Returns the state of the momentum and an empty one, or an empty one."""
         check_function(self.steps, leaves)
@@ -124,21 +117,6 @@ def _adapted(
         return tuple(steps)
     inner, outer = steps[:before_dual_norm], steps[before_dual_norm:]
     return (ScaleByDualNorm(compose(inner), compose(outer), divisor),)
-
-
-@matrix_function
-class Times(Elementwise):
-    """Multiplies each matrix by a number, such as the learning rate.
-
-    Attributes:
-      factor: the number.
-    """
-
-    factor: ArrayLike
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """``factor * x``."""
-        return as_real(self.factor, jnp.finfo(x.dtype).dtype) * x
 
 
 @matrix_function
