@@ -12,7 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus.frame import LeafInfo
-from optax_muonplus.method import MatrixFunction, narrowed, supported
+from optax_muonplus.method import (
+    MatrixFunction,
+    Normalize,
+    Orthogonalize,
+    ScaleByShape,
+    narrowed,
+    supported,
+)
 from optax_muonplus.run import READ_ONE, Read, Sources, apply_local, apply_sharded, dtypes_of
 
 Run = Callable[
@@ -89,16 +96,27 @@ def with_dtypes(leaves: Sequence[LeafInfo], dtypes: Sequence[Any]) -> list[LeafI
     return [leaf._replace(dtype=dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
 
 
+def _is_known(function: MatrixFunction, dtype: Any) -> bool:
+    """Whether a function of the library is defined for all matrices of ``dtype``."""
+    if type(function) is Orthogonalize and not callable(function.polar):
+        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+        operand = function.compute_dtype
+        return operand is None or jnp.issubdtype(operand, jnp.complexfloating) == is_complex
+    return type(function) in (Normalize, ScaleByShape)
+
+
 def check_function(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInfo]) -> None:
     """Raises ValueError unless ``functions`` are defined, and keep the shape, on all matrices.
 
-    Nothing is computed: each distinct shape is traced once.
+    Nothing is computed: each distinct shape is traced once, for functions that may not.
     """
     shapes: dict[jax.ShapeDtypeStruct, str] = {}
     for leaf in leaves:
         for shape in leaf.matrix.block_shapes():
             shapes.setdefault(jax.ShapeDtypeStruct(shape, leaf.dtype), leaf.name)
     for (probe, name), function in itertools.product(shapes.items(), functions):
+        if _is_known(function, probe.dtype):
+            continue
         try:
             result = jax.eval_shape(lambda x, function=function: function(x), probe)
         except ValueError as error:
