@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus.frame import flatten_with_names, path_name
-from optax_muonplus.transforms._state_check import update_own_state
+from optax_muonplus.transforms._state_check import StateCheck
 from optax_muonplus.trees import beside_updates
 
 _LOW = 0xFFFF  # the bits of a float32 that a bfloat16 has not
@@ -81,7 +81,7 @@ def param_remainders(
     """
     inner = optax.with_extra_args_support(inner)
 
-    def init(params: optax.Params) -> RemaindersState:
+    def first(params: optax.Params) -> RemaindersState:
         _check_dtypes(params)
         kept = lambda x: jnp.zeros_like(x, jnp.int16) if _is_bfloat16(x) else optax.MaskedNode()  # noqa: E731
         return RemaindersState(inner.init(params), jax.tree.map(kept, params))
@@ -93,23 +93,21 @@ def param_remainders(
         **extra_args: Any,
     ) -> tuple[optax.Updates, RemaindersState]:
         _check_given(params)
+        check(state, updates, beside_updates(updates, params))
+        steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
+        old, treedef = jax.tree.flatten(state.remainders)
+        new = []
 
-        def of_own_state() -> tuple[optax.Updates, RemaindersState]:
-            steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
-            old, treedef = jax.tree.flatten(state.remainders)
-            new = []
+        def moved(i: int, x: jax.Array, step: jax.Array) -> jax.Array:
+            value, remainder = _split(_joined(x, old[i]) + step)
+            new.append(remainder)
+            return value
 
-            def moved(i: int, x: jax.Array, step: jax.Array) -> jax.Array:
-                value, remainder = _split(_joined(x, old[i]) + step)
-                new.append(remainder)
-                return value
+        made = _moved(moved, steps, params)
+        return made, RemaindersState(inner_state, treedef.unflatten(new))
 
-            made = _moved(moved, steps, params)
-            return made, RemaindersState(inner_state, treedef.unflatten(new))
-
-        return update_own_state(of_own_state, init, updates, params, state)
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    check = StateCheck(first)
+    return optax.GradientTransformationExtraArgs(check.init, update)
 
 
 def stochastic_rounding(
@@ -144,7 +142,7 @@ def stochastic_rounding(
         raise ValueError(f"seed must be an integer from 0 to 2**32 - 1, got {seed!r}.")
     inner = optax.with_extra_args_support(inner)
 
-    def init(params: optax.Params) -> StochasticRoundingState:
+    def first(params: optax.Params) -> StochasticRoundingState:
         _check_dtypes(params)
         return StochasticRoundingState(inner.init(params), jnp.zeros((), jnp.int32))
 
@@ -155,22 +153,20 @@ def stochastic_rounding(
         **extra_args: Any,
     ) -> tuple[optax.Updates, StochasticRoundingState]:
         _check_given(params)
+        check(state, updates, beside_updates(updates, params))
+        steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
+        key = jax.random.fold_in(jax.random.key(seed), state.count)
 
-        def of_own_state() -> tuple[optax.Updates, StochasticRoundingState]:
-            steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
-            key = jax.random.fold_in(jax.random.key(seed), state.count)
+        def moved(i: int, x: jax.Array, step: jax.Array) -> jax.Array:
+            total = x.astype(jnp.float32) + step
+            noise = jax.random.bits(jax.random.fold_in(key, i), x.shape, jnp.uint16)
+            return _high(_bits(total) + jnp.where(jnp.isfinite(total), noise, 0))
 
-            def moved(i: int, x: jax.Array, step: jax.Array) -> jax.Array:
-                total = x.astype(jnp.float32) + step
-                noise = jax.random.bits(jax.random.fold_in(key, i), x.shape, jnp.uint16)
-                return _high(_bits(total) + jnp.where(jnp.isfinite(total), noise, 0))
+        count = jnp.asarray(optax.safe_increment(state.count))
+        return _moved(moved, steps, params), StochasticRoundingState(inner_state, count)
 
-            count = jnp.asarray(optax.safe_increment(state.count))
-            return _moved(moved, steps, params), StochasticRoundingState(inner_state, count)
-
-        return update_own_state(of_own_state, init, updates, params, state)
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    check = StateCheck(first)
+    return optax.GradientTransformationExtraArgs(check.init, update)
 
 
 def _moved(

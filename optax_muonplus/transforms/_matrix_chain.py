@@ -16,7 +16,7 @@ from optax_muonplus.transforms._apply import Run, efficiently
 from optax_muonplus.transforms._chain import Chain, Link
 from optax_muonplus.transforms._momentum import Momentum, MomentumTransformation
 from optax_muonplus.transforms._order import check_order
-from optax_muonplus.transforms._resolved import ChainTransformation, for_resolved
+from optax_muonplus.transforms._resolved import ChainTransformation, Resolved
 from optax_muonplus.transforms._steps import DualNorm
 from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, check_only_matrices, reader_of
 
@@ -107,7 +107,8 @@ def matrix_chain(
         return chain.update(updates, state, params, tree.leaves, extra)
 
     dims = reader_of(weight_dimension_numbers, rules, layer_axes)
-    transformation = for_resolved(MatrixTransformation, parts, init, update, dims, sharding)
+    resolved = Resolved(init, update, dims, sharding)
+    transformation = resolved.transformation(MatrixTransformation, parts)
     transformation.run = run
     return transformation
 

@@ -26,7 +26,7 @@ from optax_muonplus.transforms._matrix_chain import (
     parts_of,
 )
 from optax_muonplus.transforms._order import check_rule
-from optax_muonplus.transforms._resolved import ChainTransformation, for_resolved
+from optax_muonplus.transforms._resolved import ChainTransformation, Resolved
 from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
 
 
@@ -146,7 +146,7 @@ def partition_with_adamw(
         return merged, _partition_state(of_matrices, of_others)
 
     dims = reader_of(weight_dimension_numbers, rules, layer_axes)
-    return for_resolved(ChainTransformation, parts, init, update, dims, sharding)
+    return Resolved(init, update, dims, sharding).transformation(ChainTransformation, parts)
 
 
 def optimizer_of(

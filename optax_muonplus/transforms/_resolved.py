@@ -1,6 +1,8 @@
 """Transformations that look up what each leaf of a tree is, once at init and once at an update."""
 
 import contextvars
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -8,7 +10,7 @@ import optax
 
 from optax_muonplus.frame import DimensionNumbersTree, ResolvedTree
 from optax_muonplus.transforms._qk_clip import not_clipped
-from optax_muonplus.transforms._state_check import update_own_state
+from optax_muonplus.transforms._state_check import StateCheck
 from optax_muonplus.trees import (
     ShardingTree,
     all_shardings,
@@ -41,66 +43,76 @@ class ChainTransformation(optax.GradientTransformationExtraArgs):
 Made = TypeVar("Made", bound=ChainTransformation)
 
 
-def for_resolved(
-    cls: type[Made],
-    parts: tuple[Any, ...],
-    init: Callable[[optax.Params, ResolvedTree], Any],
-    update: Callable[..., tuple[optax.Updates, Any]],
-    dimension_numbers: DimensionNumbersTree,
-    sharding: ShardingTree,
-) -> Made:
-    """A transformation that knows what each leaf is.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Resolved:
+    """Looks up what each leaf is, and hands the records to a chain.
 
     Leaves are looked up anew on the whole tree at init and at every update, by path and shape: the
     containers may differ between the two (``flax.nnx.Optimizer`` gives variables first and plain
     arrays later), and no tree of labels is kept.
 
-    Args:
-      cls: class of the transformation.
-      parts: of its chain.
-      init: from parameters and their records to the state.
-      update: from updates, state, parameters, records of the updates and extra arguments to updates
+    Attributes:
+      start: from parameters and their records to the state.
+      step: from updates, state, parameters, records of the updates and extra arguments to updates
         and state.
       dimension_numbers: as in :func:`optax_muonplus.muonplus`.
       sharding: as there. The state is sharded like the parameters.
     """
-    own = dimension_numbers is not None or sharding is not None
 
-    def init_fn(params: optax.Params) -> optax.OptState:
-        tree = looked_up(params)
+    start: Callable[[optax.Params, ResolvedTree], Any]
+    step: Callable[..., tuple[optax.Updates, Any]]
+    dimension_numbers: DimensionNumbersTree
+    sharding: ShardingTree
+
+    def transformation(self, cls: type[Made], parts: tuple[Any, ...]) -> Made:
+        """Returns the transformation of the chain that is made of ``parts``."""
+        check = StateCheck(self.init)
+        made = cls(check.init, functools.partial(self.update, check))
+        made.parts = parts
+        made.weight_dimension_numbers, made.sharding = self.dimension_numbers, self.sharding
+        return made
+
+    def init(self, params: optax.Params) -> optax.OptState:
+        """Returns the state before the first update."""
+        tree = self._looked_up(params)
         check_inexact(tree.leaves)
-        return _as_params_lie(_inside(own, init, params, tree), tree)
+        return _as_params_lie(self._inside(self.start, params, tree), tree)
 
-    def update_fn(
+    def update(
+        self,
+        check: StateCheck,
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
+        """Returns the updates and the new state."""
         check_gradients(not_clipped(updates), params)
-        tree = looked_up(updates)
         params = beside_updates(updates, params)
-        return update_own_state(
-            lambda: _inside(own, update, updates, state, params, tree, extra_args),
-            lambda like: init(like, looked_up(like)),
-            updates,
-            params,
-            state,
-        )
+        check(state, updates, params)
+        tree = self._looked_up(updates)
+        return self._inside(self.step, updates, state, params, tree, extra_args)
 
-    def looked_up(tree: Any) -> ResolvedTree:
-        if _in_a_chain.get() and not own:
+    @property
+    def _own(self) -> bool:
+        return self.dimension_numbers is not None or self.sharding is not None
+
+    def _looked_up(self, tree: Any) -> ResolvedTree:
+        if _in_a_chain.get() and not self._own:
             raise ValueError(
                 "A link of optax_muonplus inside of optax.chain, or of another wrapper, does not"
                 " get the dimension numbers and the sharding of the optimizer around it. Make the"
                 " chain with optax_muonplus.matrix_chain(...), which hands them to all links."
             )
-        return resolve(tree, dimension_numbers, sharding)
+        return resolve(tree, self.dimension_numbers, self.sharding)
 
-    transformation = cls(init_fn, update_fn)
-    transformation.parts = parts
-    transformation.weight_dimension_numbers, transformation.sharding = dimension_numbers, sharding
-    return transformation
+    def _inside(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns ``function(*args)``; links in it that look up leaves themselves are refused."""
+        token = _in_a_chain.set(self._own or _in_a_chain.get())
+        try:
+            return function(*args)
+        finally:
+            _in_a_chain.reset(token)
 
 
 def _as_params_lie(state: Any, tree: ResolvedTree) -> Any:
@@ -110,12 +122,3 @@ def _as_params_lie(state: Any, tree: ResolvedTree) -> Any:
     check_given_shardings([leaf.name for leaf in tree.leaves], tree.arrays, given)
     paths, shapes = [x.path for x in tree.leaves], [x.shape for x in tree.leaves]
     return shard_like_params(state, paths, shapes, given)
-
-
-def _inside(own: bool, function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)``, in which links that look up leaves for themselves are refused."""
-    token = _in_a_chain.set(own or _in_a_chain.get())
-    try:
-        return function(*args)
-    finally:
-        _in_a_chain.reset(token)

@@ -15,53 +15,56 @@ _GRADIENTS = (
     " not trained is left out of all three, or frozen with optax.masked."
 )
 _STATE = " Make it for these parameters: tx.init(parameters)."
-# Of wrappers, and of links without arrays: they do not tell optimizers apart.
+# Classes of wrappers, and of links without arrays, do not tell optimizers apart.
 _EVERYWHERE = ("EmptyState", "MaskedState", "PartitionState", "tuple")
 
 
-def update_own_state(
-    update: Callable[[], tuple[optax.Updates, Any]],
-    init: Callable[[optax.Params], Any],
-    updates: optax.Updates,
-    params: optax.Params | None,
-    state: Any,
-) -> tuple[optax.Updates, Any]:
-    """``update()``, with an error that says so if ``state`` is of another optimizer or model.
+class StateCheck:
+    """Refuses gradients and states of other parameters, and states of other optimizers.
 
-    Nothing is compared unless the update fails or changes the structure of the state.
-
-    Args:
-      update: makes updates and a new state of ``state``.
-      init: the first state for parameters.
-      updates: the gradients.
-      params: parameters, or None.
-      state: before the update.
-
-    Raises:
-      ValueError: if it is, or if gradients are not those of the parameters.
+    An update compares the structure of its state with those that are known to be right: the one
+    that init made, and those that were compared with it before. Only for another structure, as
+    after a checkpoint was read, the first state is made once more, without computing it.
     """
-    try:
-        result = update()
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        if params is not None:
-            names = _names(updates), _names(params)
-            _check_names("Gradients do not fit.", *names, _GRADIENTS, error)
-        expected = jax.eval_shape(init, updates if params is None else params)
-        if _classes(state) != _classes(expected):
-            raise wrong_state(state, _classes(expected)) from error
-        owner, remedy = "parameters", _STATE
+
+    def __init__(self, first: Callable[[optax.Params], Any]) -> None:
+        """``first`` makes the first state for parameters."""
+        self._first = first
+        self._right: list[Any] = []  # structures of models need no hash
+
+    def init(self, params: optax.Params) -> Any:
+        """Returns the first state, and takes it for right."""
+        state = self._first(params)
+        self._right.append(_key(params, state))
+        return state
+
+    def __call__(self, state: Any, updates: optax.Updates, params: optax.Params | None) -> None:
+        """Raises ValueError for a state that is not one for these gradients and parameters."""
+        if params is not None and jax.tree.structure(params) != jax.tree.structure(updates):
+            _check_names("Gradients do not fit.", _names(updates), _names(params), _GRADIENTS)
+        owner, remedy, like = "parameters", _STATE, params
         if params is None:  # gradients may be the ones that are wrong
-            owner, remedy = "gradients", _GRADIENTS + _STATE
-        # Counts belong to no parameter: what has them or not says so itself.
+            owner, remedy, like = "gradients", _GRADIENTS + _STATE, updates
+        key = _key(like, state)
+        if key in self._right:
+            return
+        try:
+            expected = jax.eval_shape(self._first, like)
+        except Exception:  # a user's init may read arrays, which are only traced here
+            return
+        if _classes(state) != _classes(expected):
+            raise wrong_state(state, _classes(expected))
+        # Counts belong to no parameter: an update that needs one says so itself.
         names = _names(state, least_ndim=1), _names(expected, least_ndim=1)
-        _check_names(f"The state does not fit the {owner}.", *names, remedy, error)
-        raise
-    after = result[1]
-    if jax.tree.structure(after) != jax.tree.structure(state):
-        expected = _classes(after)
-        if _classes(state) != expected:
-            raise wrong_state(state, expected)
-    return result
+        _check_names(f"The state does not fit the {owner}.", *names, remedy)
+        self._right.append(key)
+
+
+def _key(params: Any, state: Any) -> Any:
+    """Everything that the structure of a state may depend on, and that structure."""
+    leaves, structure = jax.tree.flatten(params)
+    dtypes = tuple(getattr(x, "dtype", None) for x in leaves)
+    return structure, dtypes, jax.tree.structure(state)
 
 
 def _names(tree: Any, least_ndim: int = 0) -> set[str]:
@@ -70,15 +73,13 @@ def _names(tree: Any, least_ndim: int = 0) -> set[str]:
     return {path_name(path) for path, x in paths_and_leaves if getattr(x, "ndim", 0) >= least_ndim}
 
 
-def _check_names(
-    said: str, names: set[str], right: set[str], remedy: str, error: Exception
-) -> None:
+def _check_names(said: str, names: set[str], right: set[str], remedy: str) -> None:
     """Raises ValueError if a tree has other leaves than the expected ones."""
     lacking, more = (sorted(x) for x in (right - names, names - right))
     if lacking or more:
         found = f" Missing: {listed((x, None) for x in lacking)}." if lacking else ""
         found += f" Too many: {listed((x, None) for x in more)}." if more else ""
-        raise ValueError(f"{said}{found}{remedy}") from error
+        raise ValueError(f"{said}{found}{remedy}")
 
 
 def wrong_state(state: Any, expected: list[str]) -> ValueError:

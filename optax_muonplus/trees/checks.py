@@ -45,24 +45,33 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
     buffer may be complex where the gradient is not, since ``mu_dtype`` says so. Leaves are matched
     by their paths, and those that are in one of the trees only are left to Optax.
     """
+    like = gradients if like is None else like
+    if jax.tree.structure(gradients) == jax.tree.structure(like):
+        pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(like), strict=True)
+        if not any(_misfit(x, other, what) for x, other in pairs):
+            return  # only a message needs names
     known = dict(zip(*flatten_with_names(like), strict=True))
-    wrong = []
-    for path, x in zip(*flatten_with_names(gradients), strict=True):
-        other, dtype = known.get(path, x), jnp.result_type(x)
-        is_complex = jnp.iscomplexobj(x)
-        fits = is_complex == jnp.iscomplexobj(other) or not (is_complex or what == "parameter")
-        if not supported(dtype):
-            wrong.append(f"{path_name(path)} is {dtype}, not floating-point of 16 bits at least")
-        elif np.shape(x) != np.shape(other):
-            wrong.append(f"{path_name(path)} is {np.shape(x)}, its {what} {np.shape(other)}")
-        elif not fits:
-            wrong.append(f"{path_name(path)} is {dtype}, its {what} {jnp.result_type(other)}")
+    named = zip(*flatten_with_names(gradients), strict=True)
+    misfits = [(path_name(path), _misfit(x, known.get(path, x), what)) for path, x in named]
+    wrong = [f"{name} is {misfit}" for name, misfit in misfits if misfit]
     if wrong:
         raise ValueError(
             f"Gradients do not fit: {'; '.join(wrong)}. Each must have its parameter's shape, and"
             " be complex where that is. Call update(gradients, state, parameters) with gradients as"
             " jax.grad returns them, and leave out what is not trained."
         )
+
+
+def _misfit(x: Any, other: Any, what: str) -> str:
+    """Says why ``x`` is no gradient of ``other``; nothing if it is one."""
+    dtype, is_complex = jnp.result_type(x), jnp.iscomplexobj(x)
+    if not supported(dtype):
+        return f"{dtype}, not floating-point of 16 bits at least"
+    if np.shape(x) != np.shape(other):
+        return f"{np.shape(x)}, its {what} {np.shape(other)}"
+    if is_complex != jnp.iscomplexobj(other) and (is_complex or what == "parameter"):
+        return f"{dtype}, its {what} {jnp.result_type(other)}"
+    return ""
 
 
 def beside_updates(updates: Any, params: Any) -> Any:
