@@ -212,6 +212,8 @@ def muonplus(
         rules=rules,
         layer_axes=layer_axes,
     )
+    if state_sharding is None:
+        return optimizer
     return shard_state(optimizer, sharding, state_sharding)
 
 

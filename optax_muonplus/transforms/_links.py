@@ -103,7 +103,7 @@ def scale_by_shape(
       shape_scale: ``"spectral"`` sqrt(out/in), ``"max"`` sqrt(max(1, out/in)) or ``"none"``.
       consistent_rms: if given, the factor instead gives updates this root mean square.
       norm: the normalization that came before, which ``consistent_rms`` has to know. In a
-        :func:`matrix_chain` after :func:`normalize` it is known.
+        :func:`matrix_chain` after :func:`normalize` it is known, unless it is given.
       match_frobenius: whether that restored the Frobenius norm; known there too.
       weight_dimension_numbers: as in :func:`orthogonalize`.
       sharding: as in :func:`orthogonalize`.

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus.frame import ADAM, MUON, DimensionNumbersTree, ResolvedTree
+from optax_muonplus.matrices import narrowed
 from optax_muonplus.method import (
     DECAY,
     NOT_NEGATIVE,
@@ -140,13 +142,34 @@ def partition_with_adamw(
         grads, own = _only(MUON, labels, updates), _only(MUON, labels, params)
         new, of_matrices = matrices.update(grads, old[MUON], own, tree.matrices, extra)
         grads, own = _only(ADAM, labels, updates), _only(ADAM, labels, params)
-        # In float16 AdamW's squares would overflow from a gradient of 256 on.
-        rest, of_others = others.update(promoted(grads, own), old[ADAM], own, **extra)
+        rest, of_others = _update_in_float32(others, promoted(grads, own), old[ADAM], own, extra)
         merged = jax.tree.map(lambda x, m, r: m if x == MUON else r, labels, new, rest)
         return merged, _partition_state(of_matrices, of_others)
 
     dims = reader_of(weight_dimension_numbers, rules, layer_axes)
     return Resolved(init, update, dims, sharding).transformation(ChainTransformation, parts)
+
+
+def _update_in_float32(
+    others: Any, updates: Any, state: Any, params: Any, extra: Any
+) -> tuple[Any, Any]:
+    """Returns the update of ``others``, in which nothing is computed in float16.
+
+    Squares would overflow there from a gradient of 256 on. State and updates keep their dtypes, and
+    the largest number of float16 where theirs is larger.
+    """
+
+    def is_float16(x: Any) -> bool:
+        return jnp.result_type(x) == jnp.float16
+
+    def wide(x: Any) -> Any:
+        return x.astype(jnp.float32) if is_float16(x) else x
+
+    def as_before(x: Any, before: Any) -> Any:
+        return narrowed(x, jnp.float16) if is_float16(before) else x
+
+    made, new = others.update(*jax.tree.map(wide, (updates, state, params)), **extra)
+    return jax.tree.map(as_before, made, updates), jax.tree.map(as_before, new, state)
 
 
 def optimizer_of(

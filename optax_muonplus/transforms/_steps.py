@@ -111,13 +111,19 @@ def _adapted(
         if isinstance(function, Normalize) and isinstance(before, Orthogonalize):
             # Nothing is known of the entries that a caller's function makes.
             function = function.replace(bounded=not callable(before.polar))
-        if isinstance(function, ScaleByShape) and isinstance(before, Normalize):
+        if _is_open(function) and isinstance(before, Normalize):
             function = function.replace(norm=before.norm, match_frobenius=before.match_frobenius)
         steps.append(function)
     if before_dual_norm is None:
         return tuple(steps)
     inner, outer = steps[:before_dual_norm], steps[before_dual_norm:]
     return (ScaleByDualNorm(compose(inner), compose(outer), divisor),)
+
+
+def _is_open(function: MatrixFunction | DualNorm) -> bool:
+    """Whether a factor by shape was not told what normalization is before it."""
+    is_factor = isinstance(function, ScaleByShape)
+    return is_factor and function.norm == "none" and not function.match_frobenius
 
 
 @matrix_function

@@ -70,7 +70,8 @@ def shard_like_params(
         if len(own) != len(shape):
             return leaf
         if own != shape:
-            if "scales" not in path:  # NorMuon's rows lie as the compiler has them
+            # A field of this name has block scales; NorMuon's rows lie as the compiler has them.
+            if path[: len(path) - len(of)][-1:] != ("scales",):
                 return leaf
             argument = _over_blocks(argument, own)
         return _constrain(leaf, argument)

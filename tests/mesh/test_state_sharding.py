@@ -160,7 +160,7 @@ def test_by_the_arrays_of_the_state(jit):
     mesh = replicated_mesh("explicit")
     lie = {"q": {"kernel": NamedSharding(mesh, P("a", "b"))}}
     grads = jax.device_put(random_like({"q": {"kernel": shape(D, D)}}), lie)
-    tx = omp.muonplus(0.1)
+    tx = omp.transforms.shard_state(omp.muonplus(0.1))
     with jax.set_mesh(mesh):
         state = omp.muonplus(0.1, state_sharding="r").init(grads)
         updates, state = (jax.jit(tx.update) if jit else tx.update)(grads, state, grads)
@@ -169,6 +169,9 @@ def test_by_the_arrays_of_the_state(jit):
     alone = omp.muonplus(0.1)
     expected, _ = alone.update(on_one(grads), alone.init(on_one(grads)))
     assert_same(updates, expected, lie)
+    # Without the wrapper nothing follows the state, whether a program is compiled or not.
+    with jax.set_mesh(mesh), pytest.raises(Exception, match="incompatible shardings"):
+        (jax.jit(alone.update) if jit else alone.update)(grads, state, grads)
 
 
 def test_any_optimizer():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus.matrices import _precision
+from optax_muonplus.matrices import narrowed
 from tests.support import flat
 from tests.support.trees import random_tree
 
@@ -139,9 +139,9 @@ def test_mano_without_eps_divides_by_no_zero():
 
 def test_narrowed_saturates_only_what_is_finite():
     x = jnp.array([1e5, -1e5, 65504, 1.5, jnp.inf, -jnp.inf, jnp.nan, 0])
-    found = np.asarray(_precision.narrowed(x, "float16"))
+    found = np.asarray(narrowed(x, "float16"))
     np.testing.assert_array_equal(found, [65504, -65504, 65504, 1.5, np.inf, -np.inf, np.nan, 0])
-    assert np.isfinite(_precision.narrowed(jnp.array([3.4e38]), "bfloat16"))
+    assert np.isfinite(narrowed(jnp.array([3.4e38]), "bfloat16"))
 
 
 def test_adamw_squares_float16_gradients_in_the_dtype_of_the_parameters():
@@ -155,3 +155,15 @@ def test_adamw_squares_float16_gradients_in_the_dtype_of_the_parameters():
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state))
     np.testing.assert_array_equal(updates["up"]["bias"], expected["up"]["bias"])
     assert np.all(updates["up"]["bias"] < 0)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_adamw_of_float16_moves_for_gradients_whose_squares_overflow(given):
+    params = {"scale": jnp.ones(4, jnp.float16)}
+    grads = {"scale": jnp.array([1e-1, 300.0, -3000.0, 60000.0], jnp.float16)}
+    tx = omp.muonplus(0.01)
+    updates, state = tx.update(grads, tx.init(params), params if given else None)
+    assert {x.dtype for x in jax.tree.leaves((updates, state)) if x.ndim} == {jnp.float16}
+    assert np.all(np.isfinite(jnp.concatenate([x for x in jax.tree.leaves(state) if x.ndim])))
+    expected = np.float16([-0.01, -0.01, 0.01, -0.01])  # AdamW's first step
+    np.testing.assert_allclose(updates["scale"], expected, rtol=2e-3)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import optax_muonplus as omp
 from optax_muonplus.matrices import Normalize, ScaleByShape
@@ -29,10 +30,14 @@ def test_matrices_may_be_rounded_early_unless_a_step_needs_them_exactly():
     assert first_step(DualNorm()).input_dtype is None
 
 
-def test_the_factor_by_shape_knows_the_normalization_before_it():
-    parts = [Orthogonalize(), Normalize("row", match_frobenius=True), ScaleByShape("none", 0.2)]
-    scale = steps_of(*parts)[-1]
-    assert (scale.norm, scale.match_frobenius) == ("row", True)
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [((), ("row", True)), (("col",), ("col", False)), (("none", True), ("none", True))],
+)
+def test_the_factor_by_shape_knows_the_normalization_before_it_unless_it_is_told(given, expected):
+    factor = ScaleByShape("none", 0.2, *given)
+    scale = steps_of(Orthogonalize(), Normalize("row", match_frobenius=True), factor)[-1]
+    assert (scale.norm, scale.match_frobenius) == expected
 
 
 def test_an_adaptive_step_has_the_size_of_the_corrected_momentum():
