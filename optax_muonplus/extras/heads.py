@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from optax_muonplus.frame import DimensionNumbers, LeafInfo, MatrixLayout
+from optax_muonplus.frame import DimensionNumbers, LeafInfo, MatrixLayout, listed
 from optax_muonplus.trees import (
     FlatTree,
     LayerAxes,
@@ -17,7 +17,6 @@ from optax_muonplus.trees import (
     check_pattern,
     checked_layer_axes,
     checked_rules,
-    listed,
     names_to_read,
 )
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus.frame import flatten_with_names, path_name
+from optax_muonplus.frame import flatten_with_names, fold_all, listed, path_name
 from optax_muonplus.method import narrowed
 from optax_muonplus.transforms import stored_like, widened
-from optax_muonplus.trees import aligned, fold_all, listed
+from optax_muonplus.trees import aligned
 
 # Roles of arrays, in the words of the report.
 MOMENTUM, FIRST, SECOND = "momentum", "first moment", "second moment"

@@ -1,5 +1,10 @@
 """How a parameter is a batch of matrices, and the records of leaves."""
 
+from optax_muonplus.frame.checks import beside_updates as beside_updates
+from optax_muonplus.frame.checks import check_gradients as check_gradients
+from optax_muonplus.frame.checks import check_inexact as check_inexact
+from optax_muonplus.frame.checks import check_inexact_dtypes as check_inexact_dtypes
+from optax_muonplus.frame.checks import check_only_matrices as check_only_matrices
 from optax_muonplus.frame.layout import MatrixLayout as MatrixLayout
 from optax_muonplus.frame.leaves import ADAM as ADAM
 from optax_muonplus.frame.leaves import GIVEN as GIVEN
@@ -10,10 +15,14 @@ from optax_muonplus.frame.leaves import ResolvedTree as ResolvedTree
 from optax_muonplus.frame.paths import Path as Path
 from optax_muonplus.frame.paths import flatten_tree as flatten_tree
 from optax_muonplus.frame.paths import flatten_with_names as flatten_with_names
+from optax_muonplus.frame.paths import fold as fold
+from optax_muonplus.frame.paths import fold_all as fold_all
 from optax_muonplus.frame.paths import is_hole as is_hole
+from optax_muonplus.frame.paths import listed as listed
 from optax_muonplus.frame.paths import path_name as path_name
 from optax_muonplus.frame.paths import path_of_keys as path_of_keys
 from optax_muonplus.frame.paths import without_boxes as without_boxes
+from optax_muonplus.frame.paths import without_numbers as without_numbers
 from optax_muonplus.frame.sharding import LeafSharding as LeafSharding
 from optax_muonplus.frame.sharding import added_axes as added_axes
 from optax_muonplus.frame.sharding import as_named as as_named

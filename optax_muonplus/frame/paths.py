@@ -1,13 +1,16 @@
 """Leaves of trees by their paths, so that what is written for one container serves another."""
 
 import collections
-from collections.abc import Callable, Iterable
-from typing import Any
+import math
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import jax
 from optax import MaskedNode
 
 Path = tuple[str, ...]
+Rest = TypeVar("Rest", bound=Hashable)
 
 _VALUE = jax.tree_util.GetAttrKey("value")  # what a Flax Variable holds, in its place in a tree
 
@@ -71,3 +74,51 @@ def path_of_keys(keys: Any) -> Path:
 def path_name(path: Path) -> str:
     """``path`` as messages show it."""
     return "/".join(path) or "(root)"
+
+
+def without_numbers(path: str) -> str:
+    """Returns a path with stars for its numbers."""
+    return re.sub(r"\d+", "*", path)
+
+
+def fold(paths: Sequence[str]) -> list[tuple[str, int]]:
+    """``paths``, which differ in numbers only, as few names, and how many paths each stands for.
+
+    A name stands for exactly the paths that it spells out: 1 and 3 are ``{1,3}``.
+    """
+    boxes = [tuple((part,) for part in re.split(r"(\d+)", path)) for path in paths]
+    for i in range(len(boxes[0]) - 2, 0, -2):  # the numbers, which are every second part
+        merged: dict[Any, list[str]] = {}
+        for box in boxes:
+            merged.setdefault((box[:i], box[i + 1 :]), []).extend(box[i])
+        boxes = [
+            (*left, tuple(sorted(numbers, key=lambda text: (len(text), text))), *right)
+            for (left, right), numbers in merged.items()
+        ]
+    return [("".join(map(_ranges, box)), math.prod(map(len, box))) for box in boxes]
+
+
+def fold_all(paths: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]:
+    """Names for paths that differ in numbers only and have the same second item."""
+    groups: dict[tuple[str, Rest], list[str]] = {}
+    for path, rest in paths:
+        groups.setdefault((without_numbers(path), rest), []).append(path)
+    return [(name, rest) for (_, rest), found in groups.items() for name, _ in fold(found)]
+
+
+def listed(paths: Iterable[tuple[str, Any]]) -> str:
+    """Folded paths, each with its second item unless that is None, for messages."""
+    return ", ".join(name if rest is None else f"{name} {rest}" for name, rest in fold_all(paths))
+
+
+def _ranges(values: Sequence[str]) -> str:
+    """Writes 0, 1, 2 and 5 as ``{0..2,5}``."""
+    runs: list[list[str]] = []
+    for value in values:
+        # With as many leading zeros as the number before it.
+        if runs and value == str(int(runs[-1][-1]) + 1).zfill(len(runs[-1][-1])):
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    shown = ",".join(run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
+    return shown if len(values) == 1 else f"{{{shown}}}"

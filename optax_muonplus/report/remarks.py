@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from optax_muonplus.extras.heads import side_of
-from optax_muonplus.frame import GIVEN, DimensionNumbersTree, LeafInfo
+from optax_muonplus.frame import GIVEN, DimensionNumbersTree, LeafInfo, listed, without_numbers
 from optax_muonplus.method import supported
-from optax_muonplus.trees import Reader, listed, reader_of, to_adamw, what_to_write, without_numbers
+from optax_muonplus.trees import Reader, reader_of, to_adamw, what_to_write
 
 _OWN = ("your rule", GIVEN)  # the user's
 _ADAPTER = "(?i)lora_[ab]"

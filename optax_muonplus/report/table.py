@@ -13,6 +13,9 @@ from optax_muonplus.frame import (
     LeafInfo,
     LeafSharding,
     ResolvedTree,
+    fold,
+    fold_all,
+    without_numbers,
 )
 from optax_muonplus.method import (
     MatrixFunction,
@@ -29,11 +32,8 @@ from optax_muonplus.trees import (
     aligned,
     all_shardings,
     check_no_state,
-    fold,
-    fold_all,
     reader_of,
     resolve,
-    without_numbers,
     without_static,
 )
 

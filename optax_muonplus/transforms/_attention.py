@@ -6,8 +6,8 @@ import re
 from typing import NamedTuple
 
 from optax_muonplus.extras.heads import FUSED, KEY, QUERY, side_of
-from optax_muonplus.frame import LeafInfo, ResolvedTree
-from optax_muonplus.trees import listed, names_to_read
+from optax_muonplus.frame import LeafInfo, ResolvedTree, listed
+from optax_muonplus.trees import names_to_read
 
 _NORM = r"((q|k|qk|query|key)_?(ln|((layer|rms)_?)?norm)|norm_?(q|k|query|key))(/|$)"
 # Up-projections of latent attention, whose heads also have parts that all of them share.

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import optax
 
-from optax_muonplus.frame import DimensionNumbersTree, ResolvedTree
+from optax_muonplus.frame import DimensionNumbersTree, ResolvedTree, check_only_matrices
 from optax_muonplus.method import ArrayFunction, MatrixFunction
 from optax_muonplus.transforms._apply import Run, efficiently
 from optax_muonplus.transforms._chain import Chain, Link
@@ -18,7 +18,7 @@ from optax_muonplus.transforms._momentum import Momentum, MomentumTransformation
 from optax_muonplus.transforms._order import check_order
 from optax_muonplus.transforms._resolved import ChainTransformation, Resolved
 from optax_muonplus.transforms._steps import DualNorm
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, check_only_matrices, reader_of
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
 
 # What a chain is made of: a function on matrices is any callable on arrays (*batch, out, in).
 Part = (

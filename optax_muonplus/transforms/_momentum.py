@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus.frame import flatten_with_names
+from optax_muonplus.frame import check_gradients, check_inexact_dtypes, flatten_with_names
 from optax_muonplus.method import (
     DECAY,
     accumulation_dtype,
@@ -31,7 +31,6 @@ from optax_muonplus.transforms._momentum_state import (
     state_of,
     stored,
 )
-from optax_muonplus.trees import check_gradients, check_inexact_dtypes
 
 
 def momentum(

@@ -10,19 +10,17 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus.extras.heads import FUSED, KEY, QUERY
-from optax_muonplus.frame import DimensionNumbersTree, ResolvedTree, flatten_tree
-from optax_muonplus.method import POSITIVE, check_number, check_word, known_count
-from optax_muonplus.transforms._attention import QueryKeyLayer, query_key_modules
-from optax_muonplus.trees import (
-    LayerAxes,
-    Rules,
+from optax_muonplus.frame import (
+    DimensionNumbersTree,
+    ResolvedTree,
     beside_updates,
     check_gradients,
+    flatten_tree,
     listed,
-    names_to_read,
-    reader_of,
-    resolve,
 )
+from optax_muonplus.method import POSITIVE, check_number, check_word, known_count
+from optax_muonplus.transforms._attention import QueryKeyLayer, query_key_modules
+from optax_muonplus.trees import LayerAxes, Rules, names_to_read, reader_of, resolve
 
 Fused = Literal["blocks", "by_head"]
 # What qk_clip has made and is still in use, by its id: an optimizer must not take it for gradients.

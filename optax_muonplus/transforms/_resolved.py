@@ -8,16 +8,19 @@ from typing import Any, TypeVar
 
 import optax
 
-from optax_muonplus.frame import DimensionNumbersTree, ResolvedTree
+from optax_muonplus.frame import (
+    DimensionNumbersTree,
+    ResolvedTree,
+    beside_updates,
+    check_gradients,
+    check_inexact,
+)
 from optax_muonplus.transforms._qk_clip import not_clipped
 from optax_muonplus.transforms._state_check import StateCheck
 from optax_muonplus.trees import (
     ShardingTree,
     all_shardings,
-    beside_updates,
     check_given_shardings,
-    check_gradients,
-    check_inexact,
     resolve,
     shard_like_params,
 )

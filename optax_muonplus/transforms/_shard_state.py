@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import optax
 
-from optax_muonplus.frame import LeafSharding, as_named, flatten_tree
+from optax_muonplus.frame import LeafSharding, as_named, beside_updates, flatten_tree
 from optax_muonplus.run import gather, moved_to
-from optax_muonplus.trees import ShardingTree, StateSharding, beside_updates, layouts, warn_of_moves
+from optax_muonplus.trees import ShardingTree, StateSharding, layouts, warn_of_moves
 
 # By index of a leaf whence and where to it is cut.
 Moves = dict[int, tuple[LeafSharding, LeafSharding]]

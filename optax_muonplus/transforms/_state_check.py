@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from optax_muonplus.frame import flatten_with_names, path_name
-from optax_muonplus.trees import listed
+from optax_muonplus.frame import flatten_with_names, listed, path_name
 
 _GRADIENTS = (
     " Call update(gradients, state, parameters) with gradients as jax.grad returns them. What is"

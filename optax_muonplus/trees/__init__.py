@@ -1,10 +1,6 @@
 """Facts about a tree of parameters: paths, which leaves are matrices and how, where they lie."""
 
-from optax_muonplus.trees.checks import beside_updates as beside_updates
 from optax_muonplus.trees.checks import check_given_shardings as check_given_shardings
-from optax_muonplus.trees.checks import check_gradients as check_gradients
-from optax_muonplus.trees.checks import check_inexact as check_inexact
-from optax_muonplus.trees.checks import check_only_matrices as check_only_matrices
 from optax_muonplus.trees.checks import check_patterns as check_patterns
 from optax_muonplus.trees.checks import select as select
 from optax_muonplus.trees.flat import FlatTree as FlatTree
@@ -15,12 +11,7 @@ from optax_muonplus.trees.leaves import resolve as resolve
 from optax_muonplus.trees.models import check_no_state as check_no_state
 from optax_muonplus.trees.models import without_static as without_static
 from optax_muonplus.trees.paths import aligned as aligned
-from optax_muonplus.trees.paths import check_inexact_dtypes as check_inexact_dtypes
-from optax_muonplus.trees.paths import fold as fold
-from optax_muonplus.trees.paths import fold_all as fold_all
-from optax_muonplus.trees.paths import listed as listed
 from optax_muonplus.trees.paths import names_to_read as names_to_read
-from optax_muonplus.trees.paths import without_numbers as without_numbers
 from optax_muonplus.trees.reader import Reader as Reader
 from optax_muonplus.trees.reader import muon_dimension_numbers as muon_dimension_numbers
 from optax_muonplus.trees.reader import reader_of as reader_of

@@ -4,8 +4,7 @@ import collections
 import re
 from collections.abc import Mapping, Sequence
 
-from optax_muonplus.frame import LeafInfo, Path, Shape, path_name
-from optax_muonplus.trees.paths import listed
+from optax_muonplus.frame import LeafInfo, Path, Shape, listed, path_name
 
 _KERNEL = re.compile("(?i)kernel$|^w$|lora_[ab]$")
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import jax
 
-from optax_muonplus.frame import flatten_with_names, path_name
+from optax_muonplus.frame import flatten_with_names, listed, path_name
 from optax_muonplus.trees.flat import FlatTree
-from optax_muonplus.trees.paths import listed
 
 # Collections of Flax Linen that are not trained.
 _NOT_TRAINED = {"batch_stats", "cache", "intermediates"}

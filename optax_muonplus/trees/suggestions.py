@@ -3,9 +3,8 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from optax_muonplus.frame import LeafInfo, path_name
+from optax_muonplus.frame import LeafInfo, fold_all, path_name
 from optax_muonplus.trees import unsaid_stacks
-from optax_muonplus.trees.paths import fold_all
 
 _SHOWN = 8
 _WIDEST = 7  # side of a kernel, where no name tells it from layers or experts

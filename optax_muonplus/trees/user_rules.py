@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from optax_muonplus.frame import AxisNumbers, DimensionNumbers, Shape
+from optax_muonplus.frame import AxisNumbers, DimensionNumbers, Shape, listed
 from optax_muonplus.trees.flat import FlatTree
-from optax_muonplus.trees.paths import listed
 from optax_muonplus.trees.rule_words import Rule
 
 # Keys of a path as jax.tree_util.keystr writes them.
