@@ -10,7 +10,6 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus.frame import ADAM, MUON, DimensionNumbersTree, ResolvedTree
-from optax_muonplus.matrices import narrowed
 from optax_muonplus.method import (
     DECAY,
     NOT_NEGATIVE,
@@ -18,6 +17,7 @@ from optax_muonplus.method import (
     check_flag,
     check_number,
     check_rate,
+    narrowed,
 )
 from optax_muonplus.transforms._chain import Chain
 from optax_muonplus.transforms._descent import add_decayed_weights, promoted, scale_by_learning_rate
