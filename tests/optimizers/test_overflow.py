@@ -163,7 +163,7 @@ def test_adamw_of_float16_moves_for_gradients_whose_squares_overflow(given):
     grads = {"scale": jnp.array([1e-1, 300.0, -3000.0, 60000.0], jnp.float16)}
     tx = omp.muonplus(0.01)
     updates, state = tx.update(grads, tx.init(params), params if given else None)
-    assert {x.dtype for x in jax.tree.leaves((updates, state)) if x.ndim} == {jnp.float16}
+    assert {x.dtype for x in jax.tree.leaves((updates, state)) if x.ndim} == {jnp.dtype("float16")}
     assert np.all(np.isfinite(jnp.concatenate([x for x in jax.tree.leaves(state) if x.ndim])))
     expected = np.float16([-0.01, -0.01, 0.01, -0.01])  # AdamW's first step
     np.testing.assert_allclose(updates["scale"], expected, rtol=2e-3)
