@@ -103,7 +103,7 @@ def optimizer(
     sharding = jax.tree.map(lambda x: x.sharding, tree)
     if next(iter(jax.tree.leaves(sharding))).mesh.size > 1:
         given["sharding"] = sharding
-    if row.optimizer in RIVALS:  # as the trainer has them
+    if row.optimizer in RIVALS:  # the trainer's
         config = OptimizerConfig(name=row.optimizer, compute_dtype=row.compute_dtype or "float32")
         return optimizers.choose(config)(0.02, **given)
     given |= {"compute_dtype": row.compute_dtype, "ns_coeffs": row.ns_coeffs}

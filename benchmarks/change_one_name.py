@@ -35,7 +35,7 @@ MAX = functools.partial(omp.muonplus, shape_scale="max")
 MUONS: dict[str, Callable[..., optax.GradientTransformation]] = {
     BEFORE: optax.contrib.muon,
     PLAIN: optax.contrib.muon,
-    PLUS: omp.muonplus,  # what a user gets, so no options here
+    PLUS: omp.muonplus,  # no options, because a user gives none
     f"{PLUS}, nesterov=False": functools.partial(omp.muonplus, nesterov=False),
     SAME: functools.partial(omp.muon, **parity.AS_OPTAX),
     f"{PLUS}, max": MAX,

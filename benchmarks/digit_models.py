@@ -13,7 +13,7 @@ from flax.training.train_state import TrainState
 
 from examples.trainer.system import optional_packages
 
-TRAIN = 1400  # of 1,797 images
+TRAIN = 1400  # images for training; 397 more are for tests
 
 
 class Images(NamedTuple):

@@ -128,6 +128,6 @@ def fewest_bytes(params: Any) -> int:
         local = x.sharding.shard_shape(x.shape)
         own = Fraction(math.prod(local[:-2]), math.prod(x.shape[:-2]))
         shard = Fraction(math.prod(local[-2:]), math.prod(x.shape[-2:]))
-        even = Fraction(1, x.sharding.mesh.size)  # of all matrices
+        even = Fraction(1, x.sharding.mesh.size)  # a device's even share of all matrices
         total += x.dtype.itemsize * x.size * ((1 - shard) * even + shard * (own - even))
     return math.ceil(total)

@@ -1,4 +1,4 @@
-"""The same update as `optax.contrib.muon`, and how far two updates are apart."""
+"""Options that give the update of `optax.contrib.muon`, and the distance of two updates."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ AS_OPTAX: dict[str, Any] = {"shape_scale": "max", "bias_correction": True, "adam
 
 
 def distance(found: Any, expected: Any) -> float:
-    """Of two arrays, in the Frobenius norm, relative to the second."""
+    """Returns how far two arrays are apart, in the Frobenius norm, relative to the second."""
     a, b = (np.asarray(x, np.float64) for x in (found, expected))
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 

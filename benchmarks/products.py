@@ -51,7 +51,7 @@ def flops(products: Mapping[Product, int]) -> int:
     return sum(2 * math.prod(product) * count for product, count in products.items())
 
 
-# Of a stack of matrices that the library has an accelerator work on at a time.
+# Bytes of a stack of matrices that an accelerator works on at a time.
 STACK_BYTES = 2**27
 
 

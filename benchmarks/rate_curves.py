@@ -112,7 +112,7 @@ def draw(losses: Losses, path: Path, which_rate: str) -> None:
     axes = figure.subplots()
     styles = itertools.cycle(STYLES)
     for method, (colour, mark, line) in zip(methods_of(losses), styles, strict=False):
-        points = means(losses, method).items()  # what diverged is infinite, and so not drawn
+        points = means(losses, method).items()  # a run that diverged is infinite, and so not drawn
         axes.plot(*zip(*points, strict=True), line, color=colour, marker=mark, label=method)
         runs = [(run.rate, loss) for run, loss in losses.items() if run.method == method]
         axes.scatter(*zip(*runs, strict=True), color=colour, marker=".", s=14, alpha=0.6)

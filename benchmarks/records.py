@@ -23,7 +23,7 @@ def describe_machine() -> dict[str, str]:
         "processor": f"{_processor()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in packages},
-        "optax_muonplus": omp.__version__,  # which may be imported without being installed
+        "optax_muonplus": omp.__version__,  # it may be imported without being installed
     }
 
 

@@ -32,7 +32,7 @@ from examples.trainer.system import tables
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = ("trace", "lower", "compile")
-NAME = "tracing-cpu"  # of the JSON file, without its suffix
+NAME = "tracing-cpu"  # the JSON file's, without its suffix
 
 # For each update the CPU seconds of each stage, one for each round.
 Seconds = dict[str, dict[str, list[float]]]

@@ -102,7 +102,7 @@ def shapes(size: Size, vocabulary: int = 0, dtype: Any = jnp.float32) -> dict[st
     return tree
 
 
-# Of `scanned` trees, as `omp.muon_dimension_numbers` takes it.
+# The argument of `omp.muon_dimension_numbers` for `scanned` trees.
 LAYER_AXES = {"^blocks/": 0}
 
 

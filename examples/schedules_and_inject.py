@@ -41,7 +41,7 @@ def warmup_cosine(peak):
 
 
 tx = optax.chain(
-    optax.clip_by_global_norm(1.0),  # of all gradients, before they reach both groups
+    optax.clip_by_global_norm(1.0),  # clips all gradients, before they reach both groups
     optax.inject_hyperparams(omp.muonplus)(
         learning_rate=warmup_cosine(0.02),
         adam_learning_rate=warmup_cosine(5e-3),

@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-# What takes time to import is imported in `run`, so that Ctrl-C ends it with a sentence.
+# `run` imports slow packages itself: Ctrl-C during the imports then ends with a sentence.
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
 

@@ -53,7 +53,7 @@ class Config:
     batch: int = 8
     learning_rate: float = 0.02  # peak, of the matrices: Muon+
     adam_learning_rate: float = 3e-3  # peak, of everything else: AdamW
-    weight_decay: float = 0.1  # of the matrices
+    weight_decay: float = 0.1  # matrices only
     warmup: float = 0.1  # share of the steps
     clip: float = 1.0
     log_every: int = 50

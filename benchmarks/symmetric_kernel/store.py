@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 PARTS = 4  # in a row of a block
 
-Ref = Any  # of Mosaic GPU, which has no public type for it
+Ref = Any  # a reference of Mosaic GPU, which has no public type for it
 
 # How the tensor cores return the parts, spread over the threads; and the same transposed.
 _LAYOUT, _TRANSPOSED = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA_TRANSPOSED
@@ -32,7 +32,7 @@ class Buffers(NamedTuple):
     mirrored: Ref
 
     def of(self, warpgroup: jax.Array) -> "Buffers":
-        """Those of one warpgroup."""
+        """Returns the buffers of one warpgroup."""
         return Buffers(self.upright.at[warpgroup], self.mirrored.at[warpgroup])
 
 

@@ -25,7 +25,7 @@ from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import Momentum
 
 INPUTS = 8  # columns of C
-DECADES = (-5, 1)  # of the rates; the paper's end at 1, which was the best for some sizes
+DECADES = (-5, 1)  # range of the rates; the paper's ends at 1, which was the best for some sizes
 DECAYS = (0.0, 0.5, 0.9, 0.95)  # the paper's
 MATRIX = {"x": omp.MuonDimensionNumbers(reduction_axis=1, output_axis=0)}
 PUBLISHED = {

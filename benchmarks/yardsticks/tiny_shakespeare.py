@@ -34,7 +34,7 @@ NAME = "tiny-shakespeare"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 PUBLISHED = 1.88
 CHOOSE = 3  # seeds that choose the rate
-NANOGPT_RATE, NANOGPT_DECAY = 1e-3, 0.01  # of all parameters; of matrices but embeddings
+NANOGPT_RATE, NANOGPT_DECAY = 1e-3, 0.01  # all parameters'; that of matrices but embeddings
 
 
 class Entry(NamedTuple):

@@ -22,7 +22,7 @@ LOW, HIGH, WIDTH, LINE = -0.09, 0.07, 262, 26  # nats, nats, pixels, pixels
 def gaps(sweep: str, family: str) -> dict[str, list[float]]:
     """Loss less Muon's by seed, of each method at its best rate; a diverged run leaves it out."""
     read = results.read(EXPERIMENTS / f"{sweep}-{family}")
-    other = EXPERIMENTS / f"{sweep}-{family}-same-rate"  # of optimizers that use no AdamW
+    other = EXPERIMENTS / f"{sweep}-{family}-same-rate"  # optimizers that use no AdamW
     if other.is_dir():
         read = results.Sweep(read.name, results.read(other).results | read.results)
     found = {m.name: read.gaps(m, MUON) for m in read.methods() if m != MUON}

@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 
 def _nats(plus: float, muon: float) -> float:
-    return math.log(plus / muon)  # of two perplexities
+    return math.log(plus / muon)  # the arguments are perplexities
 
 
 # The paper's perplexities are of its tables of validation; see docs/explain/replications.md.

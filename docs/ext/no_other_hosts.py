@@ -7,7 +7,7 @@ import pathlib
 import re
 import sys
 
-# What a browser loads by itself; links that a reader follows may lead anywhere.
+# Addresses that a browser loads by itself; links that a reader follows may lead anywhere.
 LOADED = re.compile(
     r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*?\bsrc=["']((?:https?:)?//[^"']+)"""
     r"""|<link\b(?=[^>]*\brel=["'](?:stylesheet|preload|preconnect|icon|shortcut icon)["'])"""

@@ -16,7 +16,7 @@ def written(function: Any) -> dict[str, str]:
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
         definition = ast.parse(source).body[0]
     except (OSError, TypeError, SyntaxError):
-        return {}  # of a builtin, or made at run time
+        return {}  # a builtin, or made at run time
     if not isinstance(definition, ast.FunctionDef):
         return {}
     taken = definition.args

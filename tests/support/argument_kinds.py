@@ -74,7 +74,7 @@ def forms(*numbers):
     return [make(number) for number in numbers for make in makers]
 
 
-# Of None, which some take for "not given", nothing is said here.
+# None is not here, because some arguments take it for "not given".
 REFUSED = {
     "rate": [*NO_NUMBER, *forms(-0.25)],
     "decay": [*NO_NUMBER, *forms(1.0, -0.25, 2.0), lambda step: 0.9],

@@ -72,13 +72,13 @@ def _run(module, arguments, environment, folder, output):
     os.environ.update(environment)
     os.chdir(folder)
     sys.argv = [module, *arguments]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a shell, whoever runs tests
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's, whoever runs tests
     import jax
 
     jax.config.update("jax_num_cpu_devices", int(environment["JAX_NUM_CPU_DEVICES"]))
-    sys.modules.pop(module, None)  # which runs as a script
+    sys.modules.pop(module, None)  # it runs as a script
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-    finally:  # what a fork leaves out
+    finally:  # a fork leaves these two out
         threading._shutdown()
         atexit._run_exitfuncs()

@@ -84,7 +84,7 @@ def make_mesh(sizes, names, types=AUTO):
 
 
 def shardings(mesh, a, b):
-    """Of all leaves; an axis that is None is one that the mesh does not have."""
+    """Shardings of all leaves; an axis that is None is one that the mesh does not have."""
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
 
     def possible(entry):
@@ -111,7 +111,7 @@ def two_steps(tx, grads):
     update = jax.jit(tx.update)
     place = jax.tree.leaves(grads)[0].sharding
     with jax.set_mesh(place.mesh) if isinstance(place, NamedSharding) else contextlib.nullcontext():
-        # As a program: the state lies where that of an update does, one compilation for both.
+        # Under jit the state lies where an update leaves it: one compilation serves both.
         state = jax.jit(tx.init)(grads)
     _, state = update(grads, state, grads)
     return update(jax.tree.map(lambda g: g + g * g, grads), state, grads)

@@ -15,8 +15,8 @@ NORMS = tuple(norm for norm in typing.get_args(omp.matrices.Norm) if norm != "au
 SHAPES = {"tall": (12, 20), "wide": (20, 12), "square": (16, 16)}
 DIMS = MuonDimensionNumbers(reduction_axis=0, output_axis=1)
 STEPS = 3
-# Of the largest entry of an update. float32 keeps 6e-8 of each of about 40 sums of 20 products, and
-# the polynomials amplify it up to a hundredfold; the worst measured is 6e-6, a fifth of this.
+# A share of the largest entry of an update. float32 rounds each of about 40 sums of 20 products by
+# 6e-8, and the polynomials amplify it up to a hundredfold; the worst measured is 6e-6, a fifth.
 TOLERANCE = 3e-5
 
 
@@ -47,7 +47,7 @@ def updates_of(transformations, params, grads):
 
 
 def oracle_of(params, grads, **options):
-    """The same from the oracle."""
+    """The oracle's update of each step."""
     steps = []
     mu = {k: np.zeros(s[::-1]) for k, s in SHAPES.items()}
     for t in range(STEPS):

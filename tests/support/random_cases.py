@@ -124,7 +124,7 @@ def _weight(rng, sides):
     return Leaf(("linear", "weight"), _sides(rng, sides, 2), (0,), (1,))
 
 
-# Of two attentions: in one module their heads would have to agree.
+# Queries and keys are in two attentions: in one module their heads would have to agree.
 def _query(rng, sides):
     return Leaf(("one/query", "kernel"), _sides(rng, sides, 3), (1, 2), (0,))
 

@@ -60,7 +60,7 @@ def matrices(leaf, x):
 
 
 def joined(leaf, found):
-    """The inverse of :func:`matrices`."""
+    """Puts matrices back into their leaf, as :func:`matrices` took them out."""
     order = (*batch_axes(leaf), *leaf.out_axes, *leaf.in_axes)
     blocks = []
     for block in _blocks(leaf, np.empty(leaf.shape)):

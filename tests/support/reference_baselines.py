@@ -149,7 +149,7 @@ def meqmuon_step(
 def normalized_momentum_step(
     w, total, g, *, learning_rate=1.0, beta=0.95, rms=0.2, weight_decay=0.0
 ):
-    """The same of a table (vocabulary, hidden), or of a vector."""
+    """MeqMuon's step of a table (vocabulary, hidden), or of a vector, and its new momentum."""
     total = beta * total + g
     u = _over(total, _rms(total, total.ndim - 1))
     u = _over(u, _rms(u, 0)) if u.ndim == 2 else u

@@ -74,7 +74,7 @@ CUBIC = [
     (2.4418906, -1.2764040),
     (2.2230472, -0.9630650),
 ]
-SAFETY = {"polar_express": 1.01, "cubic": 1.01}  # of the norm
+SAFETY = {"polar_express": 1.01, "cubic": 1.01}  # times the norm
 
 TABLES = {
     "jordan": JORDAN,
@@ -107,7 +107,7 @@ def cans(steps):
     low = 1e-3
     for a, b, c in CANS:  # each row sends [low, 2 - low] to an interval of the same form
         low = a * low + b * low**3 + c * low**5
-    limit = (15 / 8, -10 / 8, 3 / 8)  # of the closest quintic on [1 - e, 1 + e], for e -> 0
+    limit = (15 / 8, -10 / 8, 3 / 8)  # the closest quintic on [1 - e, 1 + e], for e -> 0
     return [*CANS, closest_to_one(low, 2 - low)] + [limit] * (steps - len(CANS) - 1)
 
 

@@ -56,7 +56,7 @@ def run_shell(*flags, devices=1):
     return Started("examples.train", flags, environment, ROOT)
 
 
-# What a run has written
+# Readers of what a run has written
 
 
 def losses(folder, kind="train_loss"):
