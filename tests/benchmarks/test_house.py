@@ -1,14 +1,12 @@
 """`benchmarks.house` counts what stands in files, and `benchmarks.ways` what runs."""
 
 import importlib.util
-import json
 import textwrap
 
 import pytest
 
 import optax_muonplus as omp
 from benchmarks import house, lines, ways
-from examples import train
 
 DOCUMENTED = '''\
 """Of the module,
@@ -96,30 +94,6 @@ def test_sizes_by_room_and_by_folder(tmp_path):
     assert "folder empty" not in found
 
 
-def test_figures_are_written_and_shown_next_to_earlier_ones(tmp_path, monkeypatch, capsys):
-    package(tmp_path, ROOMS)
-    monkeypatch.setattr(house, "run_ways", lambda root, rounds: {"seconds": rounds / 2})
-    old, new = tmp_path / "old.json", tmp_path / "new.json"
-    old.write_text(json.dumps({"rooms": 5, "gone": 1}))
-    house.main(house.Config(tmp_path, new, old, rounds=3))
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[:3] == ["| figure | before | now |", "| --- | --- | --- |", "| rooms | 5 | 4 |"]
-    assert {"| gone | 1 |  |", "| seconds |  | 1.5 |"} <= set(printed)
-    assert "| room _words |  | 1 lines, 1 code |" in printed
-    assert json.loads(new.read_text())["rooms"] == 4
-
-
-def test_what_git_does_not_know_has_no_commit(tmp_path, monkeypatch):
-    assert house.commit(tmp_path) == ""
-    monkeypatch.setenv("PATH", str(tmp_path))  # where there is no git
-    assert house.commit(house.ROOT) == ""
-
-
-def test_a_folder_without_the_library_is_refused(tmp_path):
-    with pytest.raises(SystemExit, match="has no folder optax_muonplus: give a checkout"):
-        house.main(house.Config(tmp_path))
-
-
 CALLED = '''
 def outer():
     """Documented."""
@@ -181,9 +155,3 @@ def test_a_traced_update_passes_the_library():
     assert [call.name for call in ways.calls_of(trace, house.ROOT / house.LIBRARY)] == [
         call.name for call in calls
     ]  # each time anew
-
-
-def test_flags_of_the_run_are_flags_of_the_trainer(tmp_path, capsys):
-    missing = str(tmp_path / "text.txt")
-    assert train.main([*ways.RUN, "--data.paths", missing]) == 2
-    assert f"{missing} does not exist" in capsys.readouterr().err

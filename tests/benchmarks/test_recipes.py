@@ -1,12 +1,6 @@
 """`benchmarks.recipes`: the table of recipes from what `--compile-for` has written."""
 
-import json
-
-import pytest
-
 from benchmarks import recipes
-from examples.compiled_programs import targets
-from examples.trainer.settings import machines
 
 GB = 10**9
 
@@ -40,27 +34,3 @@ def test_a_row_has_the_largest_program_and_the_time_of_the_whole_run():
     assert [recipes.in_words(3600 * h) for h in (1.5, 3, 240)] == ["90 min", "3 h", "10 days"]
     assert recipes.cells(record(estimate=None)) == ["8 x 64", "4.00", "20.0", "25%"]
     assert recipes.cells(record(fits=None))[-1] == "unknown"
-
-
-def test_the_table_is_read_from_files(tmp_path, capsys):
-    (fit, *_) = machines.FITS["llama-1b"]
-    path = tmp_path / f"fit-llama-1b-{fit.smallest}.json"
-    path.write_text(json.dumps(record()))
-    recipes.main(recipes.Config(out=tmp_path, read=True))
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if "llama-1b" in line)
-    assert fit.smallest in row and "10 h" in row
-
-
-def test_pairs_of_recipe_and_machine():
-    smallest = recipes.asked_for(recipes.Config())
-    assert {name for name, _ in smallest} == set(machines.FITS)
-    one = recipes.asked_for(recipes.Config(recipes=("llama-7b",), machine="h100-64"))
-    assert one == [("llama-7b", "h100-64")]
-    with pytest.raises(SystemExit, match="There is no recipe gpt-tiny"):
-        recipes.asked_for(recipes.Config(recipes=("gpt-tiny",)))
-
-
-def test_a_missing_compiler_leaves_a_row_out(monkeypatch, capsys):
-    monkeypatch.setattr(targets, "_find", lambda module: False)
-    recipes.main(recipes.Config(recipes=("gpt-small",), kinds=("h100",)))
-    assert "gpt-small on h100-1 is left out: XLA's CUDA compiler" in capsys.readouterr().out

@@ -1,31 +1,10 @@
 """`benchmarks.tracing` measures every stage, of the library that it is told to measure."""
 
 import dataclasses
-import json
-
-import pytest
 
 from benchmarks import tracing
 
 TINY = tracing.Config(rounds=1, layers=1, width=16)
-
-
-def test_main_writes_every_stage_of_every_update(tmp_path):
-    tracing.main(dataclasses.replace(TINY, out=tmp_path))
-    record = json.loads((tmp_path / "tracing-cpu.json").read_text())
-    assert record["command"] == "python -m benchmarks.tracing --rounds 1 --layers 1 --width 16"
-    assert list(record["seconds"]) == [
-        "optax.contrib.muon, two leaves",
-        "omp.muonplus, two leaves",
-        "optax.contrib.muon, 1 layers",
-        "omp.muonplus, 1 layers",
-        "omp.muonplus, four matrices, float32",
-        "omp.muonplus, four matrices, bfloat16",
-        "omp.muonplus, 1 layers, sharding= for 4 x 2 devices",
-    ]
-    for stages in record["seconds"].values():
-        assert list(stages) == ["trace", "lower", "compile"]
-        assert all(len(values) == 1 and min(values) > 0 for values in stages.values())
 
 
 def test_each_round_traces_anew():
@@ -44,12 +23,6 @@ def test_each_round_traces_anew():
     case = tracing.Case(make, shapes)
     tracing.measure({"sgd": case}, 3)
     assert len(traced) == 4  # one round is not counted
-
-
-def test_a_folder_without_the_library_is_refused(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)  # which also restores the path afterwards
-    with pytest.raises(ValueError, match="has no optax_muonplus"):
-        tracing.cases(dataclasses.replace(TINY, library=tmp_path))
 
 
 def test_compare_alternates_the_versions_and_keeps_their_seconds_apart(tmp_path, monkeypatch):

