@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from optax_muonplus.frame.layout import MatrixLayout
 from optax_muonplus.frame.paths import Path, path_name, without_boxes
 from optax_muonplus.frame.sharding import LeafSharding
-from optax_muonplus.frame.spec import DimensionNumbers
+from optax_muonplus.frame.spec import DimensionNumbers, Shape
 
 MUON, ADAM, UNKNOWN = "muon", "adam", "?"
 # The rule of a leaf whose dimension numbers come from no rule.
@@ -67,6 +67,11 @@ class LeafInfo(NamedTuple):
         if not self.known:
             return tuple(range(len(self.shape)))
         return () if self.layout is None else self.layout.batch_axes
+
+    @property
+    def layer_shape(self) -> Shape:
+        """The shape that one of its layers has."""
+        return tuple(size for axis, size in enumerate(self.shape) if axis not in self.stack)
 
     @property
     def label(self) -> str:

@@ -149,7 +149,7 @@ def _shadowed(leaves: Sequence[LeafInfo], dims: DimensionNumbersTree) -> Iterato
     fitting, finding = [], []
     for leaf in leaves:
         name = "/".join(leaf.path)
-        layer = tuple(n for axis, n in enumerate(leaf.shape) if axis not in leaf.stack)
+        layer = leaf.layer_shape
         fitting.append([i for i, rule in enumerate(reader.rules) if rule.fits(name, layer)])
         finding.append([pattern for pattern in reader.layer_axes if re.search(pattern, name)])
     for what, all_found in (("rule", fitting), ("layer_axes", finding)):

@@ -6,6 +6,7 @@ is asked about. What ``optax.masked`` or Equinox left out is there too, with the
 """
 
 import functools
+import math
 import re
 from collections.abc import Mapping
 
@@ -20,6 +21,8 @@ _INNER = (
     r"(?i)((w|to)?_?([qk]|qkv|kv|quer(y|ies)|keys?|query_key_value|key_value|gate|up|down)"
     r"(_?(proj(ection)?|layer|linear|dense|lin|attn))?|c_attn|in_proj_weight)"
 )
+_WIDEST = 11  # AlexNet's window is the widest one with a long side; what is longer may be layers
+_FEW = 4  # a depthwise kernel is so wide, so that as many inputs may be the width of one
 
 
 def heads_match(module: Neighbours, _own: str, unknown: bool = False) -> bool:
@@ -49,17 +52,6 @@ def gpt2_of_transformers(module: Neighbours, _own: str) -> bool:
     """
     known = (module.get("c_attn/kernel", ()), module.get("c_fc/kernel", ()))
     return any(len(shape) == 2 and shape[0] > shape[1] for shape in known)
-
-
-def other_adapter_is_a_matrix(module: Neighbours, own: str) -> bool:
-    """Whether the other one of ``lora_a`` and ``lora_b`` has two axes, so that this one has heads.
-
-    Qwix makes them for ``einsum``. Layers and experts would be axes of both.
-    """
-    # The rank is the last axis of lora_a and the first of lora_b.
-    name, other, rank = ("lora_a", "lora_b", -1) if "lora_a" in own else ("lora_b", "lora_a", 0)
-    shape = module.get(own.replace(name, other), ())
-    return len(shape) == 2 and shape[-1 - rank] == module[own][rank]
 
 
 def has_no_bias(module: Neighbours, own: str) -> bool:
@@ -96,6 +88,64 @@ def is_last(module: Neighbours, own: str) -> bool:
         if other_stem == stem or len(shape) < 2 or shape[into] == module[own][out]:
             return False
     return True
+
+
+def is_one_kernel(module: Neighbours, own: str) -> bool:
+    """Whether a shape is that of a window, and not of stacked layers with smaller windows.
+
+    Flax and Keras store (window, inputs of one group, outputs). The sides of a window are equal, or
+    1: (3, 3), (1, 7), (1, 3, 3). A shape with one side and few inputs, as (12, 4, 1024), may be 12
+    depthwise kernels. The inputs of one group only are no matrix.
+    """
+    *window, inputs, _ = module[own]
+    if len(window) == 1:
+        fits = window[0] <= max(inputs, _WIDEST) and not 1 < inputs <= _FEW
+    else:
+        sides = {side for side in window if side > 1}
+        fits = len(sides) == 1 and (1 not in window or max(sides) <= _WIDEST)
+    return fits and not _is_grouped(module, own)
+
+
+def is_first(module: Neighbours, own: str) -> bool:
+    """Whether a kernel of one input is that of grey images, and not depthwise.
+
+    Depthwise kernels have that input too. They follow a layer with as many outputs, and a
+    convolution of 1 x 1 or a dense layer with as many inputs follows them. A first layer has none
+    before it, and is followed by a convolution with a window, or by a dense layer of all pixels.
+    """
+    outputs = module[own][-1]
+    before, after = (_beside(module, own, later) for later in (False, True))
+    if not is_one_kernel(module, own) or any(shape[-1] == outputs for shape in before):
+        return False
+    takers = [shape for shape in after if shape[-2] == outputs]
+    of_pixels = (len(x) == 2 and x[0] > outputs and x[0] % outputs == 0 for x in after)
+    return any(math.prod(x[:-2]) > 1 for x in takers) or (not takers and any(of_pixels))
+
+
+def _is_grouped(module: Neighbours, own: str) -> bool:
+    """Whether the layer just before gives several times the inputs that a kernel has.
+
+    Two branches may have one input: the layer before has other inputs than this one.
+    """
+    *_, inputs, outputs = module[own]
+    name = re.sub(r"\d+(?=\D*$)", lambda number: str(int(number[0]) - 1), own)
+    unnumbered = name.replace("_0/", "/")  # Keras gives its first layer no number
+    *_, others, given = module.get(name) or module.get(unnumbered) or (1, 1)
+    groups = given // inputs
+    return groups > 1 < inputs != others and given % inputs == 0 and outputs % groups == 0
+
+
+def _beside(module: Neighbours, own: str, later: bool) -> list[Shape]:
+    """Shapes of kernels that come after one, or before it; those of other names may do both."""
+    stem, number = _numbered(own.rpartition("/")[0])
+    found = []
+    for name, shape in module.items():
+        layer, _, leaf = name.rpartition("/")
+        other, its_number = _numbered(layer)
+        on_this_side = other != stem or (its_number > number) == later
+        if leaf == "kernel" and len(shape) > 1 and name != own and on_this_side:
+            found.append(shape)
+    return found
 
 
 def _numbered(name: str) -> tuple[str, int]:

@@ -198,11 +198,10 @@ def _without_vectors_of_layers(
 ) -> list[LeafInfo]:
     """Asks about matrices of default rules that seem to be one vector for each stacked layer."""
     for stack in unsaid_stacks(leaves):
-        for i in stack.members:
-            leaf = leaves[i]
-            if len(leaf.shape) == 2 and leaf.layout and by_default[i]:
-                why = f"no rule: a vector of each of {stack.size} layers?"
-                leaves[i] = leaf._replace(
+        why = f"no rule: a vector of each of {stack.size} layers?"
+        for x in stack.members:
+            if len(x.shape) == 2 and x.layout and by_default[x.index]:
+                leaves[x.index] = x._replace(
                     layout=None, dimension_numbers=None, rule=why, known=False
                 )
     return leaves

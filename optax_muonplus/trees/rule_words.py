@@ -9,7 +9,7 @@
   named; if none is named, the first of them are the inputs. Any other axis, as ``expert``, numbers
   matrices. A number is an axis of that size, and axes of one name have one size.
 - **Libraries** with this convention; none, if all have it in common.
-- **Neighbours** may be asked too, by the functions of ``neighbours.py`` and ``convolutions.py``.
+- **Neighbours** may be asked too, by the functions of ``neighbours.py``.
 """
 
 import re

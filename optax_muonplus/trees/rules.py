@@ -3,15 +3,15 @@
 The first rule that fits a parameter is taken; ``rule_words.py`` explains how they are written.
 """
 
-from optax_muonplus.trees.convolutions import is_first, is_one_kernel
 from optax_muonplus.trees.neighbours import (
     gpt2_of_transformers,
     has_no_bias,
     heads_match,
     heads_may_match,
+    is_first,
     is_last,
+    is_one_kernel,
     is_outermost,
-    other_adapter_is_a_matrix,
 )
 from optax_muonplus.trees.rule_words import Rule, adamw, matrix
 
@@ -158,8 +158,6 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     matrix(_GPT2, "kernel: out, in", "GPT-2 of Transformers", gpt2_of_transformers),
     matrix("(?i)*lora_a(/w|/kernel)?", "LoRA: in, rank", "Flax, Qwix"),
     matrix("(?i)*lora_b(/w|/kernel)?", "LoRA: rank, out", "Flax, Qwix"),
-    matrix("*lora_a", "LoRA: (heads head), rank", "Qwix", other_adapter_is_a_matrix),
-    matrix("*lora_b", "LoRA: rank, (heads head)", "Qwix", other_adapter_is_a_matrix),
     # Equinox and PyTorch name it so and store it as (out, in). So do Haliax's linear layers.
     matrix("weight", "weight: out, in", "Equinox, PyTorch, Haliax"),
     matrix(r"weight_[ih]h(_l\d+)?|in_proj_weight", "weight: out, in", _TORCH),

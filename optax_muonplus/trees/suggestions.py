@@ -1,69 +1,65 @@
-"""Rules to write for parameters that no rule can read, one a line."""
+"""The arguments to write for parameters that no rule can read."""
 
 import re
 from collections.abc import Iterator, Sequence
 
 from optax_muonplus.frame import LeafInfo, fold_all, path_name
-from optax_muonplus.trees import unsaid_stacks
+from optax_muonplus.trees.unsaid_stacks import Stack, is_container, unsaid_stacks
 
 _SHOWN = 8
-_WIDEST = 7  # side of a kernel, where no name tells it from layers or experts
+_WIDEST = 7  # where no name tells a kernel from layers or experts, its sides are no longer
 _DIMS = "omp.MuonDimensionNumbers"
 
 
 def check_known(leaves: Sequence[LeafInfo]) -> None:
     """Raises ValueError for leaves that no rule can read, with the lines to write."""
     if not all(leaf.known for leaf in leaves):
-        raise ValueError(
-            f"No rule says how these parameters are matrices:\n{what_to_write(leaves)}"
-        )
+        lines = what_to_write(leaves)
+        raise ValueError(f"No rule says how these parameters are matrices:\n{lines}")
 
 
 def what_to_write(leaves: Sequence[LeafInfo]) -> str:
     """The unknown ones of all ``leaves``, and the rules for them, one a line."""
     unknown = [x for x in leaves if not x.known]
-    found = [
-        f"  {name} {shape}"
-        for name, shape in fold_all((path_name(x.path), x.shape) for x in unknown)
-    ]
+    found = [f"  {name} {shape}" for name, shape in fold_all((x.name, x.shape) for x in unknown)]
     if said := _of_stacks(leaves):
         return "\n".join([*_first(found), *said])
-    rules = [f"  ({p!r}, {numbers})," for p, numbers in _rules(leaves, unknown)]
     lines = [
         *_first(found),
         "If their axes are what these lines say, pass",
         "rules=[",
-        *_first(rules),
+        *_first([f"  ({p!r}, {numbers})," for p, numbers in _rules(leaves, unknown)]),
         "]",
         "First are the axes of the inputs, then those of the outputs; None is for AdamW.",
         "Axes in neither (layers, experts, separate heads) are batch axes.",
     ]
-    container = next(filter(None, map(_container, unknown)), None)
+    # A path with a number below the container is that of one layer.
+    nodes = (x.path[i] for x in unknown for i in range(len(x.path) - 1) if is_container(x.path, i))
+    container = next(nodes, None)
     if container and not any(x.stack for x in leaves):
-        lines.append(f"If layers are stacked on axis 0 (1 in MaxText): layer_axes={container}")
+        lines.append(
+            f"If layers are stacked on axis 0 (1 in MaxText): layer_axes={{{container!r}: 0}}"
+        )
     return "\n".join(lines)
 
 
 def to_adamw(leaves: Sequence[LeafInfo], chosen: Sequence[LeafInfo]) -> str:
     """Rules, as a user writes them, that send the ``chosen`` ones of all ``leaves`` to AdamW."""
     names = {"/".join(x.path) for x in chosen}
-    others = [name for name in ("/".join(x.path) for x in leaves) if name not in names]
+    others = ["/".join(x.path) for x in leaves if "/".join(x.path) not in names]
     patterns = dict.fromkeys(_pattern(name, others) for name in sorted(names))
     return repr([(pattern, None) for pattern in patterns])
 
 
 def _of_stacks(leaves: Sequence[LeafInfo]) -> list[str]:
     """The axes of layers that unknown leaves seem to have, which come before any rule."""
-    seen = [
-        stack
-        for stack in unsaid_stacks.unsaid_stacks(leaves)
-        if not all(leaves[i].known for i in stack.members)
-    ]
+    found = unsaid_stacks(leaves)
+    seen = [stack for stack in found if not all(x.known for x in stack.members)]
     if not seen:
         return []
     axes: dict[str, int] = {}
     for stack in seen:
-        axes.setdefault(_of_members(stack, seen, leaves), stack.axis)
+        axes.setdefault(_pattern_of_stack(stack, seen, leaves), stack.axis)
     where = ", ".join(
         f"{path_name(x.node)!r} ({x.size} on axis {x.axis})" if x.node else f"{x.size} on axis 0"
         for x in seen
@@ -75,24 +71,17 @@ def _of_stacks(leaves: Sequence[LeafInfo]) -> list[str]:
     ]
 
 
-def _of_members(
-    stack: unsaid_stacks.Stack, seen: Sequence[unsaid_stacks.Stack], leaves: Sequence[LeafInfo]
-) -> str:
+def _pattern_of_stack(stack: Stack, seen: Sequence[Stack], leaves: Sequence[LeafInfo]) -> str:
     """A pattern that finds the members of a stack, and nothing that is in none of those seen."""
-    inside = {i for other in seen if other.axis == stack.axis for i in other.members}
-    outside = (x for i, x in enumerate(leaves) if i not in inside)
-    others = ["/".join(x.path) for x in outside if len(x.shape) > 1]
+    inside = {x.index for other in seen if other.axis == stack.axis for x in other.members}
+    outside = (x for x in leaves if x.index not in inside and len(x.shape) > 1)
+    others = ["/".join(x.path) for x in outside]
     node = _escaped("/".join(stack.node))
-    held = "|".join(_escaped(leaves[i].path[len(stack.node)]) for i in stack.members)
-    patterns = [_escaped(stack.node[-1]), node, f"^{node}/"] if node else []
-    for pattern in patterns:
-        if not any(re.search(pattern, name) for name in others):
+    for pattern in [_escaped(stack.node[-1]), node, f"^{node}/"] if node else []:
+        if not _finds_any(pattern, others):
             return pattern
+    held = "|".join(_escaped(x.path[len(stack.node)]) for x in stack.members)
     return f"^{node}/({held})(/|$)" if node else f"^({held})(/|$)"
-
-
-def _of_a_layer(leaf: LeafInfo) -> list[int]:
-    return [size for axis, size in enumerate(leaf.shape) if axis not in leaf.stack]
 
 
 def _first(lines: Sequence[str]) -> list[str]:
@@ -102,9 +91,9 @@ def _first(lines: Sequence[str]) -> list[str]:
 
 def _rules(leaves: Sequence[LeafInfo], unknown: Sequence[LeafInfo]) -> list[tuple[str, str]]:
     """Patterns and dimension numbers: each pattern finds parameters of one kind only."""
-    kinds = {"/".join(x.path): _seems_to_be("/".join(x.path), _of_a_layer(x)) for x in unknown}
+    kinds = {"/".join(x.path): _seems_to_be("/".join(x.path), x.layer_shape) for x in unknown}
     # A rule with dimension numbers passes vectors by.
-    names = ["/".join(x.path) for x in leaves if len(_of_a_layer(x)) >= 2]
+    names = ["/".join(x.path) for x in leaves if len(x.layer_shape) >= 2]
     rules: dict[str, str] = {}
     for name, kind in kinds.items():
         if not any(re.search(p, name) and k == kind for p, k in rules.items()):
@@ -114,10 +103,8 @@ def _rules(leaves: Sequence[LeafInfo], unknown: Sequence[LeafInfo]) -> list[tupl
 
 def _pattern(name: str, others: Sequence[str]) -> str:
     """The shortest pattern, of some, that finds ``name`` and none of ``others``."""
-    for pattern in _patterns(name):
-        if not any(re.search(pattern, other) for other in others):
-            return pattern
-    return f"^{_escaped(name)}$"
+    found = (pattern for pattern in _patterns(name) if not _finds_any(pattern, others))
+    return next(found, f"^{_escaped(name)}$")
 
 
 def _patterns(name: str) -> Iterator[str]:
@@ -129,6 +116,10 @@ def _patterns(name: str) -> Iterator[str]:
         start = "^" if n == len(parts) else "(^|/)"
         yield f"{start}{'/'.join(general[-n:])}"
         yield f"{start}{'/'.join(general[-n:])}$"
+
+
+def _finds_any(pattern: str, names: Sequence[str]) -> bool:
+    return any(re.search(pattern, name) for name in names)
 
 
 def _escaped(name: str) -> str:
@@ -145,11 +136,3 @@ def _seems_to_be(name: str, shape: Sequence[int]) -> str:
         inner = tuple(range(1, ndim)) if out_first else tuple(range(ndim - 1))
         return f"{_DIMS}({inner}, {0 if out_first else ndim - 1})"
     return f"{_DIMS}({'-1, -2' if out_first else '-2, -1'})"
-
-
-def _container(leaf: LeafInfo) -> str | None:
-    """``layer_axes`` for what may be a stack of layers; one with a number is one layer."""
-    for depth, part in enumerate(leaf.path[:-1]):
-        if unsaid_stacks.is_container(leaf.path, depth):
-            return f"{{{part!r}: 0}}"
-    return None

@@ -19,7 +19,7 @@ class Stack(NamedTuple):
     node: Path  # below which they all are
     axis: int
     size: int  # how many layers
-    members: Sequence[int]  # which of the leaves
+    members: Sequence[LeafInfo]
 
 
 def is_container(path: Path, depth: int) -> bool:
@@ -34,52 +34,48 @@ def unsaid_stacks(leaves: Sequence[LeafInfo]) -> list[Stack]:
     found: list[Stack] = []
     for node in sorted(nodes, key=len):
         if not any(node[: len(other.node)] == other.node for other in found):
-            below = [i for i, x in enumerate(leaves) if x.path[: len(node)] == node != x.path]
-            found += _stacks(node, leaves, below)
+            found += _stacks(node, [x for x in leaves if x.path[: len(node)] == node != x.path])
     return found
 
 
-def _stacks(node: Path, leaves: Sequence[LeafInfo], below: Sequence[int]) -> Iterator[Stack]:
+def _stacks(node: Path, below: Sequence[LeafInfo]) -> Iterator[Stack]:
     """The stack of all leaves below a node, or of those that it holds itself."""
-    arrays = [i for i in below if len(leaves[i].shape) > 1 and not leaves[i].stack]
+    arrays = [x for x in below if len(x.shape) > 1 and not x.stack]
     depth = len(node) - 1
-    named = depth >= 0 and all(is_container(leaves[i].path, depth) for i in below)
+    named = depth >= 0 and all(is_container(x.path, depth) for x in below)
     for axis in (0, 1):
-        stack = _stack(node, axis, leaves, arrays)
-        if stack and (named or (axis == 0 and node and _is_short(stack, leaves, below))):
+        stack = _stack(axis, arrays)
+        if stack and (named or (axis == 0 and node and _is_short(stack, below))):
             yield stack
             return
-    own = [i for i in arrays if leaves[i].path[:-1] == node]
-    first = {leaves[i].shape[0] for i in own if len(leaves[i].shape) > 2}
-    own = [i for i in own if leaves[i].shape[0] in first]
-    stack = _stack(node, 0, leaves, own)
-    if stack and _is_short(stack, leaves, own):
+    own = [x for x in arrays if x.path[:-1] == node]
+    first = {x.shape[0] for x in own if len(x.shape) > 2}
+    own = [x for x in own if x.shape[0] in first]
+    stack = _stack(0, own)
+    if stack and _is_short(stack, own):
         yield stack
 
 
-def _stack(
-    node: Path, axis: int, leaves: Sequence[LeafInfo], members: Sequence[int]
-) -> Stack | None:
+def _stack(axis: int, members: Sequence[LeafInfo]) -> Stack | None:
     """The stack that ``members`` are, if they have one size on ``axis`` and two kinds are there."""
-    # Of what AdamW gets, as biases of heads, no axis is asked.
-    kernels = [x for x in map(leaves.__getitem__, members) if len(x.shape) > 2 and x.batch_axes]
-    vectors = [x for x in map(leaves.__getitem__, members) if len(x.shape) == 2]
-    sizes = {leaves[i].shape[axis] for i in members}
+    # A leaf that AdamW gets, as a bias of heads, may have other axes.
+    kernels = [x for x in members if len(x.shape) > 2 and x.batch_axes]
+    vectors = [x for x in members if len(x.shape) == 2]
+    sizes = {x.shape[axis] for x in members}
     # Layers are fewer than the inputs or outputs of their widest kernel.
-    long = all(axis in x.batch_axes and x.shape[axis] < max(_others(x, axis)) for x in kernels)
+    long = all(
+        axis in x.batch_axes and x.shape[axis] < max(x.shape[:axis] + x.shape[axis + 1 :])
+        for x in kernels
+    )
     if len(sizes) != 1 or not kernels or not vectors or not long:
         return None
-    paths = [leaves[i].path[:-1] for i in members]
+    paths = [x.path[:-1] for x in members]
     same = [len(set(names)) == 1 for names in zip(*paths, strict=False)]
     shared = paths[0][: (*same, False).index(False)]
     return Stack(shared, axis, sizes.pop(), members)
 
 
-def _is_short(stack: Stack, leaves: Sequence[LeafInfo], below: Sequence[int]) -> bool:
+def _is_short(stack: Stack, below: Sequence[LeafInfo]) -> bool:
     """Whether all leaves have that first axis, vectors too, and it is the shortest of each."""
-    shapes = [leaves[i].shape for i in below]
+    shapes = [x.shape for x in below]
     return all(x[:1] == (stack.size,) and min(x[1:], default=1 << 62) > stack.size for x in shapes)
-
-
-def _others(leaf: LeafInfo, axis: int) -> list[int]:
-    return [size for i, size in enumerate(leaf.shape) if i != axis]
