@@ -157,7 +157,6 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
         make = omp.diagnostics.recorded(omp.muonplus, every=2)
         return make(0.02, nesterov=True, **given)
 
-    by_paper = omp.baselines.NorMuon(rule="paper")
     return {
         "muonplus": plus(weight_decay=0.1, adam_learning_rate=3e-3),
         "muonplus without nesterov": plus(nesterov=False),
@@ -172,14 +171,27 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
         "muon": lambda **given: omp.muon(0.02, ns_coeffs="dion", nesterov=True, **given),
         "muon as optax": plus(
             norm="none", shape_scale="max", bias_correction=True, polar="newton_schulz"),
+        **rivals(),
+        "injected": injected,
+        "recorded": recorded,
+    }  # fmt: skip
+
+
+def rivals() -> dict[str, Callable[..., optax.GradientTransformation]]:
+    """Optimizers of ``omp.baselines``, like :func:`optimizers`."""
+    by_paper = omp.baselines.NorMuon(rule="paper")
+    return {
         "normuon": lambda **given: omp.baselines.normuon(0.02, weight_decay=0.01, **given),
         "normuon paper": lambda **given: omp.baselines.normuon(0.02, by_paper, **given),
         "adamuon": lambda **given: omp.baselines.adamuon(1e-3, **given),
         "turbo_muon": lambda **given: omp.baselines.turbo_muon(0.02, **given),
         "mano": lambda **given: omp.baselines.mano(1e-3, weight_decay=0.1, **given),
-        "injected": injected,
-        "recorded": recorded,
-    }  # fmt: skip
+        "aurora": lambda **given: omp.baselines.aurora(0.05, weight_decay=0.025, **given),
+        "hyperball": lambda **given: omp.baselines.hyperball(0.014, **given),
+        "meqmuon": lambda **given: omp.baselines.meqmuon(0.02, weight_decay=0.1, **given),
+        "muoneq": lambda **given: omp.baselines.muoneq(1e-3, weight_decay=0.1, **given),
+        "muown": lambda **given: omp.baselines.muown(1e-3, weight_decay=0.1, **given),
+    }
 
 
 def links() -> dict[str, Callable[..., optax.GradientTransformation]]:

@@ -6,7 +6,7 @@ that leave out what the zero start contributed, as in Adam:
     v_t = beta2 v_{t-1} + (1 - beta2) mean_j O_ij^2
     update_i = O_i / (sqrt(v_t / (1 - beta2^t)) + eps)
 
-It keeps the dimension numbers and the sharding of the user: `matrix_chain` hands them to all links.
+It keeps the dimension numbers and the sharding of the user: `omp.optimizer` hands them to links.
 """
 
 import dataclasses
@@ -60,20 +60,15 @@ class ScaleByRows:
         return jnp.mean(x.astype(jnp.float32) ** 2, axis=layout.reduction_axes, keepdims=True)
 
 
-def row_muon(learning_rate: Any, weight_decay: Any = 0.0, dims: Any = None, sharding: Any = None):
-    """The optimizer: the variant for matrices, AdamW for everything else."""
-    matrices = omp.matrix_chain(
-        omp.momentum(0.95),
-        omp.orthogonalize(),
-        ScaleByRows(),
-        omp.scale_by_shape(consistent_rms=0.2, norm="row"),
-        transforms.add_decayed_weights(weight_decay),
-        transforms.scale_by_learning_rate(learning_rate),
-    )
-    return transforms.partition_with_adamw(matrices, transforms.AdamW(3e-3), dims, sharding)
+row_muon = omp.matrix_chain(
+    omp.momentum(0.95),
+    omp.orthogonalize(),
+    ScaleByRows(),
+    omp.scale_by_shape(consistent_rms=0.2, norm="row"),
+)
 
 
 if __name__ == "__main__":
     weights = {"dense": {"kernel": jnp.ones((16, 64)), "bias": jnp.zeros(64)}}  # 64 outputs of 16
-    tx = row_muon(0.02)
+    tx = omp.optimizer(row_muon, 0.02, beta2=0.95, adam_learning_rate=3e-3)
     print(jax.jit(tx.update)(weights, tx.init(weights), weights)[0])

@@ -21,6 +21,7 @@ from optax_muonplus.report import describe as describe
 from optax_muonplus.transforms import matrix_chain as matrix_chain
 from optax_muonplus.transforms import momentum as momentum
 from optax_muonplus.transforms import normalize as normalize
+from optax_muonplus.transforms import optimizer as optimizer
 from optax_muonplus.transforms import orthogonalize as orthogonalize
 from optax_muonplus.transforms import scale_by_muonplus as scale_by_muonplus
 from optax_muonplus.transforms import scale_by_shape as scale_by_shape

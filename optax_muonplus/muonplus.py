@@ -40,7 +40,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@suggest_argument_names()
+@suggest_argument_names
 def muonplus(
     learning_rate: optax.ScalarOrSchedule,
     ns_coeffs: CoefficientsLike = "jordan",
@@ -230,7 +230,7 @@ def _like(make: Callable[P, T], **defaults: Any) -> Callable[[Callable[..., T]],
     return decorate
 
 
-@suggest_argument_names()
+@suggest_argument_names
 @_like(muonplus, norm="none")
 def muon(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
     """Muon: :func:`muonplus` with ``norm="none"`` by default, and every other argument the same.

@@ -23,7 +23,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
-from tests.support import flat, random_oracle
+from tests.support import random_oracle
 from tests.support.random_cases import Case, draw
 
 # What rounding may do is seen by changing the oracle's gradients by a few rounding units, which the
@@ -100,7 +100,7 @@ def nested(flat):
 
 def build(case, sharding):
     """The optimizer of a case."""
-    factory = getattr(omp, case.optimizer, None) or getattr(flat, case.optimizer)
+    factory = getattr(omp, case.optimizer, None) or getattr(omp.baselines, case.optimizer)
     rules = [("/".join(leaf.path), leaf.rule) for leaf in case.leaves if leaf.rule is not None]
     dims = functools.partial(omp.muon_dimension_numbers, rules=rules)
     if case.wrapped == "inject":

@@ -11,32 +11,13 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.extras.argument_names import suggest_argument_names
-from optax_muonplus.frame import DimensionNumbersTree
-from optax_muonplus.matrices import (
-    MatrixFunction,
-    ScaleByShape,
-    as_real,
-    matrix_function,
-    root,
-    scale_by_pow2,
-    static,
-    sum_of_squares,
-    upcast_for_sum,
-)
-from optax_muonplus.method import NOT_NEGATIVE, Kind, check_number, known_count
+from optax_muonplus import matrices, transforms
+from optax_muonplus.matrices import NOT_NEGATIVE, Kind, MatrixFunction, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import (
-    AdamW,
-    MatrixTransformation,
-    Momentum,
-    matrix_chain,
-    optimizer_of,
-)
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
+from optax_muonplus.transforms import Momentum, Rule
 
 
-@matrix_function
+@matrices.matrix_function
 class Aurora(MatrixFunction):
     r"""The polar factor of a matrix whose rows are scaled so that those of the factor are even.
 
@@ -59,16 +40,16 @@ class Aurora(MatrixFunction):
     """
 
     polar_factor: Orthogonalize = Orthogonalize((2.0, -1.5, 0.5), 12)
-    rounds: int = static(default=2)
+    rounds: int = matrices.static(default=2)
     damping: ArrayLike = 0.5
     norm_eps: ArrayLike = 1e-7
-    shape: tuple[int, int] | None = static(default=None)
+    shape: tuple[int, int] | None = matrices.static(default=None)
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is out of range, and for traced ``rounds``."""
-        check_number("damping", self.damping, Kind("in (0, 1]", lambda x: 0 < x <= 1))
-        check_number("norm_eps", self.norm_eps, NOT_NEGATIVE)
-        if known_count("rounds", self.rounds, at_most=100) is None:
+        matrices.check_number("damping", self.damping, Kind("in (0, 1]", lambda x: 0 < x <= 1))
+        matrices.check_number("norm_eps", self.norm_eps, NOT_NEGATIVE)
+        if matrices.known_count("rounds", self.rounds, at_most=100) is None:
             raise ValueError(
                 "rounds is traced, but it is a choice of the program: pass a Python int. Under"
                 " optax.inject_hyperparams add it to static_args=('rounds',)."
@@ -80,14 +61,16 @@ class Aurora(MatrixFunction):
         if m == n:
             return self.polar_factor(x)
         axis = -1 if m > n else -2
-        y, power = scale_by_pow2(upcast_for_sum(x))
-        tiny, eps = jnp.finfo(power.dtype).tiny, as_real(self.norm_eps, power.dtype)
+        y, power = matrices.scale_by_pow2(matrices.upcast_for_sum(x))
+        tiny, eps = jnp.finfo(power.dtype).tiny, matrices.as_real(self.norm_eps, power.dtype)
         # Matrices are scaled, not D: rows of zeros then stay zeros, however large D would grow.
-        y = y / jnp.maximum(root(sum_of_squares(y, (axis,))), jnp.maximum(eps / power, tiny))
+        size = matrices.root(matrices.sum_of_squares(y, (axis,)))
+        y = y / jnp.maximum(size, jnp.maximum(eps / power, tiny))
         factor = self.polar_factor(y)
         for _ in range(self.rounds - 1):
-            squares = jnp.maximum(sum_of_squares(factor, (axis,)), jnp.maximum(eps * eps, tiny))
-            y = y / squares ** as_real(self.damping, power.dtype)
+            squares = matrices.sum_of_squares(factor, (axis,))
+            squares = jnp.maximum(squares, jnp.maximum(eps * eps, tiny))
+            y = y / squares ** matrices.as_real(self.damping, power.dtype)
             factor = self.polar_factor(y)
         return factor.astype(x.dtype)
 
@@ -109,35 +92,23 @@ def scale_by_aurora(
     momentum: Momentum = Momentum(),
     factor: Aurora = Aurora(),
     scale: ScaleByShape = ScaleByShape("max"),
-) -> MatrixTransformation:
+) -> transforms.MatrixTransformation:
     """The matrix part of Aurora: a momentum, its even polar factor, and the factor by shape.
 
     The state is Muon's. By default the products are those of 2 polar factors of 12 steps in place
     of one of 5; of square matrices, of one. This follows the code. The paper's algorithm 3 starts
     each round at the last factor, and the paper has it for the MLP's up and gate matrices only.
     """
-    return matrix_chain(momentum, factor, scale)
+    return transforms.matrix_chain(momentum, factor, scale)
 
 
-@suggest_argument_names(scale_by_aurora)
+@transforms.takes_options
 def aurora(
-    learning_rate: optax.ScalarOrSchedule,
-    link: MatrixTransformation = scale_by_aurora(),
-    weight_decay: optax.ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
-    *,
-    adamw: AdamW = AdamW(),
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
+    learning_rate: optax.ScalarOrSchedule, link: Rule = scale_by_aurora(), **where: Any
 ) -> optax.GradientTransformationExtraArgs:
     """Aurora on the matrices, AdamW on everything else.
 
-    ``link`` is the rule for matrices with its options, and all other arguments are as in
-    :func:`optax_muonplus.muonplus`. The learning rate is 0.05 in the code, with weight decay 0.025.
+    The learning rate is 0.05 in the code, with weight decay 0.025.
     """
-    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
-    return optimizer_of(
-        link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding, scale_by_aurora
-    )
+    transforms.check_rule(link, scale_by_aurora)
+    return transforms.optimizer(link, learning_rate, **where)

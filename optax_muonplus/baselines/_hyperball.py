@@ -14,29 +14,17 @@ import jax.core
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus.extras.argument_names import suggest_argument_names
-from optax_muonplus.frame import DimensionNumbersTree, LeafInfo, MatrixLayout
-from optax_muonplus.matrices import as_real, divide_by_pow2, root, sum_of_squares, upcast_for_sum
+from optax_muonplus import matrices, transforms
+from optax_muonplus.baselines._sizes import divided, matrix_norm
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import (
-    AdamW,
-    Link,
-    MatrixTransformation,
-    Momentum,
-    check_rule,
-    map_blocks,
-    matrix_chain,
-    partition_with_adamw,
-    scale_by_learning_rate,
-)
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
+from optax_muonplus.transforms import LeafInfo, MatrixLayout, Momentum, Rule
 
 
 def scale_by_muon(
     momentum: Momentum = Momentum(), polar_factor: Orthogonalize = Orthogonalize()
-) -> MatrixTransformation:
+) -> transforms.MatrixTransformation:
     """The matrix part of Muon without its factor by shape, of which Hyperball sees nothing."""
-    return matrix_chain(momentum, polar_factor)
+    return transforms.matrix_chain(momentum, polar_factor)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,18 +52,18 @@ class Hyperball:
 
     def __post_init__(self) -> None:
         """Raises ValueError unless the rate is a number, not negative, or a schedule."""
-        scale_by_learning_rate(self.learning_rate)
+        transforms.scale_by_learning_rate(self.learning_rate)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> optax.OptState:
         """Returns the state of the learning rate."""
-        norms = jax.tree.leaves(map_blocks(_norm, leaves, params))
+        norms = jax.tree.leaves(transforms.map_blocks(matrix_norm, leaves, params))
         for leaf, norm in zip(leaves, norms, strict=True):
             if not isinstance(norm, jax.core.Tracer) and not jnp.all(norm > 0):
                 raise ValueError(
                     f"{leaf.name} has a matrix of zeros, and Hyperball keeps norms. Give it random"
                     " initial values, or leave it to AdamW by muon_weight_dimension_numbers."
                 )
-        return scale_by_learning_rate(self.learning_rate).init(params)
+        return transforms.scale_by_learning_rate(self.learning_rate).init(params)
 
     def update(
         self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
@@ -83,51 +71,32 @@ class Hyperball:
         """Returns the updates and the new state."""
         if params is None:
             raise ValueError("Hyperball needs the parameters: call update(grads, state, params).")
-        rate = scale_by_learning_rate(self.learning_rate)
+        rate = transforms.scale_by_learning_rate(self.learning_rate)
         downhill, state = rate.update(jnp.ones([]), state)
-        return map_blocks(functools.partial(_step, downhill), leaves, updates, params), state
-
-
-def _norm(layout: MatrixLayout, x: jax.Array) -> jax.Array:
-    """Returns the Frobenius norm of each matrix of a block."""
-    return root(sum_of_squares(x, (*layout.output_axes, *layout.reduction_axes)))
+        step = functools.partial(_step, downhill)
+        return transforms.map_blocks(step, leaves, updates, params), state
 
 
 def _step(downhill: Any, layout: MatrixLayout, u: jax.Array, w: jax.Array) -> jax.Array:
     """Returns what is added to a block ``w``; ``downhill`` is the negative learning rate."""
-    u, w = upcast_for_sum(u), upcast_for_sum(w)
+    u, w = matrices.upcast_for_sum(u), matrices.upcast_for_sum(w)
     # The rule sees no size of u; squares of large numbers would overflow.
     axes = (*layout.output_axes, *layout.reduction_axes)
-    u, _ = divide_by_pow2(u, jnp.max(jnp.abs(u), axis=axes, keepdims=True))
-    radius = _norm(layout, w)
-    v = w + as_real(downhill, radius.dtype) * _over(radius, _norm(layout, u)) * u
-    return _over(radius, _norm(layout, v)) * v - w
+    u, _ = matrices.divide_by_pow2(u, jnp.max(jnp.abs(u), axis=axes, keepdims=True))
+    radius = matrix_norm(layout, w)
+    v = w + matrices.as_real(downhill, radius.dtype) * divided(radius, matrix_norm(layout, u)) * u
+    return divided(radius, matrix_norm(layout, v)) * v - w
 
 
-def _over(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns ``x / y``, and zero where ``y`` is zero."""
-    return jnp.where(y > 0, x / jnp.where(y > 0, y, 1), 0)
-
-
-@suggest_argument_names(scale_by_muon)
+@transforms.takes_options(without=("weight_decay", "weight_decay_mask"))
 def hyperball(
-    learning_rate: optax.ScalarOrSchedule,
-    link: Link | MatrixTransformation = scale_by_muon(),
-    *,
-    adamw: AdamW = AdamW(),
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
+    learning_rate: optax.ScalarOrSchedule, link: Rule = scale_by_muon(), **where: Any
 ) -> optax.GradientTransformationExtraArgs:
     """Hyperball around a rule on the matrices, AdamW on everything else.
 
-    ``link`` is the rule: Muon makes it MuonH, ``NorMuon()`` NorMuonH. All other arguments are as in
-    :func:`optax_muonplus.muonplus`; the matrices have no weight decay, and ``adamw`` has the
-    learning rate of the matrices unless it is given another. marin's code has AdamH for the head,
-    which has AdamW here.
+    ``link`` is the rule: Muon makes it MuonH, ``NorMuon()`` NorMuonH. The matrices have no weight
+    decay. marin's code has AdamH for the head, which has AdamW here.
     """
-    check_rule(link, scale_by_muon, needs_polar_factor=False)
-    chain = matrix_chain(link, Hyperball(learning_rate))
-    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
-    return partition_with_adamw(chain, adamw, dims, sharding)
+    transforms.check_rule(link, scale_by_muon, needs_polar_factor=False)
+    chain = transforms.matrix_chain(link, Hyperball(learning_rate))
+    return transforms.optimizer(chain, learning_rate, **where)

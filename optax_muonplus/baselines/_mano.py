@@ -15,15 +15,10 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.extras.argument_names import suggest_argument_names
-from optax_muonplus.frame import DimensionNumbersTree, LeafInfo, MatrixLayout
-from optax_muonplus.matrices import as_real, divide_by_pow2, root, sum_of_squares, upcast_for_sum
-from optax_muonplus.method import NOT_NEGATIVE, check_number
-from optax_muonplus.transforms import AdamW, Momentum, map_blocks, optimizer_of
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
-
-EPS = 1e-8  # of the code
-RMS = 0.2  # of an update, about that of AdamW's
+from optax_muonplus import matrices, transforms
+from optax_muonplus.baselines._sizes import RMS, divided
+from optax_muonplus.matrices import NOT_NEGATIVE
+from optax_muonplus.transforms import LeafInfo, MatrixLayout, Momentum, Rule
 
 
 class ManoState(NamedTuple):
@@ -57,16 +52,16 @@ class Mano:
     :math:`1 / \epsilon`.
 
     Attributes:
-      eps: the least norm that divides.
-      momentum: without bias correction; without Nesterov, as in the code.
+      eps: the least norm that divides, as in the code.
+      momentum: the momentum, without bias correction; without Nesterov, as in the code.
     """
 
-    eps: ArrayLike = EPS
+    eps: ArrayLike = 1e-8
     momentum: Momentum = Momentum(nesterov=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError for an epsilon out of range."""
-        check_number("eps", self.eps, NOT_NEGATIVE)
+        matrices.check_number("eps", self.eps, NOT_NEGATIVE)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> ManoState:
         """Returns the state before the first update."""
@@ -78,17 +73,17 @@ class Mano:
     ) -> tuple[optax.Updates, ManoState]:
         """Returns the updates and the new state."""
         if params is None:
-            raise ValueError(
-                "Mano needs the parameters: call update(grads, state, params) with them."
-            )
+            raise ValueError("Mano needs the parameters: call update(grads, state, params).")
         moments, mu = self.momentum.update(updates, state.momentum)
         # The rule's own sum is larger than the mean by 1 / (1 - beta); only eps sees that.
-        guard = upcast_for_sum(self.eps) * (1 - upcast_for_sum(self.momentum.beta))
+        share = 1 - matrices.upcast_for_sum(self.momentum.beta)
+        guard = matrices.upcast_for_sum(self.eps) * share
 
         def tangent(by_rows: bool) -> Any:
             step = functools.partial(_tangent_step, by_rows, self.eps, guard)
+            made = transforms.map_blocks(step, leaves, moments, params)
             # What leaves the branches is written to memory, in the dtype of the gradients.
-            return optax.tree.cast_like(map_blocks(step, leaves, moments, params), updates)
+            return optax.tree.cast_like(made, updates)
 
         by_rows = state.count % 2 == 1
         directions = jax.lax.cond(by_rows, lambda: tangent(True), lambda: tangent(False))
@@ -104,44 +99,32 @@ def _tangent_step(
     w: jax.Array,
 ) -> jax.Array:
     """Returns the step that :func:`mano` states; ``guard`` is ``eps`` in the units of ``g``."""
-    g, w = upcast_for_sum(g), upcast_for_sum(w)
+    g, w = matrices.upcast_for_sum(g), matrices.upcast_for_sum(w)
     _, m, n = layout.matrix_shape(g.shape)
     axes, size = (layout.reduction_axes, n) if by_rows else (layout.output_axes, m)
     # The rule sees no size but that of eps; squares of large numbers would overflow.
-    g, power = divide_by_pow2(g, jnp.max(jnp.abs(g), axis=axes, keepdims=True))
+    g, power = matrices.divide_by_pow2(g, jnp.max(jnp.abs(g), axis=axes, keepdims=True))
     unit = _over_norm(w, axes, eps)
     inner = jnp.sum(jnp.real(g * unit.conj()), axis=axes, keepdims=True)
     t = g - inner * unit
-    least = as_real(guard, power.dtype) / power
+    least = matrices.as_real(guard, power.dtype) / power
     return RMS * math.sqrt(size) * _over_norm(t, axes, least)
 
 
 def _over_norm(x: jax.Array, axes: tuple[int, ...], least: ArrayLike) -> jax.Array:
     """Returns ``x / max(norm, least)``, with norms over ``axes``; zero where both are."""
-    squares = sum_of_squares(x, axes)
-    size = jnp.maximum(root(squares), as_real(least, squares.dtype))
-    return jnp.where(size > 0, x / jnp.where(size > 0, size, 1), 0)
+    squares = matrices.sum_of_squares(x, axes)
+    size = jnp.maximum(matrices.root(squares), matrices.as_real(least, squares.dtype))
+    return divided(x, size)
 
 
-@suggest_argument_names(Mano)
+@transforms.takes_options
 def mano(
-    learning_rate: optax.ScalarOrSchedule,
-    link: Mano = Mano(),
-    weight_decay: optax.ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
-    *,
-    adamw: AdamW = AdamW(),
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
+    learning_rate: optax.ScalarOrSchedule, link: Rule = Mano(), **where: Any
 ) -> optax.GradientTransformationExtraArgs:
     """Mano on the matrices, AdamW on everything else.
 
-    ``link`` is the rule for matrices with its options, and all other arguments are as in
-    :func:`optax_muonplus.muonplus`. The learning rate is 1e-3 in the code, with weight decay 0.1.
+    The learning rate is 1e-3 in the code, with weight decay 0.1.
     """
-    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
-    return optimizer_of(
-        link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding, Mano
-    )
+    transforms.check_rule(link, Mano)
+    return transforms.optimizer(link, learning_rate, **where)

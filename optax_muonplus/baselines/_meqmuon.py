@@ -11,30 +11,15 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.baselines._normalized_momentum import RMS, NormalizedMomentum, over, rms_along
-from optax_muonplus.extras.argument_names import suggest_argument_names
-from optax_muonplus.frame import DimensionNumbersTree
-from optax_muonplus.matrices import (
-    MatrixFunction,
-    as_real,
-    matrix_function,
-    rows_vary_more,
-    static,
-    upcast_for_sum,
-)
-from optax_muonplus.method import POSITIVE, check_number
+from optax_muonplus import matrices, transforms
+from optax_muonplus.baselines._normalized_momentum import LEAST, NormalizedMomentum, rms_along
+from optax_muonplus.baselines._sizes import RMS, divided
+from optax_muonplus.matrices import POSITIVE, MatrixFunction
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import (
-    AdamW,
-    MatrixTransformation,
-    Momentum,
-    matrix_chain,
-    optimizer_of,
-)
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
+from optax_muonplus.transforms import AdamW, Momentum, Rule
 
 
-@matrix_function
+@matrices.matrix_function
 class Equilibrate(MatrixFunction):
     r"""Gives all rows, or all columns, one root mean square: the side that varies more.
 
@@ -50,18 +35,18 @@ class Equilibrate(MatrixFunction):
     """
 
     rms: ArrayLike = RMS
-    shape: tuple[int, int] | None = static(default=None)
+    shape: tuple[int, int] | None = matrices.static(default=None)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a size that is not positive and finite."""
-        check_number("rms", self.rms, POSITIVE)
+        matrices.check_number("rms", self.rms, POSITIVE)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Equilibrates every matrix."""
-        y = upcast_for_sum(x)
+        y = matrices.upcast_for_sum(x)
         m, n = self.shape or x.shape[-2:]
-        sizes = jnp.where(rows_vary_more(y), rms_along(y, -1, n), rms_along(y, -2, m))
-        return (as_real(self.rms, sizes.dtype) * over(y, sizes)).astype(x.dtype)
+        sizes = jnp.where(matrices.rows_vary_more(y), rms_along(y, -1, n), rms_along(y, -2, m))
+        return (matrices.as_real(self.rms, sizes.dtype) * divided(y, sizes, LEAST)).astype(x.dtype)
 
     def padded(self, shape: tuple[int, int]) -> MatrixFunction:
         """Returns the function with the numbers of rows and columns of ``shape``."""
@@ -77,42 +62,30 @@ def scale_by_meqmuon(
     momentum: Momentum = Momentum(),
     polar_factor: Orthogonalize = Orthogonalize(),
     equilibrate: Equilibrate = Equilibrate(),
-) -> MatrixTransformation:
+) -> transforms.MatrixTransformation:
     """The matrix part of MeqMuon. State and products are Muon's."""
-    return matrix_chain(momentum, polar_factor, equilibrate)
+    return transforms.matrix_chain(momentum, polar_factor, equilibrate)
 
 
-@suggest_argument_names(scale_by_meqmuon)
+@transforms.takes_options(without=("adamw",))
 def meqmuon(
     learning_rate: optax.ScalarOrSchedule,
-    link: MatrixTransformation = scale_by_meqmuon(),
+    link: Rule = scale_by_meqmuon(),
     weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     *,
     others: NormalizedMomentum | AdamW = NormalizedMomentum(),
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
+    **where: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """MeqMuon on the matrices, normalized momentum, or AdamW, on everything else.
 
-    ``link`` is the rule for matrices with its options, and all other arguments are as in
-    :func:`optax_muonplus.muonplus`. The paper has weight decay 0.1 on all parameters, and names no
-    learning rate. Three things differ from it: which side of a table the rows are, see
+    ``others`` has the place of ``adamw``. The paper has weight decay 0.1 on all parameters, and
+    names no learning rate. Three things differ from it: which side of a table the rows are, see
     :class:`NormalizedMomentum`; biases of heads, which are vectors by head; and the state of the
     other parameters is labelled ``"adam"``, as in every optimizer here.
     """
+    transforms.check_rule(link, scale_by_meqmuon)
     if isinstance(others, NormalizedMomentum) and others.weight_decay is None:
         others = dataclasses.replace(others, weight_decay=weight_decay)
-    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
-    return optimizer_of(
-        link,
-        learning_rate,
-        weight_decay,
-        weight_decay_mask,
-        others,
-        dims,
-        sharding,
-        scale_by_meqmuon,
-    )
+    where |= {"weight_decay_mask": weight_decay_mask, "adamw": others}
+    return transforms.optimizer(link, learning_rate, weight_decay, **where)

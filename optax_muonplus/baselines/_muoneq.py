@@ -11,37 +11,17 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.extras.argument_names import suggest_argument_names
-from optax_muonplus.frame import DimensionNumbersTree
-from optax_muonplus.matrices import (
-    MatrixFunction,
-    ScaleByShape,
-    as_real,
-    divide_by_pow2,
-    matrix_function,
-    static,
-    sum_of_squares,
-    upcast_for_sum,
-)
-from optax_muonplus.method import NOT_NEGATIVE, check_number, check_word
+from optax_muonplus import matrices, transforms
+from optax_muonplus.matrices import NOT_NEGATIVE, MatrixFunction, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import (
-    AdamW,
-    MatrixTransformation,
-    Momentum,
-    matrix_chain,
-    optimizer_of,
-)
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
+from optax_muonplus.transforms import Momentum, Rule
 
 Sides = Literal["row", "col", "both"]
 _AXES: dict[Sides, tuple[int, ...]] = {"row": (-1,), "col": (-2,), "both": (-1, -2)}
 _TRANSPOSED: dict[Sides, Sides] = {"row": "col", "col": "row", "both": "both"}
-# 1e-8 in the code, whose momentum is the sum of gradients: the mean by 0.95 has 1 / 20 of it.
-EPS = 1e-8 * 0.05**2
 
 
-@matrix_function
+@matrices.matrix_function
 class Balance(MatrixFunction):
     r"""Divides rows, columns, or both at once, by their norms before.
 
@@ -59,21 +39,23 @@ class Balance(MatrixFunction):
       norm_eps: :math:`\epsilon`, in units of a squared norm of the momentum, which is a mean here.
     """
 
-    sides: Sides = static(default="row")
-    norm_eps: ArrayLike = EPS
+    sides: Sides = matrices.static(default="row")
+    # 1e-8 in the code, whose momentum is the sum of gradients: the mean by 0.95 has 1 / 20 of it.
+    norm_eps: ArrayLike = 1e-8 * 0.05**2
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown side, or an epsilon that is negative or not finite."""
-        check_word("sides", self.sides, get_args(Sides))
-        check_number("norm_eps", self.norm_eps, NOT_NEGATIVE)
+        matrices.check_word("sides", self.sides, get_args(Sides))
+        matrices.check_number("norm_eps", self.norm_eps, NOT_NEGATIVE)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Balances every matrix."""
-        y = upcast_for_sum(x)
+        y = matrices.upcast_for_sum(x)
         # Squares of large numbers overflow; those of small ones vanish against norm_eps.
-        y, power = divide_by_pow2(y, jnp.max(jnp.abs(y), axis=(-2, -1), keepdims=True, initial=1))
-        eps = as_real(self.norm_eps, power.dtype) / power / power
-        squares = [sum_of_squares(y, (axis,)) + eps for axis in _AXES[self.sides]]
+        largest = jnp.max(jnp.abs(y), axis=(-2, -1), keepdims=True, initial=1)
+        y, power = matrices.divide_by_pow2(y, largest)
+        eps = matrices.as_real(self.norm_eps, power.dtype) / power / power
+        squares = [matrices.sum_of_squares(y, (axis,)) + eps for axis in _AXES[self.sides]]
         for size in squares:
             # rsqrt(0) would be infinite for a zero row with norm_eps=0.
             y = y * jnp.where(size > 0, 1 / jnp.sqrt(jnp.where(size > 0, size, 1)), 0)
@@ -94,35 +76,22 @@ def scale_by_muoneq(
     balance: Balance = Balance(),
     polar_factor: Orthogonalize = Orthogonalize(),
     scale: ScaleByShape = ScaleByShape(consistent_rms=0.2),
-) -> MatrixTransformation:
+) -> transforms.MatrixTransformation:
     """The matrix part of MuonEq: Muon+ with its links in another order.
 
     State and products are Muon's. The code can begin with ``"both"`` and go on with ``"row"``; here
     one of them holds for all steps.
     """
-    return matrix_chain(momentum, balance, polar_factor, scale)
+    return transforms.matrix_chain(momentum, balance, polar_factor, scale)
 
 
-@suggest_argument_names(scale_by_muoneq)
+@transforms.takes_options
 def muoneq(
-    learning_rate: optax.ScalarOrSchedule,
-    link: MatrixTransformation = scale_by_muoneq(),
-    weight_decay: optax.ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
-    *,
-    adamw: AdamW = AdamW(),
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
+    learning_rate: optax.ScalarOrSchedule, link: Rule = scale_by_muoneq(), **where: Any
 ) -> optax.GradientTransformationExtraArgs:
     """MuonEq on the matrices, AdamW on everything else.
 
-    ``link`` is the rule for matrices with its options, and all other arguments are as in
-    :func:`optax_muonplus.muonplus`. The learning rate is 1e-3 in the code, with weight decay 0.1
-    and both decays of AdamW 0.95.
+    The learning rate is 1e-3 in the code, with weight decay 0.1 and both decays of AdamW 0.95.
     """
-    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
-    return optimizer_of(
-        link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding, scale_by_muoneq
-    )
+    transforms.check_rule(link, scale_by_muoneq)
+    return transforms.optimizer(link, learning_rate, **where)

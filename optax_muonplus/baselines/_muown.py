@@ -12,23 +12,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus.extras.argument_names import suggest_argument_names
-from optax_muonplus.frame import DimensionNumbersTree, LeafInfo, MatrixLayout
-from optax_muonplus.matrices import ScaleByShape, root, sum_of_squares, upcast_for_sum
-from optax_muonplus.method import check_decay
+from optax_muonplus import matrices, transforms
+from optax_muonplus.baselines._sizes import RMS
+from optax_muonplus.matrices import ScaleByShape
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import (
-    AdamW,
-    Momentum,
-    Steps,
-    add_decayed_weights,
-    check_rule,
-    map_blocks,
-    matrix_chain,
-    partition_with_adamw,
-    scale_by_learning_rate,
-)
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
+from optax_muonplus.transforms import LeafInfo, MatrixLayout, Momentum
 
 # Decays and epsilon, of all codes. What stands within the root changes no number beside them, and
 # makes the derivative by a row of zeros a number.
@@ -81,24 +69,26 @@ class Muown:
     Attributes:
       learning_rate: number or schedule, of g and V; it takes the place of a link.
       weight_decay: number or schedule, of g.
-      momentum: without bias correction.
-      polar_factor: of the momentum.
+      momentum: the momentum, without bias correction.
+      polar_factor: the polar factor of the momentum.
+      run: how functions are applied to matrices, which a chain sets.
     """
 
     learning_rate: optax.ScalarOrSchedule = 1e-3
     weight_decay: optax.ScalarOrSchedule = 0.0
     momentum: Momentum = Momentum()
     polar_factor: Orthogonalize = Orthogonalize()
+    run: transforms.Run | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError unless rate and decay are numbers, not negative, or schedules."""
-        self._links()
-        check_decay("weight_decay", self.weight_decay, self.learning_rate)
+        decay = transforms.add_decayed_weights(self.weight_decay)
+        transforms.matrix_chain(decay, transforms.scale_by_learning_rate(self.learning_rate))
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> MuownState:
         """Returns the state before the first update."""
         polar_step, adam, rate = self._links()
-        size = map_blocks(_row_norms, leaves, params)
+        size = transforms.map_blocks(_row_norms, leaves, params)
         length = jax.tree.map(jnp.copy, size)  # one array in two places could not be donated
         momentum, _ = polar_step.init(params, leaves)
         return MuownState(momentum, size, length, adam.init(size), rate.init(size))
@@ -111,31 +101,34 @@ class Muown:
             raise ValueError("Muown needs the parameters: call update(grads, state, params).")
         polar_step, adam, rate = self._links()
         rows = state.magnitude, state.length
-        slopes, grads = map_blocks(_gradients, leaves, updates, params, *rows, n_results=2)
+        slopes, grads = transforms.map_blocks(
+            _gradients, leaves, updates, params, *rows, n_results=2
+        )
         old = state.momentum, optax.EmptyState()
         turns, (momentum, _) = polar_step.update(grads, old, params, leaves)
         gains, of_adam = adam.update(slopes, state.adam, state.magnitude)
         (turns, gains), of_rate = rate.update((turns, gains), state.rate)
-        made, *rows = map_blocks(_step, leaves, params, turns, gains, *rows, n_results=3)
+        made, *rows = transforms.map_blocks(_step, leaves, params, turns, gains, *rows, n_results=3)
         return made, MuownState(momentum, *rows, of_adam, of_rate)
 
-    def _links(self) -> tuple[Steps, Any, Any]:
+    def _links(self) -> tuple[transforms.Steps, Any, Any]:
         """Returns the step of V and that of g at a learning rate of 1, and the rate."""
-        adam = optax.chain(optax.scale_by_adam(*ADAM), add_decayed_weights(self.weight_decay))
-        scale = ScaleByShape(consistent_rms=0.2)
-        polar_step = Steps.of(self.momentum, [self.polar_factor, scale], rounds=False)
-        return polar_step, adam, scale_by_learning_rate(self.learning_rate)
+        decay = transforms.add_decayed_weights(self.weight_decay)
+        adam = optax.chain(optax.scale_by_adam(*ADAM), decay)
+        functions = [self.polar_factor, ScaleByShape(consistent_rms=RMS)]
+        polar_step = transforms.Steps.of(self.momentum, functions, rounds=False, run=self.run)
+        return polar_step, adam, transforms.scale_by_learning_rate(self.learning_rate)
 
 
 def _row_norms(layout: MatrixLayout, x: jax.Array) -> jax.Array:
-    return jnp.maximum(root(sum_of_squares(x, layout.reduction_axes)), LEAST)
+    return jnp.maximum(matrices.root(matrices.sum_of_squares(x, layout.reduction_axes)), LEAST)
 
 
 def _gradients(
     layout: MatrixLayout, x: jax.Array, w: jax.Array, g: jax.Array, length: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the gradients of a block's sizes and directions; ``x`` is that of ``w``."""
-    x, unit = upcast_for_sum(x), upcast_for_sum(w) / g
+    x, unit = matrices.upcast_for_sum(x), matrices.upcast_for_sum(w) / g
     slope = jnp.sum(jnp.real(x * unit.conj()), axis=layout.reduction_axes, keepdims=True)
     return slope, g / length * (x - slope * unit)
 
@@ -144,37 +137,26 @@ def _step(
     layout: MatrixLayout, w: jax.Array, turn: jax.Array, gain: jax.Array, *rows: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns what is added to a block ``w``, and its new sizes and lengths of directions."""
-    (g, length), w = rows, upcast_for_sum(w)
+    (g, length), w = rows, matrices.upcast_for_sum(w)
     v = w / g * length + turn
     length, g = _row_norms(layout, v), g + gain
     g = jnp.where(jnp.abs(g) < LEAST, LEAST, g)  # Adam may take it through zero
     return v * (g / length) - w, g, length
 
 
-@suggest_argument_names(Muown)
+@transforms.takes_options(without=("weight_decay_mask",))
 def muown(
-    learning_rate: optax.ScalarOrSchedule,
-    link: Muown = Muown(),
-    weight_decay: optax.ScalarOrSchedule = 0.0,
-    *,
-    adamw: AdamW = AdamW(),
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
+    learning_rate: optax.ScalarOrSchedule, link: Muown = Muown(), **where: Any
 ) -> optax.GradientTransformationExtraArgs:
     """Muown on the matrices, AdamW on everything else.
 
-    ``link`` is the rule for matrices with its options, which gets this learning rate and decay; the
-    decay has no mask. All other arguments are as in :func:`optax_muonplus.muonplus`. The learning
-    rate is of the order of AdamW's, 1e-3 in the code.
+    ``link`` is the rule, which gets this learning rate and decay; the decay has no mask. The
+    learning rate is of the order of AdamW's, 1e-3 in the code.
     """
     if not isinstance(link, Muown):
-        check_rule(link, Muown)
+        transforms.check_rule(link, Muown)
         raise ValueError(
             "muown takes its own rule only, link=Muown(...), which it gives its learning rate and"
             f" decay; got {type(link).__name__}."
         )
-    link = dataclasses.replace(link, learning_rate=learning_rate, weight_decay=weight_decay)
-    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
-    return partition_with_adamw(matrix_chain(link), adamw, dims, sharding)
+    return transforms.optimizer(link, learning_rate, **where)

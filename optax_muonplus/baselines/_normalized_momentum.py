@@ -11,12 +11,10 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.frame import flatten_tree
-from optax_muonplus.matrices import as_real, root, sum_of_squares, upcast_for_sum
-from optax_muonplus.method import DECAY, POSITIVE, check_number, check_rate
-from optax_muonplus.transforms import add_decayed_weights
+from optax_muonplus import matrices, transforms
+from optax_muonplus.baselines._sizes import RMS, divided
+from optax_muonplus.matrices import DECAY, POSITIVE
 
-RMS = 0.2  # of an update, about that of AdamW's
 LEAST = 1e-7  # a row or column whose root mean square is not above it counts as zero
 _VECTOR = re.compile("(?i)(bias|scale|offset|gain|gamma|beta)$")
 
@@ -45,23 +43,27 @@ class NormalizedMomentum:
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is out of range."""
-        check_number("beta", self.beta, DECAY)
-        check_number("rms", self.rms, POSITIVE)
-        for name in ("learning_rate", "weight_decay"):
-            if getattr(self, name) is not None:
-                check_rate(name, getattr(self, name))
+        matrices.check_number("beta", self.beta, DECAY)
+        matrices.check_number("rms", self.rms, POSITIVE)
+        if self.learning_rate is not None:
+            transforms.scale_by_learning_rate(self.learning_rate)
+        self._decay()
 
     def transformation(self) -> optax.GradientTransformation:
         """Returns the chain, for a learning rate that is given."""
         return optax.chain(
             optax.trace(self.beta),
             optax.stateless(lambda updates, _: self._normalized(updates)),
-            add_decayed_weights(0.0 if self.weight_decay is None else self.weight_decay),
+            self._decay(),
             optax.scale_by_learning_rate(self.learning_rate),
         )
 
+    def _decay(self) -> optax.GradientTransformation:
+        decay = 0.0 if self.weight_decay is None else self.weight_decay
+        return transforms.add_decayed_weights(decay)
+
     def _normalized(self, updates: optax.Updates) -> optax.Updates:
-        paths, leaves, unflatten = flatten_tree(updates)
+        paths, leaves, unflatten = transforms.flatten_tree(updates)
         return unflatten(
             _normalized(x, self.rms, is_vector=x.ndim < 2 or bool(_VECTOR.search("/".join(path))))
             for path, x in zip(paths, leaves, strict=True)
@@ -70,20 +72,14 @@ class NormalizedMomentum:
 
 def _normalized(x: jax.Array, rms: ArrayLike, is_vector: bool) -> jax.Array:
     """Returns the update of a momentum: vectors along the last axis, or tables of the last two."""
-    y = upcast_for_sum(x).reshape(x.shape or (1,))
+    y = matrices.upcast_for_sum(x).reshape(x.shape or (1,))
     # Rows lie along the shorter axis, and come first.
     wide = not is_vector and x.shape[-2] < x.shape[-1]
     for axis in [-1] if is_vector else [-2, -1] if wide else [-1, -2]:
-        y = over(y, rms_along(y, axis, y.shape[axis]))
-    return (as_real(rms, jnp.finfo(y.dtype).dtype) * y).reshape(x.shape).astype(x.dtype)
+        y = divided(y, rms_along(y, axis, y.shape[axis]), LEAST)
+    return (matrices.as_real(rms, jnp.finfo(y.dtype).dtype) * y).reshape(x.shape).astype(x.dtype)
 
 
 def rms_along(x: jax.Array, axis: int, size: int) -> jax.Array:
     """Returns root mean squares along an axis, which remains with size 1, of ``size`` entries."""
-    return root(sum_of_squares(x, (axis,)) / size)
-
-
-def over(x: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Returns ``x / sizes``, and zero where they count as zero."""
-    counts = sizes > LEAST
-    return jnp.where(counts, x / jnp.where(counts, sizes, 1), 0)
+    return matrices.root(matrices.sum_of_squares(x, (axis,)) / size)

@@ -5,56 +5,29 @@ Source: Li et al., arXiv:2510.05491; its code, zichongli5/NorMuon @d45c9a4, ``no
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.extras.argument_names import suggest_argument_names
-from optax_muonplus.frame import DimensionNumbersTree, LeafInfo, MatrixLayout
-from optax_muonplus.matrices import (
-    ShapeScale,
-    as_real,
-    check_shape_scale,
-    root,
-    shape_factor,
-    sum_of_squares,
-    upcast_for_sum,
-)
-from optax_muonplus.method import DECAY, NOT_NEGATIVE, check_number, check_word
+from optax_muonplus import matrices, transforms
+from optax_muonplus.baselines._rescaled import Rescaled, RescaledState
+from optax_muonplus.baselines._sizes import RMS, matrix_norm
+from optax_muonplus.matrices import DECAY, NOT_NEGATIVE, ShapeScale
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import (
-    AdamW,
-    Momentum,
-    MomentumState,
-    Steps,
-    map_blocks,
-    optimizer_of,
-)
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
+from optax_muonplus.transforms import MatrixLayout, Momentum, Rule
 
 NorMuonRule = Literal["code", "paper"]
-EPS = 1e-10  # of the code, for roots and norms alike; below any row of a polar factor
 
 
-class NorMuonState(NamedTuple):
-    """State of :class:`NorMuon`.
-
-    Attributes:
-      momentum: :class:`optax_muonplus.transforms.MomentumState`, one buffer for each matrix.
-      nu: running mean of squares, one number for each row of each matrix: a parameter's shape with
-        its reduction axes of size 1, in float32 at least.
-    """
-
-    momentum: MomentumState
-    nu: optax.Updates
+class NorMuonState(RescaledState):
+    """State of :class:`NorMuon`: a momentum, and one number a row in float32 at least."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class NorMuon:
+class NorMuon(Rescaled):
     r"""Momentum, polar factor, and its rows over a running mean of their size.
 
     For each matrix of shape (m, n) = (out, in), with the polar factor :math:`O_t` of the momentum:
@@ -70,89 +43,67 @@ class NorMuon:
 
     Attributes:
       beta2: decay of the running mean, in [0, 1).
-      nu_eps: guards the division by its root.
+      nu_eps: added to its root, and to norms that divide; the code's is below any row of a polar
+        factor.
       rule: ``"code"`` keeps each matrix's Frobenius norm, and ``shape_scale`` follows; ``"paper"``
         gives every update the root mean square 0.2, and ``shape_scale`` has no effect.
       shape_scale: as in :func:`optax_muonplus.muonplus`.
-      momentum: without bias correction.
-      polar_factor: of the momentum.
+      momentum: the momentum, without bias correction.
+      polar_factor: the polar factor of the momentum.
+      run: how functions are applied to matrices, which a chain sets.
     """
 
     beta2: ArrayLike = 0.95
-    nu_eps: ArrayLike = EPS
+    nu_eps: ArrayLike = 1e-10
     rule: NorMuonRule = "code"
     shape_scale: ShapeScale = "max"
     momentum: Momentum = Momentum()
     polar_factor: Orthogonalize = Orthogonalize()
+    run: transforms.Run | None = None
+    state = NorMuonState
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is out of range or unknown."""
-        check_number("beta2", self.beta2, DECAY)
-        check_number("nu_eps", self.nu_eps, NOT_NEGATIVE)
-        check_word("rule", self.rule, get_args(NorMuonRule))
-        check_shape_scale(self.shape_scale)
-
-    def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> NorMuonState:
-        """Returns the state before the first update."""
-        mu, _ = self._polar_step.init(params, leaves)
-        return NorMuonState(mu, map_blocks(_row_zeros, leaves, params))
-
-    def update(
-        self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
-    ) -> tuple[optax.Updates, NorMuonState]:
-        """Returns the updates and the new state."""
-        mu, nu = state
-        old = mu, optax.EmptyState()
-        factors, (mu, _) = self._polar_step.update(updates, old, params, leaves)
-        updates, nu = map_blocks(self._rescaled, leaves, factors, nu, n_results=2)
-        return updates, NorMuonState(mu, nu)
+        matrices.check_number("beta2", self.beta2, DECAY)
+        matrices.check_number("nu_eps", self.nu_eps, NOT_NEGATIVE)
+        matrices.check_word("rule", self.rule, get_args(NorMuonRule))
+        matrices.check_shape_scale(self.shape_scale)
 
     @property
-    def _polar_step(self) -> Steps:
-        # Squares are of the polar factor before it is rounded to the dtype of the gradients.
-        return Steps.of(self.momentum, [self.polar_factor], rounds=False)
+    def polar_step(self) -> transforms.Steps:
+        """The momentum and its polar factor."""
+        return transforms.Steps.of(self.momentum, [self.polar_factor], rounds=False, run=self.run)
 
-    def _rescaled(
-        self, layout: MatrixLayout, o: jax.Array, v: jax.Array
+    def start(self, layout: MatrixLayout, w: jax.Array, mu: jax.Array) -> jax.Array:
+        """Returns a zero for each row, where the row lies."""
+        return jnp.zeros_like(matrices.sum_of_squares(w, layout.reduction_axes))
+
+    def rescaled(
+        self, layout: MatrixLayout, o: jax.Array, nu: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Returns a block of the update and of the next running mean."""
-        o = upcast_for_sum(o)
+        o = matrices.upcast_for_sum(o)
         _, m, n = layout.matrix_shape(o.shape)
-        both = (*layout.output_axes, *layout.reduction_axes)
-        decay, guard = as_real(self.beta2, v.dtype), as_real(self.nu_eps, v.dtype)
-        v = decay * v + (1 - decay) * sum_of_squares(o, layout.reduction_axes) / n
-        scaled = o / (root(v) + guard)
-        size = root(sum_of_squares(scaled, both))
+        decay, guard = (
+            matrices.as_real(self.beta2, nu.dtype),
+            matrices.as_real(self.nu_eps, nu.dtype),
+        )
+        nu = decay * nu + (1 - decay) * matrices.sum_of_squares(o, layout.reduction_axes) / n
+        scaled = o / (matrices.root(nu) + guard)
+        size = matrix_norm(layout, scaled) + guard
         if self.rule == "paper":
-            return scaled * (0.2 * math.sqrt(m * n) / (size + guard)), v
-        kept = root(sum_of_squares(o, both)) / (size + guard)
-        return scaled * (kept * shape_factor(m, n, self.shape_scale)), v
+            return scaled * (RMS * math.sqrt(m * n) / size), nu
+        kept = matrix_norm(layout, o) / size
+        return scaled * (kept * matrices.shape_factor(m, n, self.shape_scale)), nu
 
 
-def _row_zeros(layout: MatrixLayout, x: jax.Array) -> jax.Array:
-    """Returns a zero for each row, where the row lies."""
-    return jnp.zeros_like(sum_of_squares(x, layout.reduction_axes))
-
-
-@suggest_argument_names(NorMuon)
+@transforms.takes_options
 def normuon(
-    learning_rate: optax.ScalarOrSchedule,
-    link: NorMuon = NorMuon(),
-    weight_decay: optax.ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
-    *,
-    adamw: AdamW = AdamW(),
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
+    learning_rate: optax.ScalarOrSchedule, link: Rule = NorMuon(), **where: Any
 ) -> optax.GradientTransformationExtraArgs:
     """NorMuon on the matrices, AdamW on everything else.
 
-    ``link`` is the rule for matrices with its options, and all other arguments are as in
-    :func:`optax_muonplus.muonplus`. The learning rate is 0.02 in the code.
+    The learning rate is 0.02 in the code.
     """
-    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
-    return optimizer_of(
-        link, learning_rate, weight_decay, weight_decay_mask, adamw, dims, sharding, NorMuon
-    )
+    transforms.check_rule(link, NorMuon)
+    return transforms.optimizer(link, learning_rate, **where)

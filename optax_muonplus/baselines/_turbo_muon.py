@@ -7,25 +7,17 @@ from typing import Any
 
 import optax
 
-from optax_muonplus.extras.argument_names import suggest_argument_names
-from optax_muonplus.frame import DimensionNumbersTree
+from optax_muonplus import transforms
 from optax_muonplus.matrices import ScaleByShape
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import (
-    AdamW,
-    MatrixTransformation,
-    Momentum,
-    matrix_chain,
-    optimizer_of,
-)
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
+from optax_muonplus.transforms import Momentum, Rule
 
 
 def scale_by_turbo_muon(
     momentum: Momentum = Momentum(),
     polar_factor: Orthogonalize = Orthogonalize("turbo", 4, preconditioning="aol_out"),
     scale: ScaleByShape = ScaleByShape("max"),
-) -> MatrixTransformation:
+) -> transforms.MatrixTransformation:
     r"""The matrix part of Turbo-Muon.
 
     Before the iteration the shorter side of a matrix X is scaled, so that no singular value is
@@ -46,35 +38,16 @@ def scale_by_turbo_muon(
       polar_factor: ``"turbo"`` are the rows of the code, the last four of ``"dion"``.
       scale: the factor by shape.
     """
-    return matrix_chain(momentum, polar_factor, scale)
+    return transforms.matrix_chain(momentum, polar_factor, scale)
 
 
-@suggest_argument_names(scale_by_turbo_muon)
+@transforms.takes_options
 def turbo_muon(
-    learning_rate: optax.ScalarOrSchedule,
-    link: MatrixTransformation = scale_by_turbo_muon(),
-    weight_decay: optax.ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
-    *,
-    adamw: AdamW = AdamW(),
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
+    learning_rate: optax.ScalarOrSchedule, link: Rule = scale_by_turbo_muon(), **where: Any
 ) -> optax.GradientTransformationExtraArgs:
     """Turbo-Muon on the matrices, AdamW on everything else.
 
-    ``link`` is the rule for matrices with its options, and all other arguments are as in
-    :func:`optax_muonplus.muonplus`. The learning rate is 0.02 in the code.
+    The learning rate is 0.02 in the code.
     """
-    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
-    return optimizer_of(
-        link,
-        learning_rate,
-        weight_decay,
-        weight_decay_mask,
-        adamw,
-        dims,
-        sharding,
-        scale_by_turbo_muon,
-    )
+    transforms.check_rule(link, scale_by_turbo_muon)
+    return transforms.optimizer(link, learning_rate, **where)

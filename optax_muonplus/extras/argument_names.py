@@ -3,7 +3,6 @@
 :data:`NAMES` is the one table of them: messages are made of it, and so is the page on PyTorch.
 """
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -81,7 +80,7 @@ adam_b1 = two numbers here, adam_b1=0.9, adam_b2=0.95 | code: adamw_betas | dion
   adam_betas
 adam_eps | code: adamw_eps | jax: adam_epsilon
 adam_weight_decay | code: adamw_wd | jax: adamw_weight_decay
-beta2 = NorMuon has it, omp.baselines.normuon(rate, NorMuon(beta2=0.95)) | dion: muon_beta2
+beta2 = NorMuon has it, omp.baselines.normuon(rate, beta2=0.95) | dion: muon_beta2
 muon_weight_dimension_numbers = muon_weight_dimension_numbers=omp.per_head(head_size) makes each
   head a matrix | code: split_heads nheads | dion: num_heads | nvidia: split_qkv muon_split_qkv
 muon_weight_dimension_numbers = rules=[(pattern, omp.MatrixSpec(split_axis=..., split_sizes=...))]
@@ -121,83 +120,38 @@ _AROUND = {
 }
 
 
-def suggest_argument_names(rule: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Makes a decorator: an unknown keyword raises a TypeError that names our equivalent.
+def suggest_argument_names(function: Callable[P, T]) -> Callable[P, T]:
+    """Makes an unknown keyword of a function raise a TypeError that names our equivalent."""
+    names = inspect.signature(function).parameters
 
-    Args:
-      rule: what makes the argument ``link``, for the options that are in it.
-    """
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        check_argument_names(checked.__name__, kwargs, names)
+        return function(*args, **kwargs)
 
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        names = inspect.signature(function).parameters
-
-        @functools.wraps(function)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-            check_argument_names(checked.__name__, kwargs, names, rule)
-            return function(*args, **kwargs)
-
-        return checked
-
-    return decorate
+    return checked
 
 
-def check_argument_names(
-    function: str,
-    given: Iterable[str],
-    names: Mapping[str, inspect.Parameter],
-    rule: Callable[..., Any] | None = None,
-) -> None:
+def check_argument_names(function: str, given: Iterable[str], names: Iterable[str]) -> None:
     """Raises TypeError for a keyword that ``function``, which takes ``names``, does not have."""
     for name in given:
         if name not in names:
-            instead = _instead(name, names, rule)
-            raise TypeError(f"{function}() has no argument {name}{instead}")
+            raise TypeError(f"{function}() has no argument {name}{_instead(name, list(names))}")
 
 
-def _instead(given: str, names: Mapping[str, inspect.Parameter], rule: Any) -> str:
+def _instead(given: str, names: Sequence[str]) -> str:
     row = ALIASES.get(given, Name(given, "", {}))
     if row.here in names and not row.how:
         return f": it is called {row.here} here."
-    places = list(_places(given, row.here, names, rule))
-    if len(places) > 1:
-        return f": the rule's own is {places[0]}, and AdamW's {places[1]}."
-    if places:
-        where = places[0].partition("=")[0]
-        return f": it is in {where} here, as in {places[0]}."
-    how = row.how or ("" if given in names else _AROUND.get(row.here, ""))
+    if "others" in names and row.here.startswith("adam_"):
+        fields = ["b1", "b2"] if "betas" in given else [row.here.removeprefix("adam_")]
+        options = ", ".join(f"{x}=..." for x in fields)
+        return f": AdamW has it, as in others=omp.transforms.AdamW({options})."
+    how = row.how or _AROUND.get(row.here, "")
     if how:
         return f": {how}."
     near = did_you_mean(given, names, 0.75)
-    of_rule = " Options of the rule itself are in link." if "link" in names else ""
-    return f".{near}" if near else f": it has {', '.join(names)}.{of_rule}"
-
-
-def _places(
-    given: str, here: str, names: Mapping[str, inspect.Parameter], rule: Any
-) -> Iterator[str]:
-    """Yields where an optimizer that takes values has an option: in its link, and in AdamW."""
-    if "link" in names and rule is not None:
-        for name in dict.fromkeys((given, here)):
-            form = form_with(rule, name)
-            if form:
-                yield f"link={form}"
-                break
-    value = next((x for x in ("adamw", "others") if x in names), None)
-    if value and here.startswith("adam_"):
-        fields = ["b1", "b2"] if "betas" in given else [here.removeprefix("adam_")]
-        yield f"{value}=omp.transforms.AdamW({', '.join(f'{x}=...' for x in fields)})"
-
-
-def form_with(rule: Any, option: str) -> str:
-    """Shows how an option is passed to a rule, ``NorMuon(beta2=...)``; empty if it has none."""
-    options = options_of(rule)
-    if option in options and not dataclasses.is_dataclass(options[option]):
-        return f"{rule.__name__}({option}=...)"
-    for name, value in options.items():
-        fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-        if option in {x.name for x in fields}:
-            return f"{rule.__name__}({name}={type(value).__name__}({option}=...))"
-    return ""
+    return f".{near}" if near else f": it has {', '.join(names)}."
 
 
 def options_of(rule: Callable[..., Any]) -> dict[str, Any]:

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from optax_muonplus import run as _run
 from optax_muonplus.extras.former_names import former_names as _former_names
+from optax_muonplus.method import DECAY as DECAY
+from optax_muonplus.method import NOT_NEGATIVE as NOT_NEGATIVE
+from optax_muonplus.method import POSITIVE as POSITIVE
 from optax_muonplus.method import SUMMED_AXIS as SUMMED_AXIS
 from optax_muonplus.method import ArrayFunction as ArrayFunction
 from optax_muonplus.method import Composition as Composition
 from optax_muonplus.method import Elementwise as Elementwise
+from optax_muonplus.method import Kind as Kind
 from optax_muonplus.method import MatrixFunction as MatrixFunction
 from optax_muonplus.method import Norm as Norm
 from optax_muonplus.method import Normalize as Normalize
@@ -19,10 +23,15 @@ from optax_muonplus.method import ShapeScale as ShapeScale
 from optax_muonplus.method import Side as Side
 from optax_muonplus.method import accumulation_dtype as accumulation_dtype
 from optax_muonplus.method import as_real as as_real
+from optax_muonplus.method import check_flag as check_flag
+from optax_muonplus.method import check_matrices as check_matrices
+from optax_muonplus.method import check_number as check_number
 from optax_muonplus.method import check_shape_scale as check_shape_scale
+from optax_muonplus.method import check_word as check_word
 from optax_muonplus.method import compose as compose
 from optax_muonplus.method import divide_by_pow2 as divide_by_pow2
 from optax_muonplus.method import for_layout as for_layout
+from optax_muonplus.method import known_count as known_count
 from optax_muonplus.method import match_frobenius_norm as match_frobenius_norm
 from optax_muonplus.method import matrix_function as matrix_function
 from optax_muonplus.method import narrowed as narrowed

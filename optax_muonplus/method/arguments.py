@@ -24,10 +24,15 @@ _SHORT = {"bf16": "bfloat16", "half": "float16"} | {
 
 
 class Kind(NamedTuple):
-    """What a number must be."""
+    """What a number must be.
 
-    words: str  # as messages say it, after "must be"
-    holds: Callable[[float], bool]  # whether a finite number is of this kind
+    Attributes:
+      words: the kind as messages say it, after "must be".
+      holds: whether a finite number is of this kind.
+    """
+
+    words: str
+    holds: Callable[[float], bool]
 
 
 NOT_NEGATIVE = Kind("a finite number, not negative", lambda x: x >= 0)

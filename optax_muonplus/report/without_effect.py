@@ -52,7 +52,8 @@ def all_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     and ValueError where it does.
     """
     check_argument_names("describe", given, inspect.signature(muonplus).parameters)
-    muonplus(**{"learning_rate": 0.0, **given})  # refuses what it would refuse
+    arguments: dict[str, Any] = {"learning_rate": 0.0, **given}
+    muonplus(**arguments)  # refuses what it would refuse
     return {**_defaults(), **given}
 
 

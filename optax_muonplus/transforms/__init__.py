@@ -2,6 +2,8 @@
 
 from optax_muonplus.frame import LeafInfo as LeafInfo
 from optax_muonplus.frame import MatrixLayout as MatrixLayout
+from optax_muonplus.frame import flatten_tree as flatten_tree
+from optax_muonplus.transforms._apply import Run as Run
 from optax_muonplus.transforms._apply import plainly as plainly
 from optax_muonplus.transforms._bfloat16 import RemaindersState as RemaindersState
 from optax_muonplus.transforms._bfloat16 import StochasticRoundingState as StochasticRoundingState
@@ -26,9 +28,12 @@ from optax_muonplus.transforms._momentum_state import MomentumState as MomentumS
 from optax_muonplus.transforms._momentum_state import find_momentum as find_momentum
 from optax_muonplus.transforms._momentum_state import stored_like as stored_like
 from optax_muonplus.transforms._momentum_state import widened as widened
+from optax_muonplus.transforms._optimizer import Rule as Rule
+from optax_muonplus.transforms._optimizer import former_optimizer_of as _optimizer_of
+from optax_muonplus.transforms._optimizer import optimizer as optimizer
+from optax_muonplus.transforms._optimizer import takes_options as takes_options
 from optax_muonplus.transforms._order import check_rule as check_rule
 from optax_muonplus.transforms._partition import AdamW as AdamW
-from optax_muonplus.transforms._partition import optimizer_of as optimizer_of
 from optax_muonplus.transforms._partition import partition_with_adamw as partition_with_adamw
 from optax_muonplus.transforms._qk_clip import qk_clip as qk_clip
 from optax_muonplus.transforms._shard_state import shard_state as shard_state
@@ -36,5 +41,6 @@ from optax_muonplus.transforms._shard_state import state_layout as state_layout
 from optax_muonplus.transforms._steps import DualNorm as DualNorm
 from optax_muonplus.transforms._steps import Steps as Steps
 
-# The name until version 0.2, kept in 0.3.
+# Names until version 0.2, kept in 0.3.
+optimizer_of = _optimizer_of
 MatrixView = MatrixLayout

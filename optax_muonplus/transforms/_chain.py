@@ -110,8 +110,14 @@ def _joined(parts: Sequence[Any], run: Run) -> list[Any]:
         if is_step or isinstance(part, Momentum):
             together.append(part)
         elif part is not None:
-            links.append(part)
+            links.append(_told(part, run))
     return links
+
+
+def _told(part: Any, run: Run) -> Any:
+    """Returns a rule that applies functions itself with the chain's way to do so."""
+    has_run = dataclasses.is_dataclass(part) and hasattr(part, "run")
+    return dataclasses.replace(part, run=run) if has_run else part
 
 
 def _link_of(parts: Sequence[Any], run: Run) -> Any:

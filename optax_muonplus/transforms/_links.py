@@ -21,12 +21,14 @@ from optax_muonplus.method import (
 )
 from optax_muonplus.transforms._matrix_chain import MatrixTransformation, matrix_chain
 from optax_muonplus.transforms._momentum import Momentum
+from optax_muonplus.transforms._optimizer import takes_options
 from optax_muonplus.transforms._steps import DualNorm
 from optax_muonplus.trees import LayerAxes, Rules, ShardingTree
 
 
+@takes_options
 def orthogonalize(
-    polar_factor: Orthogonalize | None = None,
+    polar_factor: Orthogonalize | None = Orthogonalize(),
     *,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
@@ -159,11 +161,12 @@ def apply_to_matrices(
     )
 
 
+@takes_options
 def scale_by_muonplus(
-    momentum: Momentum | None = None,
-    polar_factor: Orthogonalize | None = None,
-    normalization: Normalize | None = None,
-    scale: ScaleByShape | None = None,
+    momentum: Momentum | None = Momentum(),
+    polar_factor: Orthogonalize | None = Orthogonalize(),
+    normalization: Normalize | None = Normalize(),
+    scale: ScaleByShape | None = ScaleByShape(),
     *,
     adaptive: bool = False,
     weight_dimension_numbers: DimensionNumbersTree = None,

@@ -80,8 +80,7 @@ def check_rule(link: Any, rule: Any, needs_polar_factor: bool = True) -> None:
       rule: makes the optimizer's default link.
       needs_polar_factor: whether a chain must have one, if ``rule`` has.
     """
-    if link is rule or inspect.isclass(link):
-        raise ValueError(f"link={link.__name__} has to be called: link={link.__name__}().")
+    check_is_made(link, "link")
     parts = getattr(link, "parts", None)
     if parts is None and not _is_a_part(link):
         if hasattr(link, "init") and hasattr(link, "update"):
@@ -107,6 +106,18 @@ def check_rule(link: Any, rule: Any, needs_polar_factor: bool = True) -> None:
         f"link={' and '.join(given)} {missing}: a link is everything between gradient and learning"
         f" rate. Pass link={rule.__name__}({shown}), or a matrix_chain that begins with a momentum."
     )
+
+
+def check_is_made(rule: Any, name: str) -> None:
+    """Raises ValueError for the class of a rule, or this library's function that makes one."""
+    makes_one = inspect.isfunction(rule) and _is_own(rule) and not _required(rule)
+    if inspect.isclass(rule) or makes_one:
+        raise ValueError(f"{name}={rule.__name__} has to be called: {name}={rule.__name__}().")
+
+
+def _required(function: Any) -> list[str]:
+    parameters = inspect.signature(function).parameters.items()
+    return [name for name, p in parameters if p.default is p.empty]
 
 
 def has_rate(part: Any) -> bool:
@@ -141,7 +152,7 @@ def _may_be(part: Any) -> bool:
 
 
 def _is_own(part: Any) -> bool:
-    return type(part).__module__.startswith("optax_muonplus.")
+    return getattr(part, "__module__", "").startswith("optax_muonplus.")
 
 
 def _comes_before_rates(part: Any) -> bool:

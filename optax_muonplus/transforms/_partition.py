@@ -1,7 +1,6 @@
 """A chain for the matrices of a tree, and AdamW for everything else."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -20,14 +19,11 @@ from optax_muonplus.method import (
     narrowed,
 )
 from optax_muonplus.transforms._chain import Chain
-from optax_muonplus.transforms._descent import add_decayed_weights, promoted, scale_by_learning_rate
+from optax_muonplus.transforms._descent import add_decayed_weights, promoted
 from optax_muonplus.transforms._matrix_chain import (
     MatrixTransformation,
-    Part,
-    matrix_chain,
     parts_of,
 )
-from optax_muonplus.transforms._order import check_rule
 from optax_muonplus.transforms._resolved import ChainTransformation, Resolved
 from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
 
@@ -170,33 +166,6 @@ def _update_in_float32(
 
     made, new = others.update(*jax.tree.map(wide, (updates, state, params)), **extra)
     return jax.tree.map(as_before, made, updates), jax.tree.map(as_before, new, state)
-
-
-def optimizer_of(
-    link: Part,
-    learning_rate: optax.ScalarOrSchedule,
-    weight_decay: optax.ScalarOrSchedule,
-    weight_decay_mask: Any,
-    adamw: Rest,
-    weight_dimension_numbers: DimensionNumbersTree,
-    sharding: ShardingTree,
-    rule: Callable[..., Any] | None = None,
-) -> ChainTransformation:
-    """A link, decay and the step downhill for the matrices, and AdamW for everything else.
-
-    Arguments are those of :func:`optax_muonplus.transforms.matrix_chain`,
-    :func:`optax_muonplus.transforms.partition_with_adamw` and the links at a chain's end. ``rule``
-    is what makes the link as a rule, such as ``NorMuon``: with it a part of such a rule in the
-    place of the link raises ValueError, which says how it is passed.
-    """
-    if rule is not None:
-        check_rule(link, rule)
-    chain = matrix_chain(
-        link,
-        add_decayed_weights(weight_decay, weight_decay_mask),
-        scale_by_learning_rate(learning_rate),
-    )
-    return partition_with_adamw(chain, adamw, weight_dimension_numbers, sharding)
 
 
 def _with_rate(adamw: Any, parts: tuple[Any, ...]) -> Rest:

@@ -57,7 +57,7 @@ class Steps:
         average: Momentum | None,
         functions: Sequence[MatrixFunction | DualNorm],
         rounds: bool = True,
-        run: Run = efficiently,
+        run: Run | None = None,
     ) -> "Steps":
         """Returns the link, with each function adapted to what stands before it."""
         given = tuple(functions)
@@ -69,7 +69,8 @@ class Steps:
             average = dataclasses.replace(average, divisor=2.0)
             first = first.replace(eps=first.eps / 2)
         divisor = 1.0 if average is None else average.divisor
-        return cls(average, given, _adapted([first, *given[1:]], divisor), rounds, run)
+        steps = _adapted([first, *given[1:]], divisor)
+        return cls(average, given, steps, rounds, run or efficiently)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         """Returns the state of the momentum and an empty one, or an empty one."""

@@ -1,6 +1,8 @@
 """The baselines' layouts, state, dtypes, partition, sharding and arguments."""
 
+import dataclasses
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,6 @@ from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
 from optax_muonplus import muonplus
-from tests.support import flat
 from tests.support.baselines import NAMES, build, decay, run, trees
 
 
@@ -99,6 +100,7 @@ PARTITIONED = {
     "up": {"kernel": np.ones((4, 6), np.float32), "bias": np.ones(6, np.float32)},
 }
 OF_ADAMW = {"adam_learning_rate": 0.3, "adam_weight_decay": 0.1, "adam_b2": 0.99}
+BY_ADAMW = {"meqmuon": {"others": omp.transforms.AdamW()}}  # the others have it by default
 
 
 @functools.cache
@@ -110,7 +112,7 @@ def partitioned_by_muonplus():
 @pytest.mark.parametrize("name", NAMES)
 def test_same_partition_as_muonplus(name):
     grads = jax.tree.map(np.ones_like, PARTITIONED)
-    ours, _ = run(build(name, **OF_ADAMW), PARTITIONED, [grads])
+    ours, _ = run(build(name, **BY_ADAMW.get(name, {}), **OF_ADAMW), PARTITIONED, [grads])
     theirs = partitioned_by_muonplus()
     for path in (("wte", "embedding"), ("up", "bias")):
         np.testing.assert_array_equal(ours[0][path[0]][path[1]], theirs[0][path[0]][path[1]])
@@ -158,38 +160,33 @@ def test_sharded_parameters_get_the_update_of_one_device(name, kind):
 @pytest.mark.parametrize("name", NAMES)
 def test_injected_hyperparameters(name):
     params, grads = trees()
-    # Turbo-Muon's table has four rows, no more; each of Aurora's rounds is written out.
-    static = {"turbo_muon": ("ns_steps",), "aurora": ("rounds",)}.get(name, ())
-    make = optax.inject_hyperparams(getattr(flat, name), static_args=static)
-    injected, _ = run(make(learning_rate=0.05, **decay(name, 0.1)), params, grads)
+    make = optax.inject_hyperparams(getattr(omp.baselines, name))
+    numbers = {"learning_rate": 0.05, "beta": 0.95, **decay(name, 0.1)}
+    injected, state = run(make(**numbers), params, grads)
+    # Options that are not given are not injected.
+    assert state.hyperparams.keys() - {"weight_decay"} == {"learning_rate", "beta"}
     plain = decayed(name)
     for key in params:
         np.testing.assert_allclose(injected[-1][key], plain[-1][key], atol=2e-5)
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("name", "options", "words"),
     [
-        (lambda: flat.normuon(0.1, rule="other"), "Unknown rule 'other'. Known: code, paper"),
-        (lambda: flat.normuon(0.1, beta2=1.0), r"beta2 must be in \[0, 1\), got 1.0"),
-        (lambda: flat.adamuon(0.1, beta2=-0.1), r"beta2 must be in \[0, 1\)"),
-        (lambda: flat.normuon(0.1, shape_scale="big"), "Unknown shape_scale 'big'"),
-        (
-            lambda: flat.turbo_muon(0.1, ns_coeffs="none"),
-            "Unknown ns_coeffs 'none'. Known names: jordan",
-        ),
-        (
-            lambda: flat.turbo_muon(0.1, ns_steps=9),
-            "4 rows, too few for ns_steps=9.*ns_steps=4 or fewer",
-        ),
-        (lambda: flat.aurora(0.1, damping=1.5), r"damping must be in \(0, 1\], got 1.5"),
-        (lambda: flat.muoneq(0.1, sides="rows"), "Unknown sides 'rows'. Known: row, col, both"),
-        (lambda: flat.mano(0.1, beta=2.0), r"beta must be in \[0, 1\), got 2.0"),
+        ("normuon", {"rule": "other"}, "Unknown rule 'other'. Known: code, paper"),
+        ("normuon", {"beta2": 1.0}, r"beta2 must be in \[0, 1\), got 1.0"),
+        ("adamuon", {"beta2": -0.1}, r"beta2 must be in \[0, 1\)"),
+        ("normuon", {"shape_scale": "big"}, "Unknown shape_scale 'big'"),
+        ("turbo_muon", {"ns_coeffs": "none"}, "Unknown ns_coeffs 'none'. Known names: jordan"),
+        ("turbo_muon", {"ns_steps": 9}, "4 rows, too few for ns_steps=9.*ns_steps=4 or fewer"),
+        ("aurora", {"damping": 1.5}, r"damping must be in \(0, 1\], got 1.5"),
+        ("muoneq", {"sides": "rows"}, "Unknown sides 'rows'. Known: row, col, both"),
+        ("mano", {"beta": 2.0}, r"beta must be in \[0, 1\), got 2.0"),
     ],
 )
-def test_invalid_arguments_are_named(make, words):
+def test_invalid_arguments_are_named(name, options, words):
     with pytest.raises(ValueError, match=words):
-        make()
+        build(name, **options)
 
 
 @pytest.mark.parametrize("name", ["hyperball", "mano", "muown"])
@@ -212,7 +209,9 @@ def test_bfloat16_updates_are_rounded_once_at_the_end(name):
     params, (grad, *_) = trees()
     narrow, narrow_grad = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), (params, grad))
     wide, wide_grad = jax.tree.map(lambda x: x.astype(jnp.float32), (narrow, narrow_grad))
-    tx = getattr(flat, f"scale_by_{name}")(mu_dtype="float32")
+    rule = inspect.signature(getattr(omp.baselines, name)).parameters["link"].default
+    momentum = dataclasses.replace(rule.momentum, mu_dtype="float32")
+    tx = omp.matrix_chain(dataclasses.replace(rule, momentum=momentum))
     rounded, _ = tx.update(narrow_grad, tx.init(narrow), narrow)
     exact, _ = tx.update(wide_grad, tx.init(wide), wide)
     for key in params:
@@ -225,7 +224,7 @@ def test_blocks_that_cross_shards_of_an_explicit_mesh_are_cut_one_by_one(sizes):
     """Types forbid to make a batch of six out of 24 on four devices."""
     mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     dims = omp.MatrixSpec(0, 1, split_sizes=sizes)
-    tx = flat.normuon(0.1, muon_weight_dimension_numbers=dims)
+    tx = omp.baselines.normuon(0.1, muon_weight_dimension_numbers=dims)
     update = jax.jit(lambda g: tx.update(g, tx.init(g), g)[0])
     grad = jnp.sin(jnp.arange(16.0 * sum(sizes)).reshape(16, -1) ** 2)
     with jax.set_mesh(mesh):

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import optax_muonplus as omp
 from optax_muonplus import baselines, matrices
-from tests.support import flat, reference_baselines
+from tests.support import reference_baselines
 from tests.support.baselines import NAMES, SHAPES, build, decay, run, trees
 
 
@@ -155,9 +156,9 @@ def test_meqmuon_takes_the_side_that_varies_more_of_each_matrix():
 def test_muonplus_row_is_normuon_without_memory():
     params, grads = trees()
     rule = {"beta2": 0.0, "shape_scale": "none", "nu_eps": 0.0}
-    normuon = flat.scale_by_normuon(**rule)
-    plus = flat.scale_by_muonplus(norm="row", norm_eps=0.0, shape_scale="none", nesterov=True)
-    polar = flat.scale_by_muonplus(norm="none", shape_scale="none", nesterov=True)
+    normuon = omp.matrix_chain(baselines.NorMuon(**rule))
+    plus = omp.scale_by_muonplus(norm="row", norm_eps=0.0, shape_scale="none", nesterov=True)
+    polar = omp.scale_by_muonplus(norm="none", shape_scale="none", nesterov=True)
     ours, theirs, factor = (
         tx.update(grads[0], tx.init(params))[0] for tx in (normuon, plus, polar)
     )
@@ -168,11 +169,12 @@ def test_muonplus_row_is_normuon_without_memory():
 
 def test_root_mean_square_of_updates():
     params, grads = trees()
-    for tx in (flat.scale_by_adamuon(), flat.scale_by_normuon(rule="paper")):
+    for link in (baselines.AdaMuon(), baselines.NorMuon(rule="paper")):
+        tx = omp.matrix_chain(link)
         updates, _ = tx.update(grads[0], tx.init(params), params)
         for x in updates.values():
             assert np.sqrt(np.mean(np.square(x))) == pytest.approx(0.2, rel=1e-5)
-    tx = flat.scale_by_mano()
+    tx = omp.matrix_chain(baselines.Mano())
     updates, _ = tx.update(grads[0], tx.init(params), params)
     for key, x in updates.items():  # columns of W are rows here
         np.testing.assert_allclose(np.sqrt(np.mean(np.square(x), axis=1)), 0.2, rtol=1e-5)

@@ -6,7 +6,7 @@ import pytest
 
 import optax_muonplus as omp
 from optax_muonplus.diagnostics import read, recorded
-from tests.support import flat, reference
+from tests.support import reference
 from tests.support.measures import (
     SIDES,
     correlation,
@@ -115,7 +115,7 @@ def test_recorded_values_are_those_of_the_algorithm():
 )
 def test_recorded_values_follow_the_arguments(options):
     shapes = {"up": {"kernel": (6, 9)}}
-    tx = recorded(flat.scale_by_muonplus, every=2, measures=ALL)(**options)
+    tx = recorded(omp.scale_by_muonplus, every=2, measures=ALL)(**options)
     _, state = run(tx, shapes=shapes)
     grads = [tree(step, shapes=shapes) for step in (1, 2)]
     moments = moments_of(grads, nesterov=options.get("nesterov", True))["up"]["kernel"].T
@@ -125,7 +125,7 @@ def test_recorded_values_follow_the_arguments(options):
 
 
 def test_a_kernel_is_measured_as_its_transpose_stored_the_other_way():
-    tx = recorded(flat.scale_by_muonplus, every=1)()
+    tx = recorded(omp.scale_by_muonplus, every=1)()
     x = gaussian(9, 6)
     grads = {"a": {"weight": x}, "b": {"kernel": x.T}}
     _, state = jax.jit(tx.update)(grads, tx.init(grads))
@@ -137,7 +137,7 @@ def test_a_kernel_is_measured_as_its_transpose_stored_the_other_way():
 def test_rows_of_dead_units_are_counted():
     """A unit without gradient: a zero row of the polar factor, infinitely smaller than others."""
     grads = {"dense": {"kernel": gaussian(6, 8).at[:, :2].set(0)}}
-    tx = recorded(flat.scale_by_muonplus, every=1)()
+    tx = recorded(omp.scale_by_muonplus, every=1)()
     values = read(jax.jit(tx.update)(grads, tx.init(grads))[1]).values["dense/kernel"]
     assert values["polar/row_floor_share"] == 0.25
     assert values["polar/col_floor_share"] == 0
@@ -157,7 +157,7 @@ def test_rows_of_dead_units_are_counted():
 def test_the_recorded_update_is_the_one_that_is_applied(options):
     """Its root mean square is that of what `scale_by_muonplus` hands on."""
     grads = {"dense": {"kernel": gaussian(6, 8)}}
-    tx = recorded(flat.scale_by_muonplus, every=1)(**options)
+    tx = recorded(omp.scale_by_muonplus, every=1)(**options)
     updates, state = jax.jit(tx.update)(grads, tx.init(grads))
     given = read(state).values["dense/kernel"]["update/rms"]
     np.testing.assert_allclose(given, rms(updates["dense"]["kernel"]), rtol=1e-5)

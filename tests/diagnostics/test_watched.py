@@ -7,7 +7,6 @@ import pytest
 
 import optax_muonplus as omp
 from optax_muonplus.diagnostics import read, watched
-from tests.support import flat
 from tests.support.measures import SIDES, correlation, distance, gaussian, rms, variance
 from tests.support.records import ALL, tree
 
@@ -16,10 +15,10 @@ def test_watched_link_records_its_input_and_output():
     """What goes in and what comes out, and neither is changed."""
     grads = {"dense": {"kernel": gaussian(6, 8)}}
     momentum = omp.momentum(0.5, nesterov=False)
-    plain = optax.chain(momentum, flat.orthogonalize(), omp.normalize("row"))
+    plain = optax.chain(momentum, omp.orthogonalize(), omp.normalize("row"))
     chain = optax.chain(
         momentum,
-        watched(flat.orthogonalize(), every=1, measures=ALL, only="dense"),
+        watched(omp.orthogonalize(), every=1, measures=ALL, only="dense"),
         omp.normalize("row"),
     )
     step = jax.jit(lambda tx, g: tx.update(g, tx.init(g)), static_argnums=0)

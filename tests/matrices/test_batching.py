@@ -11,7 +11,6 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
-from tests.support import flat
 from tests.support.batches import (
     MIXED,
     MIXED_DIMS,
@@ -68,7 +67,7 @@ def check_together_and_alone(options, tolerance, choose_way):
     expected = updates_alone(tuple(options.items()))
     choose_way()
     grads = random_like(MIXED)
-    tx = flat.scale_by_muonplus(weight_dimension_numbers=MIXED_DIMS, **options)
+    tx = omp.scale_by_muonplus(weight_dimension_numbers=MIXED_DIMS, **options)
     together, _ = jax.jit(tx.update)(grads, tx.init(grads))
     for a, b in zip(jax.tree.leaves(together), expected, strict=True):
         assert a.dtype == b.dtype and a.shape == b.shape
@@ -80,7 +79,7 @@ def check_together_and_alone(options, tolerance, choose_way):
 def updates_alone(options):
     """Outside of a program, each leaf by itself."""
     grads = random_like(MIXED)
-    tx = flat.scale_by_muonplus(weight_dimension_numbers=MIXED_DIMS, **dict(options))
+    tx = omp.scale_by_muonplus(weight_dimension_numbers=MIXED_DIMS, **dict(options))
     return jax.tree.leaves(tx.update(grads, tx.init(grads))[0])
 
 
@@ -176,7 +175,7 @@ def test_updates_can_be_differentiated_by_hyperparameters():
 
         @jax.jit
         def weighted(norm_eps):
-            tx = flat.scale_by_muonplus(norm_eps=norm_eps, ns_steps=2)
+            tx = omp.scale_by_muonplus(norm_eps=norm_eps, ns_steps=2)
             return optax.tree.vdot(tx.update(grads, tx.init(grads))[0], weights)
 
         quotient = (weighted(0.1 + 1e-5) - weighted(0.1 - 1e-5)) / 2e-5
@@ -188,7 +187,7 @@ def test_updates_of_several_models_at_once(way, monkeypatch):
     """Under vmap: an ensemble is so many models of their own."""
     WAYS[way](monkeypatch)
     grads = [random_like(layers(1), seed) for seed in range(3)]
-    tx = flat.scale_by_muonplus()
+    tx = omp.scale_by_muonplus()
     stacked = jax.tree.map(lambda *x: np.stack(x), *grads)
     update = jax.jit(lambda g: tx.update(g, tx.init(g))[0])
     together = jax.jit(jax.vmap(update))(stacked)
@@ -237,7 +236,7 @@ def test_updates_keep_the_sharding_that_the_compiler_knows(count, stacked, monke
 def test_updates_inside_a_shard_map():
     """Replicated parameters, gradients averaged by hand: each device does the same update."""
     grads = random_like(layers(1))
-    tx = flat.scale_by_muonplus()
+    tx = omp.scale_by_muonplus()
 
     def step(g):
         return tx.update(jax.lax.pmean(g, "data"), tx.init(g))[0]

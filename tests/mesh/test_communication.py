@@ -11,7 +11,6 @@ from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
 from optax_muonplus import polar
-from tests.support import flat
 from tests.support.compilation import collectives
 from tests.support.mesh import (
     D,
@@ -38,7 +37,7 @@ def test_only_whole_matrices_are_orthogonalized():
     mesh = make_mesh((4, 2), "ab")
     grads = random_like({name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in shapes.items()})
     wanted = jax.tree.map(lambda _: NamedSharding(mesh, P(None, "a", "b")), grads)
-    tx = flat.scale_by_muonplus(polar=spy, weight_dimension_numbers=dims, sharding=wanted)
+    tx = omp.scale_by_muonplus(polar=spy, weight_dimension_numbers=dims, sharding=wanted)
     sharded = jax.device_put(grads, wanted)
     state = tx.init(sharded)
     seen.clear()  # init looked at the shapes
@@ -105,7 +104,7 @@ def test_branches_get_and_return_bfloat16():
 def test_unknown_shardings_are_left_to_the_compiler(known, sent):
     """The traced program moves only matrices of known sharding; the compiler moves the others."""
     grads, sharding = small()
-    tx, plain = flat.scale_by_muonplus(sharding=known(sharding)), flat.scale_by_muonplus()
+    tx, plain = omp.scale_by_muonplus(sharding=known(sharding)), omp.scale_by_muonplus()
     lowered = jax.jit(tx.update).lower(grads, tx.init(grads))
     assert re.findall(r"stablehlo\.(all_\w+|collective_\w+)", lowered.as_text()) == sent
     compiled = lowered.compile()

@@ -7,7 +7,6 @@ import pytest
 from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
-from tests.support import flat
 from tests.support.mesh import AUTO, EXPLICIT, D, P, make_mesh, small
 
 
@@ -63,7 +62,7 @@ def test_meshes_of_mixed_axis_types_need_the_argument():
 
 def test_shards_inside_a_shard_map_are_refused():
     grads, sharding = small()
-    tx = flat.scale_by_muonplus(sharding=sharding)
+    tx = omp.scale_by_muonplus(sharding=sharding)
     mapped = jax.shard_map(
         lambda g: tx.update(g, tx.init(g))[0],
         mesh=sharding.mesh,

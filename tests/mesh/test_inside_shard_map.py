@@ -9,7 +9,6 @@ import pytest
 from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
-from tests.support import flat
 from tests.support.mesh import AUTO, EXPLICIT, P, assert_same, make_mesh
 from tests.support.trees import random_tree
 
@@ -35,11 +34,21 @@ def update(tx, x):
     return tx.update(x, tx.init(x), x)[0]
 
 
+of_mano = functools.partial(omp.matrix_chain, omp.baselines.Mano())
+
+
 @KINDS
 @pytest.mark.parametrize(
     "spec, names", [(P("a", "b"), None), (P(None, "a"), {"a"}), (P("b"), None)], ids=str
 )
-@pytest.mark.parametrize("link", [flat.scale_by_muonplus, flat.scale_by_mano, omp.normalize])
+@pytest.mark.parametrize(
+    "link",
+    [
+        omp.scale_by_muonplus,
+        of_mano,
+        omp.normalize,
+    ],
+)
 def test_a_cut_matrix_is_refused(types, spec, names, link):
     (x,) = random_tree([(16, 24)])
     with pytest.raises(ValueError, match=r"varies over .*shard of a matrix.*sharding="):
@@ -74,7 +83,7 @@ def test_layers_shared_out_are_whole_matrices_where_the_argument_says_so(types, 
     """One axis over the layers by hand, another over the matrices left to the library."""
     (x,) = random_tree([(8, 16, 24)])
     mesh = make_mesh((4, 2), "ab", types)
-    link = functools.partial(flat.scale_by_muonplus, weight_dimension_numbers=LAYERS)
+    link = functools.partial(omp.scale_by_muonplus, weight_dimension_numbers=LAYERS)
     expected = update(link(), x)
     alone = link(sharding=NamedSharding(mesh, P("a")))
     assert_same(jax.device_get(mapped(alone, mesh, P("a"), x, check_vma)), expected)
@@ -94,7 +103,7 @@ def test_replicas_that_differ_are_whole_matrices_where_the_argument_says_so(type
     """Each device trains a model of its own: local steps between averages."""
     (x,) = random_tree([(4, 16, 24)])
     mesh = make_mesh((4,), "a", types)
-    tx = flat.scale_by_muonplus(sharding=NamedSharding(mesh, P()))
+    tx = omp.scale_by_muonplus(sharding=NamedSharding(mesh, P()))
     step = jax.shard_map(
         lambda g: tx.update(g[0], tx.init(g[0]), g[0])[0][None],
         mesh=mesh,
@@ -104,7 +113,7 @@ def test_replicas_that_differ_are_whole_matrices_where_the_argument_says_so(type
     with jax.set_mesh(mesh):
         found = jax.jit(step)(jax.device_put(x, NamedSharding(mesh, P("a"))))
     for each, one in zip(jax.device_get(found), x, strict=True):
-        np.testing.assert_allclose(each, update(flat.scale_by_muonplus(), one), atol=1e-6)
+        np.testing.assert_allclose(each, update(omp.scale_by_muonplus(), one), atol=1e-6)
 
 
 @KINDS
@@ -113,13 +122,13 @@ def test_averaged_gradients_need_no_argument(types, check_vma):
     (x,) = random_tree([(16, 24)])
     mesh = make_mesh((4, 2), "ab", types)
     found = mapped(
-        flat.scale_by_muonplus(), mesh, P(), x, check_vma, before=lambda g: jax.lax.pmean(g, "a")
+        omp.scale_by_muonplus(), mesh, P(), x, check_vma, before=lambda g: jax.lax.pmean(g, "a")
     )
-    assert_same(jax.device_get(found), update(flat.scale_by_muonplus(), x))
+    assert_same(jax.device_get(found), update(omp.scale_by_muonplus(), x))
 
 
 def test_axes_of_size_one_cut_nothing():
     (x,) = random_tree([(16, 24)])
     mesh = make_mesh((1, 8), "ab")
-    found = mapped(flat.scale_by_muonplus(), mesh, P("a"), x, names={"a"})
-    assert_same(jax.device_get(found), update(flat.scale_by_muonplus(), x))
+    found = mapped(omp.scale_by_muonplus(), mesh, P("a"), x, names={"a"})
+    assert_same(jax.device_get(found), update(omp.scale_by_muonplus(), x))

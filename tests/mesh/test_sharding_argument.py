@@ -9,7 +9,6 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
-from tests.support import flat
 from tests.support.compilation import collectives, compilations
 from tests.support.mesh import (
     AUTO,
@@ -42,7 +41,7 @@ from tests.support.trees import random_like
 )
 def test_forms_of_the_argument(form):
     grads, sharding = small()
-    tx = flat.scale_by_muonplus(sharding=form(sharding))
+    tx = omp.scale_by_muonplus(sharding=form(sharding))
     compiled = jax.jit(tx.update).lower(grads, tx.init(grads)).compile()
     # Two matrices for eight devices: two groups of four gather one each, and repeat the work.
     assert collectives(compiled) == ["all-to-all", "all-gather", "all-to-all"]
@@ -60,12 +59,12 @@ def test_links_chained_by_hand_give_the_same_update():
     grads, sharding = small()
     tx = optax.chain(
         omp.momentum(),
-        flat.orthogonalize(sharding=sharding),
+        omp.orthogonalize(sharding=sharding),
         omp.normalize(sharding=sharding),
         omp.scale_by_shape(sharding=sharding),
     )
     updates, _ = jax.jit(tx.update)(grads, tx.init(grads))
-    whole = flat.scale_by_muonplus(sharding=sharding)
+    whole = omp.scale_by_muonplus(sharding=sharding)
     assert_same(updates, jax.jit(whole.update)(grads, whole.init(grads))[0], grads_like(sharding))
 
 
@@ -86,9 +85,9 @@ def test_updates_under_set_mesh(types):
     sharding = NamedSharding(mesh, P("a", "b"))
     grads = jax.device_put(small()[0], sharding)
     whole = jax.device_get(small()[0])
-    expected, _ = flat.scale_by_muonplus().update(whole, flat.scale_by_muonplus().init(whole))
+    expected, _ = omp.scale_by_muonplus().update(whole, omp.scale_by_muonplus().init(whole))
     given = None if types == EXPLICIT else sharding
-    tx = flat.scale_by_muonplus(sharding=given)
+    tx = omp.scale_by_muonplus(sharding=given)
     with jax.set_mesh(mesh):
         updates, _ = jax.jit(tx.update)(grads, tx.init(grads))
     assert_same(updates, expected, grads_like(sharding))
@@ -101,8 +100,8 @@ def test_inside_a_shard_map_over_other_axes(types):
     sharding = NamedSharding(mesh, P(None, "b"))
     grads = jax.device_put(small()[0], sharding)
     whole = jax.device_get(grads)
-    expected, _ = flat.scale_by_muonplus().update(whole, flat.scale_by_muonplus().init(whole))
-    tx = flat.scale_by_muonplus(sharding=sharding)
+    expected, _ = omp.scale_by_muonplus().update(whole, omp.scale_by_muonplus().init(whole))
+    tx = omp.scale_by_muonplus(sharding=sharding)
 
     def step(grads):
         return tx.update(jax.lax.pmean(grads, "a"), tx.init(grads))[0]

@@ -12,7 +12,6 @@ from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
 from optax_muonplus.run import routes
-from tests.support import flat
 from tests.support.batches import play
 from tests.support.mesh import (
     AUTO,
@@ -122,7 +121,7 @@ def test_bfloat16_transfers_keep_unit_rows():
     grads = random_like({f"{i}": {"kernel": shape(64, 128)} for i in range(3)})
     wanted = jax.tree.map(lambda _: NamedSharding(mesh, P("a", "b")), grads)
     build = functools.partial(
-        flat.scale_by_muonplus, norm="row", shape_scale="none", compute_dtype="bfloat16"
+        omp.scale_by_muonplus, norm="row", shape_scale="none", compute_dtype="bfloat16"
     )
     tx = build(sharding=wanted)
     sharded = jax.device_put(grads, wanted)
@@ -149,9 +148,9 @@ def test_updates_on_a_mesh_can_be_differentiated(spec, monkeypatch):
 
         return jax.jit(jax.grad(inner))
 
-    expected = of_update(flat.scale_by_muonplus(ns_steps=2), weights)(grads)
+    expected = of_update(omp.scale_by_muonplus(ns_steps=2), weights)(grads)
     sharded = of_update(
-        flat.scale_by_muonplus(ns_steps=2, sharding=wanted), jax.device_put(weights, wanted)
+        omp.scale_by_muonplus(ns_steps=2, sharding=wanted), jax.device_put(weights, wanted)
     )
     assert_same(sharded(jax.device_put(grads, wanted)), expected)
 

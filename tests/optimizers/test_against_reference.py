@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from tests.support import flat, reference
+from tests.support import reference
 from tests.support.oracle_runs import (
     DIMS,
     NORMS,
@@ -135,7 +135,7 @@ def test_consistent_rms_is_the_measured_one():
         {"polar": "svd", "consistent_rms": 0.2, "norm": norm, "match_frobenius": match}
         for norm, match in [*((norm, False) for norm in NORMS), ("row", True), ("row_col", True)]
     ]
-    transformations = [flat.scale_by_muonplus(**option) for option in options]
+    transformations = [omp.scale_by_muonplus(**option) for option in options]
     for option, actual in zip(options, updates_of(transformations, params, grads), strict=True):
         assert_close(
             actual, oracle_of(params, grads, learning_rate=-1, **ours_and_theirs(**option)[1])
@@ -183,7 +183,7 @@ def test_compute_dtype_changes_the_products_only():
     """bfloat16 products: visibly rounded, close to the oracle, unit rows to float32 rounding."""
     params, grads = random_trees(14)
     options = {"compute_dtype": jnp.bfloat16, "norm": "col_row", "shape_scale": "none"}
-    (updates,) = updates_of([flat.scale_by_muonplus(**options)], params, grads)
+    (updates,) = updates_of([omp.scale_by_muonplus(**options)], params, grads)
     expected = oracle_of(params, grads, norm="col_row", shape_scale="none")
     for key in SHAPES:
         update = np.asarray(updates[key])

@@ -9,12 +9,11 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from tests.support import flat
 
 MATRIX = {"up": {"kernel": jnp.ones((4, 6))}}
 
 
-@pytest.mark.parametrize("build", [lambda **kw: omp.muonplus(0.1, **kw), flat.scale_by_muonplus])
+@pytest.mark.parametrize("build", [lambda **kw: omp.muonplus(0.1, **kw), omp.scale_by_muonplus])
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import pytest
 
 import optax_muonplus as omp
-from tests.support import flat
 
 PARAMS = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.ones(8)}}
 ADAM = {f"inner_states/adam/inner_state/0/{x}" for x in ("count", "mu/dense/bias", "nu/dense/bias")}
@@ -24,15 +23,15 @@ def recorded(rate):
 # As written by the first version that had the optimizer, mostly 0.1.0.
 LAYOUTS = {
     "muonplus": (omp.muonplus, {MU}),
-    "aurora": (flat.aurora, {MU}),
-    "muoneq": (flat.muoneq, {MU}),
-    "meqmuon": (flat.meqmuon, {MU}),
-    "turbo_muon": (flat.turbo_muon, {MU}),
-    "normuon": (flat.normuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
-    "adamuon": (flat.adamuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
-    "hyperball": (flat.hyperball, {MU}),
-    "mano": (flat.mano, {BASELINE_MU, f"{MUON}/0/count"}),
-    "muown": (flat.muown, {f"{MUON}/{x}" for x in OF_MUOWN}),
+    "aurora": (omp.baselines.aurora, {MU}),
+    "muoneq": (omp.baselines.muoneq, {MU}),
+    "meqmuon": (omp.baselines.meqmuon, {MU}),
+    "turbo_muon": (omp.baselines.turbo_muon, {MU}),
+    "normuon": (omp.baselines.normuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
+    "adamuon": (omp.baselines.adamuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
+    "hyperball": (omp.baselines.hyperball, {MU}),
+    "mano": (omp.baselines.mano, {BASELINE_MU, f"{MUON}/0/count"}),
+    "muown": (omp.baselines.muown, {f"{MUON}/{x}" for x in OF_MUOWN}),
 }
 
 

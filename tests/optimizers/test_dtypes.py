@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from tests.support import flat
 from tests.support.trees import SHAPES, assert_trees_close, first_update, random_tree
 
 
@@ -21,7 +20,7 @@ def test_dtypes_of_updates_and_momentum(dtype):
         for s in (state, new):
             assert {x.dtype for x in jax.tree.leaves(s) if x.ndim} == {jnp.dtype(dtype)}
 
-        tx = flat.scale_by_muonplus(match_frobenius=True)
+        tx = omp.scale_by_muonplus(match_frobenius=True)
         narrow = first_update(tx, grads)
         wide = first_update(tx, jax.tree.map(lambda x: x.astype(_wide(dtype)), grads))
         for key, expected in wide.items():
@@ -36,7 +35,7 @@ def _wide(dtype):
 def test_links_sum_float16_in_float32():
     """float16 ends at 65504: the squares of 300 are beyond it, their root is not."""
     (x,) = random_tree([(8, 12)])
-    for link in (flat.orthogonalize(), omp.normalize("col_row", match_frobenius=True)):
+    for link in (omp.orthogonalize(), omp.normalize("col_row", match_frobenius=True)):
         narrow, _ = link.update({"up": (300 * x).astype(jnp.float16)}, link.init({"up": x}))
         wide, _ = link.update({"up": 300 * x}, link.init({"up": x}))
         assert narrow["up"].dtype == jnp.float16

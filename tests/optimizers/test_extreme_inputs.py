@@ -7,7 +7,6 @@ import pytest
 from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
-from tests.support import flat
 from tests.support.trees import SHAPES, assert_trees_close, first_update, random_tree
 
 POLARS = [
@@ -29,7 +28,7 @@ def test_zero_gradients_give_zero_updates(dtype):
         extra = {"norm_eps": 0.0, "eps": 0.0, "match_frobenius": True, "adaptive": True}
         more = [{}, extra] if dtype == "float32" else [{}]
         variants = [{**options, **each} for options in POLARS for each in more]
-        transformations = [flat.scale_by_muonplus(**options) for options in variants]
+        transformations = [omp.scale_by_muonplus(**options) for options in variants]
         updates = jax.jit(lambda g: [tx.update(g, tx.init(g))[0] for tx in transformations])(zero)
         for options, update in zip(variants, updates, strict=True):
             np.testing.assert_array_equal(update, zero, err_msg=str(options))
@@ -69,7 +68,7 @@ def test_degenerate_gradients_give_finite_updates(options):
     }
     grads = {k: jnp.asarray(g, jnp.float32) for k, g in grads.items()}
     transformations = [
-        flat.scale_by_muonplus(norm=norm, shape_scale="none", **extra, **options)
+        omp.scale_by_muonplus(norm=norm, shape_scale="none", **extra, **options)
         for norm, extra in [
             ("none", {}),
             ("col_row", {"norm_eps": 1e-8 if svd else 0.0, "match_frobenius": True}),
@@ -117,7 +116,7 @@ def test_gradients_of_every_size_give_one_update(options, dtype):
         g = g + 1j * rng.normal(size=(6, 9))
     sizes = np.array([0.0, *10.0 ** np.arange(-20, 21)])
     stack = jnp.asarray((sizes[:, None, None] * g).astype(dtype))
-    tx = flat.scale_by_muonplus(**options, weight_dimension_numbers=MuonDimensionNumbers(1, 2))
+    tx = omp.scale_by_muonplus(**options, weight_dimension_numbers=MuonDimensionNumbers(1, 2))
     updates = np.asarray(first_update(tx, stack))
     assert not np.any(updates[0])
     reference = updates[21]  # c = 1

@@ -7,7 +7,6 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from tests.support import flat
 from tests.support.trees import random_tree
 
 SHAPES = {"up": {"kernel": (4, 6), "bias": (6,)}, "embed": {"embedding": (5, 4)}}
@@ -17,9 +16,9 @@ INTEGERS = ("bool", "uint8", "int32", "float8_e4m3fn")
 OPTIMIZERS = {
     "muonplus": omp.muonplus,
     "muon": omp.muon,
-    "normuon": flat.normuon,
-    "mano": flat.mano,
-    "muown": flat.muown,
+    "normuon": omp.baselines.normuon,
+    "mano": omp.baselines.mano,
+    "muown": omp.baselines.muown,
 }
 
 
@@ -50,10 +49,11 @@ def test_gradients_of_another_shape_are_refused(build, name, shape):
 def test_links_compare_gradients_with_parameters_or_buffers():
     params = {"w": jnp.ones((4, 6))}
     narrow = {"w": jnp.ones((1, 6))}
-    for link in (omp.momentum(), flat.scale_by_muonplus(), flat.scale_by_normuon()):
+    normuon = omp.matrix_chain(omp.baselines.NorMuon())
+    for link in (omp.momentum(), omp.scale_by_muonplus(), normuon):
         with pytest.raises(ValueError, match=r"w is \(1, 6\), its momentum \(4, 6\)"):
             link.update(narrow, link.init(params))
-    for link in (flat.orthogonalize(), omp.normalize(), omp.scale_by_shape()):
+    for link in (omp.orthogonalize(), omp.normalize(), omp.scale_by_shape()):
         with pytest.raises(ValueError, match=r"w is \(1, 6\), its parameter \(4, 6\)"):
             link.update(narrow, link.init(params), params)
     with pytest.raises(ValueError, match="w is complex64, its momentum float32"):
@@ -69,7 +69,10 @@ def test_update_dtype_of_every_pair(decay):
     with jax.enable_x64(True):
         options = {"weight_decay": decay, "adam_weight_decay": decay}
         tx = omp.muonplus(0.1, polar="svd", **options)
-        others = [flat.normuon(0.1, polar="svd", **options), flat.mano(0.1, **options)]
+        others = [
+            omp.baselines.normuon(0.1, polar="svd", **options),
+            omp.baselines.mano(0.1, **options),
+        ]
         for p in (*REAL, *COMPLEX):
             params = jax.eval_shape(lambda p=p: tree(p))
             state = jax.eval_shape(tx.init, params)
@@ -122,14 +125,14 @@ def test_leaves_that_are_in_one_tree_only_are_left_alone():
     """Frozen parameters without gradients."""
     params = tree("float32", frozen=jnp.ones((4, 6)))
     grads = tree("float32", frozen=None)
-    tx = flat.scale_by_muonplus(weight_dimension_numbers=omp.muon_dimension_numbers)
+    tx = omp.scale_by_muonplus(weight_dimension_numbers=omp.muon_dimension_numbers)
     kernels = ({"k": t["up"]["kernel"], "f": t["up"]["frozen"]} for t in (grads, params))
     grads, params = kernels
     updates, _ = tx.update(grads, tx.init(grads), params)
     assert updates["f"] is None
 
 
-@pytest.mark.parametrize("build", [omp.muonplus, omp.muon, flat.normuon])
+@pytest.mark.parametrize("build", [omp.muonplus, omp.muon, omp.baselines.normuon])
 def test_parameters_may_be_left_out_where_nothing_decays(build):
     params, grads = tree("float32"), jax.tree.map(jnp.cos, tree("float32"))
     mask = jax.tree.map(lambda x: x.ndim > 1, params)

@@ -5,13 +5,12 @@ import numpy as np
 from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
-from tests.support import flat
 from tests.support.trees import first_update, random_tree
 
 
 def _updates(grads, dims=None, **options):
     """Updates of several arrays with their own dimension numbers, in one program."""
-    tx = flat.scale_by_muonplus(weight_dimension_numbers=dims, **options)
+    tx = omp.scale_by_muonplus(weight_dimension_numbers=dims, **options)
     return first_update(tx, grads)
 
 

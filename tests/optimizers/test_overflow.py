@@ -7,7 +7,6 @@ import pytest
 
 import optax_muonplus as omp
 from optax_muonplus.matrices import narrowed
-from tests.support import flat
 from tests.support.trees import random_tree
 
 FLAGS = {
@@ -41,7 +40,7 @@ def run(tx, grads, params=None):
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 def test_update_of_huge_gradients_is_that_of_small_ones(flags, dtype):
     huge, small = gradients(dtype, 0.999)
-    tx = flat.scale_by_muonplus(**flags)
+    tx = omp.scale_by_muonplus(**flags)
     updates, _ = run(tx, huge)
     expected, _ = run(tx, small)
     rounding = float(jnp.finfo(dtype).eps)  # of the gradients themselves
@@ -56,7 +55,7 @@ def test_adaptive_updates_are_exact_or_the_largest_number(flags, dtype):
     """The dual norm of a matrix may be beyond all numbers; of a smaller one it is not."""
     largest = float(jnp.finfo(dtype).max)
     for share, options in [(0.999, {"consistent_rms": 3.0}), (0.999, {}), (0.05, {})]:
-        tx = flat.scale_by_muonplus(adaptive=True, **options, **flags)
+        tx = omp.scale_by_muonplus(adaptive=True, **options, **flags)
         huge, small = gradients(dtype, share)
         updates, _ = run(tx, huge)
         assert np.all(np.isfinite(updates))
@@ -78,7 +77,7 @@ def test_momentum_alone_is_right_as_far_as_it_can_be_told(bias_correction):
 
 def test_narrow_buffers_hold_the_largest_number_in_place_of_infinity():
     (g,) = random_tree([(4, 6)])
-    tx = flat.scale_by_muonplus(mu_dtype="float16")
+    tx = omp.scale_by_muonplus(mu_dtype="float16")
     updates, state = run(tx, {"w": g * 1e7})
     buffer = np.asarray(omp.transforms.find_momentum(state).mu["w"], np.float32)
     assert np.max(np.abs(buffer)) == 65504
@@ -90,7 +89,7 @@ def test_narrow_buffers_hold_the_largest_number_in_place_of_infinity():
 def test_what_was_not_finite_stays_so(bad, options):
     """``optax.apply_if_finite`` and its kin have to see it."""
     (g,) = random_tree([(4, 6)])
-    tx = flat.scale_by_muonplus(**options)
+    tx = omp.scale_by_muonplus(**options)
     grads = {"w": g.at[1, 2].set(bad)}
     updates, state = tx.update(grads, tx.init(grads))
     assert not np.all(np.isfinite(updates["w"]))
@@ -105,9 +104,9 @@ def test_links_and_baselines_of_huge_gradients(by):
     tx = {
         "normalize": omp.normalize(),
         "matched": omp.normalize("row", match_frobenius=True),
-        "mano": flat.scale_by_mano(),
-        "normuon": flat.scale_by_normuon(),
-        "adamuon": flat.scale_by_adamuon(sign=False),
+        "mano": omp.matrix_chain(omp.baselines.Mano()),
+        "normuon": omp.matrix_chain(omp.baselines.NorMuon()),
+        "adamuon": omp.matrix_chain(omp.baselines.AdaMuon(sign=False)),
         "aurora": omp.baselines.scale_by_aurora(),
         "meqmuon": omp.baselines.scale_by_meqmuon(),
         "muoneq": omp.baselines.scale_by_muoneq(),
@@ -131,7 +130,7 @@ def test_norm_eps_is_not_scaled_with_the_matrix():
 
 def test_mano_without_eps_divides_by_no_zero():
     params = {"w": jnp.ones((4, 6))}
-    tx = flat.scale_by_mano(eps=0.0)
+    tx = omp.matrix_chain(omp.baselines.Mano(eps=0.0))
     for grads in (params, jax.tree.map(jnp.zeros_like, params)):  # along the columns, and zero
         updates, _ = run(tx, grads, params)
         assert np.all(np.isfinite(updates))

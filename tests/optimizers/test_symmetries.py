@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optax.contrib import MuonDimensionNumbers
 
-from tests.support import flat
+import optax_muonplus as omp
 from tests.support.property_search import SEARCH
 from tests.support.trees import first_update, random_tree
 
@@ -20,7 +20,7 @@ NORMS = ("none", "col", "row", "col_row", "row_col", "long", "auto")
 
 def _updates(grads, dims=None, **options):
     """Updates of several arrays with their own dimension numbers, in one program."""
-    tx = flat.scale_by_muonplus(weight_dimension_numbers=dims, **options)
+    tx = omp.scale_by_muonplus(weight_dimension_numbers=dims, **options)
     return first_update(tx, grads)
 
 
@@ -90,7 +90,7 @@ def test_the_last_normalized_side_has_unit_norms():
 
 @jax.jit
 def step_of(g):
-    tx = flat.scale_by_muonplus()
+    tx = omp.scale_by_muonplus()
     return tx.update(g, tx.init(g))[0]
 
 

@@ -11,7 +11,6 @@ import optax_muonplus as omp
 from optax_muonplus.trees import (
     fold,
 )
-from tests.support import flat
 from tests.support.trees import first_update, nested_shapes, random_tree
 
 
@@ -188,7 +187,7 @@ def test_matrices_that_a_norm_leaves_the_signs_of_are_named():
     for norm in ("none", "row"):
         assert "signs" not in omp.describe(shapes, norm=norm)
     updates = {"kernel": np.ones((8, 1))}
-    tx = flat.scale_by_muonplus(norm="long", shape_scale="none")
+    tx = omp.scale_by_muonplus(norm="long", shape_scale="none")
     grads = {"kernel": np.linspace(-1, 2, 8, dtype=np.float32)[:, None]}
     out, _ = tx.update(grads, tx.init(updates), updates)
     np.testing.assert_allclose(out["kernel"], np.sign(grads["kernel"]), rtol=1e-5)

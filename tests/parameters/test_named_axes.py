@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from tests.support import flat
 
 
 @jax.tree_util.register_pytree_node_class
@@ -91,7 +90,7 @@ def check_rows(update, names, inputs, outputs):
 
 
 def update_of(grads, params):
-    tx = flat.scale_by_muonplus(norm="row", norm_eps=0.0, polar="svd", beta=0.0)
+    tx = omp.scale_by_muonplus(norm="row", norm_eps=0.0, polar="svd", beta=0.0)
     return jax.jit(lambda g, p: tx.update(g, tx.init(p), p)[0])(grads, params)
 
 

@@ -15,7 +15,6 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
-from tests.support import flat
 from tests.support.compilation import collectives
 from tests.support.mesh import assert_same, make_mesh
 from tests.support.reference import muonplus_step
@@ -236,7 +235,7 @@ def test_heads_on_a_mesh_move_twice_and_are_shared_evenly():
     wanted = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec("a", "b")), tree)
     grads = random_like(tree)
     one, many = (
-        flat.scale_by_muonplus(weight_dimension_numbers=omp.per_head(4), sharding=sharding)
+        omp.scale_by_muonplus(weight_dimension_numbers=omp.per_head(4), sharding=sharding)
         for sharding in (None, wanted)
     )
     placed = jax.device_put(grads, wanted)

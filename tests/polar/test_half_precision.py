@@ -16,7 +16,6 @@ import pytest
 
 import optax_muonplus as omp
 from optax_muonplus.polar import FastPolar, Orthogonalize
-from tests.support import flat
 from tests.support.half_precision import matrix, polynomial
 
 TABLES = {"jordan": 5, "you": 5, "dion": 5, "polar_express": 5, "cubic": 5}
@@ -198,7 +197,7 @@ def test_the_long_side_is_padded_once_and_rounded_once_on_a_gpu():
 
 def test_stacks_are_copied_in_half_precision_on_a_gpu():
     tree = {f"layer_{i}": {"kernel": (64, 24)} for i in range(3)}
-    tx = flat.scale_by_muonplus(compute_dtype="bfloat16")
+    tx = omp.scale_by_muonplus(compute_dtype="bfloat16")
 
     def update(*grads):
         grads = {name: {"kernel": g} for name, g in zip(tree, grads, strict=True)}
@@ -212,7 +211,7 @@ def test_stacks_are_copied_in_half_precision_on_a_gpu():
 def test_stacks_are_read_from_stored_momentum_on_a_gpu(nesterov):
     """Else XLA would compute it again from the momentum before, and keep that."""
     tree = {f"layer_{i}": {"kernel": jnp.zeros((64, 24), jnp.bfloat16)} for i in range(3)}
-    tx = flat.scale_by_muonplus(compute_dtype="bfloat16", nesterov=nesterov)
+    tx = omp.scale_by_muonplus(compute_dtype="bfloat16", nesterov=nesterov)
     update = jax.export.export(jax.jit(tx.update), platforms=["cuda"])
     program = update(tree, tx.init(tree)).mlir_module()
     kept = re.findall(r"optimization_barrier .* : (.*)$", program, re.M)
@@ -233,7 +232,7 @@ def test_layers_of_one_leaf_are_slices_in_one_loop_on_a_gpu(monkeypatch):
     """Written out, slices of 24 layers of LLaMA-1B took 1.2 GB beside the parameters; now 0.3."""
     monkeypatch.setattr("optax_muonplus.run.stacks.STACK_BYTES", 2 * 24 * 64 * 4)
     dims = {"scanned": omp.MuonDimensionNumbers(1, 2)}
-    tx = flat.scale_by_muonplus(compute_dtype="bfloat16", weight_dimension_numbers=dims)
+    tx = omp.scale_by_muonplus(compute_dtype="bfloat16", weight_dimension_numbers=dims)
 
     def update(grads):
         return tx.update({"scanned": grads}, tx.init({"scanned": grads}))[0]

@@ -7,28 +7,24 @@ import jax.numpy as jnp
 import numpy as np
 
 import optax_muonplus as omp
-from tests.support import flat
 
 NAN = float("nan")
 # Functions with hyperparameters, and what they cannot do without.
 FACTORIES = {
     "muonplus": functools.partial(omp.muonplus, learning_rate=0.1),
     "muon": functools.partial(omp.muon, learning_rate=0.1),
-    "normuon": functools.partial(flat.normuon, learning_rate=0.1),
-    "adamuon": functools.partial(flat.adamuon, learning_rate=0.1),
-    "aurora": functools.partial(flat.aurora, learning_rate=0.1),
-    "meqmuon": functools.partial(flat.meqmuon, learning_rate=0.1),
-    "muoneq": functools.partial(flat.muoneq, learning_rate=0.1),
-    "turbo_muon": functools.partial(flat.turbo_muon, learning_rate=0.1),
-    "hyperball": functools.partial(flat.hyperball, learning_rate=0.1),
-    "mano": functools.partial(flat.mano, learning_rate=0.1),
-    "muown": functools.partial(flat.muown, learning_rate=0.1),
-    "scale_by_normuon": flat.scale_by_normuon,
-    "scale_by_adamuon": flat.scale_by_adamuon,
-    "scale_by_mano": flat.scale_by_mano,
-    "scale_by_muonplus": flat.scale_by_muonplus,
+    "normuon": functools.partial(omp.baselines.normuon, learning_rate=0.1),
+    "adamuon": functools.partial(omp.baselines.adamuon, learning_rate=0.1),
+    "aurora": functools.partial(omp.baselines.aurora, learning_rate=0.1),
+    "meqmuon": functools.partial(omp.baselines.meqmuon, learning_rate=0.1),
+    "muoneq": functools.partial(omp.baselines.muoneq, learning_rate=0.1),
+    "turbo_muon": functools.partial(omp.baselines.turbo_muon, learning_rate=0.1),
+    "hyperball": functools.partial(omp.baselines.hyperball, learning_rate=0.1),
+    "mano": functools.partial(omp.baselines.mano, learning_rate=0.1),
+    "muown": functools.partial(omp.baselines.muown, learning_rate=0.1),
+    "scale_by_muonplus": omp.scale_by_muonplus,
     "momentum": omp.momentum,
-    "orthogonalize": flat.orthogonalize,
+    "orthogonalize": omp.orthogonalize,
     "normalize": omp.normalize,
     "scale_by_shape": omp.scale_by_shape,
 }
@@ -49,6 +45,7 @@ KINDS = {
     "count": ("ns_steps", "rounds"),
     "word": ("ns_coeffs", "norm", "shape_scale", "polar", "preconditioning", "rule", "sides"),
     "dtype": ("mu_dtype", "compute_dtype"),
+    "value": ("link", "adamw", "others", "momentum", "polar_factor", "normalization", "scale"),
     "tree": (
         "weight_decay_mask",
         "muon_weight_dimension_numbers",

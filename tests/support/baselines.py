@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import optax
 
-from tests.support import flat
+import optax_muonplus as omp
 
 STEPS = 5
 # Kernels as Flax stores them, (in, out): W is their transpose.
@@ -23,7 +23,7 @@ NAMES = (
 
 
 def build(name, rate=0.05, **options):
-    return getattr(flat, name)(rate, **options)
+    return getattr(omp.baselines, name)(rate, **options)
 
 
 def decay(name, weight_decay):

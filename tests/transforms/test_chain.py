@@ -188,7 +188,8 @@ def test_a_variant_with_a_state_on_a_mesh():
     }
     runs = {}
     for name, sharding in (("one", None), ("mesh", place)):
-        params, tx = tree(0), row_muon(0.1, 0.01, OTHER_WAY, sharding)
+        places = {"muon_weight_dimension_numbers": OTHER_WAY, "sharding": sharding}
+        params, tx = tree(0), omp.optimizer(row_muon, 0.1, 0.01, adam_eps=1e-6, **places)
         if sharding is not None:
             params = jax.device_put(params, place)
         state, update = tx.init(params), jax.jit(tx.update)

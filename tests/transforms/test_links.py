@@ -8,17 +8,17 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from tests.support import flat, reference
+from tests.support import reference
 from tests.support.oracle_runs import DIMS, SHAPES, random_trees, updates_of
 
 
 def test_links_refuse_leaves_that_are_not_matrices():
     params = {"embed": {"kernel": jnp.ones((9, 4))}, "up": {"kernel": jnp.ones((4, 6))}}
     for link in (
-        flat.orthogonalize(),
+        omp.orthogonalize(),
         omp.normalize(),
         omp.scale_by_shape(),
-        flat.scale_by_muonplus(),
+        omp.scale_by_muonplus(),
     ):
         with pytest.raises(ValueError, match=r"Not matrices: embed/kernel.*partition_labels"):
             link.init(params)
@@ -45,7 +45,7 @@ def test_matched_update_has_the_frobenius_norm_of_the_polar_factor():
     params, grads = random_trees(8)
     options = [{"norm": "none"}, {"norm": "col_row"}, {"norm": "col_row", "match_frobenius": True}]
     plain, normalized, matched = updates_of(
-        [flat.scale_by_muonplus(shape_scale="none", **o) for o in options], params, grads
+        [omp.scale_by_muonplus(shape_scale="none", **o) for o in options], params, grads
     )
     for key in SHAPES:
         size = [np.linalg.norm(x[key], axis=(1, 2)) for x in (plain, normalized, matched)]
@@ -63,7 +63,7 @@ def test_links_chained_by_hand_are_the_alias():
     tail = [optax.add_decayed_weights(0.1), optax.scale_by_learning_rate(0.3)]
     links = [
         omp.momentum(**momentum),
-        flat.orthogonalize(**polar, weight_dimension_numbers=DIMS),
+        omp.orthogonalize(**polar, weight_dimension_numbers=DIMS),
         omp.normalize(norm_eps=1e-3, **common, weight_dimension_numbers=DIMS),
         omp.scale_by_shape("max", 0.2, **common, weight_dimension_numbers=DIMS),
     ]
@@ -71,7 +71,7 @@ def test_links_chained_by_hand_are_the_alias():
         **momentum, **polar, **common,
         "norm_eps": 1e-3, "shape_scale": "max", "consistent_rms": 0.2,
     }  # fmt: skip
-    part = flat.scale_by_muonplus(**matrix_part, weight_dimension_numbers=DIMS)
+    part = omp.scale_by_muonplus(**matrix_part, weight_dimension_numbers=DIMS)
     by_hand, part, alias = updates_of(
         [
             optax.chain(*links, *tail),
@@ -93,7 +93,7 @@ def test_custom_polar_functions_receive_matrices_as_out_by_in():
     def count_rows(x):
         return x * jnp.arange(1, x.shape[-2] + 1)[None, :, None]
 
-    tx = flat.scale_by_muonplus(polar=count_rows, norm="col", beta=0.5, shape_scale="none")
+    tx = omp.scale_by_muonplus(polar=count_rows, norm="col", beta=0.5, shape_scale="none")
     (updates,) = updates_of([tx], params, grads)
     for key in SHAPES:
         w = 0.5 * grads[key][0].T.astype(np.float64)

@@ -9,7 +9,6 @@ import optax_muonplus as omp
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import DualNorm, Momentum, links_of
-from tests.support.flat import scale_by_muonplus
 from tests.support.trees import first_update, random_tree
 
 
@@ -47,8 +46,8 @@ def test_an_adaptive_step_has_the_size_of_the_corrected_momentum():
     roundings of these, and they agree to 1e-6 or not by the order that a version of XLA adds in.
     """
     options = {"adaptive": True, "nesterov": False}
-    corrected = scale_by_muonplus(beta=0.9, bias_correction=True, **options)
-    memoryless = scale_by_muonplus(beta=0.0, **options)
+    corrected = omp.scale_by_muonplus(beta=0.9, bias_correction=True, **options)
+    memoryless = omp.scale_by_muonplus(beta=0.0, **options)
     with jax.enable_x64(True):
         grads = {"kernel": random_tree([(4, 6)], dtype=jnp.float64)[0]}
         found, expected = (first_update(tx, grads) for tx in (corrected, memoryless))

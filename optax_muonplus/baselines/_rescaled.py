@@ -1,0 +1,66 @@
+"""Rules that divide the polar factor of a momentum by a running size of its rows or entries."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from optax_muonplus import transforms
+from optax_muonplus.transforms import LeafInfo, MatrixLayout
+
+
+class RescaledState(NamedTuple):
+    """State of a rule that rescales a polar factor.
+
+    Attributes:
+      momentum: :class:`optax_muonplus.transforms.MomentumState`, one buffer for each matrix.
+      nu: running mean of squares.
+    """
+
+    momentum: Any
+    nu: optax.Updates
+
+
+class Rescaled:
+    """A momentum, its polar factor O, and ``rescaled(layout, O, nu)`` with a running mean nu.
+
+    Matrices are moved on a mesh for their polar factors as under Muon+; sums that follow are left
+    to the compiler. A subclass is a frozen dataclass.
+
+    Attributes:
+      state: the class of the state.
+    """
+
+    state = RescaledState
+
+    @property
+    def polar_step(self) -> transforms.Steps:
+        """The momentum and its polar factor, which is not rounded before it is squared."""
+        raise NotImplementedError
+
+    def start(self, layout: MatrixLayout, w: jax.Array, mu: jax.Array) -> jax.Array:
+        """Returns the first running mean for a block of parameters and of momentum buffers."""
+        raise NotImplementedError
+
+    def rescaled(
+        self, layout: MatrixLayout, o: jax.Array, nu: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns a block of the update and of the next running mean."""
+        raise NotImplementedError
+
+    def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> RescaledState:
+        """Returns the state before the first update."""
+        mu, _ = self.polar_step.init(params, leaves)
+        buffers = transforms.find_momentum(mu).mu
+        return self.state(mu, transforms.map_blocks(self.start, leaves, params, buffers))
+
+    def update(
+        self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
+    ) -> tuple[optax.Updates, RescaledState]:
+        """Returns the updates and the new state."""
+        mu, nu = state
+        old = mu, optax.EmptyState()
+        factors, (mu, _) = self.polar_step.update(updates, old, params, leaves)
+        updates, nu = transforms.map_blocks(self.rescaled, leaves, factors, nu, n_results=2)
+        return updates, self.state(mu, nu)

@@ -1,0 +1,297 @@
+"""Whole optimizers of a rule for matrices, and options of values as keywords."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+import optax
+
+from optax_muonplus.extras.argument_names import check_argument_names
+from optax_muonplus.frame import DimensionNumbersTree
+from optax_muonplus.method import ScaleByShape
+from optax_muonplus.transforms._chain import Link
+from optax_muonplus.transforms._descent import add_decayed_weights, scale_by_learning_rate
+from optax_muonplus.transforms._matrix_chain import (
+    MatrixTransformation,
+    Part,
+    matrix_chain,
+    parts_of,
+)
+from optax_muonplus.transforms._order import check_is_made, has_rate, named
+from optax_muonplus.transforms._partition import AdamW, Rest, partition_with_adamw
+from optax_muonplus.transforms._resolved import ChainTransformation
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree
+
+T = TypeVar("T")
+# Everything between the gradients of matrices and their learning rate.
+Rule = Link | MatrixTransformation
+
+# What only a chain sets, by what stands before a function, or the place where it runs.
+_SET_BY_CHAINS = {"divisor", "bounded", "stored_transposed", "shape", "machine", "run"}
+_FURTHER = "All other arguments are those of :func:`optax_muonplus.optimizer`."
+_OPTIONS = """Options of the values among the arguments may be given by their own names, such as
+``beta=0.9`` of the momentum and ``adam_b1=0.9`` of AdamW: they change the value that is given, or
+the default."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class _Default:
+    """The default of an option: what the value has, whether that is given or not."""
+
+    value: Any
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+@overload
+def takes_options(function: Callable[..., T], /) -> Callable[..., T]: ...
+@overload
+def takes_options(*, without: Sequence[str]) -> Callable[[Callable[..., T]], Callable[..., T]]: ...
+def takes_options(
+    function: Callable[..., Any] | None = None, /, *, without: Sequence[str] = ()
+) -> Callable[..., Any]:
+    """Makes the options of a function's values keywords of its own.
+
+    A value is an argument whose default is a dataclass, or a chain of them. The decorator serves
+    factories of a rule: ``def mine(learning_rate, link=Mine(), **where)`` then takes
+    ``mine(0.02, decay=0.9, adam_b1=0.9)``, where ``decay`` is an attribute of ``Mine``, or of a
+    momentum in it. In place of ``**where`` stand all further arguments of
+    :func:`optax_muonplus.optimizer`, to which the function hands them on. The signature has all of
+    these names, and a keyword that is none of them raises TypeError, which says what other
+    libraries' names are called here.
+
+    Args:
+      function: its keywords must not have the names of options.
+      without: arguments of :func:`optax_muonplus.optimizer` that the function does not have.
+
+    Example:
+      >>> import dataclasses, optax_muonplus as omp
+      >>> @omp.transforms.takes_options
+      ... def turned(learning_rate, link=omp.baselines.NorMuon(beta2=0.5), **where):
+      ...     return omp.optimizer(link, learning_rate, **where)
+      >>> tx = turned(0.02, nu_eps=1e-8, beta=0.9, adam_b1=0.8)
+    """
+    if function is None:
+        return functools.partial(takes_options, without=without)
+    arguments = _arguments(function, without)
+    offered = {
+        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_Default(default))
+        for parameter in arguments.values()
+        for name, (_, default) in _named_options(parameter.default).items()
+        if name not in arguments
+    }
+
+    @functools.wraps(function)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        given = {name: x for name, x in kwargs.items() if name in arguments}
+        own = inspect.Signature(list(arguments.values())).bind_partial(*args, **given).arguments
+        rest = kwargs.keys() - given.keys()
+        options = {
+            k: kwargs[k] for k in kwargs if k in rest and not isinstance(kwargs[k], _Default)
+        }
+        values = {name: own.get(name, p.default) for name, p in arguments.items()}
+        known = {name: _named_options(x) for name, x in values.items()}
+        _check_options(made.__name__, options, [*arguments, *offered], values, known)
+        for argument, names in known.items():
+            changes = {names[k][0]: options[k] for k in options if k in names}
+            if changes:
+                own[argument] = _changed(values[argument], changes)
+        return function(**own)
+
+    made.__signature__ = inspect.Signature(  # ty: ignore[missing-attribute]
+        [*arguments.values(), *offered.values()],
+        return_annotation=inspect.signature(function).return_annotation,
+    )
+    has_rest = len(arguments) > len(inspect.signature(function).parameters)
+    text = inspect.cleandoc(function.__doc__ or ""), *([_FURTHER] if has_rest else []), _OPTIONS
+    made.__doc__ = "\n\n".join(text)
+    return made
+
+
+def _check_options(
+    function: str,
+    options: Mapping[str, Any],
+    shown: Sequence[str],
+    values: Mapping[str, Any],
+    known: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Raises TypeError for an option that none of the values has."""
+    found = {option for names in known.values() for option in names}
+    check_argument_names(function, options, dict.fromkeys([*shown, *sorted(found)]))
+    if unused := options.keys() - found:
+        kinds = " and ".join(type(x).__name__ for name, x in values.items() if known[name])
+        raise TypeError(
+            f"{function}() has no argument {min(unused)} with {kinds}, which have no such option."
+        )
+
+
+def _named_options(value: Any) -> dict[str, tuple[str, Any]]:
+    """Returns for each keyword the option of a value, and what it is."""
+    if hasattr(value, "transformation") and not isinstance(value, AdamW):
+        return {}  # the names of its options are those of the rule's
+    prefix = "adam_" if isinstance(value, AdamW) else ""
+    return {prefix + name: (name, x) for name, x in _options(value).items()}
+
+
+def _arguments(function: Callable[..., Any], without: Sequence[str]) -> dict[str, Any]:
+    """Returns the parameters of a function, with those of :func:`optimizer` for its own rest."""
+    own = dict(inspect.signature(function).parameters)
+    rest = [name for name, p in own.items() if p.kind is p.VAR_KEYWORD]
+    if not rest:
+        return own
+    del own[rest[0]]
+    own |= {
+        name: p
+        for name, p in inspect.signature(optimizer).parameters.items()
+        if name not in own and name not in ("rule", *without) and not _is_option(p)
+    }
+    return dict(sorted(own.items(), key=lambda item: item[1].kind))
+
+
+def _is_option(parameter: inspect.Parameter) -> bool:
+    return isinstance(parameter.default, _Default)
+
+
+def _options(value: Any) -> dict[str, Any]:
+    """Returns the options of a value, and of those that it is made of, with what they are."""
+    options: dict[str, Any] = {}
+    if isinstance(value, MatrixTransformation):
+        for part in value.parts:
+            options |= {name: x for name, x in _options(part).items() if name not in options}
+    for name in _fields(value):
+        x = getattr(value, name)
+        options |= _options(x) if dataclasses.is_dataclass(x) else {name: x}
+    return options
+
+
+def _fields(value: Any) -> list[str]:
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return []
+    told = {"norm", "match_frobenius"} if isinstance(value, ScaleByShape) else set()
+    names = [field.name for field in dataclasses.fields(value)]
+    return [name for name in names if name not in _SET_BY_CHAINS | told]
+
+
+def _changed(value: Any, options: Mapping[str, Any]) -> Any:
+    """Returns a value with other options, wherever in it they are."""
+    if not options.keys() & _options(value).keys():
+        return value
+    if isinstance(value, MatrixTransformation):
+        return matrix_chain(
+            *(_changed(part, options) for part in value.parts),
+            weight_dimension_numbers=value.weight_dimension_numbers,
+            sharding=value.sharding,
+        )
+    new = {}
+    for name in _fields(value):
+        x = getattr(value, name)
+        if dataclasses.is_dataclass(x):
+            new[name] = _changed(x, options)
+        elif name in options:
+            new[name] = options[name]
+    return dataclasses.replace(value, **new)
+
+
+@takes_options
+def optimizer(
+    rule: Part,
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    *,
+    adamw: Rest = AdamW(),
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
+) -> ChainTransformation:
+    r"""A rule for the matrices, with weight decay and learning rate, and AdamW for everything else.
+
+    For each matrix W, the update U of the rule and decay :math:`\lambda`:
+
+    .. math::
+      W_t = W_{t-1} - \eta \left( U_t + \lambda W_{t-1} \right)
+
+    A rule whose last link has a ``learning_rate`` of its own, as ``Hyperball`` and ``Muown`` of
+    :mod:`optax_muonplus.baselines` do, gets this one there, and the decay if it has a
+    ``weight_decay`` too.
+
+    Args:
+      rule: a chain of links, such as ``omp.scale_by_muonplus()`` or ``omp.matrix_chain(...)``, or
+        one link, such as ``omp.baselines.NorMuon()`` or an object of your own with ``init(params,
+        leaves)`` and ``update(updates, state, params, leaves)``, see
+        :class:`optax_muonplus.transforms.Link`.
+      learning_rate: number or schedule.
+      weight_decay: number or schedule, of the matrices only.
+      weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``;
+        for the matrices.
+      adamw: the options of AdamW, with the learning rate of the matrices unless it has its own; or
+        another rule in its place, see ``NormalizedMomentum`` of :mod:`optax_muonplus.baselines`.
+      muon_weight_dimension_numbers: which parameters are matrices, as in
+        :func:`optax_muonplus.muonplus`, like the next three.
+      sharding: where the parameters lie.
+      rules: for parameters that the default rules would read in another way.
+      layer_axes: the axes along which layers are stacked.
+
+    Returns:
+      A transformation for the whole tree of parameters. Its state is that of ``optax.partition``
+      with the labels ``"muon"`` and ``"adam"``.
+
+    Raises:
+      TypeError: for a keyword that is no argument and no option; for what is no link.
+      ValueError: for a rule that is not called yet, a whole optimizer in its place, a rule that
+        ends with ``scale_by_learning_rate``, a decay or mask that a rule with a learning rate of
+        its own does not have, and numbers out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, optax_muonplus as omp
+      >>> signs = omp.matrix_chain(omp.momentum(0.9), omp.orthogonalize(), jnp.sign)
+      >>> tx = omp.optimizer(signs, 1e-3, weight_decay=0.1, nesterov=False, adam_b1=0.8)
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> updates, state = tx.update(params, tx.init(params), params)
+    """
+    check_is_made(rule, "rule")
+    *links, last = parts_of(rule)
+    if has_rate(last) and dataclasses.is_dataclass(last):
+        has_decay = hasattr(last, "weight_decay")
+        decay: dict[str, Any] = {"weight_decay": weight_decay} if has_decay else {}
+        is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
+        if weight_decay_mask is not None or not (has_decay or is_zero):
+            raise ValueError(
+                f"The rule ends with {named(last)}, which has a learning rate of its own and no"
+                f" {'mask of its decay' if has_decay else 'weight decay'}. Leave"
+                f" {'weight_decay_mask' if has_decay else 'weight_decay'} out."
+            )
+        links.append(dataclasses.replace(last, learning_rate=learning_rate, **decay))
+    else:
+        decayed = add_decayed_weights(weight_decay, weight_decay_mask)
+        links += [last, decayed, scale_by_learning_rate(learning_rate)]
+    return partition_with_adamw(
+        matrix_chain(*links),
+        adamw,
+        muon_weight_dimension_numbers,
+        sharding,
+        rules=rules,
+        layer_axes=layer_axes,
+    )
+
+
+def former_optimizer_of(
+    link: Part,
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: optax.ScalarOrSchedule,
+    weight_decay_mask: Any,
+    adamw: Rest,
+    weight_dimension_numbers: DimensionNumbersTree,
+    sharding: ShardingTree,
+) -> ChainTransformation:
+    """Calls :func:`optax_muonplus.optimizer`; the name goes in version 0.4."""
+    where: Any = {
+        "adamw": adamw,
+        "muon_weight_dimension_numbers": weight_dimension_numbers,
+        "sharding": sharding,
+    }
+    return optimizer(link, learning_rate, weight_decay, weight_decay_mask, **where)
