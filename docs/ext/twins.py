@@ -10,23 +10,22 @@ from docs.ext.headings import FENCES
 MATTER = re.compile(r"\A---\n.*?\n---\n+", re.S)
 HIDDEN = re.compile(r"^( *)(`{3,}|:{3,})\{(?:index|toctree)\}.*?^\1\2\n*", re.M | re.S)
 CELL = re.compile(r"^(`{3,})\{code-cell\}.*?\n(?::tags:.*\n+)?", re.M)
-ENTRY = re.compile(r"^\.\. auto(?:function|class|data|module):: ([\w.]+)\n(?:   :.*\n)*", re.M)
+ENTRY = re.compile(r"^\.\. auto(function|class|data|module):: ([\w.]+)\n(?:   :.*\n)*", re.M)
 FROM_ROOT = re.compile(r"\]\(/([^)\s]+)\)")
 
 
 def described(match: re.Match[str]) -> str:
     """A public name with its signature and its docstring."""
-    module, _, name = match[1].rpartition(".")
-    try:
-        value = importlib.import_module(match[1])
-        return f"{inspect.getdoc(value) or ''}\n"
-    except ModuleNotFoundError:
-        value = getattr(importlib.import_module(module), name)
+    kind, path = match.groups()
+    if kind == "module":  # a function, such as muonplus, may have the name of its module
+        return f"{inspect.getdoc(importlib.import_module(path)) or ''}\n"
+    module, _, name = path.rpartition(".")
+    value = getattr(importlib.import_module(module), name)
     try:
         signature = str(inspect.signature(value))
     except (TypeError, ValueError):  # a value that is not called
         signature = ""
-    return f"### `{match[1]}{signature}`\n\n{inspect.getdoc(value) or ''}\n"
+    return f"### `{path}{signature}`\n\n{inspect.getdoc(value) or ''}\n"
 
 
 def twin(text: str, page: str) -> str:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from docs.ext.headings import expanded, outline, slug
-from tests.support.documents import PAGES, ROOT
+from tests.support.documents import CONTRIBUTING, PAGES, ROOT
 
 DOCUMENTS = [
     *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("*.md")),
@@ -40,6 +40,16 @@ def test_links_lead_to_files_and_headings(document):
         if anchor:
             anchors = {slug(title) for *_, title in outline(expanded(linked.read_text()))}
             assert anchor in anchors, f"{document} links to {target}"
+
+
+def test_files_that_contributing_names_exist():
+    """Paths in code, from the root or within the library; a name alone is in a room beside it."""
+    named = re.findall(r"`([\w./]*\w\.(?:py|txt|md|yml|svg))`", CONTRIBUTING)
+    files = {path.as_posix() for path in (ROOT / "optax_muonplus").rglob("*.py")}
+    for name in named:
+        found = (ROOT / name).exists() or any(file.endswith(f"/{name}") for file in files)
+        made = name == "llms.txt"  # by the build of the site
+        assert found or made or (ROOT / ".github" / "workflows" / name).exists(), name
 
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if name != "CHANGELOG.md"])

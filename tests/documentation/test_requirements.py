@@ -3,10 +3,6 @@
 import re
 import tomllib
 
-import pytest
-
-from examples.trainer.system import optional_packages
-from examples.trainer.system.errors import UserError
 from tests.support.documents import ROOT
 
 FILES = {path.name: path.read_text() for path in (ROOT / "requirements").glob("*.txt")}
@@ -16,16 +12,6 @@ def test_extras_of_the_wheel_are_for_the_code_in_it():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert set(project["project"]["optional-dependencies"]) == {"cuda", "tpu"}
     assert "/requirements" in project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_lines_are_what_any_pip_reads(name):
-    """A comment needs a space before it, and files are named from the folder that they are in."""
-    lines = [line.partition("  #")[0] for line in FILES[name].splitlines()]
-    for line in (line for line in lines if not line.startswith("#")):
-        other = re.fullmatch(r"-r ([\w-]+\.txt)", line)
-        package = re.fullmatch(r"[\w-]+(\[[\w,-]+\])?([<>=]=?[\w.]+(,[<>=]=?[\w.]+)*)?", line)
-        assert other[1] in FILES if other else package, line
 
 
 def written():
@@ -49,8 +35,3 @@ def test_every_file_that_is_named_somewhere_exists_and_no_extra_is():
     assert named and named <= set(FILES)
     extras = re.findall(r"(?:-e ['\"]\.|optax_muonplus)\[([\w,-]+)\]['\"]", text)
     assert extras and set(",".join(extras).split(",")) <= {"cuda", "tpu"}
-
-
-def test_a_missing_package_is_answered_with_its_file():
-    with pytest.raises(UserError, match=r"pip install -r requirements/eval\.txt"):
-        optional_packages.load("no_such_module", "this", "eval")
