@@ -10,6 +10,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus.coefficients import CoefficientsLike
 from optax_muonplus.extras.argument_names import suggest_argument_names
+from optax_muonplus.extras.zero1 import StateSharding, shard_state, state_layout
 from optax_muonplus.frame import DimensionNumbersTree
 from optax_muonplus.method import (
     DEFAULT_EPS,
@@ -31,10 +32,8 @@ from optax_muonplus.transforms import (
     matrix_chain,
     partition_with_adamw,
     scale_by_learning_rate,
-    shard_state,
-    state_layout,
 )
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, StateSharding
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -5,6 +5,7 @@ from optax_muonplus.frame.checks import check_gradients as check_gradients
 from optax_muonplus.frame.checks import check_inexact as check_inexact
 from optax_muonplus.frame.checks import check_inexact_dtypes as check_inexact_dtypes
 from optax_muonplus.frame.checks import check_only_matrices as check_only_matrices
+from optax_muonplus.frame.checks import mark_as_last as mark_as_last
 from optax_muonplus.frame.layout import MatrixLayout as MatrixLayout
 from optax_muonplus.frame.leaves import ADAM as ADAM
 from optax_muonplus.frame.leaves import GIVEN as GIVEN
@@ -35,3 +36,5 @@ from optax_muonplus.frame.spec import DimensionNumbersTree as DimensionNumbersTr
 from optax_muonplus.frame.spec import MatrixSpec as MatrixSpec
 from optax_muonplus.frame.spec import MuonDimensionNumbers as MuonDimensionNumbers
 from optax_muonplus.frame.spec import Shape as Shape
+from optax_muonplus.frame.state_check import StateCheck as StateCheck
+from optax_muonplus.frame.state_check import wrong_state as wrong_state

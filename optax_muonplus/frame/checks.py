@@ -1,5 +1,6 @@
 """Checks of parameters and gradients, which name the leaves that are wrong."""
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,14 @@ import numpy as np
 from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.frame.paths import Path, flatten_with_names, path_name
 from optax_muonplus.method import supported
+
+# Updates that nothing may follow, by their ids.
+_LAST: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def mark_as_last(update: Any) -> None:
+    """Lets every optimizer refuse ``update``, made by a link that comes last, as a gradient."""
+    _LAST[id(update)] = update
 
 
 def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
@@ -52,6 +61,11 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
     buffer may be complex where the gradient is not, since ``mu_dtype`` says so. Leaves are matched
     by their paths, and those that are in one of the trees only are left to Optax.
     """
+    if _LAST and any(_LAST.get(id(x)) is x for x in jax.tree.leaves(gradients)):
+        raise ValueError(
+            "qk_clip stands before the optimizer, which takes its updates for gradients. It scales"
+            " what parameters become, so that it comes last: optax.chain(optimizer, qk_clip(...))."
+        )
     like = gradients if like is None else like
     if jax.tree.structure(gradients) == jax.tree.structure(like):
         pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(like), strict=True)

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 from jax.typing import DTypeLike
 
+from optax_muonplus.extras.zero1 import find_shardings
 from optax_muonplus.frame import ADAM, MUON, LeafInfo, LeafSharding, ResolvedTree
 from optax_muonplus.transforms import Momentum
-from optax_muonplus.trees import layouts
 
 
 def line_of_bytes(
@@ -25,7 +25,7 @@ def line_of_bytes(
     where = shardings
     if given["state_sharding"] is not None:
         params = tree.unflatten(tree.arrays)
-        found = layouts(params, given["sharding"], given["state_sharding"])
+        found = find_shardings(params, given["sharding"], given["state_sharding"])
         where = [x.state or own for x, own in zip(found, shardings, strict=True)]
     whole, shard = dict.fromkeys((MUON, ADAM), 0), dict.fromkeys((MUON, ADAM), 0)
     for leaf, known in zip(tree.leaves, where, strict=True):

@@ -1,14 +1,17 @@
 """The links of Muon+ as Optax transformations, and chains of them."""
 
+from optax_muonplus.extras.bfloat16 import RemaindersState as RemaindersState
+from optax_muonplus.extras.bfloat16 import StochasticRoundingState as StochasticRoundingState
+from optax_muonplus.extras.bfloat16 import param_remainders as param_remainders
+from optax_muonplus.extras.bfloat16 import stochastic_rounding as stochastic_rounding
+from optax_muonplus.extras.qk_clip import qk_clip as qk_clip
+from optax_muonplus.extras.zero1 import shard_state as shard_state
+from optax_muonplus.extras.zero1 import state_layout as state_layout
 from optax_muonplus.frame import LeafInfo as LeafInfo
 from optax_muonplus.frame import MatrixLayout as MatrixLayout
 from optax_muonplus.frame import flatten_tree as flatten_tree
 from optax_muonplus.transforms._apply import Run as Run
 from optax_muonplus.transforms._apply import plainly as plainly
-from optax_muonplus.transforms._bfloat16 import RemaindersState as RemaindersState
-from optax_muonplus.transforms._bfloat16 import StochasticRoundingState as StochasticRoundingState
-from optax_muonplus.transforms._bfloat16 import param_remainders as param_remainders
-from optax_muonplus.transforms._bfloat16 import stochastic_rounding as stochastic_rounding
 from optax_muonplus.transforms._blocks import map_blocks as map_blocks
 from optax_muonplus.transforms._chain import Link as Link
 from optax_muonplus.transforms._descent import add_decayed_weights as add_decayed_weights
@@ -35,9 +38,6 @@ from optax_muonplus.transforms._optimizer import takes_options as takes_options
 from optax_muonplus.transforms._order import check_rule as check_rule
 from optax_muonplus.transforms._partition import AdamW as AdamW
 from optax_muonplus.transforms._partition import partition_with_adamw as partition_with_adamw
-from optax_muonplus.transforms._qk_clip import qk_clip as qk_clip
-from optax_muonplus.transforms._shard_state import shard_state as shard_state
-from optax_muonplus.transforms._shard_state import state_layout as state_layout
 from optax_muonplus.transforms._steps import DualNorm as DualNorm
 from optax_muonplus.transforms._steps import Steps as Steps
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
-from optax_muonplus.frame import flatten_with_names, path_name
+from optax_muonplus.frame import flatten_with_names, path_name, wrong_state
 from optax_muonplus.method import floating_dtype, narrowed
 from optax_muonplus.run import Sources
 from optax_muonplus.transforms._int8 import (
@@ -19,7 +19,6 @@ from optax_muonplus.transforms._int8 import (
     quantized,
     zero_scales,
 )
-from optax_muonplus.transforms._state_check import wrong_state
 
 
 class MomentumState(NamedTuple):

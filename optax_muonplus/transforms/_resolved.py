@@ -11,12 +11,11 @@ import optax
 from optax_muonplus.frame import (
     DimensionNumbersTree,
     ResolvedTree,
+    StateCheck,
     beside_updates,
     check_gradients,
     check_inexact,
 )
-from optax_muonplus.transforms._qk_clip import not_clipped
-from optax_muonplus.transforms._state_check import StateCheck
 from optax_muonplus.trees import (
     ShardingTree,
     all_shardings,
@@ -90,7 +89,7 @@ class Resolved:
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         """Returns the updates and the new state."""
-        check_gradients(not_clipped(updates), params)
+        check_gradients(updates, params)
         params = beside_updates(updates, params)
         check(state, updates, params)
         tree = self._looked_up(updates)

@@ -16,10 +16,11 @@ from optax_muonplus.trees.reader import Reader as Reader
 from optax_muonplus.trees.reader import muon_dimension_numbers as muon_dimension_numbers
 from optax_muonplus.trees.reader import reader_of as reader_of
 from optax_muonplus.trees.sharding import ShardingTree as ShardingTree
+from optax_muonplus.trees.sharding import checked_sharding as checked_sharding
+from optax_muonplus.trees.sharding import given_shardings as given_shardings
+from optax_muonplus.trees.sharding import leaf_sharding as leaf_sharding
+from optax_muonplus.trees.sharding import mirrored as mirrored
 from optax_muonplus.trees.sharding import shard_like_params as shard_like_params
-from optax_muonplus.trees.state_sharding import StateSharding as StateSharding
-from optax_muonplus.trees.state_sharding import layouts as layouts
-from optax_muonplus.trees.state_sharding import warn_of_moves as warn_of_moves
 from optax_muonplus.trees.suggestions import to_adamw as to_adamw
 from optax_muonplus.trees.suggestions import what_to_write as what_to_write
 from optax_muonplus.trees.user_rules import LayerAxes as LayerAxes

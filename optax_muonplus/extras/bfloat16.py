@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus.frame import beside_updates, flatten_with_names, path_name
-from optax_muonplus.transforms._state_check import StateCheck
+from optax_muonplus.frame import StateCheck, beside_updates, flatten_with_names, path_name
 
 _LOW = 0xFFFF  # the bits of a float32 that a bfloat16 has not
 _LARGEST_REMAINDER = 0x7FFF

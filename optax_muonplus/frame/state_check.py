@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from optax_muonplus.frame import flatten_with_names, listed, path_name
+from optax_muonplus.frame.paths import flatten_with_names, listed, path_name
 
 _GRADIENTS = (
     " Call update(gradients, state, parameters) with gradients as jax.grad returns them. What is"

@@ -1,30 +1,51 @@
 """QK-clip: heads whose attention logits grew too large get smaller queries and keys."""
 
+import collections
 import math
-import weakref
-from typing import Any, Literal, get_args
+import re
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.extras.heads import FUSED, KEY, QUERY
+from optax_muonplus.extras.heads import FUSED, KEY, QUERY, side_of
 from optax_muonplus.frame import (
     DimensionNumbersTree,
+    LeafInfo,
     ResolvedTree,
     beside_updates,
     check_gradients,
     flatten_tree,
     listed,
+    mark_as_last,
 )
 from optax_muonplus.method import POSITIVE, check_number, check_word, known_count
-from optax_muonplus.transforms._attention import QueryKeyLayer, query_key_modules
 from optax_muonplus.trees import LayerAxes, Rules, names_to_read, reader_of, resolve
 
 Fused = Literal["blocks", "by_head"]
-# What qk_clip has made and is still in use, by its id: an optimizer must not take it for gradients.
-_MADE: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_NORM = r"((q|k|qk|query|key)_?(ln|((layer|rms)_?)?norm)|norm_?(q|k|query|key))(/|$)"
+# Up-projections of latent attention, whose heads also have parts that all of them share.
+_LATENT = r"(wq_b|q_b_proj|[qk]_up(_proj)?|w_?u[qk])/?(kernel|w|weight)?$"
+
+
+class QueryKeyLayer(NamedTuple):
+    """A kernel or bias of queries, keys or both, and the axes that are not outputs or layers."""
+
+    side: str
+    leaf: LeafInfo
+    inputs: tuple[int, ...]
+
+    def outputs(self, layers: tuple[int, ...]) -> int:
+        """How many outputs one layer has; ``layers`` are the sizes of stacked ones."""
+        free = tuple(n for axis, n in enumerate(self.leaf.shape) if axis not in self.inputs)
+        if free[: len(layers)] != layers:
+            raise ValueError(
+                f"{self.leaf.name} has the shape {self.leaf.shape}, and its max_logits say"
+                f" {layers} layers. Give an array (*layers, heads), one layer after the other."
+            )
+        return math.prod(free[len(layers) :])
 
 
 def qk_clip(
@@ -115,20 +136,10 @@ def qk_clip(
             for layer, of_heads in zip(modules[module], factors, strict=True):
                 i = layer.leaf.index
                 new[i] = _scaled(new[i], own[i], _per_output(layer, of_heads))
-                _MADE[id(new[i])] = new[i]
+                mark_as_last(new[i])
         return tree.unflatten(new), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def not_clipped(updates: optax.Updates) -> optax.Updates:
-    """Returns gradients; raises ValueError for those that are updates of :func:`qk_clip`."""
-    if any(_MADE.get(id(x)) is x for x in jax.tree.leaves(updates)):
-        raise ValueError(
-            "qk_clip stands before the optimizer, which takes its updates for gradients. It scales"
-            " what parameters become, so that it comes last: optax.chain(optimizer, qk_clip(...))."
-        )
-    return updates
 
 
 def _modules(
@@ -214,3 +225,54 @@ def _scaled(update: jax.Array, parameter: Any, factor: jax.Array) -> jax.Array:
     u, p, f = (jnp.asarray(x, wide) for x in (update, parameter, factor))
     f = f * jnp.ones_like(u)  # on a mesh with explicit axes it then lies where the update does
     return jnp.where(f < 1, f * u + (f - 1) * p, u).astype(jnp.result_type(update))
+
+
+def query_key_modules(tree: ResolvedTree) -> dict[str, list[QueryKeyLayer]]:
+    """The layers with queries and keys, by the path of their module.
+
+    Raises ValueError if there are none, and for modules whose logits do not follow from the sizes
+    of these layers alone.
+    """
+    names = names_to_read([leaf.path for leaf in tree.leaves])
+    found: dict[str, list[QueryKeyLayer]] = collections.defaultdict(list)
+    for name, leaf in zip(names, tree.leaves, strict=True):
+        kernel = re.sub(r"/(bias|b)$", "", re.sub(r"_bias$", "_weight", name))
+        side, module = side_of(kernel)
+        if side not in (QUERY, KEY, FUSED):
+            continue
+        if kernel == name and leaf.layout is None:
+            raise ValueError(f"{leaf.name} is no matrix ({leaf.rule}). Say by a rule how it is.")
+        inputs = leaf.matrix.reduction_axes if kernel == name else ()
+        found[module.rstrip("/")].append(QueryKeyLayer(side, leaf, inputs))
+    modules = {m: x for m, x in found.items() if {layer.side for layer in x} != {KEY}}
+    _check_modules(modules, names)
+    return modules
+
+
+def _check_modules(modules: dict[str, list[QueryKeyLayer]], names: list[str]) -> None:
+    """Raises ValueError for modules that the link has no rule for, and if there are none."""
+    shown = listed((name, None) for name in names)
+    if not modules:
+        raise ValueError(
+            "No module has layers with the names of queries and keys (query and key, q_proj and"
+            f" k_proj, wq and wk, qkv, c_attn, ...). The paths are: {shown}."
+        )
+    sides = {module: {layer.side for layer in layers} for module, layers in modules.items()}
+    alone = [
+        module
+        for module, layers in modules.items()
+        if sides[module] == {QUERY} or any(re.search(_LATENT, x.leaf.name) for x in layers)
+    ]
+    if alone:
+        raise ValueError(
+            f"{listed((module, None) for module in alone)}: queries without a layer that has the"
+            " name of keys alone. There is no rule for keys and values in one kernel, or for latent"
+            f" attention. The paths are: {shown}."
+        )
+    prefixes = tuple(f"{module}/" if module else "" for module in modules)
+    norms = [x for x in names if x.startswith(prefixes) and re.search(f"(^|/){_NORM}", x)]
+    if norms:
+        raise ValueError(
+            f"{listed((name, None) for name in norms)}: norms of queries and keys undo a scale of"
+            " their weights, and bound logits by themselves. Leave qk_clip out."
+        )

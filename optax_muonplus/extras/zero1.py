@@ -1,4 +1,4 @@
-"""Where a state lies that is sharded over replicas of its parameters, as ZeRO-1 has it."""
+"""The state of an optimizer, sharded over replicas of the parameters (ZeRO-1)."""
 
 import math
 import warnings
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.core
 import numpy as np
+import optax
 from jax.sharding import AxisType, NamedSharding
 
 from optax_muonplus.frame import (
@@ -16,11 +17,13 @@ from optax_muonplus.frame import (
     added_axes,
     as_named,
     axes_of_type,
+    beside_updates,
     flatten_tree,
     path_name,
 )
-from optax_muonplus.trees.flat import FlatTree
-from optax_muonplus.trees.sharding import (
+from optax_muonplus.run import gather, moved_to
+from optax_muonplus.trees import (
+    FlatTree,
     ShardingTree,
     checked_sharding,
     given_shardings,
@@ -30,17 +33,118 @@ from optax_muonplus.trees.sharding import (
 
 # A tree as for ``sharding``, or the names of mesh axes.
 StateSharding = ShardingTree | str | Sequence[str]
+# By the index of a leaf: the shardings before and after it is cut.
+Moves = dict[int, tuple[LeafSharding, LeafSharding]]
 
 
-class Layout(NamedTuple):
-    """How a parameter lies on a mesh, and what the state has for it; None is not known."""
+class Shardings(NamedTuple):
+    """The sharding of a parameter, and that of its state; None where it is not known."""
 
-    own: LeafSharding | None
+    params: LeafSharding | None
     state: LeafSharding | None
 
 
-def warn_of_moves(tree: Any, found: Sequence[Layout]) -> None:
-    """Warns, naming the first leaf, where a state is more than a cut of what each device has."""
+def shard_state(
+    inner: optax.GradientTransformation,
+    sharding: ShardingTree = None,
+    state_sharding: StateSharding = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Shards the state of any optimizer further than the parameters, as ZeRO-1 does.
+
+    Where parameters are replicated over a mesh axis, such as ``data``, each replica keeps a part of
+    the state, and updates that part: gradients and parameters are cut to it, which moves nothing,
+    and the updates are gathered, all in one collective. In one program with the gradients' mean
+    over replicas the compiler can make a reduce-scatter of the mean and the cut.
+
+    :func:`optax_muonplus.muonplus` and :func:`optax_muonplus.muon` have the same two arguments. An
+    optimizer of :mod:`optax_muonplus.baselines` gets ``sharding=state_layout(sharding,
+    state_sharding)`` of its own, on a mesh with Auto axes.
+
+    Args:
+      inner: any transformation that needs no more than the shards of an array, or that knows how
+        they lie, as all of this library do.
+      sharding: of the parameters, as in :func:`optax_muonplus.muonplus`.
+      state_sharding: of the state: the name of a mesh axis or several, along which the first axis
+        of each parameter that divides is cut too, or a tree, prefix tree or function as
+        ``sharding``. None takes the sharding of the arrays in the state, on Explicit axes. Mesh
+        axes that are added in front of those that cut an axis already are possible, but each array
+        is moved on its own then, which a warning says.
+
+    Returns:
+      A transformation with the state of ``inner``, which takes and gives what ``inner`` does.
+
+    Raises:
+      ValueError: at init, for shardings that do not fit a parameter, and under ``jax.jit`` on Auto
+        axes without ``sharding``.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, optax_muonplus as omp
+      >>> mesh = jax.make_mesh((1,), ("data",))
+      >>> everywhere = jax.NamedSharding(mesh, jax.P())
+      >>> tx = omp.transforms.shard_state(optax.adam(1e-3), everywhere, "data")
+      >>> state = tx.init({"up": jax.device_put(jnp.ones((4, 6)), everywhere)})
+    """
+    inner = optax.with_extra_args_support(inner)
+
+    def moves(tree: Any, state: Any = None) -> Moves:
+        found = find_shardings(tree, sharding, state_sharding, state)
+        if state is None:
+            warn_of_moves(tree, found)
+        return {i: (own, cut) for i, (own, cut) in enumerate(found) if own and cut and own != cut}
+
+    def replaced(tree: Any, arrays: dict[int, jax.Array]) -> Any:
+        leaves, structure = jax.tree.flatten(tree)
+        return structure.unflatten(arrays.get(i, x) for i, x in enumerate(leaves))
+
+    def cut_up(tree: Any, chosen: Moves) -> Any:
+        leaves = jax.tree.leaves(tree)
+        return replaced(tree, {i: moved_to(leaves[i], cut) for i, (_, cut) in chosen.items()})
+
+    def init(params: optax.Params) -> optax.OptState:
+        return inner.init(cut_up(params, moves(params)))
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        chosen = moves(updates, state)
+        if not chosen:
+            return inner.update(updates, state, params, **extra_args)
+        params = beside_updates(updates, params)
+        parts = None if params is None else cut_up(params, chosen)
+        new, state = inner.update(cut_up(updates, chosen), state, parts, **extra_args)
+        leaves = jax.tree.leaves(new)
+        own, cut = zip(*chosen.values(), strict=True)
+        whole = gather([leaves[i] for i in chosen], cut, own)
+        return replaced(new, dict(zip(chosen, whole, strict=True))), state
+
+    outer = type(inner)(init, update)
+    # ``links_of`` and ``describe`` read the chain's attributes.
+    vars(outer).update(vars(inner))
+    return outer
+
+
+def state_layout(sharding: ShardingTree, state_sharding: StateSharding) -> ShardingTree:
+    """Returns the sharding of the state of :func:`shard_state`, for its ``inner``'s ``sharding``.
+
+    Args:
+      sharding: as in :func:`shard_state`; None where the types of arrays have it.
+      state_sharding: the sharding of the state.
+    """
+    if sharding is None or state_sharding is None:
+        return sharding
+
+    def of(tree: Any) -> Any:
+        found = find_shardings(tree, sharding, state_sharding, cut=True)
+        return jax.tree.structure(tree).unflatten(x.state and as_named(x.state) for x in found)
+
+    return of
+
+
+def warn_of_moves(tree: Any, found: Sequence[Shardings]) -> None:
+    """Warns where a part of the state is not in the device's shard of the parameter."""
     paths, leaves, _ = flatten_tree(tree)
     moved = [
         (path_name(path), x.shape, own, state)
@@ -81,14 +185,14 @@ def _remedy(own: LeafSharding, state: LeafSharding, shape: tuple[int, ...]) -> s
     )
 
 
-def layouts(
+def find_shardings(
     tree: Any,
     sharding: ShardingTree,
     state_sharding: StateSharding,
     state: Any = None,
     cut: bool = False,
-) -> list[Layout]:
-    """How each leaf lies on a mesh, and its state.
+) -> list[Shardings]:
+    """Finds the shardings of each leaf and of its state.
 
     Args:
       tree: parameters or updates.
@@ -102,7 +206,7 @@ def layouts(
         parameter lies.
     """
     if state_sharding is None and not any(map(_has_a_layout, jax.tree.leaves(state))):
-        return [Layout(None, None)] * len(jax.tree.leaves(tree))
+        return [Shardings(None, None)] * len(jax.tree.leaves(tree))
     flat = FlatTree.of(tree)
     paths, leaves = flat.paths, flat.arrays
     given: Sequence[NamedSharding | None] = [None] * len(paths)
@@ -117,9 +221,9 @@ def layouts(
     found, wrong = [], []
     for path, x, own, entry in zip(paths, leaves, given, entries, strict=True):
         try:
-            # Without a type that could disagree.
+            # A description has no type that could disagree.
             known = jax.ShapeDtypeStruct(x.shape, x.dtype) if cut and own else x
-            found.append(_layout(known, own, entry))
+            found.append(_shardings(known, own, entry))
         except ValueError as error:
             wrong.append(f"{path_name(path)}: {error}")
     if wrong:
@@ -128,34 +232,34 @@ def layouts(
 
 
 def _axis_names(given: Any) -> tuple[str, ...] | None:
-    """The mesh axes, if that is what was given."""
+    """Returns the names of mesh axes; None for a tree of shardings."""
     if isinstance(given, str):
         return (given,)
     is_names = isinstance(given, list | tuple) and given and all(isinstance(x, str) for x in given)
     return tuple(given) if is_names else None
 
 
-def _layout(x: Any, given: NamedSharding | None, wanted: Any) -> Layout:
-    """``wanted`` is a sharding, the names of mesh axes to add to that of ``x``, or None."""
+def _shardings(x: Any, given: NamedSharding | None, wanted: Any) -> Shardings:
+    """Finds the shardings of one leaf: ``wanted`` is a sharding, mesh axes to add, or None."""
     if wanted is None:
-        return Layout(None, None)
+        return Shardings(None, None)
     own = leaf_sharding(x, given, None)
     if own is None:
         if given is not None or not isinstance(x, jax.core.Tracer):
-            return Layout(None, None)  # one device
+            return Shardings(None, None)  # one device
         raise ValueError(
             "it is not known how it lies on the mesh, since axes are Auto under jax.jit. Pass"
             " sharding= too, with the shardings of the parameters"
         )
     if isinstance(wanted, tuple):
-        return Layout(own, _over(own, x.shape, wanted))
+        return Shardings(own, _over(own, x.shape, wanted))
     if dict(wanted.mesh.shape) != dict(own.mesh.shape):
         raise ValueError(f"state_sharding= is on {wanted.mesh}, the parameter on {own.mesh}")
-    return Layout(own, checked_sharding(wanted.spec, x.shape, own.mesh))
+    return Shardings(own, checked_sharding(wanted.spec, x.shape, own.mesh))
 
 
 def _over(own: LeafSharding, shape: tuple[int, ...], axes: tuple[str, ...]) -> LeafSharding:
-    """``own``, with the first axis that divides cut along ``axes`` too; unchanged if none does."""
+    """Cuts the first axis that divides along ``axes`` too; returns ``own`` if none does."""
     mesh, spec = own
     if unknown := [name for name in axes if name not in mesh.shape]:
         raise ValueError(
@@ -175,7 +279,7 @@ def _over(own: LeafSharding, shape: tuple[int, ...], axes: tuple[str, ...]) -> L
 
 
 def _has_a_layout(x: Any) -> bool:
-    """Whether the type of an array says how it lies, which it does with ``jax.jit`` and without."""
+    """Whether the type of an array has its sharding, with ``jax.jit`` and without."""
     if not isinstance(x, jax.Array):
         return False
     return bool(axes_of_type(jax.typeof(x).sharding.mesh, AxisType.Explicit))
@@ -184,7 +288,7 @@ def _has_a_layout(x: Any) -> bool:
 def _of_arrays(
     state: Any, paths: Sequence[Path], leaves: Sequence[Any]
 ) -> list[NamedSharding | None]:
-    """How the array of a state that mirrors a parameter lies, if it says so."""
+    """Finds for each parameter the sharding of the first array of the state that mirrors it."""
     params = {path: np.shape(x) for path, x in zip(paths, leaves, strict=True)}
     found: dict[Path, NamedSharding] = {}
     state_paths, arrays, _ = flatten_tree(state)
