@@ -36,14 +36,12 @@ class Aurora(MatrixFunction):
       rounds: K, from 1 to 100; the products are those of as many polar factors.
       damping: :math:`\gamma`, in (0, 1].
       norm_eps: :math:`\epsilon`, the least norm that divides.
-      shape: of the matrices as they are stored, if not that of the array.
     """
 
     polar_factor: Orthogonalize = Orthogonalize((2.0, -1.5, 0.5), 12)
     rounds: int = matrices.static(default=2)
     damping: ArrayLike = 0.5
     norm_eps: ArrayLike = 1e-7
-    shape: tuple[int, int] | None = matrices.static(default=None)
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is out of range, and for traced ``rounds``."""
@@ -57,7 +55,7 @@ class Aurora(MatrixFunction):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns the factor of every matrix."""
-        m, n = self.shape or x.shape[-2:]
+        m, n = x.shape[-2:]
         if m == n:
             return self.polar_factor(x)
         axis = -1 if m > n else -2
@@ -78,10 +76,6 @@ class Aurora(MatrixFunction):
     def transpose_equivariant(self) -> bool:
         """Whether Ortho is."""
         return self.polar_factor.transpose_equivariant
-
-    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """Returns the function with the numbers of rows and columns of ``shape``."""
-        return self.replace(shape=shape, polar_factor=self.polar_factor.padded(shape))
 
     def flops(self, shape: tuple[int, int]) -> int:
         """Counts those of ``rounds`` polar factors, or of one for a square matrix."""

@@ -31,11 +31,9 @@ class Equilibrate(MatrixFunction):
 
     Attributes:
       rms: :math:`\rho`, the root mean square of an update.
-      shape: that of the matrices as they are stored, if not that of the array.
     """
 
     rms: ArrayLike = RMS
-    shape: tuple[int, int] | None = matrices.static(default=None)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a size that is not positive and finite."""
@@ -44,13 +42,9 @@ class Equilibrate(MatrixFunction):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Equilibrates every matrix."""
         y = matrices.upcast_for_sum(x)
-        m, n = self.shape or x.shape[-2:]
+        m, n = x.shape[-2:]
         sizes = jnp.where(matrices.rows_vary_more(y), rms_along(y, -1, n), rms_along(y, -2, m))
         return (matrices.as_real(self.rms, sizes.dtype) * divided(y, sizes, LEAST)).astype(x.dtype)
-
-    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """Returns the function with the numbers of rows and columns of ``shape``."""
-        return self.replace(shape=shape)
 
     @property
     def transpose_equivariant(self) -> bool:

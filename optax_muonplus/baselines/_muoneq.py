@@ -61,11 +61,6 @@ class Balance(MatrixFunction):
             y = y * jnp.where(size > 0, 1 / jnp.sqrt(jnp.where(size > 0, size, 1)), 0)
         return y.astype(x.dtype)
 
-    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """Returns itself: zeros add nothing to sums of squares, and stay zeros."""
-        del shape
-        return self
-
     def transposed(self) -> MatrixFunction:
         """Balances rows for columns and columns for rows."""
         return self.replace(sides=_TRANSPOSED[self.sides])

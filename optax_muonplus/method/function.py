@@ -71,13 +71,6 @@ class MatrixFunction:
         """The dtype that results were rounded to before they got that of the matrices, or None."""
         return None
 
-    def padded(self, shape: tuple[int, int]) -> "MatrixFunction":
-        """Returns the function for matrices of ``shape`` with rows and columns of zeros behind.
-
-        Its results have zeros there too.
-        """
-        return OnPart(self, shape)
-
     def flops(self, shape: tuple[int, int]) -> int:
         """Counts FLOPs of products for a matrix ``(out, in)``; devices are balanced by them."""
         del shape
@@ -91,17 +84,12 @@ class MatrixFunction:
 
 
 class Elementwise(MatrixFunction):
-    """A function of each entry that keeps zeros; a subclass defines ``__call__``."""
+    """A function of each entry; a subclass defines ``__call__``."""
 
     @property
     def transpose_equivariant(self) -> bool:
         """Whether entries may be transposed first: always."""
         return True
-
-    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """Returns itself: zeros stay zeros."""
-        del shape
-        return self
 
 
 @matrix_function
@@ -129,10 +117,6 @@ class ViaTranspose(MatrixFunction):
         """Returns ``f``."""
         return self.function
 
-    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """Pads ``f``, for the other shape."""
-        return ViaTranspose(self.function.padded(shape[::-1]))
-
     @property
     def input_dtype(self) -> jnp.dtype | None:
         """That of ``f``."""
@@ -146,18 +130,6 @@ class ViaTranspose(MatrixFunction):
     def flops(self, shape: tuple[int, int]) -> int:
         """Counts those of ``f``."""
         return self.function.flops(shape[::-1])
-
-
-@matrix_function
-class OnPart(MatrixFunction):
-    """The function of the first rows and columns, and zeros behind: two copies more than it."""
-
-    function: MatrixFunction
-    shape: tuple[int, int] = static()
-
-    def __call__(self, x: Matrices) -> Matrices:
-        """Cuts, calls the function, and pads."""
-        return with_zeros(self.function(part(x, self.shape)), x.shape[-2:])
 
 
 @matrix_function
@@ -180,10 +152,6 @@ class Composition(MatrixFunction):
     def transposed(self) -> "Composition":
         """Transposes each of them."""
         return compose([f.transposed() for f in self.functions])
-
-    def padded(self, shape: tuple[int, int]) -> "Composition":
-        """Pads each of them."""
-        return compose([f.padded(shape) for f in self.functions])
 
     @property
     def input_dtype(self) -> jnp.dtype | None:
@@ -211,15 +179,9 @@ def compose(functions: Sequence[MatrixFunction]) -> Composition:
     return Composition(tuple(functions))
 
 
-def for_layout(
-    function: MatrixFunction, transposed: bool, shape: tuple[int, int] | None = None
-) -> MatrixFunction:
-    """Returns ``function`` for matrices stored as (in, out) if ``transposed``.
-
-    ``shape`` is theirs, as stored, if rows and columns of zeros lie behind them.
-    """
-    chosen = function.transposed() if transposed else function
-    return chosen if shape is None else chosen.padded(shape)
+def for_layout(function: MatrixFunction, transposed: bool) -> MatrixFunction:
+    """Returns ``function`` for matrices that are stored as (in, out) if ``transposed``."""
+    return function.transposed() if transposed else function
 
 
 def part(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows columns"]:
@@ -231,5 +193,7 @@ def part(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows colum
 def with_zeros(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows columns"]:
     """Adds rows and columns of zeros behind matrices, so that they have ``shape``."""
     check_matrices(x)
+    if x.shape[-2:] == tuple(shape):
+        return x
     widths = [(0, n - side) for n, side in zip(shape, x.shape[-2:], strict=True)]
     return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + widths)

@@ -177,7 +177,6 @@ class Normalize(MatrixFunction):
       bounded: whether entries are known to be of the order of 1 at most, as those of a polar factor
         are. It saves reading them once more, to keep their squares in range.
       stored_transposed: whether matrices are stored as (in, out).
-      shape: that of the matrices as they are stored, if not that of the array.
     """
 
     norm: Norm = static(default="col_row")
@@ -185,7 +184,6 @@ class Normalize(MatrixFunction):
     match_frobenius: bool = static(default=False)
     bounded: bool = static(default=False)
     stored_transposed: bool = static(default=False)
-    shape: tuple[int, int] | None = static(default=None)
 
     def __post_init__(self) -> None:
         """Raises ValueError as :func:`normalize_matrix`, and unless the flag is one."""
@@ -196,7 +194,7 @@ class Normalize(MatrixFunction):
     def __call__(self, x: Matrices) -> Matrices:
         """Normalizes ``x``, and rescales it to its Frobenius norm if that is asked for."""
         y, bounded = upcast_for_sum(x), self.bounded
-        rows, columns = self.shape or x.shape[-2:]
+        rows, columns = x.shape[-2:]
         fans = (columns, rows) if self.stored_transposed else (rows, columns)
         if self.norm == "auto":
             z = y if bounded else scale_by_pow2(y)[0]
@@ -224,11 +222,6 @@ class Normalize(MatrixFunction):
         positive = jnp.where(squares > 0, squares, 1)
         return y * jnp.where(squares > 0, jax.lax.rsqrt(positive), 0)
 
-    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """Returns the function that knows the shape: zeros add nothing to sums, and stay zeros."""
-        return self.replace(shape=shape)
-
     def transposed(self) -> MatrixFunction:
         """Normalizes rows for columns and columns for rows."""
-        shape = None if self.shape is None else self.shape[::-1]
-        return self.replace(stored_transposed=not self.stored_transposed, shape=shape)
+        return self.replace(stored_transposed=not self.stored_transposed)

@@ -61,17 +61,13 @@ def shape_factor(
 
 @matrix_function
 class ScaleByShape(MatrixFunction):
-    """Multiplies by a factor of the shape; attributes as in ``optax_muonplus.scale_by_shape``.
-
-    ``shape`` is that of the matrices as they are stored, if not that of the array.
-    """
+    """Multiplies by a factor of the shape; attributes as in ``optax_muonplus.scale_by_shape``."""
 
     shape_scale: ShapeScale = static(default="spectral")
     consistent_rms: float | jax.Array | None = None
     norm: Norm = static(default="none")
     match_frobenius: bool = static(default=False)
     stored_transposed: bool = static(default=False)
-    shape: tuple[int, int] | None = static(default=None)
 
     def __post_init__(self) -> None:
         """Raises ValueError as :func:`shape_factor`."""
@@ -107,15 +103,10 @@ class ScaleByShape(MatrixFunction):
 
     def __call__(self, x: Matrices) -> Matrices:
         """Multiplies ``x`` by the factor."""
-        rows, columns = self.shape or x.shape[-2:]
+        rows, columns = x.shape[-2:]
         fans = (columns, rows) if self.stored_transposed else (rows, columns)
         return (x * self.factor(*fans)).astype(x.dtype)
 
-    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """Returns the function with the factor of ``shape``."""
-        return self.replace(shape=shape)
-
     def transposed(self) -> MatrixFunction:
         """Returns the same factor, with fan-out and fan-in read off the other axes."""
-        shape = None if self.shape is None else self.shape[::-1]
-        return self.replace(stored_transposed=not self.stored_transposed, shape=shape)
+        return self.replace(stored_transposed=not self.stored_transposed)

@@ -91,19 +91,17 @@ class MatrixBatch(NamedTuple):
         dtypes = sources, self.array_dtype, self.dtype, self.result_dtype
         return self.shape[-2:], dtypes, self.transposed
 
-    def apply(self, steps: Composition, padded: bool = False) -> Callable[[jax.Array], jax.Array]:
-        """``steps`` of arrays like this one, or with zeros behind the matrices if ``padded``."""
-        rows, columns = self.shape[-2:]
-        shape = (rows, columns) if padded else None
+    def apply(self, steps: Composition) -> Callable[[jax.Array], jax.Array]:
+        """``steps`` of arrays like this one."""
         alike, others = steps.split()
         layout = self.transposed if others.functions else False
 
         def finished(transposed: bool) -> Callable[[jax.Array], jax.Array]:
-            function = for_layout(others, transposed, shape)
+            function = for_layout(others, transposed)
             return lambda x: narrowed(function(x.astype(self.dtype)), self.result_dtype)
 
         def applied(x: jax.Array) -> jax.Array:
-            y = for_layout(alike, False, shape)(x.astype(self.dtype))
+            y = alike(x.astype(self.dtype))
             if not isinstance(layout, jax.Array):
                 return finished(layout)(y)
             # What enters and leaves the branches is written to memory.

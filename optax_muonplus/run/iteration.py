@@ -69,6 +69,7 @@ class Iteration:
       precision: of float32 products; None means JAX's default.
       upcast_operands: whether operands are multiplied in the dtype of sums.
       products: the class that makes the products.
+      block: longer sides are padded to multiples of it.
     """
 
     rows: tuple[Row, ...]
@@ -79,6 +80,7 @@ class Iteration:
     precision: Precision
     upcast_operands: bool
     products: type[Products] = Products
+    block: int = 1
 
     def products_of(self, shape: tuple[int, ...], dtype: jnp.dtype) -> Products:
         """Returns the products for matrices of that shape, which sum in ``dtype``."""
@@ -97,6 +99,7 @@ class Iteration:
             self.precision,
             self.upcast_operands,
             exact_squares=gram_form and self.operand == jnp.bfloat16,
+            block=self.block,
         )
 
 
@@ -140,9 +143,7 @@ def iterate(
 
     y, magnitude = _in_range(y.astype(dtype), operand)
     scaled_eps = as_real(eps, magnitude.dtype) / magnitude
-    y = rounded(y, operand)
-    if operand != dtype:
-        y = products.padded(y)
+    y = products.padded(rounded(y, operand))
     gram = products.gram(y)
     norm = iteration.safety_factor, iteration.preconditioning
     scale = _scale(y, gram.astype(dtype), scaled_eps, *norm) * products.factor

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus.frame import varying_axes
-from optax_muonplus.method import with_zeros
 
 Tree = TypeVar("Tree")
 Sources = tuple[jax.Array, ...]
@@ -163,38 +162,26 @@ def _slice_derivative(
     return jax.jvp(mapped, primals, tangents)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def concatenated(arrays: list[jax.Array], shape: tuple[int, ...] | None = None) -> jax.Array:
-    """Joins arrays along their first axis, with zeros behind matrices so that they have ``shape``.
+@jax.custom_jvp
+def concatenated(arrays: list[jax.Array]) -> jax.Array:
+    """Joins arrays along their first axis.
 
     Each is written by the operation that computes it. On a TPU a short ``jnp.concatenate`` is a
-    pass of its own over all of them, and so is a pad before it.
+    pass of its own over all of them.
     """
-    own = arrays[0].shape[1:]
-    shape = shape or own
-    if len(arrays) == 1 and own == shape:
+    if len(arrays) == 1:
         return arrays[0]
     stops = list(itertools.accumulate(len(x) for x in arrays))
-    stack = jax.lax.empty((stops[-1], *shape), arrays[0].dtype)
-    for axis, (side, filled) in enumerate(zip(own, shape, strict=True), start=1):
-        if side < filled:
-            behind = jnp.zeros_like(jax.lax.slice_in_dim(stack, side, filled, axis=axis))
-            stack = jax.lax.dynamic_update_slice_in_dim(stack, behind, side, axis)
+    stack = jax.lax.empty((stops[-1], *arrays[0].shape[1:]), arrays[0].dtype)
     for x, stop in zip(arrays, stops, strict=True):
-        stack = jax.lax.dynamic_update_slice(stack, x, (stop - len(x), 0, 0))
+        stack = jax.lax.dynamic_update_slice_in_dim(stack, x, stop - len(x), 0)
     return stack
 
 
 @concatenated.defjvp
-def _concatenated_derivative(
-    shape: tuple[int, ...] | None, primals: Any, tangents: Any
-) -> tuple[jax.Array, jax.Array]:
+def _concatenated_derivative(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     """By ``jnp.concatenate``: ``jax.vmap`` gives each of its members an empty array of its own."""
-
-    def joined(arrays: list[jax.Array]) -> jax.Array:
-        return jnp.concatenate([with_zeros(x, shape or x.shape[1:]) for x in arrays])
-
-    return jax.jvp(joined, primals, tangents)
+    return jax.jvp(jnp.concatenate, primals, tangents)
 
 
 def _varying_like(x: jax.Array, others: Sequence[jax.Array]) -> jax.Array:

@@ -17,6 +17,7 @@ from optax_muonplus.method import (
     product_dtype,
     static,
 )
+from optax_muonplus.run import products
 from optax_muonplus.run.algorithm import choose_algorithm
 from optax_muonplus.run.iteration import Iteration, iterate_on_its_platform, product_shapes
 from optax_muonplus.run.platform import PLATFORMS, Platform, platform_of
@@ -65,8 +66,8 @@ class FastPolar(MatrixFunction):
 
     def flops(self, shape: tuple[int, int]) -> int:
         """Counts the products of :func:`matmul_shapes`."""
-        products = matmul_shapes(shape, self.options, self.platform)
-        return sum(2 * math.prod(product) for product in products)
+        shapes = matmul_shapes(shape, self.options, self.platform)
+        return sum(2 * math.prod(product) for product in shapes)
 
     def iteration(self, platform: Platform, shape: tuple[int, ...], dtype: DTypeLike) -> Iteration:
         """Resolves all choices for matrices of that shape and dtype on that platform."""
@@ -84,6 +85,7 @@ class FastPolar(MatrixFunction):
             algorithm.precision,
             algorithm.upcast_operands,
             self.products,
+            products.TPU_BLOCK if platform == "tpu" else 1,
         )
 
 

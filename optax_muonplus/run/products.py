@@ -32,6 +32,9 @@ from optax_muonplus.method import Matrices, Row, adjoint, with_zeros
 
 # Sides of half-precision operands are padded to 8 elements (16 bytes), as cuBLAS requires.
 ALIGNMENT = 8
+# The matrix unit of a TPU multiplies blocks of 128 x 128. A product that sums over a side of 5461
+# takes 28% longer than over 5504, by libtpu's estimate for a v5e.
+TPU_BLOCK = 128
 
 # Gram matrices and polynomials of them, n the shorter side.
 Square = Inexact[Array, "*batch n n"]
@@ -72,6 +75,7 @@ class Products:
       precision: of float32 products.
       upcast_operands: whether operands are multiplied in ``dtype``.
       exact_squares: whether R^2 is not rounded for a row of three coefficients.
+      block: longer sides are padded to multiples of it.
     """
 
     left: bool
@@ -81,13 +85,17 @@ class Products:
     precision: Precision = None
     upcast_operands: bool = False
     exact_squares: bool = False
+    block: int = 1
 
     def padded(self, y: Matrices) -> Matrices:
-        """Adds zeros up to sides that half-precision units like, which change no other element.
+        """Adds zeros up to sides that matrix units like, which change no other element.
 
         XLA would else pad odd sides before every product, a pass over the matrices each time.
         """
-        return with_zeros(y, [side + -side % ALIGNMENT for side in y.shape[-2:]])
+        least = ALIGNMENT if self.operand != self.dtype else 1
+        blocks = [self.block if side > self.block else least for side in y.shape[-2:]]
+        sides = zip(y.shape[-2:], blocks, strict=True)
+        return with_zeros(y, [side + -side % block for side, block in sides])
 
     def matmul(
         self, a: Inexact[Array, "*batch n k"], b: Inexact[Array, "*batch k m"], exact: bool = False

@@ -13,10 +13,9 @@ On a TPU the matrices of a stack are worked on one after the other, in a loop. O
 the iteration needs for it stay in the fast memory of a core (VMEM, 128 MiB of a v5e), where a
 stack does not; a product reads its matrix from the stack, and writes it into the results, without
 a copy. A loop over the parameters themselves, as on a CPU, is slower: at every turn it would copy
-several of them to the fast memory, of which it uses one. Sides are padded to full blocks of the
-matrix unit, once for all functions, which keep the zeros: products then take little longer than
-their FLOPs do at the unit's peak. Symmetric ones in halves, without the quarter that mirrors
-another, have a quarter less of them and take longer: to join the parts, results are read again.
+several of them to the fast memory, of which it uses one. Symmetric products in halves, without the
+quarter that mirrors another, have a quarter less of them and take longer: to join the parts,
+results are read again.
 
 This was seen in programs that XLA compiled for an H100 and a v5e, and was not run: no accelerator
 was at hand.
@@ -37,9 +36,8 @@ from optax_muonplus.method import (
     compose,
     for_layout,
     narrowed,
-    part,
-    with_zeros,
 )
+from optax_muonplus.run import products
 from optax_muonplus.run.batches import (
     READ_ONE,
     MatrixBatch,
@@ -58,10 +56,6 @@ STACK_BYTES = 2**27
 
 # Of one stack on a TPU, whose results are another one. The iteration needs next to nothing more.
 TPU_STACK_BYTES = 2**28
-
-# The matrix unit of a TPU multiplies blocks of 128 x 128. A product that sums over a side of 5461
-# takes 28% longer than over 5504, by libtpu's estimate for a v5e.
-TPU_BLOCK = 128
 
 
 def apply_batched(
@@ -103,10 +97,7 @@ def _fast(steps: Composition, platform: Platform | None = None) -> Composition:
 
 def apply_to_one(steps: Composition, batch: MatrixBatch, platform: Platform) -> jax.Array:
     """Applies ``steps`` to a single matrix; its layout may be known at run time only."""
-    steps = _fast(steps, platform)
-    if platform == "tpu":
-        return _on_full_blocks(steps, batch)(*batch.sources)
-    return batch.apply(steps)(batch.array)
+    return batch.apply(_fast(steps, platform))(batch.array)
 
 
 def _work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
@@ -201,17 +192,16 @@ def _map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.
     # Libtpu stores a matrix transposed where only its columns then fill their blocks. To swap the
     # axes moves nothing there; without it libtpu transposes the padded stack as a whole. Not
     # scanned layers: for them the update took 59.5 million cycles so, and 58.4 without.
+    block = products.TPU_BLOCK
     turned = [
-        x.shape[0] == 1 and x.shape[-1] % TPU_BLOCK != 0 and x.shape[-2] % TPU_BLOCK == 0
-        for x in batches
+        x.shape[0] == 1 and x.shape[-1] % block != 0 and x.shape[-2] % block == 0 for x in batches
     ]
     stored = [_swapped(x) if t else x for x, t in zip(batches, turned, strict=True)]
     results: dict[int, jax.Array] = {}
     for group in grouped(stored, lambda x: (x.program_key, x.shape[0] == 1)):
         if stored[group[0]].shape[0] > 1:
             for i in group:
-                function = _on_full_blocks(steps, stored[i])
-                results[i] = map_slices(function, stored[i].sources, 1)
+                results[i] = map_slices(_of_sources(steps, stored[i]), stored[i].sources, 1)
             continue
         narrow = {i: stored[i].rounded_early(steps) for i in group}
         sizes = [math.prod(x.shape) * x.array_dtype.itemsize for x in narrow.values()]
@@ -227,21 +217,12 @@ def _swapped(batch: MatrixBatch) -> MatrixBatch:
 
 
 def _in_a_stack(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """``steps`` of parameters of one matrix each, which are padded as they are stacked."""
-    shape = batches[0].shape[-2:]
-    filled = _full_blocks(shape)
-    stack = concatenated([x.array for x in batches], filled)
-    function = batches[0].apply(steps, padded=filled != shape)
-    return jnp.split(part(map_slices(function, (stack,), 1, in_place=True), shape), len(batches))
+    """``steps`` of parameters of one matrix each."""
+    stack = concatenated([x.array for x in batches])
+    return jnp.split(map_slices(batches[0].apply(steps), (stack,), 1, in_place=True), len(batches))
 
 
-def _on_full_blocks(steps: Composition, batch: MatrixBatch) -> Callable[..., jax.Array]:
-    """``steps`` of the matrices that are made of arrays like the sources, padded and then cut."""
-    shape = batch.shape[-2:]
-    filled = _full_blocks(shape)
-    function = batch.apply(steps, padded=filled != shape)
-    return lambda *sources: part(function(with_zeros(batch.matrices(*sources), filled)), shape)
-
-
-def _full_blocks(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(side + -side % TPU_BLOCK if side > TPU_BLOCK else side for side in shape)
+def _of_sources(steps: Composition, batch: MatrixBatch) -> Callable[..., jax.Array]:
+    """``steps`` of the matrices that are made of arrays like the sources."""
+    function = batch.apply(steps)
+    return lambda *sources: function(batch.matrices(*sources))

@@ -158,11 +158,6 @@ class ScaleByDualNorm(MatrixFunction):
         """The same with ``f`` and ``s`` transposed."""
         return ScaleByDualNorm(self.function.transposed(), self.scale.transposed(), self.divisor)
 
-    def padded(self, shape: tuple[int, int]) -> MatrixFunction:
-        """The same with ``f`` and ``s`` of such matrices."""
-        function, scale = self.function.padded(shape), self.scale.padded(shape)
-        return ScaleByDualNorm(function, scale, self.divisor)
-
     def flops(self, shape: tuple[int, int]) -> int:
         """Returns the FLOPs of ``f``."""
         return self.function.flops(shape)

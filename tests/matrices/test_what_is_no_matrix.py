@@ -36,7 +36,7 @@ ON_MATRICES = {
     "scale_by_pow2": matrices.scale_by_pow2,
     "part": lambda x: matrices.part(x, (2, 2)),
     "with_zeros": lambda x: matrices.with_zeros(x, (5, 5)),
-    "for_layout": lambda x: matrices.for_layout(polar.Orthogonalize("turbo", 4), True, (3, 3))(x),
+    "for_layout": lambda x: matrices.for_layout(polar.Orthogonalize("turbo", 4), True)(x),
     "compose": lambda x: matrices.compose([matrices.Normalize("none")])(x),
     "norm_variance": diagnostics.norm_variance,
     "norm_ratio": diagnostics.norm_ratio,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import optax_muonplus as omp
-from optax_muonplus.run import stacks
+from optax_muonplus.run import products, stacks
 
 D = 16
 
@@ -42,10 +42,10 @@ def everywhere_stacked(monkeypatch, stack_bytes=stacks.STACK_BYTES):
     play(monkeypatch, "gpu")
 
 
-def everywhere_mapped(monkeypatch, stack_bytes=stacks.TPU_STACK_BYTES, block=stacks.TPU_BLOCK):
+def everywhere_mapped(monkeypatch, stack_bytes=stacks.TPU_STACK_BYTES, block=products.TPU_BLOCK):
     """What TPUs do, on this device."""
     monkeypatch.setattr(stacks, "TPU_STACK_BYTES", stack_bytes)
-    monkeypatch.setattr(stacks, "TPU_BLOCK", block)
+    monkeypatch.setattr(products, "TPU_BLOCK", block)
     play(monkeypatch, "tpu")
 
 

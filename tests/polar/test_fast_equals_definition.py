@@ -1,0 +1,92 @@
+"""The fast polar factor gives the numbers of the definition, for every choice and platform."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optax_muonplus import coefficients
+from optax_muonplus.polar import FastPolar, Orthogonalize
+from optax_muonplus.run import products
+
+SHAPES = [(16, 40), (28, 20), (16, 16)]
+OPTIONS = {
+    "auto": {},
+    "one step": {"ns_steps": 1},
+    "plain": {"polar": "newton_schulz"},
+    "gram": {"polar": "gram"},
+    "restarts": {"ns_coeffs": "cans", "ns_steps": 8, "polar": "gram"},
+    "cubic": {"ns_coeffs": "cubic"},
+    "safety factor": {"ns_coeffs": "polar_express", "polar": "newton_schulz"},
+    "degree 7": {"ns_coeffs": coefficients.polar_express(4, degree=7), "ns_steps": 4},
+    "eps": {"eps": 3.0},
+    **{name: {"preconditioning": name} for name in ("spectral", "schatten", "aol", "aol_out")},
+    "aol, gram": {"preconditioning": "aol", "polar": "gram"},
+}
+
+
+def gaussian(shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), (2, *shape))
+
+
+# What rounding of 6e-8 becomes, where slopes at small singular values or coefficients are large.
+ATOL = {"restarts": 2e-4, "gram": 1e-4, "degree 7": 5e-4}
+
+
+@pytest.mark.parametrize(
+    "name, platform", [("auto", "gpu"), *((x, y) for x in OPTIONS for y in ("cpu", "tpu"))]
+)
+def test_float32(name, platform, monkeypatch):
+    """Sides of 20 and 28 are both padded to 32 on a TPU."""
+    monkeypatch.setattr(products, "TPU_BLOCK", 16)
+    options = Orthogonalize(**OPTIONS[name])
+    fast = jax.jit(FastPolar(options, platform))
+    if platform == "tpu" and options.polar == "gram":
+        fast = jax.default_matmul_precision("highest")(fast)  # a CPU makes no products of three
+    for shape in SHAPES:
+        x = gaussian(shape)
+        np.testing.assert_allclose(fast(x), options(x), atol=ATOL.get(name, 2e-5))
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("bfloat16", 3e-2), ("float16", 4e-3)])
+@pytest.mark.parametrize("name", ["plain", "auto", "cubic", "aol_out"])
+def test_half_precision(name, dtype, tolerance):
+    """Errors are of the size of the dtype's digits in both; each product is rounded once."""
+    exact = Orthogonalize(**OPTIONS[name])
+    options = Orthogonalize(**OPTIONS[name], compute_dtype=dtype)
+    for shape in ((48, 160), (160, 48)):
+        x = gaussian(shape)
+        found, defined, wide = (f(x) for f in (FastPolar(options), options, exact))
+        size = jnp.linalg.norm(wide)
+        errors = [float(jnp.linalg.norm(y - wide) / size) for y in (found, defined)]
+        assert max(errors) < tolerance and min(errors) > tolerance / 50
+        assert 0.5 < errors[0] / errors[1] < 2
+
+
+def test_complex_and_narrow_matrices():
+    z = jax.lax.complex(gaussian((16, 40)), gaussian((16, 40), 1))
+    np.testing.assert_allclose(FastPolar(Orthogonalize())(z), Orthogonalize()(z), atol=2e-5)
+    narrow = gaussian((16, 40)).astype(jnp.bfloat16)
+    found, expected = FastPolar(Orthogonalize())(narrow), Orthogonalize()(narrow)
+    assert found.dtype == expected.dtype == jnp.bfloat16
+    np.testing.assert_allclose(found.astype("float32"), expected.astype("float32"), atol=2**-8)
+
+
+def test_traced_steps():
+    for steps in (1, 5, 9):
+        fast, slow = (
+            jax.jit(lambda x, n, kind=kind: kind(Orthogonalize("cubic", n))(x))(
+                gaussian((16, 40)), steps
+            )
+            for kind in (FastPolar, lambda options: options)
+        )
+        np.testing.assert_allclose(fast, slow, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "complex64"])
+def test_zeros_give_zeros_and_the_derivative_zero(dtype):
+    zero = jnp.zeros((4, 6), dtype)
+    for function in (Orthogonalize(), FastPolar(Orthogonalize())):
+        assert not jnp.any(function(zero))
+        _, tangent = jax.jvp(function, (zero,), (jnp.ones_like(zero),))
+        assert not jnp.any(tangent)
