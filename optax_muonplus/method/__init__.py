@@ -27,6 +27,9 @@ from .function import compose as compose
 from .function import for_layout as for_layout
 from .function import part as part
 from .function import with_zeros as with_zeros
+from .momentum import look_ahead as look_ahead
+from .momentum import moving_average as moving_average
+from .momentum import muon_plus as muon_plus
 from .newton_schulz import Preconditioning as Preconditioning
 from .newton_schulz import adjoint as adjoint
 from .newton_schulz import newton_schulz as newton_schulz

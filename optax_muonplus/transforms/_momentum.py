@@ -12,11 +12,11 @@ from jax.typing import ArrayLike, DTypeLike
 from optax_muonplus.frame import check_gradients, check_inexact_dtypes, flatten_with_names
 from optax_muonplus.method import (
     DECAY,
-    accumulation_dtype,
-    as_real,
     check_flag,
     check_number,
+    look_ahead,
     matrix_function,
+    moving_average,
     narrower,
     static,
 )
@@ -109,20 +109,7 @@ class Direction:
     def __call__(self, *arrays: jax.Array) -> jax.Array:
         """Returns the direction of what holds the momentum and, with ``nesterov``, the gradient."""
         *buffer, g = arrays if self.nesterov else (*arrays, None)
-        m = loaded(*buffer)
-        dtype = _sum_dtype(m, m if g is None else g)
-        # Weights are divided by the corrections first: a gradient near the largest number divided
-        # by 1 - beta would be infinite.
-        beta = as_real(self.beta, jnp.finfo(dtype).dtype)
-        if g is None:
-            return self._corrected(beta, 1.0, 0) * m.astype(dtype)
-        old = self._corrected(beta, beta, 1) * m.astype(dtype)
-        return old + self._corrected(beta, 1 - beta, 0) * g.astype(dtype)
-
-    def _corrected(self, beta: jax.Array, weight: Any, later: int) -> Any:
-        if self.count is None:
-            return weight / self.divisor
-        return weight / (1 - beta ** (self.count + later)) / self.divisor
+        return look_ahead(loaded(*buffer), g, self.beta, self.count, self.divisor)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -184,7 +171,9 @@ class Momentum:
         check_gradients(updates, state[0], "momentum")
         buffers, treedef = buffers_of(state)
         grads = [jnp.asarray(g) for g in treedef.flatten_up_to(updates)]
-        sums = [self._average(loaded(*m), g) for m, g in zip(buffers, grads, strict=True)]
+        sums = [
+            moving_average(loaded(*m), g, self.beta) for m, g in zip(buffers, grads, strict=True)
+        ]
         kept = [stored(x, m) for x, m in zip(sums, buffers, strict=True)]
         made_of = [
             m if len(m) > 1 or narrower(x.dtype, rounded_to) == m[0].dtype else (x,)
@@ -197,12 +186,6 @@ class Momentum:
             return new, read, [(*m, g) for m, g in zip(made_of, grads, strict=True)]
         return new, read, made_of
 
-    def _average(self, m: jax.Array, g: jax.Array) -> jax.Array:
-        """Returns ``beta m + (1 - beta) g``, in float32 at least."""
-        dtype = _sum_dtype(m, g)
-        beta = as_real(self.beta, jnp.finfo(dtype).dtype)
-        return beta * m.astype(dtype) + (1 - beta) * g.astype(dtype)
-
 
 def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:
     """A real buffer would drop the imaginary parts of a complex parameter's momentum."""
@@ -213,8 +196,3 @@ def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:
             f"mu_dtype={mu_dtype} cannot hold the momentum of complex parameters. Leave it None, or"
             " treat them in a group of their own."
         )
-
-
-def _sum_dtype(m: jax.Array, g: jax.Array) -> jnp.dtype:
-    """The wider of their dtypes, at least float32."""
-    return accumulation_dtype(jnp.promote_types(m.dtype, g.dtype))

@@ -91,9 +91,13 @@ def test_modules_do_not_import_in_circles():
 
 
 def test_the_method_runs_alone(tmp_path):
-    """Copied into an empty folder, with JAX and Optax beside it, "method" imports nothing else."""
+    """Copied into an empty folder, with JAX beside it, "method" computes an update."""
     shutil.copytree(PACKAGE / "method", tmp_path / "method")
-    program = "import method, sys; assert 'optax_muonplus' not in sys.modules"
+    program = """
+import sys, jax.numpy as jnp, method
+update, momentum = method.muon_plus(jnp.eye(2, 3), jnp.zeros((2, 3)))
+assert update.shape == momentum.shape == (2, 3) and jnp.abs(update).max() > 0.5
+assert not {"optax_muonplus", "optax"} & set(sys.modules)"""
     command = [sys.executable, "-P", "-c", program]
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
