@@ -58,7 +58,7 @@ def select(
     dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
 ) -> list[LeafInfo]:
-    """The matrices of ``tree`` with one of the patterns in their paths; None means all."""
+    """Finds the matrices of ``tree`` with one of the patterns in their paths; None means all."""
     resolved = resolve(tree, dimension_numbers, sharding)
     leaves, matrices = resolved.leaves, resolved.matrices
     # The placeholder that optax.tree.map_params asks about has no leaves.

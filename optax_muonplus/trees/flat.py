@@ -60,7 +60,7 @@ class FlatTree:
         return [path for path, x in pairs if is_hole(x)]
 
     def may_have_had(self, pattern: str) -> bool:
-        """Whether ``pattern``, which is found in no path, may be for what was left out.
+        """Says whether ``pattern``, which is found in no path, may be for what was left out.
 
         A ``MaskedNode`` in the place of a whole subtree does not say which paths were below it.
         """
@@ -68,12 +68,12 @@ class FlatTree:
 
 
 def is_function(given: Any) -> bool:
-    """Whether ``given`` is a function, and not a tree that may be called, as Equinox modules."""
+    """Says whether ``given`` is a function, and not a tree with a call, as Equinox modules are."""
     return callable(given) and jax.tree_util.all_leaves([given])
 
 
 def broadcast_prefix(given: Any, tree: FlatTree, kind: Any, what: str, expected: str) -> list[Any]:
-    """The entry of ``given`` for each leaf of ``tree``, in order.
+    """Returns the entry of ``given`` for each leaf of ``tree``, in order.
 
     ``given`` is a tree or prefix tree of entries of a ``kind``, or a function from a tree to one.
     Leaves are matched by their paths, so that entries written for one container (a dict) serve the

@@ -10,7 +10,7 @@ _KERNEL = re.compile("(?i)kernel$|^w$|lora_[ab]$")
 
 
 def stack_of(path: Path, shape: Shape, layer_axes: Mapping[str, Shape]) -> Shape:
-    """The axes of a leaf that number its layers, by the first pattern found in its path."""
+    """Returns the axes of a leaf that number its layers, by the first pattern found in its path."""
     pattern = _pattern(path, layer_axes)
     if pattern is None or len(shape) < 2:
         return ()

@@ -68,12 +68,12 @@ def partition_labels(
 
 
 def all_shardings(tree: ResolvedTree) -> list[LeafSharding | None]:
-    """How each leaf lies on a mesh, whether it is a matrix or not."""
+    """Returns how each leaf lies on a mesh, whether it is a matrix or not."""
     return shardings_of(tree, tree.leaves)
 
 
 def shardings_of(tree: ResolvedTree, leaves: Sequence[LeafInfo]) -> list[LeafSharding | None]:
-    """How some of the leaves lie on a mesh; ValueError names all for which that cannot be."""
+    """Returns how some leaves lie on a mesh; ValueError names all for which that cannot be."""
     shardings, wrong = [], []
     meshes: dict[Any, str] = {}
     for leaf in leaves:
@@ -94,7 +94,7 @@ def shardings_of(tree: ResolvedTree, leaves: Sequence[LeafInfo]) -> list[LeafSha
 
 
 def _read(tree: FlatTree, given: DimensionNumbersTree, strict: bool = True) -> list[LeafInfo]:
-    """The records of leaves, but for shardings."""
+    """Makes the records of leaves, but for shardings."""
     check_parameters(tree)
     given = reader_of(given)
     if given is None or isinstance(given, Reader):

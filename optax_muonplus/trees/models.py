@@ -25,8 +25,10 @@ def check_no_state(tree: Any) -> None:
         root = type(x).__module__.partition(".")[0]
         return root in ("optax", "optax_muonplus") and type(x).__name__.endswith("State")
 
-    whole = hasattr(tree, "opt_state")  # which has a message of its own
-    if not whole and any(map(is_state, jax.tree.leaves(tree, is_leaf=is_state))):
+    # A whole model with its optimizer has a message of its own.
+    if not hasattr(tree, "opt_state") and any(
+        map(is_state, jax.tree.leaves(tree, is_leaf=is_state))
+    ):
         raise ValueError(
             "Got the state of an optimizer in place of parameters: pass the parameters. A state"
             " does not say by which norm or other settings it was made: keep the arguments of the"
@@ -35,7 +37,7 @@ def check_no_state(tree: Any) -> None:
 
 
 def without_static(tree: Any) -> Any:
-    """An Equinox model without its functions, words and numbers; any other tree as it is."""
+    """Removes functions, words and numbers from an Equinox model; other trees stay as they are."""
     if not any(map(_is_equinox, jax.tree.leaves(tree, is_leaf=_is_equinox))):
         return tree
     return jax.tree.map(lambda x: x if hasattr(x, "dtype") else None, tree)
@@ -96,7 +98,7 @@ def _check_variables(tree: Any) -> None:
 
 
 def _is_state(x: Any) -> bool:
-    """Whether ``x`` is such a variable, and was not left out by ``optax.masked``."""
+    """Says whether ``x`` is such a variable, and was not left out by ``optax.masked``."""
     return _is_state_class(type(x)) and bool(jax.tree.leaves(x))
 
 

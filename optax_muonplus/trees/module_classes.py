@@ -28,7 +28,7 @@ Found = Iterator[tuple[Path, str]]
 
 
 def read_classes(tree: FlatTree) -> dict[Path, Said]:
-    """What arrays are by the classes of their modules, by their paths."""
+    """Reads what arrays are by the classes of their modules, by their paths."""
     if not any(map(_kind, tree.classes)):
         return {}
     return {path: (None, what) for path, what in _walk(tree.tree, ())}
@@ -36,7 +36,7 @@ def read_classes(tree: FlatTree) -> dict[Path, Said]:
 
 @functools.lru_cache(maxsize=4096)
 def _kind(cls: type) -> str | None:
-    """What the arrays of a class are, if its name says so."""
+    """Says what the arrays of a class are, if its name tells."""
     # The optimizer gets the state of an NNX model, which has no classes.
     if any(base.__module__.startswith("flax.") for base in cls.__mro__):
         return None
@@ -49,7 +49,7 @@ def _kind(cls: type) -> str | None:
 
 
 def _walk(node: Any, path: Path, tied: frozenset[Shape] = frozenset()) -> Found:
-    """What is known of the arrays below ``node``; ``tied`` are shapes of tables elsewhere."""
+    """Yields what is known of arrays below ``node``; ``tied`` are shapes of tables elsewhere."""
     level = jax.tree_util.default_registry.flatten_one_level_with_keys(node)
     if level is None:
         if getattr(node, "shape", ()) in tied:
@@ -69,7 +69,7 @@ def _walk(node: Any, path: Path, tied: frozenset[Shape] = frozenset()) -> Found:
 
 
 def _tables_elsewhere(shared: Any) -> Iterator[Shape]:
-    """Shapes, also turned, of tables that ``eqx.nn.Shared`` took out: a layer's weight is them."""
+    """Yields shapes, also turned, of tables that ``eqx.nn.Shared`` took out of its layers."""
     is_table = lambda x: hasattr(x, "num_embeddings") and hasattr(x, "embedding_size")  # noqa: E731
     for x in filter(is_table, jax.tree.leaves(shared, is_leaf=is_table)):
         if not hasattr(x.weight, "shape"):

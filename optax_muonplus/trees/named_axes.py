@@ -27,7 +27,7 @@ _KINDS = {
 
 
 def read_named_layers(tree: FlatTree) -> dict[Path, Said]:
-    """Dimension numbers, and what they rest on, by the path of each weight that has names.
+    """Reads dimension numbers, and what they rest on, by the path of each weight with names.
 
     A weight has the axes that its layer lists as ``In`` and ``Out``, in any order; all others
     (layers under a scan, experts) are batch axes. A layer from the ``Embed`` to the ``Vocab`` of an
@@ -56,7 +56,7 @@ def read_named_layers(tree: FlatTree) -> dict[Path, Said]:
 
 
 def _stack_axes(tree: Any) -> Iterable[str]:
-    """Names of the axes that the stacks of a tree number their layers by, also within stacks."""
+    """Yields the axes that the stacks of a tree number their layers by, also within stacks."""
     is_stack = lambda x: _kind(type(x)) == "stack"  # noqa: E731
     for stack in filter(is_stack, jax.tree.leaves(tree, is_leaf=is_stack)):
         yield from _axis_names(stack.Block)
@@ -94,12 +94,12 @@ def _read(layer: Any, tables: Sequence[Any]) -> Said | None:
 
 
 def _names(array: Any) -> tuple[str, ...]:
-    """Names of the axes of an array; none if it has none."""
+    """Lists the names of the axes of an array; none if it has none."""
     return tuple(getattr(array, "axis_names", None) or _axis_names(getattr(array, "axes", ())))
 
 
 def _axis_names(axes: Any) -> tuple[str, ...]:
-    """Names of an axis, a sequence of axes or names, or a mapping from names to sizes."""
+    """Lists the names of an axis, of several axes or names, or of a mapping from names to sizes."""
     if isinstance(axes, str) or hasattr(axes, "name"):
         axes = (axes,)
     return tuple(getattr(axis, "name", axis) for axis in axes)

@@ -26,7 +26,7 @@ _FEW = 4  # a depthwise kernel is so wide, so that as many inputs may be the wid
 
 
 def heads_match(module: Neighbours, _own: str, unknown: bool = False) -> bool:
-    """Whether queries (in, heads, head) and outputs (heads, head, out) have as many heads.
+    """Says whether queries (in, heads, head) and outputs (heads, head, out) have as many heads.
 
     Stacked kernels have not: queries are (layers, in, out) then, and outputs begin with layers.
     ``unknown`` is the answer where one of them is not there to compare.
@@ -46,7 +46,7 @@ heads_may_match = functools.partial(heads_match, unknown=True)
 
 
 def gpt2_of_transformers(module: Neighbours, _own: str) -> bool:
-    """Whether ``c_attn`` or ``c_fc``, with more outputs than inputs, lie as in ``FlaxGPT2Model``.
+    """Says whether ``c_attn`` or ``c_fc`` has more outputs than inputs, as ``FlaxGPT2Model`` has.
 
     It stores (out, in), and nanoGPT in Flax (in, out) under the same names.
     """
@@ -55,13 +55,13 @@ def gpt2_of_transformers(module: Neighbours, _own: str) -> bool:
 
 
 def has_no_bias(module: Neighbours, own: str) -> bool:
-    """Whether there is no bias beside a weight: a table of vectors never has one."""
+    """Says whether there is no bias beside a weight: a table of vectors never has one."""
     layer = own.rpartition("/")[0]
     return not {f"{layer}/bias", f"{layer}/b"} & module.keys()
 
 
 def is_outermost(module: Neighbours, own: str) -> bool:
-    """Whether no layer is beside it by whose name both belong to attention or a gated layer."""
+    """Says whether no layer beside it has a name by which both are of attention or of a gate."""
     layer = own.split("/")[0]
     # Layers with a leaf each, or leaves of one holder.
     parts = [name.split("/") for name in module if name != own]
@@ -70,7 +70,7 @@ def is_outermost(module: Neighbours, own: str) -> bool:
 
 
 def is_last(module: Neighbours, own: str) -> bool:
-    """Whether no layer in the module takes its outputs: none of a higher number or other name.
+    """Says whether no layer of the module takes its outputs: none of a higher number or other name.
 
     Layers that were left out of the tree may take them, so that their names count alone. One with
     as many outputs as inputs is a hidden layer, whose taker is elsewhere.
@@ -91,7 +91,7 @@ def is_last(module: Neighbours, own: str) -> bool:
 
 
 def is_one_kernel(module: Neighbours, own: str) -> bool:
-    """Whether a shape is that of a window, and not of stacked layers with smaller windows.
+    """Says whether a shape is that of a window, and not of stacked layers with smaller windows.
 
     Flax and Keras store (window, inputs of one group, outputs). The sides of a window are equal, or
     1: (3, 3), (1, 7), (1, 3, 3). A shape with one side and few inputs, as (12, 4, 1024), may be 12
@@ -107,7 +107,7 @@ def is_one_kernel(module: Neighbours, own: str) -> bool:
 
 
 def is_first(module: Neighbours, own: str) -> bool:
-    """Whether a kernel of one input is that of grey images, and not depthwise.
+    """Says whether a kernel of one input is that of grey images, and not depthwise.
 
     Depthwise kernels have that input too. They follow a layer with as many outputs, and a
     convolution of 1 x 1 or a dense layer with as many inputs follows them. A first layer has none
@@ -123,7 +123,7 @@ def is_first(module: Neighbours, own: str) -> bool:
 
 
 def _is_grouped(module: Neighbours, own: str) -> bool:
-    """Whether the layer just before gives several times the inputs that a kernel has.
+    """Says whether the layer just before gives several times the inputs that a kernel has.
 
     Two branches may have one input: the layer before has other inputs than this one.
     """
@@ -136,7 +136,7 @@ def _is_grouped(module: Neighbours, own: str) -> bool:
 
 
 def _beside(module: Neighbours, own: str, later: bool) -> list[Shape]:
-    """Shapes of kernels that come after one, or before it; those of other names may do both."""
+    """Lists the kernels that come after one, or before it; those of other names may do both."""
     stem, number = _numbered(own.rpartition("/")[0])
     found = []
     for name, shape in module.items():
@@ -149,7 +149,7 @@ def _beside(module: Neighbours, own: str, later: bool) -> list[Shape]:
 
 
 def _numbered(name: str) -> tuple[str, int]:
-    """A name without its last number, and the number: -1 where there is none."""
+    """Splits a name from its last number, which is -1 where there is none."""
     found = re.fullmatch(r"(.*?)(\d*)", name)
     assert found is not None
     return found[1], int(found[2] or -1)

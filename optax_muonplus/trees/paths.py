@@ -10,7 +10,7 @@ _WITHIN_PARAMETER = (("0",), ("array",), ("value", "data_array"))
 
 
 def names_to_read(paths: Sequence[Path]) -> list[str]:
-    """Paths as the default rules are searched in them.
+    """Writes paths as the default rules are searched in them.
 
     Haliax's arrays end in ``weight/0`` or ``weight/array``, penzai's in ``value/data_array``, and
     have no neighbours. Flattened models of PyTorch and penzai have dots for slashes.
@@ -25,7 +25,7 @@ def names_to_read(paths: Sequence[Path]) -> list[str]:
 
 
 def aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Lines of a table; the first of ``rows`` is the header."""
+    """Makes the lines of a table; the first of ``rows`` is the header."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

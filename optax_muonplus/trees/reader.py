@@ -66,7 +66,7 @@ class Reader:
         return tree.unflatten(leaf.dimension_numbers for leaf in leaves)
 
     def read(self, tree: FlatTree) -> list[LeafInfo]:
-        """One record for each leaf; ``known`` is False for those that no rule can read."""
+        """Makes a record for each leaf; ``known`` is False where no rule can read it."""
         by_layer = read_classes(tree) | read_named_layers(tree)
         said = [by_layer.get(path) or by_layer.get(path[:-1]) for path in tree.paths]
         whole = [np.shape(x) for x in tree.arrays]
@@ -131,7 +131,7 @@ def muon_dimension_numbers(
 def reader_of(
     given: DimensionNumbersTree, rules: Rules = (), layer_axes: LayerAxes = None
 ) -> DimensionNumbersTree:
-    """A :class:`Reader`, or the tree or function that a user ``given`` says; None for no argument.
+    """Makes a :class:`Reader` of what a user gave; trees and functions stay, as does None alone.
 
     Raises ValueError for rules that are none, and for rules next to ``given``, which says all.
     """
@@ -159,7 +159,7 @@ def reader_of(
 
 
 def laid(leaves: Sequence[LeafInfo]) -> list[LeafInfo]:
-    """The records, with the layouts that their dimension numbers describe.
+    """Gives records the layouts that their dimension numbers describe.
 
     Raises ValueError, which names all leaves that their dimension numbers do not fit.
     """
@@ -222,7 +222,7 @@ def _by_rule(rule: Rule | None, default: LeafInfo) -> LeafInfo:
 
 
 def _stacked(layer: LeafInfo, shape: Shape) -> LeafInfo:
-    """The record of layers that are stacked to ``shape``, from that of one of them."""
+    """Widens the record of one layer to that of layers which are stacked to ``shape``."""
     if not layer.stack:
         return layer
     spec = layer.dimension_numbers
@@ -256,7 +256,7 @@ def _by_default_rules(
 
 
 def _by_default(name: str, shape: Shape, said: Said | None, modules: Neighbours) -> dict[str, Any]:
-    """What is read of one leaf, as fields of its record."""
+    """Reads one leaf; returns fields of its record."""
     # Layers that differ in their numbers only are asked about once.
     fitting = _fitting_rules(re.sub(r"(^|[/_])\d+(?=/|$)", r"\g<1>0", name), shape)
     module, own = _place(name)
@@ -272,7 +272,7 @@ def _by_default(name: str, shape: Shape, said: Said | None, modules: Neighbours)
 
 
 def _place(name: str) -> tuple[str, str]:
-    """A path in two: its module, and the last two names."""
+    """Cuts a path in two: its module, and the last two names."""
     parts = name.split("/")
     return "/".join(parts[:-2]), "/".join(parts[-2:])
 

@@ -30,10 +30,10 @@ class Rule(NamedTuple):
     ndim: int | None = None  # number of axes that the rule is for; None means any
     reads: str = ""  # what the rule takes the parameter for, as describe shows it
     axes: Sequence[str] = ()  # their names; numbers and repeated names restrict the shape
-    agrees: Agrees | None = None  # whether the neighbours allow this reading of the one at a path
+    agrees: Agrees | None = None  # asks the neighbours of a path about this reading
 
     def fits(self, name: str, shape: Shape) -> bool:
-        """Whether path and shape fit, without a look at the neighbours."""
+        """Says whether path and shape fit, without a look at the neighbours."""
         # A vector is no matrix, whatever its path; a rule without ndim may only confirm that.
         right_ndim = len(shape) == self.ndim
         if self.ndim is None:
@@ -73,7 +73,7 @@ def _pattern(names: str) -> str:
 
 
 def _groups(layout: str) -> list[list[str]]:
-    """The names between commas: several in parentheses, or one."""
+    """Lists the names between commas: several in parentheses, or one."""
     items = layout.split(", ")
     wrong = [item for item in items if not re.fullmatch(r"\w+|\(\w+( \w+)+\)", item)]
     if wrong:
@@ -85,7 +85,7 @@ def _groups(layout: str) -> list[list[str]]:
 
 
 def _sides(groups: Sequence[Sequence[str]], reads: str) -> tuple[Shape, Shape]:
-    """The axes of the inputs and of the outputs."""
+    """Finds the axes of the inputs and those of the outputs."""
     named: dict[str, Shape] = {}
     others: list[Shape] = []
     start = 0

@@ -19,7 +19,7 @@ _QKV = r"(([qkv]|query|key|value)(_proj|_projection)?|w[qkv]|wq_b|wkv_b)"
 _OUT = r"(o|out|wo|o_proj|(attn_)?out_proj|attention_output)"
 
 
-_KERNEL = "/(kernel|w)"  # of Flax and Keras; of Haiku
+_KERNEL = "/(kernel|w)"  # Flax and Keras have kernels, Haiku a w
 _FLAX, _ANY = "Flax, Keras", "Flax, Keras, Haiku"
 _TUNIX = "MaxText, tunix, Keras"
 _TORCH = "Equinox, PyTorch"
@@ -101,7 +101,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
         "head",
         agrees=is_outermost,
     ),
-    # Of actors and critics: a layer of that name, an output, and the last of their layers.
+    # Actors and critics end in a layer of that name, in an output, or in the last of several.
     adamw(
         rf"(?i)((*_)?{_ROLE}{_NET}?|(value|action|[qv]f?){_NET}|v_head/summary){_COUNTER}{_LEAF}",
         _OF_AGENT,

@@ -37,7 +37,7 @@ ShardingTree = Any
 
 
 def given_shardings(tree: FlatTree, sharding: ShardingTree) -> list[NamedSharding | None]:
-    """The entry of ``sharding`` for each leaf of ``tree``; a single device is no entry."""
+    """Returns the entry of ``sharding`` for each leaf of ``tree``; a single device is no entry."""
     expected = "a jax.sharding.NamedSharding, or None where it is not known"
     kinds = NamedSharding | SingleDeviceSharding | None
     entries = broadcast_prefix(sharding, tree, kinds, "shardings", expected)
@@ -50,7 +50,7 @@ def shard_like_params(
     shapes: Sequence[tuple[int, ...]],
     given: Sequence[NamedSharding | None],
 ) -> Any:
-    """``state``, with every leaf that mirrors a parameter sharded like that parameter.
+    """Shards every leaf of ``state`` that mirrors a parameter like that parameter.
 
     A leaf mirrors a parameter if its path ends in the parameter's and it has its shape. One with a
     number for each block of a parameter is sharded like it, but along axes that do not divide.
@@ -81,12 +81,12 @@ def shard_like_params(
 
 
 def mirrored(path: Path, params: Container[Path]) -> Path | None:
-    """The path of the parameter that a leaf of a state is for: its own path ends in it."""
+    """Finds the parameter that a leaf of a state is for: the path of the leaf ends in its path."""
     return next((path[i:] for i in range(len(path) + 1) if path[i:] in params), None)
 
 
 def _over_blocks(given: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
-    """``given``, but for axes that an array of ``shape`` cannot be cut along."""
+    """Leaves axes out of ``given`` that an array of ``shape`` cannot be cut along."""
     entries = _spec_entries(given.spec, len(shape))
     pairs = zip(shape, entries, strict=True)
     sizes = given.mesh.shape
@@ -106,13 +106,13 @@ def _constrain(leaf: Any, given: NamedSharding) -> Any:
 
 
 def _spec_entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
-    """The mesh axes of each axis, of ``ndim`` axes at least."""
+    """Lists the mesh axes of each axis, of ``ndim`` axes at least."""
     entries = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
     return entries + [()] * (ndim - len(entries))
 
 
 def concrete_sharding(leaf: Any) -> NamedSharding | None:
-    """The sharding of a concrete array."""
+    """Returns the sharding of a concrete array."""
     concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
     return leaf.sharding if concrete and isinstance(leaf.sharding, NamedSharding) else None
 
@@ -120,7 +120,7 @@ def concrete_sharding(leaf: Any) -> NamedSharding | None:
 def leaf_sharding(
     x: Any, given: NamedSharding | None, layout: MatrixLayout | None
 ) -> LeafSharding | None:
-    """How a leaf lies on a mesh; None where that is not known, or on one device.
+    """Returns how a leaf lies on a mesh; None where that is not known, or on one device.
 
     A surrounding ``jax.shard_map`` must not have cut its matrices, if its ``layout`` has any;
     ``given`` is its entry in the argument ``sharding``.
@@ -161,14 +161,14 @@ def leaf_sharding(
 def checked_sharding(
     spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
 ) -> LeafSharding:
-    """A sharding of an array that no surrounding ``jax.shard_map`` has cut."""
+    """Checks the sharding of an array that no surrounding ``jax.shard_map`` has cut."""
     return LeafSharding(mesh, _checked_spec(spec, shape, mesh, range(len(shape))))
 
 
 def _checked_spec(
     spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, whole: Sequence[int]
 ) -> tuple[tuple[str, ...], ...]:
-    """The mesh axes of each axis that no ``jax.shard_map`` has taken, checked."""
+    """Checks the mesh axes of each axis, and leaves out those that ``jax.shard_map`` has taken."""
     if len(spec) > len(shape):
         raise ValueError(f"{spec} has more entries than the shape {shape} has axes")
     if PartitionSpec.UNCONSTRAINED in spec:

@@ -19,7 +19,7 @@ def check_known(leaves: Sequence[LeafInfo]) -> None:
 
 
 def what_to_write(leaves: Sequence[LeafInfo]) -> str:
-    """The unknown ones of all ``leaves``, and the rules for them, one a line."""
+    """Lists the unknown ones of all ``leaves``, and the rules for them, one a line."""
     unknown = [x for x in leaves if not x.known]
     found = [f"  {name} {shape}" for name, shape in fold_all((x.name, x.shape) for x in unknown)]
     if said := _of_stacks(leaves):
@@ -44,7 +44,7 @@ def what_to_write(leaves: Sequence[LeafInfo]) -> str:
 
 
 def to_adamw(leaves: Sequence[LeafInfo], chosen: Sequence[LeafInfo]) -> str:
-    """Rules, as a user writes them, that send the ``chosen`` ones of all ``leaves`` to AdamW."""
+    """Writes rules that send the ``chosen`` ones of all ``leaves`` to AdamW."""
     names = {"/".join(x.path) for x in chosen}
     others = ["/".join(x.path) for x in leaves if "/".join(x.path) not in names]
     patterns = dict.fromkeys(_pattern(name, others) for name in sorted(names))
@@ -52,7 +52,7 @@ def to_adamw(leaves: Sequence[LeafInfo], chosen: Sequence[LeafInfo]) -> str:
 
 
 def _of_stacks(leaves: Sequence[LeafInfo]) -> list[str]:
-    """The axes of layers that unknown leaves seem to have, which come before any rule."""
+    """Writes the axes of layers that unknown leaves seem to have, which come before any rule."""
     found = unsaid_stacks(leaves)
     seen = [stack for stack in found if not all(x.known for x in stack.members)]
     if not seen:
@@ -72,7 +72,7 @@ def _of_stacks(leaves: Sequence[LeafInfo]) -> list[str]:
 
 
 def _pattern_of_stack(stack: Stack, seen: Sequence[Stack], leaves: Sequence[LeafInfo]) -> str:
-    """A pattern that finds the members of a stack, and nothing that is in none of those seen."""
+    """Finds a pattern for the members of a stack, which finds nothing that is in no stack."""
     inside = {x.index for other in seen if other.axis == stack.axis for x in other.members}
     outside = (x for x in leaves if x.index not in inside and len(x.shape) > 1)
     others = ["/".join(x.path) for x in outside]
@@ -102,7 +102,7 @@ def _rules(leaves: Sequence[LeafInfo], unknown: Sequence[LeafInfo]) -> list[tupl
 
 
 def _pattern(name: str, others: Sequence[str]) -> str:
-    """The shortest pattern, of some, that finds ``name`` and none of ``others``."""
+    """Finds the shortest pattern, of some, that finds ``name`` and none of ``others``."""
     found = (pattern for pattern in _patterns(name) if not _finds_any(pattern, others))
     return next(found, f"^{_escaped(name)}$")
 
@@ -127,7 +127,7 @@ def _escaped(name: str) -> str:
 
 
 def _seems_to_be(name: str, shape: Sequence[int]) -> str:
-    """The likely dimension numbers of an unknown leaf; ``shape`` is that of one layer."""
+    """Guesses the dimension numbers of an unknown leaf; ``shape`` is that of one layer."""
     ndim = len(shape)
     out_first = re.search(r"weight(/0|/array)?$", name) is not None
     sides = shape[2:] if out_first else shape[:-2]

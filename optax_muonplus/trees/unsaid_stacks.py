@@ -23,12 +23,12 @@ class Stack(NamedTuple):
 
 
 def is_container(path: Path, depth: int) -> bool:
-    """Whether the name at ``depth`` may be that of stacked layers; one with a number is one."""
+    """Says whether a name may be that of stacked layers: what has numbers below it is none."""
     return _CONTAINER.search(path[depth]) is not None and not path[depth + 1].isdigit()
 
 
 def unsaid_stacks(leaves: Sequence[LeafInfo]) -> list[Stack]:
-    """The stacks that leaves of two axes are in beside others of three and more."""
+    """Finds the stacks that leaves of two axes are in beside others of three and more."""
     kernels = [x for x in leaves if len(x.shape) > 2 and not x.stack and {0, 1} & {*x.batch_axes}]
     nodes = {x.path[:n] for x in kernels for n in range(len(x.path))}
     found: list[Stack] = []
@@ -39,7 +39,7 @@ def unsaid_stacks(leaves: Sequence[LeafInfo]) -> list[Stack]:
 
 
 def _stacks(node: Path, below: Sequence[LeafInfo]) -> Iterator[Stack]:
-    """The stack of all leaves below a node, or of those that it holds itself."""
+    """Finds the stack of all leaves below a node, or of those that it holds itself."""
     arrays = [x for x in below if len(x.shape) > 1 and not x.stack]
     depth = len(node) - 1
     named = depth >= 0 and all(is_container(x.path, depth) for x in below)
@@ -57,7 +57,7 @@ def _stacks(node: Path, below: Sequence[LeafInfo]) -> Iterator[Stack]:
 
 
 def _stack(axis: int, members: Sequence[LeafInfo]) -> Stack | None:
-    """The stack that ``members`` are, if they have one size on ``axis`` and two kinds are there."""
+    """Makes a stack of members with one size on ``axis``, if both kernels and vectors are there."""
     # A leaf that AdamW gets, as a bias of heads, may have other axes.
     kernels = [x for x in members if len(x.shape) > 2 and x.batch_axes]
     vectors = [x for x in members if len(x.shape) == 2]
@@ -76,6 +76,6 @@ def _stack(axis: int, members: Sequence[LeafInfo]) -> Stack | None:
 
 
 def _is_short(stack: Stack, below: Sequence[LeafInfo]) -> bool:
-    """Whether all leaves have that first axis, vectors too, and it is the shortest of each."""
+    """Says whether all leaves, vectors too, have that first axis, the shortest of each."""
     shapes = [x.shape for x in below]
     return all(x[:1] == (stack.size,) and min(x[1:], default=1 << 62) > stack.size for x in shapes)

@@ -18,7 +18,7 @@ LayerAxes = Mapping[str, AxisNumbers] | None
 
 
 def checked_rules(rules: Rules) -> list[Rule]:
-    """Rules of the table's kind; raises ValueError, naming the first that is none."""
+    """Makes rules of the table's kind; raises ValueError, naming the first that is none."""
     if isinstance(rules, str | Mapping) or not isinstance(rules, Iterable):
         raise ValueError(
             "rules must be a list of (pattern, dimension numbers or None), as in"
@@ -28,7 +28,7 @@ def checked_rules(rules: Rules) -> list[Rule]:
 
 
 def checked_layer_axes(layer_axes: LayerAxes) -> dict[str, Shape]:
-    """Axes by their patterns; raises ValueError for what is none."""
+    """Makes axes by their patterns; raises ValueError for what is none."""
     if not isinstance(layer_axes, Mapping | None):
         raise ValueError(f"layer_axes must be as in {{'layers': 0}}, got {layer_axes!r}.")
     return {pattern: _checked_axes(pattern, x) for pattern, x in (layer_axes or {}).items()}
@@ -114,6 +114,6 @@ def refuse_keystr(pattern: Any, where: str) -> None:
 
 
 def _as_path(text: str) -> str:
-    """A path of ``keystr`` as patterns are searched in it: ``blocks/0/head/kernel``."""
+    """Writes a path of ``keystr`` as patterns are searched in it: ``blocks/0/head/kernel``."""
     names = re.sub(r"\\|\[(<flat index )?|>?\]|['\"]", "/", text)
     return "/".join(name for part in names.split("/") for name in part.split(".") if name)

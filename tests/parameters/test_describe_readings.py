@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus.trees import (
-    fold,
-)
+from optax_muonplus.frame import fold
 from tests.support.trees import first_update, nested_shapes, random_tree
 
 
@@ -101,6 +99,8 @@ def test_unknown_leaves_are_shown_and_refused():
     haliax = nested_shapes(layers__mlp__up__weight__0=(3, 8, 4))
     with pytest.raises(ValueError, match=r"\('up/weight', omp.MuonDimensionNumbers\(-1, -2\)\)"):
         omp.muon_dimension_numbers(haliax)
+    with pytest.raises(ValueError, match=r"\('conv/weight', omp.*\(\(1, 2, 3\), 0\)\)"):
+        omp.partition_labels(nested_shapes(conv__weight=(8, 4, 3, 3)))
     # What it says to write can be written.
     rules = [
         (r"moe/w\d+", omp.MuonDimensionNumbers(-2, -1)),

@@ -1,4 +1,4 @@
-"""Dense and attention layers of each framework, against their own forward passes.
+"""Layers of each framework, convolutions too, against their own forward passes.
 
 A gradient of one input is the product of a vector over output units and one over inputs: rows
 normalized last have one norm then, and columns have not, so that exchanging the two fails.
@@ -35,9 +35,20 @@ def equinox(layer, forward):
     return params, lambda p: forward(eqx.combine(p, static))
 
 
-def haiku():
-    layer = hk.without_apply_rng(hk.transform(lambda x: hk.Linear(10, name="up")(x)))
-    return layer.init(KEY, X), lambda p: layer.apply(p, X)
+def haiku(make, x):
+    layer = hk.without_apply_rng(hk.transform(lambda x: make()(x)))
+    return layer.init(KEY, x), lambda p: layer.apply(p, x)
+
+
+def window(*shape):
+    """Inputs of one window, so that a convolution has one output position."""
+    return jax.random.normal(KEY, shape)
+
+
+def flax_convolution(name, *sides):
+    """A convolution of one window, below a layer of a name."""
+    params, forward = linen(nn.Conv(7, sides, padding="VALID"), window(1, *sides, 6))
+    return {name: params["params"]}, lambda p: forward({"params": p[name]})
 
 
 # By case: parameters and forward pass, and by path the axes of a parameter that are inputs.
@@ -65,7 +76,26 @@ CASES = {
         ),
         {"attention/value_proj/weight": (1,), "attention/output_proj/weight": (1,)},
     ),
-    "Haiku Linear": (haiku, {"up/w": (0,)}),
+    "Haiku Linear": (lambda: haiku(lambda: hk.Linear(10, name="up"), X), {"up/w": (0,)}),
+    "Haiku patches": (
+        lambda: haiku(lambda: hk.Conv2D(7, 4, padding="VALID", name="stem"), window(1, 4, 4, 3)),
+        {"stem/w": (0, 1, 2)},
+    ),
+    "Equinox patches": (
+        lambda: equinox(
+            {"patch_embed": {"proj": eqx.nn.Conv2d(3, 7, 4, key=KEY)}},
+            lambda model: model["patch_embed"]["proj"](window(3, 4, 4)),
+        ),
+        {"patch_embed/proj/weight": (1, 2, 3)},
+    ),
+    "Flax patches": (lambda: flax_convolution("embedding", 4, 4), {"embedding/kernel": (0, 1, 2)}),
+    **{
+        f"Flax convolution {sides}": (
+            lambda sides=sides: flax_convolution("Conv_0", *sides),
+            {"Conv_0/kernel": tuple(range(len(sides) + 1))},
+        )
+        for sides in [(1, 1), (5,), (3, 3), (3, 3, 3)]
+    },
 }
 
 

@@ -11,27 +11,29 @@ import re
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
-from optax_muonplus.trees import (
-    resolve,
-)
+from optax_muonplus.trees import resolve
 
 ZOO = pathlib.Path(__file__).parent / "model_zoo"
+LEFT_OUT = "-"
 
 
 def read_models():
-    """``{(file, model): [(path, shape, right, rule)]}``."""
+    """``{(file, model): [(path, shape, right, rule)]}``; a leaf "alone" is a model of its own."""
     models = {}
     for file in sorted(ZOO.glob("*.txt")):
         for line in file.read_text().splitlines():
             if line.startswith("["):
-                leaves = models.setdefault((file.stem, line.strip("[]")), [])
+                model = line.strip("[]")
             elif line and not line.startswith("#"):
                 path, shape, right, rule = re.split(
                     r" {2,}|(?<=\S) (?=\d+x|adam|\?)", line, maxsplit=3
                 )
-                sizes = () if shape == "scalar" else tuple(map(int, shape.split("x")))
+                sizes = () if shape in ("scalar", LEFT_OUT) else tuple(map(int, shape.split("x")))
+                name = f"{path} {shape}" if model.startswith("alone:") else model
+                leaves = models.setdefault((file.stem, name), [])
                 leaves.append((path, sizes, right, rule))
     return models
 
@@ -43,6 +45,7 @@ def test_number_of_leaves():
     counts = {}
     for (file, _), leaves in MODELS.items():
         counts[file] = counts.get(file, 0) + len(leaves)
+    assert counts.pop("small_trees") == 149
     assert counts == {
         "equinox_haliax": 53,
         "flax_linen": 105,
@@ -56,16 +59,16 @@ def test_number_of_leaves():
 
 @pytest.mark.parametrize("model", MODELS, ids="/".join)
 def test_each_leaf_is_read_as_a_person_judged(model):
-    tree = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape, _, _ in MODELS[model]}
-    assert len(tree) == len(MODELS[model])
-    found = {leaf.name: leaf for leaf in resolve(tree, strict=False).leaves}
-    read, judged = {}, {}
-    for path, shape, right, rule in MODELS[model]:
-        leaf = found[path]
-        assert leaf.shape == shape
-        read[path] = (_shown(leaf), leaf.rule)
-        judged[path] = (right, rule)
-    assert read == judged
+    leaves = MODELS[model]
+    there = [leaf for leaf in leaves if leaf[2] != LEFT_OUT]
+    tree = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape, _, _ in there}
+    for hole in (None, optax.MaskedNode()) if len(there) < len(leaves) else (None,):
+        whole = {path: tree.get(path, hole) for path, *_ in leaves}
+        assert len(whole) == len(leaves)
+        found = {leaf.name: leaf for leaf in resolve(whole, strict=False).leaves}
+        assert {path: found[path].shape for path in tree} == {x[0]: x[1] for x in there}
+        read = {path: (_shown(found[path]), found[path].rule) for path in tree}
+        assert read == {path: (right, rule) for path, _, right, rule in there}
 
 
 def _shown(leaf):

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from flax import nnx
 from flax.core import FrozenDict
@@ -106,3 +107,32 @@ def test_dimension_number_trees_that_do_not_match_say_where():
         omp.muonplus(0.1, muon_weight_dimension_numbers=Dims()).init(
             nested_shapes(up__bias=(6,), up__kernel=(4, 6))
         )
+
+
+FROZEN = {"up": {"kernel": (64, 128)}, "experts_of": {"w": (4, 8, 8)}, "bias": (128,)}
+TRAINED = {"lora_a": (64, 4), "lora_b": (4, 128)}
+
+
+@pytest.mark.parametrize("how", ["None", "masked", "partition"])
+def test_frozen_parameters_cost_nothing(how):
+    """No state, no operations, no rule: one of them has a layout that no rule knows."""
+    trained = random_tree(TRAINED)
+    params = {"base": random_tree(FROZEN), "adapter": trained}
+    tx = omp.muonplus(0.1)
+    alone = tx.init(trained)
+    if how == "None":
+        params = {"base": None, "adapter": trained}
+    elif how == "masked":
+        tx = optax.masked(tx, {"base": False, "adapter": True})
+    else:
+        tx = optax.partition(
+            {"train": tx, "freeze": optax.set_to_zero()}, {"base": "freeze", "adapter": "train"}
+        )
+    state = tx.init(params)
+    sizes = [sum(x.size for x in jax.tree.leaves(s)) for s in (state, alone)]
+    assert sizes[0] == sizes[1]
+    flops = [
+        jax.jit(t.update).lower(p, s, p).compile().cost_analysis()["flops"]
+        for t, p, s in [(tx, params, state), (omp.muonplus(0.1), trained, alone)]
+    ]
+    assert flops[0] == flops[1]
