@@ -1,11 +1,30 @@
-"""How a parameter is a batch of matrices, and the records of leaves."""
+"""How a parameter is a batch of matrices, and chains of links on trees of them."""
 
+from optax_muonplus.frame.adamw import AdamW as AdamW
+from optax_muonplus.frame.adamw import Rest as Rest
+from optax_muonplus.frame.adamw import partition as partition
+from optax_muonplus.frame.blocks import map_blocks as map_blocks
+from optax_muonplus.frame.chain import ChainTransformation as ChainTransformation
+from optax_muonplus.frame.chain import Link as Link
+from optax_muonplus.frame.chain import MatrixTransformation as MatrixTransformation
+from optax_muonplus.frame.chain import Part as Part
+from optax_muonplus.frame.chain import Reader as Reader
+from optax_muonplus.frame.chain import links_of as links_of
+from optax_muonplus.frame.chain import matrix_chain as matrix_chain
+from optax_muonplus.frame.chain import parts_of as parts_of
 from optax_muonplus.frame.checks import beside_updates as beside_updates
 from optax_muonplus.frame.checks import check_gradients as check_gradients
 from optax_muonplus.frame.checks import check_inexact as check_inexact
 from optax_muonplus.frame.checks import check_inexact_dtypes as check_inexact_dtypes
 from optax_muonplus.frame.checks import check_only_matrices as check_only_matrices
 from optax_muonplus.frame.checks import mark_as_last as mark_as_last
+from optax_muonplus.frame.descent import DecayedWeights as DecayedWeights
+from optax_muonplus.frame.descent import LearningRate as LearningRate
+from optax_muonplus.frame.descent import decayed_weights as decayed_weights
+from optax_muonplus.frame.descent import scale_by_learning_rate as scale_by_learning_rate
+from optax_muonplus.frame.fused import DualNorm as DualNorm
+from optax_muonplus.frame.fused import FusedLink as FusedLink
+from optax_muonplus.frame.fused import ScaleByDualNorm as ScaleByDualNorm
 from optax_muonplus.frame.layout import MatrixLayout as MatrixLayout
 from optax_muonplus.frame.leaves import ADAM as ADAM
 from optax_muonplus.frame.leaves import GIVEN as GIVEN
@@ -13,6 +32,17 @@ from optax_muonplus.frame.leaves import MUON as MUON
 from optax_muonplus.frame.leaves import UNKNOWN as UNKNOWN
 from optax_muonplus.frame.leaves import LeafInfo as LeafInfo
 from optax_muonplus.frame.leaves import ResolvedTree as ResolvedTree
+from optax_muonplus.frame.momentum import STORAGES as STORAGES
+from optax_muonplus.frame.momentum import Momentum as Momentum
+from optax_muonplus.frame.momentum import MomentumState as MomentumState
+from optax_muonplus.frame.momentum import Storage as Storage
+from optax_muonplus.frame.momentum import buffers_of as buffers_of
+from optax_muonplus.frame.momentum import momentum as momentum
+from optax_muonplus.frame.momentum import state_of as state_of
+from optax_muonplus.frame.order import has_momentum as has_momentum
+from optax_muonplus.frame.order import has_rate as has_rate
+from optax_muonplus.frame.order import is_own as is_own
+from optax_muonplus.frame.order import named as named
 from optax_muonplus.frame.paths import Path as Path
 from optax_muonplus.frame.paths import flatten_tree as flatten_tree
 from optax_muonplus.frame.paths import flatten_with_names as flatten_with_names
@@ -24,6 +54,12 @@ from optax_muonplus.frame.paths import path_name as path_name
 from optax_muonplus.frame.paths import path_of_keys as path_of_keys
 from optax_muonplus.frame.paths import without_boxes as without_boxes
 from optax_muonplus.frame.paths import without_numbers as without_numbers
+from optax_muonplus.frame.plainly import READ_ONE as READ_ONE
+from optax_muonplus.frame.plainly import Read as Read
+from optax_muonplus.frame.plainly import Run as Run
+from optax_muonplus.frame.plainly import Sources as Sources
+from optax_muonplus.frame.plainly import dtypes_of as dtypes_of
+from optax_muonplus.frame.plainly import plainly as plainly
 from optax_muonplus.frame.sharding import LeafSharding as LeafSharding
 from optax_muonplus.frame.sharding import added_axes as added_axes
 from optax_muonplus.frame.sharding import as_named as as_named

@@ -6,11 +6,8 @@
 move the shards and do the work.
 """
 
-from optax_muonplus.run.batches import READ_ONE as READ_ONE
-from optax_muonplus.run.batches import Read as Read
-from optax_muonplus.run.batches import dtypes_of as dtypes_of
+from optax_muonplus.run.leaves import efficiently as efficiently
 from optax_muonplus.run.local import apply_local as apply_local
-from optax_muonplus.run.loops import Sources as Sources
 from optax_muonplus.run.loops import pick as pick
 from optax_muonplus.run.planning import Member as Member
 from optax_muonplus.run.planning import plan as plan

@@ -12,43 +12,15 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
+from optax_muonplus.frame import READ_ONE as READ_ONE
+from optax_muonplus.frame import Read as Read
+from optax_muonplus.frame import dtypes_of as dtypes_of
 from optax_muonplus.frame import usable_axes
-from optax_muonplus.method import (
-    Composition,
-    for_layout,
-    matrix_function,
-    narrowed,
-    narrower,
-)
+from optax_muonplus.method import Composition, for_layout, narrowed, narrower
 from optax_muonplus.run.loops import map_in_place, sharded_like
 from optax_muonplus.run.platform import Platform
 
 Item = TypeVar("Item")
-
-# An elementwise function from the arrays that matrices are made of to the matrices.
-Read = Callable[..., jax.Array]
-
-
-@matrix_function
-class ReadOne:
-    """The read of matrices that lie in memory as they are."""
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """The matrices themselves."""
-        return x
-
-
-READ_ONE = ReadOne()
-
-
-def dtypes_of(read: Read, sources: Sequence[tuple[jax.Array, ...]]) -> list[Any]:
-    """Returns the dtype of what ``read`` makes of each tuple, traced once for equal dtypes."""
-    given = [tuple(x.dtype for x in arrays) for arrays in sources]
-    found = {
-        dtypes: jax.eval_shape(read, *(jax.ShapeDtypeStruct((), x) for x in dtypes)).dtype
-        for dtypes in dict.fromkeys(given)
-    }
-    return [found[dtypes] for dtypes in given]
 
 
 class MatrixBatch(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from optax_muonplus.frame import Sources as Sources
 from optax_muonplus.frame import varying_axes
 
 Tree = TypeVar("Tree")
-Sources = tuple[jax.Array, ...]
 
 
 def map_in_place(

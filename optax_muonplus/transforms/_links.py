@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 from jax.typing import ArrayLike
 
-from optax_muonplus.frame import DimensionNumbersTree
+from optax_muonplus.frame import DimensionNumbersTree, DualNorm, MatrixTransformation, Momentum
 from optax_muonplus.method import (
     MatrixFunction,
     Norm,
@@ -19,10 +19,8 @@ from optax_muonplus.method import (
     ShapeScale,
     check_flag,
 )
-from optax_muonplus.transforms._matrix_chain import MatrixTransformation, matrix_chain
-from optax_muonplus.transforms._momentum import Momentum
+from optax_muonplus.transforms._chains import matrix_chain
 from optax_muonplus.transforms._optimizer import takes_options
-from optax_muonplus.transforms._steps import DualNorm
 from optax_muonplus.trees import LayerAxes, Rules, ShardingTree
 
 

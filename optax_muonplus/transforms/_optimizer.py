@@ -9,19 +9,23 @@ from typing import Any, TypeVar, overload
 import optax
 
 from optax_muonplus.extras.argument_names import check_argument_names
-from optax_muonplus.frame import DimensionNumbersTree
-from optax_muonplus.method import ScaleByShape
-from optax_muonplus.transforms._chain import Link
-from optax_muonplus.transforms._descent import add_decayed_weights, scale_by_learning_rate
-from optax_muonplus.transforms._matrix_chain import (
+from optax_muonplus.frame import (
+    AdamW,
+    ChainTransformation,
+    DimensionNumbersTree,
+    Link,
     MatrixTransformation,
     Part,
-    matrix_chain,
+    Rest,
+    has_rate,
+    named,
     parts_of,
+    scale_by_learning_rate,
 )
-from optax_muonplus.transforms._order import check_is_made, has_rate, named
-from optax_muonplus.transforms._partition import AdamW, Rest, partition_with_adamw
-from optax_muonplus.transforms._resolved import ChainTransformation
+from optax_muonplus.method import ScaleByShape
+from optax_muonplus.transforms._chains import matrix_chain, partition_with_adamw
+from optax_muonplus.transforms._decay import add_decayed_weights
+from optax_muonplus.transforms._rules import check_is_made
 from optax_muonplus.trees import LayerAxes, Rules, ShardingTree
 
 T = TypeVar("T")

@@ -5,6 +5,7 @@ from optax_muonplus.trees.checks import check_patterns as check_patterns
 from optax_muonplus.trees.checks import select as select
 from optax_muonplus.trees.flat import FlatTree as FlatTree
 from optax_muonplus.trees.flat import broadcast_prefix as broadcast_prefix
+from optax_muonplus.trees.leaf_reader import LeafReader as LeafReader
 from optax_muonplus.trees.leaves import all_shardings as all_shardings
 from optax_muonplus.trees.leaves import partition_labels as partition_labels
 from optax_muonplus.trees.leaves import resolve as resolve

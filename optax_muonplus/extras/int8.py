@@ -8,16 +8,44 @@ logarithmic code 3.7%.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from optax_muonplus.frame import (
+    STORAGES,
+    MomentumState,
+    Sources,
+    Storage,
+    buffers_of,
+    flatten_with_names,
+    path_name,
+    state_of,
+)
 from optax_muonplus.method import narrowed
 
 BLOCK = 256  # elements with one scale of 4 bytes: 1.016 bytes each
 _LEAST = 16  # fewer elements would need more than 1.25 bytes each
 _LARGEST = 127
+
+
+class Int8MomentumState(NamedTuple):
+    """State of :func:`momentum` with ``mu_dtype="int8"``; :func:`find_momentum` reads it.
+
+    Attributes:
+      codes: integers from -127 to 127 for each parameter, of its shape.
+      scales: for each block of codes the float32 that multiplies them: of the parameter's shape,
+        with one axis divided by the length of a block, see :func:`momentum`.
+      count: as in :class:`MomentumState`.
+    """
+
+    codes: optax.Updates
+    scales: optax.Updates
+    count: Any
 
 
 def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -118,3 +146,86 @@ def _largest(blocks: jax.Array, axis: int) -> jax.Array:
     """The largest entry of each block, without its sign."""
     most, least = (f(blocks, axis=axis, keepdims=True) for f in (jnp.max, jnp.min))
     return jnp.maximum(most, -least)
+
+
+def find_momentum(state: Any, as_stored: bool = False) -> Any:
+    """Finds the momentum in an optimizer's state, at any depth.
+
+    Args:
+      state: of ``optax_muonplus.muonplus`` or any chain with :func:`momentum` in it.
+      as_stored: whether a momentum in eight bits is returned as :class:`Int8MomentumState`, and
+        not as numbers in float32.
+
+    Returns:
+      A :class:`MomentumState`. Its ``mu`` has ``optax.MaskedNode`` where a parameter is not a
+      matrix.
+
+    Raises:
+      ValueError: unless there is exactly one.
+    """
+    states = [x for x in jax.tree.leaves(state, is_leaf=_is_momentum) if _is_momentum(x)]
+    if len(states) != 1:
+        raise ValueError(
+            f"Got a state with {len(states)} momentum states, but one is looked for. Pass the state"
+            " of an optimizer made by optax_muonplus, or the part of the state that holds the one"
+            " you mean."
+        )
+    return states[0] if as_stored else widened(states[0])
+
+
+def _is_momentum(x: Any) -> bool:
+    return isinstance(x, MomentumState | Int8MomentumState)
+
+
+def widened(state: Any) -> Any:
+    """A state of an optimizer with float32 in place of each momentum in eight bits.
+
+    It may come from a checkpoint, as a tree of dicts and lists.
+    """
+
+    def wide(x: Any) -> Any:
+        if not _is_int8(x):
+            return x
+        fields = x if isinstance(x, Mapping) else x._asdict()
+        codes, scales, count = (fields[name] for name in Int8MomentumState._fields)
+        mu = jax.tree.map(lambda c, s: dequantized(jnp.asarray(c), jnp.asarray(s)), codes, scales)
+        return {"mu": mu, "count": count} if isinstance(x, Mapping) else MomentumState(mu, count)
+
+    return jax.tree.map(wide, state, is_leaf=_is_int8)
+
+
+def stored_like(state: Any, like: Any) -> Any:
+    """The inverse of :func:`widened`, for a state with numbers in eight bits where ``like`` has."""
+
+    def narrow(old: Any, x: Any) -> Any:
+        if not _is_int8(old):
+            return x
+        kept = Int8MomentumState(x.mu, old.scales, x.count)
+        buffers, treedef = buffers_of(kept)
+        return state_of(kept, treedef, [quantized(m, s.shape) for m, s in buffers], x.count)
+
+    return jax.tree.map(narrow, like, state, is_leaf=_is_int8)
+
+
+def _is_int8(x: Any) -> bool:
+    on_disk = isinstance(x, Mapping) and set(x) == set(Int8MomentumState._fields)
+    return on_disk or isinstance(x, Int8MomentumState)
+
+
+def _empty(zeros: optax.Params, count: Any) -> Int8MomentumState:
+    """Returns the first state; raises ValueError where JAX would refuse the shardings of codes."""
+    paths, codes = flatten_with_names(zeros)
+    if cut := [path_name(p) for p, x in zip(paths, codes, strict=True) if blocks_are_cut(x)]:
+        raise ValueError(
+            f"With mu_dtype='int8' up to {BLOCK} elements along an axis share a scale, and the"
+            f" Explicit mesh axes cut such blocks of {', '.join(cut)}. Shard another axis, or fewer"
+            " times, or on Auto axes; or use mu_dtype='bfloat16'."
+        )
+    return Int8MomentumState(zeros, jax.tree.map(zero_scales, zeros), count)
+
+
+def _store(x: jax.Array, buffer: Sources) -> Sources:
+    return quantized(x, buffer[1].shape)
+
+
+STORAGES[jnp.dtype(jnp.int8)] = Storage(Int8MomentumState, _empty, dequantized, _store)

@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus.frame import LeafInfo
+from optax_muonplus.frame.leaves import LeafInfo
+from optax_muonplus.frame.momentum import Momentum
+from optax_muonplus.frame.plainly import (
+    READ_ONE,
+    Run,
+    check_function,
+    dtypes_of,
+    plainly,
+    with_dtypes,
+)
 from optax_muonplus.method import (
     MatrixFunction,
     Normalize,
@@ -20,9 +29,6 @@ from optax_muonplus.method import (
     static,
     times_pow2,
 )
-from optax_muonplus.run import READ_ONE, dtypes_of
-from optax_muonplus.transforms._apply import Run, check_function, efficiently, with_dtypes
-from optax_muonplus.transforms._momentum import Momentum
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,7 +40,7 @@ class DualNorm:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Steps:
+class FusedLink:
     """Functions of each matrix, or of its momentum, which is made where it is read.
 
     Attributes:
@@ -49,7 +55,7 @@ class Steps:
     functions: tuple[MatrixFunction | DualNorm, ...]
     steps: tuple[MatrixFunction, ...]
     rounds: bool = True
-    run: Run = efficiently
+    run: Run = plainly
 
     @classmethod
     def of(
@@ -58,7 +64,7 @@ class Steps:
         functions: Sequence[MatrixFunction | DualNorm],
         rounds: bool = True,
         run: Run | None = None,
-    ) -> "Steps":
+    ) -> "FusedLink":
         """Returns the link, with each function adapted to what stands before it."""
         given = tuple(functions)
         first = given[0]
@@ -70,7 +76,7 @@ class Steps:
             first = first.replace(eps=first.eps / 2)
         divisor = 1.0 if average is None else average.divisor
         steps = _adapted([first, *given[1:]], divisor)
-        return cls(average, given, steps, rounds, run or efficiently)
+        return cls(average, given, steps, rounds, run or plainly)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         """Returns the state of the momentum and an empty one, or an empty one."""

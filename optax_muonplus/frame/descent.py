@@ -1,20 +1,17 @@
 """The last links of every optimizer: decoupled weight decay, and the step downhill."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from optax_muonplus.method import check_flag, check_rate
-from optax_muonplus.trees import FlatTree, broadcast_prefix
-
-_FLAG = bool | int | np.bool_ | np.ndarray | jax.Array
 
 
 class DecayedWeights(optax.GradientTransformation):
-    """What :func:`add_decayed_weights` returns.
+    """What :func:`decayed_weights` returns.
 
     Attributes:
       weight_decay: number or schedule.
@@ -35,42 +32,23 @@ class LearningRate(optax.GradientTransformation):
     learning_rate: optax.ScalarOrSchedule
 
 
-def add_decayed_weights(
+def decayed_weights(
     weight_decay: optax.ScalarOrSchedule = 0.0,
-    mask: Any = None,
+    mask: Callable[[optax.Params], Any] | None = None,
     name: str = "weight_decay",
     cautious: bool = False,
 ) -> DecayedWeights:
-    r"""``optax.add_decayed_weights``, in the dtype that update and parameter promote to.
-
-    With ``cautious`` it decays the entries that the update moves towards zero anyway: for an update
-    U, which is subtracted, and a parameter W, by entries,
-
-    .. math::
-      U + \lambda\, [U W \ge 0]\, W
-
-    An update without parameters is for a decay of zero only, as a Python number.
+    """Decays weights as ``optax_muonplus.transforms.add_decayed_weights`` says.
 
     Args:
       weight_decay: number or schedule.
-      mask: tree or function of the parameters, as in Optax.
+      mask: from the parameters to a flag for each.
       name: of the argument, for messages.
-      cautious: whether other entries are left out. Complex entries agree if the real part of
-        :math:`U \bar W` is not negative.
-
-    Raises:
-      ValueError: unless the decay is a finite number, not negative, or a schedule, and
-        ``cautious`` a flag; for a mask of words or one flag; at init, for a tree that does not
-        cover the parameters.
-
-    Source: Chen et al., *Cautious Weight Decay*, arXiv:2510.12402, Algorithm 1.
+      cautious: whether entries are left out that the update moves away from zero.
     """
     check_rate(name, weight_decay)
     check_flag("cautious", cautious)
-    _check_mask(name, mask)
-    link = optax.add_decayed_weights(
-        weight_decay, None if mask is None else lambda tree: _flags(mask, tree)
-    )
+    link = optax.add_decayed_weights(weight_decay, mask)
     is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
 
     def update_fn(
@@ -92,29 +70,6 @@ def add_decayed_weights(
     transformation = DecayedWeights(link.init, update_fn)
     transformation.weight_decay, transformation.name = weight_decay, name
     return transformation
-
-
-def _check_mask(name: str, mask: Any) -> None:
-    """Raises ValueError for words, and for what a function gave when it was asked of a number."""
-    words = [] if callable(mask) else [x for x in jax.tree.leaves(mask) if isinstance(x, str)]
-    if words:
-        raise ValueError(
-            f"{name}_mask has the word {words[0]!r}, which would count as True. Give a tree of True"
-            " and False, or a function from the parameters to one: lambda params:"
-            " jax.tree.map(lambda x: x.ndim > 1, params)."
-        )
-    if isinstance(mask, _FLAG):
-        raise ValueError(
-            f"{name}_mask is {mask}, one flag for all parameters. optax.inject_hyperparams makes"
-            " that of a function, which it calls with the number of the step: add"
-            f" static_args=({name + '_mask'!r},) to it. Otherwise leave the mask out, or the decay."
-        )
-
-
-def _flags(mask: Any, tree: Any) -> Any:
-    """A flag for each leaf of ``tree``, some leaves of which may have been left out."""
-    flat = FlatTree.of(tree)
-    return flat.unflatten(broadcast_prefix(mask, flat, _FLAG, "decay masks", "True or False"))
 
 
 def _decayed_where_they_agree(

@@ -1,8 +1,7 @@
-"""What may follow what in a chain, and parts of a rule in the place of the whole."""
+"""The order of links in a chain."""
 
-import inspect
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,17 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus.extras.argument_names import options_of
-from optax_muonplus.method import (
-    ArrayFunction,
-    MatrixFunction,
-    Orthogonalize,
-    ScaleByShape,
-    check_decay,
-)
-from optax_muonplus.transforms._descent import DecayedWeights, LearningRate
-from optax_muonplus.transforms._momentum import Momentum
-from optax_muonplus.transforms._steps import DualNorm
+from optax_muonplus.frame.descent import DecayedWeights, LearningRate
+from optax_muonplus.frame.momentum import Momentum
+from optax_muonplus.method import ArrayFunction, Orthogonalize, ScaleByShape, check_decay
 
 
 def check_order(parts: Sequence[Any]) -> None:
@@ -72,54 +63,6 @@ def check_downhill(links: Sequence[Any]) -> None:
             )
 
 
-def check_rule(link: Any, rule: Any, needs_polar_factor: bool = True) -> None:
-    """Raises ValueError unless ``link`` is a whole rule, as ``rule`` makes one.
-
-    Args:
-      link: as given to an optimizer.
-      rule: makes the optimizer's default link.
-      needs_polar_factor: whether a chain must have one, if ``rule`` has.
-    """
-    check_is_made(link, "link")
-    parts = getattr(link, "parts", None)
-    if parts is None and not _is_a_part(link):
-        if hasattr(link, "init") and hasattr(link, "update"):
-            return
-        raise ValueError(
-            f"link is a rule for matrices, as {rule.__name__}(...) makes one, got {link!r}. Numbers"
-            " are passed by their names: adamw=omp.transforms.AdamW(b1=0.9, b2=0.95)."
-        )
-    parts = (getattr(link, "average", link),) if parts is None else parts
-    options = options_of(rule)
-    if len(parts) == 1 and _is_a_part(parts[0]):
-        missing = "is an option of the rule and not the whole of it"
-    elif all(_is_a_part(x) and not has_momentum(x) for x in parts):
-        missing = "has no momentum"
-    elif needs_polar_factor and _are_polar(options.values()) and not any(map(_may_be, parts)):
-        missing = "has no polar factor"
-    else:
-        return
-    given = [type(x).__name__ for x in parts]
-    passed = {name: type(x).__name__ for name, x in options.items()}
-    shown = ", ".join(f"{name}={x}(...)" for name, x in passed.items() if x in given) or "..."
-    raise ValueError(
-        f"link={' and '.join(given)} {missing}: a link is everything between gradient and learning"
-        f" rate. Pass link={rule.__name__}({shown}), or a matrix_chain that begins with a momentum."
-    )
-
-
-def check_is_made(rule: Any, name: str) -> None:
-    """Raises ValueError for the class of a rule, or this library's function that makes one."""
-    makes_one = inspect.isfunction(rule) and _is_own(rule) and not _required(rule)
-    if inspect.isclass(rule) or makes_one:
-        raise ValueError(f"{name}={rule.__name__} has to be called: {name}={rule.__name__}().")
-
-
-def _required(function: Any) -> list[str]:
-    parameters = inspect.signature(function).parameters.items()
-    return [name for name, p in parameters if p.default is p.empty]
-
-
 def has_rate(part: Any) -> bool:
     """Whether a part of a chain multiplies by a learning rate."""
     own = not isinstance(part, optax.GradientTransformation) and hasattr(part, "learning_rate")
@@ -137,21 +80,7 @@ def named(part: Any) -> str:
     return names.get(type(part), type(part).__name__)
 
 
-def _is_a_part(x: Any) -> bool:
-    own = isinstance(x, Momentum | MatrixFunction | DualNorm | DecayedWeights)
-    return own or hasattr(x, "average") or (callable(x) and not hasattr(x, "update"))
-
-
-def _are_polar(parts: Iterable[Any]) -> bool:
-    return any(isinstance(x, Orthogonalize) or hasattr(x, "polar_factor") for x in parts)
-
-
-def _may_be(part: Any) -> bool:
-    """Whether a part is a polar factor, has one, or is something of which nothing is known."""
-    return _are_polar([part]) or isinstance(part, ArrayFunction) or not _is_own(part)
-
-
-def _is_own(part: Any) -> bool:
+def is_own(part: Any) -> bool:
     return getattr(part, "__module__", "").startswith("optax_muonplus.")
 
 
@@ -159,7 +88,7 @@ def _comes_before_rates(part: Any) -> bool:
     """Whether a part is of this library, which makes updates and does not end them."""
     if isinstance(part, optax.GradientTransformation):
         return isinstance(part, LearningRate | DecayedWeights)
-    return has_rate(part) or (_is_own(part) and not isinstance(part, ArrayFunction))
+    return has_rate(part) or (is_own(part) and not isinstance(part, ArrayFunction))
 
 
 def _goes_downhill(link: Any) -> bool:

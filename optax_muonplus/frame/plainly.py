@@ -1,7 +1,6 @@
-"""The one place where functions on matrices are applied to the leaves of a tree.
+"""Functions applied to the matrices of leaves, in a few lines: this is what a chain means.
 
-:func:`plainly` does it in a few lines: it is what a chain means. :func:`efficiently` gives the same
-numbers by ``_execution``, which knows batches, backends and meshes. A chain gets one of the two.
+Every other ``run`` of a chain gives the same numbers, to the rounding of sums in another order.
 """
 
 import itertools
@@ -11,20 +10,36 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.frame import LeafInfo
+from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.method import (
     MatrixFunction,
     Normalize,
     Orthogonalize,
     ScaleByShape,
+    matrix_function,
     narrowed,
     supported,
 )
-from optax_muonplus.run import READ_ONE, Read, Sources, apply_local, apply_sharded, dtypes_of
 
+# An elementwise function from the arrays that an operand is made of to the operand.
+Read = Callable[..., jax.Array]
+# The arrays that one operand is made of when it is read.
+Sources = tuple[jax.Array, ...]
 Run = Callable[
     [Sequence[MatrixFunction], Read, Sequence[Sources], Sequence[LeafInfo]], list[jax.Array]
 ]
+
+
+@matrix_function
+class ReadOne:
+    """The read of an operand that lies in memory as it is."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns the operand itself."""
+        return x
+
+
+READ_ONE = ReadOne()
 
 
 def plainly(
@@ -62,33 +77,14 @@ def plainly(
     return results
 
 
-def efficiently(
-    functions: Sequence[MatrixFunction],
-    read: Read,
-    sources: Sequence[Sources],
-    leaves: Sequence[LeafInfo],
-) -> list[jax.Array]:
-    """Applies functions in batches of matrices as they are stored, and on a mesh by a plan.
-
-    Arguments are those of :func:`plainly`. Results are sharded like the leaves.
-    """
-    results: dict[int, jax.Array] = {}
-    local = [i for i, leaf in enumerate(leaves) if leaf.sharding is None]
-    if local:
-        inputs, records = [sources[i] for i in local], [leaves[i] for i in local]
-        layouts = [leaf.matrix for leaf in records]
-        given = zip(dtypes_of(read, inputs), records, strict=True)
-        dtypes = [(dtype, leaf.dtype) for dtype, leaf in given]
-        made = apply_local(functions, read, inputs, layouts, dtypes)
-        results |= zip(local, made, strict=True)
-    on_mesh = [i for i, leaf in enumerate(leaves) if leaf.sharding is not None]
-    if on_mesh:
-        inputs, records = [sources[i] for i in on_mesh], [leaves[i] for i in on_mesh]
-        if any(x.shape != arrays[0].shape for arrays in inputs for x in arrays):
-            # The compiler knows which numbers of blocks a shard needs, also where it cuts blocks.
-            read, inputs = READ_ONE, [(read(*arrays),) for arrays in inputs]
-        results |= zip(on_mesh, apply_sharded(functions, read, inputs, records), strict=True)
-    return [narrowed(results[i], leaf.dtype) for i, leaf in enumerate(leaves)]
+def dtypes_of(read: Read, sources: Sequence[Sources]) -> list[Any]:
+    """Returns the dtypes of operands; ``read`` is traced once for equal dtypes of sources."""
+    given = [tuple(x.dtype for x in arrays) for arrays in sources]
+    found = {
+        dtypes: jax.eval_shape(read, *(jax.ShapeDtypeStruct((), x) for x in dtypes)).dtype
+        for dtypes in dict.fromkeys(given)
+    }
+    return [found[dtypes] for dtypes in given]
 
 
 def with_dtypes(leaves: Sequence[LeafInfo], dtypes: Sequence[Any]) -> list[LeafInfo]:

@@ -1,36 +1,88 @@
 """The momentum: the only state that Muon+ has for a matrix."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus.frame import check_gradients, check_inexact_dtypes, flatten_with_names
+from optax_muonplus.frame.checks import check_gradients, check_inexact_dtypes
+from optax_muonplus.frame.paths import flatten_with_names
+from optax_muonplus.frame.plainly import Read, Sources
+from optax_muonplus.frame.state_check import wrong_state
 from optax_muonplus.method import (
     DECAY,
     check_flag,
     check_number,
+    floating_dtype,
     look_ahead,
     matrix_function,
     moving_average,
+    narrowed,
     narrower,
     static,
 )
-from optax_muonplus.run import Read, Sources
-from optax_muonplus.transforms._momentum_state import (
-    Stored,
-    buffers_of,
-    check_momentum,
-    empty_momentum,
-    loaded,
-    momentum_dtype,
-    state_of,
-    stored,
-)
+
+
+class MomentumState(NamedTuple):
+    """State of :func:`momentum`.
+
+    Attributes:
+      mu: one buffer for each parameter, of its shape.
+      count: number of updates so far, for bias correction; None without it.
+    """
+
+    mu: optax.Updates
+    count: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """How the buffers of a momentum are kept between updates.
+
+    Attributes:
+      state: the class of the state: trees of arrays, and the count of updates.
+      empty: from zeros like the parameters, and the count, to the first state.
+      load: from the arrays that hold one buffer, or from parts of them, to the momentum.
+      store: from a momentum, and the arrays that held the one before, to arrays that hold it.
+    """
+
+    state: Any
+    empty: Callable[[optax.Params, Any], Any]
+    load: Callable[..., jax.Array]
+    store: Callable[[jax.Array, Sources], Sources]
+
+
+def _load(buffer: jax.Array) -> jax.Array:
+    return buffer
+
+
+def _store(x: jax.Array, buffer: Sources) -> Sources:
+    return (narrowed(x, buffer[0].dtype),)
+
+
+AS_NUMBERS = Storage(MomentumState, MomentumState, _load, _store)
+# By dtype: how buffers are kept that are more than arrays of numbers. An extra may add one.
+STORAGES: dict[Any, Storage] = {}
+
+
+def storage_of(dtype: Any) -> Storage:
+    """Returns how buffers of a dtype are kept."""
+    return STORAGES.get(dtype, AS_NUMBERS)
+
+
+def momentum_dtype(value: DTypeLike | None) -> np.dtype | None:
+    """Returns ``mu_dtype`` as a dtype with a storage; raises ValueError for any other."""
+    # Python's int and a string that is no dtype are for floating_dtype to refuse.
+    if isinstance(value, str | np.dtype | type):
+        for dtype in STORAGES:
+            if value in (dtype.name, dtype.type, getattr(jnp, dtype.name)):
+                return dtype
+    return floating_dtype("mu_dtype", value)
 
 
 def momentum(
@@ -91,7 +143,7 @@ class MomentumTransformation(optax.GradientTransformation):
 
 
 @matrix_function
-class Direction:
+class LookAhead:
     """What the polar factor is taken of: ``a M + b G``, in float32 at least.
 
     Attributes:
@@ -99,17 +151,19 @@ class Direction:
       count: number of updates so far, for bias correction; None without it.
       nesterov: whether G has a part.
       divisor: divides the sum, before it can overflow.
+      load: makes the momentum of the arrays that hold it.
     """
 
     beta: ArrayLike
     count: Any
     nesterov: bool = static()
     divisor: float = static()
+    load: Callable[..., jax.Array] = static()
 
     def __call__(self, *arrays: jax.Array) -> jax.Array:
         """Returns the direction of what holds the momentum and, with ``nesterov``, the gradient."""
         *buffer, g = arrays if self.nesterov else (*arrays, None)
-        return look_ahead(loaded(*buffer), g, self.beta, self.count, self.divisor)
+        return look_ahead(self.load(*buffer), g, self.beta, self.count, self.divisor)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,16 +186,21 @@ class Momentum:
         check_number("beta", self.beta, DECAY)
         check_flag("nesterov", self.nesterov)
         check_flag("bias_correction", self.bias_correction)
-        momentum_dtype(self.mu_dtype)
+        self.dtype  # noqa: B018
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """The dtype of the buffer; None is that of the parameter."""
+        return momentum_dtype(self.mu_dtype)
 
     def init(self, params: optax.Params) -> Any:
         """Returns the state before the first update."""
-        dtype = momentum_dtype(self.mu_dtype)
         paths, leaves = flatten_with_names(params)
         check_inexact_dtypes(paths, [jnp.result_type(leaf) for leaf in leaves])
-        _check_mu_dtype(leaves, dtype)
+        _check_mu_dtype(leaves, self.dtype)
         count = jnp.zeros([], jnp.int32) if self.bias_correction else None
-        return empty_momentum(params, dtype, count)
+        zeros = optax.tree.zeros_like(params, dtype=self.dtype)
+        return storage_of(self.dtype).empty(zeros, count)
 
     def update(
         self, updates: optax.Updates, state: Any, params: optax.Params | None = None
@@ -153,7 +212,7 @@ class Momentum:
 
     def advance(
         self, updates: optax.Updates, state: Any, rounded_to: Any = None
-    ) -> tuple[Stored, Read, list[Sources]]:
+    ) -> tuple[Any, Read, list[Sources]]:
         """Takes one step of the average.
 
         Args:
@@ -167,21 +226,21 @@ class Momentum:
           The new state; and the directions, not made yet: an elementwise function, and for each
           leaf the arrays that it makes the direction of.
         """
-        check_momentum(state, momentum_dtype(self.mu_dtype), self.bias_correction)
+        storage = storage_of(self.dtype)
+        check_momentum(state, storage, self.bias_correction)
         check_gradients(updates, state[0], "momentum")
         buffers, treedef = buffers_of(state)
         grads = [jnp.asarray(g) for g in treedef.flatten_up_to(updates)]
-        sums = [
-            moving_average(loaded(*m), g, self.beta) for m, g in zip(buffers, grads, strict=True)
-        ]
-        kept = [stored(x, m) for x, m in zip(sums, buffers, strict=True)]
+        pairs = zip(buffers, grads, strict=True)
+        sums = [moving_average(storage.load(*m), g, self.beta) for m, g in pairs]
+        kept = [storage.store(x, m) for x, m in zip(sums, buffers, strict=True)]
         made_of = [
             m if len(m) > 1 or narrower(x.dtype, rounded_to) == m[0].dtype else (x,)
             for x, m in zip(sums, kept, strict=True)
         ]
         count = optax.safe_increment(state.count) if self.bias_correction else None
         new = state_of(state, treedef, kept, count)
-        read = Direction(self.beta, count, self.nesterov, self.divisor)
+        read = LookAhead(self.beta, count, self.nesterov, self.divisor, storage.load)
         if self.nesterov:
             return new, read, [(*m, g) for m, g in zip(made_of, grads, strict=True)]
         return new, read, made_of
@@ -196,3 +255,27 @@ def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:
             f"mu_dtype={mu_dtype} cannot hold the momentum of complex parameters. Leave it None, or"
             " treat them in a group of their own."
         )
+
+
+def check_momentum(state: Any, storage: "Storage", bias_correction: bool) -> None:
+    """Raises ValueError unless ``state`` is one of that storage, with a count if one is needed."""
+    if getattr(state, "_fields", None) != storage.state._fields:
+        raise wrong_state(state, [storage.state.__name__])
+    if bias_correction and state.count is None:
+        raise ValueError(
+            "The momentum in this state has no count, but bias_correction=True needs one. Get a"
+            " state that has: optax_muonplus.take_over(state, tx.init(params), params)."
+        )
+
+
+def buffers_of(state: Any) -> tuple[list[Sources], Any]:
+    """The arrays that hold each leaf's momentum, and the structure of the tree."""
+    first, *others = state[:-1]
+    arrays, treedef = jax.tree.flatten(first)
+    return list(zip(arrays, *map(treedef.flatten_up_to, others), strict=True)), treedef
+
+
+def state_of(like: Any, treedef: Any, buffers: list[Sources], count: Any) -> Any:
+    """The inverse of :func:`buffers_of`."""
+    columns = zip(*buffers, strict=True) if buffers else ((),) * (len(like) - 1)
+    return type(like)(*map(treedef.unflatten, columns), count)

@@ -8,7 +8,16 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.frame import ADAM, MUON, DimensionNumbersTree, ResolvedTree
+from optax_muonplus.frame.chain import (
+    Chain,
+    ChainTransformation,
+    MatrixTransformation,
+    Reader,
+    Resolved,
+    parts_of,
+)
+from optax_muonplus.frame.descent import decayed_weights, promoted
+from optax_muonplus.frame.leaves import ADAM, MUON, ResolvedTree
 from optax_muonplus.method import (
     DECAY,
     NOT_NEGATIVE,
@@ -18,14 +27,6 @@ from optax_muonplus.method import (
     check_rate,
     narrowed,
 )
-from optax_muonplus.transforms._chain import Chain
-from optax_muonplus.transforms._descent import add_decayed_weights, promoted
-from optax_muonplus.transforms._matrix_chain import (
-    MatrixTransformation,
-    parts_of,
-)
-from optax_muonplus.transforms._resolved import ChainTransformation, Resolved
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, reader_of
 
 
 class Rest(Protocol):
@@ -82,40 +83,18 @@ class AdamW:
         check_decay("adam_weight_decay", self.weight_decay, self.learning_rate)
         return optax.chain(
             optax.scale_by_adam(self.b1, self.b2, self.eps, self.eps_root, nesterov=self.nesterov),
-            add_decayed_weights(self.weight_decay, name="adam_weight_decay"),
+            decayed_weights(self.weight_decay, name="adam_weight_decay"),
             optax.scale_by_learning_rate(self.learning_rate),
         )
 
 
-def partition_with_adamw(
-    chain: MatrixTransformation,
-    adamw: Rest | None = None,
-    weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    *,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
-) -> ChainTransformation:
-    """A chain for the matrices of a tree, and AdamW for everything else.
+def partition(chain: Any, adamw: Rest | None, read: Reader) -> ChainTransformation:
+    """Gives the matrices of a tree to a chain, and everything else to AdamW.
 
     Args:
-      chain: of :func:`optax_muonplus.matrix_chain`, without dimension numbers and sharding of its
-        own.
+      chain: of :func:`matrix_chain`.
       adamw: AdamW's arguments, or another rule in its place; None means the default ones.
-      weight_dimension_numbers: which parameters are matrices, as in
-        :func:`optax_muonplus.muonplus`.
-      sharding: as in :func:`optax_muonplus.muonplus`, as are the next two.
-      rules: for parameters that the default rules would read in another way.
-      layer_axes: the axes along which layers are stacked.
-
-    Returns:
-      A transformation for the whole tree. Its state is that of ``optax.partition`` with the labels
-      ``"muon"`` and ``"adam"``.
-
-    Raises:
-      TypeError: for a chain of ``optax.chain``, which could not be told what each matrix is.
-      ValueError: for a chain with dimension numbers of its own, and without a learning rate for
-        AdamW: neither in ``adamw`` nor in the chain.
+      read: gives the records of leaves.
     """
     if not isinstance(chain, MatrixTransformation):
         raise TypeError(
@@ -142,8 +121,7 @@ def partition_with_adamw(
         merged = jax.tree.map(lambda x, m, r: m if x == MUON else r, labels, new, rest)
         return merged, _partition_state(of_matrices, of_others)
 
-    dims = reader_of(weight_dimension_numbers, rules, layer_axes)
-    return Resolved(init, update, dims, sharding).transformation(ChainTransformation, parts)
+    return Resolved(init, update, read, chain.run).transformation(ChainTransformation, parts)
 
 
 def _update_in_float32(

@@ -1,0 +1,339 @@
+"""A chain of links, each of which receives the records of the matrices."""
+
+import contextvars
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import jax
+import optax
+
+from optax_muonplus.frame.checks import (
+    beside_updates,
+    check_gradients,
+    check_inexact,
+    check_only_matrices,
+)
+from optax_muonplus.frame.fused import DualNorm, FusedLink
+from optax_muonplus.frame.leaves import LeafInfo, ResolvedTree
+from optax_muonplus.frame.momentum import Momentum, MomentumTransformation
+from optax_muonplus.frame.order import check_downhill, check_order
+from optax_muonplus.frame.plainly import Run, plainly
+from optax_muonplus.frame.spec import DimensionNumbersTree
+from optax_muonplus.frame.state_check import StateCheck
+from optax_muonplus.method import ArrayFunction, MatrixFunction, narrowed
+
+
+class Link(Protocol):
+    """A link of a chain with a state of its own, which is told what each matrix is."""
+
+    def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
+        """Returns the state before the first update.
+
+        Args:
+          params: parameters.
+          leaves: one record for each of their leaves, all matrices.
+        """
+        ...
+
+    def update(
+        self, updates: optax.Updates, state: Any, params: Any, leaves: Sequence[LeafInfo]
+    ) -> tuple[optax.Updates, Any]:
+        """Returns the updates and the new state.
+
+        Args:
+          updates: of the link before, not rounded to the dtype of the gradients.
+          state: before the update.
+          params: parameters, or None.
+          leaves: one record for each leaf of ``updates``, all matrices.
+        """
+        ...
+
+
+# What a chain is made of: a function on matrices is any callable on arrays (*batch, out, in).
+Part = (
+    Momentum
+    | MatrixFunction
+    | DualNorm
+    | Callable[[jax.Array], jax.Array]
+    | Link
+    | optax.GradientTransformation
+)
+
+
+class Reader(Protocol):
+    """Reads which leaves of a tree are matrices, and how they are sharded.
+
+    Attributes:
+      dimension_numbers: as a user gives them; None for default rules.
+      sharding: as a user gives it, a tree of shardings or a function to one.
+    """
+
+    @property
+    def dimension_numbers(self) -> Any: ...
+    @property
+    def sharding(self) -> Any: ...
+
+    def __call__(self, tree: Any) -> ResolvedTree:
+        """Returns the records of all leaves."""
+        ...
+
+    def placed(self, state: Any, tree: ResolvedTree) -> Any:
+        """Returns the first state of parameters, sharded as they are."""
+        ...
+
+
+class ChainTransformation(optax.GradientTransformationExtraArgs):
+    """A transformation with a chain of links in it.
+
+    Attributes:
+      parts: what the chain is made of, in order.
+      weight_dimension_numbers: as given.
+      sharding: as given.
+      run: applies functions to the matrices of a tree.
+    """
+
+    run: Run
+    parts: tuple[Any, ...]
+    weight_dimension_numbers: DimensionNumbersTree
+    sharding: Any
+
+
+class MatrixTransformation(ChainTransformation):
+    """A transformation of trees whose leaves all are matrices."""
+
+
+Made = TypeVar("Made", bound=ChainTransformation)
+
+# Whether a chain runs whose dimension numbers or sharding its Optax links cannot see.
+_in_a_chain = contextvars.ContextVar("_in_a_chain", default=False)
+
+
+def matrix_chain(*links: Part, read: Reader, run: Run = plainly) -> MatrixTransformation:
+    """Makes one transformation of several links, each of which receives the records of matrices.
+
+    Args:
+      *links: as ``optax_muonplus.matrix_chain`` takes them.
+      read: gives the records of leaves.
+      run: applies functions to their matrices.
+    """
+    parts = tuple(part for link in links for part in parts_of(link))
+    check_order(parts)
+    chain = Chain.of(parts, run)
+
+    def init(params: optax.Params, tree: ResolvedTree) -> optax.OptState:
+        check_only_matrices(tree.leaves)
+        return chain.init(params, tree.leaves)
+
+    def update(updates: Any, state: Any, params: Any, tree: ResolvedTree, extra: Any) -> Any:
+        check_only_matrices(tree.leaves)
+        return chain.update(updates, state, params, tree.leaves, extra)
+
+    return Resolved(init, update, read, run).transformation(MatrixTransformation, parts)
+
+
+def parts_of(link: Any) -> tuple[Any, ...]:
+    """Returns what a link of a chain is made of."""
+    if isinstance(link, MatrixTransformation):
+        if link.weight_dimension_numbers is not None or link.sharding is not None:
+            raise ValueError(
+                "A link of a chain has weight_dimension_numbers or a sharding of its own. Give them"
+                " to matrix_chain, or to the optimizer that the chain is for: all links get them."
+            )
+        return link.parts
+    if isinstance(link, ChainTransformation):
+        raise ValueError(
+            "A chain got a whole optimizer, such as omp.muonplus(0.02), in the place of a link: it"
+            " has a learning rate and AdamW of its own. Pass the rule for matrices alone, such as"
+            " omp.scale_by_muonplus()."
+        )
+    if isinstance(link, MomentumTransformation):
+        return (link.average,)
+    if isinstance(link, optax.GradientTransformation | MatrixFunction | Momentum | DualNorm):
+        return (link,)
+    if hasattr(link, "init") and hasattr(link, "update"):
+        return (link,)
+    if callable(link):
+        return (ArrayFunction(link),)
+    if isinstance(link, list | tuple):
+        raise TypeError("matrix_chain got a list. Pass its links one by one: matrix_chain(*links).")
+    raise TypeError(
+        f"matrix_chain got {type(link).__name__}, which is no link: pass transformations, functions"
+        " on arrays (*batch, out, in), or objects with init(params, leaves) and update(updates,"
+        " state, params, leaves)."
+    )
+
+
+def links_of(transformation: Any) -> tuple[Any, ...]:
+    """Returns the links of the chain in a transformation of this library; none of any other."""
+    run = getattr(transformation, "run", plainly)
+    return Chain.of(getattr(transformation, "parts", ()), run).links
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chain:
+    """Links, one after the other.
+
+    Attributes:
+      links: in order; transformations of Optax are told nothing of matrices.
+      n_matrix_links: how many links there are up to the last one that is told of matrices.
+    """
+
+    links: tuple[Any, ...]
+    n_matrix_links: int
+
+    @classmethod
+    def of(cls, parts: Sequence[Any], run: Run) -> "Chain":
+        """Returns the chain of ``parts``, with one link for a momentum and its functions."""
+        links = _joined(parts, run)
+        numbers = [i for i, link in enumerate(links, 1) if not _is_of_optax(link)]
+        for i in numbers[:-1]:
+            if isinstance(links[i - 1], FusedLink):
+                links[i - 1] = dataclasses.replace(links[i - 1], rounds=False)
+        return cls(tuple(links), max(numbers, default=0))
+
+    def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
+        """Returns the state of the only link, or a tuple of those of all."""
+        check_downhill(self.links)
+        states = tuple(
+            link.init(params) if _is_of_optax(link) else link.init(params, leaves)
+            for link in self.links
+        )
+        return states[0] if len(states) == 1 else states
+
+    def update(
+        self,
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None,
+        leaves: Sequence[LeafInfo],
+        extra_args: Mapping[str, Any],
+    ) -> tuple[optax.Updates, Any]:
+        """Returns the updates of the last link, and the new state."""
+        made, new = updates, []
+        states = (state,) if len(self.links) == 1 else state
+        for i, (link, old) in enumerate(zip(self.links, states, strict=True), 1):
+            if _is_of_optax(link):
+                link = optax.with_extra_args_support(link)
+                made, now = link.update(made, old, params, **extra_args)
+            else:
+                made, now = link.update(made, old, params, leaves)
+            made = _like(updates, made) if i == self.n_matrix_links else made
+            new.append(now)
+        return made, new[0] if len(new) == 1 else tuple(new)
+
+
+def _is_of_optax(link: Any) -> bool:
+    return isinstance(link, optax.GradientTransformation)
+
+
+def _joined(parts: Sequence[Any], run: Run) -> list[Any]:
+    """Links, each a momentum and functions, functions alone, or another part."""
+    links: list[Any] = []
+    together: list[Any] = []
+    for part in (*parts, None):
+        is_step = isinstance(part, MatrixFunction | DualNorm)
+        if together and not is_step:
+            links.append(_link_of(together, run))
+            together = []
+        if is_step or isinstance(part, Momentum):
+            together.append(part)
+        elif part is not None:
+            links.append(_told(part, run))
+    return links
+
+
+def _told(part: Any, run: Run) -> Any:
+    """Returns a rule that applies functions itself with the chain's way to do so."""
+    has_run = dataclasses.is_dataclass(part) and hasattr(part, "run")
+    return dataclasses.replace(part, run=run) if has_run else part
+
+
+def _link_of(parts: Sequence[Any], run: Run) -> Any:
+    average = parts[0] if isinstance(parts[0], Momentum) else None
+    if average is not None and len(parts) == 1:
+        return optax.GradientTransformation(average.init, average.update)
+    return FusedLink.of(average, parts[average is not None :], run=run)
+
+
+def _like(gradients: optax.Updates, updates: optax.Updates) -> optax.Updates:
+    """``updates`` in the dtypes of the gradients, which most links give them."""
+    return jax.tree.map(
+        lambda g, u: u if u.dtype == g.dtype else narrowed(u, g.dtype), gradients, updates
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Resolved:
+    """Looks up what each leaf is, and hands the records to a chain.
+
+    Leaves are looked up anew on the whole tree at init and at every update, by path and shape: the
+    containers may differ between the two (``flax.nnx.Optimizer`` gives variables first and plain
+    arrays later), and no tree of labels is kept.
+
+    Attributes:
+      start: from parameters and their records to the state.
+      step: from updates, state, parameters, records of the updates and extra arguments to updates
+        and state.
+      read: gives the records. The state is sharded like the parameters.
+      run: applies functions to matrices.
+    """
+
+    start: Callable[[optax.Params, ResolvedTree], Any]
+    step: Callable[..., tuple[optax.Updates, Any]]
+    read: Reader
+    run: Run
+
+    def transformation(self, cls: type[Made], parts: tuple[Any, ...]) -> Made:
+        """Returns the transformation of the chain that is made of ``parts``."""
+        check = StateCheck(self.init)
+        made = cls(check.init, functools.partial(self.update, check))
+        made.parts, made.run = parts, self.run
+        made.weight_dimension_numbers, made.sharding = (
+            self.read.dimension_numbers,
+            self.read.sharding,
+        )
+        return made
+
+    def init(self, params: optax.Params) -> optax.OptState:
+        """Returns the state before the first update."""
+        tree = self._looked_up(params)
+        check_inexact(tree.leaves)
+        return self.read.placed(self._inside(self.start, params, tree), tree)
+
+    def update(
+        self,
+        check: StateCheck,
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        """Returns the updates and the new state."""
+        check_gradients(updates, params)
+        params = beside_updates(updates, params)
+        check(state, updates, params)
+        tree = self._looked_up(updates)
+        return self._inside(self.step, updates, state, params, tree, extra_args)
+
+    @property
+    def _own(self) -> bool:
+        return self.read.dimension_numbers is not None or self.read.sharding is not None
+
+    def _looked_up(self, tree: Any) -> ResolvedTree:
+        if _in_a_chain.get() and not self._own:
+            raise ValueError(
+                "A link of optax_muonplus inside of optax.chain, or of another wrapper, does not"
+                " get the dimension numbers and the sharding of the optimizer around it. Make the"
+                " chain with optax_muonplus.matrix_chain(...), which hands them to all links."
+            )
+        return self.read(tree)
+
+    def _inside(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns ``function(*args)``; links in it that look up leaves themselves are refused."""
+        token = _in_a_chain.set(self._own or _in_a_chain.get())
+        try:
+            return function(*args)
+        finally:
+            _in_a_chain.reset(token)

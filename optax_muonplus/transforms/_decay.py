@@ -1,0 +1,70 @@
+"""Decoupled weight decay, with a mask that may be written for a whole model."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from optax_muonplus.frame import DecayedWeights, decayed_weights
+from optax_muonplus.trees import FlatTree, broadcast_prefix
+
+_FLAG = bool | int | np.bool_ | np.ndarray | jax.Array
+
+
+def add_decayed_weights(
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any = None,
+    name: str = "weight_decay",
+    cautious: bool = False,
+) -> DecayedWeights:
+    r"""``optax.add_decayed_weights``, in the dtype that update and parameter promote to.
+
+    With ``cautious`` it decays the entries that the update moves towards zero anyway: for an update
+    U, which is subtracted, and a parameter W, by entries,
+
+    .. math::
+      U + \lambda\, [U W \ge 0]\, W
+
+    An update without parameters is for a decay of zero only, as a Python number.
+
+    Args:
+      weight_decay: number or schedule.
+      mask: tree or function of the parameters, as in Optax.
+      name: of the argument, for messages.
+      cautious: whether other entries are left out. Complex entries agree if the real part of
+        :math:`U \bar W` is not negative.
+
+    Raises:
+      ValueError: unless the decay is a finite number, not negative, or a schedule, and
+        ``cautious`` a flag; for a mask of words or one flag; at init, for a tree that does not
+        cover the parameters.
+
+    Source: Chen et al., *Cautious Weight Decay*, arXiv:2510.12402, Algorithm 1.
+    """
+    _check_mask(name, mask)
+    flags = None if mask is None else lambda tree: _flags(mask, tree)
+    return decayed_weights(weight_decay, flags, name, cautious)
+
+
+def _check_mask(name: str, mask: Any) -> None:
+    """Raises ValueError for words, and for what a function gave when it was asked of a number."""
+    words = [] if callable(mask) else [x for x in jax.tree.leaves(mask) if isinstance(x, str)]
+    if words:
+        raise ValueError(
+            f"{name}_mask has the word {words[0]!r}, which would count as True. Give a tree of True"
+            " and False, or a function from the parameters to one: lambda params:"
+            " jax.tree.map(lambda x: x.ndim > 1, params)."
+        )
+    if isinstance(mask, _FLAG):
+        raise ValueError(
+            f"{name}_mask is {mask}, one flag for all parameters. optax.inject_hyperparams makes"
+            " that of a function, which it calls with the number of the step: add"
+            f" static_args=({name + '_mask'!r},) to it. Otherwise leave the mask out, or the decay."
+        )
+
+
+def _flags(mask: Any, tree: Any) -> Any:
+    """A flag for each leaf of ``tree``, some leaves of which may have been left out."""
+    flat = FlatTree.of(tree)
+    return flat.unflatten(broadcast_prefix(mask, flat, _FLAG, "decay masks", "True or False"))
