@@ -1,0 +1,107 @@
+"""Tables of AlgoPerf's workloads: `python -m examples.submissions.algoperf.workloads`.
+
+`trees/` has path and shape of each parameter, made by `jax.eval_shape` from the benchmark's public
+models with its own versions of JAX and Flax; `{0..3}` in a path stands for each of these numbers.
+The command writes `tables.md`.
+"""
+
+import itertools
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import optax_muonplus as omp
+
+FOLDER = Path(__file__).resolve().parent
+NAMES = sorted(path.stem for path in (FOLDER / "trees").glob("*.json"))
+
+# The layer whose outputs are the model's, as `is_output_params` of the workload says. It says
+# "Dense_17" for ogbg, which that tree does not have, and the other two have tied embeddings.
+OUTPUT_LAYERS = {
+    "criteo1tb": "Dense_7",
+    "fastmri": "Conv_0",
+    "imagenet_resnet": "Dense_0",
+    "imagenet_vit": "head",
+    "librispeech_conformer": "Dense_0",
+    "librispeech_deepspeech": "Dense_0",
+}
+
+
+def shapes(name: str) -> dict[str, tuple[int, ...]]:
+    """Returns path and shape of each parameter of a workload."""
+    folded = json.loads((FOLDER / "trees" / f"{name}.json").read_text())
+    return {path: tuple(shape) for key, shape in folded.items() for path in _expanded(key)}
+
+
+def _expanded(key: str) -> list[str]:
+    """Returns the paths that `{0..3}` and `{0,2}` in a key stand for."""
+    parts: list[list[str]] = []
+    for part in re.split(r"(\{[^}]*\})", key):
+        numbers = part.strip("{}").partition("..")
+        if numbers[1]:
+            parts.append([str(i) for i in range(int(numbers[0]), int(numbers[2]) + 1)])
+        else:
+            parts.append(part.strip("{}").split(",") if part.startswith("{") else [part])
+    return ["".join(chosen) for chosen in itertools.product(*parts)]
+
+
+def nested(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns a tree of dicts of `{path: value}`."""
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *above, last = path.split("/")
+        node = tree
+        for key in above:
+            node = node.setdefault(key, {})
+        node[last] = value
+    return tree
+
+
+def tree(name: str) -> dict[str, Any]:
+    """Returns the parameters of a workload, as shapes without numbers."""
+    known = shapes(name)
+    return nested({path: jax.ShapeDtypeStruct(x, jnp.float32) for path, x in known.items()})
+
+
+# Layers that the default rules send to AdamW by a name or a shape that suggests something else: a
+# hidden layer called "pre_logits", and the first convolution of a spectrogram, of one channel.
+MATRICES = {
+    "imagenet_vit": ("^pre_logits/kernel$", omp.MuonDimensionNumbers(0, 1)),
+    "librispeech_conformer": ("Subsampling_0/kernel$", omp.MuonDimensionNumbers((0, 1, 2), 3)),
+    "librispeech_deepspeech": ("Subsampling_0/kernel$", omp.MuonDimensionNumbers((0, 1, 2), 3)),
+}
+
+
+def rules(name: str) -> list[tuple[str, omp.MuonDimensionNumbers | None]]:
+    """Returns what a workload's author would say: the output layer, and the layers above."""
+    layer = OUTPUT_LAYERS.get(name)
+    known = [] if layer is None else [(f"^{layer}/kernel$", None)]
+    return [*known, *([MATRICES[name]] if name in MATRICES else [])]
+
+
+def tables() -> str:
+    """Returns a page with the table of each workload."""
+    settings = {"shape_scale": "max", "match_frobenius": True}
+    page = ["# What each parameter of AlgoPerf's workloads gets", ""]
+    page += ["`python -m examples.submissions.algoperf.workloads` writes this page.", ""]
+    for name in NAMES:
+        count = sum(math.prod(shape) for shape in shapes(name).values())
+        table = str(omp.describe(tree(name), rules=rules(name), **settings))
+        page += [
+            f"## {name}: {count / 1e6:.1f} million parameters",
+            "",
+            "```text",
+            table,
+            "```",
+            "",
+        ]
+    return "\n".join(page)
+
+
+if __name__ == "__main__":
+    (FOLDER / "tables.md").write_text(tables())
