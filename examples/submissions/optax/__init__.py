@@ -1,0 +1,1 @@
+"""Reports on `optax.contrib.muon`: what each says, and a test that fails on the installed Optax."""
