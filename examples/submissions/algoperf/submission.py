@@ -116,7 +116,7 @@ def scale_by_muonplus(beta: float) -> optax.GradientTransformation:
     def init(params: optax.Params) -> MomentumState:
         return MomentumState(jax.tree.map(jnp.zeros_like, params))
 
-    def update(updates: Any, state: MomentumState, params: Any = None) -> tuple[Any, MomentumState]:
+    def update(updates: Any, state: Any, params: Any = None, /) -> tuple[Any, Any]:
         del params
         mu = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state.mu, updates)
 

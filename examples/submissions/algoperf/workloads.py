@@ -86,12 +86,11 @@ def rules(name: str) -> list[tuple[str, omp.MuonDimensionNumbers | None]]:
 
 def tables() -> str:
     """Returns a page with the table of each workload."""
-    settings = {"shape_scale": "max", "match_frobenius": True}
     page = ["# What each parameter of AlgoPerf's workloads gets", ""]
     page += ["`python -m examples.submissions.algoperf.workloads` writes this page.", ""]
     for name in NAMES:
         count = sum(math.prod(shape) for shape in shapes(name).values())
-        table = str(omp.describe(tree(name), rules=rules(name), **settings))
+        table = omp.describe(tree(name), rules=rules(name), shape_scale="max", match_frobenius=True)
         page += [
             f"## {name}: {count / 1e6:.1f} million parameters",
             "",

@@ -1,0 +1,1 @@
+"""A result for track 3 of modded-nanogpt: Muon+ in PyTorch, in one file."""
