@@ -4,6 +4,8 @@ Each function raises on an Optax that has the defect. They use Optax, JAX and Nu
 one can be copied into a report with `python -c`.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
