@@ -116,7 +116,9 @@ def scale_by_muonplus(beta: float) -> optax.GradientTransformation:
     def init(params: optax.Params) -> MomentumState:
         return MomentumState(jax.tree.map(jnp.zeros_like, params))
 
-    def update(updates: Any, state: Any, params: Any = None, /) -> tuple[Any, Any]:
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
         del params
         mu = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state.mu, updates)
 
