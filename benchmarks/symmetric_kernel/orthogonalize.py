@@ -19,7 +19,10 @@ class TriangleProducts(omp.polar.Products):
     def padded(self, y: jax.Array) -> jax.Array:
         """Adds zeros up to sides that the kernel takes."""
         sides = padded_sides(*y.shape[-2:])
-        return super().padded(y) if sides is None else omp.matrices.with_zeros(y, sides)
+        if sides is None:
+            return super().padded(y)
+        widths = [(0, n - side) for n, side in zip(sides, y.shape[-2:], strict=True)]
+        return jnp.pad(y, [(0, 0)] * (y.ndim - 2) + widths)
 
     def gram(self, y: jax.Array) -> jax.Array:
         """Returns the Gram matrix of ``y``."""

@@ -5,14 +5,13 @@ A row holds the weights of one output unit, a column those of one input feature.
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from optax_muonplus import method as _method
 from optax_muonplus import run as _run
 from optax_muonplus.extras.former_names import former_names as _former_names
 from optax_muonplus.method import DECAY as DECAY
 from optax_muonplus.method import NOT_NEGATIVE as NOT_NEGATIVE
 from optax_muonplus.method import POSITIVE as POSITIVE
 from optax_muonplus.method import SUMMED_AXIS as SUMMED_AXIS
-from optax_muonplus.method import ArrayFunction as ArrayFunction
-from optax_muonplus.method import Composition as Composition
 from optax_muonplus.method import Elementwise as Elementwise
 from optax_muonplus.method import Kind as Kind
 from optax_muonplus.method import MatrixFunction as MatrixFunction
@@ -21,39 +20,35 @@ from optax_muonplus.method import Normalize as Normalize
 from optax_muonplus.method import ScaleByShape as ScaleByShape
 from optax_muonplus.method import ShapeScale as ShapeScale
 from optax_muonplus.method import Side as Side
-from optax_muonplus.method import accumulation_dtype as accumulation_dtype
 from optax_muonplus.method import as_real as as_real
 from optax_muonplus.method import check_flag as check_flag
 from optax_muonplus.method import check_matrices as check_matrices
 from optax_muonplus.method import check_number as check_number
 from optax_muonplus.method import check_shape_scale as check_shape_scale
 from optax_muonplus.method import check_word as check_word
-from optax_muonplus.method import compose as compose
 from optax_muonplus.method import divide_by_pow2 as divide_by_pow2
-from optax_muonplus.method import for_layout as for_layout
 from optax_muonplus.method import known_count as known_count
 from optax_muonplus.method import match_frobenius_norm as match_frobenius_norm
 from optax_muonplus.method import matrix_function as matrix_function
-from optax_muonplus.method import narrowed as narrowed
-from optax_muonplus.method import narrower as narrower
 from optax_muonplus.method import normalize_matrix as normalize_matrix
 from optax_muonplus.method import normalized_sides as normalized_sides
-from optax_muonplus.method import part as part
 from optax_muonplus.method import root as root
 from optax_muonplus.method import rows_vary_more as rows_vary_more
 from optax_muonplus.method import scale_by_pow2 as scale_by_pow2
 from optax_muonplus.method import shape_factor as shape_factor
 from optax_muonplus.method import static as static
 from optax_muonplus.method import sum_of_squares as sum_of_squares
-from optax_muonplus.method import times_pow2 as times_pow2
 from optax_muonplus.method import upcast_for_sum as upcast_for_sum
-from optax_muonplus.method import with_zeros as with_zeros
 
-_MOVED = {
+_OWN = """ArrayFunction Composition accumulation_dtype compose for_layout narrowed narrower
+times_pow2"""
+_MOVED = {name: ("only the library uses it", getattr(_method, name)) for name in _OWN.split()} | {
     "MACHINES": ("the library chooses the platform by itself", _run.PLATFORMS),
     "Machine": ("the library chooses the platform by itself", _run.Platform),
     "machine_of": ("the library chooses the platform by itself", _run.platform_of),
     "on_its_machine": ("jax.lax.platform_dependent does it", _run.on_its_platform),
+    "part": ("x[..., :rows, :columns] does it", _run.part),
+    "with_zeros": ("jnp.pad does it", _run.with_zeros),
 }
 if not _TYPE_CHECKING:  # a type checker would take every name for one of the module's
     __getattr__ = _former_names(__name__, _MOVED)

@@ -25,8 +25,6 @@ from .function import Matrices as Matrices
 from .function import MatrixFunction as MatrixFunction
 from .function import compose as compose
 from .function import for_layout as for_layout
-from .function import part as part
-from .function import with_zeros as with_zeros
 from .momentum import look_ahead as look_ahead
 from .momentum import moving_average as moving_average
 from .momentum import muon_plus as muon_plus

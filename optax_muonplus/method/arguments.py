@@ -1,8 +1,8 @@
 """Checks of arguments by their kind: the one place where a number, word or array is refused.
 
 A hyperparameter may be a Python number, a NumPy or JAX scalar, an array without axes, or a tracer:
-``optax.inject_hyperparams`` makes arrays of numbers, and ``jax.jit`` tracers of arrays. All of them
-are the same to the functions here, but that the value of a tracer is not known and passes.
+``optax.inject_hyperparams`` makes arrays of numbers, and ``jax.jit`` tracers of arrays. All forms
+are accepted. A tracer has no value yet, so it is not checked.
 Messages name the argument, what was given and what to do.
 """
 

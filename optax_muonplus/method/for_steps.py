@@ -1,4 +1,4 @@
-"""The coefficients of a run of Newton-Schulz: rows of a published table, or the caller's own."""
+"""Finds the coefficients of a run of Newton-Schulz: rows of a table, or the caller's own."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from .arguments import did_you_mean, known_count
 from .restarts import Restarts
 from .tables import TABLES, Row, Table
 
-# A table's name, one row, or several rows.
+# Coefficients are given as a table's name, one row, or several rows.
 CoefficientsLike = str | Sequence[float] | Sequence[Sequence[float]]
 
 
@@ -21,7 +21,7 @@ _USER = "user"  # the source of rows that are passed
 
 
 class Coefficients(NamedTuple):
-    """What one run of Newton-Schulz uses.
+    """The coefficients that one run of Newton-Schulz uses.
 
     Attributes:
       rows: exactly ``steps`` rows; or the whole table if ``steps`` is a traced array, and then the
@@ -96,7 +96,7 @@ def for_steps(
 
 
 def _of_adamw(rows: np.ndarray) -> str:
-    """A sentence for one number, which may stand where AdamW has its first decay."""
+    """Returns a sentence for one number, which may stand where AdamW has its first decay."""
     if rows.ndim:
         return ""
     return (
@@ -106,7 +106,7 @@ def _of_adamw(rows: np.ndarray) -> str:
 
 
 def _table(ns_coeffs: CoefficientsLike) -> Table:
-    """The table of that name, or one that is made of the caller's rows."""
+    """Returns the table of that name, or one that is made of the caller's rows."""
     if isinstance(ns_coeffs, str):
         if ns_coeffs not in TABLES:
             raise ValueError(

@@ -1,9 +1,10 @@
 """Functions on matrices as values.
 
 A Flax kernel is stored as (in, out), the transpose of the matrix W of ``y = W x``. Transposing it
-would cost a copy each way. So every function can also say what it is on transposed matrices.
+would cost a copy each way. Every function therefore also provides its transposed form.
 """
 
+import abc
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -18,7 +19,7 @@ from .dataclass import matrix_function, static
 Matrices = Inexact[Array, "*batch out in"]
 
 
-class MatrixFunction:
+class MatrixFunction(abc.ABC):
     """A shape-preserving function of matrices ``(batch, out, in)``.
 
     A subclass is decorated with :func:`matrix_function` and defines ``__call__``. The other members
@@ -45,9 +46,9 @@ class MatrixFunction:
 
             cls.__call__ = checked  # ty: ignore[invalid-assignment]
 
+    @abc.abstractmethod
     def __call__(self, x: Matrices) -> Matrices:
         """Returns the function of every matrix of ``x``, an array of the same shape."""
-        raise NotImplementedError
 
     @property
     def transpose_equivariant(self) -> bool:
@@ -88,7 +89,7 @@ class Elementwise(MatrixFunction):
 
     @property
     def transpose_equivariant(self) -> bool:
-        """Whether entries may be transposed first: always."""
+        """True: entries may be transposed first."""
         return True
 
 
@@ -119,16 +120,16 @@ class ViaTranspose(MatrixFunction):
 
     @property
     def input_dtype(self) -> jnp.dtype | None:
-        """That of ``f``."""
+        """The dtype that ``f`` rounds matrices to."""
         return self.function.input_dtype
 
     @property
     def output_dtype(self) -> jnp.dtype | None:
-        """That of ``f``."""
+        """The dtype that ``f`` rounded results to."""
         return self.function.output_dtype
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """Counts those of ``f``."""
+        """Counts the FLOPs of ``f``."""
         return self.function.flops(shape[::-1])
 
 
@@ -146,25 +147,25 @@ class Composition(MatrixFunction):
 
     @property
     def transpose_equivariant(self) -> bool:
-        """Whether all of them are."""
+        """Whether ``f(x^T) = f(x)^T`` for each function."""
         return all(function.transpose_equivariant for function in self.functions)
 
     def transposed(self) -> "Composition":
-        """Transposes each of them."""
+        """Transposes each function."""
         return compose([f.transposed() for f in self.functions])
 
     @property
     def input_dtype(self) -> jnp.dtype | None:
-        """Returns that of the first function."""
+        """The dtype that the first function rounds matrices to."""
         return self.functions[0].input_dtype
 
     @property
     def output_dtype(self) -> jnp.dtype | None:
-        """Returns that of the last function."""
+        """The dtype that the last function rounded results to."""
         return self.functions[-1].output_dtype if self.functions else None
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """Adds theirs up."""
+        """Adds up the FLOPs of all functions."""
         return sum(function.flops(shape) for function in self.functions)
 
     def split(self) -> "tuple[Composition, Composition]":
@@ -182,18 +183,3 @@ def compose(functions: Sequence[MatrixFunction]) -> Composition:
 def for_layout(function: MatrixFunction, transposed: bool) -> MatrixFunction:
     """Returns ``function`` for matrices that are stored as (in, out) if ``transposed``."""
     return function.transposed() if transposed else function
-
-
-def part(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows columns"]:
-    """Returns the first rows and columns of matrices, as many as ``shape`` says."""
-    check_matrices(x)
-    return x[..., : shape[0], : shape[1]]
-
-
-def with_zeros(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows columns"]:
-    """Adds rows and columns of zeros behind matrices, so that they have ``shape``."""
-    check_matrices(x)
-    if x.shape[-2:] == tuple(shape):
-        return x
-    widths = [(0, n - side) for n, side in zip(shape, x.shape[-2:], strict=True)]
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + widths)

@@ -108,10 +108,10 @@ def normalize_matrix(x: Matrices, norm: Norm = "col_row", norm_eps: ArrayLike = 
 
 
 def rows_vary_more(x: Matrices, stored_transposed: bool = False) -> Bool[Array, "*batch 1 1"]:
-    """Tells of each matrix whether its rows vary as much as its columns at least, or more.
+    """Returns for each matrix whether norms of rows vary at least as much as those of columns.
 
-    They do by the coefficient of variation of their norms, the standard deviation over the mean.
-    Zero rows and columns do not count.
+    The measure is the coefficient of variation, the standard deviation over the mean. Zero rows and
+    columns do not count.
 
     Args:
       x: matrices ``(*batch, out, in)``, with squares that do not overflow.
@@ -122,7 +122,7 @@ def rows_vary_more(x: Matrices, stored_transposed: bool = False) -> Bool[Array, 
     check_matrices(x)
 
     def evenness(axis: int) -> jax.Array:
-        """The matrix's norm over the root of 1 + variation^2: the norm is that of both sides."""
+        """Returns ``|X| / sqrt(1 + variation^2)``; both sides have the norm ``|X|``."""
         norms = root(sum_of_squares(x, (axis,)))
         number = jnp.maximum(jnp.sum(norms > 0, (-2, -1), keepdims=True), 1)
         return jnp.sum(norms, (-2, -1), keepdims=True) / jnp.sqrt(number)

@@ -10,24 +10,24 @@ from .arguments import check_floating, check_matrices
 
 
 def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
-    """The dtype of sums over elements of ``dtype``: ``dtype`` itself, but float32 at least."""
+    """Returns the dtype of sums over elements of ``dtype``: ``dtype``, but float32 at least."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def upcast_for_sum(x: ArrayLike) -> jax.Array:
-    """``x`` in the dtype of its sums, :func:`accumulation_dtype`."""
+    """Casts ``x`` to the dtype of its sums, :func:`accumulation_dtype`."""
     return jnp.asarray(x).astype(accumulation_dtype(jnp.result_type(x)))
 
 
 def sum_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """The sum of ``|x|^2`` over ``axes``, which remain as axes of size 1."""
+    """Sums ``|x|^2`` over ``axes``, which remain as axes of size 1."""
     x = upcast_for_sum(x)
     squares = jnp.real(x) ** 2 + jnp.imag(x) ** 2 if jnp.iscomplexobj(x) else x * x
     return jnp.sum(squares, axis=axes, keepdims=True)
 
 
 def root(squares: jax.Array, degree: int = 2) -> jax.Array:
-    """The square or fourth root of sums of squares, with the derivative 0 where they are 0.
+    """Returns the square or fourth root of sums of squares, with the derivative 0 where they are 0.
 
     There the derivative of a root is infinite, and times the 0 of its argument it would be NaN.
     """
@@ -37,7 +37,7 @@ def root(squares: jax.Array, degree: int = 2) -> jax.Array:
 
 
 def as_real(hyperparam: ArrayLike, dtype: DTypeLike) -> jax.Array:
-    """A hyperparameter as an array of a real dtype.
+    """Returns a hyperparameter as an array of a real dtype.
 
     ``optax.inject_hyperparams`` makes all hyperparameters complex if one parameter is complex.
     """
@@ -76,16 +76,16 @@ def divide_by_pow2(x: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def times_pow2(x: jax.Array, power: jax.Array) -> jax.Array:
-    """``x * power``; finite numbers that leave the range become the largest of ``x``'s dtype."""
+    """Multiplies; finite numbers that leave the range of ``x`` become its largest number."""
     check_floating(x)
     return _saturated(x, jnp.finfo(x.dtype).max / power) * power
 
 
 def narrowed(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """``x`` as ``dtype``; finite numbers that leave its range become its largest number.
+    """Casts ``x``; finite numbers that leave the range of ``dtype`` become its largest number.
 
-    An infinity in a momentum buffer or a parameter would turn into NaN and stay. Those that are in
-    ``x`` already stay what they are.
+    An infinity in a momentum buffer or a parameter would turn into NaN and stay. Infinities that
+    are in ``x`` already stay.
     """
     check_floating(x)
     largest = jnp.finfo(dtype).max
@@ -101,7 +101,7 @@ def _saturated(x: jax.Array, largest: Any) -> jax.Array:
 
 
 def narrower(dtype: DTypeLike, other: DTypeLike | None) -> jnp.dtype:
-    """``other`` if it has fewer bits than ``dtype`` and as many of them for exponents."""
+    """Returns ``other`` if it has fewer bits than ``dtype`` and as many for exponents."""
     dtype = jnp.dtype(dtype)
     if other is None or jnp.issubdtype(dtype, jnp.complexfloating):
         return dtype

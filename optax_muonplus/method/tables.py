@@ -40,7 +40,7 @@ class Table(NamedTuple):
 
 
 def scaled(rows: Sequence[Row], factor: float) -> tuple[Row, ...]:
-    """The coefficients of ``p(x / factor)``, for each row: ``c_k / factor^(2k+1)``."""
+    """Returns the coefficients of ``p(x / factor)``, for each row: ``c_k / factor^(2k+1)``."""
     return tuple(tuple(c / factor ** (2 * k + 1) for k, c in enumerate(row)) for row in rows)
 
 
@@ -182,8 +182,9 @@ TABLES: dict[str, Table] = {
         ),
         needs_float32=True,
     ),
-    # The first row takes 1 to 0.024, and a little more than 1 below zero. The safety factor keeps
-    # matrices of one singular value away from there, whose sign bfloat16 would turn.
+    # The first polynomial maps 1 to 0.024, and values slightly above 1 to negative numbers. The
+    # safety factor keeps matrices of one singular value away from there: bfloat16 would turn
+    # their sign.
     "cubic": Table(
         _CUBIC,
         True,

@@ -21,6 +21,8 @@ from optax_muonplus.run.polar import gram_newton_schulz as gram_newton_schulz
 from optax_muonplus.run.polar import matmul_shapes as matmul_shapes
 from optax_muonplus.run.polar import newton_schulz as newton_schulz
 from optax_muonplus.run.products import Products as Products
+from optax_muonplus.run.products import part as part
+from optax_muonplus.run.products import with_zeros as with_zeros
 from optax_muonplus.run.replicas import gather as gather
 from optax_muonplus.run.replicas import moved_to as moved_to
 from optax_muonplus.run.sharded import apply_sharded as apply_sharded

@@ -35,7 +35,6 @@ from optax_muonplus.method import (
     as_real,
     divide_by_pow2,
     every_step,
-    part,
     product_dtype,
     root,
     scale_by_pow2,
@@ -46,6 +45,7 @@ from optax_muonplus.run.products import (
     Products,
     Scale,
     Square,
+    part,
     range_factor,
     rounded,
 )

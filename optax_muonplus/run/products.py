@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
-from optax_muonplus.method import Matrices, Row, adjoint, with_zeros
+from optax_muonplus.method import Matrices, Row, adjoint, check_matrices
 
 # Sides of half-precision operands are padded to 8 elements (16 bytes), as cuBLAS requires.
 ALIGNMENT = 8
@@ -207,3 +207,18 @@ def range_factor(operand: jnp.dtype, row_length: int) -> float:
     if jnp.finfo(operand).nexp >= jnp.finfo(jnp.float32).nexp:
         return 1.0
     return 2.0 ** max(0, min(3, 8 // (row_length - 1) - 1))
+
+
+def part(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows columns"]:
+    """Returns the first rows and columns of matrices, as many as ``shape`` says."""
+    check_matrices(x)
+    return x[..., : shape[0], : shape[1]]
+
+
+def with_zeros(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows columns"]:
+    """Adds rows and columns of zeros behind matrices, so that they have ``shape``."""
+    check_matrices(x)
+    if x.shape[-2:] == tuple(shape):
+        return x
+    widths = [(0, n - side) for n, side in zip(shape, x.shape[-2:], strict=True)]
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + widths)

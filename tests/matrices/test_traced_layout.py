@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optax_muonplus.matrices import Normalize, ScaleByShape, compose
+from optax_muonplus.method import Normalize, ScaleByShape, compose
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.run.batches import MatrixBatch
 

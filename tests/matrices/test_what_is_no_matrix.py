@@ -18,8 +18,6 @@ ORTHOGONALIZE = [
 ]
 # Instances of the classes of functions on matrices.
 MADE = {
-    "ArrayFunction": [matrices.ArrayFunction(jnp.tanh)],
-    "Composition": [matrices.compose([matrices.Normalize()]), matrices.compose([])],
     "Normalize": [matrices.Normalize(), matrices.Normalize("none"), matrices.Normalize("auto")],
     "Orthogonalize": ORTHOGONALIZE,
     "FastPolar": [polar.FastPolar(polar.Orthogonalize())],
@@ -34,10 +32,6 @@ ON_MATRICES = {
     "match_frobenius_norm": lambda x: matrices.match_frobenius_norm(x, x),
     "rows_vary_more": matrices.rows_vary_more,
     "scale_by_pow2": matrices.scale_by_pow2,
-    "part": lambda x: matrices.part(x, (2, 2)),
-    "with_zeros": lambda x: matrices.with_zeros(x, (5, 5)),
-    "for_layout": lambda x: matrices.for_layout(polar.Orthogonalize("turbo", 4), True)(x),
-    "compose": lambda x: matrices.compose([matrices.Normalize("none")])(x),
     "norm_variance": diagnostics.norm_variance,
     "norm_ratio": diagnostics.norm_ratio,
     "floor_share": lambda x: diagnostics.floor_share(x, norm_eps=30.0),
@@ -48,8 +42,6 @@ ON_MATRICES = {
 # Of any shape, in the dtype of the array.
 ELEMENTWISE = {
     "divide_by_pow2": lambda x: matrices.divide_by_pow2(x, jnp.float32(2)),
-    "times_pow2": lambda x: matrices.times_pow2(x, jnp.float32(2)),
-    "narrowed": lambda x: matrices.narrowed(x, jnp.float16),
 }
 # Of any shape and dtype, in float32 at least: integers give what their numbers give.
 WIDENING = {
@@ -63,8 +55,8 @@ WIDENING = {
 OTHERS = re.findall(
     r"\w+",
     """
-    matrix_function static normalized_sides accumulation_dtype
-    narrower check_shape_scale shape_factor matmul_shapes Products minimax polar_express relaxed
+    matrix_function static normalized_sides check_shape_scale shape_factor matmul_shapes Products
+    minimax polar_express relaxed
     for_steps every_step Coefficients Restarts Table read recorded watched Record RecordState
     AdaMuon adamuon aurora scale_by_aurora Hyperball hyperball scale_by_muon Mano mano meqmuon
     scale_by_meqmuon muoneq scale_by_muoneq Muown muown NormalizedMomentum NorMuon normuon
@@ -173,3 +165,11 @@ def test_shapes_and_words_without_sense_are_refused():
 def test_links_refuse_them_by_path(link, dtype):
     with pytest.raises(ValueError, match=rf"must be floating-point, got up/kernel \({dtype}\)"):
         link.init({"up": {"kernel": MATRIX.astype(dtype)}})
+
+
+def test_names_that_moved_are_there_for_one_version_and_warn():
+    for room, name in ((matrices, "compose"), (matrices, "Machine"), (coefficients, "resolve")):
+        with pytest.warns(DeprecationWarning, match=f"{room.__name__}.{name} goes in the next"):
+            getattr(room, name)
+    with pytest.raises(AttributeError, match="has no attribute 'compost'"):
+        _ = matrices.compost

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus.matrices import narrowed
+from optax_muonplus.method import narrowed
 from tests.support.trees import random_tree
 
 FLAGS = {
