@@ -57,6 +57,7 @@ OTHERS = re.findall(
     """
     matrix_function static normalized_sides check_shape_scale shape_factor matmul_shapes Products
     minimax polar_express relaxed
+    check_flag check_number check_word check_matrices known_count Kind
     for_steps every_step Coefficients Restarts Table read recorded watched Record RecordState
     AdaMuon adamuon aurora scale_by_aurora Hyperball hyperball scale_by_muon Mano mano meqmuon
     scale_by_meqmuon muoneq scale_by_muoneq Muown muown NormalizedMomentum NorMuon normuon
