@@ -112,7 +112,7 @@ def qk_clip(
     check_number("threshold", threshold, POSITIVE)
     if fused is not None:
         check_word("fused", fused, get_args(Fused))
-    size = None if head_size is None else known_count("head_size", head_size, 2**31 - 1)
+    size = None if head_size is None else known_count("head_size", head_size)
     dims = reader_of(weight_dimension_numbers, rules, layer_axes)
 
     def init_fn(params: optax.Params) -> optax.EmptyState:

@@ -80,8 +80,8 @@ def did_you_mean(value: Any, known: Iterable[str], nearness: float = 0.6) -> str
     return f" Did you mean {plain[near[0]]!r}?" if near else ""
 
 
-def known_count(name: str, value: Any, at_most: int) -> int | None:
-    """``value`` as a Python int from 1 to ``at_most``; None for a traced integer."""
+def known_count(name: str, value: Any, at_most: int | None = None) -> int | None:
+    """Returns ``value`` as a Python int from 1 to ``at_most``; None for a traced integer."""
     if isinstance(value, jax.core.Tracer):
         if value.shape or not jnp.issubdtype(value.dtype, jnp.integer):
             raise ValueError(f"{name} must be one integer, got a traced {jax.typeof(value)}.")
@@ -92,7 +92,7 @@ def known_count(name: str, value: Any, at_most: int) -> int | None:
         count = 0
     if count < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
-    if count > at_most:
+    if at_most is not None and count > at_most:
         raise ValueError(
             f"{name} must be at most {at_most}, got {count}: each one is written out in the"
             " program, which would take minutes to compile."

@@ -68,6 +68,14 @@ def test_arguments_are_checked(options, words):
         omp.transforms.qk_clip(**options)
 
 
+def test_a_size_of_heads_that_the_kernel_has_not_is_named():
+    """Also one beyond 32 bits: it is a size, and no count of what is written out in a program."""
+    params = random_tree({"attn": {"qkv": {"kernel": (D, 3 * D)}}})
+    tx = omp.transforms.qk_clip(head_size=2**31, fused="blocks")
+    with pytest.raises(ValueError, match="with 2147483648 outputs each"):
+        tx.update(params, tx.init(params), params, max_logits={"attn": MAXIMA})
+
+
 def test_without_parameters_is_refused():
     params = random_tree({"attn": SIZES})
     tx = omp.transforms.qk_clip()
