@@ -188,10 +188,10 @@ def _moved(
 
 
 def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The bfloat16 number next to a float32 one, and the difference of their bits."""
+    """Returns the bfloat16 number next to a float32 one, and the difference of their bits."""
     # With integers, as XLA may leave out a conversion to bfloat16 and back.
     bits = _bits(x)
-    last = bits >> 16 & 1  # of two equally near ones, that whose last bit is zero
+    last = bits >> 16 & 1  # a tie goes to the number whose last bit is zero
     value = jnp.where(jnp.isfinite(x), _high(bits + _LARGEST_REMAINDER + last), _high(bits))
     difference = (bits - (_bits(value) & ~jnp.uint32(_LOW))).astype(jnp.int32)
     remainder = jnp.where(jnp.isfinite(value), difference, 0)
@@ -199,7 +199,7 @@ def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _joined(value: jax.Array, remainder: jax.Array) -> jax.Array:
-    """The float32 number of :func:`_split`."""
+    """Returns the float32 number that :func:`_split` was given."""
     # A parameter that was set to zero meanwhile has no smaller size, nor has infinity a larger one.
     within = jnp.isfinite(value) & ((value != 0) | (remainder > 0))
     bits = _bits(value) + jnp.where(within, remainder, 0).astype(jnp.uint32)
@@ -207,14 +207,14 @@ def _joined(value: jax.Array, remainder: jax.Array) -> jax.Array:
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """The 32 bits of a float32 number, or of the one that a bfloat16 number is."""
+    """Returns the 32 bits of a float32 number, or of a bfloat16 number in float32."""
     if _is_bfloat16(x):
         return jax.lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << 16
     return jax.lax.bitcast_convert_type(x, jnp.uint32)
 
 
 def _high(bits: jax.Array) -> jax.Array:
-    """The bfloat16 number whose bits are the upper half."""
+    """Returns the bfloat16 number whose bits are the upper half."""
     return jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
 
 

@@ -1,6 +1,7 @@
 """Comments have a subject, docstrings say the thing, and those of functions begin with a verb."""
 
 import ast
+import inspect
 import io
 import re
 import tokenize
@@ -11,6 +12,8 @@ import optax_muonplus as omp
 from tests.support.documents import ROOT
 
 PACKAGE = ROOT / "optax_muonplus"
+DOORS = [omp, *(getattr(omp, name) for name in dir(omp))]
+PUBLIC = {name for door in DOORS if inspect.ismodule(door) for name in dir(door)}
 # Rooms that hold all three; a room joins when its files have been read.
 ROOMS = ("extras", "integrations", "muonplus.py", "report")
 # "Of both sides ..." takes its noun from the code below it.
@@ -40,7 +43,7 @@ def is_verb(docstring):
 def functions(tree):
     """Functions that do something: a property has a value, and a public name may be a thing."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and not hasattr(omp, node.name):
+        if isinstance(node, ast.FunctionDef) and node.name not in PUBLIC:
             names = {ast.unparse(x).rpartition(".")[2] for x in node.decorator_list}
             if not names & {"property", "cached_property"}:
                 yield node
