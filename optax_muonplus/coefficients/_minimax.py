@@ -175,7 +175,7 @@ def _taylor_at_one(count: int) -> np.ndarray:
 
 
 def _evaluate(row: Sequence[float] | np.ndarray, x: Any) -> Any:
-    """``p(x)``, by Horner's rule in ``x^2``."""
+    """Computes ``p(x)`` by Horner's rule in ``x^2``."""
     return x * functools.reduce(lambda acc, c: acc * (x * x) + c, reversed(list(row)))
 
 

@@ -61,7 +61,7 @@ def stages_of(
 
 
 def _typed_like(x: jax.Array, other: jax.Array) -> jax.Array:
-    """``x``, on Explicit axes as the type of ``other`` says."""
+    """Returns ``x``, on Explicit axes with the sharding of ``other``'s type."""
     typed = jax.typeof(other).sharding
     return x if jax.typeof(x).sharding == typed else jax.sharding.reshard(x, typed)
 

@@ -49,7 +49,7 @@ class Int8MomentumState(NamedTuple):
 
 
 def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of an array's scales: its own, with one axis divided by the length of a block.
+    """Returns the shape of an array's scales: its own, with one axis divided by a block's length.
 
     Blocks are of one length, so that a block is whole in each shard where the shards of that axis
     are multiples of it. The axis is the one with the longest block of at most ``BLOCK`` elements;
@@ -84,22 +84,22 @@ def quantized(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Arra
 
 
 def dequantized(codes: jax.Array, scales: jax.Array) -> jax.Array:
-    """What codes and scales stand for, in float32."""
+    """Returns the float32 numbers that codes and scales stand for."""
     blocks, axis = _in_blocks(codes, scales.shape)
     x = blocks.astype(jnp.float32) * jnp.expand_dims(_without_single_axes(scales), axis)
     return _typed_like(x.reshape(codes.shape), codes)
 
 
 def zero_scales(codes: jax.Array) -> jax.Array:
-    """The scales of an array of zeros; they lie where its codes lie."""
-    # Of each block one: XLA would compute largest ones of zeros when it compiles.
+    """Returns the scales of an array of zeros, with the sharding of its codes."""
+    # A one in each block: XLA would compute the largest entries of zeros when it compiles.
     strides = [n // max(k, 1) for n, k in zip(codes.shape, scales_shape(codes.shape), strict=True)]
     some = jax.lax.slice(codes, [0] * codes.ndim, codes.shape, [max(s, 1) for s in strides])
     return some.astype(jnp.float32)
 
 
 def blocks_are_cut(x: jax.Array) -> bool:
-    """Whether the type of an array says that its blocks are cut, which is so on Explicit axes."""
+    """Tells whether the type of an array says that its blocks are cut, as on Explicit axes."""
     typed = jax.typeof(x).sharding
     for size, blocks, names in zip(x.shape, scales_shape(x.shape), _entries(typed), strict=True):
         if size != blocks and blocks % math.prod(typed.mesh.shape[name] for name in names):
@@ -108,7 +108,7 @@ def blocks_are_cut(x: jax.Array) -> bool:
 
 
 def _in_blocks(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, int]:
-    """An array whose blocks lie along an axis of their own, and that axis."""
+    """Returns an array whose blocks lie along an axis of their own, and that axis."""
     x = _without_single_axes(x)
     sizes = zip(x.shape, shape, strict=True)
     axis = next((i for i, (size, blocks) in enumerate(sizes) if size != blocks), x.ndim - 1)
@@ -117,7 +117,7 @@ def _in_blocks(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, int]:
 
 
 def _without_single_axes(x: jax.Array) -> jax.Array:
-    """``x`` by a type without the Explicit mesh axes of one device.
+    """Returns ``x`` by a type without the Explicit mesh axes of one device.
 
     Along blocks of one shard a reshape leaves such an axis with the elements, where the scales have
     it with the blocks, and JAX multiplies no two arrays that name it at different places.
@@ -131,19 +131,19 @@ def _without_single_axes(x: jax.Array) -> jax.Array:
 
 
 def _typed_like(x: jax.Array, other: jax.Array) -> jax.Array:
-    """``x`` with the type of ``other``, which may name mesh axes of one device too."""
+    """Returns ``x`` with the type of ``other``, which may name mesh axes of one device too."""
     typed = jax.typeof(other).sharding
     same = _entries(jax.typeof(x).sharding) == _entries(typed)
     return x if same else jax.sharding.reshard(x, typed)
 
 
 def _entries(typed: NamedSharding) -> list[tuple[str, ...]]:
-    """The mesh axes that a type names, for each axis of the array."""
+    """Lists the mesh axes that a type names, for each axis of the array."""
     return [(names,) if isinstance(names, str) else tuple(names or ()) for names in typed.spec]
 
 
 def _largest(blocks: jax.Array, axis: int) -> jax.Array:
-    """The largest entry of each block, without its sign."""
+    """Returns the largest entry of each block, without its sign."""
     most, least = (f(blocks, axis=axis, keepdims=True) for f in (jnp.max, jnp.min))
     return jnp.maximum(most, -least)
 
@@ -195,7 +195,7 @@ def widened(state: Any) -> Any:
 
 
 def stored_like(state: Any, like: Any) -> Any:
-    """The inverse of :func:`widened`, for a state with numbers in eight bits where ``like`` has."""
+    """Undoes :func:`widened`, for a state with numbers in eight bits where ``like`` has."""
 
     def narrow(old: Any, x: Any) -> Any:
         if not _is_int8(old):

@@ -38,7 +38,7 @@ class QueryKeyLayer(NamedTuple):
     inputs: tuple[int, ...]
 
     def outputs(self, layers: tuple[int, ...]) -> int:
-        """How many outputs one layer has; ``layers`` are the sizes of stacked ones."""
+        """Counts the outputs of one layer; ``layers`` are the sizes of stacked ones."""
         free = tuple(n for axis, n in enumerate(self.leaf.shape) if axis not in self.inputs)
         if free[: len(layers)] != layers:
             raise ValueError(
@@ -228,7 +228,7 @@ def _scaled(update: jax.Array, parameter: Any, factor: jax.Array) -> jax.Array:
 
 
 def query_key_modules(tree: ResolvedTree) -> dict[str, list[QueryKeyLayer]]:
-    """The layers with queries and keys, by the path of their module.
+    """Returns the layers with queries and keys, by the path of their module.
 
     Raises ValueError if there are none, and for modules whose logits do not follow from the sizes
     of these layers alone.

@@ -279,7 +279,7 @@ def _over(own: LeafSharding, shape: tuple[int, ...], axes: tuple[str, ...]) -> L
 
 
 def _has_a_layout(x: Any) -> bool:
-    """Whether the type of an array has its sharding, with ``jax.jit`` and without."""
+    """Tells whether the type of an array has its sharding, with ``jax.jit`` and without."""
     if not isinstance(x, jax.Array):
         return False
     return bool(axes_of_type(jax.typeof(x).sharding.mesh, AxisType.Explicit))

@@ -15,7 +15,10 @@ PACKAGE = ROOT / "optax_muonplus"
 DOORS = [omp, *(getattr(omp, name) for name in dir(omp))]
 PUBLIC = {name for door in DOORS if inspect.ismodule(door) for name in dir(door)}
 # Rooms that hold all three; a room joins when its files have been read.
-ROOMS = ("extras", "integrations", "muonplus.py", "report")
+ROOMS = (
+    *("__init__.py", "baselines", "coefficients", "diagnostics", "extras", "integrations"),
+    *("matrices", "muonplus.py", "polar", "report"),
+)
 # "Of both sides ..." takes its noun from the code below it.
 HEADLESS = re.compile(r"#:? *(Of|As|That of|Those of|Whether|Which) ", re.I)
 PRONOUN = re.compile(r"(Of|As|The same|The inverse of|Those of|That of|Both|It)\b")
