@@ -30,10 +30,10 @@ from optax_muonplus.report.without_effect import all_arguments, without_effect
 from optax_muonplus.run import Member, for_platform, plan
 from optax_muonplus.trees import (
     aligned,
-    all_shardings,
     check_no_state,
     reader_of,
     resolve,
+    shardings_of,
     without_static,
 )
 
@@ -79,7 +79,7 @@ def describe(
     given = all_arguments(arguments)
     dims = reader_of(muon_weight_dimension_numbers, given["rules"], given["layer_axes"])
     tree = resolve(without_static(params), dims, given["sharding"], strict=False)
-    shardings = all_shardings(tree)
+    shardings = shardings_of(tree, tree.leaves)
     scale, polar_factor = _made(ScaleByShape, given), _made(Orthogonalize, given)
     lines = [*_table(tree, shardings, scale), _totals(tree), *_work_per_device(tree, polar_factor)]
     lines += [*without_effect(given), *_further_than_muon(tree, scale), *_signs(tree, scale)]

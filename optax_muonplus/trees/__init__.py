@@ -1,12 +1,10 @@
 """Facts about a tree of parameters: paths, which leaves are matrices and how, where they lie."""
 
-from optax_muonplus.trees.checks import check_given_shardings as check_given_shardings
 from optax_muonplus.trees.checks import check_patterns as check_patterns
 from optax_muonplus.trees.checks import select as select
 from optax_muonplus.trees.flat import FlatTree as FlatTree
 from optax_muonplus.trees.flat import broadcast_prefix as broadcast_prefix
-from optax_muonplus.trees.leaf_reader import LeafReader as LeafReader
-from optax_muonplus.trees.leaves import all_shardings as all_shardings
+from optax_muonplus.trees.leaves import LeafReader as LeafReader
 from optax_muonplus.trees.leaves import partition_labels as partition_labels
 from optax_muonplus.trees.leaves import resolve as resolve
 from optax_muonplus.trees.models import check_no_state as check_no_state
@@ -21,7 +19,7 @@ from optax_muonplus.trees.sharding import checked_sharding as checked_sharding
 from optax_muonplus.trees.sharding import given_shardings as given_shardings
 from optax_muonplus.trees.sharding import leaf_sharding as leaf_sharding
 from optax_muonplus.trees.sharding import mirrored as mirrored
-from optax_muonplus.trees.sharding import shard_like_params as shard_like_params
+from optax_muonplus.trees.sharding import shardings_of as shardings_of
 from optax_muonplus.trees.suggestions import to_adamw as to_adamw
 from optax_muonplus.trees.suggestions import what_to_write as what_to_write
 from optax_muonplus.trees.user_rules import LayerAxes as LayerAxes

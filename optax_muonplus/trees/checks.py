@@ -6,31 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from jax.sharding import NamedSharding
-
 from optax_muonplus.frame import DimensionNumbersTree, LeafInfo
 from optax_muonplus.trees.flat import FlatTree
 from optax_muonplus.trees.leaves import resolve
-from optax_muonplus.trees.sharding import ShardingTree, concrete_sharding
+from optax_muonplus.trees.sharding import ShardingTree
 from optax_muonplus.trees.user_rules import refuse_keystr
-
-
-def check_given_shardings(
-    names: Sequence[str], leaves: Sequence[Any], given: Sequence[NamedSharding | None]
-) -> None:
-    """Raises ValueError where ``leaves`` lie elsewhere than the argument ``sharding`` says."""
-    wrong = [
-        f"{name} is {actual.spec}, not {argument.spec}"
-        for name, leaf, argument in zip(names, leaves, given, strict=True)
-        if argument is not None
-        and (actual := concrete_sharding(leaf)) is not None
-        and not actual.is_equivalent_to(argument, leaf.ndim)
-    ]
-    if wrong:
-        raise ValueError(
-            f"The argument sharding disagrees with the parameters' shardings: {'; '.join(wrong)}."
-            " Give the shardings that they have, or move them with jax.device_put first."
-        )
 
 
 def check_patterns(only: Sequence[str] | None) -> tuple[re.Pattern[str], ...] | None:

@@ -1,5 +1,6 @@
 """Records of all leaves of a tree, and labels for ``optax.partition``."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,17 @@ from optax_muonplus.frame import (
     DimensionNumbers,
     DimensionNumbersTree,
     LeafInfo,
-    LeafSharding,
     ResolvedTree,
 )
 from optax_muonplus.trees.flat import FlatTree, broadcast_prefix, is_function
 from optax_muonplus.trees.models import check_parameters
 from optax_muonplus.trees.reader import Reader, laid, reader_of
-from optax_muonplus.trees.sharding import ShardingTree, given_shardings, leaf_sharding
+from optax_muonplus.trees.sharding import (
+    ShardingTree,
+    as_params_lie,
+    given_shardings,
+    shardings_of,
+)
 from optax_muonplus.trees.suggestions import check_known
 from optax_muonplus.trees.user_rules import LayerAxes, Rules
 
@@ -43,6 +48,22 @@ def resolve(
     return resolved
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class LeafReader:
+    """Reads trees for a chain, by the dimension numbers and shardings that a user gave."""
+
+    dimension_numbers: DimensionNumbersTree = None
+    sharding: ShardingTree = None
+
+    def __call__(self, tree: Any) -> ResolvedTree:
+        """Returns the records of all leaves."""
+        return resolve(tree, self.dimension_numbers, self.sharding)
+
+    def placed(self, state: Any, tree: ResolvedTree) -> Any:
+        """Returns ``state`` sharded as the parameters are, after a check of their shardings."""
+        return as_params_lie(state, tree)
+
+
 def partition_labels(
     params: Any,
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
@@ -65,32 +86,6 @@ def partition_labels(
     flat = FlatTree.of(params)
     leaves = _read(flat, reader_of(muon_weight_dimension_numbers, rules, layer_axes))
     return flat.unflatten(leaf.label for leaf in leaves)
-
-
-def all_shardings(tree: ResolvedTree) -> list[LeafSharding | None]:
-    """Returns how each leaf lies on a mesh, whether it is a matrix or not."""
-    return shardings_of(tree, tree.leaves)
-
-
-def shardings_of(tree: ResolvedTree, leaves: Sequence[LeafInfo]) -> list[LeafSharding | None]:
-    """Returns how some leaves lie on a mesh; ValueError names all for which that cannot be."""
-    shardings, wrong = [], []
-    meshes: dict[Any, str] = {}
-    for leaf in leaves:
-        try:
-            known = leaf_sharding(tree.arrays[leaf.index], leaf.given_sharding, leaf.layout)
-        except ValueError as error:
-            wrong.append(f"{leaf.name}: {error}")
-            continue
-        shardings.append(known)
-        if known is not None:
-            sizes = tuple(known.mesh.shape.items())
-            meshes.setdefault(sizes, f"{leaf.name} is on {known.mesh}")
-    if len(meshes) > 1:
-        wrong.append(f"all parameters must be on one mesh, but {' and '.join(meshes.values())}")
-    if wrong:
-        raise ValueError(f"Shardings do not fit. {'; '.join(wrong)}.")
-    return shardings
 
 
 def _read(tree: FlatTree, given: DimensionNumbersTree, strict: bool = True) -> list[LeafInfo]:

@@ -21,9 +21,11 @@ from jax.sharding import (
 )
 
 from optax_muonplus.frame import (
+    LeafInfo,
     LeafSharding,
     MatrixLayout,
     Path,
+    ResolvedTree,
     as_named,
     axes_of_type,
     flatten_tree,
@@ -44,40 +46,56 @@ def given_shardings(tree: FlatTree, sharding: ShardingTree) -> list[NamedShardin
     return [entry if isinstance(entry, NamedSharding) else None for entry in entries]
 
 
-def shard_like_params(
-    state: Any,
-    paths: Sequence[Path],
-    shapes: Sequence[tuple[int, ...]],
-    given: Sequence[NamedSharding | None],
-) -> Any:
+def as_params_lie(state: Any, tree: ResolvedTree) -> Any:
     """Shards every leaf of ``state`` that mirrors a parameter like that parameter.
 
     A leaf mirrors a parameter if its path ends in the parameter's and it has its shape. One with a
     number for each block of a parameter is sharded like it, but along axes that do not divide.
     Under ``jax.jit`` on Auto axes the zeros of a state would otherwise be made on one device.
-    Paths, shapes and entries in the argument ``sharding`` are those of the parameters.
+
+    Raises ValueError where shardings do not fit the parameters, or are others than theirs.
     """
-    entries = zip(paths, shapes, given, strict=True)
-    params = {path: (shape, argument) for path, shape, argument in entries if argument is not None}
+    shardings_of(tree, tree.leaves)
+    params = {x.path: (x.shape, x.given_sharding) for x in tree.leaves if x.given_sharding}
     if not params:
         return state
+    _check_against_arrays(tree)
 
     def constrained(path: Path, leaf: Any) -> Any:
         of = mirrored(path, params)
         if of is None:
             return leaf
-        (shape, argument), own = params[of], np.shape(leaf)
-        if len(own) != len(shape):
+        (shape, given), own = params[of], np.shape(leaf)
+        if own == shape:
+            return _constrain(leaf, given)
+        # A field of this name has block scales; NorMuon's rows lie as the compiler has them.
+        if len(own) != len(shape) or path[: len(path) - len(of)][-1:] != ("scales",):
             return leaf
-        if own != shape:
-            # A field of this name has block scales; NorMuon's rows lie as the compiler has them.
-            if path[: len(path) - len(of)][-1:] != ("scales",):
-                return leaf
-            argument = _over_blocks(argument, own)
-        return _constrain(leaf, argument)
+        return _constrain(leaf, _over_blocks(given, own))
 
-    state_paths, leaves, unflatten = flatten_tree(state)
-    return unflatten(map(constrained, state_paths, leaves))
+    paths, leaves, unflatten = flatten_tree(state)
+    return unflatten(map(constrained, paths, leaves))
+
+
+def shardings_of(tree: ResolvedTree, leaves: Sequence[LeafInfo]) -> list[LeafSharding | None]:
+    """Returns how some leaves lie on a mesh; ValueError names all for which that cannot be."""
+    shardings, wrong = [], []
+    meshes: dict[Any, str] = {}
+    for leaf in leaves:
+        try:
+            known = leaf_sharding(tree.arrays[leaf.index], leaf.given_sharding, leaf.layout)
+        except ValueError as error:
+            wrong.append(f"{leaf.name}: {error}")
+            continue
+        shardings.append(known)
+        if known is not None:
+            sizes = tuple(known.mesh.shape.items())
+            meshes.setdefault(sizes, f"{leaf.name} is on {known.mesh}")
+    if len(meshes) > 1:
+        wrong.append(f"all parameters must be on one mesh, but {' and '.join(meshes.values())}")
+    if wrong:
+        raise ValueError(f"Shardings do not fit. {'; '.join(wrong)}.")
+    return shardings
 
 
 def mirrored(path: Path, params: Container[Path]) -> Path | None:
@@ -156,6 +174,20 @@ def leaf_sharding(
     spec = _checked_spec(source.spec, np.shape(x), mesh, layout.matrix_axes if layout else ())
     on_one_device = math.prod(mesh.shape[name] for name in usable_axes(mesh)) == 1
     return None if on_one_device and not explicit else LeafSharding(mesh, spec)
+
+
+def _check_against_arrays(tree: ResolvedTree) -> None:
+    """Raises ValueError where arrays lie elsewhere than the argument ``sharding`` says."""
+    wrong = []
+    for leaf, x in zip(tree.leaves, tree.arrays, strict=True):
+        given, actual = leaf.given_sharding, concrete_sharding(x)
+        if given and actual and not actual.is_equivalent_to(given, x.ndim):
+            wrong.append(f"{leaf.name} is {actual.spec}, not {given.spec}")
+    if wrong:
+        raise ValueError(
+            f"The argument sharding disagrees with the parameters' shardings: {'; '.join(wrong)}."
+            " Give the shardings that they have, or move them with jax.device_put first."
+        )
 
 
 def checked_sharding(
