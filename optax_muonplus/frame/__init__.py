@@ -35,9 +35,9 @@ from optax_muonplus.frame.leaves import ResolvedTree as ResolvedTree
 from optax_muonplus.frame.momentum import STORAGES as STORAGES
 from optax_muonplus.frame.momentum import Momentum as Momentum
 from optax_muonplus.frame.momentum import MomentumState as MomentumState
+from optax_muonplus.frame.momentum import MomentumTransformation as MomentumTransformation
 from optax_muonplus.frame.momentum import Storage as Storage
 from optax_muonplus.frame.momentum import buffers_of as buffers_of
-from optax_muonplus.frame.momentum import momentum as momentum
 from optax_muonplus.frame.momentum import state_of as state_of
 from optax_muonplus.frame.order import has_momentum as has_momentum
 from optax_muonplus.frame.order import has_rate as has_rate

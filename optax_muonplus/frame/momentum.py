@@ -85,55 +85,8 @@ def momentum_dtype(value: DTypeLike | None) -> np.dtype | None:
     return floating_dtype("mu_dtype", value)
 
 
-def momentum(
-    beta: ArrayLike = 0.95,
-    *,
-    nesterov: bool = True,
-    bias_correction: bool = False,
-    mu_dtype: DTypeLike | None = None,
-) -> "MomentumTransformation":
-    r"""Exponential moving average of the gradients.
-
-    .. math::
-      M_t = \beta M_{t-1} + (1 - \beta) G_t
-
-    The update is :math:`\beta M_t + (1 - \beta) G_t`, or :math:`M_t` with ``nesterov=False``.
-
-    Args:
-      beta: decay, in [0, 1).
-      nesterov: whether to look one step ahead. On in the paper's published code and in Optax; the
-        paper's equation has none.
-      bias_correction: divides by what the zero start left out: :math:`M_t` by
-        :math:`1-\beta^t`; with ``nesterov`` :math:`M_t` by :math:`1-\beta^{t+1}` and :math:`G_t` by
-        :math:`1-\beta^t` (Dozat 2016), as ``optax.contrib.muon`` does. A polar factor sees it with
-        ``nesterov`` only, where it changes the mixture.
-      mu_dtype: dtype of the buffer; None means the parameter's. Sums are in float32 at least.
-        ``"int8"`` keeps 1.02 bytes for each element: integers up to 127, and a float32 scale for
-        each block of 256. Blocks lie along the axis that divides into the longest blocks up to 256;
-        of several the last but the very last. On a mesh a block should be whole in a shard: else
-        the compiler adds a collective for the scales, and Explicit axes refuse it.
-
-    Returns:
-      A transformation with :class:`optax_muonplus.transforms.MomentumState`, or
-      :class:`optax_muonplus.transforms.Int8MomentumState`. Updates have the dtype of the sums, at
-      least float32.
-
-    Raises:
-      ValueError: if ``beta`` is known to be outside [0, 1), for a ``mu_dtype`` that is not
-        floating-point; at init for integer parameters; at an update for gradients that do not have
-        the shape of their buffer, are integers, or are complex where the buffer is real.
-
-    Source: Zhang et al., arXiv:2602.21545, equation 1, and its code, K1seki221/MuonPlus @8a9ace1;
-    Gupta et al., arXiv:2509.23106, for linear codes of eight bits, in blocks of 2048 there.
-    """
-    average = Momentum(beta, nesterov, bias_correction, mu_dtype)
-    transformation = MomentumTransformation(average.init, average.update)
-    transformation.average = average
-    return transformation
-
-
 class MomentumTransformation(optax.GradientTransformation):
-    """The transformation that :func:`momentum` returns.
+    """A momentum as a transformation of Optax, see ``optax_muonplus.momentum``.
 
     Attributes:
       average: what it does, for a chain that makes the direction where a matrix is read.

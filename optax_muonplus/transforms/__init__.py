@@ -24,13 +24,13 @@ from optax_muonplus.frame import Run as Run
 from optax_muonplus.frame import flatten_tree as flatten_tree
 from optax_muonplus.frame import links_of as links_of
 from optax_muonplus.frame import map_blocks as map_blocks
-from optax_muonplus.frame import momentum as momentum
 from optax_muonplus.frame import plainly as plainly
 from optax_muonplus.frame import scale_by_learning_rate as scale_by_learning_rate
 from optax_muonplus.transforms._chains import matrix_chain as matrix_chain
 from optax_muonplus.transforms._chains import partition_with_adamw as partition_with_adamw
 from optax_muonplus.transforms._decay import add_decayed_weights as add_decayed_weights
 from optax_muonplus.transforms._links import apply_to_matrices as apply_to_matrices
+from optax_muonplus.transforms._links import momentum as momentum
 from optax_muonplus.transforms._links import normalize as normalize
 from optax_muonplus.transforms._links import orthogonalize as orthogonalize
 from optax_muonplus.transforms._links import scale_by_muonplus as scale_by_muonplus
