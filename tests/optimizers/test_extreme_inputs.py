@@ -36,17 +36,6 @@ def test_zero_gradients_give_zero_updates(dtype):
         np.testing.assert_array_equal(decayed["w"], zero - 0.125)
 
 
-def test_weight_decay_obeys_its_mask_and_ignores_the_shape_factor():
-    params, zeros = random_tree(SHAPES), jax.tree.map(jnp.zeros_like, random_tree(SHAPES))
-    mask = {"up": {"kernel": True, "bias": True}, "down": {"kernel": False}}
-    for given in (mask, lambda p: mask):
-        tx = omp.muonplus(0.5, weight_decay=0.25, weight_decay_mask=given)
-        updates = first_update(tx, zeros, params)
-        assert_trees_close(updates["up"]["kernel"], -0.125 * params["up"]["kernel"])
-        assert not np.any(updates["down"]["kernel"])
-        assert not np.any(updates["up"]["bias"])
-
-
 @pytest.mark.parametrize("options", POLARS, ids=str)
 def test_degenerate_gradients_give_finite_updates(options):
     """Finite; what is zero stays zero; 1 x n and n x 1 give unit vectors under an exact factor."""

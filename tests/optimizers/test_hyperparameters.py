@@ -74,13 +74,6 @@ def test_numbers_of_every_form_give_one_update():
     assert_trees_close(jax.tree.map(lambda x: x[1], vmapped), expected)
 
 
-def test_schedules_are_taken_where_they_are_promised():
-    params = random_tree(SHAPES)
-    for name in ("learning_rate", "adam_learning_rate", "weight_decay", "adam_weight_decay"):
-        tx = omp.muonplus(**{"learning_rate": 0.1, name: optax.linear_schedule(0.1, 0.0, 2)})
-        tx.update(params, tx.init(params), params)
-
-
 @pytest.mark.parametrize(
     "call, name",
     [

@@ -18,35 +18,6 @@ BASELINES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("given", "here"),
-    {
-        "momentum": "beta",
-        "lr": "learning_rate",
-        "wd": "weight_decay",
-        "b1": "adam_b1",
-        "b2": "adam_b2",
-        "epsilon": "eps",
-        "adam_lr": "adam_learning_rate",
-        "backend_steps": "ns_steps",
-        "mask": "weight_decay_mask",
-        "weight_dimension_numbers": "muon_weight_dimension_numbers",
-        "norm_mode": "norm",
-        "rms_rate": "consistent_rms",
-        "cautious_wd": "cautious_weight_decay",
-        "num_ns_steps": "ns_steps",
-        "adam_beta_1": "adam_b1",
-    }.items(),
-)
-def test_names_of_other_libraries_are_said_here(given, here):
-    for make in (omp.muonplus, omp.muon):
-        message = rf"^{make.__name__}\(\) has no argument {given}: it is called {here} here\.$"
-        with pytest.raises(TypeError, match=message):
-            make(learning_rate=0.1, **{given: 0.5})
-    with pytest.raises(TypeError, match=f"it is called {here} here"):
-        omp.describe({}, **{given: 0.5})
-
-
 NAMES = inspect.signature(omp.muonplus).parameters
 
 
@@ -105,13 +76,6 @@ def test_the_page_on_pytorch_has_every_name():
         assert f"`{given}`" in table
     cells = [cell for line in table.splitlines() for cell in line.split(" | ")]
     assert max(len(cell.split()) for cell in cells) <= 25
-
-
-def test_a_misspelt_keyword_is_asked_about_and_others_are_listed():
-    with pytest.raises(TypeError, match=r"no argument nestrov\. Did you mean 'nesterov'\?"):
-        omp.muonplus(0.1, nestrov=True)
-    with pytest.raises(TypeError, match="no argument xyzzy: it has learning_rate, ns_coeffs, "):
-        omp.muonplus(0.1, xyzzy=1)
 
 
 def test_the_signature_stays():

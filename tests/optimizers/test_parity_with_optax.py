@@ -83,21 +83,26 @@ def test_same_keywords_same_updates(options):
     assert_parity(*random_trees(0, names), **options)
 
 
+@pytest.mark.parametrize(
+    ("names", "tolerance", "options"),
+    [
+        # bfloat16 keeps 8 bits. Optax rounds beta and beta * M to it too, which stay float32 here.
+        (("query", "experts"), 2e-2, {"mu_dtype": "bfloat16"}),
+        # Optax sums the dual norm over a leaf's batch axes too.
+        (("square", "query"), 1e-5, {"adaptive": True}),
+        (MATRICES, 1e-4, {"ours": {"polar": "auto"}}),
+    ],
+    ids=["bfloat16", "adaptive", "auto"],
+)
+def test_options_that_differ_by_rounding_or_on_some_leaves(names, tolerance, options):
+    assert_parity(*random_trees(7, names), tolerance=tolerance, **options)
+
+
 @pytest.mark.parametrize("preconditioning", ["frobenius", "spectral", "aol"])
 def test_complex_matrices_match_optax(preconditioning):
     """Without "schatten", for which Optax takes X X^T of complex matrices instead of X X^H."""
     params, grads = random_trees(1, ("square", "experts"), np.complex64)
     assert_parity(params, grads, preconditioning=preconditioning)
-
-
-def test_bfloat16_momentum_is_close_to_optax():
-    """bfloat16 keeps 8 bits. Optax rounds beta and beta * M to it too, which stay float32 here."""
-    assert_parity(*random_trees(7, ("query", "experts")), tolerance=2e-2, mu_dtype="bfloat16")
-
-
-def test_adaptive_matches_optax_on_single_matrices():
-    """On a single matrix for each leaf: Optax sums the dual norm over a leaf's batch axes too."""
-    assert_parity(*random_trees(2, ("square", "query")), adaptive=True)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -210,7 +215,3 @@ def test_300_losses_of_a_model_agree_with_optax():
         np.testing.assert_allclose(found, expected, rtol=1e-9)
         without = losses(omp.muon(**given, **AS_OPTAX), params, loss)
         assert np.abs(without / expected - 1).max() > 1e-3
-
-
-def test_automatic_choice_of_the_polar_method_agrees_to_1e_4():
-    assert_parity(*random_trees(6), tolerance=1e-4, ours={"polar": "auto"})

@@ -45,14 +45,6 @@ def test_state_keeps_structure_shapes_and_dtypes(maker, mu_dtype):
     assert jax.tree.structure(stacked) == jax.tree.structure(params)
 
 
-@both
-def test_jit_and_eager_agree(maker):
-    params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
-    tx = maker(0.1, weight_decay=0.1)
-    eager, _ = tx.update(grads, tx.init(params), params)
-    assert_trees_close(first_update(tx, grads, params), eager)
-
-
 @pytest.mark.parametrize("mu_dtype", [None, "int8"])
 def test_buffers_can_be_donated(mu_dtype):
     """Every buffer of parameters and state is reused; JAX warns, hence fails, if one is not."""

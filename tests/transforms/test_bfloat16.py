@@ -189,19 +189,3 @@ def test_wrong_input_is_refused():
     for seed in (-1, 0.5, True, 2**32):
         with pytest.raises(ValueError, match="seed must be"):
             stochastic_rounding(optax.sgd(0.1), seed)
-
-
-def test_bfloat16_alone_stays_where_it_is_and_these_move():
-    grads = [np.ones(SHAPE, np.float32)] * 100
-    ones = jnp.ones(SHAPE, jnp.bfloat16)
-    ends = [
-        np.asarray(taken(tx, ones, grads)[-1][0], np.float32)
-        for tx in (
-            optax.sgd(1e-3),
-            param_remainders(optax.sgd(1e-3)),
-            stochastic_rounding(optax.sgd(1e-3)),
-        )
-    ]
-    assert (ends[0] == 1).all()
-    np.testing.assert_allclose(ends[1], 0.9, atol=0.002)
-    np.testing.assert_allclose(ends[2].mean(), 0.9, atol=0.002)

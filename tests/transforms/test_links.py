@@ -40,21 +40,6 @@ def test_momentum_link_hands_on_what_the_oracle_does():
         np.testing.assert_allclose(actual["tall"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_matched_update_has_the_frobenius_norm_of_the_polar_factor():
-    """Its direction is that of the normalized update."""
-    params, grads = random_trees(8)
-    options = [{"norm": "none"}, {"norm": "col_row"}, {"norm": "col_row", "match_frobenius": True}]
-    plain, normalized, matched = updates_of(
-        [omp.scale_by_muonplus(shape_scale="none", **o) for o in options], params, grads
-    )
-    for key in SHAPES:
-        size = [np.linalg.norm(x[key], axis=(1, 2)) for x in (plain, normalized, matched)]
-        np.testing.assert_allclose(size[2], size[0], rtol=1e-6)
-        assert np.all(np.abs(size[1] / size[0] - 1) > 0.02)  # there was something to match
-        ratio = (size[0] / size[1])[:, None, None]
-        np.testing.assert_allclose(matched[key], normalized[key] * ratio, rtol=1e-5, atol=1e-7)
-
-
 def test_links_chained_by_hand_are_the_alias():
     params, grads = random_trees(10)
     common = {"norm": "row_col", "match_frobenius": True}
