@@ -15,11 +15,12 @@ from optax_muonplus.matrices import (
     SUMMED_AXIS,
     Side,
     as_real,
+    check_matrices,
+    check_word,
     scale_by_pow2,
     sum_of_squares,
     upcast_for_sum,
 )
-from optax_muonplus.method import check_matrices, check_word
 from optax_muonplus.polar import svd
 
 

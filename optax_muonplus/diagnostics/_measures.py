@@ -25,7 +25,6 @@ from optax_muonplus.diagnostics._imbalance import (
     spearman,
 )
 from optax_muonplus.matrices import Normalize, Side, normalize_matrix, normalized_sides
-from optax_muonplus.run import pick
 from optax_muonplus.transforms import LeafInfo, MatrixLayout
 
 Measure = Literal[
@@ -45,8 +44,32 @@ Measure = Literal[
 MEASURES: tuple[Measure, ...] = get_args(Measure)[:-1]
 # By stage and measure.
 Values = dict[str, dict[str, jax.Array]]
-# Measures of a single matrix are taken at every stage, the others only at the second one.
-AT_EVERY_STAGE = ("row_variance", "col_variance", "row_ratio", "col_ratio", "rms")
+
+
+def _floor_share(before: jax.Array, x: jax.Array, normalization: Normalize, side: Side) -> Any:
+    """Computes the floor share just before that side is normalized; NaN if it never is."""
+    del before
+    for normalized in normalized_sides(normalization.norm, *x.shape[-2:]):
+        if normalized == side:
+            return floor_share(x, side, normalization.norm_eps)
+        x = normalize_matrix(x, normalized, normalization.norm_eps)
+    return jnp.full(x.shape[:-2], jnp.nan)
+
+
+# Measures of one matrix, which are taken at every stage.
+AT_EVERY_STAGE: Mapping[str, Callable[..., jax.Array]] = {
+    f"{side}_{name}": functools.partial(function, side=side)
+    for name, function in (("variance", norm_variance), ("ratio", norm_ratio))
+    for side in get_args(Side)
+} | {"rms": rms}
+# Measures of the first stage, the second one and its normalization, which are kept with the second.
+OF_A_STEP: Mapping[str, Callable[..., jax.Array]] = {
+    "row_spearman": lambda before, x, _: spearman(before, x, "row"),
+    "col_spearman": lambda before, x, _: spearman(before, x, "col"),
+    "row_floor_share": functools.partial(_floor_share, side="row"),
+    "col_floor_share": functools.partial(_floor_share, side="col"),
+    "distance": lambda before, x, _: polar_distance(x, before),
+}
 
 
 def measure(
@@ -90,9 +113,10 @@ def _map(function: Callable[[Any], Values], arguments: Sequence[Any]) -> list[Va
     traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(arguments))
     if len(arguments) == 1 or not traced:
         return [function(x) for x in arguments]
-    indices = jnp.arange(len(arguments))
-    results = jax.lax.map(lambda i: function(pick(i, arguments)), indices)
-    return [jax.tree.map(operator.itemgetter(i), results) for i in range(len(arguments))]
+    # A stack in place of the switch would copy all of them.
+    one = [functools.partial(lambda x: x, x) for x in arguments]
+    results = jax.lax.map(lambda i: function(jax.lax.switch(i, one)), jnp.arange(len(one)))
+    return [jax.tree.map(operator.itemgetter(i), results) for i in range(len(one))]
 
 
 def _of_leaf(
@@ -115,33 +139,13 @@ def _of_matrices(
     taken: Mapping[str, Sequence[Measure]], normalization: Normalize, stages: Sequence[jax.Array]
 ) -> Values:
     """Measures matrices ``(batch, out, in)`` at each stage."""
-    before, after = stages[:2]
+    step = *stages[:2], normalization
 
     def evaluate(name: Measure, x: jax.Array) -> jax.Array:
-        side: Side = "row" if name.startswith("row") else "col"
-        match name.removeprefix(f"{side}_"):
-            case "variance":
-                return norm_variance(x, side)
-            case "ratio":
-                return norm_ratio(x, side)
-            case "spearman":
-                return spearman(before, after, side)
-            case "floor_share":
-                return _floor_share_at(normalization, after, side)
-            case "distance":
-                return polar_distance(after, before)
-        return rms(x)
+        value = AT_EVERY_STAGE[name](x) if name in AT_EVERY_STAGE else OF_A_STEP[name](*step)
+        return value.astype(jnp.float32)
 
     return {
-        stage: {name: evaluate(name, x).astype(jnp.float32) for name in names}
+        stage: {name: evaluate(name, x) for name in names}
         for (stage, names), x in zip(taken.items(), stages, strict=True)
     }
-
-
-def _floor_share_at(normalization: Normalize, x: jax.Array, side: Side) -> jax.Array:
-    """Computes the floor share just before that side is normalized; NaN if it never is."""
-    for normalized in normalized_sides(normalization.norm, *x.shape[-2:]):
-        if normalized == side:
-            return floor_share(x, side, normalization.norm_eps)
-        x = normalize_matrix(x, normalized, normalization.norm_eps)
-    return jnp.full(x.shape[:-2], jnp.nan)

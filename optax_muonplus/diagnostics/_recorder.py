@@ -1,7 +1,7 @@
 """Transformations that also keep measures of the matrices they work on in their state."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import jax
@@ -11,24 +11,21 @@ import optax
 
 from optax_muonplus.diagnostics._measures import AT_EVERY_STAGE, MEASURES, Measure, measure
 from optax_muonplus.diagnostics._record import RecordState, empty_state
-from optax_muonplus.diagnostics._stages import polar_link, stages_of
-from optax_muonplus.frame import DimensionNumbersTree
+from optax_muonplus.diagnostics._stages import arrays_of, polar_link, stages_of
 from optax_muonplus.matrices import Normalize
-from optax_muonplus.transforms import Steps
-from optax_muonplus.trees import LayerAxes, Rules, check_patterns, reader_of, select
+from optax_muonplus.transforms import find_matrices
 
-Factory = Callable[..., optax.GradientTransformation]
 # Number of the update, from 1, to whether it is recorded.
 Schedule = Callable[[Any], Any]
 
 
 def recorded(
-    factory: Factory,
+    optimizer: Callable[..., optax.GradientTransformation] | optax.GradientTransformation,
     *,
     every: int | Schedule | None = 100,
     measures: Sequence[Measure] = MEASURES,
     only: str | Sequence[str] | None = None,
-) -> Factory:
+) -> Any:
     """Makes ``omp.muonplus``, ``omp.muon`` or ``omp.scale_by_muonplus`` record what it does.
 
     Every matrix is measured at the stages ``momentum`` (what goes into the polar step), ``polar``
@@ -45,25 +42,26 @@ def recorded(
       name the side;
     - ``distance``: from the exact polar factor of ``momentum``, see :func:`polar_distance`.
 
-    The updates are those of ``factory``. What is measured is computed again, in float32 at least:
+    The updates are those of ``optimizer``. What is measured is computed again, in float32 at least:
     for each matrix one polar step (two with ``adaptive``), a singular value decomposition for
     ``distance``, ten passes, and memory for three copies. Other updates pay for a branch, but
     under ``jax.vmap``, which computes both sides of it, all cost as much as a recorded one.
 
     Args:
-      factory: the function, not yet called, or a ``functools.partial`` of it.
+      optimizer: the function that makes one, a ``functools.partial`` of it, or what it made.
       every: N for the updates N, 2 N, ...; or a function from the number of the update, traced and
-        from 1 on, to whether to record it. None or 0 returns ``factory`` itself.
+        from 1 on, to whether to record it. None or 0 returns ``optimizer`` itself.
       measures: the names above; all but ``distance`` if not given.
       only: regular expressions, searched in paths such as ``blocks/0/attn/query/kernel``.
 
     Returns:
-      A function with the arguments of ``factory``, which ``optax.inject_hyperparams`` may wrap. Its
-      state is a :class:`RecordState`: one number for each stage, measure and matrix.
+      A function with the same arguments, which ``optax.inject_hyperparams`` may wrap, or a
+      transformation. Its state is a :class:`RecordState`: one number for each stage, measure and
+      matrix.
 
     Raises:
-      ValueError: for unknown names, another factory, a negative ``every``; at init, for patterns
-        that match no matrix.
+      ValueError: for unknown names, an optimizer of another kind, a negative ``every``; at init,
+        for patterns that match no matrix.
 
     Example:
       >>> import jax.numpy as jnp, optax_muonplus as omp
@@ -74,24 +72,30 @@ def recorded(
       >>> round(values["update/rms"], 3)
       0.5
     """
-    due, patterns = _checked(every, measures, only)
-    if not callable(factory):
+    due = _checked(every, measures, only)
+    if isinstance(optimizer, optax.GradientTransformation):
+        return _of_chain(optimizer, due, measures, only)
+    if not callable(optimizer):
         raise ValueError(
-            f"recorded wants the function that makes the optimizer, got {type(factory).__name__}."
-            " Write recorded(omp.muonplus, every=...)(learning_rate, ...), not"
-            " recorded(omp.muonplus(learning_rate, ...)); for any other optimizer there is watched."
+            f"recorded wants an optimizer, or the function that makes one, got {optimizer!r}."
         )
-    if due is None:
-        return factory
 
-    @functools.wraps(factory)
-    def made(*args: Any, **kwargs: Any) -> optax.GradientTransformation:
-        inner: Any = factory(*args, **kwargs)
-        link = polar_link(inner)
-        where = patterns, inner.weight_dimension_numbers, inner.sharding
-        return _recorder(inner, link, where, due, measures)
+    @functools.wraps(optimizer)
+    def factory(*args: Any, **kwargs: Any) -> optax.GradientTransformation:
+        return _of_chain(optimizer(*args, **kwargs), due, measures, only)
 
-    return made
+    return optimizer if due is None else factory
+
+
+def _of_chain(tx: Any, due: Schedule | None, measures: Sequence[Measure], only: Any) -> Any:
+    """Returns a recorder of the stages inside of a chain with a polar factor."""
+    link = polar_link(tx)
+    norms = [x for x in link.functions if isinstance(x, Normalize)]
+    where = {name: getattr(tx, name) for name in ("weight_dimension_numbers", "sharding")}
+    where |= {"only": only}
+    stages = functools.partial(stages_of, link)
+    names = ("momentum", "polar", "update")
+    return _recorder(tx, names, stages, (*norms, Normalize("none"))[0], where, due, measures)
 
 
 def watched(
@@ -100,9 +104,9 @@ def watched(
     every: int | Schedule | None = 100,
     measures: Sequence[Measure] = MEASURES,
     only: str | Sequence[str] | None = None,
-    weight_dimension_numbers: DimensionNumbersTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
+    weight_dimension_numbers: Any = None,
+    rules: Any = (),
+    layer_axes: Any = None,
 ) -> optax.GradientTransformation:
     """Makes any transformation record what it is given and what it returns.
 
@@ -120,50 +124,58 @@ def watched(
       rules: in place of dimension numbers.
       layer_axes: with ``rules`` or without.
     """
-    due, patterns = _checked(every, measures, only)
-    dims = reader_of(weight_dimension_numbers, rules, layer_axes)
-    if due is None:
-        return inner
-    return _recorder(inner, None, (patterns, dims), due, measures)
+    due = _checked(every, measures, only)
+    where = {"weight_dimension_numbers": weight_dimension_numbers, "rules": rules}
+    where |= {"only": only, "layer_axes": layer_axes}
+    find_matrices({}, **where)  # refuses what it would refuse
+
+    def stages(leaves: Any, updates: Any, state: Any, results: Any) -> Callable[[], Any]:
+        del state
+        around = arrays_of(leaves, updates), arrays_of(leaves, results)
+        return lambda: around
+
+    names = ("before", "after")
+    return _recorder(inner, names, stages, Normalize("none"), where, due, measures)
 
 
-def _checked(every: Any, measures: Sequence[str], only: Any) -> tuple[Schedule | None, Any]:
-    """Returns whether an update is recorded, None for never, and patterns; raises ValueError."""
+def _checked(every: Any, measures: Sequence[str], only: Any) -> Schedule | None:
+    """Returns whether an update is recorded, or None for never; raises ValueError."""
     names = get_args(Measure)
     if isinstance(measures, str) or any(name not in names for name in measures):
         raise ValueError(f"measures={measures!r} must be a sequence of names, of {names}.")
-    patterns = check_patterns(only)
+    find_matrices({}, only)  # refuses what are no patterns
     if every is None or callable(every):
-        return every, patterns
+        return every
     if isinstance(every, bool) or not isinstance(every, int) or every < 0:
         raise ValueError(
             f"every={every!r} must be a number of updates, None or 0 for never, or a function from"
             " the number of an update to whether to record it."
         )
-    return (lambda count: count % every == 0) if every else None, patterns
+    return (lambda count: count % every == 0) if every else None
 
 
 def _recorder(
     inner: optax.GradientTransformation,
-    link: Steps | None,
-    where: Sequence[Any],
-    due: Schedule,
+    names: Sequence[str],
+    stages_of: Callable[..., Callable[[], Any]],
+    normalization: Normalize,
+    where: Mapping[str, Any],
+    due: Schedule | None,
     measures: Sequence[Measure],
-) -> optax.GradientTransformationExtraArgs:
-    """Makes ``inner`` keep measures of the matrices that ``select(tree, *where)`` finds.
+) -> optax.GradientTransformation:
+    """Makes ``inner`` keep measures of the matrices that ``find_matrices(tree, **where)`` finds.
 
-    The stages are those inside of ``link``, a part of ``inner``; if it is None, what ``inner`` is
-    given and what it returns.
+    ``names`` are those of the stages, and ``stages_of`` gets the records of matrices, the updates,
+    the state before them and the results, and returns the function that makes the arrays.
     """
+    if due is None:
+        return inner
     inner = optax.with_extra_args_support(inner)
-    names = ("before", "after") if link is None else ("momentum", "polar", "update")
     at_every_stage = [name for name in measures if name in AT_EVERY_STAGE]
     taken = {stage: measures if stage == names[1] else at_every_stage for stage in names}
-    norms = [x for x in link.functions if isinstance(x, Normalize)] if link else []
-    normalization = (*norms, Normalize("none"))[0]
 
     def init_fn(params: optax.Params) -> Any:
-        return empty_state(inner.init(params), select(params, *where), taken)
+        return empty_state(inner.init(params), find_matrices(params, **where), taken)
 
     def update_fn(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
@@ -175,11 +187,11 @@ def _recorder(
                 " with state.inner."
             )
         results, inner_state = inner.update(updates, state.inner, params, **extra_args)
-        leaves, values = select(updates, *where), state.values
+        leaves, values = find_matrices(updates, **where), state.values
         count = optax.safe_increment(state.count)
         is_due = jnp.asarray(due(count), bool)
         if leaves:
-            stages = stages_of(link, leaves, updates, state.inner, results)
+            stages = stages_of(leaves, updates, state.inner, results)
 
             def new_values() -> Any:
                 return measure(taken, leaves, stages(), normalization)

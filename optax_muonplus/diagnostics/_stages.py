@@ -1,4 +1,4 @@
-"""What a recorder measures: the arrays at each stage, of chains that it knows or of any other."""
+"""What a recorder measures: the matrices at each stage inside of a chain."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -6,14 +6,15 @@ from typing import Any
 
 import jax
 
-from optax_muonplus.frame import flatten_with_names, path_name
+from optax_muonplus import transforms
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import LeafInfo, Steps, find_momentum, links_of
+from optax_muonplus.transforms import LeafInfo, Steps
 
 
 def polar_link(transformation: Any) -> Steps:
     """Finds the link of a chain that begins with a momentum, and checks that it orthogonalizes."""
-    steps = [x for x in links_of(transformation) if isinstance(x, Steps) and x.average is not None]
+    links = transforms.links_of(transformation)
+    steps = [x for x in links if isinstance(x, Steps) and x.average is not None]
     if not steps or not isinstance(steps[0].functions[0], Orthogonalize):
         raise ValueError(
             "recorded knows the inside of chains with a momentum and its polar factor, as those of"
@@ -24,32 +25,30 @@ def polar_link(transformation: Any) -> Steps:
 
 
 def stages_of(
-    link: Steps | None, leaves: Sequence[LeafInfo], updates: Any, state: Any, results: Any
-) -> Callable[[], Any]:
-    """Returns a function that makes the arrays of ``leaves`` at each stage.
+    link: Steps, leaves: Sequence[LeafInfo], updates: Any, state: Any, results: Any
+) -> Callable[[], Sequence[Sequence[jax.Array]]]:
+    """Returns a function that makes momenta, polar factors and updates of ``leaves``.
 
     The function runs at recorded updates only. What it reads is in memory anyway: it gets the new
     momentum, since the old one, which the update overwrites, would be kept and copied every time.
     """
-    gradients = _arrays(leaves, updates)
-    if link is None:
-        outputs = _arrays(leaves, results)
-        return lambda: (gradients, outputs)
+    del results
     assert link.average is not None
+    gradients = arrays_of(leaves, updates)
     average = dataclasses.replace(link.average, divisor=1.0)
-    old = find_momentum(state, as_stored=True)
-    mu = type(old)(*(_arrays(leaves, tree) for tree in old[:-1]), old.count)
+    old = transforms.find_momentum(state, as_stored=True)
+    mu = type(old)(*(arrays_of(leaves, tree) for tree in old[:-1]), old.count)
     # A state over replicas is cut on: so is the gradient, and the momentum is gathered when read.
     parts = [_typed_like(x, stored) for x, stored in zip(gradients, mu[0], strict=True)]
     _, read, sources = average.advance(parts, mu, link.steps[0].input_dtype)
     # Measures are of what the steps compute, not of what the updates are rounded to.
-    whole = Steps.of(None, link.functions, rounds=False)
+    whole = Steps.of(None, link.functions, rounds=False, run=link.run)
 
     def after(steps: Sequence[Any], arrays: Any) -> Any:
         part = dataclasses.replace(whole, steps=tuple(steps))
         return part.update(arrays, None, None, leaves)[0] if steps else arrays
 
-    def stages() -> Any:
+    def stages() -> Sequence[Sequence[jax.Array]]:
         momenta = [_typed_like(read(*x), g) for x, g in zip(sources, gradients, strict=True)]
         factors = after(whole.functions[:1], momenta)
         if isinstance(whole.steps[0], Orthogonalize):
@@ -60,14 +59,14 @@ def stages_of(
     return stages
 
 
+def arrays_of(leaves: Sequence[LeafInfo], tree: Any) -> list[jax.Array]:
+    """Returns the arrays of ``tree`` at the paths of ``leaves``."""
+    paths, arrays, _ = transforms.flatten_tree(tree)
+    by_path = dict(zip(paths, arrays, strict=True))
+    return [by_path[leaf.path] for leaf in leaves]
+
+
 def _typed_like(x: jax.Array, other: jax.Array) -> jax.Array:
     """Returns ``x``, on Explicit axes with the sharding of ``other``'s type."""
     typed = jax.typeof(other).sharding
     return x if jax.typeof(x).sharding == typed else jax.sharding.reshard(x, typed)
-
-
-def _arrays(leaves: Sequence[LeafInfo], tree: Any) -> list[jax.Array]:
-    """Returns the arrays of ``tree`` at the paths of ``leaves``."""
-    paths, arrays = flatten_with_names(tree)
-    by_name = {path_name(path): x for path, x in zip(paths, arrays, strict=True)}
-    return [by_name[leaf.name] for leaf in leaves]

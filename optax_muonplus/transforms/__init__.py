@@ -29,6 +29,7 @@ from optax_muonplus.frame import scale_by_learning_rate as scale_by_learning_rat
 from optax_muonplus.transforms._chains import matrix_chain as matrix_chain
 from optax_muonplus.transforms._chains import partition_with_adamw as partition_with_adamw
 from optax_muonplus.transforms._decay import add_decayed_weights as add_decayed_weights
+from optax_muonplus.transforms._find import find_matrices as find_matrices
 from optax_muonplus.transforms._links import apply_to_matrices as apply_to_matrices
 from optax_muonplus.transforms._links import momentum as momentum
 from optax_muonplus.transforms._links import normalize as normalize

@@ -106,6 +106,20 @@ def test_records_are_made_at_chosen_updates():
             assert (before == after) == (one == other or (np.isnan(one) and np.isnan(other)))
 
 
+def test_an_optimizer_is_recorded_as_the_function_that_makes_it():
+    shapes = {"up": {"kernel": (6, 8), "bias": (8,)}}
+    one, other = (
+        run(tx, shapes=shapes)[1]
+        for tx in (
+            recorded(omp.muonplus, every=2, measures=FEW)(0.1),
+            recorded(omp.muonplus(0.1), every=2, measures=FEW),
+        )
+    )
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    tx = omp.muonplus(0.1)
+    assert recorded(tx, every=None) is tx
+
+
 def test_before_the_first_record_there_is_nan_and_step_minus_one():
     tx = recorded(omp.muonplus, every=10)(0.1, muon_weight_dimension_numbers=DIMS)
     record = read(tx.init(tree()))
@@ -155,10 +169,11 @@ def test_invalid_arguments_are_named():
     for wrong in (-1, 2.5, True):
         with pytest.raises(ValueError, match="must be a number of updates, None or 0 for never"):
             recorded(omp.muonplus, every=wrong)
-    with pytest.raises(ValueError, match="wants the function that makes the optimizer"):
-        recorded(omp.muonplus(0.1))
-    with pytest.raises(ValueError, match=r"knows the inside of chains .*there is watched"):
-        recorded(optax.adamw)(0.1)
+    with pytest.raises(ValueError, match="wants an optimizer, or the function that makes one"):
+        recorded(0.1)
+    for other in (lambda: recorded(optax.adamw)(0.1), lambda: recorded(optax.adamw(0.1))):
+        with pytest.raises(ValueError, match=r"knows the inside of chains .*there is watched"):
+            other()
     two = optax.chain(*[recorded(omp.muonplus)(0.1, muon_weight_dimension_numbers=DIMS)] * 2)
     for tx, count in [(two, 2), (optax.sgd(0.1), 0)]:
         with pytest.raises(ValueError, match=f"{count} recorders"):

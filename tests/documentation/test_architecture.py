@@ -109,6 +109,15 @@ def test_readme_shows_the_same_rooms():
     assert sorted(shown) == expected
 
 
+@pytest.mark.parametrize("room", ["baselines", "diagnostics", "integrations"])
+def test_rooms_of_users_import_what_users_import(room):
+    """They are written as a user's own rule or recorder would be, and show that it can be."""
+    doors = {*dir(optax_muonplus)} - {"baselines", "diagnostics", "integrations"} | {"__init__"}
+    for module in MODULES:
+        for other in imported_modules(module) if room_of(module) == room else ():
+            assert room_of(other) == room or other in doors, f"{module} imports {other}"
+
+
 @pytest.mark.parametrize("folder", ["examples", "benchmarks"])
 def test_only_public_modules_are_used_outside_the_library(folder):
     for path in (ROOT / folder).rglob("*.py"):
