@@ -24,18 +24,12 @@ from optax_muonplus.method import (
     accumulation_dtype,
     normalized_sides,
 )
+from optax_muonplus.report.models import check_no_state, without_static
 from optax_muonplus.report.remarks import remarks
 from optax_muonplus.report.state_bytes import line_of_bytes
 from optax_muonplus.report.without_effect import all_arguments, without_effect
 from optax_muonplus.run import Member, for_platform, plan
-from optax_muonplus.trees import (
-    aligned,
-    check_no_state,
-    reader_of,
-    resolve,
-    shardings_of,
-    without_static,
-)
+from optax_muonplus.trees import aligned, reader_of, resolve, shardings_of
 
 T = TypeVar("T")
 # From sides of 1 : 16 on, normalizing makes the update's RMS this many times Muon's.

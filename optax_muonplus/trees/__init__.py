@@ -7,8 +7,6 @@ from optax_muonplus.trees.flat import broadcast_prefix as broadcast_prefix
 from optax_muonplus.trees.leaves import LeafReader as LeafReader
 from optax_muonplus.trees.leaves import partition_labels as partition_labels
 from optax_muonplus.trees.leaves import resolve as resolve
-from optax_muonplus.trees.models import check_no_state as check_no_state
-from optax_muonplus.trees.models import without_static as without_static
 from optax_muonplus.trees.paths import aligned as aligned
 from optax_muonplus.trees.paths import names_to_read as names_to_read
 from optax_muonplus.trees.reader import Reader as Reader

@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from optax_muonplus.frame import (
+    DimensionNumbers,
     DimensionNumbersTree,
     LeafInfo,
     MatrixLayout,
     Shape,
-    path_name,
 )
 from optax_muonplus.trees.flat import FlatTree
-from optax_muonplus.trees.layer_axes import check_kernels, check_one_count, stack_of
+from optax_muonplus.trees.layer_axes import check_kernels, with_stacks
 from optax_muonplus.trees.module_classes import read_classes
 from optax_muonplus.trees.named_axes import Said, read_named_layers
 from optax_muonplus.trees.paths import names_to_read
@@ -69,22 +69,13 @@ class Reader:
         """Makes a record for each leaf; ``known`` is False where no rule can read it."""
         by_layer = read_classes(tree) | read_named_layers(tree)
         said = [by_layer.get(path) or by_layer.get(path[:-1]) for path in tree.paths]
-        whole = [np.shape(x) for x in tree.arrays]
-        stacks = [
-            () if layer else stack_of(path, shape, self.layer_axes)
-            for path, shape, layer in zip(tree.paths, whole, said, strict=True)
-        ]
-        check_one_count(tree.paths, whole, stacks, self.layer_axes)
-        layers = [
-            LeafInfo(i, path, _without(shape, stack), None, None, stack=stack)
-            for i, (path, shape, stack) in enumerate(zip(tree.paths, whole, stacks, strict=True))
-        ]
-        pairs = [(name, x.shape) for name, x in zip(tree.names, layers, strict=True)]
-        check_found(self.rules, self.layer_axes, pairs, tree)
-        chosen = [next((r for r in self.rules if r.fits(*pair)), None) for pair in pairs]
-        by_default = _by_default_rules(tree, layers, said)
-        rows = zip(chosen, by_default, whole, strict=True)
-        leaves = laid([_stacked(_by_rule(rule, layer), shape) for rule, layer, shape in rows])
+        rows = enumerate(zip(tree.paths, tree.arrays, strict=True))
+        leaves = [LeafInfo(i, path, np.shape(x), None, None) for i, (path, x) in rows]
+        leaves = with_stacks(leaves, self.layer_axes, said)
+        check_found(self.rules, self.layer_axes, leaves, tree)
+        chosen = [next((rule for rule in self.rules if rule.fits_leaf(x)), None) for x in leaves]
+        by_default = _by_default_rules(tree, leaves, said)
+        leaves = laid(list(map(_by_rule, chosen, by_default)))
         check_kernels(leaves, self.layer_axes)
         asked = [not (rule or layer) for rule, layer in zip(chosen, said, strict=True)]
         return _without_vectors_of_layers(leaves, asked)
@@ -189,10 +180,6 @@ def _refuse_count(tree: FlatTree) -> None:
         )
 
 
-def _without(shape: Shape, stack: Shape) -> Shape:
-    return tuple(size for axis, size in enumerate(shape) if axis not in stack)
-
-
 def _without_vectors_of_layers(
     leaves: list[LeafInfo], by_default: Sequence[bool]
 ) -> list[LeafInfo]:
@@ -209,49 +196,44 @@ def _without_vectors_of_layers(
 
 def _by_rule(rule: Rule | None, default: LeafInfo) -> LeafInfo:
     """Applies a rule of the user, and notes where it overrides AdamW's; a vector is no matrix."""
-    leaf = default
+    spec, said, known = default.dimension_numbers, default.rule, default.known
     if rule is not None:
-        is_adamw = default.known and default.dimension_numbers is None
-        over = f", in place of: {default.rule}" if rule.dimension_numbers and is_adamw else ""
-        said = f"your rule {rule.pattern!r}{over}"
-        leaf = default._replace(dimension_numbers=rule.dimension_numbers, rule=said, known=True)
-    if len(leaf.shape) >= 2:
-        return leaf
-    said = leaf.rule if leaf.known else "vector"
-    return leaf._replace(dimension_numbers=None, rule=said, known=True)
+        is_over = rule.dimension_numbers and known and spec is None
+        said = f"your rule {rule.pattern!r}" + (f", in place of: {said}" if is_over else "")
+        spec, known = rule.dimension_numbers, True
+    if len(default.layer_shape) < 2:
+        spec, said, known = None, said if known else "vector", True
+    if default.stack:
+        spec = spec and _of_stack(default, spec)
+        said = f"{said}; layers on axis {', '.join(map(str, default.stack))}"
+    return default._replace(dimension_numbers=spec, rule=said, known=known)
 
 
-def _stacked(layer: LeafInfo, shape: Shape) -> LeafInfo:
-    """Widens the record of one layer to that of layers which are stacked to ``shape``."""
-    if not layer.stack:
-        return layer
-    spec = layer.dimension_numbers
-    if spec is not None:
-        try:
-            layout = MatrixLayout.of(layer.shape, spec)
-        except ValueError as error:
-            raise ValueError(
-                f"{path_name(layer.path)}, without the axes of its layers: {error} Rules are for"
-                " the shape that one layer has."
-            ) from error
-        spec = layout.dimension_numbers([x for x in range(len(shape)) if x not in layer.stack])
-    said = f"{layer.rule}; layers on axis {', '.join(map(str, layer.stack))}"
-    return layer._replace(shape=shape, dimension_numbers=spec, rule=said)
+def _of_stack(leaf: LeafInfo, spec: DimensionNumbers) -> DimensionNumbers:
+    """Returns the dimension numbers of stacked layers, from those of one layer."""
+    try:
+        layout = MatrixLayout.of(leaf.layer_shape, spec)
+    except ValueError as error:
+        raise ValueError(
+            f"{leaf.name}, without the axes of its layers: {error} Rules are for the shape that"
+            " one layer has."
+        ) from error
+    return layout.dimension_numbers([x for x in range(len(leaf.shape)) if x not in leaf.stack])
 
 
 def _by_default_rules(
-    tree: FlatTree, layers: Sequence[LeafInfo], said: Sequence[Said | None]
+    tree: FlatTree, leaves: Sequence[LeafInfo], said: Sequence[Said | None]
 ) -> list[LeafInfo]:
     """Reads leaves by the default rules, and by what layers say of their own axes."""
     names = names_to_read(tree.paths)
     modules: dict[str, dict[str, Shape]] = collections.defaultdict(dict)
     for module, own in map(_place, names_to_read(tree.holes)):
         modules[module][own] = ()
-    for (module, own), layer in zip(map(_place, names), layers, strict=True):
-        modules[module][own] = layer.shape
+    for (module, own), leaf in zip(map(_place, names), leaves, strict=True):
+        modules[module][own] = leaf.layer_shape
     return [
-        leaf._replace(**_by_default(name, leaf.shape, layer, modules))
-        for name, leaf, layer in zip(names, layers, said, strict=True)
+        leaf._replace(**_by_default(name, leaf.layer_shape, layer, modules))
+        for name, leaf, layer in zip(names, leaves, said, strict=True)
     ]
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from optax_muonplus.frame import AxisNumbers, DimensionNumbers, Shape, listed
+from optax_muonplus.frame import AxisNumbers, DimensionNumbers, LeafInfo, Shape, listed
 from optax_muonplus.trees.flat import FlatTree
 from optax_muonplus.trees.rule_words import Rule
 
@@ -37,14 +37,11 @@ def checked_layer_axes(layer_axes: LayerAxes) -> dict[str, Shape]:
 def check_found(
     rules: Sequence[Rule],
     layer_axes: Mapping[str, Shape],
-    leaves: Sequence[tuple[str, Shape]],
+    leaves: Sequence[LeafInfo],
     tree: FlatTree,
 ) -> None:
-    """Raises ValueError for patterns that find none of ``leaves``, which are names and shapes.
-
-    Those may be for what was left out of ``tree``.
-    """
-    names = [name for name, _ in leaves]
+    """Raises ValueError for patterns that find no leaf, and cannot be for one that was left out."""
+    names = tree.names
     patterns = [getattr(p, "pattern", p) for p in (*(x.pattern for x in rules), *layer_axes)]
     # A dot stands for any character, so that such a path would find another one, if any.
     dotted = [p for p in patterns if _ATTRIBUTES.fullmatch(p)]
@@ -53,7 +50,7 @@ def check_found(
             f"{', '.join(map(repr, dotted))} is a path as jax.tree_util.keystr writes it. Write"
             f" {', '.join(repr(_as_path(p)) for p in dotted)}."
         )
-    idle = [x.pattern for x in rules if not any(x.fits(*leaf) for leaf in leaves)]
+    idle = [x.pattern for x in rules if not any(map(x.fits_leaf, leaves))]
     idle += [p for p in layer_axes if not any(re.search(p, name) for name in names)]
     if idle := [x for x in idle if not tree.may_have_had(x)]:
         raise ValueError(
