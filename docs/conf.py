@@ -72,7 +72,8 @@ doctest_global_setup = "import jax, jax.numpy as jnp, optax, optax_muonplus as o
 nitpick_ignore_regex = [
     ("py:.*", r"(jax|jnp|optax|numpy|np|flax|chex|equinox)\..*"),
     ("py:.*", r"(collections|typing|types)\..*"),
-    ("py:class", r"ArrayTree|optax_muonplus\._.*"),  # types of fields, as their annotations say
+    # Types of fields, as their annotations say, of rooms that are not for users.
+    ("py:class", r"ArrayTree|optax_muonplus\.(_|(method|frame|trees|run|extras)\.).*"),
     ("py:class", r"(optional|callable|array_like|function|mapping|sequence)"),
 ]
 

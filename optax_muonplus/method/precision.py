@@ -15,7 +15,7 @@ def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
 
 
 def upcast_for_sum(x: ArrayLike) -> jax.Array:
-    """Casts ``x`` to the dtype of its sums, :func:`accumulation_dtype`."""
+    """Casts ``x`` to the dtype of its sums, float32 at least."""
     return jnp.asarray(x).astype(accumulation_dtype(jnp.result_type(x)))
 
 
