@@ -2,8 +2,8 @@
 
 A hyperparameter may be a Python number, a NumPy or JAX scalar, an array without axes, or a tracer:
 ``optax.inject_hyperparams`` makes arrays of numbers, and ``jax.jit`` tracers of arrays. All forms
-are accepted. A tracer has no value yet, so it is not checked.
-Messages name the argument, what was given and what to do.
+are accepted. A tracer has no value yet, so it is not checked. Messages name the argument, what was
+given and what to do.
 """
 
 import difflib
@@ -72,7 +72,7 @@ def check_word(name: str, value: Any, known: Sequence[str], otherwise: str = "")
 
 
 def did_you_mean(value: Any, known: Iterable[str], nearness: float = 0.6) -> str:
-    """A question after what else was meant, for the end of a message; empty if nothing is near."""
+    """Asks what else was meant, for the end of a message; returns nothing if no word is near."""
     if not isinstance(value, str):
         return ""
     plain = {re.sub(r"[\W_]", "", word).lower(): word for word in known}
@@ -101,7 +101,7 @@ def known_count(name: str, value: Any, at_most: int | None = None) -> int | None
 
 
 def floating_dtype(name: str, value: Any) -> np.dtype | None:
-    """``value`` as the floating-point or complex dtype that arrays of it have; None stays None.
+    """Returns ``value`` as the floating-point or complex dtype of arrays; None stays None.
 
     JAX combines dtypes of less than 16 bits with no other, so that they are refused too.
     """
@@ -156,12 +156,12 @@ def check_floating(x: Any) -> None:
 
 
 def supported(dtype: Any) -> bool:
-    """Whether the library computes with arrays of ``dtype``: floating-point of 16 bits or more."""
+    """Decides whether the library computes in ``dtype``: floating-point of 16 bits or more."""
     return jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 16
 
 
 def _known(name: str, value: Any, kind: Kind) -> float | None:
-    """The number that ``value`` is, or None where it is not known before the program runs."""
+    """Returns the number that ``value`` is, or None if it is not known before the program runs."""
     numeric = (int, float, complex, np.number, np.ndarray, jax.Array)
     if isinstance(value, bool) or not isinstance(value, numeric):
         raise ValueError(f"{name} must be {kind.words}, got {value!r}.")
@@ -182,7 +182,7 @@ def _known(name: str, value: Any, kind: Kind) -> float | None:
 
 
 def _rounded(value: Any) -> str:
-    """A remedy for a number that an array of few bits rounded."""
+    """Returns a remedy for a number that an array of few bits rounded."""
     if getattr(value, "dtype", None) not in (jnp.bfloat16, jnp.float16):
         return ""
     return (

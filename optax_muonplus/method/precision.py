@@ -76,7 +76,7 @@ def divide_by_pow2(x: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def times_pow2(x: jax.Array, power: jax.Array) -> jax.Array:
-    """Multiplies; finite numbers that leave the range of ``x`` become its largest number."""
+    """Multiplies by ``power``; finite numbers that leave the range become the largest one."""
     check_floating(x)
     return _saturated(x, jnp.finfo(x.dtype).max / power) * power
 

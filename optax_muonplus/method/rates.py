@@ -43,7 +43,7 @@ def _check_schedule(name: str, schedule: Callable[..., Any]) -> None:
             f" ({error}). {wanted}; what makes schedules is called first, as in"
             " optax.cosine_decay_schedule(0.02, decay_steps=1000)."
         ) from None
-    except ValueError:  # of C, without a signature
+    except ValueError:  # a function of C has no signature
         return
     made: list[Any] = []
     try:

@@ -94,7 +94,7 @@ _CANS = (
     (1.875, -1.25, 0.375),
 )
 
-# As NVIDIA's Emerging-Optimizers and its ports round `relaxed(5)`.
+# NVIDIA's Emerging-Optimizers and its ports round `relaxed(5)` to these numbers.
 _CUBIC = (
     (3.3656576, -3.3420992),
     (2.5744352, -1.4957376),

@@ -85,8 +85,8 @@ class Iteration:
     def products_of(self, shape: tuple[int, ...], dtype: jnp.dtype) -> Products:
         """Returns the products for matrices of that shape, which sum in ``dtype``."""
         height, width = shape[-2:]
-        # Of a square matrix the left side is taken, which is 8% faster on a CPU. "aol" scales one
-        # side: for that it takes the right one, as optax.contrib.muon does, and "aol_out" the left.
+        # A square matrix is multiplied from the left, which is 8% faster on a CPU. "aol" scales one
+        # side: it takes the right one, as optax.contrib.muon does, and "aol_out" the left.
         left = height < width or (height == width and self.preconditioning != "aol")
         # The Gram form rounds more often than the plain one. In bfloat16 it is as near to the
         # polynomial if squares are not rounded, and up to 1.3 times as far if they are.

@@ -17,7 +17,7 @@ Tree = TypeVar("Tree")
 def map_in_place(
     function: Callable[..., jax.Array], sources: Sequence[Sources], in_place: bool = False
 ) -> list[jax.Array]:
-    """``function`` of the arrays in each tuple, in a loop that needs no memory but for the results.
+    """Maps ``function`` over tuples of arrays, in a loop that needs memory for its results alone.
 
     A stack of the arrays, as ``jax.lax.map`` wants, would be a second copy of the model; and a
     program with the function written out for each array would compile as many times as long. The
@@ -63,7 +63,7 @@ def _loop(
 def _derivative(
     function: Callable[..., jax.Array], in_place: bool, primals: Any, tangents: Any
 ) -> Any:
-    """Differentiating the loop would keep all results of every turn; written out it does not."""
+    """Writes the loop out: differentiated as a loop it would keep all results of every turn."""
     del in_place
 
     def written_out(sources: list[Sources], closed_over: list[jax.Array]) -> list[jax.Array]:
@@ -73,13 +73,13 @@ def _derivative(
 
 
 def pick(i: jax.Array, trees: Sequence[Tree]) -> Tree:
-    """``trees[i]`` for a traced ``i``, without stacking them: a stack would copy all of them."""
+    """Returns ``trees[i]`` for a traced ``i``, without a stack, which would copy all of them."""
     return jax.lax.switch(i, [functools.partial(lambda tree: tree, tree) for tree in trees])
 
 
 @jax.jit  # so that it is traced once
 def _replace_if(condition: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
-    """``new`` if ``condition``, else ``old``, in the memory of ``old``.
+    """Returns ``new`` if ``condition``, else ``old``, in the memory of ``old``.
 
     A ``while`` loop of no turns or one: it compiles in half the time of ``jax.lax.cond``.
     """
@@ -90,7 +90,7 @@ def _replace_if(condition: jax.Array, old: jax.Array, new: jax.Array) -> jax.Arr
 @jax.custom_jvp
 @jax.jit  # so that it is traced once
 def sharded_like(reference: jax.Array, result: jax.Array) -> jax.Array:
-    """``result``, which on a mesh with Auto axes gets the sharding of ``reference``.
+    """Gives ``result`` the sharding of ``reference`` on a mesh with Auto axes.
 
     A loop whose first turn would replace one by the other never has that turn, which the compiler
     cannot see. It reads neither of them, and the result stays where it is.
@@ -105,14 +105,14 @@ def sharded_like(reference: jax.Array, result: jax.Array) -> jax.Array:
 
 @sharded_like.defjvp
 def _sharded_like_derivative(primals: Any, tangents: Any) -> Any:
-    """A loop has no reverse derivative."""
+    """Differentiates the result alone: a loop has no reverse derivative."""
     return sharded_like(*primals), tangents[1]
 
 
 def map_slices(
     function: Callable[..., jax.Array], sources: Sources, size: int, in_place: bool = False
 ) -> jax.Array:
-    """``function`` of slices of arrays along their first axis, one after the other.
+    """Maps ``function`` over slices of arrays along their first axis, one after the other.
 
     A loop reads each slice, of ``size``, where it lies and writes its result where it belongs.
     ``jax.lax.map`` would first fill the results with zeros. ``function`` is the same for each part
@@ -151,7 +151,7 @@ def _slice_loop(
 def _slice_derivative(
     function: Callable[..., jax.Array], size: int, in_place: bool, primals: Any, tangents: Any
 ) -> Any:
-    """By ``jax.lax.map``: a loop that overwrites its results has no reverse derivative."""
+    """Uses ``jax.lax.map``: a loop that overwrites its results has no reverse derivative."""
     del in_place
 
     def mapped(sources: Sources, closed_over: list[jax.Array]) -> jax.Array:
@@ -180,7 +180,7 @@ def concatenated(arrays: list[jax.Array]) -> jax.Array:
 
 @concatenated.defjvp
 def _concatenated_derivative(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    """By ``jnp.concatenate``: ``jax.vmap`` gives each of its members an empty array of its own."""
+    """Uses ``jnp.concatenate``: ``jax.vmap`` gives each of its members an empty array."""
     return jax.jvp(jnp.concatenate, primals, tangents)
 
 

@@ -2,11 +2,13 @@
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import optax_muonplus as omp
 from optax_muonplus import coefficients
 from tests.support import reference_coefficients
 from tests.support.property_search import SEARCH
@@ -47,7 +49,7 @@ def test_tables_that_repeat_their_last_row_converge_to_one(name, steps):
     np.testing.assert_allclose(coefficients.evaluate(rows, GRID / safety_factor), 1, atol=3e-5)
 
 
-def test_resolve_takes_the_first_rows_and_repeats_a_single_one():
+def test_it_takes_the_first_rows_and_repeats_a_single_one():
     assert coefficients.for_steps("you", 2).rows == coefficients.TABLES["you"].rows[:2]
     assert coefficients.for_steps((2, -1.5, 0.5), 3).rows == ((2, -1.5, 0.5),) * 3
     own = ((3, -3.2, 1.2), (2, -1.5, 0.5))
@@ -191,6 +193,8 @@ def test_relaxed_tables_use_the_whole_band_after_each_step(degree, steps, lower)
         (lambda: coefficients.minimax(0.1, 1, 4), "degree must be odd"),
         (lambda: coefficients.minimax(0.5, 0.1), "0 < lower <= upper"),
         (lambda: coefficients.polar_express(0), "steps must be an integer of at least 1, got 0"),
+        (lambda: coefficients.relaxed(2.5), "steps must be an integer of at least 1, got 2.5"),
+        (lambda: coefficients.relaxed(True), "steps must be an integer of at least 1, got True"),
         (lambda: coefficients.relaxed(5, upper=0.0), "upper must be positive and finite, got 0.0"),
         (lambda: coefficients.relaxed(5, lower=2.0), r"lower must be in \(0, 1\], got 2"),
         (lambda: coefficients.polar_express(3, lower=0), r"lower must be in \(0, 1\]"),
@@ -222,3 +226,44 @@ def test_the_oracles_cans_rows_are_the_closest_to_one():
         best = reference_coefficients.closest_to_one(low, 2 - low if low > 1e-3 else 1.0)
         np.testing.assert_allclose(row, best, atol=1e-4)
         low = np.dot(best, [low, low**3, low**5])
+
+
+@pytest.mark.parametrize(
+    "rows", [coefficients.polar_express(8), coefficients.relaxed(7), [(2.0, -1.5, 0.5)] * 6]
+)
+def test_more_rows_than_steps_are_refused(rows):
+    """The last ones bring singular values to 1. Optax refuses them too."""
+    n = len(rows)
+    message = (
+        rf"has {n} rows, of which ns_steps=5 would leave out the last {n - 5}.*"
+        rf"ns_steps={n}, or 5 rows, as polar_express\(5\)"
+    )
+    for make in (
+        coefficients.for_steps,
+        omp.polar.Orthogonalize,
+        lambda x: omp.muonplus(0.1, ns_coeffs=x),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make(rows)
+    with pytest.raises(ValueError, match="would leave out"):
+        omp.describe({}, ns_coeffs=rows)
+    assert len(coefficients.for_steps(rows, n).rows) == n
+    assert coefficients.for_steps(rows[:5]).rows == tuple(rows[:5])
+
+
+def test_rows_of_dion_are_ours_with_its_safety_in_the_first():
+    """As docs/start/from_pytorch.md says; the table by the same name is another one."""
+    first, *others = coefficients.polar_express(5, cushion=0.02, safety=0.02)
+    x = np.random.default_rng(0).normal(size=(24, 40))
+    expected = x / (1.02 * np.linalg.norm(x))
+    for a, b, c in [first, *others]:
+        gram = expected @ expected.T
+        expected = a * expected + (b * gram + c * gram @ gram) @ expected
+    rows = [tuple(c / 1.02**k for c, k in zip(first, (1, 3, 5), strict=True)), *others]
+
+    def difference(ns_coeffs):
+        found = omp.polar.Orthogonalize(ns_coeffs)(jnp.asarray(x, jnp.float32))
+        return np.abs(found - expected).max() / np.abs(expected).max()
+
+    assert difference(rows) < 1e-5  # float32 against float64
+    assert 0.1 < difference("polar_express") < 0.3

@@ -72,17 +72,6 @@ def test_complex_and_narrow_matrices():
     np.testing.assert_allclose(found.astype("float32"), expected.astype("float32"), atol=2**-8)
 
 
-def test_traced_steps():
-    for steps in (1, 5, 9):
-        fast, slow = (
-            jax.jit(lambda x, n, kind=kind: kind(Orthogonalize("cubic", n))(x))(
-                gaussian((16, 40)), steps
-            )
-            for kind in (FastPolar, lambda options: options)
-        )
-        np.testing.assert_allclose(fast, slow, atol=2e-5)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "complex64"])
 def test_zeros_give_zeros_and_the_derivative_zero(dtype):
     zero = jnp.zeros((4, 6), dtype)

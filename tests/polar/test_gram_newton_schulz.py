@@ -94,24 +94,10 @@ def test_gram_is_accurate_for_vanishing_singular_values(table, steps):
         assert not found[kind][-1].any()
 
 
-@pytest.mark.parametrize("preconditioning", ["frobenius", "spectral", "schatten", "aol", "aol_out"])
-def test_gram_with_every_preconditioning_and_orientation(preconditioning):
-    for shape in ((24, 60), (60, 24), (24, 24)):
-        found = results(
-            gaussian(shape).astype(np.float32), "jordan", 5, preconditioning=preconditioning
-        )
-        assert distance(found["gram"], found["newton_schulz"]) < 1e-4
-
-
-def test_gram_of_complex_float64_and_narrow_matrices():
+def test_gram_of_complex_and_float64_matrices():
     z = (gaussian((24, 60)) + 1j * gaussian((24, 60), 1)).astype(np.complex64)
     found = results(z, "cans", 8)
     assert distance(found["gram"], found["newton_schulz"]) < 1e-4
-    narrow = results(gaussian((24, 60)).astype(jnp.bfloat16), "jordan", 5)
-    assert narrow["gram"].dtype == jnp.bfloat16
-    # Both are computed in float32 and differ in the last rounding at most: 2^-8 here and there.
-    wide = {kind: y.astype(np.float32) for kind, y in narrow.items()}
-    assert distance(wide["gram"], wide["newton_schulz"]) < 1e-3
     with jax.enable_x64(True):
         x = log_spaced((24, 60), 1e-3)
         found = results(x, "cans", 8)
