@@ -168,12 +168,6 @@ class Composition(MatrixFunction):
         """Adds up the FLOPs of all functions."""
         return sum(function.flops(shape) for function in self.functions)
 
-    def split(self) -> "tuple[Composition, Composition]":
-        """Returns the first functions, as long as they are equivariant, and the others."""
-        equivariant = [function.transpose_equivariant for function in self.functions]
-        first = (*equivariant, False).index(False)
-        return compose(self.functions[:first]), compose(self.functions[first:])
-
 
 def compose(functions: Sequence[MatrixFunction]) -> Composition:
     """Makes one function of several, the first one first."""

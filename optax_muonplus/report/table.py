@@ -28,7 +28,7 @@ from optax_muonplus.report.models import check_no_state, without_static
 from optax_muonplus.report.remarks import remarks
 from optax_muonplus.report.state_bytes import line_of_bytes
 from optax_muonplus.report.without_effect import all_arguments, without_effect
-from optax_muonplus.run import Member, for_platform, plan
+from optax_muonplus.run import ShardedLeaf, for_platform, plan
 from optax_muonplus.trees import aligned, reader_of, resolve, shardings_of
 
 T = TypeVar("T")
@@ -137,17 +137,17 @@ def _totals(tree: ResolvedTree) -> str:
 def _work_per_device(tree: ResolvedTree, polar_factor: MatrixFunction) -> Iterator[str]:
     """Yields a line about the devices that work on the matrices, if there are several."""
     members = [
-        Member.of(leaf, accumulation_dtype(leaf.dtype))  # the momentum is in float32 at least
+        ShardedLeaf.of(leaf, accumulation_dtype(leaf.dtype))  # the momentum is in float32 at least
         for leaf in tree.matrices
         if leaf.sharding is not None
     ]
     if not members:
         return
     polar_factor = for_platform(polar_factor)
-    groups, loads = plan(members, [polar_factor])
+    exchanges, loads = plan(members, [polar_factor])
     blocks = [block for member in members for block in member.layout.block_shapes()]
     flops = sum(batch * polar_factor.flops((m, n)) for batch, m, n in blocks)
-    received = sum(group.bytes_received for group in groups)
+    received = sum(exchange.bytes_received for exchange in exchanges)
     yield (
         f"{sum(batch for batch, _, _ in blocks)} matrices shared out among {loads.size}"
         f" devices: the busiest has {loads.max() / (flops / loads.size):.2f} x an even share; each"

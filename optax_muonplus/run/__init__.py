@@ -1,15 +1,14 @@
 """How functions are run on the matrices of a tree: on one device in batches, on a mesh by a plan.
 
 ``platform``, ``algorithm``, ``iteration``, ``products`` and ``polar`` are the fast polar factor.
-``batches``, ``stacks`` and ``local`` are for one device. On a mesh ``schedule``, ``routes`` and
-``planning`` decide what travels where, before anything is traced. ``exchange`` and ``sharded`` then
-move the shards and do the work.
+``batches``, ``stacks`` and ``local`` are for one device. On a mesh ``deal`` and ``planning`` decide
+what travels where, before anything is traced; ``mesh`` then moves the shards and does the work.
 """
 
 from optax_muonplus.run.leaves import efficiently as efficiently
 from optax_muonplus.run.local import apply_local as apply_local
 from optax_muonplus.run.loops import pick as pick
-from optax_muonplus.run.planning import Member as Member
+from optax_muonplus.run.mesh import apply_sharded as apply_sharded
 from optax_muonplus.run.planning import plan as plan
 from optax_muonplus.run.platform import PLATFORMS as PLATFORMS
 from optax_muonplus.run.platform import Platform as Platform
@@ -25,4 +24,4 @@ from optax_muonplus.run.products import part as part
 from optax_muonplus.run.products import with_zeros as with_zeros
 from optax_muonplus.run.replicas import gather as gather
 from optax_muonplus.run.replicas import moved_to as moved_to
-from optax_muonplus.run.sharded import apply_sharded as apply_sharded
+from optax_muonplus.run.sharded_leaf import ShardedLeaf as ShardedLeaf

@@ -29,12 +29,14 @@ class MatrixBatch(NamedTuple):
     # The arrays that they are made of, all (batch, out, in), or all (batch, in, out). The first has
     # the shape of the matrices, others may have one number for a block of them.
     sources: tuple[jax.Array, ...]
-    # Whether they are the latter; for apply_to_one it may be traced.
-    transposed: bool | jax.Array
+    transposed: bool  # whether they are the latter
     dtype: Any  # in which functions get the matrices
     result_dtype: Any
     read: Read = READ_ONE  # from arrays like the sources to the matrices
     rounded_dtype: Any = None  # of the matrices when they are read; None is dtype
+    # Whether results that were rounded leave a function so. Else XLA writes float32 where a norm
+    # reads them twice: that saves time and takes memory.
+    saves_memory: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,21 +66,14 @@ class MatrixBatch(NamedTuple):
         return self.shape[-2:], dtypes, self.transposed
 
     def apply(self, steps: Composition) -> Callable[[jax.Array], jax.Array]:
-        """``steps`` of arrays like this one."""
-        alike, others = steps.split()
-        layout = self.transposed if others.functions else False
-
-        def finished(transposed: bool) -> Callable[[jax.Array], jax.Array]:
-            function = for_layout(others, transposed)
-            return lambda x: narrowed(function(x.astype(self.dtype)), self.result_dtype)
+        """Returns ``steps`` of arrays like this one."""
 
         def applied(x: jax.Array) -> jax.Array:
-            y = alike(x.astype(self.dtype))
-            if not isinstance(layout, jax.Array):
-                return finished(layout)(y)
-            # What enters and leaves the branches is written to memory.
-            y = y.astype(narrower(y.dtype, alike.output_dtype))
-            return jax.lax.cond(layout, finished(True), finished(False), y)
+            for function in steps.functions:
+                x = for_layout(function, self.transposed)(x.astype(self.dtype))
+                if self.saves_memory and narrower(x.dtype, function.output_dtype) != x.dtype:
+                    x = jax.lax.optimization_barrier(x.astype(function.output_dtype))
+            return narrowed(x.astype(self.dtype), self.result_dtype)
 
         return applied
 

@@ -7,7 +7,7 @@ import jax
 from optax_muonplus.frame import READ_ONE, LeafInfo, Read, Sources, dtypes_of
 from optax_muonplus.method import MatrixFunction, narrowed
 from optax_muonplus.run.local import apply_local
-from optax_muonplus.run.sharded import apply_sharded
+from optax_muonplus.run.mesh import apply_sharded
 
 
 def efficiently(

@@ -10,12 +10,17 @@ Platform = Literal["cpu", "tpu", "gpu"]
 PLATFORMS: tuple[Platform, ...] = get_args(Platform)
 
 
-def on_its_platform(work: Callable[[Platform], Callable[..., Any]], *args: Any) -> Any:
+def on_its_platform(
+    work: Callable[[Platform], Callable[..., Any]], *args: Any, platform: Platform | None = None
+) -> Any:
     """Computes ``work(platform)(*args)`` for the platform that the program is lowered for.
 
     All three are traced, and one is lowered; ``jax.export`` to several platforms keeps several. So
-    this question is asked in one place, the outermost, and the answer handed down.
+    this question is asked in one place, the outermost, and the answer handed down. If ``platform``
+    is given, it is the only one.
     """
+    if platform is not None:
+        return work(platform)(*args)
     cpu, tpu, gpu = map(work, PLATFORMS)
     return jax.lax.platform_dependent(*args, cpu=cpu, tpu=tpu, default=gpu)
 

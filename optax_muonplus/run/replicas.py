@@ -11,8 +11,8 @@ from jax.sharding import AxisType
 
 from optax_muonplus.frame import LeafSharding, added_axes, as_named, usable_axes
 from optax_muonplus.run.batches import chunked, grouped
-from optax_muonplus.run.exchange import from_lines, in_lines
-from optax_muonplus.run.routes import BUCKET_BYTES
+from optax_muonplus.run.planning import BUCKET_BYTES
+from optax_muonplus.run.sharded_leaf import from_lines, in_lines
 
 Spec = tuple[tuple[str, ...], ...]
 

@@ -86,18 +86,12 @@ def apply_batched(
         return sharded_like_sources(given, on_accelerator(fast, given), platform)
 
     sources = [batch.sources for batch in batches]
-    if platform is not None:
-        return work(platform, *sources)
-    return on_its_platform(functools.partial(functools.partial, work), *sources)
+    works = functools.partial(functools.partial, work)
+    return on_its_platform(works, *sources, platform=platform)
 
 
 def _fast(steps: Composition, platform: Platform | None = None) -> Composition:
     return compose([for_platform(function, platform) for function in steps.functions])
-
-
-def apply_to_one(steps: Composition, batch: MatrixBatch, platform: Platform) -> jax.Array:
-    """Applies ``steps`` to a single matrix; its layout may be known at run time only."""
-    return batch.apply(_fast(steps, platform))(batch.array)
 
 
 def _work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:

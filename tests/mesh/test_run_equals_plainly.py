@@ -15,6 +15,7 @@ import pytest
 import optax_muonplus as omp
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.run import planning
 from optax_muonplus.transforms import DualNorm, Momentum, find_momentum, plainly
 from tests.support.batches import play
 from tests.support.mesh import (
@@ -23,6 +24,7 @@ from tests.support.mesh import (
     FEW,
     MESHES,
     TREE,
+    D,
     gradients,
     make_mesh,
     modules_of,
@@ -39,6 +41,7 @@ OPTIONS = {
     "matched": {"norm": "row_col", "match_frobenius": True},
     "col, adaptive": {"norm": "col", "adaptive": True},
     "columns first": {"norm": "none", "preconditioning": "aol", "polar": "newton_schulz"},
+    "rows first": {"norm": "none", "preconditioning": "aol_out", "ns_coeffs": "cubic"},
     "own function": {"polar": lambda x: x / (1 + jnp.sum(x * x, axis=-1, keepdims=True))},
     "int8": {"mu_dtype": "int8"},
     "int8, adaptive": {"mu_dtype": "int8", "adaptive": True},
@@ -137,3 +140,8 @@ def test_other_machines_on_a_mesh(mesh, machine, monkeypatch):
     """Matrices are stacked there, and a TPU joins shards in a way of its own."""
     play(monkeypatch, machine)
     check("defaults", mesh, (*SOME, "up2", "k", "narrow"))
+
+
+def test_several_buckets(monkeypatch):
+    monkeypatch.setattr(planning, "BUCKET_BYTES", 4 * D * D)
+    check("defaults", "fsdp x tensor", (*SOME, "k", "up2", "down2"))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import optax_muonplus as omp
-from optax_muonplus.run import products, stacks
+from optax_muonplus.run import mesh, products, stacks
 
 D = 16
 
@@ -34,6 +34,7 @@ def play(monkeypatch, machine):
         return others.get(machine, default)(*args)
 
     monkeypatch.setattr(jax.lax, "platform_dependent", lowered_for_it)
+    monkeypatch.setattr(mesh, "platform_of", lambda backend: machine)
 
 
 def everywhere_stacked(monkeypatch, stack_bytes=stacks.STACK_BYTES):
