@@ -72,8 +72,8 @@ def relaxed(
 ) -> tuple[Row, ...]:
     r"""Coefficients of the composition whose values on ``[lower, 1]`` have the smallest ratio.
 
-    The values end in an interval ``[l, upper]`` about which is only known that ``l`` is as large as
-    so many polynomials can make it. Each takes what the one before leaves:
+    The values end in ``[l, upper]``, with ``l`` as large as ``steps`` polynomials can make it. Each
+    polynomial is fitted to the interval in which the values of the one before end:
 
     .. math::
       p_t = \frac{\mathrm{upper}}{1 + E_t}\, q_t, \qquad

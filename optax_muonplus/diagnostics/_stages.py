@@ -29,8 +29,8 @@ def stages_of(
 ) -> Callable[[], Sequence[Sequence[jax.Array]]]:
     """Returns a function that makes momenta, polar factors and updates of ``leaves``.
 
-    The function runs at recorded updates only. What it reads is in memory anyway: it gets the new
-    momentum, since the old one, which the update overwrites, would be kept and copied every time.
+    The function runs at recorded updates only. It reads the new momentum, which is in memory
+    anyway: the update overwrites the old one, which would have to be copied at every update.
     """
     del results
     assert link.average is not None

@@ -1,4 +1,4 @@
-"""Parameters in bfloat16 that move, though a step is smaller than the distance of their values."""
+"""Trains bfloat16 parameters with steps smaller than the spacing of bfloat16."""
 
 import itertools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import optax
 
 from optax_muonplus.frame import StateCheck, beside_updates, flatten_with_names, path_name
 
-_LOW = 0xFFFF  # the bits of a float32 that a bfloat16 has not
+_LOW = 0xFFFF  # the low 16 bits of a float32, which a bfloat16 lacks
 _LARGEST_REMAINDER = 0x7FFF
 
 

@@ -33,7 +33,7 @@ from optax_muonplus.method import (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DualNorm:
-    """Multiplies what the functions before it make of the momentum by its inner product with it.
+    """Multiplies the result O of the functions before it by <M, O>, where M is the momentum.
 
     For a polar factor that is the nuclear norm of the momentum, the dual of the spectral norm.
     """

@@ -33,7 +33,7 @@ def efficiently(
     if on_mesh:
         inputs, records = [sources[i] for i in on_mesh], [leaves[i] for i in on_mesh]
         if any(x.shape != arrays[0].shape for arrays in inputs for x in arrays):
-            # The compiler knows which numbers of blocks a shard needs, also where it cuts blocks.
+            # Block scales are left to the compiler, because a shard may cut a block.
             read, inputs = READ_ONE, [(read(*arrays),) for arrays in inputs]
         results |= zip(on_mesh, apply_sharded(functions, read, inputs, records), strict=True)
     return [narrowed(results[i], leaf.dtype) for i, leaf in enumerate(leaves)]

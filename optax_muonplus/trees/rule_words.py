@@ -5,9 +5,9 @@
   ``"(?i)*expert*/kernel"`` fits ``layers/0/Experts_1/kernel``.
 - **What it is**, and for a matrix a colon and its axes in order: ``"attention: in, (heads head)"``.
   ``in`` and ``out`` are the inputs and outputs of the layer; all axes in one pair of parentheses
-  are on one side. ``heads``, ``head``, ``rank`` and other parentheses are on the side that is not
-  named; if none is named, the first of them are the inputs. Any other axis, as ``expert``, numbers
-  matrices. A number is an axis of that size, and axes of one name have one size.
+  are on one side. ``heads``, ``head``, ``rank`` and other groups in parentheses are the side that
+  is not named. If no side is named, the first group is the inputs. Any other axis, such as
+  ``expert``, numbers matrices. A number is an axis of that size, and axes of one name have one size.
 - **Libraries** with this convention; none, if all have it in common.
 - **Neighbours** may be asked too, by the functions of ``neighbours.py``.
 """

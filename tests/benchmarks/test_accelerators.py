@@ -34,41 +34,6 @@ def test_other_targets_raise(text):
         targets.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("target", "given"),
-    [("h100:1", "-r requirements/cuda-compiler.txt"), ("v5e:4x4", r"-e '.\[tpu\]'")],
-)
-def test_without_the_compiler_one_sentence_names_what_to_install(monkeypatch, target, given):
-    monkeypatch.setattr(targets, "_find", lambda module: False)
-    with pytest.raises(SystemExit, match=f"pip install {given} brings"):
-        accelerators.main(accelerators.Config(target=target))
-
-
-@pytest.mark.parametrize(
-    ("code", "failed"),
-    [
-        ("import os; os.abort()", "killed by SIGABRT: stack overflow"),
-        ("sys.exit(3)", "exit status 3: stack overflow"),
-        ("import time; time.sleep(100)", "not compiled after 2 s"),
-    ],
-)
-def test_a_compiler_that_dies_costs_one_row(code, failed):
-    h100 = targets.parse("h100:1")
-    code = f"import sys; print('stack overflow\\n', file=sys.stderr, flush=True); {code}"
-    row = accelerators.row_of_process([sys.executable, "-c", code], h100, 2)
-    assert row == {"failed": failed}
-    table = accelerators.table(h100, {"omp.muon:bfloat16": row})
-    assert f"omp.muon:bfloat16 has no figures: {failed}" in table
-
-
-def test_a_row_is_compiled_by_the_same_command():
-    config = accelerators.Config(tree="llama-1b", scanned=True, layers=2)
-    assert accelerators.command(config, "omp.muon:bfloat16")[1:] == [
-        *("-m", "benchmarks.accelerators", "--tree", "llama-1b", "--layers", "2", "--scanned"),
-        *("--row", "omp.muon:bfloat16"),
-    ]
-
-
 def test_the_environment_of_a_row_has_no_settings_of_other_programs(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX")
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "cache")
@@ -215,12 +180,6 @@ def test_maxtext_gets_matrices_with_their_shardings(tmp_path, modules):
     blocks = options["muon_weight_dimension_numbers"]["blocks"]
     assert blocks["up"]["kernel"] == ((1,), (2,), tree["blocks"]["up"]["kernel"].sharding)
     assert blocks["norm_1"]["scale"] is None
-
-
-def test_without_maxtext_one_sentence_says_what_to_do(tmp_path, modules):
-    modules["maxtext"] = None  # as if it were not installed
-    with pytest.raises(SystemExit, match=r"not in .*src.*clone https://.*--maxtext"):
-        accelerator_row.optimizer(accelerator_row.MAXTEXT, {}, tmp_path)
 
 
 @pytest.mark.skipif(

@@ -38,7 +38,7 @@ class StopRequests:
             signal.signal(number, self.interrupt)
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Ends what the main thread does; a further Ctrl-C is the kernel's matter."""
+        """Ends what the main thread does; a third Ctrl-C kills the process."""
         signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt
 
