@@ -7,7 +7,7 @@
   ``in`` and ``out`` are the inputs and outputs of the layer; all axes in one pair of parentheses
   are on one side. ``heads``, ``head``, ``rank`` and other groups in parentheses are the side that
   is not named. If no side is named, the first group is the inputs. Any other axis, such as
-  ``expert``, numbers matrices. A number is an axis of that size, and axes of one name have one size.
+  ``expert``, numbers matrices. A number is an axis of that size; axes of one name have one size.
 - **Libraries** with this convention; none, if all have it in common.
 - **Neighbours** may be asked too, by the functions of ``neighbours.py``.
 """
