@@ -1,7 +1,5 @@
 """Facts about a tree of parameters: paths, which leaves are matrices and how, where they lie."""
 
-from optax_muonplus.trees.checks import check_patterns as check_patterns
-from optax_muonplus.trees.checks import select as select
 from optax_muonplus.trees.flat import FlatTree as FlatTree
 from optax_muonplus.trees.flat import broadcast_prefix as broadcast_prefix
 from optax_muonplus.trees.leaves import LeafReader as LeafReader
@@ -25,3 +23,4 @@ from optax_muonplus.trees.user_rules import Rules as Rules
 from optax_muonplus.trees.user_rules import check_pattern as check_pattern
 from optax_muonplus.trees.user_rules import checked_layer_axes as checked_layer_axes
 from optax_muonplus.trees.user_rules import checked_rules as checked_rules
+from optax_muonplus.trees.user_rules import refuse_keystr as refuse_keystr

@@ -20,6 +20,7 @@ from optax_muonplus.trees.flat import FlatTree
 from optax_muonplus.trees.layer_axes import check_kernels, with_stacks
 from optax_muonplus.trees.module_classes import read_classes
 from optax_muonplus.trees.named_axes import Said, read_named_layers
+from optax_muonplus.trees.neighbours import Neighbours
 from optax_muonplus.trees.paths import names_to_read
 from optax_muonplus.trees.rule_words import Rule
 from optax_muonplus.trees.rules import DEFAULT_RULES
@@ -32,8 +33,6 @@ from optax_muonplus.trees.user_rules import (
     checked_layer_axes,
     checked_rules,
 )
-
-Neighbours = Mapping[str, Mapping[str, Shape]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -225,32 +224,34 @@ def _by_default_rules(
     tree: FlatTree, leaves: Sequence[LeafInfo], said: Sequence[Said | None]
 ) -> list[LeafInfo]:
     """Reads leaves by the default rules, and by what layers say of their own axes."""
-    names = names_to_read(tree.paths)
+    places = list(map(_place, names_to_read(tree.paths)))
     modules: dict[str, dict[str, Shape]] = collections.defaultdict(dict)
     for module, own in map(_place, names_to_read(tree.holes)):
         modules[module][own] = ()
-    for (module, own), leaf in zip(map(_place, names), leaves, strict=True):
+    for (module, own), leaf in zip(places, leaves, strict=True):
         modules[module][own] = leaf.layer_shape
-    return [
-        leaf._replace(**_by_default(name, leaf.layer_shape, layer, modules))
-        for name, leaf, layer in zip(names, leaves, said, strict=True)
-    ]
+    found = []
+    for (module, own), leaf, layer in zip(places, leaves, said, strict=True):
+        rule = _first_rule(module, own, modules[module])
+        # The name decides whether it is a matrix; the layer's own axes decide the layout. A table
+        # is one under any name.
+        is_table = layer is not None and layer[1].startswith("embedding")
+        if layer and (is_table or rule is None or rule.dimension_numbers is not None):
+            leaf = leaf._replace(dimension_numbers=layer[0], rule=layer[1])
+        elif rule is None:
+            leaf = leaf._replace(rule="no rule", known=False)
+        else:
+            leaf = leaf._replace(dimension_numbers=rule.dimension_numbers, rule=rule.reads)
+        found.append(leaf)
+    return found
 
 
-def _by_default(name: str, shape: Shape, said: Said | None, modules: Neighbours) -> dict[str, Any]:
-    """Reads one leaf; returns fields of its record."""
+def _first_rule(module: str, own: str, neighbours: Neighbours) -> Rule | None:
+    """Finds the first default rule that fits, and on which the neighbours agree."""
+    name = f"{module}/{own}" if module else own
     # Layers that differ in their numbers only are asked about once.
-    fitting = _fitting_rules(re.sub(r"(^|[/_])\d+(?=/|$)", r"\g<1>0", name), shape)
-    module, own = _place(name)
-    rule = next((r for r in fitting if not r.agrees or r.agrees(modules[module], own)), None)
-    # The name decides whether it is a matrix; the layer's own axes decide the layout. A table is
-    # one under any name.
-    is_table = said is not None and said[1].startswith("embedding")
-    if said and (is_table or rule is None or rule.dimension_numbers is not None):
-        return {"dimension_numbers": said[0], "rule": said[1]}
-    if rule is None:
-        return {"rule": "no rule", "known": False}
-    return {"dimension_numbers": rule.dimension_numbers, "rule": rule.reads}
+    fitting = _fitting_rules(re.sub(r"(^|[/_])\d+(?=/|$)", r"\g<1>0", name), neighbours[own])
+    return next((r for r in fitting if not r.agrees or r.agrees(neighbours, own)), None)
 
 
 def _place(name: str) -> tuple[str, str]:
