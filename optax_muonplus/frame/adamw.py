@@ -18,13 +18,12 @@ from optax_muonplus.frame.chain import (
 )
 from optax_muonplus.frame.descent import decayed_weights, promoted
 from optax_muonplus.frame.leaves import ADAM, MUON, ResolvedTree
+from optax_muonplus.frame.rates import check_decay, check_rate
 from optax_muonplus.method import (
     DECAY,
     NOT_NEGATIVE,
-    check_decay,
     check_flag,
     check_number,
-    check_rate,
     narrowed,
 )
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus.method import check_flag, check_rate
+from optax_muonplus.frame.rates import check_rate
+from optax_muonplus.method import check_flag
 
 
 class DecayedWeights(optax.GradientTransformation):

@@ -12,7 +12,8 @@ import optax
 
 from optax_muonplus.frame.descent import DecayedWeights, LearningRate
 from optax_muonplus.frame.momentum import Momentum
-from optax_muonplus.method import ArrayFunction, Orthogonalize, ScaleByShape, check_decay
+from optax_muonplus.frame.rates import check_decay
+from optax_muonplus.method import ArrayFunction, Orthogonalize, ScaleByShape
 
 
 def check_order(parts: Sequence[Any]) -> None:

@@ -55,8 +55,6 @@ from .precision import scale_by_pow2 as scale_by_pow2
 from .precision import sum_of_squares as sum_of_squares
 from .precision import times_pow2 as times_pow2
 from .precision import upcast_for_sum as upcast_for_sum
-from .rates import check_decay as check_decay
-from .rates import check_rate as check_rate
 from .restarts import Restarts as Restarts
 from .restarts import every_step as every_step
 from .scale import ScaleByShape as ScaleByShape

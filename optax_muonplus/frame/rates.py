@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .arguments import Kind, check_number
+from optax_muonplus.method import Kind, check_number
 
 RATE = Kind("a finite number, not negative, or a schedule", lambda x: x >= 0)
 
