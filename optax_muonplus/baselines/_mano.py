@@ -80,7 +80,7 @@ class Mano:
         guard = matrices.upcast_for_sum(self.eps) * share
 
         def tangent(by_rows: bool) -> Any:
-            step = functools.partial(_tangent_step, by_rows, self.eps, guard)
+            step = functools.partial(_tangent_step, by_rows, (self.eps, guard))
             made = transforms.map_blocks(step, leaves, moments, params)
             # What leaves the branches is written to memory, in the dtype of the gradients.
             return optax.tree.cast_like(made, updates)
@@ -91,23 +91,18 @@ class Mano:
 
 
 def _tangent_step(
-    by_rows: bool,
-    eps: ArrayLike,
-    guard: ArrayLike,
-    layout: MatrixLayout,
-    g: jax.Array,
-    w: jax.Array,
+    by_rows: bool, eps: Sequence[ArrayLike], layout: MatrixLayout, g: jax.Array, w: jax.Array
 ) -> jax.Array:
-    """Returns the step that :func:`mano` states; ``guard`` is ``eps`` in the units of ``g``."""
+    """Returns the step of :class:`Mano`; ``eps`` are the least norms of ``w`` and of ``g``."""
     g, w = matrices.upcast_for_sum(g), matrices.upcast_for_sum(w)
     _, m, n = layout.matrix_shape(g.shape)
     axes, size = (layout.reduction_axes, n) if by_rows else (layout.output_axes, m)
     # The rule sees no size but that of eps; squares of large numbers would overflow.
     g, power = matrices.divide_by_pow2(g, jnp.max(jnp.abs(g), axis=axes, keepdims=True))
-    unit = _over_norm(w, axes, eps)
+    unit = _over_norm(w, axes, eps[0])
     inner = jnp.sum(jnp.real(g * unit.conj()), axis=axes, keepdims=True)
     t = g - inner * unit
-    least = matrices.as_real(guard, power.dtype) / power
+    least = matrices.as_real(eps[1], power.dtype) / power
     return RMS * math.sqrt(size) * _over_norm(t, axes, least)
 
 

@@ -25,21 +25,13 @@ LEAST = 1e-12  # the least size of a row, and of its direction, as in Emerging-O
 
 
 class MuownState(NamedTuple):
-    """State of :class:`Muown`.
+    """State of :class:`Muown`; a number for each row has a parameter's shape with columns of 1."""
 
-    Attributes:
-      momentum: :class:`optax_muonplus.transforms.MomentumState` of the directions' gradients.
-      magnitude: g, one number for each row: a parameter's shape with reduction axes of size 1.
-      length: the norms of the rows of V, as many.
-      adam: Adam's and the decay's state for g, twice as many.
-      rate: of the learning rate.
-    """
-
-    momentum: Any
-    magnitude: optax.Updates
-    length: optax.Updates
-    adam: Any
-    rate: Any
+    momentum: Any  # of the directions' gradients, one buffer for each matrix
+    magnitude: optax.Updates  # g, one number for each row
+    length: optax.Updates  # the norms of the rows of V, one number for each row
+    adam: Any  # Adam's and the decay's state for g, two numbers for each row
+    rate: Any  # the state of the learning rate
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,9 +93,8 @@ class Muown:
             raise ValueError("Muown needs the parameters: call update(grads, state, params).")
         polar_step, adam, rate = self._links()
         rows = state.magnitude, state.length
-        slopes, grads = transforms.map_blocks(
-            _gradients, leaves, updates, params, *rows, n_results=2
-        )
+        given = updates, params, *rows
+        slopes, grads = transforms.map_blocks(_gradients, leaves, *given, n_results=2)
         old = state.momentum, optax.EmptyState()
         turns, (momentum, _) = polar_step.update(grads, old, params, leaves)
         gains, of_adam = adam.update(slopes, state.adam, state.magnitude)

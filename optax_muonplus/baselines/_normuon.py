@@ -84,10 +84,8 @@ class NorMuon(Rescaled):
         """Returns a block of the update and of the next running mean."""
         o = matrices.upcast_for_sum(o)
         _, m, n = layout.matrix_shape(o.shape)
-        decay, guard = (
-            matrices.as_real(self.beta2, nu.dtype),
-            matrices.as_real(self.nu_eps, nu.dtype),
-        )
+        decay = matrices.as_real(self.beta2, nu.dtype)
+        guard = matrices.as_real(self.nu_eps, nu.dtype)
         nu = decay * nu + (1 - decay) * matrices.sum_of_squares(o, layout.reduction_axes) / n
         scaled = o / (matrices.root(nu) + guard)
         size = matrix_norm(layout, scaled) + guard

@@ -23,6 +23,7 @@ from optax_muonplus.frame import (
     scale_by_learning_rate,
 )
 from optax_muonplus.method import ScaleByShape
+from optax_muonplus.run import efficiently
 from optax_muonplus.transforms._chains import matrix_chain, partition_with_adamw
 from optax_muonplus.transforms._decay import add_decayed_weights
 from optax_muonplus.transforms._rules import check_is_made
@@ -188,6 +189,7 @@ def _changed(value: Any, options: Mapping[str, Any]) -> Any:
             *(_changed(part, options) for part in value.parts),
             weight_dimension_numbers=value.weight_dimension_numbers,
             sharding=value.sharding,
+            run=value.run,
         )
     new = {}
     for name in _fields(value):
@@ -273,8 +275,9 @@ def optimizer(
     else:
         decayed = add_decayed_weights(weight_decay, weight_decay_mask)
         links += [last, decayed, scale_by_learning_rate(learning_rate)]
+    run = rule.run if isinstance(rule, MatrixTransformation) else efficiently
     return partition_with_adamw(
-        matrix_chain(*links),
+        matrix_chain(*links, run=run),
         adamw,
         muon_weight_dimension_numbers,
         sharding,

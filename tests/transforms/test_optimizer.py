@@ -12,7 +12,7 @@ import optax_muonplus as omp
 from optax_muonplus import baselines
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import AdamW, Momentum, takes_options
+from optax_muonplus.transforms import AdamW, Momentum, plainly, takes_options
 
 PARAMS = {"up": {"kernel": np.ones((4, 6), np.float32), "bias": np.ones(6, np.float32)}}
 GRADS = jax.tree.map(lambda x: np.float32(np.random.default_rng(0).normal(size=x.shape)), PARAMS)
@@ -83,6 +83,28 @@ def test_a_rule_with_a_rate_of_its_own_gets_it():
     )
     chain = omp.matrix_chain(baselines.scale_by_muon(), baselines.Hyperball(0.7))
     assert_same(omp.optimizer(chain, rate), baselines.hyperball(rate))
+
+
+@pytest.mark.parametrize(
+    "rule", [omp.scale_by_muonplus(), baselines.NorMuon(), baselines.AdaMuon(), baselines.Muown()]
+)
+def test_the_run_of_a_chain_reaches_rules_options_and_recorders(rule):
+    calls = []
+
+    def run(*args):
+        calls.append(args)
+        return plainly(*args)
+
+    tx = omp.optimizer(omp.matrix_chain(rule, run=run), 0.1, beta=0.5)
+    found, _ = tx.update(GRADS, tx.init(PARAMS), PARAMS)
+    assert len(calls) == 1
+    expected = omp.optimizer(rule, 0.1, beta=0.5)
+    expected, _ = expected.update(GRADS, expected.init(PARAMS), PARAMS)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), found, expected)
+    if not hasattr(rule, "momentum"):
+        tx = omp.diagnostics.recorded(tx, every=1)
+        tx.update(GRADS, tx.init(PARAMS), PARAMS)
+        assert len(calls) == 4  # the update, its polar factor again, and what follows that
 
 
 def test_a_signature_has_the_options_and_their_defaults():
