@@ -48,7 +48,7 @@ class Equilibrate(MatrixFunction):
 
     @property
     def transpose_equivariant(self) -> bool:
-        """Whether columns of the transposed matrix are taken for its rows: if one side varies more."""
+        """Whether columns of the transposed matrix are its rows: where one side varies more."""
         return True
 
 

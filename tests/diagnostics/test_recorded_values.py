@@ -124,16 +124,6 @@ def test_recorded_values_follow_the_arguments(options):
     assert_as_expected(read(state).values["up/kernel"], expected, "up/kernel")
 
 
-def test_a_kernel_is_measured_as_its_transpose_stored_the_other_way():
-    tx = recorded(omp.scale_by_muonplus, every=1)()
-    x = gaussian(9, 6)
-    grads = {"a": {"weight": x}, "b": {"kernel": x.T}}
-    _, state = jax.jit(tx.update)(grads, tx.init(grads))
-    one, other = read(state).values.values()
-    for name, value in one.items():
-        np.testing.assert_allclose(other[name], value, rtol=1e-4, atol=1e-10, err_msg=name)
-
-
 def test_rows_of_dead_units_are_counted():
     """A unit without gradient: a zero row of the polar factor, infinitely smaller than others."""
     grads = {"dense": {"kernel": gaussian(6, 8).at[:, :2].set(0)}}
@@ -161,25 +151,3 @@ def test_the_recorded_update_is_the_one_that_is_applied(options):
     updates, state = jax.jit(tx.update)(grads, tx.init(grads))
     given = read(state).values["dense/kernel"]["update/rms"]
     np.testing.assert_allclose(given, rms(updates["dense"]["kernel"]), rtol=1e-5)
-
-
-def test_muonplus_removes_the_variance_of_the_last_normalized_side():
-    """To a millionth of Muon's in the last normalized direction, in all shapes.
-
-    Squared norms are 1 to some 1e-7 there, so that their variance is 1e-14; Muon's is 1e-3. Both
-    are multiplied by (out/in)^2.
-    """
-    shapes = {"square": (64, 64), "tall": (64, 256), "wide": (256, 64)}
-    grads = tree(shapes=shapes)
-
-    def after(factory, **options):
-        tx = recorded(factory, every=1, measures=("row_variance", "col_variance"))(0.1, **options)
-        return read(jax.jit(tx.update)(grads, tx.init(grads), grads)[1]).values
-
-    muon = after(omp.muon)
-    for norm in ("col_row", "row_col", "row", "col"):
-        muonplus = after(omp.muonplus, norm=norm)
-        word = f"update/{norm.split('_')[-1]}_variance"
-        for path, values in muonplus.items():
-            assert muon[path][word] > 1e-5, (path, norm)
-            assert values[word] <= 1e-6 * muon[path][word], (path, norm)
