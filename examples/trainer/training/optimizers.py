@@ -234,7 +234,7 @@ def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformatio
         rule = functools.partial(omp.muonplus, norm=config.norm, **given)
         return rule if config.normalized == "all" else by_kind.normalized(rule, config.normalized)
     name = config.name.removesuffix("_max")
-    return functools.partial(getattr(omp.baselines, name), link=rivals.link(config, polar))
+    return functools.partial(getattr(omp.baselines, name), **rivals.options(config, polar))
 
 
 def describe(config: OptimizerConfig, params: optax.Params, head_size: int | None = None) -> str:
