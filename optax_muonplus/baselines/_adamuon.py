@@ -74,10 +74,10 @@ class AdaMuon(Rescaled):
         matrices.check_flag("sign", self.sign)
 
     @property
-    def polar_step(self) -> transforms.Steps:
+    def polar_step(self) -> transforms.FusedLink:
         """The momentum, and the polar factor of its signs."""
         functions = [Sign(), self.polar_factor] if self.sign else [self.polar_factor]
-        return transforms.Steps.of(self.momentum, functions, rounds=False, run=self.run)
+        return transforms.FusedLink.of(self.momentum, functions, rounds=False, run=self.run)
 
     def start(self, layout: MatrixLayout, w: jax.Array, mu: jax.Array) -> jax.Array:
         """Returns a zero for each entry."""

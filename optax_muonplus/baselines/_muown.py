@@ -102,12 +102,12 @@ class Muown:
         made, *rows = transforms.map_blocks(_step, leaves, params, turns, gains, *rows, n_results=3)
         return made, MuownState(momentum, *rows, of_adam, of_rate)
 
-    def _links(self) -> tuple[transforms.Steps, Any, Any]:
+    def _links(self) -> tuple[transforms.FusedLink, Any, Any]:
         """Returns the step of V and that of g at a learning rate of 1, and the rate."""
         decay = transforms.add_decayed_weights(self.weight_decay)
         adam = optax.chain(optax.scale_by_adam(*ADAM), decay)
         functions = [self.polar_factor, ScaleByShape(consistent_rms=RMS)]
-        polar_step = transforms.Steps.of(self.momentum, functions, rounds=False, run=self.run)
+        polar_step = transforms.FusedLink.of(self.momentum, functions, rounds=False, run=self.run)
         return polar_step, adam, transforms.scale_by_learning_rate(self.learning_rate)
 
 

@@ -70,9 +70,11 @@ class NorMuon(Rescaled):
         matrices.check_shape_scale(self.shape_scale)
 
     @property
-    def polar_step(self) -> transforms.Steps:
+    def polar_step(self) -> transforms.FusedLink:
         """The momentum and its polar factor."""
-        return transforms.Steps.of(self.momentum, [self.polar_factor], rounds=False, run=self.run)
+        return transforms.FusedLink.of(
+            self.momentum, [self.polar_factor], rounds=False, run=self.run
+        )
 
     def start(self, layout: MatrixLayout, w: jax.Array, mu: jax.Array) -> jax.Array:
         """Returns a zero for each row, where the row lies."""

@@ -35,7 +35,7 @@ class Rescaled:
     state = RescaledState
 
     @property
-    def polar_step(self) -> transforms.Steps:
+    def polar_step(self) -> transforms.FusedLink:
         """The momentum and its polar factor, which is not rounded before it is squared."""
         raise NotImplementedError
 

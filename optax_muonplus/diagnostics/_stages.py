@@ -8,13 +8,13 @@ import jax
 
 from optax_muonplus import transforms
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import LeafInfo, Steps
+from optax_muonplus.transforms import FusedLink, LeafInfo
 
 
-def polar_link(transformation: Any) -> Steps:
+def polar_link(transformation: Any) -> FusedLink:
     """Finds the link of a chain that begins with a momentum, and checks that it orthogonalizes."""
     links = transforms.links_of(transformation)
-    steps = [x for x in links if isinstance(x, Steps) and x.average is not None]
+    steps = [x for x in links if isinstance(x, FusedLink) and x.average is not None]
     if not steps or not isinstance(steps[0].functions[0], Orthogonalize):
         raise ValueError(
             "recorded knows the inside of chains with a momentum and its polar factor, as those of"
@@ -25,7 +25,7 @@ def polar_link(transformation: Any) -> Steps:
 
 
 def stages_of(
-    link: Steps, leaves: Sequence[LeafInfo], updates: Any, state: Any, results: Any
+    link: FusedLink, leaves: Sequence[LeafInfo], updates: Any, state: Any, results: Any
 ) -> Callable[[], Sequence[Sequence[jax.Array]]]:
     """Returns a function that makes momenta, polar factors and updates of ``leaves``.
 
@@ -42,7 +42,7 @@ def stages_of(
     parts = [_typed_like(x, stored) for x, stored in zip(gradients, mu[0], strict=True)]
     _, read, sources = average.advance(parts, mu, link.steps[0].input_dtype)
     # Measures are of what the steps compute, not of what the updates are rounded to.
-    whole = Steps.of(None, link.functions, rounds=False, run=link.run)
+    whole = FusedLink.of(None, link.functions, rounds=False, run=link.run)
 
     def after(steps: Sequence[Any], arrays: Any) -> Any:
         part = dataclasses.replace(whole, steps=tuple(steps))

@@ -13,7 +13,7 @@ from optax_muonplus.extras.zero1 import shard_state as shard_state
 from optax_muonplus.extras.zero1 import state_layout as state_layout
 from optax_muonplus.frame import AdamW as AdamW
 from optax_muonplus.frame import DualNorm as DualNorm
-from optax_muonplus.frame import FusedLink as _FusedLink
+from optax_muonplus.frame import FusedLink as FusedLink
 from optax_muonplus.frame import LeafInfo as LeafInfo
 from optax_muonplus.frame import Link as Link
 from optax_muonplus.frame import MatrixLayout as MatrixLayout
@@ -45,4 +45,4 @@ from optax_muonplus.transforms._rules import check_rule as check_rule
 # Names until version 0.2, kept in 0.3.
 optimizer_of = _optimizer_of
 MatrixView = MatrixLayout
-Steps = _FusedLink
+Steps = FusedLink

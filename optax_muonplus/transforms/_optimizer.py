@@ -260,21 +260,7 @@ def optimizer(
       >>> updates, state = tx.update(params, tx.init(params), params)
     """
     check_is_made(rule, "rule")
-    *links, last = parts_of(rule)
-    if has_rate(last) and dataclasses.is_dataclass(last):
-        has_decay = hasattr(last, "weight_decay")
-        decay: dict[str, Any] = {"weight_decay": weight_decay} if has_decay else {}
-        is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
-        if weight_decay_mask is not None or not (has_decay or is_zero):
-            raise ValueError(
-                f"The rule ends with {named(last)}, which has a learning rate of its own and no"
-                f" {'mask of its decay' if has_decay else 'weight decay'}. Leave"
-                f" {'weight_decay_mask' if has_decay else 'weight_decay'} out."
-            )
-        links.append(dataclasses.replace(last, learning_rate=learning_rate, **decay))
-    else:
-        decayed = add_decayed_weights(weight_decay, weight_decay_mask)
-        links += [last, decayed, scale_by_learning_rate(learning_rate)]
+    links = _with_rate(parts_of(rule), learning_rate, weight_decay, weight_decay_mask)
     run = rule.run if isinstance(rule, MatrixTransformation) else efficiently
     return partition_with_adamw(
         matrix_chain(*links, run=run),
@@ -284,6 +270,28 @@ def optimizer(
         rules=rules,
         layer_axes=layer_axes,
     )
+
+
+def _with_rate(
+    parts: Sequence[Any], learning_rate: Any, weight_decay: Any, mask: Any
+) -> Sequence[Any]:
+    """Returns the parts of a rule with decay and rate, behind the last one or in it."""
+    if not (parts and has_rate(parts[-1]) and dataclasses.is_dataclass(parts[-1])):
+        decay = add_decayed_weights(weight_decay, mask)
+        return *parts, decay, scale_by_learning_rate(learning_rate)
+    given = {"learning_rate": learning_rate}
+    if hasattr(parts[-1], "weight_decay"):
+        given["weight_decay"] = weight_decay
+        lacks, left_out = "mask of its decay", mask is not None and "weight_decay_mask"
+    else:
+        is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
+        lacks, left_out = "weight decay", (mask is not None or not is_zero) and "weight_decay"
+    if left_out:
+        raise ValueError(
+            f"The rule ends with {named(parts[-1])}, which has a learning rate of its own and no"
+            f" {lacks}. Leave {left_out} out."
+        )
+    return *parts[:-1], dataclasses.replace(parts[-1], **given)
 
 
 def former_optimizer_of(
