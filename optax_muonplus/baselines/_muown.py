@@ -27,7 +27,7 @@ LEAST = 1e-12  # the least size of a row, and of its direction, as in Emerging-O
 class MuownState(NamedTuple):
     """State of :class:`Muown`; a number for each row has a parameter's shape with columns of 1."""
 
-    momentum: Any  # of the directions' gradients, one buffer for each matrix
+    momentum: Any  # MomentumState for the directions' gradients, one buffer for each matrix
     magnitude: optax.Updates  # g, one number for each row
     length: optax.Updates  # the norms of the rows of V, one number for each row
     adam: Any  # Adam's and the decay's state for g, two numbers for each row
