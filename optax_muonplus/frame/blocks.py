@@ -51,7 +51,7 @@ def map_blocks(
 
 
 def _cut_without_reshape(layout: MatrixLayout, x: Any) -> MatrixLayout:
-    """``layout``, with separate blocks where types would forbid to make a run of them a batch."""
+    """Keeps blocks separate where types would forbid to make a run of them a batch."""
     axis = layout.split_axis
     if axis is None or jax.typeof(jnp.asarray(x)).sharding.spec[axis] is None:  # no Explicit axis
         return layout

@@ -26,7 +26,7 @@ from optax_muonplus.method import ArrayFunction, MatrixFunction, narrowed
 
 
 class Link(Protocol):
-    """A link of a chain with a state of its own, which is told what each matrix is."""
+    """A link of a chain with a state of its own, which receives the records of matrices."""
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         """Returns the state before the first update.
@@ -51,7 +51,7 @@ class Link(Protocol):
         ...
 
 
-# What a chain is made of: a function on matrices is any callable on arrays (*batch, out, in).
+# A part of a chain. A function on matrices is any callable on arrays (*batch, out, in).
 Part = (
     Momentum
     | MatrixFunction
@@ -88,7 +88,7 @@ class ChainTransformation(optax.GradientTransformationExtraArgs):
     """A transformation with a chain of links in it.
 
     Attributes:
-      parts: what the chain is made of, in order.
+      parts: links and functions of the chain, in order.
       weight_dimension_numbers: as given.
       sharding: as given.
       run: applies functions to the matrices of a tree.
@@ -106,7 +106,7 @@ class MatrixTransformation(ChainTransformation):
 
 Made = TypeVar("Made", bound=ChainTransformation)
 
-# Whether a chain runs whose dimension numbers or sharding its Optax links cannot see.
+# True while a chain runs whose dimension numbers or sharding its Optax links cannot see.
 _in_a_chain = contextvars.ContextVar("_in_a_chain", default=False)
 
 
@@ -134,7 +134,7 @@ def matrix_chain(*links: Part, read: Reader, run: Run = plainly) -> MatrixTransf
 
 
 def parts_of(link: Any) -> tuple[Any, ...]:
-    """Returns what a link of a chain is made of."""
+    """Returns the parts of a link: one, or those of a chain."""
     if isinstance(link, MatrixTransformation):
         if link.weight_dimension_numbers is not None or link.sharding is not None:
             raise ValueError(
@@ -176,8 +176,8 @@ class Chain:
     """Links, one after the other.
 
     Attributes:
-      links: in order; transformations of Optax are told nothing of matrices.
-      n_matrix_links: how many links there are up to the last one that is told of matrices.
+      links: in order; transformations of Optax receive no records.
+      n_matrix_links: how many links there are up to the last one that receives records.
     """
 
     links: tuple[Any, ...]
@@ -229,7 +229,7 @@ def _is_of_optax(link: Any) -> bool:
 
 
 def _joined(parts: Sequence[Any], run: Run) -> list[Any]:
-    """Links, each a momentum and functions, functions alone, or another part."""
+    """Joins a momentum and the functions behind it, or functions alone, to one link."""
     links: list[Any] = []
     together: list[Any] = []
     for part in (*parts, None):
@@ -240,12 +240,12 @@ def _joined(parts: Sequence[Any], run: Run) -> list[Any]:
         if is_step or isinstance(part, Momentum):
             together.append(part)
         elif part is not None:
-            links.append(_told(part, run))
+            links.append(_with_run(part, run))
     return links
 
 
-def _told(part: Any, run: Run) -> Any:
-    """Returns a rule that applies functions itself with the chain's way to do so."""
+def _with_run(part: Any, run: Run) -> Any:
+    """Gives a rule that applies functions itself the runner of the chain."""
     has_run = dataclasses.is_dataclass(part) and hasattr(part, "run")
     return dataclasses.replace(part, run=run) if has_run else part
 
@@ -258,7 +258,7 @@ def _link_of(parts: Sequence[Any], run: Run) -> Any:
 
 
 def _like(gradients: optax.Updates, updates: optax.Updates) -> optax.Updates:
-    """``updates`` in the dtypes of the gradients, which most links give them."""
+    """Rounds updates to the dtypes of the gradients, which most links give them."""
     return jax.tree.map(
         lambda g, u: u if u.dtype == g.dtype else narrowed(u, g.dtype), gradients, updates
     )
@@ -266,9 +266,9 @@ def _like(gradients: optax.Updates, updates: optax.Updates) -> optax.Updates:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resolved:
-    """Looks up what each leaf is, and hands the records to a chain.
+    """Reads a tree, and gives the records of its leaves to a chain.
 
-    Leaves are looked up anew on the whole tree at init and at every update, by path and shape: the
+    The whole tree is read anew at init and at every update, by path and shape: the
     containers may differ between the two (``flax.nnx.Optimizer`` gives variables first and plain
     arrays later), and no tree of labels is kept.
 
@@ -290,15 +290,13 @@ class Resolved:
         check = StateCheck(self.init)
         made = cls(check.init, functools.partial(self.update, check))
         made.parts, made.run = parts, self.run
-        made.weight_dimension_numbers, made.sharding = (
-            self.read.dimension_numbers,
-            self.read.sharding,
-        )
+        made.weight_dimension_numbers = self.read.dimension_numbers
+        made.sharding = self.read.sharding
         return made
 
     def init(self, params: optax.Params) -> optax.OptState:
         """Returns the state before the first update."""
-        tree = self._looked_up(params)
+        tree = self._read(params)
         check_inexact(tree.leaves)
         return self.read.placed(self._inside(self.start, params, tree), tree)
 
@@ -314,15 +312,15 @@ class Resolved:
         check_gradients(updates, params)
         params = beside_updates(updates, params)
         check(state, updates, params)
-        tree = self._looked_up(updates)
+        tree = self._read(updates)
         return self._inside(self.step, updates, state, params, tree, extra_args)
 
     @property
-    def _own(self) -> bool:
+    def _is_given(self) -> bool:
         return self.read.dimension_numbers is not None or self.read.sharding is not None
 
-    def _looked_up(self, tree: Any) -> ResolvedTree:
-        if _in_a_chain.get() and not self._own:
+    def _read(self, tree: Any) -> ResolvedTree:
+        if _in_a_chain.get() and not self._is_given:
             raise ValueError(
                 "A link of optax_muonplus inside of optax.chain, or of another wrapper, does not"
                 " get the dimension numbers and the sharding of the optimizer around it. Make the"
@@ -332,7 +330,7 @@ class Resolved:
 
     def _inside(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns ``function(*args)``; links in it that look up leaves themselves are refused."""
-        token = _in_a_chain.set(self._own or _in_a_chain.get())
+        token = _in_a_chain.set(self._is_given or _in_a_chain.get())
         try:
             return function(*args)
         finally:

@@ -96,7 +96,7 @@ def _misfit(x: Any, other: Any, what: str) -> str:
 
 
 def beside_updates(updates: Any, params: Any) -> Any:
-    """``params`` with None where ``updates`` are None, as for the static parts of a model.
+    """Puts None into ``params`` where ``updates`` are None, as for the static parts of a model.
 
     Equinox's own examples pass a whole model, some leaves of which are functions.
     """

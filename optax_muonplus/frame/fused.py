@@ -16,7 +16,6 @@ from optax_muonplus.frame.plainly import (
     check_function,
     dtypes_of,
     plainly,
-    with_dtypes,
 )
 from optax_muonplus.method import (
     MatrixFunction,
@@ -35,7 +34,7 @@ from optax_muonplus.method import (
 class DualNorm:
     """Multiplies the result O of the functions before it by <M, O>, where M is the momentum.
 
-    For a polar factor that is the nuclear norm of the momentum, the dual of the spectral norm.
+    For a polar factor O this is the nuclear norm of M, the dual of the spectral norm.
     """
 
 
@@ -100,7 +99,8 @@ class FusedLink:
             mu, read, sources = self.average.advance(updates, mu, rounded_to)
             state = (mu, nothing)
         if not self.rounds:
-            leaves = with_dtypes(leaves, dtypes_of(read, sources))
+            pairs = zip(leaves, dtypes_of(read, sources), strict=True)
+            leaves = [leaf._replace(dtype=dtype) for leaf, dtype in pairs]
         return treedef.unflatten(self.run(self.steps, read, sources, leaves)), state
 
 
@@ -128,7 +128,7 @@ def _adapted(
 
 
 def _is_open(function: MatrixFunction | DualNorm) -> bool:
-    """Whether a factor by shape was not told what normalization is before it."""
+    """Tells whether a factor by shape lacks the normalization before it."""
     is_factor = isinstance(function, ScaleByShape)
     return is_factor and function.norm == "none" and not function.match_frobenius
 
@@ -148,7 +148,7 @@ class ScaleByDualNorm(MatrixFunction):
     divisor: float = static(default=1.0)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """``s(f(x))`` times the inner product, matrix by matrix; at most the largest number."""
+        """Multiplies ``s(f(x))`` by the inner product, to the largest number at most."""
         o = self.function(x)
         # The inner product may be beyond the largest number where the update is not.
         y, power = scale_by_pow2(x)
@@ -161,7 +161,7 @@ class ScaleByDualNorm(MatrixFunction):
         return self.function.transpose_equivariant and self.scale.transpose_equivariant
 
     def transposed(self) -> MatrixFunction:
-        """The same with ``f`` and ``s`` transposed."""
+        """Transposes ``f`` and ``s``."""
         return ScaleByDualNorm(self.function.transposed(), self.scale.transposed(), self.divisor)
 
     def flops(self, shape: tuple[int, int]) -> int:

@@ -53,7 +53,7 @@ class MatrixLayout:
 
     @classmethod
     def of(cls, shape: Sequence[int], spec: DimensionNumbers) -> "MatrixLayout":
-        """The layout of a parameter of ``shape`` that ``spec`` describes.
+        """Returns the layout of a parameter of ``shape`` that ``spec`` describes.
 
         Raises:
           ValueError: if the parameter has fewer than two axes or an empty one, an axis does not
@@ -82,7 +82,7 @@ class MatrixLayout:
 
     @property
     def transposed(self) -> bool:
-        """Whether matrices lie in memory as (in, out), so that reading them so copies nothing."""
+        """Whether matrices are stored as (in, out), so that reading them so copies nothing."""
         return min(self.reduction_axes) < min(self.output_axes)
 
     @property
@@ -97,7 +97,7 @@ class MatrixLayout:
         return (*(self.shape[axis] for axis in self.batch_axes), *fused)
 
     def dimension_numbers(self, places: Sequence[int] | None = None) -> DimensionNumbers:
-        """Dimension numbers of this layout, of which axis ``i`` may lie at ``places[i]``."""
+        """Returns the dimension numbers; axis ``i`` may stand at ``places[i]``."""
         places = range(len(self.shape)) if places is None else places
         reduction = tuple(places[axis] for axis in self.reduction_axes)
         output = tuple(places[axis] for axis in self.output_axes)
@@ -106,7 +106,7 @@ class MatrixLayout:
         return MatrixSpec(reduction, output, self.split_sizes, places[self.split_axis])
 
     def stacked(self, count: int) -> "MatrixLayout":
-        """The layout of ``count`` slices at one index of the batch axes, along a new first axis."""
+        """Returns the layout of ``count`` slices at one batch index, along a new first axis."""
         place: dict[int | None, int] = {axis: i for i, axis in enumerate(self.matrix_axes, 1)}
         return MatrixLayout(
             (count, *(self.shape[axis] for axis in self.matrix_axes)),
@@ -118,10 +118,10 @@ class MatrixLayout:
         )
 
     def of_blocks(self, shape: Shape) -> "MatrixLayout | None":
-        """The layout of an array with one number for each block of the parameter's.
+        """Returns the layout of an array with one number for each block of the parameter.
 
-        Such as the scales of a momentum in eight bits. None where a block belongs to several
-        matrices, or is not a block of their rows or columns.
+        The scales of a momentum in eight bits are such an array. None where a block belongs to
+        several matrices, or is not a block of their rows or columns.
         """
         if shape == self.shape:
             return self
@@ -138,17 +138,17 @@ class MatrixLayout:
         return dataclasses.replace(self, shape=shape, split_sizes=sizes)
 
     def matrix_shape(self, block: Sequence[int]) -> tuple[int, int, int]:
-        """``(batch, out, in)`` of a block of a given shape."""
+        """Returns ``(batch, out, in)`` of a block of a given shape."""
         sides = self.batch_axes, self.output_axes, self.reduction_axes
         batch, rows, columns = (math.prod(block[axis] for axis in axes) for axes in sides)
         return batch, rows, columns
 
     def block_shapes(self) -> list[tuple[int, int, int]]:
-        """``(batch, out, in)`` of each run of blocks."""
+        """Returns ``(batch, out, in)`` of each run of blocks."""
         return [run.matrix_shape(run.shape) for run in self.runs()]
 
     def to_matrices(self, x: jax.Array) -> list[jax.Array]:
-        """The runs of ``x`` as arrays ``(batch, out, in)``, or (batch, in, out) if transposed."""
+        """Returns the runs of ``x`` as ``(batch, out, in)``, or (batch, in, out) if transposed."""
         matrices = []
         for run, part in zip(self.runs(), self.cut(x), strict=True):
             batch, rows, columns = run.matrix_shape(run.shape)
@@ -157,7 +157,7 @@ class MatrixLayout:
         return matrices
 
     def from_matrices(self, matrices: Sequence[jax.Array]) -> jax.Array:
-        """The inverse of :meth:`to_matrices`."""
+        """Makes an array of the parameter's shape of what :meth:`to_matrices` gives."""
         parts = []
         for run, matrix in zip(self.runs(), matrices, strict=True):
             order = run._order()
@@ -166,7 +166,7 @@ class MatrixLayout:
         return self.join(parts)
 
     def runs(self) -> list["MatrixLayout"]:
-        """The layouts of what :meth:`cut` gives; the blocks of a run are on its last batch axis."""
+        """Returns the layouts of runs; the blocks of a run are on its last batch axis."""
         axis = self.split_axis
         if axis is None:
             return [self]
@@ -181,7 +181,7 @@ class MatrixLayout:
         ]
 
     def cut(self, x: jax.Array) -> list[jax.Array]:
-        """The runs of ``x``, which has the parameter's shape or is a statistic of its blocks.
+        """Cuts ``x`` into runs; it has the parameter's shape or is a statistic of its blocks.
 
         The fused axis becomes two, count and size, unless count is 1. The size is 1 of a statistic
         that has one number for each block.
@@ -204,7 +204,7 @@ class MatrixLayout:
         return parts
 
     def join(self, runs: Sequence[jax.Array]) -> jax.Array:
-        """The inverse of :meth:`cut`."""
+        """Joins the runs that :meth:`cut` gives."""
         axis = self.split_axis
         if axis is None:
             return runs[0]
@@ -219,19 +219,19 @@ class MatrixLayout:
         return jnp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
 
     def _run_lengths(self) -> list[tuple[int, int]]:
-        """``(count, size)`` of each run."""
+        """Returns ``(count, size)`` of each run."""
         if self.separate:
             return [(1, size) for size in self.split_sizes]
         return [(len(list(run)), size) for size, run in itertools.groupby(self.split_sizes)]
 
     def _order(self) -> Shape:
-        """The axes in the order of :meth:`to_matrices`."""
+        """Returns the axes in the order of :meth:`to_matrices`."""
         sides = self.output_axes, self.reduction_axes
         return sum(sides[::-1] if self.transposed else sides, self.batch_axes)
 
 
 def _axes(shape: Shape, axes: AxisNumbers, name: str, spec: DimensionNumbers) -> Shape:
-    """``axes`` as non-negative numbers, in the given order, which is the order of flattening."""
+    """Returns axes as non-negative numbers, in the order in which they are flattened."""
     several = isinstance(axes, Sequence) and not isinstance(axes, str)
     given: tuple[Any, ...] = tuple(axes) if several else (axes,)
     ndim = len(shape)
@@ -244,7 +244,7 @@ def _axes(shape: Shape, axes: AxisNumbers, name: str, spec: DimensionNumbers) ->
 
 
 def _split_axis(shape: Shape, matrix_axes: Shape, output: Shape, spec: MatrixSpec) -> int:
-    """The fused axis, checked against the sizes of its blocks."""
+    """Finds the fused axis, and checks it against the sizes of its blocks."""
     sizes = spec.split_sizes or ()
     if spec.split_axis is None and len(output) > 1:
         raise ValueError(

@@ -200,7 +200,7 @@ class Momentum:
 
 
 def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:
-    """A real buffer would drop the imaginary parts of a complex parameter's momentum."""
+    """Refuses a real buffer, which would drop the imaginary parts of a complex momentum."""
     if mu_dtype is None or jnp.issubdtype(mu_dtype, jnp.complexfloating):
         return
     if any(jnp.iscomplexobj(leaf) for leaf in leaves):
@@ -222,13 +222,13 @@ def check_momentum(state: Any, storage: "Storage", bias_correction: bool) -> Non
 
 
 def buffers_of(state: Any) -> tuple[list[Sources], Any]:
-    """The arrays that hold each leaf's momentum, and the structure of the tree."""
+    """Returns the arrays that hold each leaf's momentum, and the structure of the tree."""
     first, *others = state[:-1]
     arrays, treedef = jax.tree.flatten(first)
     return list(zip(arrays, *map(treedef.flatten_up_to, others), strict=True)), treedef
 
 
 def state_of(like: Any, treedef: Any, buffers: list[Sources], count: Any) -> Any:
-    """The inverse of :func:`buffers_of`."""
+    """Makes a state of the arrays that :func:`buffers_of` returns."""
     columns = zip(*buffers, strict=True) if buffers else ((),) * (len(like) - 1)
     return type(like)(*map(treedef.unflatten, columns), count)

@@ -65,18 +65,18 @@ def check_downhill(links: Sequence[Any]) -> None:
 
 
 def has_rate(part: Any) -> bool:
-    """Whether a part of a chain multiplies by a learning rate."""
+    """Tells whether a part of a chain multiplies by a learning rate."""
     own = not isinstance(part, optax.GradientTransformation) and hasattr(part, "learning_rate")
     return isinstance(part, LearningRate) or own
 
 
 def has_momentum(part: Any) -> bool:
-    """Whether a part is a momentum of this library, or a rule with one."""
+    """Tells whether a part is a momentum of this library, or a rule with one."""
     return isinstance(part, Momentum) or isinstance(getattr(part, "momentum", None), Momentum)
 
 
 def named(part: Any) -> str:
-    """What a part of a chain is called."""
+    """Returns the name of a part for messages."""
     names = {LearningRate: "scale_by_learning_rate", DecayedWeights: "add_decayed_weights"}
     return names.get(type(part), type(part).__name__)
 
@@ -86,14 +86,14 @@ def is_own(part: Any) -> bool:
 
 
 def _comes_before_rates(part: Any) -> bool:
-    """Whether a part is of this library, which makes updates and does not end them."""
+    """Tells whether a part is of this library, and makes updates but does not end them."""
     if isinstance(part, optax.GradientTransformation):
         return isinstance(part, LearningRate | DecayedWeights)
     return has_rate(part) or (is_own(part) and not isinstance(part, ArrayFunction))
 
 
 def _goes_downhill(link: Any) -> bool:
-    """Whether Optax's ``link`` turns ones round, as far as this can be known."""
+    """Tells whether Optax's ``link`` turns ones round, as far as this can be known."""
     if not isinstance(link, optax.GradientTransformation) or _comes_before_rates(link):
         return False
     if not str(getattr(link.update, "__module__", "")).startswith("optax"):

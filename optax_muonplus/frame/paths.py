@@ -38,17 +38,17 @@ def flatten_tree(
 def flatten_with_names(
     tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
 ) -> tuple[list[Path], list[Any]]:
-    """The paths and leaves of :func:`flatten_tree`."""
+    """Returns the paths and leaves of :func:`flatten_tree`."""
     return flatten_tree(tree, is_leaf)[:2]
 
 
 def is_hole(x: Any) -> bool:
-    """Whether ``x`` is in the place of what Equinox or ``optax.masked`` left out of a tree."""
+    """Tells whether ``x`` stands for a part that Equinox or ``optax.masked`` left out."""
     return x is None or isinstance(x, MaskedNode)
 
 
 def without_boxes(labels: Any) -> Any:
-    """``labels`` with each Flax Variable, or box of Linen's metadata, replaced by its label.
+    """Replaces each Flax Variable, or box of Linen's metadata, in ``labels`` by its label.
 
     Where Optax leaves a parameter out, it puts a ``MaskedNode`` in the place of the label. Inside
     of a Variable it would be the value, which has no dtype or shape when the Variable is used.
@@ -66,13 +66,13 @@ def without_boxes(labels: Any) -> Any:
 
 
 def path_of_keys(keys: Any) -> Path:
-    """The names of a path as ``jax.tree_util`` gives it."""
+    """Returns the names of a path as ``jax.tree_util`` gives it."""
     joined = jax.tree_util.keystr(keys, simple=True, separator="/")
     return tuple(name for name in joined.split("/") if name)
 
 
 def path_name(path: Path) -> str:
-    """``path`` as messages show it."""
+    """Writes ``path`` as messages show it."""
     return "/".join(path) or "(root)"
 
 
@@ -82,7 +82,7 @@ def without_numbers(path: str) -> str:
 
 
 def fold(paths: Sequence[str]) -> list[tuple[str, int]]:
-    """``paths``, which differ in numbers only, as few names, and how many paths each stands for.
+    """Writes paths that differ in numbers only as few names, and counts the paths of each.
 
     A name stands for exactly the paths that it spells out: 1 and 3 are ``{1,3}``.
     """
@@ -99,7 +99,7 @@ def fold(paths: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def fold_all(paths: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]:
-    """Names for paths that differ in numbers only and have the same second item."""
+    """Folds paths that differ in numbers only and have the same second item."""
     groups: dict[tuple[str, Rest], list[str]] = {}
     for path, rest in paths:
         groups.setdefault((without_numbers(path), rest), []).append(path)
@@ -107,7 +107,7 @@ def fold_all(paths: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]:
 
 
 def listed(paths: Iterable[tuple[str, Any]]) -> str:
-    """Folded paths, each with its second item unless that is None, for messages."""
+    """Writes folded paths for messages, each with its second item unless that is None."""
     return ", ".join(name if rest is None else f"{name} {rest}" for name, rest in fold_all(paths))
 
 

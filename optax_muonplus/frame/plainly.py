@@ -87,13 +87,8 @@ def dtypes_of(read: Read, sources: Sequence[Sources]) -> list[Any]:
     return [found[dtypes] for dtypes in given]
 
 
-def with_dtypes(leaves: Sequence[LeafInfo], dtypes: Sequence[Any]) -> list[LeafInfo]:
-    """``leaves`` with other dtypes, so that results are not rounded to the leaves' own."""
-    return [leaf._replace(dtype=dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
-
-
 def _is_known(function: MatrixFunction, dtype: Any) -> bool:
-    """Whether a function of the library is defined for all matrices of ``dtype``."""
+    """Tells whether a function of the library is defined for all matrices of ``dtype``."""
     if type(function) is Orthogonalize and not callable(function.polar):
         is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
         operand = function.compute_dtype

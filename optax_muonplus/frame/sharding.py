@@ -14,7 +14,7 @@ class LeafSharding(NamedTuple):
 
 
 def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """The axes that no surrounding ``jax.shard_map`` has taken."""
+    """Returns the axes that no surrounding ``jax.shard_map`` has taken."""
     taken = axes_of_type(mesh, AxisType.Manual)
     return tuple(name for name in mesh.axis_names if name not in taken)
 
@@ -31,7 +31,7 @@ def varying_axes(typed: Any) -> frozenset[str]:
 
 
 def as_named(sharding: LeafSharding, kinds: Sequence[AxisType] = tuple(AxisType)) -> NamedSharding:
-    """The sharding over those of its mesh axes that are of some kinds."""
+    """Returns the sharding over those of its mesh axes that are of some kinds."""
     mesh, spec = sharding
     of_kind = {name for kind in kinds for name in axes_of_type(mesh, kind)}
     entries = [tuple(name for name in names if name in of_kind) or None for names in spec]
@@ -39,9 +39,9 @@ def as_named(sharding: LeafSharding, kinds: Sequence[AxisType] = tuple(AxisType)
 
 
 def added_axes(cut: LeafSharding, whole: LeafSharding) -> tuple[tuple[str, ...], ...] | None:
-    """The mesh axes that ``cut`` adds to each axis, behind those that cut it already.
+    """Returns the mesh axes that ``cut`` adds to each axis, behind those that cut it already.
 
-    None if it does anything else: then a device's part is no part of what it has of the whole.
+    None if it does anything else: then a device's part is not in its shard of the whole.
     """
     pairs = list(zip(cut.spec, whole.spec, strict=True))
     if any(names != more[: len(names)] for more, names in pairs):

@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 def all_integers(values: Sequence[Any]) -> bool:
-    """Whether all are whole numbers; True and False are not."""
+    """Tells whether all are whole numbers; True and False are not."""
     return all(isinstance(x, int | np.integer) and not isinstance(x, bool) for x in values)
 
 

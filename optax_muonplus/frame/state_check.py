@@ -27,7 +27,7 @@ class StateCheck:
     """
 
     def __init__(self, first: Callable[[optax.Params], Any]) -> None:
-        """``first`` makes the first state for parameters."""
+        """Takes the function that makes the first state for parameters."""
         self._first = first
         self._right: list[Any] = []  # structures of models need no hash
 
@@ -60,14 +60,14 @@ class StateCheck:
 
 
 def _key(params: Any, state: Any) -> Any:
-    """Everything that the structure of a state may depend on, and that structure."""
+    """Returns all that the structure of a state may depend on, and that structure."""
     leaves, structure = jax.tree.flatten(params)
     dtypes = tuple(getattr(x, "dtype", None) for x in leaves)
     return structure, dtypes, jax.tree.structure(state)
 
 
 def _names(tree: Any, least_ndim: int = 0) -> set[str]:
-    """The paths of leaves with so many axes or more."""
+    """Returns the paths of leaves with so many axes or more."""
     paths_and_leaves = zip(*flatten_with_names(tree), strict=True)
     return {path_name(path) for path, x in paths_and_leaves if getattr(x, "ndim", 0) >= least_ndim}
 
@@ -82,7 +82,7 @@ def _check_names(said: str, names: set[str], right: set[str], remedy: str) -> No
 
 
 def wrong_state(state: Any, expected: list[str]) -> ValueError:
-    """The error for ``state``, where one of the ``expected`` classes should be."""
+    """Makes the error for ``state``, where one of the ``expected`` classes should be."""
     found = _classes(state)
     has, should = _shown(found), _shown(expected)
     both = f"it has {has}, where {should} should be"
@@ -97,7 +97,7 @@ def wrong_state(state: Any, expected: list[str]) -> ValueError:
 
 
 def _differences(found: list[str], expected: list[str]) -> str:
-    """What a state lacks and what it has besides; parts that all have only if nothing else is."""
+    """Says what a state lacks and has besides; of common parts only if nothing else differs."""
     lacking, more = Counter(expected) - Counter(found), Counter(found) - Counter(expected)
     telling = [name for name in (*lacking, *more) if not name.startswith(_EVERYWHERE)]
     said = []
@@ -108,14 +108,14 @@ def _differences(found: list[str], expected: list[str]) -> str:
 
 
 def _word(name: str) -> str:
-    """The class of a state, and what makes it where a setting does."""
+    """Writes the class of a state, and the setting that makes it."""
     if name == "MaskedState":
         return "MaskedState, which a mask makes (weight_decay_mask, optax.masked),"
     return name.replace("tuple", "a chain")
 
 
 def _classes(state: Any) -> list[str]:
-    """The names of the classes of states, from the outside to the inside."""
+    """Returns the names of the classes of states, from the outside to the inside."""
     return list(_walk(state))
 
 

@@ -21,7 +21,7 @@ def matrix_chain(
     layer_axes: LayerAxes = None,
     run: Run = efficiently,
 ) -> MatrixTransformation:
-    """One transformation of several links, which all are told what each matrix is.
+    """One transformation of several links, each of which receives the records of matrices.
 
     Where ``optax.chain`` would read and write, and on a mesh move, each matrix once for every link,
     this does it once for a momentum and all functions on matrices that follow it.
@@ -96,7 +96,7 @@ def partition_with_adamw(
       ``"muon"`` and ``"adam"``.
 
     Raises:
-      TypeError: for a chain of ``optax.chain``, which could not be told what each matrix is.
+      TypeError: for a chain of ``optax.chain``, which hands on no records of matrices.
       ValueError: for a chain with dimension numbers of its own, and without a learning rate for
         AdamW: neither in ``adamw`` nor in the chain.
     """

@@ -65,6 +65,6 @@ def _check_mask(name: str, mask: Any) -> None:
 
 
 def _flags(mask: Any, tree: Any) -> Any:
-    """A flag for each leaf of ``tree``, some leaves of which may have been left out."""
+    """Returns a flag for each leaf of ``tree``, some leaves of which may have been left out."""
     flat = FlatTree.of(tree)
     return flat.unflatten(broadcast_prefix(mask, flat, _FLAG, "decay masks", "True or False"))

@@ -67,5 +67,5 @@ def _are_polar(parts: Iterable[Any]) -> bool:
 
 
 def _may_be(part: Any) -> bool:
-    """Whether a part is a polar factor, has one, or is something of which nothing is known."""
+    """Tells whether a part is a polar factor, has one, or is unknown to the library."""
     return _are_polar([part]) or isinstance(part, ArrayFunction) or not is_own(part)

@@ -16,8 +16,8 @@ DOORS = [omp, *(getattr(omp, name) for name in dir(omp))]
 PUBLIC = {name for door in DOORS if inspect.ismodule(door) for name in dir(door)}
 # Rooms that hold all three; a room joins when its files have been read.
 ROOMS = (
-    *("__init__.py", "baselines", "coefficients", "diagnostics", "extras", "integrations"),
-    *("matrices", "muonplus.py", "polar", "report"),
+    *("__init__.py", "baselines", "coefficients", "diagnostics", "extras", "frame", "integrations"),
+    *("matrices", "muonplus.py", "polar", "report", "transforms"),
 )
 # "Of both sides ..." takes its noun from the code below it.
 HEADLESS = re.compile(r"#:? *(Of|As|That of|Those of|Whether|Which) ", re.I)
