@@ -10,18 +10,18 @@ import jax
 import optax
 
 from optax_muonplus.frame.checks import (
+    StateCheck,
     beside_updates,
     check_gradients,
     check_inexact,
     check_only_matrices,
 )
 from optax_muonplus.frame.fused import DualNorm, FusedLink
+from optax_muonplus.frame.layout import DimensionNumbersTree
 from optax_muonplus.frame.leaves import LeafInfo, ResolvedTree
 from optax_muonplus.frame.momentum import Momentum, MomentumTransformation
 from optax_muonplus.frame.order import check_downhill, check_order
 from optax_muonplus.frame.plainly import Run, plainly
-from optax_muonplus.frame.spec import DimensionNumbersTree
-from optax_muonplus.frame.state_check import StateCheck
 from optax_muonplus.method import ArrayFunction, MatrixFunction, narrowed
 
 

@@ -1,15 +1,17 @@
-"""Checks of parameters and gradients, which name the leaves that are wrong."""
+"""Checks of parameters, gradients and states, which name the leaves that are wrong."""
 
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from optax_muonplus.frame.leaves import LeafInfo
-from optax_muonplus.frame.paths import Path, flatten_with_names, path_name
+from optax_muonplus.frame.paths import Path, flatten_with_names, listed, path_name
 from optax_muonplus.method import supported
 
 # Updates that nothing may follow, by their ids.
@@ -104,3 +106,128 @@ def beside_updates(updates: Any, params: Any) -> Any:
     if params is None or not any(map(is_none, jax.tree.leaves(updates, is_leaf=is_none))):
         return params
     return jax.tree.map(lambda u, p: None if u is None else p, updates, params, is_leaf=is_none)
+
+
+_GRADIENTS = (
+    " Call update(gradients, state, parameters) with gradients as jax.grad returns them. What is"
+    " not trained is left out of all three, or frozen with optax.masked."
+)
+_STATE = " Make it for these parameters: tx.init(parameters)."
+# Classes of wrappers, and of links without arrays, do not tell optimizers apart.
+_EVERYWHERE = ("EmptyState", "MaskedState", "PartitionState", "tuple")
+
+
+class StateCheck:
+    """Refuses gradients and states of other parameters, and states of other optimizers.
+
+    An update compares the structure of its state with those that are known to be right: the one
+    that init made, and those that were compared with it before. Only for another structure, as
+    after a checkpoint was read, the first state is made once more, without computing it.
+    """
+
+    def __init__(self, first: Callable[[optax.Params], Any]) -> None:
+        """Takes the function that makes the first state for parameters."""
+        self._first = first
+        self._right: list[Any] = []  # structures of models need no hash
+
+    def init(self, params: optax.Params) -> Any:
+        """Returns the first state, and takes it for right."""
+        state = self._first(params)
+        self._right.append(_key(params, state))
+        return state
+
+    def __call__(self, state: Any, updates: optax.Updates, params: optax.Params | None) -> None:
+        """Raises ValueError for a state that is not one for these gradients and parameters."""
+        if params is not None and jax.tree.structure(params) != jax.tree.structure(updates):
+            _check_names("Gradients do not fit.", _names(updates), _names(params), _GRADIENTS)
+        owner, remedy, like = "parameters", _STATE, params
+        if params is None:  # gradients may be the ones that are wrong
+            owner, remedy, like = "gradients", _GRADIENTS + _STATE, updates
+        key = _key(like, state)
+        if key in self._right:
+            return
+        try:
+            expected = jax.eval_shape(self._first, like)
+        except Exception:  # a user's init may read arrays, which are only traced here
+            return
+        if _classes(state) != _classes(expected):
+            raise wrong_state(state, _classes(expected))
+        # Counts belong to no parameter: an update that needs one says so itself.
+        names = _names(state, least_ndim=1), _names(expected, least_ndim=1)
+        _check_names(f"The state does not fit the {owner}.", *names, remedy)
+        self._right.append(key)
+
+
+def _key(params: Any, state: Any) -> Any:
+    """Returns all that the structure of a state may depend on, and that structure."""
+    leaves, structure = jax.tree.flatten(params)
+    dtypes = tuple(getattr(x, "dtype", None) for x in leaves)
+    return structure, dtypes, jax.tree.structure(state)
+
+
+def _names(tree: Any, least_ndim: int = 0) -> set[str]:
+    """Returns the paths of leaves with so many axes or more."""
+    paths_and_leaves = zip(*flatten_with_names(tree), strict=True)
+    return {path_name(path) for path, x in paths_and_leaves if getattr(x, "ndim", 0) >= least_ndim}
+
+
+def _check_names(said: str, names: set[str], right: set[str], remedy: str) -> None:
+    """Raises ValueError if a tree has other leaves than the expected ones."""
+    lacking, more = (sorted(x) for x in (right - names, names - right))
+    if lacking or more:
+        found = f" Missing: {listed((x, None) for x in lacking)}." if lacking else ""
+        found += f" Too many: {listed((x, None) for x in more)}." if more else ""
+        raise ValueError(f"{said}{found}{remedy}")
+
+
+def wrong_state(state: Any, expected: list[str]) -> ValueError:
+    """Makes the error for ``state``, where one of the ``expected`` classes should be."""
+    found = _classes(state)
+    has, should = _shown(found), _shown(expected)
+    both = f"it has {has}, where {should} should be"
+    if has == should:
+        both = f"its other parts are the same, {has}"
+    return ValueError(
+        f"Got the state of another optimizer: {_differences(found, expected)} ({both}). To go on"
+        " from it in the middle of a run, make it the"
+        " state of this one: state, report = optax_muonplus.take_over(state, tx.init(params),"
+        " params). To start from the beginning, use tx.init(params)."
+    )
+
+
+def _differences(found: list[str], expected: list[str]) -> str:
+    """Says what a state lacks and has besides; of common parts only if nothing else differs."""
+    lacking, more = Counter(expected) - Counter(found), Counter(found) - Counter(expected)
+    telling = [name for name in (*lacking, *more) if not name.startswith(_EVERYWHERE)]
+    said = []
+    for names, word in ((lacking, "missing"), (more, "too many")):
+        if shown := [_word(name) for name in names if not telling or name in telling]:
+            said.append(f"{', '.join(shown)} {word}")
+    return " and ".join(said) or "its parts have another order"
+
+
+def _word(name: str) -> str:
+    """Writes the class of a state, and the setting that makes it."""
+    if name == "MaskedState":
+        return "MaskedState, which a mask makes (weight_decay_mask, optax.masked),"
+    return name.replace("tuple", "a chain")
+
+
+def _classes(state: Any) -> list[str]:
+    """Returns the names of the classes of states, from the outside to the inside."""
+    return list(_walk(state))
+
+
+def _walk(node: Any) -> Iterator[str]:
+    level = jax.tree_util.default_registry.flatten_one_level(node)
+    if level is None or isinstance(node, optax.MaskedNode):
+        return
+    if isinstance(node, tuple):
+        yield type(node).__name__ if hasattr(node, "_fields") else f"tuple of {len(node)}"
+    for child in level[0]:
+        yield from _walk(child)
+
+
+def _shown(classes: list[str]) -> str:
+    names = [name for name in dict.fromkeys(classes) if not name.startswith(_EVERYWHERE)]
+    return ", ".join(names) or "no classes of states"

@@ -1,14 +1,56 @@
-"""One record for each leaf of a tree of parameters or updates."""
+"""One record for each leaf of a tree of parameters or updates: path, matrices, sharding."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from optax_muonplus.frame.layout import MatrixLayout
+from optax_muonplus.frame.layout import DimensionNumbers, MatrixLayout, Shape
 from optax_muonplus.frame.paths import Path, path_name, without_boxes
-from optax_muonplus.frame.sharding import LeafSharding
-from optax_muonplus.frame.spec import DimensionNumbers, Shape
+
+
+class LeafSharding(NamedTuple):
+    """How one leaf lies on a mesh: for each of its axes the mesh axes that cut it, major first."""
+
+    mesh: Mesh | AbstractMesh
+    spec: tuple[tuple[str, ...], ...]
+
+
+def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """Returns the axes that no surrounding ``jax.shard_map`` has taken."""
+    taken = axes_of_type(mesh, AxisType.Manual)
+    return tuple(name for name in mesh.axis_names if name not in taken)
+
+
+def axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
+    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, axis_type in pairs if axis_type == kind)
+
+
+def varying_axes(typed: Any) -> frozenset[str]:
+    """Returns the Manual axes over which an array varies, by its type; none if unchecked."""
+    kinds = getattr(typed, "manual_axis_type", None)  # since jax 0.10
+    return typed.vma if kinds is None else kinds.varying
+
+
+def as_named(sharding: LeafSharding, kinds: Sequence[AxisType] = tuple(AxisType)) -> NamedSharding:
+    """Returns the sharding over those of its mesh axes that are of some kinds."""
+    mesh, spec = sharding
+    of_kind = {name for kind in kinds for name in axes_of_type(mesh, kind)}
+    entries = [tuple(name for name in names if name in of_kind) or None for names in spec]
+    return NamedSharding(mesh, PartitionSpec(*entries))
+
+
+def added_axes(cut: LeafSharding, whole: LeafSharding) -> tuple[tuple[str, ...], ...] | None:
+    """Returns the mesh axes that ``cut`` adds to each axis, behind those that cut it already.
+
+    None if it does anything else: then a device's part is not in its shard of the whole.
+    """
+    pairs = list(zip(cut.spec, whole.spec, strict=True))
+    if any(names != more[: len(names)] for more, names in pairs):
+        return None
+    return tuple(more[len(names) :] for more, names in pairs)
+
 
 MUON, ADAM, UNKNOWN = "muon", "adam", "?"
 # The rule of a leaf whose dimension numbers come from no rule.
