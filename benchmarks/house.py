@@ -2,7 +2,7 @@
 
 Counts what somebody who reads the code meets: lines, rooms, imports between rooms, repeated
 arguments, and the files and lines that one update passes. A room is a folder of `optax_muonplus`,
-or a module next to these folders. `--path` measures another checkout, `--json` keeps the figures,
+a module next to these folders, or a file of `extras`. `--path` measures another checkout, `--json` keeps the figures,
 and `--before` prints kept ones next to the new ones.
 """
 
@@ -108,8 +108,8 @@ def modules(package: Path) -> dict[str, Path]:
 
 
 def room_of(module: str) -> str:
-    """Returns the first part of a module's name."""
-    return module.partition(".")[0]
+    """Returns the first part of a module's name; each file of `extras` is a room of its own."""
+    return module if module.startswith("extras.") else module.partition(".")[0]
 
 
 def shape(package: Path) -> Figures:
@@ -132,7 +132,7 @@ def shape(package: Path) -> Figures:
         "floors": floors(below),
         "arrows between rooms": sum(map(len, below.values())),
         "imports of another room": len(crossing),
-        "imports past a door": sum("." in other for _, other in crossing),
+        "imports past a door": sum(other != room_of(other) for _, other in crossing),
         "signatures with the polar arguments": sorted(filter(None, map(repeats, nodes))),
         "records": sum(isinstance(x, ast.ClassDef) and is_record(x) for x in nodes),
         "types that describe a leaf": sorted(DESCRIBE_A_LEAF.keys() & classes),
