@@ -25,7 +25,7 @@ LAYOUTS = {
     "muonplus": (omp.muonplus, {MU}),
     "aurora": (omp.baselines.aurora, {MU}),
     "muoneq": (omp.baselines.muoneq, {MU}),
-    "meqmuon": (omp.baselines.meqmuon, {MU}),
+    "meqmuon": (lambda rate: omp.baselines.meqmuon(rate, others=omp.transforms.AdamW()), {MU}),
     "turbo_muon": (omp.baselines.turbo_muon, {MU}),
     "normuon": (omp.baselines.normuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
     "adamuon": (omp.baselines.adamuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
