@@ -2,8 +2,8 @@
 
 Counts what somebody who reads the code meets: lines, rooms, imports between rooms, repeated
 arguments, and the files and lines that one update passes. A room is a folder of `optax_muonplus`,
-a module next to these folders, or a file of `extras`. `--path` measures another checkout, `--json` keeps the figures,
-and `--before` prints kept ones next to the new ones.
+a module next to these folders, or a file of `extras`. `--path` measures another checkout, `--json`
+keeps the figures, and `--before` prints kept ones next to the new ones.
 """
 
 import ast
