@@ -1,6 +1,7 @@
 """A table of what each parameter gets."""
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from optax_muonplus.method import (
     accumulation_dtype,
     normalized_sides,
 )
+from optax_muonplus.muonplus import muonplus
 from optax_muonplus.report.models import check_no_state, without_static
 from optax_muonplus.report.remarks import remarks
 from optax_muonplus.report.state_bytes import line_of_bytes
@@ -80,6 +82,14 @@ def describe(
     lines += remarks(tree.leaves, dims)
     lines += [line_of_bytes(tree, shardings, given)] if tree.leaves else []
     return "\n".join(lines)
+
+
+# help() shows each argument of Muon+ by its name; the learning rate may be left out.
+_params, _dims, _ = inspect.signature(describe).parameters.values()
+_rate, *_others = inspect.signature(muonplus).parameters.values()
+_named = [x.replace(kind=x.KEYWORD_ONLY) for x in _others if x.name != _dims.name]
+_named.append(_rate.replace(kind=_rate.KEYWORD_ONLY, default=None))
+describe.__signature__ = inspect.Signature([_params, _dims, *_named])  # ty: ignore[missing-attribute]
 
 
 def _made(part: type[T], given: dict[str, Any]) -> T:

@@ -1,5 +1,6 @@
 """Arguments that have no effect beside others are taken, and named by `describe`."""
 
+import inspect
 import re
 
 import jax
@@ -72,6 +73,12 @@ def test_arguments_without_effect_are_named_and_have_none(arguments, idle):
 def test_a_rate_that_is_rarely_meant_for_adamw_is_said(arguments, line):
     table = omp.describe(random_tree({"up": {"kernel": (4, 6)}}), **arguments)
     assert (line in table) if line else ("adam_learning_rate" not in table)
+
+
+def test_describe_has_the_arguments_of_muonplus_by_their_names():
+    ours = inspect.signature(omp.describe).parameters
+    assert ours["rules"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert set(inspect.signature(omp.muonplus).parameters) == set(ours) - {"params"}
 
 
 def test_describe_refuses_what_muonplus_refuses():
