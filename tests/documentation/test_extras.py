@@ -36,6 +36,11 @@ def test_every_file_that_asks_for_a_package_or_an_extra_is_run_somewhere(extras)
         assert not asks or any(path.startswith(each) for each in given), path
 
 
+def test_the_tests_of_the_installed_package_exist():
+    listed = (ROOT / ".ci" / "core-tests").read_text().split()
+    assert listed and all((ROOT / name.partition("::")[0]).exists() for name in listed)
+
+
 @pytest.mark.parametrize(
     ("status", "said", "outcome"),
     [

@@ -3,15 +3,13 @@
 As in test_named_axes.py, with the package: skipped where it is not installed.
 """
 
-import math
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import optax_muonplus as omp
+from tests.support.rows import assert_rows_are_outputs, row_optimizer
 
 hax = pytest.importorskip("haliax", exc_type=ImportError)
 hnn = hax.nn
@@ -98,7 +96,7 @@ def test_rows_are_output_units(case):
             return (y * jnp.arange(1.0, y.size + 1).reshape(y.shape)).sum()
 
         grads = eqx.filter_grad(loss)(params)
-        tx = omp.muonplus(1.0, norm="row", norm_eps=0.0, polar="svd", beta=0.0)
+        tx = row_optimizer()
         return tx.update(grads, tx.init(params), params)[0]
 
     updates = first_update(eqx.filter(model, eqx.is_inexact_array))
@@ -106,26 +104,8 @@ def test_rows_are_output_units(case):
         update = updates
         for name in path.split("."):
             update = getattr(update, name)
-        sizes = dict(zip(names_of(update), update.array.shape, strict=True))
-        (fan_in, rows), (fan_out, columns) = (
-            (
-                math.prod(sizes[name] for name in side.split()),
-                np.linalg.norm(hax_flat(update, side.split()), axis=-1),
-            )
-            for side in sides
-        )
-        np.testing.assert_allclose(
-            rows, math.sqrt(fan_out / fan_in), rtol=1e-3
-        )  # norm_eps shortens small rows
-        assert columns.max() > 1.1 * columns.min()
-
-
-def hax_flat(update, side):
-    """The array with the axes of one side flattened into its last."""
-    names = list(names_of(update))
-    order = [names.index(n) for n in names if n not in side] + [names.index(n) for n in side]
-    moved = np.asarray(update.array).transpose(order)
-    return moved.reshape(*moved.shape[: len(names) - len(side)], -1)
+        inputs, outputs = (side.split() for side in sides)
+        assert_rows_are_outputs(update.array, names_of(update), inputs, outputs)
 
 
 def test_embeddings_norms_and_heads_get_adamw():

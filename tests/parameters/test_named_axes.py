@@ -1,12 +1,8 @@
 """Layers that name their own axes, as Haliax's do: rows are output units, however a weight lies.
 
-Each layer's gradient comes from its own forward pass on one input x, so that it is the product of a
-vector over output units and one over inputs. Rows normalized last then have one norm, and columns
-have not: exchanging the two, or mixing layers or experts, fails. Haliax is no package of the dev
-extra: its own layers are skipped where it is missing, and stand-ins with its fields are not.
+Haliax is no package of the dev extra: its own layers are in test_haliax.py, skipped where it
+is missing, and stand-ins with its fields are here.
 """
-
-import math
 
 import equinox as eqx
 import jax
@@ -15,6 +11,7 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
+from tests.support.rows import assert_rows_are_outputs, row_optimizer
 
 
 @jax.tree_util.register_pytree_node_class
@@ -75,25 +72,6 @@ def letters(axes):
     return "".join(axis if isinstance(axis, str) else axis.name for axis in axes)
 
 
-def check_rows(update, names, inputs, outputs):
-    """Norms over the inputs, of each output unit of each matrix, are the shape factor."""
-    sizes = dict(zip(names, update.shape, strict=True))
-    fan_in, fan_out = (math.prod(sizes[name] for name in side) for side in (inputs, outputs))
-    rows, columns = (
-        np.sqrt((np.asarray(update) ** 2).sum(tuple(names.index(name) for name in side)))
-        for side in (inputs, outputs)
-    )
-    np.testing.assert_allclose(
-        rows, math.sqrt(fan_out / fan_in), rtol=1e-3
-    )  # norm_eps shortens small rows
-    assert columns.max() > 1.1 * columns.min()
-
-
-def update_of(grads, params):
-    tx = omp.scale_by_muonplus(norm="row", norm_eps=0.0, polar="svd", beta=0.0)
-    return jax.jit(lambda g, p: tx.update(g, tx.init(p), p)[0])(grads, params)
-
-
 @pytest.mark.parametrize("case", STAND_INS)
 def test_stand_ins_of_every_layout(case):
     names, inputs, outputs = STAND_INS[case]
@@ -106,8 +84,9 @@ def test_stand_ins_of_every_layout(case):
     layer = Linear(NamedArray(weight, names), None, inputs, outputs)
     formula = f"{names},{rest}{letters(inputs)}->{rest}{letters(outputs)}"
     grads = jax.grad(lambda layer: (c * jnp.einsum(formula, layer.weight.array, x)).sum())(layer)
-    update = update_of({"up": grads}, {"up": layer})["up"].weight.array
-    check_rows(update, names, letters(inputs), letters(outputs))
+    tx, grads, params = row_optimizer(), {"up": grads}, {"up": layer}
+    update = jax.jit(lambda g, p: tx.update(g, tx.init(p), p)[0])(grads, params)
+    assert_rows_are_outputs(update["up"].weight.array, names, letters(inputs), letters(outputs))
 
 
 def named(*sizes):

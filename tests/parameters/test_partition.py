@@ -55,20 +55,6 @@ def test_rules_that_match_nothing_are_an_error_that_lists_the_paths():
         omp.muon_dimension_numbers(tree, [("donw", None)])
 
 
-def test_leaves_of_three_axes_without_a_rule_are_an_error_that_lists_them():
-    tree = nested_shapes(moe__w1=(4, 8, 16), moe__w2=(4, 16, 8), conv__w=(3, 3, 4, 8))
-    with pytest.raises(ValueError) as caught:
-        omp.muonplus(0.1).init(tree)
-    for part in ("moe/w1 (4, 8, 16)", "moe/w2", "conv/w (3, 3, 4, 8)", "rules=", "batch axes"):
-        assert part in str(caught.value)
-
-
-@pytest.mark.parametrize("rule", ["kernel", ("kernel",), ("kernel", (0, 1)), ("k", None, 2, 3)])
-def test_malformed_rules_are_refused(rule):
-    with pytest.raises(ValueError, match=r"A rule is|must give MuonDimensionNumbers"):
-        omp.muon_dimension_numbers(nested_shapes(up__kernel=(8, 8)), [rule])
-
-
 class Two(nnx.Module):
     def __init__(self, rngs):
         self.up = nnx.Linear(4, 6, rngs=rngs)

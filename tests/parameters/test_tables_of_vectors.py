@@ -120,18 +120,6 @@ def test_a_model_of_nnx_is_described_as_its_state_is_read():
     assert omp.describe(Model()) == omp.describe(nnx.state(Model(), nnx.Param))
 
 
-def test_a_layer_within_an_embedding_is_no_table():
-    """It has a bias, also where that was left out of the tree."""
-    layer = {"weight": jnp.ones((9, 8)), "bias": jnp.ones(9)}
-    for bias in (layer["bias"], None, optax.MaskedNode()):
-        tree = {"embed": [{**layer, "bias": bias}]}
-        assert labels(tree)["embed/0/weight"] == "muon"
-    del layer["bias"]
-    assert labels({"embed": [layer]})["embed/0/weight"] == "adam"
-    kernel = nested_shapes(embed__proj__weight=(8, 8), embed__0__kernel=(8, 8))
-    assert set(labels(kernel).values()) == {"muon"}
-
-
 def test_a_matrix_with_the_sides_of_a_head_may_be_a_table():
     params = nested_shapes(x=(500, 16), lm_head__kernel=(16, 500), up__kernel=(16, 64))
     (line,) = [x for x in omp.describe(params).splitlines() if x.startswith("an embedding?")]
