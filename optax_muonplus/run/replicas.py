@@ -18,7 +18,7 @@ Spec = tuple[tuple[str, ...], ...]
 
 
 def moved_to(x: jax.Array, sharding: LeafSharding) -> jax.Array:
-    """``x``, sharded so; each device cuts what it has where ``sharding`` only adds minor axes."""
+    """Shards ``x`` so; each device cuts what it has where ``sharding`` only adds minor axes."""
     typed = jax.typeof(x).sharding
     if AxisType.Explicit in sharding.mesh.axis_types and not typed.mesh.empty:
         x = jax.sharding.reshard(x, as_named(sharding, [AxisType.Explicit]))
