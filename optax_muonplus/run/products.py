@@ -93,7 +93,7 @@ class Products:
         XLA would else pad odd sides before every product, a pass over the matrices each time.
         """
         least = ALIGNMENT if self.operand != self.dtype else 1
-        blocks = [self.block if side > self.block else least for side in y.shape[-2:]]
+        blocks = [self.block if side > self.block > 1 else least for side in y.shape[-2:]]
         sides = zip(y.shape[-2:], blocks, strict=True)
         return with_zeros(y, [side + -side % block for side, block in sides])
 
