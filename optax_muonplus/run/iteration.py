@@ -34,19 +34,15 @@ from optax_muonplus.method import (
     Row,
     as_real,
     divide_by_pow2,
-    every_step,
-    product_dtype,
     root,
     scale_by_pow2,
     sum_of_squares,
 )
 from optax_muonplus.run.products import (
-    Precision,
     Products,
     Scale,
     Square,
     part,
-    range_factor,
     rounded,
 )
 
@@ -65,42 +61,14 @@ class Iteration:
       restarts: steps, counted from 0, that compute the Gram matrix again.
       safety_factor: the norm is multiplied by it.
       preconditioning: the norm that divides.
-      operand: dtype of the operands of products.
-      precision: of float32 products; None means JAX's default.
-      upcast_operands: whether operands are multiplied in the dtype of sums.
-      products: the class that makes the products.
-      block: longer sides are padded to multiples of it.
+      products: the products, for matrices of that shape.
     """
 
     rows: tuple[Row, ...]
     restarts: tuple[int, ...]
     safety_factor: float
     preconditioning: Preconditioning
-    operand: jnp.dtype
-    precision: Precision
-    upcast_operands: bool
-    products: type[Products] = Products
-    block: int = 1
-
-    def products_of(self, shape: tuple[int, ...], dtype: jnp.dtype) -> Products:
-        """Returns the products for matrices of that shape, which sum in ``dtype``."""
-        height, width = shape[-2:]
-        # A square matrix is multiplied from the left, which is 8% faster on a CPU. "aol" scales one
-        # side: it takes the right one, as optax.contrib.muon does, and "aol_out" the left.
-        left = height < width or (height == width and self.preconditioning != "aol")
-        # The Gram form rounds more often than the plain one. In bfloat16 it is as near to the
-        # polynomial if squares are not rounded, and up to 1.3 times as far if they are.
-        gram_form = self.restarts != every_step(len(self.rows))
-        return self.products(
-            left,
-            self.operand,
-            dtype,
-            range_factor(self.operand, len(self.rows[0])),
-            self.precision,
-            self.upcast_operands,
-            exact_squares=gram_form and self.operand == jnp.bfloat16,
-            block=self.block,
-        )
+    products: Products
 
 
 def product_shapes(
@@ -135,12 +103,10 @@ def iterate(
       steps: a traced number of steps, which needs a restart at each; None is one for each row.
       iteration: how.
     """
-    rows, operand = iteration.rows, iteration.operand
+    rows, products = iteration.rows, iteration.products
+    operand, dtype = products.operand, products.dtype
     # XLA's CPU products are 5 to 10% slower with an axis of size 1 in front (jaxlib 0.10.2).
     y = x.reshape(x.shape[-2:]) if math.prod(x.shape[:-2]) == 1 else x
-    dtype = product_dtype(x.dtype, operand)
-    products = iteration.products_of(x.shape, dtype)
-
     y, magnitude = _in_range(y.astype(dtype), operand)
     scaled_eps = as_real(eps, magnitude.dtype) / magnitude
     y = products.padded(rounded(y, operand))

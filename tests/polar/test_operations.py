@@ -1,5 +1,6 @@
 """Counted products: the formulas, and what polar='auto' chooses by them."""
 
+import dataclasses
 import functools
 
 import jax
@@ -38,9 +39,10 @@ def test_traced_programs_do_the_products_of_the_formula(shape, table, steps):
         segments = len(restarts) + 1
         squares = steps * (len(resolved.rows[0]) - 2)  # a cubic has none
         formula = 4 * segments * n * n * m + 2 * n**3 * (squares + 3 * (steps - segments))
-        iteration = running.Iteration(
-            resolved.rows, restarts, 1.0, "frobenius", jnp.dtype("float32"), None, False
+        chosen = polar.FastPolar(polar.Orthogonalize(table, steps)).iteration(
+            "cpu", shape, "float32"
         )
+        iteration = dataclasses.replace(chosen, restarts=restarts)
         function = functools.partial(running.iterate, iteration=iteration)
         traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((1, *shape), jnp.float32), 0.0, None)
         assert counted_operations(traced.jaxpr) == formula
