@@ -63,7 +63,7 @@ def test_a_library_product_has_its_operations_and_no_workspace(
 
 
 def test_the_kernel_for_symmetric_products_has_the_operations_of_its_blocks():
-    """Of 3 x 3 blocks it computes 6, for each of two matrices."""
+    """The kernel computes 6 of 3 x 3 blocks, for each of two matrices."""
     size, square = (2 * 2 * 768 * n for n in (64, 768))
     text = """HloModule toy, is_scheduled=true, num_partitions=1
 
@@ -146,7 +146,7 @@ FUSIONS = """
     ],
 )
 def test_a_kernel_beside_products_has_the_bytes_that_it_reads_and_writes(line, kind, size):
-    """Of a stack that it cuts or that it puts a matrix into, those of one matrix."""
+    """Where it cuts a stack, or puts a matrix into one, the bytes of one matrix count."""
     work = gpu_work(f"  ROOT %kernel = {line}", FUSIONS)
     assert of(work, "bytes") == {kind: size}
     assert of(work, "seconds") == {kind: size / RATES.memory}

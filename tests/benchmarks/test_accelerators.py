@@ -143,7 +143,7 @@ def test_heads_of_separate_and_scanned_layers_are_cut(scanned):
         jax.eval_shape(rule(head_size=5).init, tree)
 
 
-# What this package uses of MaxText's module.
+# The part of MaxText's module that this package uses.
 MAXTEXT = """
 import typing
 
@@ -198,7 +198,7 @@ def test_an_update_is_compiled_for_an_h100(tmp_path):
         theirs, ours = (result["rows"][name] for name in rows)
         # Per layer 15 n^3 for each of four squares, 45 n^3 for each of two 1:4; two operations.
         assert theirs["operations_of_products"] == 2 * 2 * (4 * 15 + 2 * 45) * 64**3
-        # Of the latter Gram's: 3 segments of 2 products with the long side, 5 squares, 3 others.
+        # Gram on 1:4: 3 segments of 2 products with the long side, 5 squares, 3 others.
         assert ours["operations_of_products"] == 2 * 2 * (4 * 15 + 2 * (3 * 8 + 5 + 6)) * 64**3
         assert 0 < ours["kernels"] < theirs["kernels"]
         # Neither matrices nor their momentum are transposed.

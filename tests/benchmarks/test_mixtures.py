@@ -57,7 +57,7 @@ def test_experts_that_are_whole_need_no_bytes():
     others = 4 * 2 * (4 * 16 * 16 + 16 * 8)
 
     def sent(total, groups=1):
-        """Of matrices in shards, which the devices of each group share."""
+        """The bytes of matrices in shards, which the devices of each group share."""
         return 2 * total / 8 * (1 - groups / 8)
 
     assert meshes.fewest_bytes(placed("expert=8", "expert", "expert")) == sent(others)

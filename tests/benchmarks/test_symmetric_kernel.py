@@ -63,7 +63,7 @@ def test_a_gram_matrix_without_clusters(dtype="bfloat16"):
 
 
 def test_a_combination_with_a_product_that_commutes(dtype="float16"):
-    """Of a stack, each with coefficients of its own, in clusters of two thread blocks."""
+    """Each matrix of a stack has its own coefficients; clusters have two thread blocks."""
     x = gaussian(2, 128, 128) / 11
     r = (x @ np.swapaxes(x, -1, -2)).astype(DTYPES[dtype])
     p = (r.astype(np.float64) @ r.astype(np.float64)).astype(DTYPES[dtype])

@@ -40,21 +40,6 @@ def test_elsewhere_it_is_the_plain_product(dtype):
 
 
 @pytest.mark.parametrize(
-    ("operands", "message"),
-    [
-        ([("float32", 4, 6), ("float32", 4, 6)], "of one dtype, bfloat16 or float16; got float32"),
-        ([("bfloat16", 4, 6), ("float16", 4, 6)], "got bfloat16, float16"),
-        ([("bfloat16", 4, 6), ("bfloat16", 6, 6)], r"needs shapes .* got \(\(4, 6\), \(6, 6\)\)"),
-        ([("bfloat16", 4, 4)] * 3, "both addend and coefficients, or neither"),
-        ([("bfloat16", 2, 4, 4)] * 3 + [("float32", 3)], "needs shapes"),
-    ],
-)
-def test_operands_that_do_not_fit_raise(operands, message):
-    with pytest.raises(ValueError, match=message):
-        symmetric_product(*(jnp.zeros(shape, dtype) for dtype, *shape in operands))
-
-
-@pytest.mark.parametrize(
     ("capabilities", "found"),
     [(("9.0",), 132), (("9.0", "9.0"), None), (("8.0",), None), (("10.0",), None), ((None,), None)],
 )

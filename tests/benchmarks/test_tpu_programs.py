@@ -41,7 +41,7 @@ backend_config={"known_trip_count":{"n":"5"}}
 
 
 def test_estimated_cycles_of_a_tpu_program_are_added_up():
-    """Those of a fusion include what is inside."""
+    """A fusion's cycles include its inside."""
     work = tpu.most_work(hlo.parse(TPU))
     assert walk.of_kinds(work, "cycles") == {"copy": 4, "fusion": 5 * 30}
     assert walk.of_kinds(work, "collectives") == {"all-to-all bf16": 1, "all-gather bf16": 5}

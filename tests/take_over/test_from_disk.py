@@ -36,7 +36,7 @@ def test_amsgrad_from_disk_is_taken_for_adamw():
     assert optax.tree.get(state, "ScaleByAdamState").count == 7 and not report.started_anew
 
 
-# As written by version 0.1.0 with a schedule and bias correction, see test_checkpoint_layout.
+# Version 0.1.0 wrote this with a schedule and bias correction, see test_checkpoint_layout.
 WRITTEN = {
     "adam/inner_state/0/count": 5,
     "adam/inner_state/0/mu/up/bias": np.full(12, 1.0, np.float32),

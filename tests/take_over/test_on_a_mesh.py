@@ -35,7 +35,7 @@ def test_shards_stay_where_they_are(axes):
     params = on_mesh(axes)
     tx = omp.muonplus(FALLING)
     old = filled(optax.contrib.muon(FALLING).init(params))
-    count = jax.device_put(jnp.asarray(7), jax.devices()[3])  # as one that was read onto a device
+    count = jax.device_put(jnp.asarray(7), jax.devices()[3])  # it was read onto one device
     old = optax.tree.set(old, count=count)
     state, _ = omp.take_over(old, tx.init(params), params)
     ours, theirs = momentum(state), optax.tree.get(old, "MuonState").mu["up"]["kernel"]
