@@ -14,7 +14,7 @@ from optax_muonplus.transforms import FusedLink, LeafInfo
 def polar_link(transformation: Any) -> FusedLink:
     """Finds the link of a chain that begins with a momentum, and checks that it orthogonalizes."""
     links = transforms.links_of(transformation)
-    steps = [x for x in links if isinstance(x, FusedLink) and x.average is not None]
+    steps = [x for x in links if isinstance(x, FusedLink) and x.momentum is not None]
     if not steps or not isinstance(steps[0].functions[0], Orthogonalize):
         raise ValueError(
             "recorded knows the inside of chains with a momentum and its polar factor, as those of"
@@ -33,14 +33,14 @@ def stages_of(
     anyway: the update overwrites the old one, which would have to be copied at every update.
     """
     del results
-    assert link.average is not None
+    assert link.momentum is not None
     gradients = arrays_of(leaves, updates)
-    average = dataclasses.replace(link.average, divisor=1.0)
+    momentum = dataclasses.replace(link.momentum, divisor=1.0)
     old = transforms.find_momentum(state, as_stored=True)
     mu = type(old)(*(arrays_of(leaves, tree) for tree in old[:-1]), old.count)
     # A state over replicas is cut on: so is the gradient, and the momentum is gathered when read.
     parts = [_typed_like(x, stored) for x, stored in zip(gradients, mu[0], strict=True)]
-    _, read, sources = average.advance(parts, mu, link.steps[0].input_dtype)
+    _, read, sources = momentum.advance(parts, mu, link.steps[0].input_dtype)
     # Measures are of what the steps compute, not of what the updates are rounded to.
     whole = FusedLink.of(None, link.functions, rounds=False, run=link.run)
 

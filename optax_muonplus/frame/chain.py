@@ -149,7 +149,7 @@ def parts_of(link: Any) -> tuple[Any, ...]:
             " omp.scale_by_muonplus()."
         )
     if isinstance(link, MomentumTransformation):
-        return (link.average,)
+        return (link.momentum,)
     if isinstance(link, optax.GradientTransformation | MatrixFunction | Momentum | DualNorm):
         return (link,)
     if hasattr(link, "init") and hasattr(link, "update"):
@@ -251,10 +251,10 @@ def _with_run(part: Any, run: Run) -> Any:
 
 
 def _link_of(parts: Sequence[Any], run: Run) -> Any:
-    average = parts[0] if isinstance(parts[0], Momentum) else None
-    if average is not None and len(parts) == 1:
-        return optax.GradientTransformation(average.init, average.update)
-    return FusedLink.of(average, parts[average is not None :], run=run)
+    momentum = parts[0] if isinstance(parts[0], Momentum) else None
+    if momentum is not None and len(parts) == 1:
+        return optax.GradientTransformation(momentum.init, momentum.update)
+    return FusedLink.of(momentum, parts[momentum is not None :], run=run)
 
 
 def _like(gradients: optax.Updates, updates: optax.Updates) -> optax.Updates:

@@ -43,14 +43,14 @@ class FusedLink:
     """Functions of each matrix, or of its momentum, which is made where it is read.
 
     Attributes:
-      average: the momentum, or None.
+      momentum: of the gradients, or None.
       functions: in order, as they were given.
       steps: the functions that run.
       rounds: whether results have the dtype of the gradients, or else that of the functions' input.
       run: how functions are applied to the matrices of a tree.
     """
 
-    average: Momentum | None
+    momentum: Momentum | None
     functions: tuple[MatrixFunction | DualNorm, ...]
     steps: tuple[MatrixFunction, ...]
     rounds: bool = True
@@ -59,7 +59,7 @@ class FusedLink:
     @classmethod
     def of(
         cls,
-        average: Momentum | None,
+        momentum: Momentum | None,
         functions: Sequence[MatrixFunction | DualNorm],
         rounds: bool = True,
         run: Run | None = None,
@@ -67,23 +67,23 @@ class FusedLink:
         """Returns the link, with each function adapted to what stands before it."""
         given = tuple(functions)
         first = given[0]
-        # The average with bias correction may be twice the largest gradient: it is halved before
+        # The momentum with bias correction may be twice the largest gradient: it is halved before
         # it can overflow. A polar factor is the same, but a caller's function may see the size.
-        corrected = average is not None and average.bias_correction
+        corrected = momentum is not None and momentum.bias_correction
         if corrected and isinstance(first, Orthogonalize) and not callable(first.polar):
-            average = dataclasses.replace(average, divisor=2.0)
+            momentum = dataclasses.replace(momentum, divisor=2.0)
             first = first.replace(eps=first.eps / 2)
-        divisor = 1.0 if average is None else average.divisor
+        divisor = 1.0 if momentum is None else momentum.divisor
         steps = _adapted([first, *given[1:]], divisor)
-        return cls(average, given, steps, rounds, run or plainly)
+        return cls(momentum, given, steps, rounds, run or plainly)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         """Returns the state of the momentum and an empty one, or an empty one."""
         given = [f for f in self.functions if not isinstance(f, DualNorm)]
         check_function(given, leaves)
-        if self.average is None:
+        if self.momentum is None:
             return optax.EmptyState()
-        return self.average.init(params), optax.EmptyState()
+        return self.momentum.init(params), optax.EmptyState()
 
     def update(
         self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
@@ -91,12 +91,12 @@ class FusedLink:
         """Returns the functions of the updates, or of their momentum."""
         del params
         arrays, treedef = jax.tree.flatten(updates)
-        if self.average is None:
+        if self.momentum is None:
             read, sources = READ_ONE, [(jnp.asarray(x),) for x in arrays]
         else:
             mu, nothing = state
             rounded_to = compose(self.steps).input_dtype
-            mu, read, sources = self.average.advance(updates, mu, rounded_to)
+            mu, read, sources = self.momentum.advance(updates, mu, rounded_to)
             state = (mu, nothing)
         if not self.rounds:
             pairs = zip(leaves, dtypes_of(read, sources), strict=True)

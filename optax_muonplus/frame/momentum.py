@@ -88,15 +88,15 @@ class MomentumTransformation(optax.GradientTransformation):
     """A momentum as a transformation of Optax, see ``optax_muonplus.momentum``.
 
     Attributes:
-      average: what it does, for a chain that makes the direction where a matrix is read.
+      momentum: the part of a chain that it is.
     """
 
-    average: "Momentum"
+    momentum: "Momentum"
 
 
 @matrix_function
 class LookAhead:
-    """What the polar factor is taken of: ``a M + b G``, in float32 at least.
+    """The direction ``a M + b G``, of which the polar factor is taken, in float32 at least.
 
     Attributes:
       beta: the decay.
@@ -165,7 +165,7 @@ class Momentum:
     def advance(
         self, updates: optax.Updates, state: Any, rounded_to: Any = None
     ) -> tuple[Any, Read, list[Sources]]:
-        """Takes one step of the average.
+        """Takes one step of the moving average.
 
         Args:
           updates: the gradients.

@@ -22,10 +22,10 @@ def check_order(parts: Sequence[Any]) -> None:
     These are a second momentum, what follows the learning rate, a polar factor of what another one
     or a factor by shape has made, and a decay that turns parameters round.
     """
-    averages = [part for part in parts if has_momentum(part)]
-    if len(averages) > 1:
+    momenta = [part for part in parts if has_momentum(part)]
+    if len(momenta) > 1:
         raise ValueError(
-            f"The chain has two momenta, in {named(averages[0])} and {named(averages[1])}: a rule"
+            f"The chain has two momenta, in {named(momenta[0])} and {named(momenta[1])}: a rule"
             " has its own, as in NorMuon(momentum=Momentum(...)), and a chain begins with one."
             " Leave one of them out; optax.trace may stand beside the other."
         )

@@ -4,7 +4,8 @@ Each link computes in float32 at least. The updates of :func:`momentum` are not 
 of the gradients; those of the other links have the dtype of their input.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 from jax.typing import ArrayLike, DTypeLike
@@ -17,7 +18,6 @@ from optax_muonplus.frame import (
     MomentumTransformation,
 )
 from optax_muonplus.method import (
-    MatrixFunction,
     Norm,
     Normalize,
     Orthogonalize,
@@ -71,9 +71,9 @@ def momentum(
     Source: Zhang et al., arXiv:2602.21545, equation 1, and its code, K1seki221/MuonPlus @8a9ace1;
     Gupta et al., arXiv:2509.23106, for linear codes of eight bits, in blocks of 2048 there.
     """
-    average = Momentum(beta, nesterov, bias_correction, mu_dtype)
-    transformation = MomentumTransformation(average.init, average.update)
-    transformation.average = average
+    part = Momentum(beta, nesterov, bias_correction, mu_dtype)
+    transformation = MomentumTransformation(part.init, part.update)
+    transformation.momentum = part
     return transformation
 
 
@@ -174,42 +174,17 @@ def scale_by_shape(
     )
 
 
-def apply_to_matrices(
-    functions: MatrixFunction
-    | Callable[[jax.Array], jax.Array]
-    | Sequence[MatrixFunction | Callable[[jax.Array], jax.Array]],
-    *,
-    weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
-) -> MatrixTransformation:
-    """Applies functions of your own, one after the other, to every matrix.
-
-    The same as :func:`matrix_chain` of them.
+def apply_to_matrices(functions: Any, **where: Any) -> MatrixTransformation:
+    """:func:`optax_muonplus.matrix_chain` of one or several functions, by its name until 0.2.
 
     Args:
-      functions: one or several shape-preserving functions on arrays ``(batch, out, in)``, or
-        :class:`optax_muonplus.matrices.MatrixFunction`, which saves the copies of transposing
-        matrices that are stored as (in, out).
-      weight_dimension_numbers: as in :func:`orthogonalize`.
-      sharding: as in :func:`orthogonalize`.
-      rules: as in :func:`orthogonalize`.
-      layer_axes: as in :func:`orthogonalize`.
-
-    Raises:
-      ValueError: at init, if a function changes the shape.
+      functions: one or several functions on arrays ``(batch, out, in)``.
+      **where: further arguments of :func:`optax_muonplus.matrix_chain`.
     """
     given = tuple(functions) if isinstance(functions, Iterable) else (functions,)
     if not given:
         raise ValueError("apply_to_matrices needs one function at least, got none.")
-    return matrix_chain(
-        *given,
-        weight_dimension_numbers=weight_dimension_numbers,
-        sharding=sharding,
-        rules=rules,
-        layer_axes=layer_axes,
-    )
+    return matrix_chain(*given, **where)
 
 
 @takes_options

@@ -5,7 +5,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from optax_muonplus.extras.argument_names import options_of
-from optax_muonplus.frame import DecayedWeights, DualNorm, Momentum, has_momentum, is_own
+from optax_muonplus.frame import (
+    DecayedWeights,
+    DualNorm,
+    Momentum,
+    MomentumTransformation,
+    has_momentum,
+    is_own,
+)
 from optax_muonplus.method import ArrayFunction, MatrixFunction, Orthogonalize
 
 
@@ -26,7 +33,8 @@ def check_rule(link: Any, rule: Any, needs_polar_factor: bool = True) -> None:
             f"link is a rule for matrices, as {rule.__name__}(...) makes one, got {link!r}. Numbers"
             " are passed by their names: adamw=omp.transforms.AdamW(b1=0.9, b2=0.95)."
         )
-    parts = (getattr(link, "average", link),) if parts is None else parts
+    if parts is None:
+        parts = (link.momentum if isinstance(link, MomentumTransformation) else link,)
     options = options_of(rule)
     if len(parts) == 1 and _is_a_part(parts[0]):
         missing = "is an option of the rule and not the whole of it"
@@ -58,8 +66,8 @@ def _required(function: Any) -> list[str]:
 
 
 def _is_a_part(x: Any) -> bool:
-    own = isinstance(x, Momentum | MatrixFunction | DualNorm | DecayedWeights)
-    return own or hasattr(x, "average") or (callable(x) and not hasattr(x, "update"))
+    kinds = Momentum | MomentumTransformation | MatrixFunction | DualNorm | DecayedWeights
+    return isinstance(x, kinds) or (callable(x) and not hasattr(x, "update"))
 
 
 def _are_polar(parts: Iterable[Any]) -> bool:
