@@ -27,13 +27,15 @@ class Equilibrate(MatrixFunction):
     and :math:`c_j = \|X_{:j}\| / \sqrt m` of columns, the result is :math:`\rho X_{ij} / r_i` if
     rows vary more, and :math:`\rho X_{ij} / c_j` otherwise, by
     :func:`optax_muonplus.matrices.rows_vary_more`. Zero rows and columns stay zero. Where both vary
-    alike, as in a symmetric matrix, rows are those of the matrix as it is stored.
+    alike, as in a symmetric matrix, rows get one root mean square.
 
     Attributes:
       rms: :math:`\rho`, the root mean square of an update.
+      stored_transposed: whether matrices are stored as (in, out).
     """
 
     rms: ArrayLike = RMS
+    stored_transposed: bool = matrices.static(default=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a size that is not positive and finite."""
@@ -42,14 +44,14 @@ class Equilibrate(MatrixFunction):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Equilibrates every matrix."""
         y = matrices.upcast_for_sum(x)
-        m, n = x.shape[-2:]
-        sizes = jnp.where(matrices.rows_vary_more(y), rms_along(y, -1, n), rms_along(y, -2, m))
+        rows, columns = (-2, -1) if self.stored_transposed else (-1, -2)  # the summed axes
+        by_rows = matrices.rows_vary_more(y, self.stored_transposed)
+        sizes = jnp.where(by_rows, rms_along(y, rows), rms_along(y, columns))
         return (matrices.as_real(self.rms, sizes.dtype) * divided(y, sizes, LEAST)).astype(x.dtype)
 
-    @property
-    def transpose_equivariant(self) -> bool:
-        """Whether columns of the transposed matrix are its rows: where one side varies more."""
-        return True
+    def transposed(self) -> MatrixFunction:
+        """Returns the function whose rows are the columns as they are stored."""
+        return self.replace(stored_transposed=not self.stored_transposed)
 
 
 def scale_by_meqmuon(

@@ -76,10 +76,10 @@ def _normalized(x: jax.Array, rms: ArrayLike, is_vector: bool) -> jax.Array:
     # Rows lie along the shorter axis, and come first.
     wide = not is_vector and x.shape[-2] < x.shape[-1]
     for axis in [-1] if is_vector else [-2, -1] if wide else [-1, -2]:
-        y = divided(y, rms_along(y, axis, y.shape[axis]), LEAST)
+        y = divided(y, rms_along(y, axis), LEAST)
     return (matrices.as_real(rms, jnp.finfo(y.dtype).dtype) * y).reshape(x.shape).astype(x.dtype)
 
 
-def rms_along(x: jax.Array, axis: int, size: int) -> jax.Array:
-    """Returns root mean squares along an axis, which remains with size 1, of ``size`` entries."""
-    return matrices.root(matrices.sum_of_squares(x, (axis,)) / size)
+def rms_along(x: jax.Array, axis: int) -> jax.Array:
+    """Returns root mean squares along an axis, which remains with size 1."""
+    return matrices.root(matrices.sum_of_squares(x, (axis,)) / x.shape[axis])

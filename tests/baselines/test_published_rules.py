@@ -121,6 +121,8 @@ def test_aurora_leaves_a_row_that_is_dead():
 )
 def test_functions_of_matrices_that_are_stored_transposed(function, shape):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32)
+    if shape[0] == shape[1]:  # in a symmetric matrix rows and columns vary alike
+        x = x.at[0].add(x[0].T)
     found = jnp.swapaxes(function.transposed()(jnp.swapaxes(x, 1, 2)), 1, 2)
     np.testing.assert_allclose(found, function(x), atol=1e-5)
 
