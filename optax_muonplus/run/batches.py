@@ -34,9 +34,6 @@ class MatrixBatch(NamedTuple):
     result_dtype: Any
     read: Read = READ_ONE  # from arrays like the sources to the matrices
     rounded_dtype: Any = None  # of the matrices when they are read; None is dtype
-    # Whether results that were rounded leave a function so. Else XLA writes float32 where a norm
-    # reads them twice: that saves time and takes memory.
-    saves_memory: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,15 +64,8 @@ class MatrixBatch(NamedTuple):
 
     def apply(self, steps: Composition) -> Callable[[jax.Array], jax.Array]:
         """Returns ``steps`` of arrays like this one."""
-
-        def applied(x: jax.Array) -> jax.Array:
-            for function in steps.functions:
-                x = for_layout(function, self.transposed)(x.astype(self.dtype))
-                if self.saves_memory and narrower(x.dtype, function.output_dtype) != x.dtype:
-                    x = jax.lax.optimization_barrier(x.astype(function.output_dtype))
-            return narrowed(x.astype(self.dtype), self.result_dtype)
-
-        return applied
+        function = for_layout(steps, self.transposed)
+        return lambda x: narrowed(function(x.astype(self.dtype)), self.result_dtype)
 
     def rounded_early(self, steps: Composition) -> "MatrixBatch":
         """Rounds before anything else where ``steps`` round it anyway."""

@@ -59,6 +59,11 @@ class Hand(NamedTuple):
         """The number of lines of a row that it has."""
         return self.each * self.lines
 
+    def part(self, start: int, each: int, offset: int) -> "Hand":
+        """Returns ``each`` items of every worker from ``start`` on, at another place in a row."""
+        first = self.first + start * (self.stop - self.start)
+        return self._replace(first=first, each=each, offset=offset)
+
     def put(self, buffer: jax.Array, shards: jax.Array) -> jax.Array:
         """Writes shards ``(items, lines, 128)`` into the send buffer."""
         rows = shards.reshape(self.stop - self.start, self.width, LANES)
@@ -89,75 +94,67 @@ def deal(
 
     A bucket has ``max_lines`` on one device at most, unless one turn alone has more.
     """
+    workers = len(loads)
     # Dealing the last even share one by one too may level what other kinds leave uneven.
-    shares = [[max(0, kind.count // len(loads) - held) for kind in kinds] for held in (0, 1)]
-    rests = [_deal_rest(kinds, share, loads) for share in shares]
-    best = min((0, 1), key=lambda i: max(rests[i][1]))
-    most = max(1, max_lines // len(loads))
-    return _in_buckets(kinds, shares[best], rests[best][0], len(loads), most), rests[best][1]
+    shares = [[max(0, kind.count // workers - held) for kind in kinds] for held in (0, 1)]
+    deals = [_dealt(kinds, share, loads) for share in shares]
+    turns, after = min(deals, key=lambda dealt: max(dealt[1]))
+    return _in_buckets(turns, workers, max(1, max_lines // workers)), after
 
 
-def _deal_rest(
+def _dealt(
     kinds: Sequence[Kind], shares: Sequence[int], loads: Sequence[int]
 ) -> tuple[list[list[Hand]], list[int]]:
-    """Deals what the equal shares of all workers leave; returns turns, and the loads that result.
+    """Deals equal shares to all workers, and then the rest; returns turns, and loads behind them.
 
     One turn has the first item of some length on each worker, one the second, and so on. Items of
     one length are cut out of a row in the same way, whatever their kind.
     """
+    workers = len(loads)
+    turns: dict[tuple[int, int], list[Hand]] = {}
     even = sum(share * kind.flops for share, kind in zip(shares, kinds, strict=True))
     queue = [(load + even, worker) for worker, load in enumerate(loads)]
     heapq.heapify(queue)
     seen: collections.Counter[tuple[int, int]] = collections.Counter()
-    turns: dict[tuple[int, int], list[Hand]] = {}
     for index, kind in sorted(enumerate(kinds), key=lambda x: -x[1].flops):
-        for item in range(shares[index] * len(loads), kind.count):
+        for item in range(shares[index] * workers, kind.count):
             load, worker = queue[0]
             heapq.heapreplace(queue, (load + kind.flops, worker))
             turn = turns.setdefault((kind.lines, seen[kind.lines, worker]), [])
             turn.append(Hand(index, item, worker, worker + 1, 1, kind.lines))
             seen[kind.lines, worker] += 1
-    return list(turns.values()), [load for load, _ in sorted(queue, key=lambda x: x[1])]
+    given = [(i, share) for i, share in enumerate(shares) if share]
+    common = [[Hand(i, 0, 0, workers, share, kinds[i].lines)] for i, share in given]
+    after = [load for load, _ in sorted(queue, key=lambda x: x[1])]
+    return [*common, *turns.values()], after
 
 
-def _in_buckets(
-    kinds: Sequence[Kind],
-    shares: Sequence[int],
-    rest: Sequence[Sequence[Hand]],
-    workers: int,
-    most: int,
-) -> tuple[Bucket, ...]:
-    """Fills rows of ``most`` lines at most, and all about equally long, with shares and the rest.
+def _in_buckets(turns: Sequence[Sequence[Hand]], workers: int, most: int) -> tuple[Bucket, ...]:
+    """Cuts turns into buckets whose rows are about equally long, and have ``most`` lines at most.
 
     A turn that only fills shorter rows joins a bucket, since all rows are padded to one length.
     """
-    extra = np.zeros(workers, int)
-    for hand in itertools.chain(*rest):
-        extra[hand.start] += hand.lines
-    even = sum(share * kind.lines for share, kind in zip(shares, kinds, strict=True))
-    total = even + int(extra.max())
+    rows = np.zeros(workers, int)
+    for hand in itertools.chain(*turns):
+        rows[hand.start : hand.stop] += hand.width
+    total = int(rows.max())
     length = -(-total // -(-total // most))
     # A row that the next item does not fit into has reached this length.
-    most = min(most, length + max(kind.lines for kind in kinds) - 1)
+    most = min(most, length + max(turn[0].lines for turn in turns) - 1)
     buckets: list[list[Turn]] = []
-    rows = np.full(workers, most)  # lines in use in the last bucket; there is none yet
-
-    def add(turn: Sequence[Hand], most: int) -> None:
-        if max(rows[hand.start] for hand in turn) + turn[0].width > most:
-            buckets.append([])
-            rows[:] = 0
-        buckets[-1].append(_joined([x._replace(offset=int(rows[x.start])) for x in turn]))
-        for hand in turn:
-            rows[hand.start : hand.stop] += hand.width
-
-    for index, (kind, share) in enumerate(zip(kinds, shares, strict=True)):
-        stop = 0
-        while stop < share:
-            room = int(most - rows[0]) // kind.lines or most // kind.lines
-            start, stop = stop, min(stop + max(1, room), share)
-            add([Hand(index, start * workers, 0, workers, stop - start, kind.lines)], most)
-    for turn in rest:
-        add(turn, max(most, int(rows.max())))
+    for turn in turns:
+        lines, left = turn[0].lines, turn[0].each
+        while left:
+            used = max(int(rows[hand.start]) for hand in turn)
+            if not buckets or used + lines > max(most, rows.max()):
+                buckets.append([])
+                rows[:] = used = 0
+            each = min(left, max(1, (most - used) // lines))
+            hands = [x.part(x.each - left, each, int(rows[x.start])) for x in turn]
+            buckets[-1].append(_joined(hands))
+            for hand in hands:
+                rows[hand.start : hand.stop] += hand.width
+            left -= each
     return tuple(map(tuple, buckets))
 
 

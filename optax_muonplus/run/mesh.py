@@ -21,16 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from optax_muonplus.frame import LeafInfo, as_named, usable_axes
+from optax_muonplus.frame import LeafInfo, Read, Sources, as_named, dtypes_of, usable_axes
 from optax_muonplus.method import MatrixFunction, narrowed
-from optax_muonplus.run.batches import MatrixBatch, Read, dtypes_of
 from optax_muonplus.run.deal import LANES, Bucket, Turn, row_of
 from optax_muonplus.run.local import apply_local
-from optax_muonplus.run.loops import Sources, concatenated
+from optax_muonplus.run.loops import concatenated
 from optax_muonplus.run.planning import Exchange, plan
 from optax_muonplus.run.platform import Platform, on_its_platform, platform_of
 from optax_muonplus.run.sharded_leaf import ShardedLeaf
-from optax_muonplus.run.stacks import apply_batched
+from optax_muonplus.run.stacks import apply_batched, apply_to_one
 
 
 def apply_sharded(
@@ -176,9 +175,14 @@ class _Device:
         results = buffer if in_place else jnp.zeros(buffer.shape, dtype)
         shared = [x for x in bucket if x[0].stop - x[0].start == self.exchange.workers]
         hands = [turn[0] for turn in shared]
-        rows = [(x.kind, buffer[:, x.offset : x.offset + x.width]) for x in hands]
-        outputs = self.of_rows(*rows)
-        for hand, output in zip(hands, outputs, strict=True):
+        items, senders = [self.exchange.items[x.kind] for x in hands], self.exchange.senders
+        rows = [buffer[:, x.offset : x.offset + x.width] for x in hands]
+        batches = [item.to_batches(x, senders) for item, x in zip(items, rows, strict=True)]
+        outputs = iter(
+            apply_batched(self.functions, list(itertools.chain(*batches)), self.platform)
+        )
+        for hand, item, own in zip(hands, items, batches, strict=True):
+            output = item.to_rows([next(outputs) for _ in own], senders)
             results = jax.lax.dynamic_update_slice_in_dim(results, output, hand.offset, 1)
         for turn in bucket:
             if turn not in shared:
@@ -199,12 +203,7 @@ class _Device:
         rows, unchanged = (
             jax.lax.dynamic_slice_in_dim(x, offset, turn[0].lines, 1) for x in (buffer, results)
         )
-        # Of all branches XLA reserves the most memory that one takes. With float32 polar factors
-        # LLaMA-7B had 587 MB of temporaries on 256 chips of v5e, and so 409.
-        branches = [
-            lambda rows, kind=kind: self.of_rows((kind, rows), saves_memory=True)[0]
-            for kind in kinds
-        ]
+        branches = [functools.partial(self.of_item, self.exchange.items[kind]) for kind in kinds]
         if table[0].all():
             branch -= 1
         else:
@@ -212,24 +211,11 @@ class _Device:
         output = jax.lax.switch(branch, branches, rows)
         return jax.lax.dynamic_update_slice_in_dim(results, output, offset, 1)
 
-    def of_rows(self, *given: tuple[int, jax.Array], saves_memory: bool = False) -> list[jax.Array]:
-        """Works on arrays of rows ``(senders, lines, 128)``, each with the kind of its items."""
-        items, senders = [self.exchange.items[kind] for kind, _ in given], self.exchange.senders
-        matrices = [x.to_matrices(rows, senders) for x, (_, rows) in zip(items, given, strict=True)]
-        batches = [
-            MatrixBatch(
-                (x,),
-                item.layout.transposed,
-                item.dtype,
-                item.result_dtype,
-                saves_memory=saves_memory,
-            )
-            for item, own in zip(items, matrices, strict=True)
-            for x in own
-        ]
-        outputs = iter(apply_batched(self.functions, batches, self.platform))
-        pairs = zip(items, matrices, strict=True)
-        return [item.to_rows([next(outputs) for _ in own], senders) for item, own in pairs]
+    def of_item(self, item: ShardedLeaf, rows: jax.Array) -> jax.Array:
+        """Works on the rows ``(senders, lines, 128)`` of one item."""
+        batches = item.to_batches(rows, self.exchange.senders)
+        outputs = [apply_to_one(self.functions, x, self.platform) for x in batches]
+        return item.to_rows(outputs, self.exchange.senders)
 
 
 def _moved(

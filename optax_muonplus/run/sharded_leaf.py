@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus.frame import LeafInfo, LeafSharding, MatrixLayout, usable_axes
+from optax_muonplus.run.batches import MatrixBatch
 from optax_muonplus.run.deal import LANES
 
 
@@ -74,19 +75,20 @@ class ShardedLeaf(NamedTuple):
         elements = from_lines(items, math.prod(shape) // self.items)
         return elements.reshape(shape).transpose(np.argsort(self._order))
 
-    def to_matrices(self, rows: jax.Array, senders: tuple[str, ...]) -> list[jax.Array]:
+    def to_batches(self, rows: jax.Array, senders: tuple[str, ...]) -> list[MatrixBatch]:
         """Joins shards of items like this one, ``(devices along senders, lines of all, 128)``.
 
-        Returns their matrices, run by run as :meth:`MatrixLayout.to_matrices` does.
+        Returns their matrices, one batch for each run of :meth:`MatrixLayout.to_matrices`.
         """
         count = rows.shape[1] // self.lines
         shards = from_lines(rows.reshape(len(rows), count, -1, LANES), math.prod(self.local_shape))
         shards = shards.reshape(*self.grid(senders), count, *self.local_shape[1:])
         items = shards.transpose(self._joining(senders)).reshape(count, *self.layout.shape[1:])
-        return self.layout.stacked(count).to_matrices(items)
+        layout, dtypes = self.layout.stacked(count), (self.dtype, self.result_dtype)
+        return [MatrixBatch((x,), layout.transposed, *dtypes) for x in layout.to_matrices(items)]
 
     def to_rows(self, matrices: Sequence[jax.Array], senders: tuple[str, ...]) -> jax.Array:
-        """Inverts :meth:`to_matrices`."""
+        """Inverts :meth:`to_batches`."""
         count = sum(x.size for x in matrices) // math.prod(self.layout.shape)
         items = self.layout.stacked(count).from_matrices(matrices)
         shape = [count]
