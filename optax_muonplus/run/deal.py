@@ -28,9 +28,9 @@ by libtpu's estimate, and lines 36.9. Elsewhere it makes no difference.
 class Kind(NamedTuple):
     """Items that are alike; an *item* is one index of a parameter's batch axes."""
 
-    count: int  # of items
+    count: int  # number of items
     lines: int  # that one shard of an item takes
-    flops: int  # of an item
+    flops: int  # the work on one item
 
 
 class Hand(NamedTuple):

@@ -22,7 +22,7 @@ class ShardedLeaf(NamedTuple):
 
     layout: MatrixLayout
     sharding: LeafSharding
-    dtype: Any  # of the array, which may be another than its record's; the work is done in it
+    dtype: Any  # the array's, in which the work is done; its record may have another
     result_dtype: Any
 
     @classmethod

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "optax_muonplus"
 DOORS = [omp, *(getattr(omp, name) for name in dir(omp))]
 PUBLIC = {name for door in DOORS if inspect.ismodule(door) for name in dir(door)}
 # Files that nobody has read for this yet; no other one may join them.
-UNREAD = {f"run/{name}.py" for name in ("batches", "deal", "mesh", "sharded_leaf", "stacks")}
+UNREAD = {f"run/{name}.py" for name in ("batches", "stacks")}
 FILES = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")} - UNREAD
 # "Of both sides ..." takes its noun from the code below it.
 HEADLESS = re.compile(r"#:? *(Of|As|That of|Those of|Whether|Which) ", re.I)
