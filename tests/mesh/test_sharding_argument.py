@@ -79,20 +79,6 @@ def test_second_eager_update_compiles_nothing():
     assert not compiled
 
 
-@pytest.mark.parametrize("types", [AUTO, EXPLICIT, (AUTO, EXPLICIT)])
-def test_updates_under_set_mesh(types):
-    mesh = make_mesh((4, 2), "ab", types)
-    sharding = NamedSharding(mesh, P("a", "b"))
-    grads = jax.device_put(small()[0], sharding)
-    whole = jax.device_get(small()[0])
-    expected, _ = omp.scale_by_muonplus().update(whole, omp.scale_by_muonplus().init(whole))
-    given = None if types == EXPLICIT else sharding
-    tx = omp.scale_by_muonplus(sharding=given)
-    with jax.set_mesh(mesh):
-        updates, _ = jax.jit(tx.update)(grads, tx.init(grads))
-    assert_same(updates, expected, grads_like(sharding))
-
-
 @pytest.mark.parametrize("types", [AUTO, EXPLICIT, (AUTO, EXPLICIT), (EXPLICIT, AUTO)])
 def test_inside_a_shard_map_over_other_axes(types):
     """Gradients averaged by hand over one axis, matrices sharded over the other."""
