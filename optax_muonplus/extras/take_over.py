@@ -13,7 +13,6 @@ import optax
 from optax_muonplus.frame import flatten_with_names, fold_all, listed, path_name
 from optax_muonplus.method import narrowed
 from optax_muonplus.transforms import stored_like, widened
-from optax_muonplus.trees import aligned
 
 # Roles of arrays, in the words of the report.
 MOMENTUM, FIRST, SECOND = "momentum", "first moment", "second moment"
@@ -345,3 +344,13 @@ def _note(old: Leaf, new: Leaf) -> str:
 def _known(number: Any) -> int | None:
     """Returns the number in an array, None while it is traced."""
     return None if isinstance(number, jax.core.Tracer) else int(number)
+
+
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Makes the lines of a table; the first of ``rows`` is the header."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return [lines[0], "-" * (sum(widths) + 2 * (len(widths) - 1)), *lines[1:]]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from optax_muonplus.extras.take_over import aligned
 from optax_muonplus.frame import (
     ADAM,
     MUON,
@@ -31,7 +32,7 @@ from optax_muonplus.report.remarks import remarks
 from optax_muonplus.report.state_bytes import line_of_bytes
 from optax_muonplus.report.without_effect import all_arguments, without_effect
 from optax_muonplus.run import ShardedLeaf, for_platform, plan
-from optax_muonplus.trees import aligned, reader_of, resolve, shardings_of
+from optax_muonplus.trees import reader_of, resolve, shardings_of
 
 T = TypeVar("T")
 # From sides of 1 : 16 on, normalizing makes the update's RMS this many times Muon's.

@@ -4,6 +4,7 @@ A tree that is given for a whole model may have entries for leaves that ``optax.
 ``optax.partition`` or Equinox left out of the tree at hand. Nothing is asked of them there.
 """
 
+import collections
 import dataclasses
 import functools
 import re
@@ -11,9 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from optax import MaskedNode
 
-from optax_muonplus.frame import Path, flatten_tree, flatten_with_names, is_hole
+from optax_muonplus.frame import LeafInfo, Path, flatten_tree, flatten_with_names, is_hole
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,6 +47,11 @@ class FlatTree:
     def names(self) -> list[str]:
         """The paths as patterns are searched in them: ``blocks/0/attn/query/kernel``."""
         return ["/".join(path) for path in self.paths]
+
+    def records(self) -> list[LeafInfo]:
+        """Makes a record of each leaf, with its path and shape alone."""
+        rows = enumerate(zip(self.paths, self.arrays, strict=True))
+        return [LeafInfo(i, path, np.shape(x), None, None) for i, (path, x) in rows]
 
     @property
     def has_masks(self) -> bool:
@@ -110,3 +117,22 @@ def broadcast_prefix(given: Any, tree: FlatTree, kind: Any, what: str, expected:
 
 def _is_above_or_below(path: Path, others: Sequence[Path]) -> bool:
     return any(path[: len(other)] == other[: len(path)] for other in others)
+
+
+# Names of an array within a parameter that is one array: Haliax's NamedArray and penzai's.
+_WITHIN_PARAMETER = (("0",), ("array",), ("value", "data_array"))
+
+
+def names_to_read(paths: Sequence[Path]) -> list[str]:
+    """Writes paths as the default rules are searched in them.
+
+    Haliax's arrays end in ``weight/0`` or ``weight/array``, penzai's in ``value/data_array``, and
+    have no neighbours. Flattened models of PyTorch and penzai have dots for slashes.
+    """
+    siblings = collections.Counter(path[:-1] for path in paths)
+    names = []
+    for path in paths:
+        ends = [end for end in _WITHIN_PARAMETER if path[-len(end) :] == end and path != end]
+        length = len(ends[0]) if ends and siblings[path[:-1]] == 1 else 0
+        names.append("/".join(path[: len(path) - length]).replace(".", "/"))
+    return names

@@ -107,17 +107,16 @@ def _by_numbers(tree: FlatTree, given: DimensionNumbersTree, strict: bool) -> li
     """Reads leaves by a tree of dimension numbers, or a function to one."""
     expected = "MuonDimensionNumbers, MatrixSpec, or None for AdamW"
     specs = broadcast_prefix(given, tree, DimensionNumbers | None, "dimension numbers", expected)
-    rows = enumerate(zip(tree.paths, tree.arrays, specs, strict=True))
-    own = [
-        LeafInfo(i, path, jnp.shape(x), None, None, dimension_numbers=spec)
-        for i, (path, x, spec) in rows
-    ]
+    pairs = zip(tree.records(), specs, strict=True)
+    own = [leaf._replace(dimension_numbers=spec) for leaf, spec in pairs]
     if strict or not is_function(given):
         return laid(own)
     # A function may call rules, and does not say by which: the default ones may agree.
     pairs = zip(own, Reader().read(tree), strict=True)
-    agree = lambda x, y: y.known and x.dimension_numbers == y.dimension_numbers  # noqa: E731
-    return laid([x._replace(rule=y.rule) if agree(x, y) else x for x, y in pairs])
+    return laid(
+        x._replace(rule=y.rule) if y.known and x.dimension_numbers == y.dimension_numbers else x
+        for x, y in pairs
+    )
 
 
 def _check_not_flat(leaves: Sequence[LeafInfo]) -> None:

@@ -12,10 +12,6 @@ from optax_muonplus.trees.flat import FlatTree
 _NOT_TRAINED = {"batch_stats", "cache", "intermediates"}
 # Variables of Flax NNX that are not trained; kinds of a user's own may be.
 _STATE = {"BatchStat", "Cache", "Intermediate", "OptState", "Perturbation", "RngState"}
-_MODELS = (
-    "variables['params'] in Flax Linen, nnx.state(model, nnx.Param) in NNX,"
-    " eqx.filter(model, eqx.is_inexact_array) in Equinox"
-)
 
 
 def check_parameters(flat: FlatTree) -> None:
@@ -47,7 +43,11 @@ def check_parameters(flat: FlatTree) -> None:
         raise ValueError("Got an optimizer in place of parameters: pass the parameters of a model.")
     if wrong and wrong[0][0] == path_name(()):
         kind = getattr(tree, "__name__", type(tree).__name__)
-        raise ValueError(f"Got {kind} in place of parameters. They are {_MODELS}.")
+        raise ValueError(
+            f"Got {kind} in place of parameters. They are variables['params'] in Flax Linen,"
+            " nnx.state(model, nnx.Param) in NNX, eqx.filter(model, eqx.is_inexact_array) in"
+            " Equinox."
+        )
     if wrong:
         name, x = wrong[0]
         what = "a function" if callable(x) else f"of type {type(x).__name__}"

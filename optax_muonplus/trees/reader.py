@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,12 +16,10 @@ from optax_muonplus.frame import (
     MatrixLayout,
     Shape,
 )
-from optax_muonplus.trees.flat import FlatTree
+from optax_muonplus.trees.flat import FlatTree, names_to_read
 from optax_muonplus.trees.layer_axes import check_kernels, with_stacks
-from optax_muonplus.trees.module_classes import read_classes
-from optax_muonplus.trees.named_axes import Said, read_named_layers
 from optax_muonplus.trees.neighbours import Neighbours
-from optax_muonplus.trees.paths import names_to_read
+from optax_muonplus.trees.own_words import Said, said_by_layers
 from optax_muonplus.trees.rule_words import Rule
 from optax_muonplus.trees.rules import DEFAULT_RULES
 from optax_muonplus.trees.suggestions import check_known
@@ -66,15 +64,13 @@ class Reader:
 
     def read(self, tree: FlatTree) -> list[LeafInfo]:
         """Makes a record for each leaf; ``known`` is False where no rule can read it."""
-        by_layer = read_classes(tree) | read_named_layers(tree)
+        by_layer = said_by_layers(tree)
         said = [by_layer.get(path) or by_layer.get(path[:-1]) for path in tree.paths]
-        rows = enumerate(zip(tree.paths, tree.arrays, strict=True))
-        leaves = [LeafInfo(i, path, np.shape(x), None, None) for i, (path, x) in rows]
-        leaves = with_stacks(leaves, self.layer_axes, said)
+        leaves = with_stacks(tree.records(), self.layer_axes, said)
         check_found(self.rules, self.layer_axes, leaves, tree)
         chosen = [next((rule for rule in self.rules if rule.fits_leaf(x)), None) for x in leaves]
         by_default = _by_default_rules(tree, leaves, said)
-        leaves = laid(list(map(_by_rule, chosen, by_default)))
+        leaves = laid(map(_by_rule, chosen, by_default))
         check_kernels(leaves, self.layer_axes)
         asked = [not (rule or layer) for rule, layer in zip(chosen, said, strict=True)]
         return _without_vectors_of_layers(leaves, asked)
@@ -148,7 +144,7 @@ def reader_of(
     return Reader(made, axes)
 
 
-def laid(leaves: Sequence[LeafInfo]) -> list[LeafInfo]:
+def laid(leaves: Iterable[LeafInfo]) -> list[LeafInfo]:
     """Gives records the layouts that their dimension numbers describe.
 
     Raises ValueError, which names all leaves that their dimension numbers do not fit.

@@ -17,8 +17,6 @@ from optax_muonplus.trees.rule_words import Rule, adamw, matrix
 
 _QKV = r"(([qkv]|query|key|value)(_proj|_projection)?|w[qkv]|wq_b|wkv_b)"
 _OUT = r"(o|out|wo|o_proj|(attn_)?out_proj|attention_output)"
-
-
 _KERNEL = "/(kernel|w)"  # Flax and Keras have kernels, Haiku a w
 _FLAX, _ANY = "Flax, Keras", "Flax, Keras, Haiku"
 _TUNIX = "MaxText, tunix, Keras"
