@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, overload
 
 import optax
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 Rule = Link | MatrixTransformation
 
 # What only a chain sets, by what stands before a function, or the place where it runs.
-_SET_BY_CHAINS = {"divisor", "bounded", "stored_transposed", "shape", "machine", "run"}
+_SET_BY_CHAINS = {"divisor", "bounded", "stored_transposed", "run"}
 _FURTHER = "All other arguments are those of :func:`optax_muonplus.optimizer`."
 _OPTIONS = """Options of the values among the arguments may be given by their own names, such as
 ``beta=0.9`` of the momentum and ``adam_b1=0.9`` of AdamW: they change the value that is given, or
@@ -83,26 +83,25 @@ def takes_options(
         return functools.partial(takes_options, without=without)
     arguments = _arguments(function, without)
     offered = {
-        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_Default(default))
+        x.keyword: inspect.Parameter(
+            x.keyword, inspect.Parameter.KEYWORD_ONLY, default=_Default(x.default)
+        )
         for parameter in arguments.values()
-        for name, (_, default) in _named_options(parameter.default).items()
-        if name not in arguments
+        for x in _options(parameter.default)
+        if x.keyword not in arguments
     }
 
     @functools.wraps(function)
     def made(*args: Any, **kwargs: Any) -> Any:
         given = {name: x for name, x in kwargs.items() if name in arguments}
         own = inspect.Signature(list(arguments.values())).bind_partial(*args, **given).arguments
-        rest = kwargs.keys() - given.keys()
-        options = {
-            k: kwargs[k] for k in kwargs if k in rest and not isinstance(kwargs[k], _Default)
-        }
+        rest = {name: x for name, x in kwargs.items() if name not in arguments}
+        options = {name: x for name, x in rest.items() if not isinstance(x, _Default)}
         values = {name: own.get(name, p.default) for name, p in arguments.items()}
-        known = {name: _named_options(x) for name, x in values.items()}
-        _check_options(made.__name__, options, [*arguments, *offered], values, known)
-        for argument, names in known.items():
-            changes = {names[k][0]: options[k] for k in options if k in names}
-            if changes:
+        known = {name: _options(x) for name, x in values.items()}
+        _check_options(made.__name__, options, [*arguments, *offered], known)
+        for argument, found in known.items():
+            if changes := {x.name: options[x.keyword] for x in found if x.keyword in options}:
                 own[argument] = _changed(values[argument], changes)
         return function(**own)
 
@@ -118,27 +117,51 @@ def takes_options(
 
 def _check_options(
     function: str,
-    options: Mapping[str, Any],
+    options: Iterable[str],
     shown: Sequence[str],
-    values: Mapping[str, Any],
-    known: Mapping[str, Mapping[str, Any]],
+    known: Mapping[str, Sequence["_Option"]],
 ) -> None:
-    """Raises TypeError for an option that none of the values has."""
-    found = {option for names in known.values() for option in names}
-    check_argument_names(function, options, dict.fromkeys([*shown, *sorted(found)]))
-    if unused := options.keys() - found:
-        kinds = " and ".join(type(x).__name__ for name, x in values.items() if known[name])
-        raise TypeError(
-            f"{function}() has no argument {min(unused)} with {kinds}, which have no such option."
-        )
+    """Raises TypeError for an option that none of the values has, or more than one."""
+    found = [option for each in known.values() for option in each]
+    names = dict.fromkeys([*shown, *(x.keyword for x in found)])
+    check_argument_names(function, options, names)
+    for keyword in options:
+        owners = [x.owner for x in found if x.keyword == keyword]
+        if not owners:
+            others = ", ".join(dict.fromkeys(x.owner for x in found))
+            raise TypeError(
+                f"{function}() has no argument {keyword} with {others}: none of them has it."
+            )
+        if len(owners) > 1:
+            raise TypeError(
+                f"{function}() has {keyword} in {' and in '.join(owners)}: give it to one of them,"
+                f" as in {owners[0]}({keyword.removeprefix('adam_')}=...)."
+            )
 
 
-def _named_options(value: Any) -> dict[str, tuple[str, Any]]:
-    """Returns for each keyword the option of a value, and what it is."""
-    if hasattr(value, "transformation") and not isinstance(value, AdamW):
-        return {}  # the names of its options are those of the rule's
-    prefix = "adam_" if isinstance(value, AdamW) else ""
-    return {prefix + name: (name, x) for name, x in _options(value).items()}
+class _Option(NamedTuple):
+    """An attribute of a value among the arguments, and the keyword that changes it."""
+
+    keyword: str
+    name: str
+    default: Any
+    owner: str  # the class that has the attribute
+
+
+def _options(value: Any, prefix: str = "") -> list[_Option]:
+    """Returns the options of a value, and of those that it is made of."""
+    if isinstance(value, MatrixTransformation):
+        return [option for part in value.parts for option in _options(part)]
+    if hasattr(value, "transformation"):  # its options have names that the rule's have too
+        if not isinstance(value, AdamW):
+            return []
+        prefix = "adam_"
+    found, owner = [], type(value).__name__
+    for name in _fields(value):
+        x = getattr(value, name)
+        own = _Option(prefix + name, name, x, owner)
+        found += _options(x) if dataclasses.is_dataclass(x) else [own]
+    return found
 
 
 def _arguments(function: Callable[..., Any], without: Sequence[str]) -> dict[str, Any]:
@@ -160,18 +183,6 @@ def _is_option(parameter: inspect.Parameter) -> bool:
     return isinstance(parameter.default, _Default)
 
 
-def _options(value: Any) -> dict[str, Any]:
-    """Returns the options of a value, and of those that it is made of, with what they are."""
-    options: dict[str, Any] = {}
-    if isinstance(value, MatrixTransformation):
-        for part in value.parts:
-            options |= {name: x for name, x in _options(part).items() if name not in options}
-    for name in _fields(value):
-        x = getattr(value, name)
-        options |= _options(x) if dataclasses.is_dataclass(x) else {name: x}
-    return options
-
-
 def _fields(value: Any) -> list[str]:
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return []
@@ -182,7 +193,7 @@ def _fields(value: Any) -> list[str]:
 
 def _changed(value: Any, options: Mapping[str, Any]) -> Any:
     """Returns a value with other options, wherever in it they are."""
-    if not options.keys() & _options(value).keys():
+    if not any(x.name in options for x in _options(value)):
         return value
     if isinstance(value, MatrixTransformation):
         return matrix_chain(
@@ -296,17 +307,13 @@ def _with_rate(
 
 def former_optimizer_of(
     link: Part,
-    learning_rate: optax.ScalarOrSchedule,
-    weight_decay: optax.ScalarOrSchedule,
+    learning_rate: Any,
+    weight_decay: Any,
     weight_decay_mask: Any,
     adamw: Rest,
-    weight_dimension_numbers: DimensionNumbersTree,
-    sharding: ShardingTree,
+    weight_dimension_numbers: Any,
+    sharding: Any,
 ) -> ChainTransformation:
     """Calls :func:`optax_muonplus.optimizer`; the name goes in version 0.4."""
-    where: Any = {
-        "adamw": adamw,
-        "muon_weight_dimension_numbers": weight_dimension_numbers,
-        "sharding": sharding,
-    }
-    return optimizer(link, learning_rate, weight_decay, weight_decay_mask, **where)
+    where: Any = {"muon_weight_dimension_numbers": weight_dimension_numbers, "sharding": sharding}
+    return optimizer(link, learning_rate, weight_decay, weight_decay_mask, adamw=adamw, **where)

@@ -18,6 +18,7 @@ from optax_muonplus import baselines, transforms
 from optax_muonplus.polar import Orthogonalize
 
 PARAMS = {"up": {"kernel": jnp.ones((4, 6)), "bias": jnp.zeros(6)}}
+TWO_EPS = omp.matrix_chain(omp.normalize(), baselines.Balance())
 INTEGERS = jnp.arange(12).reshape(3, 4)
 ATTENTION = {"attn": {name: {"kernel": jnp.ones((6, 8))} for name in ("query", "key")}}
 
@@ -56,7 +57,11 @@ MISTAKES = {
     "beta2 of a rule without": (lambda: baselines.muown(0.1, beta2=0.9), "it is called adam_b2"),
     "an option of another rule": (
         lambda: baselines.normuon(0.1, baselines.AdaMuon(), rule="paper"),
-        "no argument rule with AdaMuon and AdamW, which have no such option",
+        "no argument rule with AdaMuon, Momentum, Orthogonalize, AdamW: none of them has it",
+    ),
+    "an option of two values": (
+        lambda: omp.optimizer(TWO_EPS, 1, norm_eps=1),
+        "in Normalize and in Balance: give it to one of them, as in Normalize(norm_eps=...)",
     ),
     "norm of a rival": (lambda: baselines.turbo_muon(0.1, norm="row"), "it has learning_rate"),
     "a decay for Hyperball": (
