@@ -132,14 +132,6 @@ def test_only_public_modules_are_used_outside_the_library(folder):
                 assert not private, f"{path} uses {ast.unparse(node)}"
 
 
-@pytest.mark.parametrize("room", ["baselines", "diagnostics", "integrations"])
-def test_rooms_at_the_edge_use_what_a_user_imports(room):
-    public = {room, *dir(optax_muonplus)}
-    for module in MODULES:
-        for other in imported_modules(module) if room_of(module) == room else ():
-            assert room_of(other) in public, f"{module} imports {other}"
-
-
 def test_no_test_imports_a_test():
     for path in (ROOT / "tests").rglob("*.py"):
         for name in imported(path):
