@@ -7,6 +7,8 @@ import optax
 import pytest
 
 import optax_muonplus as omp
+from optax_muonplus import frame
+from optax_muonplus.baselines import NorMuon
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
@@ -14,6 +16,7 @@ from optax_muonplus.transforms import (
     Momentum,
     add_decayed_weights,
     partition_with_adamw,
+    plainly,
     scale_by_learning_rate,
 )
 
@@ -166,3 +169,35 @@ def test_a_state_of_fewer_links_is_refused():
 def test_adamw_needs_a_learning_rate():
     with pytest.raises(ValueError, match="AdamW has no learning rate"):
         partition_with_adamw(omp.matrix_chain(*parts()))
+
+
+class EveryLeaf:
+    """A reader for which every leaf is a matrix (in, out)."""
+
+    dimension_numbers = sharding = None
+
+    def __call__(self, tree):
+        arrays, structure = jax.tree.flatten(tree)
+        layouts = [frame.MatrixLayout.of(x.shape, omp.MuonDimensionNumbers()) for x in arrays]
+        rows = enumerate(zip(arrays, layouts, strict=True))
+        leaves = [frame.LeafInfo(i, (str(i),), x.shape, x.dtype, layout) for i, (x, layout) in rows]
+        return frame.ResolvedTree(leaves, arrays, structure.unflatten)
+
+    def placed(self, state, tree):
+        return state
+
+
+@pytest.mark.parametrize("links", [parts(), (NorMuon(),)], ids=["functions", "a rule"])
+def test_a_chain_reads_and_runs_by_what_it_is_given(links):
+    """In the frame; the public chain passes the reader of rules and what runs fast."""
+    grads, seen = {"kernel": tree(1)["dense"]["kernel"]}, []
+
+    def run(functions, *where):
+        seen.append(functions)
+        return plainly(functions, *where)
+
+    own = frame.matrix_chain(*links, read=EveryLeaf(), run=run)
+    public = omp.matrix_chain(*links)
+    found, expected = (tx.update(grads, tx.init(grads))[0]["kernel"] for tx in (own, public))
+    assert len(seen) == 1
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
