@@ -12,6 +12,8 @@ from optax_muonplus.frame import StateCheck, beside_updates, flatten_with_names,
 
 _LOW = 0xFFFF  # the low 16 bits of a float32, which a bfloat16 lacks
 _LARGEST_REMAINDER = 0x7FFF
+# From the number of a parameter in bfloat16, the parameter and its float32 step to its new value.
+Move = Callable[[int, jax.Array, jax.Array], jax.Array]
 
 
 class RemaindersState(NamedTuple):
@@ -77,35 +79,23 @@ def param_remainders(
       >>> float(params)  # sgd alone stays at 1
       0.98828125
     """
-    inner = optax.with_extra_args_support(inner)
 
-    def first(params: optax.Params) -> RemaindersState:
-        _check_dtypes(params)
+    def first(inner_state: Any, params: optax.Params) -> RemaindersState:
         kept = lambda x: jnp.zeros_like(x, jnp.int16) if _is_bfloat16(x) else optax.MaskedNode()  # noqa: E731
-        return RemaindersState(inner.init(params), jax.tree.map(kept, params))
+        return RemaindersState(inner_state, jax.tree.map(kept, params))
 
-    def update(
-        updates: optax.Updates,
-        state: Any,
-        params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, RemaindersState]:
-        _check_given(params)
-        check(state, updates, beside_updates(updates, params))
-        steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
-        old, treedef = jax.tree.flatten(state.remainders)
+    def mover(state: RemaindersState) -> tuple[Move, Callable[[Any], RemaindersState]]:
+        old, structure = jax.tree.flatten(state.remainders)
         new = []
 
-        def moved(i: int, x: jax.Array, step: jax.Array) -> jax.Array:
+        def move(i: int, x: jax.Array, step: jax.Array) -> jax.Array:
             value, remainder = _split(_joined(x, old[i]) + step)
             new.append(remainder)
             return value
 
-        made = _moved(moved, steps, params)
-        return made, RemaindersState(inner_state, treedef.unflatten(new))
+        return move, lambda inner_state: RemaindersState(inner_state, structure.unflatten(new))
 
-    check = StateCheck(first)
-    return optax.GradientTransformationExtraArgs(check.init, update)
+    return _moving(inner, first, mover)
 
 
 def stochastic_rounding(
@@ -138,53 +128,66 @@ def stochastic_rounding(
     """
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be an integer from 0 to 2**32 - 1, got {seed!r}.")
-    inner = optax.with_extra_args_support(inner)
 
-    def first(params: optax.Params) -> StochasticRoundingState:
-        _check_dtypes(params)
-        return StochasticRoundingState(inner.init(params), jnp.zeros((), jnp.int32))
+    def first(inner_state: Any, params: optax.Params) -> StochasticRoundingState:
+        del params
+        return StochasticRoundingState(inner_state, jnp.zeros((), jnp.int32))
 
-    def update(
-        updates: optax.Updates,
-        state: Any,
-        params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, StochasticRoundingState]:
-        _check_given(params)
-        check(state, updates, beside_updates(updates, params))
-        steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
+    def mover(state: Any) -> tuple[Move, Callable[[Any], StochasticRoundingState]]:
         key = jax.random.fold_in(jax.random.key(seed), state.count)
 
-        def moved(i: int, x: jax.Array, step: jax.Array) -> jax.Array:
+        def move(i: int, x: jax.Array, step: jax.Array) -> jax.Array:
             total = x.astype(jnp.float32) + step
             noise = jax.random.bits(jax.random.fold_in(key, i), x.shape, jnp.uint16)
             return _high(_bits(total) + jnp.where(jnp.isfinite(total), noise, 0))
 
         count = jnp.asarray(optax.safe_increment(state.count))
-        return _moved(moved, steps, params), StochasticRoundingState(inner_state, count)
+        return move, lambda inner_state: StochasticRoundingState(inner_state, count)
 
-    check = StateCheck(first)
-    return optax.GradientTransformationExtraArgs(check.init, update)
+    return _moving(inner, first, mover)
 
 
-def _moved(
-    move: Callable[[int, jax.Array, jax.Array], jax.Array],
-    updates: optax.Updates,
-    params: optax.Params | None,
-) -> optax.Updates:
-    """Updates that bring parameters in bfloat16 to where ``move`` puts them, exactly.
+def _moving(
+    inner: optax.GradientTransformation,
+    first: Callable[[Any, optax.Params], Any],
+    mover: Callable[[Any], tuple[Move, Callable[[Any], Any]]],
+) -> optax.GradientTransformationExtraArgs:
+    """Makes updates that bring parameters in bfloat16 to where a function puts them, exactly.
 
-    It gets the number of each of them, the parameter, and its step in float32.
+    Args:
+      inner: the whole optimizer.
+      first: from its state and the parameters to the first state.
+      mover: from a state to that function, and to another one from the new state of ``inner`` to
+        the new state.
     """
-    numbers = itertools.count()
+    inner = optax.with_extra_args_support(inner)
 
-    def of(update: jax.Array, x: jax.Array) -> jax.Array:
-        if not _is_bfloat16(x):
-            return update
-        moved = move(next(numbers), x, update.astype(jnp.float32))
-        return moved.astype(jnp.float32) - x.astype(jnp.float32)
+    def start(params: optax.Params) -> Any:
+        _check_dtypes(params)
+        return first(inner.init(params), params)
 
-    return jax.tree.map(of, updates, beside_updates(updates, params))
+    check = StateCheck(start)
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
+    ) -> tuple[optax.Updates, Any]:
+        if params is None:
+            raise ValueError("Rounding needs the parameters: call tx.update(grads, state, params).")
+        beside = beside_updates(updates, params)
+        check(state, updates, beside)
+        steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
+        numbers, (move, finish) = itertools.count(), mover(state)
+
+        def moved(step: jax.Array, x: jax.Array) -> jax.Array:
+            if not _is_bfloat16(x):
+                return step
+            new = move(next(numbers), x, step.astype(jnp.float32))
+            return new.astype(jnp.float32) - x.astype(jnp.float32)
+
+        made = jax.tree.map(moved, steps, beside)
+        return made, finish(inner_state)
+
+    return optax.GradientTransformationExtraArgs(check.init, update)
 
 
 def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -220,11 +223,6 @@ def _high(bits: jax.Array) -> jax.Array:
 
 def _is_bfloat16(x: Any) -> bool:
     return jnp.result_type(x) == jnp.bfloat16
-
-
-def _check_given(params: optax.Params | None) -> None:
-    if params is None:
-        raise ValueError("Rounding needs the parameters: call tx.update(grads, state, params).")
 
 
 def _check_dtypes(params: optax.Params) -> None:
