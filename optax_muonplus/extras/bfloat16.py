@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus.frame import StateCheck, beside_updates, flatten_with_names, path_name
+from optax_muonplus.frame import beside_updates, explained, flatten_with_names, path_name
 
 _LOW = 0xFFFF  # the low 16 bits of a float32, which a bfloat16 lacks
 _LARGEST_REMAINDER = 0x7FFF
@@ -166,17 +166,13 @@ def _moving(
         _check_dtypes(params)
         return first(inner.init(params), params)
 
-    check = StateCheck(start)
-
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, Any]:
         if params is None:
             raise ValueError("Rounding needs the parameters: call tx.update(grads, state, params).")
         beside = beside_updates(updates, params)
-        check(state, updates, beside)
-        steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
-        numbers, (move, finish) = itertools.count(), mover(state)
+        numbers = itertools.count()
 
         def moved(step: jax.Array, x: jax.Array) -> jax.Array:
             if not _is_bfloat16(x):
@@ -184,10 +180,13 @@ def _moving(
             new = move(next(numbers), x, step.astype(jnp.float32))
             return new.astype(jnp.float32) - x.astype(jnp.float32)
 
-        made = jax.tree.map(moved, steps, beside)
-        return made, finish(inner_state)
+        with explained(state, updates, beside, start):
+            steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
+            move, finish = mover(state)
+            made = jax.tree.map(moved, steps, beside)
+            return made, finish(inner_state)
 
-    return optax.GradientTransformationExtraArgs(check.init, update)
+    return optax.GradientTransformationExtraArgs(start, update)
 
 
 def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:

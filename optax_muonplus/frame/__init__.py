@@ -12,12 +12,13 @@ from optax_muonplus.frame.chain import Reader as Reader
 from optax_muonplus.frame.chain import links_of as links_of
 from optax_muonplus.frame.chain import matrix_chain as matrix_chain
 from optax_muonplus.frame.chain import parts_of as parts_of
-from optax_muonplus.frame.checks import StateCheck as StateCheck
 from optax_muonplus.frame.checks import beside_updates as beside_updates
 from optax_muonplus.frame.checks import check_gradients as check_gradients
 from optax_muonplus.frame.checks import check_inexact as check_inexact
 from optax_muonplus.frame.checks import check_inexact_dtypes as check_inexact_dtypes
 from optax_muonplus.frame.checks import check_only_matrices as check_only_matrices
+from optax_muonplus.frame.checks import check_structure as check_structure
+from optax_muonplus.frame.checks import explained as explained
 from optax_muonplus.frame.checks import mark_as_last as mark_as_last
 from optax_muonplus.frame.checks import wrong_state as wrong_state
 from optax_muonplus.frame.descent import DecayedWeights as DecayedWeights

@@ -2,7 +2,6 @@
 
 import contextvars
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -10,11 +9,12 @@ import jax
 import optax
 
 from optax_muonplus.frame.checks import (
-    StateCheck,
     beside_updates,
     check_gradients,
     check_inexact,
     check_only_matrices,
+    check_structure,
+    explained,
 )
 from optax_muonplus.frame.fused import DualNorm, FusedLink
 from optax_muonplus.frame.layout import DimensionNumbersTree
@@ -287,8 +287,7 @@ class Resolved:
 
     def transformation(self, cls: type[Made], parts: tuple[Any, ...]) -> Made:
         """Returns the transformation of the chain that is made of ``parts``."""
-        check = StateCheck(self.init)
-        made = cls(check.init, functools.partial(self.update, check))
+        made = cls(self.init, self.update)
         made.parts, made.run = parts, self.run
         made.weight_dimension_numbers = self.read.dimension_numbers
         made.sharding = self.read.sharding
@@ -302,7 +301,6 @@ class Resolved:
 
     def update(
         self,
-        check: StateCheck,
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
@@ -311,9 +309,11 @@ class Resolved:
         """Returns the updates and the new state."""
         check_gradients(updates, params)
         params = beside_updates(updates, params)
-        check(state, updates, params)
         tree = self._read(updates)
-        return self._inside(self.step, updates, state, params, tree, extra_args)
+        with explained(state, updates, params, self.init):
+            made, new = self._inside(self.step, updates, state, params, tree, extra_args)
+        check_structure(state, new)
+        return made, new
 
     @property
     def _is_given(self) -> bool:

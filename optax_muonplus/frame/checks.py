@@ -1,8 +1,9 @@
 """Checks of parameters, gradients and states, which name the leaves that are wrong."""
 
+import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -117,52 +118,55 @@ _STATE = " Make it for these parameters: tx.init(parameters)."
 _EVERYWHERE = ("EmptyState", "MaskedState", "PartitionState", "tuple")
 
 
-class StateCheck:
-    """Refuses gradients and states of other parameters, and states of other optimizers.
+@contextlib.contextmanager
+def explained(
+    state: Any,
+    updates: optax.Updates,
+    params: optax.Params | None,
+    first: Callable[[optax.Params], Any],
+) -> Generator[None, None, None]:
+    """Lets an error of an update say that the state is of another optimizer or model, if it is.
 
-    An update compares the structure of its state with those that are known to be right: the one
-    that init made, and those that were compared with it before. Only for another structure, as
-    after a checkpoint was read, the first state is made once more, without computing it.
+    Every other error stays as it is, and this one has it as its cause. States are compared after
+    an error only, because the one to compare with has to be made:
+    ``optax.inject_hyperparams`` makes a transformation anew at every update, whose trace would
+    take a tenth longer.
+
+    Args:
+      state: before the update.
+      updates: the gradients.
+      params: parameters, or None.
+      first: makes the first state for parameters.
     """
-
-    def __init__(self, first: Callable[[optax.Params], Any]) -> None:
-        """Takes the function that makes the first state for parameters."""
-        self._first = first
-        self._right: list[Any] = []  # structures of models need no hash
-
-    def init(self, params: optax.Params) -> Any:
-        """Returns the first state, and takes it for right."""
-        state = self._first(params)
-        self._right.append(_key(params, state))
-        return state
-
-    def __call__(self, state: Any, updates: optax.Updates, params: optax.Params | None) -> None:
-        """Raises ValueError for a state that is not one for these gradients and parameters."""
-        if params is not None and jax.tree.structure(params) != jax.tree.structure(updates):
-            _check_names("Gradients do not fit.", _names(updates), _names(params), _GRADIENTS)
-        owner, remedy, like = "parameters", _STATE, params
-        if params is None:  # gradients may be the ones that are wrong
-            owner, remedy, like = "gradients", _GRADIENTS + _STATE, updates
-        key = _key(like, state)
-        if key in self._right:
-            return
-        try:
-            expected = jax.eval_shape(self._first, like)
-        except Exception:  # a user's init may read arrays, which are only traced here
-            return
-        if _classes(state) != _classes(expected):
-            raise wrong_state(state, _classes(expected))
-        # Counts belong to no parameter: an update that needs one says so itself.
-        names = _names(state, least_ndim=1), _names(expected, least_ndim=1)
-        _check_names(f"The state does not fit the {owner}.", *names, remedy)
-        self._right.append(key)
+    if params is not None and jax.tree.structure(params) != jax.tree.structure(updates):
+        _check_names("Gradients do not fit.", _names(updates), _names(params), _GRADIENTS)
+    try:
+        yield
+    except Exception as error:
+        _explain(error, state, updates, params, first)
+        raise
 
 
-def _key(params: Any, state: Any) -> Any:
-    """Returns all that the structure of a state may depend on, and that structure."""
-    leaves, structure = jax.tree.flatten(params)
-    dtypes = tuple(getattr(x, "dtype", None) for x in leaves)
-    return structure, dtypes, jax.tree.structure(state)
+def _explain(error: Exception, state: Any, updates: Any, params: Any, first: Any) -> None:
+    """Raises ValueError, caused by ``error``, for a state of another optimizer or model."""
+    try:
+        expected = jax.eval_shape(first, updates if params is None else params)
+    except Exception:  # it says nothing of the state, and would hide the error
+        return
+    if _classes(state) != _classes(expected):
+        raise wrong_state(state, _classes(expected)) from error
+    owner, remedy = "parameters", _STATE
+    if params is None:  # gradients may be the ones that are wrong
+        owner, remedy = "gradients", _GRADIENTS + _STATE
+    # Counts belong to no parameter: an update that needs one says so itself.
+    names = _names(state, least_ndim=1), _names(expected, least_ndim=1)
+    _check_names(f"The state does not fit the {owner}.", *names, remedy, error)
+
+
+def check_structure(state: Any, after: Any) -> None:
+    """Raises ValueError for a state of another structure than the one that an update made of it."""
+    if jax.tree.structure(after) != jax.tree.structure(state):
+        raise wrong_state(state, _classes(after))
 
 
 def _names(tree: Any, least_ndim: int = 0) -> set[str]:
@@ -171,13 +175,15 @@ def _names(tree: Any, least_ndim: int = 0) -> set[str]:
     return {path_name(path) for path, x in paths_and_leaves if getattr(x, "ndim", 0) >= least_ndim}
 
 
-def _check_names(said: str, names: set[str], right: set[str], remedy: str) -> None:
+def _check_names(
+    said: str, names: set[str], right: set[str], remedy: str, error: Exception | None = None
+) -> None:
     """Raises ValueError if a tree has other leaves than the expected ones."""
     lacking, more = (sorted(x) for x in (right - names, names - right))
     if lacking or more:
         found = f" Missing: {listed((x, None) for x in lacking)}." if lacking else ""
         found += f" Too many: {listed((x, None) for x in more)}." if more else ""
-        raise ValueError(f"{said}{found}{remedy}")
+        raise ValueError(f"{said}{found}{remedy}") from error
 
 
 def wrong_state(state: Any, expected: list[str]) -> ValueError:

@@ -108,30 +108,19 @@ def test_an_injected_mask_asks_for_static_args():
         tx.init(PARAMS)
 
 
-def test_a_state_of_another_transformation_is_taken_where_its_init_reads_arrays():
-    """An abstract init knows no shardings there, and so compares nothing."""
-
-    def place(tree):
-        assert all(x.addressable_shards for x in jax.tree.leaves(tree))
-        return None
-
-    first, second = (omp.muonplus(0.1, sharding=place) for _ in range(2))
-    state = first.init(PARAMS)
-    found, expected = (tx.update(PARAMS, state, PARAMS)[0] for tx in (second, first))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
-def test_an_error_of_a_users_link_is_its_own():
-    """Not one about states or gradients, whatever their trees are."""
+@pytest.mark.parametrize("reads", [False, True])
+def test_an_error_of_a_users_link_is_its_own(reads):
+    """It is not one about the state, also where nothing is known of that: init reads arrays."""
 
     class Mine:
         def init(self, params, leaves):
-            return optax.EmptyState()
+            return optax.ScaleState() if reads and float(params["w"][0, 0]) else optax.EmptyState()
 
         def update(self, updates, state, params, leaves):
             raise KeyError("mine")
 
     tx = omp.matrix_chain(omp.momentum(), Mine())
     matrices = {"w": jnp.ones((4, 4))}
-    with pytest.raises(KeyError, match="mine"):
-        tx.update(matrices, tx.init(matrices), None)
+    with pytest.raises(KeyError, match="mine") as caught:
+        tx.update(matrices, tx.init(matrices), matrices)
+    assert caught.value.__cause__ is None
