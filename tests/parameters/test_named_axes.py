@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
+from optax_muonplus.trees import reader_of, resolve
 from tests.support.rows import assert_rows_are_outputs, row_optimizer
 
 
@@ -194,3 +195,22 @@ def test_a_layer_from_embeddings_to_the_vocabulary_is_a_head():
     found = {name: layer.weight.array for name, layer in labels.items()}
     heads = dict.fromkeys(["tokens", "positions", "decoder", "out_first"], "adam")
     assert found == heads | {"mixer": "muon", "back": "muon"}
+
+
+def test_what_a_layer_says_is_not_asked_about_in_a_stack():
+    """Beside it others have as many first entries, which looks like layers."""
+    others = {"w": jnp.ones((3, 8, 8)), "g": jnp.ones((3, 8))}
+    up = Linear(NamedArray(jnp.ones((3, 8)), "ab"), None, A, B)
+    leaves = resolve({"layers": {**others, "up": up}}, strict=False).leaves
+    found = {leaf.name: leaf.label for leaf in leaves}
+    assert found == {"layers/w": "?", "layers/g": "?", "layers/up/weight/0": "muon"}
+
+
+def test_layers_that_say_their_axes_need_no_axis_of_layers():
+    layers = {"up": Linear(named(2, 4, 6), None, B, C), "w": jnp.ones((2, 4, 4))}
+    leaves = resolve({"layers": layers}, reader_of(None, (), {"layers": 0})).leaves
+    found = {leaf.name: (leaf.layout.block_shapes(), leaf.rule) for leaf in leaves}
+    assert found == {
+        "layers/up/weight/0": ([(2, 6, 4)], "layer: b -> c (Haliax)"),
+        "layers/w": ([(2, 4, 4)], "w: in, out (Haiku, tunix); layers on axis 0"),
+    }
