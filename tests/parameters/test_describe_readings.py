@@ -152,7 +152,7 @@ def test_trees_without_names_are_said_to_have_none(container):
     ],
 )
 def test_the_rms_is_that_of_an_update(options):
-    """Of an exact polar factor, for wide and tall matrices; and how far it is from Muon's."""
+    """The column is for an exact polar factor; a line says how far that is from Muon's."""
     params = random_tree({"wide": {"kernel": (32, 4)}, "tall": {"kernel": (4, 128)}})
     updates = first_update(omp.muonplus(1.0, polar="svd", **options), params)
     found, below = rows(omp.describe(params, **options))

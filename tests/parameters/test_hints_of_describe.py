@@ -30,7 +30,7 @@ def rules_in(line):
 
 
 def test_the_line_covers_all_that_may_be_heads():
-    """Of all tables, and without a parameter that is none of them."""
+    """It names the heads of all tables, and no parameter that is none."""
     params = nested_shapes(
         tok__embedding=(100, 16),
         words__embedding=(300, 16),

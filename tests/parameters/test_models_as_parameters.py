@@ -56,7 +56,7 @@ def test_the_message_says_where_parameters_are(name):
     given, message = WRONG[name]
     for use in (omp.describe, omp.muonplus(0.1).init):
         if use is omp.describe and given is MLP:
-            continue  # which reads the arrays of a model
+            continue  # it reads the arrays of a model
         with pytest.raises(ValueError, match=message):
             use(given)
 

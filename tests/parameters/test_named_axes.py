@@ -120,7 +120,7 @@ def test_rules_of_the_user_and_missing_weights():
     assert omp.partition_labels(layers)["up"].weight.array == "muon"
     dims = omp.muon_dimension_numbers(layers, [("up/weight", omp.MuonDimensionNumbers(1, 0))])
     assert dims["up"].weight.array == omp.MuonDimensionNumbers(1, 0)
-    other = Linear(named(4, 6), None, Axis("nowhere"), B)  # as a layer whose axes were renamed
+    other = Linear(named(4, 6), None, Axis("nowhere"), B)  # its axes were renamed
     assert omp.muon_dimension_numbers(other).weight.array == omp.MuonDimensionNumbers(1, 0)
     single = Linear(named(4, 1), None, A, ())
     assert omp.partition_labels(single).weight.array == "adam"

@@ -99,7 +99,7 @@ def gradient(path, shape, layer):
 
 @functools.cache
 def updates():
-    """Of all layers, by path; with the exact polar factor."""
+    """Updates of all layers by path, with the exact polar factor."""
     flat = {path: gradient(path, *layer) for path, layer in {**TO_HEADS, **FROM_HEADS}.items()}
     grads = nested_shapes(**{path.replace("/", "__"): x.shape for path, x in flat.items()})
     grads = jax.tree.map_with_path(

@@ -171,7 +171,7 @@ KEYSTR = {
 
 @pytest.mark.parametrize("pattern", KEYSTR)
 def test_a_path_as_jax_writes_it_is_refused_with_the_right_one(pattern):
-    """As a regular expression it is some classes of characters, which almost any path has."""
+    """A regular expression of such classes of characters finds almost any path."""
     params = nested_shapes(head__kernel=(4, 6), my__head__kernel=(4, 6))
     message = f"Write {KEYSTR[pattern]!r}"
     for options in ({"rules": [(pattern, None)]}, {"layer_axes": {pattern: 0}}):
