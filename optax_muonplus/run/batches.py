@@ -1,4 +1,4 @@
-"""Matrices as they lie in memory, with what is to be done with them, and how a CPU does it.
+"""Batches of matrices as they are stored, and the loops of a CPU over them.
 
 On a CPU one matrix fills all cores, and a stack only adds copies and cache misses (eight matrices
 of 384 x 1536 in float32 on 2 cores: 11.3 ms each one by one, 13.8 ms in a stack; 384 x 384: 6.4 and
@@ -24,20 +24,28 @@ Item = TypeVar("Item")
 
 
 class MatrixBatch(NamedTuple):
-    """Matrices of one shape, made of arrays where they are read, so that they need no memory."""
+    """Matrices of one shape that are computed from their sources when they are loaded.
 
-    # The arrays that they are made of, all (batch, out, in), or all (batch, in, out). The first has
-    # the shape of the matrices, others may have one number for a block of them.
+    Attributes:
+      sources: arrays (batch, out, in), or (batch, in, out). The first has the shape of the
+        matrices, others may have one number for a block of them.
+      transposed: whether they are stored as (batch, in, out).
+      dtype: dtype of the matrices that functions get.
+      result_dtype: dtype of results.
+      read: makes the matrices of arrays like the sources.
+      rounded_dtype: dtype that matrices are rounded to when they are read; None is ``dtype``.
+    """
+
     sources: tuple[jax.Array, ...]
-    transposed: bool  # whether they are the latter
-    dtype: Any  # in which functions get the matrices
+    transposed: bool
+    dtype: Any
     result_dtype: Any
-    read: Read = READ_ONE  # from arrays like the sources to the matrices
-    rounded_dtype: Any = None  # of the matrices when they are read; None is dtype
+    read: Read = READ_ONE
+    rounded_dtype: Any = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the matrices."""
+        """The shape of the matrices."""
         return self.sources[0].shape
 
     @property
@@ -46,7 +54,7 @@ class MatrixBatch(NamedTuple):
         return self.matrices(*self.sources)
 
     def matrices(self, *sources: jax.Array) -> jax.Array:
-        """The matrices that are made of arrays like :attr:`sources`."""
+        """Returns the matrices that are made of arrays like :attr:`sources`."""
         x = self.read(*sources)
         return x if self.rounded_dtype is None else narrowed(x, self.rounded_dtype)
 
@@ -57,7 +65,7 @@ class MatrixBatch(NamedTuple):
 
     @property
     def program_key(self) -> tuple[Any, ...]:
-        """What has to be equal for a common program: shape, dtypes and layout."""
+        """Shape, dtypes and layout, which are equal for batches that share a program."""
         sources = tuple((x.dtype, x.shape[-2:]) for x in self.sources)
         dtypes = sources, self.array_dtype, self.dtype, self.result_dtype
         return self.shape[-2:], dtypes, self.transposed
@@ -72,12 +80,12 @@ class MatrixBatch(NamedTuple):
         return self._replace(rounded_dtype=narrower(self.array_dtype, steps.input_dtype))
 
     def with_sources(self, change: Callable[[jax.Array], jax.Array]) -> "MatrixBatch":
-        """The batch of the matrices whose sources are changed so."""
+        """Returns the batch with other sources."""
         return self._replace(sources=tuple(change(x) for x in self.sources))
 
 
 def work_in_loops(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """``steps`` of all matrices on a CPU, one after the other, each shape in a loop."""
+    """Applies ``steps`` to all matrices on a CPU, one after the other, each shape in a loop."""
     results: dict[int, jax.Array] = {}
     for members in grouped(batches, lambda x: (x.program_key, x.shape[0])):
         members.reverse()  # see map_in_place
@@ -94,9 +102,9 @@ def work_in_loops(steps: Composition, batches: Sequence[MatrixBatch]) -> list[ja
 
 
 def _in_place(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """``steps`` of single matrices of one shape, which are made before the loop.
+    """Applies ``steps`` to single matrices of one shape, which are made before the loop.
 
-    XLA shards them as what they are made of, and the results of a loop as them.
+    XLA gives them the sharding of their sources, and the loop's results theirs.
     """
     function = batches[0].apply(steps)
     # Without the axis of size 1 arrays have the shape of the parameter, and can share its memory.
@@ -107,7 +115,7 @@ def _in_place(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Ar
 
 
 def _one_by_one(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """``steps`` of batches of one shape, matrix by matrix, each made where it is read."""
+    """Applies ``steps`` to batches of one shape, matrix by matrix, each made where it is read."""
     first = batches[0]
     function = first.apply(steps)
 

@@ -1,13 +1,12 @@
-"""Matrices of one shape worked on together: programs grow with the number of shapes, not of layers.
+"""Runs functions on batches of matrices: programs grow with the number of shapes, not of layers.
 
-How, depends on the platform. On a CPU it is a loop, see ``batches.py``. On a GPU small matrices
-leave most of the device idle, and a loop that chooses a matrix at run time waits for the host at
-every turn. There, and on backends that are not named, matrices are worked on in stacks. A stack has
-a maximum size, so that the memory needed in addition to the input does not grow with the model. In
-half precision matrices are rounded before they are copied into it. The whole stack is worked on at
-once. Tall matrices have stacks of their own: transposed to join the wide ones, they were written
-three times more, since XLA then keeps their momentum transposed too. A leaf of many layers is cut
-into slices.
+A CPU loops over matrices, see ``batches.py``. On a GPU small matrices leave most of the device
+idle, and a loop that chooses a matrix at run time waits for the host at every turn. There, and on
+backends that are not named, matrices are worked on in stacks. A stack has a maximum size, so that
+the memory needed in addition to the input does not grow with the model. In half precision matrices
+are rounded before they are copied into it. The whole stack is worked on at once. Tall matrices have
+stacks of their own: transposed to join the wide ones, they were written three times more, since XLA
+then keeps their momentum transposed too. A leaf of many layers is cut into slices.
 
 On a TPU the matrices of a stack are worked on one after the other, in a loop. One matrix and what
 the iteration needs for it stay in the fast memory of a core (VMEM, 128 MiB of a v5e), where a
@@ -21,7 +20,6 @@ This was seen in programs that XLA compiled for an H100 and a v5e, and was not r
 was at hand.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -51,11 +49,11 @@ from optax_muonplus.run.loops import concatenated, map_slices
 from optax_muonplus.run.platform import Platform, on_its_platform
 from optax_muonplus.run.polar import for_platform
 
-# Of one stack: 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. By count, the iteration on
+# A stack has at most 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. The iteration on
 # square matrices needs four times as much in addition: R, R^2, P and the next X.
 STACK_BYTES = 2**27
 
-# Of one stack on a TPU, whose results are another one. The iteration needs next to nothing more.
+# Results of a stack on a TPU are another stack. The iteration needs next to nothing more.
 TPU_STACK_BYTES = 2**28
 
 
@@ -78,20 +76,24 @@ def apply_batched(
         fast = _fast(steps)
         return [batch.apply(fast)(batch.array) for batch in batches]
 
-    def work(platform: Platform, *sources: tuple[jax.Array, ...]) -> list[jax.Array]:
-        given = [x._replace(sources=y) for x, y in zip(batches, sources, strict=True)]
+    def on(platform: Platform) -> Callable[..., list[jax.Array]]:
         fast = _fast(steps, platform)
-        if platform == "cpu":
-            return work_in_loops(fast, given)
-        on_accelerator = _map_stacks if platform == "tpu" else _work_on_stacks
-        return sharded_like_sources(given, on_accelerator(fast, given), platform)
+
+        def work(*sources: tuple[jax.Array, ...]) -> list[jax.Array]:
+            given = [x._replace(sources=y) for x, y in zip(batches, sources, strict=True)]
+            if platform == "cpu":
+                return work_in_loops(fast, given)
+            on_accelerator = _map_stacks if platform == "tpu" else _work_on_stacks
+            return sharded_like_sources(given, on_accelerator(fast, given), platform)
+
+        return work
 
     sources = [batch.sources for batch in batches]
-    works = functools.partial(functools.partial, work)
-    return on_its_platform(works, *sources, platform=platform)
+    return on_its_platform(on, *sources, platform=platform)
 
 
 def _fast(steps: Composition, platform: Platform | None = None) -> Composition:
+    """Replaces definitions by what runs fast on the platform."""
     return compose([for_platform(function, platform) for function in steps.functions])
 
 
@@ -113,7 +115,7 @@ def apply_to_one(
 
 
 def _work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """``steps`` of all matrices, many at a time."""
+    """Applies ``steps`` to all matrices, many at a time."""
     results: dict[int, jax.Array] = {}
     short: dict[int, MatrixBatch] = {}
     for i, batch in enumerate(batches):
@@ -127,7 +129,7 @@ def _work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[
 
 
 def _rounded_once(steps: Composition, batch: MatrixBatch) -> MatrixBatch:
-    """Rounded when they are read, from arrays that are in memory anyway.
+    """Rounds matrices when they are read, from arrays that are in memory anyway.
 
     Without the barrier XLA computes the momentum again, from the gradient and the momentum before,
     for every slice and in float32. A single array is rounded before the barrier if results are as
@@ -142,7 +144,7 @@ def _rounded_once(steps: Composition, batch: MatrixBatch) -> MatrixBatch:
 
 
 def _slice_size(batch: MatrixBatch) -> int:
-    """How many matrices of a parameter are worked on at once: slices of one length, if possible."""
+    """Chooses how many matrices of a parameter are worked on at once: equal slices, if possible."""
     length, *shape = batch.shape
     most = max(1, STACK_BYTES // (math.prod(shape) * jnp.dtype(batch.dtype).itemsize))
     if length <= most:
@@ -152,7 +154,7 @@ def _slice_size(batch: MatrixBatch) -> int:
 
 
 def _in_slices(steps: Composition, batch: MatrixBatch, size: int) -> jax.Array:
-    """``steps`` of a parameter of many layers or experts, slice by slice."""
+    """Applies ``steps`` to a parameter of many layers or experts, slice by slice."""
 
     def work(*sources: jax.Array) -> jax.Array:
         return _in_stacks(steps, [batch._replace(sources=sources)])[0]
@@ -166,7 +168,7 @@ def _in_slices(steps: Composition, batch: MatrixBatch, size: int) -> jax.Array:
 
 
 def _in_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """``steps`` of all matrices, in stacks of those that are stored in one shape."""
+    """Applies ``steps`` to stacks of the matrices that are stored in one shape."""
     results: dict[int, jax.Array] = {}
     for group in grouped(batches, lambda x: x._replace(transposed=False).program_key):
         # Sorted, so that each stack has the two layouts in two runs.
@@ -183,7 +185,7 @@ def _in_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.A
 
 
 def _at_once(steps: Composition, x: jax.Array, stack: MatrixBatch, upright: int) -> jax.Array:
-    """``steps`` of a stack whose first ``upright`` matrices are (out, in), the others (in, out).
+    """Applies ``steps`` to a stack: ``upright`` matrices are (out, in), the others after them not.
 
     The first function may get matrices in a narrower dtype than the others, which get that of
     ``stack``.
@@ -200,10 +202,10 @@ def _at_once(steps: Composition, x: jax.Array, stack: MatrixBatch, upright: int)
 
 
 def _map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """``steps`` of all matrices, one at a time."""
+    """Applies ``steps`` to all matrices, one at a time."""
     # Libtpu stores a matrix transposed where only its columns then fill their blocks. To swap the
-    # axes moves nothing there; without it libtpu transposes the stack as a whole. Not
-    # scanned layers: for them the update took 59.5 million cycles so, and 58.4 without.
+    # axes moves nothing there; without it libtpu transposes the stack as a whole. Scanned layers
+    # are not swapped: that costs 2 % (59.5 against 58.4 million cycles).
     block = products.TPU_BLOCK
     turned = [
         x.shape[0] == 1 and x.shape[-1] % block != 0 and x.shape[-2] % block == 0 for x in batches
@@ -223,18 +225,18 @@ def _map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.
 
 
 def _swapped(batch: MatrixBatch) -> MatrixBatch:
-    """The same matrices, stored the other way."""
+    """Stores the matrices of a batch the other way."""
     swapped = batch.with_sources(lambda x: jnp.swapaxes(x, -1, -2))
     return swapped._replace(transposed=not batch.transposed)
 
 
 def _in_a_stack(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """``steps`` of parameters of one matrix each."""
+    """Applies ``steps`` to parameters of one matrix each."""
     stack = concatenated([x.array for x in batches])
     return jnp.split(map_slices(batches[0].apply(steps), (stack,), 1, in_place=True), len(batches))
 
 
 def _of_sources(steps: Composition, batch: MatrixBatch) -> Callable[..., jax.Array]:
-    """``steps`` of the matrices that are made of arrays like the sources."""
+    """Returns ``steps`` of the matrices that are made of arrays like the sources."""
     function = batch.apply(steps)
     return lambda *sources: function(batch.matrices(*sources))
