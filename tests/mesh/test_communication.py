@@ -42,8 +42,8 @@ def test_only_whole_matrices_are_orthogonalized():
     state = tx.init(sharded)
     seen.clear()  # init looked at the shapes
     updates, _ = jax.jit(tx.update)(sharded, state)
-    assert {s[-2:] for s in seen} == {(D, D), (4 * D, D), (D, 4 * D)}
-    assert all(s[0] == 1 for s in seen)  # 8 matrices on 8 devices
+    # 8 matrices on 8 devices, traced for the platform of these devices alone.
+    assert sorted(seen) == [(1, D, D), (1, D, 4 * D), (1, 4 * D, D)]
     for update in jax.tree.leaves(updates):  # and it did run: unit norms need the whole row
         norms = jnp.linalg.norm(jax.device_get(update), axis=-2)
         np.testing.assert_allclose(norms / norms.max(), 1, atol=1e-5)

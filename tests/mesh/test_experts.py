@@ -1,6 +1,5 @@
 """Mixtures of experts on a mesh: what moves for each way to shard them, and that results agree."""
 
-import functools
 import re
 
 import jax
@@ -69,17 +68,10 @@ def optimizer(**options):
     return omp.muonplus(0.1, rules=RULES, layer_axes=LAYER_AXES, **options)
 
 
-@functools.cache
-def alone():
+@pytest.mark.parametrize(("way", "types"), [("both", AUTO), ("by expert", EXPLICIT)])
+def test_fused_experts_on_a_mesh_are_those_of_one_device(way, types):
     grads = random_like(mixture(D))
-    return grads, two_steps(optimizer(), grads)[0]
-
-
-@pytest.mark.parametrize(
-    ("way", "types"), [*((way, AUTO) for way in WAYS), ("both", EXPLICIT), ("by expert", EXPLICIT)]
-)
-def test_experts_on_a_mesh_are_those_of_one_device(way, types):
-    grads, expected = alone()
+    expected, _ = two_steps(optimizer(), grads)
     wanted = placed(grads, way, types)
     found, _ = two_steps(optimizer(sharding=wanted), jax.device_put(grads, wanted))
     assert_same(found, expected, wanted)
