@@ -61,8 +61,8 @@ def shard_state(
     state_sharding)`` of its own, on a mesh with Auto axes.
 
     Args:
-      inner: any transformation that needs no more than the shards of an array, or that knows how
-        they lie, as all of this library do.
+      inner: any transformation that needs no more than the shards of an array, or that knows
+        their shardings, as all of this library do.
       sharding: of the parameters, as in :func:`optax_muonplus.muonplus`.
       state_sharding: of the state: the name of a mesh axis or several, along which the first axis
         of each parameter that divides is cut too, or a tree, prefix tree or function as
@@ -199,11 +199,11 @@ def find_shardings(
       sharding: of the parameters; None takes that of the arrays.
       state_sharding: of the state; None takes that of the arrays in ``state``, on Explicit axes.
       state: the state, where there is one.
-      cut: whether the arrays may lie as the state already, whatever ``sharding`` says.
+      cut: whether the arrays may be sharded as the state already, whatever ``sharding`` says.
 
     Raises:
-      ValueError: for shardings that do not fit a leaf, naming it, and where it is not known how a
-        parameter lies.
+      ValueError: for shardings that do not fit a leaf, naming it, and where the sharding of a
+        parameter is not known.
     """
     if state_sharding is None and not any(map(_has_a_layout, jax.tree.leaves(state))):
         return [Shardings(None, None)] * len(jax.tree.leaves(tree))

@@ -1,4 +1,4 @@
-"""Elementwise rules with sums over rows or matrices, applied to each leaf as it lies in memory."""
+"""Elementwise rules with sums over rows or matrices, applied to each leaf as it is stored."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ def map_blocks(
     *others: Any,
     n_results: int | None = None,
 ) -> Any:
-    """Applies ``function`` to every block of every leaf of ``tree``, as it lies in memory.
+    """Applies ``function`` to every block of every leaf of ``tree``, as it is stored.
 
     For elementwise rules that need sums over rows or matrices: nothing is transposed, stacked or
     moved between devices; of sharded leaves only the sums are.

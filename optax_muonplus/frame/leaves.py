@@ -10,7 +10,7 @@ from optax_muonplus.frame.paths import Path, path_name, without_boxes
 
 
 class LeafSharding(NamedTuple):
-    """How one leaf lies on a mesh: for each of its axes the mesh axes that cut it, major first."""
+    """The sharding of one leaf: for each of its axes the mesh axes that cut it, major first."""
 
     mesh: Mesh | AbstractMesh
     spec: tuple[tuple[str, ...], ...]
@@ -67,7 +67,7 @@ class LeafInfo(NamedTuple):
       dtype: its dtype, which is also that of its update.
       layout: its matrices; None for a leaf that is not a matrix, which AdamW updates.
       given_sharding: its entry in the argument ``sharding``.
-      sharding: how it lies on a mesh, if it is a matrix. None on one device, or where it is not
+      sharding: its sharding, if it is a matrix. None on one device, or where it is not
         known before the program is compiled.
       rule: the rule by which it was read, in words.
       known: False for a leaf that no rule can read, in a tree that was resolved to be shown.

@@ -32,7 +32,7 @@ Run = Callable[
 
 @matrix_function
 class ReadOne:
-    """The read of an operand that lies in memory as it is."""
+    """The read of an operand that is stored as it is."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns the operand itself."""
