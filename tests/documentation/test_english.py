@@ -14,7 +14,7 @@ from tests.support.documents import ROOT
 PACKAGE = ROOT / "optax_muonplus"
 DOORS = [omp, *(getattr(omp, name) for name in dir(omp))]
 PUBLIC = {name for door in DOORS if inspect.ismodule(door) for name in dir(door)}
-FILES = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
+FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 # "Of both sides ..." takes its noun from the code below it.
 HEADLESS = re.compile(r"#:? *(Of|As|That of|Those of|Whether|Which) ", re.I)
 PRONOUN = re.compile(r"(Of|As|The same|The inverse of|Those of|That of|Both|It)\b")
