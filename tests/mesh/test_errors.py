@@ -37,6 +37,13 @@ def test_errors_name_the_leaf():
     assert "on one mesh" in message({"q": sharding, "k": elsewhere}, single)
 
 
+def test_shardings_of_what_adamw_gets_are_checked_too():
+    given = NamedSharding(make_mesh((4, 2), "ab"), P("a"))
+    params = {"up": {"kernel": np.ones((D, D)), "bias": np.ones(6)}}
+    with pytest.raises(ValueError, match=r"Shardings do not fit\. up/bias: .*size 6, into 4"):
+        omp.muonplus(0.1, sharding=given).init(params)
+
+
 def test_sharding_that_contradicts_explicit_types_is_refused():
     mesh = make_mesh((4, 2), "ab", EXPLICIT)
     grads = jax.device_put(small()[0], NamedSharding(mesh, P("a", "b")))
