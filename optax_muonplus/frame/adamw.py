@@ -16,9 +16,8 @@ from optax_muonplus.frame.chain import (
     Resolved,
     parts_of,
 )
-from optax_muonplus.frame.descent import decayed_weights, promoted
+from optax_muonplus.frame.descent import check_decay, check_rate, decayed_weights, promoted
 from optax_muonplus.frame.leaves import ADAM, MUON, ResolvedTree
-from optax_muonplus.frame.rates import check_decay, check_rate
 from optax_muonplus.method import (
     DECAY,
     NOT_NEGATIVE,

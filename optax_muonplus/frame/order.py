@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus.frame.descent import DecayedWeights, LearningRate
+from optax_muonplus.frame.descent import DecayedWeights, LearningRate, check_decay
 from optax_muonplus.frame.momentum import Momentum
-from optax_muonplus.frame.rates import check_decay
 from optax_muonplus.method import ArrayFunction, Orthogonalize, ScaleByShape
 
 
