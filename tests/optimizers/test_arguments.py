@@ -1,5 +1,6 @@
 """Arguments that cannot be right are refused when a transformation is built or initialised."""
 
+import functools
 import inspect
 
 import jax.numpy as jnp
@@ -12,12 +13,10 @@ import optax_muonplus as omp
 MATRIX = {"up": {"kernel": jnp.ones((4, 6))}}
 
 
-@pytest.mark.parametrize("build", [lambda **kw: omp.muonplus(0.1, **kw), omp.scale_by_muonplus])
 @pytest.mark.parametrize(
     "arguments, message",
     [
         ({"norm": "rows"}, "Unknown norm 'rows'. Known: none, col, row, col_row, row_col"),
-        ({"norm_eps": -1e-8}, "norm_eps must be a finite number, not negative, got -1e-08"),
         (
             {"shape_scale": "moonlight"},
             "Unknown shape_scale 'moonlight'. Known: spectral, max, none",
@@ -25,19 +24,14 @@ MATRIX = {"up": {"kernel": jnp.ones((4, 6))}}
         ({"polar": "qr"}, "Unknown polar 'qr'. Known: auto, newton_schulz, gram, svd"),
         ({"ns_coeffs": "muonn"}, "Unknown ns_coeffs 'muonn'. Known names: jordan, you"),
         ({"polar": "svd", "ns_coeffs": "muonn"}, "Unknown ns_coeffs 'muonn'. Known names: jordan"),
-        ({"ns_coeffs": "turbo"}, "4 rows, too few for ns_steps=5"),
-        ({"ns_steps": 0}, "ns_steps must be an integer of at least 1, got 0"),
         ({"preconditioning": "l1"}, "Unknown preconditioning 'l1'. Known: frobenius"),
-        ({"beta": 1.0}, r"beta must be in \[0, 1\), got 1.0"),
-        ({"beta": -0.1}, r"beta must be in \[0, 1\), got -0.1"),
         ({"beta": lambda step: 0.9}, "beta must be a number, got the function.*inject_hyperparams"),
-        ({"eps": -1.0}, "eps must be a finite number, not negative, got -1.0"),
-        ({"compute_dtype": "int32"}, "compute_dtype must be a floating-point dtype"),
     ],
 )
-def test_invalid_arguments_are_refused_when_built(build, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        build(**arguments)
+def test_invalid_words_are_refused_when_built(arguments, message):
+    for build in (functools.partial(omp.muonplus, 0.1), omp.scale_by_muonplus):
+        with pytest.raises(ValueError, match=message):
+            build(**arguments)
 
 
 @pytest.mark.parametrize(

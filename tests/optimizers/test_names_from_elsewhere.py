@@ -7,7 +7,6 @@ import pytest
 
 import optax_muonplus as omp
 from docs import names
-from optax_muonplus.baselines import normuon
 from optax_muonplus.extras.argument_names import ALIASES
 from tests.support.documents import PAGES
 
@@ -58,13 +57,6 @@ def test_baselines_say_names_too(make):
         make(0.1, adamw_betas=(0.9, 0.95))
     with pytest.raises(TypeError, match=r"wrap the optimizer, omp\.transforms\.shard_state"):
         make(0.1, state_sharding="data")
-
-
-def test_positions_of_adamw_are_answered_with_names():
-    with pytest.raises(ValueError, match=r"adam_b1=0\.9, adam_b2=0\.95 here, by name"):
-        omp.muonplus(3e-3, 0.9, 0.95)
-    with pytest.raises(ValueError, match=r"adamw=omp\.transforms\.AdamW\(b1=0\.9, b2=0\.95\)"):
-        normuon(3e-3, 0.9, 0.95)
 
 
 def test_the_page_on_pytorch_has_every_name():

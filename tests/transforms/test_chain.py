@@ -63,12 +63,6 @@ def test_dimension_numbers_reach_all_links_of_an_optimizer():
     np.testing.assert_allclose(np.linalg.norm(found["kernel"], axis=1), 1, rtol=1e-5)
 
 
-def test_a_chain_of_optax_is_refused_by_an_optimizer():
-    chain = optax.chain(omp.momentum(), omp.orthogonalize())
-    with pytest.raises(TypeError, match=r"matrix_chain\(\.\.\.\) in place of optax\.chain"):
-        partition_with_adamw(chain, AdamW(0.1), OTHER_WAY)
-
-
 @pytest.mark.parametrize("wrap", [optax.chain, optax.apply_if_finite])
 def test_links_hidden_in_a_chain_are_refused_where_dimension_numbers_would_be_lost(wrap):
     inner = [omp.normalize("row")] + ([5] if wrap is optax.apply_if_finite else [])
@@ -98,11 +92,6 @@ def test_a_link_with_dimension_numbers_of_its_own_is_refused():
     link = omp.normalize("row", weight_dimension_numbers=OTHER_WAY)
     with pytest.raises(ValueError, match="Give them to matrix_chain"):
         omp.matrix_chain(omp.momentum(), link)
-
-
-def test_what_is_no_link_is_refused():
-    with pytest.raises(TypeError, match="got str, which is no link"):
-        omp.matrix_chain(omp.momentum(), "row")
 
 
 def test_a_chain_is_its_links_one_after_the_other():

@@ -26,12 +26,6 @@ def test_one_function_is_taken_and_a_list_as_a_link_is_refused():
         omp.matrix_chain([omp.momentum(), jnp.sign])
 
 
-@pytest.mark.parametrize("mask", ["bias", ["bias"], {"dense": "kernel", "out": True}])
-def test_a_mask_of_words_is_refused(mask):
-    with pytest.raises(ValueError, match=r"weight_decay_mask has the word '(bias|kernel)'"):
-        omp.muonplus(0.1, weight_decay=0.1, weight_decay_mask=mask)
-
-
 @pytest.mark.parametrize("given", [PARAMS, None])
 def test_gradients_without_a_parameter_are_said(given):
     tx = omp.muonplus(0.1)
