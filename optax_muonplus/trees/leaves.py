@@ -6,21 +6,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from optax_muonplus.frame import (
-    DimensionNumbers,
-    DimensionNumbersTree,
-    LeafInfo,
-    ResolvedTree,
-)
+from optax_muonplus.frame import DimensionNumbers, DimensionNumbersTree, LeafInfo, ResolvedTree
 from optax_muonplus.trees.flat import FlatTree, broadcast_prefix, is_function
 from optax_muonplus.trees.models import check_parameters
 from optax_muonplus.trees.reader import Reader, laid, reader_of
-from optax_muonplus.trees.sharding import (
-    ShardingTree,
-    as_params_lie,
-    given_shardings,
-    shardings_of,
-)
+from optax_muonplus.trees.sharding import ShardingTree, as_params_lie, given_shardings, shardings_of
 from optax_muonplus.trees.suggestions import check_known
 from optax_muonplus.trees.user_rules import LayerAxes, Rules
 

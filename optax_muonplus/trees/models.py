@@ -34,6 +34,12 @@ def check_parameters(flat: FlatTree) -> None:
         )
     if any(map(_is_state_class, flat.classes)):
         _check_variables(tree)
+    _check_arrays(flat)
+
+
+def _check_arrays(flat: FlatTree) -> None:
+    """Raises ValueError for leaves that are neither arrays nor numbers, or for no tree at all."""
+    tree = flat.tree
     wrong = [
         (path_name(path), x)
         for path, x in zip(flat.paths, flat.arrays, strict=True)
