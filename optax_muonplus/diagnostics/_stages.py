@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import optax
 
 from optax_muonplus import transforms
 from optax_muonplus.polar import Orthogonalize
@@ -36,6 +37,8 @@ def stages_of(
     assert link.momentum is not None
     gradients = arrays_of(leaves, updates)
     momentum = dataclasses.replace(link.momentum, divisor=1.0)
+    if isinstance(state, optax.PartitionState):  # what updates the rest may have a momentum too
+        state = state.inner_states["muon"]
     old = transforms.find_momentum(state, as_stored=True)
     mu = type(old)(*(arrays_of(leaves, tree) for tree in old[:-1]), old.count)
     # A state over replicas is cut on: so is the gradient, and the momentum is gathered when read.
