@@ -35,8 +35,9 @@ from optax_muonplus.run.sharded_leaf import ShardedLeaf
 
 # FLOPs that take as long as the move of one byte: an H100 does about 0.25e15 FLOPs of float32
 # products a second as TF32, and receives 0.45e12 bytes over NVLink. It does twice as many in
-# bfloat16; links between hosts are slower. With this figure replicas share the work on matrices
-# from 70 rows on.
+# bfloat16. With this figure replicas share the work on matrices from 70 rows on. Between hosts,
+# whose links are about nine times slower, it would pay from 600 rows on. One figure serves all
+# meshes, so that a plan depends on the mesh's axes alone and not on the hosts behind them.
 FLOPS_PER_BYTE = 500
 
 # Bytes of one bucket on each device: its buffers need memory besides the matrices. Without a bound
