@@ -1,7 +1,5 @@
 """Matrices of one shape are worked on together: same numbers, and programs that do not grow."""
 
-import functools
-
 import jax
 import jax.monitoring
 import jax.numpy as jnp
@@ -31,59 +29,44 @@ def centred(x):
 
 
 OPTIONS = {
-    "default": {},
     "row": {"norm": "row", "nesterov": False},
     "aol": {"preconditioning": "aol"},
     "adaptive": {"adaptive": True, "match_frobenius": True},
     "own function": {"polar": centred, "consistent_rms": 0.2},
-    "bfloat16": {"compute_dtype": "bfloat16"},
+    "bfloat16": {"compute_dtype": "bfloat16", "norm": "row"},
 }
-# Of a CPU; of a GPU, with bounds of one matrix, three squares, and all; and of a TPU, with three
-# squares in a stack, one other matrix, and its longer side in full blocks.
+# What GPUs do, with stacks of one float32 matrix of the wide ones, three squares, and all; and what
+# TPUs do, with three squares in a stack, one other matrix, and its longer side in full blocks.
 WAYS = {
     "loops": lambda monkeypatch: None,
-    "stacks of one": lambda monkeypatch: everywhere_stacked(monkeypatch, 1),
+    "stacks of two": lambda monkeypatch: everywhere_stacked(monkeypatch, 32 * D * D),
     "stacks of three": lambda monkeypatch: everywhere_stacked(monkeypatch, 12 * D * D),
     "stacks": everywhere_stacked,
     "one after the other": lambda monkeypatch: everywhere_mapped(monkeypatch, 12 * D * D, 24),
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way, name",
+    [("stacks of two", "bfloat16")]  # four wide matrices in bfloat16 would fit
+    + [(way, name) for way in ("stacks of three", "one after the other") for name in OPTIONS],
+)
 def test_together_matrices_get_the_update_of_each_leaf_alone(way, name, monkeypatch):
+    """Wherever stacks stop; test_run_equals_plainly has stacks without a bound."""
+    grads = random_like(MIXED)
+    tx = omp.scale_by_muonplus(weight_dimension_numbers=MIXED_DIMS, **OPTIONS[name])
+    expected, _ = tx.update(grads, tx.init(grads))  # outside of a program each leaf by itself
+    WAYS[way](monkeypatch)
+    together, _ = jax.jit(tx.update)(grads, tx.init(grads))
     # The same products in another order; narrow operands may round to the other neighbour.
     tolerance = 3e-2 if name == "bfloat16" else 2e-5
-    check_together_and_alone(OPTIONS[name], tolerance, lambda: WAYS[way](monkeypatch))
-
-
-def test_half_precision_stacks_in_two_layouts_stop_at_the_bound(monkeypatch):
-    """Two wide float32 matrices fit, four in bfloat16 would; rows are columns when transposed."""
-    options = {"compute_dtype": "bfloat16", "norm": "row"}
-    check_together_and_alone(options, 3e-2, lambda: everywhere_stacked(monkeypatch, 32 * D * D))
-
-
-def check_together_and_alone(options, tolerance, choose_way):
-    expected = updates_alone(tuple(options.items()))
-    choose_way()
-    grads = random_like(MIXED)
-    tx = omp.scale_by_muonplus(weight_dimension_numbers=MIXED_DIMS, **options)
-    together, _ = jax.jit(tx.update)(grads, tx.init(grads))
-    for a, b in zip(jax.tree.leaves(together), expected, strict=True):
+    for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(expected), strict=True):
         assert a.dtype == b.dtype and a.shape == b.shape
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
         assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b)
 
 
-@functools.cache  # all ways are compared with one
-def updates_alone(options):
-    """Outside of a program, each leaf by itself."""
-    grads = random_like(MIXED)
-    tx = omp.scale_by_muonplus(weight_dimension_numbers=MIXED_DIMS, **dict(options))
-    return jax.tree.leaves(tx.update(grads, tx.init(grads))[0])
-
-
-# Of three shapes, in five steps: 3 products each where plain; on a CPU, 4 each but for the first
+# Three shapes take, in five steps, 3 products each where plain; on a CPU, 4 each but for the first
 # with its 3, for the two shapes that are not square.
 PRODUCTS = {"cpu": 15 + 19 + 19, "cuda": 15 + 15 + 15, "tpu": 15 + 15 + 15}
 
@@ -113,16 +96,25 @@ def test_programs_hold_one_iteration_for_each_shape(count):
     ids=str,
 )
 def test_temporary_memory_grows_neither_with_layers_nor_with_steps(donated, options):
-    few = temporary_bytes(omp.muonplus(0.1, **options), layers(2), donated)
+    tx = omp.scale_by_muonplus(**options)
+    few = temporary_bytes(tx, layers(2), donated)
     # Some 800 bytes of flags and pointers for each layer; a copy of its matrices would be 11 kB.
     # XLA copies codes that are donated, 2.8 kB.
     most = 4000 if donated and "mu_dtype" in options else 1000
-    assert temporary_bytes(omp.muonplus(0.1, **options), layers(8), donated) - few < 6 * most
+    assert temporary_bytes(tx, layers(8), donated) - few < 6 * most
     six, fourteen = (
-        temporary_bytes(omp.muonplus(0.1, ns_steps=steps, **options), layers(2), donated)
+        temporary_bytes(omp.scale_by_muonplus(ns_steps=steps, **options), layers(2), donated)
         for steps in (6, 14)
     )
     assert fourteen == pytest.approx(six, abs=1000)
+
+
+@pytest.mark.cpu_program
+@pytest.mark.xfail(strict=True, reason="a rate after the loops: 4 kB a layer, as with a decay")
+def test_a_learning_rate_takes_no_memory_beside_gradients_that_are_kept():
+    """XLA gives results of two loops of equal size each other's places among the updates."""
+    few, many = (temporary_bytes(omp.muonplus(0.1), layers(count)) for count in (2, 8))
+    assert many - few < 6 * 1000
 
 
 @pytest.mark.cpu_program
