@@ -8,6 +8,8 @@ import examples
 from tests.support.documents import ROOT, imported
 
 FOLDER = ROOT / "examples"
+# Folders of files that import no package.
+FOLDERS = ("hosts", "launch", "submissions")
 COMMANDS = {"contrasts", "data", "export", "finetune", "generate", "paper_figures", "parity"}
 COMMANDS |= {"perplexity", "report", "sweep", "tasks", "train", "widths"}
 
@@ -42,7 +44,7 @@ def test_every_package_is_in_the_order():
         for path in FOLDER.rglob("*.py")
         if path.name != "__init__.py"
     }
-    assert found == {*packages(), "hosts", "launch", None}
+    assert found == {*packages(), *FOLDERS, None}
 
 
 @pytest.mark.parametrize("package", packages())
@@ -58,7 +60,8 @@ def test_packages_import_only_those_before_them(package):
 
 
 def test_only_commands_import_packages():
-    for path in [*FOLDER.glob("*.py"), *FOLDER.glob("hosts/*.py"), *FOLDER.glob("launch/*.py")]:
+    inner = (path for name in FOLDERS for path in (FOLDER / name).rglob("*.py"))
+    for path in [*FOLDER.glob("*.py"), *inner]:
         if path.stem not in COMMANDS:
             assert not imports_of(path), path
 
