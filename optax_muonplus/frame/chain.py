@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from optax_muonplus.frame.checks import (
@@ -16,6 +17,7 @@ from optax_muonplus.frame.checks import (
     check_structure,
     explained,
 )
+from optax_muonplus.frame.descent import DecayedWeights, LearningRate, are_wide
 from optax_muonplus.frame.fused import DualNorm, FusedLink
 from optax_muonplus.frame.layout import DimensionNumbersTree
 from optax_muonplus.frame.leaves import LeafInfo, ResolvedTree
@@ -212,8 +214,15 @@ class Chain:
     ) -> tuple[optax.Updates, Any]:
         """Returns the updates of the last link, and the new state."""
         made, new = updates, []
-        states = (state,) if len(self.links) == 1 else state
-        for i, (link, old) in enumerate(zip(self.links, states, strict=True), 1):
+        links, states = self.links, (state,) if len(self.links) == 1 else state
+        rate_states = []
+        if self._rate_fuses and are_wide(updates, params):
+            *others, fused, decay, rate = links
+            *states, rate_state = states
+            dtype = jnp.finfo(jnp.result_type(*jax.tree.leaves(updates), jnp.float32)).dtype
+            factor, rate_state = rate.update(jnp.ones([], dtype), rate_state)
+            links, rate_states = (*others, fused.times(factor), decay), [rate_state]
+        for i, (link, old) in enumerate(zip(links, states, strict=True), 1):
             if _is_of_optax(link):
                 link = optax.with_extra_args_support(link)
                 made, now = link.update(made, old, params, **extra_args)
@@ -221,7 +230,20 @@ class Chain:
                 made, now = link.update(made, old, params, leaves)
             made = _like(updates, made) if i == self.n_matrix_links else made
             new.append(now)
-        return made, new[0] if len(new) == 1 else tuple(new)
+        return made, tuple(new + rate_states) if len(self.links) > 1 else new[0]
+
+    @property
+    def _rate_fuses(self) -> bool:
+        """Whether the learning rate may be one more function on matrices.
+
+        After the loops of a CPU it would take memory where gradients are kept and the state is
+        donated: 9.5 MB in place of 2.7 for six layers of width 256, and more for more layers.
+        """
+        if len(self.links) < 3:
+            return False
+        fused, decay, rate = self.links[-3:]
+        is_zero = isinstance(decay, DecayedWeights) and decay.is_zero
+        return isinstance(fused, FusedLink) and is_zero and isinstance(rate, LearningRate)
 
 
 def _is_of_optax(link: Any) -> bool:

@@ -72,10 +72,12 @@ class DecayedWeights(optax.GradientTransformation):
     """What :func:`decayed_weights` returns.
 
     Attributes:
+      is_zero: whether the decay is zero as a Python number.
       weight_decay: number or schedule.
       name: of the argument, for messages.
     """
 
+    is_zero: bool
     weight_decay: optax.ScalarOrSchedule
     name: str
 
@@ -126,6 +128,7 @@ def decayed_weights(
         )
 
     transformation = DecayedWeights(link.init, update_fn)
+    transformation.is_zero = is_zero
     transformation.weight_decay, transformation.name = weight_decay, name
     return transformation
 
@@ -155,6 +158,18 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> LearningRat
     transformation = LearningRate(*optax.scale_by_learning_rate(learning_rate))
     transformation.learning_rate = learning_rate
     return transformation
+
+
+def are_wide(updates: optax.Updates, params: optax.Params | None) -> bool:
+    """Tells whether updates can be multiplied by the learning rate in the dtypes that they have."""
+
+    def is_wide(update: Any, parameter: Any) -> bool:
+        dtype = jnp.result_type(update)
+        promotes = jnp.promote_types(dtype, jnp.result_type(parameter)) != dtype
+        return jnp.finfo(dtype).bits >= 32 and not promotes
+
+    others = updates if params is None else params
+    return all(jax.tree.leaves(jax.tree.map(is_wide, updates, others)))
 
 
 def promoted(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.frame.momentum import Momentum
@@ -18,10 +19,12 @@ from optax_muonplus.frame.plainly import (
     plainly,
 )
 from optax_muonplus.method import (
+    Elementwise,
     MatrixFunction,
     Normalize,
     Orthogonalize,
     ScaleByShape,
+    as_real,
     compose,
     matrix_function,
     scale_by_pow2,
@@ -77,6 +80,10 @@ class FusedLink:
         steps = _adapted([first, *given[1:]], divisor)
         return cls(momentum, given, steps, rounds, run or plainly)
 
+    def times(self, factor: jax.Array) -> "FusedLink":
+        """Adds a function that multiplies by a number, such as the learning rate."""
+        return dataclasses.replace(self, steps=(*self.steps, Times(factor)))
+
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         """Returns the state of the momentum and an empty one, or an empty one."""
         given = [f for f in self.functions if not isinstance(f, DualNorm)]
@@ -131,6 +138,17 @@ def _is_open(function: MatrixFunction | DualNorm) -> bool:
     """Tells whether a factor by shape lacks the normalization before it."""
     is_factor = isinstance(function, ScaleByShape)
     return is_factor and function.norm == "none" and not function.match_frobenius
+
+
+@matrix_function
+class Times(Elementwise):
+    """Multiplies each matrix by a number."""
+
+    factor: ArrayLike
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Multiplies ``x`` by the factor."""
+        return as_real(self.factor, jnp.finfo(x.dtype).dtype) * x
 
 
 @matrix_function

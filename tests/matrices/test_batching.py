@@ -110,7 +110,6 @@ def test_temporary_memory_grows_neither_with_layers_nor_with_steps(donated, opti
 
 
 @pytest.mark.cpu_program
-@pytest.mark.xfail(strict=True, reason="a rate after the loops: 4 kB a layer, as with a decay")
 def test_a_learning_rate_takes_no_memory_beside_gradients_that_are_kept():
     """XLA gives results of two loops of equal size each other's places among the updates."""
     few, many = (temporary_bytes(omp.muonplus(0.1), layers(count)) for count in (2, 8))
