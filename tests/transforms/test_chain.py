@@ -139,6 +139,7 @@ def test_a_chain_of_optax_links_alone_rounds_nothing():
 
 
 def test_decay_and_rate_of_a_chain():
+    """Without decay the rate is multiplied in where updates are made, with decay after it."""
     with_decay = variant(None, (add_decayed_weights(0.5), scale_by_learning_rate(0.25)))
     without = variant(None, (add_decayed_weights(), scale_by_learning_rate(0.25)))
     params = tree(0)["dense"]["kernel"]
@@ -149,10 +150,13 @@ def test_decay_and_rate_of_a_chain():
 
 
 def test_a_state_of_fewer_links_is_refused():
+    """With decay too, where the learning rate is a link of its own."""
     matrices, grads = ({"kernel": tree(seed)["dense"]["kernel"]} for seed in (0, 1))
-    tx = omp.matrix_chain(*parts(), add_decayed_weights(0.5), scale_by_learning_rate(0.25))
-    with pytest.raises(ValueError, match="state of another optimizer"):
-        tx.update(grads, tx.init(matrices)[:-1], matrices)
+    for decay in (0.0, 0.5):
+        links = add_decayed_weights(decay), scale_by_learning_rate(0.25)
+        tx = omp.matrix_chain(*parts(), *links)
+        with pytest.raises(ValueError, match="state of another optimizer"):
+            tx.update(grads, tx.init(matrices)[:-1], matrices)
 
 
 def test_adamw_needs_a_learning_rate():
