@@ -46,7 +46,7 @@ def test_the_state_of_another_run_is_refused(copy, tmp_path, text, capsys):
     shutil.rmtree(state)
     shutil.copytree(tmp_path / "other" / "checkpoints" / LAST / "state", state)
     for command in ("resume", "sample"):
-        assert "its state is that of another checkpoint" in said(capsys, command, copy)
+        assert "of step 24 is damaged: " in said(capsys, command, copy)
 
 
 def test_the_state_of_another_step_is_refused(copy, capsys):
@@ -54,7 +54,7 @@ def test_the_state_of_another_step_is_refused(copy, capsys):
     state = copy / "checkpoints" / LAST / "state"
     shutil.rmtree(state)
     shutil.copytree(copy / "checkpoints" / str(steps[0]) / "state", state)
-    assert "its state is that of another checkpoint" in said(capsys, "sample", copy)
+    assert "of step 24 is damaged: " in said(capsys, "sample", copy)
 
 
 def test_a_changed_tokenizer_is_refused_by_all(copy, text, capsys):
@@ -77,14 +77,14 @@ def test_a_changed_configuration_is_refused_by_all(copy, text, capsys):
         assert "model.n_head was 2, and is 1" in said(capsys, *command)
 
 
-def test_checkpoints_of_earlier_versions_are_not_bound(copy):
+def test_checkpoints_of_earlier_versions_are_not_bound(copy, capsys):
     about = copy / "checkpoints" / LAST / "about"
-    (about / integrity.LISTS / integrity.BOUND).unlink()
+    (about / integrity.LIST).unlink()
     written = json.loads((about / "metadata").read_text())
     del written["tokenizer_sha256"]
     (about / "metadata").write_text(json.dumps(written))
-    integrity.write_checksums(about)
     assert trained.load(CheckpointRef(copy)).step == STEPS
+    assert "is not verified" in capsys.readouterr().err
 
 
 # What config.json may not decide
@@ -192,57 +192,3 @@ def test_pipes_and_devices_do_not_hang(copy, name, capsys):
     (copy / name).unlink()
     (copy / name).symlink_to("/dev/zero")
     assert str(copy / name) in said(capsys, "resume", copy)
-
-
-# Lists of checksums
-
-
-@pytest.fixture
-def listed(tmp_path):
-    """A folder with a file in its list, and a function that adds a name to the list."""
-    folder = tmp_path / "state"
-    folder.mkdir()
-    (folder / "data").write_bytes(b"0123")
-    integrity.write_checksums(folder)
-
-    def add(name):
-        path = folder / integrity.LISTS / integrity.REST
-        path.write_text(json.dumps({**json.loads(path.read_text()), name: [4, "0"]}))
-
-    return folder, add
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["../secret", "/etc/hostname", "/dev/zero", "a/../../secret", "\0", "link", "pipe", "."],
-)
-def test_lists_name_regular_files_inside(listed, name):
-    folder, add = listed
-    (folder.parent / "secret").write_text("1234")
-    (folder / "link").symlink_to("/dev/zero")
-    os.mkfifo(folder / "pipe")
-    assert integrity.verify(folder)
-    add(name)
-    with pytest.raises(integrity.Damaged) as caught:
-        integrity.verify(folder)
-    assert "1234" not in str(caught.value) and "content" not in str(caught.value)
-
-
-def test_links_to_folders_are_not_followed(listed):
-    folder, add = listed
-    (folder.parent / "secrets").mkdir()
-    (folder.parent / "secrets" / "key").write_text("1234")
-    (folder / "d").symlink_to("../secrets")
-    add("d/key")
-    with pytest.raises(integrity.Damaged, match="d/key is no regular file"):
-        integrity.verify(folder)
-
-
-def test_a_file_in_no_list_is_refused(listed):
-    folder, _ = listed
-    (folder / "more").write_bytes(b"")
-    with pytest.raises(integrity.Damaged, match="more is in no list of checksums"):
-        integrity.verify(folder)
-    (folder / integrity.LISTS / integrity.REST).write_text("{}")
-    with pytest.raises(integrity.Damaged, match="data is in no list of checksums"):
-        integrity.verify(folder)

@@ -95,8 +95,8 @@ def test_stopped_and_killed_in_two_processes_then_resumed_in_one(
     assert "mesh   4 cpu devices in 2 processes, data=2 fsdp=2 tensor=1" in shown[0]
     assert f"stopped after step {stopped}; the run is saved." in shown[0]
     assert shown[1] == ""
-    [listed] = folder.glob(f"checkpoints/{stopped}/state/checksums/rest.json")
-    assert all(f'"ocdbt.process_{i}/d/' in listed.read_text() for i in (0, 1))
+    [listed] = folder.glob(f"checkpoints/{stopped}/about/checksums.json")
+    assert all(f'"state/ocdbt.process_{i}/d/' in listed.read_text() for i in (0, 1))
 
     pair = start("--resume", str(folder), *MESH)
     wait_for(lambda: saved_step(folder) > stopped, *pair)

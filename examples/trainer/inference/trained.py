@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 import optax_muonplus as omp
 from examples.trainer.models import Forward
 from examples.trainer.runs import folder, places
-from examples.trainer.runs.checkpoint import Metadata, restore_part
+from examples.trainer.runs.checkpoint import Metadata, restore_parts
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.training import averages, sharding, trained_part
 from examples.trainer.training.loss import Scores, token_scores
@@ -76,9 +76,9 @@ def load(checkpoint: CheckpointRef) -> TrainedModel:
     vocab_size = tokenizer.get_vocab_size()
     shapes = jax.eval_shape(make_init_params(config.model, vocab_size), 0)
     abstract = sharding.abstract(shapes, sharding.of_params(shapes, mesh))
-    step, params = restore_part(
-        places.checkpoints(checkpoint.run, config), checkpoint.step, "params", abstract, metadata
-    )
+    place = places.checkpoints(checkpoint.run, config)
+    step, found = restore_parts(place, checkpoint.step, {"params": abstract}, metadata)
+    params = found["params"]
     if checkpoint.weights != "last":
         averages.check(checkpoint.weights, config.optimizer, config.steps, step)
         params = averaged(checkpoint, config, step, params, metadata)
@@ -98,11 +98,9 @@ def averaged(
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), part
     )
-    wanted = {"average": like}
-    _, found = restore_part(
-        places.checkpoints(checkpoint.run, config), step, "opt_state", wanted, metadata
-    )
-    return averages.in_place(params, found["average"])
+    wanted = {"opt_state": {"average": like}}
+    _, found = restore_parts(places.checkpoints(checkpoint.run, config), step, wanted, metadata)
+    return averages.in_place(params, found["opt_state"]["average"])
 
 
 def load_momenta(checkpoint: CheckpointRef) -> tuple[int, dict[str, jax.Array]]:
@@ -117,11 +115,10 @@ def load_momenta(checkpoint: CheckpointRef) -> tuple[int, dict[str, jax.Array]]:
         mesh=sharding.make_mesh(checkpoint.mesh, jax.devices()),
     )
     metadata = folder.metadata_of(checkpoint.run, config, data_key)
-    abstract = program.abstract.opt_state
-    step, state = restore_part(
-        places.checkpoints(checkpoint.run, config), checkpoint.step, "opt_state", abstract, metadata
-    )
-    return step, leaves_by_path(omp.transforms.find_momentum(state).mu)
+    wanted = {"opt_state": program.abstract.opt_state}
+    place = places.checkpoints(checkpoint.run, config)
+    step, found = restore_parts(place, checkpoint.step, wanted, metadata)
+    return step, leaves_by_path(omp.transforms.find_momentum(found["opt_state"]).mu)
 
 
 def leaves_by_path(tree: Any) -> dict[str, Any]:

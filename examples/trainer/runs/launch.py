@@ -13,7 +13,7 @@ from examples.trainer.data.prepare import prepare
 from examples.trainer.data.tokenizer import ids_of
 from examples.trainer.models import attention_kernels
 from examples.trainer.models.layout import Layout
-from examples.trainer.runs import branches, extension, host_memory, places, processes, trackers
+from examples.trainer.runs import branches, extension, places, processes, trackers
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.compilation import keep_compiled_programs
 from examples.trainer.runs.loop import execute
@@ -39,7 +39,6 @@ def launch(asked: NewRun | Resume, preset: str) -> int:
     """Does a new run, or the rest of an earlier one; returns the exit status."""
     started = time.monotonic()
     console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not processes.is_first())
-    host_memory.share_heaps()
     keep_compiled_programs()
     folder, setup = processes.first_then_others(lambda: prepare_run(asked, preset, console))
     folder = Path(processes.from_first(str(folder)))
