@@ -24,7 +24,7 @@ MODEL = (
     " --sample-tokens 20"
 )
 PARTS = 10
-LIMIT = 2e6
+LIMIT = 5e6
 """Bytes that a run may grow by after its first tenth."""
 STEP = re.compile(rb'"step": (\d+)')
 
@@ -35,7 +35,7 @@ class Config:
 
     steps: int = 30_000
     """Steps of the run."""
-    checkpoint_every: int = 50
+    checkpoint_every: int = 500
     """Steps between checkpoints."""
     eval_every: int = 500
     """Steps between evaluations."""
