@@ -20,10 +20,11 @@ from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import MatrixLayout, Momentum, Rule
 
 NorMuonRule = Literal["code", "paper"]
+NorMuonSide = Literal["row", "long", "long_row"]
 
 
 class NorMuonState(RescaledState):
-    """State of :class:`NorMuon`: a momentum, and one number a row in float32 at least."""
+    """State of :class:`NorMuon`: a momentum, and a number a row or column in float32 at least."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,8 +39,13 @@ class NorMuon(Rescaled):
 
     and the update is :math:`\sqrt{\max(1, m/n)}\, \hat O_t\, \|O_t\|_F / (\|\hat O_t\|_F +
     \epsilon)` by the published code, or :math:`0.2 \sqrt{mn}\, \hat O_t / \|\hat O_t\|_F` by the
-    paper. The state is one momentum buffer and one number a row. On a mesh each matrix is moved for
+    paper. The state is one momentum buffer and one number a row, or a column. On a mesh each matrix is moved for
     its polar factor as under Muon+; the sums that follow are left to the compiler.
+
+    A polar factor has even norms along its shorter side already, so that many have the mean along
+    the longer side: ``side="long_row"`` is the rule of modded-nanogpt, nanochat and
+    Emerging-Optimizers (Megatron), ``side="long"`` that of marin. Both words mean what they mean as
+    ``norm`` of :func:`optax_muonplus.muonplus`.
 
     Attributes:
       beta2: decay of the running mean, in [0, 1).
@@ -47,6 +53,9 @@ class NorMuon(Rescaled):
         factor.
       rule: ``"code"`` keeps each matrix's Frobenius norm, and ``shape_scale`` follows; ``"paper"``
         gives every update the root mean square 0.2, and ``shape_scale`` has no effect.
+      side: what has a running mean: ``"row"`` is each row; ``"long"`` each row of a tall matrix and
+        each column of a wide one, and square matrices stay as they are; ``"long_row"`` the same,
+        and rows of a square one.
       shape_scale: as in :func:`optax_muonplus.muonplus`.
       momentum: the momentum, without bias correction.
       polar_factor: the polar factor of the momentum.
@@ -56,6 +65,7 @@ class NorMuon(Rescaled):
     beta2: ArrayLike = 0.95
     nu_eps: ArrayLike = 1e-10
     rule: NorMuonRule = "code"
+    side: NorMuonSide = "row"
     shape_scale: ShapeScale = "max"
     momentum: Momentum = Momentum()
     polar_factor: Orthogonalize = Orthogonalize()
@@ -67,6 +77,7 @@ class NorMuon(Rescaled):
         matrices.check_number("beta2", self.beta2, DECAY)
         matrices.check_number("nu_eps", self.nu_eps, NOT_NEGATIVE)
         matrices.check_word("rule", self.rule, get_args(NorMuonRule))
+        matrices.check_word("side", self.side, get_args(NorMuonSide))
         matrices.check_shape_scale(self.shape_scale)
 
     @property
@@ -77,8 +88,8 @@ class NorMuon(Rescaled):
         )
 
     def start(self, layout: MatrixLayout, w: jax.Array, mu: jax.Array) -> jax.Array:
-        """Returns a zero for each row, where the row lies."""
-        return jnp.zeros_like(matrices.sum_of_squares(w, layout.reduction_axes))
+        """Returns a zero for each row or column, where it lies."""
+        return jnp.zeros_like(self._mean_squares(layout, w))
 
     def rescaled(
         self, layout: MatrixLayout, o: jax.Array, nu: jax.Array
@@ -88,13 +99,24 @@ class NorMuon(Rescaled):
         _, m, n = layout.matrix_shape(o.shape)
         decay = matrices.as_real(self.beta2, nu.dtype)
         guard = matrices.as_real(self.nu_eps, nu.dtype)
-        nu = decay * nu + (1 - decay) * matrices.sum_of_squares(o, layout.reduction_axes) / n
+        nu = decay * nu + (1 - decay) * self._mean_squares(layout, o)
         scaled = o / (matrices.root(nu) + guard)
         size = matrix_norm(layout, scaled) + guard
         if self.rule == "paper":
             return scaled * (RMS * math.sqrt(m * n) / size), nu
         kept = matrix_norm(layout, o) / size
         return scaled * (kept * matrices.shape_factor(m, n, self.shape_scale)), nu
+
+    def _mean_squares(self, layout: MatrixLayout, x: jax.Array) -> jax.Array:
+        """Returns the mean square of each row, or of what else has a running mean."""
+        _, m, n = layout.matrix_shape(x.shape)
+        if self.side == "row" or m > n or (m == n and self.side == "long_row"):
+            return matrices.sum_of_squares(x, layout.reduction_axes) / n
+        if m < n:
+            return matrices.sum_of_squares(x, layout.output_axes) / m
+        # One number divides a whole matrix, whose norm is then put back.
+        axes = (*layout.output_axes, *layout.reduction_axes)
+        return matrices.sum_of_squares(x, axes) / (m * n)
 
 
 @transforms.takes_options

@@ -15,7 +15,7 @@ from tests.support.baselines import NAMES, SHAPES, build, decay, run, trees
 def oracle_state(name, w):
     zeros = np.zeros(w.shape)
     return {
-        "normuon": (zeros, np.zeros((w.shape[0], 1))),
+        "normuon": (zeros, 0.0),
         "adamuon": (zeros, zeros),
         "mano": (zeros, 0),
         "muown": None,
@@ -36,6 +36,8 @@ def oracle(name, w, grads, **options):
 VARIANTS = [
     ("normuon", {}),
     ("normuon", {"rule": "paper", "nesterov": False, "beta2": 0.5}),
+    ("normuon", {"side": "long"}),
+    ("normuon", {"side": "long_row", "rule": "paper", "beta2": 0.5}),
     ("adamuon", {}),
     ("adamuon", {"sign": False, "beta2": 0.99, "nesterov": False}),
     ("aurora", {}),

@@ -43,7 +43,7 @@ KINDS = {
         "sign",
     ),
     "count": ("ns_steps", "rounds"),
-    "word": ("ns_coeffs", "norm", "shape_scale", "polar", "preconditioning", "rule", "sides"),
+    "word": ("ns_coeffs", "norm", "shape_scale", "polar", "preconditioning", "rule", "sides", "side"),
     "dtype": ("mu_dtype", "compute_dtype"),
     "value": ("link", "adamw", "others", "momentum", "polar_factor", "normalization", "scale"),
     "tree": (

@@ -202,7 +202,11 @@ def _options(rng, dtype):
     if optimizer == "muonplus" or dtype != "float32":
         return "muonplus", {**common, **_of_muonplus(rng, pick, dtype)}
     own = {
-        "normuon": {"beta2": pick(0.5, 0.95), "rule": pick("code", "paper")},
+        "normuon": {
+            "beta2": pick(0.5, 0.95),
+            "rule": pick("code", "paper"),
+            "side": pick("row", "long", "long_row"),
+        },
         # Polar factors of signs may have entries that are zero but for rounding, made +-1 then.
         "adamuon": {"beta2": pick(None, 0.5), "sign": False},
         "aurora": {"rounds": pick(1, 2), "ns_coeffs": "jordan", "ns_steps": 5},

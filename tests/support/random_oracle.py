@@ -99,8 +99,7 @@ def _of_matrix(case, w, grads):
             results.append(update)
         return results
     step = getattr(reference_baselines, f"{case.optimizer}_step")
-    rows = np.zeros((len(w), 1))
-    state = {"normuon": (zeros, rows), "mano": (zeros, 0), "adamuon": (zeros, zeros)}.get(
+    state = {"normuon": (zeros, 0.0), "mano": (zeros, 0), "adamuon": (zeros, zeros)}.get(
         case.optimizer, zeros
     )
     results = []

@@ -20,14 +20,22 @@ YOU_TURBO = [
 
 def normuon_step(
     w, state, g, *, learning_rate=1.0, beta=0.95, beta2=0.95, nu_eps=1e-10, rule="code",
-    nesterov=True, weight_decay=0.0,
+    side="row", nesterov=True, weight_decay=0.0,
 ):  # fmt: skip
-    """zichongli5/NorMuon @d45c9a4; ``rule="paper"`` is arXiv:2510.05491, algorithm 1."""
+    """zichongli5/NorMuon @d45c9a4; ``rule="paper"`` is arXiv:2510.05491, algorithm 1.
+
+    ``side="long_row"`` has the axis of nanochat @92d63d4, optim.py, and Emerging-Optimizers
+    @fd77292, adaptive_muon.py; ``"long"`` is marin's, which has Muon for a square matrix.
+    """
     m, v = state
     rows, columns = w.shape
     m = m + (1 - beta) * (g - m)
     o = newton_schulz(g + beta * (m - g) if nesterov else m)
-    v = v + (1 - beta2) * (np.mean(np.abs(o) ** 2, axis=1, keepdims=True) - v)
+    axis = 1 if side == "row" or rows >= columns else 0
+    sizes = np.mean(np.abs(o) ** 2, axis=axis, keepdims=True)
+    if side == "long" and rows == columns:
+        sizes = np.mean(np.abs(o) ** 2, keepdims=True)
+    v = (1 - beta2) * sizes + beta2 * v
     scaled = o / (np.sqrt(v) + nu_eps)
     if rule == "code":
         scaled *= np.linalg.norm(o) / (np.linalg.norm(scaled) + nu_eps)
