@@ -68,6 +68,8 @@ def muonplus(
     adam_eps_root: ArrayLike = 0.0,
     adam_nesterov: bool = False,
     adam_weight_decay: optax.ScalarOrSchedule = 0.0,
+    adam_weight_decay_mask: Any = None,
+    adam_cautious_weight_decay: bool = False,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
@@ -129,6 +131,9 @@ def muonplus(
       adam_eps_root: AdamW's epsilon inside the root.
       adam_nesterov: whether AdamW looks one step ahead too, as that of ``optax.contrib.muon`` does.
       adam_weight_decay: number or schedule; 0 here, where ``optax.adamw`` has 1e-4.
+      adam_weight_decay_mask: ``weight_decay_mask`` for AdamW's parameters, so that embeddings decay
+        and norms do not: ``lambda params: jax.tree.map(lambda x: x.ndim > 1, params)``.
+      adam_cautious_weight_decay: ``cautious_weight_decay`` for AdamW's parameters.
       adam_learning_rate: number or schedule; None means ``learning_rate``. A number stays constant
         when the matrices have a schedule: give a schedule here too.
       muon_weight_dimension_numbers: which parameters are matrices, and how: a tree or prefix tree
@@ -202,6 +207,8 @@ def muonplus(
         adam_eps_root,
         adam_nesterov,
         adam_weight_decay,
+        adam_weight_decay_mask,
+        adam_cautious_weight_decay,
     )
     optimizer = partition_with_adamw(
         matrices,

@@ -88,7 +88,7 @@ def _step(downhill: Any, layout: MatrixLayout, u: jax.Array, w: jax.Array) -> ja
     return divided(radius, matrix_norm(layout, v)) * v - w
 
 
-@transforms.takes_options(without=("weight_decay", "weight_decay_mask"))
+@transforms.takes_options(without=("weight_decay", "weight_decay_mask", "cautious_weight_decay"))
 def hyperball(
     learning_rate: optax.ScalarOrSchedule, link: Rule = scale_by_muon(), **where: Any
 ) -> optax.GradientTransformationExtraArgs:

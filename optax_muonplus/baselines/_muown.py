@@ -135,7 +135,7 @@ def _step(
     return v * (g / length) - w, g, length
 
 
-@transforms.takes_options(without=("weight_decay_mask",))
+@transforms.takes_options(without=("weight_decay_mask", "cautious_weight_decay"))
 def muown(
     learning_rate: optax.ScalarOrSchedule, link: Muown = Muown(), **where: Any
 ) -> optax.GradientTransformationExtraArgs:

@@ -39,8 +39,8 @@ class NorMuon(Rescaled):
 
     and the update is :math:`\sqrt{\max(1, m/n)}\, \hat O_t\, \|O_t\|_F / (\|\hat O_t\|_F +
     \epsilon)` by the published code, or :math:`0.2 \sqrt{mn}\, \hat O_t / \|\hat O_t\|_F` by the
-    paper. The state is one momentum buffer and one number a row, or a column. On a mesh each matrix is moved for
-    its polar factor as under Muon+; the sums that follow are left to the compiler.
+    paper. The state is one momentum buffer and one number a row, or a column. On a mesh each matrix
+    is moved for its polar factor as under Muon+; the sums that follow are left to the compiler.
 
     A polar factor has even norms along its shorter side already, so that many have the mean along
     the longer side: ``side="long_row"`` is the rule of modded-nanogpt, nanochat and

@@ -44,18 +44,7 @@ class Rest(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AdamW:
-    """AdamW's arguments; the chain is that of ``optax.adamw``, with the same state.
-
-    Attributes:
-      learning_rate: number or schedule; None means that of the matrices.
-      b1: first decay.
-      b2: second decay.
-      eps: epsilon.
-      eps_root: epsilon inside the root. It must be positive where updates are differentiated and
-        gradients may be zero, as Optax says: the derivative of the root is infinite there.
-      nesterov: whether it looks one step ahead (NAdamW).
-      weight_decay: number or schedule; 0 here, where ``optax.adamw`` has 1e-4.
-    """
+    """AdamW's arguments, which ``optax_muonplus.transforms.AdamW`` describes, but for masks."""
 
     learning_rate: optax.ScalarOrSchedule | None = None
     b1: ArrayLike = 0.9
@@ -74,14 +63,18 @@ class AdamW:
         check_number("adam_eps", self.eps, NOT_NEGATIVE)
         check_number("adam_eps_root", self.eps_root, NOT_NEGATIVE)
         check_flag("adam_nesterov", self.nesterov)
-        check_rate("adam_weight_decay", self.weight_decay)
+        self.decay()
+
+    def decay(self) -> optax.GradientTransformation:
+        """Returns the link that decays weights."""
+        return decayed_weights(self.weight_decay, name="adam_weight_decay")
 
     def transformation(self) -> optax.GradientTransformation:
         """Returns the chain, for a learning rate that is given."""
         check_decay("adam_weight_decay", self.weight_decay, self.learning_rate)
         return optax.chain(
             optax.scale_by_adam(self.b1, self.b2, self.eps, self.eps_root, nesterov=self.nesterov),
-            decayed_weights(self.weight_decay, name="adam_weight_decay"),
+            self.decay(),
             optax.scale_by_learning_rate(self.learning_rate),
         )
 

@@ -24,6 +24,7 @@ class NoEffect(NamedTuple):
 
 _ITERATION = ("ns_coeffs", "ns_steps", "eps", "preconditioning", "compute_dtype")
 _DECAY = ("weight_decay_mask", "cautious_weight_decay")
+_OF_ADAMW = ("adam_weight_decay_mask", "adam_cautious_weight_decay")
 _SIZE = "without nesterov or adaptive: a polar factor does not see the size of its matrix"
 LARGE = 0.005  # a learning rate beyond what AdamW usually has
 
@@ -42,6 +43,7 @@ RULES = (
     NoEffect(("nesterov", "bias_correction"), "beside beta=0", lambda x: _is(0, x["beta"])),
     NoEffect(("bias_correction",), _SIZE, lambda given: not _sees_size(given)),
     NoEffect(_DECAY, "beside weight_decay=0", lambda x: _is(0, x["weight_decay"])),
+    NoEffect(_OF_ADAMW, "beside adam_weight_decay=0", lambda x: _is(0, x["adam_weight_decay"])),
 )
 
 

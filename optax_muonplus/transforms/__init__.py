@@ -11,7 +11,6 @@ from optax_muonplus.extras.int8 import widened as widened
 from optax_muonplus.extras.qk_clip import qk_clip as qk_clip
 from optax_muonplus.extras.zero1 import shard_state as shard_state
 from optax_muonplus.extras.zero1 import state_layout as state_layout
-from optax_muonplus.frame import AdamW as AdamW
 from optax_muonplus.frame import DualNorm as DualNorm
 from optax_muonplus.frame import FusedLink as FusedLink
 from optax_muonplus.frame import LeafInfo as LeafInfo
@@ -28,6 +27,7 @@ from optax_muonplus.frame import plainly as plainly
 from optax_muonplus.frame import scale_by_learning_rate as scale_by_learning_rate
 from optax_muonplus.transforms._chains import matrix_chain as matrix_chain
 from optax_muonplus.transforms._chains import partition_with_adamw as partition_with_adamw
+from optax_muonplus.transforms._decay import AdamW as AdamW
 from optax_muonplus.transforms._decay import add_decayed_weights as add_decayed_weights
 from optax_muonplus.transforms._find import find_matrices as find_matrices
 from optax_muonplus.transforms._links import apply_to_matrices as apply_to_matrices

@@ -1,12 +1,15 @@
 """Decoupled weight decay, with a mask that may be written for a whole model."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import numpy as np
 import optax
 
+from optax_muonplus import frame
 from optax_muonplus.frame import DecayedWeights, decayed_weights
+from optax_muonplus.method import check_flag
 from optax_muonplus.trees import FlatTree, broadcast_prefix
 
 _FLAG = bool | int | np.bool_ | np.ndarray | jax.Array
@@ -45,6 +48,33 @@ def add_decayed_weights(
     _check_mask(name, mask)
     flags = None if mask is None else lambda tree: _flags(mask, tree)
     return decayed_weights(weight_decay, flags, name, cautious)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdamW(frame.AdamW):
+    """AdamW's arguments; the chain is that of ``optax.adamw``, with the same state.
+
+    Attributes:
+      learning_rate: number or schedule; None means that of the matrices.
+      b1: first decay.
+      b2: second decay.
+      eps: epsilon.
+      eps_root: epsilon inside the root. It must be positive where updates are differentiated and
+        gradients may be zero, as Optax says: the derivative of the root is infinite there.
+      nesterov: whether it looks one step ahead (NAdamW).
+      weight_decay: number or schedule; 0 here, where ``optax.adamw`` has 1e-4.
+      weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``.
+      cautious_weight_decay: see :func:`add_decayed_weights`.
+    """
+
+    weight_decay_mask: Any = None
+    cautious_weight_decay: bool = False
+
+    def decay(self) -> DecayedWeights:
+        """Returns the link that decays weights."""
+        mask, cautious = self.weight_decay_mask, self.cautious_weight_decay
+        check_flag("adam_cautious_weight_decay", cautious)
+        return add_decayed_weights(self.weight_decay, mask, "adam_weight_decay", cautious)
 
 
 def _check_mask(name: str, mask: Any) -> None:

@@ -10,7 +10,6 @@ import optax
 
 from optax_muonplus.extras.argument_names import check_argument_names
 from optax_muonplus.frame import (
-    AdamW,
     ChainTransformation,
     DimensionNumbersTree,
     Link,
@@ -22,10 +21,10 @@ from optax_muonplus.frame import (
     parts_of,
     scale_by_learning_rate,
 )
-from optax_muonplus.method import ScaleByShape
+from optax_muonplus.method import ScaleByShape, check_flag
 from optax_muonplus.run import efficiently
 from optax_muonplus.transforms._chains import matrix_chain, partition_with_adamw
-from optax_muonplus.transforms._decay import add_decayed_weights
+from optax_muonplus.transforms._decay import AdamW, add_decayed_weights
 from optax_muonplus.transforms._rules import check_is_made
 from optax_muonplus.trees import LayerAxes, Rules, ShardingTree
 
@@ -219,6 +218,7 @@ def optimizer(
     weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     *,
+    cautious_weight_decay: bool = False,
     adamw: Rest = AdamW(),
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
@@ -245,6 +245,8 @@ def optimizer(
       weight_decay: number or schedule, of the matrices only.
       weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``;
         for the matrices.
+      cautious_weight_decay: decays only the entries of matrices that the update moves towards zero
+        anyway, see :func:`optax_muonplus.transforms.add_decayed_weights`.
       adamw: the options of AdamW, with the learning rate of the matrices unless it has its own; or
         another rule in its place, see ``NormalizedMomentum`` of :mod:`optax_muonplus.baselines`.
       muon_weight_dimension_numbers: which parameters are matrices, as in
@@ -271,7 +273,9 @@ def optimizer(
       >>> updates, state = tx.update(params, tx.init(params), params)
     """
     check_is_made(rule, "rule")
-    links = _with_rate(parts_of(rule), learning_rate, weight_decay, weight_decay_mask)
+    check_flag("cautious_weight_decay", cautious_weight_decay)
+    decay = weight_decay, weight_decay_mask, cautious_weight_decay
+    links = _with_rate(parts_of(rule), learning_rate, *decay)
     run = rule.run if isinstance(rule, MatrixTransformation) else efficiently
     return partition_with_adamw(
         matrix_chain(*links, run=run),
@@ -284,24 +288,27 @@ def optimizer(
 
 
 def _with_rate(
-    parts: Sequence[Any], learning_rate: Any, weight_decay: Any, mask: Any
+    parts: Sequence[Any], learning_rate: Any, weight_decay: Any, mask: Any, cautious: bool
 ) -> Sequence[Any]:
     """Returns the parts of a rule with decay and rate, behind the last one or in it."""
     if not (parts and has_rate(parts[-1]) and dataclasses.is_dataclass(parts[-1])):
-        decay = add_decayed_weights(weight_decay, mask)
+        decay = add_decayed_weights(weight_decay, mask, cautious=cautious)
         return *parts, decay, scale_by_learning_rate(learning_rate)
     given = {"learning_rate": learning_rate}
-    if hasattr(parts[-1], "weight_decay"):
+    is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
+    if has_decay := hasattr(parts[-1], "weight_decay"):
         given["weight_decay"] = weight_decay
-        lacks, left_out = "mask of its decay", mask is not None and "weight_decay_mask"
-    else:
-        is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
-        lacks, left_out = "weight decay", (mask is not None or not is_zero) and "weight_decay"
-    if left_out:
-        raise ValueError(
-            f"The rule ends with {named(parts[-1])}, which has a learning rate of its own and no"
-            f" {lacks}. Leave {left_out} out."
-        )
+    lacking = {
+        "weight_decay": not (has_decay or is_zero) and "weight decay",
+        "weight_decay_mask": mask is not None and "mask of its decay",
+        "cautious_weight_decay": cautious and "cautious decay",
+    }
+    for name, words in lacking.items():
+        if words:
+            raise ValueError(
+                f"The rule ends with {named(parts[-1])}, which has a learning rate of its own and"
+                f" no {words}. Leave {name} out."
+            )
     return *parts[:-1], dataclasses.replace(parts[-1], **given)
 
 

@@ -1,5 +1,7 @@
 """Cautious decay, and a decay that follows the learning rate."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,3 +85,40 @@ def test_a_decay_that_follows_the_rate():
         updates, state = tx.update(zeros, state, params)
         expected = -(float(rate(step)) ** 2) / peak * 0.5 * params["up"]["kernel"]
         np.testing.assert_allclose(updates["up"]["kernel"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["normuon", "mano", "meqmuon"])
+def test_rivals_may_decay_cautiously(name):
+    params, grads = random_trees(1)
+    make = functools.partial(getattr(omp.baselines, name), muon_weight_dimension_numbers=DIMS)
+    rules = [make(0.3, weight_decay=0.5, cautious_weight_decay=True), make(0.3)]
+    cautious, none = updates_of(rules, params, grads)
+    for key in SHAPES:
+        agree = np.asarray(none[key]) * params[key] <= 0  # of steps downhill, which are added
+        expected = none[key] - 0.15 * np.where(agree, params[key], 0)
+        np.testing.assert_allclose(cautious[key], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("cautious", [False, True])
+@pytest.mark.parametrize("name", ["muonplus", "normuon"])
+def test_embeddings_alone_decay_and_norms_are_spared(name, cautious):
+    """The mask is written for the whole model, which AdamW does not see."""
+    params = random_tree(
+        {"wte": {"embedding": (9, 4)}, "ln": {"scale": (4,)}, "up": {"kernel": (4, 6)}}
+    )
+    grads = jax.tree.map(lambda x: jnp.sin(9 * x), params)
+    make = omp.muonplus if name == "muonplus" else omp.baselines.normuon
+    decay = {
+        "adam_weight_decay": 0.5,
+        "adam_weight_decay_mask": lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
+        "adam_cautious_weight_decay": cautious,
+    }
+    found, none = (
+        tx.update(grads, tx.init(params), params)[0] for tx in (make(0.1, **decay), make(0.1))
+    )
+    step, w = none["wte"]["embedding"], params["wte"]["embedding"]
+    assert 0 < np.sum(step * w > 0) < w.size or not cautious
+    decayed = np.where(step * w <= 0, w, 0) if cautious else w
+    np.testing.assert_allclose(found["wte"]["embedding"], step - 0.05 * decayed, atol=1e-7)
+    for path in (("ln", "scale"), ("up", "kernel")):
+        np.testing.assert_array_equal(found[path[0]][path[1]], none[path[0]][path[1]])
