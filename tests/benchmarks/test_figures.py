@@ -21,7 +21,6 @@ from benchmarks import (
     soak,
     step,
     timing,
-    trainer_processes,
     trees,
 )
 from benchmarks.yardsticks import tiny_shakespeare
@@ -118,23 +117,6 @@ def test_growth_is_from_the_middle_of_the_second_tenth_to_that_of_the_last():
     assert soak.growth_of(rows) > soak.LIMIT
     with pytest.raises(RuntimeError, match="no sample from step 10 to 20"):
         soak.tenths([{"step": 5, "resident": 1}], 100)
-
-
-WORDS = """
-I1123 17:41:51.970985   18894 a.cc:289] nothing
-F1123 17:41:51.971024   18894 client.h:80] Terminating process because of an end
-error (process 1): a message
-"""
-
-
-def test_the_trainers_own_message_comes_first(tmp_path):
-    (tmp_path / "log").write_text(WORDS)
-    logs = [tmp_path / "log"]
-    assert trainer_processes.said(logs) == "error (process 1): a message"
-    (tmp_path / "log").write_text(WORDS.replace("error (", "("))
-    found = trainer_processes.shortened(trainer_processes.said(logs))
-    assert found == "Terminating process because of an end"
-    assert trainer_processes.said([]) == ""
 
 
 def test_the_split_of_tiny_shakespeare_is_nanogpts(tmp_path):
