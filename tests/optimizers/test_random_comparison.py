@@ -8,22 +8,15 @@ from optax_muonplus.matrices import Normalize
 from tests.random_comparison import compare, compare_many
 from tests.support.random_cases import draw
 
-# Some 10 and 5 seconds. `python -m tests.random_comparison --cases 2000` has more.
-CASES, ON_A_MESH = 6, 3
 
-
-def said(capsys, text):
+@pytest.mark.parametrize(
+    ("cases", "with_mesh"), [(6, False), pytest.param(3, True, marks=pytest.mark.several_devices)]
+)
+def test_random_cases_agree_with_the_oracle(cases, with_mesh, capsys):
+    """Some 10 and 5 seconds. `python -m tests.random_comparison --cases 2000` has more."""
+    said = compare_many(0, range(cases), with_mesh)
     with capsys.disabled():
-        print(f"\nrandom comparison: {text}")
-
-
-def test_random_cases_agree_with_the_oracle(capsys):
-    said(capsys, compare_many(0, range(CASES), with_mesh=False))
-
-
-@pytest.mark.several_devices
-def test_random_cases_on_meshes_agree_with_the_oracle(capsys):
-    said(capsys, compare_many(0, range(ON_A_MESH), with_mesh=True))
+        print(f"\nrandom comparison: {said}")
 
 
 def test_the_comparison_sees_a_small_mistake(monkeypatch):
@@ -36,7 +29,7 @@ def test_the_comparison_sees_a_small_mistake(monkeypatch):
         and case.options["compute_dtype"] is None
         and case.leaves[0].out_axes
     )
-    assert compare(case).worst <= 1
+    assert compare(case)[0] <= 1
     right = Normalize.__call__
     monkeypatch.setattr(Normalize, "__call__", lambda self, x: right(self, x) * 1.01)
-    assert compare(case).worst > 1
+    assert compare(case)[0] > 1

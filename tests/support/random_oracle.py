@@ -12,35 +12,30 @@ OTHER = ("polar", "compute_dtype")
 def updates(case, params, grads, noise=0.0):
     """Updates at each step, by path.
 
-    Args:
-      case: see ``random_cases``.
-      params: by path, held still.
-      grads: by path, with one leading axis for the steps.
-      noise: random changes of the gradients, of this size relative to them.
+    Parameters are held still, gradients have one leading axis for the steps, and ``noise`` is the
+    size of random changes of the gradients, relative to them.
     """
     rng = np.random.default_rng([*case.seed, 2])
-    return {
-        leaf.path: _of_leaf(case, leaf, wide(params[leaf.path]), wide(grads[leaf.path]), noise, rng)
-        for leaf in case.leaves
-    }
+    found = {}
+    for leaf in case.leaves:
+        w, g = wide(params[leaf.path]), wide(grads[leaf.path])
+        if leaf.out_axes:
+            parts = zip(
+                matrices(leaf, w), zip(*(matrices(leaf, x) for x in g), strict=True), strict=True
+            )
+            by_matrix = [
+                _of_matrix(case, one, _changed(np.stack(steps), noise, rng)) for one, steps in parts
+            ]
+            found[leaf.path] = np.stack([joined(leaf, x) for x in zip(*by_matrix, strict=True)])
+        else:
+            changed = g * (1 + noise * rng.normal(size=g.shape))
+            found[leaf.path] = _adamw(case.options, w, changed)
+    return found
 
 
 def wide(x):
     x = np.asarray(x)
     return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
-
-
-def _of_leaf(case, leaf, params, grads, noise, rng):
-    if not leaf.out_axes:
-        changed = grads * (1 + noise * rng.normal(size=grads.shape))
-        return _adamw(case.options, params, changed)
-    parts = matrices(leaf, params)
-    by_step = zip(*(matrices(leaf, g) for g in grads), strict=True)
-    results = [
-        _of_matrix(case, w, _changed(np.stack(g), noise, rng))
-        for w, g in zip(parts, by_step, strict=True)
-    ]
-    return np.stack([joined(leaf, list(step)) for step in zip(*results, strict=True)])
 
 
 def _changed(grads, noise, rng):
@@ -49,37 +44,35 @@ def _changed(grads, noise, rng):
     return grads + noise * size * rng.normal(size=grads.shape)
 
 
+def _order(leaf):
+    """Axes of batches, rows and columns, in the order of matrices."""
+    sides = (*leaf.out_axes, *leaf.in_axes)
+    return (*(i for i in range(len(leaf.shape)) if i not in sides), *sides)
+
+
 def matrices(leaf, x):
     """``(out, in)`` matrices of a parameter, block after block, in the order of batch indices."""
-    order = (*batch_axes(leaf), *leaf.out_axes, *leaf.in_axes)
     found = []
     for block in _blocks(leaf, x):
         sizes = [np.prod([block.shape[i] for i in axes]) for axes in (leaf.out_axes, leaf.in_axes)]
-        found += list(block.transpose(order).reshape(-1, *map(int, sizes)))
+        found += list(block.transpose(_order(leaf)).reshape(-1, *map(int, sizes)))
     return found
 
 
 def joined(leaf, found):
     """Puts matrices back into their leaf, as :func:`matrices` took them out."""
-    order = (*batch_axes(leaf), *leaf.out_axes, *leaf.in_axes)
-    blocks = []
+    order, blocks, found = _order(leaf), [], list(found)
     for block in _blocks(leaf, np.empty(leaf.shape)):
-        count = int(np.prod([block.shape[i] for i in batch_axes(leaf)]))
-        stack, found = np.stack(found[:count]), found[count:]
+        count = block.size // found[0].size
         shape = [block.shape[i] for i in order]
-        blocks.append(stack.reshape(shape).transpose(np.argsort(order)))
-    return np.concatenate(blocks, axis=leaf.fused[0]) if leaf.fused else blocks[0]
-
-
-def batch_axes(leaf):
-    return tuple(i for i in range(len(leaf.shape)) if i not in (*leaf.out_axes, *leaf.in_axes))
+        blocks.append(np.stack(found[:count]).reshape(shape).transpose(np.argsort(order)))
+        del found[:count]
+    return np.concatenate(blocks, axis=getattr(leaf.rule, "split_axis", None) or 0)
 
 
 def _blocks(leaf, x):
-    if leaf.fused is None:
-        return [x]
-    axis, sizes = leaf.fused
-    return np.split(x, np.cumsum(sizes)[:-1], axis=axis)
+    sizes = getattr(leaf.rule, "split_sizes", None)
+    return np.split(x, np.cumsum(sizes)[:-1], axis=leaf.rule.split_axis) if sizes else [x]
 
 
 def _of_matrix(case, w, grads):
@@ -87,36 +80,32 @@ def _of_matrix(case, w, grads):
     given = case.options
     options = {k: x for k, x in given.items() if not k.startswith("adam_") and k not in OTHER}
     zeros = np.zeros_like(w)
+    states = {"normuon": (zeros, 0.0), "mano": (zeros, 0), "adamuon": (zeros, zeros)}
+    state, results = states.get(case.optimizer, zeros), []
     if case.optimizer == "muonplus":
         options = {NAMES.get(k, k): x for k, x in options.items()}
         if given["polar"] == "svd":
             options["table"] = "svd"
         elif not isinstance(given["ns_coeffs"], str):
             options["table"] = [given["ns_coeffs"]] * given["ns_steps"]
-        state, results = zeros, []
-        for t, g in enumerate(grads):
+    for t, g in enumerate(grads):
+        if case.optimizer == "muonplus":
             update, state = reference.muonplus_step(w, state, g, t + 1, **options)
-            results.append(update)
-        return results
-    step = getattr(reference_baselines, f"{case.optimizer}_step")
-    state = {"normuon": (zeros, 0.0), "mano": (zeros, 0), "adamuon": (zeros, zeros)}.get(
-        case.optimizer, zeros
-    )
-    results = []
-    for g in grads:
-        update, state = step(w, state, g, **options)
+        else:
+            step = getattr(reference_baselines, f"{case.optimizer}_step")
+            update, state = step(w, state, g, **options)
         results.append(update)
     return results
 
 
 def _adamw(options, w, grads):
-    names = ("b1", "b2", "eps", "eps_root", "nesterov", "weight_decay")
+    names = ("b1", "b2", "eps", "eps_root", "nesterov", "weight_decay", "learning_rate")
     own = {name: options[f"adam_{name}"] for name in names}
-    rate = options["adam_learning_rate"]
-    rate = options["learning_rate"] if rate is None else rate
+    if own["learning_rate"] is None:
+        own["learning_rate"] = options["learning_rate"]
     m = v = np.zeros_like(w)
     results = []
     for t, g in enumerate(grads):
-        update, m, v = reference.adamw_step(w, m, v, g, t + 1, learning_rate=rate, **own)
+        update, m, v = reference.adamw_step(w, m, v, g, t + 1, **own)
         results.append(update)
     return np.stack(results)
