@@ -1,4 +1,7 @@
-"""Matrices of one shape are worked on together: same numbers, and programs that do not grow."""
+"""Matrices of one shape are worked on together: programs that do not grow, and derivatives.
+
+That numbers are the same is in `mesh/test_run_equals_plainly.py`.
+"""
 
 import jax
 import jax.monitoring
@@ -6,12 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
 from tests.support.batches import (
-    MIXED,
-    MIXED_DIMS,
     D,
     everywhere_mapped,
     everywhere_stacked,
@@ -22,48 +22,11 @@ from tests.support.batches import (
 from tests.support.compilation import compilations
 from tests.support.trees import random_like
 
-
-def centred(x):
-    """A function that is not the same on transposed matrices."""
-    return x - x.mean(axis=-1, keepdims=True)
-
-
-OPTIONS = {
-    "row": {"norm": "row", "nesterov": False},
-    "aol": {"preconditioning": "aol"},
-    "adaptive": {"adaptive": True, "match_frobenius": True},
-    "own function": {"polar": centred, "consistent_rms": 0.2},
-    "bfloat16": {"compute_dtype": "bfloat16", "norm": "row"},
-}
-# What GPUs do, with stacks of one float32 matrix of the wide ones, three squares, and all; and what
-# TPUs do, with three squares in a stack, one other matrix, and its longer side in full blocks.
 WAYS = {
     "loops": lambda monkeypatch: None,
-    "stacks of two": lambda monkeypatch: everywhere_stacked(monkeypatch, 32 * D * D),
-    "stacks of three": lambda monkeypatch: everywhere_stacked(monkeypatch, 12 * D * D),
     "stacks": everywhere_stacked,
     "one after the other": lambda monkeypatch: everywhere_mapped(monkeypatch, 12 * D * D, 24),
 }
-
-
-@pytest.mark.parametrize(
-    "way, name",
-    [("stacks of two", "bfloat16")]  # four wide matrices in bfloat16 would fit
-    + [(way, name) for way in ("stacks of three", "one after the other") for name in OPTIONS],
-)
-def test_together_matrices_get_the_update_of_each_leaf_alone(way, name, monkeypatch):
-    """Wherever stacks stop; test_run_equals_plainly has stacks without a bound."""
-    grads = random_like(MIXED)
-    tx = omp.scale_by_muonplus(weight_dimension_numbers=MIXED_DIMS, **OPTIONS[name])
-    expected, _ = tx.update(grads, tx.init(grads))  # outside of a program each leaf by itself
-    WAYS[way](monkeypatch)
-    together, _ = jax.jit(tx.update)(grads, tx.init(grads))
-    # The same products in another order; narrow operands may round to the other neighbour.
-    tolerance = 3e-2 if name == "bfloat16" else 2e-5
-    for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
-        assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b)
 
 
 # Three shapes take, in five steps, 3 products each where plain; on a CPU, 4 each but for the first
@@ -198,42 +161,3 @@ def test_a_second_eager_update_compiles_nothing():
         assert not compiled
         jax.jit(lambda x: x * 3.25)(1.0)
         assert compiled  # the listener does hear
-
-
-def auto_mesh():
-    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-
-
-@pytest.mark.several_devices
-@pytest.mark.parametrize(("count", "stacked"), [(1, False), (2, False), (2, True)])
-def test_updates_keep_the_sharding_that_the_compiler_knows(count, stacked, monkeypatch):
-    """On a mesh with Auto axes, without anyone saying how outputs are sharded."""
-    if stacked:
-        everywhere_stacked(monkeypatch)
-    grads = random_like(layers(count))
-    sharding = NamedSharding(auto_mesh(), PartitionSpec("data", "model"))
-    sharded = jax.device_put(grads, sharding)
-    tx = omp.muonplus(0.1)
-    updates, state = jax.jit(tx.update)(sharded, tx.init(sharded), sharded)
-    expected, _ = jax.jit(tx.update)(grads, tx.init(grads), grads)
-    for found, update in zip(jax.tree.leaves(updates), jax.tree.leaves(expected), strict=True):
-        assert found.sharding == sharding
-        np.testing.assert_allclose(found, update, atol=1e-6)
-    for momentum in jax.tree.leaves(omp.transforms.find_momentum(state).mu):
-        assert momentum.sharding == sharding
-
-
-@pytest.mark.several_devices
-def test_updates_inside_a_shard_map():
-    """Replicated parameters, gradients averaged by hand: each device does the same update."""
-    grads = random_like(layers(1))
-    tx = omp.scale_by_muonplus()
-
-    def step(g):
-        return tx.update(jax.lax.pmean(g, "data"), tx.init(g))[0]
-
-    everywhere = PartitionSpec()
-    mapped = jax.shard_map(step, mesh=auto_mesh(), in_specs=everywhere, out_specs=everywhere)
-    alone, _ = jax.jit(tx.update)(grads, tx.init(grads))
-    for a, b in zip(jax.tree.leaves(jax.jit(mapped)(grads)), jax.tree.leaves(alone), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)

@@ -1,17 +1,14 @@
 """Stacks of matrices on accelerators: what is in them, and how much memory they need."""
 
 import collections
-import functools
 import re
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
 import optax_muonplus as omp
 from tests.support.batches import (
-    RULES,
     D,
     everywhere_mapped,
     everywhere_stacked,
@@ -70,25 +67,12 @@ def test_a_stack_holds_matrices_of_one_shape_and_stops_at_the_bound(monkeypatch)
             return x
 
     tree = {**layers(4), "scanned": {"kernel": jax.ShapeDtypeStruct((9, D, 4 * D), jnp.float32)}}
-    dims = functools.partial(omp.muon_dimension_numbers, rules=RULES[:1])
-    tx = omp.transforms.apply_to_matrices([Watched()], weight_dimension_numbers=dims)
-    jax.eval_shape(lambda t: tx.update(t, optax.EmptyState())[0], tree)
+    tx = omp.matrix_chain(Watched(), rules=[("scanned", omp.MuonDimensionNumbers(-2, -1))])
+    jax.eval_shape(lambda t: tx.update(t, tx.init(t))[0], tree)
     seen = [shape for shape in seen if shape != (9, 4 * D, D)]  # a check of functions traces it
     # Twelve squares; four up; four down; nine layers in slices of three.
     expected = [(12, D, D), (4, D, 4 * D), (4, 4 * D, D), (3, D, 4 * D)]
     assert sorted(shape for shape in seen if shape[0] > 1) == sorted(expected)
-
-
-@pytest.mark.parametrize("options", [{"preconditioning": "aol"}, {"norm": "col"}], ids=str)
-def test_a_stack_of_both_layouts_tells_rows_from_columns(options, monkeypatch):
-    """Squares stored as (in, out) and as (out, in) share a stack."""
-    stored = {name: jax.ShapeDtypeStruct((D, D), jnp.float32) for name in ("kernel", "weight")}
-    grads = random_like({"a": stored, "b": stored})
-    tx = omp.scale_by_muonplus(**options)
-    alone, _ = tx.update(grads, tx.init(grads))
-    everywhere_stacked(monkeypatch)
-    together, _ = jax.jit(tx.update)(grads, tx.init(grads))
-    assert_trees_close(together, alone, atol=2e-5)
 
 
 def test_memory_that_nothing_was_written_to_is_not_read(monkeypatch):

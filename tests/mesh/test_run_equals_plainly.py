@@ -17,7 +17,7 @@ from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.run import planning
 from optax_muonplus.transforms import DualNorm, Momentum, find_momentum, plainly
-from tests.support.batches import play
+from tests.support.batches import everywhere_mapped, everywhere_stacked, play
 from tests.support.mesh import (
     DIMS,
     EXPLICIT,
@@ -32,7 +32,7 @@ from tests.support.mesh import (
 )
 
 MATRICES = tuple(name for name in TREE if name not in ("embed", "norm"))
-SOME = tuple(name for name in FEW if name in MATRICES)
+SOME = (*(name for name in FEW if name in MATRICES), "wo")
 # Cut along both axes on meshes of either type and of both; the other meshes have a few leaves.
 ALL_LEAVES = ("one device", "fsdp x tensor", "mixed", "with replicas, explicit")
 
@@ -92,11 +92,11 @@ def assert_equal(found, options, modules):
         np.testing.assert_allclose(x, y, atol=atol, rtol=0, err_msg=jax.tree_util.keystr(path))
 
 
-def check(options, mesh_name, modules):
+def check(options, mesh_name, modules, known=True):
     sizes, names, a, b, types = MESHES[mesh_name]
     mesh = make_mesh(sizes, names, types)
     wanted = modules_of(shardings(mesh, a, b), modules)
-    tx = chain(sharding=None if types == EXPLICIT else wanted, **OPTIONS[options])
+    tx = chain(sharding=wanted if known and types != EXPLICIT else None, **OPTIONS[options])
     found, momentum = updated(tx, jax.device_put(modules_of(gradients(), modules), wanted), mesh)
     assert_equal(found, options, modules)
     for tree in (found, momentum):
@@ -104,12 +104,28 @@ def check(options, mesh_name, modules):
             assert x.sharding.is_equivalent_to(sharding, x.ndim)
 
 
-@pytest.mark.parametrize("machine", ["cpu", "gpu", "tpu"])
-@pytest.mark.parametrize("options", ["defaults", "col, adaptive", "own function", "int8"])
+# A loop over matrices, stacks, and matrices that are padded one by one in stacks; stacks stop at
+# three squares, so that a leaf is cut.
+MACHINES = {
+    "cpu": lambda monkeypatch: play(monkeypatch, "cpu"),
+    "gpu": everywhere_stacked,
+    "tpu": everywhere_mapped,
+    "gpu, three": lambda monkeypatch: everywhere_stacked(monkeypatch, 12 * D * D),
+    "tpu, three": lambda monkeypatch: everywhere_mapped(monkeypatch, 12 * D * D, 24),
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "machine"),
+    [
+        *(("defaults", machine) for machine in MACHINES),
+        *((name, x) for name in ("col, adaptive", "int8") for x in ("cpu", "gpu", "tpu")),
+        *((name, x) for name in ("own function", "rows first") for x in MACHINES),
+    ],
+)
 def test_one_device(options, machine, monkeypatch):
-    """In a loop over matrices, in stacks, and padded one by one in stacks."""
-    play(monkeypatch, machine)
-    modules = MATRICES if options == "defaults" else SOME
+    MACHINES[machine](monkeypatch)
+    modules = MATRICES if (options, machine[3:]) == ("defaults", "") else SOME
     found, _ = updated(chain(**OPTIONS[options]), modules_of(gradients(), modules))
     assert_equal(found, options, modules)
 
@@ -126,6 +142,13 @@ def test_without_jit():
 @pytest.mark.parametrize("mesh", MESHES)
 def test_every_mesh(mesh):
     check("defaults", mesh, MATRICES if mesh in ALL_LEAVES else SOME)
+
+
+@pytest.mark.parametrize("machine", ["cpu", "gpu"])
+def test_unsaid_shardings_on_auto_axes(machine, monkeypatch):
+    """The compiler knows them, and keeps them where leaves of one shape are cut alike."""
+    MACHINES[machine](monkeypatch)
+    check("defaults", "fsdp x tensor", [name for name in SOME if name != "o"], known=False)
 
 
 @pytest.mark.parametrize("options", [name for name in OPTIONS if name != "defaults"])

@@ -1,11 +1,8 @@
 """Trees of small matrices, and the ways of other devices to work on them, on this one."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
-import optax_muonplus as omp
 from optax_muonplus.run import mesh, products, stacks
 
 D = 16
@@ -48,24 +45,6 @@ def everywhere_mapped(monkeypatch, stack_bytes=stacks.TPU_STACK_BYTES, block=pro
     monkeypatch.setattr(stacks, "TPU_STACK_BYTES", stack_bytes)
     monkeypatch.setattr(products, "TPU_BLOCK", block)
     play(monkeypatch, "tpu")
-
-
-# Tall, wide, square, stored either way, stacked over layers and experts, fused, narrow.
-MIXED = {
-    **layers(2),
-    "torch": {"weight": jax.ShapeDtypeStruct((D, D), jnp.float32)},
-    "wide": {"weight": jax.ShapeDtypeStruct((D, 4 * D), jnp.float32)},
-    "scanned": {"kernel": jax.ShapeDtypeStruct((5, D, 4 * D), jnp.float32)},
-    "experts": {"kernel": jax.ShapeDtypeStruct((2, 3, D, D), jnp.bfloat16)},
-    "attention": {"query": {"kernel": jax.ShapeDtypeStruct((D, 4, 4), jnp.float32)}},
-    "fused": {"kernel": jax.ShapeDtypeStruct((D, 3 * D), jnp.float32)},
-}
-RULES = [
-    ("scanned", omp.MuonDimensionNumbers(-2, -1)),
-    ("experts", omp.MuonDimensionNumbers(-1, -2)),
-    ("fused", omp.MatrixSpec(0, 1, split_sizes=(D, D, D))),
-]
-MIXED_DIMS = functools.partial(omp.muon_dimension_numbers, rules=RULES)
 
 
 def temporary_bytes(tx, params, donated=()):
