@@ -1,14 +1,14 @@
-"""The recorder's state in checkpoints, donation, scan, vmap, injection and NNX."""
+"""The recorder's state: when recording begins, under vmap and injection, in NNX and JSON.
 
-import functools
+Checkpoints, donation and scan are in `optimizers/test_state.py`, with those of other states.
+"""
+
 import json
 
-import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint
 import pytest
 from flax import nnx
 
@@ -30,27 +30,6 @@ def small():
     return tx, lambda seed: tree(seed, shapes=shapes)
 
 
-def test_state_survives_serialization(tmp_path, small):
-    tx, make = small
-    update, params = jax.jit(tx.update), make(0)
-    state = tx.init(params)
-    for step in (1, 2, 3):
-        _, state = update(make(step), state, params)
-    _, expected = update(make(4), state, params)
-
-    data = flax.serialization.to_bytes(state)
-    from_flax = flax.serialization.from_bytes(tx.init(params), data)
-    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "state", state)
-        checkpointer.wait_until_finished()
-        target = jax.eval_shape(tx.init, params)
-        from_orbax = checkpointer.restore(tmp_path / "state", target)
-    for restored in (from_flax, from_orbax):
-        assert read(restored) == read(state) and read(state).step == 2
-        _, new = update(make(4), restored, params)
-        assert read(new) == read(expected) and read(new).step == 4
-
-
 def test_recording_can_begin_and_end_in_the_middle(small):
     tx, make = small
     params, plain = make(0), omp.muonplus(0.1)
@@ -61,37 +40,6 @@ def test_recording_can_begin_and_end_in_the_middle(small):
     _, state = jax.jit(tx.update)(make(2), tx.init(params)._replace(inner=before), params)
     _, expected = update(make(2), before, params)
     jax.tree.map(np.testing.assert_array_equal, state.inner, expected)
-
-
-def test_buffers_can_be_donated(small):
-    tx, make = small
-
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def step(params, state, grads):
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    params = make(0)
-    state = jax.tree.map(jnp.copy, tx.init(params))
-    for i in (1, 2):
-        old = jax.tree.leaves((params, state))
-        params, state = jax.block_until_ready(step(params, state, make(i)))
-        assert all(x.is_deleted() for x in old)
-    assert read(state).step == 2
-
-
-def test_state_keeps_structure_shapes_and_dtypes(small):
-    tx, make = small
-    params = make(0)
-    state = tx.init(params)
-    _, new = jax.jit(tx.update)(make(1), state, params)
-
-    def description(tree):
-        return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
-
-    assert description(jax.eval_shape(tx.init, params)) == description(state) == description(new)
-    _, stacked = jax.lax.scan(lambda s, _: (tx.update(params, s, params)[1], 0.0), state, length=4)
-    assert stacked.shape == (4,)
 
 
 def test_only_the_inner_state_is_mapped_as_parameters_are(small):

@@ -19,7 +19,6 @@ from tests.support.records import (
     RULES,
     SHAPES,
     assert_records_close,
-    gaussian,
     run,
     tree,
 )
@@ -236,20 +235,3 @@ def test_sharded_matrices_give_the_records_of_one_device(kind):
     for x, place in zip(jax.tree.leaves(updates), jax.tree.leaves(places), strict=True):
         assert x.sharding.is_equivalent_to(place, x.ndim)
     assert_records_close(read(state), of_one_device(), rtol=1e-3)
-
-
-def test_blocks_of_stacked_layers_are_recorded_in_their_order():
-    """Layers first, blocks last, for blocks of one size and of two."""
-    sizes = (4, 4, 6)
-    x = gaussian(2, 8, sum(sizes), seed=1)
-    made = recorded(omp.muonplus, every=1, measures=FEW)
-    dims = {"fused": omp.MatrixSpec(1, 2, split_sizes=sizes)}
-    tx = made(0.1, muon_weight_dimension_numbers=dims)
-    together = read(jax.jit(tx.update)({"fused": x}, tx.init({"fused": x}), {"fused": x})[1])
-    cut = [part for layer in x for part in np.split(layer, np.cumsum(sizes)[:-1], axis=1)]
-    alone = {f"{i:02}": part for i, part in enumerate(cut)}
-    tx = made(0.1, muon_weight_dimension_numbers=dict.fromkeys(alone, omp.MatrixSpec(0, 1)))
-    apart = read(jax.jit(tx.update)(alone, tx.init(alone), alone)[1])
-    for name, values in together.values["fused"].items():
-        expected = [np.ravel(apart.values[path][name])[0] for path in alone]
-        np.testing.assert_allclose(np.ravel(values), expected, rtol=1e-4, err_msg=name)

@@ -1,4 +1,4 @@
-"""Muon+ inside Optax's own wrappers: injection, accumulation, masks, partitions, averaging."""
+"""Muon+ inside Optax's own wrappers: injection, accumulation, masks and partitions."""
 
 import functools
 
@@ -11,10 +11,6 @@ import pytest
 from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
-from tests.support.training import (
-    LEARNING_RATE,
-    assert_falls,
-)
 from tests.support.trees import SHAPES, assert_trees_close, first_update, random_tree
 
 both = pytest.mark.parametrize("maker", [omp.muonplus, omp.muon], ids=["muonplus", "muon"])
@@ -117,57 +113,3 @@ def test_extra_args_are_tolerated():
     plain, _ = jax.jit(tx.update)(grads, state, params)
     extra, _ = jax.jit(tx.update)(grads, state, params, value=1.0, loss=jnp.ones(()))
     assert_trees_close(extra, plain)
-
-
-def regression():
-    """Parameters of a small network and the loss of fitting random numbers with it."""
-    rng = np.random.default_rng(1)
-    shapes = {"up": {"kernel": (4, 16), "bias": (16,)}, "down": {"kernel": (16, 3)}}
-    params = jax.tree.map(
-        lambda shape: jnp.asarray(rng.normal(size=shape) / np.sqrt(shape[0]), jnp.float32),
-        shapes,
-        is_leaf=lambda x: isinstance(x, tuple),
-    )
-    x, y = (jnp.asarray(rng.normal(size=(8, width)), jnp.float32) for width in (4, 3))
-
-    def loss(params):
-        hidden = jnp.tanh(x @ params["up"]["kernel"] + params["up"]["bias"][None, :])
-        return jnp.mean((hidden @ params["down"]["kernel"] - y) ** 2)
-
-    return params, loss
-
-
-def train(tx, params, loss, steps, parameters_of_loss=lambda params: params):
-    """Parameters after each step, and the losses before them."""
-
-    def step(carry, _):
-        params, state = carry
-        value, grads = jax.value_and_grad(loss)(parameters_of_loss(params))
-        updates, state = tx.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
-        return (params, state), (params, value)
-
-    return jax.jit(lambda p: jax.lax.scan(step, (p, tx.init(p)), length=steps)[1])(params)
-
-
-def test_schedule_free_training():
-    """With beta=0: the averaging takes the momentum's place."""
-    params, loss = regression()
-    inner = omp.muonplus(LEARNING_RATE, beta=0.0)
-    tx = optax.contrib.schedule_free(inner, LEARNING_RATE, b1=0.9)
-    _, losses = train(tx, params, loss, 60)
-    assert_falls(losses)
-
-
-def test_lookahead_training():
-    """Fast weights step by Muon+; the slow ones follow them, half way, every third time."""
-    params, loss = regression()
-    tx = optax.lookahead(omp.muonplus(LEARNING_RATE), sync_period=3, slow_step_size=0.5)
-    both = optax.LookaheadParams.init_synced(params)
-    history, losses = train(tx, both, loss, 60, parameters_of_loss=lambda p: p.fast)
-    kernel, slow = params["up"]["kernel"], history.slow["up"]["kernel"]
-    alone, _ = train(omp.muonplus(LEARNING_RATE), params, loss, 3)
-    np.testing.assert_array_equal(slow[1], kernel)
-    half_way = (kernel + alone["up"]["kernel"][2]) / 2
-    np.testing.assert_allclose(slow[2], half_way, rtol=1e-4, atol=1e-5)
-    assert_falls(losses)

@@ -20,6 +20,8 @@ NAMES = (
     "muown",
     "turbo_muon",
 )
+# The others are chains of functions on the momentum of Muon.
+WITH_STATE = ("normuon", "adamuon", "hyperball", "mano", "muown")
 
 
 def build(name, rate=0.05, **options):

@@ -5,8 +5,6 @@ It simulates the rounding errors to find the fewest restarts that are enough.
 
 import functools
 import itertools
-import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -41,9 +39,6 @@ ROUNDINGS: dict[str, Rounding] = {
     "bfloat16_x3": Rounding(4e-4 * 2.0**-16 / 2.0**-11, 1000.0),
     "float16": Rounding(8e-4, 400.0),
 }
-# Sets of restarts of one size that are compared at most, at 1 ms each. If there are more, restarts
-# are spaced evenly.
-_MAX_SETS = 100
 
 
 def condition(rows: tuple[Row, ...], restarts: tuple[int, ...], error: float) -> float:
@@ -76,33 +71,17 @@ def condition(rows: tuple[Row, ...], restarts: tuple[int, ...], error: float) ->
 
 @functools.lru_cache
 def choose_restarts(rows: tuple[Row, ...], products: str) -> tuple[int, ...]:
-    """The fewest restarts that keep :func:`condition` below its limit for that kind of products.
+    """The fewest restarts, counted from 0, that keep the condition number below its limit.
 
     Of all sets with that many restarts it is the one with the smallest condition number.
-
-    Args:
-      rows: coefficients, one row for each step.
-      products: how products are made.
-
-    Returns:
-      Steps, counted from 0, that compute the Gram matrix again.
 
     Source: the autotuner of Dao-AILab, gram-newton-schulz (2026). It makes the same choice for a
     given number of restarts, which it leaves to the user.
     """
     error, max_condition = ROUNDINGS[products]
-    for candidates in _sets(len(rows)):
-        best = min(candidates, key=lambda restarts: condition(rows, restarts, error))
-        if condition(rows, best, error) <= max_condition:
+    of_rows = functools.partial(condition, rows, error=error)
+    for size in range(len(rows)):
+        best = min(itertools.combinations(range(1, len(rows)), size), key=of_rows)
+        if of_rows(best) <= max_condition:
             return best
-    evenly = (tuple(range(each, len(rows), each)) for each in range(len(rows), 1, -1))
-    kept = (restarts for restarts in evenly if condition(rows, restarts, error) <= max_condition)
-    return next(kept, every_step(len(rows)))
-
-
-def _sets(steps: int) -> Iterator[Iterator[tuple[int, ...]]]:
-    """Sets of no restarts, of one, of two and so on, as far as there are few enough."""
-    for size in range(steps):
-        if math.comb(steps - 1, size) > _MAX_SETS:
-            return
-        yield itertools.combinations(range(1, steps), size)
+    return every_step(len(rows))

@@ -42,6 +42,13 @@ def assert_trees_close(actual, expected, rtol=1e-5, atol=1e-6):
         )
 
 
+def by_path(tree, is_leaf=None):
+    """Leaves by their paths as the library writes them; a variable of Flax has no name more."""
+    found = jax.tree.leaves_with_path(tree, is_leaf=is_leaf)
+    paths = (jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found)
+    return {path.removesuffix("/value"): x for path, (_, x) in zip(paths, found, strict=True)}
+
+
 def nested_shapes(**paths):
     """A nested dict of nested_shapes from keywords with double underscores for slashes."""
     tree: dict = {}
