@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
 from optax_muonplus import diagnostics, transforms
-from tests.support.baselines import NAMES, build
+from tests.support.baselines import WITH_STATE, build
 from tests.support.mesh import EXPLICIT, D, P, make_mesh
 from tests.support.trees import random_like
 
@@ -80,7 +80,7 @@ def test_a_state_that_is_cut(over, kind):
     assert_as_without_a_mesh(make(state_sharding=over), make(), 2)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_baseline(name):
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_every_baseline_with_a_state(name):
     tx = build(name, mu_dtype="int8")
     assert_as_without_a_mesh(tx, tx, 1, names=("key",))

@@ -39,14 +39,12 @@ of_mano = functools.partial(omp.matrix_chain, omp.baselines.Mano())
 
 @KINDS
 @pytest.mark.parametrize(
-    "spec, names", [(P("a", "b"), None), (P(None, "a"), {"a"}), (P("b"), None)], ids=str
-)
-@pytest.mark.parametrize(
-    "link",
+    "spec, names, link",
     [
-        omp.scale_by_muonplus,
-        of_mano,
-        omp.normalize,
+        (P("a", "b"), None, omp.scale_by_muonplus),
+        (P(None, "a"), {"a"}, omp.scale_by_muonplus),
+        (P("b"), None, omp.normalize),
+        (P("b"), None, of_mano),
     ],
 )
 def test_a_cut_matrix_is_refused(types, spec, names, link):

@@ -185,8 +185,8 @@ def test_any_optimizer():
     assert state[0].mu["q0"]["kernel"].sharding.spec == P(("fsdp", "data"))
 
 
-@pytest.mark.parametrize("name", baselines.NAMES)
-def test_every_baseline(name):
+@pytest.mark.parametrize("name", baselines.WITH_STATE)
+def test_every_baseline_with_a_state(name):
     tree, lie = layers(1, q=(D, D), up=(D, 4 * D))
     params, grads = (random_like(tree, seed) for seed in (1, 2))
     make = getattr(omp.baselines, name)

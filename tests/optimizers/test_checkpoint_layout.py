@@ -1,10 +1,10 @@
 """Paths of arrays in the states of optimizers, which checkpoints name them by."""
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 import optax_muonplus as omp
+from tests.support.trees import by_path
 
 PARAMS = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.ones(8)}}
 ADAM = {f"inner_states/adam/inner_state/0/{x}" for x in ("count", "mu/dense/bias", "nu/dense/bias")}
@@ -36,8 +36,7 @@ LAYOUTS = {
 
 
 def layout(tx):
-    leaves = jax.tree.leaves_with_path(tx.init(PARAMS))
-    return {jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves}
+    return set(by_path(tx.init(PARAMS)))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -70,13 +70,6 @@ def test_the_page_on_pytorch_has_every_name():
     assert max(len(cell.split()) for cell in cells) <= 25
 
 
-def test_the_signature_stays():
-    assert list(inspect.signature(omp.muonplus).parameters)[:2] == ["learning_rate", "ns_coeffs"]
-    assert inspect.signature(omp.muon).parameters["norm"].default == "none"
-    kinds = {x.kind for x in inspect.signature(omp.muonplus).parameters.values()}
-    assert inspect.Parameter.VAR_KEYWORD not in kinds
-
-
 @pytest.mark.parametrize(
     ("options", "meant"),
     [

@@ -9,7 +9,7 @@ from flax import linen as nn
 from optax.contrib import MuonDimensionNumbers as Dims
 
 import optax_muonplus as omp
-from tests.support.trees import nested_shapes
+from tests.support.trees import by_path, nested_shapes
 
 LAYERS = {
     "layers__attn__query__kernel": (8, 2, 4),
@@ -39,8 +39,7 @@ def tree_with(axis, count=3):
 def read(tree, **options):
     """Dimension numbers by path."""
     is_leaf = lambda x: x is None or isinstance(x, Dims | omp.MatrixSpec)  # noqa: E731
-    found = jax.tree.leaves_with_path(omp.muon_dimension_numbers(tree, **options), is_leaf=is_leaf)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): spec for path, spec in found}
+    return by_path(omp.muon_dimension_numbers(tree, **options), is_leaf)
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -18,7 +18,7 @@ import optax_muonplus as omp
 from tests.support.compilation import collectives
 from tests.support.mesh import assert_same, make_mesh
 from tests.support.reference import muonplus_step
-from tests.support.trees import nested_shapes, random_like
+from tests.support.trees import by_path, nested_shapes, random_like
 
 HEADS, SIZE = 3, 4
 WIDTH = HEADS * SIZE
@@ -101,16 +101,10 @@ def gradient(path, shape, layer):
 def updates():
     """Updates of all layers by path, with the exact polar factor."""
     flat = {path: gradient(path, *layer) for path, layer in {**TO_HEADS, **FROM_HEADS}.items()}
-    grads = nested_shapes(**{path.replace("/", "__"): x.shape for path, x in flat.items()})
-    grads = jax.tree.map_with_path(
-        lambda path, _: flat[jax.tree_util.keystr(path, simple=True, separator="/")], grads
-    )
+    shapes = nested_shapes(**{path.replace("/", "__"): x.shape for path, x in flat.items()})
+    grads = jax.tree.structure(shapes).unflatten([flat[path] for path in by_path(shapes)])
     tx = omp.muonplus(1.0, beta=0.0, polar="svd", muon_weight_dimension_numbers=PER_HEAD)
-    found = jax.jit(tx.update)(grads, tx.init(grads))[0]
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): x
-        for path, x in jax.tree.leaves_with_path(found)
-    }
+    return by_path(jax.jit(tx.update)(grads, tx.init(grads))[0])
 
 
 def step_of(g):

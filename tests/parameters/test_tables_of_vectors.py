@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 import optax_muonplus as omp
-from tests.support.trees import nested_shapes
+from tests.support.trees import by_path, nested_shapes
 
 KEY = jax.random.key(0)
 
@@ -61,8 +61,7 @@ HOLDERS = {
 
 
 def labels(tree):
-    found = jax.tree.leaves_with_path(omp.partition_labels(tree))
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in found}
+    return by_path(omp.partition_labels(tree))
 
 
 @pytest.mark.parametrize("name", HOLDERS)

@@ -15,7 +15,7 @@ from flax.training.train_state import TrainState
 
 import optax_muonplus as omp
 from tests.support.states import filled
-from tests.support.trees import SHAPES, random_tree
+from tests.support.trees import SHAPES, by_path, random_tree
 
 PARAMS = random_tree(SHAPES)
 FALLING = optax.linear_schedule(0.1, 0.02, 10)
@@ -60,9 +60,7 @@ def test_a_tree_of_dictionaries_with_the_layout_of_0_1_0(bias_correction):
         functools.reduce(lambda node, key: node.setdefault(key, {}), parents, tree)[name] = value
     tx = omp.muonplus(FALLING, bias_correction=bias_correction)
     state, report = omp.take_over(tree, tx.init(PARAMS), PARAMS)
-    leaves = jax.tree.leaves_with_path(state.inner_states)
-    found = {jax.tree_util.keystr(keys, simple=True, separator="/"): x for keys, x in leaves}
-    jax.tree.map(np.testing.assert_array_equal, found, written)
+    jax.tree.map(np.testing.assert_array_equal, by_path(state.inner_states), written)
     assert not report.started_anew and not report.not_used
 
 

@@ -145,22 +145,6 @@ def test_gradients_of_half_a_step_under_jit():
         switch(old, omp.muonplus(0.1).init(PARAMS))
 
 
-OTHERS = {
-    "adamw": (ADAMW, "ScaleByAdamState, ScaleByScheduleState, where"),
-    "recorded": (omp.diagnostics.recorded(omp.muon)(0.1), "RecordState"),
-    "from disk": (None, "no classes of states"),
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_an_update_with_the_state_of_another_optimizer_says_so(name):
-    tx, named = OTHERS[name]
-    inside = {"inner_states": {}} if tx is None else tx.init(PARAMS)
-    chain = optax.chain(optax.clip_by_global_norm(1.0), omp.muonplus(0.1))
-    with pytest.raises(ValueError, match=f"it has .*{named}.*optax_muonplus.take_over"):
-        jax.eval_shape(chain.update, PARAMS, (optax.EmptyState(), inside), PARAMS)
-
-
 def test_a_schedule_and_a_count_are_asked_for_too():
     constant = omp.muonplus(0.1).init(PARAMS)
     with pytest.raises(ValueError, match=r"where .*ScaleByScheduleState.* should be"):
@@ -169,9 +153,3 @@ def test_a_schedule_and_a_count_are_asked_for_too():
         jax.eval_shape(omp.muonplus(0.1, bias_correction=True).update, PARAMS, constant, PARAMS)
     with pytest.raises(ValueError, match="it has TraceState, where MomentumState should be"):
         omp.momentum().update(PARAMS, optax.trace(0.9).init(PARAMS))
-
-
-def test_other_errors_keep_their_words():
-    tx = omp.muonplus(0.1, weight_decay=0.1)
-    with pytest.raises(ValueError, match="decay needs the parameters"):
-        tx.update(PARAMS, tx.init(PARAMS))

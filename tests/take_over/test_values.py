@@ -14,7 +14,7 @@ import pytest
 
 import optax_muonplus as omp
 from tests.support.states import filled
-from tests.support.trees import SHAPES, random_tree
+from tests.support.trees import SHAPES, by_path, random_tree
 
 PARAMS = random_tree(SHAPES)
 UP_ONLY = {"up": {"kernel": omp.MuonDimensionNumbers(), "bias": None}, "down": None}
@@ -108,10 +108,8 @@ def test_an_optimizer_takes_over_all_of_its_own_state(name):
     state, report = omp.take_over(old, new, PARAMS)
     assert jax.tree.structure(state) == jax.tree.structure(old)
     assert not report.started_anew and not report.not_used
-    for (keys, x), before, initial in zip(
-        jax.tree.leaves_with_path(state), jax.tree.leaves(old), jax.tree.leaves(new), strict=True
-    ):
-        path = jax.tree_util.keystr(keys, simple=True, separator="/")
+    both = jax.tree.leaves(old), jax.tree.leaves(new)
+    for (path, x), before, initial in zip(by_path(state).items(), *both, strict=True):
         expected = initial if SETTINGS.search(path) else before
         assert x.dtype == expected.dtype
         np.testing.assert_array_equal(x, expected)
@@ -154,6 +152,31 @@ def test_counts_of_adamw_momentum_and_schedules(name):
     counts = [optax.tree.get(state, "ScaleByAdamState").count]
     counts += [omp.transforms.find_momentum(state).count, *(x.count for _, x in rates)]
     assert tuple(map(int, counts)) == (*expected, expected[-1])
+
+
+def stepped(tx, params, state, seeds):
+    update = jax.jit(tx.update)
+    for seed in seeds:
+        updates, state = update(random_tree(SHAPES, seed), state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+@pytest.mark.parametrize(("nesterov", "back"), [(True, False), (False, True)])
+def test_optax_muon_and_ours_continue_each_other(nesterov, back):
+    """The unbroken run is that of the old optimizer."""
+    options = {**DIMS, "weight_decay": 0.1, "nesterov": nesterov, "adam_learning_rate": 3e-3}
+    as_optax = {"shape_scale": "max", "bias_correction": True, "adam_nesterov": nesterov}
+    both = optax.contrib.muon(FALLING, **options), omp.muon(FALLING, **as_optax, **options)
+    old, new = both[:: -1 if back else 1]
+    params, old_state = stepped(old, PARAMS, old.init(PARAMS), range(6))
+    state, report = omp.take_over(old_state, new.init(params), params)
+    assert not report.started_anew and not report.not_used
+    actual, expected = (
+        stepped(*x, range(6, 10))[0] for x in ((new, params, state), (old, params, old_state))
+    )
+    for x, y, before in zip(*map(jax.tree.leaves, (actual, expected, params)), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-4 * np.abs(y - before).max(), rtol=0)
 
 
 def test_inject_hyperparams_around_multi_steps_counts_batches():

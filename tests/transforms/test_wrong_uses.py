@@ -67,7 +67,12 @@ def test_a_state_of_other_parameters_is_said():
             omp.muonplus(0.1, weight_decay=0.1),
             r"MaskedState, which a mask makes .* missing \(its other parts are the same, Scale",
         ),
-        ({}, optax.adamw(0.1), r": MomentumState missing \(it has ScaleByAdamState, where"),
+        (
+            {},
+            optax.adamw(0.1),
+            r": MomentumState missing \(it has ScaleByAdamState, where.*take_over",
+        ),
+        ({}, omp.diagnostics.recorded(omp.muon)(0.1), "it has .*RecordState.*take_over"),
         ({}, optax.contrib.muon(0.1), r": MomentumState missing and MuonState too many \("),
         ({}, optax.chain(optax.clip(1.0), omp.muonplus(0.1)), "a chain of 2, EmptyState too many"),
     ],
