@@ -96,7 +96,7 @@ def command(config: Config, name: str) -> list[str]:
 
 def row_of_process(arguments: list[str], target: targets.Target, limit_s: float) -> dict[str, Any]:
     """Returns the figures that a process prints; if it fails, how it ended."""
-    with children.process(arguments, target, limit_s) as (lines, ended):
+    with children.process(arguments, targets.environment(target), limit_s) as (lines, ended):
         found = list(lines)
         how = ended()
     return {"failed": how} if how else found[-1]

@@ -1,153 +1,149 @@
-"""What a machine with one GPU can tell: `python -m benchmarks.gpu`, `--help` for more.
+"""What a machine with one GPU can tell in ten minutes: `python -m benchmarks.gpu`.
 
-Polar factors against float64 and against the CPU, whole updates against the CPU and Optax, then
-their time and memory, and a step of the trainer. A step that fails or comes after the budget says
-so, and the others run; the JSON file is written after each. `--toy` shows on any machine that all
-steps run.
+    pip install -e '.[cuda]' -r requirements/examples.txt && python -m benchmarks.gpu
+
+It times whole updates beside Optax's, the experimental kernel for symmetric products, and a step
+of the trainer for GPT-Small, and compares polar factors with float64. Each part runs in its own
+process and has its own time: one that fails, hangs or dies says so, its rows up to there are kept,
+and the others run. The JSON file is written after each row. Nothing is downloaded. `--toy` shows on
+any machine that the parts run.
 """
 
 import dataclasses
-import functools
+import json
+import os
 import re
+import shlex
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 import tyro
 
-import optax_muonplus as omp
-from benchmarks import (
-    columns,
-    gpu_numbers,
-    parity,
-    products,
-    records,
-    timing,
-    training_step,
-    trees,
-)
-from benchmarks.compiled import Update
-from benchmarks.gpu_numbers import METHODS, Figures, Method, guarded
-from examples.trainer.settings.model import ModelConfig
-from examples.trainer.settings.presets import PRESETS
-from examples.trainer.settings.run import RunConfig
+from benchmarks import columns, records
+from examples.compiled_programs.forecast import children
 
-TINY = trees.Size(16, 1, 40, gated=False)
-REFERENCE = "optax.contrib.muon"
+Row = dict[str, Any]
+PARTS = {"gpt-small": 110.0, "kernel": 60.0, "step": 160.0, "llama-1b": 120.0, "numbers": 110.0}
+"""Part to the seconds that it may take; those before are worth more."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """What is measured."""
 
-    models: tuple[str, ...] = ("gpt-small", "llama-350m", "llama-1b")
-    """Shapes of the parameters of whole updates."""
-    matrix: tuple[int, int] = (1024, 2735)
-    """Shape of the matrices whose polar factors are checked; an odd side is padded in half
-    precision."""
-    kernel: bool = False
-    """Also check and time the experimental kernel for symmetric products."""
+    parts: tuple[str, ...] = tuple(PARTS)
+    """Some of gpt-small and llama-1b (whole updates), kernel, step and numbers."""
     toy: bool = False
     """Tiny sizes, for any machine."""
     rounds: int = 7
-    """How often updates are timed, in turn."""
+    """How often programs are timed, in turn."""
     calls: int = 10
     """Updates that are enqueued before the last is waited for."""
-    budget_s: float = 540.0
-    """Seconds after which no step is begun."""
+    budget_s: float = 580.0
+    """Seconds for all parts together."""
     out: Path = Path("results/benchmarks")
     """Folder for the JSON file."""
-
-
-TOYS = ("bfloat16, newton_schulz", "float32, gram")
-TIMED = ("bfloat16", "float16", "TF32", "float32")
+    part: str | None = None
+    """Run this part in this process and print its rows as JSON."""
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Runs all steps and returns the record, which is written after each."""
-    done: dict[str, Figures] = {}
-    record = records.describe_run("benchmarks.gpu", config) | {"steps": done}
-    kind = re.sub(r"[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower())
-    begin = time.monotonic()
-    for name, run in steps(config):
-        print(f"{name}, after {time.monotonic() - begin:.0f} s")
-        late = time.monotonic() - begin > config.budget_s
-        done[name] = {"failed": "no time was left"} if late else guarded(run)
-        if "failed" in done[name]:
-            print(f"{name}: {done[name]['failed']}")
-        records.write(config.out, f"gpu-{'toy-' * config.toy}{kind}", record, said=False)
-        if "rows" in done[name]:
-            print(columns.table(columns.named(done[name]["rows"]), COLUMNS))
+    """Runs all parts, prints the table and README's sentence, and returns the record."""
+    if unknown := sorted({*config.parts} - set(PARTS)):
+        raise SystemExit(f"There is no part {', '.join(unknown)}. Parts are {', '.join(PARTS)}.")
+    if config.part is not None:
+        print_rows(config)
+        return {}
+    record: dict[str, Any] = {**records.describe_command("benchmarks.gpu", config), "rows": []}
+    end = time.monotonic() + config.budget_s
+    with tempfile.TemporaryDirectory() as cache:  # of what two parts compile alike
+        environment = {"JAX_COMPILATION_CACHE_DIR": cache} | os.environ
+        for part in config.parts:
+            limit_s = min(PARTS[part], end - time.monotonic())
+            print(f"{part}, {limit_s:.0f} s at most", flush=True)
+            if limit_s > 0:
+                run(part, config, environment, limit_s, record)
+            else:
+                keep(record, {"part": part, "failed": "no time was left"}, config)
+    print(columns.table(record["rows"], COLUMNS, left=2))
+    print(sentence(record))
     return record
 
 
-def steps(config: Config) -> Iterator[tuple[str, Callable[[], Figures]]]:
-    """Lists names and functions of what is measured."""
-    shape = (8, 21) if config.toy else config.matrix
-    models = {"tiny": TINY} if config.toy else {name: trees.SIZES[name] for name in config.models}
-    checked = TINY if config.toy else trees.SIZES["gpt-small"]._replace(layers=2)
-    methods = {name: METHODS[name] for name in TOYS} if config.toy else METHODS
-    for table, n in (("jordan", 5), ("polar_express", 5), ("turbo", 4)):
-        run = functools.partial(gpu_numbers.polar_factors, table, n, shape, methods)
-        yield f"polar factors, {table}", run
-    yield "update against the CPU", functools.partial(gpu_numbers.against_the_cpu, checked, methods)
-    yield "update against Optax", functools.partial(gpu_numbers.against_optax, checked)
-    if config.kernel:
-        n = 64 if config.toy else 2048
-        yield "symmetric kernel", functools.partial(gpu_numbers.symmetric_kernel, n)
-    for name, size in models.items():
-        yield f"updates of {name}", functools.partial(updates, size, config)
-    yield "step of the trainer", functools.partial(step_of_the_trainer, config)
+def run(
+    part: str, config: Config, environment: Mapping[str, str], limit_s: float, record: Row
+) -> None:
+    """Runs a part in a process and keeps each row as it comes."""
+    options = dataclasses.replace(config, parts=Config.parts, part=part)
+    flags = [word for flag in records.flags(options) for word in shlex.split(flag)]
+    command = [sys.executable, "-m", "benchmarks.gpu", *flags]
+    with children.process(command, environment, limit_s) as (lines, ended):
+        for line in lines:
+            if "machine" in line:
+                record["machine"] = line["machine"]
+            else:
+                keep(record, {"part": part, **line}, config)
+        if how := ended():
+            keep(record, {"part": part, "failed": how}, config)
 
 
-def updates(size: trees.Size, config: Config) -> Figures:
-    """Measures time and memory of whole updates in turn."""
-    shapes = trees.shapes(size, dtype=jnp.bfloat16)  # Optax multiplies in the gradients' dtype
-    params, grads = trees.random_like(shapes, 0), trees.random_like(shapes, 1)
-    dims = {"muon_weight_dimension_numbers": omp.muon_dimension_numbers(shapes)}
-    rules: dict[str, tuple[Any, Method]] = {
-        REFERENCE: (optax.contrib.muon(0.02, **dims), Method("bfloat16", polar="newton_schulz"))
-    }
-    for name in TIMED:
-        given = METHODS[f"{name}, gram"]._replace(polar="auto")
-        rule = omp.muonplus(0.02, compute_dtype=given.dtype, **parity.AS_OPTAX, **dims)
-        rules[f"omp.muonplus, {name}"] = rule, given
-    programs, rows = {}, {}
-    for name, (rule, method) in rules.items():
-        with gpu_numbers.products_in(method.precision):
-            programs[name] = Update(rule, params, grads)
-        polar: Any = method.polar
-        needed = products.needed(size, polar, method.dtype)
-        rows[name] = programs[name].figures | {"tflop": products.flops(needed) / 1e12}
-    seconds = timing.interleaved(programs, config.rounds, config.calls)
-    for name, row in rows.items():
-        row |= timing.median_and_quartiles(seconds[name])
-        row["of_optax"] = float(np.median(seconds[name] / seconds[REFERENCE]))
-    stats = jax.devices()[0].memory_stats() or {}
-    return {"rows": rows, "peak_bytes_in_use": stats.get("peak_bytes_in_use")}
+def keep(record: Row, row: Row, config: Config) -> None:
+    """Adds a row to the record, and writes the file."""
+    if "failed" in row:
+        print(f"{row['part']}: {row['failed']}", flush=True)
+    record["rows"].append({"name": "", **row})
+    device = record.get("machine", {}).get("device", "unknown")
+    kind = re.sub(r"[^a-z0-9]+", "-", device.lower())
+    records.write(config.out, f"gpu-{'toy-' * config.toy}{kind}", record, said=False)
 
 
-def step_of_the_trainer(config: Config) -> Figures:
-    """Measures seconds, tokens a second and the optimizer's share of a step of GPT-Small."""
-    tiny = ModelConfig(n_layer=1, n_head=2, d_model=16, context=16)
-    model = tiny if config.toy else PRESETS["gpt-small"][1].model
-    vocabulary, tokens = (300, 32) if config.toy else (50_257, 16 * 2048)
-    base = RunConfig(model=model)
-    return training_step.measure(base, vocabulary, tokens, config.rounds, config.calls)
+def print_rows(config: Config) -> None:
+    """Prints the machine and the rows of one part."""
+    from benchmarks import (
+        gpu_parts,
+    )  # here: the process that starts others must leave the GPU alone
+
+    print(json.dumps({"machine": records.describe_machine()}), flush=True)
+    for row in gpu_parts.rows(config.part or "", config.toy, config.rounds, config.calls):
+        print(json.dumps(row), flush=True)
 
 
-COLUMNS = (
-    columns.word("update", "name"),
+def sentence(record: Row) -> str:
+    """Writes what README may say: only what was measured."""
+    found = {(row["part"], row["name"]): row for row in record["rows"]}
+    said = []
+    for part in ("gpt-small", "llama-1b"):
+        if row := found.get((part, "omp.muonplus, bfloat16")):
+            time_of = f"{1e3 * row['median_s']:.1f} ms, {row['of_reference']:.2f} of Optax's Muon"
+            said.append(f"an update of {part} takes {time_of}")
+    if row := found.get(("kernel", "one triangle")):
+        said.append(f"the kernel takes {row['of_reference']:.2f} of the plain polar factor's time")
+    if row := found.get(("step", "muonplus")):
+        share = f"{100 * row['optimizer_share']:.1f}%"
+        said.append(f"the optimizer is {share} of a training step of gpt-small")
+    if not said:
+        return "Nothing was measured."
+    return f"On one {record['machine']['device']}: {'; '.join(said)}."
+
+
+def distance(row: Mapping[str, Any]) -> str:
+    """Writes how far a result is from what it should be."""
+    return f"{row['distance']:.1e}" if "distance" in row else ""
+
+
+COLUMNS: Sequence[columns.Column] = (
+    columns.word("part", "part"),
+    ("measured", lambda row: "failed" if "failed" in row else row["name"]),
     columns.number("ms", "median_s", 2, 1e-3),
-    columns.number("of Optax's", "of_optax", 3),
-    ("TFLOP/s", lambda row: f"{row['tflop'] / row['median_s']:.0f}"),
+    columns.number("of reference", "of_reference", 3),
+    columns.number("TFLOP/s", "tflop_per_s", 0),
     columns.number("temporary MB", "temporary_bytes", 0, 1e6),
     columns.number("compile s", "compile_s"),
+    ("distance", distance),
 )
 
 

@@ -38,7 +38,12 @@ def _processor() -> str:
 
 
 def describe_run(module: str, config: Any) -> dict[str, Any]:
-    """Says the command, the machine and the configuration, with which every record begins.
+    """Says the command, the configuration and the machine, with which every record begins."""
+    return describe_command(module, config) | {"machine": describe_machine()}
+
+
+def describe_command(module: str, config: Any) -> dict[str, Any]:
+    """Says the command and the configuration, without asking JAX for its devices.
 
     Args:
       module: such as ``"benchmarks.step"``.
@@ -50,7 +55,6 @@ def describe_run(module: str, config: Any) -> dict[str, Any]:
     paths = {name: str(value) for name, value in options.items() if isinstance(value, Path)}
     return {
         "command": " ".join(["python -m", module, *flags(config)]),
-        "machine": describe_machine(),
         "config": options | paths,
     }
 

@@ -52,9 +52,9 @@ def compiled_as(monkeypatch):
         real = children.process
         head = "import json, os, sys, time\ndef say(**x): print(json.dumps(x), flush=True)\n"
 
-        def process(command, target, limit_s):
+        def process(command, variables, limit_s):
             script = f"{head}names = {command[3]!r}.split(',')\n{code}"
-            return real([sys.executable, "-c", script], target, limit_s)
+            return real([sys.executable, "-c", script], variables, limit_s)
 
         monkeypatch.setattr(children, "process", process)
 
@@ -66,7 +66,7 @@ def compiled_as(monkeypatch):
     [
         ("os.abort()", "killed by SIGABRT: stack overflow"),
         ("sys.exit(3)", "exit status 3: stack overflow"),
-        ("time.sleep(100)", "not compiled after 1 s"),
+        ("time.sleep(100)", "not done after 1 s"),
         ("sys.exit(0)", "it ended without figures"),
     ],
 )

@@ -8,11 +8,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from examples.compiled_programs import targets
-from examples.compiled_programs.targets import Target
+from examples.compiled_programs.targets import Target, environment
 from examples.trainer.system.errors import UserError
 
 PROGRAM = "examples.compiled_programs.forecast"
@@ -35,7 +34,7 @@ def figures(
     while left := [name for name in names if name not in found]:
         command = [sys.executable, "-m", PROGRAM, ",".join(left), *words]
         begun = left[0]
-        with process(command, target, limit_s) as (lines, ended):
+        with process(command, environment(target), limit_s) as (lines, ended):
             for line in lines:
                 if "error" in line:
                     raise UserError(line["error"])
@@ -52,7 +51,7 @@ def figures(
 
 @contextlib.contextmanager
 def process(
-    command: Sequence[str], target: Target, limit_s: float
+    command: Sequence[str], variables: Mapping[str, str], limit_s: float
 ) -> Generator[tuple[Iterator[dict[str, Any]], Callable[[], str]]]:
     """A process, as the lines of JSON that it prints, and a function that says how it ended."""
     with contextlib.ExitStack() as stack:
@@ -60,7 +59,7 @@ def process(
         child = stack.enter_context(
             subprocess.Popen(
                 command,
-                env=targets.environment(target),
+                env=variables,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
@@ -85,7 +84,7 @@ def how_it_ended(child: subprocess.Popen[str], errors: IO[str], limit_s: float |
     """Empty if all is well, else the exit status or signal and the last line of errors."""
     code = child.wait()
     if limit_s is not None:
-        return f"not compiled after {limit_s:.0f} s"
+        return f"not done after {limit_s:.0f} s"
     if code == 0:
         return ""
     errors.seek(0)
