@@ -15,7 +15,7 @@ from rich.console import Console
 from examples.compiled_programs import targets
 from examples.compiled_programs.forecast.command import measure, write
 from examples.trainer.settings import command_line, machines
-from examples.trainer.settings.recipes import ROWS
+from examples.trainer.settings.presets import ROWS
 from examples.trainer.system import tables
 
 

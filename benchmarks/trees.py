@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
-from examples.trainer.settings import recipes
+from examples.trainer.settings import presets
 
 Name = Literal[
     "gpt-256", "gpt-384", "gpt-small", "gpt-base", "gpt-large", "gpt-huge",
@@ -40,7 +40,7 @@ SIZES = {
     "mixtral": Size(4096, 32, 14336, True, experts=8),
     **{
         name: Size(size.d_model, size.n_layer, size.d_ff, size.family == "llama")
-        for name, size in recipes.SIZES.items()
+        for name, size in presets.SIZES.items()
     },
 }
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from examples.trainer.settings import command_line, config_file
+from examples.trainer.settings import command_line
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
@@ -82,7 +82,7 @@ def test_the_configuration_of_a_run(tmp_path):
 def test_a_file_that_does_not_fit(tmp_path, name, text, words):
     path = written(tmp_path / name, text)
     with pytest.raises(UserError, match=words) as error:
-        config_file.read(path, RunConfig())
+        command_line.read_config_file(path, RunConfig())
     assert str(path) in str(error.value)
 
 

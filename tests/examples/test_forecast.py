@@ -13,7 +13,7 @@ from examples.compiled_programs.forecast import children, estimate, even_share, 
 from examples.compiled_programs.forecast.__main__ import main as child
 from examples.compiled_programs.forecast.command import forecast
 from examples.train import main
-from examples.trainer.settings import command_line, flops
+from examples.trainer.settings import command_line, model
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import xla_flags
@@ -160,7 +160,7 @@ def test_model_operations_are_six_for_each_weight_and_half_of_attention():
     config = PRESETS["llama-7b"][1].model
     weights = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 4096 * 32000
     expected = 6 * weights + 6 * 32 * 1024 * 4096
-    assert flops.training_flops_per_token(config, 32000) == pytest.approx(expected)
+    assert model.training_flops_per_token(config, 32000) == pytest.approx(expected)
     assert expected == pytest.approx(6 * 6.6e9, rel=0.03)
 
 

@@ -12,7 +12,7 @@ from examples.trainer.data import hub
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.runs import integrity, places
-from examples.trainer.settings import config_file
+from examples.trainer.settings import command_line
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system import optional_packages, patterns
 from tests.support.trainer import STEPS, train
@@ -117,7 +117,7 @@ def test_no_file_names_a_bucket(copy, text, tmp_path, capsys, monkeypatch):
             shown = capsys.readouterr().err
             assert "has the checkpoints in gs://foreign/x" in shown and "Traceback" not in shown
     assert not asked
-    found = config_file.read(copy / "config.json", RunConfig(runs_dir="mine"))
+    found = command_line.read_config_file(copy / "config.json", RunConfig(runs_dir="mine"))
     assert (found.checkpoint_dir, found.runs_dir) == ("", "mine")
     with pytest.raises(TypeError):  # what the flag names is asked
         generate.main([str(copy), "--checkpoint-dir", "gs://foreign/x"])

@@ -9,8 +9,7 @@ import pytest
 
 from examples.trainer.models.attention import empty_kv_cache
 from examples.trainer.settings import model
-from examples.trainer.settings.flops import training_flops_per_token
-from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.model import ModelConfig, training_flops_per_token
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
 from examples.trainer.training.model_function import make_forward, make_init_params

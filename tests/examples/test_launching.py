@@ -14,7 +14,7 @@ from jax._src import distributed
 
 from examples.trainer.runs import processes, slurm
 from examples.trainer.settings import command_line, machines
-from examples.trainer.settings.machine import MachineConfig
+from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import ROOT
 
@@ -149,8 +149,8 @@ def test_files_name_flags_that_exist(name):
     text = re.sub(r"^ *- ", "", text, flags=re.M) if name.endswith("jobset.yaml") else text
     recipe, machine = re.search(r"(llama-\w+) --machine ([\w-]+)", text).groups()
     mesh = re.search(r"--mesh\s+([\w=,]+)", text)[1]
-    assert machines.fit(recipe, machine) and machines.mesh(machine) == mesh
-    devices = machines.devices(machine)
+    assert machines.fit(recipe, machine) and machines.mesh_of_machine(machine) == mesh
+    devices = machines.devices_of_machine(machine)
     sizes = dict(axis.split("=") for axis in mesh.split(","))
     assert devices == eval("*".join(sizes.values()))
 

@@ -3,14 +3,14 @@
 import pytest
 
 from examples.compiled_programs import targets
-from examples.trainer.settings import command_line, machines, recipes
+from examples.trainer.settings import command_line, machines, presets
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
 
-ALL = [(name, fit) for name in recipes.ROWS for fit in machines.FITS[name]]
+ALL = [(name, fit) for name in presets.ROWS for fit in machines.FITS[name]]
 
 
-@pytest.mark.parametrize("name", recipes.ROWS)
+@pytest.mark.parametrize("name", presets.ROWS)
 def test_every_recipe_has_a_smallest_h100_and_a_smallest_tpu_slice(name):
     kinds = [fit.kind for fit in machines.FITS[name]]
     assert kinds[0] == "h100" and set(kinds[1:]) & {"v5e", "v5p"}

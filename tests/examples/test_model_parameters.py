@@ -11,7 +11,7 @@ from flax import nnx
 import optax_muonplus as omp
 from examples.trainer import models
 from examples.trainer.settings.model import ModelConfig
-from examples.trainer.settings.recipes import SIZES
+from examples.trainer.settings.presets import SIZES
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.training import dimension_numbers, optimizers, sharding
 from tests.support.model_trees import leaves, stacked

@@ -14,8 +14,7 @@ from examples.trainer.models import layers, rotary
 from examples.trainer.models.layout import ONE_DEVICE
 from examples.trainer.models.mlp import MLP
 from examples.trainer.settings import run
-from examples.trainer.settings.flops import training_flops_per_token
-from examples.trainer.settings.model import ModelConfig, hidden_width
+from examples.trainer.settings.model import ModelConfig, hidden_width, training_flops_per_token
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.loss import next_token_loss

@@ -9,8 +9,7 @@ import pytest
 from flax import nnx
 
 from examples.trainer import models
-from examples.trainer.settings.flops import training_flops_per_token
-from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.model import ModelConfig, training_flops_per_token
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.training import optimizers
 from tests.support.model_trees import leaves

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings import command_line, published, recipes
+from examples.trainer.settings import command_line, presets
 from examples.trainer.settings import run as run_settings
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.presets import PRESETS
@@ -20,7 +20,7 @@ from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.setup import assemble
 from tests.support.trainer import first_losses, quiet
 
-RECIPES = dict(recipes.named())
+RECIPES = dict(presets.named())
 # One recipe of each family and norm: others differ from it in numbers only.
 KINDS = {
     (config.model.family, config.optimizer.norm): name
@@ -209,13 +209,13 @@ def test_first_step_of_each_kind_of_recipe(name, text, gradients):
 
 
 def test_loss_falls(text):
-    change = functools.partial(published.as_published, "gpt-small")
+    change = functools.partial(presets.as_published, "gpt-small")
     losses = first_losses(toy_setup("gpt-small", text, change), steps=8)
     assert losses[-1] < losses[0] - 0.2
 
 
 def test_as_published_trains_on_a_mesh_as_on_one_device(text):
-    change = functools.partial(published.as_published, "llama-60m")
+    change = functools.partial(presets.as_published, "llama-60m")
     one, eight = (toy_setup("llama-60m", text, change, devices) for devices in (1, 8))
     found = first_losses(one, 6)
     assert found == pytest.approx(first_losses(eight, 6), abs=1e-5)

@@ -17,8 +17,8 @@ from examples.trainer.runs import speed, summary
 from examples.trainer.runs.metrics import read_metrics
 from examples.trainer.runs.progress import Display
 from examples.trainer.runs.speed import GRADIENT_NORM, MFU, TOKENS_PER_SECOND
-from examples.trainer.settings import machine as machine_settings
-from examples.trainer.settings.machine import MachineConfig
+from examples.trainer.settings import machines as machine_settings
+from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.evaluate import Evaluation
 from tests.support.trainer import STEPS, losses_are, train, wait_for
@@ -99,7 +99,7 @@ def test_memory_is_that_of_the_fullest_device_and_absent_where_unknown():
 )
 def test_flags_about_the_machine_that_mean_nothing_are_refused(flags, message):
     with pytest.raises(UserError, match=message):
-        machine_settings.check(dataclasses.replace(MachineConfig(), **flags), STEPS)
+        machine_settings.check_machine(dataclasses.replace(MachineConfig(), **flags), STEPS)
 
 
 # Batches that are read ahead

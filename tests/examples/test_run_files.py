@@ -17,7 +17,7 @@ from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs import writer
 from examples.trainer.runs.metrics import Metrics, read_metrics
 from examples.trainer.runs.writer import only_writer
-from examples.trainer.system import json_lines
+from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
 from tests.support.trainer import wait_for
@@ -110,7 +110,7 @@ def test_damaged_line_of_metrics_is_named(tmp_path, line, words):
 
 def test_metrics_that_are_a_folder_are_named(tmp_path):
     with pytest.raises(UserError, match=f"cannot read {tmp_path}: Is a directory. To do: move"):
-        json_lines.read(tmp_path, "")
+        files.read_json_lines(tmp_path, "")
 
 
 def test_disk_that_is_full_only_when_the_file_closes_is_said(tmp_path):

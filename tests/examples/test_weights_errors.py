@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
-from examples.trainer.settings import init_from
+from examples.trainer.settings import hugging_face
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.weights import export, load
@@ -160,27 +160,27 @@ def test_flags_that_contradict_the_weights(gpt, change, words):
 
 
 def test_settings_follow_the_folder(gpt, tmp_path):
-    begun = init_from.beginning_with(str(gpt), RunConfig())
+    begun = hugging_face.beginning_with(str(gpt), RunConfig())
     assert begun.model == GPT and begun.data.tokenizer == str(gpt / "tokenizer.json")
     grouped = dataclasses.replace(LLAMA, n_kv_head=2, rope_base=5.0)
     write(tmp_path / "llama", grouped, params_of(grouped))
-    assert init_from.beginning_with(str(tmp_path / "llama"), RunConfig()).model == grouped
+    assert hugging_face.beginning_with(str(tmp_path / "llama"), RunConfig()).model == grouped
 
 
 def test_the_hub(gpt, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
     asked = []
     monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: asked.append(name) or str(gpt))
-    assert init_from.resolve("someone/gpt") == gpt and asked == ["someone/gpt"]
+    assert hugging_face.find_weights("someone/gpt") == gpt and asked == ["someone/gpt"]
 
     def offline(name, **_):
         raise OSError("no network.\nlong story")
 
     monkeypatch.setattr(hub, "snapshot_download", offline)
     with pytest.raises(UserError, match=r"someone/gpt is no folder here, .*: no network\. Give"):
-        init_from.resolve("someone/gpt")
+        hugging_face.find_weights("someone/gpt")
     with pytest.raises(UserError, match=r"--init-from ./x: there is no such folder"):
-        init_from.resolve("./x")
+        hugging_face.find_weights("./x")
 
 
 def test_networks_that_hugging_face_lacks(tmp_path):

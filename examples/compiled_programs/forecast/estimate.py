@@ -4,7 +4,7 @@ from typing import Any
 
 from examples.compiled_programs.forecast import programs
 from examples.compiled_programs.targets import Target
-from examples.trainer.settings.flops import training_flops_per_token
+from examples.trainer.settings.model import training_flops_per_token
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.chips import CHIPS
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from examples.compiled_programs import gpu, hlo, products, tpu, walk
 from examples.compiled_programs.targets import Target
 from examples.trainer.data import tokenizer
-from examples.trainer.settings.recipes import VOCABULARIES
+from examples.trainer.settings.presets import VOCABULARIES
 from examples.trainer.settings.run import RunConfig, with_document_token
 from examples.trainer.system.chips import CHIPS
 from examples.trainer.training import optimizers, sharding

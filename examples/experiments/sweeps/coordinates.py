@@ -27,7 +27,7 @@ from examples.trainer.runs.compilation import keep_compiled_programs
 from examples.trainer.settings.command_line import Unprefixed, choose_preset
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.system import files, json_lines
+from examples.trainer.system import files
 from examples.trainer.training import sharding
 from examples.trainer.training.model_function import make_model
 from examples.trainer.training.setup import TrainingSetup, assemble, check
@@ -98,7 +98,7 @@ def run(asked: NewCheck, say: Callable[[str], None] = print) -> Path:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Reads all measurements."""
-    return json_lines.read(path, "Remove the line to have it measured again.").records
+    return files.read_json_lines(path, "Remove the line to have it measured again.").records
 
 
 def identity(record: dict[str, Any]) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-from examples.trainer.settings.recipes import ROWS
+from examples.trainer.settings.presets import ROWS
 from examples.trainer.settings.rules import RULES, Name, Norm
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError

@@ -11,7 +11,7 @@ from typing import Any
 
 from examples.experiments.sweeps.grid import Method, Trial
 from examples.trainer.runs.metrics import METRICS, read_metrics
-from examples.trainer.system import files, json_lines
+from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 
 ADVICE = "Remove the line to have that run done again."
@@ -50,7 +50,9 @@ class Ledger:
 
     def results(self) -> dict[Trial, Result]:
         """Reads all finished runs and their results."""
-        return dict(self.parse(record) for record in json_lines.read(self.path, ADVICE).records)
+        return dict(
+            self.parse(record) for record in files.read_json_lines(self.path, ADVICE).records
+        )
 
     def losses(self) -> dict[Trial, float]:
         """Reads all finished runs and their final validation losses."""
@@ -62,7 +64,7 @@ class Ledger:
         line = json.dumps(record) + "\n"
         with files.explained(self.path, "write"):
             # What a power cut has left becomes a line of its own, which is named when it is read.
-            before = "\n" if json_lines.read(self.path, ADVICE).torn else ""
+            before = "\n" if files.read_json_lines(self.path, ADVICE).torn else ""
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 os.write(file, (before + line).encode())

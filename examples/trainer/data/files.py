@@ -11,7 +11,7 @@ from pathlib import Path
 
 from examples.trainer.system import files, optional_packages
 from examples.trainer.system.errors import UserError
-from examples.trainer.system.json_lines import parse
+from examples.trainer.system.files import parse_json_line
 
 LINES = (".jsonl", ".ndjson")
 CODE = (".md", ".py")  # may begin as JSON does
@@ -107,7 +107,7 @@ def json_lines(path: Path, field: str) -> Iterator[str]:
             if not line.strip():
                 continue
             where = f"{path}, line {number}"
-            row = parse(line, where, "A .jsonl file has one object in each line.")
+            row = parse_json_line(line, where, "A .jsonl file has one object in each line.")
             yield text_of(row, field, where)
 
 

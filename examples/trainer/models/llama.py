@@ -4,7 +4,7 @@ Glossary of shapes: B rows, T tokens in a row, D model width, H heads, K = D / H
 MLP, V vocabulary. Every weight is a 2-D (in, out) kernel, so that the default rules of
 `optax_muonplus` apply.
 
-Source: Touvron et al., LLaMA (arXiv 2302.13971), section 2.2; `settings/recipes.py` has
+Source: Touvron et al., LLaMA (arXiv 2302.13971), section 2.2; `settings/presets.py` has
 the sizes.
 """
 

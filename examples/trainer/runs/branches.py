@@ -10,7 +10,7 @@ import jax
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs import places
 from examples.trainer.runs.checkpoint import restore_parts
-from examples.trainer.settings.config_file import origin
+from examples.trainer.settings.command_line import origin
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.program import make_program

@@ -20,9 +20,9 @@ from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
 from examples.trainer.runs.summary import sample_text, write_results
 from examples.trainer.runs.writer import only_writer
-from examples.trainer.settings import machine as machine_settings
+from examples.trainer.settings import machines as machine_settings
 from examples.trainer.settings.command_line import NewRun, Resume
-from examples.trainer.settings.machine import MachineConfig
+from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.settings.model import head_size
 from examples.trainer.system import exit_status, files, tables
 from examples.trainer.system.errors import UserError
@@ -91,7 +91,7 @@ def prepare_run(
             "--lora.rank adapts a model that is trained already: give its weights as --init-from"
             " FOLDER (an export of a run is such a folder)."
         )
-    machine_settings.check(asked.machine, config.steps)
+    machine_settings.check_machine(asked.machine, config.steps)
     trackers.check(asked.machine.tracker)
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     alone = jax.process_count() == 1 and isinstance(asked, NewRun)

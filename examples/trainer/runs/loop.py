@@ -22,7 +22,7 @@ from examples.trainer.runs.spikes import Spikes
 from examples.trainer.runs.times import EvaluationTimes, SaveTimes
 from examples.trainer.runs.watchdog import EVALUATION, SAVE, STEP, Watchdog
 from examples.trainer.settings.command_line import DEFAULT_MACHINE
-from examples.trainer.settings.machine import MachineConfig, profiled_steps
+from examples.trainer.settings.machines import MachineConfig, profiled_steps
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
 from examples.trainer.training.setup import TrainingSetup

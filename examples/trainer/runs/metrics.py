@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from examples.trainer.runs.processes import is_first
-from examples.trainer.system import files, json_lines
-from examples.trainer.system.json_lines import Lines
+from examples.trainer.system import files
+from examples.trainer.system.files import Lines
 
 METRICS = "metrics.jsonl"
 MATRICES = "matrices.jsonl"
@@ -61,7 +61,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def read_lines(path: Path) -> Lines:
     """All records, each with a `step` and with numbers or, in MATRICES, a table of them."""
     files.check_no_link(path)
-    return json_lines.read(path, ADVICE, problem_of)
+    return files.read_json_lines(path, ADVICE, problem_of)
 
 
 def problem_of(record: dict[str, Any]) -> str:

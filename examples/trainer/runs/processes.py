@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from examples.trainer.runs import slurm
-from examples.trainer.settings.machine import MachineConfig
+from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
 

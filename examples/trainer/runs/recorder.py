@@ -14,7 +14,7 @@ from examples.trainer.runs.progress import Observer
 from examples.trainer.runs.rates import LearningRates
 from examples.trainer.runs.spikes import Spikes
 from examples.trainer.runs.times import SaveTimes
-from examples.trainer.settings.machine import MachineConfig
+from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.system.errors import Diverged
 from examples.trainer.training.averages import AveragedState, first_update, in_place
 from examples.trainer.training.setup import TrainingSetup

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from examples.trainer.settings.flops import training_flops_per_token
-from examples.trainer.settings.machine import MachineConfig
+from examples.trainer.settings.machines import MachineConfig
+from examples.trainer.settings.model import training_flops_per_token
 from examples.trainer.system import chips
 from examples.trainer.training.setup import TrainingSetup
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from examples.trainer.runs import processes
 from examples.trainer.runs.progress import Observer
-from examples.trainer.settings.machine import TrackerName
+from examples.trainer.settings.machines import TrackerName
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system import files, optional_packages
 from examples.trainer.training.evaluate import Evaluation

@@ -1,4 +1,4 @@
-"""The `config.json` of a folder in Hugging Face's form, to the settings of a network and back.
+"""Networks in Hugging Face's form: their `config.json`, and what `--init-from` takes of a folder.
 
 The networks are GPT-2's (`GPT2LMHeadModel`) and LLaMA's (`LlamaForCausalLM`); names and defaults
 are those of their configurations in transformers 5.23. A network of the trainer that is neither of
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from examples.trainer.settings.model import ModelConfig, hidden_width, is_gated, kv_heads
-from examples.trainer.system import files, json_lines
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.system import files, optional_packages
 from examples.trainer.system.errors import UserError
 
 CONFIG = "config.json"
@@ -185,7 +186,7 @@ def number(path: Path, values: dict[str, Any], key: str, default: Any) -> Any:
     if type(found) is not kind or (kind is not bool and not found > 0):
         wanted = {bool: "true or false", int: "a whole number above 0", float: "a number above 0"}
         raise UserError(
-            f"{path}: {key} is {json_lines.shown(found)}, and has to be {wanted[kind]}: put back"
+            f"{path}: {key} is {files.shown(found)}, and has to be {wanted[kind]}: put back"
             " the file that came with the weights."
         )
     return found
@@ -219,3 +220,54 @@ def check_head_dim(path: Path, values: dict[str, Any], width: int, heads: int) -
             f"{path}: head_dim is {given}, and this trainer has heads of hidden_size /"
             f" num_attention_heads = {width / heads:g} numbers: give another model."
         )
+
+
+TOKENIZER = "tokenizer.json"
+
+
+def find_weights(name: str) -> Path:
+    """The folder of weights: one on this disk, or downloaded from the hub if there is none."""
+    if Path(name).is_dir():
+        return Path(name)
+    if name.count("/") > 1 or name.startswith((".", "/", "~")):
+        raise UserError(f"--init-from {name}: there is no such folder; give one with {CONFIG}.")
+    hub = optional_packages.load("huggingface_hub", f"--init-from {name}", "hf")
+    try:
+        return Path(hub.snapshot_download(name, allow_patterns=["*.safetensors", "*.json"]))
+    except Exception as error:  # of the network, of the hub: no common class
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UserError(
+            f"--init-from {name} is no folder here, and the Hugging Face hub does not give it:"
+            f" {reason}. Give the path of a folder with {CONFIG}, or a name as OWNER/MODEL."
+        ) from None
+
+
+def beginning_with(name: str, config: RunConfig) -> RunConfig:
+    """`config` with the network and the tokenizer of a folder, both of which flags may change."""
+    folder = find_weights(name)
+    model, data = to_settings(folder, config.model), config.data
+    if (folder / TOKENIZER).is_file():
+        data = dataclasses.replace(data, tokenizer=str(folder / TOKENIZER))
+    return dataclasses.replace(config, model=model, data=data)
+
+
+def check_same_network(name: str, folder: Path, config: ModelConfig) -> None:
+    """Refuses settings of a network that are not those of the folder with its weights."""
+    theirs = to_settings(folder, config)
+    for field, (key, _) in ARCHITECTURES[theirs.family].keys.items():
+        own, wanted = value_of(config, field), value_of(theirs, field)
+        if own != wanted and not (field == "context" and own < wanted):
+            raise UserError(different(field, own, f"{name} has {key} = {wanted}"))
+    for field in ("family", "final_norm", "mlp", "rope_base"):
+        if value_of(config, field) != value_of(theirs, field):
+            own, wanted = getattr(config, field), getattr(theirs, field)
+            raise UserError(different(field, own, f"the weights of {name} are for {wanted}"))
+
+
+def value_of(config: ModelConfig, field: str) -> Any:
+    follows = {"d_ff": hidden_width, "n_kv_head": kv_heads, "mlp": is_gated}
+    return follows[field](config) if field in follows else getattr(config, field)
+
+
+def different(field: str, own: Any, theirs: str) -> str:
+    return f"--model.{field.replace('_', '-')} is {own}, and {theirs}: leave that flag out."

@@ -1,4 +1,4 @@
-"""Machines on which the paper's recipes fit, with the flags that make them fit.
+"""The settings of a machine, and machines on which the paper's recipes fit, by name.
 
 Each recipe has the smallest number of NVIDIA H100 on which its training step, its evaluation and
 its initial state were compiled and fit, with the paper's batch and context (`--compile-for`;
@@ -11,10 +11,84 @@ v5e, as each has at least its memory by the data sheet; they were not compiled f
 import dataclasses
 import math
 import re
+from typing import Literal
 
-from examples.trainer.settings.recipes import BATCH, ROWS
+from examples.trainer.settings import validation
+from examples.trainer.settings.presets import BATCH, ROWS
 from examples.trainer.settings.run import RunConfig
+from examples.trainer.settings.validation import (
+    STRICT,
+    Count,
+    CountOrZero,
+    FiniteOrZero,
+    FinitePositive,
+)
 from examples.trainer.system.errors import UserError
+
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineConfig:
+    """Where a run is computed and shown. This may change with each --resume."""
+
+    __pydantic_config__ = STRICT
+
+    mesh: str = ""
+    """How devices are arranged, as data=2,fsdp=4,tensor=1; empty: all on fsdp. With data and
+    more than 8 devices XLA gets a flag that sums gradients between hosts beside other work."""
+    distributed: bool = False
+    """This is one of several processes, which find each other through SLURM, Open MPI or
+    JAX_COORDINATOR_ADDRESS."""
+    coordinator: str = ""
+    """HOST:PORT of process 0, if they do not find each other; implies --distributed."""
+    num_processes: int | None = None
+    """Number of processes, if they do not find each other."""
+    process_id: int | None = None
+    """Number of this process, from 0, if they do not find each other."""
+    init_timeout: Count = 300
+    """Seconds to wait for all processes at the start; large clusters start slowly."""
+    peak_tflops: FinitePositive | None = None
+    """What a device could do, in TFLOP/s of 16-bit products, for MFU; None: by the kind of device,
+    where it is known."""
+    tracker: tuple[TrackerName, ...] = ()
+    """Dashboards that get the figures of metrics.jsonl too."""
+    tokenize: bool = False
+    """Stream what is missing of FineWeb or a dataset of the hub: with several processes, the first
+    one while all wait; and in a resume, whose folder may name any dataset."""
+    checkpoint_minutes: FiniteOrZero = 15.0
+    """Minutes between checkpoints, beside those by steps; 0 for none by time."""
+    eval_minutes: FiniteOrZero = 0.0
+    """Minutes between evaluations, beside those by steps; 0 for none by time."""
+    keep_every: CountOrZero = 0
+    """Save multiples of so many steps and keep them for good; 0: only the two newest are kept."""
+    watchdog_minutes: FiniteOrZero = 5.0
+    """End the run, after the stacks of all threads, if a step, an evaluation or a save takes longer
+    than this and than ten times its median; 0 for never."""
+    profile: str = ""
+    """FROM:TO, the steps to record with the profiler of JAX."""
+
+
+def check_machine(machine: MachineConfig, steps: int) -> None:
+    validation.check(machine)
+    profiled = profiled_steps(machine)
+    if profiled and profiled[-1] > steps:
+        raise UserError(
+            f"--profile {machine.profile} goes beyond the last step, {steps}: give earlier steps."
+        )
+
+
+def profiled_steps(machine: MachineConfig) -> range | None:
+    """The steps that --profile names, both ends included; None without the flag."""
+    if not machine.profile:
+        return None
+    found = re.fullmatch(r"(\d+):(\d+)", machine.profile)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise UserError(
+            f"--profile {machine.profile}: give the first and the last step to record, as 10:12."
+        )
+    return range(int(found[1]), int(found[2]) + 1)
+
 
 HOST = 8  # GPUs that NVLink connects
 LIKE = {"h100": ("h100", "a100", "h200", "b200"), "v5e": ("v5e", "v5p", "v6e")}
@@ -56,7 +130,7 @@ FITS: dict[str, tuple[Fit, ...]] = {
 """Name of a recipe to its fits, the H100 first; its run with Muon has the same."""
 
 
-def devices(machine: str) -> int:
+def devices_of_machine(machine: str) -> int:
     """The number of devices of ``"h100-8"`` or ``"v5e-4x4"``."""
     gpus, tpus = ("|".join(kinds) for kinds in LIKE.values())
     found = re.fullmatch(rf"(?:{gpus})-(\d+)|(?:{tpus})-(\d+(?:x\d+)*)", machine)
@@ -76,9 +150,9 @@ def fit(recipe: str, machine: str) -> Fit:
         raise UserError(
             f"--machine is for the recipes of the paper, {', '.join(ROWS)}; {recipe} fits anywhere."
         )
-    n = devices(machine)
+    n = devices_of_machine(machine)
     for one in fits:
-        if machine.partition("-")[0] in LIKE[one.kind] and n >= devices(one.smallest):
+        if machine.partition("-")[0] in LIKE[one.kind] and n >= devices_of_machine(one.smallest):
             return one
     smallest = " or ".join(one.smallest for one in fits)
     raise UserError(
@@ -87,9 +161,9 @@ def fit(recipe: str, machine: str) -> Fit:
     )
 
 
-def mesh(machine: str) -> str:
+def mesh_of_machine(machine: str) -> str:
     """The `--mesh` of a machine: GPUs gather parameters within a host, where links are fast."""
-    n = devices(machine)
+    n = devices_of_machine(machine)
     if machine.partition("-")[0] in LIKE["h100"] and n > HOST:
         return f"data={n // HOST},fsdp={HOST}"
     return f"fsdp={n}"
@@ -98,8 +172,8 @@ def mesh(machine: str) -> str:
 def on_machine(recipe: str, machine: str, config: RunConfig) -> RunConfig:
     """The recipe in pieces that fit, and where they do with all activations."""
     fitting = fit(recipe, machine)
-    rows = min(fitting.rows, max(1, BATCH // devices(machine)))
-    pieces = BATCH // (rows * devices(machine))
+    rows = min(fitting.rows, max(1, BATCH // devices_of_machine(machine)))
+    pieces = BATCH // (rows * devices_of_machine(machine))
     if pieces == 0:
         raise UserError(
             f"--machine {machine} has more devices than a step of {recipe} has rows, {BATCH}: give"

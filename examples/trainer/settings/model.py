@@ -1,4 +1,4 @@
-"""The settings of a network, and checks of them."""
+"""The settings of a network, checks of them, and the operations that training it needs."""
 
 import dataclasses
 from typing import Annotated, Any, Literal
@@ -169,3 +169,20 @@ def check_groups(config: ModelConfig) -> None:
             f"--model.n-kv-head {config.n_kv_head} with {config.n_head} heads: only llama with "
             "--model.qkv separate has fewer heads of keys and values; leave it out."
         )
+
+
+def training_flops_per_token(config: ModelConfig, vocabulary: int) -> float:
+    """Multiplications and additions of forward and backward pass, for one token.
+
+    6 for each element of a matrix that multiplies, the output head included: 2 forward, 4 backward.
+    Attention adds 6 T D in each layer, T tokens in a row, D the width: two products of 2 T D each
+    forward and twice that backward, and half of it, as a token attends to earlier ones only. Norms,
+    biases, embedding tables, the optimizer, and what remat computes again count nothing. That is
+    the numerator of MFU in the PaLM paper (Chowdhery et al., 2022, appendix B), but for the causal
+    half, which MaxText takes too.
+    """
+    width, gates = config.d_model, 3 if is_gated(config) else 2
+    projections = (2 + 2 * kv_heads(config) / config.n_head) * width**2
+    matrices = config.n_layer * (projections + gates * width * hidden_width(config))
+    attention = config.n_layer * config.context * width
+    return 6.0 * (matrices + width * vocabulary + attention)

@@ -8,7 +8,7 @@ import pydantic_core
 from pydantic import Field
 
 from examples.trainer.system.errors import UserError
-from examples.trainer.system.json_lines import shown
+from examples.trainer.system.files import shown
 
 STRICT = pydantic.ConfigDict(extra="forbid", strict=True)
 """Takes no field that is not known, and no text for a number; for `__pydantic_config__`."""

@@ -18,7 +18,7 @@ from examples.trainer.data.tokenizer import end_id
 from examples.trainer.models.sampling import DEFAULT
 from examples.trainer.models.state_dict import expected_arrays, writers
 from examples.trainer.settings import hugging_face
-from examples.trainer.settings.init_from import TOKENIZER
+from examples.trainer.settings.hugging_face import TOKENIZER
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system import files, optional_packages
 from examples.trainer.system.errors import UserError

@@ -9,7 +9,7 @@ import optax
 
 from examples.trainer.models import state_dict
 from examples.trainer.settings import hugging_face
-from examples.trainer.settings.init_from import check_same_network, resolve
+from examples.trainer.settings.hugging_face import check_same_network, find_weights
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.weights import tensors
@@ -18,7 +18,7 @@ from examples.trainer.weights.names import published
 
 def check(name: str, config: ModelConfig, vocab_size: int) -> None:
     """Refuses weights that do not fit the settings; reads the names and shapes only."""
-    folder = resolve(name)
+    folder = find_weights(name)
     check_same_network(name, folder, config)
     words = hugging_face.vocabulary(folder)
     if words != vocab_size:
@@ -38,7 +38,7 @@ def load(name: str, config: ModelConfig, vocab_size: int, like: Any) -> optax.Pa
             leaf = leaf[key.key if hasattr(key, "key") else key.idx]
         return jax.make_array_from_callback(array.shape, leaf.sharding, lambda index: array[index])
 
-    folder = resolve(name)
+    folder = find_weights(name)
     check_same_network(name, folder, config)
     return with_file_named(
         folder,
