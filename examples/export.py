@@ -13,8 +13,7 @@ from examples.trainer.settings.model import without_adapters
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.exit_status import run_command
-from examples.trainer.weights.adapter_files import write_adapters
-from examples.trainer.weights.export import DType, write_folder
+from examples.trainer.weights.export import DType, write_adapters, write_folder
 
 PROGRAM = "python -m examples.export"
 

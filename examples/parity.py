@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import tyro
 
-from examples.trainer.parity import comparison, recording, replay, settings
-from examples.trainer.parity.settings import Parity
+from examples.trainer.parity import recording, replay
+from examples.trainer.parity.replay import Parity
 from examples.trainer.runs.compilation import keep_compiled_programs
 from examples.trainer.system.exit_status import run_command
 
@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run(parity: Parity) -> int:
     """Prints the differences; 1 if one of them is not allowed."""
-    settings.check(parity)
+    replay.check(parity)
     keep_compiled_programs()
     recorded = recording.read(parity.file)
     models = {
@@ -30,11 +30,11 @@ def run(parity: Parity) -> int:
     steps, pieces, rows, tokens = recorded.inputs.shape
     print(f"{parity.file}: {steps} steps of {pieces} x {rows} rows of {tokens} tokens")
     for family, model in models.items():
-        print(comparison.described(family, model))
-    print(f"\n{comparison.HEADER}")
+        print(replay.described(family, model))
+    print(f"\n{replay.HEADER}")
     found = []
     for family, model in models.items():
-        for difference in comparison.compare(parity, recorded, family, model):
+        for difference in replay.compare(parity, recorded, family, model):
             print(difference, flush=True)
             found.append(difference)
     large = sum(not difference.is_small for difference in found)

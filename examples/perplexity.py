@@ -12,8 +12,7 @@ import tyro
 from examples.trainer.data import corpus, tokenizer
 from examples.trainer.data.files import texts
 from examples.trainer.inference import trained
-from examples.trainer.inference.scoring import score, windows
-from examples.trainer.inference.trained import CheckpointRef, TrainedModel
+from examples.trainer.inference.trained import CheckpointRef, TrainedModel, score, windows
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.exit_status import run_command
 from examples.trainer.training import evaluate

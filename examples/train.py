@@ -31,14 +31,14 @@ def run(argv: Sequence[str]) -> int:
     from examples.compiled_programs.forecast.command import forecast
     from examples.trainer.runs import processes
     from examples.trainer.runs.launch import launch
-    from examples.trainer.training import xla_flags
+    from examples.trainer.training import sharding
 
     if isinstance(asked, NewRun):
         if asked.compile_for:
             return forecast(asked, preset, argv)
         if asked.json:
             raise UserError("--json goes with --compile-for; a run writes metrics.jsonl.")
-    xla_flags.set_before_start(asked.machine.mesh, os.environ)
+    sharding.set_xla_flags(asked.machine.mesh, os.environ)
     try:
         processes.join(asked.machine)
         return launch(asked, preset)

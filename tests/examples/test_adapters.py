@@ -13,8 +13,8 @@ from examples.trainer.models import adapters
 from examples.trainer.settings.model import LoRAConfig, ModelConfig, without_adapters
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import dimension_numbers, sharding, trained_part
-from examples.trainer.training.model_function import make_forward, make_init_params
+from examples.trainer.training import optimizers, sharding, transformations
+from examples.trainer.training.step import make_forward, make_init_params
 from tests.support.trainer import assemble_toy, compiled_step, first_losses
 
 V = 50
@@ -107,7 +107,9 @@ def test_refuses_a_pattern_that_finds_no_layer(pattern):
 
 def test_refuses_a_pattern_that_finds_no_parameter():
     with pytest.raises(UserError, match=r"finds no parameter.*blocks/1/mlp/up/kernel"):
-        trained_part.of(params_of(GPT), OptimizerConfig(train_only="blocks/1/mlp/upp/kernel"))
+        transformations.trained_part(
+            params_of(GPT), OptimizerConfig(train_only="blocks/1/mlp/upp/kernel")
+        )
 
 
 @pytest.mark.parametrize(
@@ -160,8 +162,8 @@ def test_sharded_training_is_the_same(text):
 
 
 def test_matrices_of_the_rule_are_those_that_the_flag_names():
-    part = trained_part.of(params_of(GPT), OptimizerConfig())
+    part = transformations.trained_part(params_of(GPT), OptimizerConfig())
     for which, wanted in (("b", {"lora_b"}), ("both", {"lora_a", "lora_b"})):
-        numbers = dimension_numbers.of(OptimizerConfig(lora_matrices=which), 8)(part)
+        numbers = optimizers.dimension_numbers(OptimizerConfig(lora_matrices=which), 8)(part)
         found = jax.tree.leaves_with_path(numbers, is_leaf=lambda x: hasattr(x, "reduction_axis"))
         assert {path[-1].key for path, _ in found} == wanted

@@ -14,11 +14,11 @@ from examples.trainer.models import attention_kernels
 from examples.trainer.models.attention_kernels import (
     check_attention,
     choose,
+    chunked_attention,
     describe,
     plain,
     splash,
 )
-from examples.trainer.models.chunked_attention import chunked_attention
 from examples.trainer.models.layout import Layout
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError

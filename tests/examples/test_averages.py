@@ -17,8 +17,8 @@ from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.settings.model import LoRAConfig
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training.averages import averaged, exponential, uniform
-from examples.trainer.training.setup import check
+from examples.trainer.training.program import check_settings
+from examples.trainer.training.transformations import averaged, exponential, uniform
 from tests.support.trainer import STEPS, assemble_toy, losses, on_devices, stop_at, train
 
 DECAY = 0.8
@@ -152,4 +152,4 @@ def test_the_tail_of_a_run_that_was_stopped_is_the_mean_of_its_last_steps(text, 
 )
 def test_tails_that_cannot_be(rule, words):
     with pytest.raises(UserError, match=words):
-        check(RunConfig(optimizer=rule))
+        check_settings(RunConfig(optimizer=rule))

@@ -13,7 +13,7 @@ import pytest
 from examples.train import main
 from examples.trainer.models.layers import look_up, product
 from examples.trainer.models.layout import Layout
-from examples.trainer.training import sharding, xla_flags
+from examples.trainer.training import sharding
 from tests.support.trainer import ADAMW_RULE, TOY, assemble_toy, first_losses
 
 MESH = "data=2,fsdp=4"
@@ -25,13 +25,13 @@ PIPELINED = "--xla_gpu_enable_pipelined_all_reduce"
 )
 def test_one_device_one_host_and_no_replicas_need_no_flag(mesh):
     environment = {}
-    xla_flags.set_before_start(mesh, environment)
+    sharding.set_xla_flags(mesh, environment)
     assert environment == {}
 
 
 def test_what_the_user_sets_comes_last_and_wins():
     environment = {"XLA_FLAGS": f"{PIPELINED}=false"}
-    xla_flags.set_before_start("data=8,fsdp=8", environment)
+    sharding.set_xla_flags("data=8,fsdp=8", environment)
     assert environment["XLA_FLAGS"] == f"{PIPELINED}=true {PIPELINED}=false"
 
 
@@ -45,7 +45,7 @@ def test_a_run_sets_the_flag_before_it_begins(monkeypatch, tmp_path):
 def test_this_version_of_jax_accepts_the_flag():
     """It ends a process that gives an unknown one."""
     code = "import jax; jax.devices()"
-    environment = {**os.environ, "XLA_FLAGS": xla_flags.of_mesh({"data": 8, "fsdp": 8})}
+    environment = {**os.environ, "XLA_FLAGS": sharding.xla_flags({"data": 8, "fsdp": 8})}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
 
 

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.trainer.training import clipping, sharding
+from examples.trainer.training import sharding, transformations
 
 COUNT = 100_000
 
@@ -29,7 +29,7 @@ def norm_in_float64(tree):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_norm_is_that_of_float64(dtype):
     grads = small_gradients(dtype)
-    found = jax.jit(clipping.global_norm)(grads)
+    found = jax.jit(transformations.global_norm)(grads)
     assert found.dtype == jnp.float32
     assert float(found) == pytest.approx(norm_in_float64(grads), rel=1e-5)
     if dtype == "bfloat16":  # what this is in place of
@@ -43,7 +43,7 @@ def test_norm_of_shards_is_that_of_the_whole():
         "a": jax.device_put(grads["a"], NamedSharding(mesh, P("fsdp"))),
         "b": jax.device_put(grads["b"], NamedSharding(mesh, P("fsdp", "data"))),
     }
-    found = jax.jit(clipping.global_norm)(placed)
+    found = jax.jit(transformations.global_norm)(placed)
     assert float(found) == pytest.approx(norm_in_float64(grads), rel=1e-5)
 
 
@@ -52,7 +52,9 @@ def test_norm_of_shards_is_that_of_the_whole():
 def test_clipping_is_that_of_float64(dtype, largest):
     values = np.random.default_rng(0).standard_normal((300, 50)) / 100
     grads = {"a": jnp.asarray(values, dtype), "b": small_gradients(dtype)["a"]}
-    found, _ = jax.jit(clipping.by_global_norm(largest).update)(grads, optax.EmptyState())
+    found, _ = jax.jit(transformations.clip_by_global_norm(largest).update)(
+        grads, optax.EmptyState()
+    )
     factor = min(1.0, largest / norm_in_float64(grads))
     # Rounded once: half of the last of 8 bits. In float32, divided and multiplied.
     tolerance = 2.0**-8 if dtype == "bfloat16" else 3e-7
@@ -68,6 +70,6 @@ def test_clipping_is_that_of_float64(dtype, largest):
 @pytest.mark.cpu_program
 def test_clipping_stores_no_copy_in_float32():
     grads = jax.eval_shape(lambda: small_gradients("bfloat16"))
-    step = jax.jit(clipping.by_global_norm(0.1).update, donate_argnums=0)
+    step = jax.jit(transformations.clip_by_global_norm(0.1).update, donate_argnums=0)
     memory = step.lower(grads, optax.EmptyState()).compile().memory_analysis()
     assert memory.temp_size_in_bytes < COUNT  # bytes; a copy of one array has 4 for an element

@@ -16,18 +16,19 @@ from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.models.attention_kernels import (
     check_attention,
     choose,
+    chunked_attention,
     describe,
+    largest_logits,
     plain,
     splash,
 )
-from examples.trainer.models.chunked_attention import chunked_attention, largest_logits
 from examples.trainer.models.layout import Layout
 from examples.trainer.models.sampling import Sampling, sample_ids
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
 from examples.trainer.training.loss import head_loss, token_scores
-from examples.trainer.training.model_function import make_model, make_training_loss, on_targets
+from examples.trainer.training.step import make_model, make_training_loss, on_targets
 from tests.support.trainer import CUBE, losses, on_devices, train
 
 END, WORDS = 3, 50

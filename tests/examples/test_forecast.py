@@ -16,7 +16,7 @@ from examples.train import main
 from examples.trainer.settings import command_line, model
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import xla_flags
+from examples.trainer.training import sharding
 from tests.support.trainer import ROOT, TOY
 
 CPU = targets.parse("cpu:8")
@@ -212,4 +212,4 @@ def test_a_compiling_process_has_the_flags_of_the_run(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     mesh = ["--mesh", "data=4,fsdp=4"]
     child(["train_step", *TOY, "--batch-size", "16", *mesh, "--compile-for", "cpu:8"])
-    assert os.environ["XLA_FLAGS"] == xla_flags.BETWEEN_HOSTS
+    assert os.environ["XLA_FLAGS"] == sharding.BETWEEN_HOSTS

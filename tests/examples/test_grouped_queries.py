@@ -12,7 +12,7 @@ from examples.trainer.settings import model
 from examples.trainer.settings.model import ModelConfig, training_flops_per_token
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
-from examples.trainer.training.model_function import make_forward, make_init_params
+from examples.trainer.training.step import make_forward, make_init_params
 
 V, T = 11, 8
 GROUPED = ModelConfig(

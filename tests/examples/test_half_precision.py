@@ -5,7 +5,7 @@ import pytest
 
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers, setup
+from examples.trainer.training import optimizers, program
 from examples.trainer.training.optimizers import for_platform
 from tests.support.trainer import assemble_toy, first_losses
 
@@ -72,9 +72,9 @@ def test_gram_in_half_precision_is_as_the_library_has_it(text):
     exact = first_losses(assemble_toy(text, "", 1, optimizer=OptimizerConfig(polar="gram")), 4)
     for dtype in ("float16", "bfloat16"):
         rule = OptimizerConfig(polar="gram", compute_dtype=dtype)
-        setup.check(RunConfig(optimizer=rule))
+        program.check_settings(RunConfig(optimizer=rule))
     half = first_losses(assemble_toy(text, "", 1, optimizer=rule), 4)
     assert half == pytest.approx(exact, abs=0.02) and half != exact
     rule = OptimizerConfig(polar="gram", compute_dtype="bfloat16", ns_coeffs="polar_express")
     with pytest.raises(UserError, match=r"--optimizer.polar 'gram' is less exact .* bfloat16"):
-        setup.check(RunConfig(optimizer=rule))
+        program.check_settings(RunConfig(optimizer=rule))

@@ -11,7 +11,7 @@ import pytest
 
 from examples import tasks
 from examples.trainer.data.tokenizer import end_id
-from examples.trainer.inference import lm_eval_model, scoring
+from examples.trainer.inference import lm_eval_model, trained
 from tests.support.trained_model import naive_losses
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -82,7 +82,7 @@ def test_task_scores_equal_log_probabilities(trained_run, model, questions, caps
     for q in QUESTIONS:
         text = q["question"] + "x"
         ids = [end_id(model.tokenizer), *model.tokenizer.encode(text).ids]
-        rows = scoring.windows(ids, model.config.model.context)
+        rows = trained.windows(ids, model.config.model.context)
         nats += sum(naive_losses(model, row).sum() for row in rows)
         size += len(text.encode())
     bits = results["results"]["rolling"]["bits_per_byte,none"]

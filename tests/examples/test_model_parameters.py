@@ -13,7 +13,7 @@ from examples.trainer import models
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.presets import SIZES
 from examples.trainer.settings.run import OptimizerConfig
-from examples.trainer.training import dimension_numbers, optimizers, sharding
+from examples.trainer.training import optimizers, sharding
 from tests.support.model_trees import leaves, stacked
 from tests.support.trainer import (
     ADAMW_RULE,
@@ -89,7 +89,7 @@ def test_default_hidden_widths():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kernels_of_blocks_are_the_matrices(family, tied, scan):
     params = shapes(dataclasses.replace(FAMILIES[family], tied=tied, scan=scan))
-    numbers = dimension_numbers.whole_kernels if scan else None  # unstacked, by the default rules
+    numbers = optimizers.whole_kernels if scan else None  # unstacked, by the default rules
     labels = leaves(omp.partition_labels(params, numbers))
     matrices = {path for path, label in labels.items() if label == "muon"}
     assert matrices == {path for path in labels if "blocks" in path and path.endswith("kernel")}
@@ -106,7 +106,7 @@ def test_kernels_of_blocks_are_the_matrices(family, tied, scan):
 def test_default_rules_do_not_take_stacked_kernels_for_heads():
     # (layer, in, out) has as many axes as Flax's (in, head, out of a head): only a rule can tell.
     params = shapes(dataclasses.replace(GPT, scan=True))
-    qkv = dimension_numbers.whole_kernels(params)["blocks"]["attn"]["qkv"]["kernel"]
+    qkv = optimizers.whole_kernels(params)["blocks"]["attn"]["qkv"]["kernel"]
     assert qkv == omp.MuonDimensionNumbers(1, 2)
     with pytest.raises(ValueError, match="blocks/mlp"):
         omp.muon_dimension_numbers(params)

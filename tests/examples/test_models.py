@@ -10,9 +10,9 @@ import pytest
 from flax import nnx
 
 from examples.trainer import models
-from examples.trainer.models import layers, rotary
+from examples.trainer.models import attention, layers
+from examples.trainer.models.language_model import MLP
 from examples.trainer.models.layout import ONE_DEVICE
-from examples.trainer.models.mlp import MLP
 from examples.trainer.settings import run
 from examples.trainer.settings.model import ModelConfig, hidden_width, training_flops_per_token
 from examples.trainer.settings.run import RunConfig
@@ -84,10 +84,10 @@ def test_no_position_sees_a_later_one(family, scan):
 
 def test_rotation_depends_on_the_difference_of_positions():
     q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
-    turns = rotary.angles(jnp.arange(30), 8, 1e4)
+    turns = attention.rotation_angles(jnp.arange(30), 8, 1e4)
 
     def product(i, j):
-        at_i, at_j = (rotary.rotate(x, turns[n][None]) for x, n in ((q, i), (k, j)))
+        at_i, at_j = (attention.rotate(x, turns[n][None]) for x, n in ((q, i), (k, j)))
         return float((at_i * at_j).sum())
 
     assert product(3, 1) == pytest.approx(product(20, 18), abs=1e-5)
@@ -98,7 +98,7 @@ def test_rotation_depends_on_the_difference_of_positions():
 def test_rotation_by_hand():
     # K = 4: the pairs (0, 2) and (1, 3) turn by t and t / 100 radians at position t.
     x = jnp.array([1.0, 0.0, 0.0, 2.0]).reshape(1, 1, 1, 4)
-    turned = rotary.rotate(x, rotary.angles(jnp.arange(4), 4, 1e4)[3][None])[0, 0, 0]
+    turned = attention.rotate(x, attention.rotation_angles(jnp.arange(4), 4, 1e4)[3][None])[0, 0, 0]
     expected = [np.cos(3), -2 * np.sin(0.03), np.sin(3), 2 * np.cos(0.03)]
     np.testing.assert_allclose(turned, expected, atol=1e-6)
 
@@ -108,12 +108,12 @@ def test_rotation_by_hand():
 def test_a_product_rotates_as_halves_do_and_so_does_its_gradient(dtype, group):
     """On TPUs. Each sum has one term: only the order of a rounding may differ, in the last bit."""
     x, g = jax.random.normal(jax.random.key(0), (2, 2, 5, 4, 8), dtype)
-    turns = rotary.angles(jnp.arange(5), 8, 1e4)
+    turns = attention.rotation_angles(jnp.arange(5), 8, 1e4)
     found, expected = (
         jax.vjp(rotation, x)
         for rotation in (
-            lambda x: rotary.rotate_by_product(x, turns, group),
-            lambda x: rotary.rotate(x, turns),
+            lambda x: attention.rotate_by_product(x, turns, group),
+            lambda x: attention.rotate(x, turns),
         )
     )
     for one, other in ((found[0], expected[0]), (found[1](g)[0], expected[1](g)[0])):

@@ -14,8 +14,8 @@ from examples.trainer.settings.model import ModelConfig, head_size
 from examples.trainer.settings.rules import RULES
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers, schedules
-from examples.trainer.training.model_function import make_init_params
+from examples.trainer.training import optimizers
+from examples.trainer.training.step import make_init_params
 
 
 @pytest.mark.parametrize(("name", "equal"), [("muonplus", True), ("muon", False)])
@@ -73,9 +73,9 @@ def test_default_rates_by_optimizer():
 
 def test_schedules_at_known_steps():
     steps, peak = 100, 0.5
-    constant = schedules.schedule(OptimizerConfig(schedule="constant_linear"), peak, steps)
+    constant = optimizers.schedule(OptimizerConfig(schedule="constant_linear"), peak, steps)
     np.testing.assert_allclose([constant(i) for i in (0, 40, 70, 100)], [0.5, 0.5, 0.25, 0])
-    cosine = schedules.schedule(OptimizerConfig(schedule="warmup_cosine"), peak, steps)
+    cosine = optimizers.schedule(OptimizerConfig(schedule="warmup_cosine"), peak, steps)
     np.testing.assert_allclose(
         [cosine(i) for i in (0, 10, 55, 100)], [0.05, 0.5, 0.25, 0], atol=1e-6
     )
@@ -83,11 +83,11 @@ def test_schedules_at_known_steps():
 
 def test_schedules_of_the_papers_code():
     """At s of 40 steps: 1 for s < 16, then max(0.1, 1 - (s - 16) / 24); s / 4, then a cosine."""
-    gpt = schedules.schedule(OptimizerConfig(schedule_floor=0.1), 0.5, 40)
+    gpt = optimizers.schedule(OptimizerConfig(schedule_floor=0.1), 0.5, 40)
     expected = [0.5 if s < 16 else 0.5 * max(0.1, 1 - (s - 16) / 24) for s in range(40)]
     np.testing.assert_allclose([gpt(s) for s in range(40)], expected, rtol=1e-6)
     config = OptimizerConfig(schedule="warmup_cosine", warmup_start=0.0)
-    llama = schedules.schedule(config, 0.5, 40)
+    llama = optimizers.schedule(config, 0.5, 40)
     cosine = [0.25 * (1 + np.cos(np.pi * (s - 4) / 36)) for s in range(4, 40)]
     expected = [*(0.5 * s / 4 for s in range(4)), *cosine]
     np.testing.assert_allclose([llama(s) for s in range(40)], expected, rtol=1e-5, atol=1e-7)
@@ -97,9 +97,9 @@ def test_a_floor_does_not_lift_the_warmup():
     config = OptimizerConfig(
         schedule="warmup_cosine", warmup_start=0.0, warmup_share=0.5, schedule_floor=0.4
     )
-    rate = schedules.schedule(config, 1.0, 8)
+    rate = optimizers.schedule(config, 1.0, 8)
     np.testing.assert_allclose([rate(s) for s in (0, 1, 2, 4, 7)], [0, 0.25, 0.5, 1, 0.4])
-    held = schedules.schedule(OptimizerConfig(hold_share=0.75), 1.0, 8)
+    held = optimizers.schedule(OptimizerConfig(hold_share=0.75), 1.0, 8)
     np.testing.assert_allclose([held(s) for s in (0, 6, 7)], [1, 1, 0.5])
 
 

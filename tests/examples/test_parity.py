@@ -9,7 +9,7 @@ import pytest
 import tyro
 
 from examples.parity import main
-from examples.trainer.parity.settings import Parity, optimizer_for
+from examples.trainer.parity.replay import Parity, optimizer_for
 
 FILE = Path(__file__).parent / "published_training.npz"
 HEADS = ("--heads", "2")

@@ -9,8 +9,8 @@ import pytest
 from examples.trainer.models import adapters
 from examples.trainer.settings.model import LoRAConfig, without_adapters
 from examples.trainer.system.errors import UserError
-from examples.trainer.training.model_function import make_init_params
-from examples.trainer.weights.adapter_files import write_adapters
+from examples.trainer.training.step import make_init_params
+from examples.trainer.weights.export import write_adapters
 from tests.support.hugging_face import GPT, LLAMA, TOKENS, V, logits, write
 
 LORA = LoRAConfig(rank=3, alpha=6.0)

@@ -10,11 +10,11 @@ import pytest
 
 from examples.trainer.data.placement import place_batch
 from examples.trainer.models import attention
-from examples.trainer.models.chunked_attention import largest_logits
+from examples.trainer.models.attention_kernels import largest_logits
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
-from examples.trainer.training.model_function import make_model, make_training_loss
+from examples.trainer.training.step import make_model, make_training_loss
 from tests.support.reference_qk_clip import logits
 from tests.support.trainer import CUBE, assemble_toy, first_losses
 

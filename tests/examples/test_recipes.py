@@ -17,7 +17,7 @@ from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
-from examples.trainer.training.setup import assemble
+from examples.trainer.training.program import assemble
 from tests.support.trainer import first_losses, quiet
 
 RECIPES = dict(presets.named())

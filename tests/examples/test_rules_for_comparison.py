@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from examples.trainer.settings.run import OptimizerConfig
-from examples.trainer.training import optimizers, schedules
+from examples.trainer.training import optimizers
 
 PARAMS = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.ones((4, 8))}}
 
@@ -26,7 +26,7 @@ def updates_of(rule):
 
 def test_optax_muon_has_the_updates_of_optax():
     config = OptimizerConfig(name="optax_muon", learning_rate=0.02, clip_norm=None)
-    rate = functools.partial(schedules.schedule, config, steps=10)
+    rate = functools.partial(optimizers.schedule, config, steps=10)
     theirs = optax.contrib.muon(
         rate(0.02),
         weight_decay=0.1,

@@ -8,7 +8,7 @@ import pytest
 
 from examples import perplexity
 from examples.trainer.data.tokenizer import end_id
-from examples.trainer.inference import scoring
+from examples.trainer.inference import trained
 from tests.support.trained_model import logits_after, naive_losses
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -19,7 +19,7 @@ def test_scores_do_not_depend_on_the_batch(model):
     lengths = [2, 17, 9, 3, 16, 5, 17]  # context is 16
     rows = [rng.integers(0, 300, n).tolist() for n in lengths]
     for batch_size in (1, 3, 16):
-        for row, (nats, hits) in zip(rows, scoring.score(model, rows, batch_size), strict=True):
+        for row, (nats, hits) in zip(rows, trained.score(model, rows, batch_size), strict=True):
             expected = naive_losses(model, row)
             np.testing.assert_allclose(nats, expected, atol=2e-5)
             assert hits.shape == nats.shape
@@ -27,9 +27,9 @@ def test_scores_do_not_depend_on_the_batch(model):
 
 
 def test_windows_hold_every_token_as_target_once():
-    rows = scoring.windows(list(range(10)), 4)
+    rows = trained.windows(list(range(10)), 4)
     assert rows == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [8, 9]]
-    assert scoring.windows(list(range(9)), 4)[-1] == [4, 5, 6, 7, 8]
+    assert trained.windows(list(range(9)), 4)[-1] == [4, 5, 6, 7, 8]
 
 
 def test_perplexity_equals_that_of_whole_passes(trained_run, model, tmp_path, capsys):
@@ -42,7 +42,7 @@ def test_perplexity_equals_that_of_whole_passes(trained_run, model, tmp_path, ca
     shown = capsys.readouterr().out
     end, encode = end_id(model.tokenizer), model.tokenizer.encode
     ids = [end, *encode(content).ids, end, *encode("x = 1").ids]
-    rows = scoring.windows(ids, model.config.model.context)
+    rows = trained.windows(ids, model.config.model.context)
     nats = np.concatenate([naive_losses(model, row) for row in rows])
     assert len(nats) == len(ids) - 1
     size = len(content.encode()) + 5

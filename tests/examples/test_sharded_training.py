@@ -17,7 +17,7 @@ from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
-from examples.trainer.training.model_function import make_init_params
+from examples.trainer.training.step import make_init_params
 from tests.support.trainer import (
     ADAMW_RULE,
     CUBE,

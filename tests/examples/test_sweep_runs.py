@@ -17,7 +17,7 @@ from examples.experiments.sweeps.grid import Grid, Trial
 from examples.experiments.sweeps.ledger import Ledger
 from examples.experiments.sweeps.results import MUON
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers, program, setup
+from examples.trainer.training import optimizers, program
 from tests.support.imported import Started
 from tests.support.sweep_results import PLUS, result
 from tests.support.trainer import (
@@ -47,7 +47,7 @@ def done(one_device, tmp_path_factory, text):
     build = optimizers.build
     program.make_program.cache_clear()  # the trainer's own, which is not that of other tests
     with (
-        unittest.mock.patch.object(setup, "make_program", program.make_program),
+        unittest.mock.patch.object(program, "make_program", program.make_program),
         unittest.mock.patch.object(optimizers, "build", side_effect=build) as built,
     ):
         assert run(text, root) == 0

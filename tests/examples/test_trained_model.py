@@ -10,7 +10,7 @@ from examples.trainer.data.prepare import prepare
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.system.errors import UserError
-from examples.trainer.training.setup import assemble
+from examples.trainer.training.program import assemble
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

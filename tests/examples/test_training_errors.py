@@ -15,7 +15,7 @@ from examples.trainer.settings import command_line
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.settings.validation import from_dict
-from examples.trainer.training import setup
+from examples.trainer.training import program
 from tests.support.trainer import (
     TOY,
     stop_at,
@@ -149,7 +149,7 @@ def test_flag_that_makes_no_sense_is_refused_by_name(name, flag, value, capsys, 
 )
 def test_flag_at_its_limit_is_taken(flag, value):
     asked, _ = command_line.parse([*TOY, "--optimizer.ns-coeffs", "you", flag, value])
-    setup.check(asked.config)
+    program.check_settings(asked.config)
 
 
 def test_impossible_setting_of_a_run_names_its_file(trained_run, tmp_path, capsys):

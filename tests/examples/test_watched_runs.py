@@ -21,7 +21,7 @@ from examples.trainer.runs.spikes import Spikes
 from examples.trainer.runs.times import Clock, EvaluationTimes, SaveTimes
 from examples.trainer.runs.watchdog import Watchdog
 from examples.trainer.settings.run import OptimizerConfig
-from examples.trainer.training import left_out, optimizers, sharding
+from examples.trainer.training import optimizers, sharding, transformations
 from tests.support.trainer import PATIENCE, ROOT, STEPS, TOY, saved_step, stop_at, train
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -179,9 +179,9 @@ def test_a_gradient_above_the_bound_changes_nothing():
     state = inner.init(params)
     expected = inner.update(grads, state, params)
     for bound in (5.0, math.inf):
-        found = left_out.above(bound, inner).update(grads, state, params)
+        found = transformations.leave_out_above(bound, inner).update(grads, state, params)
         jax.tree.map(np.testing.assert_array_equal, found, expected)
-    found = left_out.above(4.999, inner).update(grads, state, params)
+    found = transformations.leave_out_above(4.999, inner).update(grads, state, params)
     jax.tree.map(np.testing.assert_array_equal, found, (jax.tree.map(jnp.zeros_like, grads), state))
 
 

@@ -156,7 +156,7 @@ def test_a_configuration_of_something_else(gpt):
 )
 def test_flags_that_contradict_the_weights(gpt, change, words):
     with pytest.raises(UserError, match=words):
-        load.check(str(gpt), dataclasses.replace(GPT, **change), V)
+        load.check_weights(str(gpt), dataclasses.replace(GPT, **change), V)
 
 
 def test_settings_follow_the_folder(gpt, tmp_path):

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from examples.trainer.settings.hugging_face import to_settings
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.training import sharding
-from examples.trainer.training.model_function import make_forward
+from examples.trainer.training.step import make_forward
 from examples.trainer.weights import load as weights
 from examples.trainer.weights.export import write_folder
 
@@ -61,10 +61,10 @@ def one_device():
 def read(folder, **change):
     """The settings and the parameters of a folder, on one device."""
     config = dataclasses.replace(to_settings(folder, ModelConfig()), **change)
-    weights.check(str(folder), config, V)
+    weights.check_weights(str(folder), config, V)
     shapes = weights.state_dict.abstract(config, V)
     like = sharding.abstract(shapes, sharding.of_params(shapes, one_device()))
-    return config, weights.load(str(folder), config, V, like)
+    return config, weights.load_weights(str(folder), config, V, like)
 
 
 def write(folder, config, params, dtype="float32", shard_bytes=10**9, overwrite=False):

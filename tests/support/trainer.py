@@ -20,7 +20,7 @@ from examples.trainer.runs.metrics import Metrics, read_metrics
 from examples.trainer.settings import command_line
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.training import optimizers, sharding
-from examples.trainer.training.setup import assemble
+from examples.trainer.training.program import assemble
 from tests.support.imported import Started
 
 ROOT = Path(__file__).parent.parent.parent

@@ -18,8 +18,8 @@ from examples.trainer.models.layout import Layout
 from examples.trainer.settings import command_line
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import sharding, xla_flags
-from examples.trainer.training.setup import check
+from examples.trainer.training import sharding
+from examples.trainer.training.program import check_settings
 
 
 def main(argv: Sequence[str]) -> None:
@@ -28,8 +28,8 @@ def main(argv: Sequence[str]) -> None:
     asked, _ = command_line.parse(words)
     assert isinstance(asked, command_line.NewRun)
     try:
-        check(asked.config)
-        xla_flags.set_before_start(asked.machine.mesh, os.environ)  # as a run does
+        check_settings(asked.config)
+        sharding.set_xla_flags(asked.machine.mesh, os.environ)  # as a run does
         target = targets.parse(asked.compile_for)
         if target.is_gpu:
             targets.assume_cudnn()

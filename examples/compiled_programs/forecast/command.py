@@ -16,8 +16,8 @@ from examples.compiled_programs.targets import Target
 from examples.trainer.settings.command_line import PROGRAM, NewRun
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
-from examples.trainer.training import sharding, xla_flags
-from examples.trainer.training.setup import check
+from examples.trainer.training import sharding
+from examples.trainer.training.program import check_settings
 
 WIDTH = 100
 
@@ -34,7 +34,7 @@ def forecast(asked: NewRun, preset: str, words: Sequence[str]) -> int:
 
 def measure(asked: NewRun, words: Sequence[str], console: Console) -> dict[str, Any]:
     """Finds the figures of the run that a command line asks for; says what it compiles."""
-    check(asked.config)
+    check_settings(asked.config)
     target = target_of(asked.compile_for)
     mesh = sharding.mesh_sizes(asked.machine.mesh, target.devices)
     found = compile_all(console, words, PROGRAMS, target)
@@ -42,7 +42,7 @@ def measure(asked: NewRun, words: Sequence[str], console: Console) -> dict[str, 
         "command": f"{PROGRAM} {shlex.join(words)}",
         "target": asked.compile_for,
         "compilers": targets.compilers(target),
-        "xla_flags": xla_flags.of_mesh(mesh),
+        "xla_flags": sharding.xla_flags(mesh),
         **estimate.record(asked.config, mesh, target, found),
         "config": dataclasses.asdict(asked.config),
     }

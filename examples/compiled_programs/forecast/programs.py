@@ -18,8 +18,7 @@ from examples.trainer.settings.presets import VOCABULARIES
 from examples.trainer.settings.run import RunConfig, with_document_token
 from examples.trainer.system.chips import CHIPS
 from examples.trainer.training import optimizers, sharding
-from examples.trainer.training.program import Program, make_program
-from examples.trainer.training.setup import check_rows
+from examples.trainer.training.program import Program, check_rows, make_program
 
 PROGRAMS = ("train_step", "evaluation", "init")
 OPTIMIZER = "optimizer"  # the name of the scope of the update, in `examples.trainer.training.step`

@@ -20,7 +20,7 @@ from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.metrics import MATRICES, read_metrics
 from examples.trainer.settings.rules import RULES
 from examples.trainer.system.errors import UserError
-from examples.trainer.training.model_function import make_init_params
+from examples.trainer.training.step import make_init_params
 from optax_muonplus.diagnostics import Side
 
 SIDES: tuple[Side, ...] = ("row", "col")

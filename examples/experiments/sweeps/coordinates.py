@@ -29,8 +29,8 @@ from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system import files
 from examples.trainer.training import sharding
-from examples.trainer.training.model_function import make_model
-from examples.trainer.training.setup import TrainingSetup, assemble, check
+from examples.trainer.training.program import TrainingSetup, assemble, check_settings
+from examples.trainer.training.step import make_model
 
 FILE = "coordinates.jsonl"
 ONE = Grid(("muon", "muonplus"), ("col_row", "long"), rates=(0.02,), adam_rates=(0.002,))
@@ -75,7 +75,7 @@ def parse(argv: Sequence[str]) -> NewCheck:
 
 def run(asked: NewCheck, say: Callable[[str], None] = print) -> Path:
     """Measures what is not in the file yet; returns its path."""
-    check(asked.config)
+    check_settings(asked.config)
     grid.check(asked.grid)
     keep_compiled_programs()
     dataset, path = prepare(asked.config.data, say), asked.out / FILE
@@ -111,7 +111,7 @@ def at_width(config: RunConfig, asked: NewCheck, width: int) -> RunConfig:
     """Returns the run at a width."""
     model = dataclasses.replace(config.model, d_model=width, n_head=max(1, width // asked.head))
     config = dataclasses.replace(config, model=model)
-    check(config)
+    check_settings(config)
     return config
 
 

@@ -32,7 +32,7 @@ from examples.trainer.system import exit_status
 from examples.trainer.system.errors import Diverged
 from examples.trainer.training import sharding
 from examples.trainer.training.evaluate import Evaluation
-from examples.trainer.training.setup import assemble, check
+from examples.trainer.training.program import assemble, check_settings
 
 PAUSE = 5.0  # seconds between checks of what other processes have finished
 
@@ -61,7 +61,7 @@ def folder_of(asked: NewSweep, preset: str) -> Path:
 def finish(asked: NewSweep, preset: str) -> int:
     """Does the remaining runs of a grid; returns the exit status."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    check(asked.config)
+    check_settings(asked.config)
     grid.check(asked.grid)
     keep_compiled_programs()
     dataset = prepare(asked.config.data, console.print)

@@ -11,8 +11,7 @@ from lm_eval.utils import make_table
 from tqdm import tqdm
 
 from examples.trainer.data.tokenizer import end_id, ids_of
-from examples.trainer.inference.scoring import score, windows
-from examples.trainer.inference.trained import TrainedModel
+from examples.trainer.inference.trained import TrainedModel, score, windows
 from examples.trainer.models.sampling import Sampling, sample_ids
 from examples.trainer.system.errors import UserError
 

@@ -1,27 +1,30 @@
-"""Loads the model of a run from its folder; nothing else of the run is needed."""
+"""Loads the model of a run from its folder, and scores tokens with it."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import tyro
 from tokenizers import Tokenizer
 
 import optax_muonplus as omp
+from examples.trainer.data.placement import place_rows
 from examples.trainer.models import Forward
 from examples.trainer.runs import folder, places
 from examples.trainer.runs.checkpoint import Metadata, restore_parts
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.training import averages, sharding, trained_part
+from examples.trainer.training import sharding, transformations
 from examples.trainer.training.loss import Scores, token_scores
-from examples.trainer.training.model_function import make_forward, make_init_params, on_targets
 from examples.trainer.training.program import make_program
+from examples.trainer.training.step import make_forward, make_init_params, on_targets
 
 Weights = Literal["last", "ema", "tail"]
 
@@ -80,7 +83,7 @@ def load(checkpoint: CheckpointRef) -> TrainedModel:
     step, found = restore_parts(place, checkpoint.step, {"params": abstract}, metadata)
     params = found["params"]
     if checkpoint.weights != "last":
-        averages.check(checkpoint.weights, config.optimizer, config.steps, step)
+        transformations.check_average(checkpoint.weights, config.optimizer, config.steps, step)
         params = averaged(checkpoint, config, step, params, metadata)
     forward = make_forward(config.model, vocab_size, mesh)
     return TrainedModel(config, tokenizer, mesh, step, params, forward)
@@ -94,13 +97,13 @@ def averaged(
     metadata: Metadata,
 ) -> optax.Params:
     """The parameters with their averages, of which the checkpoint has those that were trained."""
-    part = trained_part.of(params, config.optimizer)
+    part = transformations.trained_part(params, config.optimizer)
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), part
     )
     wanted = {"opt_state": {"average": like}}
     _, found = restore_parts(places.checkpoints(checkpoint.run, config), step, wanted, metadata)
-    return averages.in_place(params, found["opt_state"]["average"])
+    return transformations.with_averages(params, found["opt_state"]["average"])
 
 
 def load_momenta(checkpoint: CheckpointRef) -> tuple[int, dict[str, jax.Array]]:
@@ -125,3 +128,39 @@ def leaves_by_path(tree: Any) -> dict[str, Any]:
     """The leaves of a tree by names such as blocks/0/attn/query/kernel."""
     named = jax.tree.leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in named}
+
+
+SHORTEST = 16  # tokens; shorter rows are padded to this, so that few lengths are compiled
+
+RowScores = tuple[np.ndarray, np.ndarray]
+"""For each token of a row after the first: nats, and whether no other token was likelier."""
+
+
+def score(model: TrainedModel, rows: Sequence[Sequence[int]], batch_size: int) -> list[RowScores]:
+    """The scores of rows of at most context + 1 tokens, in the order of the rows."""
+    shards = sharding.shard_count(model.mesh, sharding.RULES["batch"])
+    batch_size = -(-batch_size // shards) * shards
+    # Rows of similar length form a batch, since a batch is as long as its longest row.
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    scores: list[RowScores | None] = [None] * len(rows)
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        longest = max(len(rows[i]) for i in chosen) - 1
+        length = min(max(SHORTEST, 2 ** math.ceil(math.log2(longest))), model.config.model.context)
+        padded = np.zeros((batch_size, length + 1), np.int32)
+        for line, i in zip(padded, chosen, strict=False):
+            line[: len(rows[i])] = rows[i]
+        inputs, targets = (
+            place_rows(part, sharding.of_batch(model.mesh))
+            for part in (padded[:, :-1], padded[:, 1:])
+        )
+        nats, hits = map(np.asarray, model.token_scores(model.params, inputs, targets))
+        for line, i in enumerate(chosen):
+            n = len(rows[i]) - 1
+            scores[i] = nats[line, :n].astype(np.float64), hits[line, :n]
+    return [one for one in scores if one is not None]
+
+
+def windows(ids: Sequence[int], context: int) -> list[Sequence[int]]:
+    """Rows in which each token after the first is a target exactly once."""
+    return [ids[start : start + context + 1] for start in range(0, len(ids) - 1, context)]

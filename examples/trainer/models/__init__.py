@@ -9,9 +9,8 @@ from flax import nnx
 from jax.typing import ArrayLike
 
 from examples.trainer.models import adapters
-from examples.trainer.models.gpt import GPT
+from examples.trainer.models.language_model import GPT, LLaMA
 from examples.trainer.models.layout import ONE_DEVICE, Layout
-from examples.trainer.models.llama import LLaMA
 from examples.trainer.settings.model import ModelConfig
 
 Forward = Callable[[optax.Params, ArrayLike, Any, jax.Array | int], tuple[jax.Array, Any]]

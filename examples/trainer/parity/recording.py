@@ -7,7 +7,7 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from examples.trainer.models.published_names import Family
+from examples.trainer.models.state_dict import Family
 from examples.trainer.system.errors import UserError
 from optax_muonplus.matrices import Norm
 

@@ -13,8 +13,7 @@ from examples.trainer.runs.checkpoint import restore_parts
 from examples.trainer.settings.command_line import origin
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training.program import make_program
-from examples.trainer.training.setup import TrainingSetup
+from examples.trainer.training.program import TrainingSetup, make_program
 from examples.trainer.training.step import TrainState
 
 

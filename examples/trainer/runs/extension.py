@@ -9,7 +9,7 @@ from examples.trainer.runs import places
 from examples.trainer.settings.command_line import Resume
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers, schedules
+from examples.trainer.training import optimizers
 
 
 def extended(config: RunConfig, asked: Resume, say: Callable[[str], None]) -> RunConfig:
@@ -43,5 +43,5 @@ def extended(config: RunConfig, asked: Resume, say: Callable[[str], None]) -> Ru
 
 def rate_at(config: RunConfig, step: int) -> float:
     rule = config.optimizer
-    rate = schedules.schedule(rule, optimizers.rates(rule).matrices, config.steps)
+    rate = optimizers.schedule(rule, optimizers.rates(rule).matrices, config.steps)
     return float(jnp.asarray(rate(step)))

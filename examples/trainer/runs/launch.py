@@ -26,9 +26,9 @@ from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.settings.model import head_size
 from examples.trainer.system import exit_status, files, tables
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers, sharding, trained_part, xla_flags
+from examples.trainer.training import optimizers, sharding, transformations
 from examples.trainer.training.evaluate import loses_text
-from examples.trainer.training.setup import TrainingSetup, assemble, check
+from examples.trainer.training.program import TrainingSetup, assemble, check_settings
 from examples.trainer.training.step import TrainState
 from examples.trainer.weights import load as weights
 
@@ -74,14 +74,14 @@ def prepare_run(
     """The folder and the setup of a run; makes no arrays, and does not create the folder."""
     if isinstance(asked, NewRun):
         folder, config, data_key = run_folder.choose_folder(asked.config, preset), asked.config, ""
-        check(config)
+        check_settings(config)
         config = branches.resolved(config)
         places.refuse_taken(folder, config)
     else:
         folder = asked.resume
         config, data_key = run_folder.reopen(folder, asked.checkpoint_dir)
         try:
-            check(config)
+            check_settings(config)
         except UserError as error:
             raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
         config = extension.extended(config, asked, console.print)
@@ -100,7 +100,7 @@ def prepare_run(
     ids_of(setup.dataset.tokenizer, [config.prompt])  # refused before the run, not after it
     if config.init_from and isinstance(asked, NewRun):
         words = setup.dataset.tokenizer.get_vocab_size()
-        weights.check(config.init_from, config.model, words)
+        weights.check_weights(config.init_from, config.model, words)
     if config.from_run and isinstance(asked, NewRun):
         branches.check(setup)
     if data_key not in ("", setup.dataset.key):
@@ -163,7 +163,7 @@ def introduce(
     size = sum(x.size for x in jax.tree.leaves(state.params))
     tokens_per_step = config.batch_size * config.model.context
     epochs = setup.loader.epochs(config.steps)
-    part = trained_part.of(state.params, config.optimizer)
+    part = transformations.trained_part(state.params, config.optimizer)
     trained = sum(x.size for x in jax.tree.leaves(part))
     trained_too = f" ({trained:,} trained)" if trained < size else ""
     table = optimizers.describe(config.optimizer, part, head_size(config.model))
@@ -186,7 +186,7 @@ def introduce(
     if setup.mesh.size > 1:
         lines.append(f"mesh   {sharding.describe(setup.mesh)}")
         lines += [f"       {line}" for line in sharding.undivided(state.params, setup.mesh)]
-    if flags := xla_flags.of_mesh(setup.mesh.shape):
+    if flags := sharding.xla_flags(setup.mesh.shape):
         lines.append(f"XLA    {flags}, before those of XLA_FLAGS")
     lines.append(
         f"run    step {start} to {config.steps} of {tokens_per_step:,} tokens "

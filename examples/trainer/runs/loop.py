@@ -25,7 +25,7 @@ from examples.trainer.settings.command_line import DEFAULT_MACHINE
 from examples.trainer.settings.machines import MachineConfig, profiled_steps
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
-from examples.trainer.training.setup import TrainingSetup
+from examples.trainer.training.program import TrainingSetup
 from examples.trainer.training.step import Measured, TrainState
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 from examples.trainer.settings.run import OptimizerConfig
-from examples.trainer.training import optimizers, schedules
+from examples.trainer.training import optimizers
 
 BLOCK = 1024  # updates whose rates are computed at once, and held in memory
 
@@ -16,7 +16,7 @@ class LearningRates:
 
     def __init__(self, config: OptimizerConfig, steps: int):
         peaks = optimizers.rates(config)
-        self.schedules = [jax.vmap(schedules.schedule(config, peak, steps)) for peak in peaks[:2]]
+        self.schedules = [jax.vmap(optimizers.schedule(config, peak, steps)) for peak in peaks[:2]]
         self.first = -BLOCK
         """The first update of the block."""
         self.block = np.zeros((2, 0))

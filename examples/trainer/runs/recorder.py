@@ -16,9 +16,9 @@ from examples.trainer.runs.spikes import Spikes
 from examples.trainer.runs.times import SaveTimes
 from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.system.errors import Diverged
-from examples.trainer.training.averages import AveragedState, first_update, in_place
-from examples.trainer.training.setup import TrainingSetup
+from examples.trainer.training.program import TrainingSetup
 from examples.trainer.training.step import Measured, TrainState
+from examples.trainer.training.transformations import AveragedState, first_update, with_averages
 
 SLOW = 1.0  # seconds; longer steps gain nothing from one that waits behind them
 TIMED = 20  # steps whose median decides it
@@ -108,7 +108,7 @@ class Recorder:
         rule, last = self.setup.config.optimizer, self.setup.config.steps
         # Before its first update a tail's average is the weights themselves.
         if isinstance(state.opt_state, AveragedState) and self.updates > first_update(rule, last):
-            whole = in_place(state.params, state.opt_state.average)
+            whole = with_averages(state.params, state.opt_state.average)
             name = "val_loss_ema" if rule.ema else "val_loss_tail"
             figures[name] = self.setup.evaluate(whole).val_loss
         self.metrics.add(step, **figures)

@@ -14,7 +14,7 @@ import numpy as np
 from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.settings.model import training_flops_per_token
 from examples.trainer.system import chips
-from examples.trainer.training.setup import TrainingSetup
+from examples.trainer.training.program import TrainingSetup
 
 DURATION = "throughput/duration"
 TOKENS_PER_SECOND = "throughput/tokens_per_second"

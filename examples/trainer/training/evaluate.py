@@ -14,7 +14,7 @@ from examples.trainer.data.placement import place_batch
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
-from examples.trainer.training.model_function import Loss
+from examples.trainer.training.step import Loss
 
 LARGEST = 700.0  # nats; the exponential of 710 overflows
 LOST = 1e-3  # share of a text; bits per byte are then wrong in their third digit

@@ -7,16 +7,112 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
 import optax_muonplus as omp
+from examples.trainer.models.adapters import A
 from examples.trainer.settings.rules import RULES
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import adamw_epsilon, averages, by_kind, dimension_numbers, rivals
-from examples.trainer.training.clipping import by_global_norm
-from examples.trainer.training.schedules import schedule
+from examples.trainer.training import transformations
+from examples.trainer.training.transformations import clip_by_global_norm
+from optax_muonplus import baselines
+from optax_muonplus.transforms import AdamW
+
+
+def schedule(config: OptimizerConfig, peak: ArrayLike, steps: int) -> optax.Schedule:
+    """Learning rate by step; without a floor it is zero at `steps`, one after the last step."""
+    if config.schedule == "constant_linear" or config.schedule_from:
+        begin = config.schedule_from + int(config.hold_share * (steps - config.schedule_from))
+        share = optax.linear_schedule(1.0, 0.0, steps - begin, transition_begin=begin)
+    else:
+        begin = max(1, int(config.warmup_share * steps))
+        start = 1 / begin if config.warmup_start is None else config.warmup_start
+        share = optax.warmup_cosine_decay_schedule(start, 1.0, begin, max(steps, begin + 1))
+    floor = config.schedule_floor
+    if not floor:
+        return lambda step: peak * share(step)
+    return lambda step: (
+        peak * jnp.maximum(share(step), jnp.where(jnp.asarray(step) < begin, 0.0, floor))
+    )
+
+
+# The rule for kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix. So
+# are the adapters of LoRA.
+STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/(kernel|lora_[ab])$", omp.MuonDimensionNumbers(1, 2), 3)
+
+
+def dimension_numbers(
+    config: OptimizerConfig, head_size: int | None
+) -> Callable[[optax.Params], Any]:
+    """The function that says how the parameters are matrices: whole kernels, or heads."""
+    if not config.per_head:
+        return whole_kernels if config.lora_matrices == "both" else without_a
+
+    def heads(params: optax.Params) -> Any:
+        paths = [path for path, _ in jax.tree.leaves_with_path(params)]
+        if not any("attn" in jax.tree_util.keystr(path) for path in paths):
+            return whole_kernels(params)  # of a part that another rule updates than attention
+        return omp.per_head(head_size, rules=rules_for(params))(params)
+
+    return heads
+
+
+def without_a(params: optax.Params) -> Any:
+    """The same as `whole_kernels`, but that A of LoRA's adapters is no matrix."""
+
+    def of_leaf(path: Any, _: Any, numbers: Any) -> Any:
+        return None if is_a(path) else numbers
+
+    numbers = whole_kernels(params)
+    if not any(is_a(path) for path, _ in jax.tree.leaves_with_path(params)):
+        return numbers
+    return jax.tree.map_with_path(of_leaf, params, numbers)
+
+
+def is_a(path: Any) -> bool:
+    return jax.tree_util.keystr(path[-1:], simple=True) == A
+
+
+def whole_kernels(params: optax.Params) -> Any:
+    """The axes that make each parameter a matrix; None for parameters that get AdamW."""
+    return omp.muon_dimension_numbers(params, rules=rules_for(params))
+
+
+def rules_for(params: optax.Params) -> list[Any]:
+    """The rule for stacked blocks, if there are any.
+
+    The default rules of the library do not guess the meaning of three axes.
+    """
+    leaves = jax.tree.leaves_with_path(params)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    return [STACKED] if any(re.search(STACKED[0], name) for name in names) else []
+
+
+def rival_options(config: OptimizerConfig, polar: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of the optimizer that `config` names, of which `polar` are the polar step's."""
+    # Mano's default is without Nesterov, and it has no polar step.
+    nesterov = config.nesterov and config.name != "mano"
+    given = {"beta": config.beta, "nesterov": nesterov, "mu_dtype": config.mu_dtype}
+    if config.name == "mano":
+        return given
+    if config.name == "turbo_muon":  # it has its own polar step
+        return given | {"compute_dtype": polar["compute_dtype"]}
+    if config.name == "muoneq_max":
+        given |= {"shape_scale": "max", "consistent_rms": None}
+    return given | polar
+
+
+def rival_others(config: OptimizerConfig, adamw: dict[str, Any]) -> dict[str, Any]:
+    """The argument for parameters that are not matrices; `adamw` are the options of AdamW."""
+    if config.name == "meqmuon":
+        rate, decay = adamw["learning_rate"], adamw["weight_decay"]
+        return {"others": baselines.NormalizedMomentum(rate, decay, config.beta)}
+    return {"adamw": AdamW(**adamw)}
+
 
 ROUNDING: dict[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]] = {
     "nearest": lambda rule: rule,
@@ -109,7 +205,7 @@ def build(
     `sharding` is the tree of the parameters' shardings. `peaks` replaces the configured rates.
     `head_size` is the model's width of a head, which `config.per_head` and QK-clip need.
     """
-    numbers = dimension_numbers.of(config, head_size)
+    numbers = dimension_numbers(config, head_size)
     state_over = "data" if config.shard_over_data else None
     placed = omp.transforms.state_layout(sharding, state_over)
     peaks = peaks or rates(config)
@@ -123,15 +219,15 @@ def build(
         return matrix_rule(config, rate, adam_rate, decay, numbers, placed, eps)
 
     if config.adam_eps_before_correction:
-        rule = adamw_epsilon.before_correction(rule_of, config.adam_b2)
+        rule = transformations.epsilon_before_correction(rule_of, config.adam_b2)
     else:
-        rule = rule_of(adamw_epsilon.EPS)
+        rule = rule_of(transformations.ADAM_EPSILON)
     if not records_inside(config):
         rule = omp.diagnostics.watched(
             rule, every=config.record_every, weight_dimension_numbers=numbers
         )
     if config.mlp_in_rate != 1:
-        larger = optax.masked(optax.scale(config.mlp_in_rate), by_kind.into_mlp)
+        larger = optax.masked(optax.scale(config.mlp_in_rate), transformations.into_mlp)
         rule = optax.chain(rule, larger)
     rule = ROUNDING[config.param_rounding](rule)
     if state_over and sharding is not None:
@@ -141,12 +237,12 @@ def build(
             config.qk_clip,
             head_size=head_size,
             fused="by_head",
-            weight_dimension_numbers=dimension_numbers.whole_kernels,
+            weight_dimension_numbers=whole_kernels,
         )
         rule = optax.chain(rule, bound)
     if config.clip_norm is not None:
-        rule = optax.chain(by_global_norm(config.clip_norm), rule)
-    return averages.with_average(rule, config, steps)
+        rule = optax.chain(clip_by_global_norm(config.clip_norm), rule)
+    return transformations.with_average(rule, config, steps)
 
 
 def adamw(
@@ -163,7 +259,7 @@ def adamw(
             "muon": rule(rate, weight_decay=decay),
             "adam": rule(adam_rate, weight_decay=config.adam_weight_decay),
         },
-        lambda params: omp.partition_labels(params, dimension_numbers.whole_kernels),
+        lambda params: omp.partition_labels(params, whole_kernels),
     )
 
 
@@ -174,7 +270,7 @@ def matrix_rule(
     decay: optax.ScalarOrSchedule,
     numbers: Callable[[optax.Params], Any] | None = None,
     sharding: Any = None,
-    adam_eps: ArrayLike = adamw_epsilon.EPS,
+    adam_eps: ArrayLike = transformations.ADAM_EPSILON,
 ) -> optax.GradientTransformation:
     """A rule of Muon's family on the matrices, AdamW on the rest."""
     rule = choose(config)
@@ -190,7 +286,7 @@ def matrix_rule(
     if with_keywords(config):
         others: dict[str, Any] = {f"adam_{name}": value for name, value in adamw.items()}
     else:
-        others = rivals.others(config, adamw)
+        others = rival_others(config, adamw)
     decays = {"weight_decay": decay} if RULES[config.name].decays else {}
     return rule(
         rate,
@@ -232,9 +328,13 @@ def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformatio
             return functools.partial(omp.muon, **given)
         given |= {"norm_eps": config.norm_eps, "match_frobenius": config.match_frobenius}
         rule = functools.partial(omp.muonplus, norm=config.norm, **given)
-        return rule if config.normalized == "all" else by_kind.normalized(rule, config.normalized)
+        return (
+            rule
+            if config.normalized == "all"
+            else transformations.normalized(rule, config.normalized)
+        )
     name = config.name.removesuffix("_max")
-    return functools.partial(getattr(omp.baselines, name), **rivals.options(config, polar))
+    return functools.partial(getattr(omp.baselines, name), **rival_options(config, polar))
 
 
 def describe(config: OptimizerConfig, params: optax.Params, head_size: int | None = None) -> str:
@@ -246,5 +346,5 @@ def describe(config: OptimizerConfig, params: optax.Params, head_size: int | Non
         size = {"shape_scale": config.shape_scale, **size}
     if config.name == "muonplus":
         size |= {"norm": config.norm, "match_frobenius": config.match_frobenius}
-    table = omp.describe(params, dimension_numbers.of(config, head_size), **size)
+    table = omp.describe(params, dimension_numbers(config, head_size), **size)
     return "\n".join(filter(None, (table, RULES[config.name].remark)))

@@ -1,36 +1,45 @@
-"""The functions that are compiled for a run: its initial state, its step and its loss."""
+"""What is set up before the first step: the compiled functions of a run, for its text and mesh."""
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 import optax
 from jax.sharding import Mesh
 
+from examples.trainer.data.cache import Dataset
+from examples.trainer.data.loader import Batches
+from examples.trainer.data.mixture import loader_of
+from examples.trainer.data.tokenizer import end_id
 from examples.trainer.models import Forward
 from examples.trainer.models.layout import Layout
+from examples.trainer.settings import run
 from examples.trainer.settings.model import ModelConfig, head_size
-from examples.trainer.settings.run import OptimizerConfig
-from examples.trainer.training import left_out, optimizers, sharding, trained_part
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
+from examples.trainer.system.errors import UserError
+from examples.trainer.training import optimizers, sharding, transformations
+from examples.trainer.training.evaluate import Evaluation, make_evaluate
 from examples.trainer.training.loss import head_loss
-from examples.trainer.training.model_function import (
-    Loss,
-    Seed,
-    make_forward,
-    make_init_params,
-    make_training_loss,
-    on_targets,
-)
 from examples.trainer.training.optimizers import Rates
 from examples.trainer.training.step import (
     Begin,
     Init,
+    Loss,
+    Measured,
+    Seed,
     TrainState,
     TrainStep,
     make_begin,
+    make_forward,
+    make_init_params,
     make_train_step,
+    make_training_loss,
+    on_targets,
     shardings_of,
 )
+from examples.trainer.weights import load as weights
 
 
 @dataclass(frozen=True)
@@ -60,13 +69,17 @@ def make_program(
     training_loss = make_training_loss(model, vocab_size, mesh, rule.qk_clip is not None)
     init_params = make_init_params(model, vocab_size)
     rule = optimizers.for_platform(rule, Layout(mesh).platform)
-    part = functools.partial(trained_part.of, config=rule)
+    part = functools.partial(transformations.trained_part, config=rule)
     param_shardings = part(sharding.of_params(jax.eval_shape(init_params, 0), mesh))
 
     def optimizer(rates: Rates) -> optax.GradientTransformation:
         shardings = param_shardings if mesh.size > 1 else None
         built = optimizers.build(rule, steps, shardings, rates, head_size(model))
-        return built if rates.largest_norm is None else left_out.above(rates.largest_norm, built)
+        return (
+            built
+            if rates.largest_norm is None
+            else transformations.leave_out_above(rates.largest_norm, built)
+        )
 
     no_rates = optimizer(Rates(0.0, 0.0))
     begin = make_begin(no_rates, part, init_params if model.lora.rank else None)
@@ -84,3 +97,100 @@ def make_program(
         train_step=make_train_step(training_loss, optimizer, abstract, mesh, accumulate, part),
         loss=jax.jit(loss, out_shardings=sharding.replicated(mesh)),
     )
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """Everything about a run except its folder and its progress; holds no arrays."""
+
+    config: RunConfig
+    mesh: Mesh
+    dataset: Dataset
+    loader: Batches
+    program: Program
+    init: Callable[[], TrainState]
+    """Makes the state before the first step: from the seed of the configuration, and from the
+    weights that it names."""
+    train_step: Callable[..., tuple[TrainState, Measured]]
+    """State, inputs and targets to the next state and its figures, at the configured rates.
+
+    With `largest_norm`, a step whose gradient has a larger norm does not change the state."""
+    evaluate: Callable[[optax.Params], Evaluation]
+
+
+def check_settings(config: RunConfig) -> None:
+    """Refuses settings that make no sense, by the names of their flags; builds nothing."""
+    run.check(config)
+    optimizers.check(config.optimizer)
+    transformations.check_average_settings(config.optimizer, config.steps)
+    if config.model.lora.rank or config.optimizer.train_only:
+        check_part(config.optimizer)
+
+
+def check_part(rule: OptimizerConfig) -> None:
+    """Refuses settings that change whole layers, for a run that trains a part of them."""
+    given = {
+        "per-head": rule.per_head,
+        "qk-clip": rule.qk_clip is not None,
+        "mlp-in-rate": rule.mlp_in_rate != 1,
+        "normalized": rule.normalized != "all",
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise UserError(
+                f"--optimizer.{name} is for runs that train all parameters: leave it out, or"
+                " --lora.rank and --train-only."
+            )
+
+
+def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
+    """The setup of a run; raises `UserError` if there is too little text or rows do not divide."""
+    check_rows(config, mesh)
+    loader = loader_of(config, dataset)
+    first = end_id(dataset.tokenizer) if config.data.document_mask else None
+    config = run.with_document_token(config, first)
+    optimizer, words = config.optimizer, dataset.tokenizer.get_vocab_size()
+    program = make_program(
+        model=config.model,
+        rule=dataclasses.replace(optimizer, learning_rate=0.0, adam_learning_rate=0.0),
+        steps=config.steps,
+        accumulate=config.accumulate,
+        vocab_size=words,
+        mesh=mesh,
+    )
+    rates = optimizers.rates(optimizer)
+    return TrainingSetup(
+        config=config,
+        mesh=mesh,
+        dataset=dataset,
+        loader=loader,
+        program=program,
+        init=lambda: first_state(config, program, words),
+        train_step=lambda state, *batch, largest_norm=None: program.train_step(
+            state, rates._replace(largest_norm=largest_norm), *batch
+        ),
+        evaluate=make_evaluate(program.loss, config, dataset, mesh),
+    )
+
+
+def first_state(config: RunConfig, program: Program, vocab_size: int) -> TrainState:
+    if not config.init_from:
+        return program.init(config.seed)
+    like = program.abstract.params
+    return program.begin(
+        weights.load_weights(config.init_from, config.model, vocab_size, like), config.seed
+    )
+
+
+def check_rows(config: RunConfig, mesh: Mesh) -> None:
+    devices = sharding.shard_count(mesh, sharding.RULES["batch"])
+    parts = devices * config.accumulate
+    if config.batch_size % parts:
+        more = -(-config.batch_size // parts) * parts
+        pieces = f" in --accumulate {config.accumulate} pieces" if config.accumulate > 1 else ""
+        mesh_too = ", or put devices on tensor, as --mesh tensor=2,... does" if devices > 1 else ""
+        raise UserError(
+            f"--batch-size {config.batch_size} cannot be dealt out to data x fsdp = {devices} "
+            f"{'devices' if devices > 1 else 'device'}{pieces}: give a multiple of {parts}, for "
+            f"example --batch-size {more}{mesh_too}."
+        )
