@@ -14,7 +14,7 @@ from matplotlib.figure import Figure  # not pyplot, which may need a display
 from matplotlib.ticker import LogLocator
 
 from benchmarks import columns, records, timing
-from examples.trainer.runs.plots import INK, save_figure
+from examples.trainer.runs.report import INK, save_figure
 from optax_muonplus import coefficients, polar
 from optax_muonplus.matrices import normalize_matrix
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure  # not pyplot, which may try to open a window
 
-from examples.trainer.runs.plots import INK, save_figure
+from examples.trainer.runs.report import INK, save_figure
 from examples.trainer.system import tables
 
 # Okabe and Ito: distinguishable with any colour vision; marks and lines differ too, for grey print.

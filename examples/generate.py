@@ -10,7 +10,7 @@ import tyro
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.models.sampling import DEFAULT, Sampling
-from examples.trainer.runs.summary import sample_text
+from examples.trainer.runs.report import sample_text
 from examples.trainer.settings import validation
 from examples.trainer.settings.validation import Count, CountOrZero
 from examples.trainer.system.exit_status import run_command

@@ -13,7 +13,7 @@ from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.models import sampling
 from examples.trainer.parity import replay
-from examples.trainer.runs import branches, plots, summary
+from examples.trainer.runs import branches, report
 from examples.trainer.training import program
 from tests.support.trainer import on_devices, train
 
@@ -38,10 +38,10 @@ def pictures():
 
     def plot_losses(records, title, file):
         if not drawn.getvalue():
-            plots.plot_losses(records, title, drawn)
+            report.plot_losses(records, title, drawn)
         file.write(drawn.getvalue())
 
-    with unittest.mock.patch.object(summary, "plot_losses", plot_losses):
+    with unittest.mock.patch.object(report, "plot_losses", plot_losses):
         yield
 
 

@@ -13,10 +13,9 @@ import pytest
 from rich.console import Console
 
 from examples.trainer.data.prefetch import prefetch
-from examples.trainer.runs import speed, summary
-from examples.trainer.runs.metrics import read_metrics
+from examples.trainer.runs import metrics, report
+from examples.trainer.runs.metrics import GRADIENT_NORM, MFU, TOKENS_PER_SECOND, read_metrics
 from examples.trainer.runs.progress import Display
-from examples.trainer.runs.speed import GRADIENT_NORM, MFU, TOKENS_PER_SECOND
 from examples.trainer.settings import machines as machine_settings
 from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.system.errors import UserError
@@ -73,18 +72,18 @@ def test_old_records_are_still_summed_up():
     records = [{"step": 1, "train_loss": 2.0}, {"step": 2, "train_loss": 1.0}]
     records[1]["tokens_per_second"] = 1234.0
     val = {"val_loss": 1.5, "val_perplexity": 4.5, "val_bits_per_byte": 0.7}
-    old = summary.summary([*records, {"step": 2, **val}])
-    records[1][speed.TOKENS_PER_SECOND] = records[1].pop("tokens_per_second")
-    assert summary.summary([*records, {"step": 2, **val}]) == old
+    old = report.summary([*records, {"step": 2, **val}])
+    records[1][metrics.TOKENS_PER_SECOND] = records[1].pop("tokens_per_second")
+    assert report.summary([*records, {"step": 2, **val}]) == old
     assert "tokens/s         1,234" in old
 
 
 def test_memory_is_that_of_the_fullest_device_and_absent_where_unknown():
-    assert speed.peak_memory() == {}  # of a CPU
+    assert metrics.peak_memory() == {}  # of a CPU
     devices = [unittest.mock.Mock(**{"memory_stats.return_value": {"peak_bytes_in_use": n}})
                for n in (3, 7)]  # fmt: skip
     with unittest.mock.patch.object(jax, "local_devices", return_value=devices):
-        assert speed.peak_memory() == {"memory/peak_bytes_in_use": 7}
+        assert metrics.peak_memory() == {"memory/peak_bytes_in_use": 7}
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ import pytest
 
 from examples.experiments.sweeps.ledger import Result
 from examples.train import main
+from examples.trainer.runs import folder
 from examples.trainer.runs import folder as run_folder
-from examples.trainer.runs import writer
+from examples.trainer.runs.folder import only_writer
 from examples.trainer.runs.metrics import Metrics, read_metrics
-from examples.trainer.runs.writer import only_writer
 from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
@@ -47,7 +47,7 @@ def test_run_that_another_process_writes_is_refused(copy, capsys):
         "import fcntl, sys, time; file = open(sys.argv[1], 'a+'); fcntl.flock(file, fcntl.LOCK_EX)"
         "; file.write('process 12 on host h'); file.flush(); time.sleep(99)"
     )
-    lock = copy / writer.LOCK
+    lock = copy / folder.LOCK
     lock.unlink(missing_ok=True)
     holder = subprocess.Popen([sys.executable, "-c", hold, str(lock)])
     try:

@@ -8,8 +8,7 @@ import signal
 import pytest
 
 from examples.train import main
-from examples.trainer.runs.metrics import MATRICES, read_metrics
-from examples.trainer.runs.speed import TOKENS_PER_SECOND
+from examples.trainer.runs.metrics import MATRICES, TOKENS_PER_SECOND, read_metrics
 from tests.support.trainer import (
     PATIENCE,
     STEPS,

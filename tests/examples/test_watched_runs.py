@@ -14,11 +14,9 @@ import optax
 import pytest
 
 from examples.train import main
-from examples.trainer.runs import processes, recorder, spikes, times
-from examples.trainer.runs.metrics import read_metrics
-from examples.trainer.runs.rates import BLOCK, LearningRates
-from examples.trainer.runs.spikes import Spikes
-from examples.trainer.runs.times import Clock, EvaluationTimes, SaveTimes
+from examples.trainer.runs import processes, recorder
+from examples.trainer.runs.metrics import RATES_AT_ONCE, LearningRates, read_metrics
+from examples.trainer.runs.recorder import Clock, EvaluationTimes, SaveTimes, Spikes
 from examples.trainer.runs.watchdog import Watchdog
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.training import optimizers, sharding, transformations
@@ -31,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("one_device")
 def clock(monkeypatch):
     """A clock that a test sets; seconds."""
     now = [0.0]
-    monkeypatch.setattr(times.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(recorder.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -50,7 +48,7 @@ def test_saves_are_asked_for_by_time_once(clock):
     assert not asks()
     clock[0] = 1800
     assert asks()
-    with unittest.mock.patch.object(times, "is_first", return_value=False):
+    with unittest.mock.patch.object(recorder, "is_first", return_value=False):
         assert not Clock(minutes=1e-9, gone=1).asks()
     assert not Clock(minutes=0, gone=1).asks()
 
@@ -198,7 +196,7 @@ def test_the_bound_is_that_of_the_norms_before():
 
 
 def test_spikes_are_left_out_and_a_resumed_run_leaves_out_the_same(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(spikes, "WINDOW", 6)
+    monkeypatch.setattr(recorder, "WINDOW", 6)
     flags = ("--skip-spikes", "0.5")
     assert train(text, tmp_path, "--name", "whole", *flags) == 0
     records = [r for r in read_metrics(tmp_path / "whole" / "metrics.jsonl") if "val_loss" not in r]
@@ -230,16 +228,16 @@ def test_spikes_are_left_out_and_a_resumed_run_leaves_out_the_same(tmp_path, tex
 
 @pytest.mark.parametrize("schedule", ["constant_linear", "warmup_cosine"])
 def test_rates_in_blocks_are_those_of_the_schedule(schedule):
-    config, steps = OptimizerConfig(schedule=schedule), 3 * BLOCK + 5
+    config, steps = OptimizerConfig(schedule=schedule), 3 * RATES_AT_ONCE + 5
     found = LearningRates(config, steps)
     peaks = optimizers.rates(config)
-    for update in (0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 7, steps - 1, 3):
+    for update in (0, 1, RATES_AT_ONCE - 1, RATES_AT_ONCE, 2 * RATES_AT_ONCE + 7, steps - 1, 3):
         rate = float(optimizers.schedule(config, peaks.matrices, steps)(update))
         assert found.of(update)["optim/learning_rate"] == pytest.approx(rate, rel=1e-5, abs=1e-8)
-    assert found.block.shape == (2, BLOCK)
+    assert found.block.shape == (2, RATES_AT_ONCE)
 
 
 def test_rates_of_the_longest_run_take_no_more_memory():
     found = LearningRates(OptimizerConfig(), 2**31 - 1)
     assert found.of(2**31 - 2)["optim/learning_rate"] >= 0
-    assert found.block.size == 2 * BLOCK
+    assert found.block.size == 2 * RATES_AT_ONCE

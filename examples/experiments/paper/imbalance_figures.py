@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from examples.experiments.paper.records import kinds
 from examples.experiments.sweeps.figures import GREEN, PURPLE, SKY, YELLOW
-from examples.trainer.runs.plots import BLUE, INK, ORANGE, save_figure
+from examples.trainer.runs.report import BLUE, INK, ORANGE, save_figure
 
 METHODS = {
     "Muon": (INK, "o"),

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from examples.experiments.sweeps.grid import Method, Trial
 from examples.experiments.sweeps.results import ADAMW, MUON, Sweep
-from examples.trainer.runs.plots import BLUE, INK, ORANGE, save_figure
+from examples.trainer.runs.report import BLUE, INK, ORANGE, save_figure
 from examples.trainer.training.evaluate import perplexity
 
 # The other colours of Okabe and Ito; markers differ too, for print in grey.

@@ -22,7 +22,7 @@ from examples.experiments.sweeps.contrasts import estimate
 from examples.experiments.sweeps.figures import STYLES
 from examples.experiments.sweeps.grid import Method
 from examples.experiments.sweeps.results import MUON, Sweep
-from examples.trainer.runs.plots import save_figure
+from examples.trainer.runs.report import save_figure
 from examples.trainer.system import tables
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.exit_status import run_command

@@ -25,9 +25,9 @@ from examples.trainer.data.cache import Dataset
 from examples.trainer.data.prepare import prepare
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.compilation import keep_compiled_programs
+from examples.trainer.runs.folder import only_writer
 from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
-from examples.trainer.runs.writer import only_writer
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import Diverged
 from examples.trainer.training import sharding

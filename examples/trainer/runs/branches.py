@@ -1,18 +1,21 @@
-"""Runs that go on from a checkpoint of another run: `--from-run RUN:STEP --name NEW`."""
+"""Runs that go on: `--from-run RUN:STEP --name NEW`, and longer ones: `--resume RUN --steps N`."""
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs import places
 from examples.trainer.runs.checkpoint import restore_parts
-from examples.trainer.settings.command_line import origin
+from examples.trainer.settings.command_line import Resume, origin
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
+from examples.trainer.training import optimizers
 from examples.trainer.training.program import TrainingSetup, make_program
 from examples.trainer.training.step import TrainState
 
@@ -22,14 +25,14 @@ def first_step(config: RunConfig) -> int:
     return origin(config.from_run)[1] or 0 if config.from_run else 0
 
 
-def resolved(config: RunConfig) -> RunConfig:
+def resolve_branch(config: RunConfig) -> RunConfig:
     """The configuration with the step in `from_run`, whatever that run does later."""
     if not config.from_run:
         return config
     if not config.name:
         raise UserError("--from-run makes a new run: give it a name with --name.")
     run, step = origin(config.from_run)
-    theirs, _ = reopen(config, run)
+    theirs, _ = reopen_origin(config, run)
     there = places.saved_steps(places.checkpoints(run, theirs))
     step = max(there, default=0) if step is None else step
     if step not in there:
@@ -45,15 +48,15 @@ def resolved(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, from_run=f"{run}:{step}")
 
 
-def reopen(config: RunConfig, run: Path) -> tuple[RunConfig, str]:
+def reopen_origin(config: RunConfig, run: Path) -> tuple[RunConfig, str]:
     """The settings of the other run, whose checkpoints are in its folder or beside the new ones."""
     return run_folder.reopen(run, "", config.checkpoint_dir)
 
 
-def check(setup: TrainingSetup) -> None:
+def check_branch(setup: TrainingSetup) -> None:
     """Refuses another tokenizer, and flags that change the arrays of the state."""
     run, _ = origin(setup.config.from_run)
-    theirs, _ = reopen(setup.config, run)
+    theirs, _ = reopen_origin(setup.config, run)
     words = run_folder.read_tokenizer(run)
     if words.to_str() != setup.dataset.tokenizer.to_str():
         raise UserError(
@@ -88,10 +91,45 @@ def state_of(setup: TrainingSetup) -> TrainState:
     """The parameters and the state of the optimizer of the other run, with a key of this one."""
     abstract = setup.program.abstract
     run, step = origin(setup.config.from_run)
-    theirs, data_key = reopen(setup.config, run)
+    theirs, data_key = reopen_origin(setup.config, run)
     metadata = run_folder.metadata_of(run, theirs, data_key)
     parts = {"params": abstract.params, "opt_state": abstract.opt_state}
     _, found = restore_parts(places.checkpoints(run, theirs), step, parts, metadata)
     make_key = functools.partial(jax.random.key, setup.config.seed)
     key = jax.jit(make_key, out_shardings=abstract.key.sharding)()
     return TrainState(found["params"], found["opt_state"], key)
+
+
+def extended(config: RunConfig, asked: Resume, say: Callable[[str], None]) -> RunConfig:
+    """The configuration with the steps that were asked for; says what becomes of the rate."""
+    if asked.steps is None:
+        if asked.extend != "stretch":
+            raise UserError("--extend goes with --steps: give the new number of steps.")
+        return config
+    if asked.steps <= config.steps:
+        raise UserError(
+            f"{asked.resume} has {config.steps} steps, and --steps {asked.steps} is no more: give a"
+            " larger number, or none to continue it."
+        )
+    step = max(places.saved_steps(places.checkpoints(asked.resume, config)), default=0)
+    rule = config.optimizer
+    if asked.extend == "again":
+        rule = dataclasses.replace(rule, schedule_from=step)
+    longer = dataclasses.replace(
+        config,
+        steps=asked.steps,
+        optimizer=rule,
+        earlier_steps=(*config.earlier_steps, config.steps),
+    )
+    before, after = (rate_at(each, step) for each in (config, longer))
+    say(
+        f"extended from {config.steps} to {asked.steps} steps, from step {step} on with"
+        f" --extend {asked.extend}: the rate of the matrices goes from {before:.3g} to {after:.3g}"
+    )
+    return longer
+
+
+def rate_at(config: RunConfig, step: int) -> float:
+    rule = config.optimizer
+    rate = optimizers.schedule(rule, optimizers.rates(rule).matrices, config.steps)
+    return float(jnp.asarray(rate(step)))

@@ -1,21 +1,26 @@
-"""The folder of a run: its name, its configuration and its tokenizer."""
+"""The folder of a run: its name, configuration and tokenizer, and its one writer."""
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
 import itertools
 import json
+import os
 import secrets
 import shlex
 import shutil
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
 from examples.trainer.data import tokenizer
 from examples.trainer.data.cache import Dataset
+from examples.trainer.runs import processes
 from examples.trainer.runs.processes import is_first
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import from_dict
@@ -158,3 +163,47 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         raise UserError(f"{folder} has no {TOKENIZER}: put back the one it was trained with.")
     files.check_regular(path)
     return tokenizer.load(path)
+
+
+LOCK = "lock"
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path, say: Callable[[str], None]) -> Generator[None]:
+    """Holds the lock of a run folder; raises `UserError`, which names its holder, if it is taken.
+
+    Of several processes that train together process 0 holds it for all. The kernel releases it
+    when the process ends, in whatever way; the file stays, and means nothing by itself.
+    """
+    lock = FileLock(folder / LOCK)
+    processes.together(lambda: take_lock(lock, folder, say) if processes.is_first() else None)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            lock.release()
+
+
+def take_lock(lock: FileLock, folder: Path, say: Callable[[str], None]) -> None:
+    """Locks without waiting, and writes into the file that this process does."""
+    path = folder / LOCK
+    files.check_inside(folder)
+    holder = path.read_text()[:200].strip() if path.exists() else ""
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise UserError(
+            f"{folder} is being written by {holder or 'another process'}, and a run has one "
+            "writer: wait until that process ends, or stop it. Its lock ends with it, so that "
+            "nothing is to be removed."
+        ) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        say(
+            f"{folder} is on a file system without locks, so that two processes could write to "
+            "it: make sure that no other process does."
+        )
+    with contextlib.suppress(OSError):  # on a full disk the lock holds, but cannot say whose it is
+        path.write_text(f"process {os.getpid()} on host {socket.gethostname()}\n")

@@ -13,13 +13,13 @@ from examples.trainer.data.prepare import prepare
 from examples.trainer.data.tokenizer import ids_of
 from examples.trainer.models import attention_kernels
 from examples.trainer.models.layout import Layout
-from examples.trainer.runs import branches, extension, places, processes, trackers
+from examples.trainer.runs import branches, places, processes, progress
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.compilation import keep_compiled_programs
+from examples.trainer.runs.folder import only_writer
 from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
-from examples.trainer.runs.summary import sample_text, write_results
-from examples.trainer.runs.writer import only_writer
+from examples.trainer.runs.report import sample_text, write_results
 from examples.trainer.settings import machines as machine_settings
 from examples.trainer.settings.command_line import NewRun, Resume
 from examples.trainer.settings.machines import MachineConfig
@@ -75,7 +75,7 @@ def prepare_run(
     if isinstance(asked, NewRun):
         folder, config, data_key = run_folder.choose_folder(asked.config, preset), asked.config, ""
         check_settings(config)
-        config = branches.resolved(config)
+        config = branches.resolve_branch(config)
         places.refuse_taken(folder, config)
     else:
         folder = asked.resume
@@ -84,7 +84,7 @@ def prepare_run(
             check_settings(config)
         except UserError as error:
             raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
-        config = extension.extended(config, asked, console.print)
+        config = branches.extended(config, asked, console.print)
         run_folder.read_tokenizer(folder)  # refuses one whose digest cannot be compared
     if config.model.lora.rank and not config.init_from:
         raise UserError(
@@ -92,7 +92,7 @@ def prepare_run(
             " FOLDER (an export of a run is such a folder)."
         )
     machine_settings.check_machine(asked.machine, config.steps)
-    trackers.check(asked.machine.tracker)
+    progress.check_trackers(asked.machine.tracker)
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     alone = jax.process_count() == 1 and isinstance(asked, NewRun)
     stream = asked.machine.tokenize or alone
@@ -102,7 +102,7 @@ def prepare_run(
         words = setup.dataset.tokenizer.get_vocab_size()
         weights.check_weights(config.init_from, config.model, words)
     if config.from_run and isinstance(asked, NewRun):
-        branches.check(setup)
+        branches.check_branch(setup)
     if data_key not in ("", setup.dataset.key):
         raise UserError(
             f"the text is not the one that {folder} was trained on, so that resuming would "
@@ -118,7 +118,7 @@ def train(setup: TrainingSetup, folder: Path, console: Console, machine: Machine
     outcome = execute(
         setup,
         folder,
-        trackers.observers(display, machine.tracker, folder, config, console.print),
+        progress.observers(display, machine.tracker, folder, config, console.print),
         lambda state, start: introduce(setup, folder, state, start, console),
         machine,
         console.print,

@@ -12,14 +12,11 @@ from examples.trainer.data.prefetch import prefetch
 from examples.trainer.runs import branches, places, processes
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.checkpoint import Checkpoints
-from examples.trainer.runs.metrics import MATRICES, METRICS, Metrics, read_metrics
+from examples.trainer.runs.metrics import MATRICES, METRICS, Metrics, read_metrics, updates_made
 from examples.trainer.runs.profiling import Profile
 from examples.trainer.runs.progress import Observer
-from examples.trainer.runs.rates import updates_made
-from examples.trainer.runs.recorder import Recorder
+from examples.trainer.runs.recorder import EvaluationTimes, Recorder, SaveTimes, Spikes
 from examples.trainer.runs.signals import StopRequests
-from examples.trainer.runs.spikes import Spikes
-from examples.trainer.runs.times import EvaluationTimes, SaveTimes
 from examples.trainer.runs.watchdog import EVALUATION, SAVE, STEP, Watchdog
 from examples.trainer.settings.command_line import DEFAULT_MACHINE
 from examples.trainer.settings.machines import MachineConfig, profiled_steps

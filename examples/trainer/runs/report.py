@@ -3,22 +3,53 @@
 import io
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import optax
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure  # not pyplot, which may try to open a window
+from matplotlib.text import Text
 from tokenizers import Tokenizer
 
 from examples.trainer.data.tokenizer import end_id, ids_of
 from examples.trainer.models import Forward
 from examples.trainer.models.sampling import DEFAULT, Sampling, sample_ids
-from examples.trainer.runs.metrics import METRICS, read_metrics
-from examples.trainer.runs.plots import plot_losses
-from examples.trainer.runs.speed import MFU, speed_of
+from examples.trainer.runs.metrics import METRICS, MFU, read_metrics, speed_of
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
 from examples.trainer.training.evaluate import in_words, short
+
+BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito: distinguishable with any colour vision
+INK = "#7d858e"  # words and lines that are read on white and on black
+
+
+def save_figure(figure: Figure, target: Path | IO[bytes], **options: Any) -> None:
+    """Writes a figure without a ground, for pages that are light or dark."""
+    for words in figure.findobj(Text):
+        words.set(color=INK)
+    for axes in figure.findobj(Axes):
+        axes.tick_params(which="both", color=INK, labelcolor=INK)
+        for spine in axes.spines.values():
+            spine.set(edgecolor=INK)
+    figure.savefig(target, dpi=150, transparent=True, **options)
+
+
+def plot_losses(records: list[dict[str, Any]], title: str, file: IO[bytes]) -> None:
+    train = [(r["step"], r["train_loss"]) for r in records if "train_loss" in r]
+    val = [(r["step"], r["val_loss"]) for r in records if "val_loss" in r]
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(*zip(*train, strict=True), color=BLUE, linewidth=1, alpha=0.7, label="training")
+    if val:
+        label = f"validation, at the end {val[-1][1]:.3f}"
+        axes.plot(*zip(*val, strict=True), color=ORANGE, marker="o", label=label)
+    axes.set(xlabel="step", ylabel="loss (nats per token)", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    save_figure(figure, file, format="png")
+
 
 VAL_LOSS = "val_loss"
 SMOOTHED = 20  # steps averaged for the reported training loss, since single batches are noisy
