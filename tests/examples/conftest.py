@@ -34,11 +34,11 @@ def programs():
 def pictures():
     """Runs share the first picture of losses: to draw one takes as long as a toy's training."""
 
-    drawn = io.BytesIO()
+    drawn, draw = io.BytesIO(), report.plot_losses
 
     def plot_losses(records, title, file):
         if not drawn.getvalue():
-            report.plot_losses(records, title, drawn)
+            draw(records, title, drawn)
         file.write(drawn.getvalue())
 
     with unittest.mock.patch.object(report, "plot_losses", plot_losses):
