@@ -21,7 +21,7 @@ from benchmarks import accelerators, columns, records
 from benchmarks.accelerator_row import of_gpu
 from benchmarks.compiled import compile_update
 from examples.compiled_programs import gpu, hlo, targets, walk
-from examples.trainer.settings.recipes import SIZES
+from examples.trainer.settings.presets import SIZES
 
 Shapes = dict[str, tuple[int, ...]]
 LIMIT_S = 1800.0
