@@ -31,7 +31,7 @@ def matrices(params):
         "query/kernel": p["query"]["kernel"].reshape(6, 8).T,
         "scanned/kernel": [x.T for x in p["scanned"]["kernel"]],
         "fused/kernel": split(p["fused"]["kernel"].T, 4, 10),
-        "experts/kernel": [[split(x.T, 5) for x in row] for row in p["experts"]["kernel"]],
+        "experts/kernel": [[split(x.T, 3, 6) for x in row] for row in p["experts"]["kernel"]],
     }
 
 

@@ -143,7 +143,7 @@ def test_before_the_first_record_there_is_nan_and_step_minus_one():
     record = read(tx.init(tree()))
     assert record.step == -1
     assert all(np.all(np.isnan(x)) for own in record.values.values() for x in own.values())
-    assert record.values["experts/kernel"]["polar/rms"].shape == (2, 2, 2)
+    assert record.values["experts/kernel"]["polar/rms"].shape == (2, 2, 3)
     assert record.values["fused/kernel"]["polar/rms"].shape == (3,)
 
 

@@ -75,6 +75,16 @@ def test_complex_and_narrow_matrices():
     np.testing.assert_allclose(found.astype("float32"), expected.astype("float32"), atol=2**-8)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64"])
+def test_the_largest_and_the_smallest_numbers_of_a_dtype(dtype):
+    signs = jnp.sign(gaussian((6, 10))).astype(dtype)
+    fast = FastPolar(Orthogonalize(eps=0.0))
+    expected = np.complex64(fast(signs))
+    for size in (jnp.finfo(dtype).max, jnp.finfo(dtype).tiny):
+        found = fast(signs * jnp.asarray(size, dtype))
+        np.testing.assert_allclose(np.complex64(found), expected, atol=2**-7)
+
+
 def test_zeros_give_zeros_and_the_derivative_zero():
     zero = jnp.zeros((4, 6))
     for function in (Orthogonalize(), FastPolar(Orthogonalize())):

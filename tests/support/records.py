@@ -16,7 +16,7 @@ FEW = ("rms", "row_spearman", "row_floor_share")  # compiles in half the time
 RULES = [
     ("scanned", omp.MuonDimensionNumbers(-2, -1)),
     ("fused", omp.MatrixSpec(0, 1, split_sizes=(4, 6, 4))),
-    ("experts", omp.MatrixSpec(2, 3, split_sizes=(5, 3), split_axis=3)),
+    ("experts", omp.MatrixSpec(2, 3, split_sizes=(3, 3, 2), split_axis=3)),
 ]
 DIMS = functools.partial(omp.muon_dimension_numbers, rules=RULES)
 SHAPES = {

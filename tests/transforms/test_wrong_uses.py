@@ -26,25 +26,23 @@ def test_one_function_is_taken_and_a_list_as_a_link_is_refused():
         omp.matrix_chain([omp.momentum(), jnp.sign])
 
 
-@pytest.mark.parametrize("given", [PARAMS, None])
-def test_gradients_without_a_parameter_are_said(given):
+SCALED = {"w": jnp.ones((4, 4)), "scale": jnp.ones(())}
+
+
+@pytest.mark.parametrize(
+    ("params", "grads", "given", "message"),
+    [
+        (PARAMS, PART, True, r"^Gradients do not fit. Missing: .*out/w\. Call update\(gradients,"),
+        (PARAMS, PART, False, r"not fit the gradients. Too many: .*out/w\. Call update\(grad"),
+        (SCALED, {"w": SCALED["w"]}, True, r"Gradients do not fit\. Missing: scale\. Call"),
+        (PART, PARAMS, True, r"Gradients do not fit\. Too many: out/w"),
+    ],
+)
+def test_gradients_of_other_parameters_are_said(params, grads, given, message):
+    """Whether the parameters are given to the update or not, and numbers too."""
     tx = omp.muonplus(0.1)
-    expected = "^Gradients do not fit. Missing: " if given else "not fit the gradients. Too many: "
-    with pytest.raises(ValueError, match=rf"{expected}.*out/w\. Call update\(gradients,"):
-        tx.update(PART, tx.init(PARAMS), given)
-
-
-def test_gradients_without_a_number_are_said():
-    params = {"w": jnp.ones((4, 4)), "scale": jnp.ones(())}
-    tx = omp.muonplus(0.1)
-    with pytest.raises(ValueError, match=r"Gradients do not fit\. Missing: scale\. Call"):
-        tx.update({"w": params["w"]}, tx.init(params), params)
-
-
-def test_gradients_of_what_is_no_parameter_are_said():
-    tx = omp.muonplus(0.1)
-    with pytest.raises(ValueError, match=r"Gradients do not fit\. Too many: out/w"):
-        tx.update(PARAMS, tx.init(PART), PART)
+    with pytest.raises(ValueError, match=message):
+        tx.update(grads, tx.init(params), params if given else None)
 
 
 def test_a_state_of_other_parameters_is_said():
