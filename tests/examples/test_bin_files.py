@@ -5,7 +5,7 @@ import pytest
 
 from examples.train import main
 from examples.trainer.data import tokenizer
-from examples.trainer.data.bin_files import prepare, token_bytes, type_of
+from examples.trainer.data.bin_files import prepare, token_bytes
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import losses, on_devices
@@ -25,18 +25,6 @@ def words(tmp_path_factory):
         split: [i for _, ids in tokenizer.encode(made, [text] * 9) for i in ids]
         for split, text in zip(("train", "val"), TEXTS, strict=True)
     }
-
-
-PLAIN = ("<u4", "<i4", "<i8", "<u8")
-REFUSED = {
-    ">u2": "seems to hold uint16 .>u2. and not",
-    ">u4": "seems to hold uint32",
-    ">i4": "seems to hold uint32",
-    ">i8": "seems to hold int64",
-    "<f2": "seems to hold float16",
-    "<f4": "seems to hold float32",
-    "<f8": "seems to hold float64",
-}
 
 
 def write(path, ids, kind):
@@ -64,43 +52,25 @@ def test_both_splits_are_read_from_all_shards(words, tmp_path, kind):
     data = opened(tmp_path, path)
     assert data.train.ids[:].tolist() == tokens["train"]
     assert data.val.ids[:].tolist() == tokens["val"]
-    assert data.val.meta.bytes == 9 * len(TEXTS[1].encode())  # for bits per byte
+    assert data.val.bytes == 9 * len(TEXTS[1].encode())  # for bits per byte
 
 
-@pytest.mark.parametrize("kind", PLAIN)
-def test_the_type_of_plain_tokens_is_found(words, tmp_path, kind):
-    path, tokens = words
-    for split in ("train", "val"):
-        np.asarray(tokens[split], kind).tofile(tmp_path / f"{split}.BIN")
-    data = opened(tmp_path, path)
-    assert data.train.ids[:].tolist() == tokens["train"]
-    assert data.val.meta.bytes == 9 * len(TEXTS[1].encode())
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_types_that_are_not_read_are_named(words, tmp_path, kind):
+@pytest.mark.parametrize("kind", ["<u4", "<i4", "<i8"])
+def test_wider_numbers_without_a_header_are_named(words, tmp_path, kind):
     path, tokens = words
     for split in ("train", "val"):
         np.asarray(tokens[split], kind).tofile(tmp_path / f"{split}.bin")
-    with pytest.raises(UserError, match=REFUSED[kind]) as caught:
+    with pytest.raises(UserError, match=r"numbers of more bits than uint16.*astype\('<u2'\)"):
         opened(tmp_path, path)
-    assert ".astype('<u2')" in str(caught.value)
 
 
-def test_a_large_vocabulary_has_its_own_types():
-    ids = np.arange(1, 90_000, 7)
-    for kind in ("<u4", "<i8"):
-        content = ids.astype(kind).tobytes()
-        assert type_of("x", content, len(content), 100_000) == np.dtype(kind)
-    for kind in (">u4", "<f4"):
-        content = ids.astype(kind).tobytes()
-        with pytest.raises(UserError, match="seems to hold"):
-            type_of("x", content, len(content), 100_000)
-    short = np.asarray([5, 0, 7, 0], "<u2").tobytes()  # or two tokens of 32 bits
-    with pytest.raises(UserError, match="too few tokens to tell"):
-        type_of("x", short, len(short), 50_257)
-    content = (ids % 50_257).astype("<u2").tobytes()
-    assert type_of("x", content, len(content), 50_257) == np.dtype("<u2")
+@pytest.mark.parametrize("kind", [">u2", ">u4", "<f2", "<f4", "<f8"])
+def test_other_numbers_are_no_tokens(words, tmp_path, kind):
+    path, tokens = words
+    for split in ("train", "val"):
+        np.asarray(tokens[split], kind).tofile(tmp_path / f"{split}.BIN")
+    with pytest.raises(UserError, match=r"train\.BIN (has token|seems to hold)"):
+        opened(tmp_path, path)
 
 
 def test_tokens_count_the_bytes_of_their_text(words):
@@ -114,10 +84,10 @@ def test_tokens_count_the_bytes_of_their_text(words):
     ("content", "said"),
     [
         (b"\1\0\2", "train.bin has 3 bytes of tokens, which uint16 does not divide"),
-        (b"\xff\xff", "train.bin has token 65535 at 0, .* 270 tokens"),
+        (b"\xff\xff", "train.bin has token 65535 at 0, .* has 2.. tokens"),
         (b"", "there are no train tokens in .*: give"),
         (np.array([20240520, 1, 9] + [0] * 253, "<i4").tobytes(), "says 9 tokens, and it has 0"),
-        (np.array([5, -1, 7] * 99, "<i4").tobytes(), "token 65535 at 2, .* no uint16, write it"),
+        (np.array([5, -1, 7] * 99, "<i4").tobytes(), "token 65535 at 2, .* no uint16"),
         (b"\x93NUMPY\1\0", "train.bin is an array of NumPy: write its content alone"),
         (np.array([20240520, 1, 0] + [0] * 253, ">i4").tobytes(), "is of big-endian numbers"),
         (np.array([20240520, 2, 9] + [0] * 253, "<i4").tobytes(), "version 2 .*: give 1"),

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, normalizers, processors
 from tokenizers import models as tokenizer_models
 
 from examples.data import main
-from examples.trainer.data import corpus, shards, tokenizer
+from examples.trainer.data import corpus, token_folder, tokenizer
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
@@ -145,12 +145,12 @@ def test_large_text_is_cut_into_shards(text, monkeypatch, tmp_path):
     config = DataConfig(paths=(str(text),), vocab_size=300)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "whole"))
     whole = prepare(config, quiet)
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 5000)
+    monkeypatch.setattr(token_folder, "SHARD_TOKENS", 5000)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cut"))
     cut = prepare(config, quiet)
     assert len(list(tmp_path.rglob("cut/**/train-*.bin"))) > 5
     assert cut.train.ids[:].tolist() == whole.train.ids[:].tolist()
-    assert cut.train.meta.bytes == whole.train.meta.bytes
+    assert cut.train.bytes == whole.train.bytes
 
 
 def llama_like(path):
@@ -229,4 +229,4 @@ def test_text_goes_through_a_normalizer_unharmed(tmp_path):
     )
     dataset = prepare(config, quiet)
     size = sum(len(document.encode()) for document in corpus.read(config))
-    assert dataset.train.meta.bytes + dataset.val.meta.bytes == size
+    assert dataset.train.bytes + dataset.val.bytes == size

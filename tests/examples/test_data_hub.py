@@ -1,5 +1,7 @@
 """FineWeb from a stream that the test makes: shards, the split, interruptions, no network."""
 
+import contextlib
+import shutil
 import sys
 import types
 
@@ -10,7 +12,7 @@ import pytest
 from pyarrow import parquet
 from tokenizers import Tokenizer
 
-from examples.trainer.data import hub, shards, tokenizer
+from examples.trainer.data import hub, token_folder, tokenizer
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
@@ -45,7 +47,7 @@ def config(tmp_path, monkeypatch):
     path = tmp_path / "tokenizer.json"
     tokenizer.train(ROWS[:50], 280).save(str(path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 3000)
+    monkeypatch.setattr(token_folder, "SHARD_TOKENS", 3000)
     serve(monkeypatch, Stream(ROWS))
     return DataConfig(source="fineweb", tokens=2e4, tokenizer=str(path), val_fraction=0.2)
 
@@ -61,7 +63,7 @@ def refuse(source):
 def test_the_stream_becomes_shards(config, monkeypatch, tmp_path):
     said = []
     dataset = prepare(config, said.append)
-    assert 20_000 <= dataset.train.meta.tokens < 20_200
+    assert 20_000 <= dataset.train.size < 20_200
     assert len(list(tmp_path.rglob("train-*.bin"))) > 3
     decoded = [
         dataset.tokenizer.decode(part.ids[:].tolist(), skip_special_tokens=False).split(
@@ -74,7 +76,7 @@ def test_the_stream_becomes_shards(config, monkeypatch, tmp_path):
     assert val == [row for row in read if hub.is_held_out(row, 0.2)] and len(val) > 10
     assert train == [row for row in read if not hub.is_held_out(row, 0.2)]
     for part, rows in ((dataset.train, train), (dataset.val, val)):
-        assert part.meta.bytes == sum(len(row.encode()) for row in rows)
+        assert part.bytes == sum(len(row.encode()) for row in rows)
     assert "20,000 training tokens, from 0" in said[0] and "tokens" in said[-1]
     monkeypatch.setattr(hub, "open_stream", refuse)
     assert prepare(config, quiet).key == dataset.key
@@ -99,58 +101,35 @@ def test_an_interrupted_stream_goes_on(config, monkeypatch, tmp_path):
     np.testing.assert_array_equal(again.val.ids[:], whole.val.ids[:])
 
 
-def test_a_damaged_shard_is_named_and_streamed_again(config, tmp_path):
-    whole = prepare(config, quiet)
-    path = sorted(tmp_path.rglob("train-*.bin"))[1]
+def damaged(path):
+    """Cuts off the end of a file; not in its place, as it may be mapped."""
     content = path.read_bytes()
-    path.unlink()  # and not overwritten: the file is mapped
+    path.unlink()
     path.write_bytes(content[:-2])
-    with pytest.raises(UserError, match=r"train-00001\.bin is truncated .* Delete that file"):
+
+
+@pytest.mark.parametrize("name", ["train-00001.bin", "tokenizer.json", "index.json"])
+@pytest.mark.parametrize("until", [None, 600])
+def test_damage_is_named_and_streamed_again(config, monkeypatch, tmp_path, name, until):
+    serve(monkeypatch, Stream(ROWS, until))
+    with pytest.raises(UserError, match=NO_NETWORK) if until else contextlib.nullcontext():
         prepare(config, quiet)
-    path.unlink()
-    assert prepare(config, quiet).key == whole.key
-    assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "meta.json"])
-def test_other_damage_is_named_and_repaired(config, monkeypatch, tmp_path, name):
-    serve(monkeypatch, Stream(ROWS[:300]))  # ends early, so that the number of tokens says nothing
-    whole = prepare(config, quiet)
     [path] = (tmp_path / "cache").rglob(name)
-    path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(UserError, match=rf"{name} .* Delete that file"):
+    damaged(path)
+    serve(monkeypatch, Stream(ROWS))
+    with pytest.raises(UserError, match=rf"{name} .* Delete the folder {path.parent}:"):
         prepare(config, quiet)
-    path.unlink()
-    assert prepare(config, quiet).key == whole.key
-
-
-def test_a_shard_out_of_its_place_is_named(config, monkeypatch, tmp_path):
-    serve(monkeypatch, Stream(ROWS, until=600))
-    with pytest.raises(UserError, match=NO_NETWORK):
-        prepare(config, quiet)
-    first, second, *_ = sorted(tmp_path.rglob("train-*.bin"))
-    second.write_bytes(first.read_bytes())
-    with pytest.raises(UserError, match=r"train-00001\.bin or .* is from elsewhere"):
-        prepare(config, quiet)
-
-
-def test_a_copy_of_the_pair_before_is_named(config, monkeypatch, tmp_path):
-    """Its shards agree with each other; the same tokens would be trained on twice."""
-    serve(monkeypatch, Stream(ROWS, until=600))
-    with pytest.raises(UserError, match=NO_NETWORK):
-        prepare(config, quiet)
-    for name in ("train", "val"):
-        first, second, *_ = sorted(tmp_path.rglob(f"{name}-*.bin"))
-        second.write_bytes(first.read_bytes())
-    with pytest.raises(UserError, match=r"train-00001\.bin or .* is from elsewhere"):
-        prepare(config, quiet)
+    shutil.rmtree(path.parent)
+    found = prepare(config, quiet)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+    assert prepare(config, quiet).key == found.key
 
 
 def test_a_stream_that_ends_early(config, monkeypatch):
     serve(monkeypatch, Stream(ROWS[:30]))
     said = []
     dataset = prepare(config, said.append)
-    assert "ends after" in said[-1] and 0 < dataset.train.meta.tokens < 20_000
+    assert "ends after" in said[-1] and 0 < dataset.train.size < 20_000
     assert prepare(config, refuse).key == dataset.key
 
 

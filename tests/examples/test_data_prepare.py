@@ -1,7 +1,6 @@
-"""Many files tokenized in many processes, and texts of more shards than files may be open."""
+"""Many files tokenized in many processes."""
 
 import json
-import resource
 import shutil
 
 import numpy as np
@@ -9,11 +8,10 @@ import pytest
 
 from examples import data
 from examples.train import main
-from examples.trainer.data import cache, shards, tokenize_files, tokenizer
+from examples.trainer.data import token_folder, tokenize_files, tokenizer
 from examples.trainer.data.hub import is_held_out
-from examples.trainer.data.loader import Loader
 from examples.trainer.data.prepare import prepare
-from examples.trainer.data.shards import Stamp, Writer, open_shards, shard_path
+from examples.trainer.data.token_folder import Writer
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import losses, on_devices, quiet, train
@@ -60,7 +58,7 @@ def test_all_documents_are_there_once_whatever_the_workers(files):
         own = [text for text in texts if is_held_out(text, 0.2) == held_out]
         decoded = found.tokenizer.decode(tokens.ids[:].tolist(), skip_special_tokens=False)
         assert sorted(decoded.split(tokenizer.END)[1:]) == sorted(own)
-        assert tokens.meta.bytes == sum(map(len, own))
+        assert tokens.bytes == sum(map(len, own))
     assert prepared(files, out="one") == 0
     one = opened(files, "one")
     assert one.key == found.key
@@ -83,7 +81,7 @@ def test_a_stop_loses_no_file_that_was_complete(files, capsys):
     assert prepared(files) == 0
     parts = sorted((files.parent / "out" / "parts").iterdir())
     before = [part.stat().st_mtime_ns for part in parts]
-    (parts[1] / "meta.json").unlink()  # written last, so that a stop leaves none
+    (parts[1] / "index.json").unlink()  # written last, so that a stop leaves none
     assert prepared(files) == 0
     assert "1 of 3 files to tokenize" in capsys.readouterr().out
     after = [part.stat().st_mtime_ns for part in parts]
@@ -94,17 +92,17 @@ def test_a_file_is_not_held_in_memory(files, monkeypatch):
     assert prepared(files) == 0
     flush, most = Writer.flush, []
 
-    def count(self, read):
-        most.append(self.n_tokens)
-        flush(self, read)
+    def count(self):
+        most.append(max(self.size.values()))
+        flush(self)
 
     monkeypatch.setattr(Writer, "flush", count)
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 500)
+    monkeypatch.setattr(token_folder, "SHARD_TOKENS", 500)
     shutil.rmtree(files.parent / "out" / "parts")
     asked = tokenize_files.Preparation(
         files.parent / "out", (str(files),), str(files.parent / "tokenizer.json"), val_fraction=0.2
     )
-    for name, path in tokenize_files.named(asked.paths).items():
+    for name, path in tokenize_files.named(asked).items():
         tokenize_files.tokenize(asked, name, path)
     assert len(most) > 6 and max(most) < 700
 
@@ -134,17 +132,27 @@ def test_what_cannot_be_prepared_is_refused(files, flags, words, capsys):
     assert words in shown and "Traceback" not in shown
 
 
-def test_a_folder_has_one_tokenizer_and_one_split(files, capsys):
+def test_a_folder_has_one_tokenizer(files, capsys):
     assert prepared(files) == 0
-    assert prepared(files, "--val-fraction", "0.3") == 2
-    assert "another tokenizer, --text-field or --val-fraction" in capsys.readouterr().err
+    words = files.parent / "tokenizer.json"
+    tokenizer.train(sentences(1), 300).save(str(words))
+    assert prepared(files) == 2
+    assert "was prepared with another tokenizer" in capsys.readouterr().err
+
+
+def test_another_split_is_made_of_all_files(files, capsys):
+    assert prepared(files) == 0
+    before = opened(files).val.size
+    assert prepared(files, "--val-fraction", "0.4") == 0
+    assert "3 of 3 files to tokenize" in capsys.readouterr().out
+    assert opened(files).val.size > before
 
 
 def test_names_of_parts_stay_inside(files):
     assert prepared(files) == 0
-    path = files.parent / "out" / cache.PARTS
+    path = files.parent / "out" / token_folder.PARTS
     path.write_text(json.dumps(["../../elsewhere"]))
-    with pytest.raises(UserError, match=r"out/parts/elsewhere/meta\.json"):
+    with pytest.raises(UserError, match=r"out/parts/elsewhere/index\.json.*there is none"):
         opened(files)
     path.write_text('{"a": 1}')
     with pytest.raises(UserError, match="names no parts"):
@@ -159,10 +167,14 @@ def test_a_folder_that_no_run_could_read_is_refused(files, capsys):
         assert prepared(files, *given, fraction, out=split) == 2
         said = capsys.readouterr()
         assert "complete" not in said.out and f"is {split} text" in said.err
-        metas = [cache.read_meta(each) for each in (files.parent / split / "parts").iterdir()]
+        metas = [
+            token_folder.read_index(each) for each in (files.parent / split / "parts").iterdir()
+        ]
         assert not any(getattr(meta, split) for meta in metas)
         names = [each.name for each in (files.parent / split / "parts").iterdir()]
-        (files.parent / split / cache.PARTS).write_text(json.dumps(names))  # by an older version
+        (files.parent / split / token_folder.PARTS).write_text(
+            json.dumps(names)
+        )  # by an older version
         with pytest.raises(UserError, match=f"{split} has no {split} text"):
             opened(files, split)
 
@@ -177,44 +189,6 @@ def test_a_file_that_was_written_again_is_tokenized_again(files, capsys):
     assert opened(files).key != before
     assert prepared(files, out="new") == 0
     assert opened(files).key == opened(files, "new").key
-
-
-@pytest.mark.parametrize("content", ["{", "", "\0" * 99, "[" * 100_000, "\ud800"])
-def test_a_damaged_plan_is_named(files, content, capsys):
-    assert prepared(files) == 0
-    path = files.parent / "out" / "plan.json"
-    path.write_bytes(content.encode(errors="surrogatepass"))
-    assert prepared(files) == 2
-    assert f"{path} is damaged" in capsys.readouterr().err
-    path.unlink()
-    assert prepared(files) == 0
-    assert "0 of 3 files to tokenize" in capsys.readouterr().out
-
-
-# Open files
-
-STAMP = Stamp("own", "5ec0de" * 10, 300)
-
-
-def test_many_shards_need_few_open_files(tmp_path):
-    writer = Writer(tmp_path, "train", STAMP)
-    for read in range(600):
-        writer.add([read % 300, 1, 2, 3], 16)
-        writer.flush(read)
-    expected = {shard_path(tmp_path, "train", i): x for i, x in enumerate(writer.written)}
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    shards.mapped.cache_clear()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (400, limits[1]))
-    try:
-        tokens = open_shards(expected, STAMP, verify=True)
-        loader = Loader(tokens.ids, context=8, batch_size=64, seed=0)
-        first = [loader.batch(step)[0] for step in range(8)]
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    whole = Loader(tokens.ids[:], context=8, batch_size=64, seed=0)
-    for step, batch in enumerate(first):
-        np.testing.assert_array_equal(batch, whole.batch(step)[0])
-    assert shards.mapped.cache_info().currsize <= shards.OPEN
 
 
 # Several processes

@@ -72,13 +72,13 @@ def test_all_documents_are_there(root, hub, seed, changes):
         decoded = found.tokenizer.decode(part.ids[:].tolist(), skip_special_tokens=False)
         expected = [text for text in texts.documents(seed) if is_held_out(text, 0.3) == held_out]
         assert decoded.split(tokenizer.END)[1:] == expected
-        assert part.meta.bytes == sum(map(len, expected))
+        assert part.bytes == sum(map(len, expected))
 
 
 def test_so_many_tokens_are_taken_and_found_again(root, monkeypatch):
     said = []
     found = opened(root, "plain", said.append, tokens=1000)
-    assert 1000 <= found.train.meta.tokens < 1200
+    assert 1000 <= found.train.size < 1200
     assert "/plain to 1,000 training tokens" in said[0]
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert opened(root, "plain", tokens=1000).key == found.key
@@ -90,7 +90,7 @@ def test_the_command_prepares_it(root, capsys):
     given = ["--hub", f"{root}/plain", "--tokenizer", f"{root}/tokenizer.json"]
     assert data.main([*given, "--val-fraction", "0.3"]) == 0
     found = opened(root, "plain")
-    assert f"{found.train.meta.tokens:,} training" in capsys.readouterr().out
+    assert f"{found.train.size:,} training" in capsys.readouterr().out
     np.testing.assert_array_equal(opened(root, "plain", verify=True).val.ids[:], found.val.ids[:])
 
 

@@ -75,16 +75,6 @@ def test_unknown_tokens_of_bin_files_are_counted(tmp_path):
     assert found.lost == 0.25
 
 
-def test_a_cache_that_does_not_say_is_made_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "a.txt").write_text("".join(TEXT))
-    config = DataConfig(paths=(str(tmp_path / "a.txt"),), tokenizer=saved(tmp_path, unknown()))
-    lost = prepare(config, quiet).lost
-    (path,) = tmp_path.glob("optax_muonplus/*/meta.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "lost": None}))
-    assert prepare(config, quiet).lost == lost > 0
-
-
 def test_bits_per_byte_are_left_out_and_it_is_said(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("".join(TEXT * 9))
     own = saved(tmp_path, unknown())

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from examples.trainer.data import sources, tokenizer
+from examples.trainer.data import mixture, tokenizer
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.mixture import BLOCK, Mixture, loader_of
 from examples.trainer.data.prepare import prepare
@@ -81,7 +81,7 @@ def test_any_step_is_read_at_once_and_in_parts():
     ],
 )
 def test_weights_become_rows_of_a_block(given, rows):
-    assert sources.rows_of(given) == rows
+    assert mixture.rows_of(given) == rows
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_folders_are_mixed(folder):
     asked = config(folder, "web=3", "code=1")
     found = prepare(asked.data, quiet)
     loader = loader_of(asked, found)
-    web, code = (prepare(sources.settings_of(part.name, asked.data), quiet) for part in found.parts)
+    web, code = (prepare(mixture.settings_of(part.name, asked.data), quiet) for part in found.parts)
     assert [part.name for part in found.parts] == [f"{folder}/web", f"{folder}/code"]
-    assert found.train.meta.tokens == web.train.meta.tokens + code.train.meta.tokens
+    assert found.train.size == web.train.size + code.train.size
     read = [loader.batch(step)[0] for step in range(200)]
     letters = [found.tokenizer.decode(row.tolist()) for row in np.concatenate(read)]
     share = np.mean(["a" in text for text in letters])
@@ -186,7 +186,7 @@ def test_the_loss_is_the_mean_of_those_of_the_texts_by_weight(folder):
     for part in found.parts:
         loader = Loader(part.val.ids, context=8, batch_size=4, seed=0)
         each.append(np.mean([loader.batch(step)[0].mean() for step in range(2)]))
-        sizes.append(part.val.meta.bytes / part.val.meta.tokens)
+        sizes.append(part.val.bytes / part.val.size)
     figures = evaluated(asked, found).figures()
     assert [figures[f"val_loss/{part.name}"] for part in found.parts] == pytest.approx(each)
     loss, size = (np.dot(x, [0.75, 0.25]) for x in (each, sizes))

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 import optax_muonplus as omp
-from examples.trainer.data.cache import Dataset
-from examples.trainer.data.loader import Tokens, TokensMeta
+from examples.trainer.data.token_files import Tokens
+from examples.trainer.data.token_folder import Dataset
 from examples.trainer.runs.metrics import Metrics, read_metrics
 from examples.trainer.runs.recorder import Recorder
 from examples.trainer.settings.model import ModelConfig
@@ -85,7 +85,7 @@ def test_a_perplexity_has_no_overflow():
 
 def evaluation(**changes):
     """Of a model for which all tokens are alike, and the inputs that it was given."""
-    tokens = Tokens(np.arange(200), TokensMeta("int64", tokens=200, bytes=800, sha256=""))
+    tokens = Tokens(np.arange(200), bytes=800, sha256="")
     config = RunConfig(model=ModelConfig(context=8), batch_size=2, eval_batches=3, **changes)
     seen = []
 

@@ -68,7 +68,7 @@ def test_tokens_decode_to_the_documents(text):
     for tokens, documents in ((dataset.train, train), (dataset.val, val)):
         decoded = dataset.tokenizer.decode(tokens.ids[:].tolist(), skip_special_tokens=False)
         assert decoded == "".join(tokenizer.END + document for document in documents)
-        assert tokens.meta.bytes == sum(len(document.encode()) for document in documents)
+        assert tokens.bytes == sum(len(document.encode()) for document in documents)
 
 
 def test_cache_is_used_and_repaired(text, tmp_path, monkeypatch):
@@ -79,14 +79,14 @@ def test_cache_is_used_and_repaired(text, tmp_path, monkeypatch):
     assert len(said) == 2
     again = prepare(config, said.append)
     assert len(said) == 2 and again.key == first.key
-    [folder] = [path.parent for path in tmp_path.rglob("meta.json")]
+    [folder] = [path.parent for path in tmp_path.rglob("index.json")]
     ids = np.array(first.train.ids[:])
     path = folder / "train-00000.bin"
     for name, damage in {
         "train-00000.bin": path.read_bytes()[:-2],
         "val-00000.bin": bytes(len((folder / "val-00000.bin").read_bytes())),
         "tokenizer.json": Tokenizer.from_file(str(folder / "tokenizer.json")).to_str().encode()[1:],
-        "meta.json": b"{}",
+        "index.json": b"{}",
     }.items():
         said.clear()
         (folder / name).unlink()  # and not overwritten: the file is mapped

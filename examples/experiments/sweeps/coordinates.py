@@ -20,9 +20,9 @@ from jax.typing import ArrayLike
 
 from examples.experiments.sweeps import grid
 from examples.experiments.sweeps.grid import Grid
-from examples.trainer.data.cache import Dataset
 from examples.trainer.data.placement import place_batch
 from examples.trainer.data.prepare import prepare
+from examples.trainer.data.token_folder import Dataset
 from examples.trainer.runs.compilation import keep_compiled_programs
 from examples.trainer.settings.command_line import Unprefixed, choose_preset
 from examples.trainer.settings.presets import PRESETS

@@ -7,7 +7,7 @@ from typing import Any
 
 from examples.experiments.sweeps.command_line import NewSweep
 from examples.experiments.sweeps.grid import VARIED
-from examples.trainer.data.cache import Dataset
+from examples.trainer.data.token_folder import Dataset
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import from_dict
 from examples.trainer.system import files

@@ -21,8 +21,8 @@ from examples.experiments.sweeps.command_line import NewSweep
 from examples.experiments.sweeps.grid import Trial
 from examples.experiments.sweeps.ledger import Ledger, measured
 from examples.experiments.sweeps.report import write_report
-from examples.trainer.data.cache import Dataset
 from examples.trainer.data.prepare import prepare
+from examples.trainer.data.token_folder import Dataset
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.compilation import keep_compiled_programs
 from examples.trainer.runs.folder import only_writer

@@ -5,7 +5,7 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-from examples.trainer.data.files import PACKED, SUFFIXES, decode, texts
+from examples.trainer.data.documents import PACKED, SUFFIXES, decode, texts
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 

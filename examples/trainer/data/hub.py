@@ -1,39 +1,52 @@
-"""A dataset of the Hugging Face hub, such as FineWeb, streamed into shards.
+"""A dataset of the Hugging Face hub, such as FineWeb, streamed into a folder of tokens.
 
 An interrupted stream is continued.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from examples.trainer.data import cache, tokenizer
-from examples.trainer.data.cache import Dataset
-from examples.trainer.data.hub_rows import (
-    FINEWEB,
-    Source,
-    column_of,
-    documents,
-    open_stream,
-    source_of,
-)
-from examples.trainer.data.shards import Stamp, Writer, read_header, shard_path
+from examples.trainer.data import token_folder, tokenizer
+from examples.trainer.data.documents import text_of
+from examples.trainer.data.token_folder import Dataset, Writer
 from examples.trainer.settings.data import DataConfig
+from examples.trainer.system import optional_packages
 from examples.trainer.system.errors import DamagedFileError, UserError
 
 TOKENIZER = "gpt2"
+TEXT = "text"  # the column of text by default; if there is none, the only one that holds text
 
 
-def prepare(
-    config: DataConfig, root: Path, say: Callable[[str], None], stream: bool = True
-) -> Dataset:
-    """The first `config.tokens` tokens of a source, from a folder in `root` if it has them."""
+@dataclass(frozen=True)
+class Source:
+    """A split of a dataset of the hub, or of a folder of files that the hub would have."""
+
+    name: str
+    config: str | None
+    split: str
+    column: str
+    title: str
+    flags: str
+    """What asks for it."""
+
+
+# 100 billion GPT-2 tokens: more than the paper's longest runs, 72 billion.
+FINEWEB = Source(
+    "HuggingFaceFW/fineweb", "sample-100BT", "train", TEXT, "FineWeb", "--source fineweb"
+)
+
+
+def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True) -> Dataset:
+    """The first `config.tokens` tokens of a source, from the cache if it has them."""
     source = source_of(config)
     kind = "fineweb" if source is FINEWEB else "hub"
-    folder = root / f"{kind}-{cache_key(config, source)}"
+    folder = token_folder.cache_folder() / f"{kind}-{cache_key(config, source)}"
     try:
-        if not cache.is_complete(folder):
+        if not token_folder.is_complete(folder):
             if not stream:
                 raise UserError(
                     f"{folder} has not all tokens of {source.title} yet. A resume does not ask the "
@@ -43,13 +56,26 @@ def prepare(
                     f"{config.tokenizer or TOKENIZER} --val-fraction {config.val_fraction:g}. "
                     "Or give --tokenize."
                 )
-            with cache.writing(folder):
-                fill(folder, config, source, root, say)
-        return cache.open_dataset(folder, config.verify)
+            with token_folder.writing(folder):
+                fill(folder, config, source, say)
+        return token_folder.open_folder(folder, config.verify)
     except DamagedFileError as error:
         raise UserError(
-            f"{error} Delete that file: the next run streams it and what comes after it again."
+            f"{error} Delete the folder {folder}: the next run streams it again."
         ) from None
+
+
+def source_of(config: DataConfig) -> Source:
+    """The source that the settings name."""
+    if not config.hub:
+        return FINEWEB
+    name, part, split = (*config.hub.split(":", 2), "", "")[:3]
+    if not name:
+        raise UserError(f"--data.hub {config.hub}: give NAME, NAME:CONFIG or NAME:CONFIG:SPLIT.")
+    flags = f"--hub {shlex.quote(config.hub)}"
+    if config.text_field != TEXT:
+        flags += f" --text-field {shlex.quote(config.text_field)}"
+    return Source(name, part or None, split or "train", config.text_field, config.hub, flags)
 
 
 def cache_key(config: DataConfig, source: Source) -> str:
@@ -58,118 +84,87 @@ def cache_key(config: DataConfig, source: Source) -> str:
     path = Path(name)
     if name not in tokenizer.HUB and path.is_file():
         name = hashlib.sha256(path.read_bytes()).hexdigest()
-    which: tuple[str | None, ...] = (source.name, source.config)
-    if source is not FINEWEB:
-        which += (source.split, source.column)
-    parts = (cache.FORMAT, *which, name, config.val_fraction, int(config.tokens))
+    which = (source.name, source.config, source.split, source.column)
+    parts = (token_folder.FORMAT, *which, name, config.val_fraction, int(config.tokens))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def fill(
-    folder: Path, config: DataConfig, source: Source, root: Path, say: Callable[[str], None]
-) -> None:
+def fill(folder: Path, config: DataConfig, source: Source, say: Callable[[str], None]) -> None:
     stream = open_stream(source)  # first, so that a missing network or package is reported at once
-    column = source.column if source is FINEWEB else column_of(stream, source)
-    name = config.tokenizer or TOKENIZER
+    column = column_of(stream, source)
     if not (folder / "tokenizer.json").exists():
-        kept = root / "tokenizers"
-        kept.mkdir(exist_ok=True)
-        cache.keep_tokenizer(folder, tokenizer.named(name, kept))
-    encoder, stamp = cache.load_tokenizer(folder, Path(name).name[:80])
-    shards = Shards(folder, stamp, config, tokenizer.RoundTrip(encoder))
-    shards.continue_from_disk()
-    limit = int(config.tokens)
+        made = token_folder.named_tokenizer(config.tokenizer or TOKENIZER)
+        token_folder.keep_tokenizer(folder, made)
+    writer, limit = Writer(folder), int(config.tokens)
     say(
-        f"streaming {source.title} to {limit:,} training tokens, from {shards.n_tokens:,}; this is "
+        f"streaming {source.title} to {limit:,} training tokens, from {writer.n_tokens:,}; this is "
         f"done once, into {folder}"
     )
-    if shards.n_tokens < limit:
-        texts = documents(stream, shards.read, column, source)
-        if not stream_into(shards, tokenizer.encode(encoder, texts), limit, say):
-            say(f"{source.title} ends after {shards.n_tokens:,} training tokens.")
-    cache.finish(folder, stamp, shards.train, shards.val, shards.back.share)
+    if writer.n_tokens < limit:
+        texts = documents(stream, writer.read, column, source)
+        if not writer.fill(texts, split_by(config.val_fraction), limit, say):
+            say(f"{source.title} ends after {writer.n_tokens:,} training tokens.")
+    writer.finish()
 
 
-def stream_into(
-    shards: "Shards",
-    texts: Iterable[tuple[str, list[int]]],
-    limit: int,
-    say: Callable[[str], None],
-) -> bool:
-    """Writes shards until there are enough training tokens; whether there were."""
-    for text, ids in texts:
-        shards.add(text, ids)
-        if shards.is_due(limit):
-            shards.flush()
-            say(f"  {shards.n_tokens:,} tokens")
-        if shards.n_tokens >= limit:
-            return True
-    if shards.train.n_tokens + shards.val.n_tokens or not shards.train.written:
-        shards.flush()
-    return False
-
-
-@dataclass
-class Shards:
-    """The growing training and validation texts; their shards are written in pairs.
-
-    Both shards of a pair end at the same document of the stream.
-    """
-
-    folder: Path
-    stamp: Stamp
-    config: DataConfig
-    back: tokenizer.RoundTrip
-    read: int = 0
-    """Documents read from the stream so far."""
-    n_tokens: int = 0
-    """Training tokens on disk."""
-    train: Writer = field(init=False)
-    val: Writer = field(init=False)
-
-    def __post_init__(self):
-        self.train, self.val = (Writer(self.folder, s, self.stamp) for s in ("train", "val"))
-
-    def continue_from_disk(self) -> None:
-        while True:
-            pair = [shard_path(self.folder, w.name, len(w.written)) for w in self.writers]
-            if not all(path.exists() for path in pair):
-                return
-            val, train = (read_header(path, self.stamp) for path in pair)
-            if not self.read < val.read == train.read:
-                raise DamagedFileError(
-                    f"{pair[1]} or {pair[0].name} is from elsewhere: they do not continue the "
-                    "shards before them."
-                )
-            for writer, header in zip(self.writers, (val, train), strict=True):
-                writer.written.append(header.tokens.sha256)
-            self.read = train.read
-            self.n_tokens += train.tokens.tokens
-
-    def add(self, text: str, ids: list[int]) -> None:
-        """Adds a document to the text that its hash selects."""
-        writer = self.train
-        if is_held_out(text, self.config.val_fraction):
-            writer = self.val
-            self.back.add(text, ids)
-        writer.add(ids, len(text.encode()))
-        self.read += 1
-
-    def is_due(self, limit: int) -> bool:
-        enough = self.n_tokens + self.train.n_tokens >= limit
-        return enough or self.train.is_full or self.val.is_full
-
-    def flush(self) -> None:
-        self.n_tokens += self.train.n_tokens
-        for writer in self.writers:
-            writer.flush(self.read)
-
-    @property
-    def writers(self) -> tuple[Writer, Writer]:
-        """The writers, in the order in which a pair is written."""
-        return self.val, self.train
+def split_by(val_fraction: float) -> Callable[[str], str]:
+    return lambda text: "val" if is_held_out(text, val_fraction) else "train"
 
 
 def is_held_out(text: str, val_fraction: float) -> bool:
     """Whether a document is for validation; copies of a document are always in the same text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) < val_fraction * 2**64
+
+
+def open_stream(source: Source) -> Any:
+    """A stream of all rows of a source; nothing is read yet."""
+    use = source.flags.replace("--", "--data.", 1)
+    datasets = optional_packages.load("datasets", use, "fineweb")
+    try:
+        return datasets.load_dataset(
+            source.name, name=source.config, split=source.split, streaming=True
+        )
+    except StopIteration:  # of a file without rows
+        raise no_rows(source) from None
+    except Exception as error:  # of the network, of the hub, of the package: no common class
+        raise tokenizer.unreachable(source.title, error) from None
+
+
+def no_rows(source: Source) -> UserError:
+    return UserError(f"--data.hub {source.title}: the split {source.split} is empty: give another.")
+
+
+def column_of(stream: Any, source: Source) -> str:
+    """The column with the text, found in the first row."""
+    if source is FINEWEB:
+        return TEXT
+    first = next(rows_of(stream, f"the first row of {source.title}"), None)
+    if first is None:
+        raise no_rows(source)
+    found = [name for name, value in first.items() if isinstance(value, str)]
+    if source.column == TEXT and TEXT not in first and len(found) == 1:
+        return found[0]
+    text_of(dict.fromkeys(first), source.column, f"--data.hub {source.title}")
+    return source.column
+
+
+def documents(stream: Any, skip: int, column: str, source: Source) -> Iterator[str]:
+    """The texts of the stream after the first `skip`, which are read again but not tokenized."""
+    more = f"more of {source.title} (the same command continues from the last complete shard)"
+    some = skip > 0
+    for number, row in enumerate(rows_of(stream.skip(skip), more), skip + 1):
+        text = text_of(row, column, f"row {number} of {source.title}")
+        some = some or bool(text.strip())
+        yield text
+    if not some:
+        raise UserError(
+            f"{source.title} has no text in {column!r}: give another --data.text-field."
+        )
+
+
+def rows_of(stream: Any, what: str) -> Iterator[dict[str, Any]]:
+    """The rows of a stream; `what` names them in errors."""
+    try:
+        yield from stream
+    except Exception as error:  # as above
+        raise tokenizer.unreachable(what, error) from None

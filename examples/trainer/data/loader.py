@@ -1,68 +1,13 @@
-"""Tokens, and batches of tokens as a function of seed and step."""
+"""Batches of tokens as a function of seed and step."""
 
-import bisect
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from examples.trainer.data.order import permuted
+from examples.trainer.data.token_files import Slices
 from examples.trainer.settings.data import Order
-
-
-@dataclass(frozen=True)
-class TokensMeta:
-    """The facts about stored tokens that are needed to read and to verify them."""
-
-    dtype: str
-    tokens: int
-    bytes: int
-    """Size in UTF-8 of the text that the tokens stand for."""
-    sha256: str
-    """Hash of the tokens; for several shards, the hash of their hashes."""
-
-
-class Slices(Protocol):
-    """What has a length and can be cut: an array, or a shard on disk."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: slice, /) -> np.ndarray: ...
-
-
-class Joined:
-    """Arrays that are read as if they were concatenated; a slice copies only its own elements.
-
-    So a window may begin in one shard and end in the next, and batches do not depend on where
-    a text was cut into shards.
-    """
-
-    def __init__(self, parts: Sequence[Slices]):
-        self.parts = parts
-        self.starts = list(itertools.accumulate(map(len, parts), initial=0))
-
-    def __len__(self) -> int:
-        return self.starts[-1]
-
-    def __getitem__(self, index: slice) -> np.ndarray:
-        start, stop, _ = index.indices(len(self))
-        first = bisect.bisect_right(self.starts, start, hi=len(self.parts)) - 1
-        after = max(first + 1, bisect.bisect_left(self.starts, stop, hi=len(self.parts)))
-        pieces = [
-            part[max(0, start - begin) : max(0, stop - begin)]
-            for part, begin in zip(self.parts[first:after], self.starts[first:after], strict=True)
-        ]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """A tokenized text."""
-
-    ids: np.ndarray | Joined
-    meta: TokensMeta
 
 
 class Batches(Protocol):
@@ -94,7 +39,7 @@ class Loader:
     order of all windows, different each time; a batch may span two epochs.
     """
 
-    ids: np.ndarray | Joined
+    ids: Slices
     context: int
     batch_size: int
     seed: int

@@ -7,18 +7,26 @@ with them the window: each text has its own order, and its own epochs. (Blocks w
 those of Levanter: src/levanter/data/mixture.py @9263f81.)
 """
 
-from dataclasses import dataclass
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from examples.trainer.data.cache import Dataset
-from examples.trainer.data.loader import Batches, Loader, Tokens, positions
+from examples.trainer.data.bin_files import is_bin
+from examples.trainer.data.loader import Batches, Loader, positions
 from examples.trainer.data.order import feistel
+from examples.trainer.data.token_files import Tokens, joined
+from examples.trainer.data.token_folder import Dataset, Part
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 
 BLOCK = 4096  # rows; shares are multiples of 1 / BLOCK
 ROWS = 2**32  # the stream of the permutations of blocks, which is that of no text
+HUB = "hub:"
 
 
 @dataclass(frozen=True)
@@ -82,3 +90,84 @@ def enough(loader: Loader, name: str, rows: int) -> Loader:
             "text, or a smaller --batch-size or --model.context."
         )
     return loader
+
+
+# The texts of a mixture
+
+
+def settings_of(source: str, config: DataConfig) -> DataConfig:
+    """The settings of one text of a mixture."""
+    one = replace(config, mixture=())
+    if source.startswith(HUB):
+        return replace(one, hub=source.removeprefix(HUB))
+    if not Path(source).is_dir():
+        raise UserError(
+            f"--data.mixture {source}: there is no such folder. Give one that `python -m "
+            f"examples.data prepare` has made, one with .bin files, or {HUB}NAME."
+        )
+    kind = "bin" if any(map(is_bin, Path(source).iterdir())) else "prepared"
+    return replace(one, source=kind, paths=(source,))
+
+
+def rows_of(given: Sequence[str]) -> dict[str, int]:
+    """The texts of SOURCE=WEIGHT, and how many rows of a block each has."""
+    weights: dict[str, float] = {}
+    for word in given:
+        source, _, number = word.rpartition("=")
+        weight = as_number(number)
+        if not source or not 0 < weight < math.inf:
+            raise UserError(
+                f"--data.mixture {word}: give SOURCE=WEIGHT with a positive weight, as tokens=0.7."
+            )
+        if source in weights:
+            raise UserError(f"--data.mixture names {source} twice: give it once.")
+        weights[source] = weight
+    return {source: rows for source, rows in zip(weights, apportioned(weights), strict=True)}
+
+
+def as_number(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        return math.nan
+
+
+def apportioned(weights: dict[str, float]) -> list[int]:
+    """The rows of each text in a block, by the largest remainders."""
+    largest = max(weights.values())
+    relative = [weight / largest for weight in weights.values()]
+    exact = [BLOCK * x / math.fsum(relative) for x in relative]
+    rows = [math.floor(x) for x in exact]
+    by_remainder = sorted(range(len(rows)), key=lambda i: rows[i] - exact[i])
+    for i in by_remainder[: BLOCK - sum(rows)]:
+        rows[i] += 1
+    for (source, weight), own in zip(weights.items(), rows, strict=True):
+        if not own:
+            raise UserError(
+                f"--data.mixture {source}={weight:g} is too little for one row of {BLOCK}: give a "
+                "larger weight, or leave it out."
+            )
+    return rows
+
+
+def mixed(texts: dict[str, tuple[int, Dataset]]) -> Dataset:
+    """One text of several, each given with its rows of a block; they have one tokenizer."""
+    (first, (_, one)), *others = texts.items()
+    for name, (_, other) in others:
+        if other.tokenizer.to_str() != one.tokenizer.to_str():
+            raise UserError(
+                f"--data.mixture: the tokenizers of {first} and of {name} are not the same. Prepare"
+                " both with one; --data.tokenizer FILE names that of .bin files and of the hub."
+            )
+    parts = tuple(Part(name, rows, x.train, x.val) for name, (rows, x) in texts.items())
+    train, val = (together([getattr(part, split) for part in parts]) for split in ("train", "val"))
+    content = " ".join(f"{rows} {text.key}" for rows, text in texts.values())
+    key = hashlib.sha256(content.encode()).hexdigest()[:16]
+    known = [text.lost for _, text in texts.values() if text.lost is not None]
+    lost = max(known, default=None)
+    return replace(one, train=train, val=val, key=key, parts=parts, lost=lost)
+
+
+def together(texts: Sequence[Tokens]) -> Tokens:
+    """All tokens, one text after the other."""
+    return joined([x.ids for x in texts], sum(x.bytes for x in texts), [x.sha256 for x in texts])

@@ -1,4 +1,4 @@
-"""Turns a text into a tokenizer and token shards once; later runs find them in the cache."""
+"""Turns a text into tokens once; later runs find them in the cache."""
 
 import hashlib
 import time
@@ -7,14 +7,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from examples.trainer.data import bin_files, cache, corpus, hub, sources, tokenizer
-from examples.trainer.data.cache import Dataset, cache_folder
-from examples.trainer.data.shards import Writer
-from examples.trainer.data.tokenizer import RoundTrip
+from examples.trainer.data import bin_files, corpus, hub, mixture, token_folder, tokenizer
+from examples.trainer.data.token_folder import Dataset, Writer, cache_folder
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import DamagedFileError, UserError
-
-TRAINED = "trained"  # the name of a tokenizer that was trained on its text
 
 
 def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True) -> Dataset:
@@ -24,42 +20,33 @@ def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True)
     """
     check_one_text(config)
     if config.mixture:
-        return prepare_mixture(config, say, stream)
+        rows = mixture.rows_of(config.mixture)
+        settings = {name: mixture.settings_of(name, config) for name in rows}  # before any work
+        texts = {name: prepare(each, say, stream) for name, each in settings.items()}
+        return mixture.mixed({name: (rows[name], text) for name, text in texts.items()})
     if config.hub or config.source == "fineweb":
-        return hub.prepare(config, cache_folder(), say, stream)
+        return hub.prepare(config, say, stream)
     if config.source == "prepared":
         if len(config.paths) != 1:
             raise UserError("--data.source prepared: give the one folder as --data.paths FOLDER.")
-        return cache.open_parts(Path(config.paths[0]), config.verify)
+        return token_folder.open_parts(Path(config.paths[0]), config.verify)
     if config.source == "bin":
-        kept = cache_folder() / "tokenizers"
-        with cache.writing(kept):
-            return bin_files.prepare(config, tokenizer.named(config.tokenizer or "gpt2", kept))
+        return bin_files.prepare(config, token_folder.named_tokenizer(config.tokenizer or "gpt2"))
+    return prepare_files(config, say)
+
+
+def prepare_files(config: DataConfig, say: Callable[[str], None]) -> Dataset:
     documents = corpus.read(config)
-    given = None
-    if config.tokenizer:
-        kept = cache_folder() / "tokenizers"
-        with cache.writing(kept):
-            given = tokenizer.named(config.tokenizer, kept)
+    given = token_folder.named_tokenizer(config.tokenizer) if config.tokenizer else None
     folder = cache_folder() / cache_key(config, documents, given)
-    if cache.is_complete(folder):
+    if token_folder.is_complete(folder):
         try:
-            found = cache.open_dataset(folder, config.verify)
-            if found.lost is not None:
-                return found
+            return token_folder.open_folder(folder, config.verify)
         except DamagedFileError as error:
             say(f"{error} Making it again.")
-    with cache.writing(folder):
+    with token_folder.writing(folder):
         fill(folder, config, documents, given, say)
-    return cache.open_dataset(folder, config.verify)
-
-
-def prepare_mixture(config: DataConfig, say: Callable[[str], None], stream: bool) -> Dataset:
-    """The tokens of all texts of a mixture."""
-    rows = sources.rows_of(config.mixture)
-    settings = {name: sources.settings_of(name, config) for name in rows}  # refused before any work
-    texts = {name: prepare(each, say, stream) for name, each in settings.items()}
-    return sources.mixed({name: (rows[name], text) for name, text in texts.items()})
+    return token_folder.open_folder(folder, config.verify)
 
 
 def check_one_text(config: DataConfig) -> None:
@@ -77,7 +64,7 @@ def check_one_text(config: DataConfig) -> None:
 def cache_key(config: DataConfig, documents: list[str], given: Tokenizer | None) -> str:
     """The name of the folder that `fill` would write."""
     made_by = corpus.digest(given.to_str()) if given else config.vocab_size
-    hasher = hashlib.sha256(f"{cache.FORMAT} {made_by} {config.val_fraction}".encode())
+    hasher = hashlib.sha256(f"{token_folder.FORMAT} {made_by} {config.val_fraction}".encode())
     for document in documents:
         hasher.update(corpus.digest(document).encode())
     return hasher.hexdigest()[:16]
@@ -95,17 +82,11 @@ def fill(
     train, val = corpus.split(documents, config.val_fraction)
     size = sum(len(document.encode()) for document in documents)
     say(f"tokenizing {size / 1e6:.1f} MB of text, which is done once ...")
-    cache.keep_tokenizer(folder, given or tokenizer.train(train, config.vocab_size))
-    name = Path(config.tokenizer).name[:80] if given else TRAINED
-    encoder, stamp = cache.load_tokenizer(folder, name)
-    writers = Writer(folder, "train", stamp), Writer(folder, "val", stamp)
-    back = RoundTrip(encoder)
-    for writer, texts in zip(writers, (train, val), strict=True):
-        for read, (text, ids) in enumerate(tokenizer.encode(encoder, texts), 1):
-            writer.add(ids, len(text.encode()))
-            if texts is val:
-                back.add(text, ids)
-            if writer.is_full or read == len(texts):
-                writer.flush(read)
-    cache.finish(folder, stamp, *writers, back.share)
+    (folder / token_folder.INDEX).unlink(missing_ok=True)  # of files that are damaged
+    made = given or tokenizer.train(train, config.vocab_size)
+    token_folder.keep_tokenizer(folder, made)
+    writer = Writer(folder)
+    writer.fill(train, lambda text: "train")
+    writer.fill(val, lambda text: "val")
+    writer.finish()
     say(f"tokenized in {time.monotonic() - start:.0f} s, kept in {folder}")

@@ -1,8 +1,8 @@
 """Tokenizes many files in many processes: an output for each file, so that a stop loses one each.
 
-A folder that was prepared has `plan.json` (what all files have in common), `tokenizer.json`, and
-for each file a folder in `parts` with its shards and, when it is complete, `meta.json`. When all
-are, `parts.json` names them; then `--data.source prepared --data.paths FOLDER` reads them.
+A folder that was prepared has `tokenizer.json` and for each file a folder in `parts` with its
+tokens. When all are complete, `parts.json` names them, and `--data.source prepared --data.paths
+FOLDER` reads them.
 """
 
 import functools
@@ -21,15 +21,13 @@ from typing import Annotated
 import tyro
 from pydantic import Field
 
-from examples.trainer.data import cache, corpus, tokenizer
-from examples.trainer.data.files import texts
-from examples.trainer.data.hub import is_held_out
-from examples.trainer.data.shards import Writer
+from examples.trainer.data import corpus, token_folder
+from examples.trainer.data.documents import texts
+from examples.trainer.data.hub import split_by
+from examples.trainer.data.token_folder import Writer
 from examples.trainer.settings.validation import STRICT, Count
 from examples.trainer.system.errors import DamagedFileError, UserError
 from examples.trainer.system.files import write_atomically
-
-PLAN = "plan.json"
 
 
 @dataclass(frozen=True)
@@ -56,10 +54,10 @@ class Preparation:
 
 def prepare_files(asked: Preparation, say: Callable[[str], None]) -> None:
     """Tokenizes the files of a part that are not done; the last part names all of them."""
-    inputs = named(asked.paths)
+    inputs = named(asked)
     number, parts = part_of(asked.part)
-    with cache.writing(asked.out):
-        keep_plan(asked)
+    with token_folder.writing(asked.out):
+        keep_tokenizer(asked)
         (asked.out / "parts").mkdir(exist_ok=True)
     own = sorted(inputs)[number - 1 :: parts]
     left = [name for name in own if not is_done(asked.out, name, inputs[name])]
@@ -94,19 +92,19 @@ def end_with_parent() -> None:
 
 def is_done(out: Path, name: str, path: Path) -> bool:
     """Whether a part is complete and its file was not written since."""
-    folder = out / "parts" / name
     try:
-        complete = cache.is_complete(folder, alone=False)
-        return complete and cache.read_meta(folder).modified in (None, path.stat().st_mtime_ns)
+        index = token_folder.read_index(out / "parts" / name)
     except DamagedFileError:
         return False
+    return index.complete and index.modified == path.stat().st_mtime_ns
 
 
-def named(paths: tuple[str, ...]) -> dict[str, Path]:
-    """The files by the names of their parts, which say where a file lay and how large it was."""
+def named(asked: Preparation) -> dict[str, Path]:
+    """The files by the names of their parts, which say where a file lay, and how it is read."""
+    how = f"{asked.text_field} {asked.val_fraction}"
     return {
-        f"{path.stem[:40]}-{corpus.digest(f'{path} {path.stat().st_size}')[:12]}": path
-        for path in corpus.named_files(paths)
+        f"{path.stem[:40]}-{corpus.digest(f'{path} {path.stat().st_size} {how}')[:12]}": path
+        for path in corpus.named_files(asked.paths)
     }
 
 
@@ -117,59 +115,26 @@ def part_of(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def keep_plan(asked: Preparation) -> None:
-    """Writes what all parts have in common, or compares it; keeps the tokenizer."""
-    kept = cache.cache_folder() / "tokenizers"
-    kept.mkdir(parents=True, exist_ok=True)
-    content = tokenizer.named(asked.tokenizer, kept).to_str()
-    plan = {
-        "format": cache.FORMAT,
-        "tokenizer_sha256": corpus.digest(content),
-        "text_field": asked.text_field,
-        "val_fraction": asked.val_fraction,
-    }
-    path = asked.out / PLAN
-    if path.exists():
-        try:
-            kept_plan = json.loads(path.read_bytes())
-        except (ValueError, RecursionError) as error:
-            raise DamagedFileError(
-                f"{path} is damaged ({error}): give another --out, or remove it to go on, if the"
-                " folder was prepared with these flags."
-            ) from None
-        if kept_plan != plan:
-            raise UserError(
-                f"{asked.out} was prepared with another tokenizer, --text-field or "
-                f"--val-fraction: {path} has them. Give these, or another --out."
-            )
-        return
-    cache.keep_tokenizer(asked.out, tokenizer.named(asked.tokenizer, kept))
-    write_atomically(path, json.dumps(plan, indent=2).encode())
+def keep_tokenizer(asked: Preparation) -> None:
+    """Writes the tokenizer that all parts have in common, or compares it."""
+    made, path = token_folder.named_tokenizer(asked.tokenizer), asked.out / "tokenizer.json"
+    if path.exists() and path.read_bytes() != made.to_str().encode():
+        raise UserError(
+            f"{asked.out} was prepared with another tokenizer: {path} is not the one of"
+            f" --tokenizer {asked.tokenizer}. Give that one, or another --out."
+        )
+    token_folder.keep_tokenizer(asked.out, made)
 
 
 def tokenize(asked: Preparation, name: str, path: Path) -> int:
     """Writes the shards of a file; returns the number of its tokens."""
-    folder, modified = asked.out / "parts" / name, path.stat().st_mtime_ns
-    (folder / cache.META).unlink(missing_ok=True)  # of an earlier text
-    encoder, stamp = cache.load_tokenizer(asked.out, Path(asked.tokenizer).name[:80])
-    writers = train, val = Writer(folder, "train", stamp), Writer(folder, "val", stamp)
-    back, read, count = tokenizer.RoundTrip(encoder), 0, 0
-    with cache.writing(folder):
-        documents = texts(path, path.stat().st_size, asked.text_field)
-        for text, ids in tokenizer.encode(encoder, documents):
-            writer = train
-            if is_held_out(text, asked.val_fraction):
-                writer = val
-                back.add(text, ids)
-            writer.add(ids, len(text.encode()))
-            read, count = read + 1, count + len(ids)
-            if writer.is_full:
-                writer.flush(read)
-        for writer in writers:
-            if writer.n_tokens:
-                writer.flush(read)
-        cache.finish(folder, stamp, train, val, back.share, modified)
-    return count
+    folder, stat = asked.out / "parts" / name, path.stat()
+    with token_folder.writing(folder):
+        (folder / token_folder.INDEX).unlink(missing_ok=True)  # of an earlier text
+        writer = Writer(folder, asked.out, stat.st_mtime_ns)
+        writer.fill(texts(path, stat.st_size, asked.text_field), split_by(asked.val_fraction))
+        writer.finish()
+    return sum(shard.tokens for shard in (*writer.index.train, *writer.index.val))
 
 
 def finish(asked: Preparation, inputs: dict[str, Path], say: Callable[[str], None]) -> None:
@@ -178,13 +143,13 @@ def finish(asked: Preparation, inputs: dict[str, Path], say: Callable[[str], Non
     if left := sum(not is_done(out, name, inputs[name]) for name in names):
         say(f"{left} files are left to other parts.")
         return
-    metas = [cache.read_meta(out / "parts" / name) for name in names]
+    indices = [token_folder.read_index(out / "parts" / name) for name in names]
     for split in ("train", "val"):
-        if not any(getattr(meta, split) for meta in metas):
+        if not any(getattr(index, split) for index in indices):
             raise UserError(
                 f"none of the documents is {split} text with --val-fraction {asked.val_fraction:g},"
                 " so that no run could read them. Give more documents (rows of .jsonl or .parquet;"
                 " a plain text is one), or another fraction with another --out."
             )
-    write_atomically(out / cache.PARTS, json.dumps(names, indent=1).encode())
+    write_atomically(out / token_folder.PARTS, json.dumps(names, indent=1).encode())
     say(f"complete: --data.source prepared --data.paths {out}")

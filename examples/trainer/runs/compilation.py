@@ -4,7 +4,7 @@ import os
 
 import jax
 
-from examples.trainer.data.cache import cache_folder
+from examples.trainer.data.token_folder import cache_folder
 
 
 def keep_compiled_programs() -> None:

@@ -26,12 +26,11 @@ BEGINNINGS = {
     b"(\xb5/\xfd": "packed by Zstandard: unpack it (unzstd)",
     b"PK\x03\x04": "a zip archive: unpack it (unzip)",
     b"\x93NUMPY": "an array of NumPy: write its content alone (np.load(...).tofile)",
-    b"optax_muonplus tokens": "a shard of this trainer: give its folder (--data.source prepared)",
+    b"optax_muonplus tokens": "a shard of version 0.2.0, which still reads it: prepare it again",
     b"\x01\x34\xd8\x88": "of big-endian numbers: write them little-endian",
     b"\x01\x34\xd9\xa1": "of big-endian numbers: write them little-endian",
 }
 ROWS_AT_ONCE = 1024  # of a .parquet file in memory
-LOOK = 20  # lines of a text, to see whether each is an object of JSON
 
 
 def texts(path: Path, size: int, field: str) -> Iterator[str]:
@@ -76,12 +75,9 @@ def check_known(path: Path) -> bytes:
 
 
 def is_json(text: str) -> bool:
-    """Whether a text is JSON, or its lines are, of which the last may be cut."""
-    text = text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")  # a mark of the order of bytes
-    if not text.lstrip().startswith(("{", "[")):
-        return False
-    lines = [line for line in text.split("\n", LOOK)[:LOOK] if line.strip()]
-    return all(map(parses, lines[:-1] or lines)) or parses(text)
+    """Whether a text is JSON, or its first line is."""
+    text = text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}").lstrip()
+    return text.startswith(("{", "[")) and (parses(text.split("\n", 1)[0]) or parses(text))
 
 
 def parses(text: str) -> bool:

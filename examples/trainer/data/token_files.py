@@ -1,0 +1,169 @@
+"""Tokens on disk in llm.c's form, and texts of several files, read through memory maps.
+
+A file begins with 256 little-endian int32, of which the first three are a magic number, a version
+and the number of tokens: 20240520 and 1 before uint16, 20240801 and 7 before uint32
+(karpathy/llm.c, dev/data/data_common.py; modded-nanogpt has the first of them).
+"""
+
+import bisect
+import functools
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from examples.trainer.system import files
+from examples.trainer.system.errors import DamagedFileError
+
+HEADER = 256
+HEADER_BYTES = 4 * HEADER
+KINDS = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
+"""Magic number to version and type of the tokens."""
+OPEN = 128  # files that are mapped at the same time; each takes a file descriptor
+BLOCK = 2**20  # tokens that are looked at together
+HASHED_BYTES = 2**28  # larger texts are read as a whole on request only; this takes half a second
+
+
+class Slices(Protocol):
+    """What has a length and can be cut: an array, or a file of tokens."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: slice, /) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """The tokens of a file, mapped when they are read, so that few files are open at a time."""
+
+    path: Path
+    dtype: np.dtype
+    tokens: int
+    offset: int = HEADER_BYTES
+
+    def __len__(self) -> int:
+        return self.tokens
+
+    def __getitem__(self, index: slice) -> np.ndarray:
+        return mapped(self)[index]
+
+
+class Joined:
+    """Arrays that are read as if they were concatenated; a slice copies only its own elements.
+
+    So a window may begin in one file and end in the next, and batches do not depend on where a
+    text was cut.
+    """
+
+    def __init__(self, parts: Sequence[Slices]):
+        self.parts = parts
+        self.starts = list(itertools.accumulate(map(len, parts), initial=0))
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def __getitem__(self, index: slice) -> np.ndarray:
+        start, stop, _ = index.indices(len(self))
+        first = bisect.bisect_right(self.starts, start, hi=len(self.parts)) - 1
+        after = max(first + 1, bisect.bisect_left(self.starts, stop, hi=len(self.parts)))
+        pieces = [
+            part[max(0, start - begin) : max(0, stop - begin)]
+            for part, begin in zip(self.parts[first:after], self.starts[first:after], strict=True)
+        ]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A tokenized text."""
+
+    ids: Slices
+    bytes: int
+    """Size in UTF-8 of the text that the tokens stand for."""
+    sha256: str
+    """Hash of the hashes of its files."""
+
+    @property
+    def size(self) -> int:
+        """The number of tokens."""
+        return len(self.ids)
+
+
+def joined(parts: Sequence[Slices], n_bytes: int, hashes: Sequence[str]) -> Tokens:
+    """One text of several files, which are given with the hashes of their content."""
+    return Tokens(Joined(parts), n_bytes, hashlib.sha256("".join(hashes).encode()).hexdigest())
+
+
+@functools.lru_cache(maxsize=OPEN)
+def mapped(file: TokenFile) -> np.ndarray:
+    """A map of the tokens; the files of the last ones that were asked for stay open."""
+    if not file.tokens:
+        return np.zeros(0, file.dtype)
+    return np.memmap(file.path, file.dtype, "r", file.offset, (file.tokens,))
+
+
+def dtype_of(vocab_size: int) -> np.dtype:
+    """The type that tokens of a vocabulary are stored as."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+
+
+def write(path: Path, content: bytes, dtype: np.dtype) -> None:
+    """Writes tokens, which are given as the bytes of numbers of `dtype`."""
+    header = np.zeros(HEADER, "<i4")
+    magic = next(number for number, (_, kind) in KINDS.items() if kind == dtype)
+    header[:3] = magic, KINDS[magic][0], len(content) // dtype.itemsize
+    files.write_atomically(path, header.tobytes() + content)
+
+
+def open_file(path: Path, plain: np.dtype | None = None) -> TokenFile:
+    """The tokens of a file; raises `DamagedFileError` unless its header fits it.
+
+    A file without a header is read as tokens of the type `plain`, if that is given.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = np.frombuffer(file.read(12).ljust(12, b"\0"), "<i4")
+    except OSError as error:
+        raise DamagedFileError(f"{path} cannot be read: {error.strerror}.") from None
+    version, dtype = KINDS.get(int(start[0]), (None, plain))
+    offset = 0 if version is None else HEADER_BYTES
+    if dtype is None:
+        raise DamagedFileError(f"{path} is from elsewhere: it does not begin as a file of tokens.")
+    if version not in (None, start[1]):
+        raise DamagedFileError(f"{path} has version {start[1]} in its header: give {version}.")
+    tokens, rest = divmod(max(0, size - offset), dtype.itemsize)
+    if rest:
+        raise DamagedFileError(
+            f"{path} has {size - offset} bytes of tokens, which {dtype.name} does not divide: it is"
+            " truncated or of another type. Make it again."
+        )
+    if version is not None and tokens != start[2]:
+        raise DamagedFileError(
+            f"{path} is truncated or from elsewhere: its header says {start[2]} tokens, and it has"
+            f" {tokens}. Make it again."
+        )
+    return TokenFile(path, dtype, tokens, offset)
+
+
+def blocks(ids: Slices, whole: bool = True) -> Iterator[np.ndarray]:
+    """All tokens, or those of the first 256 MB, a block at a time."""
+    size = len(ids) if whole else min(len(ids), HASHED_BYTES // 4)
+    for start in range(0, size, BLOCK):
+        yield ids[start : min(size, start + BLOCK)]
+
+
+def check_ids(file: TokenFile, words: int, whole: bool = True) -> None:
+    """Refuses tokens that are not in a vocabulary of so many words."""
+    for number, block in enumerate(blocks(file, whole)):
+        if block.max(initial=0) >= words:
+            at = int(np.argmax(block >= words))
+            raise DamagedFileError(
+                f"{file.path} has token {block[at]} at {number * BLOCK + at}, and the vocabulary"
+                f" has {words} tokens: it is damaged, of another tokenizer, or no {file.dtype.name}"
+                "."
+            )
