@@ -10,8 +10,8 @@ from tests.support.documents import ROOT, imported
 FOLDER = ROOT / "examples"
 # Folders of files that import no package.
 FOLDERS = ("hosts", "launch", "submissions")
-COMMANDS = {"contrasts", "data", "export", "finetune", "generate", "paper_figures", "parity"}
-COMMANDS |= {"perplexity", "report", "sweep", "tasks", "train", "widths"}
+COMMANDS = {"contrasts", "data", "export", "finetune", "generate", "parity"}
+COMMANDS |= {"perplexity", "report", "sweep", "tasks", "train"}
 
 
 def packages():
