@@ -24,7 +24,7 @@ def programs():
     keep = functools.lru_cache(maxsize=32)
     make, steps = (keep(x.__wrapped__) for x in (program.make_program, sampling.make_steps))
     with contextlib.ExitStack() as patches:
-        for module in (program, replay, trained, branches):
+        for module in (program, replay, branches):
             patches.enter_context(unittest.mock.patch.object(module, "make_program", make))
         patches.enter_context(unittest.mock.patch.object(sampling, "make_steps", steps))
         yield

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,6 @@ import optax
 import tyro
 from tokenizers import Tokenizer
 
-import optax_muonplus as omp
 from examples.trainer.data.placement import place_rows
 from examples.trainer.models import Forward
 from examples.trainer.runs import folder, places
@@ -23,7 +22,6 @@ from examples.trainer.runs.checkpoint import Metadata, restore_parts
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.training import sharding, transformations
 from examples.trainer.training.loss import Scores, token_scores
-from examples.trainer.training.program import make_program
 from examples.trainer.training.step import make_forward, make_init_params, on_targets
 
 Weights = Literal["last", "ema", "tail"]
@@ -104,30 +102,6 @@ def averaged(
     wanted = {"opt_state": {"average": like}}
     _, found = restore_parts(places.checkpoints(checkpoint.run, config), step, wanted, metadata)
     return transformations.with_averages(params, found["opt_state"]["average"])
-
-
-def load_momenta(checkpoint: CheckpointRef) -> tuple[int, dict[str, jax.Array]]:
-    """The step of a checkpoint, and the momentum of each matrix by the path of its parameter."""
-    config, data_key = folder.reopen(checkpoint.run, checkpoint.checkpoint_dir)
-    program = make_program(
-        model=config.model,
-        rule=config.optimizer,
-        steps=config.steps,
-        accumulate=config.accumulate,
-        vocab_size=folder.read_tokenizer(checkpoint.run).get_vocab_size(),
-        mesh=sharding.make_mesh(checkpoint.mesh, jax.devices()),
-    )
-    metadata = folder.metadata_of(checkpoint.run, config, data_key)
-    wanted = {"opt_state": program.abstract.opt_state}
-    place = places.checkpoints(checkpoint.run, config)
-    step, found = restore_parts(place, checkpoint.step, wanted, metadata)
-    return step, leaves_by_path(omp.transforms.find_momentum(found["opt_state"]).mu)
-
-
-def leaves_by_path(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by names such as blocks/0/attn/query/kernel."""
-    named = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in named}
 
 
 SHORTEST = 16  # tokens; shorter rows are padded to this, so that few lengths are compiled
