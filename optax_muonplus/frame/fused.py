@@ -147,7 +147,6 @@ class Times(Elementwise):
     factor: ArrayLike
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Multiplies ``x`` by the factor."""
         return as_real(self.factor, jnp.finfo(x.dtype).dtype) * x
 
 
@@ -175,13 +174,10 @@ class ScaleByDualNorm(MatrixFunction):
 
     @property
     def transpose_equivariant(self) -> bool:
-        """If ``f`` and ``s`` are."""
         return self.function.transpose_equivariant and self.scale.transpose_equivariant
 
     def transposed(self) -> MatrixFunction:
-        """Transposes ``f`` and ``s``."""
         return ScaleByDualNorm(self.function.transposed(), self.scale.transposed(), self.divisor)
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """Returns the FLOPs of ``f``."""
         return self.function.flops(shape)

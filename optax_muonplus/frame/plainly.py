@@ -35,7 +35,6 @@ class ReadOne:
     """The read of an operand that is stored as it is."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns the operand itself."""
         return x
 
 

@@ -5,18 +5,55 @@ would cost a copy each way. Every function therefore also provides its transpose
 """
 
 import abc
+import dataclasses
 import functools
+import typing
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
 from .arguments import check_matrices
-from .dataclass import matrix_function, static
 
 Matrices = Inexact[Array, "*batch out in"]
+_Class = TypeVar("_Class", bound=type)
+
+
+def static(**kwargs: Any) -> Any:
+    """Makes a field of :func:`matrix_function` that is a choice: not a leaf of the pytree."""
+    return dataclasses.field(metadata={"static": True}, **kwargs)
+
+
+@typing.dataclass_transform(
+    frozen_default=True, eq_default=False, field_specifiers=(static, dataclasses.field)
+)
+def matrix_function(cls: _Class) -> _Class:
+    """Makes a class a frozen dataclass and a pytree whose leaves are its hyperparameters.
+
+    Instances are compared by identity: their hyperparameters may be arrays, which have no hash.
+
+    Like ``jax.tree_util.register_dataclass``, except that unflattening does not call
+    ``__post_init__``: JAX also unflattens with placeholders, which no check would accept.
+    """
+    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    fields = dataclasses.fields(cls)
+    leaves = tuple(field.name for field in fields if not field.metadata.get("static"))
+    choices = tuple(field.name for field in fields if field.metadata.get("static"))
+
+    def flatten(function: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        values = vars(function)
+        return tuple(values[name] for name in leaves), tuple(values[name] for name in choices)
+
+    def unflatten(chosen: tuple[Any, ...], hyperparams: tuple[Any, ...]) -> Any:
+        function = object.__new__(cls)
+        values = zip((*leaves, *choices), (*hyperparams, *chosen), strict=True)
+        vars(function).update(values)
+        return function
+
+    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+    return cls
 
 
 class MatrixFunction(abc.ABC):
@@ -100,7 +137,6 @@ class ArrayFunction(MatrixFunction):
     function: Callable[[jax.Array], jax.Array] = static()
 
     def __call__(self, x: Matrices) -> Matrices:
-        """Calls the function."""
         return self.function(x)
 
 
@@ -111,25 +147,20 @@ class ViaTranspose(MatrixFunction):
     function: MatrixFunction
 
     def __call__(self, x: Matrices) -> Matrices:
-        """Transposes, calls ``f``, and transposes again."""
         return jnp.swapaxes(self.function(jnp.swapaxes(x, -1, -2)), -1, -2)
 
     def transposed(self) -> MatrixFunction:
-        """Returns ``f``."""
         return self.function
 
     @property
     def input_dtype(self) -> jnp.dtype | None:
-        """The dtype that ``f`` rounds matrices to."""
         return self.function.input_dtype
 
     @property
     def output_dtype(self) -> jnp.dtype | None:
-        """The dtype that ``f`` rounded results to."""
         return self.function.output_dtype
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """Counts the FLOPs of ``f``."""
         return self.function.flops(shape[::-1])
 
 
@@ -140,32 +171,26 @@ class Composition(MatrixFunction):
     functions: tuple[MatrixFunction, ...]
 
     def __call__(self, x: Matrices) -> Matrices:
-        """Returns ``... f2(f1(x))``."""
         for function in self.functions:
             x = function(x)
         return x
 
     @property
     def transpose_equivariant(self) -> bool:
-        """Whether ``f(x^T) = f(x)^T`` for each function."""
         return all(function.transpose_equivariant for function in self.functions)
 
     def transposed(self) -> "Composition":
-        """Transposes each function."""
         return compose([f.transposed() for f in self.functions])
 
     @property
     def input_dtype(self) -> jnp.dtype | None:
-        """The dtype that the first function rounds matrices to."""
         return self.functions[0].input_dtype
 
     @property
     def output_dtype(self) -> jnp.dtype | None:
-        """The dtype that the last function rounded results to."""
         return self.functions[-1].output_dtype if self.functions else None
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """Adds up the FLOPs of all functions."""
         return sum(function.flops(shape) for function in self.functions)
 
 

@@ -21,16 +21,16 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Inexact
 
 from .arguments import check_matrices
+from .coefficients import Row
 from .function import Matrices
 from .precision import (
-    accumulation_dtype,
     as_real,
+    product_dtype,
     root,
     scale_by_pow2,
     sum_of_squares,
     upcast_for_sum,
 )
-from .tables import Row
 
 Preconditioning = Literal["frobenius", "spectral", "aol", "aol_out", "schatten"]
 
@@ -125,25 +125,6 @@ def svd(x: Matrices) -> Matrices:
 def adjoint(x: Matrices) -> Inexact[Array, "*batch in out"]:
     """Returns the conjugate transpose."""
     return jnp.conj(jnp.swapaxes(x, -1, -2))
-
-
-def product_dtype(dtype: DTypeLike, compute_dtype: DTypeLike | None) -> jnp.dtype:
-    """Returns the dtype of sums and of linear combinations, for matrices of ``dtype``.
-
-    Raises:
-      ValueError: if one of the two is real and the other complex.
-    """
-    wide = accumulation_dtype(dtype)
-    if compute_dtype is None:
-        return wide
-    if jnp.issubdtype(wide, jnp.complexfloating) != jnp.issubdtype(
-        compute_dtype, jnp.complexfloating
-    ):
-        raise ValueError(
-            f"compute_dtype={compute_dtype} does not go with matrices of dtype {dtype}: real"
-            " products for real parameters, complex ones for complex. None serves both."
-        )
-    return jnp.promote_types(wide, compute_dtype)
 
 
 def _norm(y: Matrices, preconditioning: Preconditioning) -> jax.Array:

@@ -17,8 +17,7 @@ from .arguments import (
     check_number,
     check_word,
 )
-from .dataclass import matrix_function, static
-from .function import Matrices, MatrixFunction
+from .function import Matrices, MatrixFunction, matrix_function, static
 from .precision import (
     as_real,
     divide_by_pow2,
@@ -192,7 +191,6 @@ class Normalize(MatrixFunction):
         check_flag("match_frobenius", self.match_frobenius)
 
     def __call__(self, x: Matrices) -> Matrices:
-        """Normalizes ``x``, and rescales it to its Frobenius norm if that is asked for."""
         y, bounded = upcast_for_sum(x), self.bounded
         rows, columns = x.shape[-2:]
         fans = (columns, rows) if self.stored_transposed else (rows, columns)

@@ -1,5 +1,6 @@
 """The polar factor as a function on matrices: one value that holds every choice."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -9,17 +10,18 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from .arguments import NOT_NEGATIVE, check_number, check_word, floating_dtype
-from .convergence import check_bounded, check_gram, check_precision
-from .dataclass import matrix_function, static
-from .for_steps import Coefficients, CoefficientsLike, for_steps
-from .function import Matrices, MatrixFunction
+from .coefficients import Coefficients, CoefficientsLike, Row, every_step, for_steps
+from .function import Matrices, MatrixFunction, matrix_function, static
 from .newton_schulz import Preconditioning, newton_schulz, svd
+from .precision import holds_float32
 
 Polar = Literal["auto", "newton_schulz", "gram", "svd"]
 PolarFunction = Callable[[jax.Array], jax.Array]
 
 # Below any sum of squares that float32 gradients can make, above float32's smallest normal number.
 DEFAULT_EPS = 1e-30
+# The largest allowed intermediate singular value. Good coefficients stay near 1.
+LARGEST = 100.0
 
 
 @matrix_function
@@ -92,10 +94,10 @@ class Orthogonalize(MatrixFunction):
             check_word("polar", self.polar, known, "; or a function (*batch, out, in) -> the same")
         if self.is_iteration:
             chosen = self.coefficients
-            check_bounded(self.ns_coeffs, chosen)
-            check_precision(self.ns_coeffs, chosen, operand)
+            _check_bounded(self.ns_coeffs, chosen)
+            _check_precision(self.ns_coeffs, chosen, operand)
             if self.polar == "gram":
-                check_gram(self.ns_coeffs, chosen, operand)
+                _check_gram(self.ns_coeffs, chosen, operand)
         elif isinstance(self.ns_coeffs, str):  # without effect, but for a word that is none
             for_steps(self.ns_coeffs, 1)
         object.__setattr__(self, "ns_coeffs", _hashable(self.ns_coeffs))
@@ -121,7 +123,7 @@ class Orthogonalize(MatrixFunction):
     @property
     def transpose_equivariant(self) -> bool:
         """False for a caller's function, as nothing is known of it, and for one-sided scalings."""
-        return not callable(self.polar) and not self._one_sided
+        return not callable(self.polar) and self.preconditioning not in ("aol", "aol_out")
 
     def flops(self, shape: tuple[int, int]) -> int:
         """Counts the products of the definition; an SVD, or a caller's function, as five steps."""
@@ -149,10 +151,6 @@ class Orthogonalize(MatrixFunction):
         return None if self.compute_dtype is None else jnp.dtype(self.compute_dtype)
 
     @property
-    def _one_sided(self) -> bool:
-        return self.preconditioning in ("aol", "aol_out")
-
-    @property
     def coefficients(self) -> Coefficients:
         """The rows of the iteration, and what goes with them."""
         return for_steps(self.ns_coeffs, self.ns_steps)
@@ -163,3 +161,78 @@ def _hashable(ns_coeffs: CoefficientsLike) -> str | tuple[Any, ...]:
         return ns_coeffs
     rows = np.asarray(ns_coeffs, np.float64).tolist()
     return tuple(tuple(row) if isinstance(row, list) else row for row in rows)
+
+
+def _check_bounded(ns_coeffs: CoefficientsLike, chosen: Coefficients) -> None:
+    """Raises ValueError if the steps send singular values to infinity, or all of them to zero.
+
+    Published tables keep them below 2.
+    """
+    if isinstance(ns_coeffs, str):
+        return
+    # A traced number of steps may be large: ten more show whether the last row diverges.
+    traced = chosen.is_traced
+    largest, last = _sizes(chosen.rows + chosen.rows[-1:] * (10 if traced else 0))
+    if not largest <= LARGEST:
+        raise ValueError(
+            f"ns_coeffs={ns_coeffs!r} diverges: in {'some' if traced else len(chosen.rows)} steps a"
+            f" singular value in [0, 1] becomes {largest:.3g}, in place of about 1. Pass"
+            " coefficients that converge, such as 'jordan', or fewer steps."
+        )
+    if last == 0:
+        raise ValueError(
+            f"ns_coeffs={ns_coeffs!r} sends every singular value to 0, so that nothing would move."
+            " Pass coefficients that converge to 1, such as 'jordan'."
+        )
+
+
+@functools.lru_cache
+def _sizes(rows: tuple[Row, ...]) -> tuple[float, float]:
+    """Returns the largest that a singular value in [0, 1] becomes, and the largest at the end."""
+    x = np.linspace(0, 1, 257)
+    sizes = []
+    with np.errstate(over="ignore", invalid="ignore"):
+        for row in rows:
+            x = x * np.polyval(row[::-1], x * x)
+            sizes.append(float(np.max(np.abs(x))))
+    # NaN, of infinities of both signs, counts as infinite.
+    return max(np.nan_to_num(sizes, nan=np.inf)), sizes[-1]
+
+
+def _check_precision(
+    ns_coeffs: CoefficientsLike, chosen: Coefficients, operand: jnp.dtype | None
+) -> None:
+    """Raises ValueError if the iteration diverges in products of that dtype."""
+    if chosen.needs_float32 and not holds_float32(operand):
+        raise ValueError(
+            f"ns_coeffs={ns_coeffs!r} diverges in products of less than float32, got"
+            f" compute_dtype={operand}. Leave that None, or pass other coefficients, such as"
+            " 'polar_express'."
+        )
+
+
+def _check_gram(
+    ns_coeffs: CoefficientsLike, chosen: Coefficients, operand: jnp.dtype | None
+) -> None:
+    """Raises ValueError unless restarts of the Gram iteration are known for these products."""
+    if chosen.is_traced:
+        raise ValueError(
+            f"ns_steps={chosen.steps} is traced, but polar='gram' plans its restarts for a given"
+            " number of steps. Pass a Python int; under optax.inject_hyperparams add"
+            " static_args=('ns_steps',). Or polar='newton_schulz'."
+        )
+    steps = len(chosen.rows)
+    if chosen.restarts is None:
+        raise ValueError(
+            f"polar='gram' has no restarts for ns_coeffs={ns_coeffs!r} and {steps} steps: they are"
+            " listed for published tables, up to 8 steps. Pass the name of a table, fewer steps, or"
+            " polar='auto', which is the plain iteration here."
+        )
+    plain = every_step(steps)
+    if operand == jnp.bfloat16 and steps > 1 and chosen.restarts.bfloat16 == plain:
+        raise ValueError(
+            f"polar='gram' is less exact than the plain iteration in products of {operand} with"
+            f" ns_coeffs={ns_coeffs!r} and {steps} steps, or diverges. Pass"
+            " polar='auto', which takes it where it is as exact, 'newton_schulz', or"
+            " compute_dtype='float16' on a GPU."
+        )

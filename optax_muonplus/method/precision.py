@@ -14,6 +14,30 @@ def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
     return jnp.promote_types(dtype, jnp.float32)
 
 
+def product_dtype(dtype: DTypeLike, compute_dtype: DTypeLike | None) -> jnp.dtype:
+    """Returns the dtype of sums and of linear combinations, for matrices of ``dtype``.
+
+    Raises:
+      ValueError: if one of the two is real and the other complex.
+    """
+    wide = accumulation_dtype(dtype)
+    if compute_dtype is None:
+        return wide
+    if jnp.issubdtype(wide, jnp.complexfloating) != jnp.issubdtype(
+        compute_dtype, jnp.complexfloating
+    ):
+        raise ValueError(
+            f"compute_dtype={compute_dtype} does not go with matrices of dtype {dtype}: real"
+            " products for real parameters, complex ones for complex. None serves both."
+        )
+    return jnp.promote_types(wide, compute_dtype)
+
+
+def holds_float32(operand: jnp.dtype | None) -> bool:
+    """Returns whether operands of that dtype have the digits of float32 at least."""
+    return operand is None or jnp.finfo(operand).nmant >= jnp.finfo(jnp.float32).nmant
+
+
 def upcast_for_sum(x: ArrayLike) -> jax.Array:
     """Casts ``x`` to the dtype of its sums, float32 at least."""
     return jnp.asarray(x).astype(accumulation_dtype(jnp.result_type(x)))

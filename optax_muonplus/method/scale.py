@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .arguments import POSITIVE, check_flag, check_number, check_word
-from .dataclass import matrix_function, static
-from .function import Matrices, MatrixFunction
+from .function import Matrices, MatrixFunction, matrix_function, static
 from .normalize import Norm, check_norm, normalized_sides
 from .precision import upcast_for_sum
 
@@ -70,7 +69,6 @@ class ScaleByShape(MatrixFunction):
     stored_transposed: bool = static(default=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError as :func:`shape_factor`."""
         check_shape_scale(self.shape_scale)
         check_norm(self.norm)
         check_flag("match_frobenius", self.match_frobenius)
@@ -102,7 +100,6 @@ class ScaleByShape(MatrixFunction):
         return 1 / math.sqrt(fan_in if sides[-1] == "row" else fan_out)
 
     def __call__(self, x: Matrices) -> Matrices:
-        """Multiplies ``x`` by the factor."""
         rows, columns = x.shape[-2:]
         fans = (columns, rows) if self.stored_transposed else (rows, columns)
         return (x * self.factor(*fans)).astype(x.dtype)

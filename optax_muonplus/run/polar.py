@@ -43,7 +43,6 @@ class FastPolar(MatrixFunction):
     products: ClassVar[type[Products]] = Products
 
     def __call__(self, x: Matrices) -> Matrices:
-        """Returns the polar factors of ``x``."""
         platforms = PLATFORMS if self.platform is None else (self.platform,)
         iterations = tuple(self.iteration(platform, x.shape, x.dtype) for platform in platforms)
         options = self.options
@@ -52,17 +51,14 @@ class FastPolar(MatrixFunction):
 
     @property
     def transpose_equivariant(self) -> bool:
-        """Whether the definition is."""
         return self.options.transpose_equivariant
 
     @property
     def input_dtype(self) -> jnp.dtype | None:
-        """The dtype that the definition rounds matrices to first."""
         return self.options.input_dtype
 
     @property
     def output_dtype(self) -> jnp.dtype | None:
-        """The dtype that the definition rounds results to."""
         return self.options.output_dtype
 
     def flops(self, shape: tuple[int, int]) -> int:
