@@ -20,21 +20,13 @@ from optax_muonplus.frame import LeafInfo, Path, flatten_tree, flatten_with_name
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FlatTree:
-    """A tree of parameters or updates and its leaves.
+    """A tree of parameters or updates and its leaves."""
 
-    Attributes:
-      tree: as given.
-      paths: one for each leaf, as in ``('blocks', '0', 'attn', 'query', 'kernel')``.
-      arrays: the leaves, or anything with a shape.
-      unflatten: from one value for each leaf to a tree.
-      classes: the types of all nodes and leaves, so that most trees need no second walk.
-    """
-
-    tree: Any
-    paths: list[Path]
-    arrays: list[Any]
-    unflatten: Callable[[Iterable[Any]], Any]
-    classes: frozenset[type]
+    tree: Any  # as given
+    paths: list[Path]  # as in ('blocks', '0', 'attn', 'query', 'kernel')
+    arrays: list[Any]  # the leaves, or anything with a shape
+    unflatten: Callable[[Iterable[Any]], Any]  # from one value for each leaf to a tree
+    classes: frozenset[type]  # of all nodes and leaves, so that most trees need no second walk
 
     @classmethod
     def of(cls, tree: Any) -> "FlatTree":

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from optax_muonplus.frame import DimensionNumbers, DimensionNumbersTree, LeafInfo, ResolvedTree
 from optax_muonplus.trees.flat import FlatTree, broadcast_prefix, is_function
 from optax_muonplus.trees.models import check_parameters
-from optax_muonplus.trees.reader import Reader, laid, reader_of
+from optax_muonplus.trees.reader import Reader, check_known, laid, reader_of
 from optax_muonplus.trees.sharding import ShardingTree, as_params_lie, given_shardings, shardings_of
-from optax_muonplus.trees.suggestions import check_known
 from optax_muonplus.trees.user_rules import LayerAxes, Rules
 
 
@@ -81,11 +80,9 @@ def partition_labels(
 def _read(tree: FlatTree, given: DimensionNumbersTree, strict: bool = True) -> list[LeafInfo]:
     """Makes the records of leaves, but for shardings."""
     check_parameters(tree)
-    given = reader_of(given)
-    if given is None or isinstance(given, Reader):
-        leaves = (given or Reader()).read(tree)
-    else:
-        leaves = _by_numbers(tree, given, strict)
+    given = Reader() if given is None else given
+    given = given if isinstance(given, Reader) else reader_of(given)
+    leaves = given.read(tree) if isinstance(given, Reader) else _by_numbers(tree, given, strict)
     if strict:
         _check_not_flat(leaves)
         check_known(leaves)

@@ -17,13 +17,12 @@ from optax_muonplus.frame import (
     Shape,
 )
 from optax_muonplus.trees.flat import FlatTree, names_to_read
-from optax_muonplus.trees.layer_axes import check_kernels, with_stacks
+from optax_muonplus.trees.layer_axes import check_kernels, unsaid_stacks, with_stacks
 from optax_muonplus.trees.neighbours import Neighbours
 from optax_muonplus.trees.own_words import Said, said_by_layers
 from optax_muonplus.trees.rule_words import Rule
 from optax_muonplus.trees.rules import DEFAULT_RULES
-from optax_muonplus.trees.suggestions import check_known
-from optax_muonplus.trees.unsaid_stacks import unsaid_stacks
+from optax_muonplus.trees.suggestions import what_to_write
 from optax_muonplus.trees.user_rules import (
     LayerAxes,
     Rules,
@@ -38,15 +37,12 @@ class Reader:
     """What reads a tree; called with one, it gives the dimension numbers of its leaves.
 
     A subclass may read leaves in another way: everything that takes dimension numbers takes it.
-
-    Attributes:
-      rules: of the user, before the default ones.
-      layer_axes: the axes along which layers are stacked, by patterns of paths.
-      call: how a user makes such a reader, for messages.
     """
 
-    rules: Sequence[Rule] = ()
+    rules: Sequence[Rule] = ()  # of the user, before the default ones
+    # The axes along which layers are stacked, by patterns of paths.
     layer_axes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
+    # How a user makes such a reader, for messages.
     call: ClassVar[str] = "omp.muon_dimension_numbers(params"
 
     @property
@@ -67,7 +63,8 @@ class Reader:
         by_layer = said_by_layers(tree)
         said = [by_layer.get(path) or by_layer.get(path[:-1]) for path in tree.paths]
         leaves = with_stacks(tree.records(), self.layer_axes, said)
-        check_found(self.rules, self.layer_axes, leaves, tree)
+        if self.rules or self.layer_axes:
+            check_found(self.rules, self.layer_axes, leaves, tree)
         chosen = [next((rule for rule in self.rules if rule.fits_leaf(x)), None) for x in leaves]
         by_default = _by_default_rules(tree, leaves, said)
         leaves = laid(map(_by_rule, chosen, by_default))
@@ -161,6 +158,13 @@ def laid(leaves: Iterable[LeafInfo]) -> list[LeafInfo]:
     if wrong:
         raise ValueError("Dimension numbers do not fit. " + " ".join(wrong))
     return found
+
+
+def check_known(leaves: Sequence[LeafInfo]) -> None:
+    """Raises ValueError for leaves that no rule can read, with the lines to write."""
+    if not all(leaf.known for leaf in leaves):
+        lines = what_to_write(leaves)
+        raise ValueError(f"No rule says how these parameters are matrices:\n{lines}")
 
 
 def _refuse_count(tree: FlatTree) -> None:

@@ -4,18 +4,11 @@ import re
 from collections.abc import Iterator, Sequence
 
 from optax_muonplus.frame import LeafInfo, fold_all, path_name
-from optax_muonplus.trees.unsaid_stacks import Stack, is_container, unsaid_stacks
+from optax_muonplus.trees.layer_axes import Stack, is_container, unsaid_stacks
 
 _SHOWN = 8
 _WIDEST = 7  # where no name tells a kernel from layers or experts, its sides are no longer
 _DIMS = "omp.MuonDimensionNumbers"
-
-
-def check_known(leaves: Sequence[LeafInfo]) -> None:
-    """Raises ValueError for leaves that no rule can read, with the lines to write."""
-    if not all(leaf.known for leaf in leaves):
-        lines = what_to_write(leaves)
-        raise ValueError(f"No rule says how these parameters are matrices:\n{lines}")
 
 
 def what_to_write(leaves: Sequence[LeafInfo]) -> str:
