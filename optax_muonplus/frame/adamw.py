@@ -80,13 +80,7 @@ class AdamW:
 
 
 def partition(chain: Any, adamw: Rest | None, read: Reader) -> ChainTransformation:
-    """Gives the matrices of a tree to a chain, and everything else to AdamW.
-
-    Args:
-      chain: of :func:`matrix_chain`.
-      adamw: AdamW's arguments, or another rule in its place; None means the default ones.
-      read: gives the records of leaves.
-    """
+    """Gives the matrices of a tree to a chain, and everything else to AdamW."""
     if not isinstance(chain, MatrixTransformation):
         raise TypeError(
             f"The chain for matrices is {type(chain).__name__}, which cannot be told what each"

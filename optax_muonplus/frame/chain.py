@@ -65,12 +65,7 @@ Part = (
 
 
 class Reader(Protocol):
-    """Reads which leaves of a tree are matrices, and how they are sharded.
-
-    Attributes:
-      dimension_numbers: as a user gives them; None for default rules.
-      sharding: as a user gives it, a tree of shardings or a function to one.
-    """
+    """Reads which leaves of a tree are matrices, and how they are sharded, as a user says."""
 
     @property
     def dimension_numbers(self) -> Any: ...
@@ -113,13 +108,7 @@ _in_a_chain = contextvars.ContextVar("_in_a_chain", default=False)
 
 
 def matrix_chain(*links: Part, read: Reader, run: Run = plainly) -> MatrixTransformation:
-    """Makes one transformation of several links, each of which receives the records of matrices.
-
-    Args:
-      *links: as ``optax_muonplus.matrix_chain`` takes them.
-      read: gives the records of leaves.
-      run: applies functions to their matrices.
-    """
+    """Makes one transformation of what ``optax_muonplus.matrix_chain`` takes."""
     parts = tuple(part for link in links for part in parts_of(link))
     check_order(parts)
     chain = Chain.of(parts, run)
@@ -175,15 +164,10 @@ def links_of(transformation: Any) -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chain:
-    """Links, one after the other.
+    """Links, one after the other."""
 
-    Attributes:
-      links: in order; transformations of Optax receive no records.
-      n_matrix_links: how many links there are up to the last one that receives records.
-    """
-
-    links: tuple[Any, ...]
-    n_matrix_links: int
+    links: tuple[Any, ...]  # in order; transformations of Optax receive no records
+    n_matrix_links: int  # how many there are up to the last one that receives records
 
     @classmethod
     def of(cls, parts: Sequence[Any], run: Run) -> "Chain":
@@ -293,18 +277,12 @@ class Resolved:
     The whole tree is read anew at init and at every update, by path and shape: the
     containers may differ between the two (``flax.nnx.Optimizer`` gives variables first and plain
     arrays later), and no tree of labels is kept.
-
-    Attributes:
-      start: from parameters and their records to the state.
-      step: from updates, state, parameters, records of the updates and extra arguments to updates
-        and state.
-      read: gives the records. The state is sharded like the parameters.
-      run: applies functions to matrices.
     """
 
-    start: Callable[[optax.Params, ResolvedTree], Any]
+    start: Callable[[optax.Params, ResolvedTree], Any]  # returns the state
+    # From updates, state, parameters, records and extra arguments to updates and state.
     step: Callable[..., tuple[optax.Updates, Any]]
-    read: Reader
+    read: Reader  # gives the records; the state is sharded like the parameters
     run: Run
 
     def transformation(self, cls: type[Made], parts: tuple[Any, ...]) -> Made:

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus.frame.leaves import LeafInfo
-from optax_muonplus.frame.paths import Path, flatten_with_names, listed, path_name
+from optax_muonplus.frame.leaves import LeafInfo, Path, flatten_with_names, listed, path_name
 from optax_muonplus.method import supported
 
 # Updates that nothing may follow, by their ids.
@@ -128,15 +127,9 @@ def explained(
     """Lets an error of an update say that the state is of another optimizer or model, if it is.
 
     Every other error stays as it is, and this one has it as its cause. States are compared after
-    an error only, because the one to compare with has to be made:
+    an error only, because the one to compare with has to be made, by ``first``:
     ``optax.inject_hyperparams`` makes a transformation anew at every update, whose trace would
     take a tenth longer.
-
-    Args:
-      state: before the update.
-      updates: the gradients.
-      params: parameters, or None.
-      first: makes the first state for parameters.
     """
     if params is not None and jax.tree.structure(params) != jax.tree.structure(updates):
         _check_names("Gradients do not fit.", _names(updates), _names(params), _GRADIENTS)

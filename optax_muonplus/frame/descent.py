@@ -69,25 +69,15 @@ def _called(function: Callable[..., Any]) -> str:
 
 
 class DecayedWeights(optax.GradientTransformation):
-    """What :func:`decayed_weights` returns.
+    """What :func:`decayed_weights` returns."""
 
-    Attributes:
-      is_zero: whether the decay is zero as a Python number.
-      weight_decay: number or schedule.
-      name: of the argument, for messages.
-    """
-
-    is_zero: bool
+    is_zero: bool  # whether the decay is zero as a Python number
     weight_decay: optax.ScalarOrSchedule
-    name: str
+    name: str  # of the argument, for messages
 
 
 class LearningRate(optax.GradientTransformation):
-    """What :func:`scale_by_learning_rate` returns.
-
-    Attributes:
-      learning_rate: number or schedule.
-    """
+    """What :func:`scale_by_learning_rate` returns."""
 
     learning_rate: optax.ScalarOrSchedule
 
@@ -98,14 +88,7 @@ def decayed_weights(
     name: str = "weight_decay",
     cautious: bool = False,
 ) -> DecayedWeights:
-    """Decays weights as ``optax_muonplus.transforms.add_decayed_weights`` says.
-
-    Args:
-      weight_decay: number or schedule.
-      mask: from the parameters to a flag for each.
-      name: of the argument, for messages.
-      cautious: whether entries are left out that the update moves away from zero.
-    """
+    """Decays weights as ``optax_muonplus.transforms.add_decayed_weights`` says."""
     check_rate(name, weight_decay)
     check_flag("cautious", cautious)
     link = optax.add_decayed_weights(weight_decay, mask)

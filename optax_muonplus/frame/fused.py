@@ -1,6 +1,7 @@
 """A momentum and the functions of it that follow: each matrix is read and written once."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +12,7 @@ from jax.typing import ArrayLike
 
 from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.frame.momentum import Momentum
-from optax_muonplus.frame.plainly import (
-    READ_ONE,
-    Run,
-    check_function,
-    dtypes_of,
-    plainly,
-)
+from optax_muonplus.frame.plainly import READ_ONE, Run, dtypes_of, plainly
 from optax_muonplus.method import (
     Elementwise,
     MatrixFunction,
@@ -29,6 +24,7 @@ from optax_muonplus.method import (
     matrix_function,
     scale_by_pow2,
     static,
+    supported,
     times_pow2,
 )
 
@@ -87,7 +83,7 @@ class FusedLink:
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         """Returns the state of the momentum and an empty one, or an empty one."""
         given = [f for f in self.functions if not isinstance(f, DualNorm)]
-        check_function(given, leaves)
+        _check_functions(given, leaves)
         if self.momentum is None:
             return optax.EmptyState()
         return self.momentum.init(params), optax.EmptyState()
@@ -152,17 +148,11 @@ class Times(Elementwise):
 
 @matrix_function
 class ScaleByDualNorm(MatrixFunction):
-    """``s(O)``, ``O = f(M)``, times the real part of <M, O>; if polar, the nuclear norm of M.
+    """``s(O)``, ``O = f(M)``, times the real part of <M, O>; if polar, the nuclear norm of M."""
 
-    Attributes:
-      function: f.
-      scale: s, which multiplies each matrix by a number.
-      divisor: M is this times the argument.
-    """
-
-    function: MatrixFunction
-    scale: MatrixFunction
-    divisor: float = static(default=1.0)
+    function: MatrixFunction  # f
+    scale: MatrixFunction  # s, which multiplies each matrix by a number
+    divisor: float = static(default=1.0)  # M is this times the argument
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Multiplies ``s(f(x))`` by the inner product, to the largest number at most."""
@@ -181,3 +171,41 @@ class ScaleByDualNorm(MatrixFunction):
 
     def flops(self, shape: tuple[int, int]) -> int:
         return self.function.flops(shape)
+
+
+def _is_known(function: MatrixFunction, dtype: Any) -> bool:
+    """Tells whether a function of the library is defined for all matrices of ``dtype``."""
+    if type(function) is Orthogonalize and not callable(function.polar):
+        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+        operand = function.compute_dtype
+        return operand is None or jnp.issubdtype(operand, jnp.complexfloating) == is_complex
+    return type(function) in (Normalize, ScaleByShape)
+
+
+def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInfo]) -> None:
+    """Raises ValueError unless ``functions`` are defined, and keep the shape, on all matrices.
+
+    Nothing is computed: each distinct shape is traced once, for functions that may not.
+    """
+    shapes: dict[jax.ShapeDtypeStruct, str] = {}
+    for leaf in leaves:
+        for shape in leaf.matrix.block_shapes():
+            shapes.setdefault(jax.ShapeDtypeStruct(shape, leaf.dtype), leaf.name)
+    for (probe, name), function in itertools.product(shapes.items(), functions):
+        if _is_known(function, probe.dtype):
+            continue
+        try:
+            result = jax.eval_shape(lambda x, function=function: function(x), probe)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        if getattr(result, "shape", None) != probe.shape:
+            raise ValueError(
+                f"{name}: a function on matrices must map arrays (*batch, out, in) to arrays of the"
+                f" same shape; for {probe.shape} it gave {getattr(result, 'shape', result)}."
+            )
+        complex_only_now = jnp.iscomplexobj(result) and not jnp.iscomplexobj(probe)
+        if not supported(result.dtype) or complex_only_now:
+            raise ValueError(
+                f"{name}: a function on matrices must map floating-point arrays to such, and real"
+                f" ones to real ones; for {probe.dtype} it gave {result.dtype}. Cast its result."
+            )

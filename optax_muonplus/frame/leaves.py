@@ -1,12 +1,27 @@
-"""One record for each leaf of a tree of parameters or updates: path, matrices, sharding."""
+"""Leaves of trees: their paths, their shardings, and one record for each.
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+What is written for one container serves another, because leaves are known by their paths.
+"""
 
+import collections
+import math
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from optax import MaskedNode
 
 from optax_muonplus.frame.layout import DimensionNumbers, MatrixLayout, Shape
-from optax_muonplus.frame.paths import Path, path_name, without_boxes
+
+Path = tuple[str, ...]
+Rest = TypeVar("Rest", bound=Hashable)
+
+_VALUE = jax.tree_util.GetAttrKey("value")  # what a Flax Variable holds, in its place in a tree
+MUON, ADAM, UNKNOWN = "muon", "adam", "?"
+# The rule of a leaf whose dimension numbers come from no rule.
+GIVEN = "your dimension numbers"
 
 
 class LeafSharding(NamedTuple):
@@ -14,47 +29,6 @@ class LeafSharding(NamedTuple):
 
     mesh: Mesh | AbstractMesh
     spec: tuple[tuple[str, ...], ...]
-
-
-def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """Returns the axes that no surrounding ``jax.shard_map`` has taken."""
-    taken = axes_of_type(mesh, AxisType.Manual)
-    return tuple(name for name in mesh.axis_names if name not in taken)
-
-
-def axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
-    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return tuple(name for name, axis_type in pairs if axis_type == kind)
-
-
-def varying_axes(typed: Any) -> frozenset[str]:
-    """Returns the Manual axes over which an array varies, by its type; none if unchecked."""
-    kinds = getattr(typed, "manual_axis_type", None)  # since jax 0.10
-    return typed.vma if kinds is None else kinds.varying
-
-
-def as_named(sharding: LeafSharding, kinds: Sequence[AxisType] = tuple(AxisType)) -> NamedSharding:
-    """Returns the sharding over those of its mesh axes that are of some kinds."""
-    mesh, spec = sharding
-    of_kind = {name for kind in kinds for name in axes_of_type(mesh, kind)}
-    entries = [tuple(name for name in names if name in of_kind) or None for names in spec]
-    return NamedSharding(mesh, PartitionSpec(*entries))
-
-
-def added_axes(cut: LeafSharding, whole: LeafSharding) -> tuple[tuple[str, ...], ...] | None:
-    """Returns the mesh axes that ``cut`` adds to each axis, behind those that cut it already.
-
-    None if it does anything else: then a device's part is not in its shard of the whole.
-    """
-    pairs = list(zip(cut.spec, whole.spec, strict=True))
-    if any(names != more[: len(names)] for more, names in pairs):
-        return None
-    return tuple(more[len(names) :] for more, names in pairs)
-
-
-MUON, ADAM, UNKNOWN = "muon", "adam", "?"
-# The rule of a leaf whose dimension numbers come from no rule.
-GIVEN = "your dimension numbers"
 
 
 class LeafInfo(NamedTuple):
@@ -139,3 +113,148 @@ class ResolvedTree(NamedTuple):
     def labels(self) -> Any:
         """A tree of ``"muon"`` and ``"adam"``, each in the place of a leaf or of its box."""
         return without_boxes(self.unflatten([leaf.label for leaf in self.leaves]))
+
+
+def without_boxes(labels: Any) -> Any:
+    """Replaces each Flax Variable, or box of Linen's metadata, in ``labels`` by its label.
+
+    Where Optax leaves a parameter out, it puts a ``MaskedNode`` in the place of the label. Inside
+    of a Variable it would be the value, which has no dtype or shape when the Variable is used.
+    """
+
+    def boxed(x: Any) -> Any:
+        level = jax.tree_util.default_registry.flatten_one_level_with_keys(x)
+        children = [] if level is None else list(level[0])
+        return children[0][1] if [key for key, _ in children] == [_VALUE] else None
+
+    def is_box(x: Any) -> bool:
+        return isinstance(boxed(x), str)
+
+    return jax.tree.map(lambda x: boxed(x) or x, labels, is_leaf=is_box)
+
+
+def flatten_tree(
+    tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
+) -> tuple[list[Path], list[Any], Callable[[Iterable[Any]], Any]]:
+    """The paths and leaves of ``tree``, and a function from one value for each leaf to a tree.
+
+    A path is ``('blocks', '0', 'qkv', 'kernel')``. Flax NNX variables add a last ``value`` at init
+    that is gone at update: it is dropped, unless it has siblings. Names with slashes in them, as
+    Haiku's, count as several.
+    """
+    with_path, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
+    paths = [path for path, _ in with_path]
+    if any(path[-1:] == (_VALUE,) for path in paths):
+        # Siblings that were taken out here count too.
+        whole = jax.tree_util.tree_leaves_with_path(tree, lambda x: is_hole(x) or is_leaf(x))
+        siblings = collections.Counter(path[:-1] for path, _ in whole)
+        alone = [path[-1:] == (_VALUE,) and siblings[path[:-1]] == 1 for path in paths]
+        paths = [path[:-1] if cut else path for path, cut in zip(paths, alone, strict=True)]
+    return [path_of_keys(path) for path in paths], [x for _, x in with_path], treedef.unflatten
+
+
+def flatten_with_names(
+    tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
+) -> tuple[list[Path], list[Any]]:
+    """Returns the paths and leaves of :func:`flatten_tree`."""
+    return flatten_tree(tree, is_leaf)[:2]
+
+
+def is_hole(x: Any) -> bool:
+    """Tells whether ``x`` stands for a part that Equinox or ``optax.masked`` left out."""
+    return x is None or isinstance(x, MaskedNode)
+
+
+def path_of_keys(keys: Any) -> Path:
+    """Returns the names of a path as ``jax.tree_util`` gives it."""
+    joined = jax.tree_util.keystr(keys, simple=True, separator="/")
+    return tuple(name for name in joined.split("/") if name)
+
+
+def path_name(path: Path) -> str:
+    """Writes ``path`` as messages show it."""
+    return "/".join(path) or "(root)"
+
+
+def without_numbers(path: str) -> str:
+    """Returns a path with stars for its numbers."""
+    return re.sub(r"\d+", "*", path)
+
+
+def fold(paths: Sequence[str]) -> list[tuple[str, int]]:
+    """Writes paths that differ in numbers only as few names, and counts the paths of each.
+
+    A name stands for exactly the paths that it spells out: 1 and 3 are ``{1,3}``.
+    """
+    boxes = [tuple((part,) for part in re.split(r"(\d+)", path)) for path in paths]
+    for i in range(len(boxes[0]) - 2, 0, -2):  # the numbers, which are every second part
+        merged: dict[Any, list[str]] = {}
+        for box in boxes:
+            merged.setdefault((box[:i], box[i + 1 :]), []).extend(box[i])
+        boxes = [
+            (*left, tuple(sorted(numbers, key=lambda text: (len(text), text))), *right)
+            for (left, right), numbers in merged.items()
+        ]
+    return [("".join(map(_ranges, box)), math.prod(map(len, box))) for box in boxes]
+
+
+def fold_all(paths: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]:
+    """Folds paths that differ in numbers only and have the same second item."""
+    groups: dict[tuple[str, Rest], list[str]] = {}
+    for path, rest in paths:
+        groups.setdefault((without_numbers(path), rest), []).append(path)
+    return [(name, rest) for (_, rest), found in groups.items() for name, _ in fold(found)]
+
+
+def listed(paths: Iterable[tuple[str, Any]]) -> str:
+    """Writes folded paths for messages, each with its second item unless that is None."""
+    return ", ".join(name if rest is None else f"{name} {rest}" for name, rest in fold_all(paths))
+
+
+def _ranges(values: Sequence[str]) -> str:
+    """Writes 0, 1, 2 and 5 as ``{0..2,5}``."""
+    runs: list[list[str]] = []
+    for value in values:
+        # With as many leading zeros as the number before it.
+        if runs and value == str(int(runs[-1][-1]) + 1).zfill(len(runs[-1][-1])):
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    shown = ",".join(run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
+    return shown if len(values) == 1 else f"{{{shown}}}"
+
+
+def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """Returns the axes that no surrounding ``jax.shard_map`` has taken."""
+    taken = axes_of_type(mesh, AxisType.Manual)
+    return tuple(name for name in mesh.axis_names if name not in taken)
+
+
+def axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
+    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, axis_type in pairs if axis_type == kind)
+
+
+def varying_axes(typed: Any) -> frozenset[str]:
+    """Returns the Manual axes over which an array varies, by its type; none if unchecked."""
+    kinds = getattr(typed, "manual_axis_type", None)  # since jax 0.10
+    return typed.vma if kinds is None else kinds.varying
+
+
+def as_named(sharding: LeafSharding, kinds: Sequence[AxisType] = tuple(AxisType)) -> NamedSharding:
+    """Returns the sharding over those of its mesh axes that are of some kinds."""
+    mesh, spec = sharding
+    of_kind = {name for kind in kinds for name in axes_of_type(mesh, kind)}
+    entries = [tuple(name for name in names if name in of_kind) or None for names in spec]
+    return NamedSharding(mesh, PartitionSpec(*entries))
+
+
+def added_axes(cut: LeafSharding, whole: LeafSharding) -> tuple[tuple[str, ...], ...] | None:
+    """Returns the mesh axes that ``cut`` adds to each axis, behind those that cut it already.
+
+    None if it does anything else: then a device's part is not in its shard of the whole.
+    """
+    pairs = list(zip(cut.spec, whole.spec, strict=True))
+    if any(names != more[: len(names)] for more, names in pairs):
+        return None
+    return tuple(more[len(names) :] for more, names in pairs)

@@ -11,7 +11,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus.frame.checks import check_gradients, check_inexact_dtypes, wrong_state
-from optax_muonplus.frame.paths import flatten_with_names
+from optax_muonplus.frame.leaves import flatten_with_names
 from optax_muonplus.frame.plainly import Read, Sources
 from optax_muonplus.method import (
     DECAY,
@@ -41,18 +41,14 @@ class MomentumState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """How the buffers of a momentum are kept between updates.
+    """How the buffers of a momentum are kept between updates."""
 
-    Attributes:
-      state: the class of the state: trees of arrays, and the count of updates.
-      empty: from zeros like the parameters, and the count, to the first state.
-      load: from the arrays that hold one buffer, or from parts of them, to the momentum.
-      store: from a momentum, and the arrays that held the one before, to arrays that hold it.
-    """
-
-    state: Any
+    state: Any  # the class of the state: trees of arrays, and the count of updates
+    # From zeros like the parameters, and the count, to the first state.
     empty: Callable[[optax.Params, Any], Any]
+    # From the arrays that hold one buffer, or from parts of them, to the momentum.
     load: Callable[..., jax.Array]
+    # From a momentum, and the arrays that held the one before, to arrays that hold it.
     store: Callable[[jax.Array, Sources], Sources]
 
 
@@ -85,32 +81,20 @@ def momentum_dtype(value: DTypeLike | None) -> np.dtype | None:
 
 
 class MomentumTransformation(optax.GradientTransformation):
-    """A momentum as a transformation of Optax, see ``optax_muonplus.momentum``.
+    """A momentum as a transformation of Optax, see ``optax_muonplus.momentum``."""
 
-    Attributes:
-      momentum: the part of a chain that it is.
-    """
-
-    momentum: "Momentum"
+    momentum: "Momentum"  # the part of a chain that it is
 
 
 @matrix_function
 class LookAhead:
-    """The direction ``a M + b G``, of which the polar factor is taken, in float32 at least.
-
-    Attributes:
-      beta: the decay.
-      count: number of updates so far, for bias correction; None without it.
-      nesterov: whether G has a part.
-      divisor: divides the sum, before it can overflow.
-      load: makes the momentum of the arrays that hold it.
-    """
+    """The direction ``a M + b G``, of which the polar factor is taken, in float32 at least."""
 
     beta: ArrayLike
-    count: Any
-    nesterov: bool = static()
-    divisor: float = static()
-    load: Callable[..., jax.Array] = static()
+    count: Any  # number of updates so far, for bias correction; None without it
+    nesterov: bool = static()  # whether G has a part
+    divisor: float = static()  # divides the sum, before it can overflow
+    load: Callable[..., jax.Array] = static()  # makes the momentum of the arrays that hold it
 
     def __call__(self, *arrays: jax.Array) -> jax.Array:
         """Returns the direction of what holds the momentum and, with ``nesterov``, the gradient."""

@@ -1,14 +1,12 @@
 """How functions are run on the matrices of a tree: on one device in batches, on a mesh by a plan.
 
 ``platform``, ``algorithm``, ``iteration``, ``products`` and ``polar`` are the fast polar factor.
-``batches``, ``stacks`` and ``local`` are for one device. On a mesh ``deal`` and ``planning`` decide
-what travels where, before anything is traced; ``mesh`` then moves the shards and does the work.
+``local`` works on one device, with ``batches`` on a CPU and ``stacks`` on accelerators. On a mesh
+``deal`` and ``planning`` decide what travels where, before anything is traced; ``mesh`` then moves
+the shards and does the work.
 """
 
 from optax_muonplus.run.leaves import efficiently as efficiently
-from optax_muonplus.run.local import apply_local as apply_local
-from optax_muonplus.run.loops import pick as pick
-from optax_muonplus.run.mesh import apply_sharded as apply_sharded
 from optax_muonplus.run.planning import plan as plan
 from optax_muonplus.run.platform import PLATFORMS as PLATFORMS
 from optax_muonplus.run.platform import Platform as Platform

@@ -30,17 +30,11 @@ BFLOAT16_X3 = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3
 
 
 class Algorithm(NamedTuple):
-    """A way to carry out the iteration.
+    """A way to carry out the iteration."""
 
-    Attributes:
-      restarts: steps that compute the Gram matrix again.
-      precision: of the products.
-      upcast_operands: whether operands are cast to the dtype of sums.
-    """
-
-    restarts: tuple[int, ...]
-    precision: Precision
-    upcast_operands: bool = False
+    restarts: tuple[int, ...]  # steps that compute the Gram matrix again
+    precision: Precision  # of the products
+    upcast_operands: bool = False  # whether operands are cast to the dtype of sums
 
 
 def choose_algorithm(
@@ -51,15 +45,10 @@ def choose_algorithm(
     operand: jnp.dtype,
     dtype: jnp.dtype,
 ) -> Algorithm:
-    """Returns the algorithm for matrices of one shape.
+    """Returns the algorithm for matrices ``(..., out, in)`` of one shape.
 
-    Args:
-      platform: where it runs.
-      shape: ``(..., out, in)``.
-      polar: ``"newton_schulz"``, ``"gram"`` or ``"auto"``.
-      chosen: coefficients, for which ``polar`` and ``operand`` are allowed.
-      operand: dtype of operands.
-      dtype: dtype of sums.
+    ``operand`` is the dtype of operands and ``dtype`` that of sums. The coefficients allow both
+    ``operand`` and ``polar``, which is ``"newton_schulz"``, ``"gram"`` or ``"auto"``.
     """
     plain = every_step(len(chosen.rows))
 

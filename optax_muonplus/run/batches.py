@@ -12,10 +12,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from optax_muonplus.frame import READ_ONE as READ_ONE
-from optax_muonplus.frame import Read as Read
-from optax_muonplus.frame import dtypes_of as dtypes_of
-from optax_muonplus.frame import usable_axes
+from optax_muonplus.frame import READ_ONE, Read, Sources, usable_axes
 from optax_muonplus.method import Composition, for_layout, narrowed, narrower
 from optax_muonplus.run.loops import map_in_place, sharded_like
 from optax_muonplus.run.platform import Platform
@@ -24,24 +21,16 @@ Item = TypeVar("Item")
 
 
 class MatrixBatch(NamedTuple):
-    """Matrices of one shape that are computed from their sources when they are loaded.
+    """Matrices of one shape that are computed from their sources when they are loaded."""
 
-    Attributes:
-      sources: arrays (batch, out, in), or (batch, in, out). The first has the shape of the
-        matrices, others may have one number for a block of them.
-      transposed: whether they are stored as (batch, in, out).
-      dtype: dtype of the matrices that functions get.
-      result_dtype: dtype of results.
-      read: makes the matrices of arrays like the sources.
-      rounded_dtype: dtype that matrices are rounded to when they are read; None is ``dtype``.
-    """
-
-    sources: tuple[jax.Array, ...]
-    transposed: bool
-    dtype: Any
+    # Arrays (batch, out, in), or (batch, in, out). The first has the shape of the matrices, others
+    # may have one number for a block of them.
+    sources: Sources
+    transposed: bool  # whether they are stored as (batch, in, out)
+    dtype: Any  # of the matrices that functions get
     result_dtype: Any
-    read: Read = READ_ONE
-    rounded_dtype: Any = None
+    read: Read = READ_ONE  # makes the matrices of arrays like the sources
+    rounded_dtype: Any = None  # that matrices are rounded to when they are read; None is dtype
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -53,22 +53,14 @@ _NORM = 64.0
 
 @dataclasses.dataclass(frozen=True)
 class Iteration:
-    """All choices for the iteration of matrices of one shape and dtype on one platform.
+    """All choices for the iteration of matrices of one shape and dtype on one platform."""
 
-    Attributes:
-      rows: coefficients, one row for each step; or a table, the last row of which is used for all
-        further steps of a traced number.
-      restarts: steps, counted from 0, that compute the Gram matrix again.
-      safety_factor: the norm is multiplied by it.
-      preconditioning: the norm that divides.
-      products: the products, for matrices of that shape.
-    """
-
+    # One for each step; or a table, whose last row serves all further steps of a traced number.
     rows: tuple[Row, ...]
-    restarts: tuple[int, ...]
-    safety_factor: float
-    preconditioning: Preconditioning
-    products: Products
+    restarts: tuple[int, ...]  # steps, counted from 0, that compute the Gram matrix again
+    safety_factor: float  # multiplies the norm
+    preconditioning: Preconditioning  # the norm that divides
+    products: Products  # for matrices of that shape
 
 
 def product_shapes(
@@ -95,13 +87,9 @@ def iterate(
     steps: jax.Array | None,
     iteration: Iteration,
 ) -> Matrices:
-    """Runs an iteration.
+    """Runs an iteration, with ``eps`` added to the norm that divides.
 
-    Args:
-      x: matrices.
-      eps: added to the norm that divides.
-      steps: a traced number of steps, which needs a restart at each; None is one for each row.
-      iteration: how.
+    A traced number of ``steps`` needs a restart at each; None is one step for each row.
     """
     rows, products = iteration.rows, iteration.products
     operand, dtype = products.operand, products.dtype
@@ -173,6 +161,19 @@ def _in_range(x: Matrices, operand: jnp.dtype) -> tuple[Matrices, Scale]:
     full = 2.0 ** math.ceil(math.log2(math.prod(x.shape[-2:])) / 2)
     factor = jnp.where(summed, _NORM, _NORM / full)
     return y * factor, magnitude / factor
+
+
+def range_factor(operand: jnp.dtype, row_length: int) -> float:
+    """Returns a power of two that iterates are multiplied by, so that they are normal numbers.
+
+    Elements of the Gram matrix R are about 1/n at first, and those off its diagonal 1/n^1.5:
+    below the normal numbers of float16 (6e-5) from n = 700 on. The factor, 8 for rows of three
+    coefficients, multiplies R by 64. At the other end it leaves room for singular values up to 2:
+    the power of R that the last coefficient multiplies then stays below 2^16, where float16 ends.
+    """
+    if jnp.finfo(operand).nexp >= jnp.finfo(jnp.float32).nexp:
+        return 1.0
+    return 2.0 ** max(0, min(3, 8 // (row_length - 1) - 1))
 
 
 def _segments(steps: int, restarts: tuple[int, ...]) -> list[tuple[int, int]]:

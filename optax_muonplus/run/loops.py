@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.frame import Sources as Sources
-from optax_muonplus.frame import varying_axes
+from optax_muonplus.frame import Sources, varying_axes
 
 Tree = TypeVar("Tree")
 

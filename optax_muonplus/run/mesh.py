@@ -21,15 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from optax_muonplus.frame import LeafInfo, Read, Sources, as_named, dtypes_of, usable_axes
+from optax_muonplus.frame import READ_ONE, LeafInfo, Read, Sources, as_named, dtypes_of, usable_axes
 from optax_muonplus.method import MatrixFunction, narrowed
 from optax_muonplus.run.deal import LANES, Bucket, Turn, row_of
-from optax_muonplus.run.local import apply_local
+from optax_muonplus.run.local import apply_batched, apply_local, apply_to_one
 from optax_muonplus.run.loops import concatenated
 from optax_muonplus.run.planning import Exchange, plan
 from optax_muonplus.run.platform import Platform, on_its_platform, platform_of
 from optax_muonplus.run.sharded_leaf import ShardedLeaf
-from optax_muonplus.run.stacks import apply_batched, apply_to_one
 
 
 def apply_sharded(
@@ -45,6 +44,9 @@ def apply_sharded(
     many exponent bits; results equal those of rounding after the transfer, have the dtypes of the
     records, and are sharded as the sources.
     """
+    if any(x.shape != arrays[0].shape for arrays in sources for x in arrays):
+        # Block scales are left to the compiler, because a shard may cut a block.
+        read, sources = READ_ONE, [(read(*arrays),) for arrays in sources]
     # Arrays, which optax.inject_hyperparams makes of hyperparameters, have to be passed to jax.jit
     # and jax.shard_map as arguments. Python numbers stay constants of the program.
     values, structure = jax.tree.flatten((read, list(functions)))

@@ -20,7 +20,12 @@ from optax_muonplus.method import (
 )
 from optax_muonplus.run import products
 from optax_muonplus.run.algorithm import choose_algorithm
-from optax_muonplus.run.iteration import Iteration, iterate_on_its_platform, product_shapes
+from optax_muonplus.run.iteration import (
+    Iteration,
+    iterate_on_its_platform,
+    product_shapes,
+    range_factor,
+)
 from optax_muonplus.run.platform import PLATFORMS, Platform, platform_of
 from optax_muonplus.run.products import Products
 
@@ -86,7 +91,7 @@ class FastPolar(MatrixFunction):
             left,
             operand,
             sums,
-            products.range_factor(operand, len(chosen.rows[0])),
+            range_factor(operand, len(chosen.rows[0])),
             precision,
             upcast_operands,
             exact_squares,
@@ -98,9 +103,7 @@ class FastPolar(MatrixFunction):
 def for_platform(function: MatrixFunction, platform: Platform | None = None) -> MatrixFunction:
     """Returns ``function`` with fast polar factors in place of definitions, also in its parts.
 
-    Args:
-      function: a function on matrices.
-      platform: where it runs; None is the platform that the program is lowered for.
+    ``platform`` is where it runs; None is the platform that the program is lowered for.
     """
     if isinstance(function, Orthogonalize):
         return FastPolar(function, platform) if function.is_iteration else function

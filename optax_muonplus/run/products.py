@@ -196,19 +196,6 @@ def _polynomial(products: Products, gram: Square, row: Row, scale: Scale | None)
     return products.polynomial(gram, row, scale)
 
 
-def range_factor(operand: jnp.dtype, row_length: int) -> float:
-    """Returns a power of two that iterates are multiplied by, so that they are normal numbers.
-
-    Elements of the Gram matrix R are about 1/n at first, and those off its diagonal 1/n^1.5:
-    below the normal numbers of float16 (6e-5) from n = 700 on. The factor, 8 for rows of three
-    coefficients, multiplies R by 64. At the other end it leaves room for singular values up to 2:
-    the power of R that the last coefficient multiplies then stays below 2^16, where float16 ends.
-    """
-    if jnp.finfo(operand).nexp >= jnp.finfo(jnp.float32).nexp:
-        return 1.0
-    return 2.0 ** max(0, min(3, 8 // (row_length - 1) - 1))
-
-
 def part(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows columns"]:
     """Returns the first rows and columns of matrices, as many as ``shape`` says."""
     check_matrices(x)

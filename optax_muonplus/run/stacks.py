@@ -30,11 +30,8 @@ import jax.numpy as jnp
 
 from optax_muonplus.method import (
     Composition,
-    MatrixFunction,
-    compose,
     for_layout,
     narrowed,
-    narrower,
 )
 from optax_muonplus.run import products
 from optax_muonplus.run.batches import (
@@ -42,12 +39,8 @@ from optax_muonplus.run.batches import (
     MatrixBatch,
     chunked,
     grouped,
-    sharded_like_sources,
-    work_in_loops,
 )
 from optax_muonplus.run.loops import concatenated, map_slices
-from optax_muonplus.run.platform import Platform, on_its_platform
-from optax_muonplus.run.polar import for_platform
 
 # A stack has at most 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. The iteration on
 # square matrices needs four times as much in addition: R, R^2, P and the next X.
@@ -57,64 +50,7 @@ STACK_BYTES = 2**27
 TPU_STACK_BYTES = 2**28
 
 
-def apply_batched(
-    functions: Sequence[MatrixFunction],
-    batches: Sequence[MatrixBatch],
-    platform: Platform | None = None,
-) -> list[jax.Array]:
-    """Applies ``functions``, one after the other, to every matrix of batches of any shapes.
-
-    ``platform`` is where it runs; None is the one that the program is lowered for. Results are
-    stored as the batches are, in their result dtypes.
-    """
-    if not batches:
-        return []
-    steps = compose(functions)
-    if not any(isinstance(x, jax.core.Tracer) for batch in batches for x in batch.sources):
-        # Outside of jit each operation is a program of its own, and a loop would be compiled anew
-        # at every call.
-        fast = _fast(steps)
-        return [batch.apply(fast)(batch.array) for batch in batches]
-
-    def on(platform: Platform) -> Callable[..., list[jax.Array]]:
-        fast = _fast(steps, platform)
-
-        def work(*sources: tuple[jax.Array, ...]) -> list[jax.Array]:
-            given = [x._replace(sources=y) for x, y in zip(batches, sources, strict=True)]
-            if platform == "cpu":
-                return work_in_loops(fast, given)
-            on_accelerator = _map_stacks if platform == "tpu" else _work_on_stacks
-            return sharded_like_sources(given, on_accelerator(fast, given), platform)
-
-        return work
-
-    sources = [batch.sources for batch in batches]
-    return on_its_platform(on, *sources, platform=platform)
-
-
-def _fast(steps: Composition, platform: Platform | None = None) -> Composition:
-    """Replaces definitions by what runs fast on the platform."""
-    return compose([for_platform(function, platform) for function in steps.functions])
-
-
-def apply_to_one(
-    functions: Sequence[MatrixFunction], batch: MatrixBatch, platform: Platform | None
-) -> jax.Array:
-    """Applies ``functions`` to a batch that one of several branches works on.
-
-    Of all branches XLA reserves the memory of the one that takes most. So results that a function
-    rounds are written rounded; XLA would write float32 where a norm reads them twice. LLaMA-7B then
-    had 587 MB of temporaries on 256 chips of v5e, and so 409.
-    """
-    x = batch.array
-    for function in functions:
-        x = for_layout(for_platform(function, platform), batch.transposed)(x.astype(batch.dtype))
-        if narrower(x.dtype, function.output_dtype) != x.dtype:
-            x = jax.lax.optimization_barrier(x.astype(function.output_dtype))
-    return narrowed(x.astype(batch.dtype), batch.result_dtype)
-
-
-def _work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+def work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """Applies ``steps`` to all matrices, many at a time."""
     results: dict[int, jax.Array] = {}
     short: dict[int, MatrixBatch] = {}
@@ -201,7 +137,7 @@ def _at_once(steps: Composition, x: jax.Array, stack: MatrixBatch, upright: int)
     return narrowed(x, stack.result_dtype)
 
 
-def _map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+def map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """Applies ``steps`` to all matrices, one at a time."""
     # Libtpu stores a matrix transposed where only its columns then fill their blocks. To swap the
     # axes moves nothing there; without it libtpu transposes the stack as a whole. Scanned layers
