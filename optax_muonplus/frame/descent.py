@@ -71,9 +71,9 @@ def _called(function: Callable[..., Any]) -> str:
 class DecayedWeights(optax.GradientTransformation):
     """What :func:`decayed_weights` returns."""
 
-    is_zero: bool  # whether the decay is zero as a Python number
+    is_zero: bool  # the decay is zero, as a Python number
     weight_decay: optax.ScalarOrSchedule
-    name: str  # of the argument, for messages
+    name: str  # the argument, as messages call it
 
 
 class LearningRate(optax.GradientTransformation):

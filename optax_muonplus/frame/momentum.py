@@ -92,7 +92,7 @@ class LookAhead:
 
     beta: ArrayLike
     count: Any  # number of updates so far, for bias correction; None without it
-    nesterov: bool = static()  # whether G has a part
+    nesterov: bool = static()  # G has a part
     divisor: float = static()  # divides the sum, before it can overflow
     load: Callable[..., jax.Array] = static()  # makes the momentum of the arrays that hold it
 

@@ -33,8 +33,8 @@ class Algorithm(NamedTuple):
     """A way to carry out the iteration."""
 
     restarts: tuple[int, ...]  # steps that compute the Gram matrix again
-    precision: Precision  # of the products
-    upcast_operands: bool = False  # whether operands are cast to the dtype of sums
+    precision: Precision  # how products are made
+    upcast_operands: bool = False  # operands are cast to the dtype of sums
 
 
 def choose_algorithm(

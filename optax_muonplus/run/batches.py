@@ -26,11 +26,11 @@ class MatrixBatch(NamedTuple):
     # Arrays (batch, out, in), or (batch, in, out). The first has the shape of the matrices, others
     # may have one number for a block of them.
     sources: Sources
-    transposed: bool  # whether they are stored as (batch, in, out)
-    dtype: Any  # of the matrices that functions get
+    transposed: bool  # they are stored as (batch, in, out)
+    dtype: Any  # matrices have it when functions get them
     result_dtype: Any
     read: Read = READ_ONE  # makes the matrices of arrays like the sources
-    rounded_dtype: Any = None  # that matrices are rounded to when they are read; None is dtype
+    rounded_dtype: Any = None  # matrices are rounded to it when they are read; None is dtype
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -22,11 +22,11 @@ from optax_muonplus.frame import LeafInfo, Path, flatten_tree, flatten_with_name
 class FlatTree:
     """A tree of parameters or updates and its leaves."""
 
-    tree: Any  # as given
-    paths: list[Path]  # as in ('blocks', '0', 'attn', 'query', 'kernel')
+    tree: Any
+    paths: list[Path]  # ('blocks', '0', 'attn', 'query', 'kernel')
     arrays: list[Any]  # the leaves, or anything with a shape
     unflatten: Callable[[Iterable[Any]], Any]  # from one value for each leaf to a tree
-    classes: frozenset[type]  # of all nodes and leaves, so that most trees need no second walk
+    classes: frozenset[type]  # all nodes and leaves have these; most trees need no second walk
 
     @classmethod
     def of(cls, tree: Any) -> "FlatTree":

@@ -39,7 +39,7 @@ class Reader:
     A subclass may read leaves in another way: everything that takes dimension numbers takes it.
     """
 
-    rules: Sequence[Rule] = ()  # of the user, before the default ones
+    rules: Sequence[Rule] = ()  # the user has given them; they come before the default ones
     # The axes along which layers are stacked, by patterns of paths.
     layer_axes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
     # How a user makes such a reader, for messages.
