@@ -1,20 +1,18 @@
 """Size and shape of the library, in figures: `python -m benchmarks.house`.
 
-Counts what somebody who reads the code meets: lines, rooms, imports between rooms, repeated
-arguments, and the files and lines that one update passes. A room is a folder of `optax_muonplus`,
-a module next to these folders, or a file of `extras`. `--path` measures another checkout, `--json`
-keeps the figures, and `--before` prints kept ones next to the new ones.
+Counts what somebody who reads the code meets: the lines of each room, and the files and lines that
+one update passes. A room is a folder of `optax_muonplus`, a module next to these folders, or a file
+of `extras`. `--path` measures another checkout, `--json` keeps the figures, and `--before` prints
+kept ones next to the new ones.
 """
 
-import ast
 import dataclasses
-import graphlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +24,6 @@ from examples.trainer.system.tables import markdown
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = "optax_muonplus"
 
-POLAR_ARGUMENTS = {"ns_coeffs", "ns_steps", "eps", "polar", "preconditioning", "compute_dtype"}
-REPEATS = 4  # a signature with so many of them repeats the polar arguments
-DESCRIBE_A_LEAF = {  # classes, and what each of them says of one leaf
-    "MatrixSpec": "its axes, which a user gives",
-    "Reading": "its axes, and the rule that says them",
-    "Readings": "how all leaves were read",
-    "Rule": "which leaves, and their axes",
-    "MatrixLayout": "its axes as a list of matrices",
-    "LeafSharding": "which of its axes the mesh cuts",
-    "LeafInfo": "path, shape, dtype, matrices and sharding",
-    "ResolvedTree": "the records of all leaves",
-    "Member": "its matrices on the mesh",
-    "MatrixGroup": "leaves of one shape and sharding",
-    "GroupSize": "how many matrices such a group has",
-    "Segment": "a range of the matrices of a group",
-    "Task": "a range that one device works on",
-    "MatrixBatch": "its matrices, and how to read them",
-    "_ItemLayout": "how its matrices lie in a message",
-}
 Figures = dict[str, Any]
 
 
@@ -58,8 +37,6 @@ class Config:
     """File for the figures."""
     before: Path | None = None
     """File with the figures of another version, which are printed too."""
-    rounds: int = 7
-    """How often updates are traced to measure the time."""
 
 
 def main(config: Config) -> None:
@@ -67,8 +44,7 @@ def main(config: Config) -> None:
     root = config.path.resolve()
     if not (root / LIBRARY).is_dir():
         raise SystemExit(f"{root} has no folder {LIBRARY}: give a checkout of it as --path.")
-    figures = {"commit": commit(root)} | sizes(root) | shape(root / LIBRARY)
-    figures |= run_ways(root, config.rounds)
+    figures = {"commit": commit(root)} | sizes(root) | run_ways(root)
     show(figures, json.loads(config.before.read_text()) if config.before else {})
     if config.json:
         config.json.write_text(json.dumps(figures, indent=1) + "\n")
@@ -112,84 +88,14 @@ def room_of(module: str) -> str:
     return module if module.startswith("extras.") else module.partition(".")[0]
 
 
-def shape(package: Path) -> Figures:
-    """Counts rooms, floors, imports between rooms, repeated arguments and records of leaves."""
-    files = modules(package)
-    trees = {module: ast.parse(path.read_text()) for module, path in files.items()}
-    crossing = {
-        (module, other)
-        for module, tree in trees.items()
-        for other in imported(tree, files)
-        if room_of(other) != room_of(module)
-    }
-    below: dict[str, set[str]] = {room_of(module): set() for module in files}
-    for module, other in crossing:
-        below[room_of(module)].add(room_of(other))
-    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
-    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
-    return {
-        "rooms": len(below),
-        "floors": floors(below),
-        "arrows between rooms": sum(map(len, below.values())),
-        "imports of another room": len(crossing),
-        "imports past a door": sum(other != room_of(other) for _, other in crossing),
-        "signatures with the polar arguments": sorted(filter(None, map(repeats, nodes))),
-        "records": sum(isinstance(x, ast.ClassDef) and is_record(x) for x in nodes),
-        "types that describe a leaf": sorted(DESCRIBE_A_LEAF.keys() & classes),
-    }
-
-
-def imported(tree: ast.AST, files: Mapping[str, Path]) -> set[str]:
-    """Finds the modules of the library that a file imports, anywhere in it.
-
-    The library itself does not count: `integrations` uses it as every user does.
-    """
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    own = [name.partition(".")[2] for name in names if name.partition(".")[0] == LIBRARY]
-    parents = [name if name in files else name.rpartition(".")[0] for name in own]
-    return {parent for parent in parents if parent}
-
-
-def floors(below: Mapping[str, set[str]]) -> int:
-    """Counts the rooms on the longest path of imports."""
-    height: dict[str, int] = {}
-    for room in graphlib.TopologicalSorter(below).static_order():
-        height[room] = 1 + max((height[other] for other in below[room]), default=0)
-    return max(height.values())
-
-
-def repeats(node: ast.AST) -> str:
-    """Returns the name of a function or class that repeats the polar arguments, else ""."""
-    match node:
-        case ast.FunctionDef(name=name, args=args):
-            given = {x.arg for x in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
-        case ast.ClassDef(name=name, body=body):
-            fields = [x.target for x in body if isinstance(x, ast.AnnAssign)]
-            given = {target.id for target in fields if isinstance(target, ast.Name)}
-        case _:
-            return ""
-    return name if len(given & POLAR_ARGUMENTS) >= REPEATS else ""
-
-
-def is_record(node: ast.ClassDef) -> bool:
-    """Tells whether a class is a NamedTuple or a dataclass, by its bases and decorators."""
-    words = ast.unparse(ast.Tuple([*node.bases, *node.decorator_list], ast.Load()))
-    return any(word in words for word in ("NamedTuple", "dataclass", "matrix_function"))
-
-
 # Ways -------------------------------------------------------------------------------------------
 
 
-def run_ways(root: Path, rounds: int) -> Figures:
+def run_ways(root: Path) -> Figures:
     """Measures what runs, in a process that imports the library of the checkout."""
     file = Path(__file__).with_name("ways.py")
     done = subprocess.run(
-        [sys.executable, "-P", str(file), str(root), str(rounds)],
+        [sys.executable, "-P", str(file), str(root)],
         cwd=root,
         env=os.environ
         | {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"},
@@ -199,8 +105,7 @@ def run_ways(root: Path, rounds: int) -> Figures:
     )
     figures = json.loads(done.stdout.splitlines()[-1])
     for figure in figures.values():
-        if "entered" in figure:
-            figure |= extent(figure.pop("entered"))
+        figure |= extent(figure.pop("entered"))
     return figures
 
 

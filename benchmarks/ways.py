@@ -1,11 +1,9 @@
-"""Functions and files that updates, states and batches pass, and the time to trace an update.
+"""Functions and files that updates, states and batches pass.
 
-`benchmarks.house` starts this file as a process of its own, `python -P benchmarks/ways.py CHECKOUT
-ROUNDS`, with that checkout on PYTHONPATH and as the working directory. It prints the figures as
-JSON.
+`benchmarks.house` starts this file as a process of its own, `python -P benchmarks/ways.py` and the
+checkout, which is on PYTHONPATH and the working directory. It prints the figures as JSON.
 """
 
-import gc
 import importlib
 import itertools
 import json
@@ -13,8 +11,6 @@ import os
 import sys
 import tempfile
 import threading
-import time
-import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, FunctionType
@@ -22,12 +18,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-FOUR = {"query": (256, 256), "up": (256, 1024), "down": (1024, 256), "side": (512, 768)}
 RUN = [
     *("gpt-micro", "--model.n-layer", "1", "--model.d-model", "16", "--model.context", "16"),
     *("--data.vocab-size", "300", "--steps", "1", "--batch-size", "8"),
@@ -43,7 +37,7 @@ class Call(NamedTuple):
     name: str
 
 
-def main(checkout: str, rounds: int) -> None:
+def main(checkout: str) -> None:
     """Measures all figures and prints them."""
     jax.config.update("jax_enable_compilation_cache", False)
     import optax_muonplus as omp  # here, as only a process for it has it from the checkout
@@ -76,7 +70,7 @@ def main(checkout: str, rounds: int) -> None:
     }
     batch = calls_of(one_step, Path(checkout), without=library)
     ways["batch through the trainer"] = passed(batch)
-    print(json.dumps(ways | trace_figures(omp.muonplus, rounds)))
+    print(json.dumps(ways))
 
 
 def leaf(shape: tuple[int, ...], dtype: Any = "float32", sharding: Any = None) -> Any:
@@ -94,43 +88,6 @@ def tracer(tx: optax.GradientTransformation, params: Any) -> Callable[[], Any]:
 
     trace()  # the first time, modules and tables are made too
     return trace
-
-
-def trace_figures(muonplus: Callable[..., Any], rounds: int) -> dict[str, dict[str, float]]:
-    """Measures CPU seconds that tracing an update of four matrices takes; medians of the rounds.
-
-    The same for Optax's Muon, traced in turn, is a measure for the speed of the machine. Counts too
-    how often an update asks for the machine, by `jax.lax.platform_dependent`.
-    """
-    updates = {dtype: muonplus(0.02, compute_dtype=dtype) for dtype in ("bfloat16", "float32")}
-    traces = {
-        name: tracer(tx, {key: leaf(shape, name) for key, shape in FOUR.items()})
-        for name, tx in updates.items()
-    }
-    shapes = {key: leaf(shape) for key, shape in FOUR.items()}
-    traces["of Optax"] = tracer(optax.contrib.muon(0.02), shapes)
-    rows = np.array([[cpu_seconds(trace) for trace in traces.values()] for _ in range(rounds)])
-    seconds = np.median(rows, axis=0)
-    shares = np.median(rows / rows[:, -1:], axis=0)
-    found: dict[str, dict[str, float]] = {}
-    for i, name in enumerate(updates):
-        asked = unittest.mock.Mock(wraps=jax.lax.platform_dependent)
-        with unittest.mock.patch.object(jax.lax, "platform_dependent", asked):
-            traces[name]()
-        found[f"trace of a {name} update"] = {
-            "seconds": round(seconds[i], 3),
-            "of Optax's time": round(shares[i], 2),
-            "questions for the machine": asked.call_count,
-        }
-    return found
-
-
-def cpu_seconds(action: Callable[[], Any]) -> float:
-    """Measures the time of the processor that an action takes, all threads together."""
-    gc.collect()
-    start = time.process_time()
-    action()
-    return time.process_time() - start
 
 
 def one_step() -> None:
@@ -208,4 +165,4 @@ def passed(calls: list[Call]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1])

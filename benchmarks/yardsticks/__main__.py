@@ -5,13 +5,12 @@ from typing import Any
 
 import tyro
 
-from benchmarks.yardsticks import least_squares, mnist1d, shakespeare, tiny_shakespeare
+from benchmarks.yardsticks import least_squares, mnist1d, tiny_shakespeare
 from examples.trainer.system import exit_status
 
 YARDSTICKS: dict[str, Any] = {
     "least-squares": least_squares,
     "mnist1d": mnist1d,
-    "shakespeare": shakespeare,
     "tiny-shakespeare": tiny_shakespeare,
 }
 

