@@ -26,8 +26,7 @@ def groups_of(compiled):
 @pytest.mark.cpu_program
 def test_all_groups_of_a_step_are_connected_before_it_is_compiled(text):
     toy = assemble_toy(text)
-    ones = processes.one_on_each(toy.mesh)
-    sums = [total.lower(ones).compile() for total in processes.sums(toy.mesh)]
+    sums = [total.lower(ones).compile() for total, ones in processes.sums(toy.mesh)]
     assert [len(groups_of(total)) for total in sums] == [4, 4, 4, 2, 2, 2, 1]
     assert groups_of(compiled_step(toy)) <= set().union(*map(groups_of, sums))
 

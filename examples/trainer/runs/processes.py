@@ -7,8 +7,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar, cast
 
 import jax
 import numpy as np
@@ -89,38 +89,23 @@ def connect(mesh: Mesh) -> None:
     (jaxlib 0.10.2). Processes compile a step for different times. Once connected they wait for each
     other. All processes call this at the same time.
     """
-    if jax.process_count() == 1 or mesh.devices.flat[0].platform != "cpu":
-        return
-    ones = one_on_each(mesh)
-    for total in sums(mesh):
-        jax.block_until_ready(total(ones))
+    if jax.process_count() > 1 and mesh.devices.flat[0].platform == "cpu":
+        for total, ones in sums(mesh):
+            jax.block_until_ready(total(ones))
 
 
-def shared_axes(mesh: Mesh) -> list[str]:
-    return [name for name, size in mesh.shape.items() if size > 1]
-
-
-def one_on_each(mesh: Mesh) -> jax.Array:
-    """An array with an element on each device, with an axis for each shared axis of a mesh."""
-    axes = shared_axes(mesh)
+def sums(mesh: Mesh) -> Iterator[tuple[Any, jax.Array]]:
+    """Sums over each choice of shared axes, one collective each, and an array with one on each."""
+    axes = [name for name, size in mesh.shape.items() if size > 1]
     one = np.ones([1] * len(axes), np.float32)
-    shape = tuple(mesh.shape[name] for name in axes)
-    spread = NamedSharding(mesh, P(*axes))
-    return jax.make_array_from_callback(shape, spread, lambda index: one)
-
-
-def sums(mesh: Mesh) -> list[Callable[[jax.Array], jax.Array]]:
-    """Sums of that array over each choice of its axes, each with one collective."""
-    axes = shared_axes(mesh)
-    found = []
+    spread, shape = NamedSharding(mesh, P(*axes)), tuple(mesh.shape[name] for name in axes)
+    ones = jax.make_array_from_callback(shape, spread, lambda index: one)
     for count in range(1, len(axes) + 1):
         for summed in itertools.combinations(axes, count):
             left = P(*(None if name in summed else name for name in axes))
             total = functools.partial(jax.lax.psum, axis_name=summed)
-            found.append(
-                jax.jit(jax.shard_map(total, mesh=mesh, in_specs=P(*axes), out_specs=left))
-            )
-    return found
+            mapped = jax.shard_map(total, mesh=mesh, in_specs=P(*axes), out_specs=left)
+            yield jax.jit(mapped), ones
 
 
 def is_joint(error: Exception) -> bool:
