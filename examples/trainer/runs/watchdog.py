@@ -3,7 +3,6 @@
 import faulthandler
 import os
 import statistics
-import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -13,16 +12,16 @@ from examples.trainer.runs.processes import process_label
 START, STEP, EVALUATION, SAVE = "start", "step", "evaluation", "save"
 MEDIANS, FIRST = 10, 6  # how many times its median, and at first the least time, a phase may take
 SILENT = 60  # seconds more until a Python that stands still is ended
-LATE = """error{}: a {} has not ended after {:.0f} s, and may take {:.0f} s (--watchdog-minutes): a \
-disk, a network or a process may hang. Start all again with --resume. What every thread does:"""
+LATE = """error{}: a {} has not ended after {:.0f} s, and may take {:.0f} s (--watchdog-minutes): \
+a disk, a network or a process may hang. Start all again with --resume. What every thread does:
+"""
 
 
 class Watchdog:
     """Watches a loop that says when a phase begins: a step, an evaluation, a save.
 
     A phase may take 10 times the median of those before it, and at least `minutes`; the first may
-    compile, and take 6 times `minutes`. A thread of Python looks at the time. Where Python itself
-    stands still, the C thread of faulthandler ends the process.
+    take 6 times `minutes`. Where Python itself stands still, a C thread ends the process.
     """
 
     def __init__(self, minutes: float):
@@ -47,7 +46,6 @@ class Watchdog:
         self.phase, self.since = phase, now
 
     def limit(self) -> float:
-        """Seconds that the current phase may take."""
         past = self.durations[self.phase]
         return max(self.least, MEDIANS * statistics.median(past)) if past else FIRST * self.least
 
@@ -56,7 +54,6 @@ class Watchdog:
             faulthandler.dump_traceback_later(self.least + SILENT, exit=True, file=2)
             waited, limit = time.monotonic() - self.since, self.limit()
             if waited > limit:
-                print(LATE.format(process_label(), self.phase, waited, limit), file=sys.stderr)
-                sys.stderr.flush()
+                os.write(2, LATE.format(process_label(), self.phase, waited, limit).encode())
                 faulthandler.dump_traceback(file=2)
                 os._exit(1)  # without waiting for what hangs
