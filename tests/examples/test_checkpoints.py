@@ -16,7 +16,6 @@ from examples.train import main
 from examples.trainer.data.placement import place_batch
 from examples.trainer.runs.checkpoint import Checkpoints
 from examples.trainer.runs.metrics import Metrics
-from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
 from examples.trainer.training.step import TrainState
 from tests.support.trainer import (
@@ -137,19 +136,6 @@ def test_resume_refuses_flags_of_the_run(finished, capsys):
         main(["--resume", "--help"])
     shown = capsys.readouterr().out
     assert "--mesh" in shown and "--coordinator" in shown and "--batch-size" not in shown
-
-
-@pytest.mark.parametrize("damaged", ["state/_METADATA", "about/metadata"])
-def test_damaged_checkpoint_is_named(tmp_path, text, damaged):
-    toy = assemble_toy(text, "", 1)
-    state = toy.init()
-    with Checkpoints(tmp_path / "c", about) as checkpoints:
-        checkpoints.save(3, state)
-        checkpoints.wait_until_saved()
-        path = tmp_path / "c" / "3" / damaged
-        path.write_bytes(path.read_bytes()[:10])
-        with pytest.raises(UserError, match=rf"{tmp_path}/c/3 of step 3 is damaged: .*{damaged}"):
-            checkpoints.restore(3, toy.program.abstract)
 
 
 def test_checkpoint_with_truncated_arrays_is_named(tmp_path, finished):

@@ -65,11 +65,6 @@ def test_images_are_those_of_the_equations_and_each_is_there_once(size):
     np.testing.assert_array_equal(np.sort(found), np.arange(size))
 
 
-def test_this_version_never_changes():
-    assert permutation(10).tolist() == [4, 0, 3, 2, 8, 7, 6, 1, 9, 5]
-    assert permutation(10, seed=1, epoch=2).tolist() == [0, 7, 5, 3, 6, 4, 8, 2, 9, 1]
-
-
 def test_a_million_windows_are_there_once():
     size = 10**6
     assert np.bincount(permutation(size), minlength=size).tolist() == [1] * size
@@ -88,35 +83,12 @@ def test_any_index_of_any_size_takes_no_memory():
     assert found.tolist() == [image(i, size, 0, 0, 0) for i in index.tolist()]
 
 
-def chi_square(counts, expected):
-    """How many standard deviations Pearson's statistic is above its mean."""
-    freedom = counts.size - 1
-    return (((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
-
-
-@pytest.mark.parametrize("size", [4, 5, 6])
-def test_all_permutations_of_few_windows_are_equally_frequent(size):
-    each, kinds = 40, math.factorial(size)
-    epochs = np.repeat(np.arange(each * kinds), size)
-    found = feistel(np.tile(np.arange(size), each * kinds), size, 1, epochs).reshape(-1, size)
-    counts = collections.Counter(map(tuple, found.tolist()))
-    assert len(counts) == kinds
-    assert chi_square(np.array(list(counts.values())), each) < 4
-
-
-@pytest.mark.parametrize("axis", ["epoch", "seed", "stream"])
-def test_windows_lie_anywhere_whatever_changes(axis):
-    """Images of an index are uniform, and so are distances of images of neighbours."""
-    size, rounds = 1000, 200
-    found = np.stack([permutation(size, **{axis: i}) for i in range(rounds)])
-    for values in (found, np.diff(found, axis=1) % size - 1):
-        for some in (values[:, :20], values[:, -20:]):
-            counts = np.bincount(some.ravel() // 50, minlength=20)
-            # Distances are 0 to size - 2, of which the last bin has one less.
-            assert chi_square(counts, counts.sum() / 20) < 4
-    fixed = (found == np.arange(size)).sum()  # one for each permutation on average
-    assert abs(fixed - rounds) < 5 * math.sqrt(rounds)
-    assert abs(np.corrcoef(found[0], found[1])[0, 1]) < 5 / math.sqrt(size)
+def test_epochs_seeds_and_streams_have_orders_of_their_own():
+    """All permutations of four windows are about equally frequent, whichever of them changes."""
+    for axis in ("epoch", "seed", "stream"):
+        found = collections.Counter(tuple(permutation(4, **{axis: i})) for i in range(2400))
+        # 100 each on average, with a standard deviation of 10.
+        assert len(found) == 24 and max(abs(count - 100) for count in found.values()) < 45
 
 
 # Loaders

@@ -1,11 +1,12 @@
 """The documents that a run reads, and those that are held out for validation."""
 
+import contextlib
 import hashlib
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-from examples.trainer.data.documents import PACKED, SUFFIXES, decode, texts
+from examples.trainer.data.documents import PACKED, SUFFIXES, texts
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 
@@ -24,14 +25,14 @@ def read(config: DataConfig) -> list[str]:
     found = set()
     room = config.max_bytes
     for path in sorted(files, key=lambda path: digest(path.name + str(path.stat().st_size))):
-        if room <= 0:
-            break
-        for text in texts(path, room, config.text_field) if config.paths else source(path, room):
-            content = text.encode()
-            found.add(content[:room].decode(errors="ignore"))
-            room -= len(content)
-            if room <= 0:
-                break
+        # A file of the standard library that is not UTF-8 counts as empty.
+        with contextlib.suppress(*([] if config.paths else [UserError])):
+            for text in texts(path, room, config.text_field) if room > 0 else ():
+                content = text.encode()
+                found.add(content[:room].decode(errors="ignore"))
+                room -= len(content)
+                if room <= 0:
+                    break
     if not any(text.strip() for text in found):
         raise UserError(
             f"no text in {', '.join(config.paths)}: give files that are not empty."
@@ -94,16 +95,6 @@ def named_files(paths: Iterable[str]) -> Iterable[Path]:
             yield given
         else:
             raise UserError(f"{given} does not exist: give text files or folders of them.")
-
-
-def source(path: Path, size: int) -> Iterable[str]:
-    """The first `size` bytes of a standard-library file; one that is not UTF-8 counts as empty."""
-    try:
-        return [decode(path, size)]
-    except UnicodeDecodeError:
-        return []
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}.") from None
 
 
 def cut(text: str, size: int) -> Iterable[str]:

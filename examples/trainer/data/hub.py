@@ -6,9 +6,8 @@ An interrupted stream is continued.
 import hashlib
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from examples.trainer.data import token_folder, tokenizer
 from examples.trainer.data.documents import text_of
@@ -21,8 +20,7 @@ TOKENIZER = "gpt2"
 TEXT = "text"  # the column of text by default; if there is none, the only one that holds text
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A split of a dataset of the hub, or of a folder of files that the hub would have."""
 
     name: str
@@ -84,8 +82,7 @@ def cache_key(config: DataConfig, source: Source) -> str:
     path = Path(name)
     if name not in tokenizer.HUB and path.is_file():
         name = hashlib.sha256(path.read_bytes()).hexdigest()
-    which = (source.name, source.config, source.split, source.column)
-    parts = (token_folder.FORMAT, *which, name, config.val_fraction, int(config.tokens))
+    parts = (token_folder.FORMAT, *source[:4], name, config.val_fraction, int(config.tokens))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

@@ -1,7 +1,6 @@
 """Batches of tokens as a function of seed and step."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -10,30 +9,9 @@ from examples.trainer.data.token_files import Slices
 from examples.trainer.settings.data import Order
 
 
-class Batches(Protocol):
-    """What gives batches. It has no state: a batch is a function of the step."""
-
-    @property
-    def context(self) -> int: ...
-
-    @property
-    def batch_size(self) -> int: ...
-
-    def batch(self, step: int, rows: range | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets (rows, context) of a step counted from 0.
-
-        `rows` are the rows of the batch that this process needs; None for all of them.
-        """
-        ...
-
-    def epochs(self, steps: int) -> list[float]:
-        """How often each text is read in so many steps."""
-        ...
-
-
 @dataclass(frozen=True)
 class Loader:
-    """Batches of windows of a text.
+    """Batches of windows of a text. It has no state: a batch is a function of the step.
 
     The text is cut into windows of `context` tokens plus the last target. An epoch is a random
     order of all windows, different each time; a batch may span two epochs.
@@ -52,10 +30,15 @@ class Loader:
         return max(0, (len(self.ids) - 1) // self.context)
 
     def batch(self, step: int, rows: range | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and targets (rows, context) of a step counted from 0.
+
+        `rows` are the rows of the batch that this process needs; None for all of them.
+        """
         read = self.read(positions(step, self.batch_size, rows))
         return read[:, :-1], read[:, 1:]
 
     def epochs(self, steps: int) -> list[float]:
+        """How often the text is read in so many steps."""
         return [steps * self.batch_size / self.n_windows]
 
     def read(self, places: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from examples.trainer.data.bin_files import is_bin
-from examples.trainer.data.loader import Batches, Loader, positions
+from examples.trainer.data.loader import Loader, positions
 from examples.trainer.data.order import feistel
 from examples.trainer.data.token_files import Tokens, joined
 from examples.trainer.data.token_folder import Dataset, Part
@@ -67,6 +67,9 @@ class Mixture:
         return source, blocks * counts + slots - (ends[source] - counts)
 
 
+Batches = Loader | Mixture
+
+
 def loader_of(config: RunConfig, dataset: Dataset) -> Batches:
     """The batches of a run; raises `UserError` if there is too little text for one."""
 
@@ -110,11 +113,14 @@ def settings_of(source: str, config: DataConfig) -> DataConfig:
 
 
 def rows_of(given: Sequence[str]) -> dict[str, int]:
-    """The texts of SOURCE=WEIGHT, and how many rows of a block each has."""
+    """The texts of SOURCE=WEIGHT, and how many rows of a block each has, by largest remainders."""
     weights: dict[str, float] = {}
     for word in given:
         source, _, number = word.rpartition("=")
-        weight = as_number(number)
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = math.nan
         if not source or not 0 < weight < math.inf:
             raise UserError(
                 f"--data.mixture {word}: give SOURCE=WEIGHT with a positive weight, as tokens=0.7."
@@ -122,32 +128,17 @@ def rows_of(given: Sequence[str]) -> dict[str, int]:
         if source in weights:
             raise UserError(f"--data.mixture names {source} twice: give it once.")
         weights[source] = weight
-    return {source: rows for source, rows in zip(weights, apportioned(weights), strict=True)}
-
-
-def as_number(word: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        return math.nan
-
-
-def apportioned(weights: dict[str, float]) -> list[int]:
-    """The rows of each text in a block, by the largest remainders."""
-    largest = max(weights.values())
-    relative = [weight / largest for weight in weights.values()]
-    exact = [BLOCK * x / math.fsum(relative) for x in relative]
-    rows = [math.floor(x) for x in exact]
-    by_remainder = sorted(range(len(rows)), key=lambda i: rows[i] - exact[i])
-    for i in by_remainder[: BLOCK - sum(rows)]:
-        rows[i] += 1
-    for (source, weight), own in zip(weights.items(), rows, strict=True):
+    relative = np.array(list(weights.values())) / max(weights.values())
+    exact = BLOCK * relative / math.fsum(relative)
+    rows = np.floor(exact).astype(int)
+    rows[np.argsort(rows - exact, kind="stable")[: BLOCK - rows.sum()]] += 1
+    for source, own in zip(weights, rows, strict=True):
         if not own:
             raise UserError(
-                f"--data.mixture {source}={weight:g} is too little for one row of {BLOCK}: give a "
-                "larger weight, or leave it out."
+                f"--data.mixture {source}={weights[source]:g} is too little for one row of {BLOCK}:"
+                " give a larger weight, or leave it out."
             )
-    return rows
+    return dict(zip(weights, map(int, rows), strict=True))
 
 
 def mixed(texts: dict[str, tuple[int, Dataset]]) -> Dataset:

@@ -34,11 +34,8 @@ def permuted(
     """
     if order == "feistel-1":
         return feistel(index, size, seed, epoch, stream)
-    found = np.empty_like(index)
-    for each in np.unique(epoch):
-        here = epoch == each
-        found[here] = of_numpy(seed, int(each), size)[index[here]]
-    return found
+    pairs = zip(epoch.tolist(), index.tolist(), strict=True)
+    return np.array([of_numpy(seed, each, size)[i] for each, i in pairs])
 
 
 def feistel(

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from examples.trainer.data.loader import Batches
+from examples.trainer.data.mixture import Batches
 
 Index = tuple[slice, ...] | None
 

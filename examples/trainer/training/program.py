@@ -9,8 +9,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from examples.trainer.data.loader import Batches
-from examples.trainer.data.mixture import loader_of
+from examples.trainer.data.mixture import Batches, loader_of
 from examples.trainer.data.token_folder import Dataset
 from examples.trainer.data.tokenizer import end_id
 from examples.trainer.models import Forward
