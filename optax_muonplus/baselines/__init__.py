@@ -1,10 +1,12 @@
 """The optimizers that Muon+ is compared with, with the same partition, and their links."""
 
+from optax_muonplus.baselines._adamh import AdamH as AdamH
 from optax_muonplus.baselines._adamuon import AdaMuon as AdaMuon
 from optax_muonplus.baselines._adamuon import adamuon as adamuon
 from optax_muonplus.baselines._aurora import Aurora as Aurora
 from optax_muonplus.baselines._aurora import aurora as aurora
 from optax_muonplus.baselines._aurora import scale_by_aurora as scale_by_aurora
+from optax_muonplus.baselines._by_path import ByPath as ByPath
 from optax_muonplus.baselines._hyperball import Hyperball as Hyperball
 from optax_muonplus.baselines._hyperball import hyperball as hyperball
 from optax_muonplus.baselines._hyperball import scale_by_muon as scale_by_muon
@@ -18,8 +20,14 @@ from optax_muonplus.baselines._muoneq import muoneq as muoneq
 from optax_muonplus.baselines._muoneq import scale_by_muoneq as scale_by_muoneq
 from optax_muonplus.baselines._muown import Muown as Muown
 from optax_muonplus.baselines._muown import muown as muown
+from optax_muonplus.baselines._namo import Namo as Namo
+from optax_muonplus.baselines._namo import namo as namo
 from optax_muonplus.baselines._normalized_momentum import NormalizedMomentum as NormalizedMomentum
 from optax_muonplus.baselines._normuon import NorMuon as NorMuon
 from optax_muonplus.baselines._normuon import normuon as normuon
+from optax_muonplus.baselines._radial_brake import RadialBrake as RadialBrake
+from optax_muonplus.baselines._radial_brake import radial_brake as radial_brake
+from optax_muonplus.baselines._soft_orthogonality import SoftOrthogonality as SoftOrthogonality
+from optax_muonplus.baselines._token_norm import TokenNorm as TokenNorm
 from optax_muonplus.baselines._turbo_muon import scale_by_turbo_muon as scale_by_turbo_muon
 from optax_muonplus.baselines._turbo_muon import turbo_muon as turbo_muon

@@ -5,7 +5,6 @@ Source: Wen et al., arXiv:2606.16899; code of its first author, KellerJordan/mod
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,11 +57,7 @@ class Hyperball:
         """Returns the state of the learning rate."""
         norms = jax.tree.leaves(transforms.map_blocks(matrix_norm, leaves, params))
         for leaf, norm in zip(leaves, norms, strict=True):
-            if not isinstance(norm, jax.core.Tracer) and not jnp.all(norm > 0):
-                raise ValueError(
-                    f"{leaf.name} has a matrix of zeros, and Hyperball keeps norms. Give it random"
-                    " initial values, or leave it to AdamW by muon_weight_dimension_numbers."
-                )
+            check_not_zero(leaf.name, norm, "or leave it to AdamW by muon_weight_dimension_numbers")
         return transforms.scale_by_learning_rate(self.learning_rate).init(params)
 
     def update(
@@ -73,19 +68,41 @@ class Hyperball:
             raise ValueError("Hyperball needs the parameters: call update(grads, state, params).")
         rate = transforms.scale_by_learning_rate(self.learning_rate)
         downhill, state = rate.update(jnp.ones([]), state)
-        step = functools.partial(_step, downhill)
+
+        def step(layout: MatrixLayout, *block: jax.Array) -> jax.Array:
+            return step_on_sphere(downhill, (*layout.output_axes, *layout.reduction_axes), *block)
+
         return transforms.map_blocks(step, leaves, updates, params), state
 
 
-def _step(downhill: Any, layout: MatrixLayout, u: jax.Array, w: jax.Array) -> jax.Array:
-    """Returns what is added to a block ``w``; ``downhill`` is the negative learning rate."""
+def check_not_zero(name: str, norm: jax.Array, remedy: str) -> None:
+    """Raises ValueError for a norm of zero, which would be kept; a traced one is not looked at."""
+    if not isinstance(norm, jax.core.Tracer) and not jnp.all(norm > 0):
+        raise ValueError(
+            f"{name} has a matrix of zeros, whose norm would be kept. Give it random initial"
+            f" values, {remedy}."
+        )
+
+
+def step_on_sphere(downhill: Any, axes: tuple[int, ...], u: jax.Array, w: jax.Array) -> jax.Array:
+    """Returns what is added to ``w``, whose norms over ``axes`` are kept.
+
+    Args:
+      downhill: the negative learning rate.
+      axes: of a matrix.
+      u: the update, before it gets the norm of ``w``.
+      w: the parameter.
+    """
     u, w = matrices.upcast_for_sum(u), matrices.upcast_for_sum(w)
     # The rule sees no size of u; squares of large numbers would overflow.
-    axes = (*layout.output_axes, *layout.reduction_axes)
     u, _ = matrices.divide_by_pow2(u, jnp.max(jnp.abs(u), axis=axes, keepdims=True))
-    radius = matrix_norm(layout, w)
-    v = w + matrices.as_real(downhill, radius.dtype) * divided(radius, matrix_norm(layout, u)) * u
-    return divided(radius, matrix_norm(layout, v)) * v - w
+    radius, length = _norm(w, axes), _norm(u, axes)
+    v = w + matrices.as_real(downhill, radius.dtype) * divided(radius, length) * u
+    return divided(radius, _norm(v, axes)) * v - w
+
+
+def _norm(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    return matrices.root(matrices.sum_of_squares(x, axes))
 
 
 @transforms.takes_options(without=("weight_decay", "weight_decay_mask", "cautious_weight_decay"))
@@ -95,7 +112,7 @@ def hyperball(
     """Hyperball around a rule on the matrices, AdamW on everything else.
 
     ``link`` is the rule: Muon makes it MuonH, ``NorMuon()`` NorMuonH. The matrices have no weight
-    decay. marin's code has AdamH for the head, which has AdamW here.
+    decay. marin's code has :class:`AdamH` for the head, which has AdamW here by default.
     """
     transforms.check_rule(link, scale_by_muon, needs_polar_factor=False)
     chain = transforms.matrix_chain(link, Hyperball(learning_rate))

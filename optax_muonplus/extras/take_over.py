@@ -34,6 +34,7 @@ _ROLES: Mapping[str, Mapping[str, Any]] = {
     "MuownState": {"momentum": {}, "magnitude": OTHER, "length": OTHER, "adam": ROW_NORMS},
     "ScaleByAdamState": {"mu": FIRST, "nu": SECOND, "count": ADAMW},
     "NorMuonState": {"momentum": {}, "nu": SQUARES},
+    "NamoState": {"momentum": {}, "nu": OTHER, "count": UPDATES},
     "AdaMuonState": {"momentum": {}, "nu": SQUARES},
     "ManoState": {"momentum": {}, "count": UPDATES},
     "MuonState": {"mu": MOMENTUM, "count": AVERAGED, "ns_coeffs": SETTING},

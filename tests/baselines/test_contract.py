@@ -63,16 +63,17 @@ def test_batch_slices_and_fused_blocks_are_separate_matrices(name):
         np.testing.assert_allclose(found[-1][key], expected, atol=3e-6, err_msg=key)
 
 
-STATES = {"normuon": (1, 1), "adamuon": (2, 0), "muown": (1, 4)}  # others: the momentum alone
+# Numbers for each entry, for each row, and for each matrix; others have the momentum alone.
+STATES = {"normuon": (1, 1, 0), "adamuon": (2, 0, 0), "muown": (1, 4, 0), "namo": (1, 0, 1)}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_size_of_the_state(name):
-    buffers, rows = STATES.get(name, (1, 0))
+    buffers, rows, more = STATES.get(name, (1, 0, 0))
     params, _ = trees(shapes={"up": (12, 20)})
     state = build(name).init(params)
     sizes = sum(x.size for x in jax.tree.leaves(state) if x.ndim)
-    assert sizes == buffers * 12 * 20 + rows * 20  # 20 output units
+    assert sizes == buffers * 12 * 20 + rows * 20 + more  # 20 output units
     half = build(name, mu_dtype=jnp.bfloat16).init(params)
     dtypes = {x.dtype.name for x in jax.tree.leaves(half) if x.ndim and x.size == 240}
     assert dtypes == {"bfloat16"}
@@ -174,7 +175,7 @@ def test_injected_hyperparameters(name):
         np.testing.assert_allclose(injected[-1][key], plain[-1][key], atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["hyperball", "mano", "muown"])
+@pytest.mark.parametrize("name", ["hyperball", "mano", "muown", "radial_brake"])
 def test_rules_that_need_parameters_say_so(name):
     params, grads = trees()
     tx = build(name)

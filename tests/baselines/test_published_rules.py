@@ -19,6 +19,7 @@ def oracle_state(name, w):
         "adamuon": (zeros, zeros),
         "mano": (zeros, 0),
         "muown": None,
+        "namo": None,
     }.get(name, zeros)
 
 
@@ -56,6 +57,11 @@ VARIANTS = [
     ("hyperball", {"nesterov": False, "beta": 0.5}),
     ("muown", {}),
     ("muown", {"nesterov": False, "beta": 0.5}),
+    ("namo", {}),
+    ("namo", {"by_columns": True}),
+    ("namo", {"by_columns": True, "clamp": 0.95, "beta2": 0.5, "nesterov": False}),
+    ("radial_brake", {}),
+    ("radial_brake", {"outward": 0.0, "inward": 0.25, "nesterov": False}),
 ]
 
 
@@ -172,7 +178,8 @@ def test_scaling_the_gradient_does_not_change_the_steps(name):
     params, grads = trees()
     expected, _ = run(usual(name), params, grads)
     # Where a published eps counts, gradients must not come near it.
-    sizes = {"mano": (1e-5, 1e5), "aurora": (1e-3, 1e15), "muoneq": (1, 1e15), "muown": (1e2, 1e15)}
+    sizes = {"mano": (1e-5, 1e5), "aurora": (1e-3, 1e15), "muoneq": (1, 1e15), "muown": (1e2, 1e15),
+             "namo": (1e-2, 1e15)}  # fmt: skip
     for size in sizes.get(name, (1e-15, 1e15)):
         sized = [{key: np.float32(size) * x for key, x in g.items()} for g in grads]
         scaled, _ = run(usual(name), params, sized)

@@ -22,6 +22,8 @@ FACTORIES = {
     "hyperball": functools.partial(omp.baselines.hyperball, learning_rate=0.1),
     "mano": functools.partial(omp.baselines.mano, learning_rate=0.1),
     "muown": functools.partial(omp.baselines.muown, learning_rate=0.1),
+    "namo": functools.partial(omp.baselines.namo, learning_rate=0.1),
+    "radial_brake": functools.partial(omp.baselines.radial_brake, learning_rate=0.1),
     "scale_by_muonplus": omp.scale_by_muonplus,
     "momentum": omp.momentum,
     "orthogonalize": omp.orthogonalize,
@@ -31,7 +33,8 @@ FACTORIES = {
 KINDS = {
     "rate": ("learning_rate", "adam_learning_rate", "weight_decay", "adam_weight_decay"),
     "decay": ("beta", "beta2", "adam_b1", "adam_b2"),
-    "not negative": ("eps", "norm_eps", "nu_eps", "adam_eps", "adam_eps_root"),
+    "not negative": ("outward", "inward", "eps", "norm_eps", "nu_eps", "adam_eps", "adam_eps_root"),
+    "share": ("clamp",),
     "positive": ("consistent_rms", "damping", "rms"),
     "flag": (
         "match_frobenius",
@@ -42,6 +45,7 @@ KINDS = {
         "adam_cautious_weight_decay",
         "adam_nesterov",
         "sign",
+        "by_columns",
     ),
     "count": ("ns_steps", "rounds"),
     "word": (
@@ -55,7 +59,16 @@ KINDS = {
         "sides",
     ),
     "dtype": ("mu_dtype", "compute_dtype"),
-    "value": ("link", "adamw", "others", "momentum", "polar_factor", "normalization", "scale"),
+    "value": (
+        "link",
+        "adamw",
+        "others",
+        "momentum",
+        "polar_factor",
+        "normalization",
+        "scale",
+        "brake",
+    ),
     "tree": (
         "weight_decay_mask",
         "adam_weight_decay_mask",
@@ -89,6 +102,7 @@ REFUSED = {
     "not negative": [*NO_NUMBER, *forms(-0.25), lambda step: 0.5],
     "positive": [*NO_NUMBER, *forms(0.0, -0.25), lambda step: 0.5],
     "flag": ["no", "False", None, 2, 0.0, np.array([True, False]), jnp.array(True)],
+    "share": [*NO_NUMBER, *forms(0.0, -0.25, 2.0), lambda step: 0.5],
     "count": [True, False, 0, -1, 101, 1000, 2.0, "5", None, np.float32(5), jnp.ones(2, int)],
     "word": ["no such word", None, 5, b"row"],
     "dtype": ["int32", "bool", "uint8", "float33", "float8_e4m3fn", 5, int, bool, "float64", "U4"],

@@ -18,6 +18,8 @@ NAMES = (
     "meqmuon",
     "muoneq",
     "muown",
+    "namo",
+    "radial_brake",
     "turbo_muon",
 )
 # The others are chains of functions on the momentum of Muon.

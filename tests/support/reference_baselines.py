@@ -70,6 +70,61 @@ def hyperball_step(w, m, g, *, learning_rate=1.0, beta=0.95, nesterov=True):
     return v * radius / np.linalg.norm(v) - w, m
 
 
+def namo_step(
+    w, state, g, *, learning_rate=1.0, beta=0.95, beta2=0.99, nu_eps=1e-8, by_columns=False,
+    clamp=0.75, nesterov=True, weight_decay=0.0,
+):  # fmt: skip
+    """minxin-zhg/namo @a3f37b0, src/namo.py, without what it cuts at 1; state None at first."""
+    m, v, t = state or (np.zeros_like(w), 0.0, 0)
+    axis, t = (0 if by_columns else None), t + 1
+    m = m + (1 - beta) * (g - m)
+    u = g + beta * (m - g) if nesterov else m
+    v = beta2 * v + (1 - beta2) * np.sum(g**2, axis=axis, keepdims=True)
+    alpha = np.sqrt(np.sum(u**2, axis=axis, keepdims=True)) / (np.sqrt(v) + nu_eps)
+    if by_columns:
+        alpha = np.clip(alpha, clamp * alpha.mean(), alpha.mean() / clamp)
+    alpha *= np.sqrt(1 - beta2**t) / (1 - beta**t)
+    update = 0.2 * max(w.shape) ** 0.5 * newton_schulz(u)
+    return -learning_rate * alpha * (update + weight_decay * w), (m, v, t)
+
+
+def radial_brake_step(
+    w, m, g, *, learning_rate=1.0, beta=0.95, outward=0.5, inward=1.0, nesterov=True,
+    weight_decay=0.0,
+):  # fmt: skip
+    """Emerging-Optimizers @fd77292, weight_update_hooks/radial_brake.py, around Muon."""
+    m = m + (1 - beta) * (g - m)
+    u = newton_schulz(g + beta * (m - g) if nesterov else m) * max(1, len(w) / w.shape[1]) ** 0.5
+    before = (1 - learning_rate * weight_decay) * w
+    after = before - learning_rate * u
+    old, new = np.linalg.norm(before), np.linalg.norm(after)
+    kept = old + (outward if new > old else inward) * (new - old)
+    return after * kept / new - w, m
+
+
+def adamh_step(w, state, g, *, learning_rate=1.0, b1=0.9, b2=0.95, eps=1e-8):
+    """marin-community/marin @0084342, adamh.py; the state is None before the first step."""
+    m, v, t = state or (0.0, 0.0, 0)
+    m, v, t = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2, t + 1
+    u = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
+    radius = np.linalg.norm(w)
+    after = w - learning_rate * radius * u / np.linalg.norm(u)
+    return after * radius / np.linalg.norm(after) - w, (m, v, t)
+
+
+def token_norm_step(w, total, g, *, learning_rate=1.0, beta=0.95, weight_decay=0.0):
+    """Arxiv 2610.02705: each token's vector, a row of w, by its length."""
+    total = beta * total + g
+    length = np.linalg.norm(total, axis=1, keepdims=True)
+    u = np.where(length > 0, total / np.where(length > 0, length, 1), 0)
+    return -learning_rate * (u + weight_decay * w), total
+
+
+def soft_orthogonality_gradient(w):
+    """Arxiv 2610.06116: of a fourth of the squared norm of w w^T - 1."""
+    return (w @ w.T - np.eye(len(w))) @ w
+
+
 def mano_step(
     w, state, g, *, learning_rate=1.0, beta=0.95, eps=1e-8, nesterov=False, weight_decay=0.0
 ):

@@ -1,0 +1,144 @@
+"""Rules in the place of AdamW: by paths, AdamH and TokenNorm, against float64 transcriptions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import optax_muonplus as omp
+from optax_muonplus.baselines import AdamH, ByPath, TokenNorm
+from optax_muonplus.transforms import AdamW
+from tests.support import reference_baselines
+from tests.support.baselines import run, trees
+
+SHAPES = {
+    "wte/embedding": (16, 6),
+    "lm_head/kernel": (6, 16),
+    "up/kernel": (6, 8),
+    "up/bias": (8,),
+}
+RULES = ByPath({"wte": TokenNorm(weight_decay=0.1), "head/kernel": AdamH(b2=0.9)}, AdamW(0.01))
+
+
+def optimizer(others=RULES, **where):
+    return omp.optimizer(omp.scale_by_muonplus(), 0.05, adamw=others, **where)
+
+
+def case():
+    params, grads = trees(shapes=SHAPES)
+    for g in grads:
+        g["wte/embedding"][3] = 0  # of a word that is not read
+        g["wte/embedding"][5] *= np.float32(1e-25)
+    return params, grads
+
+
+def by_oracle(step, w, state, grads, **options):
+    for g in grads:
+        update, state = step(w, state, g.astype(float), learning_rate=0.05, **options)
+        w = w + update
+    return w
+
+
+def test_each_parameter_has_the_rule_of_its_path():
+    params, grads = case()
+    seen, state = run(optimizer(), params, grads)
+    wide = {key: x.astype(float) for key, x in params.items()}
+    table = [g["wte/embedding"] for g in grads]
+    expected = {
+        "wte/embedding": by_oracle(
+            reference_baselines.token_norm_step, wide["wte/embedding"], 0.0, table, weight_decay=0.1
+        ),
+        "lm_head/kernel": by_oracle(
+            reference_baselines.adamh_step,
+            wide["lm_head/kernel"],
+            None,
+            [g["lm_head/kernel"] for g in grads],
+            b2=0.9,
+        ),
+    }
+    for key, wanted in expected.items():
+        moved = np.linalg.norm(wanted - wide[key])
+        assert np.linalg.norm(seen[-1][key] - wanted) <= 1e-5 * moved, key
+    plain, _ = run(optimizer(AdamW(0.01)), params, grads)
+    for key in ("up/kernel", "up/bias"):
+        np.testing.assert_array_equal(seen[-1][key], plain[-1][key])
+    # One buffer of the embedding and of the matrix, two of the rest, and counts.
+    sizes = sum(x.size for x in jax.tree.leaves(state) if x.ndim)
+    assert sizes == 16 * 6 + 6 * 8 + 2 * (6 * 16 + 8)
+
+
+def test_a_head_by_tokens_is_that_of_its_transpose():
+    params, grads = case()
+    (seen, *_), _ = run(optimizer(ByPath({"head": TokenNorm(1.0)})), params, grads)
+    lengths = np.linalg.norm(seen["lm_head/kernel"] - params["lm_head/kernel"], axis=0)
+    np.testing.assert_allclose(lengths, 1, rtol=1e-5)
+
+
+@pytest.mark.several_devices
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_sharded_parameters_get_the_update_of_one_device(kind):
+    params, grads = case()
+    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), (kind, kind))
+    places = {
+        key: NamedSharding(mesh, P("fsdp", "tensor") if len(shape) > 1 else P("tensor"))
+        for key, shape in SHAPES.items()
+    }
+    alone, _ = run(optimizer(), params, grads)
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(params, places), [jax.device_put(g, places) for g in grads]
+        sharded, _ = run(optimizer(sharding=places), *placed)
+    for key in params:
+        np.testing.assert_allclose(sharded[-1][key], alone[-1][key], rtol=0, atol=1e-5)
+
+
+def test_marins_muonh_has_one_rate_for_matrices_and_head():
+    params, grads = case()
+    tx = omp.baselines.hyperball(0.02, adamw=ByPath({"lm_head": AdamH()}, AdamW(6e-4)))
+    seen, _ = run(tx, params, grads)
+    for key in ("up/kernel", "lm_head/kernel"):
+        norms = [np.linalg.norm(x) for x in (params[key], seen[-1][key])]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+        step = np.linalg.norm(seen[0][key] - params[key])
+        assert 0.9 < step / (0.02 * norms[0]) <= 1  # less the part that is along W
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_updates_keep_the_dtype(dtype):
+    params = jax.tree.map(lambda x: jnp.asarray(x, dtype), case()[0])
+    grads = jax.tree.map(lambda x: jnp.full_like(x, 300), params)  # squares are beyond float16
+    tx = optimizer()
+    updates, _ = tx.update(grads, tx.init(params), params)
+    assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(dtype)}
+    assert all(np.isfinite(np.float32(x)).all() for x in jax.tree.leaves(updates))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ByPath({"wte": 0.1}), "The rule for 'wte' is 0.1. It has the place of AdamW"),
+        (lambda: ByPath({"(": AdamH()}), r"'\(' is no regular expression"),
+        (lambda: AdamH(b1=1.0), r"b1 must be in \[0, 1\), got 1.0"),
+        (lambda: AdamH("fast"), "learning_rate must be a finite number, not negative"),
+        (lambda: TokenNorm(beta=-1.0), r"beta must be in \[0, 1\), got -1.0"),
+        (lambda: TokenNorm(weight_decay="none"), "weight_decay must be a finite number"),
+        (lambda: optimizer(ByPath({"up/kernel": AdamH()})).init(case()[0]),
+         "The pattern 'up/kernel' is the first to find none of the parameters that are no"),
+        (lambda: optimizer(ByPath({"head": AdamH()})).init(
+            {"lm_head": np.zeros((4, 9), np.float32), "up": np.ones((4, 4), np.float32)}),
+         "lm_head has a matrix of zeros, whose norm would be kept"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_vectors_are_no_tables():
+    params, grads = case()
+    tx = optimizer(ByPath({"wte|bias": TokenNorm()}))
+    with pytest.raises(
+        ValueError, match=r"up/bias has the shape \(8,\), and TokenNorm is for tables"
+    ):
+        tx.update(grads[0], tx.init(params), params)
