@@ -89,7 +89,7 @@ class RadialBrake:
         w, axes = w + shrunk, (*layout.output_axes, *layout.reduction_axes)
         v = w + step
         before, after = matrix_norm(layout, w), matrix_norm(layout, v)
-        # Of squares, because the difference of two norms would be of their rounding.
+        # The difference of the norms themselves would be one of their rounding.
         squares = jnp.sum(jnp.real((w + v).conj() * step), axes, keepdims=True)
         change = divided(squares, before + after)
         outward, inward = (matrices.as_real(x, after.dtype) for x in (self.outward, self.inward))
