@@ -14,14 +14,13 @@ from jax.sharding import AxisType, NamedSharding
 from optax_muonplus.frame import (
     LeafSharding,
     Path,
-    added_axes,
     as_named,
     axes_of_type,
     beside_updates,
     flatten_tree,
     path_name,
 )
-from optax_muonplus.run import gather, moved_to
+from optax_muonplus.run import added_axes, gather, moved_to
 from optax_muonplus.trees import (
     FlatTree,
     ShardingTree,

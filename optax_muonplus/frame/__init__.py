@@ -35,7 +35,6 @@ from optax_muonplus.frame.leaves import LeafInfo as LeafInfo
 from optax_muonplus.frame.leaves import LeafSharding as LeafSharding
 from optax_muonplus.frame.leaves import Path as Path
 from optax_muonplus.frame.leaves import ResolvedTree as ResolvedTree
-from optax_muonplus.frame.leaves import added_axes as added_axes
 from optax_muonplus.frame.leaves import as_named as as_named
 from optax_muonplus.frame.leaves import axes_of_type as axes_of_type
 from optax_muonplus.frame.leaves import flatten_tree as flatten_tree
@@ -65,5 +64,4 @@ from optax_muonplus.frame.plainly import Read as Read
 from optax_muonplus.frame.plainly import Run as Run
 from optax_muonplus.frame.plainly import Sources as Sources
 from optax_muonplus.frame.plainly import dtypes_of as dtypes_of
-from optax_muonplus.frame.plainly import map_blocks as map_blocks
 from optax_muonplus.frame.plainly import plainly as plainly

@@ -247,14 +247,3 @@ def as_named(sharding: LeafSharding, kinds: Sequence[AxisType] = tuple(AxisType)
     of_kind = {name for kind in kinds for name in axes_of_type(mesh, kind)}
     entries = [tuple(name for name in names if name in of_kind) or None for names in spec]
     return NamedSharding(mesh, PartitionSpec(*entries))
-
-
-def added_axes(cut: LeafSharding, whole: LeafSharding) -> tuple[tuple[str, ...], ...] | None:
-    """Returns the mesh axes that ``cut`` adds to each axis, behind those that cut it already.
-
-    None if it does anything else: then a device's part is not in its shard of the whole.
-    """
-    pairs = list(zip(cut.spec, whole.spec, strict=True))
-    if any(names != more[: len(names)] for more, names in pairs):
-        return None
-    return tuple(more[len(names) :] for more, names in pairs)

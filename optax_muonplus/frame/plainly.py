@@ -1,17 +1,14 @@
 """Functions applied to the matrices of leaves, in a few lines: this is what a chain means.
 
 Every other ``run`` of a chain gives the same numbers, to the rounding of sums in another order.
-Elementwise rules with sums over rows or matrices are applied to blocks as they are stored.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.frame.layout import MatrixLayout
 from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.method import MatrixFunction, matrix_function, narrowed
 
@@ -78,50 +75,3 @@ def dtypes_of(read: Read, sources: Sequence[Sources]) -> list[Any]:
         for dtypes in dict.fromkeys(given)
     }
     return [found[dtypes] for dtypes in given]
-
-
-def map_blocks(
-    function: Callable[..., Any],
-    leaves: Sequence[LeafInfo],
-    tree: Any,
-    *others: Any,
-    n_results: int | None = None,
-) -> Any:
-    """Applies ``function`` to every block of every leaf of ``tree``, as it is stored.
-
-    For elementwise rules that need sums over rows or matrices: nothing is transposed, stacked or
-    moved between devices; of sharded leaves only the sums are.
-
-    Args:
-      function: of the :class:`MatrixLayout` of a run of blocks, that run of the leaf, and those of
-        ``others``. It sums over ``layout.output_axes`` and ``layout.reduction_axes``.
-      leaves: records of the leaves of ``tree``, all matrices.
-      tree: updates.
-      others: trees of the same structure, with leaves of the same shapes or statistics of their
-        rows or matrices, whose summed axes have size 1 (one for each block, where blocks are fused
-        along them).
-      n_results: how many arrays ``function`` returns in a tuple; None for one array.
-
-    Returns:
-      A tree of the results, or as many trees as ``n_results``.
-    """
-    arrays, treedef = jax.tree.flatten(tree)
-    columns = [arrays, *(treedef.flatten_up_to(other) for other in others)]
-    results: list[list[jax.Array]] = [[] for _ in range(n_results or 1)]
-    for leaf, *inputs in zip(leaves, *columns, strict=True):
-        layout = _cut_without_reshape(leaf.matrix, inputs[0])
-        blocks = zip(layout.runs(), *(layout.cut(jnp.asarray(x)) for x in inputs), strict=True)
-        made = [function(run, *block) for run, *block in blocks]
-        parts = [made] if n_results is None else zip(*made, strict=True)
-        for result, part in zip(results, parts, strict=True):
-            result.append(layout.join(part))
-    trees = tuple(treedef.unflatten(result) for result in results)
-    return trees[0] if n_results is None else trees
-
-
-def _cut_without_reshape(layout: MatrixLayout, x: Any) -> MatrixLayout:
-    """Keeps blocks separate where types would forbid to make a run of them a batch."""
-    axis = layout.split_axis
-    if axis is None or jax.typeof(jnp.asarray(x)).sharding.spec[axis] is None:  # no Explicit axis
-        return layout
-    return dataclasses.replace(layout, separate=True)

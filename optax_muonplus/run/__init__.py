@@ -20,6 +20,7 @@ from optax_muonplus.run.polar import newton_schulz as newton_schulz
 from optax_muonplus.run.products import Products as Products
 from optax_muonplus.run.products import part as part
 from optax_muonplus.run.products import with_zeros as with_zeros
+from optax_muonplus.run.replicas import added_axes as added_axes
 from optax_muonplus.run.replicas import gather as gather
 from optax_muonplus.run.replicas import moved_to as moved_to
 from optax_muonplus.run.sharded_leaf import ShardedLeaf as ShardedLeaf

@@ -9,12 +9,23 @@ import jax.core
 import jax.numpy as jnp
 from jax.sharding import AxisType
 
-from optax_muonplus.frame import LeafSharding, added_axes, as_named, usable_axes
+from optax_muonplus.frame import LeafSharding, as_named, usable_axes
 from optax_muonplus.run.batches import chunked, grouped
 from optax_muonplus.run.planning import BUCKET_BYTES
 from optax_muonplus.run.sharded_leaf import from_lines, in_lines
 
 Spec = tuple[tuple[str, ...], ...]
+
+
+def added_axes(cut: LeafSharding, whole: LeafSharding) -> tuple[tuple[str, ...], ...] | None:
+    """Returns the mesh axes that ``cut`` adds to each axis, behind those that cut it already.
+
+    None if it does anything else: then a device's part is not in its shard of the whole.
+    """
+    pairs = list(zip(cut.spec, whole.spec, strict=True))
+    if any(names != more[: len(names)] for more, names in pairs):
+        return None
+    return tuple(more[len(names) :] for more, names in pairs)
 
 
 def moved_to(x: jax.Array, sharding: LeafSharding) -> jax.Array:
