@@ -149,18 +149,12 @@ class Momentum:
     def advance(
         self, updates: optax.Updates, state: Any, rounded_to: Any = None
     ) -> tuple[Any, Read, list[Sources]]:
-        """Takes one step of the moving average.
+        """Takes one step of the moving average; returns the state, and the directions to be made.
 
-        Args:
-          updates: the gradients.
-          state: before the step.
-          rounded_to: the dtype that directions are rounded to, if known. Where the buffer is as
-            narrow, they are made of it, which is in memory anyway, and else of the sum before it
-            was rounded. Numbers in eight bits are read as they are stored.
-
-        Returns:
-          The new state; and the directions, not made yet: an elementwise function, and for each
-          leaf the arrays that it makes the direction of.
+        These are an elementwise function, and for each leaf the arrays that it makes the direction
+        of. ``rounded_to`` is the dtype that directions are rounded to, if known. Where the buffer
+        is as narrow, they are made of it, which is in memory anyway, and else of the sum before it
+        was rounded. Numbers in eight bits are read as they are stored.
         """
         storage = storage_of(self.dtype)
         check_momentum(state, storage, self.bias_correction)
