@@ -67,7 +67,7 @@ def test_every_run_has_one_line_in_the_ledger(done):
         assert found.val == list(losses(folder, "val_loss").items())
         assert [loss for _, loss in found.train] == list(losses(folder).values())
     assert "## s: each method at its best rate" in (done / "report.md").read_text()
-    for name in ("rates", "curves", "gains", "stability"):
+    for name in ("rates", "curves", "gains"):
         assert (done / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 

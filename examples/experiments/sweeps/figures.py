@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from examples.experiments.sweeps.grid import Method, Trial
+from examples.experiments.sweeps.grid import Method
 from examples.experiments.sweeps.results import ADAMW, MUON, Sweep
 from examples.trainer.runs.report import BLUE, INK, ORANGE, save_figure
 from examples.trainer.training.evaluate import perplexity
@@ -25,8 +25,6 @@ STYLES = {
     Method("muonplus", "col_row", "jordan", "matched"): (PURPLE, "P"),
 }
 ACROSS = 2  # panels in a row: a page shows them without making letters small
-SHADES = (SKY, BLUE, YELLOW, ORANGE, INK)
-"""Colours of rates, from low to high; only as many of the highest rates are drawn."""
 
 
 def panels(sweeps: Sequence[Sweep], rows: int = 1) -> tuple[Figure, list[list[Axes]]]:
@@ -91,22 +89,6 @@ def plot_curves(sweeps: Sequence[Sweep], path: Path) -> None:
     save_figure(figure, path)
 
 
-def plot_stability(sweeps: Sequence[Sweep], path: Path) -> None:
-    """Training loss of Muon and of the best Muon+ at each rate."""
-    figure, grid = panels(sweeps, rows=2)
-    for which, row in enumerate(grid):
-        for axes, sweep in zip(row, sweeps, strict=True):
-            for method, curves in list(training_curves(sweep).items())[which : which + 1]:
-                shades = SHADES[-len(curves) :]
-                for (rate, curve), colour in zip(curves.items(), shades, strict=True):
-                    axes.plot(*columns(curve), color=colour, linewidth=1, label=f"rate {rate:g}")
-                axes.set(title=f"{sweep.name}: {method}", xlabel="step")
-                axes.grid(alpha=0.3)
-                axes.legend(frameon=False)
-        row[0].set_ylabel("training loss (nats per token)")
-    save_figure(figure, path)
-
-
 def plot_gains(sweeps: Sequence[Sweep], path: Path) -> None:
     """Loss of Muon+ minus that of Muon, each at its best rate: mean and deviation over seeds."""
     figure = Figure(figsize=(7, 1.4 + 0.4 * len(sweeps)), layout="constrained")
@@ -136,19 +118,6 @@ def gaps_of(sweeps: Sequence[Sweep], frobenius: str) -> dict[int, list[float]]:
         if plus.frobenius == frobenius
     }
     return {index: gap for index, gap in gaps.items() if all(map(math.isfinite, gap))}
-
-
-def training_curves(sweep: Sweep) -> dict[str, dict[float, list[tuple[float, float]]]]:
-    """Training curves of Muon and of the best Muon+ by name and rate, for the highest rates."""
-    plus = [sweep.best_of(sweep.plus())] if sweep.plus() else []
-    muon = [MUON] if MUON in sweep.methods() else []
-    return {
-        method.name: {
-            rate: sweep.results[Trial(method, rate, 0)].train
-            for rate in sweep.rates(method)[-len(SHADES) :]
-        }
-        for method in (*muon, *plus)
-    }
 
 
 def drawn(sweep: Sweep) -> list[Method]:

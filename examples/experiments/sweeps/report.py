@@ -11,7 +11,6 @@ FIGURES = {
     "Validation perplexity by rate, first seed": ("rates.png", figures.plot_rates),
     "Validation loss at each method's best rate": ("curves.png", figures.plot_curves),
     "Muon+ less Muon, each at its best rate": ("gains.png", figures.plot_gains),
-    "Training loss at large rates, first seed": ("stability.png", figures.plot_stability),
 }
 """Title to file name and function."""
 
