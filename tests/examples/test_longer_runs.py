@@ -1,6 +1,5 @@
 """Runs that are extended or branched: their losses, rates and sentences."""
 
-import dataclasses
 import json
 import shutil
 import signal
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from examples.train import main
-from examples.trainer.runs import branches, folder, places
+from examples.trainer.runs import folder, places
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.training import optimizers
 from tests.support.trainer import STEPS, losses, saved_step, stop_at, train
@@ -162,4 +161,3 @@ def test_a_branch_of_a_step_that_is_not_there(finished, tmp_path, capsys):
     assert "leave out gpt-micro" in capsys.readouterr().err
     assert main(["--from-run", str(tmp_path / "y"), *given]) == 2
     assert "cannot read" in capsys.readouterr().err
-    assert branches.first_step(dataclasses.replace(folder.reopen(finished)[0])) == 0

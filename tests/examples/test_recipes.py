@@ -17,7 +17,7 @@ from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
-from examples.trainer.training.program import assemble
+from examples.trainer.training.program import make_setup
 from tests.support.trainer import first_losses, quiet
 
 RECIPES = dict(presets.named())
@@ -41,7 +41,7 @@ def toy(name, text):
 def toy_setup(name, text, change=lambda config: config, devices=1):
     config = change(toy(name, text))
     mesh = sharding.make_mesh("", jax.devices()[:devices])
-    return assemble(config, prepare(config.data, quiet), mesh)
+    return make_setup(config, prepare(config.data, quiet), mesh)
 
 
 @pytest.fixture(scope="module")

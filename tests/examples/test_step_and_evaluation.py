@@ -36,7 +36,7 @@ def test_step_that_is_not_finite_changes_nothing():
         return optimizers.build(OptimizerConfig(), 10, peaks=rates)
 
     params = {"up": {"kernel": jnp.ones((4, 3))}, "scale": jnp.asarray(5.0)}
-    begin = train_step.make_begin(optimizer(optimizers.Rates(0.0, 0.0)))
+    begin = train_step.make_init_from(optimizer(optimizers.Rates(0.0, 0.0)))
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)),
         jax.eval_shape(begin, params, 0),

@@ -10,7 +10,7 @@ from examples.trainer.data.prepare import prepare
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.system.errors import UserError
-from examples.trainer.training.program import assemble
+from examples.trainer.training.program import make_setup
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -22,7 +22,7 @@ def test_loaded_parameters_are_those_of_the_step(trained_run, model):
     same = jax.tree.map(lambda a, b: bool((a == b).all()), model.params, other.params)
     assert not all(jax.tree.leaves(same))
     # The parameters of the last step are those that were evaluated at its end.
-    setup = assemble(model.config, prepare(model.config.data, print), model.mesh)
+    setup = make_setup(model.config, prepare(model.config.data, print), model.mesh)
     records = (trained_run / "metrics.jsonl").read_text().splitlines()
     assert setup.evaluate(model.params).val_loss == json.loads(records[-1])["val_loss"]
 

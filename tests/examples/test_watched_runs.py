@@ -16,7 +16,7 @@ import pytest
 from examples.train import main
 from examples.trainer.runs import processes, recorder
 from examples.trainer.runs.metrics import RATES_AT_ONCE, LearningRates, read_metrics
-from examples.trainer.runs.recorder import Clock, EvaluationTimes, SaveTimes, Spikes
+from examples.trainer.runs.recorder import Due, Spikes, seconds_since_evaluation
 from examples.trainer.runs.watchdog import Watchdog
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.training import optimizers, sharding, transformations
@@ -37,20 +37,20 @@ def clock(monkeypatch):
 
 
 def test_saves_are_asked_for_by_time_once(clock):
-    saves = SaveTimes(every=100, keep_every=0, minutes=15, step=0)
-    asks = saves.clock.asks
+    saves = Due(every=100, minutes=15)
+    asks = saves.asks
     assert not asks()
     clock[0] = 900
     assert asks() and not asks()  # until it is done
-    saves.saved(7)
-    assert saves.last == 7 and not asks()
+    saves.restart()
+    assert not asks()
     clock[0] = 1799
     assert not asks()
     clock[0] = 1800
     assert asks()
     with unittest.mock.patch.object(recorder, "is_first", return_value=False):
-        assert not Clock(minutes=1e-9, gone=1).asks()
-    assert not Clock(minutes=0, gone=1).asks()
+        assert not Due(1, minutes=1e-9, gone=1).asks()
+    assert not Due(1, minutes=0, gone=1).asks()
 
 
 def test_a_run_saves_by_time_and_keeps_multiples_for_good(tmp_path, text):
@@ -67,13 +67,13 @@ def test_time_goes_on_from_the_last_evaluation_of_a_resumed_run(clock):
     seconds = "throughput/duration"
     records = [{"step": 1, seconds: 500}, {"step": 1, "val_loss": 2.0}, {"step": 2}]
     records += [{"step": step, seconds: 20} for step in (3, 4)]
-    evaluations = EvaluationTimes(every=10, steps=15, minutes=1, records=records)
+    evaluations = Due(every=10, minutes=1, gone=seconds_since_evaluation(records))
     clock[0] = 19
-    assert not evaluations.clock.asks()
+    assert not evaluations.asks()
     clock[0] = 20  # 60 s of training after the evaluation, 40 of them before the stop
-    assert evaluations.clock.asks()
-    assert not EvaluationTimes(every=10, steps=15, minutes=1).clock.asks()
-    assert [step for step in range(1, 16) if evaluations.is_due(step, step == 4)] == [4, 10, 15]
+    assert evaluations.asks()
+    assert not Due(every=10, minutes=1).asks()
+    assert [step for step in range(1, 16) if evaluations.is_due(step, step == 4)] == [4, 10]
 
 
 def test_a_run_evaluates_by_time_and_once_where_it_is_resumed(tmp_path, text):

@@ -20,7 +20,7 @@ from examples.trainer.runs.metrics import Metrics, read_metrics
 from examples.trainer.settings import command_line
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.training import optimizers, sharding
-from examples.trainer.training.program import assemble
+from examples.trainer.training.program import make_setup
 from tests.support.imported import Started
 
 ROOT = Path(__file__).parent.parent.parent
@@ -119,7 +119,7 @@ def assemble_toy(text, mesh=CUBE, devices=8, **changes):
     model = dataclasses.replace(config.model, **model_changes)
     config = dataclasses.replace(config, model=model, **run_changes)
     placed = sharding.make_mesh(mesh, jax.devices()[:devices])
-    return assemble(config, _prepared(config.data), placed)
+    return make_setup(config, _prepared(config.data), placed)
 
 
 @functools.cache

@@ -32,7 +32,7 @@ from examples.trainer.system import exit_status
 from examples.trainer.system.errors import Diverged
 from examples.trainer.training import sharding
 from examples.trainer.training.evaluate import Evaluation
-from examples.trainer.training.program import assemble, check_settings
+from examples.trainer.training.program import check_settings, make_setup
 
 PAUSE = 5.0  # seconds between checks of what other processes have finished
 
@@ -119,7 +119,7 @@ def run_trial(
 ) -> int:
     """Does a run or the rest of it and records its result; returns the signal that stopped it."""
     config = grid.configure(asked.config, asked.grid, trial, str(folder / "runs"))
-    setup = assemble(config, dataset, sharding.make_mesh(asked.mesh, jax.devices()))
+    setup = make_setup(config, dataset, sharding.make_mesh(asked.mesh, jax.devices()))
     own_folder = Path(config.runs_dir) / trial.name
     if not (own_folder / "config.json").exists():
         shutil.rmtree(own_folder, ignore_errors=True)  # left by a process that was killed

@@ -162,7 +162,7 @@ def repeated_losses(recording: Recording, model: Model, optimizer: OptimizerConf
     )
     params = jax.tree.map(jnp.array, model.params)  # a copy, since a step reuses its memory
     placed = jax.device_put(params, shardings_of(program.abstract.params))
-    state = program.begin(placed, 0)
+    state = program.init_from(placed, 0)
     found = []
     for inputs, targets in zip(recording.inputs, recording.targets, strict=True):
         rows = (x.reshape(-1, length).astype(np.int32) for x in (inputs, targets))

@@ -20,11 +20,6 @@ from examples.trainer.training.program import TrainingSetup, make_program
 from examples.trainer.training.step import TrainState
 
 
-def first_step(config: RunConfig) -> int:
-    """The step after which a run begins: 0, or that of the checkpoint of another run."""
-    return origin(config.from_run)[1] or 0 if config.from_run else 0
-
-
 def resolve_branch(config: RunConfig) -> RunConfig:
     """The configuration with the step in `from_run`, whatever that run does later."""
     if not config.from_run:
@@ -87,17 +82,17 @@ def arrays(state: Any) -> dict[str, str]:
     return {jax.tree_util.keystr(path): f"{x.dtype}{x.shape}" for path, x in named}
 
 
-def state_of(setup: TrainingSetup) -> TrainState:
-    """The parameters and the state of the optimizer of the other run, with a key of this one."""
+def init_from_origin(setup: TrainingSetup) -> tuple[TrainState, int]:
+    """The state after a step of the other run, with a key of this one, and that step."""
     abstract = setup.program.abstract
     run, step = origin(setup.config.from_run)
     theirs, data_key = reopen_origin(setup.config, run)
     metadata = run_folder.metadata_of(run, theirs, data_key)
     parts = {"params": abstract.params, "opt_state": abstract.opt_state}
-    _, found = restore_parts(places.checkpoints(run, theirs), step, parts, metadata)
+    step, found = restore_parts(places.checkpoints(run, theirs), step, parts, metadata)
     make_key = functools.partial(jax.random.key, setup.config.seed)
     key = jax.jit(make_key, out_shardings=abstract.key.sharding)()
-    return TrainState(found["params"], found["opt_state"], key)
+    return TrainState(found["params"], found["opt_state"], key), step
 
 
 def extended(config: RunConfig, asked: Resume, say: Callable[[str], None]) -> RunConfig:

@@ -28,7 +28,7 @@ from examples.trainer.system import exit_status, files, tables
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding, transformations
 from examples.trainer.training.evaluate import loses_text
-from examples.trainer.training.program import TrainingSetup, assemble, check_settings
+from examples.trainer.training.program import TrainingSetup, check_settings, make_setup
 from examples.trainer.training.step import TrainState
 from examples.trainer.weights import load as weights
 
@@ -40,7 +40,7 @@ def launch(asked: NewRun | Resume, preset: str) -> int:
     started = time.monotonic()
     console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not processes.is_first())
     keep_compiled_programs()
-    folder, setup = processes.first_then_others(lambda: prepare_run(asked, preset, console))
+    folder, setup = processes.first_then_others(lambda: setup_run(asked, preset, console))
     folder = Path(processes.from_first(str(folder)))
     processes.check_same(repr((setup.config, setup.dataset.key, setup.mesh.shape)))
     processes.connect(setup.mesh)
@@ -68,9 +68,7 @@ def launch(asked: NewRun | Resume, preset: str) -> int:
     return 0
 
 
-def prepare_run(
-    asked: NewRun | Resume, preset: str, console: Console
-) -> tuple[Path, TrainingSetup]:
+def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Path, TrainingSetup]:
     """The folder and the setup of a run; makes no arrays, and does not create the folder."""
     if isinstance(asked, NewRun):
         folder, config, data_key = run_folder.choose_folder(asked.config, preset), asked.config, ""
@@ -96,7 +94,7 @@ def prepare_run(
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     alone = jax.process_count() == 1 and isinstance(asked, NewRun)
     stream = asked.machine.tokenize or alone
-    setup = assemble(config, prepare(config.data, console.print, stream), mesh)
+    setup = make_setup(config, prepare(config.data, console.print, stream), mesh)
     ids_of(setup.dataset.tokenizer, [config.prompt])  # refused before the run, not after it
     if config.init_from and isinstance(asked, NewRun):
         words = setup.dataset.tokenizer.get_vocab_size()
@@ -119,7 +117,7 @@ def train(setup: TrainingSetup, folder: Path, console: Console, machine: Machine
         setup,
         folder,
         progress.observers(display, machine.tracker, folder, config, console.print),
-        lambda state, start: introduce(setup, folder, state, start, console),
+        lambda state, start: describe_setup(setup, folder, state, start, console),
         machine,
         console.print,
     )
@@ -156,7 +154,7 @@ def report(folder: Path, sample: str, console: Console) -> float | None:
     return last
 
 
-def introduce(
+def describe_setup(
     setup: TrainingSetup, folder: Path, state: TrainState, start: int, console: Console
 ) -> None:
     config, data = setup.config, setup.dataset

@@ -5,12 +5,15 @@ agreement before the next step.
 """
 
 import math
+import shlex
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 import optax_muonplus as omp
@@ -18,16 +21,20 @@ from examples.trainer.runs.metrics import (
     DURATION,
     GRADIENT_NORM,
     LOADING,
+    MATRICES,
+    METRICS,
     LearningRates,
     Metrics,
     peak_memory,
+    read_metrics,
     rounded,
+    updates_made,
     work_of,
 )
 from examples.trainer.runs.processes import is_first
 from examples.trainer.runs.progress import Observer
-from examples.trainer.settings.machines import MachineConfig
-from examples.trainer.system.errors import Diverged
+from examples.trainer.settings.machines import MachineConfig, profiled_steps
+from examples.trainer.system.errors import Diverged, UserError
 from examples.trainer.training.program import TrainingSetup
 from examples.trainer.training.step import Measured, TrainState
 from examples.trainer.training.transformations import AveragedState, first_update, with_averages
@@ -68,61 +75,29 @@ class Spikes:
         return statistics.fmean(known) + self.deviations * statistics.stdev(known)
 
 
-class Clock:
-    """Wants something so many minutes after the last time; never with 0 minutes."""
+class Due:
+    """Something that is due every so many steps, and so many minutes after the last time."""
 
-    def __init__(self, minutes: float, gone: float = 0.0):
-        """`gone` seconds of the first minutes are over already."""
-        self.seconds = 60 * minutes
+    def __init__(self, every: int, minutes: float, gone: float = 0.0):
+        """Never by time with 0 `minutes`; `gone` seconds of the first ones are over already."""
+        self.every, self.seconds = every, 60 * minutes
         self.since = time.monotonic() - gone
         self.asked = False
 
     def asks(self) -> bool:
-        """Whether this process wants it, by its clock; true once until the clock is restarted."""
-        due = self.seconds > 0 and time.monotonic() - self.since >= self.seconds
-        if self.asked or not due or not is_first():
+        """Whether this process wants it, by its clock; true once until `restart`."""
+        late = self.seconds > 0 and time.monotonic() - self.since >= self.seconds
+        if self.asked or not late or not is_first():
             return False
         self.asked = True
         return True
 
+    def is_due(self, step: int, agreed: bool) -> bool:
+        """Whether it is due after this step; `agreed` is what all processes follow."""
+        return agreed or step % self.every == 0
+
     def restart(self) -> None:
         self.since, self.asked = time.monotonic(), False
-
-
-class SaveTimes:
-    """Says at which steps to save."""
-
-    def __init__(self, every: int, keep_every: int, minutes: float, step: int):
-        self.every = every
-        self.keep_every = keep_every
-        self.clock = Clock(minutes)
-        self.last = step
-        """The last step that was saved."""
-
-    def is_due(self, step: int, wanted: bool) -> bool:
-        """Whether to save this step; `wanted` is what the processes have agreed on."""
-        kept = self.keep_every > 0 and step % self.keep_every == 0
-        return wanted or kept or step % self.every == 0
-
-    def saved(self, step: int) -> None:
-        self.last = step
-        self.clock.restart()
-
-
-class EvaluationTimes:
-    """Says at which steps to evaluate."""
-
-    def __init__(
-        self, every: int, steps: int, minutes: float, records: Sequence[dict[str, Any]] = ()
-    ):
-        """The time goes on from the last evaluation in `records`, those of the run so far."""
-        self.every = every
-        self.steps = steps
-        self.clock = Clock(minutes, seconds_since_evaluation(records))
-
-    def is_due(self, step: int, wanted: bool) -> bool:
-        """Whether to evaluate after this step; `wanted` is what the processes have agreed on."""
-        return wanted or step == self.steps or step % self.every == 0
 
 
 def seconds_since_evaluation(records: Sequence[dict[str, Any]]) -> float:
@@ -132,33 +107,80 @@ def seconds_since_evaluation(records: Sequence[dict[str, Any]]) -> float:
     return math.fsum(record.get(DURATION, 0.0) for record in after)
 
 
+class Profile:
+    """A trace of some steps by the profiler of JAX, which process 0 records."""
+
+    def __init__(self, machine: MachineConfig, step: int, folder: Path, say: Callable[[str], None]):
+        self.steps = profiled_steps(machine)
+        self.folder, self.say, self.running = folder / "profile", say, False
+        if self.steps and self.steps[0] <= step:
+            raise UserError(
+                f"--profile {machine.profile}: the run goes on with step {step + 1}; give steps"
+                " from there on."
+            )
+
+    def before(self, step: int, waiting: Any) -> None:
+        """Starts the trace if this step is its first; `waiting` are results of the step before."""
+        if self.steps is None or step != self.steps[0] or not is_first():
+            return
+        jax.block_until_ready(waiting)  # else the trace would begin within that step
+        jax.profiler.start_trace(self.folder)
+        self.running = True
+
+    def ends(self, step: int) -> bool:
+        return self.running and self.steps is not None and step == self.steps[-1]
+
+    def stop(self) -> None:
+        """Writes the trace if one is running; the results of its steps must be there."""
+        if not self.running:
+            return
+        self.running = False
+        jax.profiler.stop_trace()
+        where = shlex.quote(str(self.folder))
+        self.say(
+            f"trace written to {where}; to see it:\n"
+            f"  pip install xprof && xprof --port 8791 {where}   # then http://localhost:8791\n"
+            "or open the .trace.json.gz that is in it at https://ui.perfetto.dev"
+        )
+
+
 SLOW = 1.0  # seconds; longer steps gain nothing from one that waits behind them
 TIMED = 20  # steps whose median decides it
 
 
 class Recorder:
-    """Writes and shows the figures of steps."""
+    """Writes and shows the figures of steps, those of a step while the next one is computed."""
 
     def __init__(
         self,
         setup: TrainingSetup,
-        metrics: Metrics,
+        folder: Path,
         display: Observer,
         machine: MachineConfig,
-        updates: int,
-        saves: SaveTimes,
-        spikes: Spikes,
+        state: TrainState,
+        step: int,
+        say: Callable[[str], None],
     ):
-        self.setup, self.metrics, self.display = setup, metrics, display
-        self.saves, self.spikes = saves, spikes
-        self.matrices: Metrics | None = None
-        """The file for records of the matrices; None if they are not recorded."""
-        self.rates = LearningRates(setup.config.optimizer, setup.config.steps)
+        """The records in the folder are kept up to `step`, after which `state` is."""
+        config = setup.config
+        self.setup, self.display = setup, display
+        self.metrics = Metrics(folder / METRICS, step, say)
+        self.matrices = (
+            Metrics(folder / MATRICES, step, say) if config.optimizer.record_every else None
+        )
+        past = [record for record in read_metrics(folder / METRICS) if record["step"] <= step]
+        self.since_evaluation = seconds_since_evaluation(past)
+        self.spikes = Spikes(config.skip_spikes, past)
+        self.rates = LearningRates(config.optimizer, config.steps)
         self.work = work_of(setup, machine)
-        self.updates = updates
+        self.updates = updates_made(state.opt_state)
         """How many updates were made: steps without those that were skipped."""
+        self.saved = step
+        """The last step that was saved."""
         self.skipped = 0
         """How many steps in a row, up to the last recorded one, were skipped."""
+        self.pending: tuple[int, Measured, float, float | None] | None = None
+        """The figures of a step that are not written yet."""
         self.clock: float | None = None
         """When the last step ended, from which the next is timed; None after a pause."""
         self.seconds: deque[float] = deque(maxlen=TIMED)
@@ -166,13 +188,33 @@ class Recorder:
         self.recorded = 0
         """The last update whose matrices were written."""
 
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for file in filter(None, (self.matrices, self.metrics)):
+            file.__exit__(*error)
+
     @property
     def is_slow(self) -> bool:
         """Whether steps take so long that the next one should not wait behind the current one."""
         return bool(self.seconds) and statistics.median(self.seconds) > SLOW
 
-    def record(self, step: int, measured: Measured, waited: float, bound: float | None) -> None:
-        """Waits for the figures of a step and writes them; `waited` seconds for its batch."""
+    def add(self, step: int, measured: Measured, waited: float, bound: float | None) -> None:
+        """Takes the figures of a step, which waited so long for its batch; writes the last ones."""
+        self.write()
+        self.pending = (step, measured, waited, bound)
+
+    def pause(self) -> None:
+        """Writes all figures; the next step is not timed, as something else comes before it."""
+        self.write()
+        self.clock = None
+
+    def write(self) -> None:
+        """Waits for the step whose figures are pending, and writes them."""
+        if not self.pending:
+            return
+        (step, measured, waited, bound), self.pending = self.pending, None
         value = float(measured.loss)
         if not math.isfinite(value):
             self.skip(step)
@@ -206,7 +248,7 @@ class Recorder:
         self.display.skipped(step)
         self.clock = None
         if self.skipped > self.setup.config.max_skipped:
-            raise Diverged(step, self.skipped, self.saves.last)
+            raise Diverged(step, self.skipped, self.saved)
 
     def leave_out(self, step: int, norm: float, bound: float) -> None:
         """Records a step whose gradient was too large, which changed nothing."""

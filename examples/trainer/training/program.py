@@ -23,15 +23,15 @@ from examples.trainer.training.evaluate import Evaluation, make_evaluate
 from examples.trainer.training.loss import head_loss
 from examples.trainer.training.optimizers import Rates
 from examples.trainer.training.step import (
-    Begin,
     Init,
+    InitFrom,
     Loss,
     Measured,
     Seed,
     TrainState,
     TrainStep,
-    make_begin,
     make_forward,
+    make_init_from,
     make_init_params,
     make_train_step,
     make_training_loss,
@@ -49,7 +49,7 @@ class Program:
     abstract: TrainState
     """The shapes, types and shardings of the state."""
     init: Init
-    begin: Begin
+    init_from: InitFrom
     train_step: TrainStep
     loss: Loss
 
@@ -81,10 +81,10 @@ def make_program(
         )
 
     no_rates = optimizer(Rates(0.0, 0.0))
-    begin = make_begin(no_rates, part, init_params if model.lora.rank else None)
+    init_from = make_init_from(no_rates, part, init_params if model.lora.rank else None)
 
     def init(seed: Seed) -> TrainState:
-        return make_begin(no_rates, part)(init_params(seed), seed)
+        return make_init_from(no_rates, part)(init_params(seed), seed)
 
     shapes = jax.eval_shape(init, 0)
     abstract = sharding.abstract(shapes, sharding.of_state(shapes, mesh, rule.shard_over_data))
@@ -92,7 +92,7 @@ def make_program(
         forward=make_forward(model, vocab_size, mesh),
         abstract=abstract,
         init=jax.jit(init, out_shardings=shardings_of(abstract)),  # each device makes its shards
-        begin=jax.jit(begin, out_shardings=shardings_of(abstract), donate_argnums=0),
+        init_from=jax.jit(init_from, out_shardings=shardings_of(abstract), donate_argnums=0),
         train_step=make_train_step(training_loss, optimizer, abstract, mesh, accumulate, part),
         loss=jax.jit(loss, out_shardings=sharding.replicated(mesh)),
     )
@@ -142,7 +142,7 @@ def check_part(rule: OptimizerConfig) -> None:
             )
 
 
-def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
+def make_setup(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
     """The setup of a run; raises `UserError` if there is too little text or rows do not divide."""
     check_rows(config, mesh)
     loader = loader_of(config, dataset)
@@ -164,7 +164,7 @@ def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
         dataset=dataset,
         loader=loader,
         program=program,
-        init=lambda: first_state(config, program, words),
+        init=lambda: init_from_config(config, program, words),
         train_step=lambda state, *batch, largest_norm=None: program.train_step(
             state, rates._replace(largest_norm=largest_norm), *batch
         ),
@@ -172,11 +172,11 @@ def assemble(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
     )
 
 
-def first_state(config: RunConfig, program: Program, vocab_size: int) -> TrainState:
+def init_from_config(config: RunConfig, program: Program, vocab_size: int) -> TrainState:
     if not config.init_from:
         return program.init(config.seed)
     like = program.abstract.params
-    return program.begin(
+    return program.init_from(
         weights.load_weights(config.init_from, config.model, vocab_size, like), config.seed
     )
 

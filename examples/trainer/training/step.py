@@ -124,7 +124,7 @@ class Measured(NamedTuple):
 Init = Callable[[Seed], TrainState]
 """Seed to the state before the first step."""
 
-Begin = Callable[[optax.Params, Seed], TrainState]
+InitFrom = Callable[[optax.Params, Seed], TrainState]
 """Parameters, whose memory is reused, and seed to the state before the first step."""
 
 TrainStep = Callable[[TrainState, Rates, ArrayLike, ArrayLike], tuple[TrainState, Measured]]
@@ -135,11 +135,11 @@ Part = Callable[[Any], Any]
 """A tree like the parameters to the part of it that is trained."""
 
 
-def make_begin(
+def make_init_from(
     optimizer: optax.GradientTransformation,
     part: Part = lambda params: params,
     init_params: Callable[[Seed], optax.Params] | None = None,
-) -> Begin:
+) -> InitFrom:
     """With `init_params`, which makes them, the given parameters may lack some."""
 
     def begin(params: optax.Params, seed: Seed) -> TrainState:
