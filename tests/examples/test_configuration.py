@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from examples.trainer.settings import command_line
-from examples.trainer.settings.presets import PRESETS
+from examples.trainer.settings.hugging_face import check_expressible
+from examples.trainer.settings.presets import COMPARED, DEFAULT_PRESET, PRESETS
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 
@@ -89,3 +92,30 @@ def test_a_file_that_does_not_fit(tmp_path, name, text, words):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*c.yaml: No such file"):
         parse("--config", str(tmp_path / "c.yaml"))
+
+
+# Flags
+
+
+@pytest.mark.parametrize(("part", "argv"), [(0, ["gpt-tiny"]), (1, ["--resume", "x"])])
+def test_flags_keep_their_names(capsys, monkeypatch, part, argv):
+    """Scripts of users have them. A new flag comes into the file; none leaves it."""
+    monkeypatch.setenv("COLUMNS", "300")
+    content = Path(__file__).with_name("flags.txt").read_text().split("\n\n")[part]
+    with pytest.raises(SystemExit):
+        command_line.parse([*argv, "--help"])
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    found = set(re.findall(r"^[│\s]*(?:-h, )?(--[a-z][\w.-]*\w)(?=[\s,]|$)", shown, re.MULTILINE))
+    assert found == set(re.findall(r"^--\S+", content, re.MULTILINE))
+
+
+def test_the_default_run_has_its_best_rate_and_a_model_that_can_be_exported(tmp_path):
+    """What was taken from an earlier run, other rules and sweeps keep what they had."""
+    default = parse()
+    check_expressible(default.model)
+    assert default.optimizer.learning_rate == 0.01
+    assert parse("gpt-tiny", "--optimizer.learning-rate", "0.5").optimizer.learning_rate == 0.5
+    run = written(tmp_path / "c.json", json.dumps({"config": dataclasses.asdict(RunConfig())}))
+    for flags in (["--optimizer.name", "adamw"], ["--config", str(run)], ["gpt-micro"]):
+        assert parse(*flags).optimizer.learning_rate is None
+    assert COMPARED[DEFAULT_PRESET][1] == RunConfig()

@@ -14,7 +14,6 @@ from examples.trainer.settings import command_line, presets
 from examples.trainer.settings import run as run_settings
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.presets import PRESETS
-from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.program import make_setup
@@ -152,10 +151,6 @@ def test_preset_by_name_with_changed_fields(name):
     expected = PRESETS[name][1]
     optimizer = dataclasses.replace(expected.optimizer, learning_rate=0.5)
     assert asked.config == dataclasses.replace(expected, steps=3, optimizer=optimizer)
-
-
-def test_default_preset_without_a_name():
-    assert command_line.parse([])[0].config == RunConfig()
 
 
 def test_help_has_a_line_for_each_preset(capsys):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from examples.experiments.sweeps.grid import VARIED, Grid, default_grid
 from examples.trainer.settings.command_line import Unprefixed, choose_preset
-from examples.trainer.settings.presets import PRESETS
+from examples.trainer.settings.presets import COMPARED
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 
@@ -31,7 +31,7 @@ def parse(argv: Sequence[str]) -> tuple[NewSweep, str]:
     """The sweep that the flags ask for, and the name of the preset of its runs."""
     presets = {
         name: (text, NewSweep(config, default_grid(name)))
-        for name, (text, config) in PRESETS.items()
+        for name, (text, config) in COMPARED.items()
     }
     asked, preset = choose_preset(presets, argv, PROGRAM, DESCRIPTION)
     if asked.config.from_run:

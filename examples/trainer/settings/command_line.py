@@ -18,7 +18,7 @@ import yaml
 
 from examples.trainer.settings import hugging_face, machines
 from examples.trainer.settings.machines import MachineConfig
-from examples.trainer.settings.presets import DEFAULT_PRESET, PRESETS, as_published
+from examples.trainer.settings.presets import DEFAULT_PRESET, DEFAULT_RATE, PRESETS, as_published
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import Count, from_dict
 from examples.trainer.system import files
@@ -226,7 +226,7 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
     asked, name = choose_preset(known, argv, PROGRAM, DESCRIPTION)
     given = asked.config
     if not any((asked.as_published, asked.known, asked.file, given.init_from, given.from_run)):
-        return asked, name
+        return with_rate(asked, name), name
     # These change the defaults of other flags, which are then read again.
     text, config = PRESETS[name]
     machine = MachineConfig()
@@ -242,7 +242,22 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
     if weights := given.init_from or config.init_from:
         config = hugging_face.beginning_with(weights, config)
     known[name] = text, NewRun(config, machine)
-    return choose_preset(known, argv, PROGRAM, DESCRIPTION)
+    asked, _ = choose_preset(known, argv, PROGRAM, DESCRIPTION)
+    return with_rate(asked, name), name
+
+
+def with_rate(asked: NewRun, preset: str) -> NewRun:
+    """The run, at the best rate of the default preset if nothing gives one.
+
+    What is taken from an earlier run keeps the rate of that run.
+    """
+    rule = asked.config.optimizer
+    earlier = asked.config.from_run or (asked.file and asked.file.suffix == ".json")
+    wanted = preset == DEFAULT_PRESET and rule.name == "muonplus" and rule.learning_rate is None
+    if earlier or not wanted:
+        return asked
+    rule = dataclasses.replace(rule, learning_rate=DEFAULT_RATE)
+    return dataclasses.replace(asked, config=dataclasses.replace(asked.config, optimizer=rule))
 
 
 def check_resume(argv: Sequence[str]) -> None:

@@ -222,6 +222,10 @@ def optimizer_of_recipe(recipe: Recipe) -> OptimizerConfig:
     )
 
 
+# A GPT as published, but for the norm before the head: Hugging Face's GPT-2 has a LayerNorm there,
+# so that the model can be exported.
+GPT_TINY = RunConfig(model=ModelConfig(final_norm="layer"))
+
 LLAMA_TINY = RunConfig(
     model=ModelConfig(family="llama", tied=False),
     optimizer=OptimizerConfig(schedule="warmup_cosine"),
@@ -256,7 +260,7 @@ def gpt2_small() -> RunConfig:
 
 
 PRESETS: dict[str, tuple[str, RunConfig]] = {
-    "gpt-tiny": ("a 4-layer GPT, minutes on a laptop (the default)", RunConfig()),
+    "gpt-tiny": ("a 4-layer GPT, minutes on a laptop (the default)", GPT_TINY),
     "gpt-micro": ("a 2-layer GPT in seconds, to see that all works", MICRO),
     "llama-tiny": ("a 4-layer LLaMA, minutes on a laptop", LLAMA_TINY),
     "llama-micro": (
@@ -273,3 +277,8 @@ PRESETS: dict[str, tuple[str, RunConfig]] = {
 """Name to (one line of help, configuration)."""
 
 DEFAULT_PRESET = "gpt-tiny"
+DEFAULT_RATE = 0.01
+"""Of muonplus in that preset; examples/README.md has the losses at other rates."""
+
+COMPARED = PRESETS | {DEFAULT_PRESET: (PRESETS[DEFAULT_PRESET][0], RunConfig())}
+"""The same for sweeps, whose runs keep the norm that they began with."""

@@ -35,8 +35,9 @@ class OptimizerConfig:
     """Update rule of the matrices; embeddings, norms and biases always get AdamW, or under meqmuon
     its normalized momentum, with the adam_learning_rate and adam_weight_decay."""
     learning_rate: FiniteOrZero | None = None
-    """Peak learning rate of the matrices; None: 0.02, or 0.002 under adamw, adamuon, mano, meqmuon,
-    muoneq and muown, whose updates are larger. Under hyperball it is a share of a matrix's norm."""
+    """Peak learning rate of the matrices; None: 0.01 in a new run of gpt-tiny with muonplus, else
+    0.02, or 0.002 under adamw, adamuon, mano, meqmuon, muoneq and muown, whose updates are larger.
+    Under hyperball it is a share of a matrix's norm."""
     adam_learning_rate: FiniteOrZero = 0.01
     """Peak learning rate of the other parameters."""
     norm: rules.Norm = "col_row"
