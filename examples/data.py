@@ -12,7 +12,7 @@ import tyro
 
 from examples.trainer.data.prepare import prepare
 from examples.trainer.data.tokenize_files import Preparation, prepare_files
-from examples.trainer.settings import run, validation
+from examples.trainer.settings import validation
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.exit_status import run_command
@@ -41,7 +41,7 @@ def prepare_many(argv: Sequence[str]) -> None:
 def prepare_one(argv: Sequence[str]) -> None:
     """Prepares a text and prints its size."""
     config = tyro.cli(DataConfig, args=argv, prog=PROGRAM, description=DESCRIPTION)
-    run.check(RunConfig(data=config))
+    validation.check(RunConfig(data=config))
     dataset = prepare(config, print)
     print(
         f"{dataset.train.size:,} training and {dataset.val.size:,} validation "

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from examples.trainer.settings import validation
 from examples.trainer.settings.rules import RULES
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
@@ -49,7 +50,7 @@ def test_cautious_decay_reaches_the_rule(name):
 @pytest.mark.parametrize("name", ["hyperball", "muown"])
 def test_updates_that_hold_norms_are_not_scaled(name):
     with pytest.raises(UserError, match=f"--optimizer.mlp-in-rate: {name} holds the norms"):
-        optimizers.check(OptimizerConfig(name=name, mlp_in_rate=0.5))
+        validation.check(OptimizerConfig(name=name, mlp_in_rate=0.5))
 
 
 @pytest.mark.parametrize("name", ["hyperball", "muown"])

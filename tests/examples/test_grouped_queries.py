@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from examples.trainer.models.attention import empty_kv_cache
-from examples.trainer.settings import model
+from examples.trainer.settings import validation
 from examples.trainer.settings.model import ModelConfig, training_flops_per_token
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
@@ -90,4 +90,4 @@ def test_fewer_keys_and_values_are_fewer_operations():
 )
 def test_impossible_groups_are_refused(change, words):
     with pytest.raises(UserError, match=words):
-        model.check(dataclasses.replace(GROUPED, **change))
+        validation.check(dataclasses.replace(GROUPED, **change))

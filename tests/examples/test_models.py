@@ -13,7 +13,7 @@ from examples.trainer import models
 from examples.trainer.models import attention, layers
 from examples.trainer.models.language_model import MLP
 from examples.trainer.models.layout import ONE_DEVICE
-from examples.trainer.settings import run
+from examples.trainer.settings import validation
 from examples.trainer.settings.model import ModelConfig, hidden_width, training_flops_per_token
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
@@ -184,4 +184,4 @@ def test_bfloat16_keeps_float32_parameters(family, scan):
 )
 def test_impossible_shapes_are_refused(change, words):
     with pytest.raises(UserError, match=words):
-        run.check(RunConfig(model=dataclasses.replace(GPT, **change)))
+        validation.check(RunConfig(model=dataclasses.replace(GPT, **change)))

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from examples.trainer.settings import run
+from examples.trainer.settings import validation
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers
@@ -40,6 +40,6 @@ def test_small_steps_add_up_also_in_the_average(name, rounding):
 def test_rounding_of_float32_is_refused():
     config = RunConfig(optimizer=OptimizerConfig(param_rounding="remainders"))
     with pytest.raises(UserError, match="param-dtype bfloat16, or leave it out"):
-        run.check(config)
+        validation.check(config)
     half = dataclasses.replace(config.model, param_dtype="bfloat16")
-    run.check(dataclasses.replace(config, model=half))
+    validation.check(dataclasses.replace(config, model=half))

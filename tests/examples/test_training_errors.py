@@ -132,8 +132,7 @@ def test_flag_that_makes_no_sense_is_refused_by_name(name, flag, value, capsys, 
     monkeypatch.setattr(launch, "prepare", unused)
     rule = ["--optimizer.name", name, "--optimizer.ns-coeffs", "you"]
     shown = error_of(capsys, *TOY, *rule, flag, value)
-    assert shown.startswith(("error: --optimizer.", f"error: {flag} "))
-    assert f"{flag} " in shown and value.lstrip("-") in shown
+    assert flag in shown and value.lstrip("-") in shown
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ def test_impossible_setting_of_a_run_names_its_file(trained_run, tmp_path, capsy
     written["config"]["optimizer"]["beta"] = 2
     (tmp_path / "config.json").write_text(json.dumps(written))
     shown = error_of(capsys, "--resume", str(tmp_path))
-    assert f"{tmp_path}/config.json: --optimizer.beta must be in [0, 1), got 2" in shown
+    assert f"{tmp_path}/config.json was not written by this version: optimizer.beta is 2" in shown
 
 
 def test_unknown_preset_is_refused_with_a_suggestion(capsys):

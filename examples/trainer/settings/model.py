@@ -7,7 +7,6 @@ import pydantic
 import tyro
 
 from examples.trainer.settings.validation import STRICT, Count, CountOrZero, FinitePositive
-from examples.trainer.system.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +101,38 @@ class ModelConfig:
             older |= {"qkv": "separate", "final_norm": "layer", "depth_scaled_init": False}
         return {**older, **saved}
 
+    @pydantic.model_validator(mode="after")
+    def fitting(self) -> "ModelConfig":
+        """Refuses settings that do not fit each other."""
+        heads, groups = self.n_head, kv_heads(self)
+        if self.d_model % heads:
+            raise ValueError(
+                f"--model.d-model {self.d_model} cannot be cut into {heads} heads: choose a"
+                " multiple of --model.n-head"
+            )
+        if self.family == "llama" and self.final_norm != "rms":
+            raise ValueError(
+                f"--model.final-norm {self.final_norm}: all norms of llama are RMSNorm; give rms,"
+                " or --model.family gpt"
+            )
+        if heads % groups:
+            raise ValueError(
+                f"--model.n-kv-head {groups} does not divide --model.n-head {heads}: choose a"
+                " divisor"
+            )
+        if groups != heads and (self.family == "gpt" or is_fused(self)):
+            raise ValueError(
+                f"--model.n-kv-head {groups} with {heads} heads: only llama with --model.qkv"
+                " separate has fewer heads of keys and values; leave it out"
+            )
+        if self.family == "llama" and head_size(self) % 2:
+            raise ValueError(
+                f"--model.d-model {self.d_model} in {heads} heads gives {head_size(self)} numbers"
+                " a head, and llama rotates them in pairs: choose an even multiple of"
+                " --model.n-head"
+            )
+        return self
+
 
 def hidden_width(config: ModelConfig) -> int:
     if config.d_ff is not None:
@@ -135,40 +166,6 @@ def is_fused(config: ModelConfig) -> bool:
 def is_depth_scaled(config: ModelConfig) -> bool:
     scaled = config.depth_scaled_init
     return config.family == "gpt" if scaled is None else scaled
-
-
-def check(config: ModelConfig) -> None:
-    """Refuses settings that do not fit each other."""
-    if config.d_model % config.n_head:
-        raise UserError(
-            f"--model.d-model {config.d_model} cannot be cut into {config.n_head} "
-            f"heads: choose a multiple of --model.n-head."
-        )
-    if config.family == "llama" and config.final_norm != "rms":
-        raise UserError(
-            f"--model.final-norm {config.final_norm}: all norms of llama are RMSNorm; give rms, or "
-            "--model.family gpt."
-        )
-    check_groups(config)
-    width = head_size(config)
-    if config.family == "llama" and width % 2:
-        raise UserError(
-            f"--model.d-model {config.d_model} in {config.n_head} heads gives {width} numbers a "
-            "head, and llama rotates them in pairs: choose an even multiple of --model.n-head."
-        )
-
-
-def check_groups(config: ModelConfig) -> None:
-    if config.n_head % kv_heads(config):
-        raise UserError(
-            f"--model.n-kv-head {config.n_kv_head} does not divide --model.n-head {config.n_head}: "
-            "choose a divisor."
-        )
-    if kv_heads(config) != config.n_head and (config.family == "gpt" or is_fused(config)):
-        raise UserError(
-            f"--model.n-kv-head {config.n_kv_head} with {config.n_head} heads: only llama with "
-            "--model.qkv separate has fewer heads of keys and values; leave it out."
-        )
 
 
 def training_flops_per_token(config: ModelConfig, vocabulary: int) -> float:

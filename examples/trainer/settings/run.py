@@ -7,22 +7,23 @@ import dataclasses
 import re
 from typing import Annotated, Literal
 
+import pydantic
 import tyro
 from pydantic import Field
 
-from examples.trainer.settings import model, rules, validation
+from examples.trainer.settings import rules
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.validation import (
     STRICT,
     Count,
     CountOrZero,
+    Decay,
     FiniteOrZero,
     FinitePositive,
     Positive,
     Share,
 )
-from examples.trainer.system.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class OptimizerConfig:
     norm: rules.Norm = "col_row"
     """Which norms muonplus sets to one after the polar step, in this order. long: those of the
     longer side, and for squares of none, rows or columns; auto: of the side that varies more."""
-    norm_eps: float = 1e-8
+    norm_eps: FiniteOrZero = 1e-8
     """Added to a squared norm of muonplus, as in the paper; its code has 1e-7."""
     match_frobenius: bool = False
     """Give the normalized update of muonplus the Frobenius norm that it had before."""
@@ -62,7 +63,7 @@ class OptimizerConfig:
     """How the polar step is computed: by polynomials (auto: in the cheaper way), or exactly."""
     ns_coeffs: Literal["jordan", "you", "polar_express", "cubic"] = "jordan"
     """Polynomials of the polar step, by the paper's names; cubic ones take fewer products."""
-    ns_steps: int = 5
+    ns_steps: Annotated[int, Field(ge=1, le=100)] = 5
     """How many of them, as in all of the paper's runs."""
     preconditioning: Literal["frobenius", "spectral", "aol", "aol_out", "schatten"] = "frobenius"
     """The norm that a matrix is divided by before the polynomials."""
@@ -81,7 +82,7 @@ class OptimizerConfig:
     tail: Annotated[Positive | None, tyro.conf.arg(aliases=("--tail",))] = None
     """Average the weights after the last so many steps, or if it is less than 1 after that share of
     them; the average is evaluated too."""
-    beta: float = 0.95
+    beta: Decay = 0.95
     """Decay of the momentum of the matrices."""
     mu_dtype: Literal["float32", "bfloat16", "int8"] | None = None
     """How the momentum of the matrices is kept, but for adamw; None: as they are themselves. int8
@@ -92,7 +93,7 @@ class OptimizerConfig:
     stochastic keeps nothing and adds noise."""
     nesterov: bool = True
     """Look one step ahead with the momentum, as the official code does; not under mano."""
-    weight_decay: float = 0.1
+    weight_decay: FiniteOrZero = 0.1
     """Decoupled decay of the matrices, times their learning rate; hyperball has none."""
     cautious_weight_decay: bool = False
     """Under muonplus and muon, decay only the entries that the update moves towards zero anyway."""
@@ -100,9 +101,9 @@ class OptimizerConfig:
     """Let the decay of the matrices follow their learning rate: a step decays by its square."""
     adam_weight_decay: FiniteOrZero = 0.0
     """The same for the other parameters; the paper's code uses the decay of the matrices."""
-    adam_b1: float = 0.9
+    adam_b1: Decay = 0.9
     """AdamW's decay of the gradient mean."""
-    adam_b2: float = 0.95
+    adam_b2: Decay = 0.95
     """AdamW's decay of the squared gradient."""
     adam_eps_before_correction: bool = False
     """Add AdamW's epsilon before the bias correction, as the paper's code, not after it."""
@@ -129,6 +130,26 @@ class OptimizerConfig:
     """Updates between records, in matrices.jsonl, of how unequal the rows and columns of each
     matrix are; 0 for none. For muonplus and muon this includes the steps inside the rule; for the
     others only the gradient and the whole update, which includes learning rate and decay."""
+
+    @pydantic.model_validator(mode="after")
+    def fitting(self) -> "OptimizerConfig":
+        """Refuses settings that do not fit each other."""
+        given = {"mlp-in-rate": self.mlp_in_rate != 1, "qk-clip": self.qk_clip is not None}
+        if rules.RULES[self.name].holds_norms and any(given.values()):
+            raise ValueError(
+                f"{named(given)}: {self.name} holds the norms of matrices or rows, which this would"
+                " change. Leave it out"
+            )
+        if self.ema and self.tail is not None:
+            raise ValueError(
+                "--ema and --tail are two averages, and a run keeps one: leave one out"
+            )
+        return self
+
+
+def named(given: dict[str, bool]) -> str:
+    """The flags of the optimizer that are given."""
+    return " and ".join(f"--optimizer.{name}" for name, is_given in given.items() if is_given)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,34 +201,47 @@ class RunConfig:
     sample_tokens: Count = 200
     """Length of the sample in tokens."""
 
+    @pydantic.model_validator(mode="after")
+    def fitting(self) -> "RunConfig":
+        """Refuses settings that would fail only later, or would silently do nothing useful."""
+        rule = self.optimizer
+        if rule.param_rounding != "nearest" and self.model.param_dtype == "float32":
+            raise ValueError(
+                f"--optimizer.param-rounding {rule.param_rounding} is for parameters in bfloat16:"
+                " add --model.param-dtype bfloat16, or leave it out"
+            )
+        tail = rule.tail or 0
+        if tail >= 1 and (tail != int(tail) or tail > self.steps):
+            raise ValueError(
+                f"--tail {tail:g}: give a whole number of steps, at most the {self.steps} of the"
+                " run, or a share of them below 1"
+            )
+        whole = {
+            "per-head": rule.per_head,
+            "qk-clip": rule.qk_clip is not None,
+            "mlp-in-rate": rule.mlp_in_rate != 1,
+            "normalized": rule.normalized != "all",
+        }
+        if (self.model.lora.rank or rule.train_only) and any(whole.values()):
+            raise ValueError(
+                f"{named(whole)}: this is for runs that train all parameters: leave it out, or"
+                " --lora.rank and --train-only"
+            )
+        if "://" in self.runs_dir:
+            raise ValueError(
+                f"--runs-dir {self.runs_dir}: a run locks files and appends to them, which an"
+                " object store cannot. Give a folder on a disk, and --checkpoint-dir"
+                " gs://BUCKET/PATH"
+            )
+        if self.checkpoint_dir and not re.match("gs://[^/]", self.checkpoint_dir):
+            raise ValueError(
+                f"--checkpoint-dir {self.checkpoint_dir}: give gs://BUCKET/PATH. Orbax writes to no"
+                " other object store: mount it as a folder, and give that as --runs-dir"
+            )
+        return self
+
 
 def with_document_token(config: RunConfig, token: int | None) -> RunConfig:
     """The run whose network masks documents that begin with this token; None for no mask."""
     network = dataclasses.replace(config.model, document_token=token)
     return dataclasses.replace(config, model=network)
-
-
-def check(config: RunConfig) -> None:
-    """Refuses values that would fail only later, or would silently do nothing useful."""
-    validation.check(config)
-    model.check(config.model)
-    rounding = config.optimizer.param_rounding
-    if rounding != "nearest" and config.model.param_dtype == "float32":
-        raise UserError(
-            f"--optimizer.param-rounding {rounding} is for parameters in bfloat16: add"
-            " --model.param-dtype bfloat16, or leave it out."
-        )
-    check_places(config)
-
-
-def check_places(config: RunConfig) -> None:
-    if "://" in config.runs_dir:
-        raise UserError(
-            f"--runs-dir {config.runs_dir}: a run locks files and appends to them, which an object"
-            " store cannot. Give a folder on a disk, and --checkpoint-dir gs://BUCKET/PATH."
-        )
-    if config.checkpoint_dir and not re.match("gs://[^/]", config.checkpoint_dir):
-        raise UserError(
-            f"--checkpoint-dir {config.checkpoint_dir}: give gs://BUCKET/PATH. Orbax writes to no"
-            " other object store: mount it as a folder, and give that as --runs-dir."
-        )

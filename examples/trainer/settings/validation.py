@@ -21,6 +21,7 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 FinitePositive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 FiniteOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, lt=1)]  # of a mean: 1 would keep the first value for ever
 
 Settings = TypeVar("Settings")
 
@@ -50,9 +51,15 @@ def check(settings: Any, flag: str = "--") -> None:
 
 
 def problems(error: pydantic.ValidationError, flag: str = "") -> str:
-    """Names each field that is wrong, or its flag, and says what it should be."""
+    """Names each field that is wrong, or its flag, and says what it should be.
+
+    A `ValueError` of settings that do not fit each other has its own words.
+    """
     found = []
     for one in error.errors():
+        if one["type"] == "value_error":
+            found.append(str(one["ctx"]["error"]))
+            continue
         name = ".".join(key for key in one["loc"] if isinstance(key, str)) or "the whole"
         sentence = one["msg"].replace("Input", "it")
         sentence = sentence.replace("Unexpected keyword argument", "there is no such setting")

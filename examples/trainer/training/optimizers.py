@@ -19,7 +19,6 @@ from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import transformations
 from examples.trainer.training.transformations import clip_by_global_norm
-from optax_muonplus import baselines
 from optax_muonplus.transforms import AdamW
 
 
@@ -92,28 +91,6 @@ def rules_for(params: optax.Params) -> list[Any]:
     return [STACKED] if any(re.search(STACKED[0], name) for name in names) else []
 
 
-def rival_options(config: OptimizerConfig, polar: dict[str, Any]) -> dict[str, Any]:
-    """The keywords of the optimizer that `config` names, of which `polar` are the polar step's."""
-    # Mano's default is without Nesterov, and it has no polar step.
-    nesterov = config.nesterov and config.name != "mano"
-    given = {"beta": config.beta, "nesterov": nesterov, "mu_dtype": config.mu_dtype}
-    if config.name == "mano":
-        return given
-    if config.name == "turbo_muon":  # it has its own polar step
-        return given | {"compute_dtype": polar["compute_dtype"]}
-    if config.name == "muoneq_max":
-        given |= {"shape_scale": "max", "consistent_rms": None}
-    return given | polar
-
-
-def rival_others(config: OptimizerConfig, adamw: dict[str, Any]) -> dict[str, Any]:
-    """The argument for parameters that are not matrices; `adamw` are the options of AdamW."""
-    if config.name == "meqmuon":
-        rate, decay = adamw["learning_rate"], adamw["weight_decay"]
-        return {"others": baselines.NormalizedMomentum(rate, decay, config.beta)}
-    return {"adamw": AdamW(**adamw)}
-
-
 ROUNDING: dict[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]] = {
     "nearest": lambda rule: rule,
     "stochastic": omp.transforms.stochastic_rounding,
@@ -138,47 +115,23 @@ def rates(config: OptimizerConfig) -> Rates:
     return Rates(rate, config.adam_learning_rate)
 
 
-def check(config: OptimizerConfig) -> None:
-    """Refuses hyperparameters that the library refuses, by the names of their flags.
+FLAGS = {
+    field.name: f"--optimizer.{field.name.replace('_', '-')}"
+    for field in dataclasses.fields(OptimizerConfig)
+}
+"""Settings are named as the library's arguments."""
 
-    The library checks each argument by its kind where it enters, and names it as the setting here
-    is named. What Optax would take without a check goes through the library's AdamW.
-    """
-    given = {"mlp-in-rate": config.mlp_in_rate != 1, "qk-clip": config.qk_clip is not None}
-    if RULES[config.name].holds_norms and any(given.values()):
-        flags = " and ".join(f"--optimizer.{name}" for name, is_given in given.items() if is_given)
-        raise UserError(
-            f"{flags}: {config.name} holds the norms of matrices or rows, which this would change."
-            " Leave it out."
-        )
-    config = for_platform(config, "cpu")
+
+def check(config: OptimizerConfig) -> None:
+    """Refuses settings that the library refuses, in its own words, with the names of flags."""
     flat = optax.constant_schedule(0.0)
     try:
         if config.name != "adamw":
-            matrix_rule(config, flat, flat, config.weight_decay)
-        omp.muonplus(
-            flat,
-            norm_eps=config.norm_eps,
-            weight_decay=config.weight_decay,
-            adam_b1=config.adam_b1,
-            adam_b2=config.adam_b2,
-            adam_weight_decay=config.adam_weight_decay,
-        )
+            matrix_rule(for_platform(config, "cpu"), flat, flat, config.weight_decay)
     except ValueError as error:
-        raise UserError(with_flags(str(error))) from None
-
-
-def with_flags(text: str) -> str:
-    """A message of the library with the flags in place of its arguments."""
-    names = "|".join(field.name for field in dataclasses.fields(OptimizerConfig))
-    assigned = re.sub(rf"\b({names})=", lambda found: f"{flag(found[1])} ", text)
-    if assigned != text:
-        return assigned
-    return re.sub(rf"\b({names})\b", lambda found: flag(found[1]), text, count=1)
-
-
-def flag(name: str) -> str:
-    return f"--optimizer.{name.replace('_', '-')}"
+        words = str(error).replace("=", " ").split()
+        flags = ", ".join(flag for name, flag in FLAGS.items() if name in words)
+        raise UserError(f"{error}\nIn flags: {flags}.") from None
 
 
 def for_platform(config: OptimizerConfig, platform: str) -> OptimizerConfig:
@@ -283,10 +236,14 @@ def matrix_rule(
         "eps": adam_eps,
         "weight_decay": config.adam_weight_decay,
     }
-    if with_keywords(config):
-        others: dict[str, Any] = {f"adam_{name}": value for name, value in adamw.items()}
-    else:
-        others = rival_others(config, adamw)
+    others: dict[str, Any] = {"adamw": AdamW(**adamw)}
+    if RULES[config.name].records_inside:
+        others = {f"adam_{name}": value for name, value in adamw.items()}
+    elif config.name == "meqmuon":
+        decay_of_others = config.adam_weight_decay
+        others = {
+            "others": omp.baselines.NormalizedMomentum(adam_rate, decay_of_others, config.beta)
+        }
     decays = {"weight_decay": decay} if RULES[config.name].decays else {}
     return rule(
         rate,
@@ -297,44 +254,21 @@ def matrix_rule(
     )
 
 
-def with_keywords(config: OptimizerConfig) -> bool:
-    """Whether the rule has Optax's keywords, and not a link of its own."""
-    return config.name in ("muonplus", "muon", "optax_muon")
-
-
 def records_inside(config: OptimizerConfig) -> bool:
     return RULES[config.name].records_inside and config.normalized == "all"
 
 
 def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformation]:
-    """The rule for the matrices, with the options that not all rules share."""
-    halves = config.compute_dtype in ("bfloat16", "float16")
-    polar: dict[str, Any] = {
-        "polar": config.polar,
-        "ns_coeffs": config.ns_coeffs,
-        "ns_steps": config.ns_steps,
-        "preconditioning": config.preconditioning,
-        "compute_dtype": config.compute_dtype if halves else None,  # None: float32
-    }
-    if with_keywords(config):
-        given = {"beta": config.beta, "nesterov": config.nesterov, **polar}
-        given["mu_dtype"] = config.mu_dtype
-        given["cautious_weight_decay"] = config.cautious_weight_decay
-        given["shape_scale"] = config.shape_scale
-        if config.name == "muon":
-            return functools.partial(omp.muon, **given)
-        if config.name == "optax_muon":
-            given |= {"shape_scale": "max", "bias_correction": True, "adam_nesterov": True}
-            return functools.partial(omp.muon, **given)
-        given |= {"norm_eps": config.norm_eps, "match_frobenius": config.match_frobenius}
-        rule = functools.partial(omp.muonplus, norm=config.norm, **given)
-        return (
-            rule
-            if config.normalized == "all"
-            else transformations.normalized(rule, config.normalized)
-        )
-    name = config.name.removesuffix("_max")
-    return functools.partial(getattr(omp.baselines, name), **rival_options(config, polar))
+    """The rule for the matrices, with its options."""
+    rule = RULES[config.name]
+    options = {name: getattr(config, name) for name in rule.takes} | rule.fixed
+    if options.get("compute_dtype") in ("auto", "float32"):
+        options["compute_dtype"] = None
+    room = omp if rule.records_inside else omp.baselines
+    made = functools.partial(getattr(room, rule.function), **options)
+    if config.name != "muonplus" or config.normalized == "all":
+        return made
+    return transformations.normalized(made, config.normalized)
 
 
 def describe(config: OptimizerConfig, params: optax.Params, head_size: int | None = None) -> str:
@@ -342,7 +276,7 @@ def describe(config: OptimizerConfig, params: optax.Params, head_size: int | Non
     if config.name == "adamw":
         return "all parameters: adamw"
     size: dict[str, Any] = RULES[config.name].size
-    if with_keywords(config):
+    if RULES[config.name].records_inside:
         size = {"shape_scale": config.shape_scale, **size}
     if config.name == "muonplus":
         size |= {"norm": config.norm, "match_frobenius": config.match_frobenius}

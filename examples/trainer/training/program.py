@@ -14,7 +14,7 @@ from examples.trainer.data.token_folder import Dataset
 from examples.trainer.data.tokenizer import end_id
 from examples.trainer.models import Forward
 from examples.trainer.models.layout import Layout
-from examples.trainer.settings import run
+from examples.trainer.settings import run, validation
 from examples.trainer.settings.model import ModelConfig, head_size
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
@@ -119,27 +119,8 @@ class TrainingSetup:
 
 def check_settings(config: RunConfig) -> None:
     """Refuses settings that make no sense, by the names of their flags; builds nothing."""
-    run.check(config)
+    validation.check(config)
     optimizers.check(config.optimizer)
-    transformations.check_average_settings(config.optimizer, config.steps)
-    if config.model.lora.rank or config.optimizer.train_only:
-        check_part(config.optimizer)
-
-
-def check_part(rule: OptimizerConfig) -> None:
-    """Refuses settings that change whole layers, for a run that trains a part of them."""
-    given = {
-        "per-head": rule.per_head,
-        "qk-clip": rule.qk_clip is not None,
-        "mlp-in-rate": rule.mlp_in_rate != 1,
-        "normalized": rule.normalized != "all",
-    }
-    for name, is_given in given.items():
-        if is_given:
-            raise UserError(
-                f"--optimizer.{name} is for runs that train all parameters: leave it out, or"
-                " --lora.rank and --train-only."
-            )
 
 
 def make_setup(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:

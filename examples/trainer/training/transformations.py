@@ -263,19 +263,6 @@ def with_averages(params: optax.Params, average: Any) -> optax.Params:
     return jax.tree.map(lambda mean, x: mean.astype(x.dtype), whole, params)
 
 
-def check_average_settings(rule: OptimizerConfig, steps: int) -> None:
-    """Refuses two averages, and a tail that a run of so many steps cannot have."""
-    if rule.tail is None:
-        return
-    if rule.ema:
-        raise UserError("--ema and --tail are two averages, and a run keeps one: leave one out.")
-    if rule.tail >= 1 and (rule.tail != int(rule.tail) or rule.tail > steps):
-        raise UserError(
-            f"--tail {rule.tail:g}: give a whole number of steps, at most the {steps} of the run,"
-            " or a share of them below 1."
-        )
-
-
 def check_average(
     kind: Literal["ema", "tail"], config: OptimizerConfig, steps: int, step: int
 ) -> None:
