@@ -37,7 +37,7 @@ def folder(tmp_path):
     token_folder.keep_tokenizer(tmp_path, WORDS)
     writer = Writer(tmp_path)
     writer.fill(TEXTS[:2], lambda text: "train")
-    writer.flush()
+    writer.flush("train", "val")
     writer.fill(TEXTS[2:], lambda text: "val" if text == TEXTS[4] else "train")
     writer.finish()
     return tmp_path

@@ -82,14 +82,14 @@ class Index:
     lost: float | None = None
     """As in `Dataset`."""
     complete: bool = False
-    modified: int | None = None
-    """When the file of a part was last written, in nanoseconds."""
+    source: str = ""
+    """When the file of a part was last written, and how it was read."""
 
 
 class Writer:
     """Tokenizes documents into a folder; goes on after the shards that its index has."""
 
-    def __init__(self, folder: Path, words: Path | None = None, modified: int | None = None):
+    def __init__(self, folder: Path, words: Path | None = None, source: str = ""):
         """Reads the tokenizer in the folder `words`, by default that of the tokens."""
         self.folder = folder
         self.encoder, digest = load_tokenizer(words or folder)
@@ -97,7 +97,7 @@ class Writer:
         self.back = tokenizer.RoundTrip(self.encoder)
         self.waiting: dict[str, list[bytes]] = {"train": [], "val": []}
         self.size, self.bytes = dict.fromkeys(self.waiting, 0), dict.fromkeys(self.waiting, 0)
-        self.index = Index(digest, modified=modified)
+        self.index = Index(digest, source=source)
         if (folder / INDEX).exists():
             self.index = read_index(folder)
         self.read = self.index.read
@@ -111,15 +111,22 @@ class Writer:
         texts: Iterable[str],
         split_of: Callable[[str], str],
         limit: float = math.inf,
-        say: Callable[[str], None] = lambda line: None,
+        say: Callable[[str], None] | None = None,
     ) -> bool:
-        """Adds documents until there are `limit` training tokens; whether there are so many."""
+        """Adds documents until there are `limit` training tokens; whether there are so many.
+
+        A split is written when it has a shard. With `say`, which hears how far it is, both are
+        written then, so that whoever continues knows how many documents are on the disk.
+        """
         for text, ids in tokenizer.encode(self.encoder, texts):
-            self.add(split_of(text), text, ids)
-            if self.n_tokens >= limit or max(self.size.values()) >= SHARD_TOKENS:
-                self.flush()
-                say(f"  {self.n_tokens:,} tokens")
-            if self.n_tokens >= limit:
+            split = split_of(text)
+            self.add(split, text, ids)
+            enough = self.n_tokens >= limit
+            if enough or self.size[split] >= SHARD_TOKENS:
+                self.flush(*(self.waiting if say else [split]))
+                if say:
+                    say(f"  {self.n_tokens:,} tokens")
+            if enough:
                 return True
         return False
 
@@ -133,17 +140,17 @@ class Writer:
         else:
             self.back.add(text, ids)
 
-    def flush(self) -> None:
-        """Writes what waits as a shard of each split, and then the index that has them."""
-        for split, waiting in self.waiting.items():
+    def flush(self, *splits: str) -> None:
+        """Writes what waits of each split as a shard, and then the index that has them."""
+        for split in splits:
             if not self.size[split]:
                 continue
-            content, shards = b"".join(waiting), getattr(self.index, split)
+            content, shards = b"".join(self.waiting[split]), getattr(self.index, split)
             name = f"{split}-{len(shards):05d}.bin"
             token_files.write(self.folder / name, content, self.dtype)
             digest = hashlib.sha256(content).hexdigest()
             shards.append(Shard(name, self.size[split], self.bytes[split], digest))
-            waiting.clear()
+            self.waiting[split].clear()
             self.size[split] = self.bytes[split] = 0
         self.index.read = self.read
         index = asdict(self.index)
@@ -153,7 +160,7 @@ class Writer:
     def finish(self) -> None:
         """Writes the rest, and that the text is complete."""
         self.index.complete, self.index.lost = True, self.back.share
-        self.flush()
+        self.flush(*self.waiting)
 
 
 def cache_folder() -> Path:

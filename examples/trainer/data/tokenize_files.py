@@ -54,13 +54,13 @@ class Preparation:
 
 def prepare_files(asked: Preparation, say: Callable[[str], None]) -> None:
     """Tokenizes the files of a part that are not done; the last part names all of them."""
-    inputs = named(asked)
+    inputs = named(asked.paths)
     number, parts = part_of(asked.part)
     with token_folder.writing(asked.out):
         keep_tokenizer(asked)
         (asked.out / "parts").mkdir(exist_ok=True)
     own = sorted(inputs)[number - 1 :: parts]
-    left = [name for name in own if not is_done(asked.out, name, inputs[name])]
+    left = [name for name in own if not is_done(asked, name, inputs[name])]
     say(f"{len(left)} of {len(own)} files to tokenize, with {asked.workers} workers")
     os.environ["RAYON_NUM_THREADS"] = "1"  # of the tokenizer: there is a process for each core
     work = functools.partial(tokenize, asked)
@@ -90,21 +90,24 @@ def end_with_parent() -> None:
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def is_done(out: Path, name: str, path: Path) -> bool:
-    """Whether a part is complete and its file was not written since."""
+def is_done(asked: Preparation, name: str, path: Path) -> bool:
+    """Whether a part is complete, and its file was not written since and would be read alike."""
     try:
-        index = token_folder.read_index(out / "parts" / name)
+        index = token_folder.read_index(asked.out / "parts" / name)
     except DamagedFileError:
         return False
-    return index.complete and index.modified == path.stat().st_mtime_ns
+    return index.complete and index.source == source_of(asked, path)
 
 
-def named(asked: Preparation) -> dict[str, Path]:
-    """The files by the names of their parts, which say where a file lay, and how it is read."""
-    how = f"{asked.text_field} {asked.val_fraction}"
+def source_of(asked: Preparation, path: Path) -> str:
+    return f"{path.stat().st_mtime_ns} {asked.text_field} {asked.val_fraction}"
+
+
+def named(paths: tuple[str, ...]) -> dict[str, Path]:
+    """The files by the names of their parts, which say where a file lay and how large it was."""
     return {
-        f"{path.stem[:40]}-{corpus.digest(f'{path} {path.stat().st_size} {how}')[:12]}": path
-        for path in corpus.named_files(asked.paths)
+        f"{path.stem[:40]}-{corpus.digest(f'{path} {path.stat().st_size}')[:12]}": path
+        for path in corpus.named_files(paths)
     }
 
 
@@ -128,11 +131,12 @@ def keep_tokenizer(asked: Preparation) -> None:
 
 def tokenize(asked: Preparation, name: str, path: Path) -> int:
     """Writes the shards of a file; returns the number of its tokens."""
-    folder, stat = asked.out / "parts" / name, path.stat()
+    folder, source = asked.out / "parts" / name, source_of(asked, path)
     with token_folder.writing(folder):
         (folder / token_folder.INDEX).unlink(missing_ok=True)  # of an earlier text
-        writer = Writer(folder, asked.out, stat.st_mtime_ns)
-        writer.fill(texts(path, stat.st_size, asked.text_field), split_by(asked.val_fraction))
+        writer = Writer(folder, asked.out, source)
+        documents = texts(path, path.stat().st_size, asked.text_field)
+        writer.fill(documents, split_by(asked.val_fraction))
         writer.finish()
     return sum(shard.tokens for shard in (*writer.index.train, *writer.index.val))
 
@@ -140,7 +144,7 @@ def tokenize(asked: Preparation, name: str, path: Path) -> int:
 def finish(asked: Preparation, inputs: dict[str, Path], say: Callable[[str], None]) -> None:
     """Names the parts if all are complete; several processes may do so at the same time."""
     out, names = asked.out, sorted(inputs)
-    if left := sum(not is_done(out, name, inputs[name]) for name in names):
+    if left := sum(not is_done(asked, name, inputs[name]) for name in names):
         say(f"{left} files are left to other parts.")
         return
     indices = [token_folder.read_index(out / "parts" / name) for name in names]
