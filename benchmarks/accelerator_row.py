@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 import optax_muonplus as omp
 from benchmarks import meshes, parity, trees
-from benchmarks.compiled import compile_update
+from benchmarks.compiled import Compiled, compile_update
 from examples.compiled_programs import gpu, hlo, targets, tpu, walk
 from examples.trainer.settings.rules import RULES
 from examples.trainer.settings.run import OptimizerConfig
@@ -152,6 +152,11 @@ def figures(name: str, config: Any, target: targets.Target) -> dict[str, Any]:
     tx = optimizer(name, tree, config.maxtext, config.per_head)
     options = target.compiler_options
     compiled = compile_update(tx, tree, options=options, stored_alike=config.row_by_row)
+    return of_program(compiled, target)
+
+
+def of_program(compiled: Compiled, target: targets.Target) -> dict[str, Any]:
+    """Reads a compiled update: what the device with the most work does, and memory."""
     program = hlo.read_program(compiled.program, scopes=True)
     if target.is_gpu:
         work = gpu.most_work(program, target.rates)

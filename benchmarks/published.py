@@ -17,10 +17,9 @@ import tyro
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
-from benchmarks import accelerators, columns, records
-from benchmarks.accelerator_row import of_gpu
+from benchmarks import accelerator_row, accelerators, columns, records
 from benchmarks.compiled import compile_update
-from examples.compiled_programs import gpu, hlo, targets, walk
+from examples.compiled_programs import targets
 from examples.trainer.settings.presets import SIZES
 
 Shapes = dict[str, tuple[int, ...]]
@@ -143,15 +142,11 @@ def figures(case: Case) -> dict[str, Any]:
     target = targets.parse(case.target)
     tree = placed(case, target)
     compiled = compile_update(rule(case, tree), tree, options=target.compiler_options)
-    rates = target.rates
-    if case.memory:
-        rates = rates._replace(memory=case.memory)
-    work = gpu.most_work(hlo.read_program(compiled.program), rates)
-    found = of_gpu(work) | compiled.figures()
-    return found | {
-        "predicted_s": case.times * found["roofline_s"],
-        "collectives": walk.of_kinds(work, "collectives"),
-    }
+    found = accelerator_row.of_program(compiled, target)
+    seconds = found["roofline_s"]
+    if case.memory:  # of a program without products
+        seconds *= target.rates.memory / case.memory
+    return found | {"predicted_s": case.times * seconds}
 
 
 def placed(case: Case, target: targets.Target) -> dict[str, jax.ShapeDtypeStruct]:
