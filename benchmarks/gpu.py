@@ -29,6 +29,7 @@ from examples.compiled_programs.forecast import children
 Row = dict[str, Any]
 PARTS = {"gpt-small": 110.0, "kernel": 60.0, "step": 160.0, "llama-1b": 120.0, "numbers": 110.0}
 """Part to the seconds that it may take; those before are worth more."""
+SHAPES = {"gpt-small": "GPT-Small", "llama-1b": "half of LLaMA-1B's layers"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +109,8 @@ def print_rows(config: Config) -> None:
     )  # here: the process that starts others must leave the GPU alone
 
     print(json.dumps({"machine": records.describe_machine()}), flush=True)
+    if not (config.toy or gpu_parts.has_gpu()):
+        raise SystemExit("JAX sees no GPU. Install .[cuda] where a driver is, or pass --toy.")
     for row in gpu_parts.rows(config.part or "", config.toy, config.rounds, config.calls):
         print(json.dumps(row), flush=True)
 
@@ -119,12 +122,12 @@ def sentence(record: Row) -> str:
     for part in ("gpt-small", "llama-1b"):
         if row := found.get((part, "omp.muonplus, bfloat16")):
             time_of = f"{1e3 * row['median_s']:.1f} ms, {row['of_reference']:.2f} of Optax's Muon"
-            said.append(f"an update of {part} takes {time_of}")
+            said.append(f"an update of {SHAPES[part]} takes {time_of}")
     if row := found.get(("kernel", "one triangle")):
         said.append(f"the kernel takes {row['of_reference']:.2f} of the plain polar factor's time")
     if row := found.get(("step", "muonplus")):
         share = f"{100 * row['optimizer_share']:.1f}%"
-        said.append(f"the optimizer is {share} of a training step of gpt-small")
+        said.append(f"the optimizer is {share} of a training step of GPT-Small")
     if not said:
         return "Nothing was measured."
     return f"On one {record['machine']['device']}: {'; '.join(said)}."

@@ -24,6 +24,7 @@ from examples.trainer.settings.run import RunConfig
 
 Row = dict[str, Any]
 TINY = trees.Size(16, 1, 40, gated=False)
+MOST_LAYERS = 12  # GPT-Small's
 REPEATED = 50  # runs of the kernel, of which each must give the same bits
 
 
@@ -49,47 +50,56 @@ def rows(part: str, toy: bool, rounds: int, calls: int) -> Iterator[Row]:
     if part == "kernel":
         return kernel(64 if toy else 2048, timed)
     if part == "step":
-        return step(toy, rounds, calls)
+        return step(toy)
     if part == "numbers":
         return numbers((8, 21) if toy else (1024, 2735), TINY if toy else trees.SIZES["gpt-small"])
-    return updates(TINY if toy else trees.SIZES[part], timed)
+    size = trees.SIZES[part]  # Optax's update of 24 layers would compile for minutes
+    return updates(TINY if toy else size._replace(layers=min(size.layers, MOST_LAYERS)), timed)
 
 
-def with_times(found: dict[str, Row], seconds: dict[str, np.ndarray]) -> Iterator[Row]:
-    """Adds the times to rows; the first is the reference."""
-    reference = seconds[next(iter(found))]
-    for name, row in found.items():
-        times = timing.median_and_quartiles(seconds[name])
-        row = {"name": name, **row, **times}
-        row["of_reference"] = float(np.median(seconds[name] / reference))
-        if "tflop" in row:
-            row["tflop_per_s"] = row["tflop"] / row["median_s"]
-        yield row
+def has_gpu() -> bool:
+    """Tells whether JAX computes on a GPU."""
+    return jax.default_backend() == "gpu"
+
+
+def row_of(name: str, figures: Row, seconds: np.ndarray, reference: np.ndarray) -> Row:
+    """Makes a row of a program that was timed, and of what is known of it."""
+    row = {"name": name, **figures, **timing.median_and_quartiles(seconds)}
+    row["of_reference"] = float(np.median(seconds / reference))
+    if "tflop" in row:
+        row["tflop_per_s"] = row["tflop"] / row["median_s"]
+    return row
 
 
 def updates(size: trees.Size, timed: Callable[..., Any]) -> Iterator[Row]:
-    """Times whole updates beside Optax's, in bfloat16, in which Optax multiplies."""
+    """Times whole updates, each in turn with Optax's, in bfloat16, in which Optax multiplies."""
     shapes = trees.shapes(size, dtype=jnp.bfloat16)
     params, grads = trees.random_like(shapes, 0), trees.random_like(shapes, 1)
     where: dict[str, Any] = {"muon_weight_dimension_numbers": omp.muon_dimension_numbers(shapes)}
     make = functools.partial(omp.muonplus, 0.02, **parity.AS_OPTAX, **where)
     rules: dict[str, tuple[Any, str | None]] = {
-        "optax.contrib.muon": (optax.contrib.muon(0.02, **where), "bfloat16"),
-        "omp.muon, bfloat16": (make(norm="none", compute_dtype="bfloat16"), "bfloat16"),
         "omp.muonplus, bfloat16": (make(compute_dtype="bfloat16"), "bfloat16"),
+        "omp.muon, bfloat16": (make(norm="none", compute_dtype="bfloat16"), "bfloat16"),
         "omp.muonplus, float16": (make(compute_dtype="float16"), "float16"),
         "omp.muonplus, TF32": (make(), None),
     }
-    programs = {name: Update(rule, params, grads) for name, (rule, _) in rules.items()}
-    theirs, labels = programs["optax.contrib.muon"](), omp.partition_labels(shapes)
-    same = parity.largest_difference(programs["omp.muon, bfloat16"](), theirs, labels)
-    found: dict[str, Row] = {}
-    for name, (_, dtype) in rules.items():
-        polar: Any = "newton_schulz" if name.startswith("optax") else "auto"
-        flops = products.flops(products.needed(size, polar, dtype))
-        found[name] = programs[name].figures | {"tflop": flops / 1e12}
-    found["omp.muon, bfloat16"]["distance"] = same
-    yield from with_times(found, timed(programs))
+    optax_muon = Update(optax.contrib.muon(0.02, **where), params, grads)
+    first, labels = optax_muon(), omp.partition_labels(shapes)
+    plain: Any = "newton_schulz"
+    flops = products.flops(products.needed(size, plain, "bfloat16"))
+    figures = optax_muon.figures | {"tflop": flops / 1e12}
+    for n, (name, (rule, dtype)) in enumerate(rules.items()):
+        update = Update(rule, params, grads)
+        own = update.figures | {
+            "tflop": products.flops(products.needed(size, "auto", dtype)) / 1e12
+        }
+        if name.startswith("omp.muon,"):
+            own["distance"] = parity.largest_difference(update(), first, labels)
+        seconds = timed({"reference": optax_muon, name: update})
+        if n == 0:
+            reference = seconds["reference"]
+            yield row_of("optax.contrib.muon", figures, reference, reference)
+        yield row_of(name, own, seconds[name], seconds["reference"])
 
 
 def kernel(n: int, timed: Callable[..., Any]) -> Iterator[Row]:
@@ -113,20 +123,24 @@ def kernel(n: int, timed: Callable[..., Any]) -> Iterator[Row]:
         "different_results": len({x.tobytes() for x in results}),
         "distance": max(parity.distance(x, expected) for x in results),
     }
-    yield from with_times({"plain": work, "one triangle": work | ours}, timed(programs))
+    seconds = timed(programs)
+    for name, figures in (("plain", work), ("one triangle", work | ours)):
+        yield row_of(name, figures, seconds[name], seconds["plain"])
 
 
-def step(toy: bool, rounds: int, calls: int) -> Iterator[Row]:
+def step(toy: bool) -> Iterator[Row]:
     """Times a step of the trainer for GPT-Small with each optimizer, and the reading of text."""
     tiny = ModelConfig(n_layer=1, n_head=2, d_model=16, context=16)
     model = tiny if toy else PRESETS["gpt-small"][1].model
     vocabulary, tokens = (300, 128) if toy else (50_257, 16 * 2048)
-    found = training_step.measure(RunConfig(model=model), vocabulary, tokens, rounds, calls)
-    alone = found["forward_and_backward_s"]
-    yield {"name": "forward and backward", "median_s": alone, "of_reference": 1.0}
-    for name in training_step.NAMES:
-        yield {"name": name, "of_reference": found[name]["median_s"] / alone, **found[name]}
-    yield {"name": "text read ahead", **found["tokens_per_second"]}
+    for names in (("muonplus",), ("adamw", "muon")):  # rows come where time is short
+        found = training_step.measure(RunConfig(model=model), vocabulary, tokens, 3, 5, names)
+        alone = found["forward_and_backward_s"]
+        if "muonplus" in names:
+            yield {"name": "forward and backward", "median_s": alone, "of_reference": 1.0}
+            yield {"name": "text read ahead", **found["tokens_per_second"]}
+        for name in names:
+            yield {"name": name, "of_reference": found[name]["median_s"] / alone, **found[name]}
 
 
 def numbers(shape: tuple[int, int], size: trees.Size) -> Iterator[Row]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,12 @@ TEXT = 20_000_000  # tokens of the text that they are read from, 40 MB on disk
 
 
 def measure(
-    base: RunConfig, vocabulary: int, tokens: int, rounds: int, calls: int = 1
+    base: RunConfig,
+    vocabulary: int,
+    tokens: int,
+    rounds: int,
+    calls: int = 1,
+    names: Sequence[Name] = NAMES,
 ) -> dict[str, Any]:
     """Measures a step with each optimizer, and what reading batches costs the last of them.
 
@@ -37,6 +42,7 @@ def measure(
       tokens: in a step.
       rounds: how often each step is timed.
       calls: steps that are enqueued before the last is waited for.
+      names: the optimizers.
     """
     context = base.model.context
     rows = tokens // context
@@ -44,7 +50,7 @@ def measure(
     ids = np.random.default_rng(0).integers(0, vocabulary, (2, rows, context))
     batch = [jax.device_put(part.astype(np.int32), sharding.of_batch(mesh)) for part in ids]
     timed: dict[str, Callable[[], Any]] = {}
-    for name in NAMES:
+    for name in names:
         rule = dataclasses.replace(base.optimizer, name=name)
         program = make_program(base.model, rule, base.steps, 1, vocabulary, mesh)
         if not timed:
@@ -61,9 +67,9 @@ def measure(
             "optimizer_share": float(np.median(1 - alone / seconds[name])),
             **memory[name],
         }
-        for name in NAMES
+        for name in names
     }
-    last: Any = timed[NAMES[-1]]
+    last: Any = timed[names[-1]]
     return {
         **loading(last.step, rows, context, vocabulary, mesh, rounds),
         "forward_and_backward_s": float(np.median(alone)),
