@@ -1,4 +1,10 @@
-"""How a parameter is a batch of matrices, and chains of links on trees of them."""
+"""How a parameter is a batch of matrices, and chains of links on trees of them.
+
+``plainly`` says what a chain does to the matrices of a tree, ``layout`` which axes of a parameter
+make them, and ``leaves`` has a record of each parameter. ``momentum``, ``fused`` and ``descent``
+are links; ``chain`` joins them, and ``adamw`` has AdamW beside them. ``order`` and ``checks``
+refuse what is wrong.
+"""
 
 from optax_muonplus.frame.adamw import AdamW as AdamW
 from optax_muonplus.frame.adamw import Rest as Rest

@@ -1,4 +1,9 @@
-"""The method of the paper on arrays ``(*batch, out, in)``. It imports no other room."""
+"""The method of the paper on arrays ``(*batch, out, in)``. It imports no other room.
+
+``newton_schulz`` defines the polar factor, and ``momentum`` has the whole update of a matrix. Its
+functions are values with options, in ``orthogonalize``, ``normalize`` and ``scale``. Rows of the
+iteration are in ``coefficients``. ``function``, ``precision`` and ``arguments`` serve all of them.
+"""
 
 from .arguments import DECAY as DECAY
 from .arguments import NOT_NEGATIVE as NOT_NEGATIVE

@@ -1,4 +1,9 @@
-"""Facts about a tree of parameters: paths, which leaves are matrices and how, where they lie."""
+"""Facts about a tree of parameters: paths, which leaves are matrices and how, where they lie.
+
+``leaves`` makes the records. ``reader`` decides what each leaf is: by the user's rules, by
+``own_words`` of its layer, or by the table in ``rules``, which ``rule_words`` and ``neighbours``
+explain. ``layer_axes`` knows axes of layers, and ``suggestions`` writes the lines that are missing.
+"""
 
 from optax_muonplus.trees.flat import FlatTree as FlatTree
 from optax_muonplus.trees.flat import broadcast_prefix as broadcast_prefix
