@@ -24,8 +24,7 @@ def mark_as_last(update: Any) -> None:
 
 
 def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
-    """Raises ValueError unless all ``leaves`` are floating-point matrices."""
-    check_inexact(leaves)
+    """Raises ValueError unless all ``leaves`` are matrices."""
     others = [leaf.name for leaf in leaves if leaf.layout is None]
     if others:
         raise ValueError(
