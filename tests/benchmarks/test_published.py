@@ -1,12 +1,15 @@
 """`benchmarks.published`: the cases are those that were measured, and their table is kept."""
 
+import collections
 import json
+import math
 
 import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks import published
+import optax_muonplus as omp
+from benchmarks import products, published
 from benchmarks.published import CASES, Case
 from examples.compiled_programs import targets
 from tests.support.documents import ROOT
@@ -28,6 +31,21 @@ def test_products_of_marins_update_are_as_many_as_it_counted(name, share):
     row = KEPT[name]
     done = row["times"] * row["operations_of_products"] / row["measured_s"]
     assert done / 989e12 == pytest.approx(share, rel=0.01)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.rule != "norms"])
+def test_kept_operations_are_those_of_the_shapes(name):
+    case, needed = CASES[name], 0
+    options = omp.polar.Orthogonalize(
+        case.coefficients, case.steps, polar=case.polar, compute_dtype=case.compute_dtype
+    )
+    for shape in case.layer.values():
+        matmuls = omp.polar.matmul_shapes(shape, options, "gpu")
+        each = products.flops(collections.Counter(matmuls))
+        needed += case.layers * math.prod(shape[:-2]) * each
+    share = needed / targets.parse(case.target).devices
+    # Of the busiest device, and with the zeros that fill up odd sides.
+    assert share <= KEPT[name]["operations_of_products"] < 1.06 * share
 
 
 def test_the_kept_table_is_of_these_cases():
