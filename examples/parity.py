@@ -7,7 +7,7 @@ import tyro
 
 from examples.trainer.parity import recording, replay
 from examples.trainer.parity.replay import Parity
-from examples.trainer.runs.compilation import keep_compiled_programs
+from examples.trainer.runs.launch import keep_compiled_programs
 from examples.trainer.system.exit_status import run_command
 
 PROGRAM = "python -m examples.parity"

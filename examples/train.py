@@ -28,13 +28,14 @@ def run(argv: Sequence[str]) -> int:
     # Questions about flags are answered above, without the seconds that these imports take.
     import jax
 
-    from examples.compiled_programs.forecast.command import forecast
     from examples.trainer.runs import processes
     from examples.trainer.runs.launch import launch
     from examples.trainer.training import sharding
 
     if isinstance(asked, NewRun):
         if asked.compile_for:
+            from examples.compiled_programs.forecast.command import forecast
+
             return forecast(asked, preset, argv)
         if asked.json:
             raise UserError("--json goes with --compile-for; a run writes metrics.jsonl.")

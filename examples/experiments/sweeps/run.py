@@ -24,8 +24,8 @@ from examples.experiments.sweeps.report import write_report
 from examples.trainer.data.prepare import prepare
 from examples.trainer.data.token_folder import Dataset
 from examples.trainer.runs import folder as run_folder
-from examples.trainer.runs.compilation import keep_compiled_programs
 from examples.trainer.runs.folder import only_writer
+from examples.trainer.runs.launch import keep_compiled_programs
 from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
 from examples.trainer.system import exit_status

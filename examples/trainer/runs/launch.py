@@ -1,6 +1,7 @@
 """Starts or resumes a run: chooses its folder, trains, and reports."""
 
 import math
+import os
 import signal
 import time
 from pathlib import Path
@@ -10,12 +11,12 @@ from rich.console import Console
 
 from examples.trainer.data.mixture import BLOCK
 from examples.trainer.data.prepare import prepare
+from examples.trainer.data.token_folder import cache_folder
 from examples.trainer.data.tokenizer import ids_of
 from examples.trainer.models import attention_kernels
 from examples.trainer.models.layout import Layout
 from examples.trainer.runs import branches, places, processes, progress
 from examples.trainer.runs import folder as run_folder
-from examples.trainer.runs.compilation import keep_compiled_programs
 from examples.trainer.runs.folder import only_writer
 from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
@@ -30,7 +31,14 @@ from examples.trainer.training import optimizers, sharding, transformations
 from examples.trainer.training.evaluate import loses_text
 from examples.trainer.training.program import TrainingSetup, check_settings, make_setup
 from examples.trainer.training.step import TrainState
-from examples.trainer.weights import load as weights
+
+
+def keep_compiled_programs() -> None:
+    """Stores compiled programs, so that later processes can load them."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
 
 WIDE = ("rule", "rms", "scale", "group")  # columns that a narrow terminal has no room for
 
@@ -97,8 +105,10 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
     setup = make_setup(config, prepare(config.data, console.print, stream), mesh)
     ids_of(setup.dataset.tokenizer, [config.prompt])  # refused before the run, not after it
     if config.init_from and isinstance(asked, NewRun):
+        from examples.trainer.weights.load import check_weights  # most runs read none
+
         words = setup.dataset.tokenizer.get_vocab_size()
-        weights.check_weights(config.init_from, config.model, words)
+        check_weights(config.init_from, config.model, words)
     if config.from_run and isinstance(asked, NewRun):
         branches.check_branch(setup)
     if data_key not in ("", setup.dataset.key):

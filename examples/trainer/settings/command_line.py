@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 import yaml
 
-from examples.trainer.settings import hugging_face, machines
+from examples.trainer.settings import machines
 from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.settings.presets import DEFAULT_PRESET, DEFAULT_RATE, PRESETS, as_published
 from examples.trainer.settings.run import RunConfig
@@ -240,7 +240,9 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
         config = machines.on_machine(name, asked.known, config)
         machine = MachineConfig(mesh=machines.mesh_of_machine(asked.known))
     if weights := given.init_from or config.init_from:
-        config = hugging_face.beginning_with(weights, config)
+        from examples.trainer.settings.hugging_face import beginning_with  # most runs read none
+
+        config = beginning_with(weights, config)
     known[name] = text, NewRun(config, machine)
     asked, _ = choose_preset(known, argv, PROGRAM, DESCRIPTION)
     return with_rate(asked, name), name

@@ -38,7 +38,6 @@ from examples.trainer.training.step import (
     on_targets,
     shardings_of,
 )
-from examples.trainer.weights import load as weights
 
 
 @dataclass(frozen=True)
@@ -156,10 +155,11 @@ def make_setup(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup
 def init_from_config(config: RunConfig, program: Program, vocab_size: int) -> TrainState:
     if not config.init_from:
         return program.init(config.seed)
+    from examples.trainer.weights.load import load_weights  # most runs read none
+
     like = program.abstract.params
-    return program.init_from(
-        weights.load_weights(config.init_from, config.model, vocab_size, like), config.seed
-    )
+    params = load_weights(config.init_from, config.model, vocab_size, like)
+    return program.init_from(params, config.seed)
 
 
 def check_rows(config: RunConfig, mesh: Mesh) -> None:
