@@ -126,7 +126,7 @@ def test_leaving_early_ends_the_thread():
     before = threading.active_count()
     with prefetch(lambda step: step, range(10**9)) as ahead:
         assert next(ahead) == 0
-    wait_for(lambda: threading.active_count() == before)
+    wait_for(lambda: threading.active_count() <= before)  # one of a test before may end too
 
 
 def test_what_reading_raises_is_raised_where_the_batch_is_needed():
