@@ -2,9 +2,13 @@
 
 import json
 import os
+import platform
+import re
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import unittest.mock
 
 import jax
@@ -21,6 +25,7 @@ from examples.trainer.training.step import TrainState
 from tests.support.trainer import (
     CUBE,
     PATIENCE,
+    ROOT,
     STEPS,
     TOY,
     assemble_toy,
@@ -229,3 +234,25 @@ def test_unwritable_metrics_are_reported_and_resumable(tmp_path, text, capsys):
     assert saved_step(tmp_path / "x") == 8
     assert main(["--resume", str(tmp_path / "x"), "--mesh", CUBE]) == 0
     assert list(losses(tmp_path / "x")) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.parametrize(("own", "heaps"), [({}, 2), ({"MALLOC_ARENA_MAX": "3"}, 3)])
+def test_threads_share_heaps(own, heaps):
+    program = """
+import ctypes, threading
+from examples.trainer.runs import checkpoint
+libc, both = ctypes.CDLL(None), threading.Barrier(8)
+def allocate():
+    libc.malloc(1000)
+    both.wait()
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for step in "start", "join":
+    for thread in threads:
+        getattr(thread, step)()
+libc.malloc_stats()
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "MALLOC_ARENA_MAX"} | own
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert len(re.findall(r"^Arena \d+:", done.stderr, re.M)) == heaps

@@ -5,6 +5,8 @@ the CRC-32 of every file of `state` and of `about`, so that neither can come fro
 checkpoint. Only files that are there are opened: a list from elsewhere leads nowhere.
 """
 
+import contextlib
+import ctypes
 import json
 import os
 import zlib
@@ -35,6 +37,8 @@ class CheckedJson(ocp.JsonCheckpointHandler):
         found = {**files(about.parent / STATE, STATE), **files(about, ABOUT)}
         sums = checksums(list(found.values()))
         (about / LIST).write_text(json.dumps(dict(zip(found, sums, strict=True)), indent=1) + "\n")
+        with contextlib.suppress(AttributeError):  # of a C library that is not glibc
+            ctypes.CDLL(None).malloc_trim(0)  # else what a save has freed stays with the process
 
 
 def files(folder: Path, name: str) -> dict[str, Path]:
