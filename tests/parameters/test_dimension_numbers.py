@@ -107,6 +107,39 @@ def test_layouts_are_a_transposition_and_come_back(layout):
         np.testing.assert_array_equal(matrix, np.stack(run, 1).reshape(-1, *run[0].shape[1:]))
 
 
+HEADS_FIRST = Dims((0, 1), 2)  # (heads, head, embed): columns are heads and what is in them
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec", "blocks", "fits"),
+    [
+        ((4, 8, 6), HEADS_FIRST, (4, 2, 6), True),
+        ((4, 8, 6), HEADS_FIRST, (1, 8, 6), False),  # of several heads, which lie apart
+        ((4, 8, 6), HEADS_FIRST, (4, 8, 2), True),
+        ((6, 4, 8), Dims(0, (1, 2)), (6, 1, 8), False),
+        ((3, 4, 8), Dims(1, 2), (1, 4, 8), False),  # of several layers
+        ((6, 12), omp.MatrixSpec(0, 1, (4, 8)), (6, 6), True),
+        ((6, 12), omp.MatrixSpec(0, 1, (4, 8)), (6, 2), False),  # of two fused matrices
+        ((6, 12), omp.MatrixSpec(0, 1, (4, 8)), (3, 12), True),
+    ],
+)
+def test_blocks_of_a_parameter_are_blocks_of_its_matrices(shape, spec, blocks, fits):
+    """As those of which a momentum in eight bits has a scale each."""
+    layout = MatrixLayout.of(shape, spec)
+    of_blocks = layout.of_blocks(blocks)
+    assert (of_blocks is not None) == fits
+
+    def repeated(x, sizes):
+        for axis, (n, m) in enumerate(zip(sizes, x.shape, strict=True)):
+            x = np.repeat(x, n // m, axis)
+        return x
+
+    x = np.arange(math.prod(blocks)).reshape(blocks)
+    found = of_blocks.to_matrices(x) if fits else []
+    for few, many in zip(found, layout.to_matrices(repeated(x, shape)), strict=fits):
+        np.testing.assert_array_equal(repeated(few, many.shape), many)
+
+
 SIZES = [64, "abc", (32, "32"), (32.0, 32), (True, 63), np.array([32, 32]), {32: 32}]
 
 
