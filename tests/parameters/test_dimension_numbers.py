@@ -56,6 +56,8 @@ def test_a_layout_is_the_einsum_and_comes_back(name):
         ((3, 4), omp.MatrixSpec(split_sizes=(4, 0)), "must be positive"),
         ((3, 4, 5), omp.MatrixSpec(0, (1, 2), (2, 3)), "several output axes"),
         ((3, 4, 5), omp.MatrixSpec(1, 2, (1, 2), split_axis=0), "must be one of the reduction or"),
+        ((3, 4), omp.MatrixSpec(0, 1, (1, 3), split_axis=2), "must be one of the reduction or"),
+        ((3, 4), omp.MatrixSpec(0, 1, (1, 3), split_axis=-3), "must be one of the reduction or"),
     ],
 )
 def test_what_is_no_matrix_is_refused(shape, spec, message):

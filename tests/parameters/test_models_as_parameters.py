@@ -73,5 +73,5 @@ def test_parameters_alone_are_taken():
 
 
 def test_what_is_no_float_is_pointed_out():
-    table = omp.describe({**PARAMS, "step": jnp.zeros([], jnp.int32), "key": jax.random.key(0)})
-    assert "not floating-point, which optimizers refuse: key key<fry>, step int32" in table
+    table = omp.describe({**PARAMS, "count": jnp.zeros([], jnp.int32), "key": jax.random.key(0)})
+    assert "not floating-point, which optimizers refuse: count int32, key key<fry>" in table

@@ -30,6 +30,9 @@ def test_a_field_called_value_keeps_its_name():
 
 def test_a_bare_matrix_needs_no_path():
     assert omp.muon_dimension_numbers(jnp.ones((3, 4))) == Dims(0, 1)
+    counted = {"a": jnp.zeros([], jnp.int32), "w": jnp.ones((3, 4))}
+    read = omp.muon_dimension_numbers(counted, [("w", Dims(1, 0))])
+    assert read == {"a": None, "w": Dims(1, 0)}
     assert omp.partition_labels([jnp.ones((3, 4)), jnp.ones(3)]) == ["muon", "adam"]
 
 
