@@ -31,6 +31,7 @@ from .function import Composition as Composition
 from .function import Elementwise as Elementwise
 from .function import Matrices as Matrices
 from .function import MatrixFunction as MatrixFunction
+from .function import adjoint as adjoint
 from .function import compose as compose
 from .function import for_layout as for_layout
 from .function import matrix_function as matrix_function
@@ -39,7 +40,6 @@ from .momentum import look_ahead as look_ahead
 from .momentum import moving_average as moving_average
 from .momentum import muon_plus as muon_plus
 from .newton_schulz import Preconditioning as Preconditioning
-from .newton_schulz import adjoint as adjoint
 from .newton_schulz import newton_schulz as newton_schulz
 from .newton_schulz import svd as svd
 from .normalize import SUMMED_AXIS as SUMMED_AXIS

@@ -21,6 +21,11 @@ Matrices = Inexact[Array, "*batch out in"]
 _Class = TypeVar("_Class", bound=type)
 
 
+def adjoint(x: Matrices) -> Inexact[Array, "*batch in out"]:
+    """Returns the conjugate transpose."""
+    return jnp.conj(jnp.swapaxes(x, -1, -2))
+
+
 def static(**kwargs: Any) -> Any:
     """Makes a field of :func:`matrix_function` that is a choice: not a leaf of the pytree."""
     return dataclasses.field(metadata={"static": True}, **kwargs)

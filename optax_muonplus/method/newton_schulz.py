@@ -18,11 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Inexact
 
 from .arguments import check_matrices
 from .coefficients import Row
-from .function import Matrices
+from .function import Matrices, adjoint
 from .precision import (
     as_real,
     product_dtype,
@@ -120,11 +119,6 @@ def svd(x: Matrices) -> Matrices:
     tolerance = max(x.shape[-2:]) * jnp.finfo(s.dtype).eps
     kept = (s > tolerance * s[..., :1]).astype(u.dtype)
     return jnp.matmul(u * kept[..., None, :], vh).astype(x.dtype)
-
-
-def adjoint(x: Matrices) -> Inexact[Array, "*batch in out"]:
-    """Returns the conjugate transpose."""
-    return jnp.conj(jnp.swapaxes(x, -1, -2))
 
 
 def _norm(y: Matrices, preconditioning: Preconditioning) -> jax.Array:

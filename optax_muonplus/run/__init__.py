@@ -1,6 +1,6 @@
 """How functions are run on the matrices of a tree: on one device in batches, on a mesh by a plan.
 
-``platform``, ``algorithm``, ``iteration``, ``products`` and ``polar`` are the fast polar factor.
+``platform``, ``products``, ``iteration`` and ``polar`` are the fast polar factor.
 ``local`` works on one device, with ``batches`` on a CPU and ``stacks`` on accelerators. On a mesh
 ``deal`` and ``planning`` decide what travels where, before anything is traced; ``mesh`` then moves
 the shards and does the work.
