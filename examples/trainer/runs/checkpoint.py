@@ -43,7 +43,7 @@ def without_leftovers(show: Show) -> Show:
 sys.unraisablehook = without_leftovers(sys.unraisablehook)
 
 # glibc makes eight heaps for each core, which threads of saves and compilers fill by turns. A toy
-# run took 399 MB with two, and 693 MB. `MALLOC_ARENA_MAX` is another number of the user's own.
+# run took 693 MB with them, and takes 399 MB with two. `MALLOC_ARENA_MAX` is the user's own number.
 if "MALLOC_ARENA_MAX" not in os.environ:
     with contextlib.suppress(AttributeError):  # of another C library
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
