@@ -47,6 +47,8 @@ def test_traced_programs_do_the_products_of_the_formula(shape, table, steps):
         traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((1, *shape), jnp.float32), 0.0, None)
         assert counted_operations(traced.jaxpr) == formula
         assert running.operations(shape, resolved.rows, restarts) == formula
+    defined = polar.Orthogonalize(table, steps).flops(shape)
+    assert defined == running.operations(shape, resolved.rows, plain)
 
 
 def chooses_gram(shape, platform="cpu", dtype=jnp.float32, **options):
