@@ -19,7 +19,7 @@ from examples.trainer.models.attention_kernels import (
     plain,
     splash,
 )
-from examples.trainer.models.layout import Layout
+from examples.trainer.models.layers import Layout
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from examples.train import main
-from examples.trainer.models.layers import look_up, product
-from examples.trainer.models.layout import Layout
+from examples.trainer.models.layers import Layout, look_up, product
 from examples.trainer.training import sharding
 from tests.support.trainer import ADAMW_RULE, TOY, assemble_toy, first_losses
 

@@ -22,7 +22,7 @@ from examples.trainer.models.attention_kernels import (
     plain,
     splash,
 )
-from examples.trainer.models.layout import Layout
+from examples.trainer.models.layers import Layout
 from examples.trainer.models.sampling import Sampling, sample_ids
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError

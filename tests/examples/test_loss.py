@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from examples.trainer import models
-from examples.trainer.models.layout import ONE_DEVICE, Layout
+from examples.trainer.models.layers import ONE_DEVICE, Layout
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.training import loss as training_loss
 from examples.trainer.training import sharding

@@ -12,7 +12,7 @@ from flax import nnx
 from examples.trainer import models
 from examples.trainer.models import attention, layers
 from examples.trainer.models.language_model import MLP
-from examples.trainer.models.layout import ONE_DEVICE
+from examples.trainer.models.layers import ONE_DEVICE
 from examples.trainer.settings import validation
 from examples.trainer.settings.model import ModelConfig, hidden_width, training_flops_per_token
 from examples.trainer.settings.run import RunConfig

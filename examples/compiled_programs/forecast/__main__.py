@@ -14,7 +14,7 @@ from examples.compiled_programs import targets
 from examples.compiled_programs.forecast import even_share, programs
 from examples.compiled_programs.targets import Target
 from examples.trainer.models import attention_kernels
-from examples.trainer.models.layout import Layout
+from examples.trainer.models.layers import Layout
 from examples.trainer.settings import command_line
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from examples.trainer.models import adapters
 from examples.trainer.models.language_model import GPT, LLaMA
-from examples.trainer.models.layout import ONE_DEVICE, Layout
+from examples.trainer.models.layers import ONE_DEVICE, Layout
 from examples.trainer.settings.model import ModelConfig
 
 Forward = Callable[[optax.Params, ArrayLike, Any, jax.Array | int], tuple[jax.Array, Any]]

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from examples.trainer.models.attention_kernels import KERNELS, choose, largest_logits
-from examples.trainer.models.layers import Linear, output_std
-from examples.trainer.models.layout import RULES, Layout, shard_count
+from examples.trainer.models.layers import RULES, Layout, Linear, output_std, shard_count
 from examples.trainer.settings.model import ModelConfig, head_size, is_fused, kv_heads
 
 LANES = 128  # numbers in a row of a TPU's vector registers, and of its matrix unit

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from examples.trainer.models.layout import Layout
+from examples.trainer.models.layers import Layout
 from examples.trainer.settings.model import ModelConfig, head_size
 from examples.trainer.system.errors import UserError
 

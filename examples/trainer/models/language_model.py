@@ -27,8 +27,7 @@ from flax import nnx
 
 from examples.trainer.models.attention import Attention, rotation_angles
 from examples.trainer.models.attention_kernels import is_of_attention
-from examples.trainer.models.layers import HEAD, Embed, Linear, logits, norm, output_std
-from examples.trainer.models.layout import Layout
+from examples.trainer.models.layers import HEAD, Embed, Layout, Linear, logits, norm, output_std
 from examples.trainer.settings.model import ModelConfig, head_size, hidden_width, is_gated
 
 

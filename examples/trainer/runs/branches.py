@@ -22,8 +22,6 @@ from examples.trainer.training.step import TrainState
 
 def resolve_branch(config: RunConfig) -> RunConfig:
     """The configuration with the step in `from_run`, whatever that run does later."""
-    if not config.from_run:
-        return config
     if not config.name:
         raise UserError("--from-run makes a new run: give it a name with --name.")
     run, step = origin(config.from_run)

@@ -14,7 +14,7 @@ from examples.trainer.data.prepare import prepare
 from examples.trainer.data.token_folder import cache_folder
 from examples.trainer.data.tokenizer import ids_of
 from examples.trainer.models import attention_kernels
-from examples.trainer.models.layout import Layout
+from examples.trainer.models.layers import Layout
 from examples.trainer.runs import branches, places, processes, progress
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.folder import only_writer
@@ -81,7 +81,8 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
     if isinstance(asked, NewRun):
         folder, config, data_key = run_folder.choose_folder(asked.config, preset), asked.config, ""
         check_settings(config)
-        config = branches.resolve_branch(config)
+        if config.from_run:
+            config = branches.resolve_branch(config)
         places.refuse_taken(folder, config)
     else:
         folder = asked.resume

@@ -17,8 +17,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
-from examples.trainer.models.layers import HEAD
-from examples.trainer.models.layout import ONE_DEVICE, RULES, Layout, shard_count, spec
+from examples.trainer.models.layers import HEAD, ONE_DEVICE, RULES, Layout, shard_count, spec
 
 CHUNK_BYTES = 512 * 2**20
 """Most bytes of the float32 logits of a chunk: 4,000 tokens by 32,000 words. The gradient of the

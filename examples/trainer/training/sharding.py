@@ -20,9 +20,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
-from examples.trainer.models.layout import RULES as RULES
-from examples.trainer.models.layout import shard_count as shard_count
-from examples.trainer.models.layout import spec
+from examples.trainer.models.layers import RULES as RULES
+from examples.trainer.models.layers import shard_count as shard_count
+from examples.trainer.models.layers import spec
 from examples.trainer.settings.machines import HOST
 from examples.trainer.system.errors import UserError
 

@@ -18,7 +18,7 @@ from examples.trainer import models
 from examples.trainer.models import Forward
 from examples.trainer.models.attention import Attention
 from examples.trainer.models.attention_kernels import check_attention
-from examples.trainer.models.layout import Layout
+from examples.trainer.models.layers import Layout
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.training import sharding, transformations
 from examples.trainer.training.loss import head_loss
