@@ -115,11 +115,13 @@ def is_first(module: Neighbours, own: str) -> bool:
     """
     outputs = module[own][-1]
     before, after = (_beside(module, own, later) for later in (False, True))
-    if not is_one_kernel(module, own) or any(shape[-1] == outputs for shape in before):
+    pixels = [x for x in after if len(x) == 2 and x[0] > outputs and x[0] % outputs == 0]
+    takers = [x for x in after if x[-2] == outputs]
+    windows = [x for x in takers if math.prod(x[:-2]) > 1]
+    given = [x for x in before if x[-1] == outputs and not (windows and x in pixels)]
+    if given or not is_one_kernel(module, own):
         return False
-    takers = [shape for shape in after if shape[-2] == outputs]
-    of_pixels = (len(x) == 2 and x[0] > outputs and x[0] % outputs == 0 for x in after)
-    return any(math.prod(x[:-2]) > 1 for x in takers) or (not takers and any(of_pixels))
+    return bool(windows or (pixels and not takers))
 
 
 def _is_grouped(module: Neighbours, own: str) -> bool:

@@ -85,7 +85,10 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     adamw(r"(?i)(*norm|ln|rms)(_*|\d+)?(/(?!kernel$|w$)*)?", "norm"),
     # Unless nothing but its scale is meant: tunix calls that w, EasyDeL kernel.
     adamw("(?i)*norm" + _KERNEL, "norm"),
-    adamw(rf"(?i)(?!multi)(*_)?(head|logits|unembed|readout)(_dense)?{_COUNTER}{_OWN}", "head"),
+    # "pre_logits" is the hidden layer before the head of a ViT.
+    adamw(
+        rf"(?i)(?!multi|pre_)(*_)?(head|logits|unembed|readout)(_dense)?{_COUNTER}{_OWN}", "head"
+    ),
     adamw(rf"(?i)^((params|model|transformer)/){{0,}}outputs?{_OWN}", "head"),
     adamw(
         r"(?i)(logit_?(dense|proj(ection)?)|logits_?proj(ection)?|to_logit|(*_)?classifier"

@@ -68,20 +68,10 @@ def tree(name: str) -> dict[str, Any]:
     return nested({path: jax.ShapeDtypeStruct(x, jnp.float32) for path, x in known.items()})
 
 
-# Layers that the default rules send to AdamW by a name or a shape that suggests something else: a
-# hidden layer called "pre_logits", and the first convolution of a spectrogram, of one channel.
-MATRICES = {
-    "imagenet_vit": ("^pre_logits/kernel$", omp.MuonDimensionNumbers(0, 1)),
-    "librispeech_conformer": ("Subsampling_0/kernel$", omp.MuonDimensionNumbers((0, 1, 2), 3)),
-    "librispeech_deepspeech": ("Subsampling_0/kernel$", omp.MuonDimensionNumbers((0, 1, 2), 3)),
-}
-
-
-def rules(name: str) -> list[tuple[str, omp.MuonDimensionNumbers | None]]:
-    """Returns what a workload's author would say: the output layer, and the layers above."""
+def rules(name: str) -> list[tuple[str, None]]:
+    """Returns what a workload's author would say: which is the output layer."""
     layer = OUTPUT_LAYERS.get(name)
-    known = [] if layer is None else [(f"^{layer}/kernel$", None)]
-    return [*known, *([MATRICES[name]] if name in MATRICES else [])]
+    return [] if layer is None else [(f"^{layer}/kernel$", None)]
 
 
 def tables() -> str:
