@@ -8,6 +8,7 @@ or Q, and `describe` shows which it is.
 
 import functools
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,11 @@ import optax_muonplus as omp
 
 ENVIRONMENTS, STEPS, DISCOUNT, TRACE = 64, 32, 0.99, 0.95
 # Inputs are few, and a kernel of few inputs would have steps that are several times Muon's.
-OPTIONS = {"learning_rate": 0.01, "adam_learning_rate": 3e-3, "match_frobenius": True}
+OPTIONS: dict[str, Any] = {
+    "learning_rate": 0.01,
+    "adam_learning_rate": 3e-3,
+    "match_frobenius": True,
+}
 
 
 def network(key, sizes):

@@ -7,6 +7,8 @@ from z. As y lags behind z, z then swings through zero. In `schedule_free` below
 z, which arXiv:2605.23061 decays too.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -17,21 +19,22 @@ import optax_muonplus as omp
 def schedule_free(optimizer, learning_rate, **options):
     """`optax.contrib.schedule_free`, whose optimizer decays the iterate that it moves."""
 
-    def update(grads, state, y, *, z, **extra):
-        return optimizer.update(grads, state, z, **extra)
+    def moved(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        z = extra.pop("z")
+        return optimizer.update(updates, state, z, **extra)
 
-    fast = optax.GradientTransformationExtraArgs(optimizer.init, update)
-    averaged = optax.contrib.schedule_free(fast, learning_rate, **options)
+    fast = optax.GradientTransformationExtraArgs(optimizer.init, moved)
+    averaged: Any = optax.contrib.schedule_free(fast, learning_rate, **options)
 
-    def update_y(grads, state, params=None, **extra):
-        return averaged.update(grads, state, params, z=state.z, **extra)
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        return averaged.update(updates, state, params, z=state.z, **extra)
 
-    return optax.GradientTransformationExtraArgs(averaged.init, update_y)
+    return optax.GradientTransformationExtraArgs(averaged.init, update)
 
 
 def decayed(wrapper, steps=1001, rate=0.02, decay=0.5):
     """Yields z and y of a parameter of ones, which has no gradient, at some of the steps."""
-    params = {"dense": {"kernel": jnp.ones((4, 6))}}
+    params: Any = {"dense": {"kernel": jnp.ones((4, 6))}}
     grads = jax.tree.map(jnp.zeros_like, params)
     # The average takes the place of both momenta.
     optimizer = omp.muonplus(rate, beta=0.0, adam_b1=0.0, weight_decay=decay)
@@ -39,7 +42,7 @@ def decayed(wrapper, steps=1001, rate=0.02, decay=0.5):
     state, update = tx.init(params), jax.jit(tx.update)
     for step in range(steps):
         if step % 200 == 0:
-            yield step, state.z["dense"]["kernel"][0, 0], params["dense"]["kernel"][0, 0]
+            yield step, *(x[0, 0] for x in jax.tree.leaves((state.z, params)))
         updates, state = update(grads, state, params)
         params = optax.apply_updates(params, updates)
 
