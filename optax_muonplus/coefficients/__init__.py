@@ -1,9 +1,10 @@
 """Coefficients of the odd polynomials that Newton-Schulz iterations apply.
 
 :data:`TABLES` holds the published tables; :func:`minimax`, :func:`polar_express` and
-:func:`relaxed` compute new ones; :func:`for_steps` gives what a run of a certain number of steps
-uses, and :func:`evaluate` what these steps do to a singular value. Coefficients are Python numbers:
-they are static, and never become arrays in an optimizer's state.
+:func:`relaxed` compute new ones, and :func:`with_restarts` prepares these for the Gram form;
+:func:`for_steps` gives what a run of a certain number of steps uses, and :func:`evaluate` what
+these steps do to a singular value. Coefficients are Python numbers: they are static, and never
+become arrays in an optimizer's state.
 """
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
@@ -12,6 +13,7 @@ from optax_muonplus.coefficients._minimax import evaluate as evaluate
 from optax_muonplus.coefficients._minimax import minimax as minimax
 from optax_muonplus.coefficients._minimax import polar_express as polar_express
 from optax_muonplus.coefficients._minimax import relaxed as relaxed
+from optax_muonplus.coefficients._restarts import with_restarts as with_restarts
 from optax_muonplus.extras.former_names import former_names as _former_names
 from optax_muonplus.method import TABLES as TABLES
 from optax_muonplus.method import Coefficients as Coefficients

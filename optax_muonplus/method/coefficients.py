@@ -117,7 +117,7 @@ def for_steps(
       ValueError: for an unknown name, malformed rows, ``ns_steps`` out of range, more rows of your
         own than steps, or fewer rows than steps where the last row may not be repeated.
     """
-    table = _table(ns_coeffs)
+    table = ns_coeffs if isinstance(ns_coeffs, Table) else _table(ns_coeffs)
     steps = known_count("ns_steps", ns_steps, MAX_STEPS)
     if steps is None:
         if not table.repeats_last:

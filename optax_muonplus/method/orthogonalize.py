@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from .arguments import NOT_NEGATIVE, check_number, check_word, floating_dtype
-from .coefficients import Coefficients, CoefficientsLike, Row, every_step, for_steps
+from .coefficients import Coefficients, CoefficientsLike, Row, Table, every_step, for_steps
 from .function import Matrices, MatrixFunction, matrix_function, static
 from .newton_schulz import Preconditioning, newton_schulz, svd
 from .precision import holds_float32
@@ -157,7 +157,7 @@ class Orthogonalize(MatrixFunction):
 
 
 def _hashable(ns_coeffs: CoefficientsLike) -> str | tuple[Any, ...]:
-    if isinstance(ns_coeffs, str):
+    if isinstance(ns_coeffs, str | Table):
         return ns_coeffs
     rows = np.asarray(ns_coeffs, np.float64).tolist()
     return tuple(tuple(row) if isinstance(row, list) else row for row in rows)
@@ -225,8 +225,8 @@ def _check_gram(
     if chosen.restarts is None:
         raise ValueError(
             f"polar='gram' has no restarts for ns_coeffs={ns_coeffs!r} and {steps} steps: they are"
-            " listed for published tables, up to 8 steps. Pass the name of a table, fewer steps, or"
-            " polar='auto', which is the plain iteration here."
+            " listed for published tables, up to 8 steps. Pass the name of a table, fewer steps,"
+            " omp.coefficients.with_restarts(rows) for rows of your own, or polar='auto'."
         )
     plain = every_step(steps)
     if operand == jnp.bfloat16 and steps > 1 and chosen.restarts.bfloat16 == plain:
