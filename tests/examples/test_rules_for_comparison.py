@@ -42,6 +42,14 @@ def test_optax_muon_has_the_updates_of_optax():
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
 
+def test_two_flags_make_muon_that_of_optax():
+    given = {"shape_scale": "max", "bias_correction": True, "adam_nesterov": True}
+    configs = OptimizerConfig(name="muon", **given), OptimizerConfig(name="optax_muon")
+    found = (updates_of(optimizers.build(config, steps=10)) for config in configs)
+    for x, y in zip(*found, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 def test_muoneq_max_is_muoneq_but_for_its_size():
     """Of a matrix with 4 inputs and 8 outputs: sqrt(8 / 4) in place of 0.2 sqrt(8)."""
     own, as_muon = (

@@ -24,7 +24,7 @@ Norm = Literal["none", "col", "row", "col_row", "row_col", "long", "long_row", "
 
 MOMENTUM = ("beta", "nesterov", "mu_dtype")
 POLAR = ("polar", "ns_coeffs", "ns_steps", "preconditioning", "compute_dtype")
-MUON = (*MOMENTUM, *POLAR, "cautious_weight_decay")
+MUON = (*MOMENTUM, *POLAR, "bias_correction", "cautious_weight_decay")
 
 
 class Rule(NamedTuple):

@@ -234,6 +234,7 @@ def matrix_rule(
         "b1": config.adam_b1,
         "b2": config.adam_b2,
         "eps": adam_eps,
+        "nesterov": RULES[config.name].fixed.get("adam_nesterov", config.adam_nesterov),
         "weight_decay": config.adam_weight_decay,
     }
     others: dict[str, Any] = {"adamw": AdamW(**adamw)}
