@@ -13,7 +13,7 @@ from examples.train import main
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.settings.run import check as check_config
+from examples.trainer.settings.validation import check as check_config
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import STEPS, losses, on_devices, stop_at, train
 

@@ -10,8 +10,7 @@ import optax
 import pytest
 
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings import command_line, presets
-from examples.trainer.settings import run as run_settings
+from examples.trainer.settings import command_line, presets, validation
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.system.errors import UserError
@@ -89,7 +88,7 @@ def test_recipes_have_the_hyperparameters_of_the_paper():
 @pytest.mark.parametrize("name", RECIPES)
 def test_settings_that_all_recipes_share(name):
     config, gpt = PRESETS[name][1], name.startswith("gpt")
-    run_settings.check(config)
+    validation.check(config)
     assert config.batch_size == 512
     optimizer = config.optimizer
     assert (optimizer.ns_coeffs, optimizer.ns_steps, optimizer.clip_norm) == ("jordan", 5, 1.0)
