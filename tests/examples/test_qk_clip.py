@@ -11,6 +11,7 @@ import pytest
 from examples.trainer.data.placement import place_batch
 from examples.trainer.models import attention
 from examples.trainer.models.attention_kernels import largest_logits
+from examples.trainer.settings import validation
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
@@ -146,4 +147,4 @@ def test_without_the_flag_nothing_is_measured(text):
 @pytest.mark.parametrize("name", ["hyperball", "muown"])
 def test_rules_that_hold_norms_are_refused(name):
     with pytest.raises(UserError, match=f"--optimizer.qk-clip: {name} holds the norms"):
-        optimizers.check(OptimizerConfig(name=name, qk_clip=100.0))
+        validation.check(OptimizerConfig(name=name, qk_clip=100.0))

@@ -61,7 +61,8 @@ OTHERS = re.findall(
     for_steps every_step Coefficients Restarts Table read recorded watched Record RecordState
     AdaMuon adamuon aurora scale_by_aurora Hyperball hyperball scale_by_muon Mano mano meqmuon
     scale_by_meqmuon muoneq scale_by_muoneq Muown muown NormalizedMomentum NorMuon normuon
-    scale_by_turbo_muon turbo_muon
+    scale_by_turbo_muon turbo_muon AdamH ByPath Namo namo RadialBrake radial_brake
+    SoftOrthogonality TokenNorm with_restarts
     """,
 )
 
