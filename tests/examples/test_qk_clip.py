@@ -14,7 +14,7 @@ from examples.trainer.models.attention_kernels import largest_logits
 from examples.trainer.settings import validation
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers, sharding
+from examples.trainer.training import sharding
 from examples.trainer.training.step import make_model, make_training_loss
 from tests.support.reference_qk_clip import logits
 from tests.support.trainer import CUBE, assemble_toy, first_losses
