@@ -1,9 +1,9 @@
 """How a parameter is a batch of matrices, and chains of links on trees of them.
 
-``plainly`` says what a chain does to the matrices of a tree, ``layout`` which axes of a parameter
-make them, and ``leaves`` has a record of each parameter. ``momentum``, ``fused`` and ``descent``
-are links; ``chain`` joins them, and ``adamw`` has AdamW beside them. ``order`` and ``checks``
-refuse what is wrong.
+Read ``plainly`` first: it says what a chain does to the matrices of a tree. ``layout`` says which
+axes of a parameter make them, and ``chain`` joins links. ``momentum``, ``fused`` and ``descent``
+are links, ``adamw`` is beside them, and ``leaves`` has a record of each parameter. ``order`` and
+``checks`` refuse what is wrong.
 """
 
 from optax_muonplus.frame.adamw import AdamW as AdamW

@@ -91,7 +91,10 @@ class FusedLink:
     def update(
         self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
     ) -> tuple[optax.Updates, Any]:
-        """Returns the functions of the updates, or of their momentum."""
+        """Returns the functions of the updates, or of their momentum.
+
+        With a momentum the state is ``(its state, optax.EmptyState())``, as :meth:`init` makes it.
+        """
         del params
         arrays, treedef = jax.tree.flatten(updates)
         if self.momentum is None:

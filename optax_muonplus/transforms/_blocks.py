@@ -34,6 +34,9 @@ def map_blocks(
 
     Returns:
       A tree of the results, or as many trees as ``n_results``.
+
+    Raises:
+      ValueError: for a function that returns another number of arrays than ``n_results``.
     """
     arrays, treedef = jax.tree.flatten(tree)
     columns = [arrays, *(treedef.flatten_up_to(other) for other in others)]
@@ -42,6 +45,11 @@ def map_blocks(
         layout = _cut_without_reshape(leaf.matrix, inputs[0])
         blocks = zip(layout.runs(), *(layout.cut(jnp.asarray(x)) for x in inputs), strict=True)
         made = [function(run, *block) for run, *block in blocks]
+        if n_results is not None and any(len(x) != n_results for x in made):
+            raise ValueError(
+                f"map_blocks got n_results={n_results}, and the function returned {len(made[0])}"
+                f" arrays for {'/'.join(leaf.path)}: return as many as n_results."
+            )
         parts = [made] if n_results is None else zip(*made, strict=True)
         for result, part in zip(results, parts, strict=True):
             result.append(layout.join(part))

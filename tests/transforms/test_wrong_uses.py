@@ -121,3 +121,18 @@ def test_an_error_of_a_users_link_is_its_own(reads):
     with pytest.raises(KeyError, match="mine") as caught:
         tx.update(matrices, tx.init(matrices), matrices)
     assert caught.value.__cause__ is None
+
+
+def test_a_rule_returns_as_many_arrays_as_it_says():
+    class Mine:
+        def init(self, params, leaves):
+            return optax.EmptyState()
+
+        def update(self, updates, state, params, leaves):
+            rule = lambda layout, u: (u,)  # noqa: E731
+            return omp.transforms.map_blocks(rule, leaves, updates, n_results=2), state
+
+    tx = omp.matrix_chain(Mine())
+    matrices = {"w": jnp.ones((4, 4))}
+    with pytest.raises(ValueError, match=r"n_results=2, and the function returned 1 arrays for w"):
+        tx.update(matrices, tx.init(matrices), matrices)
