@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus import matrices, transforms
-from optax_muonplus.baselines._sizes import divided, matrix_norm
+from optax_muonplus.baselines._sizes import divided, matrix_axes, matrix_norm, norm_over
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import LeafInfo, MatrixLayout, Momentum, Rule
 
@@ -70,7 +70,7 @@ class Hyperball:
         downhill, state = rate.update(jnp.ones([]), state)
 
         def step(layout: MatrixLayout, *block: jax.Array) -> jax.Array:
-            return step_on_sphere(downhill, (*layout.output_axes, *layout.reduction_axes), *block)
+            return step_on_sphere(downhill, matrix_axes(layout), *block)
 
         return transforms.map_blocks(step, leaves, updates, params), state
 
@@ -96,13 +96,9 @@ def step_on_sphere(downhill: Any, axes: tuple[int, ...], u: jax.Array, w: jax.Ar
     u, w = matrices.upcast_for_sum(u), matrices.upcast_for_sum(w)
     # The rule sees no size of u; squares of large numbers would overflow.
     u, _ = matrices.divide_by_pow2(u, jnp.max(jnp.abs(u), axis=axes, keepdims=True))
-    radius, length = _norm(w, axes), _norm(u, axes)
+    radius, length = norm_over(w, axes), norm_over(u, axes)
     v = w + matrices.as_real(downhill, radius.dtype) * divided(radius, length) * u
-    return divided(radius, _norm(v, axes)) * v - w
-
-
-def _norm(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    return matrices.root(matrices.sum_of_squares(x, axes))
+    return divided(radius, norm_over(v, axes)) * v - w
 
 
 @transforms.takes_options(without=("weight_decay", "weight_decay_mask", "cautious_weight_decay"))

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from optax_muonplus import matrices, transforms
 from optax_muonplus.baselines._rescaled import Rescaled, RescaledState
-from optax_muonplus.baselines._sizes import RMS, matrix_norm
+from optax_muonplus.baselines._sizes import RMS, matrix_axes, matrix_norm
 from optax_muonplus.matrices import DECAY, NOT_NEGATIVE, ShapeScale
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import MatrixLayout, Momentum, Rule
@@ -115,8 +115,7 @@ class NorMuon(Rescaled):
         if m < n:
             return matrices.sum_of_squares(x, layout.output_axes) / m
         # One number divides a whole matrix, whose norm is then put back.
-        axes = (*layout.output_axes, *layout.reduction_axes)
-        return matrices.sum_of_squares(x, axes) / (m * n)
+        return matrices.sum_of_squares(x, matrix_axes(layout)) / (m * n)
 
 
 @transforms.takes_options

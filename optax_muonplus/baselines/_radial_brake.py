@@ -14,7 +14,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus import matrices, transforms
-from optax_muonplus.baselines._sizes import divided, matrix_norm
+from optax_muonplus.baselines._sizes import divided, matrix_axes, matrix_norm
 from optax_muonplus.matrices import NOT_NEGATIVE
 from optax_muonplus.transforms import LeafInfo, MatrixLayout, Rule
 
@@ -86,11 +86,10 @@ class RadialBrake:
     def _braked(self, layout: MatrixLayout, *block: jax.Array) -> jax.Array:
         """Returns what is added to a block, of its step, what it loses by decay, and itself."""
         step, shrunk, w = map(matrices.upcast_for_sum, block)
-        w, axes = w + shrunk, (*layout.output_axes, *layout.reduction_axes)
-        v = w + step
+        w, v = w + shrunk, w + shrunk + step
         before, after = matrix_norm(layout, w), matrix_norm(layout, v)
         # The difference of the norms themselves would be one of their rounding.
-        squares = jnp.sum(jnp.real((w + v).conj() * step), axes, keepdims=True)
+        squares = jnp.sum(jnp.real((w + v).conj() * step), matrix_axes(layout), keepdims=True)
         change = divided(squares, before + after)
         outward, inward = (matrices.as_real(x, after.dtype) for x in (self.outward, self.inward))
         left_out = 1 - jnp.where(change > 0, outward, inward)

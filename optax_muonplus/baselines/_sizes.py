@@ -16,6 +16,16 @@ def divided(x: jax.Array, size: jax.Array, least: ArrayLike = 0) -> jax.Array:
     return jnp.where(counts, x / jnp.where(counts, size, 1), 0)
 
 
+def matrix_axes(layout: MatrixLayout) -> tuple[int, ...]:
+    """Returns the axes of a matrix in its block."""
+    return (*layout.output_axes, *layout.reduction_axes)
+
+
+def norm_over(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """Returns the Euclidean norms over axes, which are kept with size 1."""
+    return matrices.root(matrices.sum_of_squares(x, axes))
+
+
 def matrix_norm(layout: MatrixLayout, x: jax.Array) -> jax.Array:
     """Returns the Frobenius norm of each matrix of a block."""
-    return matrices.root(matrices.sum_of_squares(x, (*layout.output_axes, *layout.reduction_axes)))
+    return norm_over(x, matrix_axes(layout))

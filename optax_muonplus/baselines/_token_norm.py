@@ -13,7 +13,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus import matrices, transforms
-from optax_muonplus.baselines._sizes import divided
+from optax_muonplus.baselines._sizes import divided, norm_over
 from optax_muonplus.matrices import DECAY
 
 
@@ -76,4 +76,4 @@ def _unit_vectors(x: jax.Array) -> jax.Array:
     y = matrices.upcast_for_sum(x)
     axis = -2 if y.shape[-2] < y.shape[-1] else -1
     y, _ = matrices.divide_by_pow2(y, abs(y).max(axis, keepdims=True))  # squares stay in range
-    return divided(y, matrices.root(matrices.sum_of_squares(y, (axis,)))).astype(x.dtype)
+    return divided(y, norm_over(y, (axis,))).astype(x.dtype)
