@@ -19,7 +19,7 @@ SHAPES = {
     "up/kernel": (6, 8),
     "up/bias": (8,),
 }
-RULES = ByPath({"wte": TokenNorm(weight_decay=0.1), "head/kernel": AdamH(b2=0.9)}, AdamW(0.01))
+RULES = ByPath({"wte": TokenNorm(weight_decay=0.1), "head/kernel": AdamH(b2=0.8)}, AdamW(0.01))
 
 
 def optimizer(others=RULES, **where):
@@ -55,7 +55,7 @@ def test_each_parameter_has_the_rule_of_its_path():
             wide["lm_head/kernel"],
             None,
             [g["lm_head/kernel"] for g in grads],
-            b2=0.9,
+            b2=0.8,
         ),
     }
     for key, wanted in expected.items():
@@ -74,6 +74,20 @@ def test_a_head_by_tokens_is_that_of_its_transpose():
     (seen, *_), _ = run(optimizer(ByPath({"head": TokenNorm(1.0)})), params, grads)
     lengths = np.linalg.norm(seen["lm_head/kernel"] - params["lm_head/kernel"], axis=0)
     np.testing.assert_allclose(lengths, 1, rtol=1e-5)
+
+
+def test_adamh_holds_the_norm_of_each_matrix_of_a_stack():
+    rng = np.random.default_rng(0)
+    w, g = (jnp.asarray(rng.normal(size=(2, 4, 6)), jnp.float32) for _ in range(2))
+    w *= jnp.asarray([[[1.0]], [[30.0]]])
+    tx = AdamH(0.1).transformation()
+
+    def step(w, g):
+        return tx.update({"head": g}, tx.init({"head": w}), {"head": w})[0]["head"]
+
+    stacked = step(w, g)
+    for i in range(2):
+        np.testing.assert_allclose(stacked[i], step(w[i], g[i]), rtol=1e-5)
 
 
 @pytest.mark.several_devices
