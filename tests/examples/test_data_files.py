@@ -206,7 +206,7 @@ def test_a_tokenizer_of_the_hub_is_downloaded_once(tmp_path, monkeypatch):
         "{": "is not a tokenizer",
         Tokenizer(
             tokenizer_models.BPE({"a": 0}, [])
-        ).to_str(): "none of .*</s> to stand between documents",
+        ).to_str(): "has none of .*</s>: give .* as --data.end-token",
         Tokenizer(tokenizer_models.BPE({"</s>": 0, "b": 2}, [])).to_str(): "leaves out numbers",
     }.items(),
 )

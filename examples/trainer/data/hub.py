@@ -46,12 +46,13 @@ def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True)
     try:
         if not token_folder.is_complete(folder):
             if not stream:
+                end = f" --end-token {shlex.quote(config.end_token)}" if config.end_token else ""
                 raise UserError(
                     f"{folder} has not all tokens of {source.title} yet. A resume does not ask the "
                     "hub for what a file names, and of several processes all would wait while one "
                     "makes them. Make them before, on one machine: python -m "
                     f"examples.data {source.flags} --tokens {config.tokens:g} --tokenizer "
-                    f"{config.tokenizer or TOKENIZER} --val-fraction {config.val_fraction:g}. "
+                    f"{config.tokenizer or TOKENIZER}{end} --val-fraction {config.val_fraction:g}. "
                     "Or give --tokenize."
                 )
             with token_folder.writing(folder):
@@ -78,10 +79,14 @@ def source_of(config: DataConfig) -> Source:
 
 def cache_key(config: DataConfig, source: Source) -> str:
     """The name of the cache folder, known without a network."""
-    name = config.tokenizer or TOKENIZER
-    path = Path(name)
-    if name not in tokenizer.HUB and path.is_file():
+    name, end = config.tokenizer or TOKENIZER, config.end_token
+    path = tokenizer.file_of(name)
+    if name in tokenizer.HUB:
+        end = "" if end == tokenizer.HUB[name][1] else end
+    elif path.is_file():
         name = hashlib.sha256(path.read_bytes()).hexdigest()
+        end = "".join(tokenizer.starts(tokenizer.load(path, end)))
+    name += end
     parts = (token_folder.FORMAT, *source[:4], name, config.val_fraction, int(config.tokens))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
@@ -90,7 +95,8 @@ def fill(folder: Path, config: DataConfig, source: Source, say: Callable[[str], 
     stream = open_stream(source)  # first, so that a missing network or package is reported at once
     column = column_of(stream, source)
     if not (folder / "tokenizer.json").exists():
-        made = token_folder.named_tokenizer(config.tokenizer or TOKENIZER)
+        name = config.tokenizer or TOKENIZER
+        made = token_folder.named_tokenizer(name, config.end_token)
         token_folder.keep_tokenizer(folder, made)
     writer, limit = Writer(folder), int(config.tokens)
     say(

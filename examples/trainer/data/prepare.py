@@ -19,6 +19,17 @@ def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True)
     Without `stream`, a text of the hub that is not in the cache is an error.
     """
     check_one_text(config)
+    found = open_text(config, say, stream)
+    if config.end_token and (has := tokenizer.end_of(found.tokenizer)[0]) != config.end_token:
+        raise UserError(
+            f"--data.end-token {config.end_token}: the tokens of this text were made with {has}:"
+            " leave the flag out, or prepare the text again, with --data.tokenizer and this flag."
+        )
+    return found
+
+
+def open_text(config: DataConfig, say: Callable[[str], None], stream: bool) -> Dataset:
+    """The same, before its token between documents is compared with the one that was asked for."""
     if config.mixture:
         rows = mixture.rows_of(config.mixture)
         settings = {name: mixture.settings_of(name, config) for name in rows}  # before any work
@@ -31,13 +42,16 @@ def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True)
             raise UserError("--data.source prepared: give the one folder as --data.paths FOLDER.")
         return token_folder.open_parts(Path(config.paths[0]), config.verify)
     if config.source == "bin":
-        return bin_files.prepare(config, token_folder.named_tokenizer(config.tokenizer or "gpt2"))
+        words = token_folder.named_tokenizer(config.tokenizer or "gpt2", config.end_token)
+        return bin_files.prepare(config, words)
     return prepare_files(config, say)
 
 
 def prepare_files(config: DataConfig, say: Callable[[str], None]) -> Dataset:
     documents = corpus.read(config)
-    given = token_folder.named_tokenizer(config.tokenizer) if config.tokenizer else None
+    given = None
+    if config.tokenizer:
+        given = token_folder.named_tokenizer(config.tokenizer, config.end_token)
     folder = cache_folder() / cache_key(config, documents, given)
     if token_folder.is_complete(folder):
         try:

@@ -179,11 +179,11 @@ def writing(folder: Path) -> Generator[None]:
         yield
 
 
-def named_tokenizer(name: str) -> Tokenizer:
+def named_tokenizer(name: str, end: str = "") -> Tokenizer:
     """A tokenizer from the hub or a file; downloads are kept in the cache."""
     kept = cache_folder() / "tokenizers"
     with writing(kept):
-        return tokenizer.named(name, kept)
+        return tokenizer.named(name, kept, end)
 
 
 def keep_tokenizer(folder: Path, made: Tokenizer) -> None:

@@ -41,7 +41,9 @@ class Preparation:
     paths: tuple[str, ...]
     """Text files, or folders searched for .txt, .md, .py, .jsonl, .ndjson and .parquet."""
     tokenizer: str
-    """gpt2, llama2 or a tokenizer.json."""
+    """gpt2, llama2, a tokenizer.json or a folder with one."""
+    end_token: str = ""
+    """The token that stands between documents, as in the settings of a run."""
     text_field: str = "text"
     """Where the rows of .jsonl and .parquet files have their text; each row is a document."""
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.001
@@ -120,11 +122,13 @@ def part_of(text: str) -> tuple[int, int]:
 
 def keep_tokenizer(asked: Preparation) -> None:
     """Writes the tokenizer that all parts have in common, or compares it."""
-    made, path = token_folder.named_tokenizer(asked.tokenizer), asked.out / "tokenizer.json"
+    made = token_folder.named_tokenizer(asked.tokenizer, asked.end_token)
+    path = asked.out / "tokenizer.json"
     if path.exists() and path.read_bytes() != made.to_str().encode():
         raise UserError(
             f"{asked.out} was prepared with another tokenizer: {path} is not the one of"
-            f" --tokenizer {asked.tokenizer}. Give that one, or another --out."
+            f" --tokenizer {asked.tokenizer}, or has another token between documents. Give that"
+            " one, or another --out."
         )
     token_folder.keep_tokenizer(asked.out, made)
 

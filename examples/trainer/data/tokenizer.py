@@ -1,21 +1,31 @@
 """The tokenizer: a lossless byte-level BPE trained on the given text, or a named one."""
 
 import itertools
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from examples.trainer.system.errors import DamagedFileError, UserError
 from examples.trainer.system.files import write_atomically
 
 END = "<|endoftext|>"
-# Tokens that stand between documents: of `train` and GPT-2, of LLaMA. The first one found is used.
+# Tokens that stand between documents, of tokenizers that name none: the first one found is used.
 ENDS = (END, "<s>", "</s>")
-HUB = {  # access to Meta's own LLaMA-2 tokenizer is gated; this copy is free
-    "gpt2": "openai-community/gpt2",
-    "llama2": "hf-internal-testing/llama-tokenizer",
+# Files of a model that name such a token, by itself or by its number; the first is the surest.
+BESIDE = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "config.json",
+    "generation_config.json",
+)
+# Where a tokenizer is, and its token between documents. Access to Meta's own LLaMA-2 tokenizer is
+# gated; this copy is free.
+HUB = {
+    "gpt2": ("openai-community/gpt2", END),
+    "llama2": ("hf-internal-testing/llama-tokenizer", "<s>"),
 }
 CHECKED_BYTES = 1_000_000  # of the validation text
 SAMPLE_BYTES = 2_000_000  # text to learn merges from; more takes longer and changes little
@@ -45,52 +55,110 @@ def head(documents: Iterable[str], size: int) -> Iterator[str]:
         yield document
 
 
-def named(name: str, folder: Path) -> Tokenizer:
+def named(name: str, folder: Path, end: str = "") -> Tokenizer:
     """A tokenizer from the hub or a file; downloads are kept in `folder`, which must exist."""
     if name not in HUB:
-        if not Path(name).is_file():
+        if not (path := file_of(name)).is_file():
             raise UserError(
-                f"--data.tokenizer {name} is neither {' nor '.join(HUB)} nor a tokenizer.json: "
-                "give one of them, or omit it to train one on the text."
+                f"--data.tokenizer {name} is neither {' nor '.join(HUB)} nor a tokenizer.json nor a"
+                " folder with one: give one of them, or omit it to train one on the text."
             )
-        return load(Path(name))
+        return load(path, end)
     path = folder / f"{name}.json"
     if not path.exists():
+        there, _ = HUB[name]
         try:
-            content = Tokenizer.from_pretrained(HUB[name]).to_str().encode()
+            content = Tokenizer.from_pretrained(there).to_str().encode()
         except Exception as error:  # of the network, of the hub, of the file: no common class
-            raise unreachable(f"the tokenizer {HUB[name]}", error) from None
+            raise unreachable(f"the tokenizer {there}", error) from None
         write_atomically(path, content)
-    return load(path)
+    return load(path, end)
 
 
-def load(path: Path) -> Tokenizer:
-    """A saved tokenizer, set to encode END inside a text as plain text."""
+def file_of(name: str) -> Path:
+    """The file of a tokenizer, which may be named by its folder."""
+    return Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
+
+
+def load(path: Path, end: str = "") -> Tokenizer:
+    """A saved tokenizer, set to encode END inside a text as plain text.
+
+    `end` is to stand between documents. By default that is what a file of `BESIDE` names, then what
+    the tokenizer itself puts before texts, then the first of `ENDS`.
+    """
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing narrower
         raise DamagedFileError(f"{path} is not a tokenizer: {error}.") from None
     tokenizer.encode_special_tokens = True
-    # LLaMA's post-processor would add a start token to every text; `encode` adds it itself.
-    tokenizer.post_processor = None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if not (words := tokenizer.get_vocab()):
         raise UserError(f"{path} has no words: give another --data.tokenizer.")
     if max(words.values()) >= tokenizer.get_vocab_size():
         raise UserError(f"{path} leaves out numbers in its vocabulary: give one that does not.")
+    if end and tokenizer.token_to_id(end) is None:
+        special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+        has = f"has {', '.join(special[:8])} and its words" if special else "has words alone"
+        raise UserError(f"--data.end-token {end}: {path} {has}: give one of them.")
+    word = end or named_beside(path, tokenizer) or next(iter(starts(tokenizer)), None)
+    tokenizer.post_processor = None
+    listed = next((x for x in ENDS if tokenizer.token_to_id(x) is not None), None)
+    if word not in (None, listed):
+        begin_with(word, tokenizer)  # so that all who read a copy have the same token
     return tokenizer
+
+
+def named_beside(path: Path, tokenizer: Tokenizer) -> str | None:
+    """The token that files beside a tokenizer say begins a text or, if none does, ends it."""
+    special = tokenizer.get_added_tokens_decoder()
+    for file in filter(Path.is_file, map(path.with_name, BESIDE)):
+        try:
+            values = dict(json.loads(file.read_bytes()))
+        except (ValueError, TypeError) as error:
+            raise DamagedFileError(f"{file} is no JSON object: {error}.") from None
+        for kind in ("bos_token", "eos_token"):
+            word, ids = values.get(kind), values.get(f"{kind}_id")
+            words = [word.get("content") if isinstance(word, dict) else word]
+            # A number that is no special token was left at the default of another vocabulary.
+            ids = ids if isinstance(ids, list) else [ids]
+            words += [special[i].content for i in ids if isinstance(i, int) and i in special]
+            for found in words:
+                if isinstance(found, str) and tokenizer.token_to_id(found) is not None:
+                    return found
+    return None
+
+
+def starts(tokenizer: Tokenizer) -> list[str]:
+    """The special tokens that a tokenizer's own post-processor puts into every text."""
+    empty = tokenizer.encode("")
+    pairs = zip(empty.tokens, empty.special_tokens_mask, strict=True)
+    return [token for token, special in pairs if special]
+
+
+def begin_with(word: str, tokenizer: Tokenizer) -> None:
+    """Lets a tokenizer say in its file, as LLaMA's does, which token begins a text."""
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{word} $A",
+        pair=f"{word} $A {word} $B",
+        special_tokens=[(word, tokenizer.token_to_id(word))],
+    )
+
+
+def end_of(tokenizer: Tokenizer) -> tuple[str, int]:
+    """The token that stands between documents and begins each, and its id."""
+    for word in (*starts(tokenizer), *ENDS):
+        if (number := tokenizer.token_to_id(word)) is not None:
+            return word, number
+    raise UserError(
+        f"the tokenizer names no token that begins a text, and has none of {', '.join(ENDS)}: give"
+        " the one to stand between documents as --data.end-token."
+    )
 
 
 def end_id(tokenizer: Tokenizer) -> int:
     """The id of the token that stands between documents."""
-    ids = [i for i in map(tokenizer.token_to_id, ENDS) if i is not None]
-    if not ids:
-        raise UserError(
-            f"the tokenizer has none of {', '.join(ENDS)} to stand between documents: give "
-            "another --data.tokenizer."
-        )
-    return ids[0]
+    return end_of(tokenizer)[1]
 
 
 def encode(tokenizer: Tokenizer, documents: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
@@ -107,7 +175,8 @@ def ids_of(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     try:
         for text in texts:
             text.encode()
-        return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
+        found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in found]
     except UnicodeEncodeError as error:  # of a command line
         raise UserError(f"{texts[0][:40]!r} is not UTF-8 text ({error.reason}).") from None
     except Exception as error:  # the package raises nothing narrower

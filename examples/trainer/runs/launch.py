@@ -1,5 +1,6 @@
 """Starts or resumes a run: chooses its folder, trains, and reports."""
 
+import dataclasses
 import math
 import os
 import signal
@@ -12,7 +13,7 @@ from rich.console import Console
 from examples.trainer.data.mixture import BLOCK
 from examples.trainer.data.prepare import prepare
 from examples.trainer.data.token_folder import cache_folder
-from examples.trainer.data.tokenizer import ids_of
+from examples.trainer.data.tokenizer import end_of, ids_of
 from examples.trainer.models import attention_kernels
 from examples.trainer.models.layers import Layout
 from examples.trainer.runs import branches, places, processes, progress
@@ -83,6 +84,7 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
         check_settings(config)
         if config.from_run:
             config = branches.resolve_branch(config)
+        text = config.data
         places.refuse_taken(folder, config)
     else:
         folder = asked.resume
@@ -92,7 +94,9 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
         except UserError as error:
             raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
         config = branches.extended(config, asked, console.print)
-        run_folder.read_tokenizer(folder)  # refuses one whose digest cannot be compared
+        words = run_folder.read_tokenizer(folder)  # refuses one whose digest cannot be compared
+        # Whatever the files beside its first copy say by now.
+        text = dataclasses.replace(config.data, end_token=end_of(words)[0])
     if config.model.lora.rank and not config.init_from:
         raise UserError(
             "--lora.rank adapts a model that is trained already: give its weights as --init-from"
@@ -103,21 +107,29 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     alone = jax.process_count() == 1 and isinstance(asked, NewRun)
     stream = asked.machine.tokenize or alone
-    setup = make_setup(config, prepare(config.data, console.print, stream), mesh)
-    ids_of(setup.dataset.tokenizer, [config.prompt])  # refused before the run, not after it
-    if config.init_from and isinstance(asked, NewRun):
-        from examples.trainer.weights.load import check_weights  # most runs read none
-
-        words = setup.dataset.tokenizer.get_vocab_size()
-        check_weights(config.init_from, config.model, words)
-    if config.from_run and isinstance(asked, NewRun):
-        branches.check_branch(setup)
+    setup = make_setup(config, prepare(text, console.print, stream), mesh)
+    words = setup.dataset.tokenizer  # what it cannot do is refused before the run, not after it
+    end_of(words)
+    ids_of(words, [config.prompt])
+    if isinstance(asked, NewRun):
+        check_beginning(setup)
     if data_key not in ("", setup.dataset.key):
         raise UserError(
             f"the text is not the one that {folder} was trained on, so that resuming would "
             "give another run. Put the files back, or start a new run."
         )
     return folder, setup
+
+
+def check_beginning(setup: TrainingSetup) -> None:
+    """Refuses weights, or the state of another run, that do not fit the settings of a new one."""
+    config, words = setup.config, setup.dataset.tokenizer.get_vocab_size()
+    if config.init_from:
+        from examples.trainer.weights.load import check_weights  # most runs read none
+
+        check_weights(config.init_from, config.model, words)
+    if config.from_run:
+        branches.check_branch(setup)
 
 
 def train(setup: TrainingSetup, folder: Path, console: Console, machine: MachineConfig) -> int:

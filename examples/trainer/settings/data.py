@@ -40,7 +40,12 @@ class DataConfig:
     tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1e9
     """Training tokens to take from fineweb or the hub; validation tokens come on top."""
     tokenizer: str = ""
-    """gpt2, llama2 or a tokenizer.json; empty: trained on the text of files, else gpt2."""
+    """gpt2, llama2, a tokenizer.json or a folder with one; empty: trained on the text of files,
+    else gpt2."""
+    end_token: str = ""
+    """The token that stands between documents, as <|end_of_text|>; empty: the one that the files
+    beside a tokenizer.json or itself say begins a text, else the first of <|endoftext|>, <s>,
+    </s>."""
     vocab_size: Annotated[int, Field(ge=257)] = 2048
     """Tokens of a tokenizer that is trained, at least 257 (each byte and the end of a text)."""
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.tree_util import DictKey
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer
 
-from examples.trainer.data.tokenizer import end_id
+from examples.trainer.data.tokenizer import begin_with, end_of
 from examples.trainer.models.adapters import A, B
 from examples.trainer.models.sampling import DEFAULT
 from examples.trainer.models.state_dict import expected_arrays, is_stacked, place_of, writers
@@ -49,14 +49,14 @@ def write_folder(
     `params`. Raises `UserError` for a network that Hugging Face has no name for, and for a folder
     that is not empty, unless `overwrite`: then files of the same names and older weights go.
     """
-    end = end_id(tokenizer)
+    word, end = end_of(tokenizer)
     words = tokenizer.get_vocab_size()
     values = hugging_face.to_hugging_face(config, words, dtype, end)
     refuse_taken(folder, overwrite)
     with files.explained(folder, "write"), replaced(folder) as partial:
         write_weights(partial, params, config, words, dtype, shard_bytes)
         write_json(partial / hugging_face.CONFIG, values)
-        write_tokenizer(partial, tokenizer, config.context, end)
+        write_tokenizer(partial, tokenizer, config.context, word)
         sampled = {"do_sample": True, "temperature": DEFAULT.temperature, "top_k": DEFAULT.top_k}
         ends = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
         write_json(partial / "generation_config.json", {**ends, **sampled})
@@ -141,13 +141,10 @@ def array_of(x: jax.Array, transposed: bool, dtype: DType) -> np.ndarray:
     return np.ascontiguousarray(array.T if transposed else array)
 
 
-def write_tokenizer(folder: Path, tokenizer: Tokenizer, context: int, end: int) -> None:
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, context: int, word: str) -> None:
     """The tokenizer, which begins each text with the token that began it in the training."""
-    word = tokenizer.id_to_token(end)
     begins = Tokenizer.from_str(tokenizer.to_str())
-    begins.post_processor = processors.TemplateProcessing(
-        single=f"{word} $A", pair=f"{word} $A {word} $B", special_tokens=[(word, end)]
-    )
+    begin_with(word, begins)
     (folder / TOKENIZER).write_text(begins.to_str(), encoding="utf-8")
     ends: dict[str, Any] = dict.fromkeys(("bos_token", "eos_token", "pad_token"), word)
     values = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, **ends}
