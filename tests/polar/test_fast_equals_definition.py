@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optax_muonplus import coefficients
+from optax_muonplus import coefficients, polar
 from optax_muonplus.polar import FastPolar, Orthogonalize
 from optax_muonplus.run import products
+from tests.support import reference
+from tests.support.oracle_runs import TOLERANCE
 
 SHAPES = [(16, 40), (28, 20), (16, 16)]
 OPTIONS = {
@@ -91,3 +93,25 @@ def test_zeros_give_zeros_and_the_derivative_zero():
         assert not jnp.any(function(zero))
         _, tangent = jax.jvp(function, (zero,), (jnp.ones_like(zero),))
         assert not jnp.any(tangent)
+
+
+@pytest.mark.parametrize("table", ["polar_express", "cubic"])
+def test_traced_steps_give_the_same_as_static_ones(table):
+    x = gaussian((8, 12))
+    for kind in (FastPolar, lambda options: options):
+        traced = jax.jit(lambda x, n, kind=kind: kind(Orthogonalize(table, n))(x))
+        for steps in (1, 5, 9):
+            static = FastPolar(Orthogonalize(table, steps, polar="newton_schulz"))(x)
+            np.testing.assert_allclose(traced(x, steps), static, atol=2e-5)
+    with pytest.raises(ValueError, match="static_args"):
+        jax.jit(lambda x, n: polar.newton_schulz(x, Orthogonalize("you", n)))(x, 5)
+
+
+def test_stacks_of_any_rank():
+    x = np.random.default_rng(16).normal(size=(2, 3, 5, 7)).astype(np.float32)
+    newton_schulz, svd = polar.newton_schulz(x, Orthogonalize("you", 4)), polar.svd(x)
+    for i in np.ndindex(2, 3):
+        one = x[i].astype(np.float64)
+        expected = reference.newton_schulz(one, "you", 4)
+        np.testing.assert_allclose(newton_schulz[i], expected, atol=TOLERANCE)
+        np.testing.assert_allclose(svd[i], reference.svd_polar(one), atol=TOLERANCE)

@@ -19,6 +19,7 @@ from optax_muonplus.polar import FastPolar, Orthogonalize
 from tests.support.half_precision import matrix, polynomial
 
 TABLES = {"jordan": 5, "you": 5, "dion": 5, "polar_express": 5, "cubic": 5}
+STEPS = {**TABLES, "you": 6, "turbo": 4, "polar_express": 6}  # the usual ones
 GRAM_RUNS = [
     *(("jordan", steps) for steps in (5, 8)),
     ("you", 6),
@@ -162,6 +163,29 @@ def test_cubics_keep_the_sign_of_matrices_of_rank_one(polar, dtype):
     found = FastPolar(Orthogonalize("cubic", polar=polar, compute_dtype=dtype))(x)
     values = np.asarray(found, np.float64).mean(axis=(1, 2)) * np.sqrt(8 * 64)
     assert values.min() > 0.7 and values.max() < 1.31
+
+
+@pytest.mark.parametrize(
+    ("table", "compute_dtype"),
+    [(name, "bfloat16") for name in STEPS]
+    + [(name, "float16") for name in ("jordan", "polar_express", "cubic")],
+)
+def test_narrow_products_do_not_diverge(table, compute_dtype):
+    """Many small matrices, half with rows of very different sizes: rounding is at its worst."""
+    rng = np.random.default_rng(5)
+    longest = max(STEPS[table], 8 if omp.coefficients.TABLES[table].repeats_last else 0)
+    runs = {STEPS[table], longest}
+    for shape in ((4, 4), (3, 64)):
+        x = rng.standard_normal((200, *shape))
+        x[100:] *= rng.standard_normal((100, shape[0], 1)) ** 4
+        x = jnp.asarray(x, jnp.float32)
+        for steps in runs:
+            result = omp.polar.newton_schulz(
+                x, Orthogonalize(table, steps, compute_dtype=compute_dtype)
+            )
+            # A full semi-orthogonal matrix has norm sqrt(min); the tables overshoot by a quarter.
+            norms = np.linalg.norm(result, axis=(1, 2)) / np.sqrt(min(shape))
+            assert np.isfinite(norms).all() and norms.max() < 1.3
 
 
 def gpu_program(function, *shapes):
