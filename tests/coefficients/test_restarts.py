@@ -44,14 +44,8 @@ def test_the_rule_makes_the_published_choices(table, steps, chosen, condition):
     assert min(others, key=float16) == chosen
 
 
-# nanochat's and modded-nanogpt's five rows of Polar Express, with another cushion and safety.
-OWN = (
-    (8.156554524902461, -22.48329292557795, 15.878769915207462),
-    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-)
+# nanochat's and modded-nanogpt's five rows, as test_tables_and_generators.py has them.
+OWN = coefficients.polar_express(5, safety=2e-2, cushion=0.02)
 
 
 @pytest.mark.parametrize("shape", [(48, 192), (192, 48)])

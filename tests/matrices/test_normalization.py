@@ -1,6 +1,5 @@
 """Normalization, Frobenius matching and shape factors of arrays, against the float64 oracle."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -34,13 +33,15 @@ def test_normalize_matrix_is_the_papers_norm_dir(norm, norm_eps, dtype):
         np.testing.assert_allclose(given, expected, rtol=RTOL, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("size", "norm_eps"), [(100, 3e4), *((10.0**k, 1e-8) for k in (-30, -12, -4, -2, 0, 4, 18, 25))]
+)
 @pytest.mark.parametrize("norm", ["row", "col_row"])
-def test_norm_eps_counts_beside_large_entries(norm):
-    """They are divided by a power of two, so that squares do not overflow, and norm_eps is too."""
-    x = 100 * gaussian(6, 10)
-    normalized = matrices.normalize_matrix(jnp.asarray(x), norm, norm_eps=3e4)
-    expected = reference.norm_dir(x.astype(np.float64), norm, 3e4)
-    np.testing.assert_allclose(normalized, expected, rtol=RTOL, atol=1e-9)
+def test_norm_eps_is_not_scaled_with_the_matrix(norm, size, norm_eps):
+    """Small rows shrink as ever: what keeps squares in range does not change the rule."""
+    x = size * gaussian(6, 10).astype(np.float64)
+    normalized = matrices.normalize_matrix(jnp.asarray(x, jnp.float32), norm, norm_eps)
+    np.testing.assert_allclose(normalized, reference.norm_dir(x, norm, norm_eps), rtol=RTOL)
 
 
 @pytest.mark.parametrize("norm", [*NORMS, "auto"])
@@ -78,13 +79,6 @@ def test_auto_does_not_count_zero_rows():
     np.testing.assert_allclose(found, reference.norm_dir(x, "col"), rtol=RTOL, atol=1e-7)
 
 
-def test_default_normalizes_columns_and_then_rows():
-    x = jnp.asarray(gaussian(6, 10))
-    np.testing.assert_array_equal(
-        matrices.normalize_matrix(x), matrices.normalize_matrix(x, "col_row", 1e-8)
-    )
-
-
 @pytest.mark.parametrize("norm", [*NORMS, "auto"])
 def test_zero_rows_and_columns_stay_zero(norm):
     x = gaussian(6, 10)
@@ -92,24 +86,6 @@ def test_zero_rows_and_columns_stay_zero(norm):
     normalized = matrices.normalize_matrix(jnp.asarray(x), norm, norm_eps=0.0)
     assert np.isfinite(normalized).all()
     np.testing.assert_array_equal(normalized == 0, x == 0)
-
-
-def test_sums_of_float16_matrices_do_not_overflow():
-    """The squares of 300 are beyond float16's 65504."""
-    x = jnp.full((4, 9), 300, jnp.float16)
-    normalized = matrices.normalize_matrix(x, "row")
-    assert normalized.dtype == jnp.float16
-    np.testing.assert_allclose(normalized, 1 / 3, rtol=1e-3)
-
-
-def test_match_frobenius_norm_rescales_each_matrix():
-    x, like = gaussian(3, 6, 10), gaussian(3, 6, 10)[::-1] * np.float32(7)
-    matched = np.asarray(matrices.match_frobenius_norm(jnp.asarray(x), jnp.asarray(like)))
-    factor = np.linalg.norm(like, axis=(1, 2)) / np.linalg.norm(x, axis=(1, 2))
-    np.testing.assert_allclose(matched, factor[:, None, None] * x, rtol=RTOL)
-    zero = jnp.zeros((6, 10))
-    assert not np.any(matrices.match_frobenius_norm(zero, jnp.asarray(like[0])))
-    assert not np.any(matrices.match_frobenius_norm(jnp.asarray(x[0]), zero))
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (6, 15), (15, 6)], ids=str)
@@ -123,18 +99,3 @@ def test_shape_factors(shape):
                 *shape, consistent_rms=0.2, norm=norm, match_frobenius=match
             )
             assert given == pytest.approx(reference.rms_factor(*shape, 0.2, norm, match))
-
-
-def test_unknown_words_are_refused():
-    x = jnp.ones((2, 3))
-    with pytest.raises(ValueError, match=r"Unknown norm 'rows'\. Known: none, col, row"):
-        matrices.normalize_matrix(x, "rows")
-    with pytest.raises(ValueError, match=r"Unknown norm 'rows'\. Known: none, col, row"):
-        matrices.shape_factor(2, 3, norm="rows")
-    with pytest.raises(ValueError, match=r"Unknown shape_scale 'big'\. Known: spectral, max, none"):
-        matrices.shape_factor(2, 3, "big")
-
-
-def test_consistent_rms_may_be_traced():
-    given = jax.jit(lambda rms: matrices.shape_factor(6, 15, consistent_rms=rms))(0.2)
-    np.testing.assert_allclose(given, 0.2 * np.sqrt(15), rtol=RTOL)

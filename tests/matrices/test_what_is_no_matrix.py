@@ -154,6 +154,8 @@ def test_shapes_and_words_without_sense_are_refused():
         polar.matmul_shapes((5,))
     with pytest.raises(ValueError, match="Did you mean 'col_row'"):
         matrices.normalized_sides("colrow", 3, 4)
+    with pytest.raises(ValueError, match=r"Unknown norm 'rows'\. Known: none, col, row"):
+        matrices.shape_factor(2, 3, norm="rows")
     with pytest.raises(ValueError, match=r"shapes \(3, 4\) and \(4, 3\)"):
         matrices.match_frobenius_norm(MATRIX, MATRIX.T)
 

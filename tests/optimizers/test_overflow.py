@@ -119,15 +119,6 @@ def test_links_and_baselines_of_huge_gradients(by):
     assert np.abs(expected).max() > 0.1
 
 
-def test_norm_eps_is_not_scaled_with_the_matrix():
-    """Small rows shrink as ever: what keeps squares in range does not change the rule."""
-    for size in (1e-30, 1e-12, 1e-4, 1e-2, 1.0, 1e4, 1e18, 1e25):
-        x = np.array([[3.0, 4.0]]) * size
-        expected = x / np.sqrt(np.sum(x * x) + 1e-8)
-        found = omp.matrices.normalize_matrix(jnp.asarray(x, jnp.float32), "row", 1e-8)
-        np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=str(size))
-
-
 def test_mano_without_eps_divides_by_no_zero():
     params = {"w": jnp.ones((4, 6))}
     tx = omp.matrix_chain(omp.baselines.Mano(eps=0.0))
@@ -141,19 +132,6 @@ def test_narrowed_saturates_only_what_is_finite():
     found = np.asarray(narrowed(x, "float16"))
     np.testing.assert_array_equal(found, [65504, -65504, 65504, 1.5, np.inf, -np.inf, np.nan, 0])
     assert np.isfinite(narrowed(jnp.array([3.4e38]), "bfloat16"))
-
-
-def test_adamw_squares_float16_gradients_in_the_dtype_of_the_parameters():
-    """1,000 squared is beyond float16; an infinite second moment would end all learning."""
-    params = {"up": {"kernel": jnp.eye(4, 6), "bias": jnp.zeros(6)}}
-    grads = {"up": {"kernel": jnp.eye(4, 6), "bias": jnp.full(6, 1000.0)}}
-    tx = omp.muonplus(0.1)
-    narrow = jax.tree.map(lambda x: x.astype(jnp.float16), grads)
-    updates, state = tx.update(narrow, tx.init(params), params)
-    expected, _ = tx.update(grads, tx.init(params), params)
-    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state))
-    np.testing.assert_array_equal(updates["up"]["bias"], expected["up"]["bias"])
-    assert np.all(updates["up"]["bias"] < 0)
 
 
 @pytest.mark.parametrize("given", [True, False])
