@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import optax_muonplus as omp
@@ -151,20 +150,3 @@ def test_decay_without_parameters_is_refused(name, decay):
     with pytest.raises(ValueError, match=rf"^{name} is .*update\(gradients, state, parameters\)"):
         tx.update(grads, tx.init(grads))
     jax.eval_shape(tx.update, grads, tx.init(grads), grads)
-
-
-@pytest.mark.parametrize("decay", [0.1, lambda step: 0.1])
-def test_the_other_group_is_adamw_of_optax(decay):
-    """A chain of its own, so that parameters may be left out: the same state and updates."""
-    params, grads = tree("float32"), jax.tree.map(jnp.cos, tree("float32"))
-    ours = omp.muonplus(0.1, adam_weight_decay=decay, adam_eps_root=1e-3)
-    theirs = optax.partition(
-        {"muon": optax.set_to_zero(), "adam": optax.adamw(0.1, eps_root=1e-3, weight_decay=decay)},
-        omp.partition_labels(params),
-    )
-    found, state = ours.update(grads, ours.init(params), params)
-    expected, other = theirs.update(grads, theirs.init(params), params)
-    jax.tree.map(
-        np.testing.assert_array_equal, state.inner_states["adam"], other.inner_states["adam"]
-    )
-    np.testing.assert_array_equal(found["up"]["bias"], expected["up"]["bias"])

@@ -22,17 +22,6 @@ KINDS = {
 every_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 
 
-def test_state_is_one_momentum_buffer_for_each_matrix_and_nothing_else():
-    """Of every non-scalar leaf; scalars may count steps but not matrices."""
-    for options in ({}, {"nesterov": True, "bias_correction": True}, {"ns_coeffs": "cans"}):
-        tx = omp.muonplus(0.1, weight_decay=0.1, match_frobenius=True, **options)
-        one = {"up": jnp.ones((8, 12))}
-        three = {**one, "down": jnp.ones((12, 8)), "more": {"up": jnp.ones((8, 8))}}
-        leaves_of_one, leaves = (jax.tree.leaves(tx.init(p)) for p in (one, three))
-        assert sorted(x.shape for x in leaves if x.ndim) == [(8, 8), (8, 12), (12, 8)]
-        assert len(leaves) == len(leaves_of_one) + 2
-
-
 @every_kind
 def test_state_keeps_structure_shapes_and_dtypes(make):
     """So that it can be carried through lax.scan, and made by eval_shape."""
@@ -85,19 +74,6 @@ def test_state_survives_serialization(tmp_path, make):
         target = jax.eval_shape(tx.init, params)
         restored = checkpointer.restore(tmp_path / "state", target)
     assert_trees_close(update(grads, restored, params), expected, rtol=0, atol=0)
-
-
-def test_state_can_be_mapped_as_parameters_are():
-    """By optax.tree.map_params, with which trainers place the state as they place parameters."""
-    tx = omp.muonplus(0.1, nesterov=True, bias_correction=True)
-    mapped = optax.tree.map_params(
-        tx,
-        lambda x: f"as {x.shape}",
-        tx.init(random_tree(SHAPES)),
-        transform_non_params=lambda x: f"scalar {x.shape}",
-    )
-    found = [x for x in jax.tree.leaves(mapped) if x != "scalar ()"]
-    assert sorted(found) == ["as (12, 8)", "as (12,)", "as (12,)", "as (8, 12)"]
 
 
 def put(state, kind):

@@ -125,7 +125,7 @@ def test_links_that_undo_each_other_are_refused_when_built(links, message):
 )
 def test_an_optimizer_of_optax_before_a_rate_is_refused_at_init(link):
     for tx in (hyperball(0.1, link), normuon(0.1, chain(link, Momentum(), Orthogonalize()))):
-        with pytest.raises(ValueError, match="goes downhill already"):
+        with pytest.raises(ValueError, match=r"goes downhill.* such as optax\.scale_by_adam"):
             tx.init(PARAMS)
     with pytest.raises(ValueError, match="goes downhill already"):
         jax.jit(hyperball(0.1, link).init)(PARAMS)
