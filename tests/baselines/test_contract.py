@@ -15,7 +15,7 @@ from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
 from optax_muonplus import muonplus
-from tests.support.baselines import NAMES, build, decay, run, trees
+from tests.support.baselines import NAMES, assert_sharded_is_alone, build, decay, run, trees
 
 
 @functools.cache  # two tests compare with these
@@ -126,12 +126,6 @@ LARGE = {"up": (16, 32), "down": (32, 16)}
 OF_LONGER_SIDES = {"normuon": {"side": "long"}}  # rows of one matrix, columns of the other
 
 
-@functools.cache
-def of_one_device(name, kind):
-    options = OF_LONGER_SIDES.get(name, {}) if kind == AxisType.Explicit else {}
-    return run(build(name, **options), *trees(shapes=LARGE))[0], options
-
-
 @pytest.mark.several_devices
 @pytest.mark.parametrize(
     "name, kind",
@@ -142,24 +136,10 @@ def of_one_device(name, kind):
     ],
 )
 def test_sharded_parameters_get_the_update_of_one_device(name, kind):
-    params, grads = trees(shapes=LARGE)
-    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), (kind, kind))
-    places = {
-        "up": NamedSharding(mesh, P("fsdp", "tensor")),
-        "down": NamedSharding(mesh, P("tensor", "fsdp")),
-    }
-    alone, options = of_one_device(name, kind)
-    placed = jax.device_put(params, places)
-    tx = build(name, sharding=places, **options)
-    with jax.set_mesh(mesh):
-        state = jax.jit(tx.init)(placed)
-    for x in jax.tree.leaves(state):
-        if x.shape == (16, 32):
-            assert x.sharding.is_equivalent_to(places["up"], 2)
-    sharded, _ = run(tx, placed, [jax.device_put(g, places) for g in grads])
-    for key in params:
-        np.testing.assert_allclose(sharded[-1][key], alone[-1][key], atol=2e-5)
-        assert sharded[-1][key].sharding.is_equivalent_to(places[key], 2)
+    options = OF_LONGER_SIDES.get(name, {}) if kind == AxisType.Explicit else {}
+    specs = {"up": P("fsdp", "tensor"), "down": P("tensor", "fsdp")}
+    make = functools.partial(build, name, **options)
+    assert_sharded_is_alone(make, *trees(shapes=LARGE), specs, kind, (4, 2))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,17 +1,18 @@
 """What MeqMuon has in place of AdamW, against a float64 transcription of the paper."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
 from optax_muonplus.baselines import NormalizedMomentum, meqmuon
 from tests.support import reference_baselines
-from tests.support.baselines import run, trees
+from tests.support.baselines import assert_sharded_is_alone, run, trees
 
 # Tables by both layouts, vectors, and scales of three layers; "up" is a matrix. A slash in a name
 # is one in a path.
@@ -110,22 +111,10 @@ def test_half_precision_is_widened_for_sums(dtype):
 @pytest.mark.several_devices
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_sharded_parameters_get_the_update_of_one_device(kind):
-    params, grads = case()
-    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), (kind, kind))
-    specs = {"wte/embedding": P("fsdp", "tensor"), "head/kernel": P("fsdp", "tensor"),
-             "up/kernel": P("fsdp", "tensor"), "up/bias": P("tensor"), "norm/scale": P(),
-             "gain": P()}  # fmt: skip
-    places = {path: NamedSharding(mesh, spec) for path, spec in specs.items()}
-    alone, _ = run(meqmuon(0.05), params, grads)
-    tx = meqmuon(0.05, sharding=places)
-    with jax.set_mesh(mesh):
-        sharded, state = run(
-            tx, jax.device_put(params, places), [jax.device_put(g, places) for g in grads]
-        )
-    for path, x in sharded[-1].items():
-        np.testing.assert_allclose(x, alone[-1][path], rtol=0, atol=1e-5)
-    traces = optax.tree.get(state, "trace")
-    assert traces["wte/embedding"].sharding.is_equivalent_to(places["wte/embedding"], 2)
+    cut = {1: P("tensor"), 2: P("fsdp", "tensor")}
+    specs = {path: cut.get(len(shape), P()) for path, shape in SHAPES.items()}
+    specs["norm/scale"] = P()
+    assert_sharded_is_alone(functools.partial(meqmuon, 0.05), *case(), specs, kind)
 
 
 @pytest.mark.parametrize(

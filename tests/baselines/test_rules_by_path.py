@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
 from optax_muonplus.baselines import AdamH, ByPath, TokenNorm
 from optax_muonplus.transforms import AdamW
 from tests.support import reference_baselines
-from tests.support.baselines import run, trees
+from tests.support.baselines import assert_sharded_is_alone, run, trees
 
 SHAPES = {
     "wte/embedding": (16, 6),
@@ -93,18 +93,9 @@ def test_adamh_holds_the_norm_of_each_matrix_of_a_stack():
 @pytest.mark.several_devices
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_sharded_parameters_get_the_update_of_one_device(kind):
-    params, grads = case()
-    mesh = jax.make_mesh((2, 2), ("fsdp", "tensor"), (kind, kind))
-    places = {
-        key: NamedSharding(mesh, P("fsdp", "tensor") if len(shape) > 1 else P("tensor"))
-        for key, shape in SHAPES.items()
-    }
-    alone, _ = run(optimizer(), params, grads)
-    with jax.set_mesh(mesh):
-        placed = jax.device_put(params, places), [jax.device_put(g, places) for g in grads]
-        sharded, _ = run(optimizer(sharding=places), *placed)
-    for key in params:
-        np.testing.assert_allclose(sharded[-1][key], alone[-1][key], rtol=0, atol=1e-5)
+    cut = {1: P("tensor"), 2: P("fsdp", "tensor")}
+    specs = {path: cut[len(shape)] for path, shape in SHAPES.items()}
+    assert_sharded_is_alone(optimizer, *case(), specs, kind)
 
 
 def test_marins_muonh_has_one_rate_for_matrices_and_head():

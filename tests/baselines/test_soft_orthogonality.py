@@ -1,16 +1,17 @@
 """The term that ORCA adds, against its formula in float64."""
 
-import jax
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
 from optax_muonplus.baselines import SoftOrthogonality
-from tests.support.baselines import SHAPES, run, trees
+from tests.support.baselines import SHAPES, assert_sharded_is_alone, run, trees
 from tests.support.reference_baselines import soft_orthogonality_gradient
 
 
@@ -55,14 +56,9 @@ def test_the_term_is_the_gradient_of_the_regularizer():
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_sharded_parameters_get_the_update_of_one_device(kind):
     params, grads = trees(shapes={"up": (16, 32), "down": (32, 16)})
-    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), (kind, kind))
-    places = NamedSharding(mesh, P("fsdp", "tensor"))
-    alone, _ = run(orca(first_quarter), params, grads)
-    with jax.set_mesh(mesh):
-        placed = jax.device_put((params, grads), places)
-        sharded, _ = run(orca(first_quarter, sharding=places), *placed)
-    for key in params:
-        np.testing.assert_allclose(sharded[-1][key], alone[-1][key], atol=3e-5)
+    specs = dict.fromkeys(params, P("fsdp", "tensor"))
+    make = functools.partial(orca, first_quarter)
+    assert_sharded_is_alone(make, params, grads, specs, kind, (4, 2))
 
 
 def test_what_it_needs_is_said():

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import optax_muonplus as omp
+from tests.support.baselines import NAMES
 from tests.support.trees import nested_shapes, random_like
 
 PARAMS = random_like(
@@ -24,8 +25,7 @@ def name_of(make):
 
 RULES = [("experts/", omp.MuonDimensionNumbers(-2, -1))]
 AXES = {"layers": 0}
-RIVALS = "normuon adamuon aurora meqmuon muoneq turbo_muon hyperball mano muown".split()  # noqa: SIM905
-OPTIMIZERS = [omp.muonplus, omp.muon, *(getattr(omp.baselines, name) for name in RIVALS)]
+OPTIMIZERS = [omp.muonplus, omp.muon, *(getattr(omp.baselines, name) for name in NAMES)]
 LINKS = [
     omp.orthogonalize,
     omp.normalize,

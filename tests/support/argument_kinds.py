@@ -7,23 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import optax_muonplus as omp
+from tests.support.baselines import NAMES
 
 NAN = float("nan")
 # Functions with hyperparameters, and what they cannot do without.
+OPTIMIZERS = {"muonplus": omp.muonplus, "muon": omp.muon}
+OPTIMIZERS |= {name: getattr(omp.baselines, name) for name in NAMES}
 FACTORIES = {
-    "muonplus": functools.partial(omp.muonplus, learning_rate=0.1),
-    "muon": functools.partial(omp.muon, learning_rate=0.1),
-    "normuon": functools.partial(omp.baselines.normuon, learning_rate=0.1),
-    "adamuon": functools.partial(omp.baselines.adamuon, learning_rate=0.1),
-    "aurora": functools.partial(omp.baselines.aurora, learning_rate=0.1),
-    "meqmuon": functools.partial(omp.baselines.meqmuon, learning_rate=0.1),
-    "muoneq": functools.partial(omp.baselines.muoneq, learning_rate=0.1),
-    "turbo_muon": functools.partial(omp.baselines.turbo_muon, learning_rate=0.1),
-    "hyperball": functools.partial(omp.baselines.hyperball, learning_rate=0.1),
-    "mano": functools.partial(omp.baselines.mano, learning_rate=0.1),
-    "muown": functools.partial(omp.baselines.muown, learning_rate=0.1),
-    "namo": functools.partial(omp.baselines.namo, learning_rate=0.1),
-    "radial_brake": functools.partial(omp.baselines.radial_brake, learning_rate=0.1),
+    **{name: functools.partial(make, learning_rate=0.1) for name, make in OPTIMIZERS.items()},
     "scale_by_muonplus": omp.scale_by_muonplus,
     "momentum": omp.momentum,
     "orthogonalize": omp.orthogonalize,

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import optax
+from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
 
@@ -50,3 +51,22 @@ def run(tx, params, grads):
         params = optax.apply_updates(params, updates)
         seen.append(params)
     return seen, state
+
+
+def assert_sharded_is_alone(make, params, grads, specs, kind, sizes=(2, 2)):
+    """A mesh gives the parameters of one device, and arrays of the state lie as they do."""
+    mesh = jax.make_mesh(sizes, ("fsdp", "tensor"), (kind, kind))
+    places = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    alone, _ = run(make(), params, grads)
+    tx = make(sharding=places)
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(params, places)
+        state = jax.jit(tx.init)(placed)
+        sharded, _ = run(tx, placed, [jax.device_put(g, places) for g in grads])
+    of_shape = {params[name].shape: place for name, place in places.items()}
+    for x in jax.tree.leaves(state):
+        if x.ndim > 1 and x.shape in of_shape:
+            assert x.sharding.is_equivalent_to(of_shape[x.shape], x.ndim)
+    for name in params:
+        np.testing.assert_allclose(sharded[-1][name], alone[-1][name], rtol=0, atol=3e-5)
+        assert sharded[-1][name].sharding.is_equivalent_to(places[name], params[name].ndim)

@@ -7,9 +7,7 @@ import numpy as np
 
 import optax_muonplus as omp
 from optax_muonplus import diagnostics
-from tests.support.measures import (
-    gaussian,
-)
+from tests.support.measures import gaussian
 
 ALL, DISTANCE = (*diagnostics.MEASURES, "distance"), "polar/distance"
 FEW = ("rms", "row_spearman", "row_floor_share")  # compiles in half the time
