@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,33 +12,6 @@ from optax.contrib import MuonDimensionNumbers as Dims
 import optax_muonplus as omp
 from optax_muonplus.frame import MatrixLayout
 from tests.support.property_search import SEARCH
-
-# name: shape, dimension numbers, and einsum from the parameter to (batch, out, in) with its sizes.
-LAYOUTS = {
-    "flax kernel": ((4, 6), Dims(0, 1), "io->oi", [(1, 6, 4)]),
-    "equinox weight": ((6, 4), Dims(1, 0), "oi->oi", [(1, 6, 4)]),
-    "conv HWIO": ((3, 2, 4, 5), Dims((0, 1, 2), 3), "hwio->ohwi", [(1, 5, 24)]),
-    "DenseGeneral query": ((4, 2, 3), Dims(0, (1, 2)), "inh->nhi", [(1, 6, 4)]),
-    "DenseGeneral out": ((2, 3, 4), Dims((0, 1), 2), "nho->onh", [(1, 4, 6)]),
-    "query, one matrix a head": ((4, 2, 3), Dims(0, 2), "inh->nhi", [(2, 3, 4)]),
-    "Gemma q einsum": ((2, 4, 3), Dims(1, (0, 2)), "nih->nhi", [(1, 6, 4)]),
-    "Gemma kv einsum": ((2, 1, 4, 3), Dims(2, (1, 3)), "bkih->bkhi", [(2, 3, 4)]),
-    "scanned layers": ((3, 4, 6), Dims(-2, -1), "lio->loi", [(3, 6, 4)]),
-    "scan on axis 1": ((4, 3, 6), Dims(0, 2), "ilo->loi", [(3, 6, 4)]),
-    "experts under scan": ((2, 3, 4, 5), Dims(2, 3), "leio->leoi", [(6, 5, 4)]),
-}
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_layout_is_the_einsum_and_comes_back(name):
-    shape, dims, einsum, blocks = LAYOUTS[name]
-    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    layout = MatrixLayout.of(shape, dims)
-    (stored,) = layout.to_matrices(jnp.asarray(x))
-    matrices = np.swapaxes(stored, 1, 2) if layout.transposed else stored
-    assert layout.block_shapes() == blocks == [matrices.shape]
-    np.testing.assert_array_equal(matrices, np.einsum(einsum, x).reshape(blocks[0]))
-    np.testing.assert_array_equal(layout.from_matrices([stored]), x)
 
 
 @pytest.mark.parametrize(

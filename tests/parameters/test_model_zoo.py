@@ -15,6 +15,7 @@ import optax
 import pytest
 
 from optax_muonplus.trees import resolve
+from optax_muonplus.trees.rules import matrix
 
 ZOO = pathlib.Path(__file__).parent / "model_zoo"
 LEFT_OUT = "-"
@@ -78,3 +79,24 @@ def _shown(leaf):
     ((batch, rows, columns),) = leaf.layout.block_shapes()
     assert batch * rows * columns == math.prod(leaf.shape)
     return f"{rows}x{columns}" + f"x{batch}" * (batch > 1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ("in", "does not say which axes are inputs and which are outputs"),
+        ("inn, out", "does not say which axes are inputs"),
+        ("in, out, rank", "does not say which axes are inputs"),
+        ("expert, layer", "does not say which axes are inputs"),
+        ("in, in", "names a side twice"),
+        ("(in out), rank", "names a side twice"),
+        ("in (heads head)", r"'in \(heads head\)' where one axis, or several in parentheses"),
+        ("in, (heads)", "where one axis"),
+        ("in,out", "where one axis"),
+        ("", "where one axis"),
+    ],
+)
+def test_layouts_that_say_nothing_are_refused(layout, message):
+    """In the table of default rules, whose words the leaves above are read by."""
+    with pytest.raises(ValueError, match=message):
+        matrix("x", f"it: {layout}")
