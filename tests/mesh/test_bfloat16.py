@@ -39,10 +39,7 @@ def test_sharded_is_unsharded(wrapped, kind):
     params, grads = params_and_grads()
     expected, _ = run(wrapped(optax.sgd(1e-3)), params, grads)
     spec = jax.P("data", "model")
-    layout = {
-        "up": {"kernel": jax.NamedSharding(mesh, spec)},
-        "b": jax.NamedSharding(mesh, jax.P()),
-    }
+    layout = layout_on(mesh, spec)
     tx = wrapped(optax.sgd(1e-3))
     there = [jax.device_put(x, layout) for x in (params, grads)]
     with jax.set_mesh(mesh):

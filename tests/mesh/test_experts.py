@@ -10,16 +10,12 @@ import optax_muonplus as omp
 from tests.support.compilation import collectives
 from tests.support.mesh import (
     AUTO,
-    EXPLICIT,
     D,
     P,
-    assert_same,
     lowered_update,
     make_mesh,
     shape,
-    two_steps,
 )
-from tests.support.trees import random_like
 
 LAYER_AXES = {"^blocks/": 0}
 # The last one is fused.
@@ -66,15 +62,6 @@ def placed(tree, way, types=AUTO):
 
 def optimizer(**options):
     return omp.muonplus(0.1, rules=RULES, layer_axes=LAYER_AXES, **options)
-
-
-@pytest.mark.parametrize(("way", "types"), [("both", AUTO), ("by expert", EXPLICIT)])
-def test_fused_experts_on_a_mesh_are_those_of_one_device(way, types):
-    grads = random_like(mixture(D))
-    expected, _ = two_steps(optimizer(), grads)
-    wanted = placed(grads, way, types)
-    found, _ = two_steps(optimizer(sharding=wanted), jax.device_put(grads, wanted))
-    assert_same(found, expected, wanted)
 
 
 @pytest.mark.parametrize("way", WAYS)

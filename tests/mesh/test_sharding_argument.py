@@ -58,19 +58,6 @@ def test_shardings_of_one_device_are_accepted():
     assert_same(updates, expected)
 
 
-def test_links_chained_by_hand_give_the_same_update():
-    grads, sharding = small()
-    tx = optax.chain(
-        omp.momentum(),
-        omp.orthogonalize(sharding=sharding),
-        omp.normalize(sharding=sharding),
-        omp.scale_by_shape(sharding=sharding),
-    )
-    updates, _ = jax.jit(tx.update)(grads, tx.init(grads))
-    whole = omp.scale_by_muonplus(sharding=sharding)
-    assert_same(updates, jax.jit(whole.update)(grads, whole.init(grads))[0], grads_like(sharding))
-
-
 def test_second_eager_update_compiles_nothing():
     grads, sharding = small()
     tx = omp.muonplus(0.1, sharding=sharding)
@@ -80,25 +67,6 @@ def test_second_eager_update_compiles_nothing():
     with compilations() as compiled:
         tx.update(grads, state, grads)
     assert not compiled
-
-
-@pytest.mark.parametrize("types", [AUTO, EXPLICIT, (AUTO, EXPLICIT), (EXPLICIT, AUTO)])
-def test_inside_a_shard_map_over_other_axes(types):
-    """Gradients averaged by hand over one axis, matrices sharded over the other."""
-    mesh = make_mesh((4, 2), "ab", types)
-    sharding = NamedSharding(mesh, P(None, "b"))
-    grads = jax.device_put(small()[0], sharding)
-    whole = jax.device_get(grads)
-    expected, _ = omp.scale_by_muonplus().update(whole, omp.scale_by_muonplus().init(whole))
-    tx = omp.scale_by_muonplus(sharding=sharding)
-
-    def step(grads):
-        return tx.update(jax.lax.pmean(grads, "a"), tx.init(grads))[0]
-
-    mapped = jax.shard_map(
-        step, mesh=mesh, in_specs=P(), out_specs=P(), axis_names={"a"}, check_vma=False
-    )
-    assert_same(jax.jit(mapped)(grads), expected)
 
 
 def test_nnx_optimizer_on_a_mesh():
