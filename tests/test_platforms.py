@@ -11,21 +11,6 @@ from tests.support import platforms
 from tests.support.documents import ROOT
 
 
-def test_tests_run_on_a_cpu_unless_told_otherwise():
-    assert platforms.chosen({}) == platforms.chosen({platforms.VARIABLE: ""}) == "cpu"
-    assert platforms.chosen({platforms.VARIABLE: "cuda"}) == "cuda"
-    assert platforms.jax_platforms("cpu") == "cpu"
-    assert platforms.jax_platforms("cuda") == "cuda,cpu"
-
-
-def test_what_needs_a_cpu_is_skipped_elsewhere():
-    assert platforms.reason_to_skip("cpu", "mesh", ["several_devices"]) is None
-    assert platforms.reason_to_skip("cuda", "polar", ["parametrize"]) is None
-    assert platforms.reason_to_skip("cuda", "mesh", []) == platforms.FOLDERS["mesh"]
-    for mark, reason in platforms.MARKS.items():
-        assert platforms.reason_to_skip("cuda", "polar", ["parametrize", mark]) == reason
-
-
 def test_every_folder_that_stays_on_a_cpu_is_there():
     assert all((ROOT / "tests" / folder).is_dir() for folder in platforms.FOLDERS)
 

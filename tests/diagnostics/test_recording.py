@@ -147,17 +147,6 @@ def test_before_the_first_record_there_is_nan_and_step_minus_one():
     assert record.values["fused/kernel"]["polar/rms"].shape == (3,)
 
 
-def test_eager_updates_record_as_compiled_ones():
-    shapes = {"up": {"kernel": (6, 8)}, "up2": {"kernel": (6, 8)}}
-    params = tree(shapes=shapes)
-    tx = recorded(omp.muonplus, every=2, measures=FEW)(0.1)
-    _, compiled = run(tx, shapes=shapes)
-    state = tx.init(params)
-    for step in (1, 2):
-        _, state = tx.update(tree(step, shapes=shapes), state, params)
-    assert_records_close(read(state), read(compiled))
-
-
 def test_only_what_is_asked_for_is_recorded():
     made = recorded(omp.muonplus, every=1, only=["^up", "down/"], measures=["rms"])
     _, state = run(made(0.1, muon_weight_dimension_numbers=DIMS))
