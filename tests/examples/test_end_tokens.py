@@ -1,38 +1,15 @@
 """The token between documents, of a tokenizer's own files, and of the flag."""
 
 import dataclasses
-import json
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from examples.data import main
 from examples.trainer.data import hub, tokenizer
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import DamagedFileError, UserError
-
-BEGIN, END, TURN = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"
-LETTERS = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-
-
-def save(folder, special=(BEGIN, END, TURN), begins=BEGIN, **beside):
-    """A folder as LLaMA 3 has it: tokenizer.json, and the files beside it by their names."""
-    made = Tokenizer(models.BPE(LETTERS, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(list(special))
-    if begins:
-        start = processors.TemplateProcessing(
-            f"{begins} $A", None, [(begins, made.token_to_id(begins))]
-        )
-        made.post_processor = processors.Sequence([processors.ByteLevel(), start])
-    folder.mkdir(exist_ok=True)
-    made.save(str(folder / "tokenizer.json"))
-    for name, content in beside.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    return folder / "tokenizer.json"
-
+from tests.support.texts import BEGIN, END, TURN, like_llama_3
 
 FILES = {
     "none": ({}, BEGIN),
@@ -53,7 +30,7 @@ FILES = {
 
 @pytest.mark.parametrize(("beside", "expected"), FILES.values(), ids=FILES)
 def test_files_beside_a_tokenizer_name_it(tmp_path, beside, expected):
-    path = save(tmp_path / "model", **beside)
+    path = like_llama_3(tmp_path / "model", **beside)
     made = tokenizer.load(path)
     assert tokenizer.end_of(made) == (expected, made.token_to_id(expected))
     assert tokenizer.end_of(tokenizer.load(path, BEGIN))[0] == BEGIN  # what is given wins
@@ -67,9 +44,9 @@ def test_files_beside_a_tokenizer_name_it(tmp_path, beside, expected):
 @pytest.mark.parametrize("listed", tokenizer.ENDS)
 def test_a_token_of_the_list_changes_no_tokenizer_and_no_cache(tmp_path, listed):
     """Caches and runs of before know the tokenizer without a word on what begins a text."""
-    before = save(tmp_path / "before", (listed,), "")
+    before = like_llama_3(tmp_path / "before", (listed,), "")
     named = {"tokenizer_config": {"bos_token": listed}}
-    after = save(tmp_path / "after", (listed,), "", **named)
+    after = like_llama_3(tmp_path / "after", (listed,), "", **named)
     assert '"post_processor":null' in tokenizer.load(before).to_str()
     assert tokenizer.load(after).to_str() == tokenizer.load(before).to_str()
     keys = {
@@ -91,7 +68,7 @@ def test_the_key_of_a_named_tokenizer_has_another_token_only():
 
 
 def test_the_text_of_a_run_has_the_token_of_the_flag(text, tmp_path):
-    save(tmp_path / "model", tokenizer_config={"bos_token": BEGIN})
+    like_llama_3(tmp_path / "model", tokenizer_config={"bos_token": BEGIN})
     config = DataConfig(paths=(str(text),), tokenizer=str(tmp_path / "model"))
     found, other = (
         prepare(dataclasses.replace(config, end_token=end), lambda line: None) for end in ("", END)
@@ -104,7 +81,7 @@ def test_the_text_of_a_run_has_the_token_of_the_flag(text, tmp_path):
 
 
 def test_errors(text, tmp_path, capsys):
-    path = save(tmp_path / "model")
+    path = like_llama_3(tmp_path / "model")
     with pytest.raises(
         UserError, match=r"--data.end-token <x>: .* has <\|begin_of_text\|>, .* its"
     ):

@@ -76,8 +76,11 @@ def test_what_does_not_fit_leaves_no_run(exported, text, tmp_path, capsys):
     with on_devices(1):
         assert main(["gpt-micro", *given, "--model.n-layer", "3"]) == 2
         assert "--model.n-layer is 3, and" in capsys.readouterr().err
-        assert main(["gpt-micro", *given, "--data.tokenizer", ""]) == 2
-        assert "vocab_size is 300, and the tokenizer of the run has" in capsys.readouterr().err
+        trained = [*given, "--data.tokenizer", "", "--data.vocab-size"]
+        assert main(["gpt-micro", *trained, "310"]) == 2
+        assert "vocab-size is 300, and the tokenizer of the run has" in capsys.readouterr().err
+        assert main(["gpt-micro", *trained, "290"]) == 2
+        assert "a tokenizer that is trained on the text has other" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -23,13 +23,18 @@ FORMS = {
 
 def torch_logits(model):
     with torch.no_grad():
-        return model.eval()(torch.tensor(TOKENS, dtype=torch.long)).logits.numpy()
+        found = model.eval()(torch.tensor(TOKENS, dtype=torch.long)).logits.numpy()
+    return found[..., :V]  # of the tokens of the tokenizer
 
 
 def torch_model(config):
     """A random model of transformers, by its own configuration classes."""
     torch.manual_seed(0)
-    both = {"vocab_size": V, "tie_word_embeddings": config.tied, "initializer_range": 0.2}
+    both = {
+        "vocab_size": config.vocab_size or V,
+        "tie_word_embeddings": config.tied,
+        "initializer_range": 0.2,
+    }
     if config.family == "gpt":
         made = transformers.GPT2LMHeadModel(
             transformers.GPT2Config(

@@ -108,7 +108,6 @@ def test_arrays_that_do_not_fit(gpt, changes, words):
         (GPT, {"activation_function": "gelu"}, "activation_function is 'gelu', .* 'gelu_new' only"),
         (GPT, {"n_layer": "2"}, "n_layer is '2', and has to be a whole number above 0"),
         (GPT, {"layer_norm_epsilon": 0}, "layer_norm_epsilon is 0.0, and has to be a number"),
-        (GPT, {"vocab_size": 300}, "vocab_size is 300, and the tokenizer of the run has 257"),
         (LLAMA, {"attention_bias": True}, "attention_bias is True, and .* False only"),
         (
             LLAMA,
@@ -129,6 +128,19 @@ def test_configurations_that_are_not_computed(tmp_path, config, changes, words):
     change_config(tmp_path / "x", **changes)
     with pytest.raises(UserError, match=f"x/config.json: .*{words}"):
         read(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (256, "--model.vocab-size is 256, and the tokenizer of the run has 257 tokens: give at"),
+        (300, r"wte.weight has the shape \(257, 16\), and in a gpt of 2 layers .* \(300, 16\)"),
+    ],
+)
+def test_a_vocabulary_that_does_not_fit(gpt, size, words):
+    change_config(gpt, vocab_size=size)
+    with pytest.raises(UserError, match=words):
+        read(gpt)
 
 
 def test_a_configuration_of_something_else(gpt):
@@ -152,6 +164,7 @@ def test_a_configuration_of_something_else(gpt):
         ({"mlp": "swiglu"}, "--model.mlp is swiglu"),
         ({"context": T + 1}, "--model.context is 13, and .* has n_positions = 12"),
         ({"tied": False}, "--model.tied is False"),
+        ({"vocab_size": 300}, "--model.vocab-size is 300, and .* has vocab_size = 257"),
     ],
 )
 def test_flags_that_contradict_the_weights(gpt, change, words):
@@ -161,8 +174,9 @@ def test_flags_that_contradict_the_weights(gpt, change, words):
 
 def test_settings_follow_the_folder(gpt, tmp_path):
     begun = hugging_face.beginning_with(str(gpt), RunConfig())
-    assert begun.model == GPT and begun.data.tokenizer == str(gpt / "tokenizer.json")
-    grouped = dataclasses.replace(LLAMA, n_kv_head=2, rope_base=5.0)
+    assert begun.model == dataclasses.replace(GPT, vocab_size=V)
+    assert begun.data.tokenizer == str(gpt / "tokenizer.json")
+    grouped = dataclasses.replace(LLAMA, n_kv_head=2, rope_base=5.0, vocab_size=320)
     write(tmp_path / "llama", grouped, params_of(grouped))
     assert hugging_face.beginning_with(str(tmp_path / "llama"), RunConfig()).model == grouped
 

@@ -25,6 +25,8 @@ NETWORKS = {
     "llama": LLAMA,
     "llama tied": dataclasses.replace(LLAMA, tied=True, norm_epsilon=1e-3),
     "llama grouped, base": dataclasses.replace(LLAMA, n_kv_head=2, rope_base=50.0),
+    "gpt padded": dataclasses.replace(GPT, vocab_size=320),
+    "llama padded": dataclasses.replace(LLAMA, vocab_size=384),
 }
 
 

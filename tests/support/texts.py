@@ -1,9 +1,13 @@
-"""One text as every source has it: prepared folders, .bin files, and a folder as on the hub."""
+"""One text as every source has it: prepared folders, .bin files, and a folder as on the hub.
+
+Also a tokenizer as LLaMA 3 has it, with the files beside it.
+"""
 
 import json
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from examples import data
 from examples.trainer.data import tokenizer
@@ -53,3 +57,26 @@ def of_two_kinds(root):
     words = make_tokenizer(root / "tokenizer.json")
     prepared(root / "web", words, 0)
     bins(root / "code", words, 1)
+
+
+BEGIN, END, TURN = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"
+
+
+def like_llama_3(
+    folder: Path, special: tuple[str, ...] = (BEGIN, END, TURN), begins: str = BEGIN, **beside: dict
+) -> Path:
+    """Writes a tokenizer.json with the special tokens from 256 on, and files beside it by name."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(list(special))
+    if begins:
+        first = [(begins, made.token_to_id(begins))]
+        template = processors.TemplateProcessing(f"{begins} $A", None, first)
+        made.post_processor = processors.Sequence([processors.ByteLevel(), template])
+    folder.mkdir(exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    for name, content in beside.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder / "tokenizer.json"

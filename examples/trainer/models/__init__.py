@@ -11,18 +11,20 @@ from jax.typing import ArrayLike
 from examples.trainer.models import adapters
 from examples.trainer.models.language_model import GPT, LLaMA
 from examples.trainer.models.layers import ONE_DEVICE, Layout
-from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.model import ModelConfig, vocabulary
 
 Forward = Callable[[optax.Params, ArrayLike, Any, jax.Array | int], tuple[jax.Array, Any]]
 """A model as a function: parameters, tokens (B, T), the KV cache of `attention.py` or
-None, and the position of the first token, to logits (B, T, V) and the cache with these tokens."""
+None, and the position of the first token, to logits (B, T, V) and the cache with these tokens.
+V are the tokens of the tokenizer, also where the network has more words."""
 
 
 def build(
     config: ModelConfig, vocab_size: int, rngs: nnx.Rngs, layout: Layout = ONE_DEVICE
 ) -> GPT | LLaMA:
     family = GPT if config.family == "gpt" else LLaMA
-    model = family(config, vocab_size, layout, rngs)
+    model = family(config, vocabulary(config, vocab_size), layout, rngs)
+    model.tokens = vocab_size
     if config.lora.rank:
         adapters.add(model, config, rngs)
     return model

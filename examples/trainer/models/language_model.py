@@ -112,6 +112,8 @@ class LanguageModel(nnx.Module):
     layout: Layout
     wte: Embed
     lm_head: Linear | None
+    tokens: int
+    """Of the tokenizer; the embedding and the head may have more."""
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """The logits of the token after each position."""
@@ -122,7 +124,8 @@ class LanguageModel(nnx.Module):
     ) -> tuple[jax.Array, Any]:
         """The same for tokens from position `start` on; also the KV cache with them added."""
         x, kv_cache = self.hidden(tokens, kv_cache, start)
-        return logits(x, self.head(), self.layout), kv_cache  # [B, T, V]
+        found = logits(x, self.head(), self.layout)
+        return found[..., : self.tokens], kv_cache  # [B, T, V]
 
     def hidden(
         self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int

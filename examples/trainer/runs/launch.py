@@ -25,7 +25,7 @@ from examples.trainer.runs.report import sample_text, write_results
 from examples.trainer.settings import machines as machine_settings
 from examples.trainer.settings.command_line import NewRun, Resume
 from examples.trainer.settings.machines import MachineConfig
-from examples.trainer.settings.model import head_size
+from examples.trainer.settings.model import head_size, vocabulary
 from examples.trainer.system import exit_status, files, tables
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding, transformations
@@ -125,6 +125,11 @@ def check_beginning(setup: TrainingSetup) -> None:
     """Refuses weights, or the state of another run, that do not fit the settings of a new one."""
     config, words = setup.config, setup.dataset.tokenizer.get_vocab_size()
     if config.init_from:
+        if config.data.trains_tokenizer and not config.data.tokenizer:
+            raise UserError(
+                f"--init-from {config.init_from}: a tokenizer that is trained on the text has other"
+                " tokens than these weights: give theirs as --data.tokenizer PATH."
+            )
         from examples.trainer.weights.load import check_weights  # most runs read none
 
         check_weights(config.init_from, config.model, words)
@@ -181,6 +186,8 @@ def describe_setup(
     setup: TrainingSetup, folder: Path, state: TrainState, start: int, console: Console
 ) -> None:
     config, data = setup.config, setup.dataset
+    tokens = data.tokenizer.get_vocab_size()
+    words = vocabulary(config.model, tokens)
     size = sum(x.size for x in jax.tree.leaves(state.params))
     tokens_per_step = config.batch_size * config.model.context
     epochs = setup.loader.epochs(config.steps)
@@ -193,7 +200,7 @@ def describe_setup(
         f"model  {size / 1e6:.2f} M parameters{trained_too}, {config.optimizer.name}, "
         f"{attention_kernels.describe(config.model, Layout(setup.mesh))}",
         f"text   {data.train.size:,} training and {data.val.size:,} validation "
-        f"tokens, {data.tokenizer.get_vocab_size()} in the vocabulary",
+        f"tokens, {tokens} in the vocabulary{f', padded to {words}' if words > tokens else ''}",
     ]
     if loses_text(data.lost):
         lines.append(

@@ -10,7 +10,13 @@ import json
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from examples.trainer.settings.model import ModelConfig, hidden_width, is_gated, kv_heads
+from examples.trainer.settings.model import (
+    ModelConfig,
+    hidden_width,
+    is_gated,
+    kv_heads,
+    vocabulary,
+)
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system import files, optional_packages
 from examples.trainer.system.errors import UserError
@@ -24,8 +30,6 @@ class Architecture(NamedTuple):
 
     model_type: str
     name: str
-    vocabulary: int
-    """The default of `vocab_size`."""
     keys: dict[str, tuple[str, Any]]
     """Setting of the trainer to the key and its default; None where it follows from others."""
     only: dict[str, tuple[Any, ...]]
@@ -38,8 +42,8 @@ ARCHITECTURES: dict[Family, Architecture] = {
     "gpt": Architecture(
         "gpt2",
         "GPT2LMHeadModel",
-        50_257,
         {
+            "vocab_size": ("vocab_size", 50_257),
             "n_layer": ("n_layer", 12),
             "n_head": ("n_head", 12),
             "d_model": ("n_embd", 768),
@@ -59,8 +63,8 @@ ARCHITECTURES: dict[Family, Architecture] = {
     "llama": Architecture(
         "llama",
         "LlamaForCausalLM",
-        32_000,
         {
+            "vocab_size": ("vocab_size", 32_000),
             "n_layer": ("num_hidden_layers", 32),
             "n_head": ("num_attention_heads", 32),
             "n_kv_head": ("num_key_value_heads", None),
@@ -93,12 +97,13 @@ def check_expressible(config: ModelConfig) -> None:
         )
 
 
-def to_hugging_face(config: ModelConfig, vocab_size: int, dtype: str, end: int) -> dict[str, Any]:
-    """What `config.json` holds; `end` is the token that stands between documents."""
+def to_hugging_face(config: ModelConfig, tokens: int, dtype: str, end: int) -> dict[str, Any]:
+    """What `config.json` holds, for a tokenizer of so many tokens that puts `end` before a text."""
     check_expressible(config)
     kind = ARCHITECTURES[config.family]
     values = dataclasses.asdict(config)
     values |= {"d_ff": hidden_width(config), "n_kv_head": kv_heads(config)}
+    values["vocab_size"] = vocabulary(config, tokens)
     # transformers 5 reads the first, 4 the second.
     rope = {"rope_type": "default", "rope_theta": config.rope_base}
     rotary = {"rope_parameters": rope, "rope_theta": config.rope_base}
@@ -106,7 +111,6 @@ def to_hugging_face(config: ModelConfig, vocab_size: int, dtype: str, end: int) 
     return {
         "architectures": [kind.name],
         "model_type": kind.model_type,
-        "vocab_size": vocab_size,
         **{key: values[field] for field, (key, _) in kind.keys.items()},
         **{key: accepted[0] for key, accepted in kind.only.items()},
         **(rotary if config.family == "llama" else dropout),
@@ -155,13 +159,6 @@ def to_settings(folder: Path, own: ModelConfig) -> ModelConfig:
     else:
         settings |= {"n_kv_head": None, "rope_base": ROPE_BASE}
     return dataclasses.replace(own, family=family, **kind.fixed, **settings)
-
-
-def vocabulary(folder: Path) -> int:
-    """The number of rows of a folder's embedding, by its configuration."""
-    values, path = read_config(folder), folder / CONFIG
-    default = ARCHITECTURES[family_of(path, values)].vocabulary
-    return number(path, values, "vocab_size", default)
 
 
 def family_of(path: Path, values: dict[str, Any]) -> Family:
@@ -256,7 +253,9 @@ def check_same_network(name: str, folder: Path, config: ModelConfig) -> None:
     theirs = to_settings(folder, config)
     for field, (key, _) in ARCHITECTURES[theirs.family].keys.items():
         own, wanted = value_of(config, field), value_of(theirs, field)
-        if own != wanted and not (field == "context" and own < wanted):
+        # Runs of before say no vocab_size; the shapes of the weights say whether they fit.
+        fits = (field == "context" and own < wanted) or (field == "vocab_size" and own is None)
+        if own != wanted and not fits:
             raise UserError(different(field, own, f"{name} has {key} = {wanted}"))
     for field in ("family", "final_norm", "mlp", "rope_base"):
         if value_of(config, field) != value_of(theirs, field):

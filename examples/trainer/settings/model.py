@@ -7,6 +7,7 @@ import pydantic
 import tyro
 
 from examples.trainer.settings.validation import STRICT, Count, CountOrZero, FinitePositive
+from examples.trainer.system.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,7 @@ class LoRAConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The shape of the network; the vocabulary size comes from the tokenizer."""
+    """The shape of the network."""
 
     __pydantic_config__ = STRICT
 
@@ -45,6 +46,9 @@ class ModelConfig:
     """Width inside an MLP; None: 4 d_model, or 8/3 d_model with swiglu (as many parameters)."""
     context: Count = 128
     """Tokens per row: the longest text that the model can look back on."""
+    vocab_size: Count | None = None
+    """Rows of the token embedding and columns of the head: 50304 pads GPT-2's 50257 tokens to a
+    multiple of 128. Words that the tokenizer lacks are never drawn. None: as many as it has."""
     mlp: Literal["gelu", "swiglu"] | None = None
     """What is inside an MLP: GELU between two matrices, or SwiGLU, which has three. None: as
     published, gelu for gpt and swiglu for llama."""
@@ -134,6 +138,17 @@ class ModelConfig:
         return self
 
 
+def vocabulary(config: ModelConfig, tokens: int) -> int:
+    """The rows of the embedding of a network whose tokenizer has so many tokens."""
+    if config.vocab_size is not None and config.vocab_size < tokens:
+        raise UserError(
+            f"--model.vocab-size is {config.vocab_size}, and the tokenizer of the run has {tokens}"
+            " tokens: give at least as many, or with --init-from the tokenizer of those weights as"
+            " --data.tokenizer PATH."
+        )
+    return config.vocab_size or tokens
+
+
 def hidden_width(config: ModelConfig) -> int:
     if config.d_ff is not None:
         return config.d_ff
@@ -168,7 +183,7 @@ def is_depth_scaled(config: ModelConfig) -> bool:
     return config.family == "gpt" if scaled is None else scaled
 
 
-def training_flops_per_token(config: ModelConfig, vocabulary: int) -> float:
+def training_flops_per_token(config: ModelConfig, tokens: int) -> float:
     """Multiplications and additions of forward and backward pass, for one token.
 
     6 for each element of a matrix that multiplies, the output head included: 2 forward, 4 backward.
@@ -182,4 +197,4 @@ def training_flops_per_token(config: ModelConfig, vocabulary: int) -> float:
     projections = (2 + 2 * kv_heads(config) / config.n_head) * width**2
     matrices = config.n_layer * (projections + gates * width * hidden_width(config))
     attention = config.n_layer * config.context * width
-    return 6.0 * (matrices + width * vocabulary + attention)
+    return 6.0 * (matrices + width * vocabulary(config, tokens) + attention)

@@ -18,7 +18,6 @@ import optax
 
 from examples.trainer.models import state_dict
 from examples.trainer.models.state_dict import HEAD, Family
-from examples.trainer.settings import hugging_face
 from examples.trainer.settings.hugging_face import check_same_network, find_weights
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system import optional_packages
@@ -127,12 +126,6 @@ def check_weights(name: str, config: ModelConfig, vocab_size: int) -> None:
     """Refuses weights that do not fit the settings; reads the names and shapes only."""
     folder = find_weights(name)
     check_same_network(name, folder, config)
-    words = hugging_face.vocabulary(folder)
-    if words != vocab_size:
-        raise UserError(
-            f"{folder / hugging_face.CONFIG}: vocab_size is {words}, and the tokenizer of the run"
-            f" has {vocab_size} tokens: give the one of these weights as --data.tokenizer PATH."
-        )
     with_file_named(folder, lambda found: state_dict.check(found, config, vocab_size), config)
 
 
