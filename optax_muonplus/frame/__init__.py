@@ -37,6 +37,7 @@ from optax_muonplus.frame.leaves import ADAM as ADAM
 from optax_muonplus.frame.leaves import GIVEN as GIVEN
 from optax_muonplus.frame.leaves import MUON as MUON
 from optax_muonplus.frame.leaves import UNKNOWN as UNKNOWN
+from optax_muonplus.frame.leaves import VALUE as VALUE
 from optax_muonplus.frame.leaves import LeafInfo as LeafInfo
 from optax_muonplus.frame.leaves import LeafSharding as LeafSharding
 from optax_muonplus.frame.leaves import Path as Path

@@ -18,7 +18,7 @@ from optax_muonplus.frame.layout import DimensionNumbers, MatrixLayout, Shape
 Path = tuple[str, ...]
 Rest = TypeVar("Rest", bound=Hashable)
 
-_VALUE = jax.tree_util.GetAttrKey("value")  # what a Flax Variable holds, in its place in a tree
+VALUE = jax.tree_util.GetAttrKey("value")  # what a Flax Variable holds, in its place in a tree
 MUON, ADAM, UNKNOWN = "muon", "adam", "?"
 # The rule of a leaf whose dimension numbers come from no rule.
 GIVEN = "your dimension numbers"
@@ -103,34 +103,12 @@ class ResolvedTree(NamedTuple):
     leaves: list[LeafInfo]
     arrays: list[Any]
     unflatten: Callable[[Iterable[Any]], Any]
+    labels: Any  # a tree of "muon" and "adam", each in the place of a leaf or of its box
 
     @property
     def matrices(self) -> list[LeafInfo]:
         """The records of leaves that are matrices."""
         return [leaf for leaf in self.leaves if leaf.layout is not None]
-
-    @property
-    def labels(self) -> Any:
-        """A tree of ``"muon"`` and ``"adam"``, each in the place of a leaf or of its box."""
-        return without_boxes(self.unflatten([leaf.label for leaf in self.leaves]))
-
-
-def without_boxes(labels: Any) -> Any:
-    """Replaces each Flax Variable, or box of Linen's metadata, in ``labels`` by its label.
-
-    Where Optax leaves a parameter out, it puts a ``MaskedNode`` in the place of the label. Inside
-    of a Variable it would be the value, which has no dtype or shape when the Variable is used.
-    """
-
-    def boxed(x: Any) -> Any:
-        level = jax.tree_util.default_registry.flatten_one_level_with_keys(x)
-        children = [] if level is None else list(level[0])
-        return children[0][1] if [key for key, _ in children] == [_VALUE] else None
-
-    def is_box(x: Any) -> bool:
-        return isinstance(boxed(x), str)
-
-    return jax.tree.map(lambda x: boxed(x) or x, labels, is_leaf=is_box)
 
 
 def flatten_tree(
@@ -144,11 +122,11 @@ def flatten_tree(
     """
     with_path, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
     paths = [path for path, _ in with_path]
-    if any(path[-1:] == (_VALUE,) for path in paths):
+    if any(path[-1:] == (VALUE,) for path in paths):
         # Siblings that were taken out here count too.
         whole = jax.tree_util.tree_leaves_with_path(tree, lambda x: is_hole(x) or is_leaf(x))
         siblings = collections.Counter(path[:-1] for path, _ in whole)
-        alone = [path[-1:] == (_VALUE,) and siblings[path[:-1]] == 1 for path in paths]
+        alone = [path[-1:] == (VALUE,) and siblings[path[:-1]] == 1 for path in paths]
         paths = [path[:-1] if cut else path for path, cut in zip(paths, alone, strict=True)]
     return [path_of_keys(path) for path in paths], [x for _, x in with_path], treedef.unflatten
 

@@ -10,7 +10,7 @@ from optax_muonplus.frame import (
     Run,
 )
 from optax_muonplus.run import efficiently
-from optax_muonplus.trees import LayerAxes, LeafReader, Rules, ShardingTree, reader_of
+from optax_muonplus.trees import LayerAxes, TreeResolver, Rules, ShardingTree, reader_of
 
 
 def matrix_chain(
@@ -66,7 +66,7 @@ def matrix_chain(
       >>> updates["dense"]["kernel"].shape
       (4, 8)
     """
-    read = LeafReader(reader_of(weight_dimension_numbers, rules, layer_axes), sharding)
+    read = TreeResolver(reader_of(weight_dimension_numbers, rules, layer_axes), sharding)
     return frame.matrix_chain(*links, read=read, run=run)
 
 
@@ -100,5 +100,5 @@ def partition_with_adamw(
       ValueError: for a chain with dimension numbers of its own, and without a learning rate for
         AdamW: neither in ``adamw`` nor in the chain.
     """
-    read = LeafReader(reader_of(weight_dimension_numbers, rules, layer_axes), sharding)
+    read = TreeResolver(reader_of(weight_dimension_numbers, rules, layer_axes), sharding)
     return frame.partition(chain, adamw, read)

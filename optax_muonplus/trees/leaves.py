@@ -4,9 +4,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from optax_muonplus.frame import DimensionNumbers, DimensionNumbersTree, LeafInfo, ResolvedTree
+from optax_muonplus.frame import (
+    VALUE,
+    DimensionNumbers,
+    DimensionNumbersTree,
+    LeafInfo,
+    ResolvedTree,
+)
 from optax_muonplus.trees.flat import FlatTree, broadcast_prefix, is_function
 from optax_muonplus.trees.models import check_parameters
 from optax_muonplus.trees.reader import Reader, check_known, laid, reader_of
@@ -30,7 +37,8 @@ def resolve(
     if sharding is not None:
         given = given_shardings(flat, sharding)
         leaves = [x._replace(given_sharding=entry) for x, entry in zip(leaves, given, strict=True)]
-    resolved = ResolvedTree(leaves, flat.arrays, flat.unflatten)
+    labels = _without_boxes(flat.unflatten(leaf.label for leaf in leaves))
+    resolved = ResolvedTree(leaves, flat.arrays, flat.unflatten, labels)
     matrices = resolved.matrices
     for leaf, known in zip(matrices, shardings_of(resolved, matrices), strict=True):
         leaves[leaf.index] = leaf._replace(sharding=known)
@@ -38,19 +46,40 @@ def resolve(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LeafReader:
-    """Reads trees for a chain, by the dimension numbers and shardings that a user gave."""
+class TreeResolver:
+    """Resolves trees for a chain, by the dimension numbers and shardings that a user gave.
+
+    Records follow from the structure of a tree and the types of its leaves, so that they are made
+    once for the gradients of all updates.
+    """
 
     dimension_numbers: DimensionNumbersTree = None
     sharding: ShardingTree = None
+    # The latest trees, without their arrays, behind their structures and types.
+    known: list[tuple[Any, ResolvedTree]] = dataclasses.field(default_factory=list, init=False)
 
     def __call__(self, tree: Any) -> ResolvedTree:
         """Returns the records of all leaves."""
-        return resolve(tree, self.dimension_numbers, self.sharding)
+        arrays, structure = jax.tree.flatten(tree)
+        own = structure, list(map(_type, arrays))
+        for types, resolved in self.known:
+            if types == own:
+                return resolved._replace(arrays=arrays)
+        resolved = resolve(tree, self.dimension_numbers, self.sharding)
+        self.known[:] = [(own, resolved._replace(arrays=[])), *self.known[:3]]
+        return resolved
 
     def placed(self, state: Any, tree: ResolvedTree) -> Any:
         """Returns ``state`` sharded as the parameters are, after a check of their shardings."""
         return as_params_lie(state, tree)
+
+
+def _type(x: Any) -> Any:
+    """Returns what a record needs to know of an array: its type, and how a concrete one lies."""
+    try:
+        return jax.typeof(x), getattr(x, "sharding", None)
+    except TypeError:  # it is no array, and refused
+        return type(x)
 
 
 def partition_labels(
@@ -104,6 +133,24 @@ def _by_numbers(tree: FlatTree, given: DimensionNumbersTree, strict: bool) -> li
         x._replace(rule=y.rule) if y.known and x.dimension_numbers == y.dimension_numbers else x
         for x, y in pairs
     )
+
+
+def _without_boxes(labels: Any) -> Any:
+    """Replaces each Flax Variable, or box of Linen's metadata, in ``labels`` by its label.
+
+    Where Optax leaves a parameter out, it puts a ``MaskedNode`` in the place of the label. Inside
+    of a Variable it would be the value, which has no dtype or shape when the Variable is used.
+    """
+
+    def boxed(x: Any) -> Any:
+        level = jax.tree_util.default_registry.flatten_one_level_with_keys(x)
+        children = [] if level is None else list(level[0])
+        return children[0][1] if [key for key, _ in children] == [VALUE] else None
+
+    def is_box(x: Any) -> bool:
+        return isinstance(boxed(x), str)
+
+    return jax.tree.map(lambda x: boxed(x) or x, labels, is_leaf=is_box)
 
 
 def _check_not_flat(leaves: Sequence[LeafInfo]) -> None:
