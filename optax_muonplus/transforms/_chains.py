@@ -10,7 +10,7 @@ from optax_muonplus.frame import (
     Run,
 )
 from optax_muonplus.run import efficiently
-from optax_muonplus.trees import LayerAxes, TreeResolver, Rules, ShardingTree, reader_of
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, TreeResolver, reader_of
 
 
 def matrix_chain(
