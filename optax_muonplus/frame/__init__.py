@@ -26,6 +26,7 @@ from optax_muonplus.frame.descent import decayed_weights as decayed_weights
 from optax_muonplus.frame.descent import scale_by_learning_rate as scale_by_learning_rate
 from optax_muonplus.frame.fused import DualNorm as DualNorm
 from optax_muonplus.frame.fused import FusedLink as FusedLink
+from optax_muonplus.frame.fused import dtypes_of as dtypes_of
 from optax_muonplus.frame.layout import AxisNumbers as AxisNumbers
 from optax_muonplus.frame.layout import DimensionNumbers as DimensionNumbers
 from optax_muonplus.frame.layout import DimensionNumbersTree as DimensionNumbersTree
@@ -70,5 +71,4 @@ from optax_muonplus.frame.plainly import READ_ONE as READ_ONE
 from optax_muonplus.frame.plainly import Read as Read
 from optax_muonplus.frame.plainly import Run as Run
 from optax_muonplus.frame.plainly import Sources as Sources
-from optax_muonplus.frame.plainly import dtypes_of as dtypes_of
 from optax_muonplus.frame.plainly import plainly as plainly

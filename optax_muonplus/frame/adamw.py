@@ -117,17 +117,17 @@ def _update_in_float32(
     Squares would overflow there from a gradient of 256 on. State and updates keep their dtypes, and
     the largest number of float16 where theirs is larger.
     """
-
-    def is_float16(x: Any) -> bool:
-        return jnp.result_type(x) == jnp.float16
+    given = updates, state, params
+    if jnp.float16 not in map(jnp.result_type, jax.tree.leaves(given)):
+        return others.update(*given, **extra)
 
     def wide(x: Any) -> Any:
-        return x.astype(jnp.float32) if is_float16(x) else x
+        return x.astype(jnp.float32) if jnp.result_type(x) == jnp.float16 else x
 
     def as_before(x: Any, before: Any) -> Any:
-        return narrowed(x, jnp.float16) if is_float16(before) else x
+        return narrowed(x, jnp.float16) if jnp.result_type(before) == jnp.float16 else x
 
-    made, new = others.update(*jax.tree.map(wide, (updates, state, params)), **extra)
+    made, new = others.update(*jax.tree.map(wide, given), **extra)
     return jax.tree.map(as_before, made, updates), jax.tree.map(as_before, new, state)
 
 

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.frame.momentum import Momentum
-from optax_muonplus.frame.plainly import READ_ONE, Run, dtypes_of, plainly
+from optax_muonplus.frame.plainly import READ_ONE, Read, Run, Sources, plainly
 from optax_muonplus.method import (
     Elementwise,
     MatrixFunction,
@@ -101,13 +101,22 @@ class FusedLink:
             read, sources = READ_ONE, [(jnp.asarray(x),) for x in arrays]
         else:
             mu, nothing = state
-            rounded_to = compose(self.steps).input_dtype
-            mu, read, sources = self.momentum.advance(updates, mu, rounded_to)
+            mu, read, sources = self.momentum.advance(updates, mu, self.steps[0].input_dtype)
             state = (mu, nothing)
         if not self.rounds:
             pairs = zip(leaves, dtypes_of(read, sources), strict=True)
             leaves = [leaf._replace(dtype=dtype) for leaf, dtype in pairs]
         return treedef.unflatten(self.run(self.steps, read, sources, leaves)), state
+
+
+def dtypes_of(read: Read, sources: Sequence[Sources]) -> list[Any]:
+    """Returns the dtypes of operands; ``read`` is traced once for equal dtypes of sources."""
+    given = [tuple(x.dtype for x in arrays) for arrays in sources]
+    found = {
+        dtypes: jax.eval_shape(read, *(jax.ShapeDtypeStruct((), x) for x in dtypes)).dtype
+        for dtypes in dict.fromkeys(given)
+    }
+    return [found[dtypes] for dtypes in given]
 
 
 def _adapted(

@@ -4,7 +4,6 @@ Every other ``run`` of a chain gives the same numbers, to the rounding of sums i
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,13 +64,3 @@ def plainly(
             blocks.append(jnp.swapaxes(x, -1, -2) if leaf.matrix.transposed else x)
         results.append(narrowed(leaf.matrix.from_matrices(blocks), leaf.dtype))
     return results
-
-
-def dtypes_of(read: Read, sources: Sequence[Sources]) -> list[Any]:
-    """Returns the dtypes of operands; ``read`` is traced once for equal dtypes of sources."""
-    given = [tuple(x.dtype for x in arrays) for arrays in sources]
-    found = {
-        dtypes: jax.eval_shape(read, *(jax.ShapeDtypeStruct((), x) for x in dtypes)).dtype
-        for dtypes in dict.fromkeys(given)
-    }
-    return [found[dtypes] for dtypes in given]

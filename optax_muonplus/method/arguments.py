@@ -7,6 +7,7 @@ given and what to do.
 """
 
 import difflib
+import functools
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -155,6 +156,7 @@ def check_floating(x: Any) -> None:
         )
 
 
+@functools.lru_cache
 def supported(dtype: Any) -> bool:
     """Decides whether the library computes in ``dtype``: floating-point of 16 bits or more."""
     return jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 16

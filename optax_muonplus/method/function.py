@@ -161,10 +161,6 @@ class ViaTranspose(MatrixFunction):
     def input_dtype(self) -> jnp.dtype | None:
         return self.function.input_dtype
 
-    @property
-    def output_dtype(self) -> jnp.dtype | None:
-        return self.function.output_dtype
-
     def flops(self, shape: tuple[int, int]) -> int:
         return self.function.flops(shape[::-1])
 
@@ -190,10 +186,6 @@ class Composition(MatrixFunction):
     @property
     def input_dtype(self) -> jnp.dtype | None:
         return self.functions[0].input_dtype
-
-    @property
-    def output_dtype(self) -> jnp.dtype | None:
-        return self.functions[-1].output_dtype if self.functions else None
 
     def flops(self, shape: tuple[int, int]) -> int:
         return sum(function.flops(shape) for function in self.functions)

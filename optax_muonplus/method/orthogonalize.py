@@ -93,7 +93,7 @@ class Orthogonalize(MatrixFunction):
             known = get_args(Polar)
             check_word("polar", self.polar, known, "; or a function (*batch, out, in) -> the same")
         if self.is_iteration:
-            chosen = self.coefficients
+            chosen = for_steps(self.ns_coeffs, self.ns_steps)
             _check_bounded(self.ns_coeffs, chosen)
             _check_precision(self.ns_coeffs, chosen, operand)
             if self.polar == "gram":
@@ -153,7 +153,12 @@ class Orthogonalize(MatrixFunction):
     @property
     def coefficients(self) -> Coefficients:
         """The rows of the iteration, and what goes with them."""
-        return for_steps(self.ns_coeffs, self.ns_steps)
+        is_static = isinstance(self.ns_steps, int)
+        return (_kept if is_static else for_steps)(self.ns_coeffs, self.ns_steps)
+
+
+# Typed, because True is no number of steps, and equals one.
+_kept: Callable[..., Coefficients] = functools.lru_cache(typed=True)(for_steps)
 
 
 def _hashable(ns_coeffs: CoefficientsLike) -> str | tuple[Any, ...]:

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 
 from optax_muonplus.frame import READ_ONE, Read, Sources, usable_axes
 from optax_muonplus.method import Composition, for_layout, narrowed, narrower
-from optax_muonplus.run.loops import map_in_place, sharded_like
-from optax_muonplus.run.platform import Platform
+from optax_muonplus.run.loops import Platform, map_in_place, sharded_like
 
 Item = TypeVar("Item")
 

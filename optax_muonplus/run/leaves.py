@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 
 import jax
+import jax.core
 
-from optax_muonplus.frame import LeafInfo, Read, Sources
-from optax_muonplus.method import MatrixFunction, narrowed
-from optax_muonplus.run.local import apply_to_leaves
+from optax_muonplus.frame import LeafInfo, Read, Sources, dtypes_of
+from optax_muonplus.method import MatrixFunction, compose, for_layout, narrowed
+from optax_muonplus.run.local import apply_local
 from optax_muonplus.run.mesh import apply_sharded
+from optax_muonplus.run.polar import for_platform
 
 
 def efficiently(
@@ -21,9 +23,30 @@ def efficiently(
     Arguments are those of ``optax_muonplus.transforms.plainly``. Results are sharded like leaves.
     """
     results: dict[int, jax.Array] = {}
-    for on_mesh, apply in ((False, apply_to_leaves), (True, apply_sharded)):
+    for on_mesh, apply in ((False, _apply_on_device), (True, apply_sharded)):
         which = [i for i, leaf in enumerate(leaves) if (leaf.sharding is not None) == on_mesh]
         if which:
             own = [sources[i] for i in which], [leaves[i] for i in which]
             results |= zip(which, apply(functions, read, *own), strict=True)
     return [narrowed(results[i], leaf.dtype) for i, leaf in enumerate(leaves)]
+
+
+def _apply_on_device(
+    functions: Sequence[MatrixFunction],
+    read: Read,
+    sources: Sequence[Sources],
+    leaves: Sequence[LeafInfo],
+) -> list[jax.Array]:
+    """Applies functions to leaves that are on one device, or distributed by the compiler."""
+    if any(isinstance(x, jax.core.Tracer) for arrays in sources for x in arrays):
+        given = zip(dtypes_of(read, sources), leaves, strict=True)
+        dtypes = [(dtype, leaf.dtype) for dtype, leaf in given]
+        return apply_local(functions, read, sources, [leaf.matrix for leaf in leaves], dtypes)
+    # Outside of jit each operation is a program of its own, and a loop would be compiled anew at
+    # every call.
+    steps, results = for_platform(compose(functions)), []
+    for arrays, leaf in zip(sources, leaves, strict=True):
+        function = for_layout(steps, leaf.matrix.transposed)
+        matrices = [function(x) for x in leaf.matrix.to_matrices(read(*arrays))]
+        results.append(leaf.matrix.from_matrices(matrices))
+    return results

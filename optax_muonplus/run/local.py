@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.core
 
-from optax_muonplus.frame import READ_ONE, LeafInfo, MatrixLayout, Read, Sources, dtypes_of
+from optax_muonplus.frame import READ_ONE, MatrixLayout, Read, Sources
 from optax_muonplus.method import (
     MatrixFunction,
     compose,
@@ -16,30 +16,9 @@ from optax_muonplus.method import (
     narrower,
 )
 from optax_muonplus.run.batches import MatrixBatch, sharded_like_sources, work_in_loops
-from optax_muonplus.run.platform import Platform, on_its_platform
+from optax_muonplus.run.loops import Platform, on_its_platform
 from optax_muonplus.run.polar import for_platform
 from optax_muonplus.run.stacks import map_stacks, work_on_stacks
-
-
-def apply_to_leaves(
-    functions: Sequence[MatrixFunction],
-    read: Read,
-    sources: Sequence[Sources],
-    leaves: Sequence[LeafInfo],
-) -> list[jax.Array]:
-    """Applies ``functions`` to leaves that are on one device, or distributed by the compiler."""
-    if any(isinstance(x, jax.core.Tracer) for arrays in sources for x in arrays):
-        given = zip(dtypes_of(read, sources), leaves, strict=True)
-        dtypes = [(dtype, leaf.dtype) for dtype, leaf in given]
-        return apply_local(functions, read, sources, [leaf.matrix for leaf in leaves], dtypes)
-    # Outside of jit each operation is a program of its own, and a loop would be compiled anew at
-    # every call.
-    steps, results = for_platform(compose(functions)), []
-    for arrays, leaf in zip(sources, leaves, strict=True):
-        function = for_layout(steps, leaf.matrix.transposed)
-        matrices = [function(x) for x in leaf.matrix.to_matrices(read(*arrays))]
-        results.append(leaf.matrix.from_matrices(matrices))
-    return results
 
 
 def apply_local(
@@ -87,7 +66,7 @@ def apply_batched(
         return []
 
     def on(platform: Platform) -> Callable[..., list[jax.Array]]:
-        fast = compose([for_platform(function, platform) for function in functions])
+        fast = for_platform(compose(functions), platform)
 
         def work(*sources: tuple[jax.Array, ...]) -> list[jax.Array]:
             given = [x._replace(sources=y) for x, y in zip(batches, sources, strict=True)]

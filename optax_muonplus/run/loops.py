@@ -1,9 +1,12 @@
-"""Loops over many arrays or slices of one shape: the program contains the function once."""
+"""A choice by the platform, and loops over arrays or slices of one shape.
+
+A program contains the function of a loop once.
+"""
 
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +14,29 @@ import jax.numpy as jnp
 from optax_muonplus.frame import Sources, varying_axes
 
 Tree = TypeVar("Tree")
+# "gpu" also stands for every backend without a name here.
+Platform = Literal["cpu", "tpu", "gpu"]
+PLATFORMS: tuple[Platform, ...] = get_args(Platform)
+
+
+def on_its_platform(
+    work: Callable[[Platform], Callable[..., Any]], *args: Any, platform: Platform | None = None
+) -> Any:
+    """Computes ``work(platform)(*args)`` for the platform that the program is lowered for.
+
+    All three are traced, and one is lowered; ``jax.export`` to several platforms keeps several. So
+    this question is asked in one place, the outermost, and the answer handed down. If ``platform``
+    is given, it is the only one.
+    """
+    if platform is not None:
+        return work(platform)(*args)
+    cpu, tpu, gpu = map(work, PLATFORMS)
+    return jax.lax.platform_dependent(*args, cpu=cpu, tpu=tpu, default=gpu)
+
+
+def platform_of(backend: str) -> Platform:
+    """Returns the platform of a backend of JAX, by its name."""
+    return backend if backend in ("cpu", "tpu") else "gpu"
 
 
 def map_in_place(

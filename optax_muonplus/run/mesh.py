@@ -25,9 +25,8 @@ from optax_muonplus.frame import READ_ONE, LeafInfo, Read, Sources, as_named, dt
 from optax_muonplus.method import MatrixFunction, narrowed
 from optax_muonplus.run.deal import LANES, Bucket, Turn, row_of
 from optax_muonplus.run.local import apply_batched, apply_local, apply_to_one
-from optax_muonplus.run.loops import concatenated
+from optax_muonplus.run.loops import Platform, concatenated, on_its_platform, platform_of
 from optax_muonplus.run.planning import Exchange, plan
-from optax_muonplus.run.platform import Platform, on_its_platform, platform_of
 from optax_muonplus.run.sharded_leaf import ShardedLeaf
 
 

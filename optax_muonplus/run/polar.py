@@ -15,11 +15,13 @@ precision:
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
@@ -28,6 +30,7 @@ from optax_muonplus.method import (
     Matrices,
     MatrixFunction,
     Orthogonalize,
+    Preconditioning,
     every_step,
     holds_float32,
     matrix_function,
@@ -42,8 +45,10 @@ from optax_muonplus.run.iteration import (
     product_shapes,
     range_factor,
 )
-from optax_muonplus.run.platform import PLATFORMS, Platform, platform_of
+from optax_muonplus.run.loops import PLATFORMS, Platform, platform_of
 from optax_muonplus.run.products import Precision, Products
+
+Function = TypeVar("Function", bound=MatrixFunction)
 
 DEFAULT = Orthogonalize()
 EXACT = jax.lax.Precision.HIGHEST
@@ -69,7 +74,7 @@ class FastPolar(MatrixFunction):
         platforms = PLATFORMS if self.platform is None else (self.platform,)
         iterations = tuple(self.iteration(platform, x.shape, x.dtype) for platform in platforms)
         options = self.options
-        steps = options.ns_steps if options.coefficients.is_traced else None
+        steps = options.ns_steps if isinstance(options.ns_steps, jax.core.Tracer) else None
         return iterate_on_its_platform(x, options.eps, steps, iterations)
 
     @property
@@ -91,31 +96,54 @@ class FastPolar(MatrixFunction):
 
     def iteration(self, platform: Platform, shape: tuple[int, ...], dtype: DTypeLike) -> Iteration:
         """Resolves all choices for matrices of that shape and dtype on that platform."""
-        options, chosen = self.options, self.options.coefficients
-        sums = product_dtype(dtype, options.compute_dtype)
-        operand = sums if options.compute_dtype is None else jnp.dtype(options.compute_dtype)
-        polar = str(options.polar)
-        restarts, precision, upcast_operands = choose_algorithm(
-            platform, shape, polar, chosen, operand, sums
+        options = self.options
+        choices: tuple[Any, ...] = (
+            options.coefficients._replace(steps=0),  # a traced number is no choice
+            str(options.polar),
+            options.preconditioning,
+            options.compute_dtype,
+            jax.config.jax_default_matmul_precision,  # ty: ignore[missing-attribute]
         )
-        height, width = shape[-2:]
-        # A square matrix is multiplied from the left, which is 8% faster on a CPU. "aol" scales one
-        # side: it takes the right one, as optax.contrib.muon does, and "aol_out" the left.
-        left = height < width or (height == width and options.preconditioning != "aol")
-        # The Gram form rounds more often than the plain one. In bfloat16 it is as near to the
-        # polynomial if squares are not rounded, and up to 1.3 times as far if they are.
-        exact_squares = operand == jnp.bfloat16 and restarts != every_step(len(chosen.rows))
-        made = self.products(
-            left,
-            operand,
-            sums,
-            range_factor(operand, len(chosen.rows[0])),
-            precision,
-            upcast_operands,
-            exact_squares,
-            products.TPU_BLOCK if platform == "tpu" else 1,
-        )
-        return Iteration(chosen.rows, restarts, chosen.safety_factor, options.preconditioning, made)
+        return _iteration(self.products, platform, shape[-2:], jnp.dtype(dtype), *choices)
+
+
+@functools.lru_cache(maxsize=4096)
+def _iteration(
+    kind: type[Products],
+    platform: Platform,
+    shape: tuple[int, int],
+    dtype: jnp.dtype,
+    chosen: Coefficients,
+    polar: str,
+    preconditioning: Preconditioning,
+    compute_dtype: jnp.dtype | None,
+    default_precision: str | None,
+) -> Iteration:
+    """Resolves all choices, where ``default_precision`` is what JAX is told of its products."""
+    sums = product_dtype(dtype, compute_dtype)
+    operand = sums if compute_dtype is None else jnp.dtype(compute_dtype)
+    is_exact = default_precision in ("highest", "float32")
+    restarts, precision, upcast_operands = choose_algorithm(
+        platform, shape, polar, chosen, operand, sums, is_exact
+    )
+    height, width = shape
+    # A square matrix is multiplied from the left, which is 8% faster on a CPU. "aol" scales one
+    # side: it takes the right one, as optax.contrib.muon does, and "aol_out" the left.
+    left = height < width or (height == width and preconditioning != "aol")
+    # The Gram form rounds more often than the plain one. In bfloat16 it is as near to the
+    # polynomial if squares are not rounded, and up to 1.3 times as far if they are.
+    exact_squares = operand == jnp.bfloat16 and restarts != every_step(len(chosen.rows))
+    made = kind(
+        left,
+        operand,
+        sums,
+        range_factor(operand, len(chosen.rows[0])),
+        precision,
+        upcast_operands,
+        exact_squares,
+        products.TPU_BLOCK if platform == "tpu" else 1,
+    )
+    return Iteration(chosen.rows, restarts, chosen.safety_factor, preconditioning, made)
 
 
 class Algorithm(NamedTuple):
@@ -133,11 +161,13 @@ def choose_algorithm(
     chosen: Coefficients,
     operand: jnp.dtype,
     dtype: jnp.dtype,
+    float32_is_exact: bool,
 ) -> Algorithm:
     """Returns the algorithm for matrices ``(..., out, in)`` of one shape.
 
     ``operand`` is the dtype of operands and ``dtype`` that of sums. The coefficients allow both
     ``operand`` and ``polar``, which is ``"newton_schulz"``, ``"gram"`` or ``"auto"``.
+    ``float32_is_exact`` says that JAX makes float32 products in full precision on every device.
     """
     plain = every_step(len(chosen.rows))
 
@@ -158,7 +188,7 @@ def choose_algorithm(
         return Algorithm(restarts, EXACT if on_tpu else None, on_tpu or platform == "cpu")
     upcast = operand != dtype and platform == "cpu"
     exact = Algorithm(cheaper(float32), EXACT, upcast)
-    if float32_is_exact() or dtype in (jnp.float64, jnp.complex128):
+    if float32_is_exact or dtype in (jnp.float64, jnp.complex128):
         return exact
     if polar == "gram" or chosen.needs_float32:
         # Three products are defined for real numbers.
@@ -168,27 +198,18 @@ def choose_algorithm(
     return exact if platform == "cpu" and exact.restarts != plain else default
 
 
-def float32_is_exact() -> bool:
-    """Returns whether JAX is told to make float32 products in full precision on every device."""
-    precision = jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
-    return precision in ("highest", "float32")
-
-
-def for_platform(function: MatrixFunction, platform: Platform | None = None) -> MatrixFunction:
+def for_platform(function: Function, platform: Platform | None = None) -> Function:
     """Returns ``function`` with fast polar factors in place of definitions, also in its parts.
 
     ``platform`` is where it runs; None is the platform that the program is lowered for.
     """
-    if isinstance(function, Orthogonalize):
-        return FastPolar(function, platform) if function.is_iteration else function
-    if isinstance(function, FastPolar):
-        return function.replace(platform=platform)
 
-    def is_part(x: Any) -> bool:
-        return isinstance(x, MatrixFunction) and x is not function
+    def fast(x: Any) -> Any:
+        if isinstance(x, FastPolar):
+            return x.replace(platform=platform)
+        return FastPolar(x, platform) if isinstance(x, Orthogonalize) and x.is_iteration else x
 
-    parts, structure = jax.tree.flatten(function, is_part)
-    return structure.unflatten([for_platform(x, platform) if is_part(x) else x for x in parts])
+    return jax.tree.map(fast, function, is_leaf=lambda x: isinstance(x, Orthogonalize | FastPolar))
 
 
 def newton_schulz(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrices:
