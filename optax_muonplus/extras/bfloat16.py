@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus.frame import beside_updates, explained, flatten_with_names, path_name
+from optax_muonplus.frame import beside_updates
+from optax_muonplus.messages import check_leaves, explain, flatten_with_names, path_name
 
 _LOW = 0xFFFF  # the low 16 bits of a float32, which a bfloat16 lacks
 _LARGEST_REMAINDER = 0x7FFF
@@ -180,11 +181,16 @@ def _moving(
             new = move(next(numbers), x, step.astype(jnp.float32))
             return new.astype(jnp.float32) - x.astype(jnp.float32)
 
-        with explained(state, updates, beside, start):
+        if jax.tree.structure(beside) != jax.tree.structure(updates):
+            check_leaves(updates, beside)
+        try:
             steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
             move, finish = mover(state)
             made = jax.tree.map(moved, steps, beside)
             return made, finish(inner_state)
+        except Exception as error:
+            explain(error, state, updates, beside, start)
+            raise
 
     return optax.GradientTransformationExtraArgs(start, update)
 

@@ -16,16 +16,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from optax_muonplus.frame import (
-    STORAGES,
-    MomentumState,
-    Sources,
-    Storage,
-    buffers_of,
-    flatten_with_names,
-    path_name,
-    state_of,
-)
+from optax_muonplus.frame import STORAGES, MomentumState, Sources, Storage, buffers_of, state_of
+from optax_muonplus.messages import flatten_with_names, path_name
 from optax_muonplus.method import narrowed
 
 BLOCK = 256  # elements with one scale of 4 bytes: 1.016 bytes each

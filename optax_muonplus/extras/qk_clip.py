@@ -17,10 +17,9 @@ from optax_muonplus.frame import (
     ResolvedTree,
     beside_updates,
     check_gradients,
-    flatten_tree,
-    listed,
     mark_as_last,
 )
+from optax_muonplus.messages import flatten_tree, listed
 from optax_muonplus.method import POSITIVE, check_number, check_word, known_count
 from optax_muonplus.trees import LayerAxes, Rules, names_to_read, reader_of, resolve
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus.frame import flatten_with_names, fold_all, listed, path_name
+from optax_muonplus.messages import flatten_with_names, fold_all, listed, path_name
 from optax_muonplus.method import narrowed
 from optax_muonplus.transforms import stored_like, widened
 

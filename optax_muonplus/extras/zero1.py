@@ -11,15 +11,8 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding
 
-from optax_muonplus.frame import (
-    LeafSharding,
-    Path,
-    as_named,
-    axes_of_type,
-    beside_updates,
-    flatten_tree,
-    path_name,
-)
+from optax_muonplus.frame import LeafSharding, as_named, axes_of_type, beside_updates
+from optax_muonplus.messages import Path, flatten_tree, path_name
 from optax_muonplus.run import added_axes, gather, moved_to
 from optax_muonplus.trees import (
     FlatTree,

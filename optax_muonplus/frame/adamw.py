@@ -18,13 +18,7 @@ from optax_muonplus.frame.chain import (
 )
 from optax_muonplus.frame.descent import check_decay, check_rate, decayed_weights, promoted
 from optax_muonplus.frame.leaves import ADAM, MUON, ResolvedTree
-from optax_muonplus.method import (
-    DECAY,
-    NOT_NEGATIVE,
-    check_flag,
-    check_number,
-    narrowed,
-)
+from optax_muonplus.method import DECAY, NOT_NEGATIVE, check_flag, check_number, narrowed
 
 
 class Rest(Protocol):

@@ -14,8 +14,6 @@ from optax_muonplus.frame.checks import (
     check_gradients,
     check_inexact,
     check_only_matrices,
-    check_structure,
-    explained,
 )
 from optax_muonplus.frame.descent import DecayedWeights, LearningRate, are_wide
 from optax_muonplus.frame.fused import DualNorm, FusedLink
@@ -24,6 +22,7 @@ from optax_muonplus.frame.leaves import LeafInfo, ResolvedTree
 from optax_muonplus.frame.momentum import Momentum, MomentumTransformation
 from optax_muonplus.frame.order import check_downhill, check_order
 from optax_muonplus.frame.plainly import Run, plainly
+from optax_muonplus.messages import check_leaves, classes_of, explain, wrong_state
 from optax_muonplus.method import ArrayFunction, MatrixFunction, narrowed
 
 
@@ -310,9 +309,15 @@ class Resolved:
         check_gradients(updates, params)
         params = beside_updates(updates, params)
         tree = self._read(updates)
-        with explained(state, updates, params, self.init):
+        if params is not None and jax.tree.structure(params) != jax.tree.structure(updates):
+            check_leaves(updates, params)
+        try:
             made, new = self._inside(self.step, updates, state, params, tree, extra_args)
-        check_structure(state, new)
+        except Exception as error:
+            explain(error, state, updates, params, self.init)
+            raise
+        if jax.tree.structure(new) != jax.tree.structure(state):
+            raise wrong_state(state, classes_of(new))
         return made, new
 
     @property

@@ -1,24 +1,13 @@
-"""Leaves of trees: their paths, their shardings, and one record for each.
+"""A record of each leaf of a tree: its path, its matrices and its sharding."""
 
-What is written for one container serves another, because leaves are known by their paths.
-"""
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
-import collections
-import math
-import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
-
-import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
-from optax import MaskedNode
 
 from optax_muonplus.frame.layout import DimensionNumbers, MatrixLayout, Shape
+from optax_muonplus.messages import Path, path_name
 
-Path = tuple[str, ...]
-Rest = TypeVar("Rest", bound=Hashable)
-
-VALUE = jax.tree_util.GetAttrKey("value")  # what a Flax Variable holds, in its place in a tree
 MUON, ADAM, UNKNOWN = "muon", "adam", "?"
 # The rule of a leaf whose dimension numbers come from no rule.
 GIVEN = "your dimension numbers"
@@ -109,97 +98,6 @@ class ResolvedTree(NamedTuple):
     def matrices(self) -> list[LeafInfo]:
         """The records of leaves that are matrices."""
         return [leaf for leaf in self.leaves if leaf.layout is not None]
-
-
-def flatten_tree(
-    tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
-) -> tuple[list[Path], list[Any], Callable[[Iterable[Any]], Any]]:
-    """The paths and leaves of ``tree``, and a function from one value for each leaf to a tree.
-
-    A path is ``('blocks', '0', 'qkv', 'kernel')``. Flax NNX variables add a last ``value`` at init
-    that is gone at update: it is dropped, unless it has siblings. Names with slashes in them, as
-    Haiku's, count as several.
-    """
-    with_path, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
-    paths = [path for path, _ in with_path]
-    if any(path[-1:] == (VALUE,) for path in paths):
-        # Siblings that were taken out here count too.
-        whole = jax.tree_util.tree_leaves_with_path(tree, lambda x: is_hole(x) or is_leaf(x))
-        siblings = collections.Counter(path[:-1] for path, _ in whole)
-        alone = [path[-1:] == (VALUE,) and siblings[path[:-1]] == 1 for path in paths]
-        paths = [path[:-1] if cut else path for path, cut in zip(paths, alone, strict=True)]
-    return [path_of_keys(path) for path in paths], [x for _, x in with_path], treedef.unflatten
-
-
-def flatten_with_names(
-    tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
-) -> tuple[list[Path], list[Any]]:
-    """Returns the paths and leaves of :func:`flatten_tree`."""
-    return flatten_tree(tree, is_leaf)[:2]
-
-
-def is_hole(x: Any) -> bool:
-    """Tells whether ``x`` stands for a part that Equinox or ``optax.masked`` left out."""
-    return x is None or isinstance(x, MaskedNode)
-
-
-def path_of_keys(keys: Any) -> Path:
-    """Returns the names of a path as ``jax.tree_util`` gives it."""
-    joined = jax.tree_util.keystr(keys, simple=True, separator="/")
-    return tuple(name for name in joined.split("/") if name)
-
-
-def path_name(path: Path) -> str:
-    """Writes ``path`` as messages show it."""
-    return "/".join(path) or "(root)"
-
-
-def without_numbers(path: str) -> str:
-    """Returns a path with stars for its numbers."""
-    return re.sub(r"\d+", "*", path)
-
-
-def fold(paths: Sequence[str]) -> list[tuple[str, int]]:
-    """Writes paths that differ in numbers only as few names, and counts the paths of each.
-
-    A name stands for exactly the paths that it spells out: 1 and 3 are ``{1,3}``.
-    """
-    boxes = [tuple((part,) for part in re.split(r"(\d+)", path)) for path in paths]
-    for i in range(len(boxes[0]) - 2, 0, -2):  # the numbers, which are every second part
-        merged: dict[Any, list[str]] = {}
-        for box in boxes:
-            merged.setdefault((box[:i], box[i + 1 :]), []).extend(box[i])
-        boxes = [
-            (*left, tuple(sorted(numbers, key=lambda text: (len(text), text))), *right)
-            for (left, right), numbers in merged.items()
-        ]
-    return [("".join(map(_ranges, box)), math.prod(map(len, box))) for box in boxes]
-
-
-def fold_all(paths: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]:
-    """Folds paths that differ in numbers only and have the same second item."""
-    groups: dict[tuple[str, Rest], list[str]] = {}
-    for path, rest in paths:
-        groups.setdefault((without_numbers(path), rest), []).append(path)
-    return [(name, rest) for (_, rest), found in groups.items() for name, _ in fold(found)]
-
-
-def listed(paths: Iterable[tuple[str, Any]]) -> str:
-    """Writes folded paths for messages, each with its second item unless that is None."""
-    return ", ".join(name if rest is None else f"{name} {rest}" for name, rest in fold_all(paths))
-
-
-def _ranges(values: Sequence[str]) -> str:
-    """Writes 0, 1, 2 and 5 as ``{0..2,5}``."""
-    runs: list[list[str]] = []
-    for value in values:
-        # With as many leading zeros as the number before it.
-        if runs and value == str(int(runs[-1][-1]) + 1).zfill(len(runs[-1][-1])):
-            runs[-1].append(value)
-        else:
-            runs.append([value])
-    shown = ",".join(run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
-    return shown if len(values) == 1 else f"{{{shown}}}"
 
 
 def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:

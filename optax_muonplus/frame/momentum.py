@@ -10,9 +10,9 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus.frame.checks import check_gradients, check_inexact_dtypes, wrong_state
-from optax_muonplus.frame.leaves import flatten_with_names
+from optax_muonplus.frame.checks import check_gradients, check_inexact_dtypes
 from optax_muonplus.frame.plainly import Read, Sources
+from optax_muonplus.messages import flatten_with_names, wrong_state
 from optax_muonplus.method import (
     DECAY,
     check_flag,

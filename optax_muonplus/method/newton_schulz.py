@@ -22,14 +22,7 @@ from jax.typing import ArrayLike, DTypeLike
 from .arguments import check_matrices
 from .coefficients import Row
 from .function import Matrices, adjoint
-from .precision import (
-    as_real,
-    product_dtype,
-    root,
-    scale_by_pow2,
-    sum_of_squares,
-    upcast_for_sum,
-)
+from .precision import as_real, product_dtype, root, scale_by_pow2, sum_of_squares, upcast_for_sum
 
 Preconditioning = Literal["frobenius", "spectral", "aol", "aol_out", "schatten"]
 

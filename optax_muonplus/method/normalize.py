@@ -10,13 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool
 
-from .arguments import (
-    NOT_NEGATIVE,
-    check_flag,
-    check_matrices,
-    check_number,
-    check_word,
-)
+from .arguments import NOT_NEGATIVE, check_flag, check_matrices, check_number, check_word
 from .function import Matrices, MatrixFunction, matrix_function, static
 from .precision import (
     as_real,

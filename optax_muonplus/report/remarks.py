@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from optax_muonplus.extras.heads import side_of
-from optax_muonplus.frame import GIVEN, DimensionNumbersTree, LeafInfo, listed, without_numbers
+from optax_muonplus.frame import GIVEN, DimensionNumbersTree, LeafInfo
+from optax_muonplus.messages import listed, without_numbers
 from optax_muonplus.method import supported
 from optax_muonplus.trees import Reader, reader_of, to_adamw, what_to_write
 

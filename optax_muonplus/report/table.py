@@ -15,10 +15,8 @@ from optax_muonplus.frame import (
     LeafInfo,
     LeafSharding,
     ResolvedTree,
-    fold,
-    fold_all,
-    without_numbers,
 )
+from optax_muonplus.messages import fold, fold_all, without_numbers
 from optax_muonplus.method import (
     MatrixFunction,
     Orthogonalize,

@@ -38,13 +38,7 @@ from optax_muonplus.method import (
     scale_by_pow2,
     sum_of_squares,
 )
-from optax_muonplus.run.products import (
-    Products,
-    Scale,
-    Square,
-    part,
-    rounded,
-)
+from optax_muonplus.run.products import Products, Scale, Square, part, rounded
 
 # The Frobenius norm that float16 operands are scaled to. Entries of the Gram matrix are then
 # at most 4 x 64^2, a quarter of float16's range.

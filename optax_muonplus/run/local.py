@@ -8,13 +8,7 @@ import jax
 import jax.core
 
 from optax_muonplus.frame import READ_ONE, MatrixLayout, Read, Sources
-from optax_muonplus.method import (
-    MatrixFunction,
-    compose,
-    for_layout,
-    narrowed,
-    narrower,
-)
+from optax_muonplus.method import MatrixFunction, compose, for_layout, narrowed, narrower
 from optax_muonplus.run.batches import MatrixBatch, sharded_like_sources, work_in_loops
 from optax_muonplus.run.loops import Platform, on_its_platform
 from optax_muonplus.run.polar import for_platform

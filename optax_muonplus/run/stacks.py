@@ -28,18 +28,9 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from optax_muonplus.method import (
-    Composition,
-    for_layout,
-    narrowed,
-)
+from optax_muonplus.method import Composition, for_layout, narrowed
 from optax_muonplus.run import products
-from optax_muonplus.run.batches import (
-    READ_ONE,
-    MatrixBatch,
-    chunked,
-    grouped,
-)
+from optax_muonplus.run.batches import READ_ONE, MatrixBatch, chunked, grouped
 from optax_muonplus.run.loops import concatenated, map_slices
 
 # A stack has at most 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. The iteration on

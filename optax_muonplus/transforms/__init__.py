@@ -20,10 +20,10 @@ from optax_muonplus.frame import MatrixTransformation as MatrixTransformation
 from optax_muonplus.frame import Momentum as Momentum
 from optax_muonplus.frame import MomentumState as MomentumState
 from optax_muonplus.frame import Run as Run
-from optax_muonplus.frame import flatten_tree as flatten_tree
 from optax_muonplus.frame import links_of as links_of
 from optax_muonplus.frame import plainly as plainly
 from optax_muonplus.frame import scale_by_learning_rate as scale_by_learning_rate
+from optax_muonplus.messages import flatten_tree as flatten_tree
 from optax_muonplus.transforms._blocks import map_blocks as map_blocks
 from optax_muonplus.transforms._chains import matrix_chain as matrix_chain
 from optax_muonplus.transforms._chains import partition_with_adamw as partition_with_adamw

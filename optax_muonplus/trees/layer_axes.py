@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from optax_muonplus.frame import LeafInfo, Path, Shape, listed
+from optax_muonplus.frame import LeafInfo, Shape
+from optax_muonplus.messages import Path, listed
 
 _KERNEL = re.compile("(?i)kernel$|^w$|lora_[ab]$")
 _CONTAINER = re.compile(r"(?i)layer|block|stack|stage|scan|^h$")

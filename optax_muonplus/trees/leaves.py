@@ -7,13 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.frame import (
-    VALUE,
-    DimensionNumbers,
-    DimensionNumbersTree,
-    LeafInfo,
-    ResolvedTree,
-)
+from optax_muonplus.frame import DimensionNumbers, DimensionNumbersTree, LeafInfo, ResolvedTree
+from optax_muonplus.messages import VALUE
 from optax_muonplus.trees.flat import FlatTree, broadcast_prefix, is_function
 from optax_muonplus.trees.models import check_parameters
 from optax_muonplus.trees.reader import Reader, check_known, laid, reader_of

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from optax_muonplus.frame import flatten_with_names, listed, path_name
+from optax_muonplus.messages import flatten_with_names, listed, path_name
 from optax_muonplus.trees.flat import FlatTree
 
 # Collections of Flax Linen that are not trained.

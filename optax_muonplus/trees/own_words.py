@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 
-from optax_muonplus.frame import DimensionNumbers, MuonDimensionNumbers, Path, Shape, path_of_keys
+from optax_muonplus.frame import DimensionNumbers, MuonDimensionNumbers, Shape
+from optax_muonplus.messages import Path, path_of_keys
 from optax_muonplus.trees.flat import FlatTree
 
 # Dimension numbers, None for AdamW, and what they rest on, in words.

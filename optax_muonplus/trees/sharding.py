@@ -24,14 +24,13 @@ from optax_muonplus.frame import (
     LeafInfo,
     LeafSharding,
     MatrixLayout,
-    Path,
     ResolvedTree,
     as_named,
     axes_of_type,
-    flatten_tree,
     usable_axes,
     varying_axes,
 )
+from optax_muonplus.messages import Path, flatten_tree
 from optax_muonplus.trees.flat import FlatTree, broadcast_prefix
 
 # A tree or prefix tree of NamedSharding and None, or a function from parameters to one.

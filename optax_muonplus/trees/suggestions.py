@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from optax_muonplus.frame import LeafInfo, fold_all, path_name
+from optax_muonplus.frame import LeafInfo
+from optax_muonplus.messages import fold_all, path_name
 from optax_muonplus.trees.layer_axes import Stack, is_container, unsaid_stacks
 
 _SHOWN = 8

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from optax_muonplus.frame import AxisNumbers, DimensionNumbers, LeafInfo, Shape, listed
+from optax_muonplus.frame import AxisNumbers, DimensionNumbers, LeafInfo, Shape
+from optax_muonplus.messages import listed
 from optax_muonplus.trees.flat import FlatTree
 from optax_muonplus.trees.rule_words import Rule
 

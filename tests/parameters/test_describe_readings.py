@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus.frame import fold
+from optax_muonplus.messages import fold
 from tests.support.trees import first_update, nested_shapes, random_tree
 
 
