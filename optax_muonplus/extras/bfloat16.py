@@ -181,13 +181,11 @@ def _moving(
             new = move(next(numbers), x, step.astype(jnp.float32))
             return new.astype(jnp.float32) - x.astype(jnp.float32)
 
-        if jax.tree.structure(beside) != jax.tree.structure(updates):
-            check_leaves(updates, beside)
+        check_leaves(updates, beside)
         try:
             steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
             move, finish = mover(state)
-            made = jax.tree.map(moved, steps, beside)
-            return made, finish(inner_state)
+            return jax.tree.map(moved, steps, beside), finish(inner_state)
         except Exception as error:
             explain(error, state, updates, beside, start)
             raise
