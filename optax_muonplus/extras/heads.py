@@ -13,7 +13,7 @@ from optax_muonplus.messages import listed
 from optax_muonplus.trees import (
     FlatTree,
     LayerAxes,
-    Reader,
+    RuleReader,
     Rules,
     check_pattern,
     checked_layer_axes,
@@ -102,7 +102,7 @@ def per_head(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PerHead(Reader):
+class PerHead(RuleReader):
     """The reader that :func:`per_head` returns.
 
     Attributes:

@@ -13,7 +13,7 @@ from optax_muonplus.frame.chain import ChainTransformation as ChainTransformatio
 from optax_muonplus.frame.chain import Link as Link
 from optax_muonplus.frame.chain import MatrixTransformation as MatrixTransformation
 from optax_muonplus.frame.chain import Part as Part
-from optax_muonplus.frame.chain import Reader as Reader
+from optax_muonplus.frame.chain import Resolver as Resolver
 from optax_muonplus.frame.chain import links_of as links_of
 from optax_muonplus.frame.chain import matrix_chain as matrix_chain
 from optax_muonplus.frame.chain import parts_of as parts_of

@@ -12,8 +12,8 @@ from optax_muonplus.frame.chain import (
     Chain,
     ChainTransformation,
     MatrixTransformation,
-    Reader,
     Resolved,
+    Resolver,
     parts_of,
 )
 from optax_muonplus.frame.descent import check_decay, check_rate, decayed_weights, promoted
@@ -73,7 +73,7 @@ class AdamW:
         )
 
 
-def partition(chain: Any, adamw: Rest | None, read: Reader) -> ChainTransformation:
+def partition(chain: Any, adamw: Rest | None, resolve: Resolver) -> ChainTransformation:
     """Gives the matrices of a tree to a chain, and everything else to AdamW."""
     if not isinstance(chain, MatrixTransformation):
         raise TypeError(
@@ -100,7 +100,7 @@ def partition(chain: Any, adamw: Rest | None, read: Reader) -> ChainTransformati
         merged = jax.tree.map(lambda x, m, r: m if x == MUON else r, labels, new, rest)
         return merged, _partition_state(of_matrices, of_others)
 
-    return Resolved(init, update, read, chain.run).transformation(ChainTransformation, parts)
+    return Resolved(init, update, resolve, chain.run).transformation(ChainTransformation, parts)
 
 
 def _update_in_float32(

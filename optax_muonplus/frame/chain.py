@@ -63,8 +63,8 @@ Part = (
 )
 
 
-class Reader(Protocol):
-    """Reads which leaves of a tree are matrices, and how they are sharded, as a user says."""
+class Resolver(Protocol):
+    """Says which leaves of a tree are matrices, and how they are sharded, as a user says."""
 
     @property
     def dimension_numbers(self) -> Any: ...
@@ -106,7 +106,7 @@ Made = TypeVar("Made", bound=ChainTransformation)
 _in_a_chain = contextvars.ContextVar("_in_a_chain", default=False)
 
 
-def matrix_chain(*links: Part, read: Reader, run: Run = plainly) -> MatrixTransformation:
+def matrix_chain(*links: Part, resolve: Resolver, run: Run = plainly) -> MatrixTransformation:
     """Makes one transformation of what ``optax_muonplus.matrix_chain`` takes."""
     parts = tuple(part for link in links for part in parts_of(link))
     check_order(parts)
@@ -120,7 +120,7 @@ def matrix_chain(*links: Part, read: Reader, run: Run = plainly) -> MatrixTransf
         check_only_matrices(tree.leaves)
         return chain.update(updates, state, params, tree.leaves, extra)
 
-    return Resolved(init, update, read, run).transformation(MatrixTransformation, parts)
+    return Resolved(init, update, resolve, run).transformation(MatrixTransformation, parts)
 
 
 def parts_of(link: Any) -> tuple[Any, ...]:
@@ -271,32 +271,31 @@ def _like(gradients: optax.Updates, updates: optax.Updates) -> optax.Updates:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resolved:
-    """Reads a tree, and gives the records of its leaves to a chain.
+    """Resolves a tree, and gives the records of its leaves to a chain.
 
-    The whole tree is read anew at init and at every update, by path and shape: the
-    containers may differ between the two (``flax.nnx.Optimizer`` gives variables first and plain
-    arrays later), and no tree of labels is kept.
+    Parameters are resolved at init and gradients at an update, each by path and shape: containers
+    may differ between the two: ``flax.nnx.Optimizer`` gives variables first and arrays later.
     """
 
     start: Callable[[optax.Params, ResolvedTree], Any]  # returns the state
     # From updates, state, parameters, records and extra arguments to updates and state.
     step: Callable[..., tuple[optax.Updates, Any]]
-    read: Reader  # gives the records; the state is sharded like the parameters
+    resolve: Resolver  # gives the records; the state is sharded like the parameters
     run: Run
 
     def transformation(self, cls: type[Made], parts: tuple[Any, ...]) -> Made:
         """Returns the transformation of the chain that is made of ``parts``."""
         made = cls(self.init, self.update)
         made.parts, made.run = parts, self.run
-        made.weight_dimension_numbers = self.read.dimension_numbers
-        made.sharding = self.read.sharding
+        made.weight_dimension_numbers = self.resolve.dimension_numbers
+        made.sharding = self.resolve.sharding
         return made
 
     def init(self, params: optax.Params) -> optax.OptState:
         """Returns the state before the first update."""
         tree = self._read(params)
         check_inexact(tree.leaves)
-        return self.read.placed(self._inside(self.start, params, tree), tree)
+        return self.resolve.placed(self._inside(self.start, params, tree), tree)
 
     def update(
         self,
@@ -322,7 +321,7 @@ class Resolved:
 
     @property
     def _is_given(self) -> bool:
-        return self.read.dimension_numbers is not None or self.read.sharding is not None
+        return self.resolve.dimension_numbers is not None or self.resolve.sharding is not None
 
     def _read(self, tree: Any) -> ResolvedTree:
         if _in_a_chain.get() and not self._is_given:
@@ -331,7 +330,7 @@ class Resolved:
                 " get the dimension numbers and the sharding of the optimizer around it. Make the"
                 " chain with optax_muonplus.matrix_chain(...), which hands them to all links."
             )
-        return self.read(tree)
+        return self.resolve(tree)
 
     def _inside(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns ``function(*args)``; links in it that look up leaves themselves are refused."""

@@ -8,7 +8,7 @@ from optax_muonplus.extras.heads import side_of
 from optax_muonplus.frame import GIVEN, DimensionNumbersTree, LeafInfo
 from optax_muonplus.messages import listed, without_numbers
 from optax_muonplus.method import supported
-from optax_muonplus.trees import Reader, reader_of, to_adamw, what_to_write
+from optax_muonplus.trees import RuleReader, reader_of, to_adamw, what_to_write
 
 _OWN = ("your rule", GIVEN)  # the user's
 _ADAPTER = "(?i)lora_[ab]"
@@ -145,7 +145,7 @@ def _nothing_left(leaves: Sequence[LeafInfo]) -> Iterator[str]:
 def _shadowed(leaves: Sequence[LeafInfo], dims: DimensionNumbersTree) -> Iterator[str]:
     """Yields a line for each of the user's patterns whose finds are all taken by those before."""
     reader = reader_of(dims)
-    if not isinstance(reader, Reader):
+    if not isinstance(reader, RuleReader):
         return
     fitting, finding = [], []
     for leaf in leaves:

@@ -66,8 +66,8 @@ def matrix_chain(
       >>> updates["dense"]["kernel"].shape
       (4, 8)
     """
-    read = TreeResolver(reader_of(weight_dimension_numbers, rules, layer_axes), sharding)
-    return frame.matrix_chain(*links, read=read, run=run)
+    resolve = TreeResolver(reader_of(weight_dimension_numbers, rules, layer_axes), sharding)
+    return frame.matrix_chain(*links, resolve=resolve, run=run)
 
 
 def partition_with_adamw(
@@ -100,5 +100,5 @@ def partition_with_adamw(
       ValueError: for a chain with dimension numbers of its own, and without a learning rate for
         AdamW: neither in ``adamw`` nor in the chain.
     """
-    read = TreeResolver(reader_of(weight_dimension_numbers, rules, layer_axes), sharding)
-    return frame.partition(chain, adamw, read)
+    resolve = TreeResolver(reader_of(weight_dimension_numbers, rules, layer_axes), sharding)
+    return frame.partition(chain, adamw, resolve)

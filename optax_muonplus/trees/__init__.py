@@ -11,7 +11,7 @@ from optax_muonplus.trees.flat import names_to_read as names_to_read
 from optax_muonplus.trees.leaves import TreeResolver as TreeResolver
 from optax_muonplus.trees.leaves import partition_labels as partition_labels
 from optax_muonplus.trees.leaves import resolve as resolve
-from optax_muonplus.trees.reader import Reader as Reader
+from optax_muonplus.trees.reader import RuleReader as RuleReader
 from optax_muonplus.trees.reader import muon_dimension_numbers as muon_dimension_numbers
 from optax_muonplus.trees.reader import reader_of as reader_of
 from optax_muonplus.trees.sharding import ShardingTree as ShardingTree

@@ -11,7 +11,7 @@ from optax_muonplus.frame import DimensionNumbers, DimensionNumbersTree, LeafInf
 from optax_muonplus.messages import VALUE
 from optax_muonplus.trees.flat import FlatTree, broadcast_prefix, is_function
 from optax_muonplus.trees.models import check_parameters
-from optax_muonplus.trees.reader import Reader, check_known, laid, reader_of
+from optax_muonplus.trees.reader import RuleReader, check_known, laid, reader_of
 from optax_muonplus.trees.sharding import ShardingTree, as_params_lie, given_shardings, shardings_of
 from optax_muonplus.trees.user_rules import LayerAxes, Rules
 
@@ -104,9 +104,9 @@ def partition_labels(
 def _read(tree: FlatTree, given: DimensionNumbersTree, strict: bool = True) -> list[LeafInfo]:
     """Makes the records of leaves, but for shardings."""
     check_parameters(tree)
-    given = Reader() if given is None else given
-    given = given if isinstance(given, Reader) else reader_of(given)
-    leaves = given.read(tree) if isinstance(given, Reader) else _by_numbers(tree, given, strict)
+    given = RuleReader() if given is None else given
+    given = given if isinstance(given, RuleReader) else reader_of(given)
+    leaves = given.read(tree) if isinstance(given, RuleReader) else _by_numbers(tree, given, strict)
     if strict:
         _check_not_flat(leaves)
         check_known(leaves)
@@ -123,7 +123,7 @@ def _by_numbers(tree: FlatTree, given: DimensionNumbersTree, strict: bool) -> li
     if strict or not is_function(given):
         return laid(own)
     # A function may call rules, and does not say by which: the default ones may agree.
-    pairs = zip(own, Reader().read(tree), strict=True)
+    pairs = zip(own, RuleReader().read(tree), strict=True)
     return laid(
         x._replace(rule=y.rule) if y.known and x.dimension_numbers == y.dimension_numbers else x
         for x, y in pairs

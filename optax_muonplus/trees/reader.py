@@ -20,7 +20,7 @@ from optax_muonplus.trees.flat import FlatTree, names_to_read
 from optax_muonplus.trees.layer_axes import check_kernels, unsaid_stacks, with_stacks
 from optax_muonplus.trees.neighbours import Neighbours
 from optax_muonplus.trees.own_words import Said, said_by_layers
-from optax_muonplus.trees.rule_words import Rule
+from optax_muonplus.trees.rule_words import PathRule
 from optax_muonplus.trees.rules import DEFAULT_RULES
 from optax_muonplus.trees.suggestions import what_to_write
 from optax_muonplus.trees.user_rules import (
@@ -33,13 +33,13 @@ from optax_muonplus.trees.user_rules import (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Reader:
+class RuleReader:
     """What reads a tree; called with one, it gives the dimension numbers of its leaves.
 
     A subclass may read leaves in another way: everything that takes dimension numbers takes it.
     """
 
-    rules: Sequence[Rule] = ()  # the user has given them; they come before the default ones
+    rules: Sequence[PathRule] = ()  # the user has given them; they come before the default ones
     # The axes along which layers are stacked, by patterns of paths.
     layer_axes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
     # How a user makes such a reader, for messages.
@@ -48,7 +48,7 @@ class Reader:
     @property
     def is_default(self) -> bool:
         """Whether it reads by the default rules alone."""
-        return type(self) is Reader and not self.rules and not self.layer_axes
+        return type(self) is RuleReader and not self.rules and not self.layer_axes
 
     def __call__(self, params: Any) -> Any:
         tree = FlatTree.of(params)
@@ -108,37 +108,37 @@ def muon_dimension_numbers(
       ValueError: if a given pattern matches no parameter, dimension numbers do not fit one, or no
         rule a leaf of three or more axes: guessing its layout could mix experts or heads.
     """
-    return Reader(checked_rules(rules), checked_layer_axes(layer_axes))(params)
+    return RuleReader(checked_rules(rules), checked_layer_axes(layer_axes))(params)
 
 
 def reader_of(
     given: DimensionNumbersTree, rules: Rules = (), layer_axes: LayerAxes = None
 ) -> DimensionNumbersTree:
-    """Makes a :class:`Reader` of what a user gave; trees and functions stay, as does None alone.
+    """Makes a :class:`RuleReader` of what a user gave; trees, functions and None alone stay.
 
     Raises ValueError for rules that are none, and for rules next to ``given``, which says all.
     """
     made, axes = checked_rules(rules), checked_layer_axes(layer_axes)
     if given is muon_dimension_numbers:
-        given = Reader()
+        given = RuleReader()
     elif isinstance(given, functools.partial) and given.func is muon_dimension_numbers:
-        given = given if given.args else reader_of(None, **given.keywords) or Reader()
+        given = given if given.args else reader_of(None, **given.keywords) or RuleReader()
     if not made and not axes:
         return given
     named = " and ".join(["rules"] * bool(made) + ["layer_axes"] * bool(axes))
-    if isinstance(given, Reader) and type(given) is not Reader:
+    if isinstance(given, RuleReader) and type(given) is not RuleReader:
         call = given.call.partition("(")[0]
         raise ValueError(
             f"Got {named} next to {call}(...). Give them to {call.rpartition('.')[2]}:"
             f" {given.call}, rules=[...], layer_axes={{...}})."
         )
-    if given is not None and not (isinstance(given, Reader) and given.is_default):
+    if given is not None and not (isinstance(given, RuleReader) and given.is_default):
         raise ValueError(
             f"Got {named} next to dimension numbers, which say of every parameter what it is. Leave"
             " one of them out. Rules come before the default ones, so that they are enough where"
             " only some parameters differ."
         )
-    return Reader(made, axes)
+    return RuleReader(made, axes)
 
 
 def laid(leaves: Iterable[LeafInfo]) -> list[LeafInfo]:
@@ -193,7 +193,7 @@ def _without_vectors_of_layers(
     return leaves
 
 
-def _by_rule(rule: Rule | None, default: LeafInfo) -> LeafInfo:
+def _by_rule(rule: PathRule | None, default: LeafInfo) -> LeafInfo:
     """Applies a rule of the user, and notes where it overrides AdamW's; a vector is no matrix."""
     spec, said, known = default.dimension_numbers, default.rule, default.known
     if rule is not None:
@@ -246,7 +246,7 @@ def _by_default_rules(
     return found
 
 
-def _first_rule(module: str, own: str, neighbours: Neighbours) -> Rule | None:
+def _first_rule(module: str, own: str, neighbours: Neighbours) -> PathRule | None:
     """Finds the first default rule that fits, and on which the neighbours agree."""
     name = f"{module}/{own}" if module else own
     # Layers that differ in their numbers only are asked about once.
@@ -261,5 +261,5 @@ def _place(name: str) -> tuple[str, str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _fitting_rules(name: str, shape: Shape) -> tuple[Rule, ...]:
+def _fitting_rules(name: str, shape: Shape) -> tuple[PathRule, ...]:
     return tuple(rule for rule in DEFAULT_RULES if rule.fits(name, shape))

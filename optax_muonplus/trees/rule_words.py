@@ -22,7 +22,7 @@ from optax_muonplus.trees.neighbours import Neighbours
 Agrees = Callable[[Neighbours, str], bool]
 
 
-class Rule(NamedTuple):
+class PathRule(NamedTuple):
     """What parameters are that fit a pattern."""
 
     pattern: str  # regular expression, searched in the path "blocks/0/attn/query/kernel"
@@ -50,20 +50,22 @@ class Rule(NamedTuple):
         return self.fits("/".join(leaf.path), leaf.layer_shape)
 
 
-def matrix(names: str, reads: str, library: str = "", agrees: Agrees | None = None) -> Rule:
+def matrix(names: str, reads: str, library: str = "", agrees: Agrees | None = None) -> PathRule:
     """Makes a rule for matrices that lie as ``reads`` says."""
     groups = _groups(reads.partition(": ")[2])
     axes = [axis for group in groups for axis in group]
     numbers = MuonDimensionNumbers(*(x[0] if len(x) == 1 else x for x in _sides(groups, reads)))
-    return Rule(_pattern(names), numbers, len(axes), _shown(reads, library), axes, agrees)
+    return PathRule(_pattern(names), numbers, len(axes), _shown(reads, library), axes, agrees)
 
 
 def adamw(
     names: str, reads: str, axes: str = "", library: str = "", agrees: Agrees | None = None
-) -> Rule:
+) -> PathRule:
     """Makes a rule for parameters that are not matrices."""
     found = [axis for group in _groups(axes) for axis in group] if axes else []
-    return Rule(_pattern(names), None, len(found) or None, _shown(reads, library), found, agrees)
+    return PathRule(
+        _pattern(names), None, len(found) or None, _shown(reads, library), found, agrees
+    )
 
 
 def _shown(reads: str, library: str) -> str:

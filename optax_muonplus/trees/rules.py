@@ -13,7 +13,7 @@ from optax_muonplus.trees.neighbours import (
     is_one_kernel,
     is_outermost,
 )
-from optax_muonplus.trees.rule_words import Rule, adamw, matrix
+from optax_muonplus.trees.rule_words import PathRule, adamw, matrix
 
 _QKV = r"(([qkv]|query|key|value)(_proj|_projection)?|w[qkv]|wq_b|wkv_b)"
 _OUT = r"(o|out|wo|o_proj|(attn_)?out_proj|attention_output)"
@@ -55,7 +55,7 @@ _GIVES = (
     r"(out(put)?s?|logits?|means?|mu|loc|log_?std|values?|final|last)(_(layer|linear|dense|fc))?"
 )
 
-DEFAULT_RULES: tuple[Rule, ...] = (
+DEFAULT_RULES: tuple[PathRule, ...] = (
     adamw(r"(?i)(*_)?(bias|scale|offset|gain|gamma|beta)" + _COUNTER, "bias or scale"),
     adamw("*/b", "bias", library="Haiku"),  # it has a module above it
     # Patches have "embed" in their names, and are matrices nevertheless.

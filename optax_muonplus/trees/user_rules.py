@@ -7,7 +7,7 @@ from typing import Any
 from optax_muonplus.frame import AxisNumbers, DimensionNumbers, LeafInfo, Shape
 from optax_muonplus.messages import listed
 from optax_muonplus.trees.flat import FlatTree
-from optax_muonplus.trees.rule_words import Rule
+from optax_muonplus.trees.rule_words import PathRule
 
 # Keys of a path as jax.tree_util.keystr writes them.
 _QUOTED = re.compile(r"\[['\"]|['\"]\]")
@@ -18,7 +18,7 @@ Rules = Iterable[Sequence[Any]]
 LayerAxes = Mapping[str, AxisNumbers] | None
 
 
-def checked_rules(rules: Rules) -> list[Rule]:
+def checked_rules(rules: Rules) -> list[PathRule]:
     """Makes rules of the table's kind; raises ValueError, naming the first that is none."""
     if isinstance(rules, str | Mapping) or not isinstance(rules, Iterable):
         raise ValueError(
@@ -36,7 +36,7 @@ def checked_layer_axes(layer_axes: LayerAxes) -> dict[str, Shape]:
 
 
 def check_found(
-    rules: Sequence[Rule],
+    rules: Sequence[PathRule],
     layer_axes: Mapping[str, Shape],
     leaves: Sequence[LeafInfo],
     tree: FlatTree,
@@ -60,15 +60,15 @@ def check_found(
         )
 
 
-def _checked_rule(rule: Sequence[Any]) -> Rule:
-    if isinstance(rule, Rule):
+def _checked_rule(rule: Sequence[Any]) -> PathRule:
+    if isinstance(rule, PathRule):
         return rule
     if isinstance(rule, str) or not isinstance(rule, Sequence) or not 2 <= len(rule) <= 3:
         raise ValueError(
             f"A rule is (pattern, dimension numbers or None), or with a third item its number of"
             f" axes; got {rule!r}. rules= is a list of them."
         )
-    made = Rule(*rule)
+    made = PathRule(*rule)
     check_pattern(made.pattern, "The rule")
     if not isinstance(made.dimension_numbers, DimensionNumbers | None):
         raise ValueError(

@@ -165,7 +165,7 @@ def test_adamw_needs_a_learning_rate():
 
 
 class EveryLeaf:
-    """A reader for which every leaf is a matrix (in, out)."""
+    """A resolver for which every leaf is a matrix (in, out)."""
 
     dimension_numbers = sharding = None
 
@@ -174,7 +174,8 @@ class EveryLeaf:
         layouts = [frame.MatrixLayout.of(x.shape, omp.MuonDimensionNumbers()) for x in arrays]
         rows = enumerate(zip(arrays, layouts, strict=True))
         leaves = [frame.LeafInfo(i, (str(i),), x.shape, x.dtype, layout) for i, (x, layout) in rows]
-        return frame.ResolvedTree(leaves, arrays, structure.unflatten)
+        labels = structure.unflatten([frame.MUON] * len(leaves))
+        return frame.ResolvedTree(leaves, arrays, structure.unflatten, labels)
 
     def placed(self, state, tree):
         return state
@@ -182,14 +183,14 @@ class EveryLeaf:
 
 @pytest.mark.parametrize("links", [parts(), (NorMuon(),)], ids=["functions", "a rule"])
 def test_a_chain_reads_and_runs_by_what_it_is_given(links):
-    """In the frame; the public chain passes the reader of rules and what runs fast."""
+    """In the frame; the public chain passes the one that reads by rules, and what runs fast."""
     grads, seen = {"kernel": tree(1)["dense"]["kernel"]}, []
 
     def run(functions, *where):
         seen.append(functions)
         return plainly(functions, *where)
 
-    own = frame.matrix_chain(*links, read=EveryLeaf(), run=run)
+    own = frame.matrix_chain(*links, resolve=EveryLeaf(), run=run)
     public = omp.matrix_chain(*links)
     found, expected = (tx.update(grads, tx.init(grads))[0]["kernel"] for tx in (own, public))
     assert len(seen) == 1
