@@ -103,6 +103,7 @@ class FastPolar(MatrixFunction):
             options.preconditioning,
             options.compute_dtype,
             jax.config.jax_default_matmul_precision,  # ty: ignore[missing-attribute]
+            products.TPU_BLOCK if platform == "tpu" else 1,
         )
         return _iteration(self.products, platform, shape[-2:], jnp.dtype(dtype), *choices)
 
@@ -118,6 +119,7 @@ def _iteration(
     preconditioning: Preconditioning,
     compute_dtype: jnp.dtype | None,
     default_precision: str | None,
+    block: int,
 ) -> Iteration:
     """Resolves all choices, where ``default_precision`` is what JAX is told of its products."""
     sums = product_dtype(dtype, compute_dtype)
@@ -141,7 +143,7 @@ def _iteration(
         precision,
         upcast_operands,
         exact_squares,
-        products.TPU_BLOCK if platform == "tpu" else 1,
+        block,
     )
     return Iteration(chosen.rows, restarts, chosen.safety_factor, preconditioning, made)
 
