@@ -1,14 +1,11 @@
 """How a parameter is a batch of matrices, and chains of links on trees of them.
 
 Read ``plainly`` first: it says what a chain does to the matrices of a tree. ``layout`` says which
-axes of a parameter make them, and ``chain`` joins links. ``momentum``, ``fused`` and ``descent``
-are links, ``adamw`` is beside them, and ``leaves`` has a record of each parameter. ``order`` and
-``checks`` refuse what is wrong.
+axes of a parameter make them, and ``chain`` joins links. ``momentum`` and ``fused`` are links,
+``partition`` gives other parameters to AdamW, and ``leaves`` has a record of each parameter.
+``order`` and ``checks`` refuse what is wrong.
 """
 
-from optax_muonplus.frame.adamw import AdamW as AdamW
-from optax_muonplus.frame.adamw import Rest as Rest
-from optax_muonplus.frame.adamw import partition as partition
 from optax_muonplus.frame.chain import ChainTransformation as ChainTransformation
 from optax_muonplus.frame.chain import Link as Link
 from optax_muonplus.frame.chain import MatrixTransformation as MatrixTransformation
@@ -20,9 +17,6 @@ from optax_muonplus.frame.chain import parts_of as parts_of
 from optax_muonplus.frame.checks import beside_updates as beside_updates
 from optax_muonplus.frame.checks import check_gradients as check_gradients
 from optax_muonplus.frame.checks import mark_as_last as mark_as_last
-from optax_muonplus.frame.descent import DecayedWeights as DecayedWeights
-from optax_muonplus.frame.descent import decayed_weights as decayed_weights
-from optax_muonplus.frame.descent import scale_by_learning_rate as scale_by_learning_rate
 from optax_muonplus.frame.fused import DualNorm as DualNorm
 from optax_muonplus.frame.fused import FusedLink as FusedLink
 from optax_muonplus.frame.fused import dtypes_of as dtypes_of
@@ -51,10 +45,16 @@ from optax_muonplus.frame.momentum import MomentumTransformation as MomentumTran
 from optax_muonplus.frame.momentum import Storage as Storage
 from optax_muonplus.frame.momentum import buffers_of as buffers_of
 from optax_muonplus.frame.momentum import state_of as state_of
+from optax_muonplus.frame.order import DecayedWeights as DecayedWeights
+from optax_muonplus.frame.order import LearningRate as LearningRate
+from optax_muonplus.frame.order import check_decay as check_decay
 from optax_muonplus.frame.order import has_momentum as has_momentum
 from optax_muonplus.frame.order import has_rate as has_rate
 from optax_muonplus.frame.order import is_own as is_own
 from optax_muonplus.frame.order import named as named
+from optax_muonplus.frame.partition import Rest as Rest
+from optax_muonplus.frame.partition import partition as partition
+from optax_muonplus.frame.partition import promoted as promoted
 from optax_muonplus.frame.plainly import READ_ONE as READ_ONE
 from optax_muonplus.frame.plainly import Read as Read
 from optax_muonplus.frame.plainly import Run as Run

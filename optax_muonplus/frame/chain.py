@@ -15,12 +15,11 @@ from optax_muonplus.frame.checks import (
     check_inexact,
     check_only_matrices,
 )
-from optax_muonplus.frame.descent import DecayedWeights, LearningRate, are_wide
 from optax_muonplus.frame.fused import DualNorm, FusedLink
 from optax_muonplus.frame.layout import DimensionNumbersTree
 from optax_muonplus.frame.leaves import LeafInfo, ResolvedTree
 from optax_muonplus.frame.momentum import Momentum, MomentumTransformation
-from optax_muonplus.frame.order import check_downhill, check_order
+from optax_muonplus.frame.order import DecayedWeights, LearningRate, check_downhill, check_order
 from optax_muonplus.frame.plainly import Run, plainly
 from optax_muonplus.messages import check_leaves, classes_of, explain, wrong_state
 from optax_muonplus.method import ArrayFunction, MatrixFunction, narrowed
@@ -199,7 +198,7 @@ class Chain:
         made, new = updates, []
         links, states = self.links, (state,) if len(self.links) == 1 else state
         rate_states = []
-        if self._rate_fuses and are_wide(updates, params):
+        if self._rate_fuses and _are_wide(updates, params):
             *others, fused, decay, rate = links
             *states, rate_state = states
             dtype = jnp.finfo(jnp.result_type(*jax.tree.leaves(updates), jnp.float32)).dtype
@@ -260,6 +259,18 @@ def _link_of(parts: Sequence[Any], run: Run) -> Any:
     if momentum is not None and len(parts) == 1:
         return optax.GradientTransformation(momentum.init, momentum.update)
     return FusedLink.of(momentum, parts[momentum is not None :], run=run)
+
+
+def _are_wide(updates: optax.Updates, params: optax.Params | None) -> bool:
+    """Tells whether updates can be multiplied by the learning rate in the dtypes that they have."""
+
+    def is_wide(update: Any, parameter: Any) -> bool:
+        dtype = jnp.result_type(update)
+        promotes = jnp.promote_types(dtype, jnp.result_type(parameter)) != dtype
+        return jnp.finfo(dtype).bits >= 32 and not promotes
+
+    others = updates if params is None else params
+    return all(jax.tree.leaves(jax.tree.map(is_wide, updates, others)))
 
 
 def _like(gradients: optax.Updates, updates: optax.Updates) -> optax.Updates:

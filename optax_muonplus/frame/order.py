@@ -10,9 +10,33 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus.frame.descent import DecayedWeights, LearningRate, check_decay
 from optax_muonplus.frame.momentum import Momentum
 from optax_muonplus.method import ArrayFunction, Orthogonalize, ScaleByShape
+
+
+class DecayedWeights(optax.GradientTransformation):
+    """What ``optax_muonplus.transforms.add_decayed_weights`` returns."""
+
+    is_zero: bool  # the decay is zero, as a Python number
+    weight_decay: optax.ScalarOrSchedule
+    name: str  # the argument, as messages call it
+
+
+class LearningRate(optax.GradientTransformation):
+    """What ``optax_muonplus.transforms.scale_by_learning_rate`` returns."""
+
+    learning_rate: optax.ScalarOrSchedule
+
+
+def check_decay(name: str, weight_decay: Any, learning_rate: Any) -> None:
+    """Raises ValueError if a step of decay, of numbers, turns parameters round."""
+    numbers = weight_decay, learning_rate
+    if all(isinstance(x, int | float) for x in numbers) and weight_decay * learning_rate > 1:
+        raise ValueError(
+            f"{name}={weight_decay} times the learning rate {learning_rate} is more than 1, so that"
+            " each update would turn the sign of every parameter. Decay is multiplied by the"
+            " learning rate here; 0.1 is usual."
+        )
 
 
 def check_order(parts: Sequence[Any]) -> None:

@@ -22,13 +22,13 @@ from optax_muonplus.frame import MomentumState as MomentumState
 from optax_muonplus.frame import Run as Run
 from optax_muonplus.frame import links_of as links_of
 from optax_muonplus.frame import plainly as plainly
-from optax_muonplus.frame import scale_by_learning_rate as scale_by_learning_rate
 from optax_muonplus.messages import flatten_tree as flatten_tree
+from optax_muonplus.transforms._adamw import AdamW as AdamW
 from optax_muonplus.transforms._blocks import map_blocks as map_blocks
 from optax_muonplus.transforms._chains import matrix_chain as matrix_chain
 from optax_muonplus.transforms._chains import partition_with_adamw as partition_with_adamw
-from optax_muonplus.transforms._decay import AdamW as AdamW
 from optax_muonplus.transforms._decay import add_decayed_weights as add_decayed_weights
+from optax_muonplus.transforms._decay import scale_by_learning_rate as scale_by_learning_rate
 from optax_muonplus.transforms._find import find_matrices as find_matrices
 from optax_muonplus.transforms._links import apply_to_matrices as apply_to_matrices
 from optax_muonplus.transforms._links import momentum as momentum

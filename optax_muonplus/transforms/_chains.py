@@ -10,6 +10,7 @@ from optax_muonplus.frame import (
     Run,
 )
 from optax_muonplus.run import efficiently
+from optax_muonplus.transforms._adamw import AdamW
 from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, TreeResolver, reader_of
 
 
@@ -101,4 +102,4 @@ def partition_with_adamw(
         AdamW: neither in ``adamw`` nor in the chain.
     """
     resolve = TreeResolver(reader_of(weight_dimension_numbers, rules, layer_axes), sharding)
-    return frame.partition(chain, adamw, resolve)
+    return frame.partition(chain, adamw or AdamW(), resolve)

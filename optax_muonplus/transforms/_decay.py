@@ -1,17 +1,22 @@
-"""Decoupled weight decay, with a mask that may be written for a whole model."""
+"""The last links of every optimizer: decoupled weight decay, and the step downhill.
 
-import dataclasses
+A mask of the decay may be written for a whole model.
+"""
+
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus import frame
-from optax_muonplus.frame import DecayedWeights, decayed_weights
-from optax_muonplus.method import check_flag
+from optax_muonplus.frame import DecayedWeights, LearningRate, promoted
+from optax_muonplus.method import Kind, check_flag, check_number
 from optax_muonplus.trees import FlatTree, broadcast_prefix
 
+RATE = Kind("a finite number, not negative, or a schedule", lambda x: x >= 0)
 _FLAG = bool | int | np.bool_ | np.ndarray | jax.Array
 
 
@@ -46,35 +51,67 @@ def add_decayed_weights(
     Source: Chen et al., *Cautious Weight Decay*, arXiv:2510.12402, Algorithm 1.
     """
     _check_mask(name, mask)
+    check_rate(name, weight_decay)
+    check_flag("cautious", cautious)
     flags = None if mask is None else lambda tree: _flags(mask, tree)
-    return decayed_weights(weight_decay, flags, name, cautious)
+    link = optax.add_decayed_weights(weight_decay, flags)
+    is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
+
+    def update_fn(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        if params is not None and cautious:
+            return _decayed_where_they_agree(link, promoted(updates, params), state, params)
+        if params is not None:
+            return link.update(promoted(updates, params), state, params)
+        if is_zero:
+            return updates, state
+        given = "a schedule" if callable(weight_decay) else repr(weight_decay)
+        raise ValueError(
+            f"{name} is {given}, and decay needs the parameters: call update(gradients, state,"
+            " parameters). They may be left out only where weight_decay and adam_weight_decay are"
+            " zero as Python numbers, not arrays or schedules."
+        )
+
+    transformation = DecayedWeights(link.init, update_fn)
+    transformation.is_zero = is_zero
+    transformation.weight_decay, transformation.name = weight_decay, name
+    return transformation
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class AdamW(frame.AdamW):
-    """AdamW's arguments; the chain is that of ``optax.adamw``, with the same state.
+def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> LearningRate:
+    """``optax.scale_by_learning_rate``, which checks its number and whose rate AdamW can have too.
 
-    Attributes:
-      learning_rate: number or schedule; None means that of the matrices.
-      b1: first decay.
-      b2: second decay.
-      eps: epsilon.
-      eps_root: epsilon inside the root. It must be positive where updates are differentiated and
-        gradients may be zero, as Optax says: the derivative of the root is infinite there.
-      nesterov: whether it looks one step ahead (NAdamW).
-      weight_decay: number or schedule; 0 here, where ``optax.adamw`` has 1e-4.
-      weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``.
-      cautious_weight_decay: see :func:`add_decayed_weights`.
+    Raises:
+      ValueError: unless the rate is a finite number, not negative, or a schedule.
     """
+    check_rate("learning_rate", learning_rate)
+    transformation = LearningRate(*optax.scale_by_learning_rate(learning_rate))
+    transformation.learning_rate = learning_rate
+    return transformation
 
-    weight_decay_mask: Any = None
-    cautious_weight_decay: bool = False
 
-    def decay(self) -> DecayedWeights:
-        """Returns the link that decays weights."""
-        mask, cautious = self.weight_decay_mask, self.cautious_weight_decay
-        check_flag("adam_cautious_weight_decay", cautious)
-        return add_decayed_weights(self.weight_decay, mask, "adam_weight_decay", cautious)
+def check_rate(name: str, value: Any) -> None:
+    """Raises ValueError unless ``value`` is a finite number, not negative, or a schedule."""
+    if callable(value):
+        _check_schedule(name, value)
+    else:
+        check_number(name, value, RATE)
+
+
+def _decayed_where_they_agree(
+    link: optax.GradientTransformation, updates: optax.Updates, state: Any, params: optax.Params
+) -> tuple[optax.Updates, Any]:
+    """Returns ``link``'s updates with decay of entries whose update has the parameter's sign."""
+    # Mask and schedule are the link's: it makes the decay of updates that are zero.
+    decay, state = link.update(optax.tree.zeros_like(updates), state, params)
+
+    def decayed(update: jax.Array, parameter: Any, decay: jax.Array) -> jax.Array:
+        # Signs are multiplied, not sizes: the product of small numbers of two signs would be -0.
+        agree = jnp.real(jnp.sign(update) * jnp.sign(parameter).conj()) >= 0
+        return jnp.where(agree, update + decay, update)
+
+    return jax.tree.map(decayed, updates, params, decay), state
 
 
 def _check_mask(name: str, mask: Any) -> None:
@@ -98,3 +135,38 @@ def _flags(mask: Any, tree: Any) -> Any:
     """Returns a flag for each leaf of ``tree``, some leaves of which may have been left out."""
     flat = FlatTree.of(tree)
     return flat.unflatten(broadcast_prefix(mask, flat, _FLAG, "decay masks", "True or False"))
+
+
+def _check_schedule(name: str, schedule: Callable[..., Any]) -> None:
+    """Raises ValueError unless a function takes one number and, if it can be traced, gives one."""
+    wanted = "A schedule takes the number of updates so far and returns one number"
+    try:
+        inspect.signature(schedule).bind(0)
+    except TypeError as error:
+        raise ValueError(
+            f"{name} is the function {_called(schedule)}, which cannot be called with one number"
+            f" ({error}). {wanted}; what makes schedules is called first, as in"
+            " optax.cosine_decay_schedule(0.02, decay_steps=1000)."
+        ) from None
+    except ValueError:  # a function of C has no signature
+        return
+    made: list[Any] = []
+    try:
+        # Nothing is computed, which might start JAX's backends before they are configured.
+        jax.eval_shape(lambda n: made.append(schedule(n)), jax.ShapeDtypeStruct((), jnp.int32))
+    except Exception:  # it cannot be traced: what it raises is for the first update to say
+        return
+    (rate,) = made
+    if callable(rate):
+        raise ValueError(
+            f"{name} is the function {_called(schedule)}, which returns a function: it makes"
+            f" schedules, and is called first, as in optax.constant_schedule(0.02). {wanted}."
+        )
+    is_number = isinstance(rate, int | float | np.number | np.ndarray | jax.Array)
+    if not is_number or jnp.shape(rate):
+        shown = f"an array {rate.dtype}{list(rate.shape)}" if hasattr(rate, "shape") else repr(rate)
+        raise ValueError(f"{name} is a schedule that returns {shown}. {wanted}.")
+
+
+def _called(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)

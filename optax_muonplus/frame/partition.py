@@ -6,7 +6,6 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike
 
 from optax_muonplus.frame.chain import (
     Chain,
@@ -16,13 +15,12 @@ from optax_muonplus.frame.chain import (
     Resolver,
     parts_of,
 )
-from optax_muonplus.frame.descent import check_decay, check_rate, decayed_weights, promoted
 from optax_muonplus.frame.leaves import ADAM, MUON, ResolvedTree
-from optax_muonplus.method import DECAY, NOT_NEGATIVE, check_flag, check_number, narrowed
+from optax_muonplus.method import narrowed
 
 
 class Rest(Protocol):
-    """What updates the parameters that are not matrices: a dataclass, such as :class:`AdamW`.
+    """What updates the parameters that are not matrices: a dataclass, such as AdamW's.
 
     Attributes:
       learning_rate: number or schedule; None means that of the matrices.
@@ -36,44 +34,7 @@ class Rest(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class AdamW:
-    """AdamW's arguments, which ``optax_muonplus.transforms.AdamW`` describes, but for masks."""
-
-    learning_rate: optax.ScalarOrSchedule | None = None
-    b1: ArrayLike = 0.9
-    b2: ArrayLike = 0.999
-    eps: ArrayLike = 1e-8
-    eps_root: ArrayLike = 0.0
-    nesterov: bool = False
-    weight_decay: optax.ScalarOrSchedule = 0.0
-
-    def __post_init__(self) -> None:
-        """Raises ValueError, with the names that optimizers give them, for one out of range."""
-        if self.learning_rate is not None:
-            check_rate("adam_learning_rate", self.learning_rate)
-        check_number("adam_b1", self.b1, DECAY)
-        check_number("adam_b2", self.b2, DECAY)
-        check_number("adam_eps", self.eps, NOT_NEGATIVE)
-        check_number("adam_eps_root", self.eps_root, NOT_NEGATIVE)
-        check_flag("adam_nesterov", self.nesterov)
-        self.decay()
-
-    def decay(self) -> optax.GradientTransformation:
-        """Returns the link that decays weights."""
-        return decayed_weights(self.weight_decay, name="adam_weight_decay")
-
-    def transformation(self) -> optax.GradientTransformation:
-        """Returns the chain, for a learning rate that is given."""
-        check_decay("adam_weight_decay", self.weight_decay, self.learning_rate)
-        return optax.chain(
-            optax.scale_by_adam(self.b1, self.b2, self.eps, self.eps_root, nesterov=self.nesterov),
-            self.decay(),
-            optax.scale_by_learning_rate(self.learning_rate),
-        )
-
-
-def partition(chain: Any, adamw: Rest | None, resolve: Resolver) -> ChainTransformation:
+def partition(chain: Any, adamw: Rest, resolve: Resolver) -> ChainTransformation:
     """Gives the matrices of a tree to a chain, and everything else to AdamW."""
     if not isinstance(chain, MatrixTransformation):
         raise TypeError(
@@ -82,7 +43,7 @@ def partition(chain: Any, adamw: Rest | None, resolve: Resolver) -> ChainTransfo
         )
     parts = parts_of(chain)
     matrices = Chain.of(parts, chain.run)
-    others = optax.with_extra_args_support(_with_rate(adamw or AdamW(), parts).transformation())
+    others = optax.with_extra_args_support(_with_rate(adamw, parts).transformation())
 
     def init(params: optax.Params, tree: ResolvedTree) -> optax.OptState:
         labels = tree.labels
@@ -123,6 +84,21 @@ def _update_in_float32(
 
     made, new = others.update(*jax.tree.map(wide, given), **extra)
     return jax.tree.map(as_before, made, updates), jax.tree.map(as_before, new, state)
+
+
+def promoted(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+    """Returns updates in the dtype that they and their parameters promote to.
+
+    A float16 update of a float32 parameter would underflow when multiplied by the learning rate.
+    """
+    if params is None:
+        return updates
+
+    def promote(update: Any, parameter: Any) -> jax.Array:
+        update = jnp.asarray(update)
+        return update.astype(jnp.promote_types(update.dtype, jnp.result_type(parameter)))
+
+    return jax.tree.map(promote, updates, params)
 
 
 def _with_rate(adamw: Any, parts: tuple[Any, ...]) -> Rest:
