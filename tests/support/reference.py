@@ -166,12 +166,10 @@ def muonplus_step(
 
 def adamw_step(
     w, m_prev, v_prev, g, t, *, learning_rate=1.0, b1=0.9, b2=0.999, eps=1e-8, eps_root=0.0,
-    nesterov=False, weight_decay=0.0,
+    weight_decay=0.0,
 ):  # fmt: skip
-    """AdamW, or NAdamW, for the leaves that are no matrices: ``(what is added to w, m, v)``."""
+    """AdamW, for the leaves that are no matrices: ``(what is added to w, m, v)``."""
     m = b1 * m_prev + (1 - b1) * g
     v = b2 * v_prev + (1 - b2) * np.abs(g) ** 2
     m_hat, v_hat = m / (1 - b1**t), v / (1 - b2**t)
-    if nesterov:
-        m_hat = b1 * m / (1 - b1 ** (t + 1)) + (1 - b1) * g / (1 - b1**t)
     return -learning_rate * (m_hat / (np.sqrt(v_hat + eps_root) + eps) + weight_decay * w), m, v
