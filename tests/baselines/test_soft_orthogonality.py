@@ -39,19 +39,6 @@ def test_matrices_are_drawn_to_orthonormal_ones_for_the_first_steps():
         )
 
 
-def test_the_term_is_the_gradient_of_the_regularizer():
-    w = np.random.default_rng(0).normal(size=(6, 4))
-
-    def regularizer(w):
-        return np.sum((w @ w.T - np.eye(6)) ** 2) / 4
-
-    for i, j in ((0, 0), (3, 2), (5, 3)):
-        step = np.zeros_like(w)
-        step[i, j] = 1e-5
-        slope = (regularizer(w + step) - regularizer(w - step)) / 2e-5
-        assert soft_orthogonality_gradient(w)[i, j] == pytest.approx(slope, rel=1e-6)
-
-
 @pytest.mark.several_devices
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_sharded_parameters_get_the_update_of_one_device(kind):

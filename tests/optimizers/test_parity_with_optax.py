@@ -98,13 +98,6 @@ def test_options_that_differ_by_rounding_or_on_some_leaves(names, tolerance, opt
     assert_parity(*random_trees(7, names), tolerance=tolerance, **options)
 
 
-@pytest.mark.parametrize("preconditioning", ["frobenius", "spectral", "aol"])
-def test_complex_matrices_match_optax(preconditioning):
-    """Without "schatten", for which Optax takes X X^T of complex matrices instead of X X^H."""
-    params, grads = random_trees(1, ("square", "experts"), np.complex64)
-    assert_parity(params, grads, preconditioning=preconditioning)
-
-
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_whole_optimizer_with_schedules_decay_mask_and_adamw(nesterov):
     """Schedules, a tree as decay mask, and the AdamW group, to which Optax applies Nesterov too."""

@@ -12,13 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
-from tests.support.compilation import collectives
-from tests.support.mesh import assert_same, make_mesh
 from tests.support.reference import muonplus_step
-from tests.support.trees import by_path, nested_shapes, random_like
+from tests.support.trees import by_path, nested_shapes
 
 HEADS, SIZE = 3, 4
 WIDTH = HEADS * SIZE
@@ -217,26 +214,3 @@ QKV, SPLIT = nested_shapes(attn__qkv=(12, 14)), ("qkv", omp.MatrixSpec(split_siz
 def test_what_cannot_be_cut_is_refused(tree, head_size, options, message):
     with pytest.raises(ValueError, match=message):
         omp.per_head(head_size, **options)(tree)
-
-
-@pytest.mark.several_devices
-def test_heads_on_a_mesh_move_twice_and_are_shared_evenly():
-    """Kernels of one head size, cut over both mesh axes; updates are those of one device."""
-    kernels = {"q__kernel": (16, 16), "kv__kernel": (16, 16), "o__kernel": (16, 16)}
-    shapes = {f"h__{i}__{name}": shape for i in range(8) for name, shape in kernels.items()}
-    tree = nested_shapes(**shapes)
-    mesh = make_mesh((4, 2), "ab")
-    wanted = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec("a", "b")), tree)
-    grads = random_like(tree)
-    one, many = (
-        omp.scale_by_muonplus(weight_dimension_numbers=omp.per_head(4), sharding=sharding)
-        for sharding in (None, wanted)
-    )
-    placed = jax.device_put(grads, wanted)
-    compiled = jax.jit(many.update).lower(placed, many.init(placed)).compile()
-    assert len(collectives(compiled)) == 2
-    found, _ = compiled(placed, many.init(placed))
-    assert_same(found, jax.jit(one.update)(grads, one.init(grads))[0], wanted)
-    table = omp.describe(tree, omp.per_head(4), sharding=wanted)
-    shared = "72 matrices shared out among 8 devices: the busiest has 1.0"
-    assert shared in table
