@@ -1,10 +1,12 @@
-"""The table that `describe` prints."""
+"""The table that `describe` prints, and the lines below it: heads, adapters, idle rules."""
 
 import functools
+import re
 
 import jax
 import jax.monitoring
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.sharding import NamedSharding
 from optax.contrib import MuonDimensionNumbers as Dims
@@ -92,3 +94,141 @@ def test_describe_shows_shardings_and_the_busiest_device():
     concrete = jax.device_put({"q": {"kernel": jnp.ones((D, D))}}, NamedSharding(mesh, P("b")))
     assert "(b, -)" in omp.describe(concrete)
     assert "sharding" not in omp.describe(tree)
+
+
+CNN = nested_shapes(
+    Conv_0__kernel=(3, 3, 1, 16),
+    Conv_1__kernel=(3, 3, 16, 32),
+    Dense_0__kernel=(512, 64),
+    Dense_1__kernel=(64, 10),
+)
+
+
+def below(params, *args, **options):
+    """The lines below the table, but for the totals."""
+    lines = omp.describe(params, *args, **options).splitlines()
+    return lines[next(i for i, line in enumerate(lines) if line.startswith("muon: ")) + 1 : -1]
+
+
+def rules_in(line):
+    return eval(re.search(r"rules=(\[.*\])", line)[1])
+
+
+def test_the_line_covers_all_that_may_be_heads():
+    """It names the heads of all tables, and no parameter that is none."""
+    params = nested_shapes(
+        tok__embedding=(100, 16),
+        words__embedding=(300, 16),
+        out_a__kernel=(16, 100),
+        out_b__kernel=(16, 100),
+        x__y__kernel=(16, 300),
+        way_out_a__kernel=(16, 16),
+        z__out_a__kernel_2=(16, 16),
+    )
+    (line,) = [x for x in below(params) if x.startswith("a head?")]
+    changed = omp.describe(params, rules=rules_in(line))
+    assert "a head?" not in changed
+    matrices = {x.split()[0] for x in changed.splitlines() if "  muon  " in x}
+    assert matrices == {"way_out_a/kernel", "z/out_a/kernel_2"}
+
+
+def test_what_the_user_said_is_a_matrix_is_not_asked_about():
+    params = nested_shapes(tok__embedding=(100, 16), up__kernel=(16, 100))
+    rules = [("up", omp.MuonDimensionNumbers(0, 1))]
+    assert below(params) != below(params, rules=rules) == []
+
+
+@pytest.mark.parametrize(
+    ("params", "last"),
+    [
+        (CNN, "Dense_1/kernel"),
+        (nested_shapes(layers__0__weight=(16, 8), layers__1__weight=(4, 16)), "layers/1/weight"),
+        (
+            nested_shapes(
+                token__embedding=(100, 16), Dense_0__kernel=(16, 8), Dense_1__kernel=(8, 2)
+            ),
+            "Dense_1/kernel",
+        ),
+    ],
+    ids=["convolutions", "Equinox", "of text"],
+)
+def test_the_last_layer_of_a_classifier_is_pointed_out(params, last):
+    (line,) = [x for x in below(params) if x.startswith("a head?")]
+    assert line.startswith(f"a head? {last} (")
+    assert "a head?" not in omp.describe(params, rules=rules_in(line))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {**CNN, "head": {"kernel": jax.ShapeDtypeStruct((10, 3), jnp.float32)}},
+        nested_shapes(up__kernel=(8, 16), down__kernel=(16, 8)),
+        nested_shapes(dense__kernel=(8, 4)),
+        nested_shapes(h__0__gate__kernel=(8, 2), h__0__o__kernel=(8, 8)),
+        nested_shapes(a__q_proj__kernel=(16, 8), b__kernel=(4, 16)),
+    ],
+    ids=["with a head", "residual", "alone", "in a block", "queries"],
+)
+def test_other_layers_are_not_pointed_out(params):
+    assert "a head?" not in omp.describe(params)
+
+
+def test_adapters_are_matrices_and_said_to_be():
+    params = nested_shapes(q__lora_a=(64, 8), q__lora_b=(8, 64), v__lora_A__weight=(8, 64))
+    (line,) = [x for x in below(params) if x.startswith("LoRA: ")]
+    assert "q/lora_a (64, 8), q/lora_b (8, 64), v/lora_A/weight (8, 64) are matrices" in line
+    assert "muon: 0 parameters" in omp.describe(params, rules=rules_in(line))
+    chosen = [("lora_", omp.MuonDimensionNumbers(0, 1))]
+    assert "LoRA: " not in omp.describe(params, rules=chosen)
+
+
+def test_a_tree_without_a_matrix_is_said_to_have_none():
+    params = nested_shapes(embed__embedding=(9, 4), up__kernel=(4, 8))
+    nothing = "no matrix: AdamW gets every parameter, "
+    (line,) = below(params, rules=[(".", None)])
+    assert line == nothing + "also those of two axes and more, as: your rule '.'"
+    assert below(nested_shapes(norm__scale=(4,))) == [nothing + "since none has two axes"]
+    assert below(params) == []
+
+
+def test_rules_behind_others_are_named():
+    """Also of layers, in `per_head` and in a function; one that decides anything is not."""
+    params = nested_shapes(a__query__kernel=(4, 8), b__kernel=(8, 4), c=(4, 4))
+    numbers = omp.MuonDimensionNumbers(0, 1)
+    rules = [("kernel", numbers), ("b/kernel", None), ("c|a", numbers), ("kernel", numbers)]
+    said = [
+        "without effect: rule 'b/kernel', since others before it take all that it finds",
+        "without effect: rule 'kernel', since others before it take all that it finds",
+    ]
+    assert below(params, rules=rules) == said
+    assert below(params, functools.partial(omp.muon_dimension_numbers, rules=rules)) == said
+    assert below(params, omp.per_head(4, rules=rules)) == said
+    stacked = nested_shapes(layers__up__kernel=(3, 4, 8))
+    (line,) = below(stacked, layer_axes={"layers": 0, "up": 1})
+    assert line.startswith("without effect: layer_axes 'up'")
+
+
+def test_an_unknown_argument_is_one_of_describe():
+    with pytest.raises(TypeError, match=r"^describe\(\) has no argument rule\. Did you mean 'rul"):
+        omp.describe(CNN, rule=[])
+
+
+def test_a_state_is_not_described():
+    state = optax.chain(omp.muonplus(0.1)).init({"up": jnp.ones((4, 4))})
+    with pytest.raises(ValueError, match=r"state of an optimizer in place.*not say by which norm"):
+        omp.describe(state)
+
+
+@pytest.mark.parametrize("make", [omp.muonplus, omp.muon, omp.baselines.normuon])
+def test_one_vector_of_all_parameters_is_refused(make):
+    params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+    for tx in (
+        optax.flatten(make(0.1)),
+        optax.flatten(optax.chain(optax.clip(1.0), make(0.1))),
+    ):
+        with pytest.raises(ValueError, match=r"one vector of shape \(40,\).*optax\.flatten"):
+            tx.init(params)
+    vectors = {"norm": {"scale": jnp.ones(4)}}
+    make(0.1).init(vectors)
+    left_out = optax.masked(make(0.1), {"dense": {"kernel": False, "bias": True}})
+    left_out.init(params)
