@@ -52,6 +52,10 @@ def test_a_group_of_adamw_without_a_second_moment_starts_anew():
     assert not any(np.any(x) for x in jax.tree.leaves(optax.tree.get(state, "ScaleByAdamState")))
     (why,) = {entry.note for entry in report.entries if entry.outcome == "started anew"}
     assert why == "no second moment of head/kernel; the group has one count"
+    tables = {name: {"embedding": jnp.ones((4, 8))} for name in "abc"}
+    _, of_three = taken_over(optax.contrib.muon(0.1), omp.muonplus(0.1), {**LAYERS, **tables})
+    notes = [entry.note for entry in of_three.entries if entry.outcome == "started anew"]
+    assert notes[0].startswith("no second moment of a/embedding, b/embedding, ...; the group")
     assert "layers/0/bias: first moment" in report.started_anew
     assert "head/kernel: momentum" in report.not_used
     rates = optax.tree.get_all_with_path(state, "ScaleByScheduleState")
