@@ -6,8 +6,8 @@
 - **What it is**, and for a matrix a colon and its axes in order: ``"attention: in, (heads head)"``.
   ``in`` and ``out`` are the inputs and outputs of the layer; all axes in one pair of parentheses
   are on one side. ``heads``, ``head``, ``rank`` and other groups in parentheses are the side that
-  is not named. If no side is named, the first group is the inputs. Any other axis, such as
-  ``expert``, numbers matrices. A number is an axis of that size; axes of one name have one size.
+  is not named. Any other axis, such as ``expert``, numbers matrices. A number is an axis of that
+  size; axes of one name have one size.
 - **Libraries** with this convention; none, if all have it in common.
 - **Neighbours** may be asked too, by the functions of ``neighbours.py``.
 """
@@ -104,8 +104,6 @@ def _sides(groups: Sequence[Sequence[str]], reads: str) -> tuple[Shape, Shape]:
             named[sides[0]] = axes
         elif len(group) > 1 or group[0] in ("heads", "head", "rank"):
             others.append(axes)
-    if not named and others:
-        named["in"] = others.pop(0)
     if len(named) + bool(others) != 2:
         raise ValueError(
             f"{reads!r} does not say which axes are inputs and which are outputs: name them in and"
