@@ -147,8 +147,8 @@ def test_a_line_of_progress_has_medians_since_the_last_line():
     expected = {1: "7", 2: "70", 3: "7", 4: "100", 5: "1,050"}
     for step, rate in enumerate((7.0, 133.0, 7.0, 100.0, 2000.0), 1):
         figures = {"train_loss": 1.0, GRADIENT_NORM: 1.0, TOKENS_PER_SECOND: rate, MFU: rate}
-        display.trained(step, figures)
+        display.record(step, figures)
         assert f" {expected[step]} tokens/s" in display.status
         assert f"MFU {float(expected[step].replace(',', '')):.1f}%" in display.status
         if step == 3:
-            display.evaluated(step, evaluation)
+            display.record(step, evaluation.figures())

@@ -31,17 +31,9 @@ from examples.trainer.runs.progress import Display
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import Diverged
 from examples.trainer.training import sharding
-from examples.trainer.training.evaluate import Evaluation
 from examples.trainer.training.program import check_settings, make_setup
 
 PAUSE = 5.0  # seconds between checks of what other processes have finished
-
-
-class RunDisplay(Display):
-    """The trainer's display of a run, without a line for each evaluation."""
-
-    def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        """Prints nothing: the result of a run is one line."""
 
 
 def sweep(asked: NewSweep, preset: str) -> int:
@@ -128,8 +120,8 @@ def run_trial(
     console.print(f"{trial.name} ...")
     try:
         with only_writer(own_folder, console.print):
-            display = RunDisplay(console, config.steps)
-            outcome = execute(setup, own_folder, display, lambda state, step: None)
+            display = Display(console, config.steps, evaluations=False)  # the result is one line
+            outcome = execute(setup, own_folder, [display], lambda state, step: None)
         if outcome.stopped_by:
             return outcome.stopped_by
     except Diverged as error:

@@ -103,7 +103,8 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
             " FOLDER (an export of a run is such a folder)."
         )
     machine_settings.check_machine(asked.machine, config.steps)
-    progress.check_trackers(asked.machine.tracker)
+    for name in asked.machine.tracker:
+        progress.package_of(name)  # refused before the run, not in it
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     alone = jax.process_count() == 1 and isinstance(asked, NewRun)
     stream = asked.machine.tokenize or alone
@@ -144,7 +145,7 @@ def train(setup: TrainingSetup, folder: Path, console: Console, machine: Machine
     outcome = execute(
         setup,
         folder,
-        progress.observers(display, machine.tracker, folder, config, console.print),
+        [display, *progress.trackers(machine.tracker, folder, config, console.print)],
         lambda state, start: describe_setup(setup, folder, state, start, console),
         machine,
         console.print,

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 def execute(
     setup: TrainingSetup,
     folder: Path,
-    display: Observer,
+    observers: Sequence[Observer],
     show_setup: Callable[[TrainState, int], None],
     machine: MachineConfig = DEFAULT_MACHINE,
     say: Callable[[str], None] = print,
@@ -53,13 +53,16 @@ def execute(
         state, step = init_state(setup, checkpoints)
         profile = Profile(machine, step, folder, say)
         show_setup(state, step)
-        display.begin(step)
-        recorder = stack.enter_context(Recorder(setup, folder, display, machine, state, step, say))
+        recorder = stack.enter_context(
+            Recorder(setup, folder, observers, machine, state, step, say)
+        )
         saves = Due(config.checkpoint_every, machine.checkpoint_minutes)
         evaluations = Due(config.eval_every, machine.eval_minutes, recorder.since_evaluation)
         stack.enter_context(stop)
         stack.push(checkpoints.close)  # Ctrl-C is a request there too: closing waits for a save
-        stack.enter_context(display)
+        for observer in observers:
+            observer.begin(step)
+            stack.callback(observer.close)
         stack.callback(profile.stop)  # the run may end before the last step of the trace
         watchdog = stack.enter_context(Watchdog(machine.watchdog_minutes))
         steps = range(step, config.steps)

@@ -22,32 +22,20 @@ from examples.trainer.runs.metrics import GRADIENT_NORM, MFU, TOKENS_PER_SECOND
 from examples.trainer.settings.machines import TrackerName
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system import files, optional_packages
-from examples.trainer.training.evaluate import Evaluation, in_words, short
+from examples.trainer.training.evaluate import in_words, short
 
 
-class Observer:
-    """Receives the events of a training loop; what a subclass does not define does nothing."""
+class Observer(Protocol):
+    """Follows a run from `begin` to `close`."""
 
     def begin(self, step: int) -> None:
-        """The run starts from this step."""
+        """The run starts after this step."""
 
-    def __enter__(self) -> object:
-        return self
+    def record(self, step: int, figures: dict[str, Any]) -> None:
+        """Takes the figures of a record of `metrics.jsonl`."""
 
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def trained(self, step: int, figures: dict[str, Any]) -> None:
-        """A step is finished; its figures have the names of `metrics.jsonl`."""
-
-    def skipped(self, step: int) -> None:
-        """A step was skipped because its loss or gradient was not finite."""
-
-    def left_out(self, step: int, norm: float, bound: float) -> None:
-        """A step was skipped because the norm of its gradient was above a bound."""
-
-    def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        """The state after a step was evaluated."""
+    def close(self) -> None:
+        """The run has ended, or was stopped."""
 
 
 def in_short(figures: dict[str, Any]) -> str:
@@ -60,12 +48,11 @@ def in_short(figures: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-class Display(Observer):
+class Display:
     """Shows step, loss, speed and remaining time."""
 
-    def __init__(self, console: Console, steps: int):
-        self.console = console
-        self.steps = steps
+    def __init__(self, console: Console, steps: int, evaluations: bool = True):
+        self.console, self.steps, self.evaluations = console, steps, evaluations
         self.first: tuple[int, float] | None = None
         self.speeds: dict[str, list[float]] = {}
         """Of the steps since the last line, which has medians: single steps differ much."""
@@ -82,15 +69,26 @@ class Display(Observer):
 
     def begin(self, step: int) -> None:
         self.bar.update(self.task, completed=step)
-
-    def __enter__(self) -> "Display":
         if not self.console.is_terminal and not self.bar.finished:
             self.console.print(self.status)
         self.bar.start()
-        return self
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self.bar.stop()
+
+    def record(self, step: int, figures: dict[str, Any]) -> None:
+        if "train_loss" in figures:
+            self.trained(step, figures)
+        elif "skipped_above" in figures:
+            norm, bound = figures[GRADIENT_NORM], figures["skipped_above"]
+            self.print(step, f"gradient {norm:.4g} > {bound:.4g}: left out")
+        elif "skipped" in figures:
+            self.print(step, "loss or gradient not finite: left out")
+        elif self.evaluations:
+            self.evaluated(step, figures)
+
+    def print(self, step: int, line: str) -> None:
+        self.console.print(f"step {step}/{self.steps}  {line}", highlight=False)
 
     def trained(self, step: int, figures: dict[str, Any]) -> None:
         now = time.monotonic()
@@ -110,21 +108,16 @@ class Display(Observer):
         seconds = round((now - time_0) / (step - step_0) * (self.steps - step))
         return f"{seconds // 60}:{seconds % 60:02d} left"
 
-    def skipped(self, step: int) -> None:
-        self.console.print(f"step {step}/{self.steps}  loss or gradient not finite: left out")
-
-    def left_out(self, step: int, norm: float, bound: float) -> None:
-        self.console.print(f"step {step}/{self.steps}  gradient {norm:.4g} > {bound:.4g}: left out")
-
-    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+    def evaluated(self, step: int, figures: dict[str, Any]) -> None:
         self.speeds.clear()
-        self.console.print(
-            f"step {step}/{self.steps}  {self.status}\n"
-            f"{'':8}val loss {evaluation.val_loss:.3f}  "
-            f"perplexity {short(evaluation.val_perplexity)}  "
-            f"bits per byte {in_words(evaluation.val_bits_per_byte, 3)}"
-            + "".join(f"\n{'':8}{loss:.3f} {name}" for name, loss in evaluation.of_parts.items()),
-            highlight=False,
+        parts = {name: x for name, x in figures.items() if name.startswith("val_loss/")}
+        self.print(
+            step,
+            f"{self.status}\n"
+            f"{'':8}val loss {figures['val_loss']:.3f}  "
+            f"perplexity {short(figures['val_perplexity'])}  "
+            f"bits per byte {in_words(figures.get('val_bits_per_byte'), 3)}"
+            + "".join(f"\n{'':8}{x:.3f} {name.partition('/')[2]}" for name, x in parts.items()),
         )
 
 
@@ -137,49 +130,61 @@ PROJECT = "optax_muonplus"
 ID = "tracker_id"
 
 
-class Backend(Protocol):
-    """What a tracker does with figures."""
+class Tracker:
+    """Gives the figures of a run to a dashboard, until that fails."""
+
+    def __init__(
+        self, name: TrackerName, folder: Path, config: RunConfig, say: Callable[[str], None]
+    ):
+        self.name, self.folder, self.config, self.say = name, folder, config, say
+        self.package: Any = None
+        """What takes the figures: None before the run and after a failure."""
+
+    def begin(self, step: int) -> None:
+        self.package = package_of(self.name)
+        self.attempt(lambda: self.start(step))
+
+    def start(self, step: int) -> None:
+        if self.name == "tensorboard":
+            # TensorBoard hides what an earlier process wrote of the steps that come again.
+            place = str(self.folder / "tensorboard")
+            self.package = self.package.SummaryWriter(place, purge_step=step + 1)
+            return
+        # Trackio has the functions of Weights & Biases; environment variables set both up.
+        given: dict[str, Any] = {"config": dataclasses.asdict(self.config), "resume": "allow"}
+        if self.name == "wandb":
+            given |= {"dir": str(self.folder), "id": identity(self.folder)}
+        project = os.environ.get(f"{self.name.upper()}_PROJECT", PROJECT)
+        self.package.init(project=project, name=self.folder.name, **given)
+
+    def attempt(self, work: Callable[[], Any]) -> None:
+        if self.package is None:
+            return
+        try:
+            work()
+        except Exception as error:  # of the network, of the disk, of the package: no common class
+            self.package = None
+            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            self.say(
+                f"--tracker {self.name} is left out from here on: {reason}. The run goes on, and"
+                " metrics.jsonl has all figures."
+            )
+
+    def record(self, step: int, figures: dict[str, Any]) -> None:
+        self.attempt(lambda: self.log(step, figures))
 
     def log(self, step: int, figures: dict[str, Any]) -> None:
-        """Takes the figures of a step."""
-
-    def close(self) -> None:
-        """Sends or writes what it still holds."""
-
-
-class TensorBoard:
-    """Files in the folder of the run, for `tensorboard --logdir`."""
-
-    def __init__(self, package: Any, folder: Path, config: RunConfig, start: int):
-        # TensorBoard hides what an earlier process wrote of the steps that come again.
-        self.writer = package.SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
-
-    def log(self, step: int, figures: dict[str, Any]) -> None:
+        if self.name != "tensorboard":
+            self.package.log(figures, step=step)
+            return
         for name, value in figures.items():
-            self.writer.add_scalar(name, value, step)
-        self.writer.flush()
+            self.package.add_scalar(name, value, step)
+        self.package.flush()
 
     def close(self) -> None:
-        self.writer.close()
-
-
-class Sender:
-    """Weights & Biases, or Trackio, which has its functions; environment variables set them up."""
-
-    def __init__(self, package: Any, folder: Path, config: RunConfig, start: int):
-        self.package = package
-        name = package.__name__
-        given: dict[str, Any] = {"config": dataclasses.asdict(config), "resume": "allow"}
-        if name == "wandb":
-            given |= {"dir": str(folder), "id": identity(folder)}
-        project = os.environ.get(f"{name.upper()}_PROJECT", PROJECT)
-        package.init(project=project, name=folder.name, **given)
-
-    def log(self, step: int, figures: dict[str, Any]) -> None:
-        self.package.log(figures, step=step)
-
-    def close(self) -> None:
-        self.package.finish()
+        self.attempt(
+            lambda: self.package.close() if self.name == "tensorboard" else self.package.finish()
+        )
 
 
 def identity(folder: Path) -> str:
@@ -190,105 +195,13 @@ def identity(folder: Path) -> str:
     return path.read_text()
 
 
-class Tracker(Observer):
-    """Gives the events of a run to a tracker, until it fails."""
-
-    def __init__(
-        self, name: TrackerName, folder: Path, config: RunConfig, say: Callable[[str], None]
-    ):
-        self.name, self.folder, self.config, self.say = name, folder, config, say
-        self.backend: Backend | None = None
-
-    def begin(self, step: int) -> None:
-        made = TensorBoard if self.name == "tensorboard" else Sender
-
-        def start() -> None:
-            self.backend = made(package_of(self.name), self.folder, self.config, step)
-
-        self.attempt(start)
-
-    def attempt(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:  # of the network, of the disk, of the package: no common class
-            self.backend = None
-            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-            self.say(
-                f"--tracker {self.name} is left out from here on: {reason}. The run goes on, and"
-                " metrics.jsonl has all figures."
-            )
-
-    def log(self, step: int, figures: dict[str, Any]) -> None:
-        if backend := self.backend:
-            self.attempt(lambda: backend.log(step, figures))
-
-    def trained(self, step: int, figures: dict[str, Any]) -> None:
-        self.log(step, figures)
-
-    def skipped(self, step: int) -> None:
-        self.log(step, {"skipped": 1})
-
-    def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        self.log(step, evaluation.figures())
-
-    def __exit__(self, *error: object) -> None:
-        if backend := self.backend:
-            self.attempt(backend.close)
-
-
-class Observers(Observer):
-    """Gives each event to several observers."""
-
-    def __init__(self, observers: Sequence[Observer]):
-        self.observers = observers
-
-    def begin(self, step: int) -> None:
-        for each in self.observers:
-            each.begin(step)
-
-    def __enter__(self) -> object:
-        for each in self.observers:
-            each.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for each in self.observers:
-            each.__exit__(*error)
-
-    def trained(self, step: int, figures: dict[str, Any]) -> None:
-        for each in self.observers:
-            each.trained(step, figures)
-
-    def skipped(self, step: int) -> None:
-        for each in self.observers:
-            each.skipped(step)
-
-    def left_out(self, step: int, norm: float, bound: float) -> None:
-        for each in self.observers:
-            each.left_out(step, norm, bound)
-
-    def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        for each in self.observers:
-            each.evaluated(step, evaluation)
-
-
 def package_of(name: TrackerName) -> Any:
     return optional_packages.load(PACKAGES[name], f"--tracker {name}", name)
 
 
-def check_trackers(names: Sequence[TrackerName]) -> None:
-    """Refuses a tracker whose package is missing."""
-    for name in names:
-        package_of(name)
-
-
-def observers(
-    display: Observer,
-    names: Sequence[TrackerName],
-    folder: Path,
-    config: RunConfig,
-    say: Callable[[str], None],
-) -> Observer:
-    """The display, and in the process that writes, the trackers."""
+def trackers(
+    names: Sequence[TrackerName], folder: Path, config: RunConfig, say: Callable[[str], None]
+) -> list[Tracker]:
+    """The trackers that flags name, in the process that writes."""
     asked = dict.fromkeys(names) if processes.is_first() else ()
-    return Observers([display, *(Tracker(name, folder, config, say) for name in asked)])
+    return [Tracker(name, folder, config, say) for name in asked]

@@ -155,7 +155,7 @@ class Recorder:
         self,
         setup: TrainingSetup,
         folder: Path,
-        display: Observer,
+        observers: Sequence[Observer],
         machine: MachineConfig,
         state: TrainState,
         step: int,
@@ -163,7 +163,7 @@ class Recorder:
     ):
         """The records in the folder are kept up to `step`, after which `state` is."""
         config = setup.config
-        self.setup, self.display = setup, display
+        self.setup, self.observers = setup, observers
         self.metrics = Metrics(folder / METRICS, step, say)
         self.matrices = (
             Metrics(folder / MATRICES, step, say) if config.optimizer.record_every else None
@@ -238,35 +238,35 @@ class Recorder:
             figures[LOADING] = rounded(waited)
         self.clock, self.skipped = now, 0
         self.updates += 1
+        self.record(step, figures)
+
+    def record(self, step: int, figures: dict[str, Any]) -> None:
         self.metrics.add(step, **figures)
-        self.display.trained(step, figures)
+        for observer in self.observers:
+            observer.record(step, figures)
 
     def skip(self, step: int) -> None:
         """Records a skipped step; raises `Diverged` after too many in a row."""
         self.skipped += 1
-        self.metrics.add(step, skipped=self.skipped)
-        self.display.skipped(step)
+        self.record(step, {"skipped": self.skipped})
         self.clock = None
         if self.skipped > self.setup.config.max_skipped:
             raise Diverged(step, self.skipped, self.saved)
 
     def leave_out(self, step: int, norm: float, bound: float) -> None:
         """Records a step whose gradient was too large, which changed nothing."""
-        self.metrics.add(step, **{GRADIENT_NORM: norm, "skipped_above": rounded(bound)})
-        self.display.left_out(step, norm, bound)
+        self.record(step, {GRADIENT_NORM: norm, "skipped_above": rounded(bound)})
         self.clock = None
 
     def evaluate(self, step: int, state: TrainState) -> None:
-        evaluation = self.setup.evaluate(state.params)
-        figures = evaluation.figures()
+        figures = self.setup.evaluate(state.params).figures()
         rule, last = self.setup.config.optimizer, self.setup.config.steps
         # Before its first update a tail's average is the weights themselves.
         if isinstance(state.opt_state, AveragedState) and self.updates > first_update(rule, last):
             whole = with_averages(state.params, state.opt_state.average)
             name = "val_loss_ema" if rule.ema else "val_loss_tail"
             figures[name] = self.setup.evaluate(whole).val_loss
-        self.metrics.add(step, **figures)
-        self.display.evaluated(step, evaluation)
+        self.record(step, figures)
 
     def record_matrices(self, step: int, state: TrainState) -> None:
         """Writes what the optimizer has recorded, unless skipped steps have delayed its record."""
