@@ -9,9 +9,9 @@ from flax import nnx
 from jax.typing import ArrayLike
 
 from examples.trainer.models import adapters
-from examples.trainer.models.language_model import GPT, LLaMA
+from examples.trainer.models.language_model import LanguageModel
 from examples.trainer.models.layers import ONE_DEVICE, Layout
-from examples.trainer.settings.model import ModelConfig, vocabulary
+from examples.trainer.settings.model import ModelConfig
 
 Forward = Callable[[optax.Params, ArrayLike, Any, jax.Array | int], tuple[jax.Array, Any]]
 """A model as a function: parameters, tokens (B, T), the KV cache of `attention.py` or
@@ -21,10 +21,8 @@ V are the tokens of the tokenizer, also where the network has more words."""
 
 def build(
     config: ModelConfig, vocab_size: int, rngs: nnx.Rngs, layout: Layout = ONE_DEVICE
-) -> GPT | LLaMA:
-    family = GPT if config.family == "gpt" else LLaMA
-    model = family(config, vocabulary(config, vocab_size), layout, rngs)
-    model.tokens = vocab_size
+) -> LanguageModel:
+    model = LanguageModel(config, vocab_size, layout, rngs)
     if config.lora.rank:
         adapters.add(model, config, rngs)
     return model

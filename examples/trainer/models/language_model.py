@@ -18,7 +18,6 @@ between documents begins one: texts are encoded with it in front, and so are pro
 the first one in a row are the rest of an earlier document.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,7 +27,13 @@ from flax import nnx
 from examples.trainer.models.attention import Attention, rotation_angles
 from examples.trainer.models.attention_kernels import is_of_attention
 from examples.trainer.models.layers import HEAD, Embed, Layout, Linear, logits, norm, output_std
-from examples.trainer.settings.model import ModelConfig, head_size, hidden_width, is_gated
+from examples.trainer.settings.model import (
+    ModelConfig,
+    head_size,
+    hidden_width,
+    is_gated,
+    vocabulary,
+)
 
 
 def document_numbers(tokens: jax.Array, first: int) -> jax.Array:
@@ -62,16 +67,40 @@ class MLP(nnx.Module):
         return self.down(jax.nn.gelu(self.up(x)))
 
 
-def make_blocks(
-    block: Callable[[ModelConfig, Layout, nnx.Rngs], Any],
-    config: ModelConfig,
-    layout: Layout,
-    rngs: nnx.Rngs,
-) -> Any:
+FINAL_EPSILON = 1e-6  # under the root of GPT's RMSNorm before the head, as in the paper's code
+NORMS = {"gpt": ("ln", nnx.LayerNorm), "llama": ("norm", nnx.RMSNorm)}
+"""Family to the name of its norms in the tree of parameters, and their kind in blocks."""
+
+
+class Block(nnx.Module):
+    """Attention, then an MLP, each on a normalized copy and added back."""
+
+    def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
+        self.norm, kind = NORMS[config.family]
+        setattr(self, f"{self.norm}_1", norm(kind, config, rngs))
+        self.attn = Attention(config, layout, rngs)
+        setattr(self, f"{self.norm}_2", norm(kind, config, rngs))
+        self.mlp = MLP(config, layout, rngs)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        kv_cache: Any,
+        start: jax.Array | int,
+        angles: jax.Array | None,
+        documents: jax.Array | None,
+    ) -> tuple[jax.Array, Any]:
+        first, second = (getattr(self, f"{self.norm}_{i}") for i in (1, 2))
+        attended, kv_cache = self.attn(first(x), kv_cache, start, angles, documents)
+        x = x + attended
+        return x + self.mlp(second(x)), kv_cache  # [B, T, D]
+
+
+def make_blocks(config: ModelConfig, layout: Layout, rngs: nnx.Rngs) -> Any:
     """All blocks of a model; stacked blocks too have different random keys."""
     if not config.scan:
-        return nnx.List([block(config, layout, rngs) for _ in range(config.n_layer)])
-    build = nnx.vmap(lambda rngs: block(config, layout, rngs))
+        return nnx.List([Block(config, layout, rngs) for _ in range(config.n_layer)])
+    build = nnx.vmap(lambda rngs: Block(config, layout, rngs))
     return nnx.split_rngs(splits=config.n_layer)(build)(rngs)
 
 
@@ -106,14 +135,26 @@ def run_blocks(
 
 
 class LanguageModel(nnx.Module):
-    """A model whose parts before the head are `hidden`."""
+    """Token ids to next-token logits: a GPT or a LLaMA."""
 
-    config: ModelConfig
-    layout: Layout
-    wte: Embed
-    lm_head: Linear | None
-    tokens: int
-    """Of the tokenizer; the embedding and the head may have more."""
+    def __init__(self, config: ModelConfig, vocab_size: int, layout: Layout, rngs: nnx.Rngs):
+        self.config, self.layout = config, layout
+        self.tokens, words = vocab_size, vocabulary(config, vocab_size)
+        """Of the tokenizer; the embedding and the head may have more."""
+        self.norm, kind = NORMS[config.family]
+        self.wte = Embed(words, config, layout, rngs)
+        if config.family == "gpt":
+            self.wpe = Embed(config.context, config, layout, rngs)
+        self.blocks = make_blocks(config, layout, rngs)
+        epsilon = 0.0
+        if config.family == "gpt" and config.final_norm == "rms":
+            kind, epsilon = nnx.RMSNorm, FINAL_EPSILON
+        setattr(self, f"{self.norm}_f", norm(kind, config, rngs, epsilon))
+        if config.tied:
+            self.lm_head = None
+        else:
+            width = config.d_model
+            self.lm_head = Linear(width, words, HEAD, config, layout, rngs, use_bias=False)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """The logits of the token after each position."""
@@ -131,117 +172,19 @@ class LanguageModel(nnx.Module):
         self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
     ) -> tuple[jax.Array, Any]:
         """What the head turns into logits, [B, T, D], and the KV cache."""
-        raise NotImplementedError
-
-    def document_numbers(self, tokens: jax.Array) -> jax.Array | None:
-        """The number of each token's document, (B, T); None if documents are not kept apart."""
-        first = self.config.document_token
-        return None if first is None else document_numbers(tokens, first)
+        config, first = self.config, self.config.document_token
+        x, angles = self.wte(tokens), None  # [B, T, D]
+        place = jnp.arange(tokens.shape[1])
+        if config.family == "gpt":
+            own = place[None] if first is None else document_positions(tokens, first)
+            x = x + self.wpe(start + own)
+        else:
+            # Also where documents begin anew: only differences of rotary positions matter.
+            angles = rotation_angles(start + place, head_size(config), config.rope_base)
+        numbers = None if first is None else document_numbers(tokens, first)
+        x, kv_cache = run_blocks(self.blocks, config, x, kv_cache, start, angles, numbers)
+        return getattr(self, f"{self.norm}_f")(x), kv_cache
 
     def head(self) -> jax.Array:
         """The matrix from hidden states to logits, [D, V]."""
         return self.wte.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]
-
-
-def make_head(
-    config: ModelConfig, vocab_size: int, layout: Layout, rngs: nnx.Rngs
-) -> Linear | None:
-    """A head of its own; None if it is tied to the token embedding."""
-    if config.tied:
-        return None
-    return Linear(config.d_model, vocab_size, HEAD, config, layout, rngs, use_bias=False)
-
-
-FINAL_EPSILON = 1e-6  # under the root of the RMSNorm before the head, as in the paper's code
-
-
-class GPTBlock(nnx.Module):
-    """Attention, then an MLP, each on a normalized copy and added back."""
-
-    def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
-        self.ln_1 = norm(nnx.LayerNorm, config, rngs)
-        self.attn = Attention(config, layout, rngs)
-        self.ln_2 = norm(nnx.LayerNorm, config, rngs)
-        self.mlp = MLP(config, layout, rngs)
-
-    def __call__(
-        self,
-        x: jax.Array,
-        kv_cache: Any,
-        start: jax.Array | int,
-        documents: jax.Array | None = None,
-    ) -> tuple[jax.Array, Any]:
-        attended, kv_cache = self.attn(self.ln_1(x), kv_cache, start, documents=documents)
-        x = x + attended
-        return x + self.mlp(self.ln_2(x)), kv_cache  # [B, T, D]
-
-
-class GPT(LanguageModel):
-    """Token ids to next-token logits."""
-
-    def __init__(self, config: ModelConfig, vocab_size: int, layout: Layout, rngs: nnx.Rngs):
-        self.config, self.layout = config, layout
-        self.wte = Embed(vocab_size, config, layout, rngs)
-        self.wpe = Embed(config.context, config, layout, rngs)
-        self.blocks = make_blocks(GPTBlock, config, layout, rngs)
-        if config.final_norm == "layer":
-            self.ln_f = norm(nnx.LayerNorm, config, rngs)
-        else:
-            self.ln_f = norm(nnx.RMSNorm, config, rngs, FINAL_EPSILON)
-        self.lm_head = make_head(config, vocab_size, layout, rngs)
-
-    def hidden(
-        self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
-    ) -> tuple[jax.Array, Any]:
-        first = self.config.document_token
-        positions = start + jnp.arange(tokens.shape[1])[None]
-        if first is not None:
-            positions = start + document_positions(tokens, first)
-        x = self.wte(tokens) + self.wpe(positions)  # [B, T, D]
-        numbers = self.document_numbers(tokens)
-        x, kv_cache = run_blocks(self.blocks, self.config, x, kv_cache, start, numbers)
-        return self.ln_f(x), kv_cache
-
-
-class LLaMABlock(nnx.Module):
-    """Attention, then an MLP, each on a normalized copy and added back."""
-
-    def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
-        self.norm_1 = norm(nnx.RMSNorm, config, rngs)
-        self.attn = Attention(config, layout, rngs)
-        self.norm_2 = norm(nnx.RMSNorm, config, rngs)
-        self.mlp = MLP(config, layout, rngs)
-
-    def __call__(
-        self,
-        x: jax.Array,
-        kv_cache: Any,
-        start: jax.Array | int,
-        angles: jax.Array,
-        documents: jax.Array | None = None,
-    ) -> tuple[jax.Array, Any]:
-        attended, kv_cache = self.attn(self.norm_1(x), kv_cache, start, angles, documents)
-        x = x + attended
-        return x + self.mlp(self.norm_2(x)), kv_cache  # [B, T, D]
-
-
-class LLaMA(LanguageModel):
-    """Token ids to next-token logits."""
-
-    def __init__(self, config: ModelConfig, vocab_size: int, layout: Layout, rngs: nnx.Rngs):
-        self.config, self.layout = config, layout
-        self.wte = Embed(vocab_size, config, layout, rngs)
-        self.blocks = make_blocks(LLaMABlock, config, layout, rngs)
-        self.norm_f = norm(nnx.RMSNorm, config, rngs)
-        self.lm_head = make_head(config, vocab_size, layout, rngs)
-
-    def hidden(
-        self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
-    ) -> tuple[jax.Array, Any]:
-        x = self.wte(tokens)  # [B, T, D]
-        # Also where documents begin anew: only differences of rotary positions matter.
-        positions = start + jnp.arange(tokens.shape[1])
-        rotations = rotation_angles(positions, head_size(self.config), self.config.rope_base)
-        numbers = self.document_numbers(tokens)
-        x, kv_cache = run_blocks(self.blocks, self.config, x, kv_cache, start, rotations, numbers)
-        return self.norm_f(x), kv_cache

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -169,7 +169,7 @@ STD = 0.02
 HEAD = ("embed", "vocab")
 """The names of the axes of the matrix from hidden states to logits."""
 
-Norm = TypeVar("Norm", nnx.LayerNorm, nnx.RMSNorm)
+Norm = nnx.LayerNorm | nnx.RMSNorm
 
 
 def product(x: jax.Array, kernel: jax.Array, axes: Axes, layout: Layout) -> jax.Array:

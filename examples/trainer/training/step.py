@@ -18,6 +18,7 @@ from examples.trainer import models
 from examples.trainer.models import Forward
 from examples.trainer.models.attention import Attention
 from examples.trainer.models.attention_kernels import check_attention
+from examples.trainer.models.language_model import LanguageModel
 from examples.trainer.models.layers import Layout
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.training import sharding, transformations
@@ -88,7 +89,7 @@ def layout_of(config: ModelConfig, mesh: Mesh) -> Layout:
 
 def make_model(
     config: ModelConfig, vocab_size: int, mesh: Mesh, measures_logits: bool = False
-) -> Callable[[optax.Params], models.GPT | models.LLaMA]:
+) -> Callable[[optax.Params], LanguageModel]:
     layout = layout_of(config, mesh)
     check_attention(config, layout)
     model = nnx.eval_shape(lambda: models.build(config, vocab_size, nnx.Rngs(0), layout))
