@@ -13,8 +13,7 @@ from jax.sharding import Mesh
 
 from benchmarks import timing
 from examples.trainer.data.loader import Loader
-from examples.trainer.data.placement import place_batch
-from examples.trainer.data.prefetch import prefetch
+from examples.trainer.data.placement import place_batch, prefetch
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.program import Program, make_program

@@ -1,7 +1,7 @@
 """What differs between two versions of nested settings, and what of it a checkpoint minds."""
 
-from examples.trainer.runs.about import differing
-from examples.trainer.system.differences import MISSING, differences
+from examples.trainer.runs.checkpoint import differing
+from examples.trainer.settings.validation import MISSING, differences
 
 OLD = {"step": 3, "config": {"model": {"width": 8, "depth": 2}, "name": None}}
 NEW = {"step": 3, "config": {"model": {"width": 16, "bias": False}, "name": None}}

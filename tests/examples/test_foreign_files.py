@@ -11,10 +11,11 @@ from examples.train import main
 from examples.trainer.data import hub
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
-from examples.trainer.runs import integrity, places
+from examples.trainer.models import adapters
+from examples.trainer.runs import checkpoint, integrity
 from examples.trainer.settings import command_line
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.system import optional_packages, patterns
+from examples.trainer.system import optional_packages
 from tests.support.trainer import STEPS, train
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -101,7 +102,7 @@ def changed(copy, part, **changes):
 def test_no_file_names_a_bucket(copy, text, tmp_path, capsys, monkeypatch):
     asked = []
     monkeypatch.setattr(optional_packages, "load", lambda *args: asked.append(args))
-    monkeypatch.setattr(places.epath, "Path", lambda *args: asked.append(args))
+    monkeypatch.setattr(checkpoint.epath, "Path", lambda *args: asked.append(args))
     changed(copy, "", checkpoint_dir="gs://foreign/x")
     exported = lambda argv: export.main([*argv, str(tmp_path / "out")])  # noqa: E731
     commands = {
@@ -126,7 +127,7 @@ def test_no_file_names_a_bucket(copy, text, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("part", ["optimizer", "model"])
 def test_a_slow_pattern_ends(copy, part, capsys, monkeypatch):
-    monkeypatch.setattr(patterns, "SECONDS", 0.2)
+    monkeypatch.setattr(adapters, "SECONDS", 0.2)
     slow = r"^(.|[a-z0-9/_]|\w)*!$"
     is_lora = part == "model"
     new = {"lora": {"rank": 2, "alpha": 1.0, "targets": slow}} if is_lora else {"train_only": slow}

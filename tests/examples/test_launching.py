@@ -12,7 +12,7 @@ import pytest
 import yaml
 from jax._src import distributed
 
-from examples.trainer.runs import processes, slurm
+from examples.trainer.runs import processes
 from examples.trainer.settings import command_line, machines
 from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.system.errors import UserError
@@ -82,7 +82,7 @@ def test_a_task_of_slurm_takes_its_gpus(monkeypatch, variables, taken):
 
 def test_gpus_that_tasks_cannot_share_evenly_are_refused():
     with pytest.raises(UserError, match="3 tasks of SLURM share the 8 GPUs"):
-        slurm.local_devices(task(local=0, tasks="3"))
+        processes.local_devices(task(local=0, tasks="3"))
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_gpus_that_tasks_cannot_share_evenly_are_refused():
     ids=["outside", "none", "cpus"],
 )
 def test_without_slurm_or_gpus_the_choice_is_that_of_jax(variables):
-    assert slurm.local_devices(variables) is None
+    assert processes.local_devices(variables) is None
 
 
 def test_tasks_of_hosts_are_counted_by_their_place():
     lists = {"SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}
-    found = [slurm.tasks_on_host({**lists, "SLURM_NODEID": str(i)}) for i in range(3)]
+    found = [processes.tasks_on_host({**lists, "SLURM_NODEID": str(i)}) for i in range(3)]
     assert found == [8, 8, 4]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from examples.train import main
-from examples.trainer.runs import folder, places
+from examples.trainer.runs import checkpoint, folder
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.training import optimizers
 from tests.support.trainer import STEPS, losses, saved_step, stop_at, train
@@ -126,7 +126,7 @@ def test_a_branch_has_its_own_flags_and_needs_the_run_no_more(finished, tmp_path
     more = ["--steps", str(MORE), "--optimizer.schedule-from", str(STEPS)]
     with stop_at(26, lambda: signal.raise_signal(signal.SIGTERM)):
         assert main([*branch, *more, "--optimizer.learning-rate", "0.01"]) == 143
-    assert STEPS in places.saved_steps(tmp_path / "b" / "checkpoints")  # from the beginning
+    assert STEPS in checkpoint.saved_steps(tmp_path / "b" / "checkpoints")  # from the beginning
     shutil.rmtree(finished)
     assert main(["--resume", str(tmp_path / "b")]) == 0
     found = rates(tmp_path / "b")

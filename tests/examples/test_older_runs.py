@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from examples import generate, report, sweep
-from examples.experiments.sweeps import plan
+from examples.experiments.sweeps import command_line
 from examples.train import main
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
@@ -90,7 +90,7 @@ def test_sweep_of_the_older_network_continues_with_its_flags_only(tmp_path, text
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.parent.name)
 def test_kept_sweeps_are_of_the_older_network(path):
-    model = from_dict(ModelConfig, plan.read(path)["base"]["model"])
+    model = from_dict(ModelConfig, command_line.read(path)["base"]["model"])
     assert model.norm_epsilon == 1e-6
     assert model.qkv == ("separate" if model.family == "gpt" else None)
 

@@ -12,7 +12,7 @@ from benchmarks.trainer_processes import free_address
 from examples.train import main
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs import processes
-from examples.trainer.runs.signals import StopRequests
+from examples.trainer.runs.watchdog import StopRequests
 from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError

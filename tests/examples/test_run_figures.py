@@ -12,7 +12,7 @@ import jax
 import pytest
 from rich.console import Console
 
-from examples.trainer.data.prefetch import prefetch
+from examples.trainer.data.placement import prefetch
 from examples.trainer.runs import metrics, report
 from examples.trainer.runs.metrics import GRADIENT_NORM, MFU, TOKENS_PER_SECOND, read_metrics
 from examples.trainer.runs.progress import Display

@@ -1,14 +1,21 @@
-"""The command line of sweeps: a preset or recipe, and what is varied."""
+"""The command line of sweeps, and `sweep.json`: the settings that all runs of a sweep share."""
 
+import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from examples.experiments.sweeps.grid import VARIED, Grid, default_grid
+from examples.trainer.data.token_folder import Dataset
 from examples.trainer.settings.command_line import Unprefixed, choose_preset
 from examples.trainer.settings.presets import COMPARED
 from examples.trainer.settings.run import RunConfig
+from examples.trainer.settings.validation import differences, from_dict
+from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
+from examples.trainer.system.files import write_atomically
 
 PROGRAM = "python -m examples.sweep"
 DESCRIPTION = f"""Trains one model with many optimizers, and writes tables and figures.
@@ -44,3 +51,50 @@ def parse(argv: Sequence[str]) -> tuple[NewSweep, str]:
                 f"values with --grid.{flag}."
             )
     return asked, preset
+
+
+def keep(folder: Path, asked: NewSweep, preset: str, dataset: Dataset) -> None:
+    """Writes what all runs share; refuses a folder whose runs share something else."""
+    base = dataclasses.asdict(shared_config(asked.config))
+    plan = {"preset": preset, "data": dataset.key, "same_rate": asked.grid.same_rate, "base": base}
+    path = folder / "sweep.json"
+    if path.exists():
+        old = read(path)
+        if different := [f"{entry.name} ({entry.old!r})" for entry in differences(old, plan)]:
+            raise UserError(
+                f"{folder} is of another sweep, which has another {', '.join(different)}: choose "
+                "another --name, or give the flags it was begun with."
+            )
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(plan, indent=2).encode())
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}.") from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What was written; settings that were added to the code since as `from_dict` has it."""
+    try:
+        old = json.loads(path.read_text())
+        return {**old, "base": dataclasses.asdict(from_dict(RunConfig, old["base"]))}
+    except OSError as error:
+        raise files.failure(error, path, "read") from None
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} was not written by this version: {error}. Put it back, or choose another "
+            "--name."
+        ) from None
+
+
+def shared_config(config: RunConfig) -> RunConfig:
+    """A configuration with defaults in place of the settings that differ from run to run."""
+    default = RunConfig()
+    rule = {field: getattr(default.optimizer, field) for field in VARIED}
+    return dataclasses.replace(
+        config,
+        name=default.name,
+        runs_dir=default.runs_dir,
+        seed=default.seed,
+        optimizer=dataclasses.replace(config.optimizer, **rule),
+    )

@@ -17,7 +17,7 @@ from typing import Annotated
 import tyro
 from matplotlib.figure import Figure
 
-from examples.experiments.sweeps import plan, results
+from examples.experiments.sweeps import command_line, results
 from examples.experiments.sweeps.contrasts import estimate
 from examples.experiments.sweeps.figures import STYLES
 from examples.experiments.sweeps.grid import Method
@@ -76,7 +76,7 @@ def write(folders: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path)
     """
     found: dict[str, list[dict[Method, Curve]]] = defaultdict(list)
     for folder in folders:
-        family = plan.read(folder / "sweep.json")["base"]["model"]["family"]
+        family = command_line.read(folder / "sweep.json")["base"]["model"]["family"]
         if curves := regret(results.read(folder)):
             found[{"gpt": "GPT", "llama": "LLaMA"}[family]].append(curves)
     if not found:

@@ -16,7 +16,7 @@ import jax
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from examples.experiments.sweeps import grid, plan
+from examples.experiments.sweeps import command_line, grid
 from examples.experiments.sweeps.command_line import NewSweep
 from examples.experiments.sweeps.grid import Trial
 from examples.experiments.sweeps.ledger import Ledger, measured
@@ -58,7 +58,7 @@ def finish(asked: NewSweep, preset: str) -> int:
     keep_compiled_programs()
     dataset = prepare(asked.config.data, console.print)
     folder = folder_of(asked, preset)
-    plan.keep(folder, asked, preset, dataset)
+    command_line.keep(folder, asked, preset, dataset)
     ledger = Ledger(folder)
     done, known = so_far(asked.grid, ledger)
     console.print(f"{known} runs, {done} of them done")

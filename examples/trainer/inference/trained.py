@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 
 from examples.trainer.data.placement import place_rows
 from examples.trainer.models import Forward
-from examples.trainer.runs import folder, places
-from examples.trainer.runs.checkpoint import Metadata, restore_parts
+from examples.trainer.runs import folder
+from examples.trainer.runs.checkpoint import Metadata, place_of, restore_parts
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.training import sharding, transformations
 from examples.trainer.training.loss import Scores, token_scores
@@ -77,7 +77,7 @@ def load(checkpoint: CheckpointRef) -> TrainedModel:
     vocab_size = tokenizer.get_vocab_size()
     shapes = jax.eval_shape(make_init_params(config.model, vocab_size), 0)
     abstract = sharding.abstract(shapes, sharding.of_params(shapes, mesh))
-    place = places.checkpoints(checkpoint.run, config)
+    place = place_of(checkpoint.run, config)
     step, found = restore_parts(place, checkpoint.step, {"params": abstract}, metadata)
     params = found["params"]
     if checkpoint.weights != "last":
@@ -100,7 +100,7 @@ def averaged(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), part
     )
     wanted = {"opt_state": {"average": like}}
-    _, found = restore_parts(places.checkpoints(checkpoint.run, config), step, wanted, metadata)
+    _, found = restore_parts(place_of(checkpoint.run, config), step, wanted, metadata)
     return transformations.with_averages(params, found["opt_state"]["average"])
 
 

@@ -5,7 +5,14 @@ x W + (alpha / r) x A B. A begins uniform within 1 / sqrt(in), as in PEFT, and B
 the model begins as it was. Source: Hu et al., LoRA (arXiv:2106.09685), section 4.1.
 """
 
+import contextlib
+import difflib
 import math
+import re
+import signal
+import threading
+from collections.abc import Generator, Sequence
+from types import FrameType
 from typing import Any
 
 import jax
@@ -15,7 +22,50 @@ from flax import nnx
 
 from examples.trainer.models.layers import Linear
 from examples.trainer.settings.model import LoRAConfig, ModelConfig
-from examples.trainer.system.patterns import search
+from examples.trainer.system.errors import UserError
+
+SECONDS = 5.0  # for what takes less than a thousandth
+
+
+@contextlib.contextmanager
+def limited() -> Generator[None]:
+    """Raises `TimeoutError` in what takes too long; the matching of Python looks at signals."""
+    if threading.current_thread() is not threading.main_thread():  # others get no signals
+        yield
+        return
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def search(pattern: str, names: Sequence[str], flag: str, kind: str) -> list[str]:
+    """The names in which the pattern is found; raises `UserError` if there is none."""
+    try:
+        with limited():
+            found = [name for name in names if re.search(pattern, name)]
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UserError(f"{flag} {pattern}: this is no regular expression: {error}.") from None
+    except TimeoutError:
+        raise UserError(
+            f"{flag} {pattern}: to search this takes for ever: give one without a repetition in a"
+            " repetition."
+        ) from None
+    if not found:
+        near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
+        raise UserError(
+            f"{flag} {pattern} finds no {kind}: give a regular expression for names such as"
+            f" {', '.join(near)}."
+        )
+    return found
+
 
 A, B = "lora_a", "lora_b"
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from examples.trainer.runs import checkpoint
 from examples.trainer.runs import folder as run_folder
-from examples.trainer.runs import places
 from examples.trainer.runs.checkpoint import restore_parts
 from examples.trainer.settings.command_line import Resume, origin
 from examples.trainer.settings.run import RunConfig
@@ -26,7 +26,7 @@ def resolve_branch(config: RunConfig) -> RunConfig:
         raise UserError("--from-run makes a new run: give it a name with --name.")
     run, step = origin(config.from_run)
     theirs, _ = reopen_origin(config, run)
-    there = places.saved_steps(places.checkpoints(run, theirs))
+    there = checkpoint.saved_steps(checkpoint.place_of(run, theirs))
     step = max(there, default=0) if step is None else step
     if step not in there:
         raise UserError(
@@ -87,7 +87,7 @@ def init_from_origin(setup: TrainingSetup) -> tuple[TrainState, int]:
     theirs, data_key = reopen_origin(setup.config, run)
     metadata = run_folder.metadata_of(run, theirs, data_key)
     parts = {"params": abstract.params, "opt_state": abstract.opt_state}
-    step, found = restore_parts(places.checkpoints(run, theirs), step, parts, metadata)
+    step, found = restore_parts(checkpoint.place_of(run, theirs), step, parts, metadata)
     make_key = functools.partial(jax.random.key, setup.config.seed)
     key = jax.jit(make_key, out_shardings=abstract.key.sharding)()
     return TrainState(found["params"], found["opt_state"], key), step
@@ -104,7 +104,7 @@ def extended(config: RunConfig, asked: Resume, say: Callable[[str], None]) -> Ru
             f"{asked.resume} has {config.steps} steps, and --steps {asked.steps} is no more: give a"
             " larger number, or none to continue it."
         )
-    step = max(places.saved_steps(places.checkpoints(asked.resume, config)), default=0)
+    step = max(checkpoint.saved_steps(checkpoint.place_of(asked.resume, config)), default=0)
     rule = config.optimizer
     if asked.extend == "again":
         rule = dataclasses.replace(rule, schedule_from=step)

@@ -12,14 +12,57 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from absl import logging
+from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
-from examples.trainer.runs import integrity, places, processes
-from examples.trainer.runs.about import check_about, check_folder
-from examples.trainer.runs.places import Place
-from examples.trainer.system import files
+from examples.trainer.runs import integrity, processes
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.settings.validation import MISSING, differences
+from examples.trainer.system import files, optional_packages
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.step import TrainState
+
+Place = Path | epath.Path
+"""A folder on a disk, or of a bucket."""
+
+
+def place_of(folder: Path, config: RunConfig) -> Place:
+    """The folder of the checkpoints of the run in `folder`."""
+    if not config.checkpoint_dir:
+        return folder / "checkpoints"
+    optional_packages.load("gcsfs", "--checkpoint-dir", "gcs")
+    return epath.Path(config.checkpoint_dir) / folder.resolve().name
+
+
+def absolute(place: Place) -> Place:
+    return place.absolute() if isinstance(place, Path) else place
+
+
+def saved_steps(place: Place) -> list[int]:
+    """The steps of the checkpoints there; raises `UserError` if a bucket cannot be read."""
+    if not isinstance(place, Path):  # what is incomplete has its name already
+        try:
+            return sorted(ocp.utils.checkpoint_steps(place))
+        except Exception as error:  # of the network, of gcsfs, of credentials: no common class
+            raise UserError(f"{place} cannot be read: {error}\n{advice_for(place)}") from None
+    return sorted(int(path.name) for path in place.glob("*") if path.name.isdecimal())
+
+
+def refuse_bucket(folder: Path, config: RunConfig) -> None:
+    """Refuses the name of a new run, if there are checkpoints of another one in the bucket."""
+    if config.checkpoint_dir and saved_steps(place := place_of(folder, config)):
+        raise UserError(f"{place} has checkpoints of another run: choose another --name.")
+
+
+def advice_for(place: Place) -> str:
+    """What to do about a bucket that cannot be used; empty for a disk, whose errors say more."""
+    if isinstance(place, Path):
+        return ""
+    return (
+        "To do: see to the network, to the bucket and to the credentials (gcloud auth"
+        " application-default login), and resume."
+    )
+
 
 M_ARENA_MAX = -8  # as in glibc's malloc.h
 KEPT = 2  # the newest, and the one before in case the newest is damaged
@@ -84,12 +127,12 @@ class Checkpoints:
             if isinstance(folder, Path):
                 check_folder(folder)
             self.manager = ocp.CheckpointManager(
-                places.absolute(folder), options=options, handler_registry=handlers(folder)
+                absolute(folder), options=options, handler_registry=handlers(folder)
             )
 
     def save(self, step: int, state: TrainState) -> None:
         """Begins to save the state after `step` steps; waits until an earlier save is complete."""
-        if places.is_local(self.folder) and not self.folder.is_dir():
+        if isinstance(self.folder, Path) and not self.folder.is_dir():
             raise UserError(
                 f"{self.folder} is gone: it was removed or moved while the run was going, so that "
                 f"step {step} cannot be saved. Put it back and resume, or start a new run."
@@ -135,7 +178,7 @@ def handlers(folder: Place) -> ocp.handlers.CheckpointHandlerRegistry | None:
 
     Orbax finishes the parts in the order in which they are registered.
     """
-    if not places.is_local(folder):
+    if not isinstance(folder, Path):
         return None
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
     arrays, values = ocp.StandardCheckpointHandler(), integrity.CheckedJson()
@@ -157,7 +200,7 @@ def restore_parts(
     with explained(f"the checkpoints {folder} cannot be read", folder):
         if not folder.is_dir():
             raise UserError(f"{folder.parent} has no checkpoints yet.")
-        manager = ocp.CheckpointManager(places.absolute(folder), options=options)
+        manager = ocp.CheckpointManager(absolute(folder), options=options)
     with manager:
         steps = manager.all_steps()
         if not steps or (step is not None and step not in steps):
@@ -233,7 +276,7 @@ def explained(what: str, folder: Place, advice: str = "") -> Generator[None]:
     except Exception as error:  # of the disk, of Orbax, of TensorStore: no common class
         if jax.process_count() > 1 and processes.is_joint(error):
             raise
-        advice = advice or places.advice(folder) or f"To do: {files.remedy(error)}, and resume."
+        advice = advice or advice_for(folder) or f"To do: {files.remedy(error)}, and resume."
         raise UserError(f"{what}: {reason(error)}\n{advice}") from error
 
 
@@ -243,3 +286,46 @@ def reason(error: Exception) -> str:
         return f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
     text = str(error.args[0] if error.args else error) or type(error).__name__
     return text.split(" [tensorstore_spec")[0]
+
+
+EXTENDED = ("config.steps", "config.earlier_steps", "config.optimizer.schedule_from")
+
+
+def check_about(path: Place, saved: Any, now: dict[str, Any]) -> None:
+    """Refuses a checkpoint that was saved with other settings or another tokenizer than now."""
+    changed = differing(saved, json.loads(json.dumps(now)))
+    if changed:
+        raise UserError(
+            f"the checkpoint {path} is of another run than config.json and tokenizer.json say: "
+            f"{', '.join(changed)}. Put back the files that the run began with, or start a new "
+            "run. To go on with another optimizer in the middle of a run, take its state over in a "
+            "script of your own, as examples/take_over.py does."
+        )
+
+
+def check_folder(folder: Path) -> None:
+    """Refuses a folder of checkpoints from elsewhere, of which Orbax would delete what is old."""
+    files.check_no_link(folder)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not path.name.isdecimal():
+            continue
+        written = any((path / name).exists() for name in ("_CHECKPOINT_METADATA", "state"))
+        if path.is_symlink() or not written:
+            raise UserError(
+                f"{path} is no checkpoint of this trainer, and older checkpoints are deleted: move "
+                "it away."
+            )
+
+
+def differing(saved: Any, now: Any) -> list[str]:
+    """The saved values that are others now; settings added to the code since are ignored.
+
+    A run that was extended has other steps than its checkpoints of before.
+    """
+    before = now.get("config", {}).get("earlier_steps", ())
+    extended = saved.get("config", {}).get("steps") in before
+    return [
+        f"{name.removeprefix('config.')} was {old!r}, and is {None if new is MISSING else new!r}"
+        for name, old, new in differences(saved, now)
+        if old is not MISSING and not (extended and name in EXTENDED)
+    ]

@@ -16,7 +16,7 @@ from examples.trainer.data.token_folder import cache_folder
 from examples.trainer.data.tokenizer import end_of, ids_of
 from examples.trainer.models import attention_kernels
 from examples.trainer.models.layers import Layout
-from examples.trainer.runs import branches, places, processes, progress
+from examples.trainer.runs import branches, checkpoint, processes, progress
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.folder import only_writer
 from examples.trainer.runs.loop import execute
@@ -85,7 +85,7 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
         if config.from_run:
             config = branches.resolve_branch(config)
         text = config.data
-        places.refuse_taken(folder, config)
+        checkpoint.refuse_bucket(folder, config)
     else:
         folder = asked.resume
         config, data_key = run_folder.reopen(folder, asked.checkpoint_dir)

@@ -6,15 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from examples.trainer.data.placement import place_batch
-from examples.trainer.data.prefetch import prefetch
-from examples.trainer.runs import branches, places, processes
+from examples.trainer.data.placement import place_batch, prefetch
+from examples.trainer.runs import branches, checkpoint, processes
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.checkpoint import Checkpoints
 from examples.trainer.runs.progress import Observer
 from examples.trainer.runs.recorder import Due, Profile, Recorder
-from examples.trainer.runs.signals import StopRequests
-from examples.trainer.runs.watchdog import EVALUATION, SAVE, STEP, Watchdog
+from examples.trainer.runs.watchdog import EVALUATION, SAVE, STEP, StopRequests, Watchdog
 from examples.trainer.settings.command_line import DEFAULT_MACHINE
 from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.training import sharding
@@ -48,7 +46,7 @@ def execute(
     stop = StopRequests(processes.agreement(setup.mesh))
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(
-            Checkpoints(places.checkpoints(folder, config), metadata, say, machine.keep_every)
+            Checkpoints(checkpoint.place_of(folder, config), metadata, say, machine.keep_every)
         )
         state, step = init_state(setup, checkpoints)
         profile = Profile(machine, step, folder, say)

@@ -38,8 +38,8 @@ class Chip(NamedTuple):
     between_hosts: float = 0.0
 
 
-# Memory of GPUs is what XLA's files of these devices have (`compiled_programs/gpus.py`). A DGX has
-# a port for each of its GPUs: of 200 Gb/s with A100, of 400 Gb/s with the others.
+# Memory of GPUs is what XLA's files of these devices have (`compiled_programs/targets.py`). A DGX
+# has a port for each of its GPUs: of 200 Gb/s with A100, of 400 Gb/s with the others.
 CHIPS = {
     "h100": Chip(
         "NVIDIA H100 80GB HBM3", 84929347584, 989e12, 3.35e12, 450e9, 0.0, 495e12, 67e12, 50e9

@@ -26,10 +26,9 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from examples.trainer.models.adapters import A, B
+from examples.trainer.models.adapters import A, B, search
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.system.patterns import search
 
 HOLE = optax.MaskedNode()
 
