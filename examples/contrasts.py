@@ -1,21 +1,13 @@
 """Differences between methods of sweeps, with intervals: `python -m examples.contrasts FILE`."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from examples.experiments.sweeps import contrasts
-from examples.trainer.system.exit_status import run_command
-
-PROGRAM = "python -m examples.contrasts"
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns the exit status."""
-    return run_command(lambda: print(tyro.cli(write, args=argv, prog=PROGRAM)))
+from examples.trainer.system.exit_status import command
 
 
 def write(
@@ -29,6 +21,8 @@ def write(
     """
     return contrasts.table(contrasts.read(file), sweeps)
 
+
+main = command(write, "examples.contrasts")
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,6 @@
 """A run's model for transformers: `python -m examples.export runs/NAME FOLDER`."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
@@ -12,15 +11,8 @@ from examples.trainer.models import adapters
 from examples.trainer.settings.model import without_adapters
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.system.exit_status import run_command
+from examples.trainer.system.exit_status import command
 from examples.trainer.weights.export import DType, write_adapters, write_folder
-
-PROGRAM = "python -m examples.export"
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns the exit status."""
-    return run_command(lambda: print(tyro.cli(export, args=argv, prog=PROGRAM)))
 
 
 def export(
@@ -81,6 +73,8 @@ def check_apart(config: RunConfig) -> None:
             " is no adapter: export with the adapters merged."
         )
 
+
+main = command(export, "examples.export")
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -19,7 +19,7 @@ import tyro
 from examples import export, train
 from examples.trainer.runs.metrics import read_metrics
 from examples.trainer.system.errors import UserError
-from examples.trainer.system.exit_status import run_command
+from examples.trainer.system.exit_status import command
 
 PRETRAINING = {
     "adamw": ("--optimizer.learning-rate", "0.005", "--optimizer.adam-learning-rate", "0.005"),
@@ -33,11 +33,6 @@ RULES = {
 BOTH = ("gpt-micro", "--model.final-norm", "layer", "--optimizer.weight-decay", "0")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns the exit status."""
-    return run_command(lambda: print("\n".join(tyro.cli(compare, args=argv))))
-
-
 def compare(
     folder: tyro.conf.Positional[Path],
     steps: int = 400,
@@ -46,7 +41,7 @@ def compare(
     rank: int = 4,
     rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1),
     seeds: tuple[int, ...] = (0, 1, 2),
-) -> list[str]:
+) -> str:
     """Compares rules of LoRA on two pretrained models.
 
     Args:
@@ -66,7 +61,7 @@ def compare(
         weights = pretrain(folder, pretrained, steps, width)
         lora = ("--init-from", str(weights), "--lora.rank", str(rank), "--data.paths", str(prose))
         lines += table(folder, pretrained, (*lora, "--steps", str(tuned_steps)), rates, seeds)
-    return lines
+    return "\n".join(lines)
 
 
 def pretrain(folder: Path, name: str, steps: int, width: int) -> Path:
@@ -123,6 +118,8 @@ def quietly(command: Callable[[list[str]], int], argv: list[str]) -> None:
     if status:
         raise UserError(f"this command failed with status {status}: {' '.join(argv)}")
 
+
+main = command(compare, "examples.finetune")
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

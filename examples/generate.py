@@ -1,7 +1,6 @@
 """Text from a trained model: `python -m examples.generate runs/NAME --prompt "def "`."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,14 +12,7 @@ from examples.trainer.models.sampling import DEFAULT, Sampling
 from examples.trainer.runs.report import sample_text
 from examples.trainer.settings import validation
 from examples.trainer.settings.validation import Count, CountOrZero
-from examples.trainer.system.exit_status import run_command
-
-PROGRAM = "python -m examples.generate"
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns the exit status."""
-    return run_command(lambda: print(tyro.cli(generate, args=argv, prog=PROGRAM)))
+from examples.trainer.system.exit_status import command
 
 
 @dataclass(frozen=True)
@@ -61,6 +53,8 @@ def generate(
         sampling,
     )
 
+
+main = command(generate, "examples.generate")
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -8,7 +8,9 @@ import tyro
 from examples.trainer.parity import recording, replay
 from examples.trainer.parity.replay import Parity
 from examples.trainer.runs.launch import keep_compiled_programs
+from examples.trainer.settings import validation
 from examples.trainer.system.exit_status import run_command
+from examples.trainer.training import optimizers
 
 PROGRAM = "python -m examples.parity"
 
@@ -20,7 +22,8 @@ def main(argv: Sequence[str]) -> int:
 
 def run(parity: Parity) -> int:
     """Prints the differences; 1 if one of them is not allowed."""
-    replay.check(parity)
+    validation.check(parity)
+    optimizers.check(parity.optimizer)
     keep_compiled_programs()
     recorded = recording.read(parity.file)
     models = {

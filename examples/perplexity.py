@@ -14,16 +14,9 @@ from examples.trainer.data.documents import texts
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef, TrainedModel, score, windows
 from examples.trainer.system.errors import UserError
-from examples.trainer.system.exit_status import run_command
+from examples.trainer.system.exit_status import command
 from examples.trainer.training import evaluate
 from examples.trainer.training.evaluate import bits_per_byte, in_words, loses_text, short
-
-PROGRAM = "python -m examples.perplexity"
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns the exit status."""
-    return run_command(lambda: print(tyro.cli(perplexity, args=argv, prog=PROGRAM)))
 
 
 @dataclass(frozen=True)
@@ -105,6 +98,8 @@ def measure(model: TrainedModel, documents: Sequence[str], batch_size: int) -> M
     size = sum(len(document.encode()) for document in documents)
     return Measured(float(nats.mean()), len(nats), size, back.share)
 
+
+main = command(perplexity, "examples.perplexity")
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -1,21 +1,13 @@
 """Tables and figures of one sweep or several: `python -m examples.report FOLDER ... --out DIR`."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from examples.experiments.sweeps.report import write_report
-from examples.trainer.system.exit_status import run_command
-
-PROGRAM = "python -m examples.report"
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns the exit status."""
-    return run_command(lambda: print(tyro.cli(report, args=argv, prog=PROGRAM)))
+from examples.trainer.system.exit_status import command
 
 
 def report(folders: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path) -> Path:
@@ -27,6 +19,8 @@ def report(folders: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path
     """
     return write_report(folders, out)
 
+
+main = command(report, "examples.report")
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -7,7 +7,6 @@ seven tasks of the paper's table "Downstream evaluation results".
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,16 +15,10 @@ import tyro
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.system import optional_packages
-from examples.trainer.system.exit_status import run_command
+from examples.trainer.system.exit_status import command
 from examples.trainer.system.files import write_atomically
 
-PROGRAM = "python -m examples.tasks"
 PAPER = ("openbookqa", "hellaswag", "arc_easy", "wsc", "winogrande", "boolq", "piqa")
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns the exit status."""
-    return run_command(lambda: print(tyro.cli(evaluate, args=argv, prog=PROGRAM)))
 
 
 def evaluate(
@@ -58,6 +51,8 @@ def evaluate(
     )
     return table
 
+
+main = command(evaluate, "examples.tasks")
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

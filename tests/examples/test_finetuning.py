@@ -100,7 +100,9 @@ def test_the_worked_example(tmp_path):
         unittest.mock.patch.object(finetune, "BOTH", both),
         unittest.mock.patch.object(finetune, "PRETRAINING", one),
     ):
-        lines = finetune.compare(tmp_path, 12, 30, width=16, rank=2, rates=(0.01,), seeds=(0,))
+        lines = finetune.compare(
+            tmp_path, 12, 30, width=16, rank=2, rates=(0.01,), seeds=(0,)
+        ).splitlines()
     assert len(lines) == 2 + len(finetune.RULES)
     for rule in finetune.RULES:
         run = tmp_path / f"muonplus-{rule.replace(' ', '-')}-0.01-0"

@@ -66,25 +66,17 @@ def keep(folder: Path, asked: NewSweep, preset: str, dataset: Dataset) -> None:
                 "another --name, or give the flags it was begun with."
             )
         return
-    try:
+    with files.explained(folder, "make"):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(plan, indent=2).encode())
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}.") from None
 
 
 def read(path: Path) -> dict[str, Any]:
     """What was written; settings that were added to the code since as `from_dict` has it."""
-    try:
+    advice = "Put it back, or choose another --name."
+    with files.parsing(path, "was not written by this version", advice):
         old = json.loads(path.read_text())
         return {**old, "base": dataclasses.asdict(from_dict(RunConfig, old["base"]))}
-    except OSError as error:
-        raise files.failure(error, path, "read") from None
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} was not written by this version: {error}. Put it back, or choose another "
-            "--name."
-        ) from None
 
 
 def shared_config(config: RunConfig) -> RunConfig:

@@ -13,7 +13,7 @@ from scipy import stats
 
 from examples.experiments.sweeps import results
 from examples.experiments.sweeps.results import Sweep
-from examples.trainer.system import tables
+from examples.trainer.system import files, tables
 from examples.trainer.system.errors import UserError
 
 
@@ -116,14 +116,11 @@ def table(contrasts: Iterable[Contrast], root: Path) -> str:
 
 def read(path: Path) -> list[Contrast]:
     """Reads a JSON list of contrasts, whose terms are [factor, sweep, method]."""
-    try:
+    terms = '[[1, "SWEEP", "Muon+ col_row"], [-1, "SWEEP", "Muon"]]'
+    advice = f'Give a JSON list of {{"name": "...", "terms": {terms}}}.'
+    with files.parsing(path, "is no list of contrasts", advice):
         found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
         for contrast in found:
             names = ("factor", "sweep", "method")
             contrast["terms"] = [dict(zip(names, t, strict=True)) for t in contrast["terms"]]
         return pydantic.TypeAdapter(list[Contrast]).validate_python(found)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{path} is no list of contrasts: {error}.\nGive a JSON list of "
-            '{"name": "...", "terms": [[1, "SWEEP", "Muon+ col_row"], [-1, "SWEEP", "Muon"]]}.'
-        ) from None

@@ -25,7 +25,7 @@ from examples.experiments.sweeps.results import MUON, Sweep
 from examples.trainer.runs.report import save_figure
 from examples.trainer.system import tables
 from examples.trainer.system.errors import UserError
-from examples.trainer.system.exit_status import run_command
+from examples.trainer.system.exit_status import command
 
 TRIES = (1, 2, 3, 5)
 METHODS = (
@@ -129,14 +129,7 @@ def draw(found: dict[str, list[dict[Method, Curve]]], path: Path) -> None:
     save_figure(figure, path)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command line; returns the exit status."""
-    return run_command(
-        lambda: print(
-            tyro.cli(write, args=argv, prog="python -m examples.experiments.sweeps.regret")
-        )
-    )
-
+main = command(write, "examples.experiments.sweeps.regret")
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Reads a file that records trainings: parameters, logits, and the loss of each step."""
+"""A file that records trainings: parameters, logits, and the loss of each step."""
 
 import zipfile
 import zlib
@@ -37,71 +37,71 @@ class Recording(NamedTuple):
 
 def read(path: Path) -> Recording:
     """The recording in a file; raises `UserError` if it is not one."""
-    arrays = arrays_of(path)
-    for name, x in arrays.items():
-        if x.dtype.kind not in "iuf":
-            raise UserError(f"{path}: {name} has no numbers but {x.dtype}: {FORM}.")
-        if not np.isfinite(x).all():
-            raise UserError(f"{path}: {name} has numbers that are not finite: {FORM}.")
-    inputs, targets = (taken(path, arrays, name) for name in ("inputs", "targets"))
-    for name, x in (("inputs", inputs), ("targets", targets)):
-        if x.ndim != 4 or x.dtype.kind == "f" or not x.size:
-            raise UserError(
-                f"{path}: {name} is {x.dtype} of shape {x.shape}, and has to be whole numbers of "
-                f"shape (steps, micro-batches, rows, tokens): {FORM}."
-            )
-    check_shape(path, "targets", targets, inputs.shape)
-    families = {
-        family: recorded(path, arrays, family, inputs.shape)
-        for family in get_args(Family)
-        if any(name.startswith(f"{family}/") for name in arrays)
-    }
-    if not families:
-        raise UserError(f"{path} has no array whose name begins with gpt/ or llama/: {FORM}.")
-    return Recording(inputs, targets, families)
+    with path.open("rb") as file:
+        is_zip = zipfile.is_zipfile(file)
+    try:
+        if not is_zip:
+            raise ValueError("it is not an .npz file")
+        return parsed(arrays_of(path))
+    except KeyError as error:
+        raise UserError(f"{path} has no array {error.args[0]}: {FORM}.") from None
+    except ValueError as error:
+        raise UserError(f"{path}: {error}: {FORM}.") from None
 
 
 def arrays_of(path: Path) -> dict[str, np.ndarray]:
-    with path.open("rb") as file:
-        if not zipfile.is_zipfile(file):
-            raise UserError(f"{path} is not an .npz file: {FORM}.")
     try:
         with np.load(path) as arrays:
             return {name: np.asarray(arrays[name]) for name in arrays.files}
     except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} cannot be read as an .npz file, {error}: {FORM}.") from None
+        raise ValueError(f"it cannot be read as an .npz file, {error}") from None
 
 
-def recorded(
-    path: Path, arrays: dict[str, np.ndarray], family: Family, batches: tuple[int, ...]
-) -> Recorded:
-    steps, _, *rows = batches
-    logits = taken(path, arrays, f"{family}/logits")
-    check_shape(path, f"{family}/logits", logits, (*rows, *logits.shape[-1:]))
-    losses = below(arrays, f"{family}/losses/")
-    if not losses:
-        raise UserError(f"{path} has no array {family}/losses/NORM: {FORM}.")
-    if unknown := losses.keys() - get_args(Norm):
+def parsed(arrays: dict[str, np.ndarray]) -> Recording:
+    """The recording of some arrays; raises `ValueError`, and `KeyError` for one that is missing."""
+    for name, x in arrays.items():
+        if x.dtype.kind not in "iuf":
+            raise ValueError(f"{name} has no numbers but {x.dtype}")
+        if not np.isfinite(x).all():
+            raise ValueError(f"{name} has numbers that are not finite")
+    for name in ("inputs", "targets"):
+        x = arrays[name]
+        if x.ndim != 4 or x.dtype.kind == "f" or not x.size:
+            raise ValueError(
+                f"{name} is {x.dtype} of shape {x.shape}, and has to be whole numbers of shape"
+                " (steps, micro-batches, rows, tokens)"
+            )
+    inputs = arrays["inputs"]
+    found: dict[Family, Recorded] = {}
+    for family in get_args(Family):
+        if any(name.startswith(f"{family}/") for name in arrays):
+            found[family] = recorded(arrays, family, inputs.shape)
+    if not found:
+        raise ValueError("it has no array whose name begins with gpt/ or llama/")
+    return Recording(inputs, shaped(arrays, "targets", inputs.shape), found)
+
+
+def recorded(arrays: dict[str, np.ndarray], family: Family, batches: tuple[int, ...]) -> Recorded:
+    logits = arrays[f"{family}/logits"]
+    shaped(arrays, f"{family}/logits", (*batches[2:], *logits.shape[-1:]))
+    begin = f"{family}/losses/"
+    given = {name.removeprefix(begin) for name in arrays if name.startswith(begin)}
+    if not given:
+        raise KeyError(f"{begin}NORM")
+    if unknown := given - {*get_args(Norm)}:
         known = ", ".join(get_args(Norm))
-        raise UserError(f"{path}: {family}/losses/{min(unknown)} is of none of the norms {known}.")
-    for norm, x in losses.items():
-        check_shape(path, f"{family}/losses/{norm}", x, (steps,))
-    in_order: dict[Norm, np.ndarray] = {
-        norm: losses[norm] for norm in get_args(Norm) if norm in losses
+        raise ValueError(f"{begin}{min(unknown)} is of none of the norms {known}")
+    losses: dict[Norm, np.ndarray] = {
+        norm: shaped(arrays, f"{begin}{norm}", batches[:1])
+        for norm in get_args(Norm)
+        if norm in given
     }
-    return Recorded(below(arrays, f"{family}/init/"), logits, in_order)
+    of_init = f"{family}/init/"
+    init = {name.removeprefix(of_init): x for name, x in arrays.items() if name.startswith(of_init)}
+    return Recorded(init, logits, losses)
 
 
-def below(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
-
-
-def taken(path: Path, arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
-    if name not in arrays:
-        raise UserError(f"{path} has no array {name}: {FORM}.")
+def shaped(arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
+    if arrays[name].shape != shape:
+        raise ValueError(f"{name} has the shape {arrays[name].shape} and not {shape}")
     return arrays[name]
-
-
-def check_shape(path: Path, name: str, x: np.ndarray, shape: tuple[int, ...]) -> None:
-    if x.shape != shape:
-        raise UserError(f"{path}: {name} has the shape {x.shape} and not {shape}: {FORM}.")

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from examples.trainer.models.state_dict import Family, from_state_dict, sizes_of
 from examples.trainer.parity.recording import Recording
-from examples.trainer.settings import validation
 from examples.trainer.settings.model import ModelConfig, head_size, hidden_width
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.settings.validation import Count, Positive, Share
@@ -78,11 +77,6 @@ class Parity:
     optimizer: PublishedOptimizer = PublishedOptimizer()
 
 
-def check(parity: Parity) -> None:
-    validation.check(parity)
-    optimizers.check(parity.optimizer)
-
-
 def optimizer_for(parity: Parity, family: Family, norm: Norm) -> OptimizerConfig:
     if family == "gpt":
         schedule, floor = parity.gpt_schedule, parity.gpt_floor
@@ -102,44 +96,41 @@ class Model(NamedTuple):
 
 def load(path: Path, recording: Recording, family: Family, n_head: int) -> Model:
     """The model of a family; raises `UserError` for arrays that cannot be of one model."""
-    recorded = recording.families[family]
+    recorded, length = recording.families[family], recording.inputs.shape[-1]
+    tokens = np.stack([recording.inputs, recording.targets])
     try:
-        config, words = sizes_of(recorded.init, family, n_head, recording.inputs.shape[-1])
+        config, words = sizes_of(recorded.init, family, n_head, length)
         check_heads(config)
         params = from_state_dict(recorded.init, config, words)
+        if not 0 <= tokens.min() <= tokens.max() < words:
+            raise UserError(
+                f"the tokens go from {tokens.min()} to {tokens.max()}, and the embedding has "
+                f"{words} rows: give the parameters of a model of these tokens."
+            )
+        if length > config.context:
+            raise UserError(
+                f"rows have {length} tokens, and the model has {config.context} positions: give "
+                "shorter rows, or more positions."
+            )
+        if recorded.logits.shape[-1] != words:
+            raise UserError(
+                f"there are logits of {recorded.logits.shape[-1]} words, and the embedding has "
+                f"{words} rows: give the logits of this model."
+            )
     except UserError as error:
         raise UserError(f"{path}, {family}: {error}") from None
-    largest = max(recording.inputs.max(), recording.targets.max())
-    least = min(recording.inputs.min(), recording.targets.min())
-    if not 0 <= least <= largest < words:
-        raise UserError(
-            f"{path}, {family}: the tokens go from {least} to {largest}, and the embedding has "
-            f"{words} rows: give the parameters of a model of these tokens."
-        )
-    if recording.inputs.shape[-1] > config.context:
-        raise UserError(
-            f"{path}, {family}: rows have {recording.inputs.shape[-1]} tokens, and the model has "
-            f"{config.context} positions: give shorter rows, or more positions."
-        )
-    if recorded.logits.shape[-1] != words:
-        raise UserError(
-            f"{path}, {family}: there are logits of {recorded.logits.shape[-1]} words, and the "
-            f"embedding has {words} rows: give the logits of this model."
-        )
     return Model(config, words, params)
 
 
 def check_heads(config: ModelConfig) -> None:
-    if config.d_model % config.n_head:
-        raise UserError(
-            f"--heads {config.n_head} does not divide the width {config.d_model}: give the number "
-            "of heads of the model that was trained."
-        )
-    if config.family == "llama" and head_size(config) % 2:
-        raise UserError(
-            f"--heads {config.n_head} makes heads of {head_size(config)} numbers, and llama "
-            "rotates them in pairs: give the number of heads of the model that was trained."
-        )
+    heads, width = config.n_head, config.d_model
+    what = ""
+    if width % heads:
+        what = f"does not divide the width {width}"
+    elif config.family == "llama" and head_size(config) % 2:
+        what = f"makes heads of {head_size(config)} numbers, and llama rotates them in pairs"
+    if what:
+        raise UserError(f"--heads {heads} {what}: give the number of heads that was trained with.")
 
 
 def first_logits(model: Model, tokens: np.ndarray) -> np.ndarray:

@@ -142,19 +142,12 @@ def reopen(folder: Path, *buckets: str) -> tuple[RunConfig, str]:
 def read_config(folder: Path) -> tuple[RunConfig, str]:
     path = folder / CONFIG
     files.check_regular(path)
-    try:
+    if not path.exists():
+        raise UserError(f"{folder} is no run folder: it has no {CONFIG}.")
+    advice = "Put back the file that the run began with; the checkpoints have its settings in"
+    with files.parsing(path, "was not written by this version", f"{advice} STEP/about/metadata."):
         written = json.loads(path.read_text())
         return from_dict(RunConfig, written["config"]), str(written["data"])
-    except FileNotFoundError:
-        raise UserError(f"{folder} is no run folder: it has no {CONFIG}.") from None
-    except OSError as error:
-        raise files.failure(error, path, "read") from None
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        missing = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise UserError(
-            f"{path} was not written by this version: {missing}. Put back the file that the run "
-            "began with; the checkpoints have its settings in STEP/about/metadata."
-        ) from None
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:

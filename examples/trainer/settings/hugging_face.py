@@ -122,17 +122,13 @@ def to_hugging_face(config: ModelConfig, tokens: int, dtype: str, end: int) -> d
 
 def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
-    try:
-        values = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         raise UserError(
             f"{folder} has no {CONFIG}: give a folder as save_pretrained of transformers or"
             " examples.export writes it."
-        ) from None
-    except OSError as error:
-        raise files.failure(error, path, "read") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no JSON ({error}): download or export it again.") from None
+        )
+    with files.parsing(path, "is no JSON", "Download or export it again."):
+        values = json.loads(path.read_bytes())
     if not isinstance(values, dict) or "model_type" not in values:
         raise UserError(
             f"{path} has no model_type, so that it is no configuration of Hugging Face: give the"
@@ -143,36 +139,44 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def to_settings(folder: Path, own: ModelConfig) -> ModelConfig:
     """`own` with the network of a folder; raises `UserError` for one that is not computed here."""
-    values, path = read_config(folder), folder / CONFIG
-    family = family_of(path, values)
+    values = read_config(folder)
+    try:
+        return dataclasses.replace(own, **settings_of(values))
+    except ValueError as error:
+        raise UserError(f"{folder / CONFIG}: {error}.") from None
+
+
+def settings_of(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a network in Hugging Face's words; raises `ValueError`, as what it calls."""
+    family = family_of(values)
     kind = ARCHITECTURES[family]
     for key, accepted in kind.only.items():
         if values.get(key, accepted[0]) not in accepted:
-            raise UserError(
-                f"{path}: {key} is {values[key]!r}, and this trainer computes {accepted[0]!r} only:"
-                " give another model."
+            raise ValueError(
+                f"{key} is {values[key]!r}, and this trainer computes {accepted[0]!r} only: give"
+                " another model"
             )
-    settings = {field: number(path, values, *key) for field, key in kind.keys.items()}
+    settings = {field: number(values, *key) for field, key in kind.keys.items()}
     if family == "llama":
-        settings["rope_base"] = rope_base(path, values)
-        check_head_dim(path, values, settings["d_model"], settings["n_head"])
+        settings["rope_base"] = rope_base(values)
+        check_head_dim(values, settings["d_model"], settings["n_head"])
     else:
         settings |= {"n_kv_head": None, "rope_base": ROPE_BASE}
-    return dataclasses.replace(own, family=family, **kind.fixed, **settings)
+    return {"family": family, **kind.fixed, **settings}
 
 
-def family_of(path: Path, values: dict[str, Any]) -> Family:
+def family_of(values: dict[str, Any]) -> Family:
     for family, kind in ARCHITECTURES.items():
         if kind.model_type == values["model_type"]:
             return family
     known = " and ".join(kind.model_type for kind in ARCHITECTURES.values())
-    raise UserError(
-        f"{path}: model_type is {values['model_type']!r}, and this trainer has {known}: give one of"
-        " these models."
+    raise ValueError(
+        f"model_type is {values['model_type']!r}, and this trainer has {known}: give one of these"
+        " models"
     )
 
 
-def number(path: Path, values: dict[str, Any], key: str, default: Any) -> Any:
+def number(values: dict[str, Any], key: str, default: Any) -> Any:
     """The value of a key, which has the type of the default, or is a number if that is None."""
     found = values.get(key)
     if found is None:
@@ -182,40 +186,40 @@ def number(path: Path, values: dict[str, Any], key: str, default: Any) -> Any:
         found = float(found)
     if type(found) is not kind or (kind is not bool and not found > 0):
         wanted = {bool: "true or false", int: "a whole number above 0", float: "a number above 0"}
-        raise UserError(
-            f"{path}: {key} is {files.shown(found)}, and has to be {wanted[kind]}: put back"
-            " the file that came with the weights."
+        raise ValueError(
+            f"{key} is {files.shown(found)}, and has to be {wanted[kind]}: put back the file that"
+            " came with the weights"
         )
     return found
 
 
-def rope_base(path: Path, values: dict[str, Any]) -> float:
-    """The base of the rotary positions; raises `UserError` for positions that are scaled."""
+def rope_base(values: dict[str, Any]) -> float:
+    """The base of the rotary positions; raises `ValueError` for positions that are scaled."""
     given = {"rope_theta": values.get("rope_theta")}
     for key in ("rope_scaling", "rope_parameters"):  # of transformers 4 and 5
         part = values.get(key) or {}
         part = part if isinstance(part, dict) else {"type": part}
         kind = part.get("rope_type", part.get("type", "default"))
         if kind != "default":
-            raise UserError(
-                f"{path}: {key} has positions that are scaled ({kind}), and this trainer has none:"
-                " give a model without."
+            raise ValueError(
+                f"{key} has positions that are scaled ({kind}), and this trainer has none: give a"
+                " model without"
             )
         if nested := next((name for name, x in part.items() if isinstance(x, dict)), None):
-            raise UserError(
-                f"{path}: {key} has positions of their own for each kind of layer, as {nested}, and"
-                " this trainer has one kind: give another model."
+            raise ValueError(
+                f"{key} has positions of their own for each kind of layer, as {nested}, and this"
+                " trainer has one kind: give another model"
             )
         given |= part
-    return number(path, given, "rope_theta", ROPE_BASE)
+    return number(given, "rope_theta", ROPE_BASE)
 
 
-def check_head_dim(path: Path, values: dict[str, Any], width: int, heads: int) -> None:
+def check_head_dim(values: dict[str, Any], width: int, heads: int) -> None:
     given = values.get("head_dim")
     if given is not None and given * heads != width:
-        raise UserError(
-            f"{path}: head_dim is {given}, and this trainer has heads of hidden_size /"
-            f" num_attention_heads = {width / heads:g} numbers: give another model."
+        raise ValueError(
+            f"head_dim is {given}, and this trainer has heads of hidden_size / num_attention_heads"
+            f" = {width / heads:g} numbers: give another model"
         )
 
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from examples.trainer.system import files
@@ -30,6 +30,17 @@ def run_command(work: Callable[[], int | None], label: Callable[[], str] = str) 
     except UserError as error:
         print(f"error{label()}: {error}", file=sys.stderr)
         return 2
+
+
+def command(work: Callable[..., object], name: str) -> Callable[[Sequence[str]], int]:
+    """The `main` of a command that prints what `work` returns, whose signature has the flags."""
+
+    def main(argv: Sequence[str]) -> int:
+        import tyro  # slow, and `examples.train` imports this module before it can say a word
+
+        return run_command(lambda: print(tyro.cli(work, args=argv, prog=f"python -m {name}")))
+
+    return main
 
 
 def of_signal(number: int) -> int:

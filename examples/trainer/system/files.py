@@ -104,6 +104,18 @@ def explained(path: Path | str, verb: str = "use", then: str = "") -> Generator[
         raise failure(error, path, verb, then) from None
 
 
+@contextlib.contextmanager
+def parsing(path: Path, what: str, advice: str) -> Generator[None]:
+    """Turns errors of reading a file and its values into a sentence: what it is, why, and advice."""
+    try:
+        yield
+    except OSError as error:
+        raise failure(error, path, "read") from None
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"{path} {what}: {why}. {advice}") from None
+
+
 class Lines(NamedTuple):
     """The content of a .jsonl file."""
 
