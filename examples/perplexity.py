@@ -10,7 +10,7 @@ import numpy as np
 import tyro
 
 from examples.trainer.data import corpus, tokenizer
-from examples.trainer.data.documents import texts
+from examples.trainer.data.corpus import texts
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef, TrainedModel, score, windows
 from examples.trainer.system.errors import UserError

@@ -18,7 +18,7 @@ from examples.trainer.settings.model import LoRAConfig
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.program import check_settings
-from examples.trainer.training.transformations import averaged, exponential, uniform
+from examples.trainer.training.transformations import with_average
 from tests.support.trainer import STEPS, assemble_toy, losses, on_devices, stop_at, train
 
 DECAY = 0.8
@@ -28,17 +28,17 @@ GIVEN = ("--model.final-norm", "layer", "--optimizer.name", "adamw")
 
 
 @pytest.mark.parametrize(
-    ("share", "weights_of"),
+    ("averages", "weights_of"),
     [
-        (exponential(DECAY), lambda t: DECAY ** np.arange(t)[::-1]),
-        (uniform(2), lambda t: np.arange(1, t + 1) > min(2, t - 1)),  # before: the last weights
+        ({"ema": DECAY}, lambda t: DECAY ** np.arange(t)[::-1]),
+        ({"tail": 3.0}, lambda t: np.arange(1, t + 1) > min(2, t - 1)),  # before: the last weights
     ],
     ids=["ema", "tail"],
 )
-def test_the_average_is_a_mean_of_the_weights(share, weights_of):
+def test_the_average_is_a_mean_of_the_weights(averages, weights_of):
     rng = np.random.default_rng(0)
     params = {"w": jnp.asarray(rng.normal(size=(3, 4)), jnp.float32), "frozen": optax.MaskedNode()}
-    rule = averaged(optax.sgd(0.3), share)
+    rule = with_average(optax.sgd(0.3), OptimizerConfig(**averages), 5)
     state, seen = rule.init(params), []
     np.testing.assert_array_equal(state.average["w"], params["w"])
     for _ in range(5):
@@ -56,7 +56,7 @@ def test_the_average_is_a_mean_of_the_weights(share, weights_of):
 
 def test_half_precision_weights_have_an_average_in_float32():
     params = {"w": jnp.ones((2, 2), jnp.bfloat16)}
-    state = averaged(optax.sgd(0.1), exponential(0.999)).init(params)
+    state = with_average(optax.sgd(0.1), OptimizerConfig(ema=0.999), 5).init(params)
     assert state.average["w"].dtype == jnp.float32
 
 

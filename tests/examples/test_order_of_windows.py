@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from examples.trainer.data import tokenizer
-from examples.trainer.data.loader import Loader
-from examples.trainer.data.order import feistel
+from examples.trainer.data.loader import Loader, feistel
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.validation import from_dict

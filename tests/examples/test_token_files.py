@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from examples.trainer.data import documents, token_files, token_folder, tokenizer
+from examples.trainer.data import corpus, token_files, token_folder, tokenizer
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.token_files import Joined
 from examples.trainer.data.token_folder import Writer, open_folder
@@ -186,9 +186,9 @@ def test_a_text_that_does_not_fit_into_memory_is_named(tmp_path, monkeypatch):
     def too_large(path, size):
         raise MemoryError
 
-    monkeypatch.setattr(documents, "decode", too_large)
+    monkeypatch.setattr(corpus, "decode", too_large)
     with pytest.raises(UserError, match=r"large\.txt does not fit into memory"):
-        list(documents.texts(path, 2**50, "text"))
+        list(corpus.texts(path, 2**50, "text"))
 
 
 def test_ctrl_c_in_the_first_seconds_ends_with_a_sentence():

@@ -1,6 +1,5 @@
 """The programs of a run, from shapes alone, and the figures of each: no data, no arrays."""
 
-import dataclasses
 import functools
 import re
 import time
@@ -18,7 +17,7 @@ from examples.trainer.settings.presets import VOCABULARIES
 from examples.trainer.settings.run import RunConfig, with_document_token
 from examples.trainer.system.chips import CHIPS
 from examples.trainer.training import optimizers, sharding
-from examples.trainer.training.program import Program, check_rows, make_program
+from examples.trainer.training.program import Program, check_rows, program_of
 
 PROGRAMS = ("train_step", "evaluation", "init")
 OPTIMIZER = "optimizer"  # the name of the scope of the update, in `examples.trainer.training.step`
@@ -33,14 +32,7 @@ def make(config: RunConfig, mesh: Mesh) -> Program:
     """Makes the functions of a run; raises `UserError` if rows do not divide."""
     check_rows(config, mesh)
     config = with_document_token(config, 0 if config.data.document_mask else None)  # any token
-    return make_program(
-        model=config.model,
-        rule=dataclasses.replace(config.optimizer, learning_rate=0.0, adam_learning_rate=0.0),
-        steps=config.steps,
-        accumulate=config.accumulate,
-        vocab_size=vocabulary(config),
-        mesh=mesh,
-    )
+    return program_of(config, vocabulary(config), mesh)
 
 
 def vocabulary(config: RunConfig) -> int:

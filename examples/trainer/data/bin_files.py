@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from examples.trainer.data import token_files
-from examples.trainer.data.documents import check_known
+from examples.trainer.data.corpus import check_known
 from examples.trainer.data.token_files import TokenFile, Tokens, joined
 from examples.trainer.data.token_folder import Dataset
 from examples.trainer.settings.data import DataConfig

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from examples.trainer.data.bin_files import is_bin
-from examples.trainer.data.loader import Loader, positions
-from examples.trainer.data.order import feistel
+from examples.trainer.data.loader import Loader, feistel, positions
 from examples.trainer.data.token_files import Tokens, joined
 from examples.trainer.data.token_folder import Dataset, Part
 from examples.trainer.settings.data import DataConfig

@@ -22,7 +22,7 @@ import tyro
 from pydantic import Field
 
 from examples.trainer.data import corpus, token_folder
-from examples.trainer.data.documents import texts
+from examples.trainer.data.corpus import texts
 from examples.trainer.data.hub import split_by
 from examples.trainer.data.token_folder import Writer
 from examples.trainer.settings.validation import STRICT, Count

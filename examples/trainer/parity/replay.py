@@ -143,14 +143,9 @@ def first_logits(model: Model, tokens: np.ndarray) -> np.ndarray:
 def repeated_losses(recording: Recording, model: Model, optimizer: OptimizerConfig) -> np.ndarray:
     """The loss of each step of a training; NaN for a step that was skipped."""
     steps, micro_batches, _, length = recording.inputs.shape
-    program = make_program(
-        model=model.config,
-        rule=dataclasses.replace(optimizer, learning_rate=0.0, adam_learning_rate=0.0),
-        steps=steps,
-        accumulate=micro_batches,
-        vocab_size=model.vocab_size,
-        mesh=one_device(),
-    )
+    rule = dataclasses.replace(optimizer, learning_rate=0.0, adam_learning_rate=0.0)
+    words, mesh = model.vocab_size, one_device()
+    program = make_program(model.config, rule, steps, micro_batches, words, mesh)
     params = jax.tree.map(jnp.array, model.params)  # a copy, since a step reuses its memory
     placed = jax.device_put(params, shardings_of(program.abstract.params))
     state = program.init_from(placed, 0)

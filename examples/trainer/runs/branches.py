@@ -16,7 +16,7 @@ from examples.trainer.settings.command_line import Resume, origin
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers
-from examples.trainer.training.program import TrainingSetup, make_program
+from examples.trainer.training.program import TrainingSetup, program_of
 from examples.trainer.training.step import TrainState
 
 
@@ -56,14 +56,7 @@ def check_branch(setup: TrainingSetup) -> None:
             f"the tokenizer of this text is not that of {run}: give"
             f" --data.tokenizer {run / run_folder.TOKENIZER}."
         )
-    program = make_program(
-        model=theirs.model,
-        rule=dataclasses.replace(theirs.optimizer, learning_rate=0.0, adam_learning_rate=0.0),
-        steps=theirs.steps,
-        accumulate=theirs.accumulate,
-        vocab_size=words.get_vocab_size(),
-        mesh=setup.mesh,
-    )
+    program = program_of(theirs, words.get_vocab_size(), setup.mesh)
     before, now = (arrays(each) for each in (program.abstract, setup.program.abstract))
     if before != now:
         changed = {name for name, _ in before.items() ^ now.items()}

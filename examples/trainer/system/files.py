@@ -106,7 +106,7 @@ def explained(path: Path | str, verb: str = "use", then: str = "") -> Generator[
 
 @contextlib.contextmanager
 def parsing(path: Path, what: str, advice: str) -> Generator[None]:
-    """Turns errors of reading a file and its values into a sentence: what it is, why, and advice."""
+    """Turns errors of reading a file and its values into a sentence, with advice."""
     try:
         yield
     except OSError as error:

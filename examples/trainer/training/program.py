@@ -97,6 +97,12 @@ def make_program(
     )
 
 
+def program_of(config: RunConfig, vocab_size: int, mesh: Mesh) -> Program:
+    """The functions of a run, which its rates do not change."""
+    rule = dataclasses.replace(config.optimizer, learning_rate=0.0, adam_learning_rate=0.0)
+    return make_program(config.model, rule, config.steps, config.accumulate, vocab_size, mesh)
+
+
 @dataclass(frozen=True)
 class TrainingSetup:
     """Everything about a run except its folder and its progress; holds no arrays."""
@@ -129,14 +135,7 @@ def make_setup(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup
     first = end_id(dataset.tokenizer) if config.data.document_mask else None
     config = run.with_document_token(config, first)
     optimizer, words = config.optimizer, dataset.tokenizer.get_vocab_size()
-    program = make_program(
-        model=config.model,
-        rule=dataclasses.replace(optimizer, learning_rate=0.0, adam_learning_rate=0.0),
-        steps=config.steps,
-        accumulate=config.accumulate,
-        vocab_size=words,
-        mesh=mesh,
-    )
+    program = program_of(config, words, mesh)
     rates = optimizers.rates(optimizer)
     return TrainingSetup(
         config=config,

@@ -189,10 +189,6 @@ def by_path(function: Callable[[str], bool], tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(of, tree)
 
 
-Share = Callable[[jax.Array], jax.Array]
-"""The number of an update, from 1, to the share c_t of its weights in the average."""
-
-
 class AveragedState(NamedTuple):
     """The state of a rule, and the average of the weights that it made."""
 
@@ -203,55 +199,42 @@ class AveragedState(NamedTuple):
     """In float32; `optax.MaskedNode` for parameters that are not trained."""
 
 
+def first_update(config: OptimizerConfig, steps: int) -> int:
+    """How many updates come before those of the average."""
+    if not config.tail:
+        return 0
+    return steps - (max(1, round(config.tail * steps)) if config.tail < 1 else int(config.tail))
+
+
 def with_average(
     rule: optax.GradientTransformation, config: OptimizerConfig, steps: int
 ) -> optax.GradientTransformation:
     """The rule, which also keeps the average that a run of `steps` steps asks for, if any."""
-    if config.ema:
-        return averaged(rule, exponential(config.ema))
-    return averaged(rule, uniform(first_update(config, steps))) if config.tail else rule
+    if not (config.ema or config.tail):
+        return rule
+    inner, before = optax.with_extra_args_support(rule), first_update(config, steps)
 
-
-def exponential(decay: float) -> Share:
-    return lambda count: (1 - decay) / (1 - decay ** count.astype(jnp.float32))
-
-
-def uniform(before: int) -> Share:
-    """The plain mean of all weights after so many updates."""
-    return lambda count: 1 / jnp.maximum(count - before, 1).astype(jnp.float32)
-
-
-def first_update(config: OptimizerConfig, steps: int) -> int:
-    """How many updates come before those of the average."""
-    return steps - tail_steps(config.tail, steps) if config.tail else 0
-
-
-def tail_steps(tail: float, steps: int) -> int:
-    """How many of a run's last steps `--tail` averages, 1 at least."""
-    return max(1, round(tail * steps)) if tail < 1 else int(tail)
-
-
-def averaged(
-    rule: optax.GradientTransformation, share_of: Share
-) -> optax.GradientTransformationExtraArgs:
-    """The rule, which also averages the weights after its updates."""
-    rule = optax.with_extra_args_support(rule)
+    def share_of(count: jax.Array) -> jax.Array:
+        """The share c_t of the weights of an update, counted from 1."""
+        if config.ema:
+            return (1 - config.ema) / (1 - config.ema ** count.astype(jnp.float32))
+        return 1 / jnp.maximum(count - before, 1).astype(jnp.float32)
 
     def init(params: optax.Params) -> AveragedState:
         average = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
-        return AveragedState(rule.init(params), jnp.zeros((), jnp.int32), average)
+        return AveragedState(inner.init(params), jnp.zeros((), jnp.int32), average)
 
     def update(
         updates: optax.Updates, state: Any, params: Any = None, **extra: Any
     ) -> tuple[optax.Updates, AveragedState]:
-        updates, inner = rule.update(updates, state.rule, params, **extra)
+        updates, after = inner.update(updates, state.rule, params, **extra)
         count = state.count + 1
         share = share_of(count)
         weights = optax.apply_updates(params, updates)
         average = jax.tree.map(
             lambda mean, x: mean + share * (x.astype(jnp.float32) - mean), state.average, weights
         )
-        return updates, AveragedState(inner, count, average)
+        return updates, AveragedState(after, count, average)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
