@@ -103,8 +103,7 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
             " FOLDER (an export of a run is such a folder)."
         )
     machine_settings.check_machine(asked.machine, config.steps)
-    for name in asked.machine.tracker:
-        progress.package_of(name)  # refused before the run, not in it
+    list(map(progress.package_of, asked.machine.tracker))  # refused before the run, not in it
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     alone = jax.process_count() == 1 and isinstance(asked, NewRun)
     stream = asked.machine.tokenize or alone
