@@ -186,10 +186,10 @@ def error_of(capsys, *argv):
     [
         (["--optimizer.learning-rate", "0.1"], "values with --grid.rates"),
         (["--optimizer.name", "adamw"], "values with --grid.optimizers"),
-        (["--grid.rates", "0.1", "0.1"], "give each once"),
+        (["--grid.rates", "0.1", "0.1"], "each once"),
         (["--grid.rates"], "--grid.rates is empty"),
         (["--grid.orthos", "jordan-0"], "--grid.orthos jordan-0: give jordan, you"),
-        (["--grid.rates", "0"], "give numbers above 0"),
+        (["--grid.rates", "0"], "--grid.rates is 0.0: it should be greater than 0"),
         (["--grid.seeds", "0"], "--grid.seeds is 0"),
         (["--model.n-head", "3"], "--model.n-head"),
     ],

@@ -7,10 +7,12 @@ import statistics
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
+import pydantic
+
 from examples.trainer.settings.presets import ROWS
 from examples.trainer.settings.rules import RULES, Name, Norm
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.system.errors import UserError
+from examples.trainer.settings.validation import STRICT, Count, FinitePositive
 
 NORMS = ("col", "row", "col_row", "row_col")
 # A polynomial, with a number of steps if it is not --optimizer.ns-steps; or the exact factor.
@@ -24,13 +26,15 @@ class Grid:
     Further seeds are run at the best rate of each method only.
     """
 
+    __pydantic_config__ = STRICT
+
     optimizers: tuple[Name, ...] = ("adamw", "muon", "muonplus")
     """Update rules of the matrices."""
     norms: tuple[Norm, ...] = NORMS
     """Normalizations of muonplus."""
-    rates: tuple[float, ...] = (0.01, 0.014, 0.02, 0.028, 0.04)
+    rates: tuple[FinitePositive, ...] = (0.01, 0.014, 0.02, 0.028, 0.04)
     """Peak learning rates of the matrices under all but the optimizers of adam_rates."""
-    adam_rates: tuple[float, ...] = (0.0005, 0.001, 0.002, 0.004, 0.008)
+    adam_rates: tuple[FinitePositive, ...] = (0.0005, 0.001, 0.002, 0.004, 0.008)
     """The same under adamw, adamuon, mano, meqmuon, muoneq and muown: their updates are larger."""
     same_rate: bool = False
     """Give the other parameters the rate of the matrices, as the paper's code does."""
@@ -39,13 +43,35 @@ class Grid:
     with three in jordan-3; or svd for the exact one."""
     frobenius: tuple[Literal["free", "matched"], ...] = ("free",)
     """matched: the normalized update of muonplus gets the Frobenius norm it had before."""
-    seeds: int = 1
+    seeds: Count = 1
     """Seeds from 0; those after the first chosen_by are run at each method's best rate only."""
-    chosen_by: int = 1
+    chosen_by: Count = 1
     """Seeds, from 0, whose mean loss chooses the best rate: all rates are run with each of them."""
     start: float | None = None
     """Run this rate and its two neighbours first, and one further while the best is an outer one.
     None: run all rates."""
+
+    @pydantic.model_validator(mode="after")
+    def fitting(self) -> "Grid":
+        """Refuses grids without runs, with repeated values, or with impossible ones."""
+        for field in dataclasses.fields(self):
+            values, flag = getattr(self, field.name), f"--grid.{field.name.replace('_', '-')}"
+            if isinstance(values, tuple) and len(set(values)) != max(1, len(values)):
+                given = " ".join(map(str, values)) or "is empty"
+                raise ValueError(f"{flag} {given}: give at least one, and each once")
+        for ortho in self.orthos:
+            polar_step(ortho)
+        if self.chosen_by > self.seeds:
+            raise ValueError(
+                f"--grid.chosen-by is {self.chosen_by}: give 1 to --grid.seeds, {self.seeds}"
+            )
+        for method in methods(self) if self.start is not None else ():
+            if self.start not in rates(self, method):
+                known = " ".join(f"{rate:g}" for rate in rates(self, method))
+                raise ValueError(
+                    f"--grid.start {self.start:g} is no rate of {method.name}: give one of {known}"
+                )
+        return self
 
 
 VARIED = {
@@ -194,37 +220,11 @@ def polar_step(ortho: str) -> dict[str, Any]:
     """Reads a polar step as fields of OptimizerConfig."""
     found = ORTHO.fullmatch(ortho or "jordan")
     if found is None:
-        raise UserError(
+        raise ValueError(
             f"--grid.orthos {ortho}: give jordan, you, polar_express or cubic, alone or with a"
-            " number of steps as in jordan-3; or svd."
+            " number of steps as in jordan-3; or svd"
         )
     if found["coeffs"] is None:
         return {"polar": "svd"}
     steps = {"ns_steps": int(found["steps"])} if found["steps"] else {}
     return {"ns_coeffs": found["coeffs"], **steps}
-
-
-def check(grid: Grid) -> None:
-    """Refuses grids without runs, with repeated values, or with impossible ones."""
-    for field in dataclasses.fields(grid):
-        values, flag = getattr(grid, field.name), f"--grid.{field.name.replace('_', '-')}"
-        if values == ():
-            raise UserError(f"{flag} is empty: give at least one.")
-        if isinstance(values, tuple) and len(set(values)) < len(values):
-            raise UserError(f"{flag} {' '.join(map(str, values))}: give each once.")
-    for ortho in grid.orthos:
-        polar_step(ortho)
-    if min(*grid.rates, *grid.adam_rates) <= 0:
-        raise UserError("--grid.rates and --grid.adam-rates: give numbers above 0.")
-    if grid.seeds < 1:
-        raise UserError(f"--grid.seeds is {grid.seeds}: give at least 1.")
-    if not 1 <= grid.chosen_by <= grid.seeds:
-        raise UserError(
-            f"--grid.chosen-by is {grid.chosen_by}: give 1 to --grid.seeds, {grid.seeds}."
-        )
-    for method in methods(grid) if grid.start is not None else ():
-        if grid.start not in rates(grid, method):
-            raise UserError(
-                f"--grid.start {grid.start:g} is no rate of {method.name}: give one of"
-                f" {' '.join(f'{rate:g}' for rate in rates(grid, method))}."
-            )

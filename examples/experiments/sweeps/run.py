@@ -28,6 +28,7 @@ from examples.trainer.runs.folder import only_writer
 from examples.trainer.runs.launch import keep_compiled_programs
 from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
+from examples.trainer.settings import validation
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import Diverged
 from examples.trainer.training import sharding
@@ -54,7 +55,7 @@ def finish(asked: NewSweep, preset: str) -> int:
     """Does the remaining runs of a grid; returns the exit status."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     check_settings(asked.config)
-    grid.check(asked.grid)
+    validation.check(asked.grid, "--grid.")
     keep_compiled_programs()
     dataset = prepare(asked.config.data, console.print)
     folder = folder_of(asked, preset)
