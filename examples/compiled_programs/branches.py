@@ -55,7 +55,6 @@ class Frame:
         return self._values[name]
 
     def result(self) -> Any:
-        """The value that the computation returns."""
         return self.value(self.program.computations[self.name].root)
 
     def branch(self, conditional: Instruction) -> "Frame":

@@ -60,7 +60,6 @@ def lowered_bytes(lowered: Any) -> int:
 
 
 def size_in_bytes(shapes: tuple[Shape, ...]) -> Fraction:
-    """Bytes of arrays."""
     return Fraction(sum(bits(dtype) * math.prod(shape) for dtype, shape in shapes), 8)
 
 

@@ -144,7 +144,6 @@ def _printed(module: Any, scopes: bool = False) -> str:
 
 
 def parse(text: str) -> Program:
-    """The program that ``text`` describes."""
     computations: dict[str, Computation] = {}
     entry = name = root = ""
     instructions: dict[str, Instruction] = {}

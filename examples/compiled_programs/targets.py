@@ -118,12 +118,10 @@ class Target(NamedTuple):
 
     @property
     def is_gpu(self) -> bool:
-        """Tells whether XLA's GPU compiler compiles for it."""
         return self.kind in GPUS
 
     @property
     def is_tpu(self) -> bool:
-        """Tells whether libtpu compiles for it."""
         return self.kind in _TPU_TYPES
 
     @property
@@ -135,7 +133,6 @@ class Target(NamedTuple):
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """Options for ``lowered.compile``."""
         return {"xla_gpu_enable_triton_gemm": False} if self.is_gpu else {}
 
     @property
@@ -155,7 +152,6 @@ class Target(NamedTuple):
 
     @property
     def roofline(self) -> str:
-        """Says what the roofline of a GPU assumes."""
         r = self.rates
         between = f"{(r.between_hosts or 0) / 1e9:.0f} between hosts of {GPUS_OF_A_HOST}"
         return (
@@ -208,7 +204,6 @@ def _find(module: str) -> bool:
 
 
 def compilers(target: Target) -> dict[str, str]:
-    """Finds the versions of the packages that compile."""
     names = ("jax-cuda13-plugin", "nvidia-cuda-nvcc") if target.is_gpu else ("jaxlib",)
     names = ("libtpu",) if target.is_tpu else names
     return {name: importlib.metadata.version(name) for name in names}

@@ -99,7 +99,6 @@ def advice(
 
 
 def write(path: Path | None, record: dict[str, Any], console: Console) -> None:
-    """Writes the record as JSON if a file was named."""
     if path is None:
         return
     try:

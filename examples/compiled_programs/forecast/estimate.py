@@ -89,7 +89,6 @@ def speed(config: RunConfig, target: Target, step: dict[str, Any]) -> dict[str, 
 
 
 def assumptions(target: Target) -> str:
-    """Says what the figures rest on."""
     nothing = "Nothing was run: the figures are read from the compiled programs."
     if target.kind == "cpu":
         return f"{nothing} Simulated devices share this machine's memory; no time is estimated."

@@ -17,7 +17,6 @@ LABEL = 18  # columns in front of the figures
 
 
 def show(console: Console, preset: str, config: RunConfig, target: Target, record: Any) -> None:
-    """Prints a record of `estimate.record`."""
     rows = record["rows_of_a_device"]
     pieces = "at once" if config.accumulate == 1 else f"in {config.accumulate} pieces"
     devices = f"{target.devices} devices simulated by this CPU"
@@ -46,7 +45,6 @@ def show(console: Console, preset: str, config: RunConfig, target: Target, recor
 
 
 def line(console: Console, label: str, text: str) -> None:
-    """Prints a label, and next to it a text that is wrapped."""
     width = max(console.width - LABEL, LABEL)
     for i, part in enumerate(textwrap.wrap(text, width)):
         console.print(f"{'' if i else label:{LABEL}}{part}")
@@ -66,7 +64,6 @@ def programs_table(record: Any, target: Target) -> str:
 
 
 def verdict(record: Any, target: Target) -> str:
-    """Says whether the run fits."""
     if record["fits"] is None:
         return "unknown: not all programs were compiled"
     if not record["fits"]:
@@ -108,7 +105,6 @@ def span(speed: dict[str, float], name: str, written: Callable[[float], str]) ->
 
 
 def seconds(x: float) -> str:
-    """Writes seconds or milliseconds."""
     return f"{x:.2f} s" if x >= 1 else f"{1e3 * x:.1f} ms"
 
 

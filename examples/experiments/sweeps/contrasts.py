@@ -78,7 +78,6 @@ def values(contrast: Contrast, sweeps: dict[str, Sweep]) -> list[float]:
 
 
 def losses(term: Term, sweeps: dict[str, Sweep], fresh: bool) -> dict[int, float]:
-    """Returns a method's losses at its best rate, by seed."""
     sweep = sweeps.get(term.sweep)
     by_name = {method.name: method for method in sweep.methods()} if sweep else {}
     if sweep is None or term.method not in by_name:

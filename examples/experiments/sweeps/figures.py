@@ -126,5 +126,4 @@ def drawn(sweep: Sweep) -> list[Method]:
 
 
 def columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """The first and the second coordinates of points."""
     return [x for x, _ in points], [y for _, y in points]

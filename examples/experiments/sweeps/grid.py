@@ -110,7 +110,6 @@ class Method:
 
     @property
     def name(self) -> str:
-        """The name in tables and figures."""
         rule = RULES[self.optimizer].title
         ortho = "" if self.ortho in ("", "jordan") else self.ortho
         matched = "matched norm" if self.frobenius == "matched" else ""
@@ -127,7 +126,6 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """The folder of the run."""
         parts = (*dataclasses.astuple(self.method), f"{self.rate:g}", f"seed{self.seed}")
         return "-".join(filter(None, parts))
 
@@ -144,7 +142,6 @@ def methods(grid: Grid) -> Iterator[Method]:
 
 
 def rates(grid: Grid, method: Method) -> tuple[float, ...]:
-    """Lists the columns of a row."""
     return grid.adam_rates if RULES[method.optimizer].large else grid.rates
 
 
@@ -200,7 +197,6 @@ def count(grid: Grid, losses: dict[Trial, float]) -> int:
 
 
 def configure(base: RunConfig, grid: Grid, trial: Trial, runs_dir: str) -> RunConfig:
-    """Makes the settings of a run."""
     method, rule = trial.method, base.optimizer
     rule = dataclasses.replace(
         rule,
@@ -217,7 +213,6 @@ def configure(base: RunConfig, grid: Grid, trial: Trial, runs_dir: str) -> RunCo
 
 
 def polar_step(ortho: str) -> dict[str, Any]:
-    """Reads a polar step as fields of OptimizerConfig."""
     found = ORTHO.fullmatch(ortho or "jordan")
     if found is None:
         raise ValueError(

@@ -49,13 +49,11 @@ class Ledger:
         self.path = folder / "runs.jsonl"
 
     def results(self) -> dict[Trial, Result]:
-        """Reads all finished runs and their results."""
         return dict(
             self.parse(record) for record in files.read_json_lines(self.path, ADVICE).records
         )
 
     def losses(self) -> dict[Trial, float]:
-        """Reads all finished runs and their final validation losses."""
         return {trial: result.loss for trial, result in self.results().items()}
 
     def add(self, trial: Trial, result: Result) -> None:
@@ -72,7 +70,6 @@ class Ledger:
                 os.close(file)
 
     def parse(self, record: dict[str, Any]) -> tuple[Trial, Result]:
-        """Makes a run and its result of a line of the file."""
         try:
             trial = Trial(Method(**record.pop("method")), record.pop("rate"), record.pop("seed"))
             for curve in ("val", "train"):

@@ -31,7 +31,6 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
 
 
 def notes(sweeps: Sequence[Sweep]) -> str:
-    """The notes that hold for all tables."""
     lines = ["Loss in nats per token. Mean ± standard deviation over seeds; further seeds than"]
     lines.append("the first are run at each method's best rate only.")
     if any(sweep.at_edge(method) for sweep in sweeps for method in sweep.methods()):

@@ -22,7 +22,6 @@ class Sweep:
     results: dict[Trial, Result]
 
     def methods(self) -> list[Method]:
-        """The methods that were run, in the order of the tables."""
         return sorted({trial.method for trial in self.results})
 
     def rates(self, method: Method) -> list[float]:
@@ -105,7 +104,6 @@ class Sweep:
 
 
 def read(folder: Path) -> Sweep:
-    """The sweep that was run in a folder."""
     results = Ledger(folder).results()
     if not results:
         raise UserError(f"{folder} has no finished runs: give the folder of a sweep.")

@@ -38,7 +38,6 @@ PAUSE = 5.0  # seconds between checks of what other processes have finished
 
 
 def sweep(asked: NewSweep, preset: str) -> int:
-    """Does the remaining runs of a grid, then writes its report; returns the exit status."""
     if status := finish(asked, preset):
         return status
     folder = folder_of(asked, preset)
@@ -74,7 +73,6 @@ def finish(asked: NewSweep, preset: str) -> int:
 
 
 def so_far(asked: grid.Grid, ledger: Ledger) -> tuple[int, int]:
-    """Counts the finished runs of a grid, and all."""
     losses = ledger.losses()
     done = sum(trial in losses for trial in grid.wanted(asked, losses))
     return done, grid.count(asked, losses)

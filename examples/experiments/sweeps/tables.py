@@ -18,7 +18,6 @@ POLYNOMIALS = ("you", "jordan", "polar_express")
 
 
 def perplexity(losses: Iterable[float]) -> float:
-    """Averages the perplexity over seeds."""
     return statistics.fmean(map(evaluate.perplexity, losses))
 
 
@@ -35,7 +34,6 @@ def spread(values: Iterable[float], digits: int) -> str:
 
 
 def ppl(losses: Iterable[float]) -> str:
-    """Writes the mean perplexity of some runs."""
     losses = list(losses)
     return evaluate.short(perplexity(losses)) if all(map(math.isfinite, losses)) else "diverged"
 
@@ -113,7 +111,6 @@ def by_rate(sweep: Sweep) -> str:
 
 
 def adamw_rates(sweep: Sweep) -> str:
-    """Writes AdamW in a separate table, since its rates are different."""
     rates = sweep.rates(ADAMW)
     return markdown(
         ["rate", *(f"{rate:g}" for rate in rates)],
