@@ -13,7 +13,7 @@ from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.models import sampling
 from examples.trainer.parity import replay
-from examples.trainer.runs import branches, report
+from examples.trainer.runs import report
 from examples.trainer.training import program
 from tests.support.trainer import on_devices, train
 
@@ -24,7 +24,7 @@ def programs():
     keep = functools.lru_cache(maxsize=32)
     make, steps = (keep(x.__wrapped__) for x in (program.make_program, sampling.make_steps))
     with contextlib.ExitStack() as patches:
-        for module in (program, replay, branches):
+        for module in (program, replay):
             patches.enter_context(unittest.mock.patch.object(module, "make_program", make))
         patches.enter_context(unittest.mock.patch.object(sampling, "make_steps", steps))
         yield
