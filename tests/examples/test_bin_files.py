@@ -6,7 +6,7 @@ import pytest
 from examples.train import main
 from examples.trainer.data import tokenizer
 from examples.trainer.data.bin_files import prepare, token_bytes
-from examples.trainer.settings.data import DataConfig
+from examples.trainer.settings.run import DataConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import losses, on_devices
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from examples.trainer.data import hub, token_folder, tokenizer
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings.data import DataConfig
+from examples.trainer.settings.run import DataConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import quiet
 

@@ -12,7 +12,7 @@ from examples.trainer.data import token_folder, tokenize_files, tokenizer
 from examples.trainer.data.hub import is_held_out
 from examples.trainer.data.prepare import prepare
 from examples.trainer.data.token_folder import Writer
-from examples.trainer.settings.data import DataConfig
+from examples.trainer.settings.run import DataConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import losses, on_devices, quiet, train
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from examples.trainer.data import tokenizer
 from examples.trainer.data.loader import Loader, feistel
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings.data import DataConfig
+from examples.trainer.settings.run import DataConfig
 from examples.trainer.settings.validation import from_dict
 from tests.support.trainer import quiet
 

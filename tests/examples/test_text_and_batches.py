@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from examples.trainer.data import corpus, tokenizer
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings.data import DataConfig
+from examples.trainer.settings.run import DataConfig
 
 
 def test_standard_library_is_the_default():

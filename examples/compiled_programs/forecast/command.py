@@ -99,11 +99,7 @@ def advice(
 
 
 def write(path: Path | None, record: dict[str, Any], console: Console) -> None:
-    if path is None:
-        return
-    try:
+    if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
-    except OSError as error:
-        raise UserError(f"cannot write --json {path}: {error.strerror}.") from None
-    console.print(f"\nwritten to {path}")
+        console.print(f"\nwritten to {path}")

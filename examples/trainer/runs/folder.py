@@ -107,17 +107,17 @@ def run_metadata(config: RunConfig, data_key: str) -> dict[str, Any]:
     return {"config": dataclasses.asdict(config), "data": data_key}
 
 
-def step_metadata(config: RunConfig, data_key: str, step: int) -> dict[str, Any]:
-    """The metadata of a checkpoint: also its step, and how many rows have been read."""
-    return {**run_metadata(config, data_key), "step": step, "rows": step * config.batch_size}
-
-
 def metadata_of(folder: Path, config: RunConfig, data_key: str) -> Callable[[int], dict[str, Any]]:
-    """Step to the metadata of its checkpoint, with the digest of the tokenizer in the folder."""
+    """Step to the metadata of its checkpoint: also how many rows have been read.
+
+    The digest is of the tokenizer in the folder.
+    """
     content = (folder / TOKENIZER).read_bytes()
     tokenizer_sha256 = hashlib.sha256(content).hexdigest()
     return lambda step: {
-        **step_metadata(config, data_key, step),
+        **run_metadata(config, data_key),
+        "step": step,
+        "rows": step * config.batch_size,
         "tokenizer_sha256": tokenizer_sha256,
     }
 

@@ -127,8 +127,11 @@ def check_names(path: Path, values: dict[str, Any], base: RunConfig) -> None:
         last = {each: each.rpartition(".")[2] for each in known}
         near = difflib.get_close_matches(name.rpartition(".")[2], set(last.values()), n=3)
         like = [each for each in known if last[each] in near]
-        meant = f"did you mean {' or '.join(like[:3])}?" if like else "--help lists what there is."
-        raise UserError(f"{path}: there is no setting {name}: {meant}")
+        raise UserError(f"{path}: there is no setting {name}: {meant(like[:3])}")
+
+
+def meant(near: Sequence[str]) -> str:
+    return f"did you mean {' or '.join(near)}?" if near else "--help lists them."
 
 
 def setting_names(values: dict[str, Any], above: str = "") -> Iterator[str]:
@@ -301,12 +304,10 @@ def check_flags(words: Sequence[str], settings: dict[str, Any]) -> None:
     known = [f"--{name.replace('_', '-')}" for name in names]
     for flag in (word.split("=")[0] for word in words if word.startswith("--")):
         if near := () if flag in known else difflib.get_close_matches(flag, known, n=3):
-            raise UserError(f"there is no flag {flag}: did you mean {' or '.join(near)}?")
+            raise UserError(f"there is no flag {flag}: {meant(near)}")
 
 
 def check_preset(word: str) -> None:
-    if word.startswith("-") or word in PRESETS:
-        return
-    near = difflib.get_close_matches(word, PRESETS, n=3)
-    meant = f"did you mean {' or '.join(near)}?" if near else "--help lists them."
-    raise UserError(f"there is no preset or recipe {word!r}: {meant}")
+    if not word.startswith("-") and word not in PRESETS:
+        near = difflib.get_close_matches(word, PRESETS, n=3)
+        raise UserError(f"there is no preset or recipe {word!r}: {meant(near)}")

@@ -12,7 +12,7 @@ process that gives an unknown one.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -55,7 +55,7 @@ def make_mesh(flag: str, devices: Sequence[jax.Device]) -> Mesh:
 
 def mesh_sizes(flag: str, n_devices: int) -> dict[str, int]:
     """The size of each axis; unnamed axes have size 1, and `""` puts all devices on fsdp."""
-    given = dict(parse(flag)) if flag else {"fsdp": n_devices}
+    given = parse(flag) if flag else {"fsdp": n_devices}
     product = math.prod(given.values())
     if product != n_devices:
         others = {axis: size for axis, size in given.items() if axis != "fsdp"}
@@ -70,22 +70,23 @@ def mesh_sizes(flag: str, n_devices: int) -> dict[str, int]:
     return {axis: given.get(axis, 1) for axis in MESH_AXES}
 
 
-def parse(flag: str) -> Iterator[tuple[str, int]]:
+def parse(flag: str) -> dict[str, int]:
     """The axes and sizes of `--mesh`, in the order given."""
-    seen = set()
+    sizes: dict[str, int] = {}
     for part in flag.split(","):
         axis, _, size = part.strip().partition("=")
-        if axis not in MESH_AXES:
+        wrong = {
+            f"{part!r} names no axis": axis not in MESH_AXES,
+            f"{axis} is given twice": axis in sizes,
+            f"{axis} has the size {size!r}": not (size.isdecimal() and int(size) > 0),
+        }
+        if any(wrong.values()):
             raise UserError(
-                f"--mesh {flag}: {part!r} names no axis; give AXIS=SIZE with an axis among "
-                f"{', '.join(MESH_AXES)}, for example --mesh data=2,fsdp=4."
+                f"--mesh {flag}: {next(filter(wrong.get, wrong))}; give AXIS=SIZE, each axis once, "
+                f"with sizes from 1 and axes among {', '.join(MESH_AXES)}, as data=2,fsdp=4."
             )
-        if axis in seen:
-            raise UserError(f"--mesh {flag}: {axis} is given twice; give each axis once.")
-        if not (size.isdecimal() and int(size) > 0):
-            raise UserError(f"--mesh {flag}: {axis} has the size {size!r}; give 1 or more.")
-        seen.add(axis)
-        yield axis, int(size)
+        sizes[axis] = int(size)
+    return sizes
 
 
 def logical_axes(path: str) -> tuple[str | None, ...] | None:
@@ -188,5 +189,5 @@ def set_xla_flags(mesh: str, environment: MutableMapping[str, str]) -> None:
 
     XLA takes the last value of a flag that is given twice: what the user sets wins.
     """
-    if flags := xla_flags(dict(parse(mesh)) if mesh else {}):
+    if flags := xla_flags(parse(mesh) if mesh else {}):
         environment["XLA_FLAGS"] = f"{flags} {environment.get('XLA_FLAGS', '')}".strip()
