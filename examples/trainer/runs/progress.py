@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -23,19 +23,6 @@ from examples.trainer.settings.machines import TrackerName
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system import files, optional_packages
 from examples.trainer.training.evaluate import in_words, short
-
-
-class Observer(Protocol):
-    """Follows a run from `begin` to `close`."""
-
-    def begin(self, step: int) -> None:
-        """The run starts after this step."""
-
-    def record(self, step: int, figures: dict[str, Any]) -> None:
-        """Takes the figures of a record of `metrics.jsonl`."""
-
-    def close(self) -> None:
-        """The run has ended, or was stopped."""
 
 
 def in_short(figures: dict[str, Any]) -> str:
@@ -205,3 +192,7 @@ def trackers(
     """The trackers that flags name, in the process that writes."""
     asked = dict.fromkeys(names) if processes.is_first() else ()
     return [Tracker(name, folder, config, say) for name in asked]
+
+
+Observer = Display | Tracker
+"""Follows a run: `begin` after a step, `record` for each record of `metrics.jsonl`, `close`."""
