@@ -82,8 +82,8 @@ def parse(flag: str) -> dict[str, int]:
         }
         if any(wrong.values()):
             raise UserError(
-                f"--mesh {flag}: {next(filter(wrong.get, wrong))}; give AXIS=SIZE, each axis once, "
-                f"with sizes from 1 and axes among {', '.join(MESH_AXES)}, as data=2,fsdp=4."
+                f"--mesh {flag}: {next(filter(wrong.get, wrong))}; give 1 or more devices for some "
+                f"of {', '.join(MESH_AXES)}, each once, for example --mesh data=2,fsdp=4."
             )
         sizes[axis] = int(size)
     return sizes
