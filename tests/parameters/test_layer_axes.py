@@ -110,7 +110,7 @@ def test_without_an_axis_stacked_attention_is_not_taken_for_heads():
     "options, message",
     [
         ({"layer_axes": {"lyers": 0}}, r"match no parameter: 'lyers'"),
-        ({"layer_axes": {"layers": 5}}, r"has no axis \(5,\), over which layers"),
+        ({"layer_axes": {"layers": 6}}, r"has no axis \(6,\), over which layers"),
         (
             {"rules": [("wi/kernel", Dims(1, 2))], "layer_axes": {"layers": 0}},
             r"layers/mlp/wi/kernel, without the axes of its layers: .*the shape that one layer has",

@@ -122,6 +122,12 @@ def test_a_function_of_a_users_own_takes_options():
     def mine(learning_rate, link=baselines.NorMuon(beta2=0.5), *, twice=False, **where):  # noqa: B008
         return omp.optimizer(link, learning_rate * (1 + twice), **where)
 
+    @takes_options
+    def alone(learning_rate, link=baselines.NorMuon()):  # noqa: B008
+        """A rule."""
+
+    for made, has_rest in ((mine, True), (alone, False)):
+        assert ("All other arguments are those of" in made.__doc__) == has_rest
     assert_same(
         mine(0.1, twice=True, nu_eps=1e-3, adam_b1=0.5, rules=()),
         baselines.normuon(0.2, beta2=0.5, nu_eps=1e-3, adam_b1=0.5),
