@@ -3,7 +3,7 @@
 Read ``plainly`` first: it says what a chain does to the matrices of a tree. ``layout`` says which
 axes of a parameter make them, and ``chain`` joins links. ``momentum`` and ``fused`` are links,
 ``partition`` gives other parameters to AdamW, and ``leaves`` has a record of each parameter.
-``order`` and ``checks`` refuse what is wrong.
+``rates`` and ``checks`` refuse what is wrong.
 """
 
 from optax_muonplus.frame.chain import ChainTransformation as ChainTransformation
@@ -13,7 +13,6 @@ from optax_muonplus.frame.chain import Part as Part
 from optax_muonplus.frame.chain import Resolver as Resolver
 from optax_muonplus.frame.chain import links_of as links_of
 from optax_muonplus.frame.chain import matrix_chain as matrix_chain
-from optax_muonplus.frame.chain import parts_of as parts_of
 from optax_muonplus.frame.checks import beside_updates as beside_updates
 from optax_muonplus.frame.checks import check_gradients as check_gradients
 from optax_muonplus.frame.checks import mark_as_last as mark_as_last
@@ -45,13 +44,6 @@ from optax_muonplus.frame.momentum import MomentumTransformation as MomentumTran
 from optax_muonplus.frame.momentum import Storage as Storage
 from optax_muonplus.frame.momentum import buffers_of as buffers_of
 from optax_muonplus.frame.momentum import state_of as state_of
-from optax_muonplus.frame.order import DecayedWeights as DecayedWeights
-from optax_muonplus.frame.order import LearningRate as LearningRate
-from optax_muonplus.frame.order import check_decay as check_decay
-from optax_muonplus.frame.order import has_momentum as has_momentum
-from optax_muonplus.frame.order import has_rate as has_rate
-from optax_muonplus.frame.order import is_own as is_own
-from optax_muonplus.frame.order import named as named
 from optax_muonplus.frame.partition import Rest as Rest
 from optax_muonplus.frame.partition import partition as partition
 from optax_muonplus.frame.partition import promoted as promoted
@@ -60,3 +52,9 @@ from optax_muonplus.frame.plainly import Read as Read
 from optax_muonplus.frame.plainly import Run as Run
 from optax_muonplus.frame.plainly import Sources as Sources
 from optax_muonplus.frame.plainly import plainly as plainly
+from optax_muonplus.frame.rates import DecayedWeights as DecayedWeights
+from optax_muonplus.frame.rates import LearningRate as LearningRate
+from optax_muonplus.frame.rates import comes_before_rates as comes_before_rates
+from optax_muonplus.frame.rates import has_rate as has_rate
+from optax_muonplus.frame.rates import is_own as is_own
+from optax_muonplus.frame.rates import named as named

@@ -18,11 +18,11 @@ from optax_muonplus.frame.checks import (
 from optax_muonplus.frame.fused import DualNorm, FusedLink
 from optax_muonplus.frame.layout import DimensionNumbersTree
 from optax_muonplus.frame.leaves import LeafInfo, ResolvedTree
-from optax_muonplus.frame.momentum import Momentum, MomentumTransformation
-from optax_muonplus.frame.order import DecayedWeights, LearningRate, check_downhill, check_order
+from optax_muonplus.frame.momentum import Momentum
 from optax_muonplus.frame.plainly import Run, plainly
+from optax_muonplus.frame.rates import DecayedWeights, LearningRate, check_downhill
 from optax_muonplus.messages import check_leaves, classes_of, explain, wrong_state
-from optax_muonplus.method import ArrayFunction, MatrixFunction, narrowed
+from optax_muonplus.method import MatrixFunction, narrowed
 
 
 class Link(Protocol):
@@ -105,10 +105,8 @@ Made = TypeVar("Made", bound=ChainTransformation)
 _in_a_chain = contextvars.ContextVar("_in_a_chain", default=False)
 
 
-def matrix_chain(*links: Part, resolve: Resolver, run: Run = plainly) -> MatrixTransformation:
-    """Makes one transformation of what ``optax_muonplus.matrix_chain`` takes."""
-    parts = tuple(part for link in links for part in parts_of(link))
-    check_order(parts)
+def matrix_chain(*parts: Any, resolve: Resolver, run: Run = plainly) -> MatrixTransformation:
+    """Makes one transformation of the parts of what ``optax_muonplus.matrix_chain`` takes."""
     chain = Chain.of(parts, run)
 
     def init(params: optax.Params, tree: ResolvedTree) -> optax.OptState:
@@ -120,38 +118,6 @@ def matrix_chain(*links: Part, resolve: Resolver, run: Run = plainly) -> MatrixT
         return chain.update(updates, state, params, tree.leaves, extra)
 
     return Resolved(init, update, resolve, run).transformation(MatrixTransformation, parts)
-
-
-def parts_of(link: Any) -> tuple[Any, ...]:
-    """Returns the parts of a link: one, or those of a chain."""
-    if isinstance(link, MatrixTransformation):
-        if link.weight_dimension_numbers is not None or link.sharding is not None:
-            raise ValueError(
-                "A link of a chain has weight_dimension_numbers or a sharding of its own. Give them"
-                " to matrix_chain, or to the optimizer that the chain is for: all links get them."
-            )
-        return link.parts
-    if isinstance(link, ChainTransformation):
-        raise ValueError(
-            "A chain got a whole optimizer, such as omp.muonplus(0.02), in the place of a link: it"
-            " has a learning rate and AdamW of its own. Pass the rule for matrices alone, such as"
-            " omp.scale_by_muonplus()."
-        )
-    if isinstance(link, MomentumTransformation):
-        return (link.momentum,)
-    if isinstance(link, optax.GradientTransformation | MatrixFunction | Momentum | DualNorm):
-        return (link,)
-    if hasattr(link, "init") and hasattr(link, "update"):
-        return (link,)
-    if callable(link):
-        return (ArrayFunction(link),)
-    if isinstance(link, list | tuple):
-        raise TypeError("matrix_chain got a list. Pass its links one by one: matrix_chain(*links).")
-    raise TypeError(
-        f"matrix_chain got {type(link).__name__}, which is no link: pass transformations, functions"
-        " on arrays (*batch, out, in), or objects with init(params, leaves) and update(updates,"
-        " state, params, leaves)."
-    )
 
 
 def links_of(transformation: Any) -> tuple[Any, ...]:

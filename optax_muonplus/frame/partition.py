@@ -7,15 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus.frame.chain import (
-    Chain,
-    ChainTransformation,
-    MatrixTransformation,
-    Resolved,
-    Resolver,
-    parts_of,
-)
+from optax_muonplus.frame.chain import Chain, ChainTransformation, Resolved, Resolver
 from optax_muonplus.frame.leaves import ADAM, MUON, ResolvedTree
+from optax_muonplus.frame.plainly import Run, plainly
 from optax_muonplus.method import narrowed
 
 
@@ -34,15 +28,11 @@ class Rest(Protocol):
         ...
 
 
-def partition(chain: Any, adamw: Rest, resolve: Resolver) -> ChainTransformation:
-    """Gives the matrices of a tree to a chain, and everything else to AdamW."""
-    if not isinstance(chain, MatrixTransformation):
-        raise TypeError(
-            f"The chain for matrices is {type(chain).__name__}, which cannot be told what each"
-            " matrix is. Make it with optax_muonplus.matrix_chain(...) in place of optax.chain."
-        )
-    parts = parts_of(chain)
-    matrices = Chain.of(parts, chain.run)
+def partition(
+    *parts: Any, adamw: Rest, resolve: Resolver, run: Run = plainly
+) -> ChainTransformation:
+    """Gives the matrices of a tree to a chain of parts, and everything else to AdamW."""
+    matrices = Chain.of(parts, run)
     others = optax.with_extra_args_support(_with_rate(adamw, parts).transformation())
 
     def init(params: optax.Params, tree: ResolvedTree) -> optax.OptState:
@@ -61,7 +51,7 @@ def partition(chain: Any, adamw: Rest, resolve: Resolver) -> ChainTransformation
         merged = jax.tree.map(lambda x, m, r: m if x == MUON else r, labels, new, rest)
         return merged, _partition_state(of_matrices, of_others)
 
-    return Resolved(init, update, resolve, chain.run).transformation(ChainTransformation, parts)
+    return Resolved(init, update, resolve, run).transformation(ChainTransformation, parts)
 
 
 def _update_in_float32(

@@ -6,9 +6,9 @@ from typing import Any
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.frame import DecayedWeights, check_decay
+from optax_muonplus.frame import DecayedWeights
 from optax_muonplus.method import DECAY, NOT_NEGATIVE, check_flag, check_number
-from optax_muonplus.transforms._decay import add_decayed_weights, check_rate
+from optax_muonplus.transforms._decay import add_decayed_weights, check_decay, check_rate
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from optax_muonplus.frame import (
 )
 from optax_muonplus.run import efficiently
 from optax_muonplus.transforms._adamw import AdamW
+from optax_muonplus.transforms._order import check_order, parts_of
 from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, TreeResolver, reader_of
 
 
@@ -68,7 +69,9 @@ def matrix_chain(
       (4, 8)
     """
     resolve = TreeResolver(reader_of(weight_dimension_numbers, rules, layer_axes), sharding)
-    return frame.matrix_chain(*links, resolve=resolve, run=run)
+    parts = [part for link in links for part in parts_of(link)]
+    check_order(parts)
+    return frame.matrix_chain(*parts, resolve=resolve, run=run)
 
 
 def partition_with_adamw(
@@ -101,5 +104,11 @@ def partition_with_adamw(
       ValueError: for a chain with dimension numbers of its own, and without a learning rate for
         AdamW: neither in ``adamw`` nor in the chain.
     """
+    if not isinstance(chain, MatrixTransformation):
+        raise TypeError(
+            f"The chain for matrices is {type(chain).__name__}, which cannot be told what each"
+            " matrix is. Make it with optax_muonplus.matrix_chain(...) in place of optax.chain."
+        )
+    parts = parts_of(chain)
     resolve = TreeResolver(reader_of(weight_dimension_numbers, rules, layer_axes), sharding)
-    return frame.partition(chain, adamw or AdamW(), resolve)
+    return frame.partition(*parts, adamw=adamw or AdamW(), resolve=resolve, run=chain.run)

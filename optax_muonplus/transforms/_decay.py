@@ -99,6 +99,17 @@ def check_rate(name: str, value: Any) -> None:
         check_number(name, value, RATE)
 
 
+def check_decay(name: str, weight_decay: Any, learning_rate: Any) -> None:
+    """Raises ValueError if a step of decay, of numbers, turns parameters round."""
+    numbers = weight_decay, learning_rate
+    if all(isinstance(x, int | float) for x in numbers) and weight_decay * learning_rate > 1:
+        raise ValueError(
+            f"{name}={weight_decay} times the learning rate {learning_rate} is more than 1, so that"
+            " each update would turn the sign of every parameter. Decay is multiplied by the"
+            " learning rate here; 0.1 is usual."
+        )
+
+
 def _decayed_where_they_agree(
     link: optax.GradientTransformation, updates: optax.Updates, state: Any, params: optax.Params
 ) -> tuple[optax.Updates, Any]:

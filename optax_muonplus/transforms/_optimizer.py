@@ -18,13 +18,13 @@ from optax_muonplus.frame import (
     Rest,
     has_rate,
     named,
-    parts_of,
 )
 from optax_muonplus.method import ScaleByShape, check_flag
 from optax_muonplus.run import efficiently
 from optax_muonplus.transforms._adamw import AdamW
 from optax_muonplus.transforms._chains import matrix_chain, partition_with_adamw
 from optax_muonplus.transforms._decay import add_decayed_weights, scale_by_learning_rate
+from optax_muonplus.transforms._order import parts_of
 from optax_muonplus.transforms._rules import check_is_made
 from optax_muonplus.trees import LayerAxes, Rules, ShardingTree
 

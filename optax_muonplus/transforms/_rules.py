@@ -10,10 +10,10 @@ from optax_muonplus.frame import (
     DualNorm,
     Momentum,
     MomentumTransformation,
-    has_momentum,
     is_own,
 )
 from optax_muonplus.method import ArrayFunction, MatrixFunction, Orthogonalize
+from optax_muonplus.transforms._order import has_momentum
 
 
 def check_rule(link: Any, rule: Any, needs_polar_factor: bool = True) -> None:
