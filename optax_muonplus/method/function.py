@@ -157,13 +157,6 @@ class ViaTranspose(MatrixFunction):
     def transposed(self) -> MatrixFunction:
         return self.function
 
-    @property
-    def input_dtype(self) -> jnp.dtype | None:
-        return self.function.input_dtype
-
-    def flops(self, shape: tuple[int, int]) -> int:
-        return self.function.flops(shape[::-1])
-
 
 @matrix_function
 class Composition(MatrixFunction):

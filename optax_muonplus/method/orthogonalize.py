@@ -157,8 +157,7 @@ class Orthogonalize(MatrixFunction):
         return (_kept if is_static else for_steps)(self.ns_coeffs, self.ns_steps)
 
 
-# Typed, because True is no number of steps, and equals one.
-_kept: Callable[..., Coefficients] = functools.lru_cache(typed=True)(for_steps)
+_kept: Callable[..., Coefficients] = functools.lru_cache(for_steps)
 
 
 def _hashable(ns_coeffs: CoefficientsLike) -> str | tuple[Any, ...]:
