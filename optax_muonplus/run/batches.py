@@ -55,8 +55,7 @@ class MatrixBatch(NamedTuple):
     def program_key(self) -> tuple[Any, ...]:
         """Shape, dtypes and layout, which are equal for batches that share a program."""
         sources = tuple((x.dtype, x.shape[-2:]) for x in self.sources)
-        dtypes = sources, self.array_dtype, self.dtype, self.result_dtype
-        return self.shape[-2:], dtypes, self.transposed
+        return sources, self.array_dtype, self.dtype, self.result_dtype, self.transposed
 
     def apply(self, steps: Composition) -> Callable[[jax.Array], jax.Array]:
         """Returns ``steps`` of arrays like this one."""
