@@ -73,8 +73,8 @@ def _type(x: Any) -> Any:
     """Returns what a record needs to know of an array: its type, and how a concrete one lies."""
     try:
         return jax.typeof(x), getattr(x, "sharding", None)
-    except TypeError:  # it is no array, and refused
-        return type(x)
+    except TypeError:  # it is no array of JAX
+        return type(x), getattr(x, "shape", None), getattr(x, "dtype", None)
 
 
 def partition_labels(
