@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,5 +106,5 @@ def test_bits_per_byte_are_left_out_and_it_is_said(tmp_path, capsys):
 )
 def test_a_tokenizer_without_a_word_for_the_rest_is_refused(tmp_path, model, said):
     with pytest.raises(UserError, match=said):
-        loaded = tokenizer.load(saved(tmp_path, Tokenizer(model)))
+        loaded = tokenizer.load(Path(saved(tmp_path, Tokenizer(model))))
         list(tokenizer.encode(loaded, TEXT))
