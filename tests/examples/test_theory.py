@@ -1,0 +1,138 @@
+"""The paper's theory: the map of eigenvalues, the shift of variances, and curvatures of blocks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from examples.experiments.theory import curvature, regions, variance
+from optax_muonplus import coefficients
+from tests.support import reference, reference_coefficients
+from tests.support import reference_theory as exact
+
+PAPER = (2, -1.5, 0.5)
+COMPOSED = [("jordan", 5), ("polar_express", 2), (PAPER, 12), ((1.5, -0.5), 6)]
+
+
+# The map g of eigenvalues
+
+
+@pytest.mark.parametrize("ns_coeffs, steps", COMPOSED)
+def test_maps_slopes_and_regions_agree_with_a_hundred_digits(ns_coeffs, steps):
+    rows = coefficients.for_steps(ns_coeffs, steps).rows
+    lam = np.concatenate([[0, 1e-9, 1], np.random.default_rng(0).uniform(0, 1, 20)])
+    value, slope = zip(*(exact.value_and_slope(rows, x) for x in lam), strict=True)
+    # What each step rounds, the slopes of the later ones multiply.
+    np.testing.assert_allclose(
+        regions.g(lam, ns_coeffs, steps), np.array(value, float), rtol=1e-10, atol=1e-12
+    )
+    slope = np.array(slope, float)
+    np.testing.assert_allclose(
+        regions.g_prime(lam, ns_coeffs, steps), slope, rtol=1e-9, atol=1e-12 * abs(slope).max()
+    )
+    found = regions.composed_regions(ns_coeffs, steps)
+    for spans, sign in ((found.amplification, 1), (found.reduction, -1)):
+        for low, high in spans:
+            if high - low > 1e-3 * high:  # others are thinner than a line of a plot
+                for x in [low * (1 + 1e-4)] * (low > 0) + [high * (1 - 1e-4)] * (high < 1):
+                    slope = exact.value_and_slope(rows, x)[1]
+                    assert np.sign(float(abs(slope) - 1)) == sign, (low, high)
+
+
+def test_phi_is_what_newton_schulz_does_to_normalized_singular_values():
+    x = np.random.default_rng(0).standard_normal((6, 9))
+    sigma = np.linalg.svd(x, compute_uv=False) / np.linalg.norm(x)
+    after = np.linalg.svd(reference.newton_schulz(x, "jordan", 5), compute_uv=False)
+    found = np.sort(abs(regions.phi(sigma, "jordan", 5)))
+    np.testing.assert_allclose(found, np.sort(after), rtol=1e-10)
+    assert regions.phi(0.5, PAPER) == 2 * 0.5 - 1.5 * 0.5**3 + 0.5 * 0.5**5
+
+
+@pytest.mark.parametrize("row", [*reference_coefficients.YOU, *reference_coefficients.DION, PAPER])
+def test_regions_of_a_step_end_at_the_roots_of_the_expanded_quartic(row):
+    found = regions.composed_regions(row, 1)
+    spans = sorted([*found.amplification, *found.reduction])
+    assert spans[0][0] == 0 and spans[-1][1] == 1
+    ends = [high for _, high in spans[:-1]]
+    np.testing.assert_allclose(ends, exact.ends(row), rtol=0, atol=1e-9)
+
+
+def test_regions_of_published_rows_to_the_digits_of_a_plot():
+    """Typed in after reading them off np.roots once: a change of convention would show here."""
+    found = regions.composed_regions("jordan", 1).amplification
+    np.testing.assert_allclose(found, [(0, 0.2579), (0.3779, 0.8927)], atol=5e-5)
+    np.testing.assert_allclose(regions.corollary_delta(PAPER), 0.3753, atol=5e-5)
+    assert regions.corollary_delta((2.0, 1.0)) == 1  # |g'| > 1 everywhere
+    with pytest.raises(ValueError, match=r"phi'\(0\) > 1; those of .* give"):
+        regions.corollary_delta((1.0, 0.5))
+
+
+# The shift of variances
+
+
+@pytest.mark.parametrize("size", [7, 14])
+@pytest.mark.parametrize("ns_coeffs, steps", [("jordan", 1), ("you", 5), (PAPER, 4)])
+def test_lemma_is_that_of_the_moments_of_the_sphere_and_of_a_simulation(ns_coeffs, steps, size):
+    s = np.logspace(0, -1.5, 7)
+    s /= np.linalg.norm(s)
+    closed = variance.expected_variance_shift(np.stack([s, s]), ns_coeffs, steps, size=size)
+    pairs = variance.pairwise_variance_shift(s, ns_coeffs, steps, size=size)
+    after = exact.expected_variance(regions.g(s * s, ns_coeffs, steps), size)
+    np.testing.assert_allclose(closed, after - exact.expected_variance(s * s, size), rtol=1e-9)
+    np.testing.assert_allclose(closed, [pairs, pairs], rtol=1e-10)
+    mean, error = variance.simulate_variance_shift(s, ns_coeffs, steps, size=size, samples=4000)
+    assert abs(mean - pairs) < 3 * error < 0.5 * abs(pairs)
+
+
+@pytest.mark.parametrize(
+    "given, size, message",
+    [
+        ([], None, r"\(\*batch, r\), not \(0,\)"),
+        ([0.5, 1.2], None, "from 0.5 to 1.2. Divide them"),
+        ([np.nan], None, r"singular values in \[0, 1\]"),
+        ([0.5] * 3, 2, "size=2 rows cannot have 3"),
+    ],
+)
+def test_bad_spectra_are_named(given, size, message):
+    with pytest.raises(ValueError, match=message):
+        variance.expected_variance_shift(given, size=size)
+
+
+# Curvatures
+
+
+@pytest.mark.parametrize("side", ["row", "col"])
+def test_curvatures_and_bound_of_a_quadratic_are_those_of_its_dense_hessian(side):
+    half = np.random.default_rng(0).standard_normal((20, 20))
+    hessian = half + half.T
+    at = {"w": jnp.ones((4, 5))}
+
+    def loss(matrices):
+        x = matrices["w"].reshape(-1)
+        return 0.5 * jnp.dot(x, jnp.asarray(hessian, jnp.float32) @ x)
+
+    key = jax.random.key(0)
+    found = jax.jit(lambda m: curvature.block_curvatures(loss, m, side, key=key, iterations=2000))(
+        at
+    )
+    places = np.arange(20).reshape(4, 5)
+    blocks = places if side == "row" else places.T
+    norms = exact.block_norms(hessian, blocks)
+    np.testing.assert_allclose(found["w"], norms, rtol=2e-4)
+    gradient, update = np.random.default_rng(1).standard_normal((2, 4, 5))
+    bound = curvature.descent_bound(found, {"w": gradient}, {"w": update}, side)["w"]
+    slope = np.sum(gradient * update)
+    total = sum(n * np.sum(update.ravel()[b] ** 2) for n, b in zip(norms, blocks, strict=True))
+    expected = (slope, total, total / np.sum(update**2), slope / total, slope**2 / total / 2)
+    np.testing.assert_allclose(bound, expected, rtol=5e-4)
+
+
+def test_norm_of_an_indefinite_block_and_a_zero_update():
+    """diag(3, -3, 1): no eigenvector is found, but the norm is."""
+    found = curvature.block_curvatures(
+        lambda m: 0.5 * jnp.sum(jnp.asarray([[3.0, -3.0, 1.0]]) * m["w"] ** 2),
+        {"w": jnp.ones((1, 3))}, key=jax.random.key(2),
+    )  # fmt: skip
+    np.testing.assert_allclose(found["w"], [3], rtol=1e-6)
+    zero = {"w": jnp.zeros((1, 3))}
+    assert all(float(x) == 0 for x in curvature.descent_bound(found, zero, zero)["w"])
