@@ -1,23 +1,30 @@
-"""Sweeps: each run is done once and in full, by one process or several."""
+"""Sweeps: their grids and update rules, and that each run is done once and in full."""
 
 import dataclasses
 import json
 import math
 import os
-import shutil
 import signal
 import unittest.mock
+from typing import get_args
 
+import jax
+import numpy as np
 import pytest
-from filelock import FileLock
 
+import optax_muonplus as omp
 from examples import report, sweep
+from examples.experiments.sweeps import command_line as sweep_command_line
+from examples.experiments.sweeps import grid
 from examples.experiments.sweeps import run as sweep_run
 from examples.experiments.sweeps.grid import Grid, Trial
 from examples.experiments.sweeps.ledger import Ledger
-from examples.experiments.sweeps.results import MUON
+from examples.experiments.sweeps.results import ADAMW, MUON
+from examples.trainer.settings import rules
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, program
+from tests.support import reference
 from tests.support.imported import Started
 from tests.support.sweep_results import PLUS, result
 from tests.support.trainer import (
@@ -31,6 +38,138 @@ from tests.support.trainer import (
 )
 
 pytestmark = pytest.mark.usefixtures("one_device")
+
+EVERYTHING = Grid(
+    orthos=("jordan", "you", "polar_express", "cubic", "svd"), frobenius=("free", "matched")
+)
+
+
+def rule_of(base, asked, trial):
+    """The update rule of a run."""
+    return grid.configure(RunConfig(optimizer=base), asked, trial, "runs").optimizer
+
+
+def test_methods_of_a_grid_and_their_names():
+    assert [method.name for method in grid.methods(Grid())] == [
+        "AdamW",
+        "Muon",
+        "Muon+ col",
+        "Muon+ row",
+        "Muon+ col_row",
+        "Muon+ row_col",
+    ]
+    assert len(list(grid.methods(EVERYTHING))) == 1 + 5 * (1 + 4 * 2)
+    names = {Trial(m, rate, 0).name for m in grid.methods(EVERYTHING) for rate in (0.1, 0.01)}
+    assert len(names) == 2 * 46
+    assert get_args(rules.Norm) == get_args(omp.matrices.Norm)  # those of the library
+    plan = Grid(("muon", "mano"))
+    assert [grid.rates(plan, x) for x in grid.methods(plan)] == [plan.rates, plan.adam_rates]
+
+
+def test_a_polar_step_says_its_number_of_steps():
+    plan = Grid(("muon",), orthos=("jordan", "jordan-3", "cubic-4", "svd"))
+    found = [rule_of(OptimizerConfig(), plan, Trial(m, 0.1, 0)) for m in grid.methods(plan)]
+    assert [(rule.ns_coeffs, rule.ns_steps, rule.polar) for rule in found] == [
+        ("jordan", 5, "auto"),
+        ("jordan", 3, "auto"),
+        ("cubic", 4, "auto"),
+        ("jordan", 5, "svd"),
+    ]
+    assert [method.name for method in grid.methods(plan)][1:3] == ["Muon jordan-3", "Muon cubic-4"]
+
+
+@pytest.mark.parametrize("word", ["aol", "schatten"])
+@pytest.mark.parametrize("name", ["muonplus", "normuon"])
+def test_the_preconditioning_of_a_run_reaches_its_rule(word, name):
+    rng = np.random.default_rng(0)
+    params = {"up": {"kernel": np.asarray(rng.normal(size=(12, 6)), np.float32)}}
+    updates = []
+    for given in ("frobenius", word):
+        config = OptimizerConfig(name, ns_coeffs="cubic", preconditioning=given)
+        rule = optimizers.build(config, steps=10)
+        updates.append(rule.update(params, rule.init(params), params)[0]["up"]["kernel"])
+    assert np.abs(updates[0] - updates[1]).max() > 0.01 * np.abs(updates[0]).max()
+
+
+def test_further_seeds_are_run_at_the_best_rate():
+    plan = Grid(optimizers=("muon",), rates=(0.1, 0.2, 0.3), seeds=3)
+    first = [Trial(MUON, rate, 0) for rate in plan.rates]
+    losses = dict(zip(first, (2.0, 1.0, math.inf), strict=True))
+    assert list(grid.wanted(plan, {first[0]: 2.0})) == first
+    assert list(grid.wanted(plan, losses)) == [*first, Trial(MUON, 0.2, 1), Trial(MUON, 0.2, 2)]
+    assert grid.count(plan, {}) == 5
+
+
+def test_the_mean_of_the_first_seeds_chooses_the_rate():
+    plan = Grid(optimizers=("muon",), rates=(0.1, 0.2), seeds=3, chosen_by=2)
+    first = [Trial(MUON, rate, seed) for rate in plan.rates for seed in (0, 1)]
+    losses = dict(zip(first, (1.0, 2.0, 1.3, 1.4), strict=True))  # 0.1 is better by the first alone
+    assert list(grid.wanted(plan, losses)) == [*first, Trial(MUON, 0.2, 2)]
+    assert grid.count(plan, {}) == 5
+
+
+def test_a_walk_ends_when_the_best_rate_has_a_neighbour_on_either_side():
+    plan = Grid(("muon",), rates=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6), seeds=2, start=0.5)
+    losses = {}
+    while left := [trial for trial in grid.wanted(plan, losses) if trial not in losses]:
+        losses[left[0]] = abs(left[0].rate - 0.2)
+    order = [(trial.rate, trial.seed) for trial in losses]
+    assert order == [(0.4, 0), (0.5, 0), (0.6, 0), (0.3, 0), (0.2, 0), (0.1, 0), (0.2, 1)]
+    assert grid.count(plan, losses) == 7 == len(list(grid.wanted(plan, losses)))
+
+
+@pytest.mark.parametrize("method", list(grid.methods(EVERYTHING)), ids=lambda method: method.name)
+def test_one_step_of_every_method(method):
+    rng = np.random.default_rng(0)
+    kernel, table = rng.normal(size=(12, 6)), rng.normal(size=(3, 6))
+    base = OptimizerConfig(weight_decay=0.1, clip_norm=None, nesterov=False)
+    config = rule_of(base, EVERYTHING, Trial(method, 0.03, 0))
+    params = {"up": {"kernel": kernel}, "wte": {"embedding": table}}
+    params = jax.tree.map(lambda x: np.asarray(x, np.float32), params)
+    grads = jax.tree.map(lambda x: np.asarray(rng.normal(size=x.shape), np.float32), params)
+    rule = optimizers.build(config, steps=10)
+    updates, _ = rule.update(grads, rule.init(params), params)
+    betas = {"b1": base.adam_b1, "b2": base.adam_b2}
+    g, rate = grads["wte"]["embedding"], base.adam_learning_rate
+    expected, *_ = reference.adamw_step(table, 0.0, 0.0, g, 1, learning_rate=rate, **betas)
+    np.testing.assert_allclose(updates["wte"]["embedding"], expected, rtol=1e-5, atol=1e-7)
+    w, g = kernel.T, grads["up"]["kernel"].T.astype(float)
+    if method == ADAMW:
+        options = {"learning_rate": 0.03, "weight_decay": 0.1, **betas}
+        expected, *_ = reference.adamw_step(w, 0.0, 0.0, g, 1, **options)
+    else:
+        expected, _ = reference.muonplus_step(
+            w,
+            np.zeros_like(w),
+            g,
+            1,
+            learning_rate=0.03,
+            table=method.ortho,
+            norm=method.norm or "none",
+            match_frobenius=method.frobenius == "matched",
+            weight_decay=0.1,
+        )
+    error = np.linalg.norm(updates["up"]["kernel"].T - expected) / np.linalg.norm(expected)
+    assert error < 1e-5
+
+
+def test_recipes_have_the_rates_of_the_paper():
+    plan = sweep_command_line.parse(["llama-60m"])[0].grid
+    assert plan.rates == (0.005, 0.01, 0.02, 0.04, 0.06, 0.08) and plan.same_rate
+    rule = rule_of(OptimizerConfig(adam_learning_rate=0.5), plan, Trial(PLUS, 0.06, 0))
+    assert rule.adam_learning_rate == 0.06
+    assert sweep_command_line.parse(["gpt-small-muon"])[0].grid.rates == (
+        0.003,
+        0.005,
+        0.01,
+        0.02,
+        0.04,
+    )
+    assert not sweep_command_line.parse([])[0].grid.same_rate
+
+
+# Runs
+
 
 SMALL = ["--grid.optimizers", "muon", "muonplus", "--grid.norms", "col_row", "--grid.seeds", "2"]
 
@@ -127,17 +266,6 @@ def test_processes_share_the_runs_of_a_sweep(done, tmp_path, text):
     assert ours == whole
 
 
-def test_locked_run_is_not_claimed(done, tmp_path):
-    ledger = Ledger(tmp_path)
-    (tmp_path / "locks").mkdir()
-    plan = Grid(optimizers=("muon",), rates=(0.1, 0.2))
-    display = unittest.mock.Mock()
-    with FileLock(tmp_path / "locks" / Trial(MUON, 0.1, 0).name):
-        claimed = sweep_run.claim(plan, tmp_path, ledger, display)
-    assert claimed and claimed[0] == Trial(MUON, 0.2, 0)
-    claimed[1].release()
-
-
 def test_run_finished_by_another_process_is_not_claimed(tmp_path):
     class Late(Ledger):
         """Another process writes down a run right after it was first looked at."""
@@ -159,14 +287,6 @@ def test_folder_of_another_sweep_is_refused(done, text, capsys):
     assert "which has another base.steps" in capsys.readouterr().err
 
 
-def test_sweep_older_than_a_setting_continues(done, tmp_path, text):
-    shutil.copytree(done, tmp_path / "s")
-    plan = json.loads((done / "sweep.json").read_text())
-    del plan["base"]["optimizer"]["record_every"]
-    (tmp_path / "s" / "sweep.json").write_text(json.dumps(plan))
-    assert run(text, tmp_path) == 0
-
-
 def test_report_refuses_a_damaged_or_empty_ledger(tmp_path, capsys):
     (tmp_path / "runs.jsonl").write_text('{"method": 3}\n')
     assert report.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
@@ -174,25 +294,3 @@ def test_report_refuses_a_damaged_or_empty_ledger(tmp_path, capsys):
     (tmp_path / "runs.jsonl").write_text("")
     assert report.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "no finished runs" in capsys.readouterr().err
-
-
-def error_of(capsys, *argv):
-    assert sweep.main(list(argv)) == 2
-    return capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--optimizer.learning-rate", "0.1"], "values with --grid.rates"),
-        (["--optimizer.name", "adamw"], "values with --grid.optimizers"),
-        (["--grid.rates", "0.1", "0.1"], "each once"),
-        (["--grid.rates"], "--grid.rates is empty"),
-        (["--grid.orthos", "jordan-0"], "--grid.orthos jordan-0: give jordan, you"),
-        (["--grid.rates", "0"], "--grid.rates is 0.0: it should be greater than 0"),
-        (["--grid.seeds", "0"], "--grid.seeds is 0"),
-        (["--model.n-head", "3"], "--model.n-head"),
-    ],
-)
-def test_impossible_grids_are_refused(flags, words, capsys):
-    assert words in error_of(capsys, *TOY, *flags)

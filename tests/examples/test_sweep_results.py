@@ -1,0 +1,275 @@
+"""What is made of results of sweeps: tables, contrasts, regret, and the plan of the best Muon."""
+
+import dataclasses
+import itertools
+import json
+import math
+import statistics
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from examples import contrasts as contrasts_command
+from examples.experiments.best_muon import plan, stages
+from examples.experiments.best_muon.plan import Cell, Choice
+from examples.experiments.sweeps import contrasts, regret, results, tables
+from examples.experiments.sweeps.grid import Method, Trial
+from examples.experiments.sweeps.ledger import Ledger
+from examples.experiments.sweeps.regret import METHODS
+from examples.experiments.sweeps.report import write_report
+from examples.experiments.sweeps.results import ADAMW, MUON, Sweep
+from examples.trainer.settings.run import RunConfig
+from tests.support.sweep_results import PLUS, result, toy_sweep
+
+# Tables
+
+
+def rows(table):
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()][2:]
+
+
+def test_table_of_best_rates():
+    found = {row[0]: row for row in rows(tables.best_of_each(toy_sweep()))}
+    assert found["Muon"][1:3] == ["0.1*", "2.1000 ± 0.1414"]
+    # Seed by seed, -0.1 and -0.2: mean -0.15, deviation 0.0707.
+    assert found["Muon+ col_row"][4:] == ["-0.1500 ± 0.0707", "2"]
+    assert found["AdamW"][1] == "0.01"  # a single rate is no edge
+    mean = (math.exp(2.0) + math.exp(2.2)) / 2
+    assert found["Muon"][3].startswith(f"{mean:.2f} ±")
+
+
+def test_table_of_gains():
+    alone = Sweep("alone", {Trial(ADAMW, 0.01, 0): result(2.6)})
+    found = rows(tables.gains([toy_sweep(), alone]))
+    muon, plus = ["0.1*", "2.1000 ± 0.1414"], ["0.1*", "1.9500 ± 0.0707"]
+    assert found == [
+        ["toy", *muon, *plus, "col_row", "-0.1500 ± 0.0707"],
+        ["toy", *muon, "0.1", "1.9700", "col_row matched norm", "-0.0300"],
+    ]
+
+
+@pytest.mark.parametrize("loss", [800.0, 1e38, math.inf, math.nan])
+def test_a_report_of_huge_losses(loss, tmp_path):
+    ledger = Ledger(tmp_path)
+    for trial in toy_sweep().results:
+        ledger.add(trial, result(4.0, loss))
+    lines = write_report([tmp_path], tmp_path).read_text().splitlines()
+    assert max(map(len, lines)) < 160
+
+
+def test_tables_of_the_paper():
+    e = {x: f"{math.exp(x):.2f}" for x in (1.85, 1.9, 1.95, 1.97, 2.0, 2.5)}
+    assert rows(tables.by_rate(toy_sweep())) == [
+        ["0.1", e[2.0], f"**{e[1.9]}**"],
+        ["0.2", f"**{e[2.5]}**", "diverged"],
+    ]
+    muon, plus = ((math.exp(x) + math.exp(y)) / 2 for x, y in ((2.0, 2.2), (1.9, 2.0)))
+    (norms,) = rows(tables.by_norm([toy_sweep()]))
+    assert norms == ["toy", f"{muon:.2f}", "", "", f"{plus:.2f}", ""]
+    (polar,) = rows(tables.by_polar([toy_sweep()], ("you", "svd")))
+    gap = f"{math.exp(1.85) - math.exp(1.95):+.2f}"
+    assert polar == ["toy", "svd", e[1.95], e[1.85], gap, "col_row"]
+    (size,) = rows(tables.by_size([toy_sweep()]))
+    assert size[1] == "col_row" and size[4] == e[1.97]
+    # Means of the seeds: Muon ends at 2.1 after 30 steps, col_row is at 2.1 after 20.
+    (steps,) = rows(tables.to_the_same_loss([toy_sweep()]))
+    assert steps == ["toy", "2.1000", "30", "col_row", "20", "+50.0%"]
+    curve = [(10, 4.0), (20, 2.0), (30, 3.0), (40, 1.0)]
+    assert [tables.steps_to(curve, x) for x in (3.0, 5.0, 0.5)] == [15, 10, None]
+
+
+# Contrasts
+
+
+def test_estimates_are_students():
+    values = [0.1, 0.3, 0.2, 0.25]
+    given = contrasts.estimate(values)
+    test = stats.ttest_1samp(values, 0)
+    low, high = test.confidence_interval(0.95)
+    assert given.p == pytest.approx(test.pvalue)
+    assert given.mean == pytest.approx(np.mean(values))
+    assert given.half_width == pytest.approx((high - low) / 2)
+    assert contrasts.estimate([0.1]) == contrasts.Estimate(0.1, math.inf, 1.0, 1)
+    assert contrasts.estimate([0.0, 0.0]).p == 1 and contrasts.estimate([1.0, 1.0]).p == 0
+
+
+def test_holms_correction():
+    """The example of the method: the smallest times 4, then 3, ..., and never falling."""
+    given = contrasts.holm([0.01, 0.04, 0.03, 0.005])
+    np.testing.assert_allclose(given, [0.03, 0.06, 0.06, 0.02])
+    assert contrasts.holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+@pytest.fixture
+def sweeps(tmp_path):
+    losses = {"gpt": {MUON: (2.0, 2.2, 2.1), PLUS: (1.9, 2.0, 2.0)}, "llama": {PLUS: (1.0, 1.1)}}
+    for name, methods in losses.items():
+        (tmp_path / name).mkdir()
+        ledger = Ledger(tmp_path / name)
+        for method, found in methods.items():
+            ledger.add(Trial(method, 0.5, 0), result(3.0))  # a worse rate
+            for seed, loss in enumerate(found):
+                ledger.add(Trial(method, 0.1, seed), result(loss))
+    return tmp_path
+
+
+def write(folder, *found):
+    path = folder / "contrasts.json"
+    path.write_text(json.dumps(found))
+    return str(path)
+
+
+def test_contrasts_of_paired_seeds(sweeps, capsys):
+    terms = [[1, "gpt", "Muon+ col_row"], [-1, "gpt", "Muon"]]
+    between = [*terms, [-1, "llama", "Muon+ col_row"], [1, "llama", "Muon+ col_row"]]
+    path = write(
+        sweeps,
+        {"name": "norm", "terms": terms, "refuted_if": "above 0"},
+        {"name": "between", "terms": between},
+    )
+    assert contrasts_command.main([path, "--sweeps", str(sweeps)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+    expected = contrasts.estimate([-0.1, -0.2, -0.1])
+    assert cells[0][:2] == ["norm", f"{expected.mean:+.4f} ± {expected.half_width:.4f}"]
+    assert cells[0][4:] == ["3", "above 0"]
+    assert cells[1][4] == "2"  # the seeds that all have
+
+
+def test_fresh_seeds_are_those_that_chose_no_rate(tmp_path):
+    (tmp_path / "gpt").mkdir()
+    ledger = Ledger(tmp_path / "gpt")
+    for rate, found in {0.1: (2.0, 2.6), 0.5: (2.1, 2.2, 1.0, 1.1)}.items():
+        for seed, loss in enumerate(found):
+            ledger.add(Trial(MUON, rate, seed), result(loss))
+    sweep = results.read(tmp_path / "gpt")
+    assert sweep.best_rate(MUON) == 0.5 and sweep.fresh(MUON) == {2: 1.0, 3: 1.1}
+    terms = (contrasts.Term(1.0, "gpt", "Muon"),)
+    values = contrasts.values(contrasts.Contrast("x", terms, fresh=True), {"gpt": sweep})
+    assert values == [1.0, 1.1]
+    ledger.add(Trial(PLUS, 0.5, 0), result(3.0))  # of one rate no seed has chosen
+    assert results.read(tmp_path / "gpt").fresh(PLUS) == {0: 3.0}
+
+
+def test_what_is_not_there_is_named(sweeps, capsys):
+    terms = [[1, "gpt", "Mano"], [-1, "gpt", "Muon"]]
+    missing = {"name": "x", "terms": terms}, {"name": "y", "terms": [[1, "other", "Muon"]]}
+    assert contrasts_command.main([write(sweeps, *missing), "--sweeps", str(sweeps)]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "| x | gpt has no runs of Mano |" in shown and "| y | other has no runs of Muon |" in shown
+    )
+    for text in ("[", '[{"terms": [[1, "gpt"]]}]', '[{"name": 1, "terms": []}]', "{}"):
+        (sweeps / "bad.json").write_text(text)
+        assert contrasts_command.main([str(sweeps / "bad.json")]) == 2
+        assert "bad.json is no list of contrasts" in capsys.readouterr().err
+
+
+# Regret
+
+
+LOSSES = (3.0, 1.0, 2.5, 2.0, 4.0)
+
+
+RATES = (0.1, 0.2, 0.3, 0.4, 0.5)
+
+
+@pytest.mark.parametrize("tries", [1, 2, 3, 5])
+def test_the_expected_loss_is_the_mean_over_all_sets_of_rates(tries):
+    by_sets = [min(drawn) for drawn in itertools.combinations(LOSSES, tries)]
+    assert regret.expected(LOSSES, tries) == pytest.approx(statistics.fmean(by_sets))
+    kept = regret.expected((1.0, math.inf, 2.0), min(tries, 2))  # where a diverged one may be kept
+    assert kept == (math.inf if tries == 1 else pytest.approx((1 + 1 + 2) / 3))
+    with pytest.raises(ValueError, match="tries is 6, and there are 5 losses: give 1 to 5"):
+        regret.expected(LOSSES, 6)
+
+
+def runs(shift):
+    return {
+        Trial(method, rate, 0): result(loss + shift * i)
+        for i, method in enumerate(METHODS)
+        for rate, loss in zip(RATES, LOSSES, strict=True)
+    }
+
+
+def test_the_page_has_a_row_for_each_family_and_method(tmp_path, capsys):
+    for name, shift in {"gpt-a": 0.5, "gpt-b": 0.1, "llama": 0.0}.items():
+        base = dataclasses.asdict(RunConfig())
+        base["model"]["family"] = name.partition("-")[0]
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "sweep.json").write_text(json.dumps({"base": base}))
+        for trial, found in runs(shift).items():
+            Ledger(folder).add(trial, found)
+    folders = [str(tmp_path / name) for name in ("gpt-a", "gpt-b", "llama")]
+    assert regret.main([*folders, "--out", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "regret.md").read_text()
+    rows = [[x.strip() for x in line.split("|")] for line in page.splitlines() if "Muon" in line]
+    cells = {(row[1], row[2]): row[3] for row in rows if len(row) > 3}
+    assert len(cells) == 6 and cells["LLaMA, 1", "Muon"] == "+1.500"
+    assert cells["GPT, 2", "Muon+ col_row"].startswith("+1.800 ±")  # 1.5, and 0.5 and 0.1 more
+    assert (tmp_path / "out" / "regret.png").stat().st_size > 1000
+
+
+# The best Muon
+
+
+CELL = Cell("gpt", "hold-0.4", 0.03)
+
+
+def test_every_line_of_the_table_is_a_difference_of_fresh_seeds():
+    best = Choice(CELL, "max", "Muon", 0.02)
+    lines = list(plan.contrasts(best, [CELL._replace(second=0.02)], 0.01))
+    assert lines[0]["refuted_if"] == "above -0.01" and not any(x["refuted_if"] for x in lines[1:])
+    assert len({line["name"] for line in lines}) == len(lines) == 16 + 4 + 1 + 1 + 3
+    for line in lines:
+        (plus, _, _), (minus, _, muon) = line["terms"]
+        assert (plus, minus, muon, line["fresh"]) == (1, -1, "Muon", True)
+    assert lines[0]["terms"][0] == [1, "gpt-hold-0.4-0.03-max", "Muon+ row_col"]
+    assert len(list(plan.contrasts(best, [], None))) == 21
+
+
+@pytest.fixture
+def losses(monkeypatch):
+    """Runs nothing: a loss is lowest at rate 0.02, second rate 0.03 and the schedule hold-0.4."""
+    asked = []
+
+    def run(root, cell, shape, start, seeds, flags):
+        asked.append((cell, shape, seeds))
+        schedule = 0.02 * [*plan.SCHEDULES].index(cell.schedule)
+        base = 4 + abs(schedule - 0.04) + abs(cell.second - 0.03) + 0.01 * ("spectral" in shape)
+        rules = [MUON, Method("optax_muon")] if "optax_muon" in flags else [MUON]
+        rules = [ADAMW] if "adamw" in flags else rules
+        trials = itertools.product(rules, (0.014, 0.02, 0.028), range(seeds))
+        found = {Trial(*trial): result(base + abs(trial[1] - 0.02)) for trial in trials}
+        return Sweep("made up", found)
+
+    monkeypatch.setattr(stages, "run", run)
+    return asked
+
+
+def test_the_first_look_keeps_cells_that_are_near_the_best(tmp_path, losses):
+    found = stages.look(tmp_path, "gpt")
+    assert len(found["all"]) == 16 == len(losses)
+    kept = [tuple(entry[1:4]) for entry in found["kept"]]
+    assert kept[0] == ("gpt", "hold-0.4", 0.03) and len(kept) == plan.MOST
+    assert all(entry[0] <= 4 + plan.CLOSE for entry in found["kept"])
+    best = stages.best_muon(tmp_path, "gpt", found["kept"])
+    assert Choice(Cell(*best[1:4]), *best[4:]) == Choice(CELL, "max", "Muon", 0.02)
+    assert stages.adamw(tmp_path, CELL) == [0.03]
+
+
+def test_a_decision_stays(tmp_path):
+    assert stages.decided(tmp_path, "a", lambda: [1]) == [1]
+    assert stages.decided(tmp_path, "b", lambda: [2]) == [2]
+    assert stages.decided(tmp_path, "a", lambda: [3]) == [1]
+
+    def slow():
+        """Another process decides this and something else meanwhile."""
+        stages.decided(tmp_path, "c", lambda: [4])
+        stages.decided(tmp_path, "d", lambda: [5])
+        return [6]
+
+    assert stages.decided(tmp_path, "c", slow) == [4]
+    assert stages.decided(tmp_path, "d", lambda: [7]) == [5]
