@@ -2,7 +2,7 @@
 
 import pytest
 
-from examples.compiled_programs import gpu, hlo, walk
+from examples.compiled_programs import gpu, hlo, tpu, walk
 
 # Powers of ten apart, so that a sum shows what it is made of.
 RATES = gpu.Rates(memory=1e3, half=1e4, tf32=1e3, float32=1e2, peak=1e4, link=10)
@@ -38,6 +38,8 @@ def of(work, name):
 
 
 HALF, WIDE = 64 * 64 * 2, 64 * 64 * 4  # bytes of a matrix
+
+
 CUBE = 2 * 64**3  # operations of a product
 
 
@@ -159,33 +161,6 @@ def test_a_product_inside_a_fusion_is_a_product():
     assert of(work, "kernels") == {"products": 1}
 
 
-LOOP = f"""
-%body (t: (s32[], bf16[64,64])) -> (s32[], bf16[64,64]) {{
-  %t = (s32[], bf16[64,64]) parameter(0)
-  %k = s32[] get-tuple-element(%t), index=0
-  %m = bf16[64,64] get-tuple-element(%t), index=1
-  %call = {library_product("bf16[64,64]", "%m, %m")}
-  %mm = bf16[64,64] get-tuple-element(%call), index=0
-  ROOT %out = (s32[], bf16[64,64]) tuple(%k, %mm)
-}}
-
-%condition (t: (s32[], bf16[64,64])) -> pred[] {{
-  %t = (s32[], bf16[64,64]) parameter(0)
-  ROOT %on = pred[] custom-call(%t), custom_call_target="on"
-}}
-"""
-WHILE = """  %start = (s32[], bf16[64,64]) tuple(%i, %x)
-  ROOT %loop = (s32[], bf16[64,64]) while(%start), condition=%condition, body=%body"""
-
-
-def test_a_loop_multiplies_by_its_iterations():
-    work = gpu_work(WHILE + ', backend_config={"known_trip_count":{"n":"7"}}', LOOP)
-    assert of(work, "operations") == {"products": 7 * CUBE}
-    assert of(work, "kernels") == {"products": 7}
-    with pytest.raises(ValueError, match="number of iterations is unknown"):
-        gpu_work(WHILE, LOOP)
-
-
 BRANCHES = f"""
 %two (t: (s32[], bf16[64,64])) -> (bf16[64,64]) {{
   %t = (s32[], bf16[64,64]) parameter(0)
@@ -230,14 +205,6 @@ def test_a_table_is_read_without_its_comments():
     assert of(gpu_work(body, BRANCHES, 4), "operations") == {"products": 2 * CUBE}
 
 
-def test_each_branch_gets_its_own_operand():
-    """The operands follow the true branch and the false one; their indices are 1 and 0."""
-    text = "HloModule m\n" + BRANCHES + "\nENTRY %main (x: bf16[64,64]) -> (bf16[64,64]) {\n"
-    program = hlo.parse(text + branches("i") + "\n}\n")
-    conditional = program.computations["main"].instructions["either"]
-    assert conditional.branches == [("none", "without"), ("two", "with")]
-
-
 def test_collectives_have_dtypes_bytes_and_time():
     work = gpu_work(
         "  %start = ((bf16[64,64]), bf16[64,64]) all-to-all-start(%x), replica_groups={{0,1,2,3}}\n"
@@ -248,3 +215,48 @@ def test_collectives_have_dtypes_bytes_and_time():
     assert of(work, "received") == {"all-to-all bf16": HALF * 3 // 4}
     assert of(work, "seconds") == {"collectives": HALF * 3 // 4 / RATES.link}
     assert of(work, "kernels") == {}
+
+
+TPU = """HloModule toy, is_scheduled=true, num_partitions=16
+
+%fused (p: bf16[64,64]) -> bf16[64,64] {
+  %p = bf16[64,64] parameter(0)
+  ROOT %c = bf16[64,64] convolution(%p, %p), dim_labels=bf_io->bf, \
+backend_config={"estimated_cycles":"1000000"}
+}
+
+%gather (p: bf16[64,64]) -> bf16[1024,64] {
+  %p = bf16[64,64] parameter(0)
+  ROOT %g = bf16[1024,64] all-gather(%p), channel_id=1, replica_groups=[1,16]<=[16]
+}
+
+%body (t: (s32[], bf16[64,64])) -> (s32[], bf16[64,64]) {
+  %t = (s32[], bf16[64,64]) parameter(0)
+  %k = s32[] get-tuple-element(%t), index=0
+  %m = bf16[64,64] get-tuple-element(%t), index=1
+  %async-collective-start.1 = bf16[1024,64] fusion(%m), kind=kCustom, calls=%gather
+  %async-collective-done.1 = bf16[1024,64] fusion(%m), kind=kCustom, calls=%gather
+  %f = bf16[64,64] fusion(%m), kind=kOutput, calls=%fused, \
+backend_config={"window_config":{"estimated_cycles":"30"},"used_scoped_memory_configs":[]}
+  ROOT %out = (s32[], bf16[64,64]) tuple(%k, %f)
+}
+
+ENTRY %main (i: s32[], x: bf16[64,64]) -> (s32[], bf16[64,64]) {
+  %i = s32[] parameter(0)
+  %x = bf16[64,64] parameter(1)
+  %all = bf16[64,64] all-to-all(%x), replica_groups=[1,16]<=[16], dimensions={0}
+  %y = bf16[64,64] copy(%all), backend_config={"estimated_cycles":"4"}
+  %start = (s32[], bf16[64,64]) tuple(%i, %y)
+  ROOT %loop = (s32[], bf16[64,64]) while(%start), condition=%cond, body=%body, \
+backend_config={"known_trip_count":{"n":"5"}}
+}
+"""
+
+
+def test_estimated_cycles_of_a_tpu_program_are_added_up():
+    """A fusion's cycles include its inside."""
+    work = tpu.most_work(hlo.parse(TPU))
+    assert walk.of_kinds(work, "cycles") == {"copy": 4, "fusion": 5 * 30}
+    assert walk.of_kinds(work, "collectives") == {"all-to-all bf16": 1, "all-gather bf16": 5}
+    with pytest.raises(ValueError, match="no estimated_cycles"):
+        tpu.most_work(hlo.parse(TPU.replace("estimated_cycles", "other")))

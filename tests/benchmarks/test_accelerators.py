@@ -1,21 +1,16 @@
 """`benchmarks.accelerators`: targets, rows in processes of their own, and an H100's compiler."""
 
-import functools
 import json
-import sys
-import unittest.mock
 
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
-from benchmarks import accelerator_row, accelerators, meshes, parity, trees
-from benchmarks.compiled import compile_update
+from benchmarks import accelerator_row, accelerators, meshes, parity
 from examples.compiled_programs import targets
 
 
@@ -42,45 +37,6 @@ def test_the_environment_of_a_row_has_no_settings_of_other_programs(monkeypatch)
     assert environment["TPU_ACCELERATOR_TYPE"] == "v5litepod-256"
 
 
-def test_scanned_layers_are_the_same_matrices_in_one_leaf():
-    size = trees.Size(16, 3, 64, gated=True)
-    separate = meshes.placed(trees.shapes(size), meshes.simulated("data=8"), "data")
-    tree = trees.scanned(separate)
-    assert tree["blocks"]["up"]["kernel"].shape == (3, 16, 64)
-    assert tree["blocks"]["up"]["kernel"].sharding.spec == P(None, "data", None)
-    assert tree["blocks"]["norm_1"]["scale"].shape == (3, 16)
-    assert tree["norm_out"] == separate["norm_out"]
-    dimensions = trees.dimension_numbers(tree)
-    labels = omp.partition_labels(tree, muon_weight_dimension_numbers=dimensions)
-    assert labels["blocks"]["up"]["kernel"] == "muon"
-    assert labels["blocks"]["norm_1"]["scale"] != "muon"
-
-
-def test_row_by_row_stacks_arguments_and_results_have_the_order_of_their_axes():
-    tree = trees.scanned(
-        meshes.placed(trees.shapes(trees.Size(16, 3, 64, True)), one_device(), "-")
-    )
-    tx = accelerator_row.optimizer("omp.muonplus:bfloat16", tree)
-    program = compile_update(tx, meshes.row_by_row(tree), stored_alike=True).program
-    for formats in (program.input_formats[0][0], program.output_formats[0]):
-        layouts = {leaf.layout.major_to_minor for leaf in jax.tree.leaves(formats)}
-        assert layouts == {(0,), (0, 1), (0, 1, 2)}
-    assert meshes.row_by_row(tree)["norm_out"]["scale"].format.layout is None
-
-
-def test_results_are_stored_like_the_arguments():
-    """In an order that is not the compiler's choice on a CPU."""
-    order = Format(Layout((0, 2, 1)), NamedSharding(one_device(), P()))
-    tree = {"up": {"kernel": jax.ShapeDtypeStruct((3, 16, 64), jnp.bfloat16, sharding=order)}}
-    tx = omp.muonplus(0.02, layer_axes={"up": 0})
-    program = compile_update(tx, tree, stored_alike=True).program
-    updates, state = program.output_formats
-    momentum = omp.transforms.find_momentum(state).mu
-    for stacks in (program.input_formats[0][0], updates, momentum):
-        (stack,) = jax.tree.leaves(stacks)
-        assert stack.layout.major_to_minor == (0, 2, 1)
-
-
 def one_device():
     return jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
 
@@ -103,8 +59,6 @@ AS_OPTAX = {"compute_dtype": "bfloat16", **parity.AS_OPTAX}
     ("name", "expected"),
     [
         ("omp.muonplus:bfloat16", omp.muonplus(0.02, **AS_OPTAX)),
-        ("omp.muonplus:bfloat16:long", omp.muonplus(0.02, norm="long", **AS_OPTAX)),
-        ("omp.muonplus:bfloat16:matched", omp.muonplus(0.02, match_frobenius=True, **AS_OPTAX)),
         (
             "omp.muonplus:bfloat16:long:matched",
             omp.muonplus(0.02, norm="long", match_frobenius=True, **AS_OPTAX),
@@ -129,57 +83,6 @@ def test_a_row_has_the_update_that_its_name_says(name, expected):
                for tx in (accelerator_row.optimizer(name, tree), expected)]  # fmt: skip
     found, correct = (x["up"]["kernel"] for x in updates)
     assert jnp.array_equal(found, correct)
-
-
-@pytest.mark.parametrize("scanned", [False, True])
-def test_heads_of_separate_and_scanned_layers_are_cut(scanned):
-    tree = trees.shapes(trees.Size(16, 3, 64, gated=True))
-    tree = trees.scanned(tree) if scanned else tree
-    place = NamedSharding(one_device(), P())
-    tree = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
-    rule = functools.partial(accelerator_row.optimizer, "omp.muonplus:bfloat16", tree)
-    jax.eval_shape(rule(head_size=4).init, tree)
-    with pytest.raises(ValueError, match="head_size 5 does not divide 16 outputs"):
-        jax.eval_shape(rule(head_size=5).init, tree)
-
-
-# The part of MaxText's module that this package uses.
-MAXTEXT = """
-import typing
-
-class MuonDimensionNumbers(typing.NamedTuple):
-    reduction_axis: int
-    output_axis: int
-    sharding: object = None
-
-def muon(*arguments, **options):
-    return arguments, options
-"""
-
-
-@pytest.fixture
-def modules(monkeypatch):
-    """What is imported is forgotten afterwards."""
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    with unittest.mock.patch.dict(sys.modules):
-        yield sys.modules
-
-
-def test_maxtext_gets_matrices_with_their_shardings(tmp_path, modules):
-    module = tmp_path / "src" / "maxtext" / "optimizers" / "muon.py"
-    module.parent.mkdir(parents=True)
-    module.write_text(MAXTEXT)
-    for name in ("maxtext", "maxtext.optimizers", "maxtext.optimizers.muon"):
-        modules.pop(name, None)
-    separate = meshes.placed(
-        trees.shapes(trees.Size(16, 3, 64, gated=False)), meshes.simulated("data=8"), "data"
-    )
-    tree = trees.scanned(separate)
-    _, options = accelerator_row.optimizer(accelerator_row.MAXTEXT, tree, tmp_path)
-    assert options["use_all_to_all"]
-    blocks = options["muon_weight_dimension_numbers"]["blocks"]
-    assert blocks["up"]["kernel"] == ((1,), (2,), tree["blocks"]["up"]["kernel"].sharding)
-    assert blocks["norm_1"]["scale"] is None
 
 
 @pytest.mark.skipif(

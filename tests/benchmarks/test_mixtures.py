@@ -1,8 +1,5 @@
 """Trees of mixtures of experts: their matrices, how they are spread, and the fewest bytes."""
 
-import pytest
-from jax.sharding import PartitionSpec as P
-
 from benchmarks import meshes, products, trees
 
 SIZE = trees.Size(16, 2, 24, gated=True, experts=8)
@@ -11,11 +8,6 @@ SIZE = trees.Size(16, 2, 24, gated=True, experts=8)
 def placed(mesh, spec, experts="-", scanned=False):
     tree = meshes.placed(trees.shapes(SIZE), meshes.simulated(mesh), spec, experts)
     return trees.scanned(tree) if scanned else tree
-
-
-def specs(tree):
-    block = tree["blocks"] if "blocks" in tree else tree["block_0"]
-    return tuple(x["kernel"].sharding.spec for x in (block["experts"]["up"], block["q"]))
 
 
 def test_experts_are_matrices_of_their_own():
@@ -29,27 +21,6 @@ def test_experts_are_matrices_of_their_own():
     scanned = placed("data=8", "data", scanned=True)["blocks"]
     up = trees.dimension_numbers({"blocks": scanned})["blocks"]["experts"]["up"]["kernel"]
     assert (up.reduction_axis, up.output_axis) == ((2,), (3,))
-
-
-@pytest.mark.parametrize(
-    ("mesh", "spec", "experts", "wanted"),
-    [
-        ("data=8", "data", "-", (P(None, "data"), P("data"))),
-        ("expert=8", "expert", "expert", (P("expert"), P("expert"))),
-        ("expert=2,data=4", "data,expert", "expert", (P("expert", "data"), P("data", "expert"))),
-        ("data=8", "-", "-", (P(), P())),
-    ],
-)
-def test_experts_are_spread_and_rows_are_cut(mesh, spec, experts, wanted):
-    def trimmed(spec):
-        names = [name[0] if isinstance(name, tuple) else name for name in spec]
-        while names and names[-1] is None:
-            names.pop()
-        return P(*names)
-
-    assert tuple(map(trimmed, specs(placed(mesh, spec, experts)))) == wanted
-    layers = tuple(P(None, *spec) if spec else spec for spec in wanted)
-    assert tuple(map(trimmed, specs(placed(mesh, spec, experts, scanned=True)))) == layers
 
 
 def test_experts_that_are_whole_need_no_bytes():

@@ -97,16 +97,6 @@ def test_gram_with_one_triangle_is_as_near_as_plain_bfloat16(
     assert np.linalg.norm(gram - exact) < allowed * np.linalg.norm(plain - exact)
 
 
-@needs_option
-def test_it_is_a_function_on_matrices():
-    params = {"up": {"kernel": jnp.ones((48, 96))}}
-    for polar_factor in (OneTriangle, omp.polar.FastPolar):
-        factor = polar_factor(Orthogonalize(compute_dtype="bfloat16"))
-        tx = omp.transforms.apply_to_matrices([factor])
-        program = str(jax.make_jaxpr(tx.update)(params, tx.init(params), params))
-        assert ("name=_once" in program) == (polar_factor is OneTriangle)
-
-
 @pytest.mark.skipif(
     targets.missing(targets.parse("h100:1")) is not None or jax.__version_info__ < (0, 11),
     reason="needs requirements/cuda-compiler.txt, and jax 0.11 for the kernel",

@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.yardsticks import intervals, least_squares, mnist1d, resuming
-from examples.experiments.sweeps.contrasts import estimate
+from benchmarks.yardsticks import least_squares, mnist1d, resuming
 from examples.trainer.system.errors import UserError
 
 STEPS, RATE, BETA = 6, 0.03, 0.5
@@ -54,20 +53,6 @@ def test_least_squares_are_the_papers_loop(method):
     assert float(found) == pytest.approx(in_numpy(method, c.astype(np.float64)), abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("change", "count"), [({}, 2), ({"cosine": False}, 0), ({"steps": 1000, "cosine": False}, 2)]
-)
-def test_published_figures_stand_beside_runs_of_their_kind_only(change, count):
-    assert len(least_squares.published(least_squares.Config(**change))) == count
-
-
-def test_an_interval_is_students():
-    # 2.776 is the 97.5% quantile with four degrees of freedom.
-    assert estimate([1, 2, 3, 4, 5]).half_width == pytest.approx(2.776445 * math.sqrt(2.5 / 5))
-    assert intervals.written([1.0], 2) == "1.00"
-    assert intervals.written([1.0, 1.0], 1) == "1.0 ± 0.0"
-
-
 def test_rows_that_an_equal_run_has_written_are_kept(tmp_path):
     seen, tasks = [], [("a",), ("b",), ("c",)]
 
@@ -87,18 +72,6 @@ def test_rows_that_an_equal_run_has_written_are_kept(tmp_path):
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(UserError, match=r"x\.json has no rows of a table .* move it away"):
         resuming.measured(tmp_path, "x", {}, tasks, measure)
-
-
-@pytest.mark.parametrize("network", mnist1d.NETWORKS)
-def test_heads_and_biases_are_no_matrices(network):
-    _, params = mnist1d.nnx.split(mnist1d.NETWORKS[network](mnist1d.nnx.Rngs(0)))
-    state = mnist1d.METHODS["Muon+ col_row"](0.02, 10).init(params)
-    shapes = {
-        jax.tree_util.keystr(path, simple=True, separator="/").split("/")[-3:-1][0]
-        for path, leaf in jax.tree.leaves_with_path(state)
-        if "'muon'" in jax.tree_util.keystr(path) and leaf.ndim > 1
-    }
-    assert shapes == ({"first", "second"} if network == "MLP" else {"first", "second", "third"})
 
 
 @pytest.mark.parametrize(("length", "channels", "width"), [(40, 1, 5), (19, 25, 3), (10, 25, 3)])
