@@ -1,8 +1,9 @@
-"""Rows of .jsonl and .parquet files as documents, and tokenizers by name."""
+"""From files to documents, their split, tokenizers by name, and the cache of tokens."""
 
 import json
 import sys
 
+import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer, normalizers, processors
 from tokenizers import models as tokenizer_models
 
 from examples.data import main
-from examples.trainer.data import corpus, token_folder, tokenizer
+from examples.trainer.data import corpus, tokenizer
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings.run import DataConfig
 from examples.trainer.system.errors import UserError
@@ -39,10 +40,11 @@ def test_each_line_is_a_document(tmp_path):
     assert set(corpus.read(config)) == set(texts[:40])
 
 
-def test_byte_limit_counts_the_text_in_rows(tmp_path):
-    path = write_rows(tmp_path / "a.jsonl", [{"text": c * 10, "id": "long" * 99} for c in "aéz"])
-    read = corpus.read(DataConfig(paths=(str(path),), max_bytes=15, val_fraction=0.9))
-    assert set(read) == {"a" * 10, "é" * 2}
+def test_byte_limit_counts_the_bytes_of_text_and_splits_no_character(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", [{"text": c * 10, "id": "long" * 99} for c in "éaz"])
+    for limit, expected in ((25, {"é" * 10, "a" * 5}), (15, {"é" * 7})):
+        config = DataConfig(paths=(str(path),), max_bytes=limit, val_fraction=0.9)
+        assert set(corpus.read(config)) == expected
 
 
 @pytest.mark.parametrize(
@@ -80,8 +82,14 @@ def test_rows_of_parquet(tmp_path):
 
 
 ROWS = [{"id": i, "text": text} for i, text in enumerate(documents(30))]
+
+
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+
+
 READ = {"A.JSONL": LINES, "a.ndjson": LINES, "B.Ndjson": LINES, "c.PARQUET": None, "pq": None}
+
+
 REFUSED = {
     "a.txt": (LINES, "is no plain text, but JSON"),
     "A.TXT": (LINES[:-40], "is no plain text, but JSON"),
@@ -141,16 +149,75 @@ def test_text_can_be_made_ready_without_training(text, capsys):
     assert main(["--vocab-size", "3"]) == 2
 
 
-def test_large_text_is_cut_into_shards(text, monkeypatch, tmp_path):
-    config = DataConfig(paths=(str(text),), vocab_size=300)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "whole"))
-    whole = prepare(config, quiet)
-    monkeypatch.setattr(token_folder, "SHARD_TOKENS", 5000)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cut"))
-    cut = prepare(config, quiet)
-    assert len(list(tmp_path.rglob("cut/**/train-*.bin"))) > 5
-    assert cut.train.ids[:].tolist() == whole.train.ids[:].tolist()
-    assert cut.train.bytes == whole.train.bytes
+def test_standard_library_is_the_default():
+    documents = corpus.read(DataConfig(max_bytes=200_000))
+    assert 100_000 < sum(len(document.encode()) for document in documents) <= 200_000
+    names = {path.as_posix() for path in corpus.standard_library()}
+    assert any(name.endswith("/argparse.py") for name in names)
+    assert not any("/test/" in name or "/site-packages/" in name for name in names)
+
+
+def test_validation_split_depends_on_content_only(tmp_path):
+    for i in range(40):
+        (tmp_path / f"{i}.md").write_text(f"document {i} " * 50)
+    (tmp_path / "copy.md").write_bytes((tmp_path / "7.md").read_bytes())
+    config = DataConfig(paths=(str(tmp_path),), val_fraction=0.2)
+    train, val = corpus.split(corpus.read(config), config.val_fraction)
+    assert len(val) in (8, 9) and len(train) + len(val) == len({*train, *val}) == 40
+    for i in range(40):  # other names, same content
+        (tmp_path / f"{i}.md").rename(tmp_path / f"{99 - i}.txt")
+    assert corpus.split(corpus.read(config), config.val_fraction) == (train, val)
+
+
+@pytest.mark.parametrize("text", ["word " * 9000, "x" * 50_000, "a line\n" * 7000, "é" * 30_000])
+def test_pieces_join_to_the_text(text):
+    pieces = list(corpus.cut(text, 8000))
+    assert "".join(pieces) == text
+    assert min(map(len, pieces[:-1])) > 4000 and max(map(len, pieces)) <= 8000
+
+
+def test_split_of_one_file_has_the_wanted_share(text):
+    train, val = corpus.split(corpus.read(DataConfig(paths=(str(text),))), 0.05)
+    size = sum(map(len, val))
+    assert 0.05 <= size / (size + sum(map(len, train))) < 0.065
+
+
+def test_cache_is_used_and_repaired(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = DataConfig(paths=(str(text),), vocab_size=310)
+    said = []
+    first = prepare(config, said.append)
+    assert len(said) == 2
+    again = prepare(config, said.append)
+    assert len(said) == 2 and again.key == first.key
+    [folder] = [path.parent for path in tmp_path.rglob("index.json")]
+    ids = np.array(first.train.ids[:])
+    path = folder / "train-00000.bin"
+    for name, damage in {
+        "train-00000.bin": path.read_bytes()[:-2],
+        "val-00000.bin": bytes(len((folder / "val-00000.bin").read_bytes())),
+        "tokenizer.json": Tokenizer.from_file(str(folder / "tokenizer.json")).to_str().encode()[1:],
+        "index.json": b"{}",
+    }.items():
+        said.clear()
+        (folder / name).unlink()  # and not overwritten: the file is mapped
+        (folder / name).write_bytes(damage)
+        repaired = prepare(config, said.append)
+        assert str(folder / name) in said[0] or f"{folder}/{name}" in said[0]
+        np.testing.assert_array_equal(repaired.train.ids[:], ids)
+
+
+# Tokenizers
+
+
+def test_tokenizer_is_lossless(tmp_path):
+    text = "def f(x):\n\treturn  x\r\n\n  naïve 日本語 🎉 \x00 <|endoftext|> end \n"
+    trained = tokenizer.train(["some other text"], 300)
+    (tmp_path / "t.json").write_text(trained.to_str(), encoding="utf-8")
+    loaded = tokenizer.load(tmp_path / "t.json")
+    [(_, [end, *ids])] = tokenizer.encode(loaded, [text])
+    assert loaded.decode(ids, skip_special_tokens=False) == text
+    assert end == tokenizer.end_id(loaded) and end not in ids  # END inside a text is only text
 
 
 def llama_like(path):
@@ -230,3 +297,15 @@ def test_text_goes_through_a_normalizer_unharmed(tmp_path):
     dataset = prepare(config, quiet)
     size = sum(len(document.encode()) for document in corpus.read(config))
     assert dataset.train.bytes + dataset.val.bytes == size
+
+
+def test_a_text_that_does_not_fit_into_memory_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "large.txt"
+    path.write_text("a")
+
+    def too_large(path, size):
+        raise MemoryError
+
+    monkeypatch.setattr(corpus, "decode", too_large)
+    with pytest.raises(UserError, match=r"large\.txt does not fit into memory"):
+        list(corpus.texts(path, 2**50, "text"))

@@ -1,22 +1,22 @@
-"""Many files tokenized in many processes."""
+"""Many files tokenized in many processes, of which none outlives its command."""
 
 import json
-import shutil
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from examples import data
-from examples.train import main
-from examples.trainer.data import token_folder, tokenize_files, tokenizer
+from examples.trainer.data import token_folder, tokenizer
 from examples.trainer.data.hub import is_held_out
 from examples.trainer.data.prepare import prepare
-from examples.trainer.data.token_folder import Writer
 from examples.trainer.settings.run import DataConfig
 from examples.trainer.system.errors import UserError
-from tests.support.trainer import losses, on_devices, quiet, train
-
-pytestmark = pytest.mark.usefixtures("one_device")
+from tests.support.trainer import PATIENCE, ROOT, quiet, wait_for
 
 
 def sentences(number):
@@ -77,45 +77,6 @@ def test_parts_are_prepared_apart_and_the_last_one_names_all(files, capsys):
     assert opened(files).key == opened(files, "one").key
 
 
-def test_a_stop_loses_no_file_that_was_complete(files, capsys):
-    assert prepared(files) == 0
-    parts = sorted((files.parent / "out" / "parts").iterdir())
-    before = [part.stat().st_mtime_ns for part in parts]
-    (parts[1] / "index.json").unlink()  # written last, so that a stop leaves none
-    assert prepared(files) == 0
-    assert "1 of 3 files to tokenize" in capsys.readouterr().out
-    after = [part.stat().st_mtime_ns for part in parts]
-    assert [a != b for a, b in zip(after, before, strict=True)] == [False, True, False]
-
-
-def test_a_file_is_not_held_in_memory(files, monkeypatch):
-    assert prepared(files) == 0
-    flush, most = Writer.flush, []
-
-    def count(self, *splits):
-        most.append(max(self.size.values()))
-        flush(self, *splits)
-
-    monkeypatch.setattr(Writer, "flush", count)
-    monkeypatch.setattr(token_folder, "SHARD_TOKENS", 500)
-    shutil.rmtree(files.parent / "out" / "parts")
-    asked = tokenize_files.Preparation(
-        files.parent / "out", (str(files),), str(files.parent / "tokenizer.json"), val_fraction=0.2
-    )
-    for name, path in tokenize_files.named(asked.paths).items():
-        tokenize_files.tokenize(asked, name, path)
-    assert len(most) > 6 and max(most) < 700
-
-
-def test_a_run_trains_on_what_was_prepared(files, tmp_path):
-    assert prepared(files) == 0
-    flags = ["--data.source", "prepared", "--name", "x", "--eval-batches", "1"]
-    with on_devices(1):
-        assert train(files.parent / "out", tmp_path, *flags) == 0
-        assert main(["--resume", str(tmp_path / "x")]) == 0
-    assert min(losses(tmp_path / "x").values()) < 6
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -132,20 +93,28 @@ def test_what_cannot_be_prepared_is_refused(files, flags, words, capsys):
     assert words in shown and "Traceback" not in shown
 
 
-def test_a_folder_has_one_tokenizer(files, capsys):
+def test_a_file_is_tokenized_again_only_if_it_or_the_split_has_changed(files, capsys):
     assert prepared(files) == 0
-    words = files.parent / "tokenizer.json"
-    tokenizer.train(sentences(1), 300).save(str(words))
+    parts = sorted((files.parent / "out" / "parts").iterdir())
+    before, key = [part.stat().st_mtime_ns for part in parts], opened(files).key
+    (parts[1] / "index.json").unlink()  # written last, so that a stop leaves none
+    assert prepared(files) == 0
+    assert "1 of 3 files to tokenize" in capsys.readouterr().out
+    after = [part.stat().st_mtime_ns for part in parts]
+    assert [a != b for a, b in zip(after, before, strict=True)] == [False, True, False]
+    assert opened(files).key == key
+    path = files / "1.jsonl"
+    path.write_text(path.read_text().replace("word1", "word2"))  # as many bytes
+    assert prepared(files) == 0
+    assert "1 of 3 files to tokenize" in capsys.readouterr().out
+    assert opened(files).key != key and prepared(files, out="new") == 0
+    assert opened(files).key == opened(files, "new").key
+    size = opened(files).val.size
+    assert prepared(files, "--val-fraction", "0.4") == 0
+    assert "3 of 3 files to tokenize" in capsys.readouterr().out and opened(files).val.size > size
+    tokenizer.train(sentences(1), 300).save(str(files.parent / "tokenizer.json"))
     assert prepared(files) == 2
     assert "was prepared with another tokenizer" in capsys.readouterr().err
-
-
-def test_another_split_is_made_of_all_files(files, capsys):
-    assert prepared(files) == 0
-    before = opened(files).val.size
-    assert prepared(files, "--val-fraction", "0.4") == 0
-    assert "3 of 3 files to tokenize" in capsys.readouterr().out
-    assert opened(files).val.size > before
 
 
 def test_names_of_parts_stay_inside(files):
@@ -167,10 +136,6 @@ def test_a_folder_that_no_run_could_read_is_refused(files, capsys):
         assert prepared(files, *given, fraction, out=split) == 2
         said = capsys.readouterr()
         assert "complete" not in said.out and f"is {split} text" in said.err
-        metas = [
-            token_folder.read_index(each) for each in (files.parent / split / "parts").iterdir()
-        ]
-        assert not any(getattr(meta, split) for meta in metas)
         names = [each.name for each in (files.parent / split / "parts").iterdir()]
         (files.parent / split / token_folder.PARTS).write_text(
             json.dumps(names)
@@ -179,22 +144,70 @@ def test_a_folder_that_no_run_could_read_is_refused(files, capsys):
             opened(files, split)
 
 
-def test_a_file_that_was_written_again_is_tokenized_again(files, capsys):
-    assert prepared(files) == 0
-    before = opened(files).key
-    path = files / "1.jsonl"
-    path.write_text(path.read_text().replace("word1", "word2"))  # as many bytes
-    assert prepared(files) == 0
-    assert "1 of 3 files to tokenize" in capsys.readouterr().out
-    assert opened(files).key != before
-    assert prepared(files, out="new") == 0
-    assert opened(files).key == opened(files, "new").key
+# Workers
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
 
 
-# Several processes
+WORD = "a word of a text "
 
 
-def test_processes_do_not_wait_while_one_makes_tokens(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(UserError, match=r"examples\.data --source fineweb --tokens 5e"):
-        prepare(DataConfig(source="fineweb", tokens=5e8), quiet, stream=False)
+@pytest.fixture
+def command(tmp_path):
+    """A command with two workers, each of which waits for the content of a file."""
+    tokenizer.train([WORD * 99], 300).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "texts").mkdir()
+    for number in range(2):
+        (tmp_path / "texts" / f"{number}.txt").write_text(WORD * 400_000)
+    given = ["--out", str(tmp_path / "out"), "--paths", str(tmp_path / "texts")]
+    given += ["--tokenizer", str(tmp_path / "tokenizer.json"), "--workers", "2"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "examples.data", "prepare", *given],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    parts = tmp_path / "out" / "parts"
+    try:
+        wait_for(lambda: parts.is_dir() and len(workers(started.pid)) == 2, started, seconds=60)
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def workers(parent):
+    """The processes that a command has spawned to work, and that have not ended."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, above = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            args = (folder / "cmdline").read_text()
+        except OSError:  # it has ended
+            continue
+        if int(above) == parent and "spawn_main" in args and state != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+def is_there(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@needs_proc
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_the_command(command, number):
+    found = workers(command.pid)
+    command.send_signal(number)
+    command.communicate(timeout=PATIENCE)
+    wait_for(lambda: not any(map(is_there, found)), seconds=60)
+
+
+@needs_proc
+def test_a_worker_that_was_ended_is_said(command):
+    os.kill(workers(command.pid)[0], signal.SIGKILL)
+    shown, _ = command.communicate(timeout=PATIENCE)
+    assert command.returncode == 2 and "Traceback" not in shown
+    assert "a worker was ended from outside" in shown

@@ -28,6 +28,7 @@ def folder(tmp_path_factory):
 def flags(folder, kind):
     given = {
         "prepared": f"--data.source prepared --data.paths {folder}/web",
+        "bin": f"--data.source bin --data.paths {folder}/code",
         "earlier order": f"--data.source prepared --data.paths {folder}/web --data.order numpy",
         "hub": f"--data.hub {folder}/rows",
         "mixture": f"--data.mixture {folder}/web=2 {folder}/code=1 hub:{folder}/rows=1",
@@ -36,7 +37,7 @@ def flags(folder, kind):
     return f"{SIZES} {OFTEN} {given} {own}".split()
 
 
-@pytest.mark.parametrize("kind", ["prepared", "earlier order", "hub", "mixture"])
+@pytest.mark.parametrize("kind", ["prepared", "bin", "earlier order", "hub", "mixture"])
 def test_a_run_goes_on_where_it_was(folder, tmp_path, kind, capsys):
     run = tmp_path / "x"
     assert main([*flags(folder, kind), "--runs-dir", str(tmp_path), "--name", "x"]) == 0

@@ -1,4 +1,4 @@
-"""Files of tokens and folders of them: what comes back, what is refused, windows across files."""
+"""Files of tokens: folders of our own, and the .bin files of nanoGPT, llm.c and modded-nanogpt."""
 
 import dataclasses
 import json
@@ -9,14 +9,18 @@ import sys
 import numpy as np
 import pytest
 
-from examples.trainer.data import corpus, token_files, token_folder, tokenizer
+from examples.trainer.data import token_files, token_folder, tokenizer
+from examples.trainer.data.bin_files import prepare
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.token_files import Joined
 from examples.trainer.data.token_folder import Writer, open_folder
+from examples.trainer.settings.run import DataConfig
 from examples.trainer.system.errors import DamagedFileError, UserError
 from tests.support.trainer import PATIENCE, ROOT
 
 TEXTS = [f"text {i} of some words\n" * 3 for i in range(6)]
+
+
 WORDS = tokenizer.train(TEXTS, 270)
 
 
@@ -115,7 +119,7 @@ def test_a_changed_index_is_refused(folder, change):
         open_folder(folder, verify=False)
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", "3", "[" * 100_000, '{"index": 1}'])
+@pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, '{"index": 1}'])
 def test_an_index_that_is_none_is_named(folder, content):
     (folder / "index.json").write_text(content)
     with pytest.raises(DamagedFileError, match=r"index\.json does not fit its folder"):
@@ -176,19 +180,98 @@ def test_batches_do_not_depend_on_the_cuts_of_files(ends):
         np.testing.assert_array_equal(cut.batch(step), loader.batch(step))
 
 
+# .bin files
+
+
+LINES = ["größer als zwei\n" * 40, "und kleiner als drei\n" * 50]
+
+
+KINDS = {"plain": None, "llm.c": (20240520, 1, "<u2"), "llama-3": (20240801, 7, "<u4")}
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """The path of a tokenizer, and the tokens of a text for each split."""
+    path = tmp_path_factory.mktemp("words") / "tokenizer.json"
+    made = tokenizer.train(LINES, 270)
+    made.save(str(path))
+    made = tokenizer.load(path)
+    return path, {
+        split: [i for _, ids in tokenizer.encode(made, [text] * 9) for i in ids]
+        for split, text in zip(("train", "val"), LINES, strict=True)
+    }
+
+
+def write(path, ids, kind):
+    if kind is None:
+        content = np.asarray(ids, "<u2").tobytes()
+    else:
+        header = np.zeros(256, "<i4")
+        header[:3] = (kind[0], kind[1], len(ids))
+        content = header.tobytes() + np.asarray(ids, kind[2]).tobytes()
+    path.write_bytes(content)
+
+
+def opened(folder, path, **change):
+    config = DataConfig(source="bin", paths=(str(folder),), tokenizer=str(path), **change)
+    return prepare(config, tokenizer.load(path))
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_both_splits_are_read_from_all_shards(words, tmp_path, kind):
+    path, tokens = words
+    half = len(tokens["train"]) // 2
+    write(tmp_path / "x_train_000001.bin", tokens["train"][:half], kind)
+    write(tmp_path / "x_train_000002.bin", tokens["train"][half:], kind)
+    write(tmp_path / "x_val_000000.bin", tokens["val"], kind)
+    data = opened(tmp_path, path)
+    assert data.train.ids[:].tolist() == tokens["train"]
+    assert data.val.ids[:].tolist() == tokens["val"]
+    assert data.val.bytes == 9 * len(LINES[1].encode())  # for bits per byte
+
+
+@pytest.mark.parametrize("kind", ["<u4", "<i8", ">u2", "<f2", "<f8"])
+def test_other_numbers_without_a_header_are_named(words, tmp_path, kind):
+    path, tokens = words
+    for split in ("train", "val"):
+        np.asarray(tokens[split], kind).tofile(tmp_path / f"{split}.BIN")
+    wide = r"numbers of more bits than uint16.*astype\('<u2'\)"
+    other = r"train\.BIN (has token|seems to hold)"
+    with pytest.raises(UserError, match=wide if kind in ("<u4", "<i8") else other):
+        opened(tmp_path, path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\1\0\2", "train.bin has 3 bytes of tokens, which uint16 does not divide"),
+        (b"\xff\xff", "train.bin has token 65535 at 0, .* has 2.. tokens"),
+        (b"", "there are no train tokens in .*: give"),
+        (np.array([20240520, 1, 9] + [0] * 253, "<i4").tobytes(), "says 9 tokens, and it has 0"),
+        (np.array([5, -1, 7] * 99, "<i4").tobytes(), "token 65535 at 2, .* no uint16"),
+        (b"\x93NUMPY\1\0", "train.bin is an array of NumPy: write its content alone"),
+        (np.array([20240520, 1, 0] + [0] * 253, ">i4").tobytes(), "is of big-endian numbers"),
+        (np.array([20240520, 2, 9] + [0] * 253, "<i4").tobytes(), "version 2 .*: give 1"),
+    ],
+)
+def test_bad_files_are_named(words, tmp_path, content, said):
+    path, tokens = words
+    write(tmp_path / "val.bin", tokens["val"], None)
+    (tmp_path / "train.bin").write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        opened(tmp_path, path)
+
+
+def test_other_tokens_have_another_name(words, tmp_path):
+    path, tokens = words
+    for split in ("train", "val"):
+        write(tmp_path / f"{split}.bin", tokens[split], None)
+    before = opened(tmp_path, path).key
+    write(tmp_path / "train.bin", tokens["train"][::-1], None)
+    assert opened(tmp_path, path).key != before
+
+
 # Limits of this machine
-
-
-def test_a_text_that_does_not_fit_into_memory_is_named(tmp_path, monkeypatch):
-    path = tmp_path / "large.txt"
-    path.write_text("a")
-
-    def too_large(path, size):
-        raise MemoryError
-
-    monkeypatch.setattr(corpus, "decode", too_large)
-    with pytest.raises(UserError, match=r"large\.txt does not fit into memory"):
-        list(corpus.texts(path, 2**50, "text"))
 
 
 def test_ctrl_c_in_the_first_seconds_ends_with_a_sentence():
