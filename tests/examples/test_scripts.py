@@ -1,18 +1,25 @@
 """The scripts to copy: each runs, trains, and shows which parameter gets which update."""
 
-import ast
 import os
-import pathlib
 import re
 import runpy
 import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
+from flax import nnx
 
-ROOT = pathlib.Path(__file__).parents[2]
+import optax_muonplus as omp
+from examples import actor_critic, gallery, train_minimal
+from tests.support import reference
+from tests.support.documents import ROOT, imported
+
 EXAMPLES = ROOT / "examples"
+
 
 # By script, the parameters that its table has in each group.
 GROUPS = {
@@ -52,6 +59,8 @@ GROUPS = {
     "inspect_updates": {"muon": {"up", "mix"}, "adam": {"head"}},
     "take_over": {"muon": {"up", "out"}, "adam": {"bias"}},
 }
+
+
 # The devices of a process are chosen once, before anything runs on them.
 IN_THIS_PROCESS = [name for name in GROUPS if name != "sharded"]
 
@@ -124,28 +133,15 @@ def test_these_are_the_scripts_that_the_readme_names():
 @pytest.mark.parametrize("name", GROUPS)
 def test_script_stands_by_itself(name):
     """Short, says how to run it, and imports only public names from outside of `examples`."""
-    source = (EXAMPLES / f"{name}.py").read_text()
+    path = EXAMPLES / f"{name}.py"
+    source = path.read_text()
     assert 30 <= len(source.splitlines()) <= 80
-    tree = ast.parse(source)
-    docstring = ast.get_docstring(tree)
-    assert docstring is not None
-    assert f"``python examples/{name}.py`` or ``python -m examples.{name}``" in docstring
-
-    siblings = {path.stem for path in EXAMPLES.iterdir()} | {"examples"}
-    imported = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
-            imported |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Attribute):
-            assert not node.attr.startswith("_"), node.attr
-    assert "optax_muonplus" in imported
-    for path in imported:
-        first, *rest = path.split(".")
-        assert first not in siblings, path
-        assert not any(part.startswith("_") for part in rest), path
+    assert f"``python examples/{name}.py`` or ``python -m examples.{name}``" in source
+    names = [full.split(".") for full in imported(path)]
+    assert "optax_muonplus" in {first for first, *_ in names}
+    assert not {first for first, *_ in names} & {"examples", *(x.stem for x in EXAMPLES.iterdir())}
+    assert not re.search(r"[\w)]\._[a-z]", source)
+    assert not any(part.startswith("_") for full in names for part in full)
 
 
 def check_equinox(output):
@@ -241,3 +237,161 @@ def test_sharded_script():
         # There, back, and the results to the replicas: nothing during the iteration.
         (moves,) = re.findall(r"^collectives of an update: (.*)$", part, re.M)
         assert sorted(moves.split(", ")) == ["all-gather", "all-to-all", "all-to-all"]
+
+
+# An actor and a critic
+
+
+def agent():
+    keys = jax.random.split(jax.random.key(0))
+    outputs = {"actor": 2, "critic": 1}
+    return {
+        name: actor_critic.network(key, (4, 64, 64, n))
+        for key, (name, n) in zip(keys, outputs.items(), strict=True)
+    }
+
+
+def test_advantages_are_the_sums_of_discounted_errors():
+    rng = np.random.default_rng(0)
+    values, last = rng.normal(size=(6, 3)), rng.normal(size=3)
+    fallen = rng.random((6, 3)) < 0.3
+    found = actor_critic.advantages(*map(jnp.asarray, (values, last, fallen)))
+    expected, after, following = np.zeros((6, 3)), np.zeros(3), last
+    for t in reversed(range(6)):
+        goes_on = ~fallen[t]
+        error = goes_on * (1 + 0.99 * following) - values[t]
+        expected[t] = after = error + 0.99 * 0.95 * goes_on * after
+        following = values[t]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_agent_learns_to_balance():
+    tx = optax.chain(optax.clip_by_global_norm(1.0), omp.muonplus(**actor_critic.OPTIONS))
+    with jax.numpy_rank_promotion("allow"):  # JAX's default
+        lengths = list(actor_critic.train(tx, agent(), iterations=60))
+    assert np.mean(lengths[:3]) < 30  # of a pole that is pushed at random
+    assert np.mean(lengths[-10:]) > 100
+
+
+# The gallery, against its formulas
+
+
+RNG = np.random.default_rng(0)
+
+
+W, G = RNG.normal(size=(20, 12)), RNG.normal(size=(20, 12))  # (out, in)
+
+
+def update(rule, w=W, g=G):
+    """Of a kernel as Flax stores it; the matrix comes back."""
+    params = {"up": {"kernel": w.T.astype(np.float32)}}
+    grads = {"up": {"kernel": g.T.astype(np.float32)}}
+    return rule.update(grads, rule.init(params), params)[0]["up"]["kernel"].T
+
+
+def rows(x):
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def columns(x):
+    return x / np.linalg.norm(x, axis=0, keepdims=True)
+
+
+def polar(x):
+    return reference.newton_schulz(x)
+
+
+def sinkhorn(x, turns):
+    m, n = x.shape
+    for _ in range(turns):
+        x = np.sqrt(m) * columns(np.sqrt(n) * rows(x))
+    return x
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (gallery.rmnp(), np.sqrt(20 / 12) * rows(G)),
+        (gallery.muon_rms_norm(), 0.2 * np.sqrt(12) * rows(polar(G))),
+        (gallery.sink_gd(3), sinkhorn(G, 3)),
+    ],
+    ids=["rmnp", "muon_rms_norm", "sink_gd"],
+)
+def test_updates_equal_their_formula(rule, expected):
+    np.testing.assert_allclose(update(rule), expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+def test_rule_on_a_whole_model_with_decay_and_adamw():
+    params = {"up": {"kernel": W.T.astype(np.float32), "bias": np.ones(20, np.float32)}}
+    grads = jax.tree.map(np.ones_like, params)
+    tx = gallery.whole(gallery.rmnp(), 0.1, weight_decay=0.5)
+    updates, _ = tx.update(grads, tx.init(params), params)
+    after = optax.apply_updates(params, updates)
+    step = np.sqrt(20 / 12) * rows(np.ones((20, 12))) + 0.5 * W * (W >= 0)
+    np.testing.assert_allclose(after["up"]["kernel"].T, W - 0.1 * step, atol=1e-5)
+    np.testing.assert_allclose(after["up"]["bias"], 0.9 * (1 - 1e-5), rtol=1e-4)
+
+
+# The training in one file
+
+
+FILE = ROOT / "examples" / "train_minimal.py"
+
+
+TOY = {"layers": 1, "width": 32, "context": 16, "batch": 8, "steps": 12, "log_every": 2}
+
+
+SAMPLE = {"eval_batches": 2, "prompt": "The ", "sample_bytes": 20}
+
+
+def losses(printed):
+    return [float(x) for x in re.findall(r"loss (\S+?),? ", printed)]
+
+
+@pytest.fixture(scope="module")
+def config(text):
+    return train_minimal.Config(text=str(text), **TOY, **SAMPLE)
+
+
+def test_one_device_and_eight_print_the_same_losses_and_sample(config, capsys):
+    printed = []
+    for n in (1, 8):
+        train_minimal.train(config, jax.devices()[:n])
+        printed.append(capsys.readouterr().out)
+    one, eight = printed
+    assert "each receives" in eight and "each receives" not in one
+    assert re.search(r"^blocks/0/up/kernel +32x128 +\(data, model\) +muon ", eight, re.M)
+    assert re.search(r"^head/kernel +32x256 +\(data, model\) +adam ", eight, re.M)
+    assert len(losses(one)) == 1 + 6 + 1
+    np.testing.assert_allclose(losses(one), losses(eight), atol=2e-4)  # four places are printed
+    assert losses(one)[-1] < losses(one)[0] - 0.3
+    assert one.partition("bits per byte")[2].strip().startswith("The ")
+
+
+def test_later_bytes_change_no_earlier_logits(config):
+    """What `draw` relies on: it computes whole windows before they are full."""
+    model = train_minimal.GPT(config, nnx.Rngs(0))
+    for block in model.blocks:  # they begin as the identity, which hides attention
+        block.out.kernel[...] = block.query.kernel[...]
+    graph, params = nnx.split(model)
+    forward = jax.jit(lambda params, tokens: nnx.merge(graph, params)(tokens))
+    tokens = np.arange(16)[None]
+    changed = np.where(tokens < 9, tokens, 0)
+    with jax.set_mesh(train_minimal.make_mesh(jax.devices()[:1])):
+        before, after = (np.asarray(forward(params, x)) for x in (tokens, changed))
+    np.testing.assert_array_equal(before[:, :9], after[:, :9])
+    assert (before[:, 9:] != after[:, 9:]).any()
+
+
+def test_settings_are_read_by_the_type_of_their_default():
+    given = train_minimal.parse(["steps=5", "learning_rate=0.1", "prompt=a=b"])
+    assert (given.steps, given.learning_rate, given.prompt) == (5, 0.1, "a=b")
+    with pytest.raises(SystemExit, match="rate=1: give name=value, with a name of text, seed"):
+        train_minimal.parse(["rate=1"])
+
+
+def test_it_is_one_short_file_that_imports_nothing_from_its_folder():
+    assert len(FILE.read_text().splitlines()) <= 250
+    packages = {name.partition(".")[0] for name in imported(FILE)}
+    assert {"jax", "flax", "optax", "numpy", "optax_muonplus"} <= packages
+    assert not packages & {"examples", *(path.stem for path in FILE.parent.iterdir())}
