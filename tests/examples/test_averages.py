@@ -1,6 +1,5 @@
 """The moving average of weights: its values, its place in a run, and who can use it."""
 
-import json
 import signal
 
 import jax
@@ -14,10 +13,8 @@ from examples.perplexity import main as perplexity
 from examples.train import main
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
-from examples.trainer.settings.model import LoRAConfig
-from examples.trainer.settings.run import OptimizerConfig, RunConfig
+from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training.program import check_settings
 from examples.trainer.training.transformations import with_average
 from tests.support.trainer import STEPS, assemble_toy, losses, on_devices, stop_at, train
 
@@ -54,24 +51,12 @@ def test_the_average_is_a_mean_of_the_weights(averages, weights_of):
         np.testing.assert_allclose(state.average["w"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_half_precision_weights_have_an_average_in_float32():
-    params = {"w": jnp.ones((2, 2), jnp.bfloat16)}
-    state = with_average(optax.sgd(0.1), OptimizerConfig(ema=0.999), 5).init(params)
-    assert state.average["w"].dtype == jnp.float32
-
-
 @pytest.mark.several_devices
 def test_averages_lie_as_their_parameters(text):
     setup = assemble_toy(text, optimizer=OptimizerConfig(ema=DECAY), scan=True)
     state = setup.program.abstract
     places = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state.average))
     assert places[0] == places[1]
-
-
-def test_a_run_without_it_has_the_state_that_it_had(text):
-    plain = assemble_toy(text, "", 1).program.abstract.opt_state
-    with_it = assemble_toy(text, "", 1, optimizer=OptimizerConfig(ema=DECAY)).program.abstract
-    assert jax.tree.structure(plain) == jax.tree.structure(with_it.opt_state.rule)
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +89,8 @@ def test_training_is_the_same_with_it(run, text, tmp_path):
     with on_devices(1):
         assert train(text, tmp_path, "--name", "y", *GIVEN) == 0
     assert losses(tmp_path / "y") == losses(run)
-
-
-def test_adapters_have_averages_too(text, trained_run):
-    config = json.loads((trained_run / "config.json").read_text())["config"]
-    assert config["optimizer"]["ema"] is None
-    with pytest.raises(Exception, match="no such averages"):
-        trained.load(CheckpointRef(trained_run, weights="ema"))
-    given = {"optimizer": OptimizerConfig(ema=DECAY), "lora": LoRAConfig(rank=2)}
-    state = assemble_toy(text, "", 1, **given).program.abstract.opt_state
-    assert len(jax.tree.leaves(state.average)) == 8
+    with pytest.raises(UserError, match="this run has no such averages"):
+        trained.load(CheckpointRef(tmp_path / "y", weights="ema"))
 
 
 @pytest.mark.several_devices
@@ -140,16 +117,3 @@ def test_the_tail_of_a_run_that_was_stopped_is_the_mean_of_its_last_steps(text, 
         *each,
     )
     assert list(losses(run, "val_loss_tail")) == [20, STEPS]
-
-
-@pytest.mark.parametrize(
-    ("rule", "words"),
-    [
-        (OptimizerConfig(tail=0.1, ema=0.9), "two averages"),
-        (OptimizerConfig(tail=2.5), "--tail 2.5: give a whole number"),
-        (OptimizerConfig(tail=401), "at most the 400"),
-    ],
-)
-def test_tails_that_cannot_be(rule, words):
-    with pytest.raises(UserError, match=words):
-        check_settings(RunConfig(optimizer=rule))

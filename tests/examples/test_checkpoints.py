@@ -1,4 +1,4 @@
-"""Checkpoints: what they hold, when they are complete, and where they can be resumed."""
+"""Checkpoints: what they hold, when they are complete, where they resume, and their damage."""
 
 import json
 import os
@@ -10,17 +10,17 @@ import signal
 import subprocess
 import sys
 import unittest.mock
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from examples.train import main
-from examples.trainer.data.placement import place_batch
-from examples.trainer.runs.checkpoint import Checkpoints
+from examples.trainer.runs import integrity
+from examples.trainer.runs.checkpoint import Checkpoints, restore_parts, without_leftovers
 from examples.trainer.runs.metrics import Metrics
-from examples.trainer.training import sharding
+from examples.trainer.system.errors import UserError
 from examples.trainer.training.step import TrainState
 from tests.support.trainer import (
     CUBE,
@@ -28,7 +28,6 @@ from tests.support.trainer import (
     ROOT,
     STEPS,
     TOY,
-    assemble_toy,
     losses,
     on_devices,
     run_shell,
@@ -37,15 +36,6 @@ from tests.support.trainer import (
     train,
     wait_for,
 )
-
-
-def equal(a, b):
-    """Bit for bit, keys included."""
-    raw = [
-        jax.tree.map(np.asarray, state._replace(key=jax.random.key_data(state.key)))
-        for state in (a, b)
-    ]
-    jax.tree.map(np.testing.assert_array_equal, *raw)
 
 
 def about(step):
@@ -85,26 +75,6 @@ def test_checkpoint_holds_its_step_though_later_steps_reuse_the_memory(tmp_path)
     assert jax.random.key_data(restored.key).tolist() == [0, 7]
 
 
-def test_checkpoints_saved_during_training_restore_on_any_mesh(tmp_path, text):
-    toy = assemble_toy(text)
-    state = toy.init()
-    kept = {}
-    with Checkpoints(tmp_path / "c", about) as checkpoints:
-        for step in range(1, 4):
-            batch = place_batch(toy.loader, step - 1, sharding.of_batch(toy.mesh))
-            state, _ = toy.train_step(state, *batch)
-            kept[step] = jax.tree.map(lambda x: x.copy(), state)
-            checkpoints.save(step, state)
-        checkpoints.wait_until_saved()
-        for step in (2, 3):  # two are kept
-            equal(checkpoints.restore(step, toy.program.abstract), kept[step])
-        elsewhere = assemble_toy(text, "tensor=2", 2).program.abstract
-        restored = checkpoints.restore(3, elsewhere)
-    equal(restored, kept[3])
-    places = [x.sharding for x in jax.tree.leaves(restored.params)]
-    assert places == [x.sharding for x in jax.tree.leaves(elsewhere.params)]
-
-
 def test_checkpoint_metadata_has_settings_step_and_rows(finished):
     written = json.loads((finished / f"checkpoints/{STEPS}/about/metadata").read_text())
     config = json.loads((finished / "config.json").read_text())
@@ -141,37 +111,6 @@ def test_resume_refuses_flags_of_the_run(finished, capsys):
         main(["--resume", "--help"])
     shown = capsys.readouterr().out
     assert "--mesh" in shown and "--coordinator" in shown and "--batch-size" not in shown
-
-
-def test_checkpoint_with_truncated_arrays_is_named(tmp_path, finished):
-    # In a process of its own, since TensorStore's threads complain when Orbax stops at an error.
-    folder = tmp_path / "x"
-    shutil.copytree(finished, folder)
-    state = folder / "checkpoints" / str(STEPS) / "state"
-    for path in state.glob("**/d/*"):
-        path.write_bytes(path.read_bytes()[:100])
-    process = run_shell("--resume", str(folder))
-    shown, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 2, shown
-    assert f"the checkpoint {state.parent} of step {STEPS} is damaged" in shown
-    assert (
-        "Remove that folder: the run then resumes from the checkpoint before it, of step " in shown
-    )
-    shutil.rmtree(state.parent)
-    assert saved_step(folder) < STEPS
-    with on_devices(1):
-        assert main(["--resume", str(folder)]) == 0
-    assert list(losses(folder)) == list(range(1, STEPS + 1))
-
-
-def test_edited_config_is_refused(tmp_path, finished, capsys):
-    path = shutil.copytree(finished, tmp_path / "x") / "config.json"
-    written = path.read_text()
-    for name, was, now in [("batch_size", "8", "16"), ("name", '"muonplus"', '"adamw"')]:
-        path.write_text(written.replace(f'"{name}": {was}', f'"{name}": {now}'))
-        assert main(["--resume", str(tmp_path / "x")]) == 2
-        shown = capsys.readouterr().err.replace("'", '"')
-        assert "config.json and" in shown and f"{name} was {was}, and is {now}" in shown
 
 
 def saving_after(folder, step):
@@ -256,3 +195,156 @@ libc.malloc_stats()
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert len(re.findall(r"^Arena \d+:", done.stderr, re.M)) == heaps
+
+
+# Damage
+
+
+PLACE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+def state_of(step):
+    params = {"a": jnp.full((8, 16), step, jnp.float32), "b": jnp.arange(3.0)}
+    return TrainState(params, {"mu": jnp.ones((64,))}, jax.random.key(step))
+
+
+def abstract():
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=PLACE), state_of(0)
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "checkpoints"
+    with Checkpoints(folder, about) as checkpoints:
+        for step in (3, 5):
+            checkpoints.save(step, state_of(step))
+    return folder
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "checkpoints")
+
+
+def restore(folder, said=None):
+    with Checkpoints(folder, about, (said if said is not None else []).append) as checkpoints:
+        return checkpoints.restore(5, abstract())
+
+
+def files(step):
+    """All that a checkpoint has in its two parts, but for an empty mark of Orbax."""
+    paths = [path for part in ("state", "about") for path in (step / part).rglob("*")]
+    return [p for p in paths if p.is_file() and p.name != "commit_success.txt"]
+
+
+def test_every_file_of_a_checkpoint_is_verified(folder):
+    step = folder / "5"
+    assert integrity.verify(step) and len(files(step)) > 5
+    for path in files(step):
+        content = path.read_bytes()
+        place = len(content) // 2
+        flipped = bytes([content[place] ^ 16])
+        for damaged in (
+            content[:place] + flipped + content[place + 1 :],
+            content[:place],
+            content[:place] + bytes(len(content) - place),
+            content + b"\0",
+        ):
+            path.write_bytes(damaged)
+            with pytest.raises(integrity.Damaged) as caught:
+                integrity.verify(step)
+            # A list with a bit flipped names the file whose line it is in.
+            assert path.name in str(caught.value) or path.name == integrity.LIST
+        path.unlink()
+        if path.name != integrity.LIST:
+            with pytest.raises(integrity.Damaged, match=f"{path.name} is missing"):
+                integrity.verify(step)
+        path.write_bytes(content)
+    assert integrity.verify(step)
+
+
+def test_damaged_checkpoint_names_its_file_its_step_and_the_one_before(folder):
+    path = next(iter(folder.glob("5/state/ocdbt.process_0/d/*")))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    for read in (
+        lambda: restore(folder),
+        lambda: restore_parts(folder, None, {"params": abstract().params}, about),
+    ):
+        with pytest.raises(UserError) as caught:
+            read()
+        assert f"{folder}/5 of step 5 is damaged: {path} has another content" in str(caught.value)
+        assert f"the checkpoint before it, of step 3, {folder}/3." in str(caught.value)
+    shutil.rmtree(folder / "3")
+    with pytest.raises(UserError, match="There is no checkpoint before it"):
+        restore(folder)
+
+
+def test_checkpoint_without_checksums_restores_and_says_so(folder):
+    said = []
+    assert float(restore(folder, said).params["a"][0, 0]) == 5
+    assert not said
+    (folder / "5" / "about" / integrity.LIST).unlink()
+    assert float(restore(folder, said).params["a"][0, 0]) == 5
+    assert len(said) == 1 and f"{folder}/5 is not verified" in said[0]
+    (folder / "5" / "state" / "_METADATA").write_text("{")
+    with pytest.raises(UserError, match=r"/5 cannot be read(.|\n)*before it, of step 3"):
+        restore(folder)
+
+
+def test_what_outlives_the_first_error_is_not_printed():
+    shown = []
+    hook = without_leftovers(shown.append)
+    closed, other = (Mock(exc_value=RuntimeError(x)) for x in ("Event loop is closed", "other"))
+    for unraisable in (closed, other):
+        hook(unraisable)
+    assert shown == [other]
+
+
+@pytest.mark.parametrize("parts", [2, 3, 20])
+def test_processes_share_the_verification(folder, parts):
+    step = folder / "5"
+    for path in files(step):
+        content = path.read_bytes()
+        if path.name == integrity.LIST:
+            continue
+        path.write_bytes(content + b" ")
+        found = []
+        for part in range(parts):
+            try:
+                assert integrity.verify(step, part, parts)
+            except integrity.Damaged as error:
+                found.append(str(error))
+        path.write_bytes(content)
+        assert len(found) == 1 and path.name in found[0]
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "[" * 100_000, '{"/etc/hostname": "4 0"}'])
+def test_a_list_of_other_files_is_refused(folder, content):
+    (folder / "5" / "state" / "more").write_bytes(b"")
+    with pytest.raises(integrity.Damaged, match="more is in no list of checksums"):
+        integrity.verify(folder / "5")
+    (folder / "5" / "about" / integrity.LIST).write_text(content)
+    with pytest.raises(integrity.Damaged, match=r"list of checksums|is missing, or no regular"):
+        integrity.verify(folder / "5")
+
+
+@pytest.mark.parametrize("kind", ["link to a file", "link to a device", "pipe", "link to a folder"])
+def test_links_pipes_and_devices_are_not_read(folder, kind):
+    step = folder / "5"
+    path = step / "state" / "_METADATA"
+    secret = folder.parent / "secret"
+    if kind == "link to a folder":
+        path = step / "state" / "ocdbt.process_0"
+        path.rename(secret)
+    else:
+        path.rename(secret)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if kind == "link to a device" else secret)
+    with pytest.raises(integrity.Damaged, match="is missing, or no regular file"):
+        integrity.verify(step)

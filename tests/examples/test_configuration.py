@@ -1,17 +1,31 @@
-"""Settings from files: YAML, TOML, and those of a run; flags that win; names and types."""
+"""Settings from flags, files and machines: names, types, and what wins."""
 
 import dataclasses
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from examples.trainer.settings import command_line
+import optax_muonplus as omp
+from examples import train
+from examples.compiled_programs import targets
+from examples.trainer.runs import launch, processes
+from examples.trainer.settings import command_line, machines, presets
 from examples.trainer.settings.hugging_face import check_expressible
 from examples.trainer.settings.presets import COMPARED, DEFAULT_PRESET, PRESETS
 from examples.trainer.settings.run import RunConfig
+from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
+from examples.trainer.system.tables import fitted
+from examples.trainer.training import sharding
+from tests.support.trainer import ROOT
 
 YAML = """
 steps: 30
@@ -19,6 +33,8 @@ optimizer: {learning_rate: 1e-3, clip_norm: null}
 data:
   paths: [a, b]
 """
+
+
 TOML = """
 steps = 30
 optimizer.learning_rate = 1e-3
@@ -87,11 +103,8 @@ def test_a_file_that_does_not_fit(tmp_path, name, text, words):
     with pytest.raises(UserError, match=words) as error:
         command_line.read_config_file(path, RunConfig())
     assert str(path) in str(error.value)
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read .*c.yaml: No such file"):
-        parse("--config", str(tmp_path / "c.yaml"))
+    with pytest.raises(UserError, match=r"cannot read .*none.yaml: No such file"):
+        parse("--config", str(tmp_path / "none.yaml"))
 
 
 # Flags
@@ -119,3 +132,162 @@ def test_the_default_run_has_its_best_rate_and_a_model_that_can_be_exported(tmp_
     for flags in (["--optimizer.name", "adamw"], ["--config", str(run)], ["gpt-micro"]):
         assert parse(*flags).optimizer.learning_rate is None
     assert COMPARED[DEFAULT_PRESET][1] == RunConfig()
+
+
+# Machines
+
+
+ALL = [(name, fit) for name in presets.ROWS for fit in machines.FITS[name]]
+
+
+@pytest.mark.parametrize("name", presets.ROWS)
+def test_every_recipe_has_a_smallest_h100_and_a_smallest_tpu_slice(name):
+    kinds = [fit.kind for fit in machines.FITS[name]]
+    assert kinds[0] == "h100" and set(kinds[1:]) & {"v5e", "v5p"}
+
+
+@pytest.mark.parametrize(("name", "fit"), ALL)
+def test_a_machine_sets_mesh_and_micro_batches(name, fit):
+    for machine in {fit.smallest, fit.smallest.replace("h100-1", "h100-64")}:
+        asked, _ = command_line.parse([f"{name}-muon", "--machine", machine])
+        target = targets.parse(machine.replace("-", ":"))  # the same devices to --compile-for
+        sizes = sharding.mesh_sizes(asked.machine.mesh, target.devices)
+        rows = 512 / (sizes["data"] * sizes["fsdp"] * asked.config.accumulate)
+        assert rows == int(rows) and 1 <= rows <= fit.rows
+        assert rows == fit.rows or target.devices * fit.rows > 512
+
+
+@pytest.mark.parametrize(
+    ("machine", "like", "mesh"),
+    [
+        ("a100-8", "h100-8", "fsdp=8"),
+        ("b200-16", "h100-16", "data=2,fsdp=8"),
+        ("v6e-4x4", "v5e-4x4", "fsdp=16"),
+    ],
+)
+def test_devices_with_more_memory_are_taken_like_others(machine, like, mesh):
+    both = [command_line.parse(["llama-7b", "--machine", x])[0] for x in (machine, like)]
+    assert [asked.machine.mesh for asked in both] == [mesh, mesh]
+    assert both[0].config.accumulate == both[1].config.accumulate
+    memory = [targets.parse(x.replace("-", ":")).memory for x in (machine, like)]
+    assert memory[0] >= memory[1]
+
+
+def test_other_flags_of_the_command_line_win():
+    words = ["llama-7b", "--machine=h100-8", "--accumulate", "512", "--mesh", "tensor=8"]
+    asked, _ = command_line.parse(words)
+    assert (asked.config.accumulate, asked.machine.mesh) == (512, "tensor=8")
+    assert asked.config.model.remat == "none"
+    asked, _ = command_line.parse([*words, "--model.remat", "full"])
+    assert asked.config.model.remat == "full"
+
+
+@pytest.mark.parametrize(("recipe", "machine"), [("gpt-small", "v5e-1"), ("llama-7b", "h100-64")])
+def test_a_device_with_room_for_all_activations_keeps_them(recipe, machine):
+    """A loop over layers would copy what it keeps, when it is made and when it is used."""
+    asked, _ = command_line.parse([recipe, "--machine", machine])
+    assert (asked.config.model.remat, asked.config.model.scan) == ("none", False)
+    words = [recipe, "--machine", machine, "--model.scan", "--model.remat", "full"]
+    for argv in (words, ["llama-7b", "--machine", "v5e-4x4"]):  # asked for, or for lack of room
+        asked, _ = command_line.parse(argv)
+        assert (asked.config.model.remat, asked.config.model.scan) == ("full", True)
+
+
+# How commands end
+
+
+CODE = """
+import sys
+from {module} import main
+status = main({argv})
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "argv"),
+    [
+        ("examples.data", ["prepare", "--help"]),
+        ("examples.data", ["--paths", "{text}", "--vocab-size", "300"]),
+        ("examples.generate", ["--help"]),
+        ("examples.parity", ["--help"]),
+    ],
+)
+def test_a_pipe_that_nobody_reads_ends_a_command(module, argv, text):
+    read, write = os.pipe()
+    os.close(read)
+    argv = [word.format(text=text) for word in argv]
+    ended = subprocess.run(
+        [sys.executable, "-c", CODE.format(module=module, argv=argv)],
+        stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    os.close(write)
+    assert ended.stderr == ""
+    assert ended.returncode == 128 + signal.SIGPIPE
+
+
+JOINT = [
+    ValueError("UNKNOWN: Gloo all-reduce failed: [external/gloo/pair.cc:1] Connection closed"),
+    RuntimeError("DEADLINE_EXCEEDED: Barrier timed out. Id: 7"),
+    jax.errors.JaxRuntimeError("INTERNAL: anything"),
+]
+
+
+OTHER = [ValueError("operands could not be broadcast"), TimeoutError("of a socket"), KeyError("x")]
+
+
+@pytest.mark.parametrize("error", [*JOINT, *OTHER], ids=repr)
+def test_one_of_several_processes_ends_at_once(error, monkeypatch, capsys):
+    def left(status):
+        raise SystemExit(status)
+
+    def fail(*asked):
+        raise error
+
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(exit_status, "leave_at_once", left)
+    monkeypatch.setattr(processes, "join", lambda machine: None)
+    monkeypatch.setattr(launch, "launch", fail)
+    with pytest.raises(SystemExit, match="1"):
+        train.main([])
+    shown = capsys.readouterr().err
+    sentence = "error (process 0): a computation of all processes failed"
+    assert (sentence in shown) == (error in JOINT)
+    assert ("Traceback" in shown) == (error in OTHER)
+
+
+# Tables in a terminal
+
+
+PARAMS = {
+    "blocks": {
+        str(i): {"query": {"kernel": jnp.ones((96, 4, 24))}, "up": {"kernel": jnp.ones((8, 128))}}
+        for i in range(3)
+    },
+    "embed": {"embedding": jnp.ones((50, 96))},
+}
+
+
+TABLE = omp.describe(PARAMS)
+
+
+LEAVE_OUT = ("rule", "rms", "scale", "group")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_columns_are_left_out_until_a_table_fits(width):
+    shown = fitted(TABLE, width, LEAVE_OUT)
+    assert max(map(len, shown.splitlines())) <= width
+    kept = shown.splitlines()[0].split("  ")[0]
+    assert kept == "parameter" and "blocks/{0..2}/query/kernel" in shown and "8x128" in shown
+    words = " ".join(shown.split())
+    assert "muon: 6 parameters, 6 matrices" in words
+    gone = words.partition("lack of room: ")[2].split(", ")
+    assert gone == list(LEAVE_OUT[: len(gone)])
+    assert not {"rule", "rms"} & set(shown.splitlines()[0].split()) or width == 100
+
+
+def test_what_fits_is_left_as_it_is():
+    for text in (TABLE, "all parameters: adamw"):
+        assert fitted(text, 200, LEAVE_OUT) == text
+    assert fitted("all parameters: adamw", 10, LEAVE_OUT) == "all parameters: adamw"

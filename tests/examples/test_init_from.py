@@ -96,10 +96,3 @@ def test_the_command(exported, tmp_path, capsys):
         assert "--overwrite" in capsys.readouterr().err
         assert export.main([*given, "--overwrite"]) == 0
         assert export.main([*given, "--shard-bytes", "0"]) == 2
-
-
-def test_the_default_gpt_is_told_how_to_be_gpt_2(trained_run, tmp_path, capsys):
-    with on_devices(1):
-        assert export.main([str(trained_run), str(tmp_path / "x")]) == 2
-    assert "Train with --model.final-norm layer to export" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

@@ -1,5 +1,6 @@
-"""Runs that are extended or branched: their losses, rates and sentences."""
+"""Runs that are extended, branched, or of earlier versions: their losses, rates and sentences."""
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -7,14 +8,23 @@ import signal
 import numpy as np
 import pytest
 
+from examples import report, sweep
+from examples.experiments.sweeps import command_line
 from examples.train import main
+from examples.trainer.inference import trained
+from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.runs import checkpoint, folder
+from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.settings.validation import from_dict
 from examples.trainer.training import optimizers
-from tests.support.trainer import STEPS, losses, saved_step, stop_at, train
+from tests.support.trainer import ROOT, STEPS, TOY, losses, saved_step, stop_at, train
 
 pytestmark = pytest.mark.usefixtures("one_device")
+
 MORE = 32
+
+
 # A rule that is traced in a moment, since each number of steps has a program of its own.
 RULE = ("--optimizer.name", "adamw", "--optimizer.learning-rate", "0.02")
 
@@ -103,14 +113,6 @@ def test_extensions_that_make_no_sense(finished, capsys, flags, words):
     assert (finished / "config.json").read_bytes() == before
 
 
-def test_an_edited_number_of_steps_is_still_refused(finished, capsys):
-    written = json.loads((finished / "config.json").read_text())
-    written["config"]["steps"] = MORE
-    (finished / "config.json").write_text(json.dumps(written))
-    assert main(["--resume", str(finished)]) == 2
-    assert "steps was 24, and is 32" in capsys.readouterr().err
-
-
 def test_a_branch_without_changes_is_the_run(finished, tmp_path):
     branch = ["--from-run", f"{finished}:16", "--name", "b", "--runs-dir", str(tmp_path)]
     assert main(branch) == 0
@@ -161,3 +163,80 @@ def test_a_branch_of_a_step_that_is_not_there(finished, tmp_path, capsys):
     assert "leave out gpt-micro" in capsys.readouterr().err
     assert main(["--from-run", str(tmp_path / "y"), *given]) == 2
     assert "cannot read" in capsys.readouterr().err
+
+
+# Runs and sweeps from before there was a choice of the network
+
+
+OLDER = ["--model.qkv", "separate", "--model.final-norm", "layer"]
+
+
+OLDER += ["--model.depth-scaled-init", "False", "--model.norm-epsilon", "1e-6"]
+
+
+ADDED = ("qkv", "final_norm", "depth_scaled_init", "norm_epsilon")
+
+
+EXPERIMENTS = ROOT / "results" / "experiments"
+
+
+# Those whose settings have no field for the projections were made before there was one.
+KEPT = [x for x in sorted(EXPERIMENTS.glob("*/sweep.json")) if '"qkv"' not in x.read_text()]
+
+
+def without_added(path, *keys):
+    """Rewrites a file of settings as an earlier version wrote it."""
+    written = json.loads(path.read_text())
+    model = written
+    for key in keys:
+        model = model[key]
+    for name in ADDED:
+        del model[name]
+    path.write_text(json.dumps(written))
+
+
+def test_absent_fields_mean_the_older_network():
+    older = from_dict(ModelConfig, {"family": "gpt", "n_layer": 2})
+    assert older == ModelConfig(
+        n_layer=2, qkv="separate", final_norm="layer", depth_scaled_init=False, norm_epsilon=1e-6
+    )
+    llama = from_dict(ModelConfig, {"family": "llama"})
+    assert llama == ModelConfig(family="llama", norm_epsilon=1e-6)
+    now = dataclasses.asdict(ModelConfig())
+    assert from_dict(ModelConfig, now) == ModelConfig()
+
+
+def test_sweep_of_the_older_network_continues_with_its_flags_only(tmp_path, text, capsys):
+    toy = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--name", "s"]
+    toy += ["--grid.optimizers", "muonplus", "--grid.norms", "col_row", "--grid.rates", "0.01"]
+    assert sweep.main([*toy, *OLDER]) == 0
+    without_added(tmp_path / "s" / "sweep.json", "base", "model")
+    assert sweep.main([*toy, *OLDER]) == 0
+    assert "1 runs, 1 of them done" in capsys.readouterr().out
+    assert sweep.main(toy) == 2
+    assert "has another base.model.qkv ('separate')" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.parent.name)
+def test_kept_sweeps_are_of_the_older_network(path):
+    model = from_dict(ModelConfig, command_line.read(path)["base"]["model"])
+    assert model.norm_epsilon == 1e-6
+    assert model.qkv == ("separate" if model.family == "gpt" else None)
+
+
+def test_kept_sweeps_are_reported(tmp_path):
+    kept = [str(EXPERIMENTS / name) for name in ("map-gpt-base", "map-llama-base")]
+    assert report.main([*kept, "--out", str(tmp_path)]) == 0
+    assert "map-gpt-base: each method" in (tmp_path / "report.md").read_text()
+
+
+def test_an_older_run_goes_on_as_it_began(tmp_path, text, capsys):
+    assert train(text, tmp_path, "--name", "whole", *OLDER) == 0
+    with stop_at(11, lambda: signal.raise_signal(signal.SIGINT)):
+        assert train(text, tmp_path, "--name", "x", *OLDER) == 130
+    without_added(tmp_path / "x" / "config.json", "config", "model")
+    assert main(["--resume", str(tmp_path / "x")]) == 0
+    assert losses(tmp_path / "x")[STEPS] == losses(tmp_path / "whole")[STEPS]
+    model = trained.load(CheckpointRef(tmp_path / "x"))
+    assert model.config.model.norm_epsilon == 1e-6
+    assert "bias" in model.params["ln_f"] and "query" in model.params["blocks"][0]["attn"]

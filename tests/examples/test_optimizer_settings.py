@@ -1,6 +1,7 @@
-"""Optimizers by name: their updates, records, default rates and schedules."""
+"""Optimizers by name: their updates, decay, momentum, records, rates, schedules and heads."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,37 +10,50 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from examples.trainer.settings import validation
 from examples.trainer.settings.model import ModelConfig, head_size
 from examples.trainer.settings.rules import RULES
 from examples.trainer.settings.run import OptimizerConfig
-from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers
 from examples.trainer.training.step import make_init_params
 
 
-@pytest.mark.parametrize(("name", "equal"), [("muonplus", True), ("muon", False)])
-def test_muonplus_is_muon_with_equal_rows(name, equal):
-    params = {"up": {"kernel": jnp.zeros((8, 4))}}
-    grads = {"up": {"kernel": jax.random.normal(jax.random.key(0), (8, 4))}}
-    rule = optimizers.build(OptimizerConfig(name=name), steps=10)
-    updates, _ = rule.update(grads, rule.init(params), params)
-    rows = np.linalg.norm(updates["up"]["kernel"], axis=0)  # one for each of the 4 outputs
-    assert bool(np.ptp(rows) < 1e-4 * rows.mean()) == equal
+def test_default_rates_by_optimizer():
+    large = {"adamw", "adamuon", "mano", "meqmuon", "muoneq", "muown"}
+    for name in RULES:
+        assert optimizers.rates(OptimizerConfig(name)).matrices == (
+            0.002 if name in large else 0.02
+        )
+    assert optimizers.rates(OptimizerConfig(learning_rate=0.5)).matrices == 0.5
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_only_matrices_decay(name):
-    config = OptimizerConfig(name=name)
-    params = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.ones((4, 4))}}
-    grads = jax.tree.map(jnp.zeros_like, params)
-    rule = optimizers.build(config, steps=10)
-    updates, _ = rule.update(grads, rule.init(params), params)
-    # With zero gradients only the decay is left, and only on the matrix.
-    expected = -optimizers.rates(config).matrices * config.weight_decay * RULES[name].decays
-    rounding = 1e-7 if name == "muown" else 0  # of the parameters, which it makes anew
-    np.testing.assert_allclose(updates["up"]["kernel"], expected, rtol=1e-5, atol=rounding)
-    np.testing.assert_array_equal(updates["wte"]["embedding"], 0)
+def cosine(s, begin, steps):
+    return 0.5 * (1 + np.cos(np.pi * (s - begin) / (steps - begin)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, lambda s: min(1, (40 - s) / 24)),
+        ({"hold_share": 0.75}, lambda s: min(1, (40 - s) / 10)),
+        ({"schedule": "warmup_cosine"}, lambda s: 0.25 + 0.1875 * s if s < 4 else cosine(s, 4, 40)),
+        # Those of the paper's code.
+        ({"schedule_floor": 0.1}, lambda s: max(0.1, min(1, (40 - s) / 24))),
+        (
+            {"schedule": "warmup_cosine", "warmup_start": 0.0},
+            lambda s: s / 4 if s < 4 else cosine(s, 4, 40),
+        ),
+        # A floor does not lift the warmup.
+        (
+            {"schedule": "warmup_cosine", "warmup_start": 0.0, "warmup_share": 0.5,
+             "schedule_floor": 0.4},
+            lambda s: s / 20 if s < 20 else max(0.4, cosine(s, 20, 40)),
+        ),
+    ],
+)  # fmt: skip
+def test_schedules_are_their_formulas(settings, expected):
+    rate = optimizers.schedule(OptimizerConfig(**settings), 0.5, 40)
+    wanted = [0.5 * expected(s) for s in range(41)]
+    np.testing.assert_allclose([rate(s) for s in range(41)], wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -56,51 +70,6 @@ def test_every_rule_can_be_recorded(name):
     assert record.step == 1 and list(record.values) == ["up/kernel"]
     last = "update" if RULES[name].records_inside else "after"
     assert record.values["up/kernel"][f"{last}/rms"] > 0
-
-
-def test_default_rates_by_optimizer():
-    names = {name: optimizers.rates(OptimizerConfig(name=name)) for name in RULES}
-    assert {name for name, rate in names.items() if rate.matrices == 0.002} == {
-        "adamw",
-        "adamuon",
-        "mano",
-        "meqmuon",
-        "muoneq",
-        "muown",
-    }
-    assert optimizers.rates(OptimizerConfig(learning_rate=0.5)).matrices == 0.5
-
-
-def test_schedules_at_known_steps():
-    steps, peak = 100, 0.5
-    constant = optimizers.schedule(OptimizerConfig(schedule="constant_linear"), peak, steps)
-    np.testing.assert_allclose([constant(i) for i in (0, 40, 70, 100)], [0.5, 0.5, 0.25, 0])
-    cosine = optimizers.schedule(OptimizerConfig(schedule="warmup_cosine"), peak, steps)
-    np.testing.assert_allclose(
-        [cosine(i) for i in (0, 10, 55, 100)], [0.05, 0.5, 0.25, 0], atol=1e-6
-    )
-
-
-def test_schedules_of_the_papers_code():
-    """At s of 40 steps: 1 for s < 16, then max(0.1, 1 - (s - 16) / 24); s / 4, then a cosine."""
-    gpt = optimizers.schedule(OptimizerConfig(schedule_floor=0.1), 0.5, 40)
-    expected = [0.5 if s < 16 else 0.5 * max(0.1, 1 - (s - 16) / 24) for s in range(40)]
-    np.testing.assert_allclose([gpt(s) for s in range(40)], expected, rtol=1e-6)
-    config = OptimizerConfig(schedule="warmup_cosine", warmup_start=0.0)
-    llama = optimizers.schedule(config, 0.5, 40)
-    cosine = [0.25 * (1 + np.cos(np.pi * (s - 4) / 36)) for s in range(4, 40)]
-    expected = [*(0.5 * s / 4 for s in range(4)), *cosine]
-    np.testing.assert_allclose([llama(s) for s in range(40)], expected, rtol=1e-5, atol=1e-7)
-
-
-def test_a_floor_does_not_lift_the_warmup():
-    config = OptimizerConfig(
-        schedule="warmup_cosine", warmup_start=0.0, warmup_share=0.5, schedule_floor=0.4
-    )
-    rate = optimizers.schedule(config, 1.0, 8)
-    np.testing.assert_allclose([rate(s) for s in (0, 1, 2, 4, 7)], [0, 0.25, 0.5, 1, 0.4])
-    held = optimizers.schedule(OptimizerConfig(hold_share=0.75), 1.0, 8)
-    np.testing.assert_allclose([held(s) for s in (0, 6, 7)], [1, 1, 0.5])
 
 
 def test_norm_eps_reaches_the_rule():
@@ -162,15 +131,6 @@ def test_adamw_epsilon_before_the_bias_correction(name):
     assert omp.diagnostics.read(state)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("schedule_floor", 1.5), ("hold_share", -0.1), ("warmup_start", np.nan)]
-)
-def test_shares_are_from_0_to_1(field, value):
-    flag = f"--optimizer.{field.replace('_', '-')} is {value}: it should be"
-    with pytest.raises(UserError, match=flag):
-        validation.check(OptimizerConfig(**{field: value}), "--optimizer.")
-
-
 def test_adamw_decays_each_group_by_its_own():
     params = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.ones((4, 4))}}
     for name in ("adamw", "muonplus"):
@@ -216,6 +176,135 @@ def test_the_table_has_the_size_of_updates(name, matched):
         assert float(lines[f"{path}/kernel"][5]) == pytest.approx(rms, rel=0.005)
 
 
+@pytest.mark.parametrize("name", [name for name in RULES if name != "adamw"])
+def test_the_momentum_is_kept_as_the_flag_says(name):
+    params = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.eye(16, 256)}}
+    for mu_dtype in (None, "bfloat16", "int8"):
+        rule = optimizers.build(OptimizerConfig(name=name, mu_dtype=mu_dtype), steps=10)
+        state = omp.transforms.find_momentum(rule.init(params), as_stored=True)
+        assert state[0]["up"]["kernel"].dtype == (mu_dtype or "float32")
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_decay_that_follows_the_rate_is_as_large_at_its_peak_and_falls_with_it(name):
+    """Gradients are zero; hyperball has no decay, and AdamW's group its own, of zero."""
+    zeros = {"up": {"kernel": jnp.zeros((4, 8))}, "wte": {"embedding": jnp.zeros((3, 4))}}
+    for follows in (False, True):
+        config = OptimizerConfig(name=name, learning_rate=0.5, decay_follows_rate=follows)
+        rule, rate = optimizers.build(config, 10), optimizers.schedule(config, 1.0, 10)
+        params = {"up": {"kernel": jnp.eye(4, 8) + 1}, "wte": {"embedding": jnp.ones((3, 4))}}
+        state, update = rule.init(params), jax.jit(rule.update)
+        for step in range(10):
+            updates, state = update(zeros, state, params)
+            share = rate(step) ** (1 + follows) * RULES[name].decays
+            expected = -0.5 * 0.1 * share * params["up"]["kernel"]
+            rounding = 5e-7 if name in ("hyperball", "muown") else 0  # of the parameters
+            np.testing.assert_allclose(updates["up"]["kernel"], expected, 1e-5, rounding)
+            np.testing.assert_array_equal(updates["wte"]["embedding"], 0)
+            params = optax.apply_updates(params, updates)
+
+
+@pytest.mark.parametrize("name", ["muonplus", "muon"])
+def test_cautious_decay_reaches_the_rule(name):
+    params = {"up": {"kernel": jnp.ones((4, 8))}}
+    grads = {"up": {"kernel": jax.random.normal(jax.random.key(0), (4, 8))}}
+    plain, cautious, none = (
+        optimizers.build(OptimizerConfig(name=name, **given), 10)
+        for given in ({}, {"cautious_weight_decay": True}, {"weight_decay": 0})
+    )
+    plain, cautious, none = (
+        rule.update(grads, rule.init(params), params)[0]["up"]["kernel"]
+        for rule in (plain, cautious, none)
+    )
+    np.testing.assert_array_equal(cautious, jnp.where(none < 0, plain, none))
+    assert np.any(none > 0) and np.any(none < 0)
+
+
+# Rules that differ from another in one thing
+
+
+PARAMS = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.ones((4, 8))}}
+
+
+def updates_of(rule):
+    """Of three steps, whose gradients differ: momenta of equal ones differ in size only."""
+    state, found = rule.init(PARAMS), []
+    keys = iter(jax.random.split(jax.random.key(0), 6))
+    for _ in range(3):
+        grads = jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape), PARAMS)
+        updates, state = rule.update(grads, state, PARAMS)
+        found += jax.tree.leaves(updates)
+    return found
+
+
+def test_optax_muon_has_the_updates_of_optax():
+    config = OptimizerConfig(name="optax_muon", learning_rate=0.02, clip_norm=None)
+    rate = functools.partial(optimizers.schedule, config, steps=10)
+    theirs = optax.contrib.muon(
+        rate(0.02),
+        weight_decay=0.1,
+        adam_learning_rate=rate(0.01),
+        adam_b2=0.95,
+        muon_weight_dimension_numbers={
+            "wte": {"embedding": None},
+            "up": {"kernel": optax.contrib.MuonDimensionNumbers()},
+        },
+    )
+    found = updates_of(optimizers.build(config, steps=10))
+    for x, y in zip(found, updates_of(theirs), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
+
+
+def test_two_flags_make_muon_that_of_optax():
+    given = {"shape_scale": "max", "bias_correction": True, "adam_nesterov": True}
+    configs = OptimizerConfig(name="muon", **given), OptimizerConfig(name="optax_muon")
+    found = (updates_of(optimizers.build(config, steps=10)) for config in configs)
+    for x, y in zip(*found, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_muoneq_max_is_muoneq_but_for_its_size():
+    """Of a matrix with 4 inputs and 8 outputs: sqrt(8 / 4) in place of 0.2 sqrt(8)."""
+    own, as_muon = (
+        updates_of(
+            optimizers.build(
+                OptimizerConfig(name=name, learning_rate=1.0, weight_decay=0.0), steps=10
+            )
+        )[0]
+        for name in ("muoneq", "muoneq_max")
+    )
+    np.testing.assert_allclose(as_muon, own * 2**0.5 / (0.2 * 8**0.5), rtol=1e-5, atol=1e-6)
+
+
+# Parameters in bfloat16
+
+
+@pytest.mark.parametrize("name", ["muonplus", "adamw", "normuon"])
+@pytest.mark.parametrize("rounding", ["stochastic", "remainders"])
+def test_small_steps_add_up_also_in_the_average(name, rounding):
+    config = OptimizerConfig(
+        name=name, param_rounding=rounding, learning_rate=1e-3, adam_learning_rate=1e-3, ema=0.5
+    )
+    rule = optimizers.build(config, steps=1000)
+    kernel = 1 + jnp.eye(16, 64, dtype=jnp.bfloat16)
+    params = {"up": {"kernel": kernel}, "ln": {"scale": jnp.ones(64, jnp.bfloat16)}}
+    grads = jax.tree.map(
+        lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params
+    )
+    state, new = rule.init(params), params
+    update = jax.jit(rule.update)
+    for _ in range(40):
+        updates, state = update(grads, state, new)
+        new = optax.apply_updates(new, updates)
+    for before, after in zip(*map(jax.tree.leaves, (params, new)), strict=True):
+        assert after.dtype == jnp.bfloat16 and (before != after).any()
+    for mean, after in zip(*map(jax.tree.leaves, (state.average, new)), strict=True):
+        np.testing.assert_allclose(mean, np.asarray(after, np.float32), atol=0.02)
+
+
+# Heads
+
+
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_per_head_is_described(family, scan):
@@ -231,19 +320,44 @@ def test_per_head_is_described(family, scan):
     assert f"16x16x{layers} " in lines[f"{where}/attn/out/kernel"]
 
 
-# test_fused_projection.py has the three others, with queries, keys and values in one kernel.
-@pytest.mark.parametrize("name", sorted({*RULES} - {"adamw", "muonplus", "muon", "normuon"}))
-def test_per_head_updates_each_head_as_if_it_were_alone(name):
+K, HEADS = 4, 3
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name != "adamw"])
+def test_each_head_has_matrices_for_query_key_and_value(name):
     config = OptimizerConfig(name=name, clip_norm=None)
-    grad, kernel = jax.random.normal(jax.random.key(0), (2, 16, 12))
-    heads = [(grad[:, i : i + 4], kernel[:, i : i + 4]) for i in (0, 4, 8)]
+    grad, kernel = jax.random.normal(jax.random.key(0), (2, 16, 3 * HEADS * K))
+    starts = range(0, 3 * HEADS * K, K)
+    blocks = [(grad[:, i : i + K], kernel[:, i : i + K]) for i in starts]
 
     def updates(config, grads, params):
-        rule = optimizers.build(config, steps=10, head_size=4)
+        rule = optimizers.build(config, steps=10, head_size=K)
         return jax.jit(lambda g, p: rule.update(g, rule.init(p), p)[0])(grads, params)
 
-    whole = [{"attn": {"query": {"kernel": x}}} for x in (grad, kernel)]
+    whole = [{"attn": {"qkv": {"kernel": x}}} for x in (grad, kernel)]
     found = updates(dataclasses.replace(config, per_head=True), *whole)
-    alone = updates(config, *(dict(enumerate(x)) for x in zip(*heads, strict=True)))
+    alone = updates(config, *(dict(enumerate(x)) for x in zip(*blocks, strict=True)))
     expected = np.concatenate(list(alone.values()), axis=1)
-    np.testing.assert_allclose(found["attn"]["query"]["kernel"], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found["attn"]["qkv"]["kernel"], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("which", ["attention", "mlp"])
+def test_heads_where_only_a_part_is_normalized(which):
+    """The part without attention has no heads, and is updated as ever."""
+    qkv, up = jax.random.normal(jax.random.key(0), (2, 16, 3 * HEADS * K))
+    grads = {"attn": {"qkv": {"kernel": qkv}}, "mlp": {"up": {"kernel": up}}}
+
+    def updates(**changes):
+        config = OptimizerConfig(per_head=True, clip_norm=None, **changes)
+        rule = optimizers.build(config, steps=10, head_size=K)
+        return jax.jit(lambda g: rule.update(g, rule.init(g), g)[0])(grads)
+
+    mixed, plus, muon = updates(normalized=which), updates(), updates(name="muon")
+    expected = plus if which == "attention" else muon
+    np.testing.assert_allclose(
+        mixed["attn"]["qkv"]["kernel"], expected["attn"]["qkv"]["kernel"], atol=1e-6
+    )
+    expected = plus if which == "mlp" else muon
+    np.testing.assert_allclose(
+        mixed["mlp"]["up"]["kernel"], expected["mlp"]["up"]["kernel"], atol=1e-6
+    )

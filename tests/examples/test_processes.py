@@ -10,11 +10,9 @@ from jax._src import distributed
 
 from benchmarks.trainer_processes import free_address
 from examples.train import main
-from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs import processes
 from examples.trainer.runs.watchdog import StopRequests
 from examples.trainer.settings.machines import MachineConfig
-from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import (
     PATIENCE,
@@ -66,14 +64,6 @@ def ended(pair):
     """Exit statuses and what was shown."""
     shown = [own_lines(process.communicate(timeout=PATIENCE)[0]) for process in pair]
     return [process.returncode for process in pair], shown
-
-
-def test_lines_of_gloo_may_lie_in_one_another():
-    whole = (
-        "[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : "
-    )
-    assert own_lines(f"{whole}1\n{whole}1\nstep 3\n") == "step 3"
-    assert own_lines(f"[Gloo] Rank {whole}11\n\n is connected to 1\n1\nstep 3\n") == "step 3"
 
 
 def last_step(folder):
@@ -153,6 +143,47 @@ def test_join_passes_flags_or_variables_to_jax(monkeypatch):
     variables = {"JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "2"}
     read = joined_with(monkeypatch, MachineConfig(distributed=True), **variables)
     assert read == (None, 3, 2, None)  # and JAX reads JAX_COORDINATOR_ADDRESS
+    with pytest.raises(UserError, match="JAX_PROCESS_ID is 'one'"):
+        joined_with(monkeypatch, MachineConfig(distributed=True), JAX_PROCESS_ID="one")
+
+
+def task(local=3, tasks="8(x2)", gpus="0,1,2,3,4,5,6,7", **more):
+    """The variables that SLURM gives a task; `gpus` are those that it sees."""
+    return {
+        "SLURM_JOB_ID": "77",
+        "SLURM_NODEID": "0",
+        "SLURM_LOCALID": str(local),
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+        "CUDA_VISIBLE_DEVICES": gpus,
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("variables", "taken"),
+    [
+        (task(), [3]),  # --ntasks-per-node=8 --gpus-per-node=8 --gpu-bind=none
+        (task(gpus="5"), [0]),  # --gpus-per-task=1: the task's own GPU is its number 0
+        (task(local=0, tasks="1(x2)"), [*range(8)]),  # one task on each host
+        (task(local=1, tasks="2(x2)"), [4, 5, 6, 7]),
+        (task(local=1, tasks="8(x2),4", SLURM_NODEID="2"), [2, 3]),  # of the third host
+        (task(local=1, tasks="2", gpus="0,1,2,3", SLURM_GPUS_PER_TASK="4"), [0, 1, 2, 3]),
+        (task(local=1, tasks="2", gpus="4,5,6,7", SLURM_GPUS_ON_NODE="8"), [0, 1, 2, 3]),
+        # The choice is that of JAX.
+        (task(JAX_LOCAL_DEVICE_IDS="6"), None),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, None),
+        (task(gpus="NoDevFiles"), None),
+    ],
+)
+def test_a_task_of_slurm_takes_its_gpus(variables, taken):
+    assert processes.local_devices(variables) == taken
+
+
+def test_gpus_of_slurm_reach_jax_or_are_refused(monkeypatch):
+    found = joined_with(monkeypatch, MachineConfig(distributed=True), **task())
+    assert found == (None, None, None, [3])
+    with pytest.raises(UserError, match="3 tasks of SLURM share the 8 GPUs"):
+        processes.local_devices(task(local=0, tasks="3"))
 
 
 @pytest.mark.parametrize(
@@ -172,12 +203,6 @@ def test_impossible_joins_are_refused(flags, words, capsys, monkeypatch):
     assert main([*TOY, *flags]) == 2
     shown = capsys.readouterr().err
     assert words in shown and "--process-id" in shown
-
-
-def test_variable_that_is_no_number_is_refused(monkeypatch):
-    monkeypatch.setenv("JAX_PROCESS_ID", "one")
-    with pytest.raises(UserError, match="JAX_PROCESS_ID is 'one'"):
-        processes.flag_or_variable("--process-id", None, "JAX_PROCESS_ID")
 
 
 def test_signals_become_requests_and_a_second_ctrl_c_interrupts():
@@ -209,11 +234,3 @@ def test_process_exits_when_another_one_has_ended(capsys):
     leave.assert_called_once_with(1)
     shown = capsys.readouterr().err
     assert "connection closed by peer\n" in shown and "--resume" in shown
-
-
-def test_run_folder_must_be_on_a_shared_disk(tmp_path):
-    with (
-        unittest.mock.patch.object(run_folder, "is_first", return_value=False),
-        pytest.raises(UserError, match="on a disk that all processes share"),
-    ):
-        run_folder.create(tmp_path / "x", RunConfig(), unittest.mock.Mock())

@@ -1,5 +1,6 @@
 """What is said of the files of a run that are damaged, in use, or cannot be written."""
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import unittest.mock
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +17,15 @@ from examples.experiments.sweeps.ledger import Result
 from examples.train import main
 from examples.trainer.runs import folder
 from examples.trainer.runs import folder as run_folder
+from examples.trainer.runs.checkpoint import differing
 from examples.trainer.runs.folder import only_writer
 from examples.trainer.runs.metrics import Metrics, read_metrics
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.settings.validation import MISSING, differences
 from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
-from tests.support.trainer import wait_for
+from tests.support.trainer import stop_at, train, wait_for
 
 pytestmark = pytest.mark.usefixtures("one_device")
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -37,6 +42,102 @@ def said_when_resumed(folder, capsys):
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
     return shown
+
+
+# Full and read-only disks
+
+
+@contextlib.contextmanager
+def failing_at(name, error=FULL):
+    """A context in which files of that name cannot be opened for writing."""
+    opened, os_opened = Path.open, os.open
+
+    def refuse(path, writes):
+        if Path(path).name.startswith(name) and writes:
+            raise OSError(error.errno, error.strerror, str(path))
+
+    def open_or_fail(self, mode="r", *args, **named):
+        refuse(self, set(mode) & set("wax+"))
+        return opened(self, mode, *args, **named)
+
+    def os_open_or_fail(path, flags, *args, **named):  # the lock's
+        refuse(path, flags & (os.O_WRONLY | os.O_RDWR))
+        return os_opened(path, flags, *args, **named)
+
+    with (
+        unittest.mock.patch.object(Path, "open", open_or_fail),
+        unittest.mock.patch.object(os, "open", os_open_or_fail),
+    ):
+        yield
+
+
+def test_new_run_on_a_full_disk_leaves_nothing(tmp_path):
+    dataset = unittest.mock.Mock(key="k")
+    dataset.tokenizer.to_str.return_value = "{}"
+    for name in ("tokenizer.json", "config.json"):
+        with failing_at(name), pytest.raises(UserError, match=r"No space left.*make room"):
+            run_folder.create(tmp_path / "x", RunConfig(), dataset)
+        assert not list(tmp_path.iterdir())
+    run_folder.create(tmp_path / "x", RunConfig(), dataset)
+    assert {path.name for path in (tmp_path / "x").iterdir()} == {"tokenizer.json", "config.json"}
+    with pytest.raises(UserError, match="exists: choose another --name"):
+        run_folder.create(tmp_path / "x", RunConfig(), dataset)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    with (
+        unittest.mock.patch.object(run_folder, "is_first", return_value=False),
+        pytest.raises(UserError, match="on a disk that all processes share"),
+    ):
+        run_folder.create(tmp_path / "y", RunConfig(), dataset)
+
+
+def test_name_that_is_too_long_is_refused(tmp_path):
+    config = RunConfig(runs_dir=str(tmp_path), name="x" * 300)
+    with pytest.raises(UserError, match=r"File name too long.*shorter name(.|\n)*--name"):
+        run_folder.choose_folder(config, "p")
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("lock", errno.EROFS), ("metrics.jsonl", errno.ENOSPC), ("losses.png", errno.ENOSPC)],
+)
+def test_file_that_cannot_be_written_is_named(trained_run, tmp_path, capsys, name, number):
+    copy = shutil.copytree(trained_run, tmp_path / "x")
+    with failing_at(name, OSError(number, os.strerror(number))):
+        assert main(["--resume", str(copy)]) == 2
+    shown = capsys.readouterr().err
+    assert f"{copy}/{name}: " in shown and os.strerror(number) in shown
+    assert files.REMEDIES[number] in shown and f"--resume {copy}" in shown
+
+
+# What Orbax leaves of a save whose folder is gone, Python's collector reports at some later time.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_run_folder_that_is_removed_is_named(text, tmp_path, capsys):
+    folder = tmp_path / "x"
+    with stop_at(9, lambda: shutil.rmtree(folder, ignore_errors=True)):
+        assert train(text, tmp_path, "--name", "x") == 2
+    shown = capsys.readouterr().err  # the second, if a save was under way
+    assert f"{folder}/checkpoints is gone" in shown or f"cannot save to {folder}" in shown
+    assert "Traceback" not in shown
+
+
+def test_disk_that_is_full_only_when_the_file_closes_is_said(tmp_path):
+    metrics = Metrics(tmp_path / "metrics.jsonl", 0)
+    metrics.file.close()
+    metrics.file = unittest.mock.Mock(name="file")
+    metrics.file.name = "metrics.jsonl"
+    metrics.file.close.side_effect = FULL
+    with pytest.raises(UserError, match=r"cannot write metrics.jsonl: No space left.*make room"):
+        metrics.__exit__(None)
+    metrics.__exit__(UserError)  # which has said what is wrong
+
+
+def test_content_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
+    done = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: done.append("content") or fsync(file))
+    monkeypatch.setattr(os, "replace", lambda *names: done.append("name") or replace(*names))
+    write_atomically(tmp_path / "a", b"text")
+    assert done == ["content", "name"] and (tmp_path / "a").read_bytes() == b"text"
 
 
 # The lock
@@ -91,14 +192,11 @@ def test_end_that_a_power_cut_leaves_is_left_out_and_said(tmp_path, end):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (bytes(range(0x80, 0x100)), "line 2 is not"),
         (b'{"step": 2, \x07}', "line 2 is not JSON"),
         (b"[" * 100_000, "line 2 is not JSON"),
         (b"[1]", r"line 2 is \[1\], and not a JSON object"),
         (b'{"loss": 1}', "line 2 is a record without a step"),
-        (b'{"step": "1"}', "line 2 is a record without a step"),
         (b'{"step": 2, "train_loss": "1"}', "line 2 is a record with no number as train_loss"),
-        (b'{"step": 2, "train_loss": null}', "line 2 is a record with no number as train_loss"),
     ],
 )
 def test_damaged_line_of_metrics_is_named(tmp_path, line, words):
@@ -113,22 +211,6 @@ def test_metrics_that_are_a_folder_are_named(tmp_path):
         files.read_json_lines(tmp_path, "")
 
 
-def test_disk_that_is_full_only_when_the_file_closes_is_said(tmp_path):
-    metrics = Metrics(tmp_path / "metrics.jsonl", 0)
-    metrics.file.close()
-    metrics.file = unittest.mock.Mock(name="file")
-    metrics.file.name = "metrics.jsonl"
-    metrics.file.close.side_effect = FULL
-    with pytest.raises(UserError, match=r"cannot write metrics.jsonl: No space left.*make room"):
-        metrics.__exit__(None)
-    metrics.__exit__(UserError)  # which has said what is wrong
-
-
-def test_finished_run_without_losses_is_an_error(copy, capsys):
-    (copy / "metrics.jsonl").write_text("")
-    assert f"{copy}/metrics.jsonl has no losses" in said_when_resumed(copy, capsys)
-
-
 def test_last_loss_that_is_not_finite_is_an_error(copy, capsys):
     path = copy / "metrics.jsonl"
     *lines, last = [json.loads(line) for line in path.read_text().splitlines()]
@@ -138,6 +220,8 @@ def test_last_loss_that_is_not_finite_is_an_error(copy, capsys):
     shown = said_when_resumed(copy, capsys)
     assert "last validation loss is nan" in shown and "--optimizer.learning-rate" in shown
     assert Result([(1, float("nan"))], [], None, None, 1.0).loss == float("inf")
+    path.write_text("")
+    assert f"{path} has no losses" in said_when_resumed(copy, capsys)
 
 
 # Configurations
@@ -147,13 +231,9 @@ def test_last_loss_that_is_not_finite_is_an_error(copy, capsys):
     ("section", "key", "value", "words"),
     [
         (None, "steps", "3", "steps is '3': it should be a valid integer"),
-        (None, "steps", 3.5, "steps is 3.5: it should be a valid integer"),
-        (None, "seed", None, "seed is None: it should be a valid integer"),
         (None, "batch_size", True, "batch_size is True: it should be a valid integer"),
-        (None, "model", None, "model is None: it should be an object"),
         (None, "data", [1], r"data is \[1\]: it should be an object"),
         ("data", "paths", "a", "data.paths is 'a': it should be a valid array"),
-        ("data", "tokens", "1e9", "data.tokens is '1e9': it should be a valid number"),
         ("optimizer", "name", "sgd", "optimizer.name is 'sgd': it should be 'muonplus'"),
         ("optimizer", "nesterov", 1, "optimizer.nesterov is 1: it should be a valid boolean"),
         ("optimizer", "colour", 1, "optimizer.colour is 1: there is no such setting"),
@@ -175,10 +255,26 @@ def test_damaged_config_is_named(tmp_path, content):
         run_folder.reopen(tmp_path)
 
 
-def test_content_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
-    done = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: done.append("content") or fsync(file))
-    monkeypatch.setattr(os, "replace", lambda *names: done.append("name") or replace(*names))
-    write_atomically(tmp_path / "a", b"text")
-    assert done == ["content", "name"] and (tmp_path / "a").read_bytes() == b"text"
+# What a checkpoint minds of its settings
+
+
+OLD = {"step": 3, "config": {"model": {"width": 8, "depth": 2}, "name": None}}
+
+
+NEW = {"step": 3, "config": {"model": {"width": 16, "bias": False}, "name": None}}
+
+
+def test_entries_that_differ_are_named_with_both_values():
+    assert list(differences(OLD, OLD)) == []
+    assert [tuple(entry) for entry in differences(OLD, NEW)] == [
+        ("config.model.width", 8, 16),
+        ("config.model.depth", 2, MISSING),
+        ("config.model.bias", MISSING, False),
+    ]
+
+
+def test_a_checkpoint_minds_what_it_has_and_no_setting_that_was_added_since():
+    assert differing(OLD, NEW) == [
+        "model.width was 8, and is 16",
+        "model.depth was 2, and is None",
+    ]

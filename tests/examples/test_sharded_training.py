@@ -1,26 +1,33 @@
-"""Training on a mesh: where arrays are, and that a mesh changes no loss."""
+"""Training on a mesh: where arrays are, what moves, and that a mesh changes no loss."""
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from examples.compiled_programs import collectives, counts, hlo
 from examples.train import main
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.placement import place_batch
-from examples.trainer.settings.presets import PRESETS
+from examples.trainer.models.layers import Layout, look_up, product
+from examples.trainer.runs import processes
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
-from examples.trainer.training.step import make_init_params
 from tests.support.trainer import (
     ADAMW_RULE,
     CUBE,
+    TOY,
     assemble_toy,
     compiled_step,
     first_losses,
@@ -32,33 +39,15 @@ from tests.support.trainer import (
 
 @pytest.mark.parametrize(
     ("flag", "sizes"),
-    [("", (1, 8, 1)), ("fsdp=8", (1, 8, 1)), ("tensor=4, data=2", (2, 1, 4)), (CUBE, (2, 2, 2))],
+    [("", (1, 8, 1)), ("tensor=4, data=2", (2, 1, 4)), (CUBE, (2, 2, 2))],
 )
 def test_mesh_flag_gives_axis_sizes(flag, sizes):
     assert tuple(sharding.make_mesh(flag, jax.devices()).shape.values()) == sizes
 
 
 @pytest.mark.parametrize(
-    ("flag", "words"),
-    [
-        ("model=8", "names no axis"),
-        ("data=4,data=2", "data is given twice"),
-        ("fsdp=0", "give 1 or more"),
-        ("fsdp=-8", "give 1 or more"),
-        ("fsdp", "give 1 or more"),
-        ("data=2,fsdp=2", "is for 4 devices, but there are 8: --mesh data=2,fsdp=4 fits"),
-        ("tensor=3,fsdp=2", "is for 6 devices, but there are 8: --mesh fsdp=8 fits"),
-    ],
-)
-def test_impossible_mesh_is_refused(flag, words):
-    with pytest.raises(UserError, match=re.escape(words)):
-        sharding.make_mesh(flag, jax.devices())
-
-
-@pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--mesh", "model=8"], "names no axis"),
         (["--batch-size", "12"], "data x fsdp = 8 devices: give a multiple of 8"),
         (["--accumulate", "2"], "in --accumulate 2 pieces: give a multiple of 16"),
     ],
@@ -67,21 +56,6 @@ def test_batch_or_mesh_that_does_not_divide_leaves_no_run(flags, words, text, tm
     assert train(text, tmp_path, *flags) == 2
     assert words in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("preset", ["gpt-tiny", "gpt-micro"])  # others: test_model_parameters.py
-def test_every_parameter_of_a_preset_is_sharded(preset):
-    model = dataclasses.replace(PRESETS[preset][1].model, tied=False)
-    mesh = sharding.make_mesh(CUBE, jax.devices())
-    params = jax.eval_shape(make_init_params(model, 512), 0)
-    placed = sharding.of_params(params, mesh)
-    block = placed["blocks"][0]
-    assert block["attn"]["qkv"]["kernel"].spec == P("fsdp", "tensor")
-    assert block["attn"]["out"]["kernel"].spec == P("tensor", "fsdp")
-    assert placed["wte"]["embedding"].spec == P("tensor", "fsdp")
-    assert placed["lm_head"]["kernel"].spec == P("fsdp", "tensor")
-    assert placed["ln_f"]["scale"].spec == P(None)
-    assert not sharding.undivided(params, mesh)
 
 
 def test_moments_are_sharded_like_their_parameters(text):
@@ -110,12 +84,6 @@ def test_parameters_are_never_whole_on_a_device(text):
     )
     assert "150,8" in shapes and "8,32" in shapes  # of wte (300, 16) and up/kernel (16, 64)
     assert not shapes & {"300,16", "16,64", "64,16", "16,16"}
-
-
-def test_first_state_does_not_depend_on_the_mesh(text):
-    first = [assemble_toy(text, *mesh).init() for mesh in (("", 1), (CUBE, 8))]
-    np.testing.assert_array_equal(*(jax.random.key_data(state.key) for state in first))
-    jax.tree.map(np.testing.assert_array_equal, *(state.params for state in first))
 
 
 def test_dimensions_that_do_not_divide_are_reported(tmp_path, text, capsys):
@@ -159,10 +127,6 @@ def test_process_reads_only_its_own_rows():
     jax.tree.map(np.testing.assert_array_equal, whole, Loader.batch(loader, 3))
 
 
-# Losses are the same in float32 to 1e-5: a step adds the same terms in another order (1e-7 of a
-# loss near 6 each), and 24 steps of training let that grow.
-
-
 def test_losses_on_eight_devices_equal_those_on_one(tmp_path, text):
     assert train(text, tmp_path, "--name", "cube", "--mesh", CUBE) == 0
     with on_devices(1):
@@ -173,31 +137,12 @@ def test_losses_on_eight_devices_equal_those_on_one(tmp_path, text):
         assert list(one.values()) == pytest.approx(list(eight.values()), abs=1e-5)
 
 
-def test_per_head_on_a_mesh_trains_as_on_one_device(text):
-    """LLaMA's heads, scanned as the recipes do."""
-    rule = OptimizerConfig(per_head=True, learning_rate=0.2)
-    changes = {"family": "llama", "n_layer": 2, "scan": True, "optimizer": rule}
-    eight, one = (
-        first_losses(assemble_toy(text, *mesh, **changes), 4) for mesh in ((CUBE, 8), ("", 1))
-    )
-    assert eight == pytest.approx(one, abs=1e-5)
-    assert one[-1] < one[0] - 0.1
-
-
 def test_accumulation_changes_no_loss(text):
     mesh = ("data=2,fsdp=2", 4)
     once, micro_batches = (
         first_losses(assemble_toy(text, *mesh, accumulate=n, optimizer=ADAMW_RULE)) for n in (1, 2)
     )
     assert once == pytest.approx(micro_batches, abs=1e-5)
-
-
-def test_accumulation_evaluates_the_same_text(text):
-    evaluations = []
-    for n in (1, 4):
-        toy = assemble_toy(text, "", 1, accumulate=n, optimizer=ADAMW_RULE)
-        evaluations.append(toy.evaluate(toy.init().params).val_loss)
-    assert evaluations[0] == pytest.approx(evaluations[1], abs=1e-5)
 
 
 def test_accumulation_and_remat_save_memory(text):
@@ -217,34 +162,205 @@ def test_accumulation_and_remat_save_memory(text):
     assert memory["pieces"] < 0.4 * memory["plain"]
 
 
-def test_remat_changes_no_loss(text):
-    plain, remat = (
-        first_losses(assemble_toy(text, "", 1, remat=on, optimizer=ADAMW_RULE))
-        for on in ("none", "full")
+# A micro-batch has 8 rows of 24 tokens. The 45 numbers inside an MLP are not divided by 2.
+STACKED = {
+    **{"family": "llama", "tied": False, "n_layer": 3, "n_head": 2, "context": 24, "d_ff": 45},
+    **{"scan": True, "remat": "full", "accumulate": 2, "batch_size": 16, "optimizer": ADAMW_RULE},
+}
+
+
+@pytest.fixture(scope="module")
+def alone(text):
+    """What one device does: operations of products in a step, and the first losses."""
+    toy = assemble_toy(text, "", 1, **STACKED)
+    return products(compiled_step(toy)), first_losses(toy)
+
+
+def products(step):
+    """Operations of products on the device that has most of them."""
+    return max(device.operations for device in counts.count(hlo.read_program(step)))
+
+
+@pytest.mark.parametrize("mesh", ["data=2,fsdp=4", "fsdp=4,tensor=2"])
+def test_devices_share_the_work_of_stacked_blocks(mesh, alone, text):
+    toy = assemble_toy(text, mesh, **STACKED)
+    step = compiled_step(toy)
+    operations, losses = alone
+    # With tensor=2 each device has 23 of the 45 numbers: 1% more.
+    assert 8 * products(step) <= 1.02 * operations
+    program = step.as_text()
+    assert "f32[8,24,16]" not in program  # all rows
+    assert "f32[3,16,45]" not in program  # all layers, which fsdp shards
+    # The same terms in another order, as in the tests of blocks that are not stacked.
+    assert first_losses(toy) == pytest.approx(losses, abs=1e-5)
+
+
+def test_fused_projection_adds_no_collective(text):
+    """The three products of the separate form are one, with the gathers and sums of one."""
+    steps = {}
+    for qkv in ("fused", "separate"):
+        toy = assemble_toy(text, CUBE, qkv=qkv, scan=True, n_layer=2)
+        steps[qkv] = counts.count(hlo.read_program(compiled_step(toy)))
+    for fused, separate in zip(*steps.values(), strict=True):
+        for kind in (*fused.collectives, *separate.collectives):
+            assert fused.collectives[kind] <= separate.collectives[kind], kind
+            assert fused.received[kind] <= separate.received[kind], kind
+        # Of each layer's kernel, forward and backward, two less.
+        assert fused.collectives["all-gather"] <= separate.collectives["all-gather"] - 8
+
+
+def test_no_device_needs_the_heads_of_another(text):
+    """Whole heads lie on each device: attention moves no queries, keys or values."""
+    toy = assemble_toy(text, "data=4,tensor=2", n_layer=1, optimizer=OptimizerConfig(name="adamw"))
+    (found,) = counts.count(hlo.read_program(compiled_step(toy)))
+    # No parameter is on fsdp, so the embeddings alone are gathered, and nothing changes places.
+    assert not found.collectives["all-to-all"] and not found.collectives["collective-permute"]
+
+
+@pytest.mark.parametrize(
+    ("family", "scan", "per_head"),
+    [("gpt", False, False), ("gpt", True, True), ("llama", True, True)],
+)
+def test_projections_on_a_mesh_train_as_on_one_device(family, scan, per_head, text):
+    rule = OptimizerConfig(learning_rate=0.1, per_head=per_head)
+    changes = {"family": family, "n_layer": 2, "scan": scan, "optimizer": rule, "accumulate": 2}
+    eight, one = (
+        first_losses(assemble_toy(text, *mesh, **changes), 4) for mesh in ((CUBE, 8), ("", 1))
     )
-    assert plain == pytest.approx(remat, abs=1e-6)
+    assert eight == pytest.approx(one, abs=1e-5)
+    assert one[-1] < one[0] - 0.1
 
 
-def test_bfloat16_keeps_float32_parameters(text):
-    toy = assemble_toy(text, compute_dtype="bfloat16")
-    dtypes = {
-        x.dtype
-        for x in jax.tree.leaves((toy.program.abstract.params, toy.program.abstract.opt_state))
+@pytest.mark.parametrize(("name", "record_every"), [("muonplus", 2), ("normuon", 0)])
+def test_moments_over_data_change_no_loss(name, record_every, text):
+    """With the moments of AdamW, which both have for the embeddings."""
+    given = {"shard_over_data": True, "learning_rate": 0.02, "record_every": record_every}
+    rule = OptimizerConfig(name=name, **given)
+    cut, whole = (
+        assemble_toy(text, CUBE, n_layer=2, scan=True, optimizer=optimizer)
+        for optimizer in (rule, dataclasses.replace(rule, shard_over_data=False, record_every=0))
+    )
+    assert first_losses(cut, 4) == pytest.approx(first_losses(whole, 4), abs=1e-5)
+    for toy, spec in ((cut, P("data", "fsdp", "tensor")), (whole, P(None, "fsdp", "tensor"))):
+        state = toy.init()
+        (first, *_) = (
+            x
+            for path, x in jax.tree.leaves_with_path(state.opt_state)
+            if jax.tree_util.keystr(path, simple=True, separator="/").endswith("mlp/up/kernel")
+        )
+        assert first.sharding.spec == spec
+
+
+def groups_of(compiled):
+    """The devices that a program's collectives bring together, without pairs that permute."""
+    program = hlo.read_program(compiled)
+    return {
+        frozenset(group)
+        for computation in program.computations.values()
+        for x in computation.instructions.values()
+        if x.opcode.removesuffix("-start") in {*collectives.RECEIVED} - {"collective-permute"}
+        for group in collectives.groups(x, program.devices)
+        if len(group) > 1
     }
-    assert dtypes == {jnp.dtype("float32"), jnp.dtype("int32")}
-    assert "bf16[" in compiled_step(toy).as_text()
-    # 8 bits of mantissa: 0.4 % of activations; the loss is a mean over many.
-    assert first_losses(toy) == pytest.approx(first_losses(assemble_toy(text)), abs=0.02)
 
 
-def test_single_device_gets_a_mesh_of_ones():
-    assert dict(sharding.make_mesh("", jax.devices()[:1]).shape) == dict.fromkeys(
-        sharding.MESH_AXES, 1
-    )
+@pytest.mark.cpu_program
+def test_all_groups_of_a_step_are_connected_before_it_is_compiled(text):
+    toy = assemble_toy(text)
+    sums = [total.lower(ones).compile() for total, ones in processes.sums(toy.mesh)]
+    assert [len(groups_of(total)) for total in sums] == [4, 4, 4, 2, 2, 2, 1]
+    assert groups_of(compiled_step(toy)) <= set().union(*map(groups_of, sums))
 
 
-def test_mesh_of_another_number_of_devices_is_refused(capsys):
-    with on_devices(1):
-        assert main(["--mesh", "fsdp=3", "--steps", "1"]) == 2
-    shown = capsys.readouterr().err
-    assert "--mesh fsdp=3 is for 3 devices, but there is 1: --mesh fsdp=1 fits" in shown
+def test_a_run_connects_its_mesh_before_it_makes_arrays(tmp_path, text, capsys):
+    with unittest.mock.patch.object(processes, "connect", side_effect=UserError("met")) as connect:
+        assert train(text, tmp_path, "--mesh", "data=2,fsdp=4") == 2
+    assert connect.call_args.args[0].shape == {"data": 2, "fsdp": 4, "tensor": 1}
+    assert "met" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+# Several hosts
+
+
+MESH = "data=2,fsdp=4"
+
+
+PIPELINED = "--xla_gpu_enable_pipelined_all_reduce"
+
+
+@pytest.mark.parametrize(
+    "mesh", ["", "fsdp=8", "data=8", "data=2,fsdp=4", "fsdp=64", "data=1,tensor=16"]
+)
+def test_one_device_one_host_and_no_replicas_need_no_flag(mesh):
+    environment = {}
+    sharding.set_xla_flags(mesh, environment)
+    assert environment == {}
+
+
+def test_what_the_user_sets_comes_last_and_wins():
+    environment = {"XLA_FLAGS": f"{PIPELINED}=false"}
+    sharding.set_xla_flags("data=8,fsdp=8", environment)
+    assert environment["XLA_FLAGS"] == f"{PIPELINED}=true {PIPELINED}=false"
+
+
+def test_a_run_sets_the_flag_before_it_begins(monkeypatch, tmp_path):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX")
+    words = ["--data.paths", str(tmp_path / "none.txt"), "--mesh", "data=4,fsdp=4"]
+    assert main([*TOY, *words]) == 2
+    assert os.environ["XLA_FLAGS"] == f"{PIPELINED}=true --xla_cpu_max_isa=AVX"
+
+
+def test_this_version_of_jax_accepts_the_flag():
+    """It ends a process that gives an unknown one."""
+    code = "import jax; jax.devices()"
+    environment = {**os.environ, "XLA_FLAGS": sharding.xla_flags({"data": 8, "fsdp": 8})}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
+
+
+def of_rounded_replicas(gradient):
+    """What replicas of 4 rows each give: their sums, rounded, then added and rounded."""
+    halves = [gradient(slice(0, 4)), gradient(slice(4, 8))]
+    first, second = (half.astype(ml_dtypes.bfloat16).astype(np.float64) for half in halves)
+    return (first + second).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def whole_numbers(*shape):
+    """So that sums within a replica are exact, and most are no bfloat16."""
+    return np.random.default_rng(0).integers(-40, 40, shape).astype(np.float64)
+
+
+def test_replicas_round_once_what_their_devices_have_added():
+    layout = Layout(sharding.make_mesh(MESH, jax.devices()), "bfloat16")
+    x, dy = whole_numbers(8, 3, 16), whole_numbers(8, 3, 24)[..., ::-1]
+    kernel = jnp.zeros((16, 24))
+
+    def found(layout):
+        def weighted(kernel):
+            return jnp.sum(product(jnp.float32(x), kernel, ("embed", "mlp"), layout) * dy)
+
+        return np.asarray(jax.jit(jax.grad(weighted))(kernel), np.float64)
+
+    expected = of_rounded_replicas(lambda rows: np.einsum("bti,bto->io", x[rows], dy[rows]))
+    np.testing.assert_array_equal(found(layout), expected)
+    exact = np.einsum("bti,bto->io", x, dy)
+    assert (expected != exact).mean() > 0.5
+    alone = sharding.make_mesh("fsdp=8", jax.devices())
+    for other in (Layout(layout.mesh), Layout(alone, "bfloat16")):  # nothing to round
+        np.testing.assert_array_equal(found(other), exact)
+
+
+def test_gradients_of_an_embedding_are_added_likewise():
+    layout = Layout(sharding.make_mesh("data=2,fsdp=2,tensor=2", jax.devices()), "bfloat16")
+    ids = np.random.default_rng(1).integers(0, 6, (8, 30))
+    dy = whole_numbers(8, 30, 16)
+
+    def weighted(table):
+        return jnp.sum(look_up(table, jnp.asarray(ids), jnp.float32, layout) * dy)
+
+    def gradient(rows):
+        summed = np.zeros((6, 16))
+        np.add.at(summed, ids[rows], dy[rows])
+        return summed
+
+    found = jax.jit(jax.grad(weighted))(jnp.zeros((6, 16)))
+    np.testing.assert_array_equal(np.asarray(found, np.float64), of_rounded_replicas(gradient))

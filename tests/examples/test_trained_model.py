@@ -1,16 +1,24 @@
-"""A trained model is loaded from its run, and wrong requests are refused."""
+"""A trained model from its run: loading, text, losses of given tokens, and wrong requests."""
 
 import json
+import math
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from examples import generate, perplexity
 from examples.trainer.data.prepare import prepare
+from examples.trainer.data.tokenizer import end_id
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
+from examples.trainer.models.sampling import Sampling, sample_ids
+from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.program import make_setup
+from tests.support.trained_model import logits_after, naive_losses
+from tests.support.trainer import on_devices
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -38,11 +46,6 @@ def test_loading_needs_only_the_folder_of_the_run(trained_run, tmp_path, model, 
     assert moved.tokenizer.to_str() == model.tokenizer.to_str()
 
 
-def test_folder_without_a_run_is_refused(tmp_path, capsys):
-    assert generate.main([str(tmp_path)]) == 2
-    assert "no config.json" in capsys.readouterr().err
-
-
 def test_run_without_checkpoints_or_tokenizer_is_refused(trained_run, tmp_path):
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_bytes((trained_run / name).read_bytes())
@@ -50,6 +53,9 @@ def test_run_without_checkpoints_or_tokenizer_is_refused(trained_run, tmp_path):
         trained.load(CheckpointRef(tmp_path))
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"no tokenizer\.json"):
+        trained.load(CheckpointRef(tmp_path))
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UserError, match=r"no config\.json"):
         trained.load(CheckpointRef(tmp_path))
 
 
@@ -73,3 +79,132 @@ def test_impossible_requests_are_refused(trained_run, tmp_path, capsys, command,
     flags = [flag.format(empty=tmp_path / "empty.txt") for flag in flags]
     assert command.main([str(trained_run), *flags]) == 2
     assert words in capsys.readouterr().err
+
+
+# Text
+
+
+SHORT = ModelConfig(n_layer=1, d_model=8, context=5)
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def test_sample_follows_the_model():
+    def next_number(params, tokens, kv_cache, start):  # surely the token after the last, modulo 7
+        return 1000.0 * jax.nn.one_hot((jnp.asarray(tokens) + 1) % 7, 7), kv_cache
+
+    # Longer than the window of 5, so that it has to move.
+    new = sample_ids(next_number, {}, [0], 12, SHORT, jax.random.key(0))
+    assert new == [i % 7 for i in range(1, 13)]
+
+
+def test_second_sample_of_a_model_compiles_nothing():
+    traced = []
+
+    def undecided(params, tokens, kv_cache, start):
+        traced.append(tokens.shape)
+        return jnp.zeros((*tokens.shape, 60)), kv_cache
+
+    for seed in range(3):
+        sample_ids(undecided, {}, [0] * (seed + 1), 4, SHORT, jax.random.key(seed))
+    assert traced == [(1, 5), (1, 1)]
+
+
+def greedy(model, ids, n_new):
+    """The likeliest tokens, one after the other."""
+    size, key = model.config.model, jax.random.key(0)
+    return sample_ids(model.forward, model.params, ids, n_new, size, key, GREEDY)
+
+
+def test_greedy_text_is_that_of_whole_passes(varied_model):
+    ids = [end_id(varied_model.tokenizer), 40, 41]
+    room = varied_model.config.model.context - len(ids)
+    text = list(ids)
+    for _ in range(room):
+        text.append(int(np.argmax(logits_after(varied_model, text)[-1])))
+    assert len(set(text)) > room // 2
+    assert greedy(varied_model, ids, room) == text[len(ids) :]
+
+
+def test_text_longer_than_the_context_rereads_its_last_half(varied_model):
+    context = varied_model.config.model.context
+    ids = [end_id(varied_model.tokenizer)]
+    text = [*ids, *greedy(varied_model, ids, 2 * context)]
+    # Past the window, each token is drawn after the last half of the first window, and what came
+    # after it, until these fill the window again.
+    for i in range(context + 1, context + 1 + context // 2):
+        seen = text[context // 2 + 1 : i]
+        assert text[i] == int(np.argmax(logits_after(varied_model, seen)[-1]))
+
+
+def test_only_likely_tokens_are_drawn(model):
+    ids = [end_id(model.tokenizer)]
+    key, size = jax.random.key(3), model.config.model
+    flat = Sampling(temperature=5.0, top_k=2)
+    first = [
+        sample_ids(model.forward, model.params, ids, 1, size, jax.random.fold_in(key, i), flat)
+        for i in range(12)
+    ]
+    likely = np.argsort(logits_after(model, ids)[-1])[-2:]
+    assert {i for (i,) in first} == set(likely.tolist())
+
+
+def test_generate_continues_the_prompt_by_seed(trained_run, capsys):
+    assert (
+        generate.main([str(trained_run), "--prompt", "def ", "--tokens", "8", "--seed", "1"]) == 0
+    )
+    one = capsys.readouterr().out
+    assert one.startswith("def ") and len(one) > 8
+    assert (
+        generate.main([str(trained_run), "--prompt", "def ", "--tokens", "8", "--seed", "2"]) == 0
+    )
+    assert capsys.readouterr().out != one
+
+
+def test_text_is_the_same_on_several_devices(trained_run):
+    texts, text = [], generate.Text(tokens=20, seed=3)
+    for devices in (1, 2):
+        with on_devices(devices):
+            texts.append(generate.generate(CheckpointRef(trained_run), text))
+    assert texts[0] == texts[1]
+
+
+# Losses
+
+
+def test_scores_do_not_depend_on_the_batch(model):
+    rng = np.random.default_rng(0)
+    lengths = [2, 17, 9, 3, 16, 5, 17]  # context is 16
+    rows = [rng.integers(0, 300, n).tolist() for n in lengths]
+    for batch_size in (1, 3, 16):
+        for row, (nats, hits) in zip(rows, trained.score(model, rows, batch_size), strict=True):
+            expected = naive_losses(model, row)
+            np.testing.assert_allclose(nats, expected, atol=2e-5)
+            assert hits.shape == nats.shape
+            assert (hits == (np.argmax(logits_after(model, row[:-1]), -1) == row[1:])).all()
+
+
+def test_windows_hold_every_token_as_target_once():
+    rows = trained.windows(list(range(10)), 4)
+    assert rows == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [8, 9]]
+    assert trained.windows(list(range(9)), 4)[-1] == [4, 5, 6, 7, 8]
+
+
+def test_perplexity_equals_that_of_whole_passes(trained_run, model, tmp_path, capsys):
+    content = "for i in range(10):\n    print(i, 'é')\n"
+    (tmp_path / "a.txt").write_text(content)
+    (tmp_path / "b.jsonl").write_text(json.dumps({"body": "x = 1"}) + "\n")
+    files = [str(tmp_path / name) for name in ("a.txt", "b.jsonl")]
+    flags = ["--text-field", "body", "--batch-size", "2"]
+    assert perplexity.main([str(trained_run), "--texts", *files, *flags]) == 0
+    shown = capsys.readouterr().out
+    end, encode = end_id(model.tokenizer), model.tokenizer.encode
+    ids = [end, *encode(content).ids, end, *encode("x = 1").ids]
+    rows = trained.windows(ids, model.config.model.context)
+    nats = np.concatenate([naive_losses(model, row) for row in rows])
+    assert len(nats) == len(ids) - 1
+    size = len(content.encode()) + 5
+    assert f"perplexity     {math.exp(nats.mean()):.2f}" in shown
+    assert f"bits per byte  {nats.sum() / math.log(2) / size:.4f}" in shown
+    assert f"text           {size:,} bytes, {len(nats):,} tokens" in shown

@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from examples.trainer.settings.hugging_face import to_hugging_face
+from examples.trainer.settings.presets import PRESETS
 from tests.support.hugging_face import GPT, LLAMA, NETWORKS, TOKENS, V, logits, params_of
 from tests.support.hugging_face import read as read_folder
 from tests.support.hugging_face import write as write_folder
@@ -112,6 +114,14 @@ def test_transformers_reads_an_export(tmp_path, name, form):
     assert jax.tree.structure(read) == jax.tree.structure(params)
     for x, y in zip(jax.tree.leaves(read), jax.tree.leaves(params), strict=True):
         np.testing.assert_array_equal(x, y, strict=True)
+
+
+def test_gpt2_small_is_the_default_configuration_of_transformers():
+    model = PRESETS["gpt2-small"][1].model
+    ours, theirs = to_hugging_face(model, 50_257, "float32", 50_256), transformers.GPT2Config()
+    names = ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size", "layer_norm_epsilon")
+    for name in (*names, "activation_function", "tie_word_embeddings"):
+        assert ours[name] == getattr(theirs, name), name
 
 
 @pytest.mark.parametrize("config", [GPT, LLAMA], ids=["gpt", "llama"])

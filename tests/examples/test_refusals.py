@@ -1,0 +1,270 @@
+"""What a person can get wrong when training: a sentence, and no run is left behind."""
+
+import dataclasses
+import json
+import signal
+import unittest.mock
+from pathlib import Path
+
+import pytest
+
+from examples import sweep
+from examples.train import main
+from examples.trainer.runs import folder as run_folder
+from examples.trainer.runs import launch
+from examples.trainer.settings import command_line
+from examples.trainer.settings.run import DataConfig, OptimizerConfig, RunConfig
+from examples.trainer.settings.validation import from_dict
+from examples.trainer.training import program
+from tests.support.trainer import (
+    TOY,
+    on_devices,
+    stop_at,
+    train,
+)
+
+LLAMA = "--model.family llama --model.no-tied"
+
+
+def error_of(capsys, argv, command=main):
+    assert command(argv) == 2
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err and not shown.out
+    return shown.err
+
+
+def refusal(capsys, *argv):
+    """The sentence of a command that may have said something before."""
+    assert main(list(argv)) == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    return shown
+
+
+REFUSED = [
+    # Numbers out of their range; a value that the library refuses is named by its flag.
+    ("--steps 0", "--steps is 0"),
+    ("--steps 2147483648", "--steps is 2147483648"),
+    ("--seed -1", "--seed is -1"),
+    ("--seed 2147483648", "--seed is 2147483648"),
+    ("--max-skipped -1", "--max-skipped is -1"),
+    ("--data.tokens nan", "--data.tokens is nan"),
+    ("--data.tokens 0.5", "--data.tokens is 0.5"),
+    ("--data.val-fraction 1", "--data.val-fraction is 1"),
+    ("--data.vocab-size 100", "--data.vocab-size is 100"),
+    ("--optimizer.record-every -1", "--optimizer.record-every is -1"),
+    ("--optimizer.learning-rate nan", "--optimizer.learning-rate is nan"),
+    ("--optimizer.learning-rate -0.1", "--optimizer.learning-rate is -0.1"),
+    ("--optimizer.adam-learning-rate inf", "--optimizer.adam-learning-rate is inf"),
+    ("--optimizer.weight-decay nan", "--optimizer.weight-decay is nan"),
+    ("--optimizer.adam-weight-decay -1", "--optimizer.adam-weight-decay is -1"),
+    ("--optimizer.clip-norm 0", "--optimizer.clip-norm is 0"),
+    ("--optimizer.clip-norm nan", "--optimizer.clip-norm is nan"),
+    ("--optimizer.adam-b1 1", "--optimizer.adam-b1 is 1"),
+    ("--optimizer.adam-b2 2 --optimizer.name adamw", "--optimizer.adam-b2 is 2"),
+    ("--optimizer.schedule-floor 1.5", "--optimizer.schedule-floor is 1.5: it should be"),
+    ("--optimizer.hold-share -0.1", "--optimizer.hold-share is -0.1: it should be"),
+    ("--optimizer.warmup-start nan", "--optimizer.warmup-start is nan: it should be"),
+    ("--optimizer.beta 1", "--optimizer.beta"),
+    ("--optimizer.ns-coeffs you --optimizer.ns-steps 9", "--optimizer.ns-steps"),
+    ("--optimizer.ns-steps 2000", "--optimizer.ns-steps"),
+    ("--tail 2.5", "--tail 2.5: give a whole number"),
+    ("--tail 25", "at most the 24"),
+    ("--tail 0.1 --ema 0.9", "two averages"),
+    # Networks
+    ("--model.d-model 17", "--model.n-head"),
+    ("--model.n-head 3", "cannot be cut into 3 heads"),
+    (f"{LLAMA} --model.n-head 16", "gives 1 numbers a head"),
+    ("--model.d-ff 0", "--model.d-ff is 0"),
+    ("--model.norm-epsilon 0", "--model.norm-epsilon is 0.0: it should be greater than 0"),
+    (f"{LLAMA} --model.final-norm layer", "all norms of llama are RMSNorm"),
+    (f"{LLAMA} --model.n-head 4 --model.n-kv-head 3", "--model.n-kv-head 3 does not divide"),
+    ("--model.n-kv-head 1", "only llama with --model.qkv separate"),
+    (f"{LLAMA} --model.n-kv-head 1 --model.qkv fused", "only llama with --model.qkv separate"),
+    ("--lora.rank 2", "--init-from"),
+    # Rules
+    ("--optimizer.name hyperball --optimizer.mlp-in-rate 0.5", "hyperball holds the norms"),
+    ("--optimizer.name muown --optimizer.qk-clip 100", "--optimizer.qk-clip: muown holds the n"),
+    ("--optimizer.param-rounding remainders", "param-dtype bfloat16, or leave it out"),
+    (
+        "--optimizer.polar gram --optimizer.compute-dtype bfloat16"
+        " --optimizer.ns-coeffs polar_express",
+        "\nIn flags: --optimizer.polar,",
+    ),
+    # The machine
+    ("--mesh model=8", "names no axis"),
+    ("--mesh data=4,data=2", "data is given twice"),
+    ("--mesh fsdp=0", "give 1 or more"),
+    ("--mesh fsdp", "give 1 or more"),
+    ("--mesh data=2,fsdp=2", "is for 4 devices, but there are 8: --mesh data=2,fsdp=4 fits"),
+    ("--mesh tensor=3,fsdp=2", "is for 6 devices, but there are 8: --mesh fsdp=8 fits"),
+    ("--profile 5", "give the first and the last step to record"),
+    ("--profile 0:2", "give the first and the last step to record"),
+    ("--profile 7:3", "give the first and the last step to record"),
+    ("--profile 20:30", "beyond the last step, 24"),
+    ("--peak-tflops 0", "--peak-tflops is 0.0: it should be greater than 0"),
+    ("--checkpoint-dir s3://bucket/runs", "Orbax writes to no other object store: mount it"),
+    ("--checkpoint-dir gs://", "give gs://BUCKET/PATH"),
+    ("--runs-dir gs://bucket/runs", "--checkpoint-dir gs://BUCKET/PATH"),
+    ("--machine h100-1", "gpt-micro fits anywhere"),
+    # Words that are no flags
+    ("--optimizer.nmae muon", "there is no flag --optimizer.nmae: did you mean --optimizer.name"),
+    ("--stepz=3", "did you mean --steps"),
+    ("--model.n-layers 2", "did you mean --model.n-layer"),
+    ("--as-published", "for the recipes of the paper, "),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), REFUSED, ids=[flags for flags, _ in REFUSED])
+def test_flags_that_make_no_sense(flags, words, capsys, monkeypatch):
+    monkeypatch.setattr(launch, "prepare", lambda *_: pytest.fail("a text was read"))
+    monkeypatch.setattr(program, "make_program", lambda *_: pytest.fail("something was built"))
+    assert words in error_of(capsys, [*TOY, *flags.split()])
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("gpt-smal --steps 3", "did you mean gpt-small"),
+        ("colour", "--help lists them"),
+        ("--machine h100-1", "gpt-tiny fits anywhere"),
+        ("llama-1b --machine h100", "give h100-1, h100-8"),
+        ("llama-1b --machine h100-12", "a power of two"),
+        ("llama-7b --machine h100-1", "not known to fit --machine h100-1: the smallest"),
+        ("llama-1b --machine h100-1024", "more devices than a step"),
+    ],
+)
+def test_recipes_and_machines_that_are_not_known(argv, words, capsys):
+    assert words in error_of(capsys, argv.split())
+
+
+def test_a_mesh_of_another_number_of_devices_than_the_one(capsys):
+    with on_devices(1):
+        shown = error_of(capsys, ["--mesh", "fsdp=3", "--steps", "1"])
+    assert "--mesh fsdp=3 is for 3 devices, but there is 1: --mesh fsdp=1 fits" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--optimizer.learning-rate 0.1", "values with --grid.rates"),
+        ("--optimizer.name adamw", "values with --grid.optimizers"),
+        ("--grid.rates 0.1 0.1", "each once"),
+        ("--grid.rates", "--grid.rates is empty"),
+        ("--grid.orthos jordan-0", "--grid.orthos jordan-0: give jordan, you"),
+        ("--grid.rates 0", "--grid.rates is 0.0: it should be greater than 0"),
+        ("--grid.seeds 0", "--grid.seeds is 0"),
+        ("--model.n-head 3", "--model.n-head"),
+    ],
+)
+def test_impossible_grids_are_refused(flags, words, capsys):
+    assert words in error_of(capsys, [*TOY, *flags.split()], sweep.main)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--seed 2147483647",
+        "--optimizer.learning-rate 0",
+        "--optimizer.clip-norm None",
+        "--optimizer.clip-norm inf",
+        "--optimizer.beta 0",
+        "--optimizer.ns-coeffs you --optimizer.ns-steps 6",
+        "--optimizer.polar gram --optimizer.compute-dtype bfloat16",
+        "--optimizer.param-rounding remainders --model.param-dtype bfloat16",
+    ],
+)
+def test_flags_at_their_limits_are_taken(flags):
+    program.check_settings(command_line.parse([*TOY, *flags.split()])[0].config)
+
+
+# Texts, folders and files
+
+
+def test_existing_run_folder_is_refused(tmp_path, text, capsys):
+    (tmp_path / "taken").mkdir()
+    assert train(text, tmp_path, "--name", "taken") == 2
+    assert "is no run, as it has no config.json: choose another --name" in capsys.readouterr().err
+    (tmp_path / "taken" / "config.json").write_text("")
+    assert train(text, tmp_path, "--name", "taken") == 2
+    shown = capsys.readouterr().err
+    assert str(tmp_path / "taken") in shown and "--name" in shown and "--resume" in shown
+
+
+def test_default_folder_is_the_first_unused_name(tmp_path):
+    config = RunConfig(runs_dir=str(tmp_path))
+    for expected in ("p-muonplus", "p-muonplus-2", "p-muonplus-3"):
+        folder = run_folder.choose_folder(config, "p")
+        assert folder == tmp_path / expected
+        folder.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "does not exist"),
+        (b"", "empty"),
+        (b" \n\n ", "empty"),
+        (b"caf\xe9 " * 1000, "not UTF-8"),
+        (b"short", "too little text"),
+        (b"word " * 500, "too little validation text"),
+    ],
+)
+def test_unusable_text_is_refused_and_leaves_no_run(tmp_path, capsys, content, words):
+    path = tmp_path / "given.txt"
+    if content is not None:
+        path.write_bytes(content)
+    shown = refusal(capsys, *TOY, "--data.paths", str(path), "--runs-dir", str(tmp_path / "runs"))
+    assert words in shown
+    assert not (tmp_path / "runs").exists()  # a failed start leaves no run behind
+
+
+def test_impossible_setting_of_a_run_names_its_file(trained_run, tmp_path, capsys):
+    written = json.loads((trained_run / "config.json").read_text())
+    written["config"]["optimizer"]["beta"] = 2
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    shown = refusal(capsys, "--resume", str(tmp_path))
+    assert f"{tmp_path}/config.json was not written by this version: optimizer.beta is 2" in shown
+
+
+def test_resume_refuses_a_folder_that_is_no_run(tmp_path, capsys):
+    assert "no config.json" in refusal(capsys, "--resume", str(tmp_path))
+    (tmp_path / "config.json").write_text('{"config": {"colour": 1}}')
+    assert "not written by this version" in refusal(capsys, "--resume", str(tmp_path))
+
+
+def test_resume_refuses_another_text(tmp_path, text, capsys):
+    own = tmp_path / "own.txt"
+    own.write_bytes(text.read_bytes())
+    with stop_at(3, lambda: signal.raise_signal(signal.SIGINT)):
+        assert train(own, tmp_path, "--name", "x") == 130
+    own.write_bytes(text.read_bytes() + b"more")
+    assert "the text is not the one" in refusal(capsys, "--resume", str(tmp_path / "x"))
+
+
+def test_config_survives_json():
+    config = RunConfig(data=DataConfig(paths=("a", "b")), optimizer=OptimizerConfig(clip_norm=None))
+    written = json.dumps(dataclasses.asdict(config))
+    assert from_dict(RunConfig, json.loads(written)) == config
+
+
+def test_unreadable_file_is_named(tmp_path, text, capsys):
+    denied = PermissionError(13, "Permission denied")  # patched, since root may read all files
+    with unittest.mock.patch.object(Path, "open", side_effect=denied):
+        shown = refusal(capsys, *TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path))
+    assert f"cannot read {text}: Permission denied" in shown
+
+
+def test_unwritable_cache_is_named(tmp_path, text, capsys, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "XDG_CACHE_HOME" in refusal(capsys, *TOY, "--data.paths", str(text))
+
+
+def test_a_folder_without_text_and_too_little_training_text_are_refused(tmp_path, capsys):
+    (tmp_path / "image.bin").write_bytes(b"123")
+    given = [*TOY, "--runs-dir", str(tmp_path / "runs"), "--data.paths"]
+    assert "holds no .txt" in refusal(capsys, *given, str(tmp_path))
+    (tmp_path / "given.txt").write_text("".join(f"{i} squared is {i * i}\n" for i in range(100)))
+    shown = refusal(capsys, *given, str(tmp_path / "given.txt"), "--data.val-fraction", "0.7")
+    assert "too little training text" in shown

@@ -1,0 +1,319 @@
+"""Runs that are stopped, crash, hang or diverge, and go on: the same losses."""
+
+import gc
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from examples.train import main
+from examples.trainer.runs import integrity, processes, recorder
+from examples.trainer.runs.metrics import LearningRates, read_metrics
+from examples.trainer.runs.watchdog import Watchdog
+from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.training import sharding, transformations
+from tests.support.trainer import (
+    PATIENCE,
+    ROOT,
+    STEPS,
+    TOY,
+    crash,
+    losses,
+    losses_are,
+    run_shell,
+    saved_step,
+    stop_at,
+    train,
+    wait_for,
+)
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+def test_ctrl_c_then_resume_gives_the_same_losses(tmp_path, text, trained_run, capsys):
+    with stop_at(11, lambda: signal.raise_signal(signal.SIGINT)):
+        assert train(text, tmp_path, "--name", "a b") == 130
+    folder = tmp_path / "a b"
+    shown = capsys.readouterr().out
+    assert f"python -m examples.train --resume '{folder}'" in shown
+    stopped_after = max(losses(folder))
+    assert 11 <= stopped_after <= 12  # the step under way is finished
+    assert f"stopped after step {stopped_after}" in shown
+    assert saved_step(folder) == stopped_after
+    assert main(["--resume", str(folder)]) == 0
+    assert losses(folder) == losses(trained_run)
+    assert losses(folder, "val_loss") == losses(trained_run, "val_loss")
+    assert (folder / "sample.txt").read_text() == (trained_run / "sample.txt").read_text()
+
+
+def test_ctrl_c_during_an_evaluation_saves_that_step(tmp_path, text):
+    with stop_at(10, lambda: signal.raise_signal(signal.SIGINT), kind="val_loss"):
+        assert train(text, tmp_path, "--name", "x") == 130
+    assert saved_step(tmp_path / "x") == 10  # though a checkpoint was not due
+
+
+def test_crash_then_resume_gives_the_same_losses(tmp_path, text, trained_run):
+    with stop_at(13, crash), pytest.raises(RuntimeError, match="power cut"):
+        train(text, tmp_path, "--name", "x")
+    path = tmp_path / "x" / "metrics.jsonl"
+    with path.open("a") as file:
+        file.write('{"step": 14, "train_l')  # the line that was being written
+    assert main(["--resume", str(tmp_path / "x")]) == 0
+    records = read_metrics(path)
+    assert [r["step"] for r in records if "train_loss" in r] == list(range(1, STEPS + 1))
+    for kind in ("train_loss", "grad/norm/total", "optim/learning_rate"):
+        assert losses(tmp_path / "x", kind) == losses(trained_run, kind)
+
+
+def test_crash_before_the_first_checkpoint_then_resume(tmp_path, text, trained_run):
+    with stop_at(3, crash), pytest.raises(RuntimeError):
+        train(text, tmp_path, "--name", "x")
+    assert main(["--resume", str(tmp_path / "x")]) == 0
+    assert losses(tmp_path / "x") == losses(trained_run)
+
+
+def test_ctrl_c_in_a_shell_exits_with_130_and_says_how_to_resume(tmp_path, text):
+    # So many steps that the run is not over before the signal arrives.
+    flags = [*TOY, "--steps", "100000", "--data.paths", str(text), "--runs-dir", str(tmp_path)]
+    process = run_shell(*flags, "--name", "x")
+    metrics = tmp_path / "x" / "metrics.jsonl"
+    wait_for(metrics.exists, process)  # the first step comes next
+    process.send_signal(signal.SIGINT)
+    shown, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert f"python -m examples.train --resume {tmp_path / 'x'}" in shown
+    assert "Traceback" not in shown
+
+
+def test_sigterm_stops_after_the_step_that_runs_where_steps_are_slow(tmp_path, text, monkeypatch):
+    def stopped(name):
+        with stop_at(11, lambda: signal.raise_signal(signal.SIGTERM)):
+            assert train(text, tmp_path, "--name", name) == 143
+        return saved_step(tmp_path / name)
+
+    assert stopped("quick") == 12  # one more was given to the devices already
+    monkeypatch.setattr(recorder, "SLOW", 0)
+    assert stopped("slow") == 11
+
+
+def test_agreement_is_of_the_call_before_or_where_it_waits_of_this_one(monkeypatch):
+    monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
+    agree = processes.agreement(sharding.make_mesh("", jax.devices()))
+    assert agree((0, 1, 0), False) == (0, 0, 0)
+    assert agree((0, 0, 0), False) == (0, 1, 0)
+    assert agree((15, 0, 1), False) == (0, 0, 0)
+    assert agree((0, 0, 1), True) == (15, 0, 1)  # what was not read yet is not lost
+    assert agree((0, 1, 0), True) == (0, 1, 0)
+    assert agree((2, 0, 0), False) == (0, 0, 0)  # and nothing is read twice
+    assert agree((0, 0, 0), False) == (2, 0, 0)
+
+
+# A second Ctrl-C
+
+
+def wait_until_unchanged(folder):
+    seen = None
+    while (now := sorted(folder.rglob("*"))) != seen:
+        seen = now
+        time.sleep(1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_second_ctrl_c_ends_a_run_at_once_and_it_resumes(text, tmp_path, capsys):
+    def twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with stop_at(11, twice):
+        assert train(text, tmp_path, "--name", "x") == 130
+    shown = capsys.readouterr().out
+    assert "ended at once" in shown and f"--resume {tmp_path}/x" in shown
+    # With its process a save that was under way ends; here its threads live on.
+    wait_until_unchanged(tmp_path / "x")
+    gc.collect()
+    assert main(["--resume", str(tmp_path / "x")]) == 0
+    assert list(losses(tmp_path / "x")) == list(range(1, STEPS + 1))
+
+
+def test_second_ctrl_c_does_not_wait_for_the_save_at_the_end(text, tmp_path, monkeypatch):
+    def never_ends(path):
+        started.set()
+        ended.wait()
+        return 0, ""
+
+    def press_twice():
+        started.wait()
+        if returned.is_set():
+            return
+        limit.start()
+        before = signal.getsignal(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        while signal.getsignal(signal.SIGINT) == before:  # else both would become one signal
+            if returned.wait(0.01):
+                return  # not into another test
+        # As a finger would: Python may miss a signal between its handler and the wait that follows.
+        if not returned.wait(0.5):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    started, ended, returned = (threading.Event() for _ in range(3))
+    monkeypatch.setattr(integrity, "checksum", never_ends)
+    limit = threading.Timer(30, ended.set)  # so that the test fails, and does not hang
+    finger = threading.Thread(target=press_twice)
+    finger.start()
+    try:
+        assert train(text, tmp_path, "--name", "x", "--checkpoint-every", "1000") == 130
+        assert not ended.is_set(), "it waited for the save"
+    finally:
+        returned.set()
+        started.set()
+        ended.set()
+        limit.cancel()
+        finger.join()
+
+
+def test_leaving_after_a_stop_does_not_wait_for_threads():
+    code = (
+        "import threading, time; from examples.trainer.system.exit_status import leave;"
+        "threading.Thread(target=time.sleep, args=(600,)).start(); print('said'); leave(130)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, timeout=60, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout) == (130, "said\n")
+
+
+# What hangs
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test sets; seconds."""
+    now = [0.0]
+    monkeypatch.setattr(recorder.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_loop_that_hangs_ends_with_the_stacks_of_all_threads(tmp_path, text):
+    flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--name", "x"]
+    program = f"""
+import sys, threading
+from examples import train
+from examples.trainer.runs import loop
+place = loop.place_batch
+def stuck_disk(loader, step, rows):
+    return place(loader, step, rows) if step < 9 else threading.Event().wait()
+loop.place_batch = stuck_disk
+sys.exit(train.main({[*flags, "--watchdog-minutes", "0.05"]!r}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 1, done.stderr
+    assert "error: a step has not ended after" in done.stderr and "--resume" in done.stderr
+    assert "stuck_disk" in done.stderr and "Current thread" in done.stderr  # of the other thread
+    assert saved_step(tmp_path / "x") == 8
+    assert main(["--resume", str(tmp_path / "x")]) == 0
+
+
+def test_a_python_that_stands_still_is_ended_too():
+    program = """
+import ctypes
+from examples.trainer.runs import watchdog
+watchdog.SILENT = 1
+with watchdog.Watchdog(0.02):
+    watchdog.time.sleep(1)
+    ctypes.PyDLL(None).sleep(600)  # in C, without letting other threads run
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 1 and "Timeout" in done.stderr and "<module>" in done.stderr
+
+
+def test_a_phase_may_take_ten_medians_and_at_least_the_given_time(clock):
+    watchdog = Watchdog(minutes=5)
+    watchdog.began("step")
+    assert watchdog.limit() == 6 * 300  # the first step, which compiles
+    for seconds in (100, 50, 70):
+        clock[0] += seconds
+        watchdog.began("step")
+    assert watchdog.limit() == 700
+    watchdog.began("save")
+    assert watchdog.limit() == 6 * 300
+    clock[0] += 2
+    watchdog.began("save")
+    assert watchdog.limit() == 300
+
+
+# Steps that are not finite
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_run_that_stays_not_finite_stops_with_advice(tmp_path, text, capsys, loss):
+    with losses_are(range(4, STEPS + 1), loss):
+        assert train(text, tmp_path, "--name", "x", "--max-skipped", "5") == 2
+    shown = capsys.readouterr()
+    assert "at 6 steps in a row, the last of them step 9" in shown.err
+    assert "the last checkpoint is of step 8" in shown.err and saved_step(tmp_path / "x") == 8
+    assert "lower --optimizer.learning-rate" in shown.err and "--max-skipped" in shown.err
+    assert f"step 4/{STEPS}  loss or gradient not finite: left out" in shown.out
+
+
+def test_steps_that_are_not_finite_are_skipped_and_counted(tmp_path, text):
+    with losses_are({2, 3, 5, 6}):  # never more than two in a row
+        assert train(text, tmp_path, "--name", "x", "--max-skipped", "2") == 0
+    assert losses(tmp_path / "x", "skipped") == {2: 1, 3: 2, 5: 1, 6: 2}
+    assert list(losses(tmp_path / "x")) == [1, 4, *range(7, STEPS + 1)]
+
+
+# Spikes
+
+
+def test_a_gradient_above_the_bound_changes_nothing():
+    inner = optax.adam(0.1)
+    params = {"a": jnp.arange(3.0), "b": jnp.ones(2)}
+    grads = {"a": jnp.asarray([0.0, 3.0, 0.0]), "b": jnp.asarray([4.0, 0.0])}  # of norm 5
+    state = inner.init(params)
+    expected = inner.update(grads, state, params)
+    for bound in (5.0, math.inf):
+        found = transformations.leave_out_above(bound, inner).update(grads, state, params)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    found = transformations.leave_out_above(4.999, inner).update(grads, state, params)
+    jax.tree.map(np.testing.assert_array_equal, found, (jax.tree.map(jnp.zeros_like, grads), state))
+
+
+def test_spikes_are_left_out_and_a_resumed_run_leaves_out_the_same(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(recorder, "WINDOW", 6)
+    flags = ("--skip-spikes", "0.5")
+    assert train(text, tmp_path, "--name", "whole", *flags) == 0
+    records = [r for r in read_metrics(tmp_path / "whole" / "metrics.jsonl") if "val_loss" not in r]
+    norms = [record["grad/norm/total"] for record in records]
+    assert len(norms) == STEPS
+    left = []
+    for step in range(1, STEPS + 1):
+        past = norms[: max(0, step - 2)][-6:]
+        if len(past) >= 3 and norms[step - 1] > statistics.fmean(past) + 0.5 * statistics.stdev(
+            past
+        ):
+            left.append(step)
+    assert left == [record["step"] for record in records if "skipped_above" in record]
+    assert 0 < len(left) < STEPS / 2
+    rates = [record["optim/learning_rate"] for record in records if "train_loss" in record]
+    whole = LearningRates(OptimizerConfig(), STEPS)
+    assert rates == [whole.of(i)["optim/learning_rate"] for i in range(len(rates))]
+
+    with stop_at(13, lambda: signal.raise_signal(signal.SIGTERM)):
+        assert train(text, tmp_path, "--name", "x", *flags) == 143
+    assert main(["--resume", str(tmp_path / "x")]) == 0
+    again = [r for r in read_metrics(tmp_path / "x" / "metrics.jsonl") if "val_loss" not in r]
+    same = ("step", "train_loss", "grad/norm/total", "skipped_above", "optim/learning_rate")
+    assert [[r.get(k) for k in same] for r in again] == [[r.get(k) for k in same] for r in records]
