@@ -149,8 +149,9 @@ def test_a_run_saves_by_time_and_keeps_multiples_for_good(tmp_path, text):
 
 def test_time_goes_on_from_the_last_evaluation_of_a_resumed_run(clock):
     seconds = "throughput/duration"
-    records = [{"step": 1, seconds: 500}, {"step": 1, "val_loss": 2.0}, {"step": 2}]
-    records += [{"step": step, seconds: 20} for step in (3, 4)]
+    records = [{"step": 1, "val_loss": 2.5}, {"step": 2, seconds: 500}]
+    records += [{"step": 2, "val_loss": 2.0}, {"step": 3}]
+    records += [{"step": step, seconds: 20} for step in (4, 5)]
     evaluations = Due(every=10, minutes=1, gone=seconds_since_evaluation(records))
     clock[0] = 19
     assert not evaluations.asks()

@@ -94,6 +94,10 @@ def test_files_that_are_missing(gpt, shards):
             r"c_fc.weight has the shape \(16, 24\), and in .* \(24, 16\)",
         ),
         (
+            {"transformer__h__0__mlp__c_proj__weight": np.ones((16, 24), np.float32)},
+            r"c_proj.weight has the shape \(24, 16\), and in .* \(16, 24\)",
+        ),
+        (
             {"lm_head__weight": np.ones((V, 16), np.float32)},
             "lm_head.weight differs from transformer.wte.weight",
         ),
