@@ -127,6 +127,9 @@ def _seems_to_be(name: str, shape: Sequence[int]) -> str:
     sides = shape[2:] if out_first else shape[:-2]
     square = len(sides) > 1 and len(set(sides)) == 1 and 1 < sides[0] <= _WIDEST
     if square or re.search(r"(?i)conv|patch|stem", name):
-        inner = tuple(range(1, ndim)) if out_first else tuple(range(ndim - 1))
-        return f"{_DIMS}({inner}, {0 if out_first else ndim - 1})"
+        outer = 0 if out_first else ndim - 1
+        # PyTorch's ConvTranspose2d is (in, out, *kernel), and Keras' Conv2DTranspose (.., out, in).
+        if re.search(r"(?i)_transpose|convtranspose|deconv", name):
+            outer = 1 if out_first else ndim - 2
+        return f"{_DIMS}({tuple(i for i in range(ndim) if i != outer)}, {outer})"
     return f"{_DIMS}({'-1, -2' if out_first else '-2, -1'})"

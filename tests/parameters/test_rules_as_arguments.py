@@ -138,6 +138,25 @@ def test_suggestions_are_right_for_each_leaf_and_stand_on_lines_of_their_own():
     assert "8x36x1" in table and "6x5x4" in table and "by default: in, out" in table
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("conv/weight", (5, 4, 3, 3)),
+        ("up/conv_transpose/weight", (4, 5, 3, 3)),
+        ("ConvTranspose1d/weight", (4, 5, 9)),
+        ("deconv/weight", (4, 5, 3, 3)),
+        ("conv2d_transpose/kernel", (3, 3, 5, 4)),
+    ],
+)
+def test_a_suggestion_for_a_convolution_knows_the_transposed_ones(name, shape):
+    """PyTorch has its convolutions as (out, in, ...) and transposed ones as (in, out, ...)."""
+    with pytest.raises(ValueError) as caught:
+        omp.muonplus(0.1).init({name: jnp.ones(shape)})
+    (line,) = [x.strip().rstrip(",") for x in str(caught.value).splitlines() if "('" in x]
+    table = omp.describe({name: jnp.ones(shape)}, rules=[eval(line, {"omp": omp})])
+    assert "  5x36x1  " in table
+
+
 def test_a_suggested_pattern_does_not_find_what_is_known():
     tree = nested_shapes(a__0__w=(4, 5, 6), b__a__0__w=(4, 4), c__moe_1=(2, 3, 4), c__moe_2=(2, 2))
     with pytest.raises(ValueError) as caught:
