@@ -142,13 +142,13 @@ def check_argument_names(function: str, given: Iterable[str], names: Iterable[st
 def _instead(given: str, names: Sequence[str]) -> str:
     row = ALIASES.get(given, Name(given, "", {}))
     if row.here in names and not row.how:
-        return f": it is called {row.here} here."
+        own = ", and that of the rule beta2" * (given == "b2" and "beta2" in names)
+        return f": it is called {row.here} here{own}."
     if "others" in names and row.here.startswith("adam_"):
         fields = ["b1", "b2"] if "betas" in given else [row.here.removeprefix("adam_")]
         options = ", ".join(f"{x}=..." for x in fields)
         return f": AdamW has it, as in others=omp.transforms.AdamW({options})."
-    how = row.how or _AROUND.get(row.here, "")
-    if how:
+    if how := row.how or _AROUND.get(row.here, ""):
         return f": {how}."
     near = did_you_mean(given, names, 0.75)
     return f".{near}" if near else f": it has {', '.join(names)}."

@@ -23,6 +23,10 @@ TWO_EPS = omp.matrix_chain(omp.normalize(), baselines.Balance())
 # A call, and what its error says.
 MISTAKES = {
     "beta2 of a rule without": (lambda: baselines.muown(0.1, beta2=0.9), "it is called adam_b2"),
+    "b2 of a rule with beta2": (
+        lambda: omp.optimizer(baselines.NorMuon(), 0.1, b2=0.9),
+        "it is called adam_b2 here, and that of the rule beta2",
+    ),
     "an option of another rule": (
         lambda: baselines.normuon(0.1, baselines.AdaMuon(), rule="paper"),
         "no argument rule with AdaMuon, Momentum, Orthogonalize, AdamW: none of them has it",
