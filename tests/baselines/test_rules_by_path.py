@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
@@ -96,6 +96,41 @@ def test_sharded_parameters_get_the_update_of_one_device(kind):
     cut = {1: P("tensor"), 2: P("fsdp", "tensor")}
     specs = {path: cut[len(shape)] for path, shape in SHAPES.items()}
     assert_sharded_is_alone(optimizer, *case(), specs, kind)
+
+
+@pytest.mark.several_devices
+def test_the_state_is_sharded_over_replicas():
+    """ZeRO-1 by the wrapper: of each buffer a device keeps what its replica updates."""
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    lie = {
+        path: NamedSharding(mesh, P(*[None] * (len(x) - 1), "tensor")) for path, x in SHAPES.items()
+    }
+    params, grads = case()
+    plain, _ = run(optimizer(), params, grads)
+    own = omp.transforms.state_layout(lie, "data")
+    tx = omp.transforms.shard_state(optimizer(sharding=own), lie, "data")
+    grads = [jax.device_put(g, lie) for g in grads]
+    seen, state = run(tx, jax.device_put(params, lie), grads)
+    for path, x in plain[-1].items():
+        np.testing.assert_allclose(seen[-1][path], x, rtol=1e-5, atol=1e-6)
+    buffers = [x for x in jax.tree.leaves(state) if x.ndim]
+    assert len(buffers) == 6
+    assert all("data" in str(x.sharding.spec) for x in buffers)
+
+
+def test_a_state_is_taken_over_by_the_rules_of_paths():
+    params, grads = case()
+    _, before = run(optimizer(AdamW(0.01)), params, grads)
+    _, own = run(optimizer(), params, grads)
+    state, report = omp.take_over(before, optimizer().init(params), params)
+    anew = "inner_states/adam/inner_state/inner_states/wte/inner_state/0/trace/wte/embedding"
+    assert report.started_anew == (f"{anew}: state of a wrapper",)  # TokenNorm's sum
+    optimizer().update(grads[0], state, params)
+    again, report = omp.take_over(own, optimizer().init(params), params)
+    assert not report.started_anew + report.not_used
+    jax.tree.map(np.testing.assert_array_equal, again, own)
+    _, report = omp.take_over(own, optimizer(AdamW(0.01)).init(params), params)
+    assert report.kept == ("up/kernel: momentum",)  # the table has no moments for AdamW's one count
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
