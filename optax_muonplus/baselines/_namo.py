@@ -16,11 +16,9 @@ from jax.typing import ArrayLike
 
 from optax_muonplus import matrices, transforms
 from optax_muonplus.baselines._sizes import RMS, divided
-from optax_muonplus.matrices import DECAY, NOT_NEGATIVE, ScaleByShape
+from optax_muonplus.matrices import DECAY, NOT_NEGATIVE, Kind, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import LeafInfo, MatrixLayout, Momentum
-
-SHARE = matrices.Kind("in (0, 1]", lambda x: 0 < x <= 1)
 
 
 class NamoState(NamedTuple):
@@ -42,8 +40,7 @@ class Namo:
     .. math::
       v_t = \beta_2 v_{t-1} + (1 - \beta_2) \|G_t\|_F^2, \qquad
       \alpha_t = \frac{\sqrt{1 - \beta_2^t}}{1 - \beta^t} \frac{\|M_t\|_F}{\sqrt{v_t} + \epsilon},
-      \qquad
-      \text{update} = \alpha_t\, (0.2 \sqrt{\max(m, n)}\; O_t + \lambda W)
+      \qquad \text{update} = \alpha_t\, (0.2 \sqrt{\max(m, n)}\; O_t + \lambda W)
 
     The step is small where gradients disagree. With ``by_columns``, NAMO-D, each column has a v and
     an :math:`\alpha` of its own. The state is one momentum buffer and one number a matrix, or a
@@ -76,7 +73,7 @@ class Namo:
         matrices.check_number("beta2", self.beta2, DECAY)
         matrices.check_number("nu_eps", self.nu_eps, NOT_NEGATIVE)
         matrices.check_flag("by_columns", self.by_columns)
-        matrices.check_number("clamp", self.clamp, SHARE)
+        matrices.check_number("clamp", self.clamp, Kind("in (0, 1]", lambda x: 0 < x <= 1))
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> NamoState:
         """Returns the state before the first update."""
@@ -112,17 +109,15 @@ class Namo:
         self, count: Any, layout: MatrixLayout, u: jax.Array, m: jax.Array, g: jax.Array, nu: Any
     ) -> tuple[jax.Array, jax.Array]:
         """Returns a block ``u`` with Adam's size, and the next running mean."""
-        beta2, guard = (matrices.as_real(x, nu.dtype) for x in (self.beta2, self.nu_eps))
+        given = count, self.momentum.beta, self.beta2, self.nu_eps, self.clamp
+        steps, beta, beta2, guard, share = (matrices.as_real(x, nu.dtype) for x in given)
         nu = beta2 * nu + (1 - beta2) * self._squares(layout, g)
         alpha = divided(matrices.root(self._squares(layout, m)), matrices.root(nu) + guard)
         if self.by_columns:
             mean = jnp.mean(alpha, layout.reduction_axes, keepdims=True)
-            share = matrices.as_real(self.clamp, nu.dtype)
             alpha = jnp.clip(alpha, share * mean, mean / share)
-        steps = matrices.as_real(count, nu.dtype)
-        corrected = jnp.sqrt(1 - beta2**steps)
-        corrected /= 1 - matrices.as_real(self.momentum.beta, nu.dtype) ** steps
-        return corrected * alpha * matrices.upcast_for_sum(u), nu
+        alpha *= jnp.sqrt(1 - beta2**steps) / (1 - beta**steps)
+        return alpha * matrices.upcast_for_sum(u), nu
 
 
 @transforms.takes_options(without=("weight_decay_mask", "cautious_weight_decay"))
