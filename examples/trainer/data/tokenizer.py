@@ -15,12 +15,7 @@ END = "<|endoftext|>"
 # Tokens that stand between documents, of tokenizers that name none: the first one found is used.
 ENDS = (END, "<s>", "</s>")
 # Files of a model that name such a token, by itself or by its number; the first is the surest.
-BESIDE = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "config.json",
-    "generation_config.json",
-)
+BESIDE = ("tokenizer_config", "special_tokens_map", "config", "generation_config")
 # Where a tokenizer is, and its token between documents. Access to Meta's own LLaMA-2 tokenizer is
 # gated; this copy is free.
 HUB = {
@@ -112,7 +107,7 @@ def load(path: Path, end: str = "") -> Tokenizer:
 def named_beside(path: Path, tokenizer: Tokenizer) -> str | None:
     """The token that files beside a tokenizer say begins a text or, if none does, ends it."""
     special = tokenizer.get_added_tokens_decoder()
-    for file in filter(Path.is_file, map(path.with_name, BESIDE)):
+    for file in filter(Path.is_file, (path.with_name(f"{x}.json") for x in BESIDE)):
         try:
             values = dict(json.loads(file.read_bytes()))
         except (ValueError, TypeError) as error:
