@@ -4,7 +4,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optax_muonplus.method import Normalize, Orthogonalize, ScaleByShape, muon_plus
+from optax_muonplus.method import (
+    Normalize,
+    Orthogonalize,
+    ScaleByShape,
+    muon_plus,
+    newton_schulz,
+)
 from tests.support import reference
 from tests.support.oracle_runs import TOLERANCE
 
@@ -30,3 +36,12 @@ def test_three_updates_are_those_of_the_paper(shape, nesterov, norm):
         factor = reference.norm_dir(reference.newton_schulz(direction, "you", 6), norm)
         expected = reference.shape_factor(*shape, "spectral") * factor
         np.testing.assert_allclose(update, expected, atol=TOLERANCE)
+
+
+def test_the_last_row_serves_for_steps_beyond_the_rows():
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 6)), jnp.float32)
+    first, last = (3.0, -3.2, 1.2), (2.0, -1.5, 0.5)
+    expected = newton_schulz(x, (first, last, last, last))
+    for steps in (4, jnp.asarray(4)):
+        found = newton_schulz(x, (first, last), steps=steps)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
