@@ -178,12 +178,14 @@ def test_init_names_the_leaf_that_does_not_fit(params, arguments, message):
 
 def test_injected_hyperparameters_may_be_complex():
     """optax.inject_hyperparams gives all of them the dtype of the parameters."""
-    params = {"w": jnp.ones((4, 6), jnp.complex64)}
-    injected = optax.inject_hyperparams(omp.muonplus)(0.1)
+    params = {"w": jnp.ones((4, 6), jnp.complex64), "v": jnp.ones((4, 6))}
+    options = {"learning_rate": 0.1, "consistent_rms": 0.2}
+    injected = optax.inject_hyperparams(omp.muonplus)(**options)
     updates, _ = injected.update(params, injected.init(params), params)
-    plain = omp.muonplus(0.1)
+    plain = omp.muonplus(**options)
     expected, _ = plain.update(params, plain.init(params), params)
-    np.testing.assert_allclose(updates["w"], expected["w"], rtol=1e-5)
+    for name in params:
+        np.testing.assert_allclose(updates[name], expected[name], rtol=1e-5)
 
 
 def test_muon_has_the_arguments_of_muonplus_and_no_norm_by_default():
