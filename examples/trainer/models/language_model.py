@@ -36,11 +36,6 @@ from examples.trainer.settings.model import (
 )
 
 
-def document_numbers(tokens: jax.Array, first: int) -> jax.Array:
-    """The number of the document of each token (B, T), counted from the start of its row."""
-    return jnp.cumsum(tokens == first, axis=1)
-
-
 def document_positions(tokens: jax.Array, first: int) -> jax.Array:
     """The position of each token (B, T) in its document, or in its row if that begins before."""
     place = jnp.arange(tokens.shape[1])[None]
@@ -181,7 +176,8 @@ class LanguageModel(nnx.Module):
         else:
             # Also where documents begin anew: only differences of rotary positions matter.
             angles = rotation_angles(start + place, head_size(config), config.rope_base)
-        numbers = None if first is None else document_numbers(tokens, first)
+        # The number of each token's document (B, T), counted from the start of its row.
+        numbers = None if first is None else jnp.cumsum(tokens == first, axis=1)
         x, kv_cache = run_blocks(self.blocks, config, x, kv_cache, start, angles, numbers)
         return getattr(self, f"{self.norm}_f")(x), kv_cache
 

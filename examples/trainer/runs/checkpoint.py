@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import sys
@@ -212,11 +213,8 @@ def restore_parts(
             restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
             partial_restore=True,
         )
-        return step, read(manager, folder, step, args, metadata, say_aside)
-
-
-def say_aside(line: str) -> None:
-    print(line, file=sys.stderr)
+        aside = functools.partial(print, file=sys.stderr)
+        return step, read(manager, folder, step, args, metadata, aside)
 
 
 def read(

@@ -171,11 +171,8 @@ class LearningRates:
             self.first = update - update % RATES_AT_ONCE
             updates = self.first + jnp.arange(RATES_AT_ONCE)
             self.block = np.stack([np.asarray(of(updates)) for of in self.schedules])
-        matrices, rest = self.block[:, update - self.first].tolist()
-        return {
-            "optim/learning_rate": float(f"{matrices:.6g}"),
-            "optim/adam_lr": float(f"{rest:.6g}"),
-        }
+        matrices, rest = map(rounded, self.block[:, update - self.first])
+        return {"optim/learning_rate": matrices, "optim/adam_lr": rest}
 
 
 def updates_made(opt_state: optax.OptState) -> int:

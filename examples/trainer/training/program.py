@@ -73,11 +73,9 @@ def make_program(
     def optimizer(rates: Rates) -> optax.GradientTransformation:
         shardings = param_shardings if mesh.size > 1 else None
         built = optimizers.build(rule, steps, shardings, rates, head_size(model))
-        return (
-            built
-            if rates.largest_norm is None
-            else transformations.leave_out_above(rates.largest_norm, built)
-        )
+        if rates.largest_norm is None:
+            return built
+        return transformations.leave_out_above(rates.largest_norm, built)
 
     no_rates = optimizer(Rates(0.0, 0.0))
     init_from = make_init_from(no_rates, part, init_params if model.lora.rank else None)
