@@ -18,7 +18,7 @@ from examples.trainer.training import loss as training_loss
 from examples.trainer.training import optimizers, sharding, transformations
 from examples.trainer.training import step as train_step
 from examples.trainer.training.evaluate import make_evaluate, perplexity, short
-from examples.trainer.training.loss import head_loss, next_token_loss, token_scores
+from examples.trainer.training.loss import head_loss, token_scores
 from examples.trainer.training.optimizers import for_platform
 from examples.trainer.training.sharding import make_mesh, replicated
 from tests.support.trainer import CUBE, assemble_toy, first_losses
@@ -62,6 +62,11 @@ def test_a_perplexity_has_no_overflow():
     assert short(123.456) == "123.46" and short(-0.5, "+.2f") == "-0.50"
 
 
+def of_logits(logits, targets):
+    """The mean cross-entropy."""
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, targets))
+
+
 def evaluation(**changes):
     """Of a model for which all tokens are alike, and the inputs that it was given."""
     tokens = Tokens(np.arange(200), bytes=800, sha256="")
@@ -73,7 +78,7 @@ def evaluation(**changes):
         return jnp.zeros((*inputs.shape, 300))
 
     def loss(params, inputs, targets):
-        return next_token_loss(uniform(params, inputs), targets)
+        return of_logits(uniform(params, inputs), targets)
 
     data = Dataset(Tokenizer(models.BPE()), tokens, tokens, key="")
     return make_evaluate(jax.jit(loss), config, data, make_mesh("", jax.devices()[:1])), seen
@@ -122,7 +127,7 @@ def loss_and_gradients(loss, x, head, targets):
 
 def of_all_logits(x, head, targets):
     logits = jnp.matmul(x, head.astype(x.dtype), preferred_element_type=jnp.float32)
-    return next_token_loss(logits, targets)
+    return of_logits(logits, targets)
 
 
 # Sums of the same terms in another order. In bfloat16 the gradient of the logits is rounded to 8

@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import PartitionSpec as P
-from jax.typing import ArrayLike
 
 from examples.trainer.models.layers import HEAD, ONE_DEVICE, RULES, Layout, shard_count, spec
 
@@ -46,14 +44,12 @@ Gradients = tuple[jax.Array, jax.Array]
 """The gradients by hidden states and by the head."""
 
 
-def next_token_loss(logits: jax.Array, targets: ArrayLike) -> jax.Array:
-    """Mean cross-entropy in nats per token; logits (B, T, V), targets (B, T)."""
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, targets))
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def head_loss(x: jax.Array, head: jax.Array, targets: jax.Array, layout: Layout) -> jax.Array:
-    """The same for the logits of hidden states (B, T, D) and a head (D, V)."""
+    """Mean cross-entropy in nats per token of targets (B, T).
+
+    The logits are those of hidden states (B, T, D) and a head (D, V).
+    """
     return jnp.mean(token_scores(x, head, targets, layout).nats)
 
 
