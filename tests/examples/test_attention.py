@@ -27,7 +27,7 @@ from examples.trainer.models.sampling import Sampling, sample_ids
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
-from examples.trainer.training.loss import token_scores
+from examples.trainer.training.loss import head_loss, token_scores
 from examples.trainer.training.step import make_model, make_training_loss, on_targets
 from tests.support.trainer import CUBE, losses, on_devices, train
 
@@ -266,6 +266,23 @@ def test_a_mesh_gives_the_losses_and_gradients_of_one_device():
     pairs = zip(results(sharding.make_mesh(CUBE, jax.devices())), results(ONE), strict=True)
     for one, other in pairs:
         np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.cpu_program
+def test_no_layer_keeps_a_mask_of_documents():
+    config = ModelConfig(
+        n_layer=4, n_head=2, d_model=32, context=1024, scan=True, remat="full", attention="chunked"
+    )
+
+    def temporary_bytes(token):
+        changed = dataclasses.replace(config, document_token=token)
+        loss = on_targets(head_loss, changed, WORDS, ONE)
+        shapes = jax.eval_shape(lambda: parameters(changed))
+        rows = jax.ShapeDtypeStruct((2, 1024), jnp.int32)
+        compiled = jax.jit(jax.grad(loss)).lower(shapes, rows, rows).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes(END) - temporary_bytes(None) < 1024**2 / 4  # a quarter of one mask
 
 
 def test_cudnn_is_refused_for_documents_and_not_chosen():

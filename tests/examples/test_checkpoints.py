@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tracemalloc
 import unittest.mock
 from unittest.mock import Mock
 
@@ -320,6 +321,17 @@ def test_processes_share_the_verification(folder, parts):
                 found.append(str(error))
         path.write_bytes(content)
         assert len(found) == 1 and path.name in found[0]
+
+
+def test_checksums_hold_one_block_of_a_file(tmp_path):
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(64 * integrity.BLOCK)
+    tracemalloc.start()
+    try:
+        assert integrity.checksum(tmp_path / "large").startswith(f"{64 * integrity.BLOCK} ")
+        assert tracemalloc.get_traced_memory()[1] < 3 * integrity.BLOCK
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "[" * 100_000, '{"/etc/hostname": "4 0"}'])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from examples import data
-from examples.trainer.data import token_folder, tokenizer
+from examples.trainer.data import token_folder, tokenize_files, tokenizer
 from examples.trainer.data.hub import is_held_out
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings.run import DataConfig
@@ -115,6 +115,24 @@ def test_a_file_is_tokenized_again_only_if_it_or_the_split_has_changed(files, ca
     tokenizer.train(sentences(1), 300).save(str(files.parent / "tokenizer.json"))
     assert prepared(files) == 2
     assert "was prepared with another tokenizer" in capsys.readouterr().err
+
+
+def test_a_file_is_not_held_in_memory(files, monkeypatch):
+    asked = tokenize_files.Preparation(
+        files.parent / "out", (str(files),), str(files.parent / "tokenizer.json"), val_fraction=0.2
+    )
+    assert prepared(files) == 0  # so that the folder has the tokenizer
+    flush, waiting = token_folder.Writer.flush, []
+
+    def count(self, *splits):
+        waiting.append(max(self.size.values()))
+        flush(self, *splits)
+
+    monkeypatch.setattr(token_folder.Writer, "flush", count)
+    monkeypatch.setattr(token_folder, "SHARD_TOKENS", 500)
+    for name, path in tokenize_files.named(asked.paths).items():
+        tokenize_files.tokenize(asked, name, path)
+    assert len(waiting) > 6 and max(waiting) < 700
 
 
 def test_names_of_parts_stay_inside(files):
