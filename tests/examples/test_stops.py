@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 from examples.train import main
@@ -21,6 +22,7 @@ from examples.trainer.runs import integrity, processes, recorder
 from examples.trainer.runs.metrics import LearningRates, read_metrics
 from examples.trainer.runs.watchdog import Watchdog
 from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding, transformations
 from tests.support.trainer import (
     PATIENCE,
@@ -179,6 +181,38 @@ def test_second_ctrl_c_does_not_wait_for_the_save_at_the_end(text, tmp_path, mon
         ended.set()
         limit.cancel()
         finger.join()
+
+
+def test_ctrl_c_after_an_error_waits_for_the_save_under_way(text, tmp_path, monkeypatch, capsys):
+    closing, pressed = threading.Event(), threading.Event()
+    checksum, close = integrity.checksum, ocp.CheckpointManager.close
+
+    def slow(path):
+        pressed.wait(30)
+        return checksum(path)
+
+    def close_late(manager):
+        closing.set()
+        close(manager)
+
+    def press():
+        closing.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        pressed.set()
+
+    def fail():
+        raise UserError("something else.")
+
+    monkeypatch.setattr(integrity, "checksum", slow)
+    monkeypatch.setattr(ocp.CheckpointManager, "close", close_late)
+    finger = threading.Thread(target=press)
+    finger.start()
+    with stop_at(9, fail):
+        assert train(text, tmp_path, "--name", "x") == 2
+    finger.join()
+    assert "something else" in capsys.readouterr().err
+    assert saved_step(tmp_path / "x") == 8
 
 
 def test_leaving_after_a_stop_does_not_wait_for_threads():
