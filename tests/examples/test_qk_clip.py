@@ -50,6 +50,11 @@ def test_largest_logits_in_blocks_are_those_of_the_definition(t, block):
     found = jax.jit(functools.partial(largest_logits, block=block))(q, k)
     expected = [logits(*(np.float64(x[b]) for x in (q, k))).max(axis=(1, 2)) for b in range(3)]
     np.testing.assert_allclose(found[:, 0, :, 0], expected, rtol=1e-5, atol=1e-6)
+    documents = jnp.broadcast_to(jnp.arange(t) // 5, (3, t))
+    found = jax.jit(functools.partial(largest_logits, block=block))(q, k, documents)
+    parts = [[np.float64(x[:, i : i + 5]) for x in (q, k)] for i in range(0, t, 5)]
+    each = [[logits(a, b).max(axis=(1, 2)) for a, b in zip(*part, strict=True)] for part in parts]
+    np.testing.assert_allclose(found[:, 0, :, 0], np.max(each, axis=0), rtol=1e-5, atol=1e-6)
 
 
 GROUPS = {"family": "llama", "n_head": 4, "n_kv_head": 2, "d_model": 32}
