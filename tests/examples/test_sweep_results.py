@@ -13,14 +13,14 @@ from scipy import stats
 from examples import contrasts as contrasts_command
 from examples.experiments.best_muon import plan, stages
 from examples.experiments.best_muon.plan import Cell, Choice
-from examples.experiments.sweeps import contrasts, regret, results, tables
+from examples.experiments.sweeps import contrasts, figures, regret, results, tables
 from examples.experiments.sweeps.grid import Method, Trial
-from examples.experiments.sweeps.ledger import Ledger
+from examples.experiments.sweeps.ledger import Ledger, smooth
 from examples.experiments.sweeps.regret import METHODS
 from examples.experiments.sweeps.report import write_report
 from examples.experiments.sweeps.results import ADAMW, MUON, Sweep
 from examples.trainer.settings.run import RunConfig
-from tests.support.sweep_results import PLUS, result, toy_sweep
+from tests.support.sweep_results import MATCHED, PLUS, result, toy_sweep
 
 # Tables
 
@@ -47,6 +47,28 @@ def test_table_of_gains():
         ["toy", *muon, *plus, "col_row", "-0.1500 ± 0.0707"],
         ["toy", *muon, "0.1", "1.9700", "col_row matched norm", "-0.0300"],
     ]
+
+
+def test_the_best_norm_is_that_of_the_lowest_loss():
+    row = dataclasses.replace(PLUS, norm="row")
+    runs = toy_sweep().results
+    for loss, best in ((1.95, PLUS), (1.8, row)):
+        sweep = Sweep("toy", runs | {Trial(row, 0.1, 0): result(loss)})
+        assert sweep.against_muon() == [best, MATCHED]
+
+
+def test_figure_of_gains():
+    alone = Sweep("alone", {Trial(ADAMW, 0.01, 0): result(2.6)})
+    lost = Sweep("lost", {Trial(MUON, 0.1, 0): result(2.0), Trial(PLUS, 0.1, 0): result(math.inf)})
+    sweeps = [alone, toy_sweep(), lost]
+    assert figures.gaps_of(sweeps, "free") == {1: pytest.approx([-0.1, -0.2])}
+    assert figures.gaps_of(sweeps, "matched") == {1: pytest.approx([-0.03])}
+
+
+def test_curves_are_smoothed_by_means_over_parts():
+    curve = [(step, float(step)) for step in range(1, 251)]
+    assert smooth(curve)[0] == (2.0, 2.0) and len(smooth(curve)) == 84
+    assert smooth(curve[:2]) == [(1, 1.0), (2, 2.0)]
 
 
 @pytest.mark.parametrize("loss", [800.0, 1e38, math.inf, math.nan])
@@ -191,6 +213,14 @@ def runs(shift):
         for i, method in enumerate(METHODS)
         for rate, loss in zip(RATES, LOSSES, strict=True)
     }
+
+
+def test_the_grid_is_of_rates_that_all_methods_have():
+    found = regret.regret(Sweep("gpt", runs(0.5) | {Trial(MUON, 0.6, 0): result(0.1)}))
+    assert found[MUON] == pytest.approx([1.5, 0.8, 0.45, 0])
+    assert found[METHODS[2]] == pytest.approx([2.5, 1.8, 1.45, 1])
+    few = {trial: x for trial, x in runs(0.5).items() if trial.rate < 0.5}
+    assert regret.regret(Sweep("gpt", few)) is None
 
 
 def test_the_page_has_a_row_for_each_family_and_method(tmp_path, capsys):
