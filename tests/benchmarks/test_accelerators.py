@@ -1,16 +1,22 @@
 """`benchmarks.accelerators`: targets, rows in processes of their own, and an H100's compiler."""
 
+import functools
 import json
+import sys
+import types
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
-from benchmarks import accelerator_row, accelerators, meshes, parity
+from benchmarks import accelerator_row, accelerators, meshes, parity, trees
+from benchmarks.compiled import compile_update
 from examples.compiled_programs import targets
 
 
@@ -83,6 +89,59 @@ def test_a_row_has_the_update_that_its_name_says(name, expected):
                for tx in (accelerator_row.optimizer(name, tree), expected)]  # fmt: skip
     found, correct = (x["up"]["kernel"] for x in updates)
     assert jnp.array_equal(found, correct)
+
+
+def on_one_device(scanned):
+    place = NamedSharding(one_device(), P())
+    tree = trees.shapes(trees.Size(16, 3, 64, gated=True))
+    tree = trees.scanned(tree) if scanned else tree
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_heads_of_separate_and_scanned_layers_are_cut(scanned):
+    tree = on_one_device(scanned)
+    rule = functools.partial(accelerator_row.optimizer, "omp.muonplus:bfloat16", tree)
+    jax.eval_shape(rule(head_size=4).init, tree)
+    with pytest.raises(ValueError, match="head_size 5 does not divide 16 outputs"):
+        jax.eval_shape(rule(head_size=5).init, tree)
+
+
+def test_stacks_are_stored_row_by_row_and_results_like_them():
+    for leaf in jax.tree.leaves(meshes.row_by_row(on_one_device(scanned=True))):
+        order = None if leaf.ndim < 3 else Layout((0, 1, 2))
+        assert leaf.format.layout == order
+    # Results, in an order that is not the compiler's choice on a CPU.
+    order = Format(Layout((0, 2, 1)), NamedSharding(one_device(), P()))
+    tree = {"up": {"kernel": jax.ShapeDtypeStruct((3, 16, 64), jnp.bfloat16, sharding=order)}}
+    tx = omp.muonplus(0.02, layer_axes={"up": 0})
+    program = compile_update(tx, tree, stored_alike=True).program
+    updates, state = program.output_formats
+    for stacks in (program.input_formats[0][0], updates, omp.transforms.find_momentum(state).mu):
+        (stack,) = jax.tree.leaves(stacks)
+        assert stack.layout.major_to_minor == (0, 2, 1)
+
+
+class MaxTextNumbers(NamedTuple):
+    reduction_axis: int
+    output_axis: int
+    sharding: object = None
+
+
+def test_maxtext_gets_matrices_with_their_shardings(monkeypatch):
+    module = types.SimpleNamespace(
+        MuonDimensionNumbers=MaxTextNumbers, muon=lambda *_, **given: given
+    )
+    monkeypatch.setitem(sys.modules, "maxtext.optimizers.muon", module)
+    shapes = trees.shapes(trees.Size(16, 3, 64, gated=False))
+    tree = trees.scanned(meshes.placed(shapes, meshes.simulated("data=8"), "data"))
+    given = accelerator_row.optimizer(accelerator_row.MAXTEXT, tree)
+    assert given["use_all_to_all"]
+    blocks = given["muon_weight_dimension_numbers"]["blocks"]
+    up = tree["blocks"]["up"]["kernel"]
+    assert up.shape == (3, 16, 64) and up.sharding.spec == P(None, "data", None)
+    assert blocks["up"]["kernel"] == ((1,), (2,), up.sharding)
+    assert blocks["norm_1"]["scale"] is None
 
 
 @pytest.mark.skipif(

@@ -8,15 +8,20 @@ import importlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import optax_muonplus as omp
 from benchmarks import (
+    fewest,
+    products,
     records,
     soak,
     step,
     timing,
     trees,
 )
+from benchmarks.yardsticks import tiny_shakespeare
 from tests.support.documents import ROOT
 
 COMMANDS = [path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "__init__"]
@@ -38,6 +43,14 @@ def test_work_counts_the_operations_of_plain_and_gram_newton_schulz():
     assert work["share_of_products"] == 2 * (4 * 15 + 2 * 15)
 
 
+def test_product_chains_keep_the_norm_and_count_their_products():
+    for n, m in ((8, 8), (8, 24)):
+        chain = products.chain(n, m, np.float32, batch=2)
+        norm = np.linalg.norm(np.asarray(chain.run()), axis=(-2, -1))
+        np.testing.assert_allclose(norm, np.sqrt(n), rtol=1e-4)
+        assert sum(chain.products.values()) == 2 * 32 * (2 if m > n else 1)
+
+
 def test_a_round_times_every_program_once_and_its_calls_together(monkeypatch):
     order = []
     clock = iter([0.0, 6.0, 10.0, 19.0])
@@ -46,6 +59,14 @@ def test_a_round_times_every_program_once_and_its_calls_together(monkeypatch):
     seconds = timing.interleaved(programs, 1, calls=3)
     assert order == list("ab" + "aaabbb")  # the first round is not timed
     assert {name: list(values) for name, values in seconds.items()} == {"a": [2.0], "b": [3.0]}
+
+
+@pytest.mark.parametrize(
+    "table, steps, lower", [("jordan", 4, 4.9e-3), ("jordan", 5, 1.42e-3), ("cubic", 5, 6.23e-3)]
+)
+def test_reach_is_where_the_band_begins(table, steps, lower):
+    found = fewest.reach(omp.coefficients.for_steps(table, steps).rows, 1.3 / 0.7)
+    assert found == pytest.approx(lower, rel=0.01)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,3 +106,10 @@ def test_growth_is_from_the_middle_of_the_second_tenth_to_that_of_the_last():
     assert soak.growth_of(rows) > soak.LIMIT
     with pytest.raises(RuntimeError, match="no sample from step 10 to 20"):
         soak.tenths([{"step": 5, "resident": 1}], 100)
+
+
+def test_the_split_of_tiny_shakespeare_is_nanogpts(tmp_path):
+    tiny_shakespeare.write_split("cab" * 10, tmp_path)
+    ids = [np.fromfile(tmp_path / f"{split}.bin", "<u2") for split in ("train", "val")]
+    np.testing.assert_array_equal(np.concatenate(ids), [2, 0, 1] * 10)
+    assert len(ids[1]) == 3

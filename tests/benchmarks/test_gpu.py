@@ -4,9 +4,11 @@ import itertools
 import json
 import sys
 
+import numpy as np
 import pytest
 
-from benchmarks import gpu, gpu_parts
+import optax_muonplus as omp
+from benchmarks import gpu, gpu_parts, parity
 from examples.compiled_programs.forecast import children
 
 MACHINE = {"device": "NVIDIA H100 80GB HBM3"}
@@ -64,6 +66,16 @@ def test_parts_after_the_budget_are_left_out(tmp_path):
         gpu.main(gpu.Config(parts=("stp",)))
 
 
+def test_the_sentence_for_the_readme_says_what_was_measured():
+    row = {"part": "gpt-small", "name": "omp.muonplus, bfloat16", "median_s": 0.00351}
+    share = {"part": "step", "name": "muonplus", "optimizer_share": 0.0312}
+    record = {"machine": MACHINE, "rows": [row | {"of_reference": 0.417}, share]}
+    assert gpu.sentence(record) == (
+        "On one NVIDIA H100 80GB HBM3: an update of GPT-Small takes 3.5 ms, 0.42 of Optax's Muon;"
+        " the optimizer is 3.1% of a training step of GPT-Small."
+    )
+
+
 @pytest.mark.parametrize(("part", "first"), [("gpt-small", 5), ("step", 4), ("numbers", 3)])
 def test_parts_run_on_a_cpu(part, first):
     rows = list(itertools.islice(gpu_parts.rows(part, True, 1, 1), first))
@@ -72,3 +84,10 @@ def test_parts_run_on_a_cpu(part, first):
         assert max(row["distance"] for row in rows[:2]) < 1e-4  # Gram's sums have another order
     else:
         assert rows[0]["of_reference"] == 1.0 and all(row.get("median_s", 1) > 0 for row in rows)
+
+
+@pytest.mark.parametrize("table", ["jordan", "polar_express"])
+def test_the_float64_polynomial_is_the_iteration(table):
+    x = gpu_parts.spectra((8, 21))["log-spaced"]
+    found = omp.polar.newton_schulz(x.astype(np.float32), omp.polar.Orthogonalize(table, 5))
+    assert parity.distance(found, gpu_parts.polynomial(x, table, 5)) < 1e-5

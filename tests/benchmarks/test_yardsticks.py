@@ -53,6 +53,13 @@ def test_least_squares_are_the_papers_loop(method):
     assert float(found) == pytest.approx(in_numpy(method, c.astype(np.float64)), abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("change", "count"), [({}, 2), ({"cosine": False}, 0), ({"steps": 1000, "cosine": False}, 2)]
+)
+def test_published_figures_stand_beside_runs_of_their_kind_only(change, count):
+    assert len(least_squares.published(least_squares.Config(**change))) == count
+
+
 def test_rows_that_an_equal_run_has_written_are_kept(tmp_path):
     seen, tasks = [], [("a",), ("b",), ("c",)]
 

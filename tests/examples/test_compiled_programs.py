@@ -217,6 +217,15 @@ def test_splash_attention_has_its_operations_and_cycles():
     assert walk.of_kinds(work, "cycles") == {"attention": pytest.approx(seconds * chip.clock)}
 
 
+def test_rates_of_attention_are_those_measured_and_lie_between_them():
+    assert attention.share_of_peak(2, 64, 2048) * 989 == pytest.approx(334)
+    assert attention.share_of_peak(2, 128, 8192) * 989 == pytest.approx(529)
+    assert attention.share_of_peak(5, 64, 1024) * 989 == pytest.approx(348 * 288 / 373)
+    assert 288 < attention.share_of_peak(2, 96, 1536) * 989 < 334
+    ends = [attention.share_of_peak(2, 32, 128), attention.share_of_peak(2, 256, 10**6)]
+    assert [share * 989 for share in ends] == pytest.approx([225, 539])
+
+
 def test_cudnn_attention_is_as_slow_as_measured():
     rates = targets.parse("h100:1").rates
     call = (
