@@ -20,7 +20,6 @@ from tests.support.documents import ROOT, imported
 
 EXAMPLES = ROOT / "examples"
 
-
 # By script, the parameters that its table has in each group.
 GROUPS = {
     "quickstart": {
@@ -251,6 +250,11 @@ def agent():
     }
 
 
+def test_outputs_of_actor_and_critic_get_adamw():
+    for layers in omp.partition_labels(agent()).values():
+        assert [layers[f"layer_{i}"]["kernel"] for i in range(3)] == ["muon", "muon", "adam"]
+
+
 def test_advantages_are_the_sums_of_discounted_errors():
     rng = np.random.default_rng(0)
     values, last = rng.normal(size=(6, 3)), rng.normal(size=3)
@@ -275,10 +279,7 @@ def test_the_agent_learns_to_balance():
 
 # The gallery, against its formulas
 
-
 RNG = np.random.default_rng(0)
-
-
 W, G = RNG.normal(size=(20, 12)), RNG.normal(size=(20, 12))  # (out, in)
 
 
@@ -334,13 +335,8 @@ def test_rule_on_a_whole_model_with_decay_and_adamw():
 
 # The training in one file
 
-
 FILE = ROOT / "examples" / "train_minimal.py"
-
-
 TOY = {"layers": 1, "width": 32, "context": 16, "batch": 8, "steps": 12, "log_every": 2}
-
-
 SAMPLE = {"eval_batches": 2, "prompt": "The ", "sample_bytes": 20}
 
 
@@ -366,6 +362,12 @@ def test_one_device_and_eight_print_the_same_losses_and_sample(config, capsys):
     np.testing.assert_allclose(losses(one), losses(eight), atol=2e-4)  # four places are printed
     assert losses(one)[-1] < losses(one)[0] - 0.3
     assert one.partition("bits per byte")[2].strip().startswith("The ")
+
+
+def test_training_text_and_validation_text_are_apart(config, text):
+    training, validation = train_minimal.read_text(config.text)
+    assert bytes(training) + bytes(validation) == text.read_bytes()
+    assert len(validation) == pytest.approx(0.1 * len(training) / 0.9, abs=2)
 
 
 def test_later_bytes_change_no_earlier_logits(config):

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import optax_muonplus as omp
 from examples.submissions.algoperf import submission, workloads
 from examples.submissions.optax import muon_reports
+from tests.support.documents import ROOT, imported
 
 H = submission.HPARAMS
 
@@ -75,6 +76,18 @@ def small(name, seed):
         sides = [min(n, 12 if i else 9) for i, n in enumerate(shape)]
         arrays[path] = jnp.asarray(rng.normal(size=sides), jnp.float32)
     return workloads.nested(arrays)
+
+
+@pytest.mark.parametrize(
+    ("file", "packages"),
+    [
+        ("algoperf/submission.py", {"jax", "optax", "algoperf"}),
+        ("modded_nanogpt/muonplus_torch.py", {"torch"}),
+    ],
+)
+def test_a_file_to_send_needs_nothing_of_this_project(file, packages):
+    names = imported(ROOT / "examples" / "submissions" / file)
+    assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == packages
 
 
 @pytest.mark.parametrize("name", workloads.NAMES)
