@@ -33,6 +33,14 @@ def toy_setup(name, text, change=lambda config: config, devices=1):
     return make_setup(config, prepare(config.data, quiet), mesh)
 
 
+def test_help_has_a_line_for_each_preset(capsys):
+    with pytest.raises(SystemExit):
+        command_line.parse(["--help"])
+    shown = capsys.readouterr().out.splitlines()
+    for name, (line, _) in PRESETS.items():
+        assert any(f" {name} " in row and line in row for row in shown), name
+
+
 def test_recipes_have_the_hyperparameters_of_the_paper():
     # A few cells, typed in again from the tables.
     rows = [
