@@ -52,6 +52,12 @@ def test_the_kernel_is_for_one_hopper_gpu(monkeypatch, capabilities, found):
     assert product.multiprocessors() is None
 
 
+def test_the_kernel_is_for_blocks_and_steps_that_are_full():
+    fits = product.fits
+    assert fits((512, 64)) and fits((3, 256, 128))
+    assert not any(fits(shape) for shape in [(500, 64), (512, 60), (0, 512, 64), (512, 0)])
+
+
 @needs_new_jax
 @pytest.mark.skipif(
     targets.missing(targets.parse("h100:1")) is not None,
