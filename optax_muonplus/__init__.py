@@ -30,7 +30,8 @@ from optax_muonplus.trees import partition_labels as partition_labels
 
 __version__ = "0.3.0.dev0"
 _LATER = ("baselines", "diagnostics", "integrations")  # imported by their first use
-_ROOMS = {"extras", "frame", "method", "report", "run", "trees"}  # to be read, not imported
+# To be read, not imported.
+_ROOMS = {"extras", "frame", "messages", "method", "report", "run", "trees"}
 __all__ = sorted({*_LATER, *(name for name in dir() if not name.startswith("_"))} - _ROOMS)
 
 if _TYPE_CHECKING:
