@@ -13,7 +13,8 @@ import tyro
 from examples.trainer.data.prepare import prepare
 from examples.trainer.data.tokenize_files import Preparation, prepare_files
 from examples.trainer.settings import validation
-from examples.trainer.settings.run import DataConfig, RunConfig
+from examples.trainer.settings.data import DataConfig
+from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.exit_status import run_command
 
 PROGRAM = "python -m examples.data"

@@ -23,9 +23,10 @@ from examples.experiments.sweeps.command_line import NewSweep
 from examples.experiments.sweeps.grid import Grid
 from examples.experiments.sweeps.results import Sweep, read
 from examples.experiments.sweeps.run import finish
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.rules import Name, Norm
-from examples.trainer.settings.run import DataConfig, OptimizerConfig, RunConfig
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
 

@@ -13,7 +13,7 @@ from tokenizers import models as tokenizer_models
 from examples.data import main
 from examples.trainer.data import corpus, tokenizer
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import quiet
 

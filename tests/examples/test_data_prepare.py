@@ -14,7 +14,7 @@ from examples import data
 from examples.trainer.data import token_folder, tokenize_files, tokenizer
 from examples.trainer.data.hub import is_held_out
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import PATIENCE, ROOT, quiet, wait_for
 

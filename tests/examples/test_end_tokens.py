@@ -7,7 +7,7 @@ import pytest
 from examples.data import main
 from examples.trainer.data import hub, tokenizer
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import DamagedFileError, UserError
 from tests.support.texts import BEGIN, END, TURN, like_llama_3
 

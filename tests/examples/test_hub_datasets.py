@@ -18,7 +18,7 @@ from examples import data
 from examples.trainer.data import hub, token_folder, tokenizer
 from examples.trainer.data.hub import is_held_out
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 from tests.support import texts
 from tests.support.trainer import quiet

@@ -12,7 +12,7 @@ from examples import data, perplexity
 from examples.trainer.data import tokenizer
 from examples.trainer.data.prepare import prepare
 from examples.trainer.runs.metrics import read_metrics
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import on_devices, quiet, train
 

@@ -9,8 +9,8 @@ import pytest
 
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings import command_line, presets, validation
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.presets import PRESETS
-from examples.trainer.settings.run import DataConfig
 from examples.trainer.training import sharding
 from examples.trainer.training.program import make_setup
 from tests.support.trainer import first_losses, quiet

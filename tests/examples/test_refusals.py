@@ -13,7 +13,8 @@ from examples.train import main
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs import launch
 from examples.trainer.settings import command_line
-from examples.trainer.settings.run import DataConfig, OptimizerConfig, RunConfig
+from examples.trainer.settings.data import DataConfig
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.settings.validation import from_dict
 from examples.trainer.training import program
 from tests.support.trainer import (

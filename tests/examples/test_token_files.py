@@ -14,7 +14,7 @@ from examples.trainer.data.bin_files import prepare
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.token_files import Joined
 from examples.trainer.data.token_folder import Writer, open_folder
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import DamagedFileError, UserError
 from tests.support.trainer import PATIENCE, ROOT
 

@@ -15,8 +15,9 @@ from examples.trainer.data import mixture, tokenizer
 from examples.trainer.data.loader import Loader, feistel
 from examples.trainer.data.mixture import BLOCK, Mixture, loader_of
 from examples.trainer.data.prepare import prepare
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.model import ModelConfig
-from examples.trainer.settings.run import DataConfig, RunConfig
+from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import from_dict
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding

@@ -16,7 +16,7 @@ from examples.trainer.data import token_files
 from examples.trainer.data.corpus import check_known
 from examples.trainer.data.token_files import TokenFile, Tokens, joined
 from examples.trainer.data.token_folder import Dataset
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 
 ENDS_BYTES = 2**20  # of each file, for the name of the content

@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system import files, optional_packages
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import parse_json_line

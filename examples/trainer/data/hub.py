@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from examples.trainer.data import token_folder, tokenizer
 from examples.trainer.data.corpus import text_of
 from examples.trainer.data.token_folder import Dataset, Writer
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system import optional_packages
 from examples.trainer.system.errors import DamagedFileError, UserError
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from examples.trainer.data.token_files import Slices
-from examples.trainer.settings.run import Order
+from examples.trainer.settings.data import Order
 
 ROUNDS = 16
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio

@@ -19,7 +19,8 @@ from examples.trainer.data.bin_files import is_bin
 from examples.trainer.data.loader import Loader, feistel, positions
 from examples.trainer.data.token_files import Tokens, joined
 from examples.trainer.data.token_folder import Dataset, Part
-from examples.trainer.settings.run import DataConfig, RunConfig
+from examples.trainer.settings.data import DataConfig
+from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 
 BLOCK = 4096  # rows; shares are multiples of 1 / BLOCK

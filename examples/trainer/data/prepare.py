@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from examples.trainer.data import bin_files, corpus, hub, mixture, token_folder, tokenizer
 from examples.trainer.data.token_folder import Dataset, Writer, cache_folder
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import DamagedFileError, UserError
 
 

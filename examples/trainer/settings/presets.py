@@ -16,9 +16,10 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.rules import Norm
-from examples.trainer.settings.run import DataConfig, OptimizerConfig, RunConfig
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
 
 BATCH = 512  # sequences in a step, in all runs
