@@ -44,7 +44,7 @@ def prepare_one(argv: Sequence[str]) -> None:
     validation.check(RunConfig(data=config))
     dataset = prepare(config, print)
     print(
-        f"{dataset.train.size:,} training and {dataset.val.size:,} validation "
+        f"{dataset.train.meta.tokens:,} training and {dataset.val.meta.tokens:,} validation "
         f"tokens, {dataset.tokenizer.get_vocab_size()} in the vocabulary"
     )
 

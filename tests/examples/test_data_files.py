@@ -296,7 +296,7 @@ def test_text_goes_through_a_normalizer_unharmed(tmp_path):
     )
     dataset = prepare(config, quiet)
     size = sum(len(document.encode()) for document in corpus.read(config))
-    assert dataset.train.bytes + dataset.val.bytes == size
+    assert dataset.train.meta.bytes + dataset.val.meta.bytes == size
 
 
 def test_a_text_that_does_not_fit_into_memory_is_named(tmp_path, monkeypatch):

@@ -58,7 +58,7 @@ def test_all_documents_are_there_once_whatever_the_workers(files):
         own = [text for text in texts if is_held_out(text, 0.2) == held_out]
         decoded = found.tokenizer.decode(tokens.ids[:].tolist(), skip_special_tokens=False)
         assert sorted(decoded.split(tokenizer.END)[1:]) == sorted(own)
-        assert tokens.bytes == sum(map(len, own))
+        assert tokens.meta.bytes == sum(map(len, own))
     assert prepared(files, out="one") == 0
     one = opened(files, "one")
     assert one.key == found.key
@@ -109,9 +109,12 @@ def test_a_file_is_tokenized_again_only_if_it_or_the_split_has_changed(files, ca
     assert "1 of 3 files to tokenize" in capsys.readouterr().out
     assert opened(files).key != key and prepared(files, out="new") == 0
     assert opened(files).key == opened(files, "new").key
-    size = opened(files).val.size
+    size = opened(files).val.meta.tokens
     assert prepared(files, "--val-fraction", "0.4") == 0
-    assert "3 of 3 files to tokenize" in capsys.readouterr().out and opened(files).val.size > size
+    assert (
+        "3 of 3 files to tokenize" in capsys.readouterr().out
+        and opened(files).val.meta.tokens > size
+    )
     tokenizer.train(sentences(1), 300).save(str(files.parent / "tokenizer.json"))
     assert prepared(files) == 2
     assert "was prepared with another tokenizer" in capsys.readouterr().err

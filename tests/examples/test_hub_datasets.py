@@ -69,7 +69,7 @@ def refuse(source):
 def test_the_stream_becomes_shards(config, monkeypatch, tmp_path):
     said = []
     dataset = prepare(config, said.append)
-    assert 20_000 <= dataset.train.size < 20_200
+    assert 20_000 <= dataset.train.meta.tokens < 20_200
     assert len(list(tmp_path.rglob("train-*.bin"))) > 3
     decoded = [
         dataset.tokenizer.decode(part.ids[:].tolist(), skip_special_tokens=False).split(
@@ -83,7 +83,7 @@ def test_the_stream_becomes_shards(config, monkeypatch, tmp_path):
     assert 0.14 < len(val) / len(read) < 0.26
     assert train == [row for row in read if not hub.is_held_out(row, 0.2)]
     for part, rows in ((dataset.train, train), (dataset.val, val)):
-        assert part.bytes == sum(len(row.encode()) for row in rows)
+        assert part.meta.bytes == sum(len(row.encode()) for row in rows)
     assert "20,000 training tokens, from 0" in said[0] and "tokens" in said[-1]
     monkeypatch.setattr(hub, "open_stream", refuse)
     assert prepare(config, quiet).key == dataset.key
@@ -146,7 +146,7 @@ def test_a_stream_that_ends_early(config, monkeypatch):
     serve(monkeypatch, Stream(ROWS[:30]))
     said = []
     dataset = prepare(config, said.append)
-    assert "ends after" in said[-1] and 0 < dataset.train.size < 20_000
+    assert "ends after" in said[-1] and 0 < dataset.train.meta.tokens < 20_000
     assert prepare(config, refuse).key == dataset.key
 
 
@@ -230,13 +230,13 @@ def test_all_documents_are_there(root, hub, seed, changes):
         decoded = found.tokenizer.decode(part.ids[:].tolist(), skip_special_tokens=False)
         expected = [text for text in texts.documents(seed) if is_held_out(text, 0.3) == held_out]
         assert decoded.split(tokenizer.END)[1:] == expected
-        assert part.bytes == sum(map(len, expected))
+        assert part.meta.bytes == sum(map(len, expected))
 
 
 def test_so_many_tokens_are_taken_and_found_again(root, monkeypatch):
     said = []
     found = opened(root, "plain", said.append, tokens=1000)
-    assert 1000 <= found.train.size < 1200
+    assert 1000 <= found.train.meta.tokens < 1200
     assert "/plain to 1,000 training tokens" in said[0]
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert opened(root, "plain", tokens=1000).key == found.key
@@ -248,7 +248,7 @@ def test_the_command_prepares_it(root, capsys):
     given = ["--hub", f"{root}/plain", "--tokenizer", f"{root}/tokenizer.json"]
     assert data.main([*given, "--val-fraction", "0.3"]) == 0
     found = opened(root, "plain")
-    assert f"{found.train.size:,} training" in capsys.readouterr().out
+    assert f"{found.train.meta.tokens:,} training" in capsys.readouterr().out
     np.testing.assert_array_equal(opened(root, "plain", verify=True).val.ids[:], found.val.ids[:])
 
 

@@ -53,7 +53,7 @@ def test_a_folder_has_its_documents(folder):
     for tokens, texts in ((found.train, [*TEXTS[:4], TEXTS[5]]), (found.val, [TEXTS[4]])):
         decoded = found.tokenizer.decode(tokens.ids[:].tolist(), skip_special_tokens=False)
         assert decoded.split(tokenizer.END)[1:] == texts
-        assert tokens.bytes == sum(map(len, texts)) and tokens.size == len(tokens.ids)
+        assert tokens.meta.bytes == sum(map(len, texts)) and tokens.meta.tokens == len(tokens.ids)
     assert token_folder.read_index(folder).read == 6
 
 
@@ -227,7 +227,7 @@ def test_both_splits_are_read_from_all_shards(words, tmp_path, kind):
     data = opened(tmp_path, path)
     assert data.train.ids[:].tolist() == tokens["train"]
     assert data.val.ids[:].tolist() == tokens["val"]
-    assert data.val.bytes == 9 * len(LINES[1].encode())  # for bits per byte
+    assert data.val.meta.bytes == 9 * len(LINES[1].encode())  # for bits per byte
 
 
 @pytest.mark.parametrize("kind", ["<u4", "<i8", ">u2", "<f2", "<f8"])

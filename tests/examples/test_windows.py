@@ -156,7 +156,7 @@ def test_the_key_of_a_text_never_changes(tmp_path, monkeypatch):
         (tmp_path / f"{i}.md").write_text(f"text {i} of some words\n" * 40)
     given = str(tmp_path / "words.json")
     found = prepare(DataConfig(paths=(str(tmp_path),), tokenizer=given, val_fraction=0.2), quiet)
-    assert (found.train.sha256, found.val.sha256) == (SHA256["train"], SHA256["val"])
+    assert (found.train.meta.sha256, found.val.meta.sha256) == (SHA256["train"], SHA256["val"])
     words = hashlib.sha256(found.tokenizer.to_str().encode()).hexdigest()
     key = hashlib.sha256(" ".join((words, *SHA256.values())).encode()).hexdigest()[:16]
     assert found.key == key
@@ -282,7 +282,7 @@ def test_folders_are_mixed(folder):
     loader = loader_of(asked, found)
     web, code = (prepare(mixture.settings_of(part.name, asked.data), quiet) for part in found.parts)
     assert [part.name for part in found.parts] == [f"{folder}/web", f"{folder}/code"]
-    assert found.train.size == web.train.size + code.train.size
+    assert found.train.meta.tokens == web.train.meta.tokens + code.train.meta.tokens
     read = [loader.batch(step)[0] for step in range(200)]
     letters = [found.tokenizer.decode(row.tolist()) for row in np.concatenate(read)]
     share = np.mean(["a" in text for text in letters])
@@ -315,7 +315,7 @@ def test_the_loss_is_the_mean_of_those_of_the_texts_by_weight(folder):
     for part in found.parts:
         loader = Loader(part.val.ids, context=8, batch_size=4, seed=0)
         each.append(np.mean([loader.batch(step)[0].mean() for step in range(2)]))
-        sizes.append(part.val.bytes / part.val.size)
+        sizes.append(part.val.meta.bytes / part.val.meta.tokens)
     figures = evaluated(asked, found).figures()
     assert [figures[f"val_loss/{part.name}"] for part in found.parts] == pytest.approx(each)
     loss, size = (np.dot(x, [0.75, 0.25]) for x in (each, sizes))

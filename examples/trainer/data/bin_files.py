@@ -28,7 +28,7 @@ def prepare(config: DataConfig, tokenizer: Tokenizer) -> Dataset:
     words, lengths = tokenizer.get_vocab_size(), token_bytes(tokenizer)
     train = read_split(config, "train", words, None)
     val = read_split(config, "val", words, lengths)
-    content = " ".join((tokenizer.to_str(), train.sha256, val.sha256))
+    content = " ".join((tokenizer.to_str(), train.meta.sha256, val.meta.sha256))
     key = hashlib.sha256(content.encode()).hexdigest()[:16]
     return Dataset(tokenizer, train, val, key, lost=unknown_share(tokenizer, val))
 

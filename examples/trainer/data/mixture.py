@@ -160,4 +160,6 @@ def mixed(texts: dict[str, tuple[int, Dataset]]) -> Dataset:
 
 def together(texts: Sequence[Tokens]) -> Tokens:
     """All tokens, one text after the other."""
-    return joined([x.ids for x in texts], sum(x.bytes for x in texts), [x.sha256 for x in texts])
+    return joined(
+        [x.ids for x in texts], sum(x.meta.bytes for x in texts), [x.meta.sha256 for x in texts]
+    )

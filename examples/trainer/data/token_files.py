@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -77,25 +77,29 @@ class Joined:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """A tokenized text."""
+class Meta(NamedTuple):
+    """What is known of a tokenized text without reading it."""
 
-    ids: Slices
+    tokens: int
+    """Their number."""
     bytes: int
     """Size in UTF-8 of the text that the tokens stand for."""
     sha256: str
     """Hash of the hashes of its files."""
 
-    @property
-    def size(self) -> int:
-        """The number of tokens."""
-        return len(self.ids)
+
+class Tokens(NamedTuple):
+    """A tokenized text."""
+
+    ids: Slices
+    meta: Meta
 
 
 def joined(parts: Sequence[Slices], n_bytes: int, hashes: Sequence[str]) -> Tokens:
     """One text of several files, which are given with the hashes of their content."""
-    return Tokens(Joined(parts), n_bytes, hashlib.sha256("".join(hashes).encode()).hexdigest())
+    ids = Joined(parts)
+    sha256 = hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return Tokens(ids, Meta(len(ids), n_bytes, sha256))
 
 
 @functools.lru_cache(maxsize=OPEN)

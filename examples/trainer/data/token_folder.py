@@ -265,7 +265,7 @@ def open_folders(folder: Path, parts: list[Path], verify: bool) -> Dataset:
         open_split(folder, indices, split, loaded.get_vocab_size(), verify)
         for split in ("train", "val")
     )
-    content = f"{digest} {train.sha256} {val.sha256}"
+    content = f"{digest} {train.meta.sha256} {val.meta.sha256}"
     key = hashlib.sha256(content.encode()).hexdigest()[:16]
     known = [x.lost for x in indices.values() if x.lost is not None and x.val]
     return Dataset(loaded, train, val, key, lost=statistics.fmean(known) if known else None)

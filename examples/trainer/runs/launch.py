@@ -199,7 +199,7 @@ def describe_setup(
         tables.fitted(table, console.width, WIDE) if console.is_terminal else table,
         f"model  {size / 1e6:.2f} M parameters{trained_too}, {config.optimizer.name}, "
         f"{attention_kernels.describe(config.model, Layout(setup.mesh))}",
-        f"text   {data.train.size:,} training and {data.val.size:,} validation "
+        f"text   {data.train.meta.tokens:,} training and {data.val.meta.tokens:,} validation "
         f"tokens, {tokens} in the vocabulary{f', padded to {words}' if words > tokens else ''}",
     ]
     if loses_text(data.lost):

@@ -76,7 +76,7 @@ def make_evaluate(
     def evaluate(params: optax.Params) -> Evaluation:
         found = [loss(params) for loss in losses]
         loss = math.fsum(x * rows for x, (_, rows, _) in zip(found, parts, strict=True)) / total
-        size = math.fsum(rows * val.bytes / val.size for _, rows, val in parts) / total
+        size = math.fsum(rows * val.meta.bytes / val.meta.tokens for _, rows, val in parts) / total
         return Evaluation(
             val_loss=loss,
             val_perplexity=perplexity(loss),
@@ -98,7 +98,7 @@ def make_loss(
     n_batches = min(config.eval_batches, loader.n_windows // config.batch_size) * config.accumulate
     if n_batches == 0:
         raise UserError(
-            f"too little validation text{f' in {name}' if name else ''}: {val.size} tokens, "
+            f"too little validation text{f' in {name}' if name else ''}: {val.meta.tokens} tokens, "
             f"and a batch needs {config.batch_size} x {config.model.context}. Give more text, a "
             "larger --data.val-fraction, or a smaller --batch-size or --model.context."
         )
