@@ -285,7 +285,7 @@ class Resolved:
         check_gradients(updates, params)
         params = beside_updates(updates, params)
         tree = self._read(updates)
-        if params is not None and jax.tree.structure(params) != jax.tree.structure(updates):
+        if params is not None:
             check_leaves(updates, params)
         try:
             made, new = self._inside(self.step, updates, state, params, tree, extra_args)

@@ -137,8 +137,7 @@ def check_matrices(*arrays: Any, empty: bool = True) -> None:
                 "Matrices must be an array (*batch, out, in) of floating-point numbers, got"
                 f" {type(x).__name__}. Pass jnp.asarray(x, jnp.float32)."
             )
-        if not supported(dtype):
-            check_floating(x)
+        check_floating(x)
         if len(shape) < 2 or (0 in shape and not empty):
             kind = "" if empty else " that are not empty"
             raise ValueError(
