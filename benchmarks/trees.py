@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-import optax_muonplus as omp
 from examples.trainer.settings import presets
 
 Name = Literal[
@@ -122,6 +121,8 @@ def scanned(tree: dict[str, Any]) -> dict[str, Any]:
 
 def dimension_numbers(tree: dict[str, Any]) -> Any:
     """Reads a tree by the default rules; the blocks of a scanned one have an axis of layers."""
+    import optax_muonplus as omp  # here: benchmarks.tracing measures another checkout's library
+
     return omp.muon_dimension_numbers(tree, layer_axes=LAYER_AXES if "blocks" in tree else None)
 
 

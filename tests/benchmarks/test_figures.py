@@ -6,6 +6,8 @@ The commands themselves are not run: they take minutes, and their figures are re
 import dataclasses
 import importlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,11 @@ COMMANDS = [path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.ste
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_finds_all_that_it_imports(name):
     importlib.import_module(f"benchmarks.{name}")
+
+
+def test_the_library_of_another_checkout_can_still_be_imported_after_tracing():
+    look = "import sys, benchmarks.tracing; sys.exit('optax_muonplus' in sys.modules)"
+    subprocess.run([sys.executable, "-c", look], cwd=ROOT, check=True)
 
 
 def test_work_counts_the_operations_of_plain_and_gram_newton_schulz():
