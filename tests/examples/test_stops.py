@@ -270,7 +270,29 @@ with watchdog.Watchdog(0.02):
 """
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 1 and "Timeout" in done.stderr and "<module>" in done.stderr
+    assert done.returncode == 26 and "Python has stood still for 2 s" in done.stderr
+    assert "<module>" in done.stderr and "in watch" in done.stderr  # the stacks of both threads
+
+
+def test_a_process_that_is_paused_goes_on():
+    program = """
+from examples.trainer.runs import watchdog
+watchdog.SILENT = 1
+with watchdog.Watchdog(0.05) as dog:
+    dog.began("step")
+    dog.began("step")  # which may take 3 s from now on, and where Python stands still 4 s
+    print("ready", flush=True)
+    input()
+"""
+    command = [sys.executable, "-c", program]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as run:
+        assert run.stdout is not None and run.stdout.readline() == "ready\n"
+        run.send_signal(signal.SIGSTOP)
+        time.sleep(8)
+        run.send_signal(signal.SIGCONT)
+        run.communicate("\n", timeout=PATIENCE)
+    assert run.returncode == 0
 
 
 def test_a_phase_may_take_ten_medians_and_at_least_the_given_time(clock):

@@ -1,14 +1,19 @@
 """What ends a run before its last step: Ctrl-C, SIGTERM, and a watchdog where nothing happens."""
 
+import contextlib
+import ctypes
 import faulthandler
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict, deque
 from types import FrameType
 
+from examples.trainer.runs import guard
 from examples.trainer.runs.processes import Agree, process_label
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -77,14 +82,15 @@ class Watchdog:
     """Watches a loop that says when a phase begins: a step, an evaluation, a save.
 
     A phase may take 10 times the median of those before it, and at least `minutes`; the first may
-    take 6 times `minutes`. Where Python itself stands still, a C thread ends the process.
+    take 6 times `minutes`. Where Python itself stands still, another process ends this one. Both
+    count their own ticks, which a process that is paused does not have.
     """
 
     def __init__(self, minutes: float):
         self.least = 60 * minutes
         self.durations: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=50))
         self.stopping = threading.Event()
-        self.phase, self.since = START, time.monotonic()
+        self.phase, self.since, self.waited = START, time.monotonic(), 0.0
 
     def __enter__(self) -> "Watchdog":
         if self.least:
@@ -93,23 +99,33 @@ class Watchdog:
 
     def __exit__(self, *error: object) -> None:
         self.stopping.set()
-        faulthandler.cancel_dump_traceback_later()
 
     def began(self, phase: str) -> None:
         """The phase before this one has ended."""
         now = time.monotonic()
         self.durations[self.phase].append(now - self.since)
-        self.phase, self.since = phase, now
+        self.phase, self.since, self.waited = phase, now, 0.0
 
     def limit(self) -> float:
         past = self.durations[self.phase]
         return max(self.least, MEDIANS * statistics.median(past)) if past else FIRST * self.least
 
     def watch(self) -> None:
-        while not self.stopping.wait(min(1, self.least / 10)):
-            faulthandler.dump_traceback_later(self.least + SILENT, exit=True, file=2)
-            waited, limit = time.monotonic() - self.since, self.limit()
-            if waited > limit:
-                os.write(2, LATE.format(process_label(), self.phase, waited, limit).encode())
-                faulthandler.dump_traceback(file=2)
-                os._exit(1)  # without waiting for what hangs
+        # The other process sends a signal, at which C prints the stacks and ends this one. Without
+        # `_exit` it would not end the first process of a container.
+        libc = ctypes.CDLL(None)
+        libc.signal(signal.SIGVTALRM, ctypes.cast(libc._exit, ctypes.c_void_p))
+        faulthandler.register(signal.SIGVTALRM, file=2, chain=True)
+        command = [sys.executable, "-IS", guard.__file__, str(self.least + SILENT)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, bufsize=0, start_new_session=True) as other:
+            assert other.stdin is not None
+            while not self.stopping.wait(tick := min(1, self.least / 10)):
+                with contextlib.suppress(BrokenPipeError):  # the other process was killed
+                    other.stdin.write(b".")
+                self.waited += tick
+                if self.waited > (limit := self.limit()):
+                    late = LATE.format(process_label(), self.phase, self.waited, limit)
+                    os.write(2, late.encode())
+                    faulthandler.dump_traceback(file=2)
+                    os._exit(1)  # without waiting for what hangs
