@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from examples.trainer import models
 from examples.trainer.data.tokenizer import end_id
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
-from examples.trainer.models import attention_kernels
+from examples.trainer.models import attention_kernels, language_model
 from examples.trainer.models.attention_kernels import (
     check_attention,
     choose,
@@ -175,7 +174,9 @@ ONE = sharding.make_mesh("", jax.devices()[:1])
 
 
 def parameters(config, seed=0):
-    return nnx.to_pure_dict(nnx.state(models.build(config, WORDS, nnx.Rngs(seed)), nnx.Param))
+    return nnx.to_pure_dict(
+        nnx.state(language_model.build(config, WORDS, nnx.Rngs(seed)), nnx.Param)
+    )
 
 
 def words(size, seed=0):
@@ -218,7 +219,7 @@ def test_a_window_of_two_documents_is_as_both_apart(config):
 def test_gradients_do_not_cross(base):
     config = dataclasses.replace(base, remat="full", tied=False)
     ids = np.array([[*words(8), END, *words(8, 1)]])
-    graph, params = nnx.split(models.build(config, WORDS, nnx.Rngs(0)))
+    graph, params = nnx.split(language_model.build(config, WORDS, nnx.Rngs(0)))
 
     def second(params):
         logits = nnx.merge(graph, params)(jnp.asarray(ids))

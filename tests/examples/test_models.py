@@ -11,8 +11,7 @@ import pytest
 from flax import nnx
 
 import optax_muonplus as omp
-from examples.trainer import models
-from examples.trainer.models import attention
+from examples.trainer.models import attention, language_model
 from examples.trainer.models.attention import empty_kv_cache
 from examples.trainer.models.language_model import MLP
 from examples.trainer.models.layers import ONE_DEVICE
@@ -50,7 +49,7 @@ TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, V)
 @functools.cache
 def split(config):
     """The model as a function of parameters and tokens, and its first parameters."""
-    graph, state = nnx.split(models.build(config, V, nnx.Rngs(0)))
+    graph, state = nnx.split(language_model.build(config, V, nnx.Rngs(0)))
     apply = jax.jit(lambda params, tokens: nnx.merge(graph, params)(tokens))
     return apply, nnx.to_pure_dict(state)
 
@@ -199,7 +198,7 @@ KINDS = {
 
 def shapes(config, vocab_size=V):
     """The parameters without their numbers."""
-    model = nnx.eval_shape(lambda: models.build(config, vocab_size, nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: language_model.build(config, vocab_size, nnx.Rngs(0)))
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 

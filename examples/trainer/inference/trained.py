@@ -16,7 +16,7 @@ import tyro
 from tokenizers import Tokenizer
 
 from examples.trainer.data.placement import place_rows
-from examples.trainer.models import Forward
+from examples.trainer.models.language_model import Forward
 from examples.trainer.runs import folder
 from examples.trainer.runs.checkpoint import Metadata, place_of, restore_parts
 from examples.trainer.settings.run import RunConfig

@@ -18,15 +18,28 @@ between documents begins one: texts are encoded with it in front, and so are pro
 the first one in a row are the rest of an earlier document.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
+from jax.typing import ArrayLike
 
+from examples.trainer.models import adapters
 from examples.trainer.models.attention import Attention, rotation_angles
 from examples.trainer.models.attention_kernels import is_of_attention
-from examples.trainer.models.layers import HEAD, Embed, Layout, Linear, logits, norm, output_std
+from examples.trainer.models.layers import (
+    HEAD,
+    ONE_DEVICE,
+    Embed,
+    Layout,
+    Linear,
+    logits,
+    norm,
+    output_std,
+)
 from examples.trainer.settings.model import (
     ModelConfig,
     head_size,
@@ -184,3 +197,18 @@ class LanguageModel(nnx.Module):
     def head(self) -> jax.Array:
         """The matrix from hidden states to logits, [D, V]."""
         return self.wte.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]
+
+
+Forward = Callable[[optax.Params, ArrayLike, Any, jax.Array | int], tuple[jax.Array, Any]]
+"""A model as a function: parameters, tokens (B, T), the KV cache of `attention.py` or
+None, and the position of the first token, to logits (B, T, V) and the cache with these tokens.
+V are the tokens of the tokenizer, also where the network has more words."""
+
+
+def build(
+    config: ModelConfig, vocab_size: int, rngs: nnx.Rngs, layout: Layout = ONE_DEVICE
+) -> LanguageModel:
+    model = LanguageModel(config, vocab_size, layout, rngs)
+    if config.lora.rank:
+        adapters.add(model, config, rngs)
+    return model

@@ -16,8 +16,8 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from examples.trainer.models import Forward
 from examples.trainer.models.attention import empty_kv_cache
+from examples.trainer.models.language_model import Forward
 from examples.trainer.settings import validation
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.validation import Count, NotNegative

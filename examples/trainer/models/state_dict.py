@@ -17,7 +17,7 @@ import optax
 from flax import nnx
 from jax.typing import ArrayLike
 
-from examples.trainer import models
+from examples.trainer.models.language_model import build
 from examples.trainer.settings.model import ModelConfig, without_adapters
 from examples.trainer.system.errors import UserError
 
@@ -205,7 +205,7 @@ def embedding_name(family: Family) -> str:
 def abstract(config: ModelConfig, vocab_size: int) -> Any:
     """The tree of a model without adapters, with shapes and types instead of arrays."""
     base = without_adapters(config)
-    model = nnx.eval_shape(lambda: models.build(base, vocab_size, nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: build(base, vocab_size, nnx.Rngs(0)))
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 

@@ -13,7 +13,7 @@ from matplotlib.text import Text
 from tokenizers import Tokenizer
 
 from examples.trainer.data.tokenizer import end_id, ids_of
-from examples.trainer.models import Forward
+from examples.trainer.models.language_model import Forward
 from examples.trainer.models.sampling import DEFAULT, Sampling, sample_ids
 from examples.trainer.runs.metrics import METRICS, MFU, read_metrics, speed_of
 from examples.trainer.settings.model import ModelConfig

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from examples.trainer.data.mixture import Batches, loader_of
 from examples.trainer.data.token_folder import Dataset
 from examples.trainer.data.tokenizer import end_id
-from examples.trainer.models import Forward
+from examples.trainer.models.language_model import Forward
 from examples.trainer.models.layers import Layout
 from examples.trainer.settings import run, validation
 from examples.trainer.settings.model import ModelConfig, head_size

@@ -14,11 +14,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
-from examples.trainer import models
-from examples.trainer.models import Forward
 from examples.trainer.models.attention import Attention
 from examples.trainer.models.attention_kernels import check_attention
-from examples.trainer.models.language_model import LanguageModel
+from examples.trainer.models.language_model import Forward, LanguageModel, build
 from examples.trainer.models.layers import Layout
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.training import sharding, transformations
@@ -92,7 +90,7 @@ def make_model(
 ) -> Callable[[optax.Params], LanguageModel]:
     layout = layout_of(config, mesh)
     check_attention(config, layout)
-    model = nnx.eval_shape(lambda: models.build(config, vocab_size, nnx.Rngs(0), layout))
+    model = nnx.eval_shape(lambda: build(config, vocab_size, nnx.Rngs(0), layout))
     model.set_attributes(Attention, measures=measures_logits)
     graph, _ = nnx.split(model)
     return lambda params: nnx.merge(graph, params)
@@ -100,7 +98,7 @@ def make_model(
 
 def make_init_params(config: ModelConfig, vocab_size: int) -> Callable[[Seed], optax.Params]:
     return lambda seed: nnx.to_pure_dict(
-        nnx.state(models.build(config, vocab_size, nnx.Rngs(jax.random.key(seed))), nnx.Param)
+        nnx.state(build(config, vocab_size, nnx.Rngs(jax.random.key(seed))), nnx.Param)
     )
 
 
