@@ -97,7 +97,7 @@ def groups(collective: Instruction, devices: int) -> list[list[int]]:
     text = collective.attributes
     found = re.search(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}", text)
     if found:
-        listed = [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", found[1])]
+        listed = [numbers(group) for group in re.findall(r"\{([\d,]+)\}", found[1])]
         listed = listed or [list(range(devices))]
         if len({len(group) for group in listed}) == 1:
             return listed
@@ -113,14 +113,14 @@ def groups(collective: Instruction, devices: int) -> list[list[int]]:
 _IOTA = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(n) for n in text.split(",") if n]
+def numbers(text: str) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", text)]
 
 
 def _iota(dims: str, order: str | None) -> np.ndarray:
-    sizes = _numbers(dims)
+    sizes = numbers(dims)
     ids = np.arange(math.prod(sizes)).reshape(sizes)
-    return ids.transpose(_numbers(order)) if order else ids
+    return ids.transpose(numbers(order)) if order else ids
 
 
 def _of_mesh(mesh: str, order: str, axes: str) -> list[list[int]]:

@@ -83,7 +83,8 @@ def _cost(program: Program, rates: Rates, computation: Computation, x: Instructi
         return sent | {("seconds", "collectives"): walk.total(sent, "received") / link}
     shapes = [computation.instructions[name].shapes for name in x.operands]
     found = products.inside(program, computation, x)
-    operations, rate = _products(found, rates)
+    operations = sum(product.operations for product in found)
+    rate = min((_rate(product, rates) for product in found), default=rates.half)
     of_products = "attention" if any(product.share for product in found) else "products"
     kind = of_products if operations else _kind(program, x)
     size = _bytes(program, x, shapes)
@@ -100,12 +101,6 @@ def _kind(program: Program, x: Instruction) -> str:
     if "reduce" in opcodes:
         return "reductions"
     return "moves" if opcodes <= _MOVES else "arithmetic"
-
-
-def _products(found: list[Product], rates: Rates) -> tuple[int, float]:
-    """Operations of the products of one kernel, and how many a second does."""
-    slowest = min((_rate(product, rates) for product in found), default=rates.half)
-    return sum(product.operations for product in found), slowest
 
 
 def _rate(product: Product, rates: Rates) -> float:

@@ -75,7 +75,7 @@ def _operations(computation: Computation, x: Instruction) -> int:
         return _of_convolution(x, operands)
     if LIBRARY_PRODUCT.search(x.attributes):
         axes = _CONTRACTED.search(x.attributes)
-        return _of_dot(x, operands, _numbers(axes[1]) if axes else [])
+        return _of_dot(x, operands, collectives.numbers(axes[1]) if axes else [])
     # JAX 0.12 names the kernel in its scope only.
     if _SYMMETRIC_PRODUCT.search(f"{x.attributes} {x.scope}"):
         return _of_symmetric_product(operands)
@@ -100,7 +100,7 @@ def _of_attention(computation: Computation, x: Instruction) -> Product | None:
         shape for (shape,) in operands if re.match("b?f[0-9]", shape[0])
     )
     scores = re.search(_SCORES, x.attributes)
-    positions = _numbers(scores[1])[-1] if scores else keys[-2]
+    positions = collectives.numbers(scores[1])[-1] if scores else keys[-2]
     operations = attention.operations(products, queries, positions)
     share = attention.share_of_peak(products, queries[-1], positions)
     return Product(operations, dtype, False, share)
@@ -149,7 +149,3 @@ def _meeting(n: int, window: int, out: int, stride: int, pad: int, dilate: int, 
     """Pairs of a place in the output and one in the window at which there is an input."""
     at = np.arange(out)[:, None] * stride - pad + np.arange(window)[None] * spread
     return int(np.sum((at >= 0) & (at <= (n - 1) * dilate) & (at % dilate == 0)))
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(n) for n in re.findall(r"\d+", text)]

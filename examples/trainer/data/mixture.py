@@ -77,19 +77,20 @@ def loader_of(config: RunConfig, dataset: Dataset) -> Batches:
         return Loader(text.ids, context, size, config.seed, order, stream)
 
     if not dataset.parts:
-        return enough(loader(dataset.train), "", config.batch_size)
+        return enough(loader(dataset.train), "training", "", config.batch_size)
     parts = list(enumerate(dataset.parts))
-    loaders = tuple(enough(loader(part.train, i), part.name, 1) for i, part in parts)
+    loaders = tuple(enough(loader(part.train, i), "training", part.name, 1) for i, part in parts)
     return Mixture(loaders, tuple(part.rows for _, part in parts))
 
 
-def enough(loader: Loader, name: str, rows: int) -> Loader:
+def enough(loader: Loader, split: str, name: str, rows: int) -> Loader:
     """The loader, if its text has so many rows."""
     if loader.n_windows < rows:
+        larger = ", a larger --data.val-fraction" if split == "validation" else ""
         raise UserError(
-            f"too little training text{f' in {name}' if name else ''}: {len(loader.ids)} tokens, "
-            f"and a {'row of it' if name else 'batch'} needs {rows} x {loader.context}. Give more "
-            "text, or a smaller --batch-size or --model.context."
+            f"too little {split} text{f' in {name}' if name else ''}: {len(loader.ids)} tokens, and"
+            f" a {'batch' if rows > 1 else 'row of it'} needs {rows} x {loader.context}. Give more"
+            f" text{larger}, or a smaller --batch-size or --model.context."
         )
     return loader
 

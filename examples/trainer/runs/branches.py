@@ -26,13 +26,8 @@ def resolve_branch(config: RunConfig) -> RunConfig:
         raise UserError("--from-run makes a new run: give it a name with --name.")
     run, step = origin(config.from_run)
     theirs, _ = reopen_origin(config, run)
-    there = checkpoint.saved_steps(checkpoint.place_of(run, theirs))
-    step = max(there, default=0) if step is None else step
-    if step not in there:
-        raise UserError(
-            f"--from-run {config.from_run}: there is no checkpoint of that step, but of"
-            f" {', '.join(map(str, there)) or 'none'}; a run keeps its last two."
-        )
+    place = checkpoint.place_of(run, theirs)
+    step = checkpoint.chosen(checkpoint.saved_steps(place), step, place)
     if step >= config.steps:
         raise UserError(
             f"--from-run {run}:{step} with --steps {config.steps} leaves nothing to train: give a"

@@ -49,6 +49,17 @@ def saved_steps(place: Place) -> list[int]:
     return sorted(int(path.name) for path in place.glob("*") if path.name.isdecimal())
 
 
+def chosen(steps: Sequence[int], step: int | None, place: Place) -> int:
+    """The step that was asked for, or the last one, of the checkpoints that are there."""
+    if not steps or step not in (None, *steps):
+        asked = "" if step is None else f" of step {step}"
+        raise UserError(
+            f"{place} has no checkpoint{asked}, but those of {', '.join(map(str, steps)) or 'none'}"
+            "; a run keeps its last two."
+        )
+    return max(steps) if step is None else step
+
+
 def refuse_bucket(folder: Path, config: RunConfig) -> None:
     """Refuses the name of a new run, if there are checkpoints of another one in the bucket."""
     if config.checkpoint_dir and saved_steps(place := place_of(folder, config)):
@@ -203,11 +214,7 @@ def restore_parts(
             raise UserError(f"{folder.parent} has no checkpoints yet.")
         manager = ocp.CheckpointManager(absolute(folder), options=options)
     with manager:
-        steps = manager.all_steps()
-        if not steps or (step is not None and step not in steps):
-            existing = f"those of {', '.join(map(str, sorted(steps)))}" if steps else "none"
-            raise UserError(f"{folder} has no checkpoint of --step {step}: there are {existing}.")
-        step = max(steps) if step is None else step
+        step = chosen(sorted(manager.all_steps()), step, folder)
         args = ocp.args.PyTreeRestore(
             item=abstract,
             restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),

@@ -51,20 +51,13 @@ def fitted(table: str, width: int, leave_out: Sequence[str]) -> str:
     starts = [found.start() for found in re.finditer(r"\S+( \S+)*", head)]
     slices = [slice(*pair) for pair in itertools.pairwise([*starts, None])]
     rows = [[line[part].strip() for part in slices] for line in (head, *others[:n_rows])]
-    names, left = list(rows[0]), list(leave_out)
-    gone: list[str] = []
-    while max(map(len, (shown := plain_words(rows)).splitlines())) > width and left:
-        gone.append(left.pop(0))
-        rows = [[x for x, name in zip(row, names, strict=True) if name != gone[-1]] for row in rows]
-        names = rows[0]
-    below = [
-        *others[n_rows:],
-        *([f"not shown for lack of room: {', '.join(gone)}"] if gone else []),
-    ]
-    wrapped = [textwrap.fill(x, width, subsequent_indent="  ") for x in below]
+    for n in range(len(leave_out) + 1):
+        gone = leave_out[:n]
+        kept = [i for i, name in enumerate(rows[0]) if name not in gone]
+        first, *lines = [[row[i] for i in kept] for row in rows]
+        shown = plain(first, lines, left=len(first))
+        if max(map(len, shown.splitlines())) <= width:
+            break
+    below = [*others[n_rows:], f"not shown for lack of room: {', '.join(gone)}" if gone else ""]
+    wrapped = [textwrap.fill(x, width, subsequent_indent="  ") for x in below if x]
     return "\n".join([shown, *wrapped])
-
-
-def plain_words(rows: Sequence[Sequence[str]]) -> str:
-    """A table of words, with a line below its head."""
-    return plain(rows[0], rows[1:], left=len(rows[0]))

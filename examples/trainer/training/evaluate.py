@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import optax
 from jax.sharding import Mesh
 
+from examples.trainer.data import mixture
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.placement import place_batch
 from examples.trainer.data.token_files import Tokens
 from examples.trainer.data.token_folder import Dataset
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
 from examples.trainer.training.step import Loss
 
@@ -94,14 +94,9 @@ def make_loss(
     # Batches as large as the micro-batches of a step, which are known to fit into memory.
     size = config.batch_size // config.accumulate
     loader = Loader(val.ids, config.model.context, size, 0, config.data.order)
+    mixture.enough(loader, "validation", name, config.batch_size)
     rows = sharding.of_batch(mesh)
     n_batches = min(config.eval_batches, loader.n_windows // config.batch_size) * config.accumulate
-    if n_batches == 0:
-        raise UserError(
-            f"too little validation text{f' in {name}' if name else ''}: {val.meta.tokens} tokens, "
-            f"and a batch needs {config.batch_size} x {config.model.context}. Give more text, a "
-            "larger --data.val-fraction, or a smaller --batch-size or --model.context."
-        )
 
     def loss(params: optax.Params) -> float:
         losses = [loss_of(params, *place_batch(loader, i, rows)) for i in range(n_batches)]

@@ -64,16 +64,9 @@ def without_a(params: optax.Params) -> Any:
     """The same as `whole_kernels`, but that A of LoRA's adapters is no matrix."""
 
     def of_leaf(path: Any, _: Any, numbers: Any) -> Any:
-        return None if is_a(path) else numbers
+        return None if jax.tree_util.keystr(path[-1:], simple=True) == A else numbers
 
-    numbers = whole_kernels(params)
-    if not any(is_a(path) for path, _ in jax.tree.leaves_with_path(params)):
-        return numbers
-    return jax.tree.map_with_path(of_leaf, params, numbers)
-
-
-def is_a(path: Any) -> bool:
-    return jax.tree_util.keystr(path[-1:], simple=True) == A
+    return jax.tree.map_with_path(of_leaf, params, whole_kernels(params))
 
 
 def whole_kernels(params: optax.Params) -> Any:

@@ -7,8 +7,7 @@ Adapters are written without the weights, as PEFT has them. Names and values are
 
 import contextlib
 import json
-import secrets
-import shutil
+import tempfile
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -78,17 +77,15 @@ def refuse_taken(folder: Path, overwrite: bool) -> None:
 @contextlib.contextmanager
 def replaced(folder: Path) -> Generator[Path]:
     """A folder to write in, whose files take the place of those in `folder` at the end."""
-    partial = folder.absolute().with_name(f".{secrets.token_hex(8)}.partial")
-    partial.mkdir(parents=True)
-    try:
-        yield partial
+    above = folder.absolute().parent
+    above.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(".partial", ".", above, ignore_cleanup_errors=True) as partial:
+        yield Path(partial)
         folder.mkdir(exist_ok=True)
         for older in [*folder.glob("model*.safetensors"), folder / INDEX]:
             older.unlink(missing_ok=True)
-        for path in partial.iterdir():
+        for path in Path(partial).iterdir():
             path.replace(folder / path.name)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_weights(

@@ -8,7 +8,7 @@ versions.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +124,7 @@ def published(found: Mapping[str, tuple[Any, Any]], config: ModelConfig) -> dict
 
 def check_weights(name: str, config: ModelConfig, vocab_size: int) -> None:
     """Refuses weights that do not fit the settings; reads the names and shapes only."""
-    folder = find_weights(name)
-    check_same_network(name, folder, config)
-    with_file_named(folder, lambda found: state_dict.check(found, config, vocab_size), config)
+    with_weights(name, config, lambda found: state_dict.check(found, config, vocab_size))
 
 
 def load_weights(name: str, config: ModelConfig, vocab_size: int, like: Any) -> optax.Params:
@@ -138,17 +136,15 @@ def load_weights(name: str, config: ModelConfig, vocab_size: int, like: Any) -> 
             leaf = leaf[key.key if hasattr(key, "key") else key.idx]
         return jax.make_array_from_callback(array.shape, leaf.sharding, lambda index: array[index])
 
-    folder = find_weights(name)
-    check_same_network(name, folder, config)
-    return with_file_named(
-        folder,
-        lambda found: state_dict.from_state_dict(found, config, vocab_size, placed),
-        config,
+    return with_weights(
+        name, config, lambda found: state_dict.from_state_dict(found, config, vocab_size, placed)
     )
 
 
-def with_file_named(folder: Path, work: Any, config: ModelConfig) -> Any:
-    """`work` on the arrays of a folder; its errors name the folder."""
+def with_weights(name: str, config: ModelConfig, work: Callable[[Any], Any]) -> Any:
+    """`work` on the arrays of a folder, or of the hub; its errors name the folder."""
+    folder = find_weights(name)
+    check_same_network(name, folder, config)
     found = published(open_folder(folder), config)
     try:
         return work(found)
