@@ -240,3 +240,14 @@ def test_an_adaptive_step_has_the_size_of_the_corrected_momentum():
         grads = {"kernel": trees.random_tree([(4, 6)], dtype=jnp.float64)[0]}
         found, expected = (trees.first_update(tx, grads) for tx in (corrected, memoryless))
         np.testing.assert_allclose(found["kernel"], expected["kernel"], rtol=1e-12)
+
+
+def test_a_function_of_each_entry_works_on_matrices_as_they_are_stored():
+    class Halved(omp.matrices.Elementwise):
+        def __call__(self, x):
+            return x / 2
+
+    tx = omp.transforms.apply_to_matrices([Halved()])
+    params = {"up": {"kernel": jnp.ones((4, 6))}}  # (in, out)
+    program = jax.make_jaxpr(lambda grads: tx.update(grads, tx.init(params), params))(params)
+    assert "transpose[" not in str(program)
