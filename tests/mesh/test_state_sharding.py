@@ -174,6 +174,16 @@ def test_by_the_arrays_of_the_state(jit):
         (jax.jit(alone.update) if jit else alone.update)(grads, state, grads)
 
 
+def test_on_one_device_it_changes_nothing():
+    """The same script runs on a laptop: arrays without a mesh have nothing to be cut over."""
+    params = {"up": {"kernel": jnp.ones((8, 16))}, "down": {"kernel": jnp.ones((16, 8))}}
+    plain, tx = omp.muonplus(0.1), omp.muonplus(0.1, state_sharding="r")
+    state = tx.init(params)
+    assert jax.tree.structure(state) == jax.tree.structure(plain.init(params))
+    (given, _), (expected, _) = (x.update(params, x.init(params), params) for x in (tx, plain))
+    assert_same(given, expected)
+
+
 def test_any_optimizer():
     tree, lie = layers(2, q=(D, D))
     grads = jax.device_put(random_like(tree), lie)
