@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import os
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,11 +62,8 @@ class Ledger:
         with files.explained(self.path, "write"):
             # What a power cut has left becomes a line of its own, which is named when it is read.
             before = "\n" if files.read_json_lines(self.path, ADVICE).torn else ""
-            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                os.write(file, (before + line).encode())
-            finally:
-                os.close(file)
+            with self.path.open("ab", buffering=0) as file:
+                file.write((before + line).encode())
 
     def parse(self, record: dict[str, Any]) -> tuple[Trial, Result]:
         try:
