@@ -88,8 +88,8 @@ def muonplus(
 
     Parameters that are not matrices (embeddings, heads, norms, biases, vectors) get AdamW.
     ``optax_muonplus.describe(params)`` prints what each will get. The state is one momentum buffer
-    for each matrix, and AdamW's two for each other parameter. The page "How to choose" has
-    recommendations and their figures.
+    for each matrix, and AdamW's two for each other parameter. The defaults are the paper's;
+    ``**optax_muonplus.RECOMMENDED`` is what later runs recommend (page "How to choose").
 
     Args:
       learning_rate: number or schedule. Of the order of 0.01; the paper's best lie between 0.005

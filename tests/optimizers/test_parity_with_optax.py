@@ -208,3 +208,19 @@ def test_300_losses_of_a_model_agree_with_optax():
         np.testing.assert_allclose(found, expected, rtol=1e-9)
         without = losses(omp.muon(**given, **AS_OPTAX), params, loss)
         assert np.abs(without / expected - 1).max() > 1e-3
+
+
+def test_the_recommended_arguments_keep_the_size_of_updates():
+    """So that a rate fits which was tuned for Muon with Optax's factor; AdamW's are Optax's."""
+    params, grads = random_trees(8, SHAPES)
+    given = {"muon_weight_dimension_numbers": DIMS}
+    muon = updates_of(omp.muon(0.02, shape_scale="max", **given), params, grads)
+    found = updates_of(omp.muonplus(0.02, **omp.RECOMMENDED, **given), params, grads)
+    expected = updates_of(optax.contrib.muon(0.02, **given), params, grads)
+    np.testing.assert_allclose(found["bias"], expected["bias"], rtol=1e-5)
+    for name in MATRICES:
+        sizes = [np.sqrt(np.mean(np.square(x[name]), axis=(-2, -1))) for x in (found, muon)]
+        if name == "query":  # one matrix has all of its axes
+            sizes = [np.sqrt(np.mean(np.square(x), axis=-1)) for x in sizes]
+        np.testing.assert_allclose(*sizes, rtol=1e-5)
+        assert np.abs(found[name] / muon[name] - 1).max() > 0.01
