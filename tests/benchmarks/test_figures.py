@@ -16,6 +16,7 @@ import pytest
 import optax_muonplus as omp
 from benchmarks import (
     fewest,
+    processes,
     products,
     records,
     soak,
@@ -120,3 +121,11 @@ def test_the_split_of_tiny_shakespeare_is_nanogpts(tmp_path):
     ids = [np.fromfile(tmp_path / f"{split}.bin", "<u2") for split in ("train", "val")]
     np.testing.assert_array_equal(np.concatenate(ids), [2, 0, 1] * 10)
     assert len(ids[1]) == 3
+
+
+def test_where_nobody_disturbs_a_run_and_it_does_not_end_nothing_else_is_tried(
+    tmp_path, monkeypatch
+):
+    row = {"what": "undisturbed", "problem": "the end did not come; statuses []"}
+    monkeypatch.setattr(processes.Trial, "attempt", lambda *arguments: row)
+    assert list(processes.Trial(processes.Config(), tmp_path, 0.0).rows()) == [row]
