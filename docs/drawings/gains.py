@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from docs.drawings.canvas import Canvas
 from examples.experiments.sweeps import contrasts, results
+from examples.experiments.sweeps.contrasts import Term
 from examples.experiments.sweeps.grid import Method
 from examples.experiments.sweeps.results import MUON
 
@@ -20,6 +21,7 @@ class Row(NamedTuple):
 
     words: str
     sweep: str = ""
+    cell: str = ""  # of best_muon, where the schedule and the second rate are the best for Muon
     paper: float = math.nan
     others: float = math.nan
 
@@ -33,6 +35,7 @@ ROWS = {
     "GPT": (
         Row("0.24 M, fused query, key, value", "blocks-fused-scaled-base"),
         Row("the same, warm-up and cosine", "norms-gpt"),
+        Row("the same, against the best Muon", cell="gpt-hold-0.4-0.02"),
         Row("0.24 M, three matrices", "blocks-separate-scaled-base"),
         Row("0.24 M, four times the steps", "map-gpt-steps-x4"),
         Row("0.5 M, 8 layers, fused", "blocks-fused-scaled-depth"),
@@ -48,6 +51,7 @@ ROWS = {
     ),
     "LLaMA": (
         Row("0.36 M", "map-llama-base"),
+        Row("the same, against the best Muon", cell="llama-hold-0.4-0.03"),
         Row("0.36 M, four times the steps", "map-llama-steps-x4"),
         Row("0.7 M, 8 layers", "map-llama-depth-x4"),
         Row("1.3 M", "laptop-llama"),
@@ -69,6 +73,28 @@ def measured(sweep: str, method: Method) -> contrasts.Estimate | None:
     return contrasts.estimate(read.gaps(method, MUON)) if method in read.methods() else None
 
 
+@functools.cache
+def against_the_best(cell: str) -> tuple[contrasts.Estimate, contrasts.Estimate]:
+    """The default less Muon with `max`, and `omp.RECOMMENDED` less it where both have NAdamW.
+
+    Seeds that chose a rate are left out.
+    """
+    pairs = (
+        ((f"{cell}-spectral", "Muon+ col_row"), (f"{cell}-max", "Muon")),
+        ((f"{cell}-max-nadam", "Muon+ row_col matched norm"), (f"{cell}-max-nadam", "Muon")),
+    )
+    names = {name for pair in pairs for name, _ in pair}
+    sweeps = {name: results.read(EXPERIMENTS / "best_muon" / name) for name in names}
+    default, recommended = (
+        contrasts.Contrast(cell, (Term(1, *plus), Term(-1, *muon)), fresh=True)
+        for plus, muon in pairs
+    )
+    return (
+        contrasts.estimate(contrasts.values(default, sweeps)),
+        contrasts.estimate(contrasts.values(recommended, sweeps)),
+    )
+
+
 def place(gap: float) -> float:
     """Pixels from the left; what lies outside stands at the edge."""
     return LEFT + (min(max(gap, LOW), HIGH) - LOW) / (HIGH - LOW) * WIDTH
@@ -76,8 +102,13 @@ def place(gap: float) -> float:
 
 def _row(canvas: Canvas, row: Row, y: float) -> None:
     canvas.text((LEFT - 12, y + 4), row.words, anchor="end", size=12)
-    for method, colour, up in ((DEFAULT, "one", -3), (MATCHED, "three", 3)):
-        found = measured(row.sweep, method) if row.sweep else None
+    if row.cell:
+        default, recommended = against_the_best(row.cell)
+        shown = ((default, "one", -3), (recommended, "ink", 3))
+    else:
+        methods = ((DEFAULT, "one", -3), (MATCHED, "three", 3)) if row.sweep else ()
+        shown = tuple((measured(row.sweep, method), *rest) for method, *rest in methods)
+    for found, colour, up in shown:
         if found:
             ends = [(place(found.mean + sign * found.half_width), y + up) for sign in (-1, 1)]
             canvas.line(ends, colour, 1.5)
@@ -106,10 +137,10 @@ def gains() -> Canvas:
         y += 2 * LINE
     canvas.text((LEFT + WIDTH / 2, bottom + 38), "loss less Muon's, nats: left is better", size=12)
     for index, (colour, legend) in enumerate(
-        (("one", "here, the default"), ("three", "here, match_frobenius"),
+        (("one", "here, the default"), ("three", "match_frobenius"), ("ink", "RECOMMENDED"),
          ("two", "the paper"), ("four", "others"))
     ):  # fmt: skip
-        x = (24, 172, 350, 462)[index]
+        x = (16, 156, 288, 412, 512)[index]
         canvas.dot((x, bottom + 64), colour)
         canvas.text((x + 10, bottom + 68), legend, anchor="start", size=12)
     return canvas
