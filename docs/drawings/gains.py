@@ -74,7 +74,7 @@ def measured(sweep: str, method: Method) -> contrasts.Estimate | None:
 
 
 @functools.cache
-def against_the_best(cell: str) -> tuple[contrasts.Estimate, contrasts.Estimate]:
+def against_the_best(cell: str) -> tuple[contrasts.Estimate, ...]:
     """The default less Muon with `max`, and `omp.RECOMMENDED` less it where both have NAdamW.
 
     Seeds that chose a rate are left out.
@@ -85,14 +85,11 @@ def against_the_best(cell: str) -> tuple[contrasts.Estimate, contrasts.Estimate]
     )
     names = {name for pair in pairs for name, _ in pair}
     sweeps = {name: results.read(EXPERIMENTS / "best_muon" / name) for name in names}
-    default, recommended = (
+    differences = (
         contrasts.Contrast(cell, (Term(1, *plus), Term(-1, *muon)), fresh=True)
         for plus, muon in pairs
     )
-    return (
-        contrasts.estimate(contrasts.values(default, sweeps)),
-        contrasts.estimate(contrasts.values(recommended, sweeps)),
-    )
+    return tuple(contrasts.estimate(contrasts.values(x, sweeps)) for x in differences)
 
 
 def place(gap: float) -> float:
@@ -103,12 +100,11 @@ def place(gap: float) -> float:
 def _row(canvas: Canvas, row: Row, y: float) -> None:
     canvas.text((LEFT - 12, y + 4), row.words, anchor="end", size=12)
     if row.cell:
-        default, recommended = against_the_best(row.cell)
-        shown = ((default, "one", -3), (recommended, "ink", 3))
+        estimates, colours = against_the_best(row.cell), ("one", "ink")
     else:
-        methods = ((DEFAULT, "one", -3), (MATCHED, "three", 3)) if row.sweep else ()
-        shown = tuple((measured(row.sweep, method), *rest) for method, *rest in methods)
-    for found, colour, up in shown:
+        estimates = [measured(row.sweep, x) if row.sweep else None for x in (DEFAULT, MATCHED)]
+        colours = ("one", "three")
+    for found, colour, up in zip(estimates, colours, (-3, 3), strict=True):
         if found:
             ends = [(place(found.mean + sign * found.half_width), y + up) for sign in (-1, 1)]
             canvas.line(ends, colour, 1.5)

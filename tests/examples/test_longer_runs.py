@@ -158,7 +158,8 @@ def test_branches_that_make_no_sense(finished, tmp_path, capsys, flags, words):
 def test_a_branch_of_a_step_that_is_not_there(finished, tmp_path, capsys):
     given = ["--name", "b", "--runs-dir", str(tmp_path)]
     assert main(["--from-run", f"{finished}:8", *given]) == 2
-    assert "but those of 16, 24; a run keeps" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has no checkpoint of step 8: there are those of 16, 24; a run keeps" in said
     assert main(["gpt-micro", "--from-run", str(finished), *given]) == 2
     assert "leave out gpt-micro" in capsys.readouterr().err
     assert main(["--from-run", str(tmp_path / "y"), *given]) == 2

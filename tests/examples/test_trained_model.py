@@ -68,7 +68,7 @@ def test_run_without_checkpoints_or_tokenizer_is_refused(trained_run, tmp_path):
         (generate, ["--prompt", "\udcff"], "text that is not UTF-8"),
         (generate, ["--temperature", "-1"], "--temperature is -1"),
         (generate, ["--top-k", "0"], "--top-k is 0"),
-        (generate, ["--step", "7"], "no checkpoint of step 7, but those of 16, 24;"),
+        (generate, ["--step", "7"], "no checkpoint of step 7: there are those of 16, 24"),
         (perplexity, ["--texts"], "--texts is empty"),
         (perplexity, ["--texts", "nowhere.txt"], "nowhere.txt does not exist"),
         (perplexity, ["--texts", "{empty}", "--max-bytes", str(2**70)], "no text in these files"),

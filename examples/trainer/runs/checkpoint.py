@@ -51,11 +51,12 @@ def saved_steps(place: Place) -> list[int]:
 
 def chosen(steps: Sequence[int], step: int | None, place: Place) -> int:
     """The step that was asked for, or the last one, of the checkpoints that are there."""
-    if not steps or step not in (None, *steps):
-        asked = "" if step is None else f" of step {step}"
+    if not steps:
+        raise UserError(f"{place} has no checkpoints.")
+    if step not in (None, *steps):
         raise UserError(
-            f"{place} has no checkpoint{asked}, but those of {', '.join(map(str, steps)) or 'none'}"
-            "; a run keeps its last two."
+            f"{place} has no checkpoint of step {step}: there are those of"
+            f" {', '.join(map(str, steps))}; a run keeps its last two."
         )
     return max(steps) if step is None else step
 
