@@ -41,7 +41,7 @@ MUONS: dict[str, Callable[..., optax.GradientTransformation]] = {
     f"{PLUS}, max": MAX,
     f"{PLUS}, max, matched": functools.partial(MAX, match_frobenius=True),
     f"{PLUS}, max, row_col": functools.partial(MAX, norm="row_col"),
-    f"{PLUS}, max, row_col, matched": functools.partial(MAX, norm="row_col", match_frobenius=True),
+    f"{PLUS}, RECOMMENDED": functools.partial(omp.muonplus, **omp.RECOMMENDED),
 }
 OF_TEXT = (BEFORE, ADAMW, PLUS, f"{PLUS}, nesterov=False", SAME)
 OF_DIGITS = (
@@ -49,7 +49,8 @@ OF_DIGITS = (
     PLAIN,
     ADAMW,
     PLUS,
-    *(f"{PLUS}, max{x}" for x in ("", ", matched", ", row_col", ", row_col, matched")),
+    *(f"{PLUS}, max{x}" for x in ("", ", matched", ", row_col")),
+    f"{PLUS}, RECOMMENDED",
 )
 RATE = "peak learning rate of the matrices (optax.adamw: of all parameters)"
 LEAST = {"rates": 1e-9, "adamw_rates": 1e-9, "seeds": 0} | dict.fromkeys(
