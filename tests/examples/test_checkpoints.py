@@ -192,10 +192,32 @@ for step in "start", "join":
         getattr(thread, step)()
 libc.malloc_stats()
 """
-    environment = {k: v for k, v in os.environ.items() if k != "MALLOC_ARENA_MAX"} | own
+    shown = told(program, own).stderr
+    assert len(re.findall(r"^Arena \d+:", shown, re.M)) == heaps
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.parametrize(("own", "kept"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "1"}, False)])
+def test_freed_arrays_stay_with_the_process(own, kept):
+    program = """
+import os
+import numpy as np
+from examples.trainer.runs import checkpoint
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+before = resident()
+np.ones(2**25)  # 256 MB, free at once
+print(resident() - before)
+"""
+    assert (int(told(program, own).stdout) > 2**27) == kept
+
+
+def told(program, own):
+    """What a process prints, without the environment's own settings of glibc."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")} | own
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert len(re.findall(r"^Arena \d+:", done.stderr, re.M)) == heaps
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 # Damage
