@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from optax_muonplus.extras.take_over import aligned
@@ -33,8 +33,8 @@ from optax_muonplus.run import ShardedLeaf, for_platform, plan
 from optax_muonplus.trees import reader_of, resolve, shardings_of
 
 T = TypeVar("T")
-# From sides of 1 : 16 on, normalizing makes the update's RMS this many times Muon's.
-_FAR = 4
+# Times Muon's RMS: of normalized sides of 1 : 16, and of the factor "spectral" for sides of 1 : 8.
+_FAR, _SHORT = 4, 0.3536
 _HEADER = ("parameter", "shape", "group", "out x in x batch", "scale", "rms", "count", "rule")
 
 
@@ -52,8 +52,8 @@ def describe(
     read, which ``muonplus`` refuses. On a mesh a column has the mesh axes over which each axis is
     sharded, and a line the FLOPs of the busiest device over an even share, and the bytes that each
     one receives at an update. Lines below name arguments that have no effect because of others,
-    matrices whose updates are much larger than Muon's, and what may have been read wrongly. The
-    last has the bytes of the state of each group, on a mesh also those on one device.
+    matrices whose updates are much larger or smaller than Muon's, and what may have been read
+    wrongly. The last has the bytes of the state of each group, on a mesh also those on one device.
 
     Args:
       params: parameters, or their shapes from ``jax.eval_shape``; also a whole Equinox model, of
@@ -77,7 +77,7 @@ def describe(
     shardings = shardings_of(tree, tree.leaves)
     scale, polar_factor = _made(ScaleByShape, given), _made(Orthogonalize, given)
     lines = [*_table(tree, shardings, scale), _totals(tree), *_work_per_device(tree, polar_factor)]
-    lines += [*without_effect(given), *_further_than_muon(tree, scale), *_signs(tree, scale)]
+    lines += [*without_effect(given), *_unlike_muon(tree, scale), *_signs(tree, scale)]
     lines += remarks(tree.leaves, dims)
     lines += [line_of_bytes(tree, shardings, given)] if tree.leaves else []
     return "\n".join(lines)
@@ -164,20 +164,28 @@ def _work_per_device(tree: ResolvedTree, polar_factor: MatrixFunction) -> Iterat
     )
 
 
-def _further_than_muon(tree: ResolvedTree, scale: ScaleByShape) -> Iterator[str]:
-    """Yields a line about matrices so far from square that normalizing makes much longer steps."""
+def _unlike_muon(tree: ResolvedTree, scale: ScaleByShape) -> Iterator[str]:
+    """Yields lines about matrices with much longer steps than Muon's, or shorter ones."""
     if scale.consistent_rms is not None:
         return
-    plain = dataclasses.replace(scale, norm="none")
-    ratios = {
-        leaf.name: max(scale.update_rms(m, n) / plain.update_rms(m, n) for _, m, n in blocks)
-        for leaf in tree.matrices
-        if (blocks := leaf.matrix.block_shapes())
-    }
-    far = [(name, round(float(r), 1)) for name, r in ratios.items() if r >= _FAR]
-    if far:
-        shown = ", ".join(f"{name} {ratio:g}" for name, ratio in fold_all(far))
-        yield f"times the RMS of Muon's: {shown}; match_frobenius=True makes them equal"
+    muon = dataclasses.replace(scale, norm="none")
+    if longer := _ratios(tree, scale, muon, lambda ratio: ratio >= _FAR):
+        yield f"times the RMS of Muon's: {longer}; match_frobenius=True makes them equal"
+    optax = dataclasses.replace(muon, shape_scale="max")
+    if shorter := _ratios(tree, scale, optax, lambda ratio: ratio <= _SHORT):
+        yield f"times the RMS of Optax's Muon: {shorter}; shape_scale='max' is its factor"
+
+
+def _ratios(
+    tree: ResolvedTree, scale: ScaleByShape, other: ScaleByShape, wanted: Callable[[float], bool]
+) -> str:
+    """How many times as large updates are as with another scale, where that is wanted."""
+    found = []
+    for leaf in tree.matrices:
+        sizes = [(m, n) for _, m, n in leaf.matrix.block_shapes()]
+        ratio = max((float(scale.update_rms(*x) / other.update_rms(*x)) for x in sizes), default=1)
+        found += [(leaf.name, round(ratio, 1 + (ratio < 1)))] if wanted(ratio) else []
+    return ", ".join(f"{name} {ratio:g}" for name, ratio in fold_all(found))
 
 
 def _signs(tree: ResolvedTree, scale: ScaleByShape) -> Iterator[str]:
