@@ -26,8 +26,9 @@ class Row(NamedTuple):
     others: float = math.nan
 
 
-def _nats(plus: float, muon: float) -> float:
-    return math.log(plus / muon)  # the arguments are perplexities
+def nats(plus: float, muon: float) -> float:
+    """The difference of two losses from their perplexities."""
+    return math.log(plus / muon)
 
 
 # The paper's perplexities are of its tables of validation; see docs/explain/replications.md.
@@ -42,12 +43,12 @@ ROWS = {
         Row("1.1 M, fused", "orthogonalization-gpt-laptop"),
         Row("2.1 M, three matrices", "map-gpt-width-x4"),
         Row("10 M, fused", "norms-gpt-larger"),
-        Row("124 M", paper=_nats(27.64, 29.66)),
+        Row("124 M", paper=nats(27.64, 29.66)),
         Row("286 M", others=2.7265 - 2.7311),
-        Row("362 M", paper=_nats(19.98, 21.70)),
-        Row("774 M", paper=_nats(16.91, 17.82)),
+        Row("362 M", paper=nats(19.98, 21.70)),
+        Row("774 M", paper=nats(16.91, 17.82)),
         Row("1.4 B", others=2.3483 - 2.3587),
-        Row("6.7 B", paper=_nats(14.69, 15.90)),
+        Row("6.7 B", paper=nats(14.69, 15.90)),
     ),
     "LLaMA": (
         Row("0.36 M", "map-llama-base"),
@@ -57,11 +58,11 @@ ROWS = {
         Row("1.3 M", "laptop-llama"),
         Row("2.6 M", "map-llama-width-x4"),
         Row("30 M", others=3.4941 - 3.5091),
-        Row("58 M", paper=_nats(25.25, 25.75)),
-        Row("134 M", paper=_nats(18.65, 19.06)),
-        Row("368 M", paper=_nats(13.41, 14.02)),
-        Row("1.3 B", paper=_nats(10.31, 10.68)),
-        Row("6.7 B", paper=_nats(10.12, 10.54)),
+        Row("58 M", paper=nats(25.25, 25.75)),
+        Row("134 M", paper=nats(18.65, 19.06)),
+        Row("368 M", paper=nats(13.41, 14.02)),
+        Row("1.3 B", paper=nats(10.31, 10.68)),
+        Row("6.7 B", paper=nats(10.12, 10.54)),
     ),
 }
 
