@@ -33,7 +33,7 @@ from optax_muonplus.run import ShardedLeaf, for_platform, plan
 from optax_muonplus.trees import reader_of, resolve, shardings_of
 
 T = TypeVar("T")
-# Times Muon's RMS: of normalized sides of 1 : 16, and of the factor "spectral" for sides of 1 : 8.
+# A line names ratios to Muon's RMS beyond these: sides of 1 : 16 normalized, or 1 : 8 scaled.
 _FAR, _SHORT = 4, 0.3536
 _HEADER = ("parameter", "shape", "group", "out x in x batch", "scale", "rms", "count", "rule")
 
