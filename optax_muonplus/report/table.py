@@ -179,7 +179,7 @@ def _unlike_muon(tree: ResolvedTree, scale: ScaleByShape) -> Iterator[str]:
 def _ratios(
     tree: ResolvedTree, scale: ScaleByShape, other: ScaleByShape, wanted: Callable[[float], bool]
 ) -> str:
-    """How many times as large updates are as with another scale, where that is wanted."""
+    """Lists how many times as large updates are as with another scale, where that is wanted."""
     found = []
     for leaf in tree.matrices:
         sizes = [(m, n) for _, m, n in leaf.matrix.block_shapes()]
