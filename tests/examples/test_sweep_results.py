@@ -95,8 +95,9 @@ def test_tables_of_the_paper():
     (size,) = rows(tables.by_size([toy_sweep()]))
     assert size[1] == "col_row" and size[4] == e[1.97]
     # Means of the seeds: Muon ends at 2.1 after 30 steps, col_row is at 2.1 after 20.
-    (steps,) = rows(tables.to_the_same_loss([toy_sweep()]))
+    steps, matched = rows(tables.to_the_same_loss([toy_sweep()]))
     assert steps == ["toy", "2.1000", "30", "col_row", "20", "+50.0%"]
+    assert matched == ["toy", "2.1000", "30", "col_row matched norm", "10", "+200.0%"]
     curve = [(10, 4.0), (20, 2.0), (30, 3.0), (40, 1.0)]
     assert [tables.steps_to(curve, x) for x in (3.0, 5.0, 0.5)] == [15, 10, None]
 

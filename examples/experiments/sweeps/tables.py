@@ -67,6 +67,11 @@ def best_of_each(sweep: Sweep) -> str:
     return markdown(head, rows)
 
 
+def norm_of(plus: Method) -> str:
+    """Writes the normalization of a form of Muon+."""
+    return f"{plus.norm} matched norm" if plus.frobenius == "matched" else plus.norm
+
+
 def gains(sweeps: Sequence[Sweep]) -> str:
     """Writes Muon and the best Muon+ of each sweep, each at its best rate; differences by seed.
 
@@ -80,8 +85,7 @@ def gains(sweeps: Sequence[Sweep]) -> str:
                 for method in (MUON, plus)
                 for cell in (rate_of(sweep, method), spread(sweep.best(method).values(), 4))
             ]
-            norm = f"{plus.norm} matched norm" if plus.frobenius == "matched" else plus.norm
-            rows.append([sweep.name, *cells, norm, difference(sweep, plus)])
+            rows.append([sweep.name, *cells, norm_of(plus), difference(sweep, plus)])
     head = ["sweep", "Muon's rate", "Muon", "Muon+'s rate", "Muon+", "norm", "Muon+ - Muon"]
     return markdown(head, rows)
 
@@ -169,11 +173,12 @@ def to_the_same_loss(sweeps: Sequence[Sweep]) -> str:
         if MUON not in sweep.methods() or not math.isfinite(sweep.best(MUON)[0]):
             continue
         total, target = sweep.curve(MUON)[-1]
-        for method in sweep.plus():
+        for method in (*sweep.plus(), *sweep.plus("matched")):
             steps = steps_to(sweep.curve(method), target)
             reached = "not reached" if steps is None else f"{steps:.0f}"
             faster = "" if steps is None else f"{100 * (total / steps - 1):+.1f}%"
-            rows.append([sweep.name, f"{target:.4f}", str(total), method.norm, reached, faster])
+            cells = [f"{target:.4f}", str(total), norm_of(method), reached, faster]
+            rows.append([sweep.name, *cells])
     head = ["model", "target loss", "Muon steps", "Muon+ norm", "Muon+ steps", "speed-up"]
     return markdown(head, rows)
 
