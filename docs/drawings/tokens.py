@@ -9,6 +9,7 @@ from docs.drawings.gains import nats
 from docs.drawings.plots import Axes
 from examples.experiments.sweeps import contrasts, results
 from examples.experiments.sweeps.contrasts import Contrast, Term
+from examples.trainer.system.errors import UserError
 
 TOKENS = pathlib.Path(__file__).parent.parent.parent / "results" / "experiments" / "tokens"
 # Name to colour, sweep and method.
@@ -34,7 +35,10 @@ def gain(family: str, tokens: int, name: str) -> contrasts.Estimate | None:
     if not all((folder / "runs.jsonl").is_file() for folder in folders.values()):
         return None
     sweeps = {name: results.read(folder) for name, folder in folders.items()}
-    return contrasts.estimate(contrasts.values(Contrast("gain", terms, fresh=True), sweeps))
+    try:
+        return contrasts.estimate(contrasts.values(Contrast("gain", terms, fresh=True), sweeps))
+    except UserError:  # one of the methods has no runs
+        return None
 
 
 def tokens() -> Canvas:
@@ -42,7 +46,7 @@ def tokens() -> Canvas:
     words = "Validation loss of Muon less that of Muon+, by tokens a parameter: up is better."
     canvas = Canvas(760, 320, words)
     for index, (family, title) in enumerate((("gpt", "GPT"), ("llama", "LLaMA"))):
-        frame = Axes(canvas, (56 + index * 370, 36), (300, 200), (0, 2.6), (-0.02, 0.1))
+        frame = Axes(canvas, (56 + index * 370, 36), (300, 200), (0, 2.6), (-0.04, 0.1))
         canvas.line([frame.place(0, 0), frame.place(2.6, 0)], "faint", 1)
         for shift, (name, (colour, *_)) in enumerate(METHODS.items()):
             found = {n: e for n in (2, 20, 200) if (e := gain(family, n, name))}
@@ -60,7 +64,7 @@ def tokens() -> Canvas:
             canvas.dot(point, "two")
         frame.ticks(
             [(math.log10(n), str(n)) for n in (2, 20, 200)],
-            [(y, f"{y:g}") for y in (0, 0.02, 0.04, 0.06, 0.08)],
+            [(y, f"{y:g}") for y in (-0.02, 0, 0.02, 0.04, 0.06, 0.08)],
         )
         canvas.text((206 + index * 370, 24), title, bold=True)
         canvas.text((206 + index * 370, 272), "tokens a parameter", colour="soft", size=12)
