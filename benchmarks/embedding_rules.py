@@ -59,13 +59,13 @@ def main(config: Config) -> None:
     """Does the runs and prints the table."""
     script = change_one_name.Script(change_one_name.Config(steps=config.steps))
     answers, rates = {}, {}
-    for name, rule in RULES.items():
+    for name in RULES:
         looks = {
-            rate: run(script, config, rule, rate, range(config.choosing)) for rate in config.rates
+            rate: run(script, config, name, rate, range(config.choosing)) for rate in config.rates
         }
         rates[name] = min(looks, key=lambda rate: statistics.fmean(looks[rate].values()))
         seeds = range(config.choosing, config.choosing + config.answering)
-        answers[name] = run(script, config, rule, rates[name], seeds)
+        answers[name] = run(script, config, name, rates[name], seeds)
     rows = [
         {
             "rule": name,
@@ -84,15 +84,11 @@ def main(config: Config) -> None:
 
 
 def run(
-    script: change_one_name.Script,
-    config: Config,
-    rule: Callable[..., Any],
-    rate: float,
-    seeds: range,
+    script: change_one_name.Script, config: Config, name: str, rate: float, seeds: range
 ) -> dict[int, float]:
     """Trains with each seed; returns the validation losses."""
     decay = script.config.weight_decay
-    tables = rule(script.schedule(rate), weight_decay=decay)
+    tables = RULES[name](script.schedule(rate), weight_decay=decay)
     rest = AdamW(script.schedule(script.config.adam_learning_rate), weight_decay=decay)
     tx = optax.chain(
         optax.clip_by_global_norm(1.0),
@@ -105,7 +101,7 @@ def run(
         ),
     )
     losses = {seed: script.train(tx, seed) for seed in seeds}
-    print(f"{tables.__class__.__name__}, rate {rate:g}: {statistics.fmean(losses.values()):.4f}")
+    print(f"{name}, rate {rate:g}: {statistics.fmean(losses.values()):.4f}")
     return losses
 
 

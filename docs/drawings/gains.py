@@ -84,10 +84,8 @@ def against_the_best(cell: str) -> tuple[contrasts.Estimate, ...]:
         Term(1, f"{cell}-spectral", "Muon+ col_row"),
         Term(1, f"{cell}-max-nadam", "Muon+ row_col matched norm"),
     )
-    names = {term.sweep for term in (muon, *forms)}
-    sweeps = {name: results.read(EXPERIMENTS / name) for name in names}
     differences = (contrasts.Contrast(cell, (plus, muon), fresh=True) for plus in forms)
-    return tuple(contrasts.estimate(contrasts.values(x, sweeps)) for x in differences)
+    return tuple(contrasts.measured(x, EXPERIMENTS) for x in differences)
 
 
 def place(gap: float) -> float:

@@ -7,7 +7,7 @@ import pathlib
 from docs.drawings.canvas import Canvas
 from docs.drawings.gains import nats
 from docs.drawings.plots import Axes
-from examples.experiments.sweeps import contrasts, results
+from examples.experiments.sweeps import contrasts
 from examples.experiments.sweeps.contrasts import Contrast, Term
 from examples.trainer.system.errors import UserError
 
@@ -31,12 +31,8 @@ def gain(family: str, tokens: int, name: str) -> contrasts.Estimate | None:
     _, shape, method = METHODS[name]
     stem = f"{family}-{tokens}"
     terms = Term(1, f"{stem}-max", "Muon"), Term(-1, f"{stem}-{shape}", method)
-    folders = {term.sweep: TOKENS / term.sweep for term in terms}
-    if not all((folder / "runs.jsonl").is_file() for folder in folders.values()):
-        return None
-    sweeps = {name: results.read(folder) for name, folder in folders.items()}
     try:
-        return contrasts.estimate(contrasts.values(Contrast("gain", terms, fresh=True), sweeps))
+        return contrasts.measured(Contrast("gain", terms, fresh=True), TOKENS)
     except UserError:  # one of the methods has no runs
         return None
 

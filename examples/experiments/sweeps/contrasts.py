@@ -77,6 +77,19 @@ def values(contrast: Contrast, sweeps: dict[str, Sweep]) -> list[float]:
     return [sum(factor * by_seed[seed] for factor, by_seed in found) for seed in seeds]
 
 
+def sweeps_of(contrasts: Iterable[Contrast], root: Path) -> dict[str, Sweep]:
+    """Reads the sweeps that contrasts name, without those that have no runs."""
+    names = {term.sweep for contrast in contrasts for term in contrast.terms}
+    return {
+        name: results.read(root / name) for name in names if (root / name / "runs.jsonl").is_file()
+    }
+
+
+def measured(contrast: Contrast, root: Path) -> Estimate:
+    """Estimates one contrast from the folder of its sweeps."""
+    return estimate(values(contrast, sweeps_of([contrast], root)))
+
+
 def losses(term: Term, sweeps: dict[str, Sweep], fresh: bool) -> dict[int, float]:
     sweep = sweeps.get(term.sweep)
     by_name = {method.name: method for method in sweep.methods()} if sweep else {}
@@ -89,10 +102,7 @@ def losses(term: Term, sweeps: dict[str, Sweep], fresh: bool) -> dict[int, float
 def table(contrasts: Iterable[Contrast], root: Path) -> str:
     """Writes a line for each contrast; Holm's correction is over those that were run."""
     contrasts = list(contrasts)
-    names = {term.sweep for contrast in contrasts for term in contrast.terms}
-    sweeps = {
-        name: results.read(root / name) for name in names if (root / name / "runs.jsonl").is_file()
-    }
+    sweeps = sweeps_of(contrasts, root)
     found: dict[str, Estimate] = {}
     missing: dict[str, str] = {}
     for contrast in contrasts:
