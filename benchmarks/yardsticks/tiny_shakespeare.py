@@ -3,8 +3,8 @@
 The text is `data/tinyshakespeare/input.txt` of karpathy/char-rnn @6f9487a. Published: 1.88, of
 karpathy/nanoGPT @23a8e70, README, "I only have a macbook", when the weight decay there was 0.01 and
 embeddings had none. A method's second rate, of what is no matrix, and its rate are chosen by seeds
-0 to 2; ten others give the answer. The same command goes on after a stop, and several processes
-share the runs.
+0 to 2; ten others give the answer. Under Muon and Muon+ what is no matrix gets NAdamW, as in Optax's
+Muon. The same command goes on after a stop, and several processes share the runs.
 """
 
 import dataclasses
@@ -43,6 +43,7 @@ class Entry(NamedTuple):
     optimizer: Name
     shape: Literal["spectral", "max"] = "spectral"
     norm: Norm = "none"
+    frobenius: Literal["free", "matched"] = "free"
     tuned: bool = True
     """Whether its rates are; otherwise they are nanoGPT's, as is the decay."""
 
@@ -51,7 +52,7 @@ ENTRIES = {
     "AdamW as published": Entry("adamw", tuned=False),
     "AdamW": Entry("adamw"),
     "Muon max": Entry("muon", "max"),
-    "Muon+ row_col max": Entry("muonplus", "max", "row_col"),
+    "RECOMMENDED": Entry("muonplus", "max", "row_col", "matched"),
     "Muon+ col_row": Entry("muonplus", "spectral", "col_row"),
 }
 BASE = "Muon max"
@@ -152,6 +153,7 @@ def runs_of(name: str, entry: Entry, config: Config, folder: Path) -> tuple[floa
     grid = Grid(
         (entry.optimizer,),
         norms=(entry.norm,),
+        frobenius=(entry.frobenius,),
         rates=config.rates,
         adam_rates=config.adamw_rates,
         start=rates[len(rates) // 2],
@@ -198,6 +200,7 @@ def run_config(entry: Entry, second: float, config: Config, folder: Path) -> Run
             adam_learning_rate=second,
             weight_decay=0.1 if entry.tuned else NANOGPT_DECAY,
             adam_b2=0.99,
+            adam_nesterov=entry.optimizer != "adamw",
             schedule="warmup_cosine",
             warmup_share=0.05,
             schedule_floor=0.1,
