@@ -3,8 +3,8 @@
 The text is `data/tinyshakespeare/input.txt` of karpathy/char-rnn @6f9487a. Published: 1.88, of
 karpathy/nanoGPT @23a8e70, README, "I only have a macbook", when the weight decay there was 0.01 and
 embeddings had none. A method's second rate, of what is no matrix, and its rate are chosen by seeds
-0 to 2; ten others give the answer. Under Muon and Muon+ what is no matrix gets NAdamW, as in Optax's
-Muon. The same command goes on after a stop, and several processes share the runs.
+0 to 2; ten others give the answer. Under Muon and Muon+ what is no matrix gets NAdamW, as under
+Optax's Muon. The same command goes on after a stop, and several processes share the runs.
 """
 
 import dataclasses
