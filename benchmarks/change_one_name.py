@@ -31,26 +31,27 @@ from examples.trainer.system.errors import UserError
 ADAMW, BEFORE = "optax.adamw", "optax.contrib.muon"
 PLAIN = "optax.contrib.muon, by itself"  # its own choice of matrices: every leaf of two axes
 PLUS, SAME = "omp.muonplus", "omp.muon, Optax's update"
+PAPER, RECOMMENDED = f"{PLUS}, adam_nesterov=False", f"{PLUS}, RECOMMENDED"
 MAX = functools.partial(omp.muonplus, shape_scale="max")
 MUONS: dict[str, Callable[..., optax.GradientTransformation]] = {
     BEFORE: optax.contrib.muon,
     PLAIN: optax.contrib.muon,
     PLUS: omp.muonplus,  # no options, because a user gives none
-    f"{PLUS}, nesterov=False": functools.partial(omp.muonplus, nesterov=False),
+    PAPER: functools.partial(omp.muonplus, adam_nesterov=False),
     SAME: functools.partial(omp.muon, **parity.AS_OPTAX),
     f"{PLUS}, max": MAX,
-    f"{PLUS}, max, matched": functools.partial(MAX, match_frobenius=True),
     f"{PLUS}, max, row_col": functools.partial(MAX, norm="row_col"),
-    f"{PLUS}, RECOMMENDED": functools.partial(omp.muonplus, **omp.RECOMMENDED),
+    RECOMMENDED: functools.partial(omp.muonplus, **omp.RECOMMENDED),
 }
-OF_TEXT = (BEFORE, ADAMW, PLUS, f"{PLUS}, nesterov=False", SAME)
+OF_TEXT = (BEFORE, ADAMW, PLUS, RECOMMENDED, PAPER, SAME)
 OF_DIGITS = (
     BEFORE,
     PLAIN,
     ADAMW,
     PLUS,
-    *(f"{PLUS}, max{x}" for x in ("", ", matched", ", row_col")),
-    f"{PLUS}, RECOMMENDED",
+    *(f"{PLUS}, max{x}" for x in ("", ", row_col")),
+    RECOMMENDED,
+    PAPER,
 )
 RATE = "peak learning rate of the matrices (optax.adamw: of all parameters)"
 LEAST = {"rates": 1e-9, "adamw_rates": 1e-9, "seeds": 0} | dict.fromkeys(

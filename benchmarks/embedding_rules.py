@@ -23,9 +23,10 @@ from examples.trainer.system import exit_status
 from optax_muonplus.baselines import ByPath, TokenNorm
 from optax_muonplus.transforms import AdamW
 
+PLAIN = functools.partial(AdamW, nesterov=False)
 RULES: dict[str, Callable[..., Any]] = {
-    "AdamW": AdamW,
-    "AdamW, Nesterov": functools.partial(AdamW, nesterov=True),
+    "AdamW": PLAIN,
+    "AdamW, Nesterov": AdamW,
     "TokenNorm": TokenNorm,
 }
 TABLES = "Embed_0/embedding|head/kernel"
@@ -89,7 +90,7 @@ def run(
     """Trains with each seed; returns the validation losses."""
     decay = script.config.weight_decay
     tables = RULES[name](script.schedule(rate), weight_decay=decay)
-    rest = AdamW(script.schedule(script.config.adam_learning_rate), weight_decay=decay)
+    rest = PLAIN(script.schedule(script.config.adam_learning_rate), weight_decay=decay)
     tx = optax.chain(
         optax.clip_by_global_norm(1.0),
         omp.optimizer(

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-AS_OPTAX: dict[str, Any] = {"shape_scale": "max", "bias_correction": True, "adam_nesterov": True}
+AS_OPTAX: dict[str, Any] = {"shape_scale": "max", "bias_correction": True}
 """Options of ``optax_muonplus.muon`` that give Optax's update."""
 
 

@@ -66,7 +66,7 @@ def muonplus(
     adam_b2: ArrayLike = 0.999,
     adam_eps: ArrayLike = 1e-8,
     adam_eps_root: ArrayLike = 0.0,
-    adam_nesterov: bool = False,
+    adam_nesterov: bool = True,
     adam_weight_decay: optax.ScalarOrSchedule = 0.0,
     adam_weight_decay_mask: Any = None,
     adam_cautious_weight_decay: bool = False,
@@ -86,10 +86,10 @@ def muonplus(
       O_t = \mathrm{Norm}(\mathrm{Ortho}(\beta M_t + (1 - \beta) G_t)), \qquad
       W_t = W_{t-1} - \eta \left( \sqrt{m/n}\; O_t + \lambda W_{t-1} \right)
 
-    Parameters that are not matrices (embeddings, heads, norms, biases, vectors) get AdamW.
-    ``optax_muonplus.describe(params)`` prints what each will get. The state is one momentum buffer
-    for each matrix, and AdamW's two for each other parameter. The defaults are the paper's;
-    ``**optax_muonplus.RECOMMENDED`` is what later runs recommend (page "How to choose").
+    Parameters that are not matrices (embeddings, heads, norms, biases, vectors) get AdamW with
+    Nesterov's step. ``describe(params)`` prints what each will get. The state is one momentum
+    buffer for each matrix, and AdamW's two for each other parameter. All defaults but that step are
+    the paper's; ``**optax_muonplus.RECOMMENDED`` is what runs recommend (page "How to choose").
 
     Args:
       learning_rate: number or schedule. Of the order of 0.01; the paper's best lie between 0.005
@@ -129,7 +129,7 @@ def muonplus(
       adam_b2: AdamW's second decay.
       adam_eps: AdamW's epsilon.
       adam_eps_root: AdamW's epsilon inside the root.
-      adam_nesterov: whether AdamW looks one step ahead too, as that of ``optax.contrib.muon`` does.
+      adam_nesterov: whether AdamW looks one step ahead (NAdamW); in Optax's Muon, not the paper's.
       adam_weight_decay: number or schedule; 0 here, where ``optax.adamw`` has 1e-4.
       adam_weight_decay_mask: ``weight_decay_mask`` for AdamW's parameters, so that embeddings decay
         and norms do not: ``lambda params: jax.tree.map(lambda x: x.ndim > 1, params)``.
@@ -241,8 +241,8 @@ def _like(make: Callable[P, T], **defaults: Any) -> Callable[[Callable[..., T]],
 def muon(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
     """Muon: :func:`muonplus` with ``norm="none"`` by default, and every other argument the same.
 
-    To get ``optax.contrib.muon``'s update rather than the Muon+ paper's baseline, add
-    ``shape_scale="max", bias_correction=True, adam_nesterov=True``.
+    To get ``optax.contrib.muon``'s update add ``shape_scale="max", bias_correction=True``, and for
+    the Muon+ paper's baseline ``adam_nesterov=False``.
 
     Source: Jordan et al., *Muon*, https://kellerjordan.github.io/posts/muon/ (2024).
     """

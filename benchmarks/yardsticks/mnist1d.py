@@ -113,7 +113,7 @@ NETWORKS: dict[str, Callable[[nnx.Rngs], Any]] = {"MLP": MLP, "CNN": CNN}
 
 
 def muons(rule: Callable[..., Any], rate: Any, steps: int) -> optax.GradientTransformation:
-    """Muon or Muon+ with its defaults; heads and biases get AdamW with the published rate."""
+    """A rule of Muon's family; heads and biases get NAdamW with the published rate."""
     cosine = functools.partial(optax.cosine_decay_schedule, decay_steps=steps)
     share = cosine(1.0)
     return rule(lambda step: rate * share(step), adam_learning_rate=cosine(PUBLISHED_RATE))
@@ -130,6 +130,7 @@ METHODS: dict[str, Callable[[Any, int], optax.GradientTransformation]] = {
     "AdamW": adamw,
     "Muon": functools.partial(muons, omp.muon),
     "Muon+ col_row": functools.partial(muons, omp.muonplus),
+    "RECOMMENDED": functools.partial(muons, functools.partial(omp.muonplus, **omp.RECOMMENDED)),
 }
 """From a rate and the number of steps."""
 

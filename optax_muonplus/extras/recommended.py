@@ -6,5 +6,4 @@ RECOMMENDED: dict[str, Any] = {
     "norm": "row_col",
     "shape_scale": "max",
     "match_frobenius": True,
-    "adam_nesterov": True,
 }

@@ -39,6 +39,7 @@ class MuonPlusConfig(OptimizerConfig):
       beta1: AdamW's first decay.
       beta2: AdamW's second decay.
       epsilon: AdamW's epsilon.
+      adam_nesterov: whether AdamW looks one step ahead too.
       norm: ``"none"`` (Muon), ``"col_row"`` or another word of ``muonplus``.
       match_frobenius: rescales the normalized matrix to the Frobenius norm it had before.
       shape_scale: ``"spectral"``, ``"max"`` or ``"none"``.
@@ -63,6 +64,7 @@ class MuonPlusConfig(OptimizerConfig):
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
+    adam_nesterov: bool = True
     norm: omp.matrices.Norm = "col_row"
     match_frobenius: bool = False
     shape_scale: omp.matrices.ShapeScale = "spectral"
@@ -101,6 +103,7 @@ class MuonPlusConfig(OptimizerConfig):
                 adam_b1=self.beta1,
                 adam_b2=self.beta2,
                 adam_eps=self.epsilon,
+                adam_nesterov=self.adam_nesterov,
                 adam_learning_rate=adam_lr,
                 sharding=_by_names_of_axes,
                 rules=self.rules,
@@ -124,10 +127,7 @@ class MuonPlusConfig(OptimizerConfig):
 
 
 def _decaying(
-    group: str,
-    chosen: Callable[[Any], Any] | None,
-    labels_of: Callable[[Any], Any],
-    params: Any,
+    group: str, chosen: Callable[[Any], Any] | None, labels_of: Callable[[Any], Any], params: Any
 ) -> Any:
     """Restricts Levanter's mask, if it has one, to one of the groups of parameters."""
     labels = labels_of(params)

@@ -13,7 +13,7 @@ from optax_muonplus.transforms._decay import add_decayed_weights, check_decay, c
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AdamW:
-    """AdamW's arguments; the chain is that of ``optax.adamw``, with the same state.
+    """AdamW's arguments; the chain is that of ``optax.nadamw``, or of ``optax.adamw``.
 
     Attributes:
       learning_rate: number or schedule; None means that of the matrices.
@@ -22,7 +22,8 @@ class AdamW:
       eps: epsilon.
       eps_root: epsilon inside the root. It must be positive where updates are differentiated and
         gradients may be zero, as Optax says: the derivative of the root is infinite there.
-      nesterov: whether it looks one step ahead (NAdamW).
+      nesterov: whether it looks one step ahead (NAdamW), as in ``optax.contrib.muon``; the state of
+        both is the same.
       weight_decay: number or schedule; 0 here, where ``optax.adamw`` has 1e-4.
       weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``.
       cautious_weight_decay: see :func:`add_decayed_weights`.
@@ -33,7 +34,7 @@ class AdamW:
     b2: ArrayLike = 0.999
     eps: ArrayLike = 1e-8
     eps_root: ArrayLike = 0.0
-    nesterov: bool = False
+    nesterov: bool = True
     weight_decay: optax.ScalarOrSchedule = 0.0
     weight_decay_mask: Any = None
     cautious_weight_decay: bool = False

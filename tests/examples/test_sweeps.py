@@ -130,13 +130,13 @@ def test_one_step_of_every_method(method):
     grads = jax.tree.map(lambda x: np.asarray(rng.normal(size=x.shape), np.float32), params)
     rule = optimizers.build(config, steps=10)
     updates, _ = rule.update(grads, rule.init(params), params)
-    betas = {"b1": base.adam_b1, "b2": base.adam_b2}
+    adamw = {"b1": base.adam_b1, "b2": base.adam_b2, "nesterov": False}
     g, rate = grads["wte"]["embedding"], base.adam_learning_rate
-    expected, *_ = reference.adamw_step(table, 0.0, 0.0, g, 1, learning_rate=rate, **betas)
+    expected, *_ = reference.adamw_step(table, 0.0, 0.0, g, 1, learning_rate=rate, **adamw)
     np.testing.assert_allclose(updates["wte"]["embedding"], expected, rtol=1e-5, atol=1e-7)
     w, g = kernel.T, grads["up"]["kernel"].T.astype(float)
     if method == ADAMW:
-        options = {"learning_rate": 0.03, "weight_decay": 0.1, **betas}
+        options = {"learning_rate": 0.03, "weight_decay": 0.1, **adamw}
         expected, *_ = reference.adamw_step(w, 0.0, 0.0, g, 1, **options)
     else:
         expected, _ = reference.muonplus_step(

@@ -146,15 +146,17 @@ def test_consistent_rms_is_the_measured_one():
             np.testing.assert_allclose(rms, 0.2, rtol=1e-5, err_msg=f"{option} {key}")
 
 
-def test_whole_optimizer_with_weight_decay_and_adamw():
-    """Decay is decoupled and times the learning rate; vectors and masked leaves get AdamW."""
+@pytest.mark.parametrize("options", [{}, {"adam_nesterov": True}, {"adam_nesterov": False}])
+def test_whole_optimizer_with_weight_decay_and_adamw(options):
+    """Decay is decoupled and times the learning rate; vectors and masked leaves get AdamW, which
+    looks one step ahead by default, as in Optax's Muon."""
     params, grads = random_trees(11)
     rng = np.random.default_rng(12)
     bias = rng.normal(size=5).astype(np.float32)
     bias_grads = rng.normal(size=(STEPS, 5)).astype(np.float32)
     tx = omp.muonplus(
         0.3, weight_decay=0.1, adam_b1=0.8, adam_b2=0.7, adam_eps=1e-2, adam_eps_root=1e-3,
-        adam_weight_decay=0.2, adam_learning_rate=0.05,
+        adam_weight_decay=0.2, adam_learning_rate=0.05, **options,
     )  # fmt: skip
     (updates,) = updates_of([tx], {**params, "bias": bias}, {**grads, "bias": bias_grads})
     assert_close(updates, oracle_of(params, grads, learning_rate=0.3, weight_decay=0.1))
@@ -163,6 +165,7 @@ def test_whole_optimizer_with_weight_decay_and_adamw():
         expected, m, v = reference.adamw_step(
             bias.astype(np.float64), m, v, bias_grads[t].astype(np.float64), t + 1,
             learning_rate=0.05, b1=0.8, b2=0.7, eps=1e-2, eps_root=1e-3, weight_decay=0.2,
+            nesterov=options.get("adam_nesterov", True),
         )  # fmt: skip
         np.testing.assert_allclose(updates["bias"][t], expected, rtol=1e-5)
 

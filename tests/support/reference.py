@@ -166,10 +166,10 @@ def muonplus_step(
 
 def adamw_step(
     w, m_prev, v_prev, g, t, *, learning_rate=1.0, b1=0.9, b2=0.999, eps=1e-8, eps_root=0.0,
-    weight_decay=0.0,
+    weight_decay=0.0, nesterov=True,
 ):  # fmt: skip
     """AdamW, for the leaves that are no matrices: ``(what is added to w, m, v)``."""
-    m = b1 * m_prev + (1 - b1) * g
+    m_hat, m = momentum(m_prev, g, t, b1, nesterov, bias_correction=True)
     v = b2 * v_prev + (1 - b2) * np.abs(g) ** 2
-    m_hat, v_hat = m / (1 - b1**t), v / (1 - b2**t)
+    v_hat = v / (1 - b2**t)
     return -learning_rate * (m_hat / (np.sqrt(v_hat + eps_root) + eps) + weight_decay * w), m, v
