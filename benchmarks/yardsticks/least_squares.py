@@ -104,7 +104,7 @@ def main(config: Config) -> None:
     name = f"least-squares-{config.steps}-{config.rates_per_decade}-{config.polar}"
     run = records.describe_run("benchmarks.yardsticks least-squares", config)
     shown = {row["method"]: row["written"] for row in published(config)}
-    tasks = [(method,) for method in METHODS]
+    tasks = [{"method": method} for method in METHODS]
     rows = resuming.measured(
         config.out, name, {**run, "published": shown}, tasks, functools.partial(measure, config)
     )
@@ -113,8 +113,7 @@ def main(config: Config) -> None:
 
 def measure(config: Config, method: str) -> dict[str, Any]:
     """Makes the row of a method."""
-    sizes = {str(size): measure_size(method, size, config) for size in config.sizes}
-    return {"method": method, "sizes": sizes}
+    return {"sizes": {str(size): measure_size(method, size, config) for size in config.sizes}}
 
 
 def measure_size(method: str, size: int, config: Config) -> dict[str, Any]:

@@ -113,7 +113,7 @@ NETWORKS: dict[str, Callable[[nnx.Rngs], Any]] = {"MLP": MLP, "CNN": CNN}
 
 
 def muons(rule: Callable[..., Any], rate: Any, steps: int) -> optax.GradientTransformation:
-    """A rule of Muon's family; heads and biases get NAdamW with the published rate."""
+    """A rule of Muon's family; heads and biases get AdamW with the published rate."""
     cosine = functools.partial(optax.cosine_decay_schedule, decay_steps=steps)
     share = cosine(1.0)
     return rule(lambda step: rate * share(step), adam_learning_rate=cosine(PUBLISHED_RATE))
@@ -128,9 +128,18 @@ def adamw(rate: Any, steps: int) -> optax.GradientTransformation:
 METHODS: dict[str, Callable[[Any, int], optax.GradientTransformation]] = {
     "Adam as published": lambda rate, steps: optax.adam(rate),
     "AdamW": adamw,
-    "Muon": functools.partial(muons, omp.muon),
-    "Muon+ col_row": functools.partial(muons, omp.muonplus),
-    "RECOMMENDED": functools.partial(muons, functools.partial(omp.muonplus, **omp.RECOMMENDED)),
+    **{
+        name: functools.partial(muons, rule)
+        for name, rule in {
+            "Muon": omp.muon,
+            "Muon, adam_nesterov=False": functools.partial(omp.muon, adam_nesterov=False),
+            "Muon+ col_row": omp.muonplus,
+            "Muon+ col_row, adam_nesterov=False": functools.partial(
+                omp.muonplus, adam_nesterov=False
+            ),
+            "RECOMMENDED": functools.partial(omp.muonplus, **omp.RECOMMENDED),
+        }.items()
+    },
 }
 """From a rate and the number of steps."""
 
@@ -143,7 +152,7 @@ def main(config: Config) -> None:
     run = records.describe_run("benchmarks.yardsticks mnist1d", config)
     record = {**run, **intervals.versions("mnist1d", "flax"), "published": PUBLISHED}
     measured = functools.partial(measure, read(), config)
-    tasks = list(itertools.product(NETWORKS, METHODS))
+    tasks = [{"network": x, "method": y} for x, y in itertools.product(NETWORKS, METHODS)]
     rows = resuming.measured(config.out, "mnist1d", record, tasks, measured)
     print(columns.table([written(row, rows) for row in rows], COLUMNS, left=2))
 
@@ -168,8 +177,6 @@ def measure(data: Data, config: Config, network: str, method: str) -> dict[str, 
     }
     best = max(found, key=lambda rate: statistics.fmean(found[rate]), default=tried[0])
     return {
-        "network": network,
-        "method": method,
         "rate": best,
         "at_end": len(tried) > 1 and best in (min(tried), max(tried)),
         "held_out": {f"{rate:g}": values for rate, values in found.items()},

@@ -1,7 +1,7 @@
 """Rows of a table that are written as they come, so that the same command goes on after a stop."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ def measured(
     out: Path | None,
     name: str,
     record: dict[str, Any],
-    tasks: Sequence[tuple[str, ...]],
+    tasks: Sequence[dict[str, str]],
     measure: Callable[..., Row],
 ) -> list[Row]:
     """Measures the tasks in order, but for those whose rows an equal run has written.
@@ -24,16 +24,23 @@ def measured(
       out: folder of the JSON file, or None for no file.
       name: of the file, without its ending.
       record: what the file says beside the rows. Rows of another record are measured again.
-      tasks: arguments of ``measure``, one tuple for each row.
-      measure: makes a row, which JSON can hold.
+      tasks: arguments of ``measure``, for each row; the row has them too, and is known by them.
+      measure: makes the rest of a row, which JSON can hold.
     """
-    rows = [] if out is None else kept(out / f"{name}.json", record)
-    for task in tasks[len(rows) :]:
-        rows.append(measure(*task))
-        print(*task, "done", flush=True)
-        records.write(out, name, {**record, "rows": rows}, said=False)
+    known = [] if out is None else kept(out / f"{name}.json", record)
+    for task in tasks:
+        if not of_task(known, task):
+            known.append({**task, **measure(**task)})
+            print(*task.values(), "done", flush=True)
+            records.write(out, name, {**record, "rows": known}, said=False)
+    rows = [of_task(known, task)[0] for task in tasks]
     records.write(out, name, {**record, "rows": rows})
     return rows
+
+
+def of_task(rows: Iterable[Row], task: dict[str, str]) -> list[Row]:
+    """Finds the rows that have the arguments of a task."""
+    return [row for row in rows if task.items() <= row.items()]
 
 
 def kept(path: Path, record: dict[str, Any]) -> list[Row]:

@@ -61,21 +61,23 @@ def test_published_figures_stand_beside_runs_of_their_kind_only(change, count):
 
 
 def test_rows_that_an_equal_run_has_written_are_kept(tmp_path):
-    seen, tasks = [], [("a",), ("b",), ("c",)]
+    seen, tasks = [], [{"name": name} for name in "abc"]
 
     def measure(name):
         if name == "c" and len(seen) < 3:
             seen.append("killed")
             raise KeyboardInterrupt
         seen.append(name)
-        return {"name": name}
+        return {"length": 1}
 
     with pytest.raises(KeyboardInterrupt):
         resuming.measured(tmp_path, "x", {"rates": (1, 2)}, tasks, measure)
     rows = resuming.measured(tmp_path, "x", {"rates": (1, 2)}, tasks, measure)
     assert seen == ["a", "b", "killed", "c"] and [row["name"] for row in rows] == ["a", "b", "c"]
+    rows = resuming.measured(tmp_path, "x", {"rates": (1, 2)}, [{"name": "d"}, *tasks[1:]], measure)
+    assert seen[4:] == ["d"] and [row["name"] for row in rows] == ["d", "b", "c"]
     resuming.measured(tmp_path, "x", {"rates": (1,)}, tasks, measure)
-    assert seen[4:] == ["a", "b", "c"]  # another record has none of them
+    assert seen[5:] == ["a", "b", "c"]  # another record has none of them
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(UserError, match=r"x\.json has no rows of a table .* move it away"):
         resuming.measured(tmp_path, "x", {}, tasks, measure)

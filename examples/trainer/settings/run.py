@@ -97,8 +97,8 @@ class OptimizerConfig:
     """Under muonplus and muon, divide the momentum by what its zero start left out, as
     optax.contrib.muon does."""
     adam_nesterov: bool = False
-    """Let the AdamW of the other parameters look one step ahead too (NAdamW), as that of
-    optax.contrib.muon does; not under adamw and meqmuon."""
+    """Let the AdamW of the other parameters look one step ahead too (NAdamW), as omp.muonplus and
+    optax.contrib.muon do by default, and the paper does not; not under adamw and meqmuon."""
     weight_decay: FiniteOrZero = 0.1
     """Decoupled decay of the matrices, times their learning rate; hyperball has none."""
     cautious_weight_decay: bool = False
