@@ -112,11 +112,12 @@ def patches(x: jax.Array, width: int) -> jax.Array:
 NETWORKS: dict[str, Callable[[nnx.Rngs], Any]] = {"MLP": MLP, "CNN": CNN}
 
 
-def muons(rule: Callable[..., Any], rate: Any, steps: int) -> optax.GradientTransformation:
-    """A rule of Muon's family; heads and biases get AdamW with the published rate."""
+def muonplus(rate: Any, steps: int, **options: Any) -> optax.GradientTransformation:
+    """Muon+, or Muon; heads and biases get AdamW with the published rate."""
     cosine = functools.partial(optax.cosine_decay_schedule, decay_steps=steps)
     share = cosine(1.0)
-    return rule(lambda step: rate * share(step), adam_learning_rate=cosine(PUBLISHED_RATE))
+    second = cosine(PUBLISHED_RATE)
+    return omp.muonplus(lambda step: rate * share(step), adam_learning_rate=second, **options)
 
 
 def adamw(rate: Any, steps: int) -> optax.GradientTransformation:
@@ -128,18 +129,11 @@ def adamw(rate: Any, steps: int) -> optax.GradientTransformation:
 METHODS: dict[str, Callable[[Any, int], optax.GradientTransformation]] = {
     "Adam as published": lambda rate, steps: optax.adam(rate),
     "AdamW": adamw,
-    **{
-        name: functools.partial(muons, rule)
-        for name, rule in {
-            "Muon": omp.muon,
-            "Muon, adam_nesterov=False": functools.partial(omp.muon, adam_nesterov=False),
-            "Muon+ col_row": omp.muonplus,
-            "Muon+ col_row, adam_nesterov=False": functools.partial(
-                omp.muonplus, adam_nesterov=False
-            ),
-            "RECOMMENDED": functools.partial(omp.muonplus, **omp.RECOMMENDED),
-        }.items()
-    },
+    "Muon": functools.partial(muonplus, norm="none"),
+    "Muon, adam_nesterov=False": functools.partial(muonplus, norm="none", adam_nesterov=False),
+    "Muon+ col_row": muonplus,
+    "Muon+ col_row, adam_nesterov=False": functools.partial(muonplus, adam_nesterov=False),
+    "RECOMMENDED": functools.partial(muonplus, **omp.RECOMMENDED),
 }
 """From a rate and the number of steps."""
 

@@ -1,7 +1,7 @@
 """Rows of a table that are written as they come, so that the same command goes on after a stop."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +28,17 @@ def measured(
       measure: makes the rest of a row, which JSON can hold.
     """
     known = [] if out is None else kept(out / f"{name}.json", record)
+    rows = []
     for task in tasks:
-        if not of_task(known, task):
-            known.append({**task, **measure(**task)})
+        row = next((row for row in known if task.items() <= row.items()), None)
+        if row is None:
+            row = {**task, **measure(**task)}
+            known.append(row)
             print(*task.values(), "done", flush=True)
             records.write(out, name, {**record, "rows": known}, said=False)
-    rows = [of_task(known, task)[0] for task in tasks]
+        rows.append(row)
     records.write(out, name, {**record, "rows": rows})
     return rows
-
-
-def of_task(rows: Iterable[Row], task: dict[str, str]) -> list[Row]:
-    """Finds the rows that have the arguments of a task."""
-    return [row for row in rows if task.items() <= row.items()]
 
 
 def kept(path: Path, record: dict[str, Any]) -> list[Row]:

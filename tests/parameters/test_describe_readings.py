@@ -185,7 +185,8 @@ def test_matrices_with_many_more_inputs_step_shorter_than_optaxs():
         for i, fan_in in enumerate((512, 504, 2048))
     }
     line = (
-        "times the RMS of Optax's Muon: Dense_0/kernel 0.35, Dense_2/kernel 0.18; omp.RECOMMENDED"
+        "times the RMS of Optax's Muon: Dense_0/kernel 0.35, Dense_2/kernel 0.18;"
+        " omp.RECOMMENDED has its shape_scale='max'"
     )
     for norm in ("col_row", "none"):
         assert line in omp.describe(shapes, norm=norm)
