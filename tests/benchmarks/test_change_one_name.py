@@ -4,6 +4,7 @@ import math
 
 import flax
 import jax
+import numpy as np
 import pytest
 
 from benchmarks import change_one_name, embedding_rules, rate_curves
@@ -49,6 +50,10 @@ def test_a_rule_for_embeddings_moves_the_two_tables_alone(name, monkeypatch):
     other = jax.tree.map(lambda a, b: bool((a != b).any()), *first)
     changed = {path for path, x in flax.traverse_util.flatten_dict(other, sep="/").items() if x}
     assert changed == {"Embed_0/embedding", "head/kernel"}
+    # All others have plain AdamW, whose step of a constant gradient has the length of the rate.
+    rate = script.schedule(script.config.adam_learning_rate)(1)
+    scale, p = (tree["LayerNorm_0"]["scale"] for tree in (first[0], params))
+    np.testing.assert_allclose(scale, -rate * (1 + script.config.weight_decay * p), rtol=1e-5)
 
 
 LOSSES = {

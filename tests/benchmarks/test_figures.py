@@ -123,6 +123,22 @@ def test_the_split_of_tiny_shakespeare_is_nanogpts(tmp_path):
     assert len(ids[1]) == 3
 
 
+def test_shakespeare_trains_what_its_rows_are_called(tmp_path):
+    """Muon has NAdamW beside it, as Optax's; AdamW is plain; RECOMMENDED is the library's."""
+    found = {
+        name: tiny_shakespeare.run_config(entry, 0.01, tiny_shakespeare.Config(), tmp_path)
+        for name, entry in tiny_shakespeare.ENTRIES.items()
+    }
+    nesterov = {name for name, run in found.items() if run.optimizer.adam_nesterov}
+    assert nesterov == {"Muon max", "RECOMMENDED", "Muon+ col_row"}
+    entry = tiny_shakespeare.ENTRIES["RECOMMENDED"]
+    assert {
+        "norm": entry.norm,
+        "shape_scale": entry.shape,
+        "match_frobenius": entry.frobenius == "matched",
+    } == omp.RECOMMENDED
+
+
 def test_where_nobody_disturbs_a_run_and_it_does_not_end_nothing_else_is_tried(
     tmp_path, monkeypatch
 ):
