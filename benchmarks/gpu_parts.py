@@ -21,6 +21,7 @@ from benchmarks.compiled import Update
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import RunConfig
+from optax_muonplus.run import stacks
 
 Row = dict[str, Any]
 TINY = trees.Size(16, 1, 40, gated=False)
@@ -51,6 +52,8 @@ def rows(part: str, toy: bool, rounds: int, calls: int) -> Iterator[Row]:
         return kernel(64 if toy else 2048, timed)
     if part == "step":
         return step(toy)
+    if part == "stacks":
+        return stack_bounds(TINY if toy else trees.SIZES["gpt-small"], timed)
     if part == "numbers":
         return numbers((8, 21) if toy else (1024, 2735), TINY if toy else trees.SIZES["gpt-small"])
     size = trees.SIZES[part]  # Optax's update of 24 layers would compile for minutes
@@ -100,6 +103,24 @@ def updates(size: trees.Size, timed: Callable[..., Any]) -> Iterator[Row]:
             reference = seconds["reference"]
             yield row_of("optax.contrib.muon", figures, reference, reference)
         yield row_of(name, own, seconds[name], seconds["reference"])
+
+
+def stack_bounds(size: trees.Size, timed: Callable[..., Any]) -> Iterator[Row]:
+    """Times updates whose stacks of matrices have other sizes, each in turn with the default."""
+    shapes = trees.shapes(size, dtype=jnp.bfloat16)
+    params, grads = trees.random_like(shapes, 0), trees.random_like(shapes, 1)
+    rule = omp.muonplus(0.02, compute_dtype="bfloat16")
+    default = stacks.STACK_BYTES
+    reference = Update(rule, params, grads)
+    for mib in (8, 32, 64, 256, 1024):
+        try:
+            stacks.STACK_BYTES = mib * 2**20
+            update = Update(rule, params, grads)
+        finally:
+            stacks.STACK_BYTES = default
+        name = f"{mib} MiB, not {default >> 20}"
+        seconds = timed({"reference": reference, name: update})
+        yield row_of(name, update.figures, seconds[name], seconds["reference"])
 
 
 def kernel(n: int, timed: Callable[..., Any]) -> Iterator[Row]:
@@ -158,7 +179,11 @@ def numbers(shape: tuple[int, int], size: trees.Size) -> Iterator[Row]:
     tables, forms = ("jordan", "polar_express"), ("newton_schulz", "gram")
     for table, form, name in itertools.product(tables, forms, METHODS):
         method = METHODS[name]
-        factor = omp.polar.Orthogonalize(table, 5, polar=form, compute_dtype=method.dtype)
+        try:
+            factor = omp.polar.Orthogonalize(table, 5, polar=form, compute_dtype=method.dtype)
+        except ValueError as error:  # the library refuses what diverges in this precision
+            yield {"name": f"{table}, {form}, {name}", "refused": str(error)}
+            continue
         found = first_update(omp.matrix_chain(factor), tree, method.precision)
         apart = {
             kind: parity.distance(x["weight"], polynomial(matrices[kind], table, 5))

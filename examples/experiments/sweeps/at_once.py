@@ -1,0 +1,188 @@
+"""The runs of a sweep at once, in one program: `python -m examples.experiments.sweeps.at_once`.
+
+A small model fills a small part of a GPU, and a step of it takes the time of its kernels' launches.
+Here `jax.vmap` computes the steps of all runs of a method together, which differ in rate and seed,
+and a `jax.lax.scan` does all steps between two evaluations, with the text in the GPU's memory. The
+flags and the ledger are those of `python -m examples.sweep`, and so are the runs: each has its own
+initial parameters and its own order of the text. All rates are run with all seeds, since the best
+is known at the end; the ledger has those that `examples.sweep` would have done. A method whose runs
+are stopped begins again, since nothing is saved before its end.
+"""
+
+import functools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from examples.experiments.sweeps import command_line, grid
+from examples.experiments.sweeps.command_line import NewSweep
+from examples.experiments.sweeps.grid import Method, Trial
+from examples.experiments.sweeps.ledger import Ledger, Result, smooth
+from examples.experiments.sweeps.run import folder_of
+from examples.trainer.data.loader import Loader, permuted, positions
+from examples.trainer.data.prepare import prepare
+from examples.trainer.data.token_folder import Dataset
+from examples.trainer.runs.launch import keep_compiled_programs
+from examples.trainer.settings import validation
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.system import exit_status
+from examples.trainer.training import sharding
+from examples.trainer.training.evaluate import bits_per_byte
+from examples.trainer.training.optimizers import Rates
+from examples.trainer.training.program import Program, check_settings, make_setup
+
+
+class Programs(NamedTuple):
+    """The compiled functions of some runs."""
+
+    init: Callable[[Any], Any]
+    """Seeds (runs,) to states, each with an axis of the runs in front."""
+    steps: Callable[..., Any]
+    """States, rates, text and starts (steps, runs, rows) to states and losses (steps, runs)."""
+    losses: Callable[..., Any]
+    """Parameters, text and starts (batches, rows) to losses (batches, runs)."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit status."""
+    return exit_status.run_command(lambda: finish(*command_line.parse(argv)))
+
+
+def finish(asked: NewSweep, preset: str) -> int:
+    """Does what is left of a grid, a method at a time; returns the exit status."""
+    check_settings(asked.config)
+    validation.check(asked.grid, "--grid.")
+    keep_compiled_programs()
+    dataset = prepare(asked.config.data, print)
+    folder = folder_of(asked, preset)
+    command_line.keep(folder, asked, preset, dataset)
+    ledger = Ledger(folder)
+    for method in grid.methods(asked.grid):
+        if any(trial not in ledger.losses() for trial in wanted(asked, method, ledger.losses())):
+            rates, seeds = grid.rates(asked.grid, method), range(asked.grid.seeds)
+            trials = [Trial(method, rate, seed) for rate in rates for seed in seeds]
+            print(f"{method.name}: {len(trials)} runs at once", flush=True)
+            record(asked, ledger, dict(zip(trials, run(asked, trials, dataset), strict=True)))
+    return 0
+
+
+def wanted(asked: NewSweep, method: Method, losses: dict[Trial, float]) -> list[Trial]:
+    """The runs of a method that `python -m examples.sweep` would do."""
+    return [trial for trial in grid.wanted(asked.grid, losses) if trial.method == method]
+
+
+def record(asked: NewSweep, ledger: Ledger, found: dict[Trial, Result]) -> None:
+    """Adds the runs of a method that belong into the ledger, and are not there yet."""
+    method = next(iter(found)).method
+    losses = {trial: result.loss for trial, result in found.items()}
+    for trial in wanted(asked, method, losses):
+        if trial not in ledger.losses():
+            ledger.add(trial, found[trial])
+            print(f"{trial.name}  {found[trial].loss:.4f}", flush=True)
+
+
+def run(asked: NewSweep, trials: Sequence[Trial], dataset: Dataset) -> list[Result]:
+    """Trains runs of one method, and returns their results in order."""
+    started = time.monotonic()
+    configs = [grid.configure(asked.config, asked.grid, trial, "") for trial in trials]
+    config, mesh = configs[0], sharding.make_mesh(asked.mesh, jax.devices()[:1])
+    programs = make_programs(make_setup(config, dataset, mesh).program, config.model.context)
+    text, held_out = (jnp.asarray(x[:]) for x in (dataset.train.ids, dataset.val.ids))
+    of_val = validation_starts(dataset, config)
+    rates = Rates(*(jnp.asarray(x) for x in zip(*map(rates_of, configs), strict=True)))
+    states = programs.init(jnp.asarray([each.seed for each in configs]))
+    ends = [*range(config.eval_every, config.steps, config.eval_every), config.steps]
+    val: list[np.ndarray] = []
+    train: list[np.ndarray] = []
+    chosen = starts_of_runs(dataset, configs, range(ends[0]))
+    for end, next_end in zip(ends, [*ends[1:], config.steps], strict=True):
+        states, losses = programs.steps(states, rates, text, chosen)
+        evaluated = programs.losses(states.params, held_out, of_val)
+        chosen = starts_of_runs(dataset, configs, range(end, next_end))  # while the device computes
+        train.append(np.asarray(losses))
+        val.append(np.asarray(evaluated, np.float64).mean(axis=0))
+        print(f"  {end} steps, {time.monotonic() - started:.0f} s: {val[-1].round(4)}", flush=True)
+    curves = np.concatenate(train)
+    each_s = (time.monotonic() - started) / len(trials)
+    size = dataset.val.meta
+    return [
+        Result(
+            val=[(step, float(loss[i])) for step, loss in zip(ends, val, strict=True)],
+            train=smooth([(n, float(x)) for n, x in enumerate(curves[:, i], 1)]),
+            bits_per_byte=bits_per_byte(float(val[-1][i]), size.tokens, size.bytes),
+            diverged_at=None if np.isfinite(curves[-1, i]) else first_bad(curves[:, i]),
+            seconds=round(each_s, 1),
+        )
+        for i in range(len(trials))
+    ]
+
+
+def make_programs(program: Program, context: int) -> Programs:
+    """The functions of one run, mapped over runs and repeated over steps."""
+    together = jax.vmap(program.train_step)
+
+    def windows(text: jax.Array, starts: jax.Array) -> tuple[jax.Array, jax.Array]:
+        read = text[starts[..., None] + jnp.arange(context + 1)].astype(jnp.int32)
+        return read[..., :-1], read[..., 1:]
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def steps(states: Any, rates: Rates, text: jax.Array, starts: jax.Array) -> Any:
+        def step(states: Any, starts: jax.Array) -> Any:
+            states, measured = together(states, rates, *windows(text, starts))
+            return states, measured.loss
+
+        return jax.lax.scan(step, states, starts)
+
+    @jax.jit
+    def losses(params: Any, text: jax.Array, starts: jax.Array) -> jax.Array:
+        each = jax.vmap(program.loss, (0, None, None))
+        return jax.lax.map(lambda rows: each(params, *windows(text, rows)), starts)
+
+    return Programs(jax.jit(jax.vmap(program.init)), steps, losses)
+
+
+def rates_of(config: RunConfig) -> tuple[float, float]:
+    rate = config.optimizer.learning_rate
+    assert rate is not None  # a grid gives one
+    return rate, float(config.optimizer.adam_learning_rate)
+
+
+def starts_of_runs(dataset: Dataset, configs: Sequence[RunConfig], steps: range) -> np.ndarray:
+    """Where the windows of steps begin in the text, (steps, runs, rows)."""
+    if not steps:
+        return np.zeros((0, len(configs), configs[0].batch_size), np.int32)
+    of_seed = {
+        config.seed: starts(dataset.train.ids, config, config.seed, steps) for config in configs
+    }
+    return np.stack([of_seed[config.seed] for config in configs], axis=1)
+
+
+def validation_starts(dataset: Dataset, config: RunConfig) -> np.ndarray:
+    """The same for the batches of an evaluation, (batches, rows), in the order of the trainer."""
+    windows = (len(dataset.val.ids) - 1) // config.model.context
+    batches = min(config.eval_batches, windows // config.batch_size)
+    return starts(dataset.val.ids, config, 0, range(batches))
+
+
+def starts(ids: Any, config: RunConfig, seed: int, steps: range) -> np.ndarray:
+    """Where the windows of one run's steps begin, (steps, rows)."""
+    order = Loader(ids, config.model.context, config.batch_size, seed, config.data.order)
+    places = np.concatenate([positions(step, order.batch_size, None) for step in steps])
+    epochs, indices = np.divmod(places, order.n_windows)
+    chosen = permuted(order.order, indices, order.n_windows, seed, epochs, order.stream)
+    return (chosen * order.context).astype(np.int32).reshape(len(steps), order.batch_size)
+
+
+def first_bad(losses: np.ndarray) -> int:
+    """The first step after the last finite loss."""
+    finite = np.flatnonzero(np.isfinite(losses))
+    return int(finite[-1]) + 2 if len(finite) else 1
+
+
+if __name__ == "__main__":
+    exit_status.leave(main(sys.argv[1:]))
