@@ -31,6 +31,7 @@ from examples.trainer.runs.launch import keep_compiled_programs
 from examples.trainer.settings import validation
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system import exit_status
+from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
 from examples.trainer.training.evaluate import bits_per_byte
 from examples.trainer.training.optimizers import Rates
@@ -55,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 def finish(asked: NewSweep, preset: str) -> int:
     """Does what is left of a grid, a method at a time; returns the exit status."""
+    refuse_what_is_not_done(asked)
     check_settings(asked.config)
     validation.check(asked.grid, "--grid.")
     keep_compiled_programs()
@@ -69,6 +71,18 @@ def finish(asked: NewSweep, preset: str) -> int:
             print(f"{method.name}: {len(trials)} runs at once", flush=True)
             record(asked, ledger, dict(zip(trials, run(asked, trials, dataset), strict=True)))
     return 0
+
+
+def refuse_what_is_not_done(asked: NewSweep) -> None:
+    config = asked.config
+    given = {
+        "--data.mixture": config.data.mixture,
+        "--init-from": config.init_from,
+        "--skip-spikes": config.skip_spikes,
+        "--mesh": asked.mesh,
+    }
+    if named := " and ".join(flag for flag, value in given.items() if value):
+        raise UserError(f"{named}: runs at once do not have this. Take python -m examples.sweep.")
 
 
 def wanted(asked: NewSweep, method: Method, losses: dict[Trial, float]) -> list[Trial]:
@@ -90,7 +104,7 @@ def run(asked: NewSweep, trials: Sequence[Trial], dataset: Dataset) -> list[Resu
     """Trains runs of one method, and returns their results in order."""
     started = time.monotonic()
     configs = [grid.configure(asked.config, asked.grid, trial, "") for trial in trials]
-    config, mesh = configs[0], sharding.make_mesh(asked.mesh, jax.devices()[:1])
+    config, mesh = configs[0], sharding.make_mesh("", jax.devices()[:1])
     programs = make_programs(make_setup(config, dataset, mesh).program, config.model.context)
     text, held_out = (jnp.asarray(x[:]) for x in (dataset.train.ids, dataset.val.ids))
     of_val = validation_starts(dataset, config)
@@ -107,19 +121,28 @@ def run(asked: NewSweep, trials: Sequence[Trial], dataset: Dataset) -> list[Resu
         train.append(np.asarray(losses))
         val.append(np.asarray(evaluated, np.float64).mean(axis=0))
         print(f"  {end} steps, {time.monotonic() - started:.0f} s: {val[-1].round(4)}", flush=True)
-    curves = np.concatenate(train)
     each_s = (time.monotonic() - started) / len(trials)
-    size = dataset.val.meta
+    curves, evaluations = np.concatenate(train).T, np.array(val).T
     return [
-        Result(
-            val=[(step, float(loss[i])) for step, loss in zip(ends, val, strict=True)],
-            train=smooth([(n, float(x)) for n, x in enumerate(curves[:, i], 1)]),
-            bits_per_byte=bits_per_byte(float(val[-1][i]), size.tokens, size.bytes),
-            diverged_at=None if np.isfinite(curves[-1, i]) else first_bad(curves[:, i]),
-            seconds=round(each_s, 1),
-        )
-        for i in range(len(trials))
+        result_of(curve, list(zip(ends, losses.tolist(), strict=True)), dataset, each_s)
+        for curve, losses in zip(curves, evaluations, strict=True)
     ]
+
+
+def result_of(
+    train: np.ndarray, val: list[tuple[int, float]], dataset: Dataset, seconds: float
+) -> Result:
+    """The result of one run, from its training losses (steps,) and its evaluations."""
+    finite = np.flatnonzero(np.isfinite(train))
+    steps = int(finite[-1]) + 1 if len(finite) else 0  # those before it diverged
+    size, diverged = dataset.val.meta, steps < len(train)
+    return Result(
+        val=[(step, loss) for step, loss in val if step <= steps],
+        train=smooth([(int(i) + 1, float(train[i])) for i in finite]),
+        bits_per_byte=None if diverged else bits_per_byte(val[-1][1], size.tokens, size.bytes),
+        diverged_at=steps + 1 if diverged else None,
+        seconds=round(seconds, 1),
+    )
 
 
 def make_programs(program: Program, context: int) -> Programs:
@@ -127,7 +150,8 @@ def make_programs(program: Program, context: int) -> Programs:
     together = jax.vmap(program.train_step)
 
     def windows(text: jax.Array, starts: jax.Array) -> tuple[jax.Array, jax.Array]:
-        read = text[starts[..., None] + jnp.arange(context + 1)].astype(jnp.int32)
+        offsets = jnp.expand_dims(jnp.arange(context + 1), range(starts.ndim))
+        read = text[starts[..., None] + offsets].astype(jnp.int32)
         return read[..., :-1], read[..., 1:]
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -176,12 +200,6 @@ def starts(ids: Any, config: RunConfig, seed: int, steps: range) -> np.ndarray:
     epochs, indices = np.divmod(places, order.n_windows)
     chosen = permuted(order.order, indices, order.n_windows, seed, epochs, order.stream)
     return (chosen * order.context).astype(np.int32).reshape(len(steps), order.batch_size)
-
-
-def first_bad(losses: np.ndarray) -> int:
-    """The first step after the last finite loss."""
-    finite = np.flatnonzero(np.isfinite(losses))
-    return int(finite[-1]) + 2 if len(finite) else 1
 
 
 if __name__ == "__main__":

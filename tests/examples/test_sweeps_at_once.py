@@ -1,0 +1,81 @@
+"""Runs at once: the ledger is that of the same sweep, run by run."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from examples import sweep
+from examples.experiments.sweeps import at_once
+from examples.experiments.sweeps.ledger import Ledger
+from examples.trainer.data.prepare import prepare
+from tests.support.trainer import TOY
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+GRID = ["--grid.optimizers", "muon", "muonplus", "--grid.norms", "col_row"]
+RATES = ["--grid.rates", "0.01", "0.02", "--grid.seeds", "3"]
+
+
+def ledger_of(main, flags, folder):
+    """The ledger that a command line writes."""
+    assert main([*TOY, "--name", "found", "--runs-dir", str(folder), *flags]) == 0
+    return Ledger(folder / "found").results()
+
+
+def test_the_ledger_is_that_of_the_sweep(tmp_path):
+    flags = [*GRID, *RATES, "--steps", "7", "--eval-every", "3"]
+    one_by_one = ledger_of(sweep.main, flags, tmp_path / "sweep")
+    together = ledger_of(at_once.main, flags, tmp_path / "at_once")
+    assert together.keys() == one_by_one.keys() and len(together) == 2 * (2 + 2)
+    for trial, expected in one_by_one.items():
+        found = together[trial]
+        assert [step for step, _ in found.val] == [3, 6, 7] == [step for step, _ in expected.val]
+        assert np.allclose(found.val, expected.val, atol=2e-4)
+        assert np.allclose(found.train, expected.train, atol=2e-4)
+        assert found.bits_per_byte == pytest.approx(expected.bits_per_byte, abs=1e-3)
+        assert found.diverged_at is None
+
+
+def test_finished_methods_are_not_run_again(tmp_path, capsys):
+    flags = [*GRID[:2], "--grid.rates", "0.01", "--steps", "2"]
+    first = ledger_of(at_once.main, flags, tmp_path)
+    capsys.readouterr()
+    assert ledger_of(at_once.main, flags, tmp_path) == first
+    assert "at once" not in capsys.readouterr().out
+    more = ledger_of(at_once.main, [*flags, "--grid.seeds", "2"], tmp_path)
+    assert len(more) == 2 and "2 runs at once" in capsys.readouterr().out
+
+
+def test_a_run_that_diverges_is_recorded_as_such(tmp_path):
+    flags = ["--optimizer.adam-learning-rate", "1e38", "--optimizer.clip-norm", "None"]
+    steps = ["--steps", "14", "--eval-every", "1"]
+    found = ledger_of(at_once.main, [*GRID[:2], "--grid.rates", "0.01", *flags, *steps], tmp_path)
+    (result,) = found.values()
+    assert result.diverged_at is not None and result.loss == np.inf
+    assert result.bits_per_byte is None
+    assert all(np.isfinite(loss) for _, loss in result.train)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--skip-spikes", "6"], ["--init-from", "gpt2"], ["--data.mixture", "a:1", "b:1"]],
+)
+def test_what_runs_at_once_do_not_have_is_refused(flags, capsys, tmp_path):
+    assert at_once.main([*TOY, "--runs-dir", str(tmp_path), *flags]) != 0
+    assert f"{flags[0]}: runs at once do not have this" in capsys.readouterr().err
+
+
+def test_windows_begin_where_the_trainer_reads_them():
+    asked = at_once.command_line.parse([*TOY, "--data.order", "numpy"])[0]
+    config = dataclasses.replace(asked.config, seed=3)
+    dataset = prepare(config.data, print)
+    found = at_once.starts_of_runs(dataset, [config, config], range(40, 43))
+    loader = at_once.Loader(
+        dataset.train.ids, config.model.context, config.batch_size, 3, config.data.order
+    )
+    for n, step in enumerate(range(40, 43)):
+        inputs, _ = loader.batch(step)
+        for run in found[n]:
+            read = [dataset.train.ids[i : i + config.model.context] for i in run]
+            assert np.array_equal(read, inputs)
