@@ -9,6 +9,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -110,15 +111,11 @@ def stack_bounds(size: trees.Size, timed: Callable[..., Any]) -> Iterator[Row]:
     shapes = trees.shapes(size, dtype=jnp.bfloat16)
     params, grads = trees.random_like(shapes, 0), trees.random_like(shapes, 1)
     rule = omp.muonplus(0.02, compute_dtype="bfloat16")
-    default = stacks.STACK_BYTES
     reference = Update(rule, params, grads)
     for mib in (8, 32, 64, 256, 1024):
-        try:
-            stacks.STACK_BYTES = mib * 2**20
+        with mock.patch.object(stacks, "STACK_BYTES", mib * 2**20):
             update = Update(rule, params, grads)
-        finally:
-            stacks.STACK_BYTES = default
-        name = f"{mib} MiB, not {default >> 20}"
+        name = f"{mib} MiB, not {stacks.STACK_BYTES >> 20}"
         seconds = timed({"reference": reference, name: update})
         yield row_of(name, update.figures, seconds[name], seconds["reference"])
 

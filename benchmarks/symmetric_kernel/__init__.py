@@ -7,7 +7,8 @@ matrices like any other::
   steps = [polar_factor, omp.matrices.Normalize(), omp.matrices.ScaleByShape()]
   tx = optax.chain(omp.momentum(), omp.transforms.apply_to_matrices(steps))
 
-The kernel was compiled for Hopper and interpreted on a CPU, and has never run on a GPU.
+The kernel was interpreted on a CPU, and ran on one H200, where 50 polar factors of a matrix (2048,
+4096) were equal in every bit and took 0.94 of the plain one's time (benchmarks/README.md).
 """
 
 from benchmarks.symmetric_kernel.orthogonalize import OneTriangle as OneTriangle

@@ -27,9 +27,9 @@ SMALLEST_SIDE = 512
 class Tiling(NamedTuple):
     """How the kernel of :func:`benchmarks.symmetric_kernel.symmetric_product` cuts its work.
 
-    The defaults are by arithmetic, and were not measured. In each step a cluster multiplies 256 x
-    256 x 64, for which it fetches 64 KB; without a cluster that is 96 KB, for which the L2 cache of
-    an H100 would have to give 7.6 TB/s at 650 TFLOP/s. Four slots of 48 KB and the buffers for
+    The defaults are by arithmetic; others were not measured. In each step a cluster multiplies
+    256 x 256 x 64, for which it fetches 64 KB; without a cluster that is 96 KB, for which the L2
+    cache of an H100 would have to give 7.6 TB/s at 650 TFLOP/s. Four slots of 48 KB and the buffers for
     results take 224 of the 227 KB of shared memory.
 
     Attributes:
@@ -67,7 +67,7 @@ def symmetric_product(
     plain product. Sums and the combination are in float32; the kernel rounds once, the plain path
     the product too.
 
-    The kernel was compiled for Hopper and interpreted on a CPU, and has never run on a GPU.
+    The kernel was interpreted on a CPU, and ran on one H200 for one shape (benchmarks/README.md).
 
     Args:
       a: ``(*batch, n, k)``, bfloat16 or float16.

@@ -1,7 +1,7 @@
 """The kernel for symmetric products, run by JAX's interpreter, which looks for races.
 
 It finds a missing wait or fence of the stores. It does not find a missing ``wgmma_wait``: products
-of the tensor cores end at once in it. And it is no GPU, on which the kernel has never run.
+of the tensor cores end at once in it. And it is no GPU: there `benchmarks.gpu` compares results.
 """
 
 import jax.numpy as jnp
