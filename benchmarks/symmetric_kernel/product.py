@@ -29,8 +29,8 @@ class Tiling(NamedTuple):
 
     The defaults are by arithmetic; others were not measured. In each step a cluster multiplies
     256 x 256 x 64, for which it fetches 64 KB; without a cluster that is 96 KB, for which the L2
-    cache of an H100 would have to give 7.6 TB/s at 650 TFLOP/s. Four slots of 48 KB and the buffers for
-    results take 224 of the 227 KB of shared memory.
+    cache of an H100 would have to give 7.6 TB/s at 650 TFLOP/s. Four slots of 48 KB and the buffers
+    for results take 224 of the 227 KB of shared memory.
 
     Attributes:
       rows: sides of the parts in which a result is stored; a block has four times as many rows. 64
