@@ -23,6 +23,7 @@ class Row(NamedTuple):
     words: str
     sweep: str = ""
     cell: str = ""  # schedule and second rate are the best for Muon, of which Optax's is the best
+    plan: str = ""  # whose first contrasts are RECOMMENDED and the default, less Muon
     paper: float = math.nan
     others: float = math.nan
 
@@ -45,6 +46,7 @@ ROWS = {
         Row("1.1 M, fused", "orthogonalization-gpt-laptop"),
         Row("2.1 M, three matrices", "map-gpt-width-x4"),
         Row("10 M, fused", "norms-gpt-larger"),
+        Row("10 M, 25 times the tokens", plan="ten_million"),
         Row("124 M", paper=nats(27.64, 29.66)),
         Row("286 M", others=2.7265 - 2.7311),
         Row("362 M", paper=nats(19.98, 21.70)),
@@ -93,6 +95,14 @@ def against_the_best(cell: str) -> tuple[contrasts.Estimate, ...]:
     return tuple(contrasts.measured(x, EXPERIMENTS) for x in differences)
 
 
+@functools.cache
+def of_plan(name: str) -> tuple[contrasts.Estimate, ...]:
+    """The first two contrasts of a plan."""
+    folder = EXPERIMENTS / name
+    planned = contrasts.read(folder / "contrasts.json")[:2]
+    return tuple(contrasts.measured(x, folder) for x in planned)
+
+
 def place(gap: float) -> float:
     """Pixels from the left; what lies outside stands at the edge."""
     return LEFT + (min(max(gap, LOW), HIGH) - LOW) / (HIGH - LOW) * WIDTH
@@ -102,6 +112,8 @@ def _row(canvas: Canvas, row: Row, y: float) -> None:
     canvas.text((LEFT - 12, y + 4), row.words, anchor="end", size=12)
     if row.cell:
         estimates, colours = against_the_best(row.cell), ("one", "soft", "ink")
+    elif row.plan:
+        estimates, colours = of_plan(row.plan), ("ink", "one")
     else:
         estimates = [measured(row.sweep, x) if row.sweep else None for x in (COL_ROW, MATCHED)]
         colours = ("one", "three")
