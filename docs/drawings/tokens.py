@@ -25,12 +25,17 @@ PAPER = {
 
 
 @functools.cache
+def planned() -> dict[str, contrasts.Contrast]:
+    """The contrasts of the plan by name."""
+    return {each.name: each for each in contrasts.read(TOKENS / "contrasts.json")}
+
+
+@functools.cache
 def gain(family: str, tokens: int, name: str) -> contrasts.Estimate | None:
     """Muon's loss less a method's by seeds that chose no rate, or None before there are runs."""
     wanted = f"{family}, {tokens} tokens a parameter: gain of {METHODS[name][1]}"
-    planned = {each.name: each for each in contrasts.read(TOKENS / "contrasts.json")}
     try:
-        return contrasts.measured(planned[wanted], TOKENS)
+        return contrasts.measured(planned()[wanted], TOKENS)
     except UserError:  # one of the methods has no runs
         return None
 

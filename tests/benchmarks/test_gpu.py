@@ -9,6 +9,7 @@ import pytest
 
 import optax_muonplus as omp
 from benchmarks import gpu, gpu_parts, parity, symmetric_kernel
+from benchmarks.compiled import Update
 from examples.compiled_programs.forecast import children
 from optax_muonplus.run import stacks
 
@@ -80,7 +81,11 @@ def test_the_sentence_for_the_readme_says_what_was_measured():
 @pytest.mark.parametrize(
     ("part", "n"), [("gpt-small", 5), ("kernel", 2), ("step", 5), ("numbers", 22), ("stacks", 5)]
 )
-def test_parts_run_on_a_cpu(part, n):
+def test_parts_run_on_a_cpu(part, n, monkeypatch):
+    built = []  # the size of stacks with which each update was compiled
+    monkeypatch.setattr(
+        gpu_parts, "Update", lambda *args: built.append(stacks.STACK_BYTES) or Update(*args)
+    )
     if part == "kernel" and jax.__version_info__ < symmetric_kernel.product.FIRST_JAX:
         pytest.skip("the kernel is written in a newer JAX")
     rows = list(gpu_parts.rows(part, True, 1, 1))
@@ -90,6 +95,7 @@ def test_parts_run_on_a_cpu(part, n):
         refused = {row["name"] for row in rows if "refused" in row}
         assert refused == {"polar_express, gram, bfloat16"}
     elif part == "stacks":
+        assert built == [2**27, *(mib * 2**20 for mib in (8, 32, 64, 256, 1024))]
         assert stacks.STACK_BYTES == 2**27  # as before
     else:
         assert rows[0]["of_reference"] == 1.0 and all(row.get("median_s", 1) > 0 for row in rows)

@@ -1,13 +1,17 @@
 """Runs at once: the ledger is that of the same sweep, run by run."""
 
 import dataclasses
+import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from examples import sweep
-from examples.experiments.sweeps import at_once
+from examples.experiments.sweeps import at_once, command_line
 from examples.experiments.sweeps.ledger import Ledger
+from examples.trainer.data.loader import Loader
 from examples.trainer.data.prepare import prepare
 from tests.support.trainer import TOY
 
@@ -45,6 +49,7 @@ def test_finished_methods_are_not_run_again(tmp_path, capsys):
     assert "at once" not in capsys.readouterr().out
     more = ledger_of(at_once.main, [*flags, "--grid.seeds", "2"], tmp_path)
     assert len(more) == 2 and "2 runs at once" in capsys.readouterr().out
+    assert len((tmp_path / "found" / "runs.jsonl").read_text().splitlines()) == 2  # each once
 
 
 def test_a_run_that_diverges_is_recorded_as_such(tmp_path):
@@ -57,9 +62,22 @@ def test_a_run_that_diverges_is_recorded_as_such(tmp_path):
     assert all(np.isfinite(loss) for _, loss in result.train)
 
 
+@pytest.mark.parametrize("lost", [None, 0.5])
+def test_there_are_no_bits_per_byte_where_the_tokenizer_loses_text(lost):
+    size = SimpleNamespace(tokens=100, bytes=300)
+    dataset: Any = SimpleNamespace(val=SimpleNamespace(meta=size), lost=lost)
+    found = at_once.result_of(np.ones(2), [(2, math.log(2))], dataset, 1.0)
+    assert found.bits_per_byte == (None if lost else pytest.approx(1 / 3))
+
+
 @pytest.mark.parametrize(
     "flags",
-    [["--skip-spikes", "6"], ["--init-from", "gpt2"], ["--data.mixture", "a:1", "b:1"]],
+    [
+        ["--skip-spikes", "6"],
+        ["--init-from", "gpt2"],
+        ["--data.mixture", "a:1", "b:1"],
+        ["--mesh", "data=1"],
+    ],
 )
 def test_what_runs_at_once_do_not_have_is_refused(flags, capsys, tmp_path):
     assert at_once.main([*TOY, "--runs-dir", str(tmp_path), *flags]) != 0
@@ -67,13 +85,11 @@ def test_what_runs_at_once_do_not_have_is_refused(flags, capsys, tmp_path):
 
 
 def test_windows_begin_where_the_trainer_reads_them():
-    asked = at_once.command_line.parse([*TOY, "--data.order", "numpy"])[0]
+    asked = command_line.parse([*TOY, "--data.order", "numpy"])[0]
     config = dataclasses.replace(asked.config, seed=3)
     dataset = prepare(config.data, print)
     found = at_once.starts_of_runs(dataset, [config, config], range(40, 43))
-    loader = at_once.Loader(
-        dataset.train.ids, config.model.context, config.batch_size, 3, config.data.order
-    )
+    loader = Loader(dataset.train.ids, config.model.context, config.batch_size, 3, "numpy")
     for n, step in enumerate(range(40, 43)):
         inputs, _ = loader.batch(step)
         for run in found[n]:

@@ -23,19 +23,16 @@ from examples.experiments.sweeps import command_line, grid
 from examples.experiments.sweeps.command_line import NewSweep
 from examples.experiments.sweeps.grid import Method, Trial
 from examples.experiments.sweeps.ledger import Ledger, Result, smooth
-from examples.experiments.sweeps.run import folder_of
-from examples.trainer.data.loader import Loader, permuted, positions
-from examples.trainer.data.prepare import prepare
+from examples.experiments.sweeps.run import begin
+from examples.trainer.data.loader import positions
+from examples.trainer.data.mixture import loader_of
 from examples.trainer.data.token_folder import Dataset
-from examples.trainer.runs.launch import keep_compiled_programs
-from examples.trainer.settings import validation
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import sharding
-from examples.trainer.training.evaluate import bits_per_byte
+from examples.trainer.training import evaluate, optimizers, sharding
 from examples.trainer.training.optimizers import Rates
-from examples.trainer.training.program import Program, check_settings, make_setup
+from examples.trainer.training.program import Program, make_setup
 
 
 class Programs(NamedTuple):
@@ -57,13 +54,7 @@ def main(argv: Sequence[str]) -> int:
 def finish(asked: NewSweep, preset: str) -> int:
     """Does what is left of a grid, a method at a time; returns the exit status."""
     refuse_what_is_not_done(asked)
-    check_settings(asked.config)
-    validation.check(asked.grid, "--grid.")
-    keep_compiled_programs()
-    dataset = prepare(asked.config.data, print)
-    folder = folder_of(asked, preset)
-    command_line.keep(folder, asked, preset, dataset)
-    ledger = Ledger(folder)
+    dataset, _, ledger = begin(asked, preset, print)
     for method in grid.methods(asked.grid):
         if any(trial not in ledger.losses() for trial in wanted(asked, method, ledger.losses())):
             rates, seeds = grid.rates(asked.grid, method), range(asked.grid.seeds)
@@ -107,8 +98,10 @@ def run(asked: NewSweep, trials: Sequence[Trial], dataset: Dataset) -> list[Resu
     config, mesh = configs[0], sharding.make_mesh("", jax.devices()[:1])
     programs = make_programs(make_setup(config, dataset, mesh).program, config.model.context)
     text, held_out = (jnp.asarray(x[:]) for x in (dataset.train.ids, dataset.val.ids))
-    of_val = validation_starts(dataset, config)
-    rates = Rates(*(jnp.asarray(x) for x in zip(*map(rates_of, configs), strict=True)))
+    order, n_batches = evaluate.batches(config, dataset.val)
+    of_val = starts(order, range(n_batches))
+    of_each = [optimizers.rates(each.optimizer) for each in configs]
+    rates = jax.tree.map(lambda *x: jnp.asarray(x), *of_each)
     states = programs.init(jnp.asarray([each.seed for each in configs]))
     ends = [*range(config.eval_every, config.steps, config.eval_every), config.steps]
     val: list[np.ndarray] = []
@@ -135,11 +128,13 @@ def result_of(
     """The result of one run, from its training losses (steps,) and its evaluations."""
     finite = np.flatnonzero(np.isfinite(train))
     steps = int(finite[-1]) + 1 if len(finite) else 0  # those before it diverged
-    size, diverged = dataset.val.meta, steps < len(train)
+    size, diverged, bits = dataset.val.meta, steps < len(train), None
+    if not (diverged or evaluate.loses_text(dataset.lost)):
+        bits = evaluate.bits_per_byte(val[-1][1], size.tokens, size.bytes)
     return Result(
         val=[(step, loss) for step, loss in val if step <= steps],
         train=smooth([(int(i) + 1, float(train[i])) for i in finite]),
-        bits_per_byte=None if diverged else bits_per_byte(val[-1][1], size.tokens, size.bytes),
+        bits_per_byte=bits,
         diverged_at=steps + 1 if diverged else None,
         seconds=round(seconds, 1),
     )
@@ -170,36 +165,18 @@ def make_programs(program: Program, context: int) -> Programs:
     return Programs(jax.jit(jax.vmap(program.init)), steps, losses)
 
 
-def rates_of(config: RunConfig) -> tuple[float, float]:
-    rate = config.optimizer.learning_rate
-    assert rate is not None  # a grid gives one
-    return rate, float(config.optimizer.adam_learning_rate)
-
-
 def starts_of_runs(dataset: Dataset, configs: Sequence[RunConfig], steps: range) -> np.ndarray:
     """Where the windows of steps begin in the text, (steps, runs, rows)."""
-    if not steps:
-        return np.zeros((0, len(configs), configs[0].batch_size), np.int32)
-    of_seed = {
-        config.seed: starts(dataset.train.ids, config, config.seed, steps) for config in configs
-    }
+    orders = {config.seed: loader_of(config, dataset) for config in configs}
+    of_seed = {seed: starts(order, steps) for seed, order in orders.items()}
     return np.stack([of_seed[config.seed] for config in configs], axis=1)
 
 
-def validation_starts(dataset: Dataset, config: RunConfig) -> np.ndarray:
-    """The same for the batches of an evaluation, (batches, rows), in the order of the trainer."""
-    windows = (len(dataset.val.ids) - 1) // config.model.context
-    batches = min(config.eval_batches, windows // config.batch_size)
-    return starts(dataset.val.ids, config, 0, range(batches))
-
-
-def starts(ids: Any, config: RunConfig, seed: int, steps: range) -> np.ndarray:
-    """Where the windows of one run's steps begin, (steps, rows)."""
-    order = Loader(ids, config.model.context, config.batch_size, seed, config.data.order)
-    places = np.concatenate([positions(step, order.batch_size, None) for step in steps])
-    epochs, indices = np.divmod(places, order.n_windows)
-    chosen = permuted(order.order, indices, order.n_windows, seed, epochs, order.stream)
-    return (chosen * order.context).astype(np.int32).reshape(len(steps), order.batch_size)
+def starts(order: Any, steps: range) -> np.ndarray:
+    """Where the windows of a loader's batches begin, (steps, rows)."""
+    places = np.array([positions(step, order.batch_size, None) for step in steps], np.int64)
+    chosen = order.indices(places.ravel()) * order.context
+    return chosen.astype(np.int32).reshape(len(steps), order.batch_size)
 
 
 if __name__ == "__main__":

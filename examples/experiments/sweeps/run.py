@@ -53,13 +53,7 @@ def folder_of(asked: NewSweep, preset: str) -> Path:
 def finish(asked: NewSweep, preset: str) -> int:
     """Does the remaining runs of a grid; returns the exit status."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    check_settings(asked.config)
-    validation.check(asked.grid, "--grid.")
-    keep_compiled_programs()
-    dataset = prepare(asked.config.data, console.print)
-    folder = folder_of(asked, preset)
-    command_line.keep(folder, asked, preset, dataset)
-    ledger = Ledger(folder)
+    dataset, folder, ledger = begin(asked, preset, console.print)
     done, known = so_far(asked.grid, ledger)
     console.print(f"{known} runs, {done} of them done")
     while work := claim(asked.grid, folder, ledger, console.print):
@@ -70,6 +64,17 @@ def finish(asked: NewSweep, preset: str) -> int:
             console.print("stopped; the same command continues.")
             return exit_status.of_signal(stopped_by)
     return 0
+
+
+def begin(asked: NewSweep, preset: str, say: Callable[[str], None]) -> tuple[Dataset, Path, Ledger]:
+    """Checks what is asked and writes it down; gives the text, the folder and the ledger."""
+    check_settings(asked.config)
+    validation.check(asked.grid, "--grid.")
+    keep_compiled_programs()
+    dataset = prepare(asked.config.data, say)
+    folder = folder_of(asked, preset)
+    command_line.keep(folder, asked, preset, dataset)
+    return dataset, folder, Ledger(folder)
 
 
 def so_far(asked: grid.Grid, ledger: Ledger) -> tuple[int, int]:

@@ -119,9 +119,12 @@ class Loader:
 
     def read(self, places: np.ndarray) -> np.ndarray:
         """The windows (n, context + 1) at places (n,) of the sequence of all epochs."""
+        return np.stack([self.window(i) for i in self.indices(places)]).astype(np.int32)
+
+    def indices(self, places: np.ndarray) -> np.ndarray:
+        """Which windows of the text are at places (n,) of the sequence of all epochs."""
         epochs, indices = np.divmod(places, self.n_windows)
-        chosen = permuted(self.order, indices, self.n_windows, self.seed, epochs, self.stream)
-        return np.stack([self.window(i) for i in chosen]).astype(np.int32)
+        return permuted(self.order, indices, self.n_windows, self.seed, epochs, self.stream)
 
     def window(self, index: int) -> np.ndarray:
         """The `index`-th window of the text, its last target included."""

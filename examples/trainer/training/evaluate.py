@@ -87,16 +87,24 @@ def make_evaluate(
     return evaluate
 
 
+def batches(config: RunConfig, val: Tokens) -> tuple[Loader, int]:
+    """The batches that are always evaluated, and their number.
+
+    They are as large as the micro-batches of a step, which are known to fit into memory.
+    """
+    size = config.batch_size // config.accumulate
+    loader = Loader(val.ids, config.model.context, size, 0, config.data.order)
+    n = min(config.eval_batches, loader.n_windows // config.batch_size)
+    return loader, n * config.accumulate
+
+
 def make_loss(
     loss_of: Loss, config: RunConfig, val: Tokens, name: str, mesh: Mesh
 ) -> Callable[[optax.Params], float]:
     """A function from parameters to their loss on batches of a text."""
-    # Batches as large as the micro-batches of a step, which are known to fit into memory.
-    size = config.batch_size // config.accumulate
-    loader = Loader(val.ids, config.model.context, size, 0, config.data.order)
+    loader, n_batches = batches(config, val)
     mixture.enough(loader, "validation", name, config.batch_size)
     rows = sharding.of_batch(mesh)
-    n_batches = min(config.eval_batches, loader.n_windows // config.batch_size) * config.accumulate
 
     def loss(params: optax.Params) -> float:
         losses = [loss_of(params, *place_batch(loader, i, rows)) for i in range(n_batches)]
