@@ -42,11 +42,11 @@ def cosine(s, begin, steps):
             {"schedule": "warmup_cosine", "warmup_start": 0.0},
             lambda s: s / 4 if s < 4 else cosine(s, 4, 40),
         ),
-        # A floor does not lift the warmup.
+        # A floor does not lift the warmup, and a cosine ends in it.
         (
             {"schedule": "warmup_cosine", "warmup_start": 0.0, "warmup_share": 0.5,
              "schedule_floor": 0.4},
-            lambda s: s / 20 if s < 20 else max(0.4, cosine(s, 20, 40)),
+            lambda s: s / 20 if s < 20 else 0.4 + 0.6 * cosine(s, 20, 40),
         ),
     ],
 )  # fmt: skip

@@ -121,7 +121,8 @@ class OptimizerConfig:
     schedule: Literal["constant_linear", "warmup_cosine"] = "constant_linear"
     """Paper's GPT: 40% constant, then linear to zero; LLaMA: 10% warmup, then cosine to zero."""
     schedule_floor: Annotated[Share, tyro.conf.arg(aliases=("--schedule-floor",))] = 0.0
-    """Share of the peak rates at which their fall ends; the paper's code has 0.1 for GPT."""
+    """Share of the peak rates at which their fall ends: a linear fall to zero stops there, as in
+    the paper's code, which has 0.1 for GPT; a cosine is scaled to end there, as Optax's."""
     schedule_from: CountOrZero = 0
     """If not 0, the step from which a constant peak and a linear fall over the rest of the run take
     the place of the schedule."""
