@@ -18,7 +18,7 @@ from tests.support.trainer import TOY
 pytestmark = pytest.mark.usefixtures("one_device")
 
 GRID = ["--grid.optimizers", "muon", "muonplus", "--grid.norms", "col_row"]
-RATES = ["--grid.rates", "0.01", "0.02", "--grid.seeds", "3"]
+RATES = ["--grid.rates", "0.01", "0.02", "--grid.seeds", "2"]
 
 
 def ledger_of(main, flags, folder):
@@ -27,11 +27,11 @@ def ledger_of(main, flags, folder):
     return Ledger(folder / "found").results()
 
 
-def test_the_ledger_is_that_of_the_sweep(tmp_path):
+def test_the_ledger_is_that_of_the_sweep_and_finished_runs_are_not_repeated(tmp_path, capsys):
     flags = [*GRID, *RATES, "--steps", "7", "--eval-every", "3"]
     one_by_one = ledger_of(sweep.main, flags, tmp_path / "sweep")
     together = ledger_of(at_once.main, flags, tmp_path / "at_once")
-    assert together.keys() == one_by_one.keys() and len(together) == 2 * (2 + 2)
+    assert together.keys() == one_by_one.keys() and len(together) == 2 * (2 + 1)
     for trial, expected in one_by_one.items():
         found = together[trial]
         assert [step for step, _ in found.val] == [3, 6, 7] == [step for step, _ in expected.val]
@@ -39,16 +39,19 @@ def test_the_ledger_is_that_of_the_sweep(tmp_path):
         assert np.allclose(found.train, expected.train, atol=2e-4)
         assert found.bits_per_byte == pytest.approx(expected.bits_per_byte, abs=1e-3)
         assert found.diverged_at is None
-
-
-def test_finished_methods_are_not_run_again(tmp_path, capsys):
-    flags = [*GRID[:2], "--grid.rates", "0.01", "--steps", "2"]
-    first = ledger_of(at_once.main, flags, tmp_path)
     capsys.readouterr()
-    assert ledger_of(at_once.main, flags, tmp_path) == first
+    assert ledger_of(at_once.main, flags, tmp_path / "at_once") == together
     assert "at once" not in capsys.readouterr().out
+    lines = (tmp_path / "at_once" / "found" / "runs.jsonl").read_text().splitlines()
+    assert len(lines) == len(together)
+
+
+def test_a_seed_that_is_asked_for_later_is_added(tmp_path, capsys):
+    flags = [*GRID[:2], "--grid.rates", "0.01", "--steps", "2"]
+    before = ledger_of(sweep.main, flags, tmp_path)
     more = ledger_of(at_once.main, [*flags, "--grid.seeds", "2"], tmp_path)
-    assert len(more) == 2 and "2 runs at once" in capsys.readouterr().out
+    assert len(before) == 1 and len(more) == 2
+    assert "2 runs at once" in capsys.readouterr().out
     assert len((tmp_path / "found" / "runs.jsonl").read_text().splitlines()) == 2  # each once
 
 
