@@ -20,7 +20,7 @@ LOW, HIGH, WIDTH, LINE = -0.09, 0.07, 262, 26  # nats, nats, pixels, pixels
 
 
 def gaps(sweep: str, family: str) -> dict[str, list[float]]:
-    """Loss less Muon's by seed, of each method at its best rate; a diverged run leaves it out."""
+    """Loss minus Muon's by seed, of each method at its best rate; a diverged run leaves it out."""
     read = results.read(EXPERIMENTS / f"{sweep}-{family}")
     other = EXPERIMENTS / f"{sweep}-{family}-same-rate"  # optimizers that use no AdamW
     if other.is_dir():
@@ -45,10 +45,10 @@ def _points(canvas: Canvas, left: float, y: float, colour: str, gap: list[float]
 
 
 def comparison() -> Canvas:
-    """Loss less Muon's: a line from the lowest seed to the highest, and a dot at the mean."""
+    """Loss minus Muon's: a line from the lowest seed to the highest, and a dot at the mean."""
     measured = {(s, f): gaps(s, f) for s in SWEEPS for f in FAMILIES}
     names = sorted(functools.reduce(set.union, map(set, measured.values()), set()))
-    words = "Validation loss less Muon's, each method at its best rate, on small GPTs and LLaMAs."
+    words = "Validation loss minus Muon's, each method at its best rate, on small GPTs and LLaMAs."
     height = 64 + LINE * len(names)
     canvas = Canvas(760, height + 72, words)
     for column, (family, title) in enumerate(FAMILIES.items()):
@@ -65,7 +65,7 @@ def comparison() -> Canvas:
             for offset, (sweep, (colour, _)) in zip((-6, 6), SWEEPS.items(), strict=True):
                 if gap := measured[sweep, family].get(name):
                     _points(canvas, left, y + offset, colour, gap)
-    canvas.text((470, height + 28), "validation loss less Muon's, nats per token: left is better")
+    canvas.text((470, height + 28), "validation loss minus Muon's, nats per token: left is better")
     for row, (colour, words) in enumerate(SWEEPS.values()):
         canvas.dot((190 + row * 250, height + 51), colour)
         canvas.text((200 + row * 250, height + 55), words, anchor="start", size=12)

@@ -23,7 +23,7 @@ class Row(NamedTuple):
     words: str
     sweep: str = ""
     cell: str = ""  # schedule and second rate are the best for Muon, of which Optax's is the best
-    plan: str = ""  # whose first contrasts are RECOMMENDED and the default, less Muon
+    plan: str = ""  # whose first contrasts are RECOMMENDED and the default, minus Muon
     paper: float = math.nan
     others: float = math.nan
 
@@ -38,7 +38,7 @@ ROWS = {
     "GPT": (
         Row("0.24 M, fused query, key, value", "blocks-fused-scaled-base"),
         Row("the same, warm-up and cosine", "norms-gpt"),
-        Row("the same, less Optax's Muon, tuned", cell="best_muon/gpt-hold-0.4-0.02"),
+        Row("the same, minus Optax's Muon, tuned", cell="best_muon/gpt-hold-0.4-0.02"),
         Row("the same, on another text", cell="repeat/gpt"),
         Row("0.24 M, three matrices", "blocks-separate-scaled-base"),
         Row("0.24 M, four times the steps", "map-gpt-steps-x4"),
@@ -56,7 +56,7 @@ ROWS = {
     ),
     "LLaMA": (
         Row("0.36 M", "map-llama-base"),
-        Row("the same, less Optax's Muon, tuned", cell="best_muon/llama-hold-0.4-0.03"),
+        Row("the same, minus Optax's Muon, tuned", cell="best_muon/llama-hold-0.4-0.03"),
         Row("the same, on another text", cell="repeat/llama"),
         Row("0.36 M, four times the steps", "map-llama-steps-x4"),
         Row("0.7 M, 8 layers", "map-llama-depth-x4"),
@@ -74,14 +74,14 @@ ROWS = {
 
 @functools.cache
 def measured(sweep: str, method: Method) -> contrasts.Estimate | None:
-    """Loss less Muon's, each at its best rate, or None if the sweep has no such runs."""
+    """Loss minus Muon's, each at its best rate, or None if the sweep has no such runs."""
     read = results.read(EXPERIMENTS / sweep)
     return contrasts.estimate(read.gaps(method, MUON)) if method in read.methods() else None
 
 
 @functools.cache
 def against_the_best(cell: str) -> tuple[contrasts.Estimate, ...]:
-    """`col_row` with NAdamW (the default) and AdamW, and `omp.RECOMMENDED`, less Optax's update.
+    """`col_row` with NAdamW (the default) and AdamW, and `omp.RECOMMENDED`, minus Optax's update.
 
     The seeds that chose a rate are left out.
     """
@@ -131,7 +131,7 @@ def gains() -> Canvas:
     """A line for each model: the interval of the difference, or what others have published."""
     lines = sum(map(len, ROWS.values())) + 2 * len(ROWS)
     bottom = 24 + LINE * lines
-    words = "Validation loss of Muon+ less that of Muon, by the size of the model: left is better."
+    words = "Validation loss of Muon+ minus that of Muon, by the size of the model: left is better."
     canvas = Canvas(620, bottom + 86, words)
     for gap in (-0.08, -0.04, 0.0, 0.04):
         x = place(gap)
@@ -144,7 +144,7 @@ def gains() -> Canvas:
             y += LINE
             _row(canvas, row, y + 4)
         y += 2 * LINE
-    canvas.text((LEFT + WIDTH / 2, bottom + 38), "loss less Muon's, nats: left is better", size=12)
+    canvas.text((LEFT + WIDTH / 2, bottom + 38), "loss minus Muon's, nats: left is better", size=12)
     for index, (colour, legend) in enumerate(
         (("one", "col_row"), ("three", "matched"), ("ink", "RECOMMENDED"),
          ("soft", "adam_nesterov=False"), ("two", "the paper"), ("four", "others"))

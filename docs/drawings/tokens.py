@@ -32,7 +32,7 @@ def planned() -> dict[str, contrasts.Contrast]:
 
 @functools.cache
 def gain(family: str, tokens: int, name: str) -> contrasts.Estimate | None:
-    """Muon's loss less a method's by seeds that chose no rate, or None before there are runs."""
+    """Muon's loss minus a method's by seeds that chose no rate, or None before there are runs."""
     wanted = f"{family}, {tokens} tokens a parameter: gain of {METHODS[name][1]}"
     try:
         return contrasts.measured(planned()[wanted], TOKENS)
@@ -42,7 +42,7 @@ def gain(family: str, tokens: int, name: str) -> contrasts.Estimate | None:
 
 def tokens() -> Canvas:
     """Two panels, GPT and LLaMA: a line for each method, and the paper's points."""
-    words = "Validation loss of Muon less that of Muon+, by tokens a parameter: up is better."
+    words = "Validation loss of Muon minus that of Muon+, by tokens a parameter: up is better."
     canvas = Canvas(760, 320, words)
     for index, (family, title) in enumerate((("gpt", "GPT"), ("llama", "LLaMA"))):
         frame = Axes(canvas, (56 + index * 370, 36), (300, 200), (0, 2.6), (-0.06, 0.1))
