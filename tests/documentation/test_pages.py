@@ -8,9 +8,10 @@ from docs.drawings import DRAWINGS
 from docs.ext.headings import expanded
 from docs.ext.twins import first_words, twin
 from docs.searches import FIRST
-from tests.support.documents import PAGES, README, ROOT
+from tests.support.documents import PAGES, ROOT
 
-CELLS = {"README.md": README, "benchmarks/README.md": (ROOT / "benchmarks/README.md").read_text()}
+FILES = ("README.md", "benchmarks/README.md", "examples/README.md", "CONTRIBUTING.md")
+CELLS = {name: (ROOT / name).read_text() for name in FILES}
 
 
 @pytest.mark.parametrize("page", PAGES)
