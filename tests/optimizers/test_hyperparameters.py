@@ -121,6 +121,19 @@ def test_coefficients_that_diverge_are_refused(rows, steps, message, polar):
         omp.muonplus(0.1, rows, steps, polar=polar)
 
 
+def test_a_static_number_of_steps_keeps_the_fast_form_under_inject_hyperparams():
+    """As docs/start/from_optax.md says of `static_args`."""
+    params = {"up": jnp.ones((16, 64))}
+
+    def products(make):
+        tx = make(learning_rate=0.02)
+        lowered = jax.jit(tx.update).lower(params, tx.init(params), params)
+        return lowered.as_text().count("dot_general")
+
+    injected = optax.inject_hyperparams(omp.muonplus, static_args=("ns_steps",))
+    assert products(injected) == products(omp.muonplus)
+
+
 def test_what_else_converges_is_taken():
     """Slow, scaled and traced steps too: only numbers far from a polar factor are refused."""
     for rows in [(1.5, -0.5), (2.0, -1.5, 0.5), (0.5, 0.0), (1.0, 0.0), (2.0, 0.0)]:
