@@ -34,7 +34,7 @@ COLUMNS = (
     columns.word("embedding and head", "rule"),
     columns.word("rate", "rate"),
     columns.word("nats a character", "loss"),
-    columns.word("less AdamW", "difference"),
+    columns.word("minus AdamW", "difference"),
 )
 
 

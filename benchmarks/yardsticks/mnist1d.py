@@ -33,7 +33,7 @@ COLUMNS = (
     columns.word("method", "method"),
     columns.word("rate", "written_rate"),
     columns.word("test accuracy, %", "accuracy"),
-    columns.word("less AdamW", "difference"),
+    columns.word("minus AdamW", "difference"),
     columns.word("published", "published"),
 )
 

@@ -61,7 +61,7 @@ COLUMNS = (
     columns.word("rate", "rate"),
     columns.word("second rate", "second"),
     columns.word("nats a character", "nats"),
-    columns.word(f"less {BASE}", "difference"),
+    columns.word(f"minus {BASE}", "difference"),
 )
 
 

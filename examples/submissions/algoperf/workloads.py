@@ -62,9 +62,8 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def tree(name: str) -> dict[str, Any]:
-    """Returns the parameters of a workload, as shapes without numbers."""
-    known = shapes(name)
+def tree(known: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Returns the parameters of these paths and shapes, without numbers."""
     return nested({path: jax.ShapeDtypeStruct(x, jnp.float32) for path, x in known.items()})
 
 
@@ -79,8 +78,11 @@ def tables() -> str:
     page = ["# What each parameter of AlgoPerf's workloads gets", ""]
     page += ["`python -m examples.submissions.algoperf.workloads` writes this page.", ""]
     for name in NAMES:
-        count = sum(math.prod(shape) for shape in shapes(name).values())
-        table = omp.describe(tree(name), rules=rules(name), shape_scale="max", match_frobenius=True)
+        known = shapes(name)
+        count = sum(map(math.prod, known.values()))
+        table = omp.describe(
+            tree(known), rules=rules(name), shape_scale="max", match_frobenius=True
+        )
         page += [
             f"## {name}: {count / 1e6:.1f} million parameters",
             "",
