@@ -43,7 +43,7 @@ T = TypeVar("T")
 def muonplus(
     learning_rate: optax.ScalarOrSchedule,
     ns_coeffs: CoefficientsLike = "jordan",
-    ns_steps: int | jax.Array = 5,
+    ns_steps: int | jax.Array | None = None,
     beta: ArrayLike = 0.95,
     eps: ArrayLike = DEFAULT_EPS,
     weight_decay: optax.ScalarOrSchedule = 0.0,
@@ -96,7 +96,7 @@ def muonplus(
         and 0.06 (its appendix "Detailed Sweep Experiments").
       ns_coeffs: ``"jordan"``, ``"you"``, ``"polar_express"``, ``"dion"``, ``"turbo"`` (4 rows),
         ``"cans"``, ``"cubic"`` (fewer products), one row of coefficients, or several.
-      ns_steps: Newton-Schulz steps: the first rows of a table, or as many rows of your own.
+      ns_steps: Newton-Schulz steps, 5 if None: the first rows of a table, or all rows of yours.
       beta: momentum decay, in [0, 1).
       eps: added to the norm that divides the momentum before the iteration, and to nothing else.
       weight_decay: decoupled, number or schedule, multiplied by the learning rate, not by the shape

@@ -47,33 +47,35 @@ def partition(
         grads, own = _only(MUON, labels, updates), _only(MUON, labels, params)
         new, of_matrices = matrices.update(grads, old[MUON], own, tree.matrices, extra)
         grads, own = _only(ADAM, labels, updates), _only(ADAM, labels, params)
-        rest, of_others = _update_in_float32(others, promoted(grads, own), old[ADAM], own, extra)
+        rest, of_others = _update_of_rest(others, promoted(grads, own), old[ADAM], own, extra)
         merged = jax.tree.map(lambda x, m, r: m if x == MUON else r, labels, new, rest)
         return merged, _partition_state(of_matrices, of_others)
 
     return Resolved(init, update, resolve, run).transformation(ChainTransformation, parts)
 
 
-def _update_in_float32(
+def _update_of_rest(
     others: Any, updates: Any, state: Any, params: Any, extra: Any
 ) -> tuple[Any, Any]:
     """Returns the update of ``others``, in which nothing is computed in float16.
 
-    Squares would overflow there from a gradient of 256 on. State and updates keep their dtypes, and
-    the largest number of float16 where theirs is larger.
+    Squares would overflow there from a gradient of 256 on; the result has the largest number of
+    float16 where its own is larger. The state keeps its dtypes: decays that
+    ``optax.inject_hyperparams`` traces in float32 would make moments of bfloat16 wider.
     """
-    given = updates, state, params
-    if jnp.float16 not in map(jnp.result_type, jax.tree.leaves(given)):
-        return others.update(*given, **extra)
 
     def wide(x: Any) -> Any:
         return x.astype(jnp.float32) if jnp.result_type(x) == jnp.float16 else x
 
     def as_before(x: Any, before: Any) -> Any:
+        now, then = jnp.result_type(x), jnp.result_type(before)
+        return narrowed(x, then) if now != then and jnp.issubdtype(now, jnp.inexact) else x
+
+    def half_as_before(x: Any, before: Any) -> Any:
         return narrowed(x, jnp.float16) if jnp.result_type(before) == jnp.float16 else x
 
-    made, new = others.update(*jax.tree.map(wide, given), **extra)
-    return jax.tree.map(as_before, made, updates), jax.tree.map(as_before, new, state)
+    made, new = others.update(*jax.tree.map(wide, (updates, state, params)), **extra)
+    return jax.tree.map(half_as_before, made, updates), jax.tree.map(as_before, new, state)
 
 
 def promoted(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:

@@ -137,6 +137,11 @@ def check_matrices(*arrays: Any, empty: bool = True) -> None:
                 "Matrices must be an array (*batch, out, in) of floating-point numbers, got"
                 f" {type(x).__name__}. Pass jnp.asarray(x, jnp.float32)."
             )
+        if not shape and jnp.issubdtype(dtype, jnp.integer):
+            raise ValueError(
+                "Got one number in place of matrices. optax.inject_hyperparams gives the count of"
+                " updates to every function but those in static_args, as in static_args=('polar',)."
+            )
         check_floating(x)
         if len(shape) < 2 or (0 in shape and not empty):
             kind = "" if empty else " that are not empty"

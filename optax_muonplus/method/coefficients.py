@@ -24,6 +24,7 @@ Row = tuple[float, ...]
 # Coefficients are given as a table's name, one row, or several rows.
 CoefficientsLike = str | Sequence[float] | Sequence[Sequence[float]]
 
+DEFAULT_STEPS = 5  # the paper's
 # Each step is written out in the program; the paper and its rivals use 4 to 10.
 MAX_STEPS = 100
 _USER = "user"  # the source of rows that are passed
@@ -99,16 +100,16 @@ class Coefficients(NamedTuple):
 
 
 def for_steps(
-    ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array = 5
+    ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array | None = None
 ) -> Coefficients:
     """Returns the coefficients that ``ns_steps`` steps use: the first rows of a table.
 
     Args:
       ns_coeffs: a name in :data:`TABLES`, of which the first ``ns_steps`` rows are used; one row of
         at least two numbers, used at every step; or a sequence of ``ns_steps`` rows.
-      ns_steps: number of steps, from 1 to 100. A traced integer is accepted for tables whose last
-        row may be repeated. (``optax.inject_hyperparams`` traces every number that is not among its
-        ``static_args``.)
+      ns_steps: number of steps, from 1 to 100; 5 if None. A traced integer is accepted for tables
+        whose last row may be repeated. (``optax.inject_hyperparams`` traces every number that is
+        not among its ``static_args``.)
 
     Returns:
       The :class:`Coefficients` of the run.
@@ -118,6 +119,7 @@ def for_steps(
         own than steps, or fewer rows than steps where the last row may not be repeated.
     """
     table = ns_coeffs if isinstance(ns_coeffs, Table) else _table(ns_coeffs)
+    ns_steps = DEFAULT_STEPS if ns_steps is None else ns_steps
     steps = known_count("ns_steps", ns_steps, MAX_STEPS)
     if steps is None:
         if not table.repeats_last:

@@ -44,7 +44,8 @@ class Orthogonalize(MatrixFunction):
     Attributes:
       ns_coeffs: a table's name (``optax_muonplus.coefficients.TABLES``), one row, or several rows.
         All attributes but ``polar`` are for Newton-Schulz only.
-      ns_steps: number of steps: the first rows of the table, or as many rows of your own.
+      ns_steps: number of steps: the first rows of the table, or as many rows of your own; 5 if
+        None, which ``optax.inject_hyperparams`` does not make an array of, as of numbers.
       eps: added to the norm that divides. With the default the result does not depend on the scale
         of ``x``; a larger one shrinks the update of matrices whose norm is comparable to it.
       polar: ``"newton_schulz"``, ``"gram"`` (see :func:`gram_newton_schulz`), ``"svd"`` (see
@@ -78,7 +79,7 @@ class Orthogonalize(MatrixFunction):
     """
 
     ns_coeffs: CoefficientsLike = static(default="jordan")
-    ns_steps: int | jax.Array = 5
+    ns_steps: int | jax.Array | None = None
     eps: ArrayLike = DEFAULT_EPS
     polar: Polar | PolarFunction = static(default="auto")
     preconditioning: Preconditioning = static(default="frobenius")
@@ -91,13 +92,16 @@ class Orthogonalize(MatrixFunction):
         check_number("eps", self.eps, NOT_NEGATIVE)
         if not callable(self.polar):
             known = get_args(Polar)
-            check_word("polar", self.polar, known, "; or a function (*batch, out, in) -> the same")
+            otherwise = "; or a function (*batch, out, in) -> the same, which under"
+            otherwise += " optax.inject_hyperparams needs static_args=('polar',)"
+            check_word("polar", self.polar, known, otherwise)
         if self.is_iteration:
             chosen = for_steps(self.ns_coeffs, self.ns_steps)
             _check_bounded(self.ns_coeffs, chosen)
             _check_precision(self.ns_coeffs, chosen, operand)
             if self.polar == "gram":
                 _check_gram(self.ns_coeffs, chosen, operand)
+            object.__setattr__(self, "ns_steps", chosen.steps)  # an int, unless it is traced
         elif isinstance(self.ns_coeffs, str):  # without effect, but for a word that is none
             for_steps(self.ns_coeffs, 1)
         object.__setattr__(self, "ns_coeffs", _hashable(self.ns_coeffs))

@@ -121,17 +121,48 @@ def test_coefficients_that_diverge_are_refused(rows, steps, message, polar):
         omp.muonplus(0.1, rows, steps, polar=polar)
 
 
-def test_a_static_number_of_steps_keeps_the_fast_form_under_inject_hyperparams():
-    """As docs/start/from_optax.md says of `static_args`."""
+def test_inject_hyperparams_keeps_the_fast_form_unless_steps_are_injected():
+    """As docs/start/from_optax.md says of `ns_steps`."""
     params = {"up": jnp.ones((16, 64))}
 
-    def products(make):
-        tx = make(learning_rate=0.02)
+    def products(make, **steps):
+        tx = make(learning_rate=0.02, **steps)
         lowered = jax.jit(tx.update).lower(params, tx.init(params), params)
         return lowered.as_text().count("dot_general")
 
-    injected = optax.inject_hyperparams(omp.muonplus, static_args=("ns_steps",))
-    assert products(injected) == products(omp.muonplus)
+    fast = products(omp.muonplus)
+    injected = optax.inject_hyperparams(omp.muonplus)
+    static = optax.inject_hyperparams(omp.muonplus, static_args=("ns_steps",))
+    assert (
+        products(injected) == products(static, ns_steps=5) == fast != products(injected, ns_steps=5)
+    )
+    for table in ("you", "dion"):  # they take no unknown number
+        injected(learning_rate=0.02, ns_coeffs=table).init(params)
+
+
+def test_a_state_of_bfloat16_keeps_its_dtypes_where_numbers_are_float32():
+    """As the message says where a number was rounded, and ``jax.lax.scan`` needs."""
+    params = {"up": jnp.ones((4, 6), jnp.bfloat16), "bias": jnp.ones(6, jnp.bfloat16)}
+    with pytest.raises(ValueError, match=r"unless hyperparam_dtype=jnp\.float32 is passed"):
+        optax.inject_hyperparams(omp.muonplus)(learning_rate=0.02).init(params)
+    made = optax.inject_hyperparams(omp.muonplus, hyperparam_dtype=jnp.float32)
+    tx = made(learning_rate=0.02)
+    state = tx.init(params)
+    step = lambda state, _: (tx.update(params, state, params)[1], None)  # noqa: E731
+    after, _ = jax.lax.scan(step, state, None, length=2)
+    assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
+
+
+def test_a_function_for_polar_under_inject_hyperparams_is_to_be_static():
+    """Optax takes it for a schedule, and gives what it returns for the count of steps."""
+    params = {"up": jnp.ones((4, 6))}
+    polar = lambda x: x / jnp.linalg.norm(x)  # noqa: E731
+    with pytest.raises(ValueError, match=r"Unknown polar .*static_args=\('polar',\)"):
+        optax.inject_hyperparams(omp.muonplus)(0.02, polar=polar).init(params)
+    with pytest.raises(ValueError, match=r"one number.*inject_hyperparams.*static_args"):
+        optax.inject_hyperparams(omp.muonplus)(0.02, polar=omp.polar.svd).init(params)
+    static = optax.inject_hyperparams(omp.muonplus, static_args=("polar",))
+    static(0.02, polar=omp.polar.svd).init(params)
 
 
 def test_what_else_converges_is_taken():

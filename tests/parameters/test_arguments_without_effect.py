@@ -39,7 +39,7 @@ def everywhere(params):
         ({"bias_correction": True, "nesterov": False, "adaptive": True}, []),
         ({"bias_correction": True, "nesterov": False, "eps": 1e-8}, []),
         ({"bias_correction": True, "nesterov": False, "polar": own_polar}, []),
-        ({"polar": "svd", "ns_steps": 5, "norm": "row", "norm_eps": 1e-6}, []),
+        ({"polar": "svd", "ns_coeffs": "jordan", "norm": "row", "norm_eps": 1e-6}, []),
         ({"weight_decay_mask": everywhere, "weight_decay": 0.1, "learning_rate": 0.1}, []),
     ],
 )  # fmt: skip
