@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from optax_muonplus.frame import Sources, varying_axes
 
@@ -167,7 +168,7 @@ def _slice_loop(
         y = function(*parts, *closed_over)
         return jax.lax.dynamic_update_slice_in_dim(results, y, i * size, 0)
 
-    results = x if in_place else jax.lax.empty(x.shape, dtype)
+    results = x if in_place else _empty_like(x, x.shape, dtype)
     results = _varying_like(results, [*sources, *closed_over])
     return jax.lax.fori_loop(0, len(x) // size, body, results)
 
@@ -197,7 +198,7 @@ def concatenated(arrays: list[jax.Array]) -> jax.Array:
     if len(arrays) == 1:
         return arrays[0]
     stops = list(itertools.accumulate(len(x) for x in arrays))
-    stack = jax.lax.empty((stops[-1], *arrays[0].shape[1:]), arrays[0].dtype)
+    stack = _empty_like(arrays[0], (stops[-1], *arrays[0].shape[1:]), arrays[0].dtype)
     for x, stop in zip(arrays, stops, strict=True):
         stack = jax.lax.dynamic_update_slice_in_dim(stack, x, stop - len(x), 0)
     return stack
@@ -207,6 +208,21 @@ def concatenated(arrays: list[jax.Array]) -> jax.Array:
 def _concatenated_derivative(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     """Uses ``jnp.concatenate``: ``jax.vmap`` gives each of its members an empty array."""
     return jax.jvp(jnp.concatenate, primals, tangents)
+
+
+def _empty_like(source: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Returns an array without content that has members under ``jax.vmap`` if ``source`` does.
+
+    ``jax.lax.empty`` has them always where a program is batched, so that results of what is the
+    same for all members would have them too; and members on Explicit axes need a sharding.
+    """
+    typed = jax.typeof(source).sharding
+    sharding = None if typed.mesh.empty else NamedSharding(typed.mesh, typed.spec)
+    empty = jax.custom_batching.custom_vmap(
+        lambda _: jax.lax.empty(shape, dtype, out_sharding=sharding)
+    )
+    empty.def_vmap(lambda n, _, members: (_empty_like(members, (n, *shape), dtype), True))
+    return empty(source)
 
 
 def _varying_like(x: jax.Array, others: Sequence[jax.Array]) -> jax.Array:

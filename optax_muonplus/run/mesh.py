@@ -19,9 +19,19 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from optax_muonplus.frame import READ_ONE, LeafInfo, Read, Sources, as_named, dtypes_of, usable_axes
+from optax_muonplus.frame import (
+    READ_ONE,
+    LeafInfo,
+    LeafSharding,
+    Read,
+    Sources,
+    as_named,
+    axes_of_type,
+    dtypes_of,
+    usable_axes,
+)
 from optax_muonplus.method import MatrixFunction, narrowed
 from optax_muonplus.run.deal import LANES, Bucket, Turn, row_of
 from optax_muonplus.run.local import apply_batched, apply_local, apply_to_one
@@ -46,6 +56,8 @@ def apply_sharded(
     if any(x.shape != arrays[0].shape for arrays in sources for x in arrays):
         # Block scales are left to the compiler, because a shard may cut a block.
         read, sources = READ_ONE, [(read(*arrays),) for arrays in sources]
+    pairs = zip(sources, leaves, strict=True)
+    sources = [tuple(_typed_like(leaf, x) for x in arrays) for arrays, leaf in pairs]
     # Arrays, which optax.inject_hyperparams makes of hyperparameters, have to be passed to jax.jit
     # and jax.shard_map as arguments. Python numbers stay constants of the program.
     values, structure = jax.tree.flatten((read, list(functions)))
@@ -56,6 +68,15 @@ def apply_sharded(
     # Outside of jit every operation would be a program of its own, and compiled anew at every call.
     apply = _apply if traced else _compiled
     return apply(arrays, sources, (structure, numbers), sharded, _platform(leaves))
+
+
+def _typed_like(leaf: LeafInfo, x: jax.Array) -> jax.Array:
+    """Returns ``x``, which may be a momentum, sharded over Explicit axes as its gradient is."""
+    typed = jax.typeof(x).sharding
+    if leaf.sharding is None or not axes_of_type(typed.mesh, AxisType.Explicit):
+        return x
+    wanted = as_named(leaf.sharding, [AxisType.Explicit])
+    return x if typed.spec == wanted.spec else jax.sharding.reshard(x, wanted)
 
 
 def _platform(leaves: Sequence[LeafInfo]) -> Platform | None:
@@ -82,7 +103,7 @@ def _apply(
 
     exchanges, _ = plan(leaves, merged(arrays)[1])
 
-    def on_each_device(arrays: dict[int, jax.Array], *shards: Sources) -> tuple[jax.Array, ...]:
+    def work_of_device(arrays: dict[int, jax.Array], *shards: Sources) -> tuple[jax.Array, ...]:
         read, functions = merged(arrays)
         results: dict[int, jax.Array] = {}
         for exchange in exchanges:
@@ -91,20 +112,46 @@ def _apply(
             results |= work(read, shards)
         return tuple(results[i] for i in range(len(leaves)))
 
-    specs = tuple(as_named(x.sharding).spec for x in leaves)
-    mesh = leaves[0].sharding.mesh
-    mapped = jax.shard_map(
-        on_each_device,
-        mesh=mesh,
-        in_specs=(PartitionSpec(), *specs),
-        out_specs=specs,
-        axis_names=set(usable_axes(mesh)),
-        check_vma=False,  # what is gathered is the same on all devices, which it cannot see
-    )
-    return list(mapped(arrays, *sources))
+    return _on_each_device(work_of_device, arrays, sources, leaves)
 
 
 _compiled = jax.jit(_apply, static_argnums=(2, 3, 4))
+
+
+def _on_each_device(
+    work: Callable[..., tuple[jax.Array, ...]],
+    arrays: dict[int, jax.Array],
+    sources: Sequence[Sources],
+    leaves: Sequence[ShardedLeaf],
+) -> list[jax.Array]:
+    """Runs ``work`` on ``arrays`` and the shards of ``sources`` that each device of a mesh has."""
+    specs = tuple(as_named(x.sharding).spec for x in leaves)
+    mesh = leaves[0].sharding.mesh
+    # Replicas divide work along axes that cut no array. Where members of a jax.vmap lie along such
+    # an axis, they have other members, and JAX refuses this array, which is cut along all axes.
+    names = usable_axes(mesh)
+    taken = jnp.zeros([mesh.shape[name] for name in names], bool)
+    everywhere = LeafSharding(mesh, tuple((name,) for name in names))
+    if axes_of_type(mesh, AxisType.Explicit):
+        taken = jax.sharding.reshard(taken, as_named(everywhere, [AxisType.Explicit]))
+    mapped = jax.shard_map(
+        lambda arrays, _, *shards: work(arrays, *shards),
+        mesh=mesh,
+        in_specs=(PartitionSpec(), as_named(everywhere).spec, *specs),
+        out_specs=specs,
+        axis_names=set(names),
+        check_vma=False,  # what is gathered is the same on all devices, which it cannot see
+    )
+    try:
+        return list(mapped(arrays, taken, *sources))
+    except ValueError as error:
+        if "vmap" not in str(error):
+            raise
+        raise ValueError(
+            "Members of a jax.vmap lie along an axis of the mesh, by its spmd_axis_name or their"
+            " types. Leave sharding= out, or put jax.shard_map over that axis around a jax.vmap"
+            " without a spmd_axis_name."
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True)

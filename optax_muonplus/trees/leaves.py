@@ -12,7 +12,13 @@ from optax_muonplus.messages import VALUE
 from optax_muonplus.trees.flat import FlatTree, broadcast_prefix, is_function
 from optax_muonplus.trees.models import check_parameters
 from optax_muonplus.trees.reader import RuleReader, check_known, laid, reader_of
-from optax_muonplus.trees.sharding import ShardingTree, as_params_lie, given_shardings, shardings_of
+from optax_muonplus.trees.sharding import (
+    ShardingTree,
+    as_params_lie,
+    given_shardings,
+    mapped_axes,
+    shardings_of,
+)
 from optax_muonplus.trees.user_rules import LayerAxes, Rules
 
 
@@ -28,6 +34,8 @@ def resolve(
     and for leaves that no rule can read unless ``strict`` is False, which marks them unknown.
     """
     flat = FlatTree.of(tree)
+    if not flat.paths:  # the placeholder for parameters by which optax.tree.map_params finds them
+        return ResolvedTree([], [], flat.unflatten, flat.unflatten([]))
     leaves = _read(flat, dimension_numbers, strict)
     if sharding is not None:
         given = given_shardings(flat, sharding)
@@ -56,13 +64,17 @@ class TreeResolver:
     def __call__(self, tree: Any) -> ResolvedTree:
         """Returns the records of all leaves."""
         arrays, structure = jax.tree.flatten(tree)
-        own = structure, list(map(_type, arrays))
+        own = structure, list(map(_type, arrays)), mapped_axes(arrays)
         for types, resolved in self.known:
             if types == own:
                 return resolved._replace(arrays=arrays)
         resolved = resolve(tree, self.dimension_numbers, self.sharding)
         self.known[:] = [(own, resolved._replace(arrays=[])), *self.known[:3]]
         return resolved
+
+    def __reduce__(self) -> Any:
+        """Leaves the latest trees out of copies and files: they may have devices in them."""
+        return TreeResolver, (self.dimension_numbers, self.sharding)
 
     def placed(self, state: Any, tree: ResolvedTree) -> Any:
         """Returns ``state`` sharded as the parameters are, after a check of their shardings."""

@@ -84,7 +84,7 @@ def test_memory_that_nothing_was_written_to_is_not_read(monkeypatch):
     everywhere_mapped(monkeypatch, block=24)  # no side but 16 fills its blocks
     asked = []
 
-    def full_of_nan(shape, dtype):
+    def full_of_nan(shape, dtype, out_sharding):
         asked.append(shape)
         return jnp.full(shape, jnp.nan, dtype)
 
