@@ -16,7 +16,7 @@ import numpy as np
 from optax import MaskedNode
 
 from optax_muonplus.frame import LeafInfo
-from optax_muonplus.messages import Path, flatten_tree, flatten_with_names, is_hole
+from optax_muonplus.messages import Path, flatten_tree, flatten_with_names, is_hole, path_name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,6 +34,12 @@ class FlatTree:
         """Flattens ``tree``."""
         classes: set[type] = set()
         flat = flatten_tree(tree, lambda node: bool(classes.add(type(node))))
+        if len(set(flat[0])) < len(flat[0]):
+            twice = [path for path, n in collections.Counter(flat[0]).items() if n > 1]
+            raise ValueError(
+                f"Two parameters have the path {path_name(twice[0])}: a slash in a name separates"
+                " names, as in {'a/b': ...} next to {'a': {'b': ...}}. Rename one of them."
+            )
         return cls(tree, *flat, frozenset(classes))
 
     @property

@@ -1,7 +1,7 @@
 """The rules and the axes of stacked layers that users give, checked when they are given."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optax_muonplus.frame import AxisNumbers, DimensionNumbers, LeafInfo, Shape
@@ -14,13 +14,13 @@ _QUOTED = re.compile(r"\[['\"]|['\"]\]")
 _KEYS = re.compile(r"(\['[^']*'\]|\[\"[^\"]*\"\]|\[(<flat index )?\d+>?\]|\.\w+)+")
 _ATTRIBUTES = re.compile(r"(\.\w+){2,}")
 
-Rules = Iterable[Sequence[Any]]
+Rules = Sequence[Sequence[Any]]
 LayerAxes = Mapping[str, AxisNumbers] | None
 
 
 def checked_rules(rules: Rules) -> list[PathRule]:
     """Makes rules of the table's kind; raises ValueError, naming the first that is none."""
-    if isinstance(rules, str | Mapping) or not isinstance(rules, Iterable):
+    if isinstance(rules, str) or not isinstance(rules, Sequence):  # an iterator is read once only
         raise ValueError(
             "rules must be a list of (pattern, dimension numbers or None), as in"
             f" rules=[('head', None)]; got {rules!r}."

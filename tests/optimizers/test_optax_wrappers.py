@@ -1,5 +1,6 @@
 """Muon+ inside Optax's own wrappers: injection, accumulation, masks and partitions."""
 
+import copy
 import functools
 
 import jax
@@ -18,11 +19,40 @@ both = pytest.mark.parametrize("maker", [omp.muonplus, omp.muon], ids=["muonplus
 muonplus_svd = functools.partial(omp.muonplus, polar="svd")
 
 
+def test_a_transformation_that_was_used_can_be_copied():
+    """Its own memory of the trees that it saw stays behind: it may hold devices."""
+    params = random_tree(SHAPES)
+    tx = omp.muonplus(0.1, rules=[("down", None)])
+    updates, _ = tx.update(params, tx.init(params), params)
+    copy_of = copy.deepcopy(tx)
+    assert_trees_close(copy_of.update(params, copy_of.init(params), params)[0], updates)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rules": [("down/kernel", None)]},
+        {"muon_weight_dimension_numbers": omp.per_head({"up": 2})},
+        {"muon_weight_dimension_numbers": {"up": None, "down": MuonDimensionNumbers(0, 1)}},
+        {"sharding": {"up": None, "down": None}},
+    ],
+    ids=list,
+)
+def test_what_is_of_parameters_in_a_state_is_found(options):
+    """By ``optax.tree.map_params``, whose placeholder for parameters has no leaves."""
+    params = random_tree(SHAPES)
+    tx = omp.muonplus(0.1, **options)
+    state = tx.init(params)
+    marked = optax.tree.map_params(tx, lambda _: "of a parameter", state)
+    arrays = [x.shape for x in jax.tree.leaves(state) if x.ndim]
+    assert jax.tree.leaves(marked).count("of a parameter") == len(arrays)
+
+
 @both
 def test_inject_hyperparams_without_static_args(maker):
-    """Numbers become arrays in the state, `ns_steps` too; changing one changes the update."""
+    """Numbers become arrays in the state, also `ns_steps`; changing one changes the update."""
     params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
-    tx = optax.inject_hyperparams(maker)(learning_rate=0.1, weight_decay=0.0)
+    tx = optax.inject_hyperparams(maker)(learning_rate=0.1, weight_decay=0.0, ns_steps=5)
     state = jax.jit(tx.init)(params)
     step = jax.jit(lambda g, s, p: tx.update(g, s, p)[0])
     expected = first_update(maker(0.1), grads, params)

@@ -66,12 +66,12 @@ def test_the_update_is_that_of_the_same_rules_in_a_function():
     grads = random_like(PARAMS, seed=1)
     updates = []
     for options in (
-        {"rules": iter(RULES), "layer_axes": AXES},
+        {"rules": RULES, "layer_axes": AXES},
         {"muon_weight_dimension_numbers": by_function()},
     ):
         tx = omp.muonplus(0.1, polar="svd", **options)
         state = tx.init(PARAMS)
-        for _ in range(2):  # rules that are given once hold for every step
+        for _ in range(2):
             made, state = tx.update(grads, state, PARAMS)
         updates.append(made)
     jax.tree.map(np.testing.assert_array_equal, *updates)
@@ -104,6 +104,8 @@ def test_describe_and_labels_take_rules():
         ({"layer_axes": {"*": 0}}, "layer_axes for '.' has no regular expression"),
         ({"rules": {"kernel": None}}, r"rules must be a list of \(pattern"),
         ({"rules": "kernel"}, r"rules must be a list of \(pattern"),
+        # It would be empty the second time it is read.
+        ({"rules": (rule for rule in RULES)}, r"rules must be a list of \(pattern"),
         ({"rules": ("kernel", None)}, "got 'kernel'. rules= is a list of them"),
         ({"rules": [("kernel",)]}, r"A rule is \(pattern, dimension numbers or None\)"),
         ({"rules": [("k", None, 2, 3)]}, "A rule is"),
