@@ -72,4 +72,7 @@ def arrays_of(leaves: Sequence[LeafInfo], tree: Any) -> list[jax.Array]:
 def _typed_like(x: jax.Array, other: jax.Array) -> jax.Array:
     """Returns ``x``, on Explicit axes with the sharding of ``other``'s type."""
     typed = jax.typeof(other).sharding
-    return x if jax.typeof(x).sharding == typed else jax.sharding.reshard(x, typed)
+    is_explicit = jax.sharding.AxisType.Explicit in typed.mesh.axis_types
+    if not is_explicit or jax.typeof(x).sharding == typed:
+        return x
+    return jax.sharding.reshard(x, typed)

@@ -30,8 +30,9 @@ def learning_rate(state: Any, name: str = "learning_rate") -> Any:
       >>> print(f"{omp.learning_rate(tx.init({'up': jnp.ones((4, 6))})):.2f}")
       0.02
     """
-    is_array = lambda path, value: hasattr(value, "dtype")  # noqa: E731
-    found = optax.tree.get_all_with_path(state, name, filtering=is_array)
+    # A script may have put a Python number into the state.
+    is_number = lambda _, x: hasattr(x, "dtype") or isinstance(x, int | float)  # noqa: E731
+    found = optax.tree.get_all_with_path(state, name, filtering=is_number)
     if not found:
         raise ValueError(
             f"The state has no {name}. Only optax.inject_hyperparams keeps it there, if it is given"
@@ -41,4 +42,6 @@ def learning_rate(state: Any, name: str = "learning_rate") -> Any:
         places = ", ".join(jax.tree_util.keystr(path) for path, _ in found)
         raise ValueError(f"The state has {len(found)} numbers {name}, pass one of {places}.")
     ((_, rate),) = found
+    if isinstance(rate, int | float):
+        return np.asarray(rate)
     return rate if isinstance(rate, jax.Array | np.ndarray) else rate[...]

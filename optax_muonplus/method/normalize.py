@@ -206,7 +206,7 @@ class Normalize(MatrixFunction):
         eps = as_real(self.norm_eps, jnp.finfo(y.dtype).dtype)
         if not bounded:
             # Squares of large numbers overflow; those of small ones vanish against norm_eps.
-            size = jnp.max(jnp.abs(y), axis=self._axis(side), keepdims=True)
+            size = jnp.max(jnp.abs(y), self._axis(side), keepdims=True, initial=0)
             y, power = divide_by_pow2(y, jnp.maximum(size, 1))
             eps = eps / power / power
         squares = sum_of_squares(y, (self._axis(side),)) + eps

@@ -81,7 +81,7 @@ def scale_by_pow2(x: jax.Array) -> tuple[jax.Array, jax.Array]:
       The quotient, and the powers ``(*batch, 1, 1)``. The power is 1 for a matrix of zeros.
     """
     check_matrices(x)
-    return divide_by_pow2(x, jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
+    return divide_by_pow2(x, jnp.max(jnp.abs(x), (-2, -1), keepdims=True, initial=0))
 
 
 def divide_by_pow2(x: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -102,7 +102,7 @@ def divide_by_pow2(x: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]
 def times_pow2(x: jax.Array, power: jax.Array) -> jax.Array:
     """Multiplies by ``power``; finite numbers that leave the range become the largest one."""
     check_floating(x)
-    return _saturated(x, jnp.finfo(x.dtype).max / power) * power
+    return _saturated(x, jnp.finfo(x.dtype).max / jnp.maximum(power, 1)) * power
 
 
 def narrowed(x: jax.Array, dtype: DTypeLike) -> jax.Array:

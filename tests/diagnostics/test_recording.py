@@ -221,6 +221,9 @@ def test_sharded_matrices_give_the_records_of_one_device(kind):
     given = {"sharding": places} if kind == "given" else {}
     with jax.set_mesh(mesh):
         updates, state = after_one(spread, **given)
+        if kind == "compiler":  # a state that was read from a file has arrays of NumPy
+            tx = recorded(omp.muonplus, every=1)(0.1)
+            jax.jit(tx.update)(spread, jax.device_get(tx.init(spread)), spread)
     for x, place in zip(jax.tree.leaves(updates), jax.tree.leaves(places), strict=True):
         assert x.sharding.is_equivalent_to(place, x.ndim)
     assert_records_close(read(state), of_one_device(), rtol=1e-3)

@@ -1,5 +1,8 @@
 """Zero, degenerate, tiny and huge gradients, weight decay without gradients, empty trees."""
 
+import functools
+from typing import get_args
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
+from optax_muonplus.method import Norm
 from tests.support.trees import SHAPES, assert_trees_close, first_update, random_tree
 
 POLARS = [
@@ -90,6 +94,29 @@ def test_empty_trees_and_missing_leaves():
     assert updates["frozen"] == {"kernel": None}
     assert updates["act"] is None
     assert_trees_close({k: updates[k] for k in SHAPES}, first_update(tx, grads))
+
+
+def test_no_infinity_arises_on_the_way():
+    """``jax_debug_infs`` looks at every result outside of ``jax.jit``."""
+    grads = random_tree({"small": (4, 6), "up": (4, 6), "bias": (6,)})
+    grads["small"] *= 1e-8
+    tx = omp.muonplus(0.1, adaptive=True, bias_correction=True)
+    jax.config.update("jax_debug_infs", True)
+    try:
+        tx.update(grads, tx.init(grads), grads)
+    finally:
+        jax.config.update("jax_debug_infs", False)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 4, 6)])
+def test_functions_on_matrices_take_empty_ones(shape):
+    x = jnp.ones(shape)
+    functions = [
+        getattr(omp.polar, name) for name in ("newton_schulz", "gram_newton_schulz", "svd")
+    ]
+    functions += [functools.partial(omp.matrices.normalize_matrix, norm=n) for n in get_args(Norm)]
+    for function in functions:
+        assert function(x).shape == shape
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,8 @@ def test_the_rate_of_the_last_update_is_read_by_any_name():
         rates.append(float(omp.learning_rate(state)))
     np.testing.assert_allclose(rates, [0.4, 0.4, 0.3, 0.2], rtol=1e-6)
     assert omp.learning_rate(state, "adam_learning_rate") == 0.5
+    state.hyperparams["learning_rate"] = 0.25  # as scripts set it
+    assert omp.learning_rate(state) == 0.25
 
 
 def test_no_rate_and_several_are_said():
