@@ -311,9 +311,10 @@ def test_an_export_has_the_adapters_in_the_kernels_or_apart(adapted, tmp_path, c
 
 
 def test_the_worked_example(tmp_path):
-    """With the second of both pretrainings, which differ in their flags."""
-    for flags in finetune.PRETRAINING.values():
+    """With the second of both pretrainings and two of three rules, which differ in their flags."""
+    for flags in (*finetune.PRETRAINING.values(), *finetune.RULES.values()):
         command_line.parse([*finetune.BOTH, *flags])
+    rules = {name: finetune.RULES[name] for name in ("adamw", "muonplus on B")}
     small = ("--model.n-layer", "1", "--eval-every", "10", "--eval-batches", "2")
     both = (*finetune.BOTH, *small, "--sample-tokens", "4")
     one = {"muonplus": finetune.PRETRAINING["muonplus"]}
@@ -321,12 +322,13 @@ def test_the_worked_example(tmp_path):
         on_devices(1),
         unittest.mock.patch.object(finetune, "BOTH", both),
         unittest.mock.patch.object(finetune, "PRETRAINING", one),
+        unittest.mock.patch.object(finetune, "RULES", rules),
     ):
         lines = finetune.compare(
             tmp_path, 12, 30, width=16, rank=2, rates=(0.01,), seeds=(0,)
         ).splitlines()
-    assert len(lines) == 2 + len(finetune.RULES)
-    for rule in finetune.RULES:
+    assert len(lines) == 2 + len(rules)
+    for rule in rules:
         run = tmp_path / f"muonplus-{rule.replace(' ', '-')}-0.01-0"
         values = losses(run, "val_loss")
         assert values[30] < values[10], rule

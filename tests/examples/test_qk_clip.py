@@ -106,10 +106,9 @@ def test_a_huge_threshold_changes_no_bit(text):
     jax.tree.map(np.testing.assert_array_equal, free, bound)
 
 
-@pytest.mark.parametrize("family", [{}, GROUPS], ids=["gpt", "llama"])
-def test_a_mesh_and_micro_batches_train_as_one_device(family, text):
+def test_a_mesh_and_micro_batches_train_as_one_device(text):
     """Whose largest logits are those of all rows, also of queries that share keys."""
-    changes = {"optimizer": with_clip(0.05), "scan": True, "n_layer": 2, **family}
+    changes = {"optimizer": with_clip(0.05), "scan": True, "n_layer": 2, **GROUPS}
     one = first_losses(assemble_toy(text, "", 1, **changes), 3)
     many = first_losses(assemble_toy(text, CUBE, 8, accumulate=2, **changes), 3)
     free = first_losses(assemble_toy(text, "", 1, **changes | {"optimizer": RULE}), 3)
