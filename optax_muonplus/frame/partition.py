@@ -69,7 +69,7 @@ def _update_of_rest(
 
     def as_before(x: Any, before: Any) -> Any:
         now, then = jnp.result_type(x), jnp.result_type(before)
-        return narrowed(x, then) if now != then and jnp.issubdtype(now, jnp.inexact) else x
+        return narrowed(x, then) if now != then and jnp.issubdtype(then, jnp.inexact) else x
 
     def half_as_before(x: Any, before: Any) -> Any:
         return narrowed(x, jnp.float16) if jnp.result_type(before) == jnp.float16 else x

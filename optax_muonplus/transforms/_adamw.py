@@ -8,7 +8,7 @@ from jax.typing import ArrayLike
 
 from optax_muonplus.frame import DecayedWeights
 from optax_muonplus.method import DECAY, NOT_NEGATIVE, check_flag, check_number
-from optax_muonplus.transforms._decay import add_decayed_weights, check_decay, check_rate
+from optax_muonplus.transforms._decay import add_decayed_weights, check_decay, check_rate, real
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,8 +59,9 @@ class AdamW:
     def transformation(self) -> optax.GradientTransformation:
         """Returns the chain, for a learning rate that is given."""
         check_decay("adam_weight_decay", self.weight_decay, self.learning_rate)
+        b1, b2, eps, eps_root = map(real, (self.b1, self.b2, self.eps, self.eps_root))
         return optax.chain(
-            optax.scale_by_adam(self.b1, self.b2, self.eps, self.eps_root, nesterov=self.nesterov),
+            optax.scale_by_adam(b1, b2, eps, eps_root, nesterov=self.nesterov),
             self.decay(),
-            optax.scale_by_learning_rate(self.learning_rate),
+            optax.scale_by_learning_rate(real(self.learning_rate)),
         )

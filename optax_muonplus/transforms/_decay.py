@@ -54,7 +54,7 @@ def add_decayed_weights(
     check_rate(name, weight_decay)
     check_flag("cautious", cautious)
     flags = None if mask is None else lambda tree: _flags(mask, tree)
-    link = optax.add_decayed_weights(weight_decay, flags)
+    link = optax.add_decayed_weights(real(weight_decay), flags)
     is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
 
     def update_fn(
@@ -86,9 +86,14 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> LearningRat
       ValueError: unless the rate is a finite number, not negative, or a schedule.
     """
     check_rate("learning_rate", learning_rate)
-    transformation = LearningRate(*optax.scale_by_learning_rate(learning_rate))
+    transformation = LearningRate(*optax.scale_by_learning_rate(real(learning_rate)))
     transformation.learning_rate = learning_rate
     return transformation
+
+
+def real(number: Any) -> Any:
+    """Returns a real number: ``optax.inject_hyperparams`` makes all complex where one array is."""
+    return jnp.real(number) if np.iscomplexobj(number) else number
 
 
 def check_rate(name: str, value: Any) -> None:

@@ -222,10 +222,14 @@ def test_init_names_the_leaf_that_does_not_fit(params, arguments, message):
 
 def test_injected_hyperparameters_may_be_complex():
     """optax.inject_hyperparams gives all of them the dtype of the parameters."""
-    params = {"w": jnp.ones((4, 6), jnp.complex64), "v": jnp.ones((4, 6))}
+    params = {"w": jnp.ones((4, 6), jnp.complex64), "v": jnp.ones((4, 6)), "bias": jnp.ones(6)}
+    params["complex_bias"] = jnp.ones(6, jnp.complex64)
     options = {"learning_rate": 0.1, "consistent_rms": 0.2}
     injected = optax.inject_hyperparams(omp.muonplus)(**options)
-    updates, _ = injected.update(params, injected.init(params), params)
+    state = injected.init(params)
+    updates, after = injected.update(params, state, params)
+    assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
+    assert jax.tree.map(jnp.result_type, updates) == jax.tree.map(jnp.result_type, params)
     plain = omp.muonplus(**options)
     expected, _ = plain.update(params, plain.init(params), params)
     for name in params:
