@@ -69,6 +69,10 @@ class Namo:
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is out of range."""
+        if self.momentum.bias_correction:
+            raise ValueError(
+                "Namo corrects its momentum for the zero start itself: leave bias_correction out."
+            )
         transforms.add_decayed_weights(self.weight_decay)
         matrices.check_number("beta2", self.beta2, DECAY)
         matrices.check_number("nu_eps", self.nu_eps, NOT_NEGATIVE)
@@ -111,7 +115,7 @@ class Namo:
         """Returns a block ``u`` with Adam's size, and the next running mean."""
         given = count, self.momentum.beta, self.beta2, self.nu_eps, self.clamp
         steps, beta, beta2, guard, share = (matrices.as_real(x, nu.dtype) for x in given)
-        nu = beta2 * nu + (1 - beta2) * self._squares(layout, g)
+        nu = (beta2 * nu + (1 - beta2) * self._squares(layout, g)).astype(nu.dtype)
         alpha = divided(matrices.root(self._squares(layout, m)), matrices.root(nu) + guard)
         if self.by_columns:
             mean = jnp.mean(alpha, layout.reduction_axes, keepdims=True)

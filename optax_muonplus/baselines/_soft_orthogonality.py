@@ -66,7 +66,9 @@ class SoftOrthogonality:
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> optax.OptState:
         """Returns the count of updates so far, for a schedule."""
         self._step.init(params, leaves)
-        return jnp.zeros([], jnp.int32) if callable(self.strength) else optax.EmptyState()
+        if not callable(self.strength):
+            return optax.EmptyState()
+        return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32))
 
     def update(
         self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
@@ -78,7 +80,8 @@ class SoftOrthogonality:
             )
         strength = self.strength
         if callable(strength):
-            strength, state = strength(state), optax.safe_increment(state)
+            strength = strength(state.count)
+            state = optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
         def pulled() -> Any:
             pull, _ = self._step.update(params, optax.EmptyState(), None, leaves)

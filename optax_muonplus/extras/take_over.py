@@ -19,9 +19,10 @@ MOMENTUM, FIRST, SECOND = "momentum", "first moment", "second moment"
 SQUARES, UNKNOWN = "running mean of squares", "momentum of an unknown kind"
 ROW_NORMS = {FIRST: "first moment of row norms", SECOND: "second moment of row norms"}
 BUFFERS = (MOMENTUM, FIRST, SECOND, SQUARES, UNKNOWN, *ROW_NORMS.values())
-UPDATES, INJECTED, AVERAGED, ADAMW = "count", "injected count", "momentum's count", "AdamW's count"
+UPDATES, INJECTED, AVERAGED = "count", "injected count", "momentum's count"
+ADAMW, NAMO = "AdamW's count", "NAMO's count"  # which correct moments for their zero start
 # Schedules come first: a momentum or AdamW's group may have started anew in the middle of the run.
-COUNTS = (UPDATES, INJECTED, AVERAGED, ADAMW)
+COUNTS = (UPDATES, INJECTED, AVERAGED, ADAMW, NAMO)
 MINI_STEP, SETTING, OTHER = "mini_step", "setting", "state of a wrapper"
 # Roles of fields by the class of their state; a mapping replaces roles within its field. A tree
 # from disk has no classes: there the first class counts whose fields it has.
@@ -33,8 +34,8 @@ _ROLES: Mapping[str, Mapping[str, Any]] = {
     "RecordState": {"count": UPDATES, "step": SETTING, "values": SETTING, "names": SETTING},
     "MuownState": {"momentum": {}, "magnitude": OTHER, "length": OTHER, "adam": ROW_NORMS},
     "ScaleByAdamState": {"mu": FIRST, "nu": SECOND, "count": ADAMW},
+    "NamoState": {"momentum": {}, "nu": SQUARES, "count": NAMO},
     "NorMuonState": {"momentum": {}, "nu": SQUARES},
-    "NamoState": {"momentum": {}, "nu": OTHER, "count": UPDATES},
     "AdaMuonState": {"momentum": {}, "nu": SQUARES},
     "ManoState": {"momentum": {}, "count": UPDATES},
     "MuonState": {"mu": MOMENTUM, "count": AVERAGED, "ns_coeffs": SETTING},
@@ -253,6 +254,7 @@ def _sources(old: Mapping[str, Leaf], new: Mapping[str, Leaf]) -> dict[str, str]
     AdamW's group has one count. With it, a second moment that starts at zero would make steps
     several times too long; and a first moment without a second one would be divided by epsilon
     where a gradient is zero, as for a token outside of the batch. So the group is kept as a whole.
+    So is NAMO's, which corrects the momentum of matrices too.
     """
     have: dict[tuple[str, str], list[str]] = {}
     for path, leaf in old.items():
@@ -260,13 +262,20 @@ def _sources(old: Mapping[str, Leaf], new: Mapping[str, Leaf]) -> dict[str, str]
     found = {path: _source(leaf, old, have) for path, leaf in new.items() if leaf.role != SETTING}
     for path, leaf in new.items():
         if leaf.role in COUNTS:
-            group = [p for p, x in new.items() if x.owner == leaf.owner and x.role in BUFFERS]
+            # That of NAMO's momentum too, which has a state of its own.
+            owned = (
+                {leaf.owner, f"{leaf.owner}/momentum".lstrip("/")}
+                if leaf.role == NAMO
+                else {leaf.owner}
+            )
+            group = [p for p, x in new.items() if x.owner in owned and x.role in BUFFERS]
             missing = sorted({new[p].name for p in group if found[p] not in old})
             owners = {old[found[p]].owner for p in group if found[p] in old}
-            if leaf.role == ADAMW and missing:
+            if leaf.role in (ADAMW, NAMO) and missing:
                 folded = [name for name, _ in fold_all((name, None) for name in missing)]
                 names = ", ".join(folded[:2]) + ", ..." * (len(folded) > 2)
-                why = f"no second moment of {names}; the group has one count"
+                what = SECOND if leaf.role == ADAMW else SQUARES
+                why = f"no {what} of {names}; the group has one count"
                 found.update(dict.fromkeys((path, *group), why))
             elif owners or not group:
                 found[path] = _count(path, leaf.role, old, owners)

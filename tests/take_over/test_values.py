@@ -87,6 +87,10 @@ MAKERS = {
     "hyperball": omp.baselines.hyperball(FALLING),
     "mano": omp.baselines.mano(0.1),
     "muown": omp.baselines.muown(FALLING, weight_decay=FALLING),
+    "namo": omp.baselines.namo(FALLING, weight_decay=FALLING),
+    "soft_orthogonality": omp.optimizer(
+        omp.matrix_chain(omp.scale_by_muonplus(), omp.baselines.SoftOrthogonality(FALLING)), 0.1
+    ),
     "contrib": optax.contrib.muon(FALLING),
     "inject": injected(adam_learning_rate=0.1),
     "MultiSteps": optax.MultiSteps(omp.muonplus(FALLING), 3),
@@ -95,6 +99,28 @@ MAKERS = {
     "partition": partitioned(omp.muonplus(FALLING), omp.muon(0.1)),
     "recorded": omp.diagnostics.recorded(omp.muonplus, every=2)(FALLING),
 }
+
+
+def test_namo_keeps_its_momentum_with_its_running_mean_and_count_or_begins_anew():
+    """With the count and without the running mean steps would be several times too long."""
+    tx = omp.baselines.namo(0.1)
+    state, report = omp.take_over(filled(omp.muonplus(0.1).init(PARAMS)), tx.init(PARAMS), PARAMS)
+    of_matrices = {x for x in report.started_anew if "kernel: " in x}
+    assert of_matrices == {
+        f"{name}/kernel: {role}"
+        for name in SHAPES
+        for role in ("momentum", "running mean of squares")
+    }
+    assert "no running mean of squares of down/kernel, up/kernel; the group has one" in str(report)
+    assert optax.tree.get(state, "NamoState").count == 0
+    old = filled(tx.init(PARAMS))
+    for given in (old, flax.serialization.to_state_dict(old)):
+        state, report = omp.take_over(given, clipped(tx).init(PARAMS), PARAMS)
+        assert not report.started_anew
+        kept, own = optax.tree.get(state, "NamoState"), optax.tree.get(old, "NamoState")
+        jax.tree.map(np.testing.assert_array_equal, kept, own)
+
+
 SETTINGS = re.compile("^(hyperparams/|step$|values/|names$)|ns_coeffs$")
 
 
