@@ -44,7 +44,8 @@ def empty_state(
         inner,
         jnp.zeros([], jnp.int32),
         jnp.full([], -1, jnp.int32),
-        {stage: dict.fromkeys(measures, nothing) for stage, measures in taken.items()},
+        # One array in two places could not be donated.
+        {stage: {x: jnp.copy(nothing) for x in own} for stage, own in taken.items()},
         jnp.asarray(list(json.dumps(shapes).encode()), jnp.uint8),
     )
 

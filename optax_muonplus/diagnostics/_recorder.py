@@ -1,6 +1,7 @@
 """Transformations that also keep measures of the matrices they work on in their state."""
 
 import functools
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -146,7 +147,7 @@ def _checked(every: Any, measures: Sequence[str], only: Any) -> Schedule | None:
     find_matrices({}, only)  # refuses what are no patterns
     if every is None or callable(every):
         return every
-    if isinstance(every, bool) or not isinstance(every, int) or every < 0:
+    if isinstance(every, bool) or not isinstance(every, numbers.Integral) or every < 0:
         raise ValueError(
             f"every={every!r} must be a number of updates, None or 0 for never, or a function from"
             " the number of an update to whether to record it."

@@ -13,16 +13,16 @@ from optax_muonplus.transforms import FusedLink, LeafInfo
 
 
 def polar_link(transformation: Any) -> FusedLink:
-    """Finds the link of a chain that begins with a momentum, and checks that it orthogonalizes."""
-    links = transforms.links_of(transformation)
-    steps = [x for x in links if isinstance(x, FusedLink) and x.momentum is not None]
-    if not steps or not isinstance(steps[0].functions[0], Orthogonalize):
-        raise ValueError(
-            "recorded knows the inside of chains with a momentum and its polar factor, as those of"
-            " omp.muonplus, omp.muon and omp.scale_by_muonplus are. For any other optimizer, or a"
-            " link of a chain, there is watched."
-        )
-    return steps[0]
+    """Returns the first link of a chain, and checks that it is a momentum with its polar factor."""
+    first = next(iter(transforms.links_of(transformation)), None)
+    averages = isinstance(first, FusedLink) and first.momentum is not None
+    if averages and isinstance(first.functions[0], Orthogonalize):
+        return first
+    raise ValueError(
+        "recorded knows the inside of chains that begin with a momentum and its polar factor, as"
+        " those of omp.muonplus, omp.muon and omp.scale_by_muonplus do. For any other optimizer, or"
+        " a link of a chain, there is watched."
+    )
 
 
 def stages_of(

@@ -173,12 +173,19 @@ def test_invalid_arguments_are_named():
     for wrong in ("rms", ["row_varience"]):
         with pytest.raises(ValueError, match=r"must be a sequence of names, of .'row_variance'"):
             recorded(omp.muonplus, measures=wrong, every=None)
+    recorded(omp.muonplus, every=np.int64(3))
     for wrong in (-1, 2.5, True):
         with pytest.raises(ValueError, match="must be a number of updates, None or 0 for never"):
             recorded(omp.muonplus, every=wrong)
     with pytest.raises(ValueError, match="wants an optimizer, or the function that makes one"):
         recorded(0.1)
-    for other in (lambda: recorded(optax.adamw)(0.1), lambda: recorded(optax.adamw(0.1))):
+    # The momentum is not that of the gradients.
+    scaled = omp.matrix_chain(optax.scale(1e-3), omp.momentum(), omp.orthogonalize())
+    for other in (
+        lambda: recorded(optax.adamw)(0.1),
+        lambda: recorded(optax.adamw(0.1)),
+        lambda: recorded(omp.optimizer(scaled, 0.1)),
+    ):
         with pytest.raises(ValueError, match=r"knows the inside of chains .*there is watched"):
             other()
     two = optax.chain(*[recorded(omp.muonplus)(0.1, muon_weight_dimension_numbers=DIMS)] * 2)
