@@ -176,7 +176,8 @@ class Chain:
                 made, now = link.update(made, old, params, **extra_args)
             else:
                 made, now = link.update(made, old, params, leaves)
-            made = _like(updates, made) if i == self.n_matrix_links else made
+            if i == self.n_matrix_links:  # a link with the rate inside has made the whole step
+                made = _like(updates, made, params if hasattr(link, "learning_rate") else None)
             new.append(now)
         return made, tuple(new + rate_states) if len(self.links) > 1 else new[0]
 
@@ -239,11 +240,19 @@ def _are_wide(updates: optax.Updates, params: optax.Params | None) -> bool:
     return all(jax.tree.leaves(jax.tree.map(is_wide, updates, others)))
 
 
-def _like(gradients: optax.Updates, updates: optax.Updates) -> optax.Updates:
-    """Rounds updates to the dtypes of the gradients, which most links give them."""
-    return jax.tree.map(
-        lambda g, u: u if u.dtype == g.dtype else narrowed(u, g.dtype), gradients, updates
-    )
+def _like(
+    gradients: optax.Updates, updates: optax.Updates, params: optax.Params | None
+) -> optax.Updates:
+    """Rounds updates to the dtypes of the gradients, or those to which they and ``params`` promote.
+
+    Most links give updates the dtypes of the gradients.
+    """
+
+    def like(u: jax.Array, *given: Any) -> jax.Array:
+        dtype = jnp.result_type(*map(jnp.result_type, given))
+        return u if u.dtype == dtype else narrowed(u, dtype)
+
+    return jax.tree.map(like, updates, gradients, *([] if params is None else [params]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
