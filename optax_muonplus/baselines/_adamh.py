@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 
 from optax_muonplus import matrices, transforms
 from optax_muonplus.baselines._hyperball import check_not_zero, step_on_sphere
+from optax_muonplus.baselines._sizes import norm_over
 from optax_muonplus.matrices import DECAY, NOT_NEGATIVE
 
 
@@ -62,7 +63,7 @@ def _on_sphere(learning_rate: Any) -> optax.GradientTransformation:
     def init(params: optax.Params) -> optax.OptState:
         paths, leaves, _ = transforms.flatten_tree(params)
         for path, w in zip(paths, leaves, strict=True):
-            check_not_zero("/".join(path), jnp.linalg.norm(w), "or leave it to AdamW")
+            check_not_zero("/".join(path), norm_over(w, _axes(w)), "or leave it to AdamW")
         return rate.init(params)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -71,9 +72,13 @@ def _on_sphere(learning_rate: Any) -> optax.GradientTransformation:
         downhill, state = rate.update(jnp.ones([]), state)
 
         def stepped(u: jax.Array, w: jax.Array) -> jax.Array:
-            axes = tuple(range(1 if u.ndim > 2 else 0, u.ndim))
-            return step_on_sphere(downhill, axes, u, w).astype(jnp.result_type(u, w))
+            return step_on_sphere(downhill, _axes(w), u, w).astype(jnp.result_type(u, w))
 
         return jax.tree.map(stepped, updates, params), state
 
     return optax.GradientTransformation(init, update)
+
+
+def _axes(w: jax.Array) -> tuple[int, ...]:
+    """Returns the axes of a matrix; the first of three or more numbers matrices."""
+    return tuple(range(1 if w.ndim > 2 else 0, w.ndim))

@@ -33,6 +33,10 @@ class ByPath:
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is no regular expression, or no rule."""
+        if REST in self.rules:
+            raise ValueError(
+                f"The pattern {REST!r} is the label of what no pattern finds. Write '({REST})'."
+            )
         for pattern, rule in self.rules.items():
             if not hasattr(rule, "transformation"):
                 raise ValueError(
@@ -54,6 +58,9 @@ class ByPath:
 
         def init(params: optax.Params) -> Any:
             by_path, _ = _by_path(params)
+            if not by_path:  # the placeholder for parameters of optax.tree.map_params
+                states = {name: optax.MaskedState(x.init(params)) for name, x in made.items()}
+                return optax.PartitionState(states)
             found = set(self._labels(by_path).values())
             if lost := [pattern for pattern in self.rules if pattern not in found]:
                 raise ValueError(

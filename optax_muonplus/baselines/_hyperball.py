@@ -77,7 +77,7 @@ class Hyperball:
 
 def check_not_zero(name: str, norm: jax.Array, remedy: str) -> None:
     """Raises ValueError for a norm of zero, which would be kept; a traced one is not looked at."""
-    if not isinstance(norm, jax.core.Tracer) and not jnp.all(norm > 0):
+    if not isinstance(norm, jax.core.Tracer) and jnp.any(norm == 0):
         raise ValueError(
             f"{name} has a matrix of zeros, whose norm would be kept. Give it random initial"
             f" values, {remedy}."

@@ -121,7 +121,7 @@ def _gradients(
     """Returns the gradients of a block's sizes and directions; ``x`` is that of ``w``."""
     x, unit = matrices.upcast_for_sum(x), matrices.upcast_for_sum(w) / g
     slope = jnp.sum(jnp.real(x * unit.conj()), axis=layout.reduction_axes, keepdims=True)
-    return slope, g / length * (x - slope * unit)
+    return slope.astype(g.dtype), g / length * (x - slope * unit)
 
 
 def _step(
@@ -132,7 +132,7 @@ def _step(
     v = w / g * length + turn
     length, g = _row_norms(layout, v), g + gain
     g = jnp.where(jnp.abs(g) < LEAST, LEAST, g)  # Adam may take it through zero
-    return v * (g / length) - w, g, length
+    return v * (g / length) - w, g.astype(rows[0].dtype), length.astype(rows[1].dtype)
 
 
 @transforms.takes_options(without=("weight_decay_mask", "cautious_weight_decay"))

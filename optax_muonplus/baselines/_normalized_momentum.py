@@ -5,6 +5,7 @@ Source: Shi, Wang and Li, arXiv:2609.35701, equations 9 to 14.
 
 import dataclasses
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ class NormalizedMomentum:
 
     Attributes:
       learning_rate: number or schedule; None means that of the matrices.
-      weight_decay: number or schedule; None means that of the matrices.
+      weight_decay: number or schedule; None means 0, and under :func:`meqmuon` the matrices'.
       beta: decay of the momentum, which does not look ahead.
       rms: :math:`\rho`.
     """
@@ -51,11 +52,12 @@ class NormalizedMomentum:
 
     def transformation(self) -> optax.GradientTransformation:
         """Returns the chain, for a learning rate that is given."""
+        rate: Any = self.learning_rate
         return optax.chain(
             optax.trace(self.beta),
             optax.stateless(lambda updates, _: self._normalized(updates)),
             self._decay(),
-            optax.scale_by_learning_rate(self.learning_rate),
+            transforms.scale_by_learning_rate(rate),
         )
 
     def _decay(self) -> optax.GradientTransformation:

@@ -99,7 +99,7 @@ class NorMuon(Rescaled):
         _, m, n = layout.matrix_shape(o.shape)
         decay = matrices.as_real(self.beta2, nu.dtype)
         guard = matrices.as_real(self.nu_eps, nu.dtype)
-        nu = decay * nu + (1 - decay) * self._mean_squares(layout, o)
+        nu = (decay * nu + (1 - decay) * self._mean_squares(layout, o)).astype(nu.dtype)
         scaled = o / (matrices.root(nu) + guard)
         size = matrix_norm(layout, scaled) + guard
         if self.rule == "paper":

@@ -52,11 +52,12 @@ class TokenNorm:
 
     def transformation(self) -> optax.GradientTransformation:
         """Returns the chain, for a learning rate that is given."""
+        rate: Any = self.learning_rate
         return optax.chain(
             optax.trace(self.beta, self.nesterov),
             optax.stateless(lambda updates, _: _of_unit_vectors(updates)),
             transforms.add_decayed_weights(self.weight_decay),
-            optax.scale_by_learning_rate(self.learning_rate),
+            transforms.scale_by_learning_rate(rate),
         )
 
 

@@ -96,6 +96,23 @@ def test_half_precision_parameters(name):
     assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_wider_gradients_leave_the_state_as_it_is(name):
+    """So that ``jax.lax.scan`` takes it."""
+    with jax.enable_x64(True):
+        params, (grad, *_) = trees()
+        tx = build(name)
+        state = tx.init(params)
+        wide = jax.tree.map(lambda x: x.astype(np.float64), grad)
+        _, after = jax.eval_shape(tx.update, wide, state, params)
+        assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
+
+
+def test_namo_corrects_its_momentum_itself():
+    with pytest.raises(ValueError, match="leave bias_correction out"):
+        build("namo", bias_correction=True)
+
+
 PARTITIONED = {
     "wte": {"embedding": np.ones((5, 4), np.float32)},
     "up": {"kernel": np.ones((4, 6), np.float32), "bias": np.ones(6, np.float32)},

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -115,6 +116,13 @@ def test_sharded_parameters_get_the_update_of_one_device(kind):
     specs = {path: cut.get(len(shape), P()) for path, shape in SHAPES.items()}
     specs["norm/scale"] = P()
     assert_sharded_is_alone(functools.partial(meqmuon, 0.05), *case(), specs, kind)
+
+
+def test_injected_numbers_may_be_complex_and_updates_of_real_parameters_are_real():
+    params = {"up/kernel": jnp.ones((4, 6), jnp.complex64), "bias": jnp.ones(6)}
+    tx = optax.inject_hyperparams(meqmuon)(0.1)
+    updates, _ = jax.eval_shape(tx.update, params, tx.init(params), params)
+    assert jax.tree.map(jnp.result_type, updates) == jax.tree.map(jnp.result_type, params)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -148,6 +149,10 @@ def test_updates_keep_the_dtype(dtype):
     [
         (lambda: ByPath({"wte": 0.1}), "The rule for 'wte' is 0.1. It has the place of AdamW"),
         (lambda: ByPath({"(": AdamH()}), r"'\(' is no regular expression"),
+        (lambda: ByPath({"rest": AdamH()}), r"'rest' is the label of .*Write '\(rest\)'"),
+        (lambda: optimizer(ByPath({"head": AdamH()})).init(
+            {"head": np.eye(4, dtype=np.float32) * np.ones((2, 1, 1)) * [[[0]], [[1]]]}),
+         "head has a matrix of zeros"),
         (lambda: AdamH(b1=1.0), r"b1 must be in \[0, 1\), got 1.0"),
         (lambda: AdamH("fast"), "learning_rate must be a finite number, not negative"),
         (lambda: TokenNorm(beta=-1.0), r"beta must be in \[0, 1\), got -1.0"),
@@ -162,6 +167,15 @@ def test_updates_keep_the_dtype(dtype):
 def test_what_is_wrong_is_said(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_what_is_of_parameters_in_a_state_is_found():
+    """By ``optax.tree.map_params``, whose placeholder for parameters has no leaves."""
+    params, _ = case()
+    state = optimizer().init(params)
+    marked = optax.tree.map_params(optimizer(), lambda _: "of a parameter", state)
+    arrays = [x for x in jax.tree.leaves(state) if x.ndim]
+    assert jax.tree.leaves(marked).count("of a parameter") == len(arrays)
 
 
 def test_vectors_are_no_tables():
