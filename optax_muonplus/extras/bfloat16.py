@@ -1,6 +1,7 @@
 """Trains bfloat16 parameters with steps smaller than the spacing of bfloat16."""
 
 import itertools
+import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -127,7 +128,7 @@ def stochastic_rounding(
       >>> import optax, optax_muonplus as omp
       >>> tx = omp.transforms.stochastic_rounding(omp.muonplus(0.02), seed=1)
     """
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+    if not isinstance(seed, numbers.Integral) or isinstance(seed, bool) or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be an integer from 0 to 2**32 - 1, got {seed!r}.")
 
     def first(inner_state: Any, params: optax.Params) -> StochasticRoundingState:

@@ -183,6 +183,7 @@ def _head_factors(
     fused: Fused | None,
 ) -> list[jax.Array]:
     """Returns for each layer the factor of each of its heads, (*layers, heads of the layer)."""
+    maxima = maxima.astype(jnp.promote_types(maxima.dtype, jnp.float32))
     stack, heads = maxima.shape[:-1], maxima.shape[-1]
     beyond = jnp.isfinite(maxima) & (maxima > threshold)
     queries = jnp.sqrt(jnp.where(beyond, threshold / maxima, 1.0))

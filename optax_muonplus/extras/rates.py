@@ -30,9 +30,13 @@ def learning_rate(state: Any, name: str = "learning_rate") -> Any:
       >>> print(f"{omp.learning_rate(tx.init({'up': jnp.ones((4, 6))})):.2f}")
       0.02
     """
-    # A script may have put a Python number into the state.
-    is_number = lambda _, x: hasattr(x, "dtype") or isinstance(x, int | float)  # noqa: E731
-    found = optax.tree.get_all_with_path(state, name, filtering=is_number)
+
+    def is_injected(path: Any, x: Any) -> bool:
+        """Parameters may have that name too; and a script may have put a Python number there."""
+        is_number = hasattr(x, "dtype") or isinstance(x, int | float)
+        return is_number and "hyperparams" in jax.tree_util.keystr(path)
+
+    found = optax.tree.get_all_with_path(state, name, filtering=is_injected)
     if not found:
         raise ValueError(
             f"The state has no {name}. Only optax.inject_hyperparams keeps it there, if it is given"

@@ -86,7 +86,7 @@ class _OptaxOptimizer:
         super().build(variables)
         sources = self._updated()
         params = {path: variable.value for path, variable in sources.items()}
-        state = self._transformation(0.0).init(params)
+        state = self._transformation(1e-3).init(params)  # a decay may be divided by the rate
         leaves, self._treedef = jax.tree_util.tree_flatten_with_path(state)
         self._state = [self._state_variable(path, leaf, sources) for path, leaf in leaves]
 

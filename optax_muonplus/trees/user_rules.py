@@ -1,5 +1,6 @@
 """The rules and the axes of stacked layers that users give, checked when they are given."""
 
+import numbers
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -81,7 +82,9 @@ def _checked_rule(rule: Sequence[Any]) -> PathRule:
 def _checked_axes(pattern: str, given: AxisNumbers) -> Shape:
     check_pattern(pattern, "layer_axes")
     axes = tuple(given) if isinstance(given, Sequence) else (given,)
-    if not axes or not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
+    if not axes or not all(
+        isinstance(a, numbers.Integral) and not isinstance(a, bool) for a in axes
+    ):
         raise ValueError(
             f"layer_axes must give an axis, or several, for {pattern!r}, as in"
             f" {{'layers': 0}}; got {given!r}."

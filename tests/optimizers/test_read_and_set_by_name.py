@@ -185,6 +185,9 @@ def test_the_rate_of_the_last_update_is_read_by_any_name():
     assert omp.learning_rate(state, "adam_learning_rate") == 0.5
     state.hyperparams["learning_rate"] = 0.25  # as scripts set it
     assert omp.learning_rate(state) == 0.25
+    of_that_name = optax.inject_hyperparams(omp.muonplus)(0.1, beta=0.5, polar="svd")
+    state = of_that_name.init({"norm": {"beta": jnp.ones(3)}})
+    assert omp.learning_rate(state, "beta") == 0.5
 
 
 def test_no_rate_and_several_are_said():

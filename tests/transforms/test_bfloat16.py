@@ -186,6 +186,7 @@ def test_wrong_input_is_refused():
         tx.init({"blocks": {"up": jnp.ones(3, jnp.float16)}})
     with pytest.raises(ValueError, match="needs the parameters"):
         tx.update(jnp.ones(3), tx.init(jnp.ones(3, jnp.bfloat16)))
+    stochastic_rounding(optax.scale(1.0), np.int64(3))
     for seed in (-1, 0.5, True, 2**32):
         with pytest.raises(ValueError, match="seed must be"):
             stochastic_rounding(optax.sgd(0.1), seed)

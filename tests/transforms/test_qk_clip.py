@@ -153,6 +153,17 @@ def test_new_parameters_are_those_of_the_oracle(name):
     assert not any(jax.tree.leaves(moved["blocks"][0]["up"]))
 
 
+def test_maxima_of_bfloat16_are_clipped_in_float32():
+    """A factor of eight bits would leave a logit above the threshold."""
+    params, _ = model("separate")
+    tx = omp.transforms.qk_clip(THRESHOLD)
+    rounded = optax.tree.cast(maxima_of("separate"), jnp.bfloat16)
+    zero = jax.tree.map(jnp.zeros_like, params)
+    found = after(tx, params, zero, rounded)
+    expected = after(tx, params, zero, optax.tree.cast(rounded, jnp.float32))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 @pytest.mark.parametrize("largest", [THRESHOLD, 0.0, -3.0, np.nan, np.inf])
 def test_heads_within_the_threshold_keep_their_updates_to_the_bit(largest):
     params, updates = model("grouped queries")
