@@ -20,7 +20,7 @@ SQUARES, UNKNOWN = "running mean of squares", "momentum of an unknown kind"
 ROW_NORMS = {FIRST: "first moment of row norms", SECOND: "second moment of row norms"}
 BUFFERS = (MOMENTUM, FIRST, SECOND, SQUARES, UNKNOWN, *ROW_NORMS.values())
 UPDATES, INJECTED, AVERAGED = "count", "injected count", "momentum's count"
-ADAMW, NAMO = "AdamW's count", "NAMO's count"  # which correct moments for their zero start
+ADAMW, NAMO = "AdamW's count", "NAMO's count"  # both correct moments for their zero start
 # Schedules come first: a momentum or AdamW's group may have started anew in the middle of the run.
 COUNTS = (UPDATES, INJECTED, AVERAGED, ADAMW, NAMO)
 MINI_STEP, SETTING, OTHER = "mini_step", "setting", "state of a wrapper"
@@ -262,7 +262,7 @@ def _sources(old: Mapping[str, Leaf], new: Mapping[str, Leaf]) -> dict[str, str]
     found = {path: _source(leaf, old, have) for path, leaf in new.items() if leaf.role != SETTING}
     for path, leaf in new.items():
         if leaf.role in COUNTS:
-            # That of NAMO's momentum too, which has a state of its own.
+            # The momentum inside of NAMO's state belongs to its group.
             owned = (
                 {leaf.owner, f"{leaf.owner}/momentum".lstrip("/")}
                 if leaf.role == NAMO

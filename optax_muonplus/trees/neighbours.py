@@ -54,6 +54,35 @@ def gpt2_of_transformers(module: Neighbours, _own: str) -> bool:
     return any(len(shape) == 2 and shape[0] > shape[1] for shape in known)
 
 
+def outputs_are_first(module: Neighbours, own: str) -> bool:
+    """Says whether the bias beside a matrix is as long as its first axis, and not as its last."""
+    return _length_of_bias(module, own) == module[own][0] != module[own][-1]
+
+
+def outputs_are_last(module: Neighbours, own: str) -> bool:
+    """Says whether the bias beside a matrix is as long as its last axis, and not as its first."""
+    return _length_of_bias(module, own) == module[own][-1] != module[own][0]
+
+
+def _length_of_bias(module: Neighbours, own: str) -> int:
+    """Returns the length of the one-axis bias of a layer of one matrix; -1 if it is no such layer.
+
+    Beside several matrices a bias may be that of another one.
+    """
+    layer = own.rpartition("/")[0]
+    beside = {name: x for name, x in module.items() if name.rpartition("/")[0] == layer}
+    biases = (beside.get(f"{layer}/{name}".lstrip("/"), ()) for name in ("bias", "b"))
+    if sum(len(shape) > 1 for shape in beside.values()) > 1:
+        return -1
+    return next((shape[0] for shape in biases if len(shape) == 1), -1)
+
+
+def ends_as_w(module: Neighbours, own: str) -> bool:
+    """Says whether it has the last axes of the weight beside it, as ``gating_b`` of AlphaFold."""
+    shape, weight = module[own], module.get(f"{own[:-2]}_w", ())
+    return 0 < len(shape) < len(weight) and weight[-len(shape) :] == shape
+
+
 def has_no_bias(module: Neighbours, own: str) -> bool:
     """Says whether there is no bias beside a weight: a table of vectors never has one."""
     layer = own.rpartition("/")[0]

@@ -4,6 +4,7 @@ The first rule that fits a parameter is taken; ``rule_words.py`` explains how th
 """
 
 from optax_muonplus.trees.neighbours import (
+    ends_as_w,
     gpt2_of_transformers,
     has_no_bias,
     heads_match,
@@ -12,6 +13,8 @@ from optax_muonplus.trees.neighbours import (
     is_last,
     is_one_kernel,
     is_outermost,
+    outputs_are_first,
+    outputs_are_last,
 )
 from optax_muonplus.trees.rule_words import PathRule, adamw, matrix
 
@@ -44,25 +47,31 @@ _EMBED = r"(*embed*|(*_)?emb(_*|\d+)?|w[tp]e)"
 _LAYER = r"(*(proj(ection)?|dense|linear|mlp|conv|att|norm|layer|ffn|fc)*|lin|in|out|up|down|gate)/"
 _OF_AGENT = "head of an actor or critic"
 # Networks of reinforcement learning, what they are made of, and what their outputs are called.
-_NET = r"(_?(net(work)?|function|fn|mlp|model|head))"
+_NET = r"(_?(net(work)?|function|fn|mlp|model|params|head))"
 _ROLE = "(actor|critic|policy|advantage)"
 _AGENT = (
-    rf"^(?!**(att|extractor))(**/)?((*_)?{_ROLE}{_NET}?|value{_NET}?|pi|[qv]f|[qv]({_NET}|_?\d))"
+    rf"^(?!**(att|extractor))(**/)?((*_)?{_ROLE}{_NET}?|action{_NET}|value{_NET}?|pi|[qv]f|[qv]({_NET}|_?\d))"
     rf"{_COUNTER}"
     r"(/(~|params|mlp|net(work)?|layers|body|trunk|torso)){0,}"
 )
 _GIVES = (
-    r"(out(put)?s?|logits?|means?|mu|loc|log_?std|values?|final|last)(_(layer|linear|dense|fc))?"
+    r"(out(put)?s?|logits?|means?|mu|loc|log_?std|values?|final|last)"
+    r"(_(layer|linear|dense|fc|proj))?"
 )
 
 DEFAULT_RULES: tuple[PathRule, ...] = (
     adamw(r"(?i)(*_)?(bias|scale|offset|gain|gamma|beta)" + _COUNTER, "bias or scale"),
+    matrix("(?i)*lora*/a", "LoRA: in, rank", "Gemma"),
+    matrix("(?i)*lora*/b", "LoRA: rank, out", "Gemma"),
+    matrix("(?i)*lora*/b", "LoRA: rank, (heads out)", "Gemma"),
     adamw("*/b", "bias", library="Haiku"),  # it has a module above it
+    adamw("*/*_b", "bias", library="Haiku", agrees=ends_as_w),
     # Patches have "embed" in their names, and are matrices nevertheless.
     matrix(_PATCH + _KERNEL, "patches: (side side in), out", _ANY),
     matrix(_PATCH + "/weight", "patches: out, (in side side)", _TORCH),
     matrix("(?i)*patch*" + _KERNEL, "patches: in, out", _FLAX),
     matrix("(?i)*patch*/weight", "patches: out, in", _TORCH),
+    matrix(f"(?i)*emb(ed(ding)?)?_proj(ection)?{_KERNEL}", "kernel: in, out", _ANY),
     adamw(rf"(?i){_EMBED}{_OWN}", "embedding"),
     # In lists and dicts. Networks of times are called so too, and have biases.
     adamw(rf"(?i)(?!*time){_EMBED}(/\d+){{1,}}(/weight)?", "embedding", agrees=has_no_bias),
@@ -87,11 +96,11 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
     adamw("(?i)*norm" + _KERNEL, "norm"),
     # "pre_logits" is the hidden layer before the head of a ViT.
     adamw(
-        rf"(?i)(?!multi|pre_)(*_)?(head|logits|unembed|readout)(_dense)?{_COUNTER}{_OWN}", "head"
+        rf"(?i)(?!multi|pre_)(*_)?(head|logits?|unembed|readout)(_dense)?{_COUNTER}{_OWN}", "head"
     ),
     adamw(rf"(?i)^((params|model|transformer)/){{0,}}outputs?{_OWN}", "head"),
     adamw(
-        r"(?i)(logit_?(dense|proj(ection)?)|logits_?proj(ection)?|to_logit|(*_)?classifier"
+        r"(?i)(?!pre_)(logit_?(dense|proj(ection)?)|logits_?proj(ection)?|to_logit|(*_)?classifier"
         r"|vocab_proj(ector|ection)?|qa_outputs|seq_relationship|dense_prediction"
         rf"|(predictions|lm_head)/decoder){_OWN}",
         "head",
@@ -118,7 +127,7 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
     adamw(rf"(?i){_AGENT}/[a-z]{{0,}}_?\d+/(kernel|w|weight)", _OF_AGENT, "a, b", "", is_last),
     adamw(rf"(?i)(*_)?log_?std(_*)?{_LEAF}", _OF_AGENT),
     adamw(
-        rf"(?i)(pos(ition(s|al)?)?(_*)?|*_pos(ition)?){_NUMBERS}{_OWN}",
+        rf"(?i)(?!pos_proj/)(pos(ition(s|al)?)?(_*)?|*_pos(ition)?){_NUMBERS}{_OWN}",
         "position table",
     ),
     adamw(rf"(?i)(rel|relative)_*(pos|bias|table)*{_NUMBERS}{_OWN}", "position table"),
@@ -129,7 +138,7 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
         agrees=has_no_bias,
     ),
     adamw(
-        r"(?i)((*_)?(alpha|dt|tau|temperature|sinks?)|a_(log|real|imag)(_real|_imag)?|log_dt"
+        r"(?i)((*_)?(alpha|dt|tau|temperature|sinks?)|a_(log|real|imag)(_real|_imag)?|log_dt|r_k"
         r"|lambda_(re|im|log)|(nu|theta|gamma)_log|time_(decay|first|faaaa|(mix|maa)_[a-z]))"
         + _COUNTER,
         "stacked vectors",
@@ -139,6 +148,7 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
     *(matrix(_FIRST, f"convolution: ({x} 1), out", _FLAX, is_first) for x in _SIDES),
     # (width, channels) of Griffin's temporal convolution; (.., width, 1, channels) elsewhere.
     adamw(f"{_CONV}1d{_KERNEL}", "depthwise", "width, channels"),
+    adamw("(?i)*conv1d_kernel", "depthwise", "channels, width", "Keras"),
     adamw(_CONV + _KERNEL, "depthwise or one channel", "width, 1, channels"),
     adamw(_CONV + _KERNEL, "depthwise or one channel", "height, width, 1, channels"),
     adamw(_CONV + "/weight", "depthwise or one channel", "channels, 1, width", _TORCH),
@@ -159,10 +169,14 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
     matrix(_GPT2, "kernel: out, in", "GPT-2 of Transformers", gpt2_of_transformers),
     matrix("(?i)*lora_a(/w|/kernel)?", "LoRA: in, rank", "Flax, Qwix"),
     matrix("(?i)*lora_b(/w|/kernel)?", "LoRA: rank, out", "Flax, Qwix"),
+    # A bias that is as long as one of two sides says which one the outputs are.
+    matrix("weight", "weight, by its bias: in, out", agrees=outputs_are_last),
+    matrix("kernel|w", "kernel, by its bias: out, in", agrees=outputs_are_first),
     # Equinox and PyTorch name it so and store it as (out, in). So do Haliax's linear layers.
     matrix("weight", "weight: out, in", "Equinox, PyTorch, Haliax"),
     matrix(r"weight_[ih]h(_l\d+)?|in_proj_weight", "weight: out, in", _TORCH),
     matrix("(*_)?kernel", "kernel: in, out", _FLAX),
     matrix("*/w", "w: in, out", "Haiku, tunix"),
+    matrix("**", "by its bias: out, in", agrees=outputs_are_first),
     matrix("**", "by default: in, out"),
 )
