@@ -10,6 +10,7 @@ from docs.drawings.gains import gains
 from docs.drawings.method import chain, layouts
 from docs.drawings.plots import rates_by_width, regions
 from docs.drawings.regret import regret
+from docs.drawings.shakespeare import shakespeare
 from docs.drawings.tokens import tokens
 
 DRAWINGS = {
@@ -22,5 +23,6 @@ DRAWINGS = {
     "regions": regions,
     "rates_by_width": rates_by_width,
     "regret": regret,
+    "shakespeare": shakespeare,
     "tokens": tokens,
 }
