@@ -1,13 +1,15 @@
 """`benchmarks.yardsticks`: the tasks are those that were published, and rows are kept."""
 
+import json
 import math
 
 import jax
 import numpy as np
 import pytest
 
-from benchmarks.yardsticks import least_squares, mnist1d, resuming
+from benchmarks.yardsticks import least_squares, mnist1d, resuming, tiny_shakespeare
 from examples.trainer.system.errors import UserError
+from tests.support.documents import ROOT
 
 STEPS, RATE, BETA = 6, 0.03, 0.5
 
@@ -111,3 +113,16 @@ def test_mnist1d_is_the_published_data():
     assert (data.x.shape, data.x_test.shape) == ((4000, 40), (1000, 40))
     # The frozen file, greydanus/mnist1d @7878d96, mnist1d_data.pkl, has these.
     assert [data.x[0, 0], data.x_test[-1, -1]] == pytest.approx([-0.3320057, 1.1931518], abs=1e-6)
+
+
+def test_the_committed_runs_of_tiny_shakespeare_go_on_under_the_default_folder():
+    """As their page says: a sweep with other paths of data would be refused as another one."""
+    config = tiny_shakespeare.Config()
+    folder = config.runs_dir / tiny_shakespeare.NAME
+    entry = tiny_shakespeare.ENTRIES["AdamW"]
+    data = tiny_shakespeare.run_config(entry, 0.004, config, folder).data
+    sweeps = sorted((ROOT / "results/benchmarks/yardsticks/tiny-shakespeare").glob("*/sweep.json"))
+    assert sweeps
+    for sweep in sweeps:
+        found = json.loads(sweep.read_text())["base"]["data"]
+        assert (tuple(found["paths"]), found["tokenizer"]) == (data.paths, data.tokenizer)
