@@ -262,13 +262,10 @@ def _sources(old: Mapping[str, Leaf], new: Mapping[str, Leaf]) -> dict[str, str]
     found = {path: _source(leaf, old, have) for path, leaf in new.items() if leaf.role != SETTING}
     for path, leaf in new.items():
         if leaf.role in COUNTS:
-            # The momentum inside of NAMO's state belongs to its group.
-            owned = (
-                {leaf.owner, f"{leaf.owner}/momentum".lstrip("/")}
-                if leaf.role == NAMO
-                else {leaf.owner}
-            )
-            group = [p for p, x in new.items() if x.owner in owned and x.role in BUFFERS]
+            owners = {leaf.owner}
+            if leaf.role == NAMO:  # the momentum has a state inside of NAMO's
+                owners.add(f"{leaf.owner}/momentum".lstrip("/"))
+            group = [p for p, x in new.items() if x.owner in owners and x.role in BUFFERS]
             missing = sorted({new[p].name for p in group if found[p] not in old})
             owners = {old[found[p]].owner for p in group if found[p] in old}
             if leaf.role in (ADAMW, NAMO) and missing:

@@ -1,6 +1,7 @@
 """A chain for the matrices of a tree, and AdamW for everything else."""
 
 import dataclasses
+import functools
 from typing import Any, Protocol
 
 import jax
@@ -67,15 +68,13 @@ def _update_of_rest(
     def wide(x: Any) -> Any:
         return x.astype(jnp.float32) if jnp.result_type(x) == jnp.float16 else x
 
-    def as_before(x: Any, before: Any) -> Any:
+    def as_before(kind: Any, x: Any, before: Any) -> Any:
         now, then = jnp.result_type(x), jnp.result_type(before)
-        return narrowed(x, then) if now != then and jnp.issubdtype(then, jnp.inexact) else x
-
-    def half_as_before(x: Any, before: Any) -> Any:
-        return narrowed(x, jnp.float16) if jnp.result_type(before) == jnp.float16 else x
+        return narrowed(x, then) if now != then and jnp.issubdtype(then, kind) else x
 
     made, new = others.update(*jax.tree.map(wide, (updates, state, params)), **extra)
-    return jax.tree.map(half_as_before, made, updates), jax.tree.map(as_before, new, state)
+    made = jax.tree.map(functools.partial(as_before, jnp.float16), made, updates)
+    return made, jax.tree.map(functools.partial(as_before, jnp.inexact), new, state)
 
 
 def promoted(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:

@@ -44,8 +44,8 @@ class Orthogonalize(MatrixFunction):
     Attributes:
       ns_coeffs: a table's name (``optax_muonplus.coefficients.TABLES``), one row, or several rows.
         All attributes but ``polar`` are for Newton-Schulz only.
-      ns_steps: number of steps: the first rows of the table, or as many rows of your own; 5 if
-        None, which ``optax.inject_hyperparams`` does not make an array of, as of numbers.
+      ns_steps: number of steps: the first rows of the table, or as many rows of your own. None is
+        5, and stays None where ``optax.inject_hyperparams`` makes arrays of numbers.
       eps: added to the norm that divides. With the default the result does not depend on the scale
         of ``x``; a larger one shrinks the update of matrices whose norm is comparable to it.
       polar: ``"newton_schulz"``, ``"gram"`` (see :func:`gram_newton_schulz`), ``"svd"`` (see

@@ -57,7 +57,7 @@ def apply_sharded(
         # Block scales are left to the compiler, because a shard may cut a block.
         read, sources = READ_ONE, [(read(*arrays),) for arrays in sources]
     pairs = zip(sources, leaves, strict=True)
-    sources = [tuple(_typed_like(leaf, x) for x in arrays) for arrays, leaf in pairs]
+    sources = [tuple(_sharded_as(leaf, x) for x in arrays) for arrays, leaf in pairs]
     # Arrays, which optax.inject_hyperparams makes of hyperparameters, have to be passed to jax.jit
     # and jax.shard_map as arguments. Python numbers stay constants of the program.
     values, structure = jax.tree.flatten((read, list(functions)))
@@ -70,7 +70,7 @@ def apply_sharded(
     return apply(arrays, sources, (structure, numbers), sharded, _platform(leaves))
 
 
-def _typed_like(leaf: LeafInfo, x: jax.Array) -> jax.Array:
+def _sharded_as(leaf: LeafInfo, x: jax.Array) -> jax.Array:
     """Returns ``x``, which may be a momentum, sharded over Explicit axes as its gradient is."""
     typed = jax.typeof(x).sharding
     if leaf.sharding is None or not axes_of_type(typed.mesh, AxisType.Explicit):
@@ -145,7 +145,7 @@ def _on_each_device(
     try:
         return list(mapped(arrays, taken, *sources))
     except ValueError as error:
-        if "vmap" not in str(error):
+        if "cannot appear in shard_map in_specs" not in str(error):
             raise
         raise ValueError(
             "Members of a jax.vmap lie along an axis of the mesh, by its spmd_axis_name or their"

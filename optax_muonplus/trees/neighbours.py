@@ -70,11 +70,12 @@ def _length_of_bias(module: Neighbours, own: str) -> int:
     Beside several matrices a bias may be that of another one.
     """
     layer = own.rpartition("/")[0]
-    beside = {name: x for name, x in module.items() if name.rpartition("/")[0] == layer}
-    biases = (beside.get(f"{layer}/{name}".lstrip("/"), ()) for name in ("bias", "b"))
-    if sum(len(shape) > 1 for shape in beside.values()) > 1:
-        return -1
-    return next((shape[0] for shape in biases if len(shape) == 1), -1)
+    biases = (module.get(f"{layer}/{name}".lstrip("/"), ()) for name in ("bias", "b"))
+    length = next((shape[0] for shape in biases if len(shape) == 1), -1)
+    if length < 0:  # so that most leaves do not look at all others
+        return length
+    matrices = (name for name, shape in module.items() if len(shape) > 1 and name != own)
+    return -1 if any(name.rpartition("/")[0] == layer for name in matrices) else length
 
 
 def ends_as_w(module: Neighbours, own: str) -> bool:

@@ -50,8 +50,8 @@ _OF_AGENT = "head of an actor or critic"
 _NET = r"(_?(net(work)?|function|fn|mlp|model|params|head))"
 _ROLE = "(actor|critic|policy|advantage)"
 _AGENT = (
-    rf"^(?!**(att|extractor))(**/)?((*_)?{_ROLE}{_NET}?|action{_NET}|value{_NET}?|pi|[qv]f|[qv]({_NET}|_?\d))"
-    rf"{_COUNTER}"
+    rf"^(?!**(att|extractor))(**/)?((*_)?{_ROLE}{_NET}?|action{_NET}|value{_NET}?|pi|[qv]f"
+    rf"|[qv]({_NET}|_?\d)){_COUNTER}"
     r"(/(~|params|mlp|net(work)?|layers|body|trunk|torso)){0,}"
 )
 _GIVES = (
