@@ -40,6 +40,10 @@ def test_hyperball_refuses_matrices_of_zeros_that_it_sees(traced):
             init(params)
 
 
+def test_what_is_no_number_is_not_called_zero():
+    build("hyperball").init({"up": np.full((4, 6), np.nan, np.float32)})
+
+
 def test_muown_holds_sizes_and_directions_of_rows():
     """A size that Adam takes through zero turns its row around, and a row of zeros moves."""
     params, grads = trees()

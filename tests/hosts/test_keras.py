@@ -101,6 +101,11 @@ def test_a_callback_sets_the_rate_and_a_rate_of_zero_changes_nothing():
     assert_close(apply(model), before)
 
 
+def test_a_decay_may_be_divided_by_the_rate():
+    """So that it does not follow the rate, as messages about other libraries' arguments say."""
+    apply(small_model(make(0.02, lambda rate: omp.muonplus(rate, weight_decay=0.1 / rate))))
+
+
 def test_clipping_accumulation_and_averages_are_those_of_keras():
     plain = apply(small_model(make(transformation=optax.sgd)))
     clipped = apply(small_model(make(transformation=optax.sgd, global_clipnorm=1e6)))

@@ -122,6 +122,12 @@ def test_what_is_no_rule_is_refused_when_built(options, message):
         omp.per_head(4, **options)
 
 
+def test_axes_of_layers_may_be_integers_of_numpy():
+    axes = {name: np.int64(axis) for name, axis in AXES.items()}
+    found = omp.partition_labels(PARAMS, rules=RULES, layer_axes=axes)
+    assert found == omp.partition_labels(PARAMS, rules=RULES, layer_axes=AXES)
+
+
 def test_rules_next_to_per_head_are_given_to_it():
     with pytest.raises(ValueError, match=r"next to omp.per_head.*Give them to per_head"):
         omp.muonplus(0.1, muon_weight_dimension_numbers=omp.per_head(4), rules=RULES)

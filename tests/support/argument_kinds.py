@@ -38,7 +38,8 @@ KINDS = {
         "sign",
         "by_columns",
     ),
-    "count": ("ns_steps", "rounds"),
+    "count": ("rounds",),
+    "count or None": ("ns_steps",),
     "word": (
         "ns_coeffs",
         "norm",
@@ -86,6 +87,8 @@ def forms(*numbers):
     return [make(number) for number in numbers for make in makers]
 
 
+NO_COUNT = [True, False, 0, -1, 101, 1000, 2.0, "5", np.float32(5), jnp.ones(2, int)]
+
 # None is not here, because some arguments take it for "not given".
 REFUSED = {
     "rate": [*NO_NUMBER, *forms(-0.25)],
@@ -94,7 +97,8 @@ REFUSED = {
     "positive": [*NO_NUMBER, *forms(0.0, -0.25), lambda step: 0.5],
     "flag": ["no", "False", None, 2, 0.0, np.array([True, False]), jnp.array(True)],
     "share": [*NO_NUMBER, *forms(0.0, -0.25, 2.0), lambda step: 0.5],
-    "count": [True, False, 0, -1, 101, 1000, 2.0, "5", np.float32(5), jnp.ones(2, int)],
+    "count": [*NO_COUNT, None],
+    "count or None": NO_COUNT,
     "word": ["no such word", None, 5, b"row"],
     "dtype": ["int32", "bool", "uint8", "float33", "float8_e4m3fn", 5, int, bool, "float64", "U4"],
 }

@@ -121,6 +121,13 @@ def test_namo_keeps_its_momentum_with_its_running_mean_and_count_or_begins_anew(
         jax.tree.map(np.testing.assert_array_equal, kept, own)
 
 
+def test_a_schedule_of_soft_orthogonality_goes_on_in_another_wrapper():
+    """It has a count as every schedule of Optax, and not an array without a name."""
+    old = filled(MAKERS["soft_orthogonality"].init(PARAMS))
+    state, report = omp.take_over(old, clipped(MAKERS["soft_orthogonality"]).init(PARAMS), PARAMS)
+    assert optax.tree.get(state, "ScaleByScheduleState").count == 7 and not report.started_anew
+
+
 SETTINGS = re.compile("^(hyperparams/|step$|values/|names$)|ns_coeffs$")
 
 
