@@ -178,6 +178,14 @@ def test_what_is_of_parameters_in_a_state_is_found():
     assert jax.tree.leaves(marked).count("of a parameter") == len(arrays)
 
 
+def test_a_complex_rate_leaves_updates_of_a_real_table_real():
+    """As optax.inject_hyperparams makes all numbers where one parameter is complex."""
+    table = jnp.ones((9, 4))
+    tx = TokenNorm(jnp.complex64(0.1)).transformation()
+    updates, _ = tx.update(table, tx.init(table), table)
+    assert updates.dtype == table.dtype
+
+
 def test_vectors_are_no_tables():
     params, grads = case()
     tx = optimizer(ByPath({"wte|bias": TokenNorm()}))
