@@ -48,4 +48,6 @@ def learning_rate(state: Any, name: str = "learning_rate") -> Any:
     ((_, rate),) = found
     if isinstance(rate, int | float):
         return np.asarray(rate)
-    return rate if isinstance(rate, jax.Array | np.ndarray) else rate[...]
+    rate = rate if isinstance(rate, jax.Array | np.ndarray) else rate[...]
+    # Injection makes every number complex if a parameter is.
+    return rate.real if np.iscomplexobj(rate) else rate

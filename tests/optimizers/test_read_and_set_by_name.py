@@ -188,6 +188,9 @@ def test_the_rate_of_the_last_update_is_read_by_any_name():
     of_that_name = optax.inject_hyperparams(omp.muonplus)(0.1, beta=0.5, polar="svd")
     state = of_that_name.init({"norm": {"beta": jnp.ones(3)}})
     assert omp.learning_rate(state, "beta") == 0.5
+    complex_bias = {"up": jnp.ones((4, 6)), "bias": jnp.ones(3, jnp.complex64)}
+    rate = omp.learning_rate(optax.inject_hyperparams(omp.muonplus)(0.1).init(complex_bias))
+    assert rate.dtype == jnp.float32 and rate == jnp.float32(0.1)
 
 
 def test_no_rate_and_several_are_said():
