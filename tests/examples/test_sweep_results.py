@@ -20,6 +20,7 @@ from examples.experiments.sweeps.regret import METHODS
 from examples.experiments.sweeps.report import write_report
 from examples.experiments.sweeps.results import ADAMW, MUON, Sweep
 from examples.trainer.settings.run import RunConfig
+from tests.support.documents import README, ROOT
 from tests.support.sweep_results import MATCHED, PLUS, result, toy_sweep
 
 # Tables
@@ -155,9 +156,40 @@ def test_contrasts_of_paired_seeds(sweeps, capsys):
     lines = capsys.readouterr().out.splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
     expected = contrasts.estimate([-0.1, -0.2, -0.1])
-    assert cells[0][:2] == ["norm", f"{expected.mean:+.4f} ± {expected.half_width:.4f}"]
+    assert cells[0][:2] == ["norm", f"{expected.mean:+.5f} ± {expected.half_width:.5f}"]
     assert cells[0][4:] == ["3", "above 0"]
     assert cells[1][4] == "2"  # the seeds that all have
+
+
+EXPERIMENTS = ROOT / "results" / "experiments"
+# A row of README's table by a word in it: the end of the sweep's name, and the method.
+README_ROWS = {
+    "RECOMMENDED": ("max-nadam", "Muon+ row_col matched norm"),
+    "the default": ("spectral-nadam", "Muon+ col_row"),
+    "no normalization": ("max-nadam", "Muon"),
+    "as the paper trains": ("spectral", "Muon+ col_row"),
+}
+README_COLUMNS = (
+    ("best_muon/gpt-hold-0.4-0.02", True),
+    ("best_muon/llama-hold-0.4-0.03", True),
+    ("repeat/gpt", False),
+    ("repeat/llama", False),
+)
+
+
+@pytest.mark.parametrize("row", README_ROWS)
+def test_differences_in_readme_are_rounded_once_from_the_runs(row):
+    lines = [x for x in README.splitlines() if x.startswith("| `omp.") and row in x and "±" in x]
+    written = [
+        cell.strip(" *").replace("\N{MINUS SIGN}", "-") for cell in lines[0].split("|")[2:-1]
+    ]
+    sweep, method = README_ROWS[row]
+    for cell, (name, fresh) in zip(written, README_COLUMNS, strict=True):
+        plus = contrasts.Term(1, f"{name}-{sweep}", method)
+        minus = contrasts.Term(-1, f"{name}-max", "Optax Muon")
+        found = contrasts.measured(contrasts.Contrast("x", (plus, minus), fresh=fresh), EXPERIMENTS)
+        mean = f"{found.mean:+.3f}".replace("+0.000", "0.000")
+        assert cell == f"{mean} ± {found.half_width:.3f}", name
 
 
 def test_fresh_seeds_are_those_that_chose_no_rate(tmp_path):

@@ -114,7 +114,8 @@ def table(contrasts: Iterable[Contrast], root: Path) -> str:
     rows = []
     for contrast in contrasts:
         if e := found.get(contrast.name):
-            numbers = [f"{e.mean:+.4f} ± {e.half_width:.4f}", f"{e.p:.2g}"]
+            # Pages have three digits: of fewer than five the last would be rounded twice.
+            numbers = [f"{e.mean:+.5f} ± {e.half_width:.5f}", f"{e.p:.2g}"]
             rows.append([contrast.name, *numbers, f"{corrected[contrast.name]:.2g}", str(e.seeds)])
         else:
             rows.append([contrast.name, missing[contrast.name], "", "", ""])
