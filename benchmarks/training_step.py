@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +31,6 @@ def measure(
     tokens: int,
     rounds: int,
     calls: int = 1,
-    names: Sequence[Name] = NAMES,
 ) -> dict[str, Any]:
     """Measures a step with each optimizer, and what reading batches costs the last of them.
 
@@ -41,7 +40,6 @@ def measure(
       tokens: in a step.
       rounds: how often each step is timed.
       calls: steps that are enqueued before the last is waited for.
-      names: the optimizers.
     """
     context = base.model.context
     rows = tokens // context
@@ -49,7 +47,7 @@ def measure(
     ids = np.random.default_rng(0).integers(0, vocabulary, (2, rows, context))
     batch = [jax.device_put(part.astype(np.int32), sharding.of_batch(mesh)) for part in ids]
     timed: dict[str, Callable[[], Any]] = {}
-    for name in names:
+    for name in NAMES:
         rule = dataclasses.replace(base.optimizer, name=name)
         program = make_program(base.model, rule, base.steps, 1, vocabulary, mesh)
         if not timed:
@@ -66,9 +64,9 @@ def measure(
             "optimizer_share": float(np.median(1 - alone / seconds[name])),
             **memory[name],
         }
-        for name in names
+        for name in NAMES
     }
-    last: Any = timed[names[-1]]
+    last: Any = timed[NAMES[-1]]
     return {
         **loading(last.step, rows, context, vocabulary, mesh, rounds),
         "forward_and_backward_s": float(np.median(alone)),
