@@ -46,7 +46,7 @@ ROWS = {
         Row("1.1 M, fused", "orthogonalization-gpt-laptop"),
         Row("2.1 M, three matrices", "map-gpt-width-x4"),
         Row("10 M, fused", "norms-gpt-larger"),
-        Row("10 M, 25 times the tokens", plan="ten_million"),
+        Row("10 M, 17 times the tokens", plan="ten_million"),
         Row("124 M", paper=nats(27.64, 29.66)),
         Row("286 M", others=2.7265 - 2.7311),
         Row("362 M", paper=nats(19.98, 21.70)),

@@ -10,7 +10,7 @@ from examples.experiments.sweeps import results
 
 EXPERIMENTS = pathlib.Path(__file__).parent.parent.parent / "results" / "experiments"
 KINDS = ("blocks", "laptop", "map", "norms", "orthogonalization")
-NAMES = {"Muon": "soft", "col_row, the default": "one", "with match_frobenius": "three"}
+NAMES = {"Muon": "soft", "col_row": "one", "with match_frobenius": "three"}
 
 
 def regrets(family: str) -> dict[str, list[float]]:

@@ -15,7 +15,7 @@ TOKENS = pathlib.Path(__file__).parent.parent.parent / "results" / "experiments"
 METHODS = {
     "row_col, max, matched": ("three", "row_col max matched"),
     "row_col, max": ("four", "row_col max"),
-    "the default": ("one", "col_row spectral"),
+    "col_row, spectral": ("one", "col_row spectral"),
 }
 # The paper's perplexities, at 20 and 200 tokens a parameter; see docs/explain/replications.md.
 PAPER = {
