@@ -92,7 +92,7 @@ def per_head(
         if not is_count and not (by_name and size is None):
             raise ValueError(
                 "head_size must be a positive integer, the outputs of one head, or a mapping from"
-                f" patterns to such; got {head_size!r}."
+                f" patterns to such; got {size!r:.60}. As dimension numbers write omp.per_head()."
             )
     for pattern in sizes:
         check_pattern(pattern, "head_size")

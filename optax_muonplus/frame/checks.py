@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus.frame.leaves import LeafInfo
-from optax_muonplus.messages import Path, flatten_with_names, path_name
+from optax_muonplus.messages import Path, flatten_with_names, fold_all, listed, path_name
 from optax_muonplus.method import supported
 
 # Updates that nothing may follow, by their ids.
@@ -40,15 +40,15 @@ def check_inexact(leaves: Sequence[LeafInfo]) -> None:
 def check_inexact_dtypes(paths: Sequence[Path], dtypes: Sequence[Any]) -> None:
     """Raises ValueError for leaves that are not floating-point of 16 bits at least, naming them."""
     wrong = [
-        f"{'/'.join(path)} ({dtype})"
+        ("/".join(path), f"({dtype})")
         for path, dtype in zip(paths, dtypes, strict=True)
         if not supported(dtype)
     ]
     if wrong:
         raise ValueError(
-            f"Parameters must be floating-point, got {', '.join(wrong)}. Keep counters, keys and"
-            " what is stored in 8 bits out of the parameters, or freeze them with optax.masked or"
-            " optax.partition."
+            f"Parameters must be floating-point, got {listed(wrong)}. Keep counters, keys and"
+            " what is stored in 8 bits out of the parameters, or freeze them: optax.partition with"
+            " optax.set_to_zero()."
         )
 
 
@@ -73,12 +73,12 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
     known = dict(zip(*flatten_with_names(like), strict=True))
     named = zip(*flatten_with_names(gradients), strict=True)
     misfits = [(path_name(path), _misfit(x, known.get(path, x), what)) for path, x in named]
-    wrong = [f"{name} is {misfit}" for name, misfit in misfits if misfit]
+    wrong = fold_all((name, f"is {misfit}") for name, misfit in misfits if misfit)
     if wrong:
         raise ValueError(
-            f"Gradients do not fit: {'; '.join(wrong)}. Each must have its parameter's shape, and"
-            " be complex where that is. Call update(gradients, state, parameters) with gradients as"
-            " jax.grad returns them, and leave out what is not trained."
+            f"Gradients do not fit: {'; '.join(map(' '.join, wrong))}. Each must have its"
+            " parameter's shape, and be complex where that is. Call update(gradients, state,"
+            " parameters) with gradients of jax.grad, and leave out what is not trained."
         )
 
 

@@ -11,7 +11,7 @@ from optax_muonplus.messages.paths import flatten_with_names, listed, path_name
 
 _GRADIENTS = (
     " Call update(gradients, state, parameters) with gradients as jax.grad returns them. What is"
-    " not trained is left out of all three, or frozen with optax.masked."
+    " not trained is left out of all three, or gets optax.set_to_zero() in optax.partition."
 )
 _STATE = " Make it for these parameters: tx.init(parameters)."
 # Classes of wrappers, and of links without arrays, do not tell optimizers apart.
@@ -45,6 +45,10 @@ def explain(
     if classes_of(state) != classes_of(expected):
         raise wrong_state(state, classes_of(expected)) from error
     owner, remedy = "parameters", _STATE
+    if any(x is None for x in jax.tree.leaves(updates, is_leaf=lambda x: x is None)):
+        remedy = (
+            " Some gradients are None: pass zeros there, or leave them out of init too." + _STATE
+        )
     if params is None:  # gradients may be the ones that are wrong
         owner, remedy = "gradients", _GRADIENTS + _STATE
     # Counts belong to no parameter: an update that needs one says so itself.

@@ -12,6 +12,7 @@ from optax_muonplus.trees import RuleReader, reader_of, to_adamw, what_to_write
 
 _OWN = ("your rule", GIVEN)  # the user's
 _ADAPTER = "(?i)lora_[ab]"
+_FUSED = re.compile(r"(?i)(^|[/_])(w?qkv|wi_fused|c_attn|query_key_value|gate_up|w13)(_|/|$)")
 # A head has no output for a position, a type or a time.
 _NO_TOKENS = re.compile(r"(?i)pos|wpe|type|time|seg")
 
@@ -31,6 +32,13 @@ def remarks(leaves: Sequence[LeafInfo], dims: DimensionNumbersTree = None) -> It
             " pass a dict of named parameters, or a tree of dimension numbers."
         )
     yield from _doubts(leaves)
+    fused = [x for x in leaves if x.layout and len(x.layout.block_shapes()) == 1]
+    fused = [x for x in fused if _FUSED.search(x.name) and not x.rule.startswith(_OWN)]
+    if fused:
+        yield (
+            f"fused? {_shown(fused)}: one matrix each. If it holds several side by side, a rule"
+            " with omp.MatrixSpec(..., split_sizes=...) makes each a matrix of its own."
+        )
     adapters = [leaf for leaf in leaves if re.search(_ADAPTER, leaf.name)]
     matrices = [leaf for leaf in adapters if leaf.layout]
     if matrices and not any(leaf.rule.startswith(_OWN) for leaf in adapters):
@@ -73,6 +81,11 @@ def _doubts(leaves: Sequence[LeafInfo]) -> Iterator[str]:
             f"a head? {_shown(last)}: no other layer takes its outputs. If it gives logits or"
             f" predictions, send it to AdamW by rules={to_adamw(leaves, last)}."
         )
+    if unsaid := [x for x in _of_own_length(leaves, alone) if x not in heads]:
+        yield (
+            f"a table? {_shown(unsaid)}: no rule knows the name, and no other parameter has its"
+            f" first axis. If it is one of vectors, rules={to_adamw(leaves, unsaid)}."
+        )
     if tables := [x for x in _like_tables(leaves, alone) if x not in heads]:
         yield (
             f"an embedding? {_shown(tables)} has a side as long as the outputs of a head. If it"
@@ -100,11 +113,11 @@ def _like_heads(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> dict[s
 
 
 def _last_layers(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> list[LeafInfo]:
-    """Finds the matrices at the end of a chain of layers, where nothing is a head by its name."""
-    if any(x.rule.startswith("head") for x in leaves):
+    """Finds the matrices at the end of a chain of layers, where nothing is said to be a head."""
+    said = [x for x in leaves if x.rule.startswith(_OWN) and len(x.shape) > 1 and not x.layout]
+    if said or any(x.rule.startswith("head") for x in leaves):
         return []
     matrices = [leaf for leaf in leaves if leaf.layout]
-    given = {_outputs(leaf) for leaf in matrices}
     taken = {leaf.matrix.shape[axis] for leaf in matrices for axis in leaf.matrix.reduction_axes}
     return [
         leaf
@@ -113,9 +126,25 @@ def _last_layers(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> list[
         and not leaf.stack
         and not re.search(r"\d", "/".join(leaf.path[:-2]))  # not one of several blocks
         and not side_of("/".join(leaf.path))[0]
-        and leaf.matrix.block_shapes()[0][2] in given
+        and _may_take(leaf, matrices)
         and _outputs(leaf) not in taken
         and _outputs(leaf) < leaf.matrix.block_shapes()[0][2]
+    ]
+
+
+def _may_take(leaf: LeafInfo, matrices: Sequence[LeafInfo]) -> bool:
+    """Says whether another layer may give its inputs, or all pixels of a convolution."""
+    given = {_outputs(x) for x in matrices if x is not leaf} - {1}
+    return any(leaf.matrix.block_shapes()[0][2] % outputs == 0 for outputs in given)
+
+
+def _of_own_length(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> list[LeafInfo]:
+    """Finds matrices of a name that no rule knows, of whose rows nothing else has as many."""
+    sides = collections.Counter(side for leaf in leaves for side in {*leaf.shape})
+    return [
+        x
+        for x in alone
+        if x.rule.startswith("by default") and len(x.shape) == 2 and sides[x.shape[0]] == 1
     ]
 
 

@@ -77,6 +77,8 @@ def describe(
     shardings = shardings_of(tree, tree.leaves)
     scale, polar_factor = _made(ScaleByShape, given), _made(Orthogonalize, given)
     lines = [*_table(tree, shardings, scale), _totals(tree), *_work_per_device(tree, polar_factor)]
+    if given["state_sharding"] is not None and not any(shardings):
+        lines.append("without effect: state_sharding, since no parameter is known to be on a mesh")
     lines += [*without_effect(given), *_unlike_muon(tree, scale), *_signs(tree, scale)]
     lines += remarks(tree.leaves, dims)
     lines += [line_of_bytes(tree, shardings, given)] if tree.leaves else []

@@ -26,7 +26,7 @@ _ITERATION = ("ns_coeffs", "ns_steps", "eps", "preconditioning", "compute_dtype"
 _DECAY = ("weight_decay_mask", "cautious_weight_decay")
 _OF_ADAMW = ("adam_weight_decay_mask", "adam_cautious_weight_decay")
 _SIZE = "without nesterov or adaptive: a polar factor does not see the size of its matrix"
-LARGE = 0.005  # a learning rate beyond what AdamW usually has
+LARGE = 0.005  # a learning rate beyond what AdamW usually has, and the least of Muon's
 
 
 def _sees_size(given: Mapping[str, Any]) -> bool:
@@ -80,6 +80,11 @@ def without_effect(given: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"adam_learning_rate is not given, and AdamW has learning_rate={rate:g} too;"
             " adam_learning_rate=0.003 is usual"
+        )
+    if isinstance(rate, int | float) and 0 < rate < LARGE and given["consistent_rms"] is None:
+        yield (
+            f"learning_rate={rate:g} is of the order of AdamW's, by which matrices hardly move."
+            " Start from 0.02, or add consistent_rms=0.2"
         )
     if callable(rate) and isinstance(adam, int | float):
         yield f"adam_learning_rate={adam:g} stays constant beside a schedule of learning_rate"

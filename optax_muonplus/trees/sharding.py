@@ -269,4 +269,7 @@ def _check_against_type(
         for spec in (given.spec, typed.spec)
     )
     if ours != types:
-        raise ValueError(f"sharding= says {given.spec}, the array's type {typed.spec}")
+        raise ValueError(
+            f"sharding= says {given.spec}, the array's type {typed.spec}. On Explicit axes leave"
+            " sharding= out"
+        )

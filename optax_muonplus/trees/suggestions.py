@@ -3,13 +3,14 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from optax_muonplus.frame import LeafInfo
+from optax_muonplus.frame import LeafInfo, Shape
 from optax_muonplus.messages import fold_all, path_name
 from optax_muonplus.trees.layer_axes import Stack, is_container, unsaid_stacks
 
 _SHOWN = 8
 _WIDEST = 7  # where no name tells a kernel from layers or experts, its sides are no longer
 _DIMS = "omp.MuonDimensionNumbers"
+_GUESS = f"{_DIMS}(-2, -1)"
 
 
 def what_to_write(leaves: Sequence[LeafInfo]) -> str:
@@ -18,15 +19,21 @@ def what_to_write(leaves: Sequence[LeafInfo]) -> str:
     found = [f"  {name} {shape}" for name, shape in fold_all((x.name, x.shape) for x in unknown)]
     if said := _of_stacks(leaves):
         return "\n".join([*_first(found), *said])
+    rules = _rules(leaves, unknown)
     lines = [
         *_first(found),
         "If their axes are what these lines say, pass",
         "rules=[",
-        *_first([f"  ({p!r}, {numbers})," for p, numbers in _rules(leaves, unknown)]),
+        *_first([f"  ({p!r}, {numbers})," for p, numbers in rules]),
         "]",
         "First are the axes of the inputs, then those of the outputs; None is for AdamW.",
         "Axes in neither (layers, experts, separate heads) are batch axes.",
     ]
+    if any(numbers == _GUESS for _, numbers in rules):
+        lines += [
+            "(-2, -1) is a guess, and wrong for a layer with several axes of outputs or",
+            "inputs, such as DenseGeneral: (0, (1, 2)) or ((0, 1), 2).",
+        ]
     # A path with a number below the container is that of one layer.
     nodes = (x.path[i] for x in unknown for i in range(len(x.path) - 1) if is_container(x.path, i))
     container = next(nodes, None)
@@ -85,7 +92,11 @@ def _first(lines: Sequence[str]) -> list[str]:
 
 def _rules(leaves: Sequence[LeafInfo], unknown: Sequence[LeafInfo]) -> list[tuple[str, str]]:
     """Patterns and dimension numbers: each pattern finds parameters of one kind only."""
-    kinds = {"/".join(x.path): _seems_to_be("/".join(x.path), x.layer_shape) for x in unknown}
+    biases = {x.path[:-1]: x.layer_shape for x in leaves if x.path[-1:] in (("bias",), ("b",))}
+    kinds = {
+        "/".join(x.path): _seems_to_be("/".join(x.path), x.layer_shape, biases.get(x.path[:-1], ()))
+        for x in unknown
+    }
     # A rule with dimension numbers passes vectors by.
     names = ["/".join(x.path) for x in leaves if len(x.layer_shape) >= 2]
     rules: dict[str, str] = {}
@@ -120,8 +131,11 @@ def _escaped(name: str) -> str:
     return re.sub(r"([.+*?()\[\]])", r"\\\1", name)
 
 
-def _seems_to_be(name: str, shape: Sequence[int]) -> str:
-    """Guesses the dimension numbers of an unknown leaf; ``shape`` is that of one layer."""
+def _seems_to_be(name: str, shape: Shape, bias: Shape) -> str:
+    """Guesses the dimension numbers of an unknown leaf; ``shape`` is that of one layer.
+
+    A bias has the axes of the outputs, unless each layer or expert may have one.
+    """
     ndim = len(shape)
     out_first = re.search(r"weight(/0|/array)?$", name) is not None
     sides = shape[2:] if out_first else shape[:-2]
@@ -132,4 +146,8 @@ def _seems_to_be(name: str, shape: Sequence[int]) -> str:
         if re.search(r"(?i)_transpose|convtranspose|deconv", name):
             outer = 1 if out_first else ndim - 2
         return f"{_DIMS}({tuple(i for i in range(ndim) if i != outer)}, {outer})"
-    return f"{_DIMS}({'-1, -2' if out_first else '-2, -1'})"
+    n = len(bias)
+    if 0 < n < ndim and shape[-n:] == bias and bias != (shape[0], shape[-1]):
+        ins, outs = tuple(range(ndim - n)), tuple(range(ndim - n, ndim))
+        return f"{_DIMS}({ins if ins[1:] else 0}, {outs if outs[1:] else ndim - 1})"
+    return f"{_DIMS}(-1, -2)" if out_first else _GUESS

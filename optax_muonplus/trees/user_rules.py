@@ -52,13 +52,16 @@ def check_found(
             f"{', '.join(map(repr, dotted))} is a path as jax.tree_util.keystr writes it. Write"
             f" {', '.join(repr(_as_path(p)) for p in dotted)}."
         )
-    idle = [x.pattern for x in rules if not any(map(x.fits_leaf, leaves))]
-    idle += [p for p in layer_axes if not any(re.search(p, name) for name in names)]
-    if idle := [x for x in idle if not tree.may_have_had(x)]:
-        raise ValueError(
-            f"Rules that match no parameter: {', '.join(map(repr, idle))}. The paths are:"
-            f" {listed((name, None) for name in names)}."
-        )
+    idle_rules = [x.pattern for x in rules if not any(map(x.fits_leaf, leaves))]
+    idle_axes = [p for p in layer_axes if not any(re.search(p, name) for name in names)]
+    for what, all_idle in (("Rules", idle_rules), ("Patterns of layer_axes", idle_axes)):
+        if not (idle := [x for x in all_idle if not tree.may_have_had(x)]):
+            continue
+        unfit = [(name, None) for name in names if any(re.search(p, name) for p in idle)]
+        why = f"They find {listed(unfit)}, which has too few axes, or others than the rule is for."
+        if not unfit:
+            why = f"The paths are: {listed((name, None) for name in names)}."
+        raise ValueError(f"{what} that match no parameter: {', '.join(map(repr, idle))}. {why}")
 
 
 def _checked_rule(rule: Sequence[Any]) -> PathRule:

@@ -16,12 +16,18 @@ PACKAGES = [
 ]
 
 
+def test_what_is_recommended_cannot_be_changed():
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        optax_muonplus.RECOMMENDED["norm"] = "col"  # ty: ignore[invalid-assignment]
+
+
 def test_public_names_are_those_of_readme_and_pages():
     """Written as ``omp.name``: words of the text do not count."""
     named = set(re.findall(r"\bomp\.(\w+)", "\n".join([README, *PAGES.values()])))
     assert named - {"__version__"} == set(dir(optax_muonplus))
     for name in dir(optax_muonplus):
-        assert inspect.getdoc(getattr(optax_muonplus, name)), name
+        value = getattr(optax_muonplus, name)
+        assert not callable(value) or inspect.getdoc(value), name
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -65,14 +65,20 @@ def test_arguments_without_effect_are_named_and_have_none(arguments, idle):
         ({"learning_rate": lambda step: 0.02, "adam_learning_rate": 0.003}, "stays constant"),
         ({"learning_rate": 0.02, "adam_learning_rate": 0.003}, None),
         ({"learning_rate": 0.02, "consistent_rms": 0.2}, None),
-        ({"learning_rate": 0.002}, None),
+        ({"learning_rate": 0.002}, "learning_rate=0.002 is of the order of AdamW's, by which matr"),
+        ({"learning_rate": 0.002, "consistent_rms": 0.2}, None),
         ({"learning_rate": lambda step: 0.02}, None),
         ({}, None),
     ],
 )
-def test_a_rate_that_is_rarely_meant_for_adamw_is_said(arguments, line):
+def test_a_rate_that_is_rarely_meant_for_its_group_is_said(arguments, line):
     table = omp.describe(random_tree({"up": {"kernel": (4, 6)}}), **arguments)
-    assert (line in table) if line else ("adam_learning_rate" not in table)
+    assert (line in table) if line else ("learning_rate" not in table)
+
+
+def test_a_state_over_replicas_without_a_mesh_is_said():
+    table = omp.describe(random_tree({"up": {"kernel": (4, 6)}}), state_sharding="data")
+    assert "without effect: state_sharding, since no parameter is known to be on a mesh" in table
 
 
 def test_describe_has_the_arguments_of_muonplus_by_their_names():

@@ -149,8 +149,9 @@ def test_what_the_user_said_is_a_matrix_is_not_asked_about():
             ),
             "Dense_1/kernel",
         ),
+        (nested_shapes(Conv_0__kernel=(3, 3, 4, 16), Dense_0__kernel=(784, 10)), "Dense_0/kernel"),
     ],
-    ids=["convolutions", "Equinox", "of text"],
+    ids=["convolutions", "Equinox", "of text", "of all pixels"],
 )
 def test_the_last_layer_of_a_classifier_is_pointed_out(params, last):
     (line,) = [x for x in below(params) if x.startswith("a head?")]
@@ -171,6 +172,30 @@ def test_the_last_layer_of_a_classifier_is_pointed_out(params, last):
 )
 def test_other_layers_are_not_pointed_out(params):
     assert "a head?" not in omp.describe(params)
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        (
+            nested_shapes(registers=(4, 16), up__kernel=(16, 32)),
+            "a table? registers (4, 16): no rule knows the name",
+        ),
+        (
+            nested_shapes(attn__qkv__kernel=(16, 48), c_attn__kernel=(16, 48), mlp__w13=(16, 64)),
+            "fused? attn/qkv/kernel (16, 48), c_attn/kernel (16, 48), mlp/w13 (16, 64): one",
+        ),
+    ],
+    ids=["a table", "fused"],
+)
+def test_what_a_name_leaves_open_is_asked_until_a_rule_says_it(params, line):
+    assert any(x.startswith(line) for x in below(params))
+    rules = [("registers|qkv|c_attn|w13", omp.MuonDimensionNumbers(0, 1))]
+    assert below(params, rules=rules) == []
+
+
+def test_a_table_is_not_asked_about_where_other_parameters_have_its_length():
+    assert below(nested_shapes(wq=(16, 16), wo=(16, 16), up=(16, 64), down=(64, 16))) == []
 
 
 def test_adapters_are_matrices_and_said_to_be():

@@ -208,6 +208,7 @@ QKV, SPLIT = nested_shapes(attn__qkv=(12, 14)), ("qkv", omp.MatrixSpec(split_siz
         (ATTENTION, 0, {}, "head_size must be a positive integer"),
         (ATTENTION, True, {}, "head_size must be a positive integer"),
         (ATTENTION, {"q": None}, {}, "head_size must be a positive integer"),
+        (ATTENTION, ATTENTION, {}, r"(?s)^.{,260}As dimension numbers write omp.per_head\(\)\.$"),
         (ATTENTION, {}, {}, "chooses no parameter"),
     ],
 )

@@ -1,6 +1,7 @@
 """``rules=`` and ``layer_axes=`` of optimizers, links, ``describe`` and labels."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -144,6 +145,45 @@ def test_suggestions_are_right_for_each_leaf_and_stand_on_lines_of_their_own():
     written = [eval(line.strip().rstrip(","), {"omp": omp}) for line in lines if "('^" in line]
     table = omp.describe(params, rules=written)
     assert "8x36x1" in table and "6x5x4" in table and "by default: in, out" in table
+
+
+def test_a_suggestion_for_several_axes_is_read_off_the_bias():
+    """As flax.linen.DenseGeneral has them; a layer or an expert may have a bias each."""
+    layers = {
+        "a": ((16, 3, 4, 2), (3, 4, 2)),
+        "b": ((4, 2, 16), (16,)),
+        "c": ((16, 2, 24), (2, 24)),
+        "d": ((24, 24, 24), (24, 24)),
+    }
+    params = {x: {"kernel": jnp.ones(k), "bias": jnp.ones(b)} for x, (k, b) in layers.items()}
+    with pytest.raises(ValueError, match=r"is a guess, and wrong for a layer with several") as e:
+        omp.muonplus(0.1).init(params)
+    found = dict(re.findall(r"'(.)/kernel', omp.MuonDimensionNumbers\((.*)\)\),", str(e.value)))
+    guess = "-2, -1"
+    assert found == {"a": "0, (1, 2, 3)", "b": "(0, 1), 2", "c": "0, (1, 2)", "d": guess}
+    with pytest.raises(ValueError, match="No rule says") as e:
+        omp.muonplus(0.1).init({"b": params["b"]})
+    assert "a guess" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"rules": [("bias", omp.MuonDimensionNumbers(0, 1))]},
+            "^Rules that match no parameter: 'bias'. They find b/bias, which has too few axes",
+        ),
+        ({"rules": [("x", None)]}, "^Rules that match no parameter: 'x'. The paths are: b/bias"),
+        (
+            {"layer_axes": {"layers": 0}},
+            "^Patterns of layer_axes that match no parameter: 'layers'",
+        ),
+    ],
+)
+def test_what_finds_nothing_says_which_argument_it_is_and_why(options, message):
+    params = {"b": {"kernel": jnp.ones((4, 2)), "bias": jnp.ones(2)}}
+    with pytest.raises(ValueError, match=message):
+        omp.muonplus(0.1, **options).init(params)
 
 
 @pytest.mark.parametrize(

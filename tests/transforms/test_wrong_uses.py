@@ -45,6 +45,23 @@ def test_gradients_of_other_parameters_are_said(params, grads, given, message):
         tx.update(grads, tx.init(params), params if given else None)
 
 
+def test_a_gradient_that_is_none_is_said():
+    tx = omp.muonplus(0.1)
+    grads = {**PARAMS, "out": {"w": None}}
+    with pytest.raises(ValueError, match=r"Some gradients are None: pass zeros there"):
+        tx.update(grads, tx.init(PARAMS), PARAMS)
+
+
+def test_messages_fold_the_paths_of_equal_layers():
+    params = {"layers": [{"k": jnp.ones((4, 4))} for _ in range(48)]}
+    integers = jax.tree.map(lambda x: x.astype(int), params)
+    tx = omp.muonplus(0.1)
+    with pytest.raises(ValueError, match=r"got layers/\{0\.\.47\}/k \(int32\)\. Keep"):
+        tx.init(integers)
+    with pytest.raises(ValueError, match=r"fit: layers/\{0\.\.47\}/k is int32, not floating"):
+        tx.update(integers, tx.init(params), params)
+
+
 def test_a_state_of_other_parameters_is_said():
     tx = omp.muonplus(0.1)
     other = tx.init({"a": jnp.ones((4, 4))})
