@@ -64,13 +64,17 @@ def shakespeare() -> Canvas:
         canvas.line(corner, "faint", 1)
         where = frame.place(step + 20, LOW + 0.03)
         canvas.text(where, f"step {step:,.0f}", anchor="start", size=12)
-    for index, (folder, (colour, name)) in enumerate(ROWS.items()):
+    free = 0.0  # below the label before
+    for folder, (colour, name) in ROWS.items():
         inside = [(step, loss) for step, loss in found[folder].curve if loss <= HIGH]
         canvas.line([frame.place(*point) for point in inside], colour)
-        y = 100 + 56 * index
+        end = frame.place(*inside[-1])
+        middle = max(end[1], free)
+        free = middle + 42
+        canvas.line([end, (508, middle)], colour, 1)
         nats = f"{found[folder].nats:.3f} nats on held-out text"
-        canvas.text((514, y), name, anchor="start", colour=colour, bold=True)
-        canvas.text((514, y + 18), nats, anchor="start", size=12)
+        canvas.text((514, middle - 2), name, anchor="start", colour=colour, bold=True)
+        canvas.text((514, middle + 14), nats, anchor="start", size=12)
     frame.ticks(
         [(step, f"{step:,}") for step in range(0, STEPS + 1, 500)],
         [(nats, f"{nats:g}") for nats in (1.4, 1.6, 1.8, 2.0, 2.2)],
