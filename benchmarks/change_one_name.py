@@ -139,9 +139,8 @@ def measure(config: Config) -> Losses:
             losses[run] = script.train(tx, run.seed)
             print(f"{method}, rate {rate:g}, seed {run.seed}: {losses[run]:.4f}")
             keep(config, losses, said=False)
-    losses = {run: losses[run] for run in grid}
-    keep(config, losses)
-    return losses
+    keep(config, losses)  # with those of an earlier start that are not in this grid
+    return {run: losses[run] for run in grid}
 
 
 def keep(config: Config, losses: Losses, said: bool = True) -> None:

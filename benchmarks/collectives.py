@@ -54,6 +54,8 @@ def main(config: Config) -> None:
     placed = meshes.placed(shapes, meshes.simulated(config.mesh), config.spec, config.experts)
     placed = trees.scanned(placed) if config.scanned else placed
     sharding = meshes.described(placed)
+    if jax.device_count() == 1:
+        raise SystemExit(f"--mesh {config.mesh} is one device, on which nothing moves.")
     print(*sharding, sep="\n")
     rows = {}
     for name, tx in optimizers(config, placed).items():

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import optax
 import tyro
 
@@ -81,7 +82,8 @@ def main(config: Config) -> None:
     ]
     print(columns.table(rows, COLUMNS))
     described = records.describe_run("benchmarks.embedding_rules", config)
-    records.write(config.out, "embedding-rules-cpu", {**described, "rows": rows})
+    name = f"embedding-rules-{jax.default_backend()}"
+    records.write(config.out, name, {**described, "rows": rows})
 
 
 def run(

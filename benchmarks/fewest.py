@@ -54,6 +54,8 @@ class Config:
 
 def main(config: Config) -> None:
     """Prints operations as shares of those of five plain Jordan steps."""
+    if not 0 < config.lower <= config.gain * config.lower <= 1:
+        raise SystemExit("--lower and --gain times --lower must lie between 0 and 1.")
     rows = list(candidates(config))
     shown = [columns.word(key, key) for key in ("polynomials", "norm")]
     shown += [columns.number("steps", "steps", 0), columns.number("reach", "reach", 4)]

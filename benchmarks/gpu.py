@@ -136,7 +136,7 @@ def sentence(record: Row) -> str:
         share = f"{100 * row['optimizer_share']:.1f}%"
         said.append(f"the optimizer is {share} of a training step of GPT-Small")
     if not said:
-        return "Nothing was measured."
+        return "Nothing was measured that README has a sentence for."
     return f"On one {record['machine']['device']}: {'; '.join(said)}."
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import math
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -16,6 +17,8 @@ def simulated(text: str) -> Mesh:
 
     Call it before JAX uses any device, unless JAX has the right number of them already.
     """
+    if not re.fullmatch(r"\w+=\d+(,\w+=\d+)*", text):
+        raise SystemExit(f"A mesh is written as data=4,model=2, not as {text!r}.")
     axes = {name: int(size) for name, size in (part.split("=") for part in text.split(","))}
     count = math.prod(axes.values())
     if jax.config.jax_num_cpu_devices != count:  # ty: ignore[missing-attribute]

@@ -67,6 +67,7 @@ def chains(size: trees.Size, dtype: str) -> dict[str, Chain]:
     counts: collections.Counter[tuple[int, int]] = collections.Counter()
     for shape, count in matrix_shapes(size).items():
         counts[min(shape), max(shape)] += count
+        counts[min(shape), min(shape)] += 0  # of the Gram iteration, if no matrix is square
     result = {}
     for (n, m), count in counts.items():
         batch = 1

@@ -42,6 +42,8 @@ class Config:
 
 def main(config: Config) -> None:
     """Measures and prints the table; writes it with the machine's description as JSON."""
+    if config.preset not in PRESETS:
+        raise SystemExit(f"There is no preset {config.preset}. Presets are {', '.join(PRESETS)}.")
     base = PRESETS[config.preset][1]
     steps = {
         str(tokens): training_step.measure(base, config.vocabulary, tokens, config.rounds)

@@ -9,6 +9,7 @@ prose by rule and rate: the mean over seeds, and the largest distance of a seed 
 import contextlib
 import io
 import pydoc_data.topics
+import shutil
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +54,7 @@ def compare(
       rates: learning rates of all adapters.
       seeds: of the fine-tuning, for adapters and the order of the text.
     """
+    folder /= f"{steps}-{tuned_steps}-steps-width-{width}-rank-{rank}"  # other settings, other runs
     folder.mkdir(parents=True, exist_ok=True)
     prose = folder / "prose.txt"
     prose.write_text("\n".join(pydoc_data.topics.topics.values()), encoding="utf-8")
@@ -106,6 +108,7 @@ def run_once(folder: Path, name: str, flags: Sequence[str]) -> float:
     """Does a run unless it was done; returns its last validation loss."""
     run = folder / name
     if not (run / "sample.txt").exists():
+        shutil.rmtree(run, ignore_errors=True)  # what was stopped is short enough to begin again
         quietly(train.main, [*BOTH, *flags, "--runs-dir", str(folder), "--name", name])
     records = read_metrics(run / "metrics.jsonl")
     return [record["val_loss"] for record in records if "val_loss" in record][-1]

@@ -102,6 +102,7 @@ def main(config: Config) -> None:
     if min(counts) < 1 or config.seeds < 2:
         raise UserError("--seeds begins at 2, and the other numbers at 1.")
     name = f"least-squares-{config.steps}-{config.rates_per_decade}-{config.polar}"
+    name += "" if config.cosine else "-constant"
     run = records.describe_run("benchmarks.yardsticks least-squares", config)
     shown = {row["method"]: row["written"] for row in published(config)}
     tasks = [{"method": method} for method in METHODS]

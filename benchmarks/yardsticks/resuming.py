@@ -37,7 +37,8 @@ def measured(
             print(*task.values(), "done", flush=True)
             records.write(out, name, {**record, "rows": known}, said=False)
         rows.append(row)
-    records.write(out, name, {**record, "rows": rows})
+    others = [row for row in known if row not in rows]
+    records.write(out, name, {**record, "rows": [*rows, *others]})
     return rows
 
 

@@ -99,6 +99,8 @@ class Config:
 
 def main(config: Config) -> int:
     """Does the runs that are missing and prints the table; returns the exit status."""
+    if config.seeds < CHOOSE + 2:
+        raise UserError(f"--seeds begins at {CHOOSE + 2}: {CHOOSE} choose rates, others answer.")
     folder = config.runs_dir / NAME
     write_tokens(config.text, folder / "text")
     found: dict[str, tuple[float, Sweep]] = {}

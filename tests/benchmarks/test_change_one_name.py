@@ -1,5 +1,6 @@
 """`benchmarks.change_one_name`: its matrices in both libraries, and the tables of its losses."""
 
+import dataclasses
 import math
 
 import flax
@@ -65,6 +66,16 @@ LOSSES = {
     )
     for seed in (0, 1)
 }  # fmt: skip
+
+
+def test_a_smaller_grid_keeps_the_losses_of_a_larger_one(tmp_path, monkeypatch):
+    config = dataclasses.replace(TINY, out=tmp_path, rates=(0.1, 0.2), seeds=(0, 1))
+    monkeypatch.setattr(change_one_name.Script, "__init__", lambda *_: None)
+    monkeypatch.setattr(change_one_name.Script, "optimizer", lambda *_: None)
+    monkeypatch.setattr(change_one_name.Script, "train", lambda *_: 1.5)
+    every = change_one_name.measure(config)
+    assert len(change_one_name.measure(dataclasses.replace(config, seeds=(1,)))) < len(every)
+    assert change_one_name.kept(config).keys() == every.keys()
 
 
 def printed(table):

@@ -78,6 +78,8 @@ def test_rows_that_an_equal_run_has_written_are_kept(tmp_path):
     assert seen == ["a", "b", "killed", "c"] and [row["name"] for row in rows] == ["a", "b", "c"]
     rows = resuming.measured(tmp_path, "x", {"rates": (1, 2)}, [{"name": "d"}, *tasks[1:]], measure)
     assert seen[4:] == ["d"] and [row["name"] for row in rows] == ["d", "b", "c"]
+    names = [row["name"] for row in resuming.kept(tmp_path / "x.json", {"rates": (1, 2)})]
+    assert names == ["d", "b", "c", "a"]  # what a smaller table leaves out stays
     resuming.measured(tmp_path, "x", {"rates": (1,)}, tasks, measure)
     assert seen[5:] == ["a", "b", "c"]  # another record has none of them
     (tmp_path / "x.json").write_text("[]")

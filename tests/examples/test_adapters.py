@@ -329,6 +329,9 @@ def test_the_worked_example(tmp_path):
         ).splitlines()
     assert len(lines) == 2 + len(rules)
     for rule in rules:
-        run = tmp_path / f"muonplus-{rule.replace(' ', '-')}-0.01-0"
+        folder = tmp_path / "12-30-steps-width-16-rank-2"
+        run = folder / f"muonplus-{rule.replace(' ', '-')}-0.01-0"
         values = losses(run, "val_loss")
         assert values[30] < values[10], rule
+        assert losses(run, "throughput/tokens_per_second")
+        assert not losses(run, "throughput/gflops_per_second")  # frozen matrices need fewer

@@ -159,6 +159,7 @@ def test_peaks_are_found_by_the_beginning_of_a_kind():
     assert chips.peak("NVIDIA H100 80GB HBM3") == 989e12
     assert chips.peak("NVIDIA H100 PCIe") == 756e12
     assert chips.peak("TPU v5 lite") == 197e12 and chips.peak("TPU v5") == 459e12
+    assert chips.peak("TPU v5e") == 197e12 and chips.peak("TPU v6e") == 918e12
     assert chips.peak("cpu") is None
 
 

@@ -131,6 +131,8 @@ def test_the_default_run_has_its_best_rate_and_a_model_that_can_be_exported(tmp_
     run = written(tmp_path / "c.json", json.dumps({"config": dataclasses.asdict(RunConfig())}))
     for flags in (["--optimizer.name", "adamw"], ["--config", str(run)], ["gpt-micro"]):
         assert parse(*flags).optimizer.learning_rate is None
+    settings = written(tmp_path / "d.json", '{"steps": 5}')  # no run's, whatever its suffix
+    assert parse("--config", str(settings)).optimizer.learning_rate == 0.01
     assert COMPARED[DEFAULT_PRESET][1] == RunConfig()
 
 

@@ -101,22 +101,24 @@ class Work(NamedTuple):
 
     tokens: int
     """Tokens of a step, on all devices."""
-    flops_per_token: float
-    """Operations that the model needs for a token."""
+    flops_per_token: float | None
+    """Operations that the model needs for a token; None where some matrices have no gradient."""
     devices: int
     peak: float | None
     """Operations a second of one device; None where it is not known, as on a CPU."""
 
     def measured(self, seconds: float) -> dict[str, float]:
         rate = self.tokens / seconds
-        flops = rate * self.flops_per_token
         figures = {
             DURATION: rounded(seconds),
             TOKENS_PER_SECOND: rounded(rate),
             "perf/per_device_tokens_per_sec": rounded(rate / self.devices),
-            "throughput/gflops_per_second": rounded(flops / 1e9),
-            "perf/per_device_tflops_per_sec": rounded(flops / 1e12 / self.devices),
         }
+        if self.flops_per_token is None:
+            return figures
+        flops = rate * self.flops_per_token
+        figures["throughput/gflops_per_second"] = rounded(flops / 1e9)
+        figures["perf/per_device_tflops_per_sec"] = rounded(flops / 1e12 / self.devices)
         if self.peak is not None:
             figures[MFU] = rounded(100 * flops / self.devices / self.peak)  # percent, as Levanter
         return figures
@@ -126,9 +128,10 @@ def work_of(setup: TrainingSetup, machine: MachineConfig) -> Work:
     config, given = setup.config, machine.peak_tflops
     vocabulary = setup.dataset.tokenizer.get_vocab_size()
     kind = setup.mesh.devices.flat[0].device_kind
+    partly = config.model.lora.rank or config.optimizer.train_only
     return Work(
         tokens=config.batch_size * config.model.context,
-        flops_per_token=training_flops_per_token(config.model, vocabulary),
+        flops_per_token=None if partly else training_flops_per_token(config.model, vocabulary),
         devices=setup.mesh.size,
         peak=chips.peak(kind) if given is None else 1e12 * given,
     )

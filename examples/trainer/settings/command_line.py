@@ -63,7 +63,7 @@ def read_config_file(path: Path, base: RunConfig) -> RunConfig:
     another type or range.
     """
     values = content(path)
-    if isinstance(values.get("config"), dict):
+    if is_of_a_run(values):
         values = values["config"]
         check_names(path, values, base)
         # What an older run lacks has the value that it had then, not that of a preset.
@@ -77,6 +77,11 @@ def read_config_file(path: Path, base: RunConfig) -> RunConfig:
         )
     check_names(path, values, base)
     return checked_settings(path, merged(dataclasses.asdict(base), values))
+
+
+def is_of_a_run(values: dict[str, Any]) -> bool:
+    """Whether a file is the `config.json` of a run."""
+    return isinstance(values.get("config"), dict)
 
 
 def of_branch(config: RunConfig, argv: Sequence[str]) -> RunConfig:
@@ -257,7 +262,7 @@ def with_rate(asked: NewRun, preset: str) -> NewRun:
     What is taken from an earlier run keeps the rate of that run.
     """
     rule = asked.config.optimizer
-    earlier = asked.config.from_run or (asked.file and asked.file.suffix == ".json")
+    earlier = asked.config.from_run or (asked.file and is_of_a_run(content(asked.file)))
     wanted = preset == DEFAULT_PRESET and rule.name == "muonplus" and rule.learning_rate is None
     if earlier or not wanted:
         return asked

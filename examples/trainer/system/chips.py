@@ -70,8 +70,9 @@ PEAKS = (
     ("NVIDIA A100", 312e12),
     ("TPU v4", 275e12),
     ("TPU v5 lite", 197e12),
+    ("TPU v5e", 197e12),
     ("TPU v5", 459e12),
-    ("TPU v6 lite", 918e12),
+    ("TPU v6", 918e12),
 )
 
 
