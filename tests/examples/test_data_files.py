@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -45,6 +46,17 @@ def test_byte_limit_counts_the_bytes_of_text_and_splits_no_character(tmp_path):
     for limit, expected in ((25, {"é" * 10, "a" * 5}), (15, {"é" * 7})):
         config = DataConfig(paths=(str(path),), max_bytes=limit, val_fraction=0.9)
         assert set(corpus.read(config)) == expected
+
+
+def test_byte_limit_takes_the_same_files_in_whatever_order_the_disk_has_them(tmp_path, monkeypatch):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.txt").write_text(name * 99)
+    config = DataConfig(paths=(str(tmp_path),), max_bytes=99, val_fraction=0.9)
+    expected, search = corpus.read(config), Path.rglob
+    for order in (sorted, reversed):
+        monkeypatch.setattr(Path, "rglob", lambda *args, order=order: order([*search(*args)]))
+        assert corpus.read(config) == expected
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,9 @@ def test_a_file_is_tokenized_again_only_if_it_or_the_split_has_changed(files, ca
 
 def test_a_file_is_not_held_in_memory(files, monkeypatch):
     asked = tokenize_files.Preparation(
-        files.parent / "out", (str(files),), str(files.parent / "tokenizer.json"), val_fraction=0.2
+        files.parent / "out", (str(files),), str(files.parent / "tokenizer.json"), val_fraction=0.3
     )
-    assert prepared(files) == 0  # so that the folder has the tokenizer
+    assert prepared(files) == 0  # so that the folder has the tokenizer, and parts of another split
     flush, waiting = token_folder.Writer.flush, []
 
     def count(self, *splits):

@@ -8,9 +8,10 @@ import sys
 
 import numpy as np
 import pytest
+from tokenizers import decoders
 
 from examples.trainer.data import token_files, token_folder, tokenizer
-from examples.trainer.data.bin_files import prepare
+from examples.trainer.data.bin_files import prepare, token_bytes
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.token_files import Joined
 from examples.trainer.data.token_folder import Writer, open_folder
@@ -228,6 +229,13 @@ def test_both_splits_are_read_from_all_shards(words, tmp_path, kind):
     assert data.train.ids[:].tolist() == tokens["train"]
     assert data.val.ids[:].tolist() == tokens["val"]
     assert data.val.meta.bytes == 9 * len(LINES[1].encode())  # for bits per byte
+
+
+def test_a_token_has_as_many_bytes_if_its_decoder_is_in_a_sequence():
+    made = tokenizer.train(LINES, 270)
+    before = token_bytes(made)
+    made.decoder = decoders.Sequence([made.decoder])
+    np.testing.assert_array_equal(token_bytes(made), before)
 
 
 @pytest.mark.parametrize("kind", ["<u4", "<i8", ">u2", "<f2", "<f8"])

@@ -85,7 +85,7 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     A byte-level tokenizer has a letter for each byte; others have bytes as <0x41>.
     """
     found = np.zeros(tokenizer.get_vocab_size(), np.int64)
-    byte_level = "ByteLevel" in type(tokenizer.decoder).__name__
+    byte_level = "ByteLevel" in repr(tokenizer.decoder)  # also of a Sequence
     special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     for word, i in tokenizer.get_vocab().items():
         plain = re.sub(r"^<0x..>$", ".", word).replace("\N{LOWER ONE EIGHTH BLOCK}", " ")

@@ -210,7 +210,7 @@ def digest(text: str) -> str:
 def standard_library() -> Iterable[Path]:
     """The source of Python's standard library, which every machine that runs this has."""
     root = Path(sysconfig.get_path("stdlib"))
-    for path in root.rglob("*.py"):
+    for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
         skipped = relative.as_posix() in SKIPPED_FILES
         if not skipped and not SKIPPED_FOLDERS.intersection(relative.parts):
@@ -218,10 +218,10 @@ def standard_library() -> Iterable[Path]:
 
 
 def named_files(paths: Iterable[str]) -> Iterable[Path]:
-    """The files given, and those with a known suffix in the folders given."""
+    """The files given, and those with a known suffix in the folders given, by their names."""
     for given in map(Path, paths):
         if given.is_dir():
-            inside = [path for path in given.rglob("*") if path.is_file()]
+            inside = sorted(path for path in given.rglob("*") if path.is_file())
             for path in inside:  # with that suffix a text that was not unpacked
                 if path.suffix.lower() in PACKED and Path(path.stem).suffix.lower() in SUFFIXES:
                     raise UserError(f"{path} is packed: unpack it, or move it away.")

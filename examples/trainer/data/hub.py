@@ -55,8 +55,9 @@ def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True)
                     f"{config.tokenizer or TOKENIZER}{end} --val-fraction {config.val_fraction:g}. "
                     "Or give --tokenize."
                 )
-            with token_folder.writing(folder):
-                fill(folder, config, source, say)
+            with token_folder.writing_alone(folder, say):
+                if not token_folder.is_complete(folder):
+                    fill(folder, config, source, say)
         return token_folder.open_folder(folder, config.verify)
     except DamagedFileError as error:
         raise UserError(

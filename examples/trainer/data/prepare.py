@@ -1,5 +1,6 @@
 """Turns a text into tokens once; later runs find them in the cache."""
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable
@@ -53,12 +54,15 @@ def prepare_files(config: DataConfig, say: Callable[[str], None]) -> Dataset:
     if config.tokenizer:
         given = token_folder.named_tokenizer(config.tokenizer, config.end_token)
     folder = cache_folder() / cache_key(config, documents, given)
-    if token_folder.is_complete(folder):
-        try:
+    with contextlib.suppress(DamagedFileError):
+        if token_folder.is_complete(folder):
             return token_folder.open_folder(folder, config.verify)
-        except DamagedFileError as error:
-            say(f"{error} Making it again.")
-    with token_folder.writing(folder):
+    with token_folder.writing_alone(folder, say):
+        if token_folder.is_complete(folder):
+            try:
+                return token_folder.open_folder(folder, config.verify)
+            except DamagedFileError as error:
+                say(f"{error} Making it again.")
         fill(folder, config, documents, given, say)
     return token_folder.open_folder(folder, config.verify)
 

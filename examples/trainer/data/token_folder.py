@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 from tokenizers import Tokenizer
 
@@ -100,6 +101,8 @@ class Writer:
         self.index = Index(digest, source=source)
         if (folder / INDEX).exists():
             self.index = read_index(folder)
+        if self.index.complete:
+            raise UserError(f"{folder} has been completed by another process: start again.")
         self.read = self.index.read
         for shard in (*self.index.train, *self.index.val):
             open_shard(folder, shard)
@@ -177,6 +180,22 @@ def writing(folder: Path) -> Generator[None]:
     with files.explained(f"the cache {folder}", "write", advice):
         folder.mkdir(parents=True, exist_ok=True)
         yield
+
+
+@contextlib.contextmanager
+def writing_alone(folder: Path, say: Callable[[str], None]) -> Generator[None]:
+    """The same for one process at a time; one that has waited looks again what there is to do."""
+    with writing(folder):
+        lock = FileLock(folder / "lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            say(f"waiting for another process, which writes {folder} ...")
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 def named_tokenizer(name: str, end: str = "") -> Tokenizer:

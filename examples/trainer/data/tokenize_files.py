@@ -136,13 +136,15 @@ def keep_tokenizer(asked: Preparation) -> None:
 def tokenize(asked: Preparation, name: str, path: Path) -> int:
     """Writes the shards of a file; returns the number of its tokens."""
     folder, source = asked.out / "parts" / name, source_of(asked, path)
-    with token_folder.writing(folder):
-        (folder / token_folder.INDEX).unlink(missing_ok=True)  # of an earlier text
-        writer = Writer(folder, asked.out, source)
-        documents = texts(path, path.stat().st_size, asked.text_field)
-        writer.fill(documents, split_by(asked.val_fraction))
-        writer.finish()
-    return sum(shard.tokens for shard in (*writer.index.train, *writer.index.val))
+    with token_folder.writing_alone(folder, print):
+        if not is_done(asked, name, path):
+            (folder / token_folder.INDEX).unlink(missing_ok=True)  # of an earlier text
+            writer = Writer(folder, asked.out, source)
+            documents = texts(path, path.stat().st_size, asked.text_field)
+            writer.fill(documents, split_by(asked.val_fraction))
+            writer.finish()
+        index = token_folder.read_index(folder)
+    return sum(shard.tokens for shard in (*index.train, *index.val))
 
 
 def finish(asked: Preparation, inputs: dict[str, Path], say: Callable[[str], None]) -> None:
