@@ -13,6 +13,7 @@ from examples.experiments.sweeps import at_once, command_line
 from examples.experiments.sweeps.ledger import Ledger
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.prepare import prepare
+from examples.trainer.settings.run import RunConfig
 from tests.support.trainer import TOY
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -28,7 +29,8 @@ def ledger_of(main, flags, folder):
 
 
 def test_the_ledger_is_that_of_the_sweep_and_finished_runs_are_not_repeated(tmp_path, capsys):
-    flags = [*GRID, *RATES, "--steps", "7", "--eval-every", "3"]
+    flags = [*GRID, *RATES, "--steps", "7", "--eval-every", "3", "--batch-size", "96"]
+    flags += ["--eval-batches", "100000", "--data.max-bytes", "100000"]  # the last one is not full
     one_by_one = ledger_of(sweep.main, flags, tmp_path / "sweep")
     together = ledger_of(at_once.main, flags, tmp_path / "at_once")
     assert together.keys() == one_by_one.keys() and len(together) == 2 * (2 + 1)
@@ -65,11 +67,25 @@ def test_a_run_that_diverges_is_recorded_as_such(tmp_path):
     assert all(np.isfinite(loss) for _, loss in result.train)
 
 
+@pytest.mark.parametrize(("first", "last", "diverged_at"), [(40, 40, None), (10, 34, 20)])
+def test_a_run_diverges_where_the_trainer_would_stop(first, last, diverged_at):
+    """One skipped step at the end is none too many; of 25 in the middle the eleventh is."""
+    train = np.ones(40)
+    train[first - 1 : last] = np.nan
+    dataset: Any = SimpleNamespace(val=SimpleNamespace(meta=SimpleNamespace(tokens=1, bytes=1)))
+    dataset.lost = None
+    val = [(5, 4.0), (20, 3.0), (40, 2.9)]
+    found = at_once.result_of(train, val, RunConfig(max_skipped=10), dataset, 1.0)
+    assert found.diverged_at == diverged_at
+    assert found.val == (val[:1] if diverged_at else val)
+    assert len(found.train) == (9 if diverged_at else 39)
+
+
 @pytest.mark.parametrize("lost", [None, 0.5])
 def test_there_are_no_bits_per_byte_where_the_tokenizer_loses_text(lost):
     size = SimpleNamespace(tokens=100, bytes=300)
     dataset: Any = SimpleNamespace(val=SimpleNamespace(meta=size), lost=lost)
-    found = at_once.result_of(np.ones(2), [(2, math.log(2))], dataset, 1.0)
+    found = at_once.result_of(np.ones(2), [(2, math.log(2))], RunConfig(), dataset, 1.0)
     assert found.bits_per_byte == (None if lost else pytest.approx(1 / 3))
 
 

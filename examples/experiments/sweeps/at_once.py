@@ -31,6 +31,7 @@ from examples.trainer.settings.run import RunConfig
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import evaluate, optimizers, sharding
+from examples.trainer.training.loss import NO_TARGET
 from examples.trainer.training.optimizers import Rates
 from examples.trainer.training.program import Program, make_setup
 
@@ -43,7 +44,7 @@ class Programs(NamedTuple):
     steps: Callable[..., Any]
     """States, rates, text and starts (steps, runs, rows) to states and losses (steps, runs)."""
     losses: Callable[..., Any]
-    """Parameters, text and starts (batches, rows) to losses (batches, runs)."""
+    """Parameters, text, starts and which rows count (batches, rows) to losses (batches, runs)."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -100,6 +101,8 @@ def run(asked: NewSweep, trials: Sequence[Trial], dataset: Dataset) -> list[Resu
     text, held_out = (jnp.asarray(x[:]) for x in (dataset.train.ids, dataset.val.ids))
     order, n_batches = evaluate.batches(config, dataset.val)
     of_val = starts(order, range(n_batches))
+    counts = np.arange(of_val.size).reshape(of_val.shape) < order.n_windows
+    full = counts.sum() / order.batch_size  # a part of the last batch counts
     of_each = [optimizers.rates(each.optimizer) for each in configs]
     rates = jax.tree.map(lambda *x: jnp.asarray(x), *of_each)
     states = programs.init(jnp.asarray([each.seed for each in configs]))
@@ -109,33 +112,42 @@ def run(asked: NewSweep, trials: Sequence[Trial], dataset: Dataset) -> list[Resu
     chosen = starts_of_runs(dataset, configs, range(ends[0]))
     for end, next_end in zip(ends, [*ends[1:], config.steps], strict=True):
         states, losses = programs.steps(states, rates, text, chosen)
-        evaluated = programs.losses(states.params, held_out, of_val)
+        evaluated = programs.losses(states.params, held_out, of_val, counts)
         chosen = starts_of_runs(dataset, configs, range(end, next_end))  # while the device computes
         train.append(np.asarray(losses))
-        val.append(np.asarray(evaluated, np.float64).mean(axis=0))
+        val.append(np.asarray(evaluated, np.float64).sum(axis=0) / full)
         print(f"  {end} steps, {time.monotonic() - started:.0f} s: {val[-1].round(4)}", flush=True)
     each_s = (time.monotonic() - started) / len(trials)
     curves, evaluations = np.concatenate(train).T, np.array(val).T
     return [
-        result_of(curve, list(zip(ends, losses.tolist(), strict=True)), dataset, each_s)
+        result_of(curve, list(zip(ends, losses.tolist(), strict=True)), config, dataset, each_s)
         for curve, losses in zip(curves, evaluations, strict=True)
     ]
 
 
 def result_of(
-    train: np.ndarray, val: list[tuple[int, float]], dataset: Dataset, seconds: float
+    train: np.ndarray,
+    val: list[tuple[int, float]],
+    config: RunConfig,
+    dataset: Dataset,
+    seconds: float,
 ) -> Result:
-    """The result of one run, from its training losses (steps,) and its evaluations."""
-    finite = np.flatnonzero(np.isfinite(train))
-    steps = int(finite[-1]) + 1 if len(finite) else 0  # those before it diverged
-    size, diverged, bits = dataset.val.meta, steps < len(train), None
-    if not (diverged or evaluate.loses_text(dataset.lost)):
+    """The result of one run, from its training losses (steps,) and its evaluations.
+
+    It diverged where the trainer stops: at one skipped step in a row more than it may have.
+    """
+    skipped, most = ~np.isfinite(train), config.max_skipped + 1
+    in_a_row = np.convolve(skipped, np.ones(most))[: len(train)]  # of the last `most` steps
+    diverged_at = next((int(i) + 1 for i in np.flatnonzero(in_a_row == most)), None)
+    end = len(train) + 1 if diverged_at is None else diverged_at
+    size, bits = dataset.val.meta, None
+    if not (diverged_at or evaluate.loses_text(dataset.lost)):
         bits = evaluate.bits_per_byte(val[-1][1], size.tokens, size.bytes)
     return Result(
-        val=[(step, loss) for step, loss in val if step <= steps],
-        train=smooth([(int(i) + 1, float(train[i])) for i in finite]),
+        val=[(step, loss) for step, loss in val if step < end],
+        train=smooth([(int(i) + 1, float(train[i])) for i in np.flatnonzero(~skipped[: end - 1])]),
         bits_per_byte=bits,
-        diverged_at=steps + 1 if diverged else None,
+        diverged_at=diverged_at,
         seconds=round(seconds, 1),
     )
 
@@ -158,9 +170,14 @@ def make_programs(program: Program, context: int) -> Programs:
         return jax.lax.scan(step, states, starts)
 
     @jax.jit
-    def losses(params: Any, text: jax.Array, starts: jax.Array) -> jax.Array:
+    def losses(params: Any, text: jax.Array, starts: jax.Array, counts: jax.Array) -> jax.Array:
         each = jax.vmap(program.loss, (0, None, None))
-        return jax.lax.map(lambda rows: each(params, *windows(text, rows)), starts)
+
+        def batch(rows: tuple[jax.Array, jax.Array]) -> jax.Array:
+            inputs, targets = windows(text, rows[0])
+            return each(params, inputs, jnp.where(rows[1][:, None], targets, NO_TARGET))
+
+        return jax.lax.map(batch, (starts, counts))
 
     return Programs(jax.jit(jax.vmap(program.init)), steps, losses)
 

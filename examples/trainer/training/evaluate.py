@@ -5,16 +5,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from examples.trainer.data import mixture
-from examples.trainer.data.loader import Loader
+from examples.trainer.data.loader import Loader, positions
 from examples.trainer.data.placement import place_batch
 from examples.trainer.data.token_files import Tokens
 from examples.trainer.data.token_folder import Dataset
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.training import sharding
+from examples.trainer.training.loss import NO_TARGET
 from examples.trainer.training.step import Loss
 
 LARGEST = 700.0  # nats; the exponential of 710 overflows
@@ -87,15 +89,24 @@ def make_evaluate(
     return evaluate
 
 
+@dataclass(frozen=True)
+class Once(Loader):
+    """Batches of an epoch. Rows that fill up the last one are of the next, without targets."""
+
+    def batch(self, step: int, rows: range | None = None) -> tuple[np.ndarray, np.ndarray]:
+        inputs, targets = super().batch(step, rows)
+        counts = positions(step, self.batch_size, rows) < self.n_windows
+        return inputs, np.where(counts[:, None], targets, NO_TARGET)
+
+
 def batches(config: RunConfig, val: Tokens) -> tuple[Loader, int]:
     """The batches that are always evaluated, and their number.
 
     They are as large as the micro-batches of a step, which are known to fit into memory.
     """
     size = config.batch_size // config.accumulate
-    loader = Loader(val.ids, config.model.context, size, 0, config.data.order)
-    n = min(config.eval_batches, loader.n_windows // config.batch_size)
-    return loader, n * config.accumulate
+    loader = Once(val.ids, config.model.context, size, 0, config.data.order)
+    return loader, min(config.eval_batches * config.accumulate, -(-loader.n_windows // size))
 
 
 def make_loss(
@@ -105,9 +116,10 @@ def make_loss(
     loader, n_batches = batches(config, val)
     mixture.enough(loader, "validation", name, config.batch_size)
     rows = sharding.of_batch(mesh)
+    full = min(n_batches, loader.n_windows / loader.batch_size)  # a part of the last one counts
 
     def loss(params: optax.Params) -> float:
         losses = [loss_of(params, *place_batch(loader, i, rows)) for i in range(n_batches)]
-        return math.fsum(map(float, losses)) / n_batches
+        return math.fsum(map(float, losses)) / full
 
     return loss

@@ -1,0 +1,21 @@
+"""The evaluation: all of the validation text, whatever the batch and the mesh."""
+
+import pytest
+
+from tests.support.trainer import CUBE, assemble_toy
+
+
+def test_all_of_the_validation_text_is_evaluated_whatever_the_batch(text):
+    def evaluated(mesh, devices, **sizes):
+        setup = assemble_toy(text, mesh, devices, eval_batches=10**6, **sizes)
+        state, before = setup.init(), setup.program.loss._cache_size()
+        found = setup.evaluate(state.params).val_loss
+        assert setup.program.loss._cache_size() <= before + 1  # one shape, also of the last batch
+        return found
+
+    windows = (assemble_toy(text, "", 1).dataset.val.meta.tokens - 1) // 16
+    assert windows > 24 and windows % 24 and windows % 7
+    whole = evaluated("", 1, batch_size=windows)
+    for mesh, devices, size, parts in (("", 1, 7, 1), ("", 1, 24, 2), (CUBE, 8, 24, 1)):
+        found = evaluated(mesh, devices, batch_size=size, accumulate=parts)
+        assert found == pytest.approx(whole, rel=1e-6)
