@@ -5,5 +5,5 @@ own, or to its left; `tests/documentation/test_houses.py` reads the lines.
 
     trainer: system, settings, models, data, weights, training, runs, parity, inference
     compiled_programs: ., forecast
-    experiments: theory, sweeps, best_muon
+    experiments: theory, sweeps
 """

@@ -361,3 +361,11 @@ def test_heads_where_only_a_part_is_normalized(which):
     np.testing.assert_allclose(
         mixed["mlp"]["up"]["kernel"], expected["mlp"]["up"]["kernel"], atol=1e-6
     )
+
+
+def test_the_table_says_which_updates_have_another_size():
+    params = {"blocks": {"0": {"mlp": {"up": {"kernel": jnp.ones((4, 8))}}}}}
+    config = OptimizerConfig(normalized="attention", mlp_in_rate=3)
+    *_, normalized, larger = optimizers.describe(config, params).splitlines()
+    assert normalized == "only matrices of attention are normalized: others have Muon's rms"
+    assert larger == "updates of matrices into the MLP have 3 times this rms"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from examples import sweep
+from examples.experiments.sweeps import command_line as sweep_command_line
+from examples.experiments.sweeps import run as sweep_run
 from examples.train import main
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs import launch
@@ -16,7 +18,7 @@ from examples.trainer.settings import command_line
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.settings.validation import from_dict
-from examples.trainer.training import program
+from examples.trainer.training import optimizers, program
 from tests.support.trainer import (
     TOY,
     on_devices,
@@ -87,6 +89,12 @@ REFUSED = [
     ("--optimizer.name hyperball --optimizer.mlp-in-rate 0.5", "hyperball holds the norms"),
     ("--optimizer.name muown --optimizer.qk-clip 100", "--optimizer.qk-clip: muown holds the n"),
     ("--optimizer.param-rounding remainders", "param-dtype bfloat16, or leave it out"),
+    # Flags that the rule does not take
+    ("--optimizer.name muon --optimizer.norm row", "norm row would change nothing under muon"),
+    ("--optimizer.name normuon --optimizer.shape-scale max", "--optimizer.shape-scale max would"),
+    ("--optimizer.name muon --optimizer.normalized attention", "--optimizer.normalized attention"),
+    ("--optimizer.name adamw --optimizer.per-head", "--optimizer.per-head True would change"),
+    ("--optimizer.name turbo_muon --optimizer.polar gram", "--optimizer.polar gram would change"),
     (
         "--optimizer.polar gram --optimizer.compute-dtype bfloat16"
         " --optimizer.ns-coeffs polar_express",
@@ -151,11 +159,26 @@ def test_a_mesh_of_another_number_of_devices_than_the_one(capsys):
         ("--optimizer.learning-rate 0.1", "values with --grid.rates"),
         ("--optimizer.name adamw", "values with --grid.optimizers"),
         ("--grid.rates 0.1 0.1", "each once"),
+        ("--grid.rates 0.02 0.020000001", "each once in six digits"),
         ("--grid.rates", "--grid.rates is empty"),
         ("--grid.orthos jordan-0", "--grid.orthos jordan-0: give jordan, you"),
         ("--grid.rates 0", "--grid.rates is 0.0: it should be greater than 0"),
         ("--grid.seeds 0", "--grid.seeds is 0"),
         ("--model.n-head 3", "--model.n-head"),
+        # What the trainer refuses of a run
+        ("--grid.optimizers muon hyperball --optimizer.qk-clip 1", "hyperball holds the norms"),
+        ("--lora.rank 2", "--lora.rank adapts a model that is trained already"),
+        (
+            "--grid.orthos jordan polar_express --optimizer.polar gram"
+            " --optimizer.compute-dtype bfloat16",
+            "In flags: --optimizer.polar",
+        ),
+        # Flags in whose place the runs have something else
+        ("--seed 7", "give their number as --grid.seeds"),
+        ("--optimizer.polar svd", "give --grid.orthos svd"),
+        ("--optimizer.polar gram --grid.optimizers muon --grid.orthos svd", "polar gram would"),
+        ("--optimizer.adam-learning-rate 0.5 --grid.same-rate", "leave one of them out"),
+        ("--optimizer.per-head --grid.optimizers adamw", "would change nothing under adamw"),
     ],
 )
 def test_impossible_grids_are_refused(flags, words, capsys):
@@ -177,6 +200,32 @@ def test_impossible_grids_are_refused(flags, words, capsys):
 )
 def test_flags_at_their_limits_are_taken(flags):
     program.check_settings(command_line.parse([*TOY, *flags.split()])[0].config)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "gpt-base --optimizer.name muon",  # a recipe's norm is of Muon+
+        "gpt-base-muon --as-published",
+        "gpt-tiny --optimizer.name optax_muon --optimizer.shape-scale max",  # its own
+    ],
+)
+def test_settings_that_nobody_asked_of_a_rule_are_taken(command):
+    asked, preset = command_line.parse(command.split())
+    rule = asked.config.optimizer
+    optimizers.check_taken(rule, launch.before_flags(asked, preset), [rule])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--optimizer.per-head --grid.optimizers adamw muon",
+        "--optimizer.polar svd --grid.optimizers muon normuon --grid.orthos svd",
+        "--optimizer.shape-scale max --grid.optimizers normuon",
+    ],
+)
+def test_flags_that_some_run_of_a_sweep_has_are_taken(flags):
+    sweep_run.check_methods(*sweep_command_line.parse([*TOY, *flags.split()]))
 
 
 # Texts, folders and files

@@ -15,7 +15,7 @@ import pytest
 
 from examples.experiments.sweeps.ledger import Result
 from examples.train import main
-from examples.trainer.runs import folder
+from examples.trainer.runs import folder, launch
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.checkpoint import differing
 from examples.trainer.runs.folder import only_writer
@@ -94,6 +94,17 @@ def test_name_that_is_too_long_is_refused(tmp_path):
     config = RunConfig(runs_dir=str(tmp_path), name="x" * 300)
     with pytest.raises(UserError, match=r"File name too long.*shorter name(.|\n)*--name"):
         run_folder.choose_folder(config, "p")
+
+
+def test_a_default_name_that_another_run_takes_meanwhile_becomes_the_next_one(tmp_path):
+    setup = unittest.mock.Mock(config=RunConfig(runs_dir=str(tmp_path)))
+    setup.dataset.key = setup.dataset.tokenizer.to_str.return_value = "{}"
+    first = run_folder.choose_folder(setup.config, "p")
+    made = [launch.make_folder(first, setup, "p") for _ in range(2)]
+    assert made == [tmp_path / "p-muonplus", tmp_path / "p-muonplus-2"]
+    setup.config = RunConfig(runs_dir=str(tmp_path), name="p-muonplus")
+    with pytest.raises(UserError, match="exists: choose another --name"):
+        launch.make_folder(first, setup, "p")
 
 
 @pytest.mark.parametrize(

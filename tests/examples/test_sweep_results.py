@@ -1,4 +1,4 @@
-"""What is made of results of sweeps: tables, contrasts, regret, and the plan of the best Muon."""
+"""What is made of results of sweeps: tables, contrasts, and regret."""
 
 import dataclasses
 import itertools
@@ -11,10 +11,8 @@ import pytest
 from scipy import stats
 
 from examples import contrasts as contrasts_command
-from examples.experiments.best_muon import plan, stages
-from examples.experiments.best_muon.plan import Cell, Choice
 from examples.experiments.sweeps import contrasts, figures, regret, results, tables
-from examples.experiments.sweeps.grid import Method, Trial
+from examples.experiments.sweeps.grid import Trial
 from examples.experiments.sweeps.ledger import Ledger, smooth
 from examples.experiments.sweeps.regret import METHODS
 from examples.experiments.sweeps.report import write_report
@@ -103,6 +101,21 @@ def test_tables_of_the_paper():
     assert [tables.steps_to(curve, x) for x in (3.0, 5.0, 0.5)] == [15, 10, None]
 
 
+def test_a_method_that_diverged_has_no_final_loss(tmp_path):
+    """Seed 1 of Muon stops after 10 of 30 steps; Muon+ is never evaluated."""
+    early = dataclasses.replace(result(4.0), diverged_at=15)
+    never = dataclasses.replace(result(), diverged_at=5)
+    muon = Sweep("toy", toy_sweep().results | {Trial(MUON, 0.1, 1): early})
+    assert rows(tables.to_the_same_loss([muon])) == []
+    assert {row[0]: row[3] for row in rows(tables.best_of_each(muon))}["Muon"] == "diverged"
+    plus = {Trial(MUON, 0.1, 0): result(4.0, 2.0), Trial(PLUS, 0.1, 0): never}
+    steps = ["lost", "2.0000", "20", "col_row", "diverged", ""]
+    assert rows(tables.to_the_same_loss([Sweep("lost", plus)])) == [steps]
+    for trial, found in plus.items():
+        Ledger(tmp_path).add(trial, found)
+    assert "diverged" in write_report([tmp_path], tmp_path).read_text()
+
+
 # Contrasts
 
 
@@ -115,7 +128,8 @@ def test_estimates_are_students():
     assert given.mean == pytest.approx(np.mean(values))
     assert given.half_width == pytest.approx((high - low) / 2)
     assert contrasts.estimate([0.1]) == contrasts.Estimate(0.1, math.inf, 1.0, 1)
-    assert contrasts.estimate([0.0, 0.0]).p == 1 and contrasts.estimate([1.0, 1.0]).p == 0
+    for equal in ([0.0, 0.0], [1.0, 1.0], [2.0 - 1.9, 2.1 - 2.0]):  # but for rounding
+        assert contrasts.estimate(equal) == contrasts.Estimate(np.mean(equal), 0.0, 1.0, 2)
 
 
 def test_holms_correction():
@@ -159,6 +173,41 @@ def test_contrasts_of_paired_seeds(sweeps, capsys):
     assert cells[0][:2] == ["norm", f"{expected.mean:+.5f} ± {expected.half_width:.5f}"]
     assert cells[0][4:] == ["3", "above 0"]
     assert cells[1][4] == "2"  # the seeds that all have
+
+
+def test_lines_without_a_spread_are_in_no_correction(sweeps, capsys):
+    """Two lines of one name, one of a single seed, and one with a seed that diverged."""
+    single, lost = (dataclasses.replace(PLUS, norm=norm) for norm in ("row", "col"))
+    for trial, loss in ((Trial(single, 0.1, 0), 1.9), (Trial(lost, 0.1, 0), 1.9)):
+        Ledger(sweeps / "gpt").add(trial, result(loss))
+    diverged = dataclasses.replace(result(), diverged_at=5)
+    Ledger(sweeps / "gpt").add(Trial(lost, 0.1, 1), diverged)
+    pairs = ("Muon+ col_row", "Muon"), ("Muon", "Muon+ col_row"), ("Muon+ row", "Muon")
+    lines = [
+        {"name": "x", "terms": [[1, "gpt", plus], [-1, "gpt", minus]]}
+        for plus, minus in (*pairs, ("Muon+ col", "Muon"), ("Muon", "Muon+ col"))
+    ]
+    assert contrasts_command.main([write(sweeps, *lines), "--sweeps", str(sweeps)]) == 0
+    first, second, alone, *last = (row[1:5] for row in rows(capsys.readouterr().out))
+    assert first[0].startswith("-0.13333") and second[0].startswith("+0.13333")
+    assert first[1:] == second[1:] == ["0.057", "0.11", "3"]  # of two tests
+    assert alone == ["-0.10000 ± inf", "", "", "1"]
+    assert last == [["diverged", "", "", "2"]] * 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"frsh": True},
+        {"terms": []},
+        {"terms": [[1, "gpt", "Muon"]]},
+        {"terms": [[math.nan, "gpt", "Muon"]]},
+    ],
+)
+def test_contrasts_that_are_none_are_refused(wrong, tmp_path, capsys):
+    right = {"name": "x", "terms": [[1, "gpt", "Muon"], [-1, "gpt", "Muon"]]}
+    assert contrasts_command.main([write(tmp_path, right | wrong)]) == 2
+    assert "contrasts.json is no list of contrasts: " in capsys.readouterr().err
 
 
 EXPERIMENTS = ROOT / "results" / "experiments"
@@ -209,7 +258,8 @@ def test_fresh_seeds_are_those_that_chose_no_rate(tmp_path):
 
 def test_what_is_not_there_is_named(sweeps, capsys):
     terms = [[1, "gpt", "Mano"], [-1, "gpt", "Muon"]]
-    missing = {"name": "x", "terms": terms}, {"name": "y", "terms": [[1, "other", "Muon"]]}
+    others = [[1, "other", "Muon"], [-1, "gpt", "Muon"]]
+    missing = {"name": "x", "terms": terms}, {"name": "y", "terms": others}
     assert contrasts_command.main([write(sweeps, *missing), "--sweeps", str(sweeps)]) == 0
     shown = capsys.readouterr().out
     assert (
@@ -273,66 +323,3 @@ def test_the_page_has_a_row_for_each_family_and_method(tmp_path, capsys):
     assert len(cells) == 6 and cells["LLaMA, 1", "Muon"] == "+1.500"
     assert cells["GPT, 2", "Muon+ col_row"].startswith("+1.800 ±")  # 1.5, and 0.5 and 0.1 more
     assert (tmp_path / "out" / "regret.png").stat().st_size > 1000
-
-
-# The best Muon
-
-
-CELL = Cell("gpt", "hold-0.4", 0.03)
-
-
-def test_every_line_of_the_table_is_a_difference_of_fresh_seeds():
-    best = Choice(CELL, "max", "Muon", 0.02)
-    lines = list(plan.contrasts(best, [CELL._replace(second=0.02)], 0.01))
-    assert lines[0]["refuted_if"] == "above -0.01" and not any(x["refuted_if"] for x in lines[1:])
-    assert len({line["name"] for line in lines}) == len(lines) == 16 + 4 + 1 + 1 + 3
-    for line in lines:
-        (plus, _, _), (minus, _, muon) = line["terms"]
-        assert (plus, minus, muon, line["fresh"]) == (1, -1, "Muon", True)
-    assert lines[0]["terms"][0] == [1, "gpt-hold-0.4-0.03-max", "Muon+ row_col"]
-    assert len(list(plan.contrasts(best, [], None))) == 21
-
-
-@pytest.fixture
-def losses(monkeypatch):
-    """Runs nothing: a loss is lowest at rate 0.02, second rate 0.03 and the schedule hold-0.4."""
-    asked = []
-
-    def run(root, cell, shape, start, seeds, flags):
-        asked.append((cell, shape, seeds))
-        schedule = 0.02 * [*plan.SCHEDULES].index(cell.schedule)
-        base = 4 + abs(schedule - 0.04) + abs(cell.second - 0.03) + 0.01 * ("spectral" in shape)
-        rules = [MUON, Method("optax_muon")] if "optax_muon" in flags else [MUON]
-        rules = [ADAMW] if "adamw" in flags else rules
-        trials = itertools.product(rules, (0.014, 0.02, 0.028), range(seeds))
-        found = {Trial(*trial): result(base + abs(trial[1] - 0.02)) for trial in trials}
-        return Sweep("made up", found)
-
-    monkeypatch.setattr(stages, "run", run)
-    return asked
-
-
-def test_the_first_look_keeps_cells_that_are_near_the_best(tmp_path, losses):
-    found = stages.look(tmp_path, "gpt")
-    assert len(found["all"]) == 16 == len(losses)
-    kept = [tuple(entry[1:4]) for entry in found["kept"]]
-    assert kept[0] == ("gpt", "hold-0.4", 0.03) and len(kept) == plan.MOST
-    assert all(entry[0] <= 4 + plan.CLOSE for entry in found["kept"])
-    best = stages.best_muon(tmp_path, "gpt", found["kept"])
-    assert Choice(Cell(*best[1:4]), *best[4:]) == Choice(CELL, "max", "Muon", 0.02)
-    assert stages.adamw(tmp_path, CELL) == [0.03]
-
-
-def test_a_decision_stays(tmp_path):
-    assert stages.decided(tmp_path, "a", lambda: [1]) == [1]
-    assert stages.decided(tmp_path, "b", lambda: [2]) == [2]
-    assert stages.decided(tmp_path, "a", lambda: [3]) == [1]
-
-    def slow():
-        """Another process decides this and something else meanwhile."""
-        stages.decided(tmp_path, "c", lambda: [4])
-        stages.decided(tmp_path, "d", lambda: [5])
-        return [6]
-
-    assert stages.decided(tmp_path, "c", slow) == [4]
-    assert stages.decided(tmp_path, "d", lambda: [7]) == [5]

@@ -109,6 +109,15 @@ def test_the_mean_of_the_first_seeds_chooses_the_rate():
     assert grid.count(plan, {}) == 5
 
 
+def test_a_method_that_diverges_at_all_rates_has_no_further_seeds():
+    plan = Grid(optimizers=("muon",), rates=(0.2, 0.1), seeds=3)
+    lost = {Trial(MUON, rate, 0): math.inf for rate in plan.rates}
+    assert list(grid.wanted(plan, lost)) == list(lost) and grid.count(plan, lost) == 2
+    # Of two equally good rates the lower one is the best, in the report too.
+    equal = dict.fromkeys(lost, 1.0)
+    assert list(grid.wanted(plan, equal))[2].rate == 0.1
+
+
 def test_a_walk_ends_when_the_best_rate_has_a_neighbour_on_either_side():
     plan = Grid(("muon",), rates=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6), seeds=2, start=0.5)
     losses = {}
@@ -281,6 +290,28 @@ def test_run_finished_by_another_process_is_not_claimed(tmp_path):
     (trial, lock) = sweep_run.claim(plan, tmp_path, Late(tmp_path), unittest.mock.Mock())
     assert trial == Trial(MUON, 0.2, 0)
     lock.release()
+
+
+def test_a_run_that_fails_is_left_to_other_processes(tmp_path, monkeypatch):
+    taken = []
+
+    def claim(*asked):
+        taken.append(claimed(*asked))
+        return taken[-1]
+
+    claimed = sweep_run.claim
+    monkeypatch.setattr(sweep_run, "claim", claim)
+    monkeypatch.setattr(sweep_run, "begin", lambda *_: (None, tmp_path, Ledger(tmp_path)))
+    monkeypatch.setattr(sweep_run, "run_trial", unittest.mock.Mock(side_effect=UserError("a run")))
+    with pytest.raises(UserError, match="a run"):
+        sweep_run.finish(*sweep_command_line.parse([]))
+    assert not taken[0][1].is_locked
+
+
+def test_weights_of_another_tokenizer_are_refused(tmp_path, text, capsys):
+    assert run(text, tmp_path, "--init-from", "weights") == 2
+    assert "has other tokens than these weights" in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
 
 
 def test_folder_of_another_sweep_is_refused(done, text, capsys):

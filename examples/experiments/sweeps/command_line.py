@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from examples.experiments.sweeps.grid import VARIED, Grid, default_grid
+from examples.experiments.sweeps.grid import VARIED, Grid, default_grid, methods
 from examples.trainer.data.token_folder import Dataset
 from examples.trainer.settings.command_line import Unprefixed, choose_preset
 from examples.trainer.settings.presets import COMPARED
@@ -43,14 +43,31 @@ def parse(argv: Sequence[str]) -> tuple[NewSweep, str]:
     asked, preset = choose_preset(presets, argv, PROGRAM, DESCRIPTION)
     if asked.config.from_run:
         raise UserError("--from-run goes on with one run: leave it out of a sweep.")
-    default = presets[preset][1].config.optimizer
+    refuse_what_the_grid_sets(asked, presets[preset][1].config)
+    return asked, preset
+
+
+def refuse_what_the_grid_sets(asked: NewSweep, default: RunConfig) -> None:
+    """Refuses flags in whose place every run, or some run, has a value of the grid."""
+    rule, plan = asked.config.optimizer, asked.grid
     for field, flag in VARIED.items():
-        if getattr(asked.config.optimizer, field) != getattr(default, field):
+        if getattr(rule, field) != getattr(default.optimizer, field):
             raise UserError(
                 f"--optimizer.{field.replace('_', '-')} differs from run to run: choose its "
                 f"values with --grid.{flag}."
             )
-    return asked, preset
+    if asked.config.seed != default.seed:
+        raise UserError("--seed differs from run to run: give their number as --grid.seeds.")
+    if rule.polar == "svd" and {method.ortho for method in methods(plan)} - {"", "svd"}:
+        raise UserError(
+            "--optimizer.polar svd: muon and muonplus have the polar steps of --grid.orthos: give"
+            " --grid.orthos svd."
+        )
+    if plan.same_rate and rule.adam_learning_rate != default.optimizer.adam_learning_rate:
+        raise UserError(
+            "--optimizer.adam-learning-rate and --grid.same-rate both give the rate of the other"
+            " parameters: leave one of them out."
+        )
 
 
 def keep(folder: Path, asked: NewSweep, preset: str, dataset: Dataset) -> None:

@@ -13,6 +13,7 @@ from scipy import stats
 
 from examples.experiments.sweeps import results
 from examples.experiments.sweeps.results import Sweep
+from examples.trainer.settings.validation import STRICT, from_dict
 from examples.trainer.system import files, tables
 from examples.trainer.system.errors import UserError
 
@@ -30,11 +31,20 @@ class Term:
 class Contrast:
     """A sum of terms, whose factors add up to zero, and what was said of it before the runs."""
 
+    __pydantic_config__ = STRICT
+
     name: str
     terms: tuple[Term, ...]
     refuted_if: str = ""
     fresh: bool = False
     """Whether seeds that chose a rate are left out."""
+
+    @pydantic.model_validator(mode="after")
+    def fitting(self) -> "Contrast":
+        """Refuses a sum that is no difference."""
+        if not self.terms or not abs(sum(term.factor for term in self.terms)) < 1e-6:
+            raise ValueError(f"{self.name}: give terms whose factors add up to zero")
+        return self
 
 
 @dataclass(frozen=True)
@@ -48,13 +58,17 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Estimates the mean of independent values by Student's t."""
-    n, mean = len(values), statistics.fmean(values)
-    if n < 2:
-        return Estimate(mean, math.inf, 1.0, n)
+    """Estimates the mean of independent values by Student's t; infinite if one is not finite.
+
+    One value, and values that are equal but for rounding, have no spread to test by: p is 1.
+    """
+    n = len(values)
+    if not all(map(math.isfinite, values)):
+        return Estimate(math.inf, math.inf, 1.0, n)
+    mean = statistics.fmean(values)
+    if math.isclose(min(values), max(values), abs_tol=1e-12):
+        return Estimate(mean, 0.0 if n > 1 else math.inf, 1.0, n)
     error = statistics.stdev(values) / math.sqrt(n)
-    if not error:
-        return Estimate(mean, 0.0, float(mean == 0), n)
     half = float(stats.t.ppf(0.975, n - 1)) * error
     return Estimate(mean, half, float(2 * stats.t.sf(abs(mean) / error, n - 1)), n)
 
@@ -100,26 +114,23 @@ def losses(term: Term, sweeps: dict[str, Sweep], fresh: bool) -> dict[int, float
 
 
 def table(contrasts: Iterable[Contrast], root: Path) -> str:
-    """Writes a line for each contrast; Holm's correction is over those that were run."""
+    """Writes a line for each contrast; Holm's correction is over those with a spread."""
     contrasts = list(contrasts)
     sweeps = sweeps_of(contrasts, root)
-    found: dict[str, Estimate] = {}
-    missing: dict[str, str] = {}
+    rows, tested = [], []
     for contrast in contrasts:
         try:
-            found[contrast.name] = estimate(values(contrast, sweeps))
+            e = estimate(values(contrast, sweeps))
         except UserError as error:
-            missing[contrast.name] = str(error)
-    corrected = dict(zip(found, holm([e.p for e in found.values()]), strict=True))
-    rows = []
-    for contrast in contrasts:
-        if e := found.get(contrast.name):
-            # Pages have three digits: of fewer than five the last would be rounded twice.
-            numbers = [f"{e.mean:+.5f} ± {e.half_width:.5f}", f"{e.p:.2g}"]
-            rows.append([contrast.name, *numbers, f"{corrected[contrast.name]:.2g}", str(e.seeds)])
-        else:
-            rows.append([contrast.name, missing[contrast.name], "", "", ""])
-        rows[-1].append(contrast.refuted_if)
+            rows.append([contrast.name, str(error), "", "", "", contrast.refuted_if])
+            continue
+        # Pages have three digits: of fewer than five the last would be rounded twice.
+        mean = f"{e.mean:+.5f} ± {e.half_width:.5f}" if math.isfinite(e.mean) else "diverged"
+        rows.append([contrast.name, mean, "", "", str(e.seeds), contrast.refuted_if])
+        if 0 < e.half_width < math.inf:
+            tested.append((rows[-1], e.p))
+    for (row, p), corrected in zip(tested, holm([p for _, p in tested]), strict=True):
+        row[2:4] = f"{p:.2g}", f"{corrected:.2g}"
     head = ["difference of losses", "mean, 95%", "p", "p (Holm)", "seeds", "refuted if"]
     return tables.markdown(head, rows, padded=False)
 
@@ -133,4 +144,4 @@ def read(path: Path) -> list[Contrast]:
         for contrast in found:
             names = ("factor", "sweep", "method")
             contrast["terms"] = [dict(zip(names, t, strict=True)) for t in contrast["terms"]]
-        return pydantic.TypeAdapter(list[Contrast]).validate_python(found)
+        return from_dict(list[Contrast], found)

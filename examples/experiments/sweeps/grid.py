@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator
@@ -56,9 +57,12 @@ class Grid:
         """Refuses grids without runs, with repeated values, or with impossible ones."""
         for field in dataclasses.fields(self):
             values, flag = getattr(self, field.name), f"--grid.{field.name.replace('_', '-')}"
-            if isinstance(values, tuple) and len(set(values)) != max(1, len(values)):
+            if not isinstance(values, tuple):
+                continue
+            names = {f"{x:g}" if isinstance(x, float) else x for x in values}  # as runs have them
+            if len(names) != max(1, len(values)):
                 given = " ".join(map(str, values)) or "is empty"
-                raise ValueError(f"{flag} {given}: give at least one, and each once")
+                raise ValueError(f"{flag} {given}: give at least one, each once in six digits")
         for ortho in self.orthos:
             polar_step(ortho)
         if self.chosen_by > self.seeds:
@@ -148,7 +152,8 @@ def rates(grid: Grid, method: Method) -> tuple[float, ...]:
 def wanted(grid: Grid, losses: dict[Trial, float]) -> Iterator[Trial]:
     """Lists the runs known to be needed, in order; `losses` has those of the finished ones.
 
-    Further rates and seeds are known only when the rates before them have finished.
+    Further rates and seeds are known only when the rates before them have finished. There are no
+    further seeds of a method that diverges at all rates.
     """
     for method in methods(grid):
         tried, new = [], first_rates(grid, method)
@@ -158,17 +163,16 @@ def wanted(grid: Grid, losses: dict[Trial, float]) -> Iterator[Trial]:
             if any(trial not in losses for trial in first):
                 break
             tried += new
-            best = min(tried, key=lambda r: mean_loss(losses, method, r, range(grid.chosen_by)))
+            loss, best = min((mean_loss(losses, grid, method, rate), rate) for rate in tried)
             new = further_rates(rates(grid, method), tried, best)
         else:
-            yield from (Trial(method, best, seed) for seed in range(grid.chosen_by, grid.seeds))
+            further = range(grid.chosen_by, grid.seeds) if loss < math.inf else ()
+            yield from (Trial(method, best, seed) for seed in further)
 
 
-def mean_loss(
-    losses: dict[Trial, float], method: Method, rate: float, seeds: Iterable[int]
-) -> float:
-    """Averages over seeds, all of which have finished."""
-    return statistics.fmean(losses[Trial(method, rate, seed)] for seed in seeds)
+def mean_loss(losses: dict[Trial, float], grid: Grid, method: Method, rate: float) -> float:
+    """Averages over the seeds that choose a rate, all of which have finished."""
+    return statistics.fmean(losses[Trial(method, rate, s)] for s in range(grid.chosen_by))
 
 
 def first_rates(grid: Grid, method: Method) -> list[float]:
@@ -189,11 +193,12 @@ def further_rates(all_rates: Iterable[float], tried: list[float], best: float) -
 
 
 def count(grid: Grid, losses: dict[Trial, float]) -> int:
-    """Counts the runs: with a start, those that are known so far."""
-    if grid.start is not None:
-        return len(list(wanted(grid, losses)))
-    per_rate, further = grid.chosen_by, max(0, grid.seeds - grid.chosen_by)
-    return sum(len(rates(grid, method)) * per_rate + further for method in methods(grid))
+    """Counts the runs: with a start those known so far, else all if no other method diverges."""
+    if grid.start is None:
+        seeds = range(grid.chosen_by)
+        left = [Trial(m, r, s) for m in methods(grid) for r in rates(grid, m) for s in seeds]
+        losses = dict.fromkeys(left, 0.0) | losses
+    return len(list(wanted(grid, losses)))
 
 
 def configure(base: RunConfig, grid: Grid, trial: Trial, runs_dir: str) -> RunConfig:

@@ -6,6 +6,7 @@ compiled program.
 """
 
 import contextlib
+import dataclasses
 import math
 import shutil
 import time
@@ -25,14 +26,15 @@ from examples.trainer.data.prepare import prepare
 from examples.trainer.data.token_folder import Dataset
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.folder import only_writer
-from examples.trainer.runs.launch import keep_compiled_programs
+from examples.trainer.runs.launch import check_config, check_weights, keep_compiled_programs
 from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
 from examples.trainer.settings import validation
+from examples.trainer.settings.presets import COMPARED
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import Diverged
-from examples.trainer.training import sharding
-from examples.trainer.training.program import check_settings, make_setup
+from examples.trainer.training import optimizers, sharding
+from examples.trainer.training.program import make_setup
 
 PAUSE = 5.0  # seconds between checks of what other processes have finished
 
@@ -58,8 +60,10 @@ def finish(asked: NewSweep, preset: str) -> int:
     console.print(f"{known} runs, {done} of them done")
     while work := claim(asked.grid, folder, ledger, console.print):
         trial, lock = work
-        with lock:
+        try:
             stopped_by = run_trial(trial, asked, dataset, folder, ledger, console)
+        finally:
+            lock.release()  # `claim` has acquired it; `with` would count a second time
         if stopped_by:
             console.print("stopped; the same command continues.")
             return exit_status.of_signal(stopped_by)
@@ -68,13 +72,27 @@ def finish(asked: NewSweep, preset: str) -> int:
 
 def begin(asked: NewSweep, preset: str, say: Callable[[str], None]) -> tuple[Dataset, Path, Ledger]:
     """Checks what is asked and writes it down; gives the text, the folder and the ledger."""
-    check_settings(asked.config)
-    validation.check(asked.grid, "--grid.")
+    check_methods(asked, preset)
     keep_compiled_programs()
     dataset = prepare(asked.config.data, say)
+    check_weights(asked.config, dataset.tokenizer)
     folder = folder_of(asked, preset)
     command_line.keep(folder, asked, preset, dataset)
     return dataset, folder, Ledger(folder)
+
+
+def check_methods(asked: NewSweep, preset: str) -> None:
+    """Refuses what the trainer would refuse of a run, and flags that change none of the runs."""
+    validation.check(asked.grid, "--grid.")
+    runs = []
+    for method in grid.methods(asked.grid):
+        trial = Trial(method, grid.rates(asked.grid, method)[0], 0)
+        runs.append(grid.configure(asked.config, asked.grid, trial, asked.config.runs_dir))
+        check_config(runs[-1])
+    given, before = asked.config.optimizer, COMPARED[preset][1].optimizer
+    # Folders are named by their factor, and have rules with a factor of their own too.
+    before = dataclasses.replace(before, shape_scale=given.shape_scale)
+    optimizers.check_taken(given, before, [run.optimizer for run in runs])
 
 
 def so_far(asked: grid.Grid, ledger: Ledger) -> tuple[int, int]:

@@ -17,8 +17,9 @@ markdown = functools.partial(tables.markdown, padded=False)
 POLYNOMIALS = ("you", "jordan", "polar_express")
 
 
-def perplexity(losses: Iterable[float]) -> float:
-    return statistics.fmean(map(evaluate.perplexity, losses))
+def perplexities(losses: Iterable[float]) -> list[float]:
+    """The perplexity of each loss; infinite where it is, which the trainer's own is not."""
+    return [evaluate.perplexity(loss) if loss < math.inf else loss for loss in losses]
 
 
 def spread(values: Iterable[float], digits: int) -> str:
@@ -34,8 +35,8 @@ def spread(values: Iterable[float], digits: int) -> str:
 
 
 def ppl(losses: Iterable[float]) -> str:
-    losses = list(losses)
-    return evaluate.short(perplexity(losses)) if all(map(math.isfinite, losses)) else "diverged"
+    mean = statistics.fmean(perplexities(losses))
+    return evaluate.short(mean) if mean < math.inf else "diverged"
 
 
 def best_ppl(sweep: Sweep, method: Method) -> str:
@@ -61,8 +62,8 @@ def best_of_each(sweep: Sweep) -> str:
     for method in sweep.methods():
         losses = sweep.best(method).values()
         name, rate, gap = method.name, rate_of(sweep, method), difference(sweep, method)
-        perplexities = spread(list(map(evaluate.perplexity, losses)), 2)
-        rows.append([name, rate, spread(losses, 4), perplexities, gap, str(len(losses))])
+        ppls = spread(perplexities(losses), 2)
+        rows.append([name, rate, spread(losses, 4), ppls, gap, str(len(losses))])
     head = ["method", "rate", "validation loss", "perplexity", "loss - Muon's", "seeds"]
     return markdown(head, rows)
 
@@ -137,7 +138,8 @@ def by_polar(sweeps: Sequence[Sweep], orthos: Sequence[str]) -> str:
                 continue
             best = sweep.best_of(plus)
             pair = [sweep.best(method).values() for method in (muon, best)]
-            gap = evaluate.short(perplexity(pair[1]) - perplexity(pair[0]), "+.2f")
+            first, second = (statistics.fmean(perplexities(losses)) for losses in pair)
+            gap = evaluate.short(second - first, "+.2f") if second - first < math.inf else ""
             rows.append([sweep.name, ortho, *map(ppl, pair), gap, best.norm])
     return markdown(["model", "polar step", "Muon", "Muon+", "difference", "norm"], rows)
 
@@ -167,15 +169,20 @@ def steps_to(curve: Sequence[tuple[int, float]], target: float) -> float | None:
 
 
 def to_the_same_loss(sweeps: Sequence[Sweep]) -> str:
-    """Writes the paper's table "Training cost required to reach a target loss"."""
+    """Writes the paper's table "Training cost required to reach a target loss".
+
+    The mean curve of a method ends where its first seed diverges: then it has no final loss.
+    """
     rows = []
     for sweep in sweeps:
-        if MUON not in sweep.methods() or not math.isfinite(sweep.best(MUON)[0]):
+        if MUON not in sweep.methods() or math.inf in sweep.best(MUON).values():
             continue
         total, target = sweep.curve(MUON)[-1]
         for method in (*sweep.plus(), *sweep.plus("matched")):
-            steps = steps_to(sweep.curve(method), target)
-            reached = "not reached" if steps is None else f"{steps:.0f}"
+            diverged = math.inf in sweep.best(method).values()
+            steps = None if diverged else steps_to(sweep.curve(method), target)
+            missed = "diverged" if diverged else "not reached"
+            reached = missed if steps is None else f"{steps:.0f}"
             faster = "" if steps is None else f"{100 * (total / steps - 1):+.1f}%"
             cells = [f"{target:.4f}", str(total), norm_of(method), reached, faster]
             rows.append([sweep.name, *cells])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 from rich.console import Console
+from tokenizers import Tokenizer
 
 from examples.trainer.data.mixture import BLOCK
 from examples.trainer.data.prepare import prepare
@@ -23,9 +24,11 @@ from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
 from examples.trainer.runs.report import sample_text, write_results
 from examples.trainer.settings import machines as machine_settings
-from examples.trainer.settings.command_line import NewRun, Resume
+from examples.trainer.settings.command_line import NewRun, Resume, origin, read_config_file
 from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.settings.model import head_size, vocabulary
+from examples.trainer.settings.presets import PRESETS, as_published
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system import exit_status, files, tables
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding, transformations
@@ -54,7 +57,8 @@ def launch(asked: NewRun | Resume, preset: str) -> int:
     processes.check_same(repr((setup.config, setup.dataset.key, setup.mesh.shape)))
     processes.connect(setup.mesh)
     if isinstance(asked, NewRun):
-        processes.first_then_others(lambda: run_folder.create(folder, setup.config, setup.dataset))
+        folder = processes.first_then_others(lambda: make_folder(folder, setup, preset))
+        folder = Path(processes.from_first(str(folder)))
     again = run_folder.resume_command(folder, asked.machine.mesh, setup.config.checkpoint_dir)
     resume = f"continue with\n  {again}"
     try:
@@ -81,27 +85,23 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
     """The folder and the setup of a run; makes no arrays, and does not create the folder."""
     if isinstance(asked, NewRun):
         folder, config, data_key = run_folder.choose_folder(asked.config, preset), asked.config, ""
-        check_settings(config)
+        check_config(config)
         if config.from_run:
             config = branches.resolve_branch(config)
+        optimizers.check_taken(config.optimizer, before_flags(asked, preset), [config.optimizer])
         text = config.data
         checkpoint.refuse_bucket(folder, config)
     else:
         folder = asked.resume
         config, data_key = run_folder.reopen(folder, asked.checkpoint_dir)
         try:
-            check_settings(config)
+            check_config(config)
         except UserError as error:
             raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
         config = branches.extended(config, asked, console.print)
         words = run_folder.read_tokenizer(folder)  # refuses one whose digest cannot be compared
         # Whatever the files beside its first copy say by now.
         text = dataclasses.replace(config.data, end_token=end_of(words)[0])
-    if config.model.lora.rank and not config.init_from:
-        raise UserError(
-            "--lora.rank adapts a model that is trained already: give its weights as --init-from"
-            " FOLDER (an export of a run is such a folder)."
-        )
     machine_settings.check_machine(asked.machine, config.steps)
     list(map(progress.package_of, asked.machine.tracker))  # refused before the run, not in it
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
@@ -112,7 +112,9 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
     end_of(words)
     ids_of(words, [config.prompt])
     if isinstance(asked, NewRun):
-        check_beginning(setup)
+        check_weights(setup.config, words)
+        if config.from_run:
+            branches.check_branch(setup)
     if data_key not in ("", setup.dataset.key):
         raise UserError(
             f"the text is not the one that {folder} was trained on, so that resuming would "
@@ -121,20 +123,55 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
     return folder, setup
 
 
-def check_beginning(setup: TrainingSetup) -> None:
-    """Refuses weights, or the state of another run, that do not fit the settings of a new one."""
-    config, words = setup.config, setup.dataset.tokenizer.get_vocab_size()
-    if config.init_from:
-        if config.data.trains_tokenizer and not config.data.tokenizer:
-            raise UserError(
-                f"--init-from {config.init_from}: a tokenizer that is trained on the text has other"
-                " tokens than these weights: give theirs as --data.tokenizer PATH."
-            )
-        from examples.trainer.weights.load import check_weights  # most runs read none
+def make_folder(folder: Path, setup: TrainingSetup, preset: str) -> Path:
+    """Makes the folder of a new run, without --name another if one has been made there since."""
+    config = setup.config
+    while True:
+        try:
+            run_folder.create(folder, config, setup.dataset)
+            return folder
+        except UserError:
+            if config.name or not folder.exists():
+                raise
+        folder = run_folder.choose_folder(config, preset)
+        checkpoint.refuse_bucket(folder, config)
 
-        check_weights(config.init_from, config.model, words)
-    if config.from_run:
-        branches.check_branch(setup)
+
+def check_config(config: RunConfig) -> None:
+    """Refuses what no run can have, before a text is read."""
+    check_settings(config)
+    if config.model.lora.rank and not config.init_from:
+        raise UserError(
+            "--lora.rank adapts a model that is trained already: give its weights as --init-from"
+            " FOLDER (an export of a run is such a folder)."
+        )
+
+
+def before_flags(asked: NewRun, preset: str) -> OptimizerConfig:
+    """The update rule that the flags of a new run change."""
+    config = PRESETS[preset][1]
+    if asked.config.from_run:
+        run, _ = origin(asked.config.from_run)
+        config, _ = branches.reopen_origin(asked.config, run)
+    if asked.file:
+        config = read_config_file(asked.file, config)
+    if asked.as_published:
+        config = as_published(preset, config)
+    return config.optimizer
+
+
+def check_weights(config: RunConfig, words: Tokenizer) -> None:
+    """Refuses weights to begin with that do not fit the settings, or the tokens of the text."""
+    if not config.init_from:
+        return
+    if config.data.trains_tokenizer and not config.data.tokenizer:
+        raise UserError(
+            f"--init-from {config.init_from}: a tokenizer that is trained on the text has other"
+            " tokens than these weights: give theirs as --data.tokenizer PATH."
+        )
+    from examples.trainer.weights import load  # most runs read none
+
+    load.check_weights(config.init_from, config.model, words.get_vocab_size())
 
 
 def train(setup: TrainingSetup, folder: Path, console: Console, machine: MachineConfig) -> int:

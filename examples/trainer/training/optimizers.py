@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -121,6 +121,41 @@ def check(config: OptimizerConfig) -> None:
         words = str(error).replace("=", " ").split()
         flags = ", ".join(flag for name, flag in FLAGS.items() if name in words)
         raise UserError(f"{error}\nIn flags: {flags}.") from None
+
+
+LACKING = {
+    setting: {
+        name
+        for name, rule in RULES.items()
+        if not rule.function or setting not in rule.takes or setting in rule.fixed
+    }
+    for setting in {setting for rule in RULES.values() for setting in rule.takes}
+} | {
+    "normalized": {*RULES} - {"muonplus"},
+    "per_head": {"adamw"},
+    "adam_nesterov": {"adamw", "meqmuon"},
+}
+"""Settings, each with the rules that do not take it."""
+
+
+def check_taken(
+    given: OptimizerConfig, before: OptimizerConfig, rules: Sequence[OptimizerConfig]
+) -> None:
+    """Refuses a flag that changes no run of some rules; `before` is what the flags change."""
+    default = OptimizerConfig()
+    for setting, lacking in LACKING.items():
+        value = getattr(given, setting)
+        if value in (getattr(default, setting), getattr(before, setting)):
+            continue
+        if not any(
+            getattr(rule, setting) == value
+            and (rule.name not in lacking or RULES[rule.name].fixed.get(setting) == value)
+            for rule in rules
+        ):
+            names = ", ".join(dict.fromkeys(rule.name for rule in rules))
+            raise UserError(
+                f"{FLAGS[setting]} {value} would change nothing under {names}: leave it out."
+            )
 
 
 def for_platform(config: OptimizerConfig, platform: str) -> OptimizerConfig:
@@ -271,4 +306,9 @@ def describe(config: OptimizerConfig, params: optax.Params, head_size: int | Non
     if config.name == "muonplus":
         size |= {"norm": config.norm, "match_frobenius": config.match_frobenius}
     table = omp.describe(params, dimension_numbers(config, head_size), **size)
-    return "\n".join(filter(None, (table, RULES[config.name].remark)))
+    lines = [table, RULES[config.name].remark]
+    if config.normalized != "all":
+        lines.append(f"only matrices of {config.normalized} are normalized: others have Muon's rms")
+    if config.mlp_in_rate != 1:
+        lines.append(f"updates of matrices into the MLP have {config.mlp_in_rate:g} times this rms")
+    return "\n".join(filter(None, lines))
