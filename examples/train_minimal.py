@@ -129,12 +129,9 @@ def windows(text: np.ndarray, config: Config, step: int) -> np.ndarray:
     return text[starts + np.arange(config.context + 1)].astype(np.int32)
 
 
-def make_mesh(devices: Sequence[jax.Device], config: Config) -> Mesh:
+def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
     """Puts two devices along "model" if their number is even, and the rest along "data"."""
     model = 2 if len(devices) % 2 == 0 else 1
-    data = len(devices) // model
-    if config.batch % data or config.width % data:
-        sys.exit(f"batch={config.batch} and width={config.width} must be multiples of {data}.")
     shape, kinds = (len(devices) // model, model), (AxisType.Auto, AxisType.Auto)
     return jax.make_mesh(shape, ("data", "model"), kinds, devices=devices)
 
@@ -179,10 +176,8 @@ def loss_fn(params, graph, tokens: jax.Array) -> jax.Array:
 
 def train(config: Config, devices: Sequence[jax.Device]) -> None:
     """Trains, evaluates and samples."""
-    mesh = make_mesh(devices, config)
+    mesh = make_mesh(devices)
     training, validation = read_text(config.text)
-    if len(validation) <= config.context:
-        sys.exit(f"A tenth of the text, {len(validation)} bytes, must be longer than context=.")
     print(f"{len(training):,} bytes of text, {mesh.shape_tuple}, {devices[0].device_kind}")
     with jax.set_mesh(mesh):
         graph, params, shardings = make_params(config, mesh)
