@@ -78,7 +78,7 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
         raise ValueError(
             f"Gradients do not fit: {'; '.join(map(' '.join, wrong))}. Each must have its"
             " parameter's shape, and be complex where that is. Call update(gradients, state,"
-            " parameters) with gradients of jax.grad, and leave out what is not trained."
+            " parameters) with gradients as jax.grad returns them. Leave out what is not trained."
         )
 
 

@@ -63,7 +63,7 @@ def test_rows_of_a_part_that_dies_or_hangs_are_kept_and_others_run(
 def test_parts_after_the_budget_are_left_out(tmp_path):
     record = gpu.main(gpu.Config(parts=("step", "numbers"), budget_s=0.0, out=tmp_path))
     assert [row["failed"] for row in record["rows"]] == ["no time was left"] * 2
-    assert gpu.sentence(record) == "Nothing was measured."
+    assert gpu.sentence(record) == "Nothing was measured that README has a sentence for."
     with pytest.raises(SystemExit, match=r"no part stp. Parts are gpt-small"):
         gpu.main(gpu.Config(parts=("stp",)))
 
