@@ -38,8 +38,8 @@ ROWS = {
     "GPT": (
         Row("0.24 M, fused query, key, value", "blocks-fused-scaled-base"),
         Row("the same, warm-up and cosine", "norms-gpt"),
-        Row("the same, minus Optax's Muon, tuned", cell="best_muon/gpt-hold-0.4-0.02"),
-        Row("the same, on another text", cell="repeat/gpt"),
+        Row("minus Optax's Muon, tuned", cell="best_muon/gpt-hold-0.4-0.02"),
+        Row("minus Optax's, on another text", cell="repeat/gpt"),
         Row("0.24 M, three matrices", "blocks-separate-scaled-base"),
         Row("0.24 M, four times the steps", "map-gpt-steps-x4"),
         Row("0.5 M, 8 layers, fused", "blocks-fused-scaled-depth"),
@@ -56,8 +56,8 @@ ROWS = {
     ),
     "LLaMA": (
         Row("0.36 M", "map-llama-base"),
-        Row("the same, minus Optax's Muon, tuned", cell="best_muon/llama-hold-0.4-0.03"),
-        Row("the same, on another text", cell="repeat/llama"),
+        Row("minus Optax's Muon, tuned", cell="best_muon/llama-hold-0.4-0.03"),
+        Row("minus Optax's, on another text", cell="repeat/llama"),
         Row("0.36 M, four times the steps", "map-llama-steps-x4"),
         Row("0.7 M, 8 layers", "map-llama-depth-x4"),
         Row("1.3 M", "laptop-llama"),
