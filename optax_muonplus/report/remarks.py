@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from optax_muonplus.extras.heads import side_of
-from optax_muonplus.frame import GIVEN, DimensionNumbersTree, LeafInfo
+from optax_muonplus.frame import GIVEN, DimensionNumbersTree, LeafInfo, MatrixSpec
 from optax_muonplus.messages import listed, without_numbers
 from optax_muonplus.method import supported
 from optax_muonplus.trees import RuleReader, reader_of, to_adamw, what_to_write
@@ -32,7 +32,7 @@ def remarks(leaves: Sequence[LeafInfo], dims: DimensionNumbersTree = None) -> It
             " pass a dict of named parameters, or a tree of dimension numbers."
         )
     yield from _doubts(leaves)
-    fused = [x for x in leaves if x.layout and len(x.layout.block_shapes()) == 1]
+    fused = [x for x in leaves if x.layout and not isinstance(x.dimension_numbers, MatrixSpec)]
     fused = [x for x in fused if _FUSED.search(x.name) and not x.rule.startswith(_OWN)]
     if fused:
         yield (

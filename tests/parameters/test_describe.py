@@ -194,6 +194,10 @@ def test_what_a_name_leaves_open_is_asked_until_a_rule_says_it(params, line):
     assert below(params, rules=rules) == []
 
 
+def test_heads_of_a_fused_kernel_are_not_asked_about():
+    assert below(nested_shapes(attn__qkv__kernel=(16, 48)), omp.per_head(4)) == []
+
+
 def test_a_table_is_not_asked_about_where_other_parameters_have_its_length():
     assert below(nested_shapes(wq=(16, 16), wo=(16, 16), up=(16, 64), down=(64, 16))) == []
 
