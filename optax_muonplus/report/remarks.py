@@ -76,10 +76,10 @@ def _doubts(leaves: Sequence[LeafInfo]) -> Iterator[str]:
         )
         rules = to_adamw(leaves, heads)
         yield f"a head? {why}. If it gives logits, send it to AdamW by rules={rules}."
-    elif last := _last_layers(leaves, alone):
+    elif heads := _last_layers(leaves, alone):
         yield (
-            f"a head? {_shown(last)}: no other layer takes its outputs. If it gives logits or"
-            f" predictions, send it to AdamW by rules={to_adamw(leaves, last)}."
+            f"a head? {_shown(heads)}: no other layer takes its outputs. If it gives logits or"
+            f" predictions, send it to AdamW by rules={to_adamw(leaves, heads)}."
         )
     if unsaid := [x for x in _of_own_length(leaves, alone) if x not in heads]:
         yield (

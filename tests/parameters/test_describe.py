@@ -194,6 +194,12 @@ def test_what_a_name_leaves_open_is_asked_until_a_rule_says_it(params, line):
     assert below(params, rules=rules) == []
 
 
+def test_one_question_is_enough_for_a_matrix():
+    lines = below(nested_shapes(Conv_0__kernel=(3, 3, 4, 16), last=(784, 10)))
+    (line,) = [x for x in lines if "? last" in x]
+    assert line.startswith("a head? last (784, 10)")
+
+
 def test_heads_of_a_fused_kernel_are_not_asked_about():
     assert below(nested_shapes(attn__qkv__kernel=(16, 48)), omp.per_head(4)) == []
 
