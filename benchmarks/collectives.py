@@ -51,11 +51,12 @@ class Config(trees.Options):
 def main(config: Config) -> None:
     """Compiles and prints the table; writes it with the machine's description as JSON."""
     shapes = trees.shapes(config.size, dtype=config.dtype)
-    placed = meshes.placed(shapes, meshes.simulated(config.mesh), config.spec, config.experts)
+    devices = meshes.simulated(config.mesh)
+    if devices.size == 1:
+        raise SystemExit(f"--mesh {config.mesh} is one device, on which nothing moves.")
+    placed = meshes.placed(shapes, devices, config.spec, config.experts)
     placed = trees.scanned(placed) if config.scanned else placed
     sharding = meshes.described(placed)
-    if jax.device_count() == 1:
-        raise SystemExit(f"--mesh {config.mesh} is one device, on which nothing moves.")
     print(*sharding, sep="\n")
     rows = {}
     for name, tx in optimizers(config, placed).items():

@@ -62,6 +62,15 @@ def test_published_figures_stand_beside_runs_of_their_kind_only(change, count):
     assert len(least_squares.published(least_squares.Config(**change))) == count
 
 
+@pytest.mark.parametrize(("cosine", "end"), [(True, "svd"), (False, "svd-constant")])
+def test_tables_with_a_cosine_and_without_have_files_of_their_own(cosine, end, monkeypatch):
+    names = []
+    monkeypatch.setattr(resuming, "measured", lambda out, name, *rest: names.append(name) or [])
+    monkeypatch.setattr(least_squares, "table", lambda rows, config: "")
+    least_squares.main(least_squares.Config(cosine=cosine))
+    assert names == [f"least-squares-25-2-{end}"]
+
+
 def test_rows_that_an_equal_run_has_written_are_kept(tmp_path):
     seen, tasks = [], [{"name": name} for name in "abc"]
 

@@ -154,13 +154,15 @@ def test_a_suggestion_for_several_axes_is_read_off_the_bias():
         "b": ((4, 2, 16), (16,)),
         "c": ((16, 2, 24), (2, 24)),
         "d": ((24, 24, 24), (24, 24)),
+        "e": ((3, 5, 7), (3, 5, 7)),
     }
     params = {x: {"kernel": jnp.ones(k), "bias": jnp.ones(b)} for x, (k, b) in layers.items()}
     with pytest.raises(ValueError, match=r"is a guess, and wrong for a layer with several") as e:
         omp.muonplus(0.1).init(params)
     found = dict(re.findall(r"'(.)/kernel', omp.MuonDimensionNumbers\((.*)\)\),", str(e.value)))
     guess = "-2, -1"
-    assert found == {"a": "0, (1, 2, 3)", "b": "(0, 1), 2", "c": "0, (1, 2)", "d": guess}
+    read = {"a": "0, (1, 2, 3)", "b": "(0, 1), 2", "c": "0, (1, 2)"}
+    assert found == {**read, "d": guess, "e": guess}
     with pytest.raises(ValueError, match="No rule says") as e:
         omp.muonplus(0.1).init({"b": params["b"]})
     assert "a guess" not in str(e.value)
