@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from optax_muonplus.messages.paths import flatten_with_names, listed, path_name
+from optax_muonplus.messages.paths import flatten_with_names, is_hole, listed, path_name
 
 _GRADIENTS = (
     " Call update(gradients, state, parameters) with gradients as jax.grad returns them. What is"
@@ -45,10 +45,8 @@ def explain(
     if classes_of(state) != classes_of(expected):
         raise wrong_state(state, classes_of(expected)) from error
     owner, remedy = "parameters", _STATE
-    if any(x is None for x in jax.tree.leaves(updates, is_leaf=lambda x: x is None)):
-        remedy = (
-            " Some gradients are None: pass zeros there, or leave them out of init too." + _STATE
-        )
+    if any(x is None for x in jax.tree.leaves(updates, is_leaf=is_hole)):
+        remedy = f" Some gradients are None: pass zeros there, or leave them out of init.{_STATE}"
     if params is None:  # gradients may be the ones that are wrong
         owner, remedy = "gradients", _GRADIENTS + _STATE
     # Counts belong to no parameter: an update that needs one says so itself.
