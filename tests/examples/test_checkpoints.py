@@ -177,16 +177,20 @@ def test_unwritable_metrics_are_reported_and_resumable(tmp_path, text, capsys):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-@pytest.mark.parametrize(("own", "heaps"), [({}, 2), ({"MALLOC_ARENA_MAX": "3"}, 3)])
-def test_threads_share_heaps(own, heaps):
-    program = """
-import ctypes, threading
+@pytest.mark.parametrize(
+    ("cores", "own", "heaps"),
+    [(1, {}, 2), (12, {}, 12), (12, {"MALLOC_ARENA_MAX": "3"}, 3)],
+)
+def test_there_is_a_heap_for_each_core(cores, own, heaps):
+    program = f"""
+import ctypes, os, threading
+os.cpu_count = lambda: {cores}
 from examples.trainer.runs import checkpoint
-libc, both = ctypes.CDLL(None), threading.Barrier(8)
+libc, both = ctypes.CDLL(None), threading.Barrier(16)
 def allocate():
     libc.malloc(1000)
     both.wait()
-threads = [threading.Thread(target=allocate) for _ in range(8)]
+threads = [threading.Thread(target=allocate) for _ in range(16)]
 for step in "start", "join":
     for thread in threads:
         getattr(thread, step)()

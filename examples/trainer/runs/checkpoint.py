@@ -79,7 +79,7 @@ def advice_for(place: Place) -> str:
 
 # Of glibc: the variable by which a user sets it, its number in malloc.h, and what a run takes.
 MALLOC = (
-    ("MALLOC_ARENA_MAX", -8, 2),
+    ("MALLOC_ARENA_MAX", -8, max(2, os.cpu_count() or 1)),
     ("MALLOC_MMAP_THRESHOLD_", -3, 2**29),
     ("MALLOC_TRIM_THRESHOLD_", -1, 2**29),
 )
@@ -103,10 +103,11 @@ def without_leftovers(show: Show) -> Show:
 
 sys.unraisablehook = without_leftovers(sys.unraisablehook)
 
-# glibc makes eight heaps for each core, which threads of saves and compilers fill by turns. A toy
-# run took 693 MB with them, and 399 MB with two. And it gives large arrays back to the system as
-# soon as they are free, so that every step on a CPU asks for its memory again, and the system fills
-# that with zeros: a third of the time of a small model. Up to 512 MB stay with the process instead.
+# glibc makes eight heaps for each core, which threads of saves and compilers fill by turns. On two
+# cores a toy run took 693 MB with them, and 399 MB with one for each core. With fewer than that the
+# threads of a tokenizer wait for each other. And glibc gives large arrays back to the system when
+# they are free, so that every step on a CPU asks for its memory again, and the system fills that
+# with zeros: a third of the time of a small model. Up to 512 MB stay with the process instead.
 for variable, option, value in MALLOC:
     if variable not in os.environ:
         with contextlib.suppress(AttributeError):  # of another C library
