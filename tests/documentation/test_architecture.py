@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import optax_muonplus
-from tests.support.documents import ROOT, file_tree, floors, imported
+from tests.support.documents import ROOT, floors, imported
 
 PACKAGE = pathlib.Path(optax_muonplus.__file__).parent
 FLOORS = floors()
@@ -44,13 +44,6 @@ def imported_modules(module):
 
 def test_every_room_has_its_floor():
     assert sorted(FLOORS) == rooms()
-
-
-@pytest.mark.parametrize("room", rooms())
-def test_rooms_keep_their_budgets(room):
-    files = [path for module, path in MODULES.items() if room_of(module) == room]
-    lines = sum(len(path.read_text().splitlines()) for path in files)
-    assert lines <= FLOORS[room].lines, f"{room} has {lines} lines: make it smaller, or say why"
 
 
 @pytest.mark.parametrize("room", rooms())
@@ -101,12 +94,6 @@ assert not {"optax_muonplus", "optax"} & set(sys.modules)"""
     command = [sys.executable, "-P", "-c", program]
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
-
-
-def test_readme_shows_the_same_rooms():
-    shown = [name.removesuffix("/").removesuffix(".py") for name in file_tree()["optax_muonplus/"]]
-    expected = [room for room in rooms() if room != "__init__" and "." not in room]
-    assert sorted(shown) == expected
 
 
 @pytest.mark.parametrize("room", ["baselines", "diagnostics", "integrations"])

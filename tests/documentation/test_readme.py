@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 import optax_muonplus
-from tests.support.documents import PAGES, README, entries, file_tree
+from tests.support.documents import PAGES, README
 
 
 def test_code_block_prints_what_is_written_below_it():
@@ -22,14 +22,6 @@ def test_code_block_prints_what_is_written_below_it():
     with contextlib.redirect_stdout(output):
         exec(compile(code, "README.md", "exec"), {})
     assert output.getvalue() == printed
-
-
-def test_file_tree_is_complete_where_it_opens_a_folder():
-    """Every entry exists, and a folder that shows one of its entries shows all."""
-    tree = file_tree()
-    assert {"", "optax_muonplus/"} <= tree.keys()
-    for folder, shown in tree.items():
-        assert sorted(shown) == sorted(entries(folder)), folder or "the root"
 
 
 def py_blocks(text):

@@ -1,7 +1,6 @@
 """What README, CONTRIBUTING and the pages of the site say about the repository, parsed."""
 
 import ast
-import fnmatch
 import pathlib
 import re
 from typing import NamedTuple
@@ -18,55 +17,26 @@ PAGES = {
 
 
 class Floor(NamedTuple):
-    """A room's floor, the packages that it may import, and the most lines that it may have."""
+    """A room's floor, and the packages that it may import."""
 
     number: int
     outside: frozenset[str]
-    lines: int
 
 
 def floors():
-    """``{room: Floor}`` from the block of lines ``floor 0: room | package, package | 1,000``."""
+    """``{room: Floor}`` from the block of lines ``floor 0: room | package, package``."""
     heading = "## How the library is built"
     block = re.search(rf"{heading}\n.*?```text\n(.*?)```", CONTRIBUTING, re.S).group(1)
     found = {}
     for line in block.splitlines():
-        form = r"floor (\d+): ([\w.]+) \|(.*)\| ([\d,]+)"
-        number, room, outside, lines = re.fullmatch(form, line).groups()
+        number, room, outside = re.fullmatch(r"floor (\d+): ([\w.]+) \|(.*)", line).groups()
         assert room not in found, f"{room} stands on two floors"
-        found[room] = Floor(int(number), _names(outside), int(lines.replace(",", "")))
+        found[room] = Floor(int(number), _names(outside))
     return found
 
 
 def _names(text):
     return frozenset(name.strip() for name in text.split(",") if name.strip())
-
-
-def file_tree():
-    """``{folder: names of its entries}`` as CONTRIBUTING's file tree shows it; "" is the root."""
-    block = re.search(r"## What is where\n+```text\n(.*?)```", CONTRIBUTING, re.S).group(1)
-    tree, folders = {"": []}, [""]
-    for line in block.splitlines():
-        depth = (len(line) - len(line.lstrip())) // 2
-        name = line.split()[0]
-        folder = folders[depth]
-        tree.setdefault(folder, []).append(name)
-        folders[depth + 1 :] = [f"{folder}{name}"] if name.endswith("/") else []
-    return tree
-
-
-def entries(folder):
-    """Files and folders in a folder, as the tree writes them, less those that explain themselves.
-
-    These are hidden ones, caches, what git ignores, and README.md, ``__init__.py`` and py.typed.
-    """
-    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
-    ignored += [".*", "__*", "README.md", "py.typed"]
-    return [
-        path.name + "/" * path.is_dir()
-        for path in (ROOT / folder).iterdir()
-        if not any(fnmatch.fnmatch(path.name, pattern) for pattern in ignored)
-    ]
 
 
 def imported(path):
