@@ -188,9 +188,7 @@ def rivals() -> dict[str, Callable[..., optax.GradientTransformation]]:
         "mano": lambda **given: omp.baselines.mano(1e-3, weight_decay=0.1, **given),
         "aurora": lambda **given: omp.baselines.aurora(0.05, weight_decay=0.025, **given),
         "hyperball": lambda **given: omp.baselines.hyperball(0.014, **given),
-        "meqmuon": lambda **given: omp.baselines.meqmuon(0.02, weight_decay=0.1, **given),
         "muoneq": lambda **given: omp.baselines.muoneq(1e-3, weight_decay=0.1, **given),
-        "muown": lambda **given: omp.baselines.muown(1e-3, weight_decay=0.1, **given),
     }
 
 

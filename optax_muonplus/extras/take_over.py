@@ -17,12 +17,11 @@ from optax_muonplus.transforms import stored_like, widened
 # Roles of arrays, in the words of the report.
 MOMENTUM, FIRST, SECOND = "momentum", "first moment", "second moment"
 SQUARES, UNKNOWN = "running mean of squares", "momentum of an unknown kind"
-ROW_NORMS = {FIRST: "first moment of row norms", SECOND: "second moment of row norms"}
-BUFFERS = (MOMENTUM, FIRST, SECOND, SQUARES, UNKNOWN, *ROW_NORMS.values())
+BUFFERS = (MOMENTUM, FIRST, SECOND, SQUARES, UNKNOWN)
 UPDATES, INJECTED, AVERAGED = "count", "injected count", "momentum's count"
-ADAMW, NAMO = "AdamW's count", "NAMO's count"  # both correct moments for their zero start
+ADAMW = "AdamW's count"  # it corrects moments for their zero start
 # Schedules come first: a momentum or AdamW's group may have started anew in the middle of the run.
-COUNTS = (UPDATES, INJECTED, AVERAGED, ADAMW, NAMO)
+COUNTS = (UPDATES, INJECTED, AVERAGED, ADAMW)
 MINI_STEP, SETTING, OTHER = "mini_step", "setting", "state of a wrapper"
 # Roles of fields by the class of their state; a mapping replaces roles within its field. A tree
 # from disk has no classes: there the first class counts whose fields it has.
@@ -32,9 +31,7 @@ _ROLES: Mapping[str, Mapping[str, Any]] = {
     "InjectStatefulHyperparamsState": {**_INJECT, "hyperparams_states": {UPDATES: INJECTED}},
     "InjectHyperparamsState": _INJECT,
     "RecordState": {"count": UPDATES, "step": SETTING, "values": SETTING, "names": SETTING},
-    "MuownState": {"momentum": {}, "magnitude": OTHER, "length": OTHER, "adam": ROW_NORMS},
     "ScaleByAdamState": {"mu": FIRST, "nu": SECOND, "count": ADAMW},
-    "NamoState": {"momentum": {}, "nu": SQUARES, "count": NAMO},
     "NorMuonState": {"momentum": {}, "nu": SQUARES},
     "AdaMuonState": {"momentum": {}, "nu": SQUARES},
     "ManoState": {"momentum": {}, "count": UPDATES},
@@ -254,7 +251,6 @@ def _sources(old: Mapping[str, Leaf], new: Mapping[str, Leaf]) -> dict[str, str]
     AdamW's group has one count. With it, a second moment that starts at zero would make steps
     several times too long; and a first moment without a second one would be divided by epsilon
     where a gradient is zero, as for a token outside of the batch. So the group is kept as a whole.
-    So is NAMO's, which corrects the momentum of matrices too.
     """
     have: dict[tuple[str, str], list[str]] = {}
     for path, leaf in old.items():
@@ -262,17 +258,13 @@ def _sources(old: Mapping[str, Leaf], new: Mapping[str, Leaf]) -> dict[str, str]
     found = {path: _source(leaf, old, have) for path, leaf in new.items() if leaf.role != SETTING}
     for path, leaf in new.items():
         if leaf.role in COUNTS:
-            owners = {leaf.owner}
-            if leaf.role == NAMO:  # the momentum has a state inside of NAMO's
-                owners.add(f"{leaf.owner}/momentum".lstrip("/"))
-            group = [p for p, x in new.items() if x.owner in owners and x.role in BUFFERS]
+            group = [p for p, x in new.items() if x.owner == leaf.owner and x.role in BUFFERS]
             missing = sorted({new[p].name for p in group if found[p] not in old})
             owners = {old[found[p]].owner for p in group if found[p] in old}
-            if leaf.role in (ADAMW, NAMO) and missing:
+            if leaf.role == ADAMW and missing:
                 folded = [name for name, _ in fold_all((name, None) for name in missing)]
                 names = ", ".join(folded[:2]) + ", ..." * (len(folded) > 2)
-                what = SECOND if leaf.role == ADAMW else SQUARES
-                why = f"no {what} of {names}; the group has one count"
+                why = f"no {SECOND} of {names}; the group has one count"
                 found.update(dict.fromkeys((path, *group), why))
             elif owners or not group:
                 found[path] = _count(path, leaf.role, old, owners)

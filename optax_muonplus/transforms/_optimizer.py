@@ -232,8 +232,8 @@ def optimizer(
     .. math::
       W_t = W_{t-1} - \eta \left( U_t + \lambda W_{t-1} \right)
 
-    A rule whose last link has a ``learning_rate`` of its own, as ``Hyperball`` and ``Muown`` of
-    :mod:`optax_muonplus.baselines` do, gets this one there, and the decay if it has a
+    A rule whose last link has a ``learning_rate`` of its own, as ``Hyperball`` of
+    :mod:`optax_muonplus.baselines` does, gets this one there, and the decay if it has a
     ``weight_decay`` too.
 
     Args:
@@ -248,7 +248,7 @@ def optimizer(
       cautious_weight_decay: decays only the entries of matrices that the update moves towards zero
         anyway, see :func:`optax_muonplus.transforms.add_decayed_weights`.
       adamw: the options of AdamW, with the learning rate of the matrices unless it has its own; or
-        another rule in its place, see ``NormalizedMomentum`` of :mod:`optax_muonplus.baselines`.
+        another rule in its place, see ``AdamH`` of :mod:`optax_muonplus.baselines`.
       muon_weight_dimension_numbers: which parameters are matrices, as in
         :func:`optax_muonplus.muonplus`, like the next three.
       sharding: where the parameters lie.

@@ -63,17 +63,17 @@ def test_batch_slices_and_fused_blocks_are_separate_matrices(name):
         np.testing.assert_allclose(found[-1][key], expected, atol=3e-6, err_msg=key)
 
 
-# Numbers for each entry, for each row, and for each matrix; others have the momentum alone.
-STATES = {"normuon": (1, 1, 0), "adamuon": (2, 0, 0), "muown": (1, 4, 0), "namo": (1, 0, 1)}
+# Numbers for each entry and for each row; others have the momentum alone.
+STATES = {"normuon": (1, 1), "adamuon": (2, 0)}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_size_of_the_state(name):
-    buffers, rows, more = STATES.get(name, (1, 0, 0))
+    buffers, rows = STATES.get(name, (1, 0))
     params, _ = trees(shapes={"up": (12, 20)})
     state = build(name).init(params)
     sizes = sum(x.size for x in jax.tree.leaves(state) if x.ndim)
-    assert sizes == buffers * 12 * 20 + rows * 20 + more  # 20 output units
+    assert sizes == buffers * 12 * 20 + rows * 20  # 20 output units
     half = build(name, mu_dtype=jnp.bfloat16).init(params)
     dtypes = {x.dtype.name for x in jax.tree.leaves(half) if x.ndim and x.size == 240}
     assert dtypes == {"bfloat16"}
@@ -108,17 +108,11 @@ def test_wider_gradients_leave_the_state_as_it_is(name):
         assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
 
 
-def test_namo_corrects_its_momentum_itself():
-    with pytest.raises(ValueError, match="leave bias_correction out"):
-        build("namo", bias_correction=True)
-
-
 PARTITIONED = {
     "wte": {"embedding": np.ones((5, 4), np.float32)},
     "up": {"kernel": np.ones((4, 6), np.float32), "bias": np.ones(6, np.float32)},
 }
 OF_ADAMW = {"adam_learning_rate": 0.3, "adam_weight_decay": 0.1, "adam_b2": 0.99}
-BY_ADAMW = {"meqmuon": {"others": omp.transforms.AdamW()}}  # the others have it by default
 
 
 @functools.cache
@@ -130,7 +124,7 @@ def partitioned_by_muonplus():
 @pytest.mark.parametrize("name", NAMES)
 def test_same_partition_as_muonplus(name):
     grads = jax.tree.map(np.ones_like, PARTITIONED)
-    ours, _ = run(build(name, **BY_ADAMW.get(name, {}), **OF_ADAMW), PARTITIONED, [grads])
+    ours, _ = run(build(name, **OF_ADAMW), PARTITIONED, [grads])
     theirs = partitioned_by_muonplus()
     for path in (("wte", "embedding"), ("up", "bias")):
         np.testing.assert_array_equal(ours[0][path[0]][path[1]], theirs[0][path[0]][path[1]])
@@ -172,7 +166,7 @@ def test_injected_hyperparameters(name):
         np.testing.assert_allclose(injected[-1][key], plain[-1][key], atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["hyperball", "mano", "muown", "radial_brake"])
+@pytest.mark.parametrize("name", ["hyperball", "mano"])
 def test_rules_that_need_parameters_say_so(name):
     params, grads = trees()
     tx = build(name)
@@ -180,7 +174,7 @@ def test_rules_that_need_parameters_say_so(name):
         tx.update(grads[0], tx.init(params))
 
 
-@pytest.mark.parametrize("name", ["normuon", "adamuon", "mano", "muown"])
+@pytest.mark.parametrize("name", ["normuon", "adamuon", "mano"])
 def test_bfloat16_updates_are_rounded_once_at_the_end(name):
     """What the rules do behind the polar factor is done in float32."""
     params, (grad, *_) = trees()

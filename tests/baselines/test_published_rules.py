@@ -18,8 +18,6 @@ def oracle_state(name, w):
         "normuon": (zeros, 0.0),
         "adamuon": (zeros, zeros),
         "mano": (zeros, 0),
-        "muown": None,
-        "namo": None,
     }.get(name, zeros)
 
 
@@ -44,8 +42,6 @@ VARIANTS = [
     ("aurora", {}),
     ("aurora", {"rounds": 3, "damping": 0.25, "nesterov": False}),
     ("aurora", {"rounds": 1, "norm_eps": 1.0, "ns_coeffs": "jordan", "ns_steps": 5}),
-    ("meqmuon", {}),
-    ("meqmuon", {"rms": 0.5, "nesterov": False}),
     ("muoneq", {}),
     ("muoneq", {"sides": "col", "nesterov": False}),
     ("muoneq", {"sides": "both", "norm_eps": 1.0}),
@@ -55,13 +51,6 @@ VARIANTS = [
     ("mano", {"nesterov": True, "beta": 0.8}),
     ("hyperball", {}),
     ("hyperball", {"nesterov": False, "beta": 0.5}),
-    ("muown", {}),
-    ("muown", {"nesterov": False, "beta": 0.5}),
-    ("namo", {}),
-    ("namo", {"by_columns": True}),
-    ("namo", {"by_columns": True, "clamp": 0.95, "beta2": 0.5, "nesterov": False}),
-    ("radial_brake", {}),
-    ("radial_brake", {"outward": 0.0, "inward": 0.25, "nesterov": False}),
 ]
 
 
@@ -124,13 +113,9 @@ def test_aurora_leaves_a_row_that_is_dead():
 
 
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 8)], ids=str)
-@pytest.mark.parametrize(
-    "function", [baselines.Aurora(), baselines.Balance(), baselines.Equilibrate()], ids=str
-)
+@pytest.mark.parametrize("function", [baselines.Aurora(), baselines.Balance()], ids=str)
 def test_functions_of_matrices_that_are_stored_transposed(function, shape):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32)
-    if shape[0] == shape[1]:  # in a symmetric matrix rows and columns vary alike
-        x = x.at[0].add(x[0].T)
     found = jnp.swapaxes(function.transposed()(jnp.swapaxes(x, 1, 2)), 1, 2)
     np.testing.assert_allclose(found, function(x), atol=1e-5)
 
@@ -145,17 +130,6 @@ def test_muoneq_compares_its_eps_with_the_momentum_itself(size):
     np.testing.assert_allclose(*unit, atol=1e-6)
 
 
-def test_meqmuon_takes_the_side_that_varies_more_of_each_matrix():
-    x = np.random.default_rng(0).normal(size=(3, 6, 9))
-    x[0] *= 2.0 ** np.arange(6)[:, None]
-    x[1] *= 2.0 ** np.arange(9)
-    x[2, 0] = 0
-    found = baselines.Equilibrate(rms=1.0)(jnp.asarray(x, jnp.float32))
-    for axis, matrix in zip((1, 0), found, strict=False):
-        np.testing.assert_allclose(np.sqrt(np.mean(matrix**2, axis=axis)), 1, rtol=1e-5)
-    assert not np.any(found[2, 0])
-
-
 usual = functools.cache(build)  # with one function to update, which is traced once
 
 
@@ -164,9 +138,8 @@ def test_zero_gradients_change_nothing_and_later_steps_are_finite(name):
     params, grads = trees()
     zeros = jax.tree.map(np.zeros_like, params)
     (first, *_), _ = run(usual(name), params, [zeros])
-    rounding = 3e-7 if name == "muown" else 0  # it makes parameters anew, of two factors
     for key in params:
-        np.testing.assert_allclose(first[key], params[key], rtol=rounding)
+        np.testing.assert_array_equal(first[key], params[key])
     # And a first real step after it is finite; so is one from parameters that are zero.
     for start in (params, zeros) if name != "hyperball" else (params,):
         after, _ = run(usual(name), start, [zeros, grads[0], zeros])
@@ -178,8 +151,7 @@ def test_scaling_the_gradient_does_not_change_the_steps(name):
     params, grads = trees()
     expected, _ = run(usual(name), params, grads)
     # Where a published eps counts, gradients must not come near it.
-    sizes = {"mano": (1e-5, 1e5), "aurora": (1e-3, 1e15), "muoneq": (1, 1e15), "muown": (1e2, 1e15),
-             "namo": (1e-2, 1e15)}  # fmt: skip
+    sizes = {"mano": (1e-5, 1e5), "aurora": (1e-3, 1e15), "muoneq": (1, 1e15)}
     for size in sizes.get(name, (1e-15, 1e15)):
         sized = [{key: np.float32(size) * x for key, x in g.items()} for g in grads]
         scaled, _ = run(usual(name), params, sized)

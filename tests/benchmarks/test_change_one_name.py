@@ -3,12 +3,9 @@
 import dataclasses
 import math
 
-import flax
 import jax
-import numpy as np
-import pytest
 
-from benchmarks import change_one_name, embedding_rules, rate_curves
+from benchmarks import change_one_name, rate_curves
 from benchmarks.rate_curves import Run
 
 TINY = change_one_name.Config(
@@ -34,27 +31,6 @@ def test_both_libraries_have_the_same_matrices():
     expected = sorted([heads] * 3 + [(2, 4, 8), (8, 32), (32, 8)])
     assert square not in shapes["omp.muonplus"]
     assert list(shapes.values()) == [expected] * len(shapes)
-
-
-@pytest.mark.parametrize("name", embedding_rules.RULES)
-def test_a_rule_for_embeddings_moves_the_two_tables_alone(name, monkeypatch):
-    script, made = change_one_name.Script(TINY), []
-    monkeypatch.setattr(script, "train", lambda tx, seed: made.append(tx) or 0.0)
-    first = []
-    for rate in (0.01, 0.02):
-        config = embedding_rules.Config()
-        assert embedding_rules.run(script, config, name, rate, range(2)) == {0: 0.0, 1: 0.0}
-        params = script.parameters(0)
-        grads, state = jax.tree.map(lambda p: p + 1.0, params), made[-1].init(params)
-        _, state = made[-1].update(grads, state, params)  # the schedule begins at zero
-        first.append(made[-1].update(grads, state, params)[0])
-    other = jax.tree.map(lambda a, b: bool((a != b).any()), *first)
-    changed = {path for path, x in flax.traverse_util.flatten_dict(other, sep="/").items() if x}
-    assert changed == {"Embed_0/embedding", "head/kernel"}
-    # All others have plain AdamW, whose step of a constant gradient has the length of the rate.
-    rate = script.schedule(script.config.adam_learning_rate)(1)
-    scale, p = (tree["LayerNorm_0"]["scale"] for tree in (first[0], params))
-    np.testing.assert_allclose(scale, -rate * (1 + script.config.weight_decay * p), rtol=1e-5)
 
 
 LOSSES = {

@@ -87,7 +87,6 @@ REFUSED = [
     ("--lora.rank 2", "--init-from"),
     # Rules
     ("--optimizer.name hyperball --optimizer.mlp-in-rate 0.5", "hyperball holds the norms"),
-    ("--optimizer.name muown --optimizer.qk-clip 100", "--optimizer.qk-clip: muown holds the n"),
     ("--optimizer.param-rounding remainders", "param-dtype bfloat16, or leave it out"),
     # Flags that the rule does not take
     ("--optimizer.name muon --optimizer.norm row", "norm row would change nothing under muon"),

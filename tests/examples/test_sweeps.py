@@ -64,7 +64,7 @@ def test_methods_of_a_grid_and_their_names():
     assert get_args(rules.Norm) == get_args(omp.matrices.Norm)  # those of the library
     plan = Grid(get_args(rules.Name))
     large = {x.optimizer for x in grid.methods(plan) if grid.rates(plan, x) == plan.adam_rates}
-    assert large == {"adamw", "adamuon", "mano", "meqmuon", "muoneq", "muown"}
+    assert large == {"adamw", "adamuon", "mano", "muoneq"}
 
 
 def test_a_polar_step_says_its_number_of_steps():

@@ -59,10 +59,9 @@ OTHERS = re.findall(
     minimax polar_express relaxed
     check_flag check_number check_word check_matrices known_count Kind
     for_steps every_step Coefficients Restarts Table read recorded watched Record RecordState
-    AdaMuon adamuon aurora scale_by_aurora Hyperball hyperball scale_by_muon Mano mano meqmuon
-    scale_by_meqmuon muoneq scale_by_muoneq Muown muown NormalizedMomentum NorMuon normuon
-    scale_by_turbo_muon turbo_muon AdamH ByPath Namo namo RadialBrake radial_brake
-    SoftOrthogonality TokenNorm with_restarts
+    AdaMuon adamuon aurora scale_by_aurora Hyperball hyperball scale_by_muon Mano mano
+    muoneq scale_by_muoneq NorMuon normuon
+    scale_by_turbo_muon turbo_muon AdamH with_restarts
     """,
 )
 

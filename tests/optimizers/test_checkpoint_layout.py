@@ -11,9 +11,6 @@ ADAM = {f"inner_states/adam/inner_state/0/{x}" for x in ("count", "mu/dense/bias
 MUON = "inner_states/muon/inner_state"
 MU = f"{MUON}/0/0/mu/dense/kernel"
 BASELINE_MU = f"{MUON}/0/momentum/mu/dense/kernel"
-OF_MUOWN = {"adam/0/count"} | {
-    f"{x}/dense/kernel" for x in ("momentum/mu", "magnitude", "length", "adam/0/mu", "adam/0/nu")
-}
 
 
 def recorded(rate):
@@ -25,13 +22,11 @@ LAYOUTS = {
     "muonplus": (omp.muonplus, {MU}),
     "aurora": (omp.baselines.aurora, {MU}),
     "muoneq": (omp.baselines.muoneq, {MU}),
-    "meqmuon": (lambda rate: omp.baselines.meqmuon(rate, others=omp.transforms.AdamW()), {MU}),
     "turbo_muon": (omp.baselines.turbo_muon, {MU}),
     "normuon": (omp.baselines.normuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
     "adamuon": (omp.baselines.adamuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
     "hyperball": (omp.baselines.hyperball, {MU}),
     "mano": (omp.baselines.mano, {BASELINE_MU, f"{MUON}/0/count"}),
-    "muown": (omp.baselines.muown, {f"{MUON}/{x}" for x in OF_MUOWN}),
 }
 
 

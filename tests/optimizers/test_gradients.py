@@ -17,7 +17,6 @@ OPTIMIZERS = {
     "muon": omp.muon,
     "normuon": omp.baselines.normuon,
     "mano": omp.baselines.mano,
-    "muown": omp.baselines.muown,
 }
 
 
@@ -71,10 +70,7 @@ def test_update_dtype_of_every_pair(decay):
         others = [
             omp.baselines.normuon(0.1, polar="svd", **options),
             omp.baselines.mano(0.1, **options),
-            # The rate is inside of these.
-            omp.baselines.muown(0.1, weight_decay=decay),
-            omp.baselines.hyperball(0.1),
-            omp.baselines.radial_brake(0.1),
+            omp.baselines.hyperball(0.1),  # the rate is inside
         ]
         for p in (*REAL, *COMPLEX):
             params = jax.eval_shape(lambda p=p: tree(p))

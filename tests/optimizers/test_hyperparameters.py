@@ -34,7 +34,7 @@ def test_what_is_not_of_the_kind_is_refused_when_built_and_named(factory, name, 
         assert "must" in shown or "Known" in shown or "needs" in shown, (value, shown)
 
 
-@pytest.mark.parametrize("name", ["muonplus", "normuon", "adamuon", "mano", "muown"])
+@pytest.mark.parametrize("name", ["muonplus", "normuon", "adamuon", "mano"])
 def test_numbers_are_checked_through_inject_hyperparams(name):
     """Outside of jit, where their values are known; complex if a parameter is."""
     make = optax.inject_hyperparams(getattr(omp.baselines, name, None) or omp.muonplus)

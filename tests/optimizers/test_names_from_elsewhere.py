@@ -48,9 +48,6 @@ def test_baselines_say_names_too(make):
     with pytest.raises(TypeError, match="it is called beta here"):
         make(0.1, momentum=0.9)
     called, given = "it is called adam_b1 here", "adam_b1=0.9, adam_b2=0.95"
-    if make is omp.baselines.meqmuon:
-        called = "AdamW has it, as in others=omp.transforms.AdamW(b1=...)"
-        given = "others=omp.transforms.AdamW(b1=..., b2=...)"
     with pytest.raises(TypeError, match=re.escape(called)):
         make(0.1, b1=0.9)
     with pytest.raises(TypeError, match=re.escape(given)):

@@ -22,7 +22,6 @@ TWO_EPS = omp.matrix_chain(omp.normalize(), baselines.Balance())
 
 # A call, and what its error says.
 MISTAKES = {
-    "beta2 of a rule without": (lambda: baselines.muown(0.1, beta2=0.9), "it is called adam_b2"),
     "b2 of a rule with beta2": (
         lambda: omp.optimizer(baselines.NorMuon(), 0.1, b2=0.9),
         "it is called adam_b2 here, and that of the rule beta2",
@@ -39,10 +38,6 @@ MISTAKES = {
     "a decay for Hyperball": (
         lambda: omp.optimizer(baselines.Hyperball(0.1), 0.1, weight_decay=0.1),
         "The rule ends with Hyperball, which has a learning rate of its own and no weight decay",
-    ),
-    "a mask for Muown": (
-        lambda: omp.optimizer(baselines.Muown(), 0.1, weight_decay_mask={"up": True}),
-        "no mask of its decay. Leave weight_decay_mask out",
     ),
     "a maker as rule": (lambda: omp.optimizer(omp.scale_by_muonplus, 0.1), "has to be called"),
     "a rate as rule": (lambda: omp.optimizer(0.1, omp.scale_by_muonplus()), "which is no link"),

@@ -23,8 +23,6 @@ OTHERS = [
     scale_by_learning_rate,
     add_decayed_weights,
     baselines.Hyperball,
-    baselines.Muown,
-    lambda x: baselines.NormalizedMomentum(weight_decay=x),
     baselines.normuon,
     lambda x: baselines.mano(0.1, weight_decay=x),
 ]
@@ -52,7 +50,6 @@ def test_zero_and_traced_numbers_are_taken():
         (lambda rate, decay: omp.muonplus(rate, weight_decay=decay), "weight_decay"),
         (lambda rate, decay: omp.muonplus(rate, adam_weight_decay=decay), "adam_weight_decay"),
         (lambda rate, decay: baselines.normuon(rate, weight_decay=decay), "weight_decay"),
-        (lambda rate, decay: baselines.muown(rate, weight_decay=decay), "weight_decay"),
     ],
 )
 def test_a_decay_that_turns_parameters_round_is_refused(make, name):

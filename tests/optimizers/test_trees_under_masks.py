@@ -53,15 +53,14 @@ WRAPPERS = {
     "None": lambda tx: tx,
 }
 with_wrappers = pytest.mark.parametrize("wrapper", WRAPPERS)
-RIVALS = ("normuon", "adamuon", "aurora", "meqmuon", "muoneq", "turbo_muon", "mano")
+RIVALS = ("normuon", "adamuon", "aurora", "muoneq", "turbo_muon", "mano")
 DECAYING = {
     "muonplus": omp.muonplus,
     "muon": omp.muon,
     "recorded": omp.diagnostics.recorded(omp.muonplus, every=1, only="head/w"),
     **{name: getattr(omp.baselines, name) for name in RIVALS},
 }
-# Their decay has no mask.
-OTHERS = {"hyperball": omp.baselines.hyperball, "muown": omp.baselines.muown}
+OTHERS = {"hyperball": omp.baselines.hyperball}  # it has no decay
 MAKERS = {
     **{name: functools.partial(make, 0.1, **TREES, **DECAY) for name, make in DECAYING.items()},
     **{name: functools.partial(make, 0.1, **TREES) for name, make in OTHERS.items()},

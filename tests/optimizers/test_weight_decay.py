@@ -72,7 +72,7 @@ def test_cautious_decay_needs_parameters_unless_it_is_zero():
             jax.tree.map(np.testing.assert_array_equal, tx.update(params, state)[0], with_them)
 
 
-@pytest.mark.parametrize("name", ["normuon", "mano", "meqmuon"])
+@pytest.mark.parametrize("name", ["normuon", "mano"])
 def test_rivals_may_decay_cautiously(name):
     params, grads = random_trees(1)
     make = functools.partial(getattr(omp.baselines, name), muon_weight_dimension_numbers=DIMS)

@@ -24,9 +24,8 @@ FACTORIES = {
 KINDS = {
     "rate": ("learning_rate", "adam_learning_rate", "weight_decay", "adam_weight_decay"),
     "decay": ("beta", "beta2", "adam_b1", "adam_b2"),
-    "not negative": ("outward", "inward", "eps", "norm_eps", "nu_eps", "adam_eps", "adam_eps_root"),
-    "share": ("clamp",),
-    "positive": ("consistent_rms", "damping", "rms"),
+    "not negative": ("eps", "norm_eps", "nu_eps", "adam_eps", "adam_eps_root"),
+    "positive": ("consistent_rms", "damping"),
     "flag": (
         "match_frobenius",
         "nesterov",
@@ -36,7 +35,6 @@ KINDS = {
         "adam_cautious_weight_decay",
         "adam_nesterov",
         "sign",
-        "by_columns",
     ),
     "count": ("rounds",),
     "count or None": ("ns_steps",),
@@ -54,12 +52,10 @@ KINDS = {
     "value": (
         "link",
         "adamw",
-        "others",
         "momentum",
         "polar_factor",
         "normalization",
         "scale",
-        "brake",
     ),
     "tree": (
         "weight_decay_mask",
@@ -96,7 +92,6 @@ REFUSED = {
     "not negative": [*NO_NUMBER, *forms(-0.25), lambda step: 0.5],
     "positive": [*NO_NUMBER, *forms(0.0, -0.25), lambda step: 0.5],
     "flag": ["no", "False", None, 2, 0.0, np.array([True, False]), jnp.array(True)],
-    "share": [*NO_NUMBER, *forms(0.0, -0.25, 2.0), lambda step: 0.5],
     "count": [*NO_COUNT, None],
     "count or None": NO_COUNT,
     "word": ["no such word", None, 5, b"row"],
@@ -104,7 +99,7 @@ REFUSED = {
 }
 
 
-WITH_RATES = ("muonplus", "normuon", "hyperball", "mano", "muown")
+WITH_RATES = ("muonplus", "normuon", "hyperball", "mano")
 
 
 def cases():

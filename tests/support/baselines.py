@@ -16,15 +16,11 @@ NAMES = (
     "aurora",
     "hyperball",
     "mano",
-    "meqmuon",
     "muoneq",
-    "muown",
-    "namo",
-    "radial_brake",
     "turbo_muon",
 )
 # The others are chains of functions on the momentum of Muon.
-WITH_STATE = ("normuon", "adamuon", "hyperball", "mano", "muown")
+WITH_STATE = ("normuon", "adamuon", "hyperball", "mano")
 
 
 def build(name, rate=0.05, **options):

@@ -70,38 +70,6 @@ def hyperball_step(w, m, g, *, learning_rate=1.0, beta=0.95, nesterov=True):
     return v * radius / np.linalg.norm(v) - w, m
 
 
-def namo_step(
-    w, state, g, *, learning_rate=1.0, beta=0.95, beta2=0.99, nu_eps=1e-8, by_columns=False,
-    clamp=0.75, nesterov=True, weight_decay=0.0,
-):  # fmt: skip
-    """minxin-zhg/namo @a3f37b0, src/namo.py, without what it cuts at 1; state None at first."""
-    m, v, t = state or (np.zeros_like(w), 0.0, 0)
-    axis, t = (0 if by_columns else None), t + 1
-    m = m + (1 - beta) * (g - m)
-    u = g + beta * (m - g) if nesterov else m
-    v = beta2 * v + (1 - beta2) * np.sum(g**2, axis=axis, keepdims=True)
-    alpha = np.sqrt(np.sum(u**2, axis=axis, keepdims=True)) / (np.sqrt(v) + nu_eps)
-    if by_columns:
-        alpha = np.clip(alpha, clamp * alpha.mean(), alpha.mean() / clamp)
-    alpha *= np.sqrt(1 - beta2**t) / (1 - beta**t)
-    update = 0.2 * max(w.shape) ** 0.5 * newton_schulz(u)
-    return -learning_rate * alpha * (update + weight_decay * w), (m, v, t)
-
-
-def radial_brake_step(
-    w, m, g, *, learning_rate=1.0, beta=0.95, outward=0.5, inward=1.0, nesterov=True,
-    weight_decay=0.0,
-):  # fmt: skip
-    """Emerging-Optimizers @fd77292, weight_update_hooks/radial_brake.py, around Muon."""
-    m = m + (1 - beta) * (g - m)
-    u = newton_schulz(g + beta * (m - g) if nesterov else m) * max(1, len(w) / w.shape[1]) ** 0.5
-    before = (1 - learning_rate * weight_decay) * w
-    after = before - learning_rate * u
-    old, new = np.linalg.norm(before), np.linalg.norm(after)
-    kept = old + (outward if new > old else inward) * (new - old)
-    return after * kept / new - w, m
-
-
 def adamh_step(w, state, g, *, learning_rate=1.0, b1=0.9, b2=0.95, eps=1e-8):
     """marin-community/marin @0084342, adamh.py; the state is None before the first step."""
     m, v, t = state or (0.0, 0.0, 0)
@@ -110,19 +78,6 @@ def adamh_step(w, state, g, *, learning_rate=1.0, b1=0.9, b2=0.95, eps=1e-8):
     radius = np.linalg.norm(w)
     after = w - learning_rate * radius * u / np.linalg.norm(u)
     return after * radius / np.linalg.norm(after) - w, (m, v, t)
-
-
-def token_norm_step(w, total, g, *, learning_rate=1.0, beta=0.95, weight_decay=0.0):
-    """Arxiv 2610.02705: each token's vector, a row of w, by its length."""
-    total = beta * total + g
-    length = np.linalg.norm(total, axis=1, keepdims=True)
-    u = np.where(length > 0, total / np.where(length > 0, length, 1), 0)
-    return -learning_rate * (u + weight_decay * w), total
-
-
-def soft_orthogonality_gradient(w):
-    """Arxiv 2610.06116: of a fourth of the squared norm of w w^T - 1."""
-    return (w @ w.T - np.eye(len(w))) @ w
 
 
 def mano_step(
@@ -138,25 +93,6 @@ def mano_step(
     u = t / np.maximum(np.linalg.norm(t, axis=k, keepdims=True), eps)
     update = 0.2 * np.sqrt(w.shape[k]) * u
     return -learning_rate * (update + weight_decay * w), (total, count + 1)
-
-
-def muown_step(w, state, g, *, learning_rate=1.0, beta=0.95, nesterov=True, weight_decay=0.0):
-    """kcc-lion/muown @3bd0c05, with AdamW's decay; the state is None before the first step."""
-    if state is None:
-        sizes = np.linalg.norm(w, axis=1, keepdims=True)
-        state = np.zeros_like(w), sizes, sizes, 0.0, 0.0, 0
-    total, size, length, m, v, t = state
-    unit = w / size
-    slope = np.sum(g * unit, axis=1, keepdims=True)
-    turning = size / length * (g - unit * slope)
-    total = beta * total + turning
-    o = newton_schulz(turning + beta * total if nesterov else total)
-    direction = unit * length - learning_rate * 0.2 * np.sqrt(max(w.shape)) * o
-    m, v, t = 0.9 * m + 0.1 * slope, 0.95 * v + 0.05 * slope**2, t + 1
-    adam = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.95**t)) + 1e-8)
-    size = size - learning_rate * (adam + weight_decay * size)
-    length = np.linalg.norm(direction, axis=1, keepdims=True)
-    return size * direction / length - w, (total, size, length, m, v, t)
 
 
 def turbo_muon_step(w, m, g, *, learning_rate=1.0, beta=0.95, nesterov=True, weight_decay=0.0):
@@ -195,41 +131,6 @@ def aurora_step(
                 d = d * (min(w.shape) / max(w.shape) / squares) ** damping
     u = u.T if wide else u
     return -learning_rate * (max(1, rows / columns) ** 0.5 * u + weight_decay * w), m
-
-
-def meqmuon_step(
-    w, total, g, *, learning_rate=1.0, beta=0.95, nesterov=True, rms=0.2, weight_decay=0.0
-):
-    """Arxiv 2609.35701, equations 7 to 14, of a weight in a hidden layer."""
-    total = beta * total + g
-    u = newton_schulz(g + beta * total if nesterov else total)
-    row, column = _rms(u, 1), _rms(u, 0)
-    by_row = _variation(row) >= _variation(column)
-    update = _over(u, row if by_row else column)
-    return -learning_rate * (rms * update + weight_decay * w), total
-
-
-def normalized_momentum_step(
-    w, total, g, *, learning_rate=1.0, beta=0.95, rms=0.2, weight_decay=0.0
-):
-    """MeqMuon's step of a table (vocabulary, hidden), or of a vector, and its new momentum."""
-    total = beta * total + g
-    u = _over(total, _rms(total, total.ndim - 1))
-    u = _over(u, _rms(u, 0)) if u.ndim == 2 else u
-    return -learning_rate * (rms * u + weight_decay * w), total
-
-
-def _rms(x, axis):
-    return np.sqrt(np.mean(x**2, axis=axis, keepdims=True))
-
-
-def _variation(sizes):
-    counted = sizes[sizes > 1e-7]
-    return counted.std() / counted.mean() if counted.size else 0.0
-
-
-def _over(x, sizes):
-    return np.where(sizes > 1e-7, x / np.where(sizes > 1e-7, sizes, 1), 0)
 
 
 def muoneq_step(

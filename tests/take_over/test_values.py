@@ -86,11 +86,6 @@ MAKERS = {
     "adamuon": omp.baselines.adamuon(0.1),
     "hyperball": omp.baselines.hyperball(FALLING),
     "mano": omp.baselines.mano(0.1),
-    "muown": omp.baselines.muown(FALLING, weight_decay=FALLING),
-    "namo": omp.baselines.namo(FALLING, weight_decay=FALLING),
-    "soft_orthogonality": omp.optimizer(
-        omp.matrix_chain(omp.scale_by_muonplus(), omp.baselines.SoftOrthogonality(FALLING)), 0.1
-    ),
     "contrib": optax.contrib.muon(FALLING),
     "inject": injected(adam_learning_rate=0.1),
     "MultiSteps": optax.MultiSteps(omp.muonplus(FALLING), 3),
@@ -99,33 +94,6 @@ MAKERS = {
     "partition": partitioned(omp.muonplus(FALLING), omp.muon(0.1)),
     "recorded": omp.diagnostics.recorded(omp.muonplus, every=2)(FALLING),
 }
-
-
-def test_namo_keeps_its_momentum_with_its_running_mean_and_count_or_begins_anew():
-    """With the count and without the running mean steps would be several times too long."""
-    tx = omp.baselines.namo(0.1)
-    state, report = omp.take_over(filled(omp.muonplus(0.1).init(PARAMS)), tx.init(PARAMS), PARAMS)
-    of_matrices = {x for x in report.started_anew if "kernel: " in x}
-    assert of_matrices == {
-        f"{name}/kernel: {role}"
-        for name in SHAPES
-        for role in ("momentum", "running mean of squares")
-    }
-    assert "no running mean of squares of down/kernel, up/kernel; the group has one" in str(report)
-    assert optax.tree.get(state, "NamoState").count == 0
-    old = filled(tx.init(PARAMS))
-    for given in (old, flax.serialization.to_state_dict(old)):
-        state, report = omp.take_over(given, clipped(tx).init(PARAMS), PARAMS)
-        assert not report.started_anew
-        kept, own = optax.tree.get(state, "NamoState"), optax.tree.get(old, "NamoState")
-        jax.tree.map(np.testing.assert_array_equal, kept, own)
-
-
-def test_a_schedule_of_soft_orthogonality_goes_on_in_another_wrapper():
-    """It has a count as every schedule of Optax, and not an array without a name."""
-    old = filled(MAKERS["soft_orthogonality"].init(PARAMS))
-    state, report = omp.take_over(old, clipped(MAKERS["soft_orthogonality"]).init(PARAMS), PARAMS)
-    assert optax.tree.get(state, "ScaleByScheduleState").count == 7 and not report.started_anew
 
 
 SETTINGS = re.compile("^(hyperparams/|step$|values/|names$)|ns_coeffs$")
@@ -264,7 +232,7 @@ def test_parameters_may_have_names_of_fields(params):
 
 
 def test_fields_of_other_states_mean_something_else():
-    """The squares of another rule, the moments of row norms, and counts that count otherwise."""
+    """The squares of another rule, and counts that count otherwise."""
     plateau = optax.contrib.reduce_on_plateau()
     for rest in (optax.scale_by_schedule(FALLING), optax.ema(0.9)):
         old = filled(optax.chain(omp.baselines.normuon(0.1), rest).init(PARAMS))
@@ -274,12 +242,6 @@ def test_fields_of_other_states_mean_something_else():
         assert not np.any(optax.tree.get(state[0], "AdaMuonState").nu["up"]["kernel"])
         assert "up/kernel: running mean of squares" in report.started_anew
         assert "up/kernel: momentum" in report.kept
-    muown = omp.baselines.muown(0.1)
-    state, _ = omp.take_over(filled(optax.adamw(0.1).init(PARAMS)), muown.init(PARAMS), PARAMS)
-    rule = state.inner_states["muon"].inner_state
-    assert np.any(rule.momentum.mu["up"]["kernel"]) and not np.any(rule.adam[0].nu["up"]["kernel"])
-    state, _ = omp.take_over(filled(muown.init(PARAMS)), optax.adamw(0.1).init(PARAMS), PARAMS)
-    assert not any(map(np.any, jax.tree.leaves(state)))
 
 
 @pytest.mark.parametrize("committed", [False, True])

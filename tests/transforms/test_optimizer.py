@@ -77,16 +77,13 @@ def test_options_that_depend_on_each_other_are_changed_together():
 
 
 def test_a_rule_with_a_rate_of_its_own_gets_it():
-    rate, decay = optax.linear_schedule(0.1, 0.0, 5), 0.2
-    assert_same(
-        omp.optimizer(baselines.Muown(0.7), rate, decay), baselines.muown(rate, weight_decay=decay)
-    )
+    rate = optax.linear_schedule(0.1, 0.0, 5)
     chain = omp.matrix_chain(baselines.scale_by_muon(), baselines.Hyperball(0.7))
     assert_same(omp.optimizer(chain, rate), baselines.hyperball(rate))
 
 
 @pytest.mark.parametrize(
-    "rule", [omp.scale_by_muonplus(), baselines.NorMuon(), baselines.AdaMuon(), baselines.Muown()]
+    "rule", [omp.scale_by_muonplus(), baselines.NorMuon(), baselines.AdaMuon()]
 )
 def test_the_run_of_a_chain_reaches_rules_options_and_recorders(rule):
     calls = []

@@ -11,10 +11,8 @@ Name = Literal[
     "turbo_muon",
     "mano",
     "hyperball",
-    "meqmuon",
     "muoneq",
     "muoneq_max",
-    "muown",
     "optax_muon",
     "adamw",
 ]
@@ -46,7 +44,7 @@ class Rule(NamedTuple):
     decays: bool = True
     """Whether it has weight decay."""
     holds_norms: bool = False
-    """Whether its update may not be scaled: a matrix, or its rows, must have a known norm after."""
+    """Whether its update may not be scaled: a matrix must have a known norm after."""
     size: dict[str, Any] = {}  # noqa: RUF012
     """Arguments of `omp.describe` that give the size of its updates."""
     remark: str = ""
@@ -99,13 +97,6 @@ RULES: dict[Name, Rule] = {
         size={"norm": "none", "shape_scale": "none"},
         remark="hyperball: scale and rms are no sizes; a step is the rate times its matrix's norm",
     ),
-    "muown": like_adam(
-        "Muown",
-        "muown",
-        holds_norms=True,
-        remark="muown: scale and rms are of the directions of rows; Adam changes the rows' sizes",
-    ),
-    "meqmuon": like_adam("MeqMuon", "meqmuon"),
     "muoneq": like_adam("MuonEq", "muoneq"),
     # With the shape factor of Optax's Muon, so that the two differ in one thing.
     "muoneq_max": like_optax(

@@ -33,11 +33,11 @@ class OptimizerConfig:
     __pydantic_config__ = STRICT
 
     name: rules.Name = "muonplus"
-    """Update rule of the matrices; embeddings, norms and biases always get AdamW, or under meqmuon
-    its normalized momentum, with the adam_learning_rate and adam_weight_decay."""
+    """Update rule of the matrices; embeddings, norms and biases always get AdamW,
+    with the adam_learning_rate and adam_weight_decay."""
     learning_rate: FiniteOrZero | None = None
     """Peak learning rate of the matrices; None: 0.01 in a new run of gpt-tiny with muonplus, else
-    0.02, or 0.002 under adamw, adamuon, mano, meqmuon, muoneq and muown, whose updates are larger.
+    0.02, or 0.002 under adamw, adamuon, mano and muoneq, whose updates are larger.
     Under hyperball it is a share of a matrix's norm."""
     adam_learning_rate: FiniteOrZero = 0.01
     """Peak learning rate of the other parameters."""
@@ -98,7 +98,7 @@ class OptimizerConfig:
     optax.contrib.muon does."""
     adam_nesterov: bool = False
     """Let the AdamW of the other parameters look one step ahead too (NAdamW), as omp.muonplus and
-    optax.contrib.muon do by default, and the paper does not; not under adamw and meqmuon."""
+    optax.contrib.muon do by default, and the paper does not; not under adamw."""
     weight_decay: FiniteOrZero = 0.1
     """Decoupled decay of the matrices, times their learning rate; hyperball has none."""
     cautious_weight_decay: bool = False

@@ -133,7 +133,7 @@ LACKING = {
 } | {
     "normalized": {*RULES} - {"muonplus"},
     "per_head": {"adamw"},
-    "adam_nesterov": {"adamw", "meqmuon"},
+    "adam_nesterov": {"adamw"},
 }
 """Settings, each with the rules that do not take it."""
 
@@ -264,11 +264,6 @@ def matrix_rule(
     others: dict[str, Any] = {"adamw": AdamW(**adamw)}
     if RULES[config.name].records_inside:
         others = {f"adam_{name}": value for name, value in adamw.items()}
-    elif config.name == "meqmuon":
-        decay_of_others = config.adam_weight_decay
-        others = {
-            "others": omp.baselines.NormalizedMomentum(adam_rate, decay_of_others, config.beta)
-        }
     decays = {"weight_decay": decay} if RULES[config.name].decays else {}
     return rule(
         rate,
