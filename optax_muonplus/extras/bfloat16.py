@@ -1,8 +1,5 @@
 """Trains bfloat16 parameters with steps smaller than the spacing of bfloat16."""
 
-import itertools
-import numbers
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,12 +7,16 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus.frame import beside_updates
-from optax_muonplus.messages import check_leaves, explain, flatten_with_names, path_name
+from optax_muonplus.messages import (
+    check_leaves,
+    check_state,
+    flatten_with_names,
+    path_name,
+    wrong_state,
+)
 
 _LOW = 0xFFFF  # the low 16 bits of a float32, which a bfloat16 lacks
 _LARGEST_REMAINDER = 0x7FFF
-# From the number of a parameter in bfloat16, the parameter and its float32 step to its new value.
-Move = Callable[[int, jax.Array, jax.Array], jax.Array]
 
 
 class RemaindersState(NamedTuple):
@@ -24,14 +25,6 @@ class RemaindersState(NamedTuple):
     inner_state: optax.OptState
     remainders: optax.Params
     """In int16; ``optax.MaskedNode`` for parameters that are not in bfloat16."""
-
-
-class StochasticRoundingState(NamedTuple):
-    """The state of :func:`stochastic_rounding`."""
-
-    inner_state: optax.OptState
-    count: jax.Array
-    """Updates so far, from which the random bits follow."""
 
 
 def param_remainders(
@@ -81,117 +74,42 @@ def param_remainders(
       >>> float(params)  # sgd alone stays at 1
       0.98828125
     """
-
-    def first(inner_state: Any, params: optax.Params) -> RemaindersState:
-        kept = lambda x: jnp.zeros_like(x, jnp.int16) if _is_bfloat16(x) else optax.MaskedNode()  # noqa: E731
-        return RemaindersState(inner_state, jax.tree.map(kept, params))
-
-    def mover(state: RemaindersState) -> tuple[Move, Callable[[Any], RemaindersState]]:
-        old, structure = jax.tree.flatten(state.remainders)
-        new = []
-
-        def move(i: int, x: jax.Array, step: jax.Array) -> jax.Array:
-            value, remainder = _split(_joined(x, old[i]) + step)
-            new.append(remainder)
-            return value
-
-        return move, lambda inner_state: RemaindersState(inner_state, structure.unflatten(new))
-
-    return _moving(inner, first, mover)
-
-
-def stochastic_rounding(
-    inner: optax.GradientTransformation, seed: int = 0
-) -> optax.GradientTransformationExtraArgs:
-    r"""Rounds parameters in bfloat16 up or down at random, so that they move on average.
-
-    With :math:`a \le w + u < b` of neighbouring values in bfloat16, the new parameter is
-    :math:`b` with probability :math:`(w + u - a) / (b - a)` and :math:`a` otherwise, so that its
-    mean is :math:`w + u`. No state but a counter is added, and each step adds noise of the size of
-    the distance of the values (Zamirai et al., arXiv:2010.06192).
-
-    Updates and ``inner`` are as in :func:`param_remainders`, which has no noise.
-
-    Args:
-      inner: the whole optimizer, with its learning rate.
-      seed: of the random bits, with the number of the update and of the parameter. They are the
-        same on every mesh and after a resumption.
-
-    Returns:
-      A transformation whose state is that of ``inner`` and a counter.
-
-    Raises:
-      ValueError: for a seed that is not a number from 0 on; at init, for parameters in float16
-        or 8 bits; at update, without ``params``.
-
-    Example:
-      >>> import optax, optax_muonplus as omp
-      >>> tx = omp.transforms.stochastic_rounding(omp.muonplus(0.02), seed=1)
-    """
-    if not isinstance(seed, numbers.Integral) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-        raise ValueError(f"seed must be an integer from 0 to 2**32 - 1, got {seed!r}.")
-
-    def first(inner_state: Any, params: optax.Params) -> StochasticRoundingState:
-        del params
-        return StochasticRoundingState(inner_state, jnp.zeros((), jnp.int32))
-
-    def mover(state: Any) -> tuple[Move, Callable[[Any], StochasticRoundingState]]:
-        key = jax.random.fold_in(jax.random.key(seed), state.count)
-
-        def move(i: int, x: jax.Array, step: jax.Array) -> jax.Array:
-            total = x.astype(jnp.float32) + step
-            noise = jax.random.bits(jax.random.fold_in(key, i), x.shape, jnp.uint16)
-            return _high(_bits(total) + jnp.where(jnp.isfinite(total), noise, 0))
-
-        count = jnp.asarray(optax.safe_increment(state.count))
-        return move, lambda inner_state: StochasticRoundingState(inner_state, count)
-
-    return _moving(inner, first, mover)
-
-
-def _moving(
-    inner: optax.GradientTransformation,
-    first: Callable[[Any, optax.Params], Any],
-    mover: Callable[[Any], tuple[Move, Callable[[Any], Any]]],
-) -> optax.GradientTransformationExtraArgs:
-    """Makes updates that bring parameters in bfloat16 to where a function puts them, exactly.
-
-    Args:
-      inner: the whole optimizer.
-      first: from its state and the parameters to the first state.
-      mover: from a state to that function, and to another one from the new state of ``inner`` to
-        the new state.
-    """
     inner = optax.with_extra_args_support(inner)
 
-    def start(params: optax.Params) -> Any:
+    def init(params: optax.Params) -> RemaindersState:
         _check_dtypes(params)
-        return first(inner.init(params), params)
+        kept = lambda x: jnp.zeros_like(x, jnp.int16) if _is_bfloat16(x) else optax.MaskedNode()  # noqa: E731
+        return RemaindersState(inner.init(params), jax.tree.map(kept, params))
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
-    ) -> tuple[optax.Updates, Any]:
+    ) -> tuple[optax.Updates, RemaindersState]:
         if params is None:
-            raise ValueError("Rounding needs the parameters: call tx.update(grads, state, params).")
-        beside = beside_updates(updates, params)
-        numbers = itertools.count()
+            raise ValueError(
+                "Remainders need the parameters: call tx.update(gradients, state, parameters)."
+            )
+        if not isinstance(state, RemaindersState):
+            raise wrong_state(state, RemaindersState)
+        own = beside_updates(updates, params)
+        check_leaves(updates, own)
+        steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
+        leaves, structure = jax.tree.flatten(steps)
+        others = map(structure.flatten_up_to, (own, state.remainders))
+        pairs = [_moved(*x) for x in zip(leaves, *others, strict=True)]
+        moves, remainders = (structure.unflatten(pair[i] for pair in pairs) for i in range(2))
+        new = RemaindersState(inner_state, remainders)
+        check_state(state, new)
+        return moves, new
 
-        def moved(step: jax.Array, x: jax.Array) -> jax.Array:
-            if not _is_bfloat16(x):
-                return step
-            new = move(next(numbers), x, step.astype(jnp.float32))
-            return new.astype(jnp.float32) - x.astype(jnp.float32)
+    return optax.GradientTransformationExtraArgs(init, update)
 
-        check_leaves(updates, beside)
-        try:
-            steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
-            move, finish = mover(state)
-            return jax.tree.map(moved, steps, beside), finish(inner_state)
-        except Exception as error:
-            explain(error, state, updates, beside, start)
-            raise
 
-    return optax.GradientTransformationExtraArgs(start, update)
+def _moved(step: jax.Array, x: jax.Array, remainder: Any) -> tuple[jax.Array, Any]:
+    """Returns what is left to the new value of a parameter, and its new remainder."""
+    if not _is_bfloat16(x):
+        return step, remainder
+    value, remainder = _split(_joined(x, remainder) + step.astype(jnp.float32))
+    return value.astype(jnp.float32) - x.astype(jnp.float32), remainder
 
 
 def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -17,7 +17,6 @@ from optax_muonplus.frame import (
     ResolvedTree,
     beside_updates,
     check_gradients,
-    mark_as_last,
 )
 from optax_muonplus.messages import flatten_tree, listed
 from optax_muonplus.method import POSITIVE, check_number, check_word, known_count
@@ -102,8 +101,7 @@ def qk_clip(
       ValueError: unless the threshold is positive; at init, if no module has queries and keys, if
         one has keys that cannot be told from values, if it has QK-norm, or for fused kernels
         without ``head_size`` and ``fused``; at an update without parameters or ``max_logits``, for
-        maxima that are not of the modules and their heads, and by an optimizer of this library that
-        gets the updates of this as gradients.
+        maxima that are not of the modules and their heads.
 
     Source: Kimi Team, arXiv:2507.20534, section 2.1. The paper has latent attention, where no head
     shares keys; Megatron-LM gives all queries of shared keys the factor of the keys.
@@ -135,7 +133,6 @@ def qk_clip(
             for layer, of_heads in zip(modules[module], factors, strict=True):
                 i = layer.leaf.index
                 new[i] = _scaled(new[i], own[i], _per_output(layer, of_heads))
-                mark_as_last(new[i])
         return tree.unflatten(new), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -3,7 +3,7 @@
 Read ``plainly`` first: it says what a chain does to the matrices of a tree. ``layout`` says which
 axes of a parameter make them, and ``chain`` joins links. ``momentum`` and ``fused`` are links,
 ``partition`` gives other parameters to AdamW, and ``leaves`` has a record of each parameter.
-``rates`` and ``checks`` refuse what is wrong.
+``checks`` refuses gradients that do not fit.
 """
 
 from optax_muonplus.frame.chain import ChainTransformation as ChainTransformation
@@ -15,7 +15,6 @@ from optax_muonplus.frame.chain import links_of as links_of
 from optax_muonplus.frame.chain import matrix_chain as matrix_chain
 from optax_muonplus.frame.checks import beside_updates as beside_updates
 from optax_muonplus.frame.checks import check_gradients as check_gradients
-from optax_muonplus.frame.checks import mark_as_last as mark_as_last
 from optax_muonplus.frame.fused import DualNorm as DualNorm
 from optax_muonplus.frame.fused import FusedLink as FusedLink
 from optax_muonplus.frame.fused import dtypes_of as dtypes_of

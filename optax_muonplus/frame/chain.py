@@ -1,6 +1,5 @@
 """A chain of links, each of which receives the records of the matrices."""
 
-import contextvars
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -13,6 +12,7 @@ from optax_muonplus.frame.checks import (
     beside_updates,
     check_gradients,
     check_inexact,
+    check_no_gradient_is_none,
     check_only_matrices,
 )
 from optax_muonplus.frame.fused import DualNorm, FusedLink
@@ -20,8 +20,8 @@ from optax_muonplus.frame.layout import DimensionNumbersTree
 from optax_muonplus.frame.leaves import LeafInfo, ResolvedTree
 from optax_muonplus.frame.momentum import Momentum
 from optax_muonplus.frame.plainly import Run, plainly
-from optax_muonplus.frame.rates import DecayedWeights, LearningRate, check_downhill
-from optax_muonplus.messages import check_leaves, classes_of, explain, wrong_state
+from optax_muonplus.frame.rates import DecayedWeights, LearningRate
+from optax_muonplus.messages import check_leaves, check_state
 from optax_muonplus.method import MatrixFunction, narrowed
 
 
@@ -101,9 +101,6 @@ class MatrixTransformation(ChainTransformation):
 
 Made = TypeVar("Made", bound=ChainTransformation)
 
-# True while a chain runs whose dimension numbers or sharding its Optax links cannot see.
-_in_a_chain = contextvars.ContextVar("_in_a_chain", default=False)
-
 
 def matrix_chain(*parts: Any, resolve: Resolver, run: Run = plainly) -> MatrixTransformation:
     """Makes one transformation of the parts of what ``optax_muonplus.matrix_chain`` takes."""
@@ -145,7 +142,6 @@ class Chain:
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         """Returns the state of the only link, or a tuple of those of all."""
-        check_downhill(self.links)
         states = tuple(
             link.init(params) if _is_of_optax(link) else link.init(params, leaves)
             for link in self.links
@@ -279,9 +275,9 @@ class Resolved:
 
     def init(self, params: optax.Params) -> optax.OptState:
         """Returns the state before the first update."""
-        tree = self._read(params)
+        tree = self.resolve(params)
         check_inexact(tree.leaves)
-        return self.resolve.placed(self._inside(self.start, params, tree), tree)
+        return self.resolve.placed(self.start(params, tree), tree)
 
     def update(
         self,
@@ -291,37 +287,12 @@ class Resolved:
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         """Returns the updates and the new state."""
+        check_no_gradient_is_none(updates, state)
         check_gradients(updates, params)
         params = beside_updates(updates, params)
-        tree = self._read(updates)
+        tree = self.resolve(updates)
         if params is not None:
             check_leaves(updates, params)
-        try:
-            made, new = self._inside(self.step, updates, state, params, tree, extra_args)
-        except Exception as error:
-            explain(error, state, updates, params, self.init)
-            raise
-        if jax.tree.structure(new) != jax.tree.structure(state):
-            raise wrong_state(state, classes_of(new))
+        made, new = self.step(updates, state, params, tree, extra_args)
+        check_state(state, new)
         return made, new
-
-    @property
-    def _is_given(self) -> bool:
-        return self.resolve.dimension_numbers is not None or self.resolve.sharding is not None
-
-    def _read(self, tree: Any) -> ResolvedTree:
-        if _in_a_chain.get() and not self._is_given:
-            raise ValueError(
-                "A link of optax_muonplus inside of optax.chain, or of another wrapper, does not"
-                " get the dimension numbers and the sharding of the optimizer around it. Make the"
-                " chain with optax_muonplus.matrix_chain(...), which hands them to all links."
-            )
-        return self.resolve(tree)
-
-    def _inside(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Returns ``function(*args)``; links in it that look up leaves themselves are refused."""
-        token = _in_a_chain.set(self._is_given or _in_a_chain.get())
-        try:
-            return function(*args)
-        finally:
-            _in_a_chain.reset(token)

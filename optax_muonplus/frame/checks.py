@@ -1,6 +1,5 @@
 """Checks of parameters and gradients, which name the leaves that are wrong."""
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +10,6 @@ import numpy as np
 from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.messages import Path, flatten_with_names, fold_all, listed, path_name
 from optax_muonplus.method import supported
-
-# Updates that nothing may follow, by their ids.
-_LAST: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-
-def mark_as_last(update: Any) -> None:
-    """Lets every optimizer refuse ``update``, made by a link that comes last, as a gradient."""
-    _LAST[id(update)] = update
 
 
 def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
@@ -60,11 +51,6 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
     buffer may be complex where the gradient is not, since ``mu_dtype`` says so. Leaves are matched
     by their paths, and those that are in one of the trees only are left to Optax.
     """
-    if _LAST and any(_LAST.get(id(x)) is x for x in jax.tree.leaves(gradients)):
-        raise ValueError(
-            "qk_clip stands before the optimizer, which takes its updates for gradients. It scales"
-            " what parameters become, so that it comes last: optax.chain(optimizer, qk_clip(...))."
-        )
     like = gradients if like is None else like
     if jax.tree.structure(gradients) == jax.tree.structure(like):
         pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(like), strict=True)
@@ -79,6 +65,25 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
             f"Gradients do not fit: {'; '.join(map(' '.join, wrong))}. Each must have its"
             " parameter's shape, and be complex where that is. Call update(gradients, state,"
             " parameters) with gradients as jax.grad returns them. Leave out what is not trained."
+        )
+
+
+def check_no_gradient_is_none(gradients: Any, state: Any) -> None:
+    """Raises ValueError, naming the leaves, for None where the state has a momentum.
+
+    None is right for what is not trained, as Equinox has it; such leaves were None at init too.
+    """
+    if not any(x is None for x in jax.tree.leaves(gradients, is_leaf=_is_none)):
+        return
+    paths, leaves = flatten_with_names(gradients, _is_none)
+    names = [path_name(path) for path, x in zip(paths, leaves, strict=True) if x is None]
+    trained = [f"/{path_name(path)}" for path in flatten_with_names(state)[0]]
+    ends = {name: (f"/mu/{name}", f"/codes/{name}") for name in names}
+    wrong = [(name, None) for name in names if any(x.endswith(ends[name]) for x in trained)]
+    if wrong:
+        raise ValueError(
+            f"Gradients are None for {listed(wrong)}, for which the state has a momentum:"
+            " pass zeros there, or leave it out of tx.init(parameters)."
         )
 
 
@@ -99,7 +104,10 @@ def beside_updates(updates: Any, params: Any) -> Any:
 
     Equinox's own examples pass a whole model, some leaves of which are functions.
     """
-    is_none = lambda x: x is None  # noqa: E731
-    if params is None or not any(map(is_none, jax.tree.leaves(updates, is_leaf=is_none))):
+    if params is None or not any(map(_is_none, jax.tree.leaves(updates, is_leaf=_is_none))):
         return params
-    return jax.tree.map(lambda u, p: None if u is None else p, updates, params, is_leaf=is_none)
+    return jax.tree.map(lambda u, p: None if u is None else p, updates, params, is_leaf=_is_none)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None

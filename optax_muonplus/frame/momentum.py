@@ -190,7 +190,7 @@ def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:
 def check_momentum(state: Any, storage: "Storage", bias_correction: bool) -> None:
     """Raises ValueError unless ``state`` is one of that storage, with a count if one is needed."""
     if getattr(state, "_fields", None) != storage.state._fields:
-        raise wrong_state(state, [storage.state.__name__])
+        raise wrong_state(state, storage.state)
     if bias_correction and state.count is None:
         raise ValueError(
             "The momentum in this state has no count, but bias_correction=True needs one. Get a"

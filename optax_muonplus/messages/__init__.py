@@ -12,6 +12,5 @@ from optax_muonplus.messages.paths import path_name as path_name
 from optax_muonplus.messages.paths import path_of_keys as path_of_keys
 from optax_muonplus.messages.paths import without_numbers as without_numbers
 from optax_muonplus.messages.states import check_leaves as check_leaves
-from optax_muonplus.messages.states import classes_of as classes_of
-from optax_muonplus.messages.states import explain as explain
+from optax_muonplus.messages.states import check_state as check_state
 from optax_muonplus.messages.states import wrong_state as wrong_state

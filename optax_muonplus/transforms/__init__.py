@@ -1,9 +1,7 @@
 """The links of Muon+ as Optax transformations, and chains of them."""
 
 from optax_muonplus.extras.bfloat16 import RemaindersState as RemaindersState
-from optax_muonplus.extras.bfloat16 import StochasticRoundingState as StochasticRoundingState
 from optax_muonplus.extras.bfloat16 import param_remainders as param_remainders
-from optax_muonplus.extras.bfloat16 import stochastic_rounding as stochastic_rounding
 from optax_muonplus.extras.int8 import Int8MomentumState as Int8MomentumState
 from optax_muonplus.extras.int8 import find_momentum as find_momentum
 from optax_muonplus.extras.int8 import stored_like as stored_like

@@ -56,9 +56,7 @@ def matrix_chain(
       TypeError: for something else.
       ValueError: for a link with dimension numbers or a sharding of its own, a whole optimizer in
         the place of a link, two momenta, what follows a learning rate, and a polar factor right
-        after another one; at init, for leaves that are not matrices, for links of this library
-        inside of ``optax.chain``, which would not get the chain's dimension numbers and sharding,
-        and for an optimizer of Optax before a learning rate.
+        after another one; at init, for leaves that are not matrices.
 
     Example:
       >>> import jax.numpy as jnp, optax_muonplus as omp

@@ -3,8 +3,6 @@
 A mask of the decay may be written for a whole model.
 """
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -98,9 +96,7 @@ def real(number: Any) -> Any:
 
 def check_rate(name: str, value: Any) -> None:
     """Raises ValueError unless ``value`` is a finite number, not negative, or a schedule."""
-    if callable(value):
-        _check_schedule(name, value)
-    else:
+    if not callable(value):
         check_number(name, value, RATE)
 
 
@@ -151,38 +147,3 @@ def _flags(mask: Any, tree: Any) -> Any:
     """Returns a flag for each leaf of ``tree``, some leaves of which may have been left out."""
     flat = FlatTree.of(tree)
     return flat.unflatten(broadcast_prefix(mask, flat, _FLAG, "decay masks", "True or False"))
-
-
-def _check_schedule(name: str, schedule: Callable[..., Any]) -> None:
-    """Raises ValueError unless a function takes one number and, if it can be traced, gives one."""
-    wanted = "A schedule takes the number of updates so far and returns one number"
-    try:
-        inspect.signature(schedule).bind(0)
-    except TypeError as error:
-        raise ValueError(
-            f"{name} is the function {_called(schedule)}, which cannot be called with one number"
-            f" ({error}). {wanted}; what makes schedules is called first, as in"
-            " optax.cosine_decay_schedule(0.02, decay_steps=1000)."
-        ) from None
-    except ValueError:  # a function of C has no signature
-        return
-    made: list[Any] = []
-    try:
-        # Nothing is computed, which might start JAX's backends before they are configured.
-        jax.eval_shape(lambda n: made.append(schedule(n)), jax.ShapeDtypeStruct((), jnp.int32))
-    except Exception:  # it cannot be traced: what it raises is for the first update to say
-        return
-    (rate,) = made
-    if callable(rate):
-        raise ValueError(
-            f"{name} is the function {_called(schedule)}, which returns a function: it makes"
-            f" schedules, and is called first, as in optax.constant_schedule(0.02). {wanted}."
-        )
-    is_number = isinstance(rate, int | float | np.number | np.ndarray | jax.Array)
-    if not is_number or jnp.shape(rate):
-        shown = f"an array {rate.dtype}{list(rate.shape)}" if hasattr(rate, "shape") else repr(rate)
-        raise ValueError(f"{name} is a schedule that returns {shown}. {wanted}.")
-
-
-def _called(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)

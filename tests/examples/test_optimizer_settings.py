@@ -280,10 +280,9 @@ def test_muoneq_max_is_muoneq_but_for_its_size():
 
 
 @pytest.mark.parametrize("name", ["muonplus", "adamw", "normuon"])
-@pytest.mark.parametrize("rounding", ["stochastic", "remainders"])
-def test_small_steps_add_up_also_in_the_average(name, rounding):
+def test_small_steps_add_up_also_in_the_average(name):
     config = OptimizerConfig(
-        name=name, param_rounding=rounding, learning_rate=1e-3, adam_learning_rate=1e-3, ema=0.5
+        name=name, param_rounding="remainders", learning_rate=1e-3, adam_learning_rate=1e-3, ema=0.5
     )
     rule = optimizers.build(config, steps=1000)
     kernel = 1 + jnp.eye(16, 64, dtype=jnp.bfloat16)

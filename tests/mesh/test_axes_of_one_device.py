@@ -25,11 +25,10 @@ MAXIMA = np.array([1.0, 8.0], np.float32)
 STATES = {
     "int8": lambda **given: omp.muonplus(0.1, mu_dtype="int8", **given),
     "remainders": lambda **given: transforms.param_remainders(omp.muonplus(0.1, **given)),
-    "stochastic": lambda **given: transforms.stochastic_rounding(omp.muonplus(0.1, **given)),
     "recorded": lambda **given: diagnostics.recorded(omp.muonplus, every=1)(0.1, **given),
     "clipped": lambda **given: optax.chain(omp.muonplus(0.1, **given), transforms.qk_clip(2.0)),
 }
-BFLOAT16 = ("remainders", "stochastic")
+BFLOAT16 = ("remainders",)
 
 
 def placed(x, mesh):

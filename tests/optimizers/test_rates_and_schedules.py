@@ -61,25 +61,6 @@ def test_a_decay_that_turns_parameters_round_is_refused(make, name):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "message"),
-    [
-        (lambda step, loss: 0.1, r"<lambda>, which cannot be called with one number \(missing"),
-        (lambda: 0.1, r"cannot be called with one number \(too many"),
-        (optax.cosine_decay_schedule, r"cosine_decay_schedule, which cannot .* is called first"),
-        (optax.constant_schedule, r"constant_schedule, which returns a function.* called first"),
-        (lambda step: None, "a schedule that returns None"),
-        (lambda step: "0.1", "a schedule that returns '0.1'"),
-        (lambda step: [0.1], r"a schedule that returns \[0\.1\]"),
-        (lambda step: jnp.full(3, 0.1), r"a schedule that returns an array float32\[3\]"),
-    ],
-)
-def test_what_is_no_schedule_is_refused_when_built(schedule, message):
-    for name, make in TAKES_A_RATE.items():
-        with pytest.raises(ValueError, match=rf"{name} is .*{message}"):
-            make(schedule)
-
-
-@pytest.mark.parametrize(
     "schedule",
     [
         optax.cosine_decay_schedule(0.1, 100),
@@ -97,15 +78,3 @@ def test_schedules_of_every_form_are_taken(schedule):
     tx = omp.muonplus(schedule, adam_learning_rate=schedule)
     updates, _ = tx.update(MATRIX, tx.init(MATRIX), MATRIX)
     assert np.all(np.isfinite(updates["up"]["kernel"]))
-
-
-def test_a_schedule_is_only_traced_when_built():
-    """Nothing is computed, and what it does with a number of its own is left to it."""
-    seen = []
-
-    def schedule(step):
-        seen.append(step)
-        return 0.1
-
-    omp.transforms.scale_by_learning_rate(schedule)
-    assert len(seen) == 1 and isinstance(seen[0], jax.core.Tracer)

@@ -147,13 +147,3 @@ def test_gradients_of_half_a_step_under_jit():
     jax.tree.map(np.testing.assert_array_equal, state.acc_grads, old.acc_grads)
     with pytest.raises(ValueError, match=r"mini_step .* is not known here: .* outside of jax"):
         switch(old, omp.muonplus(0.1).init(PARAMS))
-
-
-def test_a_schedule_and_a_count_are_asked_for_too():
-    constant = omp.muonplus(0.1).init(PARAMS)
-    with pytest.raises(ValueError, match=r"where .*ScaleByScheduleState.* should be"):
-        jax.eval_shape(omp.muonplus(FALLING).update, PARAMS, constant, PARAMS)
-    with pytest.raises(ValueError, match="no count, but bias_correction=True"):
-        jax.eval_shape(omp.muonplus(0.1, bias_correction=True).update, PARAMS, constant, PARAMS)
-    with pytest.raises(ValueError, match="it has TraceState, where MomentumState should be"):
-        omp.momentum().update(PARAMS, optax.trace(0.9).init(PARAMS))

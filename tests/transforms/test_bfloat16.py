@@ -1,4 +1,4 @@
-"""Parameters in bfloat16 that move: remainders against float32 ones, random rounding on average."""
+"""Parameters in bfloat16 that move: with remainders as float32 ones do."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus.transforms import find_momentum, param_remainders, stochastic_rounding
+from optax_muonplus.transforms import find_momentum, param_remainders
 
 SHAPE = (40, 25)
 
@@ -78,41 +78,8 @@ def test_many_steps_in_one_program():
     np.testing.assert_array_equal(state.remainders, last.remainders)
 
 
-def test_random_rounding_takes_a_neighbour_and_is_right_on_average():
-    x = start()[:1, :1] * np.ones((1, 40_000), np.float32)
-    x, step = x.astype(ml_dtypes.bfloat16), np.float32(0.0007)
-    total = x.astype(np.float32) + step
-    tx = stochastic_rounding(optax.scale(1.0), seed=3)
-    new = taken(tx, jnp.asarray(x), [np.full(x.shape, step)])[0][0]
-    values, counts = np.unique(np.asarray(new, np.float32), return_counts=True)
-    assert len(values) == 2 and values[0] < total[0, 0] < values[1]
-    share = (total[0, 0] - values[0]) / (values[1] - values[0])
-    # The standard deviation of the share that is rounded up; 5 of it.
-    allowed = 5 * np.sqrt(share * (1 - share) / x.size)
-    np.testing.assert_allclose(counts[1] / x.size, share, atol=allowed)
-
-
-def test_random_bits_depend_on_seed_update_and_parameter_alone():
-    params = {"a": jnp.asarray(start()), "b": jnp.asarray(start())}
-    grads = [{"a": jnp.full(SHAPE, 1e-3), "b": jnp.full(SHAPE, 1e-3)}] * 2
-
-    def run(seed):
-        return [
-            params
-            for params, _ in taken(stochastic_rounding(optax.scale(1.0), seed), params, grads)
-        ]
-
-    first, again, other = run(1), run(1), run(2)
-    jax.tree.map(np.testing.assert_array_equal, first, again)
-    assert (np.asarray(first[0]["a"]) != np.asarray(first[0]["b"])).any()
-    assert (np.asarray(first[0]["a"]) != np.asarray(other[0]["a"])).any()
-    moved = [np.asarray(x["a"], np.float32) for x in ({"a": start()}, *first)]
-    assert ((moved[1] - moved[0] != 0) != (moved[2] - moved[1] != 0)).any()
-
-
-@pytest.mark.parametrize("wrapped", [param_remainders, stochastic_rounding])
-def test_infinite_and_replaced_parameters(wrapped):
-    tx = wrapped(optax.scale(1.0))
+def test_infinite_and_replaced_parameters():
+    tx = param_remainders(optax.scale(1.0))
     big = float(jnp.finfo(jnp.bfloat16).max)
     params = jnp.asarray([1.0, big, 1.0, 1.0, -1.0], jnp.bfloat16)
     grads = jnp.asarray([jnp.nan, big, jnp.inf, 1e-3, 1e-3])
@@ -132,18 +99,16 @@ def test_sums_in_the_middle_go_to_the_even_neighbour():
     np.testing.assert_array_equal(state.remainders, [0x7FFF, -0x8000])
 
 
-@pytest.mark.parametrize("wrapped", [param_remainders, stochastic_rounding])
-def test_nan_of_any_bits_stays_nan(wrapped):
-    """NVIDIA's has all of them, so that a sum with noise would be -0."""
+def test_nan_of_any_bits_stays_nan():
+    """NVIDIA's has all of them, so that a sum of integers may run over."""
     nan = np.full(1000, 0x7FFFFFFF, np.uint32).view(np.float32)
     zeros = jnp.zeros(1000, jnp.bfloat16)
-    found = taken(wrapped(optax.identity()), zeros, [nan])
+    found = taken(param_remainders(optax.identity()), zeros, [nan])
     assert np.isnan(np.asarray(found[0][0], np.float32)).all()
 
 
-@pytest.mark.parametrize("wrapped", [param_remainders, stochastic_rounding])
-def test_states_of_others_are_refused(wrapped):
-    tx, params = wrapped(optax.sgd(0.1)), {"a": jnp.ones(3, jnp.bfloat16)}
+def test_states_of_others_are_refused():
+    tx, params = param_remainders(optax.sgd(0.1)), {"a": jnp.ones(3, jnp.bfloat16)}
     with pytest.raises(ValueError, match="state of another optimizer"):
         tx.update(params, optax.sgd(0.1).init(params), params)
 
@@ -151,16 +116,17 @@ def test_states_of_others_are_refused(wrapped):
 def test_state_of_other_parameters_is_refused():
     tx, params = param_remainders(optax.sgd(0.1)), {"a": jnp.ones(3, jnp.bfloat16)}
     state = tx.init({"a": jnp.ones(3)})
-    with pytest.raises(ValueError, match="state does not fit the parameters"):
+    with pytest.raises(TypeError):  # of JAX
         tx.update(params, state, params)
+    with pytest.raises(ValueError, match=r"remainders/a is \(1,\), \(3,\) after the update"):
+        tx.update(params, tx.init({"a": jnp.ones(1, jnp.bfloat16)}), params)
 
 
-@pytest.mark.parametrize("wrapped", [param_remainders, stochastic_rounding])
-def test_wider_parameters_get_the_updates_of_the_inner_one(wrapped):
+def test_wider_parameters_get_the_updates_of_the_inner_one():
     inner = omp.muonplus(0.02, weight_decay=0.1)
     params = {"up": {"kernel": jnp.asarray(start(), jnp.float32)}, "bias": jnp.ones(3)}
     grads = jax.tree.map(jnp.cos, params)
-    tx = wrapped(inner)
+    tx = param_remainders(inner)
     state = tx.init(params)
     expected, _ = inner.update(grads, inner.init(params), params)
     updates, state = tx.update(grads, state, params)
@@ -168,10 +134,9 @@ def test_wider_parameters_get_the_updates_of_the_inner_one(wrapped):
     assert find_momentum(state) is not None
 
 
-@pytest.mark.parametrize("wrapped", [param_remainders, stochastic_rounding])
-def test_parts_of_a_model_that_are_not_trained(wrapped):
+def test_parts_of_a_model_that_are_not_trained():
     """As Equinox has them: None in the updates, a function in the model."""
-    tx = wrapped(optax.sgd(0.1))
+    tx = param_remainders(optax.sgd(0.1))
     params = {"w": jnp.ones(4, jnp.bfloat16), "act": None}
     state = tx.init(params)
     updates, _ = tx.update(
@@ -184,9 +149,5 @@ def test_wrong_input_is_refused():
     tx = param_remainders(optax.sgd(0.1))
     with pytest.raises(ValueError, match="blocks/up is float16"):
         tx.init({"blocks": {"up": jnp.ones(3, jnp.float16)}})
-    with pytest.raises(ValueError, match="needs the parameters"):
+    with pytest.raises(ValueError, match="need the parameters"):
         tx.update(jnp.ones(3), tx.init(jnp.ones(3, jnp.bfloat16)))
-    stochastic_rounding(optax.scale(1.0), np.int64(3))
-    for seed in (-1, 0.5, True, 2**32):
-        with pytest.raises(ValueError, match="seed must be"):
-            stochastic_rounding(optax.sgd(0.1), seed)

@@ -66,17 +66,6 @@ def test_dimension_numbers_reach_all_links_of_an_optimizer():
     np.testing.assert_allclose(np.linalg.norm(found["kernel"], axis=1), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("wrap", [optax.chain, optax.apply_if_finite])
-def test_links_hidden_in_a_chain_are_refused_where_dimension_numbers_would_be_lost(wrap):
-    inner = [omp.normalize("row")] + ([5] if wrap is optax.apply_if_finite else [])
-    chain = omp.matrix_chain(
-        omp.momentum(), omp.orthogonalize(), wrap(*inner), scale_by_learning_rate(1.0)
-    )
-    assert first_update(partition_with_adamw(chain)).keys() == {"kernel", "bias"}
-    with pytest.raises(ValueError, match="does not get the dimension numbers"):
-        partition_with_adamw(chain, weight_dimension_numbers=OTHER_WAY).init(tree(0))
-
-
 def test_labels_of_one_optimizer_do_not_change_what_another_one_reads():
     def optimizer(link, dims):
         groups = {"muon": optax.chain(omp.momentum(), link), "adam": optax.adamw(0.1)}
@@ -150,16 +139,6 @@ def test_decay_and_rate_of_a_chain():
     np.testing.assert_allclose(moved, first_update(variant(None))["kernel"] * 0.25, rtol=1e-6)
     expected = moved - 0.125 * params
     np.testing.assert_allclose(first_update(with_decay)["kernel"], expected, rtol=1e-5, atol=1e-7)
-
-
-def test_a_state_of_fewer_links_is_refused():
-    """With decay too, where the learning rate is a link of its own."""
-    matrices, grads = ({"kernel": tree(seed)["dense"]["kernel"]} for seed in (0, 1))
-    for decay in (0.0, 0.5):
-        links = add_decayed_weights(decay), scale_by_learning_rate(0.25)
-        tx = omp.matrix_chain(*parts(), *links)
-        with pytest.raises(ValueError, match="state of another optimizer"):
-            tx.update(grads, tx.init(matrices)[:-1], matrices)
 
 
 def test_adamw_needs_a_learning_rate():

@@ -87,10 +87,9 @@ class OptimizerConfig:
     mu_dtype: Literal["float32", "bfloat16", "int8"] | None = None
     """How the momentum of the matrices is kept, but for adamw; None: as they are themselves. int8
     is 1.02 bytes for each element, with a scale for each block of 256."""
-    param_rounding: Literal["nearest", "stochastic", "remainders"] = "nearest"
+    param_rounding: Literal["nearest", "remainders"] = "nearest"
     """How parameters in bfloat16 are rounded after an update: nearest loses steps of less than half
-    the distance of their values; remainders keeps 2 bytes for each, and trains as float32 does;
-    stochastic keeps nothing and adds noise."""
+    the distance of their values; remainders keeps 2 bytes for each, and trains as float32 does."""
     nesterov: bool = True
     """Look one step ahead with the momentum, as the official code does; not under mano."""
     bias_correction: bool = False

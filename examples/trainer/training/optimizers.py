@@ -82,7 +82,6 @@ def rules_for(params: optax.Params) -> list[Any]:
 
 ROUNDING: dict[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]] = {
     "nearest": lambda rule: rule,
-    "stochastic": omp.transforms.stochastic_rounding,
     "remainders": omp.transforms.param_remainders,
 }
 """How parameters in bfloat16 take their updates; those in float32 take them as they are."""
