@@ -314,7 +314,7 @@ def check_about(path: Place, saved: Any, now: dict[str, Any]) -> None:
             f"the checkpoint {path} is of another run than config.json and tokenizer.json say: "
             f"{', '.join(changed)}. Put back the files that the run began with, or start a new "
             "run. To go on with another optimizer in the middle of a run, take its state over in a "
-            "script of your own, as examples/take_over.py does."
+            "script of your own."
         )
 
 

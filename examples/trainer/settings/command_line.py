@@ -275,8 +275,7 @@ def check_resume(argv: Sequence[str]) -> None:
     if refused:
         raise UserError(
             f"--resume goes on with the optimizer that the run began with: {refused[0]} cannot be "
-            "given. Start a new run with it, or take the state over in a script of your own, as "
-            "examples/take_over.py does."
+            "given. Start a new run with it, or take the state over in a script of your own."
         )
 
 
