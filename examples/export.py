@@ -7,12 +7,9 @@ import tyro
 
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef, Weights
-from examples.trainer.models import adapters
-from examples.trainer.settings.model import without_adapters
-from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.exit_status import command
-from examples.trainer.weights.export import DType, write_adapters, write_folder
+from examples.trainer.weights.export import DType, write_folder
 
 
 def export(
@@ -21,7 +18,6 @@ def export(
     step: int | None = None,
     dtype: DType | None = None,
     shard_bytes: int = 5_000_000_000,
-    merged: bool = True,
     overwrite: bool = False,
     mesh: str = "",
     weights: Weights = "last",
@@ -35,8 +31,6 @@ def export(
       step: step of the checkpoint; the last one by default.
       dtype: type of the weights; None: that of the run.
       shard_bytes: largest size of a file of weights; a larger model has several and an index.
-      merged: of a run with LoRA, the adapters are part of the kernels; --no-merged: only the
-        adapters are written, as PEFT reads them.
       overwrite: replace a model that is in the folder.
       mesh: how devices are arranged, as data=2,fsdp=4; empty: all of them on fsdp.
       weights: ema: their exponential moving average, of a run with --ema; tail: their mean over its
@@ -48,30 +42,12 @@ def export(
     model = trained.load(CheckpointRef(run, step, mesh, weights, checkpoint_dir))
     network = model.config.model
     kind = dtype or network.param_dtype
-    if merged:
-        params = model.params
-        if network.lora.rank:
-            params = adapters.merged(params, network.lora)
-        network = without_adapters(network)
-        names = write_folder(folder, params, network, model.tokenizer, kind, shard_bytes, overwrite)
-    else:
-        check_apart(model.config)
-        base = model.config.init_from
-        names = write_adapters(folder, model.params, network, base, kind, overwrite)
+    names = write_folder(
+        folder, model.params, network, model.tokenizer, kind, shard_bytes, overwrite
+    )
     return f"step {model.step} of {run} in {kind}, written to {folder}:\n" + "\n".join(
         f"  {name}" for name in names
     )
-
-
-def check_apart(config: RunConfig) -> None:
-    """Refuses a run of which adapters are not all that was trained."""
-    if not config.model.lora.rank:
-        raise UserError("--no-merged: this run has no adapters (--lora.rank): leave it out.")
-    if config.optimizer.train_only:
-        raise UserError(
-            f"--no-merged: the run also trained {config.optimizer.train_only} (--train-only), which"
-            " is no adapter: export with the adapters merged."
-        )
 
 
 main = command(export, "examples.export")

@@ -11,7 +11,6 @@ from examples.train import main
 from examples.trainer.data import hub
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
-from examples.trainer.models import adapters
 from examples.trainer.runs import checkpoint, integrity
 from examples.trainer.settings import command_line
 from examples.trainer.settings.run import RunConfig
@@ -121,18 +120,6 @@ def test_no_file_names_a_bucket(copy, text, tmp_path, capsys, monkeypatch):
     with pytest.raises(TypeError):  # what the flag names is asked
         generate.main([str(copy), "--checkpoint-dir", "gs://foreign/x"])
     assert asked
-
-
-@pytest.mark.parametrize("part", ["optimizer", "model"])
-def test_a_slow_pattern_ends(copy, part, capsys, monkeypatch):
-    monkeypatch.setattr(adapters, "SECONDS", 0.2)
-    slow = r"^(.|[a-z0-9/_]|\w)*!$"
-    is_lora = part == "model"
-    new = {"lora": {"rank": 2, "alpha": 1.0, "targets": slow}} if is_lora else {"train_only": slow}
-    changed(copy, part, **new)
-    changed(copy, "", init_from=str(copy))
-    assert "to search this takes for ever" in said(capsys, "resume", copy)
-    assert not is_lora or "to search this takes for ever" in said(capsys, "sample", copy)
 
 
 def test_a_resume_asks_the_hub_for_no_dataset(copy, tmp_path, capsys, monkeypatch):

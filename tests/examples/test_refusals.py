@@ -84,7 +84,6 @@ REFUSED = [
     (f"{LLAMA} --model.n-head 4 --model.n-kv-head 3", "--model.n-kv-head 3 does not divide"),
     ("--model.n-kv-head 1", "only llama with --model.qkv separate"),
     (f"{LLAMA} --model.n-kv-head 1 --model.qkv fused", "only llama with --model.qkv separate"),
-    ("--lora.rank 2", "--init-from"),
     # Rules
     ("--optimizer.name hyperball --optimizer.mlp-in-rate 0.5", "hyperball holds the norms"),
     ("--optimizer.param-rounding remainders", "param-dtype bfloat16, or leave it out"),
@@ -166,7 +165,6 @@ def test_a_mesh_of_another_number_of_devices_than_the_one(capsys):
         ("--model.n-head 3", "--model.n-head"),
         # What the trainer refuses of a run
         ("--grid.optimizers muon hyperball --optimizer.qk-clip 1", "hyperball holds the norms"),
-        ("--lora.rank 2", "--lora.rank adapts a model that is trained already"),
         (
             "--grid.orthos jordan polar_express --optimizer.polar gram"
             " --optimizer.compute-dtype bfloat16",

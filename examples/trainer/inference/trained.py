@@ -94,10 +94,9 @@ def averaged(
     params: optax.Params,
     metadata: Metadata,
 ) -> optax.Params:
-    """The parameters with their averages, of which the checkpoint has those that were trained."""
-    part = transformations.trained_part(params, config.optimizer)
+    """The averages of the parameters."""
     like = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), part
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), params
     )
     wanted = {"opt_state": {"average": like}}
     _, found = restore_parts(place_of(checkpoint.run, config), step, wanted, metadata)

@@ -1,1 +1,1 @@
-"""Transformers, their attention, adapters and state dicts, and sampling from them."""
+"""Transformers, their attention and state dicts, and sampling from them."""

@@ -27,7 +27,6 @@ import optax
 from flax import nnx
 from jax.typing import ArrayLike
 
-from examples.trainer.models import adapters
 from examples.trainer.models.attention import Attention, rotation_angles
 from examples.trainer.models.attention_kernels import is_of_attention
 from examples.trainer.models.layers import (
@@ -208,7 +207,4 @@ V are the tokens of the tokenizer, also where the network has more words."""
 def build(
     config: ModelConfig, vocab_size: int, rngs: nnx.Rngs, layout: Layout = ONE_DEVICE
 ) -> LanguageModel:
-    model = LanguageModel(config, vocab_size, layout, rngs)
-    if config.lora.rank:
-        adapters.add(model, config, rngs)
-    return model
+    return LanguageModel(config, vocab_size, layout, rngs)

@@ -280,13 +280,8 @@ def output_std(config: ModelConfig) -> float:
 class Linear(nnx.Module):
     """A linear layer on a mesh; `axes` are the names of the axes of its kernel.
 
-    The kernel begins normal with the deviation `std`, the bias at zero. `adapters.add` may give it
-    an adapter.
+    The kernel begins normal with the deviation `std`, the bias at zero.
     """
-
-    lora_a: nnx.Param | None = None
-    lora_b: nnx.Param | None = None
-    lora_scale = 0.0
 
     def __init__(
         self,
@@ -308,13 +303,9 @@ class Linear(nnx.Module):
             self.bias = nnx.Param(nnx.initializers.zeros(rngs.params(), (d_out,), param_dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """The product with the kernel, and bias and adapter if any: (B, T, in) to (B, T, out)."""
+        """The product with the kernel, and the bias if any: (B, T, in) to (B, T, out)."""
         x = x.astype(self.dtype)
         y = product(x, self.kernel[...], self.axes, self.layout)
-        if self.lora_a is not None and self.lora_b is not None:
-            low = product(x, self.lora_a[...], (self.axes[0], None), self.layout)
-            change = product(low, self.lora_b[...], (None, self.axes[1]), self.layout)
-            y = y + self.lora_scale * change
         return y + self.bias[...].astype(self.dtype)[None, None] if self.use_bias else y
 
 

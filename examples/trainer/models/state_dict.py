@@ -18,7 +18,7 @@ from flax import nnx
 from jax.typing import ArrayLike
 
 from examples.trainer.models.language_model import build
-from examples.trainer.settings.model import ModelConfig, without_adapters
+from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
 
 Family = Literal["gpt", "llama"]
@@ -203,9 +203,8 @@ def embedding_name(family: Family) -> str:
 
 
 def abstract(config: ModelConfig, vocab_size: int) -> Any:
-    """The tree of a model without adapters, with shapes and types instead of arrays."""
-    base = without_adapters(config)
-    model = nnx.eval_shape(lambda: build(base, vocab_size, nnx.Rngs(0)))
+    """The tree of a model, with shapes and types instead of arrays."""
+    model = nnx.eval_shape(lambda: build(config, vocab_size, nnx.Rngs(0)))
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 

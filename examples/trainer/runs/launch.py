@@ -31,7 +31,7 @@ from examples.trainer.settings.presets import PRESETS, as_published
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system import exit_status, files, tables
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers, sharding, transformations
+from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.evaluate import loses_text
 from examples.trainer.training.program import TrainingSetup, check_settings, make_setup
 from examples.trainer.training.step import TrainState
@@ -140,11 +140,6 @@ def make_folder(folder: Path, setup: TrainingSetup, preset: str) -> Path:
 def check_config(config: RunConfig) -> None:
     """Refuses what no run can have, before a text is read."""
     check_settings(config)
-    if config.model.lora.rank and not config.init_from:
-        raise UserError(
-            "--lora.rank adapts a model that is trained already: give its weights as --init-from"
-            " FOLDER (an export of a run is such a folder)."
-        )
 
 
 def before_flags(asked: NewRun, preset: str) -> OptimizerConfig:
@@ -228,13 +223,10 @@ def describe_setup(
     size = sum(x.size for x in jax.tree.leaves(state.params))
     tokens_per_step = config.batch_size * config.model.context
     epochs = setup.loader.epochs(config.steps)
-    part = transformations.trained_part(state.params, config.optimizer)
-    trained = sum(x.size for x in jax.tree.leaves(part))
-    trained_too = f" ({trained:,} trained)" if trained < size else ""
-    table = optimizers.describe(config.optimizer, part, head_size(config.model))
+    table = optimizers.describe(config.optimizer, state.params, head_size(config.model))
     lines = [
         tables.fitted(table, console.width, WIDE) if console.is_terminal else table,
-        f"model  {size / 1e6:.2f} M parameters{trained_too}, {config.optimizer.name}, "
+        f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
         f"{attention_kernels.describe(config.model, Layout(setup.mesh))}",
         f"text   {data.train.meta.tokens:,} training and {data.val.meta.tokens:,} validation "
         f"tokens, {tokens} in the vocabulary{f', padded to {words}' if words > tokens else ''}",

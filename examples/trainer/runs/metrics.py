@@ -128,10 +128,9 @@ def work_of(setup: TrainingSetup, machine: MachineConfig) -> Work:
     config, given = setup.config, machine.peak_tflops
     vocabulary = setup.dataset.tokenizer.get_vocab_size()
     kind = setup.mesh.devices.flat[0].device_kind
-    partly = config.model.lora.rank or config.optimizer.train_only
     return Work(
         tokens=config.batch_size * config.model.context,
-        flops_per_token=None if partly else training_flops_per_token(config.model, vocabulary),
+        flops_per_token=training_flops_per_token(config.model, vocabulary),
         devices=setup.mesh.size,
         peak=chips.peak(kind) if given is None else 1e12 * given,
     )

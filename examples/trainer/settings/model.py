@@ -1,28 +1,13 @@
 """The settings of a network, checks of them, and the operations that training it needs."""
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pydantic
 import tyro
 
 from examples.trainer.settings.validation import STRICT, Count, CountOrZero, FinitePositive
 from examples.trainer.system.errors import UserError
-
-
-@dataclasses.dataclass(frozen=True)
-class LoRAConfig:
-    """Adapters of linear layers (arXiv:2106.09685): x W + alpha / rank x A B, with W frozen."""
-
-    __pydantic_config__ = STRICT
-
-    rank: Annotated[CountOrZero, tyro.conf.arg(aliases=("--lora.rank",))] = 0
-    """Columns of A (in, rank) and rows of B (rank, out); 0 for no adapters."""
-    alpha: Annotated[FinitePositive, tyro.conf.arg(aliases=("--lora.alpha",))] = 16.0
-    """What A B is multiplied by, times the rank."""
-    targets: Annotated[str, tyro.conf.arg(aliases=("--lora.targets",))] = "attn/|mlp/"
-    """Regular expression that is searched in the paths of the linear layers of blocks, such as
-    blocks/0/attn/qkv (blocks/attn/qkv under scan) or blocks/0/mlp/up."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +68,6 @@ class ModelConfig:
     float32 before. bfloat16 halves the bytes that go between hosts, and changes losses."""
     scan: bool = False
     """Stack the blocks' parameters and compile one block for all: deep models compile faster."""
-    lora: LoRAConfig = LoRAConfig()
     document_token: tyro.conf.Suppress[CountOrZero | None] = None
     """The token that begins a document, where documents are masked from each other: of the
     tokenizer, by --data.document-mask."""
@@ -159,11 +143,6 @@ def hidden_width(config: ModelConfig) -> int:
 def is_gated(config: ModelConfig) -> bool:
     """Whether the MLP is SwiGLU's."""
     return (config.mlp or ("gelu" if config.family == "gpt" else "swiglu")) == "swiglu"
-
-
-def without_adapters(config: ModelConfig) -> ModelConfig:
-    """The network without LoRA."""
-    return dataclasses.replace(config, lora=LoRAConfig())
 
 
 def head_size(config: ModelConfig) -> int:

@@ -71,12 +71,6 @@ class OptimizerConfig:
     """Precision of the products of the polar step; sums are in float32. auto: bfloat16 on GPUs and
     TPUs, as in the paper's code, where the polar step allows it, and float32 on CPUs. float16 is as
     fast on GPUs and nearer to the exact step; TPUs have no units for it."""
-    train_only: Annotated[str, tyro.conf.arg(aliases=("--train-only",))] = ""
-    """Regular expression that is searched in the paths of parameters, such as
-    blocks/0/mlp/up/kernel (blocks/mlp/up/kernel under scan): the others are frozen, without state.
-    Empty: all are trained, or LoRA's adapters; with LoRA, what is found is trained in addition."""
-    lora_matrices: Literal["b", "both"] = "b"
-    """Which of LoRA's A and B get the update rule of matrices; AdamW updates the other ones."""
     ema: Annotated[float | None, Field(gt=0, lt=1), tyro.conf.arg(aliases=("--ema",))] = None
     """Decay of a moving average of the weights, such as 0.999, which is evaluated too."""
     tail: Annotated[Positive | None, tyro.conf.arg(aliases=("--tail",))] = None
@@ -221,17 +215,6 @@ class RunConfig:
             raise ValueError(
                 f"--tail {tail:g}: give a whole number of steps, at most the {self.steps} of the"
                 " run, or a share of them below 1"
-            )
-        whole = {
-            "per-head": rule.per_head,
-            "qk-clip": rule.qk_clip is not None,
-            "mlp-in-rate": rule.mlp_in_rate != 1,
-            "normalized": rule.normalized != "all",
-        }
-        if (self.model.lora.rank or rule.train_only) and any(whole.values()):
-            raise ValueError(
-                f"{named(whole)}: this is for runs that train all parameters: leave it out, or"
-                " --lora.rank and --train-only"
             )
         if "://" in self.runs_dir:
             raise ValueError(

@@ -13,7 +13,6 @@ import optax
 from jax.typing import ArrayLike
 
 import optax_muonplus as omp
-from examples.trainer.models.adapters import A
 from examples.trainer.settings.rules import RULES
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
@@ -35,9 +34,8 @@ def schedule(config: OptimizerConfig, peak: ArrayLike, steps: int) -> optax.Sche
     return lambda step: peak * share(step)
 
 
-# The rule for kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix. So
-# are the adapters of LoRA.
-STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/(kernel|lora_[ab])$", omp.MuonDimensionNumbers(1, 2), 3)
+# The rule for kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix.
+STACKED = ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 3)
 
 
 def dimension_numbers(
@@ -45,7 +43,7 @@ def dimension_numbers(
 ) -> Callable[[optax.Params], Any]:
     """The function that says how the parameters are matrices: whole kernels, or heads."""
     if not config.per_head:
-        return whole_kernels if config.lora_matrices == "both" else without_a
+        return whole_kernels
 
     def heads(params: optax.Params) -> Any:
         paths = [path for path, _ in jax.tree.leaves_with_path(params)]
@@ -54,15 +52,6 @@ def dimension_numbers(
         return omp.per_head(head_size, rules=rules_for(params))(params)
 
     return heads
-
-
-def without_a(params: optax.Params) -> Any:
-    """The same as `whole_kernels`, but that A of LoRA's adapters is no matrix."""
-
-    def of_leaf(path: Any, _: Any, numbers: Any) -> Any:
-        return None if jax.tree_util.keystr(path[-1:], simple=True) == A else numbers
-
-    return jax.tree.map_with_path(of_leaf, params, whole_kernels(params))
 
 
 def whole_kernels(params: optax.Params) -> Any:

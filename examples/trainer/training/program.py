@@ -67,8 +67,7 @@ def make_program(
     training_loss = make_training_loss(model, vocab_size, mesh, rule.qk_clip is not None)
     init_params = make_init_params(model, vocab_size)
     rule = optimizers.for_platform(rule, Layout(mesh).platform)
-    part = functools.partial(transformations.trained_part, config=rule)
-    param_shardings = part(sharding.of_params(jax.eval_shape(init_params, 0), mesh))
+    param_shardings = sharding.of_params(jax.eval_shape(init_params, 0), mesh)
 
     def optimizer(rates: Rates) -> optax.GradientTransformation:
         shardings = param_shardings if mesh.size > 1 else None
@@ -78,10 +77,10 @@ def make_program(
         return transformations.leave_out_above(rates.largest_norm, built)
 
     no_rates = optimizer(Rates(0.0, 0.0))
-    init_from = make_init_from(no_rates, part, init_params if model.lora.rank else None)
+    init_from = make_init_from(no_rates)
 
     def init(seed: Seed) -> TrainState:
-        return make_init_from(no_rates, part)(init_params(seed), seed)
+        return init_from(init_params(seed), seed)
 
     shapes = jax.eval_shape(init, 0)
     abstract = sharding.abstract(shapes, sharding.of_state(shapes, mesh, rule.shard_over_data))
@@ -90,7 +89,7 @@ def make_program(
         abstract=abstract,
         init=jax.jit(init, out_shardings=shardings_of(abstract)),  # each device makes its shards
         init_from=jax.jit(init_from, out_shardings=shardings_of(abstract), donate_argnums=0),
-        train_step=make_train_step(training_loss, optimizer, abstract, mesh, accumulate, part),
+        train_step=make_train_step(training_loss, optimizer, abstract, mesh, accumulate),
         loss=jax.jit(loss, out_shardings=sharding.replicated(mesh)),
     )
 

@@ -91,11 +91,8 @@ def parse(flag: str) -> dict[str, int]:
 
 def logical_axes(path: str) -> tuple[str | None, ...] | None:
     """The logical axes of the parameter at the end of a path; None if there is none."""
-    kernel = re.sub(r"/lora_[ab]$", "/kernel", path)
     for pattern, axes in LOGICAL_AXES:
-        if re.search(rf"(^|/)({pattern})$", kernel):
-            if kernel != path:  # the rank is never sharded
-                axes = (axes[0], None) if path.endswith("a") else (None, axes[1])
+        if re.search(rf"(^|/)({pattern})$", path):
             return (None, *axes) if re.search(r"(^|/)blocks/\D", path) else axes
     return None
 

@@ -130,21 +130,9 @@ TrainStep = Callable[[TrainState, Rates, ArrayLike, ArrayLike], tuple[TrainState
 """State, peak rates, inputs and targets to the next state and its figures: `make_train_step`."""
 
 
-Part = Callable[[Any], Any]
-"""A tree like the parameters to the part of it that is trained."""
-
-
-def make_init_from(
-    optimizer: optax.GradientTransformation,
-    part: Part = lambda params: params,
-    init_params: Callable[[Seed], optax.Params] | None = None,
-) -> InitFrom:
-    """With `init_params`, which makes them, the given parameters may lack some."""
-
+def make_init_from(optimizer: optax.GradientTransformation) -> InitFrom:
     def begin(params: optax.Params, seed: Seed) -> TrainState:
-        if init_params:
-            params = transformations.completed(params, init_params(seed))
-        return TrainState(params, optimizer.init(part(params)), jax.random.key(seed))
+        return TrainState(params, optimizer.init(params), jax.random.key(seed))
 
     return begin
 
@@ -159,39 +147,32 @@ def make_train_step(
     abstract: TrainState,
     mesh: Mesh,
     accumulate: int,
-    part: Part = lambda params: params,
 ) -> TrainStep:
     """One optimizer step, compiled; the memory of the given state is donated to the new one.
 
     If the loss or the gradient is not finite, the state does not change and the loss is NaN.
     """
-    placed = shardings_of(part(abstract.params))
+    placed = shardings_of(abstract.params)
 
     def train_step(
         state: TrainState, rates: Rates, inputs: ArrayLike, targets: ArrayLike
     ) -> tuple[TrainState, Measured]:
         rows = (jnp.asarray(inputs), jnp.asarray(targets))
         batches = jax.tree.map(lambda x: micro_batches(x, accumulate, mesh), rows)
-        trained = part(state.params)
-
-        def loss_of_trained(trained: optax.Params, *batch: jax.Array) -> Any:
-            return loss_of(transformations.with_trained(state.params, trained), *batch)
-
-        loss_and_grads = jax.value_and_grad(loss_of_trained, has_aux=True)
-        loss, grads, extra = mean_over(batches, loss_and_grads, trained, placed)
+        loss_and_grads = jax.value_and_grad(loss_of, has_aux=True)
+        loss, grads, extra = mean_over(batches, loss_and_grads, state.params, placed)
         norm = transformations.global_norm(grads)
         with jax.named_scope("optimizer"):  # the forecast reads this name
             rule = optax.with_extra_args_support(optimizer(rates))
-            updates, opt_state = rule.update(grads, state.opt_state, trained, **extra)
-            params = optax.apply_updates(trained, updates)
+            updates, opt_state = rule.update(grads, state.opt_state, state.params, **extra)
+            params = optax.apply_updates(state.params, updates)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         # Elementwise selection instead of a branch, so that the old state's memory can be reused.
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
             (params, opt_state),
-            (trained, state.opt_state),
+            (state.params, state.opt_state),
         )
-        params = transformations.with_trained(state.params, params)
         measured = Measured(jnp.where(finite, loss, jnp.nan), norm)
         return TrainState(params, opt_state, state.key), measured
 

@@ -1,9 +1,5 @@
 """Transformations of gradients that the optimizer of a run is wrapped in.
 
-The part of a tree that is trained is the tree with `optax.MaskedNode` in the place of frozen
-parameters. Gradients and the state of the optimizer are trees of that part: what is frozen has
-none.
-
 An average of the weights is a part of the optimizer's state: exponential, or of the run's tail.
 After update t, with the weights w_t, the average is a_t = a_{t-1} + c_t (w_t - a_{t-1}), a_0 = w_0.
 
@@ -12,8 +8,7 @@ After update t, with the weights w_t, the average is a_t = a_{t-1} + c_t (w_t - 
 - `--tail N` of T steps: c_t = 1 / max(1, t - (T - N)). The plain mean of the last N weights
   (Polyak and Juditsky, 1992; the tail alone: arXiv:1610.03774), and w_t before.
 
-It is kept in float32, 4 bytes for each parameter, with the shardings of the parameters. Parameters
-that are not trained have none.
+It is kept in float32, 4 bytes for each parameter, with the shardings of the parameters.
 """
 
 import functools
@@ -26,42 +21,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from examples.trainer.models.adapters import A, B, search
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
-
-HOLE = optax.MaskedNode()
-
-
-def trained_part(params: Any, config: OptimizerConfig) -> Any:
-    """The part of a tree that is trained; raises `UserError` if `--train-only` finds nothing."""
-    leaves, tree = jax.tree.flatten_with_path(params)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-    adapters = {name for name in names if name.rpartition("/")[2] in (A, B)}
-    if not (config.train_only or adapters):
-        return params
-    trained = adapters
-    if config.train_only:
-        trained = adapters.union(search(config.train_only, names, "--train-only", "parameter"))
-    kept = [x if name in trained else HOLE for name, (_, x) in zip(names, leaves, strict=True)]
-    return jax.tree.unflatten(tree, kept)
-
-
-def with_trained(params: Any, part: Any) -> Any:
-    """The whole tree, with the trained part in the place of its own."""
-    return jax.tree.map(
-        lambda new, old: old if is_hole(new) else new, part, params, is_leaf=is_hole
-    )
-
-
-def is_hole(x: Any) -> bool:
-    return isinstance(x, optax.MaskedNode)
-
-
-def completed(given: Any, made: Any) -> Any:
-    """`made`, with the arrays that the smaller tree `given` has."""
-    known = dict(jax.tree.leaves_with_path(given))
-    return jax.tree.map_with_path(lambda path, x: known.get(path, x), made)
 
 
 def global_norm(tree: optax.Updates) -> jax.Array:
@@ -196,7 +157,7 @@ class AveragedState(NamedTuple):
     count: jax.Array
     """Updates so far."""
     average: optax.Params
-    """In float32; `optax.MaskedNode` for parameters that are not trained."""
+    """In float32."""
 
 
 def first_update(config: OptimizerConfig, steps: int) -> int:
@@ -240,9 +201,8 @@ def with_average(
 
 
 def with_averages(params: optax.Params, average: Any) -> optax.Params:
-    """The parameters, with averages in the place of those that are trained, in their types."""
-    whole = with_trained(params, average)
-    return jax.tree.map(lambda mean, x: mean.astype(x.dtype), whole, params)
+    """The averages of the parameters, in their types."""
+    return jax.tree.map(lambda mean, x: mean.astype(x.dtype), average, params)
 
 
 def check_average(

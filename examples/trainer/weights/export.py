@@ -1,14 +1,9 @@
-"""Writes a model in Hugging Face's form: safetensors, configuration and tokenizer in a folder.
-
-Adapters are written without the weights, as PEFT has them. Names and values are those of PEFT 0.21:
-`adapter_config.json`, and `adapter_model.safetensors` with `base_model.model.LAYER.lora_A.weight`
-(rank, in) and `.lora_B.weight` (out, rank).
-"""
+"""Writes a model in Hugging Face's form: safetensors, configuration and tokenizer in a folder."""
 
 import contextlib
 import json
 import tempfile
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,13 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.tree_util import DictKey
 from tokenizers import Tokenizer
 
 from examples.trainer.data.tokenizer import begin_with, end_of
-from examples.trainer.models.adapters import A, B
 from examples.trainer.models.sampling import DEFAULT
-from examples.trainer.models.state_dict import expected_arrays, is_stacked, place_of, writers
+from examples.trainer.models.state_dict import expected_arrays, writers
 from examples.trainer.settings import hugging_face
 from examples.trainer.settings.hugging_face import TOKENIZER
 from examples.trainer.settings.model import ModelConfig
@@ -150,66 +143,3 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, context: int, word: str)
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-
-def write_adapters(
-    folder: Path,
-    params: optax.Params,
-    config: ModelConfig,
-    base: str,
-    dtype: DType,
-    overwrite: bool,
-) -> list[str]:
-    """Writes both files and returns their names; `base` says where the model's weights are."""
-    hugging_face.check_expressible(config)
-    refuse_taken(folder, overwrite)
-    numpy = optional_packages.load("safetensors.numpy", "an export", "hf")
-    found = {name: (array_of(a, True, dtype), b) for name, a, b in layers(params, config)}
-    arrays = {}
-    for name, (a, b) in found.items():
-        arrays[f"base_model.model.{name}.lora_A.weight"] = a
-        arrays[f"base_model.model.{name}.lora_B.weight"] = array_of(b, False, dtype)
-    with files.explained(folder, "write"), replaced(folder) as partial:
-        numpy.save_file(arrays, partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-        write_json(partial / ADAPTER_CONFIG, peft_config(config, base, list(found)))
-    return [ADAPTER_CONFIG, ADAPTER_WEIGHTS]
-
-
-def peft_config(config: ModelConfig, base: str, names: list[str]) -> dict[str, Any]:
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "r": config.lora.rank,
-        "lora_alpha": config.lora.alpha,
-        "lora_dropout": 0.0,
-        "use_rslora": False,
-        "bias": "none",
-        "fan_in_fan_out": config.family == "gpt",  # GPT-2 has its kernels as (in, out)
-        "inference_mode": True,
-        "target_modules": names,
-    }
-
-
-def layers(params: Any, config: ModelConfig) -> Iterator[tuple[str, jax.Array, jax.Array]]:
-    """The name of each adapted layer in Hugging Face's form, its A (in, r) and its B (out, r)."""
-    known = dict(jax.tree.leaves_with_path(params))
-    for path, a in known.items():
-        if path[-1] != DictKey(A):
-            continue
-        place, numbers = place_of((*path[:-1], DictKey("kernel")), config)
-        if place.third is not None:
-            raise UserError(
-                "--no-merged: the adapters of queries, keys and values are three, and GPT-2 has"
-                " one layer for them: export with the adapters merged."
-            )
-        b = known[*path[:-1], DictKey(B)]
-        for i, number in enumerate(numbers):
-            own = (a[i], b[i]) if is_stacked(path, config) else (a, b)
-            names = place.names(number)
-            rows = jnp.split(place.form.write(own[1], config.n_head), len(names))
-            for name, part in zip(names, rows, strict=True):
-                yield name.removesuffix(".weight"), own[0], part
