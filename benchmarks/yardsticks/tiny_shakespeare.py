@@ -46,11 +46,14 @@ class Entry(NamedTuple):
     frobenius: Literal["free", "matched"] = "free"
     tuned: bool = True
     """Whether its rates are; otherwise they are nanoGPT's, as is the decay."""
+    nesterov: bool = True
+    """Whether Adam's step is Nesterov's."""
 
 
 ENTRIES = {
-    "AdamW as published": Entry("adamw", tuned=False),
-    "AdamW": Entry("adamw"),
+    "AdamW as published": Entry("adamw", tuned=False, nesterov=False),
+    "AdamW": Entry("adamw", nesterov=False),
+    "NAdamW": Entry("adamw"),
     "Muon max": Entry("muon", "max"),
     "RECOMMENDED": Entry("muonplus", "max", "row_col", "matched"),
     "Muon+ col_row": Entry("muonplus", "spectral", "col_row"),
@@ -202,7 +205,7 @@ def run_config(entry: Entry, second: float, config: Config, folder: Path) -> Run
             adam_learning_rate=second,
             weight_decay=0.1 if entry.tuned else NANOGPT_DECAY,
             adam_b2=0.99,
-            adam_nesterov=entry.optimizer != "adamw",
+            adam_nesterov=entry.nesterov,
             schedule="warmup_cosine",
             warmup_share=0.05,
             schedule_floor=0.1,

@@ -263,6 +263,18 @@ def test_two_flags_make_muon_that_of_optax():
         np.testing.assert_array_equal(x, y)
 
 
+def test_one_flag_makes_adamw_nadamw():
+    config = OptimizerConfig(name="adamw", adam_nesterov=True, learning_rate=0.01)
+    config = dataclasses.replace(config, adam_weight_decay=config.weight_decay)
+    rate = optimizers.schedule(config, 0.01, 10)
+    theirs = optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.nadamw(rate, b1=config.adam_b1, b2=config.adam_b2, weight_decay=config.weight_decay),
+    )
+    for x, y in zip(updates_of(optimizers.build(config, 10)), updates_of(theirs), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-8)
+
+
 def test_muoneq_max_is_muoneq_but_for_its_size():
     """Of a matrix with 4 inputs and 8 outputs: sqrt(8 / 4) in place of 0.2 sqrt(8)."""
     own, as_muon = (

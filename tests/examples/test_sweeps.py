@@ -109,6 +109,13 @@ def test_the_mean_of_the_first_seeds_chooses_the_rate():
     assert grid.count(plan, {}) == 5
 
 
+def test_seeds_begin_where_the_plan_says():
+    plan = Grid(("muon",), rates=(0.1, 0.2), first_seed=100, seeds=3, chosen_by=2)
+    first = [Trial(MUON, rate, seed) for rate in plan.rates for seed in (100, 101)]
+    losses = dict(zip(first, (1.0, 2.0, 1.3, 1.4), strict=True))
+    assert list(grid.wanted(plan, losses)) == [*first, Trial(MUON, 0.2, 102)]
+
+
 def test_a_method_that_diverges_at_all_rates_has_no_further_seeds():
     plan = Grid(optimizers=("muon",), rates=(0.2, 0.1), seeds=3)
     lost = {Trial(MUON, rate, 0): math.inf for rate in plan.rates}

@@ -58,7 +58,7 @@ def finish(asked: NewSweep, preset: str) -> int:
     dataset, _, ledger = begin(asked, preset, print)
     for method in grid.methods(asked.grid):
         if any(trial not in ledger.losses() for trial in wanted(asked, method, ledger.losses())):
-            rates, seeds = grid.rates(asked.grid, method), range(asked.grid.seeds)
+            rates, seeds = grid.rates(asked.grid, method), grid.all_seeds(asked.grid)
             trials = [Trial(method, rate, seed) for rate in rates for seed in seeds]
             print(f"{method.name}: {len(trials)} runs at once", flush=True)
             record(asked, ledger, dict(zip(trials, run(asked, trials, dataset), strict=True)))

@@ -53,7 +53,8 @@ def plot_rates(sweeps: Sequence[Sweep], path: Path) -> None:
             methods = [method for method in drawn(sweep) if (method == ADAMW) == wanted]
             rates = sorted({rate for method in methods for rate in sweep.rates(method)})
             for method in methods:
-                losses = [(rate, sweep.losses(method, rate)[0]) for rate in sweep.rates(method)]
+                first = sweep.first_seed
+                losses = [(rate, sweep.losses(method, rate)[first]) for rate in sweep.rates(method)]
                 points = [(rate, perplexity(loss)) for rate, loss in losses if loss < math.inf]
                 colour, mark = STYLES[method]
                 axes.plot(*columns(points), color=colour, marker=mark, label=method.name)

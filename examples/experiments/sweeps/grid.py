@@ -6,9 +6,10 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
+from pydantic import Field
 
 from examples.trainer.settings.presets import ROWS
 from examples.trainer.settings.rules import RULES, Name, Norm
@@ -44,10 +45,12 @@ class Grid:
     with three in jordan-3; or svd for the exact one."""
     frobenius: tuple[Literal["free", "matched"], ...] = ("free",)
     """matched: the normalized update of muonplus gets the Frobenius norm it had before."""
+    first_seed: Annotated[int, Field(ge=0)] = 0
+    """Where seeds begin."""
     seeds: Count = 1
-    """Seeds from 0; those after the first chosen_by are run at each method's best rate only."""
+    """How many; those after the first chosen_by are run at each method's best rate only."""
     chosen_by: Count = 1
-    """Seeds, from 0, whose mean loss chooses the best rate: all rates are run with each of them."""
+    """First seeds, whose mean loss chooses the best rate: all rates are run with each of them."""
     start: float | None = None
     """Run this rate and its two neighbours first, and one further while the best is an outer one.
     None: run all rates."""
@@ -149,6 +152,15 @@ def rates(grid: Grid, method: Method) -> tuple[float, ...]:
     return grid.adam_rates if RULES[method.optimizer].large else grid.rates
 
 
+def all_seeds(grid: Grid) -> range:
+    return range(grid.first_seed, grid.first_seed + grid.seeds)
+
+
+def choosing(grid: Grid) -> range:
+    """The seeds that choose a rate."""
+    return all_seeds(grid)[: grid.chosen_by]
+
+
 def wanted(grid: Grid, losses: dict[Trial, float]) -> Iterator[Trial]:
     """Lists the runs known to be needed, in order; `losses` has those of the finished ones.
 
@@ -158,7 +170,7 @@ def wanted(grid: Grid, losses: dict[Trial, float]) -> Iterator[Trial]:
     for method in methods(grid):
         tried, new = [], first_rates(grid, method)
         while new:
-            first = [Trial(method, r, seed) for r in new for seed in range(grid.chosen_by)]
+            first = [Trial(method, r, seed) for r in new for seed in choosing(grid)]
             yield from first
             if any(trial not in losses for trial in first):
                 break
@@ -166,13 +178,13 @@ def wanted(grid: Grid, losses: dict[Trial, float]) -> Iterator[Trial]:
             loss, best = min((mean_loss(losses, grid, method, rate), rate) for rate in tried)
             new = further_rates(rates(grid, method), tried, best)
         else:
-            further = range(grid.chosen_by, grid.seeds) if loss < math.inf else ()
+            further = all_seeds(grid)[grid.chosen_by :] if loss < math.inf else ()
             yield from (Trial(method, best, seed) for seed in further)
 
 
 def mean_loss(losses: dict[Trial, float], grid: Grid, method: Method, rate: float) -> float:
     """Averages over the seeds that choose a rate, all of which have finished."""
-    return statistics.fmean(losses[Trial(method, rate, s)] for s in range(grid.chosen_by))
+    return statistics.fmean(losses[Trial(method, rate, s)] for s in choosing(grid))
 
 
 def first_rates(grid: Grid, method: Method) -> list[float]:
@@ -195,7 +207,7 @@ def further_rates(all_rates: Iterable[float], tried: list[float], best: float) -
 def count(grid: Grid, losses: dict[Trial, float]) -> int:
     """Counts the runs: with a start those known so far, else all if no other method diverges."""
     if grid.start is None:
-        seeds = range(grid.chosen_by)
+        seeds = choosing(grid)
         left = [Trial(m, r, s) for m in methods(grid) for r in rates(grid, m) for s in seeds]
         losses = dict.fromkeys(left, 0.0) | losses
     return len(list(wanted(grid, losses)))

@@ -24,9 +24,14 @@ class Sweep:
     def methods(self) -> list[Method]:
         return sorted({trial.method for trial in self.results})
 
+    @property
+    def first_seed(self) -> int:
+        return min(trial.seed for trial in self.results)
+
     def rates(self, method: Method) -> list[float]:
         """The rates that were tried with the first seed, in increasing order."""
-        return sorted({t.rate for t in self.results if t.method == method and t.seed == 0})
+        first = self.first_seed
+        return sorted({t.rate for t in self.results if t.method == method and t.seed == first})
 
     def losses(self, method: Method, rate: float) -> dict[int, float]:
         """Final validation loss by seed."""
@@ -47,7 +52,7 @@ class Sweep:
         return min(self.rates(method), key=mean)
 
     def choosing_seeds(self, method: Method) -> set[int]:
-        """The seeds that every rate was run with, which choose the best rate; 0 is one of them."""
+        """The seeds that every rate was run with, which choose the best rate."""
         return set.intersection(*(set(self.losses(method, r)) for r in self.rates(method)))
 
     def best(self, method: Method) -> dict[int, float]:
@@ -64,7 +69,7 @@ class Sweep:
 
     def best_of(self, methods: Iterable[Method]) -> Method:
         """The method with the lowest loss of the first seed, each at its best rate."""
-        return min(methods, key=lambda method: self.best(method)[0])
+        return min(methods, key=lambda method: self.best(method)[self.first_seed])
 
     def gaps(self, method: Method, other: Method) -> list[float]:
         """Loss of one method minus that of another, each at its best rate, by seed.

@@ -31,6 +31,7 @@ from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
 from examples.trainer.settings import validation
 from examples.trainer.settings.presets import COMPARED
+from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import Diverged
 from examples.trainer.training import optimizers, sharding
@@ -89,7 +90,9 @@ def check_methods(asked: NewSweep, preset: str) -> None:
         trial = Trial(method, grid.rates(asked.grid, method)[0], 0)
         runs.append(grid.configure(asked.config, asked.grid, trial, asked.config.runs_dir))
         check_config(runs[-1])
-    given, before = asked.config.optimizer, COMPARED[preset][1].optimizer
+    given = asked.config.optimizer
+    # A yardstick has no preset.
+    before = COMPARED[preset][1].optimizer if preset in COMPARED else OptimizerConfig()
     # Folders are named by their factor, and have rules with a factor of their own too.
     before = dataclasses.replace(before, shape_scale=given.shape_scale)
     optimizers.check_taken(given, before, [run.optimizer for run in runs])

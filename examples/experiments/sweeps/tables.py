@@ -104,7 +104,7 @@ def by_rate(sweep: Sweep) -> str:
     rates = sorted({rate for method in methods for rate in sweep.rates(method)})
     rows = []
     for rate in rates:
-        losses = [sweep.losses(method, rate).get(0) for method in methods]
+        losses = [sweep.losses(method, rate).get(sweep.first_seed) for method in methods]
         best = min(loss for loss in losses if loss is not None)
         cells = ["" if loss is None else ppl([loss]) for loss in losses]
         marked = [
@@ -119,7 +119,7 @@ def adamw_rates(sweep: Sweep) -> str:
     rates = sweep.rates(ADAMW)
     return markdown(
         ["rate", *(f"{rate:g}" for rate in rates)],
-        [["perplexity", *(ppl([sweep.losses(ADAMW, rate)[0]]) for rate in rates)]],
+        [["perplexity", *(ppl([sweep.losses(ADAMW, rate)[sweep.first_seed]]) for rate in rates)]],
     )
 
 

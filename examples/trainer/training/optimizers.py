@@ -121,7 +121,6 @@ LACKING = {
 } | {
     "normalized": {*RULES} - {"muonplus"},
     "per_head": {"adamw"},
-    "adam_nesterov": {"adamw"},
 }
 """Settings, each with the rules that do not take it."""
 
@@ -218,7 +217,13 @@ def adamw(
     eps: ArrayLike,
 ) -> optax.GradientTransformation:
     """AdamW on all parameters; matrices and the rest keep their separate rates and decays."""
-    rule = functools.partial(optax.adamw, b1=config.adam_b1, b2=config.adam_b2, eps=eps)
+    rule = functools.partial(
+        optax.adamw,
+        b1=config.adam_b1,
+        b2=config.adam_b2,
+        eps=eps,
+        nesterov=config.adam_nesterov,
+    )
     return optax.partition(
         {
             "muon": rule(rate, weight_decay=decay),
