@@ -33,7 +33,6 @@ extensions = [
     "coverage_check",
     "markdown_twins",
     "mathml",
-    "names_elsewhere",
     "page_index",
     "pictures",
     "sections",

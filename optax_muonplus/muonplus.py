@@ -9,7 +9,6 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus.coefficients import CoefficientsLike
-from optax_muonplus.extras.argument_names import suggest_argument_names
 from optax_muonplus.extras.zero1 import StateSharding, shard_state, state_layout
 from optax_muonplus.frame import DimensionNumbersTree
 from optax_muonplus.method import (
@@ -39,7 +38,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@suggest_argument_names
 def muonplus(
     learning_rate: optax.ScalarOrSchedule,
     ns_coeffs: CoefficientsLike = "jordan",
@@ -236,7 +234,6 @@ def _like(make: Callable[P, T], **defaults: Any) -> Callable[[Callable[..., T]],
     return decorate
 
 
-@suggest_argument_names
 @_like(muonplus, norm="none")
 def muon(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
     """Muon: :func:`muonplus` with ``norm="none"`` by default, and every other argument the same.

@@ -5,7 +5,7 @@ matrices like any other::
 
   polar_factor = OneTriangle(omp.polar.Orthogonalize(compute_dtype="bfloat16"))
   steps = [polar_factor, omp.matrices.Normalize(), omp.matrices.ScaleByShape()]
-  tx = optax.chain(omp.momentum(), omp.transforms.apply_to_matrices(steps))
+  tx = optax.chain(omp.momentum(), omp.matrix_chain(steps))
 
 The kernel was interpreted on a CPU, and ran on one H200, where 50 polar factors of a matrix (2048,
 4096) were equal in every bit and took 0.94 of the plain one's time (benchmarks/README.md).

@@ -7,14 +7,11 @@ these steps do to a singular value. Coefficients are Python numbers: they are st
 become arrays in an optimizer's state.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-
 from optax_muonplus.coefficients._minimax import evaluate as evaluate
 from optax_muonplus.coefficients._minimax import minimax as minimax
 from optax_muonplus.coefficients._minimax import polar_express as polar_express
 from optax_muonplus.coefficients._minimax import relaxed as relaxed
 from optax_muonplus.coefficients._restarts import with_restarts as with_restarts
-from optax_muonplus.extras.former_names import former_names as _former_names
 from optax_muonplus.method import TABLES as TABLES
 from optax_muonplus.method import Coefficients as Coefficients
 from optax_muonplus.method import CoefficientsLike as CoefficientsLike
@@ -23,6 +20,3 @@ from optax_muonplus.method import Row as Row
 from optax_muonplus.method import Table as Table
 from optax_muonplus.method import every_step as every_step
 from optax_muonplus.method import for_steps as for_steps
-
-if not _TYPE_CHECKING:  # a type checker would take every name for one of the module's
-    __getattr__ = _former_names(__name__, {"resolve": ("it is called for_steps", for_steps)})

@@ -62,11 +62,6 @@ class LeafInfo(NamedTuple):
         return self.layout
 
     @property
-    def view(self) -> MatrixLayout | None:
-        """The layout by the name that it had until version 0.2; version 0.3 keeps it."""
-        return self.layout
-
-    @property
     def batch_axes(self) -> tuple[int, ...]:
         """Axes that number matrices, or may do so where nothing is known."""
         if not self.known:

@@ -3,11 +3,6 @@
 A row holds the weights of one output unit, a column those of one input feature.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-
-from optax_muonplus import method as _method
-from optax_muonplus import run as _run
-from optax_muonplus.extras.former_names import former_names as _former_names
 from optax_muonplus.method import DECAY as DECAY
 from optax_muonplus.method import NOT_NEGATIVE as NOT_NEGATIVE
 from optax_muonplus.method import POSITIVE as POSITIVE
@@ -39,16 +34,3 @@ from optax_muonplus.method import shape_factor as shape_factor
 from optax_muonplus.method import static as static
 from optax_muonplus.method import sum_of_squares as sum_of_squares
 from optax_muonplus.method import upcast_for_sum as upcast_for_sum
-
-_OWN = """ArrayFunction Composition accumulation_dtype compose for_layout narrowed narrower
-times_pow2"""
-_MOVED = {name: ("only the library uses it", getattr(_method, name)) for name in _OWN.split()} | {
-    "MACHINES": ("the library chooses the platform by itself", _run.PLATFORMS),
-    "Machine": ("the library chooses the platform by itself", _run.Platform),
-    "machine_of": ("the library chooses the platform by itself", _run.platform_of),
-    "on_its_machine": ("jax.lax.platform_dependent does it", _run.on_its_platform),
-    "part": ("x[..., :rows, :columns] does it", _run.part),
-    "with_zeros": ("jnp.pad does it", _run.with_zeros),
-}
-if not _TYPE_CHECKING:  # a type checker would take every name for one of the module's
-    __getattr__ = _former_names(__name__, _MOVED)

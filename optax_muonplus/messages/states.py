@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import optax
 
 from optax_muonplus.messages.paths import flatten_with_names, listed, path_name
@@ -37,12 +37,12 @@ def check_state(old: optax.OptState, new: optax.OptState) -> None:
     if jax.tree.structure(old) != jax.tree.structure(new):
         raise wrong_state(old, new)
     pairs = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True))
-    if all(np.shape(x) == np.shape(y) for x, y in pairs):
+    if all(jnp.shape(x) == jnp.shape(y) for x, y in pairs):
         return  # only a message needs names
     wrong = [
-        (path_name(path), f"is {np.shape(x)}, {np.shape(y)} after the update")
+        (path_name(path), f"is {jnp.shape(x)}, {jnp.shape(y)} after the update")
         for path, (x, y) in zip(flatten_with_names(old)[0], pairs, strict=True)
-        if np.shape(x) != np.shape(y)
+        if jnp.shape(x) != jnp.shape(y)
     ]
     raise ValueError(
         f"The state is of other options, or of another reading: {listed(wrong)}. Make it for these,"

@@ -13,15 +13,14 @@ from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Inexact
 
 from .arguments import check_matrices
 
-Matrices = Inexact[Array, "*batch out in"]
+Matrices = jax.Array  # (*batch, out, in), real or complex
 _Class = TypeVar("_Class", bound=type)
 
 
-def adjoint(x: Matrices) -> Inexact[Array, "*batch in out"]:
+def adjoint(x: Matrices) -> Matrices:
     """Returns the conjugate transpose."""
     return jnp.conj(jnp.swapaxes(x, -1, -2))
 

@@ -8,7 +8,6 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool
 
 from .arguments import NOT_NEGATIVE, check_flag, check_matrices, check_number, check_word
 from .function import Matrices, MatrixFunction, matrix_function, static
@@ -100,7 +99,7 @@ def normalize_matrix(x: Matrices, norm: Norm = "col_row", norm_eps: ArrayLike = 
     return Normalize(norm, norm_eps)(x)
 
 
-def rows_vary_more(x: Matrices, stored_transposed: bool = False) -> Bool[Array, "*batch 1 1"]:
+def rows_vary_more(x: Matrices, stored_transposed: bool = False) -> jax.Array:
     """Returns for each matrix whether norms of rows vary at least as much as those of columns.
 
     The measure is the coefficient of variation, the standard deviation over the mean. Zero rows and

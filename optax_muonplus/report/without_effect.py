@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from optax_muonplus.extras.argument_names import check_argument_names
 from optax_muonplus.method import DEFAULT_EPS
 from optax_muonplus.muonplus import muonplus
 
@@ -50,10 +49,8 @@ RULES = (
 def all_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the given arguments of Muon+, and its defaults for the others.
 
-    Raises TypeError for a name that :func:`muonplus` does not have, in the name of ``describe``,
-    and ValueError where it does.
+    Raises TypeError and ValueError where :func:`muonplus` does.
     """
-    check_argument_names("describe", given, inspect.signature(muonplus).parameters)
     arguments: dict[str, Any] = {"learning_rate": 0.0, **given}
     muonplus(**arguments)  # refuses what it would refuse
     return {**_defaults(), **given}

@@ -26,7 +26,6 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Inexact
 
 from optax_muonplus.method import Matrices, Row, adjoint, check_matrices
 
@@ -37,14 +36,14 @@ ALIGNMENT = 8
 TPU_BLOCK = 128
 
 # Gram matrices and polynomials of them, n the shorter side.
-Square = Inexact[Array, "*batch n n"]
+Square = jax.Array  # (*batch, n, n)
 # One number for each matrix, or one for each row of its Gram matrix.
-Scale = Inexact[Array, "*batch 1|n 1"]
+Scale = jax.Array  # (*batch, 1 or n, 1)
 
 Precision = jax.lax.Precision | jax.lax.DotAlgorithmPreset | None
 
 
-def rounded(x: Inexact[Array, "..."], dtype: jnp.dtype) -> Inexact[Array, "..."]:
+def rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Rounds ``x`` to ``dtype``, in a way that XLA keeps even if the result is cast back.
 
     Complex arrays are only cast: ``reduce_precision`` does not take them, and no complex dtype is
@@ -97,9 +96,7 @@ class Products:
         sides = zip(y.shape[-2:], blocks, strict=True)
         return with_zeros(y, [side + -side % block for side, block in sides])
 
-    def matmul(
-        self, a: Inexact[Array, "*batch n k"], b: Inexact[Array, "*batch k m"], exact: bool = False
-    ) -> Inexact[Array, "*batch n m"]:
+    def matmul(self, a: Matrices, b: Matrices, exact: bool = False) -> Matrices:
         """Multiplies operands; sums are in ``dtype``.
 
         The result leaves in the dtype of operands: it is rounded once, inside the kernel that sums.
@@ -196,13 +193,13 @@ def _polynomial(products: Products, gram: Square, row: Row, scale: Scale | None)
     return products.polynomial(gram, row, scale)
 
 
-def part(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows columns"]:
+def part(x: Matrices, shape: Sequence[int]) -> Matrices:
     """Returns the first rows and columns of matrices, as many as ``shape`` says."""
     check_matrices(x)
     return x[..., : shape[0], : shape[1]]
 
 
-def with_zeros(x: Matrices, shape: Sequence[int]) -> Inexact[Array, "*batch rows columns"]:
+def with_zeros(x: Matrices, shape: Sequence[int]) -> Matrices:
     """Adds rows and columns of zeros behind matrices, so that they have ``shape``."""
     check_matrices(x)
     if x.shape[-2:] == tuple(shape):

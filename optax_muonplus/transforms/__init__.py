@@ -28,19 +28,12 @@ from optax_muonplus.transforms._chains import partition_with_adamw as partition_
 from optax_muonplus.transforms._decay import add_decayed_weights as add_decayed_weights
 from optax_muonplus.transforms._decay import scale_by_learning_rate as scale_by_learning_rate
 from optax_muonplus.transforms._find import find_matrices as find_matrices
-from optax_muonplus.transforms._links import apply_to_matrices as apply_to_matrices
 from optax_muonplus.transforms._links import momentum as momentum
 from optax_muonplus.transforms._links import normalize as normalize
 from optax_muonplus.transforms._links import orthogonalize as orthogonalize
 from optax_muonplus.transforms._links import scale_by_muonplus as scale_by_muonplus
 from optax_muonplus.transforms._links import scale_by_shape as scale_by_shape
 from optax_muonplus.transforms._optimizer import Rule as Rule
-from optax_muonplus.transforms._optimizer import former_optimizer_of as _optimizer_of
 from optax_muonplus.transforms._optimizer import optimizer as optimizer
 from optax_muonplus.transforms._optimizer import takes_options as takes_options
 from optax_muonplus.transforms._rules import check_rule as check_rule
-
-# Names until version 0.2, kept in 0.3.
-optimizer_of = _optimizer_of
-MatrixView = MatrixLayout
-Steps = FusedLink

@@ -4,9 +4,6 @@ Each link computes in float32 at least. The updates of :func:`momentum` are not 
 of the gradients; those of the other links have the dtype of their input.
 """
 
-from collections.abc import Iterable
-from typing import Any
-
 import jax
 from jax.typing import ArrayLike, DTypeLike
 
@@ -172,19 +169,6 @@ def scale_by_shape(
         rules=rules,
         layer_axes=layer_axes,
     )
-
-
-def apply_to_matrices(functions: Any, **where: Any) -> MatrixTransformation:
-    """:func:`optax_muonplus.matrix_chain` of one or several functions, by its name until 0.2.
-
-    Args:
-      functions: one or several functions on arrays ``(batch, out, in)``.
-      **where: further arguments of :func:`optax_muonplus.matrix_chain`.
-    """
-    given = tuple(functions) if isinstance(functions, Iterable) else (functions,)
-    if not given:
-        raise ValueError("apply_to_matrices needs one function at least, got none.")
-    return matrix_chain(*given, **where)
 
 
 @takes_options

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 import optax
 
-from optax_muonplus.extras.argument_names import check_argument_names
 from optax_muonplus.frame import (
     ChainTransformation,
     DimensionNumbersTree,
@@ -123,7 +122,8 @@ def _check_options(
     """Raises TypeError for an option that none of the values has, or more than one."""
     found = [option for each in known.values() for option in each]
     names = dict.fromkeys([*shown, *(x.keyword for x in found)])
-    check_argument_names(function, options, names)
+    for unknown in (name for name in options if name not in names):
+        raise TypeError(f"{function}() got an unexpected keyword argument '{unknown}'")
     for keyword in options:
         owners = [x.owner for x in found if x.keyword == keyword]
         if not owners:
@@ -310,17 +310,3 @@ def _with_rate(
                 f" no {words}. Leave {name} out."
             )
     return *parts[:-1], dataclasses.replace(parts[-1], **given)
-
-
-def former_optimizer_of(
-    link: Part,
-    learning_rate: Any,
-    weight_decay: Any,
-    weight_decay_mask: Any,
-    adamw: Rest,
-    weight_dimension_numbers: Any,
-    sharding: Any,
-) -> ChainTransformation:
-    """Calls :func:`optax_muonplus.optimizer`; the name goes in version 0.4."""
-    where: Any = {"muon_weight_dimension_numbers": weight_dimension_numbers, "sharding": sharding}
-    return optimizer(link, learning_rate, weight_decay, weight_decay_mask, adamw=adamw, **where)

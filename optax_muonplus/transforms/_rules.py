@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from optax_muonplus.extras.argument_names import options_of
 from optax_muonplus.frame import (
     DecayedWeights,
     DualNorm,
@@ -35,7 +34,8 @@ def check_rule(link: Any, rule: Any, needs_polar_factor: bool = True) -> None:
         )
     if parts is None:
         parts = (link.momentum if isinstance(link, MomentumTransformation) else link,)
-    options = options_of(rule)
+    parameters = inspect.signature(rule).parameters.items()
+    options = {name: p.default for name, p in parameters if p.default is not p.empty}
     if len(parts) == 1 and _is_a_part(parts[0]):
         missing = "is an option of the rule and not the whole of it"
     elif all(_is_a_part(x) and not has_momentum(x) for x in parts):

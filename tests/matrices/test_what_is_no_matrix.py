@@ -168,11 +168,3 @@ def test_shapes_and_words_without_sense_are_refused():
 def test_links_refuse_them_by_path(link, dtype):
     with pytest.raises(ValueError, match=rf"must be floating-point, got up/kernel \({dtype}\)"):
         link.init({"up": {"kernel": MATRIX.astype(dtype)}})
-
-
-def test_names_that_moved_are_there_for_one_version_and_warn():
-    for room, name in ((matrices, "compose"), (matrices, "Machine"), (coefficients, "resolve")):
-        with pytest.warns(DeprecationWarning, match=f"{room.__name__}.{name} goes in the next"):
-            getattr(room, name)
-    with pytest.raises(AttributeError, match="has no attribute 'compost'"):
-        _ = matrices.compost

@@ -185,7 +185,7 @@ def test_functions_that_give_another_kind_of_numbers_are_refused(result):
         tx = omp.muonplus(0.1, polar=lambda x: x.astype(result))
         with pytest.raises(ValueError, match=f"w: a function on matrices .* gave {result.dtype}"):
             tx.init({"w": np.ones((4, 6), np.float32)})
-    own = omp.transforms.apply_to_matrices([lambda x: x.astype(result)])
+    own = omp.matrix_chain(lambda x: x.astype(result))
     with pytest.raises(ValueError, match=f"gave {result.dtype}"):
         own.init({"w": np.ones((4, 6), np.float32)})
 

@@ -90,5 +90,5 @@ def test_describe_has_the_arguments_of_muonplus_by_their_names():
 def test_describe_refuses_what_muonplus_refuses():
     with pytest.raises(ValueError, match="ns_steps must be an integer"):
         omp.describe({}, ns_steps=True)
-    with pytest.raises(TypeError, match="no argument nstep"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nstep'"):
         omp.describe({}, nstep=5)

@@ -32,7 +32,7 @@ LINKS = [
     omp.normalize,
     omp.scale_by_shape,
     omp.scale_by_muonplus,
-    functools.partial(omp.transforms.apply_to_matrices, [jnp.sign]),
+    functools.partial(omp.matrix_chain, jnp.sign),
     functools.partial(omp.matrix_chain, omp.momentum()),
 ]
 

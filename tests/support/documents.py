@@ -2,8 +2,6 @@
 
 import ast
 import pathlib
-import re
-from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
@@ -14,29 +12,6 @@ PAGES = {
     for path in sorted((ROOT / "docs").rglob("*.md"))
     if "_build" not in path.parts
 }
-
-
-class Floor(NamedTuple):
-    """A room's floor, and the packages that it may import."""
-
-    number: int
-    outside: frozenset[str]
-
-
-def floors():
-    """``{room: Floor}`` from the block of lines ``floor 0: room | package, package``."""
-    heading = "## How the library is built"
-    block = re.search(rf"{heading}\n.*?```text\n(.*?)```", CONTRIBUTING, re.S).group(1)
-    found = {}
-    for line in block.splitlines():
-        number, room, outside = re.fullmatch(r"floor (\d+): ([\w.]+) \|(.*)", line).groups()
-        assert room not in found, f"{room} stands on two floors"
-        found[room] = Floor(int(number), _names(outside))
-    return found
-
-
-def _names(text):
-    return frozenset(name.strip() for name in text.split(",") if name.strip())
 
 
 def imported(path):

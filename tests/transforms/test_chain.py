@@ -95,7 +95,7 @@ def test_a_chain_is_its_links_one_after_the_other():
         optax.chain(
             omp.momentum(),
             omp.orthogonalize(),
-            omp.transforms.apply_to_matrices([jnp.tanh]),
+            omp.matrix_chain(jnp.tanh),
             optax.scale(2.0),
         ),
     )
@@ -226,7 +226,7 @@ def test_a_function_of_each_entry_works_on_matrices_as_they_are_stored():
         def __call__(self, x):
             return x / 2
 
-    tx = omp.transforms.apply_to_matrices([Halved()])
+    tx = omp.matrix_chain(Halved())
     params = {"up": {"kernel": jnp.ones((4, 6))}}  # (in, out)
     program = jax.make_jaxpr(lambda grads: tx.update(grads, tx.init(params), params))(params)
     assert "transpose[" not in str(program)

@@ -129,7 +129,7 @@ def test_a_function_of_a_users_own_takes_options():
         mine(0.1, twice=True, nu_eps=1e-3, adam_b1=0.5, rules=()),
         baselines.normuon(0.2, beta2=0.5, nu_eps=1e-3, adam_b1=0.5),
     )
-    with pytest.raises(TypeError, match=r"mine\(\) has no argument lr: it is called learning_rate"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'lr'"):
         mine(lr=0.1)
     with pytest.raises(TypeError, match="multiple values for argument 'learning_rate'"):
         mine(0.1, learning_rate=0.1)

@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
@@ -15,13 +14,7 @@ PARAMS = {**PART, "out": {"w": jnp.ones((6, 2))}}
 RULES = [("dense/kernel", None)]
 
 
-def test_one_function_is_taken_and_a_list_as_a_link_is_refused():
-    one, several = (omp.transforms.apply_to_matrices(x) for x in (jnp.sign, [jnp.sign]))
-    matrix = {"w": jnp.array([[1.0, -2.0], [3.0, 4.0]])}
-    made = [tx.update(matrix, tx.init(matrix))[0]["w"] for tx in (one, several)]
-    np.testing.assert_array_equal(*made)
-    with pytest.raises(ValueError, match="needs one function at least"):
-        omp.transforms.apply_to_matrices([])
+def test_a_list_as_a_link_is_refused():
     with pytest.raises(TypeError, match=r"Pass its links one by one: matrix_chain\(\*links\)"):
         omp.matrix_chain([omp.momentum(), jnp.sign])
 
