@@ -30,7 +30,7 @@ from optax_muonplus.trees import muon_dimension_numbers as muon_dimension_number
 from optax_muonplus.trees import partition_labels as partition_labels
 
 __version__ = "0.3.0.dev0"
-_LATER = ("baselines", "diagnostics", "integrations")  # imported by their first use
+_LATER = ("baselines", "diagnostics")  # imported by their first use
 # To be read, not imported.
 _ROOMS = {"extras", "frame", "messages", "method", "report", "run", "trees"}
 __all__ = sorted({*_LATER, *(name for name in dir() if not name.startswith("_"))} - _ROOMS)
@@ -38,7 +38,6 @@ __all__ = sorted({*_LATER, *(name for name in dir() if not name.startswith("_"))
 if _TYPE_CHECKING:
     from optax_muonplus import baselines as baselines
     from optax_muonplus import diagnostics as diagnostics
-    from optax_muonplus import integrations as integrations
 else:  # a type checker would take every name for one of the module's
 
     def __getattr__(name: str) -> object:

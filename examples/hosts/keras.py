@@ -1,4 +1,6 @@
-"""Muon+ in Keras 3 on JAX: ``model.compile(optimizer=omp.integrations.keras_optimizer(...))``.
+"""Muon+ in Keras 3 on JAX: ``model.compile(optimizer=keras_optimizer(...))``.
+
+``keras_optimizer.py`` beside this file is the one to copy.
 
 A small transformer learns which token follows which, with ``model.fit``. A schedule, a callback or
 ``global_clipnorm`` of Keras works as with its own optimizers.
@@ -16,6 +18,7 @@ import keras
 import numpy as np
 
 import optax_muonplus as omp
+from examples.hosts.keras_optimizer import keras_optimizer
 
 VOCABULARY, WIDTH, LENGTH, HEADS = 64, 32, 16, 2
 
@@ -57,7 +60,7 @@ def train(optimizer, epochs=3):
 
 def muonplus(rate=0.02):
     """What a user adds."""
-    return omp.integrations.keras_optimizer(
+    return keras_optimizer(
         lambda rate: omp.muonplus(rate, adam_learning_rate=0.25 * rate), learning_rate=rate
     )
 

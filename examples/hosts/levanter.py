@@ -1,9 +1,10 @@
 """Muon+ in Levanter: ``optimizer: {type: muonplus}`` in its YAML, after one import.
 
-For Levanter's own ``train_lm``, this is the whole script, to be started with ``--config_path``::
+``levanter_config.py`` beside this file is the one to copy. For Levanter's own ``train_lm``, this is
+the whole script, to be started with ``--config_path``::
 
     import levanter.config, levanter.main.train_lm
-    import optax_muonplus.integrations.levanter
+    import levanter_config
     levanter.config.main(levanter.main.train_lm.main)()
 
 ``optimizer`` then takes the keys of ``MuonPlusConfig``. Here a tiny LLaMA with scanned layers
@@ -33,7 +34,7 @@ from levanter.trainer import Trainer, TrainerConfig
 from levanter.trainer_state import trainables_only
 
 import optax_muonplus as omp
-import optax_muonplus.integrations.levanter  # what a user adds
+from examples.hosts import levanter_config as levanter_config  # what a user adds
 
 VOCABULARY, LENGTH, ROWS = 64, 32, 32
 

@@ -24,7 +24,7 @@ extras.heads
 extras.zero1 extras.int8 extras.bfloat16 extras.qk_clip matrices polar
 transforms
 muonplus baselines diagnostics extras
-report integrations
+report
 __init__
 """
 FLOOR = {room: i for i, line in enumerate(FLOORS.strip().splitlines()) for room in line.split()}
@@ -108,10 +108,10 @@ assert not {"optax_muonplus", "optax"} & set(sys.modules)"""
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
 
 
-@pytest.mark.parametrize("room", ["baselines", "diagnostics", "integrations"])
+@pytest.mark.parametrize("room", ["baselines", "diagnostics"])
 def test_rooms_of_users_import_what_users_import(room):
     """They are written as a user's own rule or recorder would be, and show that it can be."""
-    doors = {*dir(optax_muonplus)} - {"baselines", "diagnostics", "integrations"} | {"__init__"}
+    doors = {*dir(optax_muonplus)} - {"baselines", "diagnostics"} | {"__init__"}
     for module in MODULES:
         for other in imported_modules(module) if room_of(module) == room else ():
             assert room_of(other) == room or other in doors, f"{module} imports {other}"

@@ -25,7 +25,7 @@ def test_the_library_imports_little_beyond_optax():
     added = {name.partition(".")[0] for name in own - optax} - set(sys.stdlib_module_names)
     assert added - {"optax_muonplus", "numpy"} == set()
     assert "numpy.polynomial" not in own
-    later = ("baselines", "diagnostics", "integrations")
+    later = ("baselines", "diagnostics")
     assert not [room for room in later if f"optax_muonplus.{room}" in own]
     code = "import optax_muonplus as omp; print(omp.baselines.normuon.__name__, *dir(omp))"
     used, said = packages_after(code)

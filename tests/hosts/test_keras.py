@@ -48,7 +48,7 @@ def by_path(variables):
 
 
 def make(learning_rate=0.02, transformation=omp.muonplus, **options):
-    return omp.integrations.keras_optimizer(transformation, learning_rate, **options)
+    return host.keras_optimizer(transformation, learning_rate, **options)
 
 
 def small_model(optimizer):

@@ -1,4 +1,7 @@
-"""Muon+ in Levanter's configuration: ``optimizer: {type: muonplus}`` after importing this."""
+"""Muon+ in Levanter's configuration: a file to copy.
+
+After its import Levanter knows ``optimizer: {type: muonplus}``.
+"""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Any Optax transformation as an optimizer of Keras 3 on JAX."""
+"""Any Optax transformation as an optimizer of Keras 3 on JAX: a file to copy."""
 
 import functools
 from collections.abc import Callable
@@ -140,6 +140,6 @@ class _OptaxOptimizer:
         """Raises ValueError, because the function is not in the configuration."""
         raise ValueError(
             "An Optax transformation is not saved with a model: load it with compile=False,"
-            " compile it with omp.integrations.keras_optimizer(...), and call model.load_weights"
+            " compile it with keras_optimizer(...), and call model.load_weights"
             " to have the state of the optimizer too."
         )
