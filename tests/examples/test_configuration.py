@@ -18,13 +18,13 @@ from examples import train
 from examples.compiled_programs import targets
 from examples.trainer.runs import launch, processes
 from examples.trainer.settings import command_line, machines, presets
-from examples.trainer.settings.hugging_face import check_expressible
 from examples.trainer.settings.presets import COMPARED, DEFAULT_PRESET, PRESETS
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.tables import fitted
 from examples.trainer.training import sharding
+from examples.trainer.weights.export import check_expressible
 from tests.support.trainer import ROOT
 
 YAML = """

@@ -146,7 +146,6 @@ def test_a_branch_has_its_own_flags_and_needs_the_run_no_more(finished, tmp_path
         ),
         (["--name", "b", "--steps", "32", "--optimizer.name", "normuon"], "does not fit the fla"),
         (["--name", "b", "--steps", "32", "--data.vocab-size", "290"], "the tokenizer of this te"),
-        (["--name", "b", "--init-from", "y"], "both give weights: leave one of them out"),
     ],
 )
 def test_branches_that_make_no_sense(finished, tmp_path, capsys, flags, words):

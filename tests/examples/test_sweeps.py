@@ -315,12 +315,6 @@ def test_a_run_that_fails_is_left_to_other_processes(tmp_path, monkeypatch):
     assert not taken[0][1].is_locked
 
 
-def test_weights_of_another_tokenizer_are_refused(tmp_path, text, capsys):
-    assert run(text, tmp_path, "--init-from", "weights") == 2
-    assert "has other tokens than these weights" in capsys.readouterr().err
-    assert not (tmp_path / "s").exists()
-
-
 def test_folder_of_another_sweep_is_refused(done, text, capsys):
     assert run(text, done.parent, "--steps", "25") == 2
     assert "which has another base.steps" in capsys.readouterr().err

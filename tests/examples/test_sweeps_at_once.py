@@ -93,7 +93,6 @@ def test_there_are_no_bits_per_byte_where_the_tokenizer_loses_text(lost):
     "flags",
     [
         ["--skip-spikes", "6"],
-        ["--init-from", "gpt2"],
         ["--data.mixture", "a:1", "b:1"],
         ["--mesh", "data=1"],
     ],

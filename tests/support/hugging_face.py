@@ -1,4 +1,4 @@
-"""Models of transformers at toy size with random weights, and folders of both kinds."""
+"""Networks of the two families at toy size with random weights, and folders as exported."""
 
 import dataclasses
 
@@ -6,28 +6,16 @@ import jax
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from examples.trainer.settings.hugging_face import to_settings
+from examples.trainer.models.state_dict import abstract
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.training import sharding
 from examples.trainer.training.step import make_forward
-from examples.trainer.weights import load as weights
 from examples.trainer.weights.export import write_folder
 
 V, T = 257, 12
 TOKENS = np.random.default_rng(0).integers(0, V, (3, T), dtype=np.int32)
 GPT = ModelConfig(n_layer=2, n_head=2, d_model=16, d_ff=24, context=T, final_norm="layer")
 LLAMA = dataclasses.replace(GPT, family="llama", final_norm="rms", n_head=4, tied=False)
-NETWORKS = {
-    "gpt": GPT,
-    "gpt untied, epsilon, default width": dataclasses.replace(
-        GPT, tied=False, norm_epsilon=1e-3, d_ff=None
-    ),
-    "llama": LLAMA,
-    "llama tied": dataclasses.replace(LLAMA, tied=True, norm_epsilon=1e-3),
-    "llama grouped, base": dataclasses.replace(LLAMA, n_kv_head=2, rope_base=50.0),
-    "gpt padded": dataclasses.replace(GPT, vocab_size=320),
-    "llama padded": dataclasses.replace(LLAMA, vocab_size=384),
-}
 
 
 def tokenizer():
@@ -43,7 +31,7 @@ def tokenizer():
 
 def params_of(config, dtype=None):
     """Parameters that are all random, also those of norms and biases."""
-    shapes = weights.state_dict.abstract(config, V)
+    shapes = abstract(config, V)
     keys = iter(jax.random.split(jax.random.key(0), 100))
     return jax.tree.map(
         lambda x: (0.3 * jax.random.normal(next(keys), x.shape)).astype(dtype or x.dtype), shapes
@@ -60,14 +48,5 @@ def one_device():
     return sharding.make_mesh("", jax.devices()[:1])
 
 
-def read(folder, **change):
-    """The settings and the parameters of a folder, on one device."""
-    config = dataclasses.replace(to_settings(folder, ModelConfig()), **change)
-    weights.check_weights(str(folder), config, V)
-    shapes = weights.state_dict.abstract(config, V)
-    like = sharding.abstract(shapes, sharding.of_params(shapes, one_device()))
-    return config, weights.load_weights(str(folder), config, V, like)
-
-
-def write(folder, config, params, dtype="float32", shard_bytes=10**9, overwrite=False):
-    return write_folder(folder, params, config, tokenizer(), dtype, shard_bytes, overwrite)
+def write(folder, config, params, dtype="float32"):
+    return write_folder(folder, params, config, tokenizer(), dtype)

@@ -69,7 +69,6 @@ def refuse_what_is_not_done(asked: NewSweep) -> None:
     config = asked.config
     given = {
         "--data.mixture": config.data.mixture,
-        "--init-from": config.init_from,
         "--skip-spikes": config.skip_spikes,
         "--mesh": asked.mesh,
     }

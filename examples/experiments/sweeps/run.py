@@ -26,7 +26,7 @@ from examples.trainer.data.prepare import prepare
 from examples.trainer.data.token_folder import Dataset
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.folder import only_writer
-from examples.trainer.runs.launch import check_config, check_weights, keep_compiled_programs
+from examples.trainer.runs.launch import check_config, keep_compiled_programs
 from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
 from examples.trainer.settings import validation
@@ -76,7 +76,6 @@ def begin(asked: NewSweep, preset: str, say: Callable[[str], None]) -> tuple[Dat
     check_methods(asked, preset)
     keep_compiled_programs()
     dataset = prepare(asked.config.data, say)
-    check_weights(asked.config, dataset.tokenizer)
     folder = folder_of(asked, preset)
     command_line.keep(folder, asked, preset, dataset)
     return dataset, folder, Ledger(folder)

@@ -44,7 +44,6 @@ from examples.trainer.settings.model import (
     head_size,
     hidden_width,
     is_gated,
-    vocabulary,
 )
 
 
@@ -146,10 +145,8 @@ class LanguageModel(nnx.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int, layout: Layout, rngs: nnx.Rngs):
         self.config, self.layout = config, layout
-        self.tokens, words = vocab_size, vocabulary(config, vocab_size)
-        """Of the tokenizer; the embedding and the head may have more."""
         self.norm, kind = NORMS[config.family]
-        self.wte = Embed(words, config, layout, rngs)
+        self.wte = Embed(vocab_size, config, layout, rngs)
         if config.family == "gpt":
             self.wpe = Embed(config.context, config, layout, rngs)
         self.blocks = make_blocks(config, layout, rngs)
@@ -161,7 +158,7 @@ class LanguageModel(nnx.Module):
             self.lm_head = None
         else:
             width = config.d_model
-            self.lm_head = Linear(width, words, HEAD, config, layout, rngs, use_bias=False)
+            self.lm_head = Linear(width, vocab_size, HEAD, config, layout, rngs, use_bias=False)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """The logits of the token after each position."""
@@ -172,8 +169,7 @@ class LanguageModel(nnx.Module):
     ) -> tuple[jax.Array, Any]:
         """The same for tokens from position `start` on; also the KV cache with them added."""
         x, kv_cache = self.hidden(tokens, kv_cache, start)
-        found = logits(x, self.head(), self.layout)
-        return found[..., : self.tokens], kv_cache  # [B, T, V]
+        return logits(x, self.head(), self.layout), kv_cache  # [B, T, V]
 
     def hidden(
         self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
@@ -200,8 +196,7 @@ class LanguageModel(nnx.Module):
 
 Forward = Callable[[optax.Params, ArrayLike, Any, jax.Array | int], tuple[jax.Array, Any]]
 """A model as a function: parameters, tokens (B, T), the KV cache of `attention.py` or
-None, and the position of the first token, to logits (B, T, V) and the cache with these tokens.
-V are the tokens of the tokenizer, also where the network has more words."""
+None, and the position of the first token, to logits (B, T, V) and the cache with these tokens."""
 
 
 def build(

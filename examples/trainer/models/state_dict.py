@@ -5,13 +5,11 @@ are those of K1seki221/MuonPlus @8a9ace1: PyTorch's (out, in), and for GPT one m
 keys and values, in this order, each with its heads one after the other.
 """
 
-import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -120,19 +118,13 @@ HEAD = "lm_head.weight"
 
 
 def from_state_dict(
-    state_dict: Mapping[str, Any],
-    config: ModelConfig,
-    vocab_size: int,
-    place_array: Callable[[Any, np.ndarray], Any] = lambda path, x: x,
+    state_dict: Mapping[str, ArrayLike], config: ModelConfig, vocab_size: int
 ) -> optax.Params:
     """The tree of a model, with NumPy arrays of its types, from a state dict.
 
     The tree has a list of blocks or stacked ones, and one matrix of queries, keys and values or
     three, as `config` says. A tied model takes a state dict with its head too, if that is the
     token embedding. Raises `UserError` for names and shapes that are not the model's.
-
-    An entry may be anything with a shape that NumPy can turn into an array, so that it is read only
-    when it is needed. `place_array` gets each array of the tree with its path, one after the other.
     """
     shapes = abstract(config, vocab_size)
     check(state_dict, config, vocab_size)
@@ -140,22 +132,24 @@ def from_state_dict(
     def read(path: Any, leaf: jax.ShapeDtypeStruct) -> Any:
         place, layers = place_of(path, config)
         arrays = [read_array(state_dict, place, i, config.n_head, leaf.dtype) for i in layers]
-        return place_array(path, np.stack(arrays) if is_stacked(path, config) else arrays[0])
+        return np.stack(arrays) if is_stacked(path, config) else arrays[0]
 
     return jax.tree.map_with_path(read, shapes)
 
 
-def to_state_dict(
-    params: optax.Params, config: ModelConfig, tied_head: bool = False
-) -> dict[str, np.ndarray]:
-    """The state dict of a model's tree.
-
-    With `tied_head`, the state dict of a tied model has its head too, as PyTorch's has.
-    """
-    found = {name: np.asarray(x) for name, x in written(params, config).items()}
-    if config.tied and tied_head:
-        found[HEAD] = found[embedding_name(config.family)]
-    return found
+def to_state_dict(params: optax.Params, config: ModelConfig) -> dict[str, np.ndarray]:
+    """The state dict of a model's tree."""
+    parts: dict[str, dict[int, np.ndarray]] = {}
+    for path, x in jax.tree.leaves_with_path(params):
+        place, layers = place_of(path, config)
+        arrays = np.asarray(x) if is_stacked(path, config) else [np.asarray(x)]
+        for layer, array in zip(layers, arrays, strict=True):
+            names = place.names(layer)
+            rows = np.split(place.form.write(array, config.n_head), len(names))
+            for name, own in zip(names, rows, strict=True):
+                parts.setdefault(name, {})[place.third or 0] = own
+    joined = {name: [rows[i] for i in sorted(rows)] for name, rows in parts.items()}
+    return {name: x[0] if len(x) == 1 else np.concatenate(x) for name, x in joined.items()}
 
 
 def sizes_of(
@@ -228,7 +222,7 @@ def is_stacked(path: Any, config: ModelConfig) -> bool:
 
 
 def read_array(
-    state_dict: Mapping[str, Any], place: Published, layer: int, n_head: int, dtype: Any
+    state_dict: Mapping[str, ArrayLike], place: Published, layer: int, n_head: int, dtype: Any
 ) -> np.ndarray:
     """The array of one layer, as it lies in a tree."""
     with np.errstate(over="ignore"):  # named below
@@ -242,49 +236,16 @@ def read_array(
     return place.form.read(rows, n_head)
 
 
-def written(params: optax.Params, config: ModelConfig) -> dict[str, Any]:
-    """The state dict of a tree, of whatever its arrays are."""
-    return {name: make() for name, make in writers(params, config).items()}
+def expected_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's state dict, by name."""
+    # Views of one number, so that no memory is taken.
+    tree = jax.tree.map(lambda x: np.broadcast_to(0, x.shape), abstract(config, vocab_size))
+    return {name: x.shape for name, x in to_state_dict(tree, config).items()}
 
 
-def writers(params: optax.Params, config: ModelConfig) -> dict[str, Callable[[], Any]]:
-    """The names of a state dict, each with a function that makes its array."""
-    parts: dict[str, dict[int, Callable[[], Any]]] = {}
-    for path, x in jax.tree.leaves_with_path(params):
-        place, layers = place_of(path, config)
-        for i, layer in enumerate(layers):
-            names = place.names(layer)
-            index = i if is_stacked(path, config) else None
-            for part, name in enumerate(names):
-                make = functools.partial(rows_of, x, index, place, part, config.n_head)
-                parts.setdefault(name, {})[place.third or 0] = make
-    return {
-        name: functools.partial(joined, [make for _, make in sorted(makers.items())])
-        for name, makers in parts.items()
-    }
-
-
-def rows_of(x: Any, index: int | None, place: Published, part: int, n_head: int) -> Any:
-    """The rows under one name of an array in a tree; of stacked layers, of that with the index."""
-    array = place.form.write(x if index is None else x[index], n_head)
-    names = place.names(0)
-    return array if len(names) == 1 else jnp.split(array, len(names))[part]
-
-
-def joined(makers: list[Callable[[], Any]]) -> Any:
-    arrays = [make() for make in makers]
-    return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays)
-
-
-def expected_arrays(config: ModelConfig, vocab_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The names of a model's state dict, with shapes and types."""
-    shapes = abstract(config, vocab_size)
-    return jax.eval_shape(lambda params: written(params, config), shapes)
-
-
-def check(found: Mapping[str, Any], config: ModelConfig, vocab_size: int) -> None:
+def check(found: Mapping[str, ArrayLike], config: ModelConfig, vocab_size: int) -> None:
     """Refuses a state dict with other names or shapes than the model's; reads a tied head only."""
-    expected = expected_arrays(config, vocab_size)
+    expected = expected_shapes(config, vocab_size)
     model = f"a {config.family} of {config.n_layer} layers"
     if missing := sorted(expected.keys() - found.keys()):
         raise UserError(f"{named(missing)} missing: give all parameters of {model}.")
@@ -301,10 +262,10 @@ def check(found: Mapping[str, Any], config: ModelConfig, vocab_size: int) -> Non
         raise UserError(f"{named(sorted(more))} not in {model}: leave out what it does not have.")
     for name, wanted in expected.items():
         shape = tuple(np.shape(found[name]))
-        if shape != wanted.shape:
+        if shape != wanted:
             raise UserError(
                 f"{name} has the shape {shape}, and in {model} with these sizes it has "
-                f"{wanted.shape}: give parameters and sizes of one model."
+                f"{wanted}: give parameters and sizes of one model."
             )
 
 

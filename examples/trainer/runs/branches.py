@@ -58,8 +58,7 @@ def check_branch(setup: TrainingSetup) -> None:
         other = min(changed, key=lambda name: ("opt_state" in name, name))
         raise UserError(
             f"the state of {run} does not fit the flags: {other} differs. Leave out those that"
-            " change the network or the kind of optimizer, or begin with its weights alone: export"
-            " them, and give --init-from."
+            " change the network or the kind of optimizer."
         )
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jax
 from rich.console import Console
-from tokenizers import Tokenizer
 
 from examples.trainer.data.mixture import BLOCK
 from examples.trainer.data.prepare import prepare
@@ -26,7 +25,7 @@ from examples.trainer.runs.report import sample_text, write_results
 from examples.trainer.settings import machines as machine_settings
 from examples.trainer.settings.command_line import NewRun, Resume, origin, read_config_file
 from examples.trainer.settings.machines import MachineConfig
-from examples.trainer.settings.model import head_size, vocabulary
+from examples.trainer.settings.model import head_size
 from examples.trainer.settings.presets import PRESETS, as_published
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system import exit_status, files, tables
@@ -111,10 +110,8 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
     words = setup.dataset.tokenizer  # what it cannot do is refused before the run, not after it
     end_of(words)
     ids_of(words, [config.prompt])
-    if isinstance(asked, NewRun):
-        check_weights(setup.config, words)
-        if config.from_run:
-            branches.check_branch(setup)
+    if isinstance(asked, NewRun) and config.from_run:
+        branches.check_branch(setup)
     if data_key not in ("", setup.dataset.key):
         raise UserError(
             f"the text is not the one that {folder} was trained on, so that resuming would "
@@ -153,20 +150,6 @@ def before_flags(asked: NewRun, preset: str) -> OptimizerConfig:
     if asked.as_published:
         config = as_published(preset, config)
     return config.optimizer
-
-
-def check_weights(config: RunConfig, words: Tokenizer) -> None:
-    """Refuses weights to begin with that do not fit the settings, or the tokens of the text."""
-    if not config.init_from:
-        return
-    if config.data.trains_tokenizer and not config.data.tokenizer:
-        raise UserError(
-            f"--init-from {config.init_from}: a tokenizer that is trained on the text has other"
-            " tokens than these weights: give theirs as --data.tokenizer PATH."
-        )
-    from examples.trainer.weights import load  # most runs read none
-
-    load.check_weights(config.init_from, config.model, words.get_vocab_size())
 
 
 def train(setup: TrainingSetup, folder: Path, console: Console, machine: MachineConfig) -> int:
@@ -219,7 +202,6 @@ def describe_setup(
 ) -> None:
     config, data = setup.config, setup.dataset
     tokens = data.tokenizer.get_vocab_size()
-    words = vocabulary(config.model, tokens)
     size = sum(x.size for x in jax.tree.leaves(state.params))
     tokens_per_step = config.batch_size * config.model.context
     epochs = setup.loader.epochs(config.steps)
@@ -229,7 +211,7 @@ def describe_setup(
         f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
         f"{attention_kernels.describe(config.model, Layout(setup.mesh))}",
         f"text   {data.train.meta.tokens:,} training and {data.val.meta.tokens:,} validation "
-        f"tokens, {tokens} in the vocabulary{f', padded to {words}' if words > tokens else ''}",
+        f"tokens, {tokens} in the vocabulary",
     ]
     if loses_text(data.lost):
         lines.append(

@@ -88,10 +88,8 @@ def of_branch(config: RunConfig, argv: Sequence[str]) -> RunConfig:
     """The settings of the run that `--from-run` names, of which flags may change any."""
     if not argv[0].startswith("-"):
         raise UserError(f"--from-run takes the settings of that run: leave out {argv[0]}.")
-    if config.init_from:
-        raise UserError("--from-run and --init-from both give weights: leave one of them out.")
     run, _ = origin(config.from_run)
-    return dataclasses.replace(read_config_file(run / "config.json", config), init_from="")
+    return read_config_file(run / "config.json", config)
 
 
 def origin(ref: str) -> tuple[Path, int | None]:
@@ -233,7 +231,7 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
     known = {name: (text, NewRun(config)) for name, (text, config) in PRESETS.items()}
     asked, name = choose_preset(known, argv, PROGRAM, DESCRIPTION)
     given = asked.config
-    if not any((asked.as_published, asked.known, asked.file, given.init_from, given.from_run)):
+    if not any((asked.as_published, asked.known, asked.file, given.from_run)):
         return with_rate(asked, name), name
     # These change the defaults of other flags, which are then read again.
     text, config = PRESETS[name]
@@ -247,10 +245,6 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
     if asked.known:
         config = machines.on_machine(name, asked.known, config)
         machine = MachineConfig(mesh=machines.mesh_of_machine(asked.known))
-    if weights := given.init_from or config.init_from:
-        from examples.trainer.settings.hugging_face import beginning_with  # most runs read none
-
-        config = beginning_with(weights, config)
     known[name] = text, NewRun(config, machine)
     asked, _ = choose_preset(known, argv, PROGRAM, DESCRIPTION)
     return with_rate(asked, name), name

@@ -7,7 +7,6 @@ import pydantic
 import tyro
 
 from examples.trainer.settings.validation import STRICT, Count, CountOrZero, FinitePositive
-from examples.trainer.system.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +30,6 @@ class ModelConfig:
     """Width inside an MLP; None: 4 d_model, or 8/3 d_model with swiglu (as many parameters)."""
     context: Count = 128
     """Tokens per row: the longest text that the model can look back on."""
-    vocab_size: Count | None = None
-    """Rows of the token embedding and columns of the head: 50304 pads GPT-2's 50257 tokens to a
-    multiple of 128. Words that the tokenizer lacks are never drawn. None: as many as it has."""
     mlp: Literal["gelu", "swiglu"] | None = None
     """What is inside an MLP: GELU between two matrices, or SwiGLU, which has three. None: as
     published, gelu for gpt and swiglu for llama."""
@@ -122,17 +118,6 @@ class ModelConfig:
         return self
 
 
-def vocabulary(config: ModelConfig, tokens: int) -> int:
-    """The rows of the embedding of a network whose tokenizer has so many tokens."""
-    if config.vocab_size is not None and config.vocab_size < tokens:
-        raise UserError(
-            f"--model.vocab-size is {config.vocab_size}, and the tokenizer of the run has {tokens}"
-            " tokens: give at least as many, or with --init-from the tokenizer of those weights as"
-            " --data.tokenizer PATH."
-        )
-    return config.vocab_size or tokens
-
-
 def hidden_width(config: ModelConfig) -> int:
     if config.d_ff is not None:
         return config.d_ff
@@ -176,4 +161,4 @@ def training_flops_per_token(config: ModelConfig, tokens: int) -> float:
     projections = (2 + 2 * kv_heads(config) / config.n_head) * width**2
     matrices = config.n_layer * (projections + gates * width * hidden_width(config))
     attention = config.n_layer * config.context * width
-    return 6.0 * (matrices + width * vocabulary(config, tokens) + attention)
+    return 6.0 * (matrices + width * tokens + attention)

@@ -168,9 +168,6 @@ class RunConfig:
     own. Its settings are those of that run, unless flags change them; needs --name."""
     earlier_steps: tyro.conf.Suppress[tuple[Count, ...]] = ()
     """How many steps the run had before it was extended; --resume RUN --steps N writes this."""
-    init_from: str = ""
-    """Begin with the weights of a folder in Hugging Face's form (GPT-2 or LLaMA, in safetensors),
-    or of its hub as OWNER/MODEL. Network and tokenizer are those of the folder."""
     runs_dir: str = "runs"
     """Where run folders are made."""
     checkpoint_dir: str = ""

@@ -110,8 +110,7 @@ class TrainingSetup:
     loader: Batches
     program: Program
     init: Callable[[], TrainState]
-    """Makes the state before the first step: from the seed of the configuration, and from the
-    weights that it names."""
+    """Makes the state before the first step, from the seed of the configuration."""
     train_step: Callable[..., tuple[TrainState, Measured]]
     """State, inputs and targets to the next state and its figures, at the configured rates.
 
@@ -140,22 +139,12 @@ def make_setup(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup
         dataset=dataset,
         loader=loader,
         program=program,
-        init=lambda: init_from_config(config, program, words),
+        init=lambda: program.init(config.seed),
         train_step=lambda state, *batch, largest_norm=None: program.train_step(
             state, rates._replace(largest_norm=largest_norm), *batch
         ),
         evaluate=make_evaluate(program.loss, config, dataset, mesh),
     )
-
-
-def init_from_config(config: RunConfig, program: Program, vocab_size: int) -> TrainState:
-    if not config.init_from:
-        return program.init(config.seed)
-    from examples.trainer.weights.load import load_weights  # most runs read none
-
-    like = program.abstract.params
-    params = load_weights(config.init_from, config.model, vocab_size, like)
-    return program.init_from(params, config.seed)
 
 
 def check_rows(config: RunConfig, mesh: Mesh) -> None:

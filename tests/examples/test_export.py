@@ -1,0 +1,108 @@
+"""Exports: the arrays, the configuration and the tokenizer that transformers reads."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from examples import export as command
+from examples.trainer.models.state_dict import from_state_dict
+from examples.trainer.system.errors import UserError
+from examples.trainer.weights import export
+from tests.support.hugging_face import GPT, LLAMA, TOKENS, V, logits, params_of, write
+from tests.support.trainer import on_devices, train
+
+safetensors_numpy = pytest.importorskip("safetensors.numpy")
+
+NETWORKS = {
+    "gpt": GPT,
+    "gpt untied": dataclasses.replace(GPT, tied=False, norm_epsilon=1e-3, d_ff=None),
+    "gpt stacked": dataclasses.replace(GPT, scan=True, qkv="separate"),
+    "llama": LLAMA,
+    "llama tied": dataclasses.replace(LLAMA, tied=True, scan=True, qkv="fused"),
+    "llama grouped": dataclasses.replace(LLAMA, n_kv_head=2, rope_base=50.0),
+}
+
+
+def read(folder, config):
+    """The parameters of a folder; linear layers of GPT-2 lie there as (in, out)."""
+    found = safetensors_numpy.load_file(folder / "model.safetensors")
+    if config.family == "gpt":
+        layers = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+        found = {name: x.T if name.endswith(layers) else x for name, x in found.items()}
+    return from_state_dict(found, config, V)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_arrays_are_the_parameters(tmp_path, name, dtype):
+    config = dataclasses.replace(NETWORKS[name], param_dtype=dtype)
+    params = params_of(config)
+    write(tmp_path / "out", config, params, dtype)
+    again = read(tmp_path / "out", config)
+    assert jax.tree.structure(again) == jax.tree.structure(params)
+    for x, y in zip(jax.tree.leaves(again), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(x, y, strict=True)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_transformers_computes_the_same_logits(tmp_path, name):
+    torch, transformers = (pytest.importorskip(x) for x in ("torch", "transformers"))
+    config = NETWORKS[name]
+    params = params_of(config)
+    write(tmp_path / "out", config, params)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        found = theirs(torch.tensor(TOKENS, dtype=torch.long)).logits.numpy()
+    np.testing.assert_allclose(found, logits(config, params), atol=1e-4)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("ab").input_ids[0] == tokenizer.bos_token_id == 0
+
+
+def test_the_tokenizer_begins_texts_as_in_training(tmp_path):
+    write(tmp_path / "out", GPT, params_of(GPT))
+    made = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    assert made.encode("ab").ids[0] == 0 and made.decode(made.encode("ab").ids) == "ab"
+    values = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (values["vocab_size"], values["n_positions"], values["bos_token_id"]) == (V, 12, 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (dataclasses.replace(GPT, final_norm="rms"), "--model.final-norm rms: .* layer to export"),
+        (dataclasses.replace(GPT, mlp="swiglu"), "--model.mlp swiglu: gpt of transformers has no"),
+        (dataclasses.replace(LLAMA, mlp="gelu"), "--model.mlp gelu: llama of transformers has no"),
+    ],
+)
+def test_networks_that_transformers_lacks(tmp_path, config, words):
+    with pytest.raises(UserError, match=words):
+        write(tmp_path / "x", config, params_of(config))
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten_and_a_failure_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(UserError, match=r"there exists: give the name of a new folder"):
+        write(tmp_path / "there", GPT, params_of(GPT))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export, "write_tokenizer", full)
+    with pytest.raises(UserError, match=r"cannot write .*: No space left on device. To do: make"):
+        write(tmp_path / "new", GPT, params_of(GPT))
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_the_command_exports_a_run(text, tmp_path, capsys):
+    with on_devices(1):
+        layer = ("--model.final-norm", "layer", "--steps", "1")
+        assert train(text, tmp_path, "--name", "x", *layer) == 0
+        assert command.main([str(tmp_path / "x"), str(tmp_path / "hf"), "--dtype", "bfloat16"]) == 0
+    assert "step 1 of" in capsys.readouterr().out
+    arrays = safetensors_numpy.load_file(tmp_path / "hf" / "model.safetensors")
+    assert {str(x.dtype) for x in arrays.values()} == {"bfloat16"}
