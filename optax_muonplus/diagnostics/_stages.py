@@ -43,7 +43,7 @@ def stages_of(
     mu = type(old)(*(arrays_of(leaves, tree) for tree in old[:-1]), old.count)
     # A state over replicas is cut on: so is the gradient, and the momentum is gathered when read.
     parts = [_typed_like(x, stored) for x, stored in zip(gradients, mu[0], strict=True)]
-    _, read, sources = momentum.advance(parts, mu, link.steps[0].input_dtype)
+    _, directions = momentum.advance(parts, mu, link.steps[0].input_dtype)
     # Measures are of what the steps compute, not of what the updates are rounded to.
     whole = FusedLink.of(None, link.functions, rounds=False, run=link.run)
 
@@ -52,7 +52,7 @@ def stages_of(
         return part.update(arrays, None, None, leaves)[0] if steps else arrays
 
     def stages() -> Sequence[Sequence[jax.Array]]:
-        momenta = [_typed_like(read(*x), g) for x, g in zip(sources, gradients, strict=True)]
+        momenta = [_typed_like(x.load(), g) for x, g in zip(directions, gradients, strict=True)]
         factors = after(whole.functions[:1], momenta)
         if isinstance(whole.steps[0], Orthogonalize):
             return momenta, factors, after(whole.steps[1:], factors)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from optax_muonplus.frame import STORAGES, MomentumState, Sources, Storage, buffers_of, state_of
+from optax_muonplus.frame import STORAGES, Buffer, MomentumState, Storage, buffers_of, state_of
 from optax_muonplus.messages import flatten_with_names, path_name
 from optax_muonplus.method import narrowed
 
@@ -216,7 +216,7 @@ def _empty(zeros: optax.Params, count: Any) -> Int8MomentumState:
     return Int8MomentumState(zeros, jax.tree.map(zero_scales, zeros), count)
 
 
-def _store(x: jax.Array, buffer: Sources) -> Sources:
+def _store(x: jax.Array, buffer: Buffer) -> Buffer:
     return quantized(x, buffer[1].shape)
 
 

@@ -12,7 +12,8 @@ from jax.typing import ArrayLike
 
 from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.frame.momentum import Momentum
-from optax_muonplus.frame.plainly import READ_ONE, Read, Run, Sources, plainly
+from optax_muonplus.frame.operand import Operand
+from optax_muonplus.frame.plainly import Run, plainly
 from optax_muonplus.method import (
     Elementwise,
     MatrixFunction,
@@ -98,25 +99,15 @@ class FusedLink:
         del params
         arrays, treedef = jax.tree.flatten(updates)
         if self.momentum is None:
-            read, sources = READ_ONE, [(jnp.asarray(x),) for x in arrays]
+            operands = [Operand.of(x) for x in arrays]
         else:
             mu, nothing = state
-            mu, read, sources = self.momentum.advance(updates, mu, self.steps[0].input_dtype)
+            mu, operands = self.momentum.advance(updates, mu, self.steps[0].input_dtype)
             state = (mu, nothing)
         if not self.rounds:
-            pairs = zip(leaves, dtypes_of(read, sources), strict=True)
-            leaves = [leaf._replace(dtype=dtype) for leaf, dtype in pairs]
-        return treedef.unflatten(self.run(self.steps, read, sources, leaves)), state
-
-
-def dtypes_of(read: Read, sources: Sequence[Sources]) -> list[Any]:
-    """Returns the dtypes of operands; ``read`` is traced once for equal dtypes of sources."""
-    given = [tuple(x.dtype for x in arrays) for arrays in sources]
-    found = {
-        dtypes: jax.eval_shape(read, *(jax.ShapeDtypeStruct((), x) for x in dtypes)).dtype
-        for dtypes in dict.fromkeys(given)
-    }
-    return [found[dtypes] for dtypes in given]
+            pairs = zip(leaves, operands, strict=True)
+            leaves = [leaf._replace(dtype=x.dtype) for leaf, x in pairs]
+        return treedef.unflatten(self.run(self.steps, operands, leaves)), state
 
 
 def _adapted(

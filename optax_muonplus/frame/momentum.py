@@ -11,7 +11,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus.frame.checks import check_gradients, check_inexact_dtypes
-from optax_muonplus.frame.plainly import Read, Sources
+from optax_muonplus.frame.operand import Operand
 from optax_muonplus.messages import flatten_with_names, wrong_state
 from optax_muonplus.method import (
     DECAY,
@@ -25,6 +25,9 @@ from optax_muonplus.method import (
     narrower,
     static,
 )
+
+# The arrays that hold one buffer.
+Buffer = tuple[jax.Array, ...]
 
 
 class MomentumState(NamedTuple):
@@ -49,14 +52,14 @@ class Storage:
     # From the arrays that hold one buffer, or from parts of them, to the momentum.
     load: Callable[..., jax.Array]
     # From a momentum, and the arrays that held the one before, to arrays that hold it.
-    store: Callable[[jax.Array, Sources], Sources]
+    store: Callable[[jax.Array, Buffer], Buffer]
 
 
 def _load(buffer: jax.Array) -> jax.Array:
     return buffer
 
 
-def _store(x: jax.Array, buffer: Sources) -> Sources:
+def _store(x: jax.Array, buffer: Buffer) -> Buffer:
     return (narrowed(x, buffer[0].dtype),)
 
 
@@ -143,18 +146,17 @@ class Momentum:
     ) -> tuple[optax.Updates, Any]:
         """Returns the directions and the new state."""
         del params
-        state, read, sources = self.advance(updates, state)
-        return jax.tree.structure(state[0]).unflatten([read(*x) for x in sources]), state
+        state, directions = self.advance(updates, state)
+        return jax.tree.structure(state[0]).unflatten([x.load() for x in directions]), state
 
     def advance(
         self, updates: optax.Updates, state: Any, rounded_to: Any = None
-    ) -> tuple[Any, Read, list[Sources]]:
-        """Takes one step of the moving average; returns the state, and the directions to be made.
+    ) -> tuple[Any, list[Operand]]:
+        """Takes one step of the moving average; returns the state, and a direction for each leaf.
 
-        These are an elementwise function, and for each leaf the arrays that it makes the direction
-        of. ``rounded_to`` is the dtype that directions are rounded to, if known. Where the buffer
-        is as narrow, they are made of it, which is in memory anyway, and else of the sum before it
-        was rounded. Numbers in eight bits are read as they are stored.
+        ``rounded_to`` is the dtype that directions are rounded to, if known. Where the buffer is as
+        narrow, they are computed from it, which is in memory anyway, and else from the sum before
+        it was rounded. Numbers in eight bits are read as they are stored.
         """
         storage = storage_of(self.dtype)
         check_momentum(state, storage, self.bias_correction)
@@ -164,16 +166,15 @@ class Momentum:
         pairs = zip(buffers, grads, strict=True)
         sums = [moving_average(storage.load(*m), g, self.beta) for m, g in pairs]
         kept = [storage.store(x, m) for x, m in zip(sums, buffers, strict=True)]
-        made_of = [
-            m if len(m) > 1 or narrower(x.dtype, rounded_to) == m[0].dtype else (x,)
-            for x, m in zip(sums, kept, strict=True)
-        ]
         count = optax.safe_increment(state.count) if self.bias_correction else None
         new = state_of(state, treedef, kept, count)
-        read = LookAhead(self.beta, count, self.nesterov, self.divisor, storage.load)
-        if self.nesterov:
-            return new, read, [(*m, g) for m, g in zip(made_of, grads, strict=True)]
-        return new, read, made_of
+        compute = LookAhead(self.beta, count, self.nesterov, self.divisor, storage.load)
+        directions = []
+        for x, m, g in zip(sums, kept, grads, strict=True):
+            stored = len(m) > 1 or narrower(x.dtype, rounded_to) == m[0].dtype
+            arrays = (*(m if stored else (x,)), *([g] if self.nesterov else []))
+            directions.append(Operand(arrays, x.dtype, compute))
+        return new, directions
 
 
 def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:
@@ -198,14 +199,14 @@ def check_momentum(state: Any, storage: "Storage", bias_correction: bool) -> Non
         )
 
 
-def buffers_of(state: Any) -> tuple[list[Sources], Any]:
+def buffers_of(state: Any) -> tuple[list[Buffer], Any]:
     """Returns the arrays that hold each leaf's momentum, and the structure of the tree."""
     first, *others = state[:-1]
     arrays, treedef = jax.tree.flatten(first)
     return list(zip(arrays, *map(treedef.flatten_up_to, others), strict=True)), treedef
 
 
-def state_of(like: Any, treedef: Any, buffers: list[Sources], count: Any) -> Any:
+def state_of(like: Any, treedef: Any, buffers: list[Buffer], count: Any) -> Any:
     """Makes a state of the arrays that :func:`buffers_of` returns."""
     columns = zip(*buffers, strict=True) if buffers else ((),) * (len(like) - 1)
     return type(like)(*map(treedef.unflatten, columns), count)

@@ -12,50 +12,35 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from optax_muonplus.frame import READ_ONE, Read, Sources, usable_axes
-from optax_muonplus.method import Composition, for_layout, narrowed, narrower
+from optax_muonplus.frame import Operand, usable_axes
+from optax_muonplus.method import Composition, for_layout, narrowed
 from optax_muonplus.run.loops import Platform, map_in_place, sharded_like
 
 Item = TypeVar("Item")
 
 
 class MatrixBatch(NamedTuple):
-    """Matrices of one shape that are computed from their sources when they are loaded."""
+    """Matrices of one shape that are loaded where they are worked on."""
 
-    # Arrays (batch, out, in), or (batch, in, out). The first has the shape of the matrices, others
-    # may have one number for a block of them.
-    sources: Sources
+    operand: Operand  # arrays (batch, out, in), or (batch, in, out)
     transposed: bool  # they are stored as (batch, in, out)
     dtype: Any  # matrices have it when functions get them
     result_dtype: Any
-    read: Read = READ_ONE  # makes the matrices of arrays like the sources
-    rounded_dtype: Any = None  # matrices are rounded to it when they are read; None is dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the matrices."""
-        return self.sources[0].shape
-
-    @property
-    def array(self) -> jax.Array:
-        """The matrices, in the dtype that they are rounded to."""
-        return self.matrices(*self.sources)
-
-    def matrices(self, *sources: jax.Array) -> jax.Array:
-        """Returns the matrices that are made of arrays like :attr:`sources`."""
-        x = self.read(*sources)
-        return x if self.rounded_dtype is None else narrowed(x, self.rounded_dtype)
-
-    @property
-    def array_dtype(self) -> jnp.dtype:
-        """The dtype of :attr:`array`."""
-        return jnp.dtype(self.dtype if self.rounded_dtype is None else self.rounded_dtype)
+        return self.operand.arrays[0].shape
 
     @property
     def program_key(self) -> tuple[Any, ...]:
         """Shape, dtypes and layout, which are equal for batches that share a program."""
-        sources = tuple((x.dtype, x.shape[-2:]) for x in self.sources)
-        return sources, self.array_dtype, self.dtype, self.result_dtype, self.transposed
+        arrays = tuple((x.dtype, x.shape[-2:]) for x in self.operand.arrays)
+        return arrays, self.operand.dtype, self.dtype, self.result_dtype, self.transposed
+
+    def of(self, arrays: tuple[jax.Array, ...]) -> "MatrixBatch":
+        """Returns the batch of other arrays."""
+        return self._replace(operand=self.operand._replace(arrays=arrays))
 
     def apply(self, steps: Composition) -> Callable[[jax.Array], jax.Array]:
         """Returns ``steps`` of arrays like this one."""
@@ -64,11 +49,7 @@ class MatrixBatch(NamedTuple):
 
     def rounded_early(self, steps: Composition) -> "MatrixBatch":
         """Rounds before anything else where ``steps`` round it anyway."""
-        return self._replace(rounded_dtype=narrower(self.array_dtype, steps.input_dtype))
-
-    def with_sources(self, change: Callable[[jax.Array], jax.Array]) -> "MatrixBatch":
-        """Returns the batch with other sources."""
-        return self._replace(sources=tuple(change(x) for x in self.sources))
+        return self._replace(operand=self.operand.rounded_to(steps.input_dtype))
 
 
 def work_in_loops(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
@@ -79,7 +60,7 @@ def work_in_loops(steps: Composition, batches: Sequence[MatrixBatch]) -> list[ja
         group = [batches[i] for i in members]
         first = group[0]
         # A matrix that is made of other arrays can be made in the place of its result.
-        in_place = first.read is not READ_ONE and first.array_dtype == first.result_dtype
+        in_place = first.operand.compute is not None and first.operand.dtype == first.result_dtype
         if in_place and first.shape[0] == 1:
             made = _in_place(steps, group)
         else:
@@ -95,7 +76,7 @@ def _in_place(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Ar
     """
     function = batches[0].apply(steps)
     # Without the axis of size 1 arrays have the shape of the parameter, and can share its memory.
-    made = [(batch.with_sources(lambda x: x[0]).array,) for batch in batches]
+    made = [(batch.operand.map(lambda x: x[0]).load(),) for batch in batches]
     results = map_in_place(lambda x: function(x[None])[0], made, in_place=True)
     results = [y[None] for y in results]
     return results if len(batches) > 1 else sharded_like_sources(batches, results, "cpu")
@@ -106,17 +87,17 @@ def _one_by_one(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.
     first = batches[0]
     function = first.apply(steps)
 
-    def of_matrix(*sources: jax.Array) -> jax.Array:
-        return function(first.matrices(*(x[None] for x in sources)))[0]
+    def of_matrix(*arrays: jax.Array) -> jax.Array:
+        return function(first.operand._replace(arrays=arrays).map(lambda x: x[None]).load())[0]
 
     if first.shape[0] == 1:
-        results = map_in_place(of_matrix, [x.with_sources(lambda x: x[0]).sources for x in batches])
-        return [y[None] for y in results]
+        single = [batch.operand.map(lambda x: x[0]).arrays for batch in batches]
+        return [y[None] for y in map_in_place(of_matrix, single)]
 
-    def of_batch(*sources: jax.Array) -> jax.Array:
-        return jax.lax.map(lambda parts: of_matrix(*parts), sources)
+    def of_batch(*arrays: jax.Array) -> jax.Array:
+        return jax.lax.map(lambda parts: of_matrix(*parts), arrays)
 
-    return map_in_place(of_batch, [batch.sources for batch in batches])
+    return map_in_place(of_batch, [batch.operand.arrays for batch in batches])
 
 
 def sharded_like_sources(
@@ -132,7 +113,7 @@ def sharded_like_sources(
     layers, so that a loop does it, for which an accelerator would wait. All is saved where there is
     one device, and inside ``jax.shard_map``, where arrays are those of one device.
     """
-    references = [batch.sources[0] for batch in batches]
+    references = [batch.operand.arrays[0] for batch in batches]
     if jax.device_count() == 1 or not any(isinstance(x, jax.core.Tracer) for x in references):
         return results
     mesh = jax.sharding.get_abstract_mesh()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import jax.core
 
-from optax_muonplus.frame import LeafInfo, Read, Sources, dtypes_of
+from optax_muonplus.frame import LeafInfo, Operand
 from optax_muonplus.method import MatrixFunction, compose, for_layout, narrowed
 from optax_muonplus.run.local import apply_local
 from optax_muonplus.run.mesh import apply_sharded
@@ -13,10 +13,7 @@ from optax_muonplus.run.polar import for_platform
 
 
 def efficiently(
-    functions: Sequence[MatrixFunction],
-    read: Read,
-    sources: Sequence[Sources],
-    leaves: Sequence[LeafInfo],
+    functions: Sequence[MatrixFunction], operands: Sequence[Operand], leaves: Sequence[LeafInfo]
 ) -> list[jax.Array]:
     """Applies functions in batches of matrices as they are stored, and on a mesh by a plan.
 
@@ -26,27 +23,23 @@ def efficiently(
     for on_mesh, apply in ((False, _apply_on_device), (True, apply_sharded)):
         which = [i for i, leaf in enumerate(leaves) if (leaf.sharding is not None) == on_mesh]
         if which:
-            own = [sources[i] for i in which], [leaves[i] for i in which]
-            results |= zip(which, apply(functions, read, *own), strict=True)
+            some = [operands[i] for i in which], [leaves[i] for i in which]
+            results |= zip(which, apply(functions, *some), strict=True)
     return [narrowed(results[i], leaf.dtype) for i, leaf in enumerate(leaves)]
 
 
 def _apply_on_device(
-    functions: Sequence[MatrixFunction],
-    read: Read,
-    sources: Sequence[Sources],
-    leaves: Sequence[LeafInfo],
+    functions: Sequence[MatrixFunction], operands: Sequence[Operand], leaves: Sequence[LeafInfo]
 ) -> list[jax.Array]:
     """Applies functions to leaves that are on one device, or distributed by the compiler."""
-    if any(isinstance(x, jax.core.Tracer) for arrays in sources for x in arrays):
-        given = zip(dtypes_of(read, sources), leaves, strict=True)
-        dtypes = [(dtype, leaf.dtype) for dtype, leaf in given]
-        return apply_local(functions, read, sources, [leaf.matrix for leaf in leaves], dtypes)
+    if any(isinstance(x, jax.core.Tracer) for operand in operands for x in operand.arrays):
+        layouts, dtypes = [x.matrix for x in leaves], [x.dtype for x in leaves]
+        return apply_local(functions, operands, layouts, dtypes)
     # Outside of jit each operation is a program of its own, and a loop would be compiled anew at
     # every call.
     steps, results = for_platform(compose(functions)), []
-    for arrays, leaf in zip(sources, leaves, strict=True):
+    for operand, leaf in zip(operands, leaves, strict=True):
         function = for_layout(steps, leaf.matrix.transposed)
-        matrices = [function(x) for x in leaf.matrix.to_matrices(read(*arrays))]
+        matrices = [function(x) for x in leaf.matrix.to_matrices(operand.load())]
         results.append(leaf.matrix.from_matrices(matrices))
     return results

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.core
 
-from optax_muonplus.frame import READ_ONE, MatrixLayout, Read, Sources
+from optax_muonplus.frame import MatrixLayout, Operand
 from optax_muonplus.method import MatrixFunction, compose, for_layout, narrowed, narrower
 from optax_muonplus.run.batches import MatrixBatch, sharded_like_sources, work_in_loops
 from optax_muonplus.run.loops import Platform, on_its_platform
@@ -17,27 +17,27 @@ from optax_muonplus.run.stacks import map_stacks, work_on_stacks
 
 def apply_local(
     functions: Sequence[MatrixFunction],
-    read: Read,
-    sources: Sequence[Sources],
+    operands: Sequence[Operand],
     layouts: Sequence[MatrixLayout],
-    dtypes: Sequence[tuple[Any, Any]],
+    dtypes: Sequence[Any],
     platform: Platform | None = None,
 ) -> list[jax.Array]:
     """Applies ``functions`` on one device, or as the compiler distributes it.
 
-    ``read`` makes the matrices of the arrays in each tuple of ``sources``, which have their shape,
-    or one number for each of their blocks. Each pair of ``dtypes`` has that of these matrices, and
-    that of the result. ``platform`` is where it runs; None is the one that it is lowered for.
+    ``dtypes`` are those of the results. ``platform`` is where it runs; None is the one that it is
+    lowered for.
     """
     batches: list[MatrixBatch] = []
     stops = []
-    for arrays, layout, pair in zip(sources, layouts, dtypes, strict=True):
-        own_read, layouts_of = read, [layout.of_blocks(x.shape) for x in arrays]
+    for operand, layout, dtype in zip(operands, layouts, dtypes, strict=True):
+        layouts_of = [layout.of_blocks(x.shape) for x in operand.arrays]
         if None in layouts_of:
-            own_read, arrays, layouts_of = READ_ONE, (read(*arrays),), [layout]
-        parts = [v.to_matrices(x) for v, x in zip(layouts_of, arrays, strict=True) if v]
-        blocks = zip(*parts, strict=True)
-        batches += [MatrixBatch(x, layout.transposed, *pair, own_read) for x in blocks]
+            operand, layouts_of = Operand.of(operand.load()), [layout]
+        parts = [v.to_matrices(x) for v, x in zip(layouts_of, operand.arrays, strict=True) if v]
+        batches += [
+            MatrixBatch(operand._replace(arrays=x), layout.transposed, operand.dtype, dtype)
+            for x in zip(*parts, strict=True)
+        ]
         stops.append(len(batches))
     outputs = apply_batched(functions, batches, platform)
     return [
@@ -62,8 +62,8 @@ def apply_batched(
     def on(platform: Platform) -> Callable[..., list[jax.Array]]:
         fast = for_platform(compose(functions), platform)
 
-        def work(*sources: tuple[jax.Array, ...]) -> list[jax.Array]:
-            given = [x._replace(sources=y) for x, y in zip(batches, sources, strict=True)]
+        def work(*arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
+            given = [x.of(y) for x, y in zip(batches, arrays, strict=True)]
             if platform == "cpu":
                 return work_in_loops(fast, given)
             on_accelerator = map_stacks if platform == "tpu" else work_on_stacks
@@ -71,8 +71,8 @@ def apply_batched(
 
         return work
 
-    sources = [batch.sources for batch in batches]
-    return on_its_platform(on, *sources, platform=platform)
+    arrays = [batch.operand.arrays for batch in batches]
+    return on_its_platform(on, *arrays, platform=platform)
 
 
 def apply_to_one(
@@ -84,7 +84,7 @@ def apply_to_one(
     rounds are written rounded; XLA would write float32 where a norm reads them twice. LLaMA-7B then
     had 587 MB of temporaries on 256 chips of v5e, and so 409.
     """
-    x = batch.array
+    x = batch.operand.load()
     for function in functions:
         x = for_layout(for_platform(function, platform), batch.transposed)(x.astype(batch.dtype))
         if narrower(x.dtype, function.output_dtype) != x.dtype:

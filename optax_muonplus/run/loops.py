@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from optax_muonplus.frame import Sources, varying_axes
+from optax_muonplus.frame import varying_axes
 
 Tree = TypeVar("Tree")
+Arrays = tuple[jax.Array, ...]
 # "gpu" also stands for every backend without a name here.
 Platform = Literal["cpu", "tpu", "gpu"]
 PLATFORMS: tuple[Platform, ...] = get_args(Platform)
@@ -41,7 +42,7 @@ def platform_of(backend: str) -> Platform:
 
 
 def map_in_place(
-    function: Callable[..., jax.Array], sources: Sequence[Sources], in_place: bool = False
+    function: Callable[..., jax.Array], sources: Sequence[Arrays], in_place: bool = False
 ) -> list[jax.Array]:
     """Maps ``function`` over tuples of arrays, in a loop that needs memory for its results alone.
 
@@ -65,7 +66,7 @@ def map_in_place(
 def _loop(
     function: Callable[..., jax.Array],
     in_place: bool,
-    sources: list[Sources],
+    sources: list[Arrays],
     closed_over: list[jax.Array],
 ) -> list[jax.Array]:
     result = jax.eval_shape(function, *sources[0], *closed_over)
@@ -92,7 +93,7 @@ def _derivative(
     """Writes the loop out: differentiated as a loop it would keep all results of every turn."""
     del in_place
 
-    def written_out(sources: list[Sources], closed_over: list[jax.Array]) -> list[jax.Array]:
+    def written_out(sources: list[Arrays], closed_over: list[jax.Array]) -> list[jax.Array]:
         return [function(*arrays, *closed_over) for arrays in sources]
 
     return jax.jvp(written_out, primals, tangents)
@@ -136,7 +137,7 @@ def _sharded_like_derivative(primals: Any, tangents: Any) -> Any:
 
 
 def map_slices(
-    function: Callable[..., jax.Array], sources: Sources, size: int, in_place: bool = False
+    function: Callable[..., jax.Array], sources: Arrays, size: int, in_place: bool = False
 ) -> jax.Array:
     """Maps ``function`` over slices of arrays along their first axis, one after the other.
 
@@ -155,7 +156,7 @@ def _slice_loop(
     function: Callable[..., jax.Array],
     size: int,
     in_place: bool,
-    sources: Sources,
+    sources: Arrays,
     closed_over: list[jax.Array],
 ) -> jax.Array:
     x, *others = sources
@@ -180,7 +181,7 @@ def _slice_derivative(
     """Uses ``jax.lax.map``: a loop that overwrites its results has no reverse derivative."""
     del in_place
 
-    def mapped(sources: Sources, closed_over: list[jax.Array]) -> jax.Array:
+    def mapped(sources: Arrays, closed_over: list[jax.Array]) -> jax.Array:
         slices = tuple(x.reshape(-1, size, *x.shape[1:]) for x in sources)
         y = jax.lax.map(lambda parts: function(*parts, *closed_over), slices)
         return y.reshape(sources[0].shape)

@@ -22,52 +22,59 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from optax_muonplus.frame import (
-    READ_ONE,
     LeafInfo,
     LeafSharding,
-    Read,
-    Sources,
+    Operand,
     as_named,
     axes_of_type,
-    dtypes_of,
     usable_axes,
 )
-from optax_muonplus.method import MatrixFunction, narrowed
+from optax_muonplus.method import MatrixFunction
 from optax_muonplus.run.deal import LANES, Bucket, Turn, row_of
 from optax_muonplus.run.local import apply_batched, apply_local, apply_to_one
-from optax_muonplus.run.loops import Platform, concatenated, on_its_platform, platform_of
+from optax_muonplus.run.loops import (
+    Arrays,
+    Platform,
+    concatenated,
+    on_its_platform,
+    platform_of,
+)
 from optax_muonplus.run.planning import Exchange, plan
 from optax_muonplus.run.sharded_leaf import ShardedLeaf
 
 
 def apply_sharded(
-    functions: Sequence[MatrixFunction],
-    read: Read,
-    sources: Sequence[Sources],
-    leaves: Sequence[LeafInfo],
+    functions: Sequence[MatrixFunction], operands: Sequence[Operand], leaves: Sequence[LeafInfo]
 ) -> list[jax.Array]:
     """Applies ``functions``, one after the other, to the matrices of leaves on one mesh.
 
-    ``read`` makes the matrices that travel of the arrays in each tuple of ``sources``. They travel
-    in the dtype that the first function rounds them to, if it is narrower than theirs and has as
-    many exponent bits; results equal those of rounding after the transfer, have the dtypes of the
-    records, and are sharded as the sources.
+    Matrices travel in the dtype that the first function rounds them to, if it is narrower than
+    theirs and has as many exponent bits. Results equal those of rounding after the transfer, have
+    the dtypes of the records, and are sharded as the operands.
     """
-    if any(x.shape != arrays[0].shape for arrays in sources for x in arrays):
-        # Block scales are left to the compiler, because a shard may cut a block.
-        read, sources = READ_ONE, [(read(*arrays),) for arrays in sources]
-    pairs = zip(sources, leaves, strict=True)
-    sources = [tuple(_sharded_as(leaf, x) for x in arrays) for arrays, leaf in pairs]
+    operands = [
+        _whole_blocks(operand).map(functools.partial(_sharded_as, leaf))
+        for operand, leaf in zip(operands, leaves, strict=True)
+    ]
+    computes = list(dict.fromkeys(x.compute for x in operands))
     # Arrays, which optax.inject_hyperparams makes of hyperparameters, have to be passed to jax.jit
     # and jax.shard_map as arguments. Python numbers stay constants of the program.
-    values, structure = jax.tree.flatten((read, list(functions)))
-    arrays = {i: x for i, x in enumerate(values) if isinstance(x, jax.Array | np.ndarray)}
-    numbers = tuple(None if i in arrays else x for i, x in enumerate(values))
-    sharded = tuple(map(ShardedLeaf.of, leaves, dtypes_of(read, sources)))
-    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(sources))
+    values, structure = jax.tree.flatten((computes, list(functions)))
+    hyperparams = {i: x for i, x in enumerate(values) if isinstance(x, jax.Array | np.ndarray)}
+    numbers = tuple(None if i in hyperparams else x for i, x in enumerate(values))
+    static = structure, numbers, tuple(computes.index(x.compute) for x in operands)
+    sharded = tuple(ShardedLeaf.of(leaf, x.dtype) for leaf, x in zip(leaves, operands, strict=True))
+    arrays = [x.arrays for x in operands]
+    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(arrays))
     # Outside of jit every operation would be a program of its own, and compiled anew at every call.
     apply = _apply if traced else _compiled
-    return apply(arrays, sources, (structure, numbers), sharded, _platform(leaves))
+    return apply(hyperparams, arrays, static, sharded, _platform(leaves))
+
+
+def _whole_blocks(operand: Operand) -> Operand:
+    """Loads an operand with numbers for blocks, since a shard may cut a block."""
+    shapes = {x.shape for x in operand.arrays}
+    return operand if len(shapes) == 1 else Operand.of(operand.load())
 
 
 def _sharded_as(leaf: LeafInfo, x: jax.Array) -> jax.Array:
@@ -90,29 +97,33 @@ def _platform(leaves: Sequence[LeafInfo]) -> Platform | None:
 
 
 def _apply(
-    arrays: dict[int, jax.Array],
-    sources: Sequence[Sources],
-    static: tuple[Any, tuple[Any, ...]],
+    hyperparams: dict[int, jax.Array],
+    arrays: Sequence[Arrays],
+    static: tuple[Any, tuple[Any, ...], tuple[int, ...]],
     leaves: tuple[ShardedLeaf, ...],
     platform: Platform | None,
 ) -> list[jax.Array]:
-    structure, numbers = static
+    structure, numbers, which = static
 
-    def merged(arrays: dict[int, jax.Array]) -> tuple[Read, list[MatrixFunction]]:
-        return structure.unflatten([arrays.get(i, x) for i, x in enumerate(numbers)])
+    def merged(hyperparams: dict[int, jax.Array]) -> tuple[list[Any], list[MatrixFunction]]:
+        return structure.unflatten([hyperparams.get(i, x) for i, x in enumerate(numbers)])
 
-    exchanges, _ = plan(leaves, merged(arrays)[1])
+    exchanges, _ = plan(leaves, merged(hyperparams)[1])
 
-    def work_of_device(arrays: dict[int, jax.Array], *shards: Sources) -> tuple[jax.Array, ...]:
-        read, functions = merged(arrays)
+    def work_of_device(hyperparams: dict[int, jax.Array], *shards: Arrays) -> tuple[jax.Array, ...]:
+        computes, functions = merged(hyperparams)
+        operands = [
+            Operand(x, leaf.dtype, computes[i])
+            for x, leaf, i in zip(shards, leaves, which, strict=True)
+        ]
         results: dict[int, jax.Array] = {}
         for exchange in exchanges:
             device = _Device(functions, exchange, leaves, platform)
             work = device.work_in_place if exchange.is_local else device.send_and_work
-            results |= work(read, shards)
+            results |= work(operands)
         return tuple(results[i] for i in range(len(leaves)))
 
-    return _on_each_device(work_of_device, arrays, sources, leaves)
+    return _on_each_device(work_of_device, hyperparams, arrays, leaves)
 
 
 _compiled = jax.jit(_apply, static_argnums=(2, 3, 4))
@@ -120,11 +131,11 @@ _compiled = jax.jit(_apply, static_argnums=(2, 3, 4))
 
 def _on_each_device(
     work: Callable[..., tuple[jax.Array, ...]],
-    arrays: dict[int, jax.Array],
-    sources: Sequence[Sources],
+    hyperparams: dict[int, jax.Array],
+    arrays: Sequence[Arrays],
     leaves: Sequence[ShardedLeaf],
 ) -> list[jax.Array]:
-    """Runs ``work`` on ``arrays`` and the shards of ``sources`` that each device of a mesh has."""
+    """Runs ``work`` on the shards of ``arrays`` that each device of a mesh has."""
     specs = tuple(as_named(x.sharding).spec for x in leaves)
     mesh = leaves[0].sharding.mesh
     # Replicas divide work along axes that cut no array. Where members of a jax.vmap lie along such
@@ -135,7 +146,7 @@ def _on_each_device(
     if axes_of_type(mesh, AxisType.Explicit):
         taken = jax.sharding.reshard(taken, as_named(everywhere, [AxisType.Explicit]))
     mapped = jax.shard_map(
-        lambda arrays, _, *shards: work(arrays, *shards),
+        lambda hyperparams, _, *shards: work(hyperparams, *shards),
         mesh=mesh,
         in_specs=(PartitionSpec(), as_named(everywhere).spec, *specs),
         out_specs=specs,
@@ -143,7 +154,7 @@ def _on_each_device(
         check_vma=False,  # what is gathered is the same on all devices, which it cannot see
     )
     try:
-        return list(mapped(arrays, taken, *sources))
+        return list(mapped(hyperparams, taken, *arrays))
     except ValueError as error:
         if "cannot appear in shard_map in_specs" not in str(error):
             raise
@@ -163,21 +174,21 @@ class _Device:
     leaves: Sequence[ShardedLeaf]
     platform: Platform | None  # None is the one that the program is lowered for
 
-    def work_in_place(self, read: Read, shards: Sequence[Sources]) -> dict[int, jax.Array]:
+    def work_in_place(self, operands: Sequence[Operand]) -> dict[int, jax.Array]:
         """Works on arrays whose matrices are whole on each device; returns results by index."""
-        given = {i: self.leaves[i] for i in itertools.chain(*self.exchange.leaves)}
-        layouts = [dataclasses.replace(x.layout, shape=x.local_shape) for x in given.values()]
-        dtypes = [(x.dtype, x.result_dtype) for x in given.values()]
-        arrays = [shards[i] for i in given]
-        made = apply_local(self.functions, read, arrays, layouts, dtypes, self.platform)
-        return dict(zip(given, made, strict=True))
+        leaves = {i: self.leaves[i] for i in itertools.chain(*self.exchange.leaves)}
+        layouts = [dataclasses.replace(x.layout, shape=x.local_shape) for x in leaves.values()]
+        dtypes, some = [x.result_dtype for x in leaves.values()], [operands[i] for i in leaves]
+        results = apply_local(self.functions, some, layouts, dtypes, self.platform)
+        return dict(zip(leaves, results, strict=True))
 
-    def send_and_work(self, read: Read, shards: Sequence[Sources]) -> dict[int, jax.Array]:
+    def send_and_work(self, operands: Sequence[Operand]) -> dict[int, jax.Array]:
         """Sends shards to the workers of their matrices; returns results by index."""
 
         def to_items(i: int) -> jax.Array:
             # Narrowed before it is reshaped, as momentum is where it is stored: one array for both.
-            return self.leaves[i].to_items(narrowed(read(*shards[i]), self.exchange.transfer_dtype))
+            narrow = operands[i]._replace(dtype=self.exchange.transfer_dtype)
+            return self.leaves[i].to_items(narrow.load())
 
         # A GPU joins arrays with fewer operations, a TPU in place.
         join = functools.partial(

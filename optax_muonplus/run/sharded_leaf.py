@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_muonplus.frame import LeafInfo, LeafSharding, MatrixLayout, usable_axes
+from optax_muonplus.frame import LeafInfo, LeafSharding, MatrixLayout, Operand, usable_axes
 from optax_muonplus.run.batches import MatrixBatch
 from optax_muonplus.run.deal import LANES
 
@@ -85,7 +85,8 @@ class ShardedLeaf(NamedTuple):
         shards = shards.reshape(*self.grid(senders), count, *self.local_shape[1:])
         items = shards.transpose(self._joining(senders)).reshape(count, *self.layout.shape[1:])
         layout, dtypes = self.layout.stacked(count), (self.dtype, self.result_dtype)
-        return [MatrixBatch((x,), layout.transposed, *dtypes) for x in layout.to_matrices(items)]
+        matrices = map(Operand.of, layout.to_matrices(items))
+        return [MatrixBatch(x, layout.transposed, *dtypes) for x in matrices]
 
     def to_rows(self, matrices: Sequence[jax.Array], senders: tuple[str, ...]) -> jax.Array:
         """Inverts :meth:`to_batches`."""

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from optax_muonplus.method import Composition, for_layout, narrowed
 from optax_muonplus.run import products
-from optax_muonplus.run.batches import READ_ONE, MatrixBatch, chunked, grouped
+from optax_muonplus.run.batches import MatrixBatch, chunked, grouped
 from optax_muonplus.run.loops import concatenated, map_slices
 
 # A stack has at most 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. The iteration on
@@ -63,11 +63,11 @@ def _rounded_once(steps: Composition, batch: MatrixBatch) -> MatrixBatch:
     narrow, since the momentum that it was made of then is too; or else it is left to XLA.
     """
     narrow = batch.rounded_early(steps)
-    if batch.read is not READ_ONE:
-        return narrow._replace(sources=jax.lax.optimization_barrier(batch.sources))
-    if narrow.array_dtype.itemsize != jnp.dtype(batch.result_dtype).itemsize:
+    if narrow.operand.compute is not None:
+        return narrow.of(jax.lax.optimization_barrier(batch.operand.arrays))
+    if narrow.operand.dtype.itemsize != jnp.dtype(batch.result_dtype).itemsize:
         return narrow
-    return narrow._replace(sources=(jax.lax.optimization_barrier(narrow.array),))
+    return narrow.of((jax.lax.optimization_barrier(narrow.operand.load()),))
 
 
 def _slice_size(batch: MatrixBatch) -> int:
@@ -83,15 +83,15 @@ def _slice_size(batch: MatrixBatch) -> int:
 def _in_slices(steps: Composition, batch: MatrixBatch, size: int) -> jax.Array:
     """Applies ``steps`` to a parameter of many layers or experts, slice by slice."""
 
-    def work(*sources: jax.Array) -> jax.Array:
-        return _in_stacks(steps, [batch._replace(sources=sources)])[0]
+    def work(*arrays: jax.Array) -> jax.Array:
+        return _in_stacks(steps, [batch.of(arrays)])[0]
 
     length = batch.shape[0]
     whole = length // size * size
-    y = map_slices(work, batch.with_sources(lambda x: x[:whole]).sources, size)
+    y = map_slices(work, batch.operand.map(lambda x: x[:whole]).arrays, size)
     if whole == length:
         return y
-    return jnp.concatenate([y, work(*batch.with_sources(lambda x: x[whole:]).sources)])
+    return jnp.concatenate([y, work(*batch.operand.map(lambda x: x[whole:]).arrays)])
 
 
 def _in_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
@@ -104,7 +104,7 @@ def _in_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.A
         for chunk in chunked(members, sizes, STACK_BYTES):
             parts = [batches[i] for i in chunk]
             upright = sum(x.shape[0] for x in parts if not x.transposed)
-            array = jnp.concatenate([x.array for x in parts])
+            array = jnp.concatenate([x.operand.load() for x in parts])
             stack = _at_once(steps, array, parts[0], upright)
             stops = itertools.accumulate(x.shape[0] for x in parts)
             results |= zip(chunk, jnp.split(stack, list(stops)[:-1]), strict=True)
@@ -142,10 +142,10 @@ def map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.A
     for group in grouped(stored, lambda x: (x.program_key, x.shape[0] == 1)):
         if stored[group[0]].shape[0] > 1:
             for i in group:
-                results[i] = map_slices(_of_sources(steps, stored[i]), stored[i].sources, 1)
+                results[i] = map_slices(_of_arrays(steps, stored[i]), stored[i].operand.arrays, 1)
             continue
         narrow = {i: stored[i].rounded_early(steps) for i in group}
-        sizes = [math.prod(x.shape) * x.array_dtype.itemsize for x in narrow.values()]
+        sizes = [math.prod(x.shape) * x.operand.dtype.itemsize for x in narrow.values()]
         for chunk in chunked(group, sizes, TPU_STACK_BYTES):
             results |= zip(chunk, _in_a_stack(steps, [narrow[i] for i in chunk]), strict=True)
     return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(turned)]
@@ -153,17 +153,17 @@ def map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.A
 
 def _swapped(batch: MatrixBatch) -> MatrixBatch:
     """Stores the matrices of a batch the other way."""
-    swapped = batch.with_sources(lambda x: jnp.swapaxes(x, -1, -2))
-    return swapped._replace(transposed=not batch.transposed)
+    operand = batch.operand.map(lambda x: jnp.swapaxes(x, -1, -2))
+    return batch._replace(operand=operand, transposed=not batch.transposed)
 
 
 def _in_a_stack(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """Applies ``steps`` to parameters of one matrix each."""
-    stack = concatenated([x.array for x in batches])
+    stack = concatenated([x.operand.load() for x in batches])
     return jnp.split(map_slices(batches[0].apply(steps), (stack,), 1, in_place=True), len(batches))
 
 
-def _of_sources(steps: Composition, batch: MatrixBatch) -> Callable[..., jax.Array]:
-    """Returns ``steps`` of the matrices that are made of arrays like the sources."""
+def _of_arrays(steps: Composition, batch: MatrixBatch) -> Callable[..., jax.Array]:
+    """Returns ``steps`` of the matrices that are computed from arrays like those of ``batch``."""
     function = batch.apply(steps)
-    return lambda *sources: function(batch.matrices(*sources))
+    return lambda *arrays: function(batch.of(arrays).operand.load())
