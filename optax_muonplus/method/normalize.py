@@ -161,6 +161,11 @@ def _matched(x: Matrices, like: Matrices, bounded: bool) -> Matrices:
     return (matched if bounded else times_pow2(matched, power)).astype(x.dtype)
 
 
+def _total(x: jax.Array) -> jax.Array:
+    """Sums over each matrix."""
+    return jnp.sum(x, (-2, -1), keepdims=True)
+
+
 @matrix_function
 class Normalize(MatrixFunction):
     """Divides rows and columns by their norms; attributes as in ``optax_muonplus.normalize``.
@@ -191,6 +196,8 @@ class Normalize(MatrixFunction):
             z = y if bounded else scale_by_pow2(y)[0]
             by_row, by_col = (self._divided(y, side, bounded) for side in ("row", "col"))
             y = jnp.where(rows_vary_more(z, self.stored_transposed), by_row, by_col)
+        elif bounded and self.match_frobenius:
+            return self._matched_in_passing(y, normalized_sides(self.norm, *fans)).astype(x.dtype)
         else:
             for side in normalized_sides(self.norm, *fans):
                 y, bounded = self._divided(y, side, bounded), True
@@ -212,6 +219,25 @@ class Normalize(MatrixFunction):
         # rsqrt(0) would be infinite for a zero row with norm_eps=0.
         positive = jnp.where(squares > 0, squares, 1)
         return y * jnp.where(squares > 0, jax.lax.rsqrt(positive), 0)
+
+    def _matched_in_passing(self, y: Matrices, sides: tuple[Side, ...]) -> Matrices:
+        """Divides sides by their norms, and restores the Frobenius norm without a pass for it.
+
+        Its square before is the sum of the first squared norms, which are needed anyway. Its square
+        afterwards is a sum over the last ones: S / (S + eps) for each, 1 or 0 without eps.
+        """
+        eps = as_real(self.norm_eps, jnp.finfo(y.dtype).dtype)
+        first = None
+        for i, side in enumerate(sides, 1):
+            squares = sum_of_squares(y, (self._axis(side),))
+            first = squares if first is None else first
+            positive = squares + eps > 0
+            factor = jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, squares + eps, 1)), 0)
+            if i == len(sides):
+                before, after = (_total(x) for x in (first, squares * factor * factor))
+                factor *= root(jnp.where(after > 0, before / jnp.where(after > 0, after, 1), 0))
+            y = y * factor
+        return y
 
     def transposed(self) -> MatrixFunction:
         """Normalizes rows for columns and columns for rows."""
