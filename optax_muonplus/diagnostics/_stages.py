@@ -36,28 +36,30 @@ def stages_of(
     del results
     assert link.momentum is not None
     gradients = arrays_of(leaves, updates)
-    momentum = dataclasses.replace(link.momentum, divisor=1.0)
+    momentum = link.momentum
     if isinstance(state, optax.PartitionState):  # what updates the rest may have a momentum too
         state = state.inner_states["muon"]
     old = transforms.find_momentum(state, as_stored=True)
     mu = type(old)(*(arrays_of(leaves, tree) for tree in old[:-1]), old.count)
     # A state over replicas is cut on: so is the gradient, and the momentum is gathered when read.
     parts = [_typed_like(x, stored) for x, stored in zip(gradients, mu[0], strict=True)]
-    _, directions = momentum.advance(parts, mu, link.steps[0].input_dtype)
+    _, directions = momentum.advance(parts, mu, link.program.input_dtype)
     # Measures are of what the steps compute, not of what the updates are rounded to.
     whole = FusedLink.of(None, link.functions, rounds=False, run=link.run)
 
     def after(steps: Sequence[Any], arrays: Any) -> Any:
-        part = dataclasses.replace(whole, steps=tuple(steps))
-        return part.update(arrays, None, None, leaves)[0] if steps else arrays
+        if not steps:
+            return arrays
+        part = dataclasses.replace(whole, program=type(whole.program).of(steps))
+        return part.update(arrays, None, None, leaves)[0]
 
     def stages() -> Sequence[Sequence[jax.Array]]:
         momenta = [_typed_like(x.load(), g) for x, g in zip(directions, gradients, strict=True)]
         factors = after(whole.functions[:1], momenta)
-        if isinstance(whole.steps[0], Orthogonalize):
-            return momenta, factors, after(whole.steps[1:], factors)
+        if isinstance(whole.program.functions[0], Orthogonalize):
+            return momenta, factors, after(whole.program.functions[1:], factors)
         # The dual norm is an inner product with the momentum: one step makes all of it.
-        return momenta, factors, after(whole.steps, momenta)
+        return momenta, factors, after(whole.program.functions, momenta)
 
     return stages
 

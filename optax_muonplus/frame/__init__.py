@@ -15,7 +15,6 @@ from optax_muonplus.frame.chain import links_of as links_of
 from optax_muonplus.frame.chain import matrix_chain as matrix_chain
 from optax_muonplus.frame.checks import beside_updates as beside_updates
 from optax_muonplus.frame.checks import check_gradients as check_gradients
-from optax_muonplus.frame.fused import DualNorm as DualNorm
 from optax_muonplus.frame.fused import FusedLink as FusedLink
 from optax_muonplus.frame.layout import AxisNumbers as AxisNumbers
 from optax_muonplus.frame.layout import DimensionNumbers as DimensionNumbers
@@ -49,6 +48,8 @@ from optax_muonplus.frame.partition import partition as partition
 from optax_muonplus.frame.partition import promoted as promoted
 from optax_muonplus.frame.plainly import Run as Run
 from optax_muonplus.frame.plainly import plainly as plainly
+from optax_muonplus.frame.program import DualNorm as DualNorm
+from optax_muonplus.frame.program import Program as Program
 from optax_muonplus.frame.rates import DecayedWeights as DecayedWeights
 from optax_muonplus.frame.rates import LearningRate as LearningRate
 from optax_muonplus.frame.rates import comes_before_rates as comes_before_rates

@@ -15,11 +15,12 @@ from optax_muonplus.frame.checks import (
     check_no_gradient_is_none,
     check_only_matrices,
 )
-from optax_muonplus.frame.fused import DualNorm, FusedLink
+from optax_muonplus.frame.fused import FusedLink
 from optax_muonplus.frame.layout import DimensionNumbersTree
 from optax_muonplus.frame.leaves import LeafInfo, ResolvedTree
 from optax_muonplus.frame.momentum import Momentum
 from optax_muonplus.frame.plainly import Run, plainly
+from optax_muonplus.frame.program import DualNorm
 from optax_muonplus.frame.rates import DecayedWeights, LearningRate
 from optax_muonplus.messages import check_leaves, check_state
 from optax_muonplus.method import MatrixFunction, narrowed

@@ -14,6 +14,7 @@ from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.frame.momentum import Momentum
 from optax_muonplus.frame.operand import Operand
 from optax_muonplus.frame.plainly import Run, plainly
+from optax_muonplus.frame.program import DualNorm, Program, compile_parts
 from optax_muonplus.method import (
     Elementwise,
     MatrixFunction,
@@ -21,21 +22,9 @@ from optax_muonplus.method import (
     Orthogonalize,
     ScaleByShape,
     as_real,
-    compose,
     matrix_function,
-    scale_by_pow2,
-    static,
     supported,
-    times_pow2,
 )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class DualNorm:
-    """Multiplies the result O of the functions before it by <M, O>, where M is the momentum.
-
-    For a polar factor O this is the nuclear norm of M, the dual of the spectral norm.
-    """
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,14 +34,14 @@ class FusedLink:
     Attributes:
       momentum: of the gradients, or None.
       functions: in order, as they were given.
-      steps: the functions that run.
+      program: what runs of them.
       rounds: whether results have the dtype of the gradients, or else that of the functions' input.
       run: how functions are applied to the matrices of a tree.
     """
 
     momentum: Momentum | None
     functions: tuple[MatrixFunction | DualNorm, ...]
-    steps: tuple[MatrixFunction, ...]
+    program: Program
     rounds: bool = True
     run: Run = plainly
 
@@ -64,22 +53,14 @@ class FusedLink:
         rounds: bool = True,
         run: Run | None = None,
     ) -> "FusedLink":
-        """Returns the link, with each function adapted to what stands before it."""
-        given = tuple(functions)
-        first = given[0]
-        # The momentum with bias correction may be twice the largest gradient: it is halved before
-        # it can overflow. A polar factor is the same, but a caller's function may see the size.
-        corrected = momentum is not None and momentum.bias_correction
-        if corrected and isinstance(first, Orthogonalize) and not callable(first.polar):
-            momentum = dataclasses.replace(momentum, divisor=2.0)
-            first = first.replace(eps=first.eps / 2)
-        divisor = 1.0 if momentum is None else momentum.divisor
-        steps = _adapted([first, *given[1:]], divisor)
-        return cls(momentum, given, steps, rounds, run or plainly)
+        """Returns the link of a momentum, if any, and functions."""
+        program = compile_parts(momentum, functions)
+        return cls(momentum, tuple(functions), program, rounds, run or plainly)
 
     def times(self, factor: jax.Array) -> "FusedLink":
         """Adds a function that multiplies by a number, such as the learning rate."""
-        return dataclasses.replace(self, steps=(*self.steps, Times(factor)))
+        program = Program.of([*self.program.functions, Times(factor)], self.program.divisor)
+        return dataclasses.replace(self, program=program)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         """Returns the state of the momentum and an empty one, or an empty one."""
@@ -102,41 +83,13 @@ class FusedLink:
             operands = [Operand.of(x) for x in arrays]
         else:
             mu, nothing = state
-            mu, operands = self.momentum.advance(updates, mu, self.steps[0].input_dtype)
+            rounded_to, divisor = self.program.input_dtype, self.program.divisor
+            mu, operands = self.momentum.advance(updates, mu, rounded_to, divisor)
             state = (mu, nothing)
         if not self.rounds:
             pairs = zip(leaves, operands, strict=True)
             leaves = [leaf._replace(dtype=x.dtype) for leaf, x in pairs]
-        return treedef.unflatten(self.run(self.steps, operands, leaves)), state
-
-
-def _adapted(
-    functions: Sequence[MatrixFunction | DualNorm], divisor: float
-) -> tuple[MatrixFunction, ...]:
-    """Returns the functions that run, for a momentum that is divided by ``divisor``."""
-    steps: list[MatrixFunction] = []
-    before_dual_norm = None
-    for function in functions:
-        before = steps[-1] if steps else None
-        if isinstance(function, DualNorm):
-            before_dual_norm = len(steps)
-            continue
-        if isinstance(function, Normalize) and isinstance(before, Orthogonalize):
-            # Nothing is known of the entries that a caller's function makes.
-            function = function.replace(bounded=not callable(before.polar))
-        if _is_open(function) and isinstance(before, Normalize):
-            function = function.replace(norm=before.norm, match_frobenius=before.match_frobenius)
-        steps.append(function)
-    if before_dual_norm is None:
-        return tuple(steps)
-    inner, outer = steps[:before_dual_norm], steps[before_dual_norm:]
-    return (ScaleByDualNorm(compose(inner), compose(outer), divisor),)
-
-
-def _is_open(function: MatrixFunction | DualNorm) -> bool:
-    """Tells whether a factor by shape lacks the normalization before it."""
-    is_factor = isinstance(function, ScaleByShape)
-    return is_factor and function.norm == "none" and not function.match_frobenius
+        return treedef.unflatten(self.run(self.program, operands, leaves)), state
 
 
 @matrix_function
@@ -147,33 +100,6 @@ class Times(Elementwise):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return as_real(self.factor, jnp.finfo(x.dtype).dtype) * x
-
-
-@matrix_function
-class ScaleByDualNorm(MatrixFunction):
-    """``s(O)``, ``O = f(M)``, times the real part of <M, O>; if polar, the nuclear norm of M."""
-
-    function: MatrixFunction  # f
-    scale: MatrixFunction  # s, which multiplies each matrix by a number
-    divisor: float = static(default=1.0)  # M is this times the argument
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Multiplies ``s(f(x))`` by the inner product, to the largest number at most."""
-        o = self.function(x)
-        # The inner product may be beyond the largest number where the update is not.
-        y, power = scale_by_pow2(x)
-        inner = jnp.real(jnp.sum(y.conj() * o, axis=(-2, -1), keepdims=True))
-        return times_pow2(self.scale(o) * inner.astype(o.dtype), power * self.divisor)
-
-    @property
-    def transpose_equivariant(self) -> bool:
-        return self.function.transpose_equivariant and self.scale.transpose_equivariant
-
-    def transposed(self) -> MatrixFunction:
-        return ScaleByDualNorm(self.function.transposed(), self.scale.transposed(), self.divisor)
-
-    def flops(self, shape: tuple[int, int]) -> int:
-        return self.function.flops(shape)
 
 
 def _is_known(function: MatrixFunction, dtype: Any) -> bool:

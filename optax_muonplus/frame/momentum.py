@@ -107,18 +107,12 @@ class LookAhead:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Momentum:
-    """The momentum as a part of a chain; the attributes are the arguments of :func:`momentum`.
-
-    Attributes:
-      divisor: divides the directions before they can overflow: with bias correction they are up to
-        twice as large as the largest gradient.
-    """
+    """The momentum as a part of a chain; the attributes are the arguments of :func:`momentum`."""
 
     beta: ArrayLike = 0.95
     nesterov: bool = True
     bias_correction: bool = False
     mu_dtype: DTypeLike | None = None
-    divisor: float = 1.0
 
     def __post_init__(self) -> None:
         """Raises ValueError as :func:`momentum`."""
@@ -150,13 +144,15 @@ class Momentum:
         return jax.tree.structure(state[0]).unflatten([x.load() for x in directions]), state
 
     def advance(
-        self, updates: optax.Updates, state: Any, rounded_to: Any = None
+        self, updates: optax.Updates, state: Any, rounded_to: Any = None, divisor: float = 1.0
     ) -> tuple[Any, list[Operand]]:
         """Takes one step of the moving average; returns the state, and a direction for each leaf.
 
         ``rounded_to`` is the dtype that directions are rounded to, if known. Where the buffer is as
         narrow, they are computed from it, which is in memory anyway, and else from the sum before
-        it was rounded. Numbers in eight bits are read as they are stored.
+        it was rounded. Numbers in eight bits are read as they are stored. ``divisor`` divides the
+        directions before they can overflow: with bias correction they are up to twice as large as
+        the largest gradient.
         """
         storage = storage_of(self.dtype)
         check_momentum(state, storage, self.bias_correction)
@@ -168,7 +164,7 @@ class Momentum:
         kept = [storage.store(x, m) for x, m in zip(sums, buffers, strict=True)]
         count = optax.safe_increment(state.count) if self.bias_correction else None
         new = state_of(state, treedef, kept, count)
-        compute = LookAhead(self.beta, count, self.nesterov, self.divisor, storage.load)
+        compute = LookAhead(self.beta, count, self.nesterov, divisor, storage.load)
         directions = []
         for x, m, g in zip(sums, kept, grads, strict=True):
             stored = len(m) > 1 or narrower(x.dtype, rounded_to) == m[0].dtype

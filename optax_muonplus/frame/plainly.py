@@ -10,13 +10,14 @@ import jax.numpy as jnp
 
 from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.frame.operand import Operand
-from optax_muonplus.method import MatrixFunction, narrowed
+from optax_muonplus.frame.program import Program
+from optax_muonplus.method import narrowed
 
-Run = Callable[[Sequence[MatrixFunction], Sequence[Operand], Sequence[LeafInfo]], list[jax.Array]]
+Run = Callable[[Program, Sequence[Operand], Sequence[LeafInfo]], list[jax.Array]]
 
 
 def plainly(
-    functions: Sequence[MatrixFunction], operands: Sequence[Operand], leaves: Sequence[LeafInfo]
+    program: Program, operands: Sequence[Operand], leaves: Sequence[LeafInfo]
 ) -> list[jax.Array]:
     """Applies functions to the matrices of leaves, one leaf after the other: the reference.
 
@@ -25,7 +26,7 @@ def plainly(
     another order.
 
     Args:
-      functions: functions of matrices ``(batch, out, in)``, the first one first.
+      program: functions of matrices ``(batch, out, in)``, the first one first.
       operands: for each leaf an array of its shape and sharding.
       leaves: records of matrices.
 
@@ -38,7 +39,7 @@ def plainly(
         for x in leaf.matrix.to_matrices(operand.load()):
             dtype = x.dtype
             x = jnp.swapaxes(x, -1, -2) if leaf.matrix.transposed else x
-            for function in functions:
+            for function in program.functions:
                 x = function(x).astype(dtype)
             blocks.append(jnp.swapaxes(x, -1, -2) if leaf.matrix.transposed else x)
         results.append(narrowed(leaf.matrix.from_matrices(blocks), leaf.dtype))

@@ -31,6 +31,7 @@ from .function import Composition as Composition
 from .function import Elementwise as Elementwise
 from .function import Matrices as Matrices
 from .function import MatrixFunction as MatrixFunction
+from .function import ViaTranspose as ViaTranspose
 from .function import adjoint as adjoint
 from .function import compose as compose
 from .function import for_layout as for_layout

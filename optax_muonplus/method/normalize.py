@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from .arguments import NOT_NEGATIVE, check_flag, check_matrices, check_number, check_word
-from .function import Matrices, MatrixFunction, matrix_function, static
+from .function import Matrices, MatrixFunction, ViaTranspose, matrix_function, static
 from .precision import (
     as_real,
     divide_by_pow2,
@@ -39,6 +39,17 @@ _OF_SQUARES: dict[Norm, tuple[Side, ...]] = {
     "long_row": ("row",),
     "long_col": ("col",),
     "auto": ("row",),
+}
+
+
+# The norm of the transposed matrix, unless it has the same name.
+_OTHER_WAY: dict[Norm, Norm] = {
+    "col": "row",
+    "row": "col",
+    "col_row": "row_col",
+    "row_col": "col_row",
+    "long_row": "long_col",
+    "long_col": "long_row",
 }
 
 
@@ -168,19 +179,11 @@ def _total(x: jax.Array) -> jax.Array:
 
 @matrix_function
 class Normalize(MatrixFunction):
-    """Divides rows and columns by their norms; attributes as in ``optax_muonplus.normalize``.
-
-    Attributes:
-      bounded: whether entries are known to be of the order of 1 at most, as those of a polar factor
-        are. It saves reading them once more, to keep their squares in range.
-      stored_transposed: whether matrices are stored as (in, out).
-    """
+    """Divides rows and columns by their norms; attributes as in ``optax_muonplus.normalize``."""
 
     norm: Norm = static(default="col_row")
     norm_eps: ArrayLike = 1e-8
     match_frobenius: bool = static(default=False)
-    bounded: bool = static(default=False)
-    stored_transposed: bool = static(default=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError as :func:`normalize_matrix`, and unless the flag is one."""
@@ -189,33 +192,39 @@ class Normalize(MatrixFunction):
         check_flag("match_frobenius", self.match_frobenius)
 
     def __call__(self, x: Matrices) -> Matrices:
-        y, bounded = upcast_for_sum(x), self.bounded
-        rows, columns = x.shape[-2:]
-        fans = (columns, rows) if self.stored_transposed else (rows, columns)
+        return self.apply(x)
+
+    def apply(self, x: Matrices, bounded: bool = False) -> Matrices:
+        """Returns the function of ``x``.
+
+        Args:
+          x: matrices.
+          bounded: whether entries are known to be of the order of 1 at most, as those of a polar
+            factor are. It saves reading them once more, to keep their squares in range.
+        """
+        y, in_range = upcast_for_sum(x), bounded
+        sides = normalized_sides(self.norm, *x.shape[-2:])
         if self.norm == "auto":
             z = y if bounded else scale_by_pow2(y)[0]
             by_row, by_col = (self._divided(y, side, bounded) for side in ("row", "col"))
-            y = jnp.where(rows_vary_more(z, self.stored_transposed), by_row, by_col)
+            y = jnp.where(rows_vary_more(z), by_row, by_col)
         elif bounded and self.match_frobenius:
-            return self._matched_in_passing(y, normalized_sides(self.norm, *fans)).astype(x.dtype)
+            return self._matched_in_passing(y, sides).astype(x.dtype)
         else:
-            for side in normalized_sides(self.norm, *fans):
-                y, bounded = self._divided(y, side, bounded), True
+            for side in sides:
+                y, in_range = self._divided(y, side, in_range), True
         y = y.astype(x.dtype)
-        return _matched(y, x, self.bounded) if self.match_frobenius else y
-
-    def _axis(self, side: Side) -> int:
-        return -3 - SUMMED_AXIS[side] if self.stored_transposed else SUMMED_AXIS[side]
+        return _matched(y, x, bounded) if self.match_frobenius else y
 
     def _divided(self, y: Matrices, side: Side, bounded: bool) -> Matrices:
         """Returns ``y`` with its rows, or columns, divided by their norms."""
         eps = as_real(self.norm_eps, jnp.finfo(y.dtype).dtype)
         if not bounded:
             # Squares of large numbers overflow; those of small ones vanish against norm_eps.
-            size = jnp.max(jnp.abs(y), self._axis(side), keepdims=True, initial=0)
+            size = jnp.max(jnp.abs(y), SUMMED_AXIS[side], keepdims=True, initial=0)
             y, power = divide_by_pow2(y, jnp.maximum(size, 1))
             eps = eps / power / power
-        squares = sum_of_squares(y, (self._axis(side),)) + eps
+        squares = sum_of_squares(y, (SUMMED_AXIS[side],)) + eps
         # rsqrt(0) would be infinite for a zero row with norm_eps=0.
         positive = jnp.where(squares > 0, squares, 1)
         return y * jnp.where(squares > 0, jax.lax.rsqrt(positive), 0)
@@ -229,7 +238,7 @@ class Normalize(MatrixFunction):
         eps = as_real(self.norm_eps, jnp.finfo(y.dtype).dtype)
         first = None
         for i, side in enumerate(sides, 1):
-            squares = sum_of_squares(y, (self._axis(side),))
+            squares = sum_of_squares(y, (SUMMED_AXIS[side],))
             first = squares if first is None else first
             positive = squares + eps > 0
             factor = jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, squares + eps, 1)), 0)
@@ -241,4 +250,6 @@ class Normalize(MatrixFunction):
 
     def transposed(self) -> MatrixFunction:
         """Normalizes rows for columns and columns for rows."""
-        return self.replace(stored_transposed=not self.stored_transposed)
+        if self.norm == "auto":
+            return ViaTranspose(self)
+        return self.replace(norm=_OTHER_WAY.get(self.norm, self.norm))

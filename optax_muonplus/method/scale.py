@@ -66,7 +66,6 @@ class ScaleByShape(MatrixFunction):
     consistent_rms: float | jax.Array | None = None
     norm: Norm = static(default="none")
     match_frobenius: bool = static(default=False)
-    stored_transposed: bool = static(default=False)
 
     def __post_init__(self) -> None:
         check_shape_scale(self.shape_scale)
@@ -100,10 +99,21 @@ class ScaleByShape(MatrixFunction):
         return 1 / math.sqrt(fan_in if sides[-1] == "row" else fan_out)
 
     def __call__(self, x: Matrices) -> Matrices:
-        rows, columns = x.shape[-2:]
-        fans = (columns, rows) if self.stored_transposed else (rows, columns)
-        return (x * self.factor(*fans)).astype(x.dtype)
+        return (x * self.factor(*x.shape[-2:])).astype(x.dtype)
 
     def transposed(self) -> MatrixFunction:
         """Returns the same factor, with fan-out and fan-in read off the other axes."""
-        return self.replace(stored_transposed=not self.stored_transposed)
+        return ScaleByTransposedShape(self)
+
+
+@matrix_function
+class ScaleByTransposedShape(MatrixFunction):
+    """The factor of matrices that are stored as (in, out)."""
+
+    scale: ScaleByShape
+
+    def __call__(self, x: Matrices) -> Matrices:
+        return (x * self.scale.factor(x.shape[-1], x.shape[-2])).astype(x.dtype)
+
+    def transposed(self) -> MatrixFunction:
+        return self.scale

@@ -14,6 +14,7 @@ from optax_muonplus.frame import (
     DimensionNumbersTree,
     LeafInfo,
     LeafSharding,
+    Program,
     ResolvedTree,
 )
 from optax_muonplus.messages import fold, fold_all, without_numbers
@@ -155,7 +156,7 @@ def _work_per_device(tree: ResolvedTree, polar_factor: MatrixFunction) -> Iterat
     if not members:
         return
     polar_factor = for_platform(polar_factor)
-    exchanges, loads = plan(members, [polar_factor])
+    exchanges, loads = plan(members, Program.of([polar_factor]))
     blocks = [block for member in members for block in member.layout.block_shapes()]
     flops = sum(batch * polar_factor.flops((m, n)) for batch, m, n in blocks)
     received = sum(exchange.bytes_received for exchange in exchanges)

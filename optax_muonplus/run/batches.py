@@ -12,8 +12,8 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from optax_muonplus.frame import Operand, usable_axes
-from optax_muonplus.method import Composition, for_layout, narrowed
+from optax_muonplus.frame import Operand, Program, usable_axes
+from optax_muonplus.method import narrowed
 from optax_muonplus.run.loops import Platform, map_in_place, sharded_like
 
 Item = TypeVar("Item")
@@ -42,18 +42,17 @@ class MatrixBatch(NamedTuple):
         """Returns the batch of other arrays."""
         return self._replace(operand=self.operand._replace(arrays=arrays))
 
-    def apply(self, steps: Composition) -> Callable[[jax.Array], jax.Array]:
-        """Returns ``steps`` of arrays like this one."""
-        function = for_layout(steps, self.transposed)
-        return lambda x: narrowed(function(x.astype(self.dtype)), self.result_dtype)
+    def apply(self, program: Program) -> Callable[[jax.Array], jax.Array]:
+        """Returns ``program`` of arrays like this one."""
+        return lambda x: narrowed(program(x.astype(self.dtype), self.transposed), self.result_dtype)
 
-    def rounded_early(self, steps: Composition) -> "MatrixBatch":
-        """Rounds before anything else where ``steps`` round it anyway."""
-        return self._replace(operand=self.operand.rounded_to(steps.input_dtype))
+    def rounded_early(self, program: Program) -> "MatrixBatch":
+        """Rounds before anything else where ``program`` round it anyway."""
+        return self._replace(operand=self.operand.rounded_to(program.input_dtype))
 
 
-def work_in_loops(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``steps`` to all matrices on a CPU, one after the other, each shape in a loop."""
+def work_in_loops(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """Applies ``program`` to all matrices on a CPU, one after the other, each shape in a loop."""
     results: dict[int, jax.Array] = {}
     for members in grouped(batches, lambda x: (x.program_key, x.shape[0])):
         members.reverse()  # see map_in_place
@@ -62,19 +61,19 @@ def work_in_loops(steps: Composition, batches: Sequence[MatrixBatch]) -> list[ja
         # A matrix that is made of other arrays can be made in the place of its result.
         in_place = first.operand.compute is not None and first.operand.dtype == first.result_dtype
         if in_place and first.shape[0] == 1:
-            made = _in_place(steps, group)
+            made = _in_place(program, group)
         else:
-            made = sharded_like_sources(group, _one_by_one(steps, group), "cpu")
+            made = sharded_like_sources(group, _one_by_one(program, group), "cpu")
         results |= zip(members, made, strict=True)
     return [results[i] for i in range(len(batches))]
 
 
-def _in_place(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``steps`` to single matrices of one shape, which are made before the loop.
+def _in_place(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """Applies ``program`` to single matrices of one shape, which are made before the loop.
 
     XLA gives them the sharding of their sources, and the loop's results theirs.
     """
-    function = batches[0].apply(steps)
+    function = batches[0].apply(program)
     # Without the axis of size 1 arrays have the shape of the parameter, and can share its memory.
     made = [(batch.operand.map(lambda x: x[0]).load(),) for batch in batches]
     results = map_in_place(lambda x: function(x[None])[0], made, in_place=True)
@@ -82,10 +81,10 @@ def _in_place(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Ar
     return results if len(batches) > 1 else sharded_like_sources(batches, results, "cpu")
 
 
-def _one_by_one(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``steps`` to batches of one shape, matrix by matrix, each made where it is read."""
+def _one_by_one(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """Applies ``program`` to batches of one shape, matrix by matrix, each made where it is read."""
     first = batches[0]
-    function = first.apply(steps)
+    function = first.apply(program)
 
     def of_matrix(*arrays: jax.Array) -> jax.Array:
         return function(first.operand._replace(arrays=arrays).map(lambda x: x[None]).load())[0]

@@ -5,41 +5,44 @@ from collections.abc import Sequence
 import jax
 import jax.core
 
-from optax_muonplus.frame import LeafInfo, Operand
-from optax_muonplus.method import MatrixFunction, compose, for_layout, narrowed
+from optax_muonplus.frame import LeafInfo, Operand, Program
+from optax_muonplus.method import narrowed
 from optax_muonplus.run.local import apply_local
 from optax_muonplus.run.mesh import apply_sharded
 from optax_muonplus.run.polar import for_platform
 
 
 def efficiently(
-    functions: Sequence[MatrixFunction], operands: Sequence[Operand], leaves: Sequence[LeafInfo]
+    program: Program, operands: Sequence[Operand], leaves: Sequence[LeafInfo]
 ) -> list[jax.Array]:
     """Applies functions in batches of matrices as they are stored, and on a mesh by a plan.
 
     Arguments are those of ``optax_muonplus.transforms.plainly``. Results are sharded like leaves.
     """
     results: dict[int, jax.Array] = {}
-    for on_mesh, apply in ((False, _apply_on_device), (True, apply_sharded)):
-        which = [i for i, leaf in enumerate(leaves) if (leaf.sharding is not None) == on_mesh]
-        if which:
-            some = [operands[i] for i in which], [leaves[i] for i in which]
-            results |= zip(which, apply(functions, *some), strict=True)
+    here = [i for i, leaf in enumerate(leaves) if leaf.sharding is None]
+    there = [i for i, leaf in enumerate(leaves) if leaf.sharding is not None]
+    if here:
+        some = [operands[i] for i in here], [leaves[i] for i in here]
+        results |= zip(here, _apply_on_device(program, *some), strict=True)
+    if there:
+        some = [operands[i] for i in there], [leaves[i] for i in there]
+        results |= zip(there, apply_sharded(program, *some), strict=True)
     return [narrowed(results[i], leaf.dtype) for i, leaf in enumerate(leaves)]
 
 
 def _apply_on_device(
-    functions: Sequence[MatrixFunction], operands: Sequence[Operand], leaves: Sequence[LeafInfo]
+    program: Program, operands: Sequence[Operand], leaves: Sequence[LeafInfo]
 ) -> list[jax.Array]:
     """Applies functions to leaves that are on one device, or distributed by the compiler."""
     if any(isinstance(x, jax.core.Tracer) for operand in operands for x in operand.arrays):
         layouts, dtypes = [x.matrix for x in leaves], [x.dtype for x in leaves]
-        return apply_local(functions, operands, layouts, dtypes)
+        return apply_local(program, operands, layouts, dtypes)
     # Outside of jit each operation is a program of its own, and a loop would be compiled anew at
     # every call.
-    steps, results = for_platform(compose(functions)), []
+    program, results = for_platform(program), []
     for operand, leaf in zip(operands, leaves, strict=True):
-        function = for_layout(steps, leaf.matrix.transposed)
-        matrices = [function(x) for x in leaf.matrix.to_matrices(operand.load())]
-        results.append(leaf.matrix.from_matrices(matrices))
+        layout = leaf.matrix
+        matrices = [program(x, layout.transposed) for x in layout.to_matrices(operand.load())]
+        results.append(layout.from_matrices(matrices))
     return results

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.core
 
-from optax_muonplus.frame import MatrixLayout, Operand
-from optax_muonplus.method import MatrixFunction, compose, for_layout, narrowed, narrower
+from optax_muonplus.frame import MatrixLayout, Operand, Program
+from optax_muonplus.method import narrowed, narrower
 from optax_muonplus.run.batches import MatrixBatch, sharded_like_sources, work_in_loops
 from optax_muonplus.run.loops import Platform, on_its_platform
 from optax_muonplus.run.polar import for_platform
@@ -16,13 +16,13 @@ from optax_muonplus.run.stacks import map_stacks, work_on_stacks
 
 
 def apply_local(
-    functions: Sequence[MatrixFunction],
+    program: Program,
     operands: Sequence[Operand],
     layouts: Sequence[MatrixLayout],
     dtypes: Sequence[Any],
     platform: Platform | None = None,
 ) -> list[jax.Array]:
-    """Applies ``functions`` on one device, or as the compiler distributes it.
+    """Applies ``program`` on one device, or as the compiler distributes it.
 
     ``dtypes`` are those of the results. ``platform`` is where it runs; None is the one that it is
     lowered for.
@@ -39,7 +39,7 @@ def apply_local(
             for x in zip(*parts, strict=True)
         ]
         stops.append(len(batches))
-    outputs = apply_batched(functions, batches, platform)
+    outputs = apply_batched(program, batches, platform)
     return [
         layout.from_matrices(outputs[start:stop])
         for layout, (start, stop) in zip(layouts, itertools.pairwise([0, *stops]), strict=True)
@@ -47,11 +47,11 @@ def apply_local(
 
 
 def apply_batched(
-    functions: Sequence[MatrixFunction],
+    program: Program,
     batches: Sequence[MatrixBatch],
     platform: Platform | None = None,
 ) -> list[jax.Array]:
-    """Applies ``functions``, one after the other, to every matrix of batches of any shapes.
+    """Applies ``program`` to every matrix of batches of any shapes.
 
     ``platform`` is where it runs; None is the one that the program is lowered for. Results are
     stored as the batches are, in their result dtypes.
@@ -60,7 +60,7 @@ def apply_batched(
         return []
 
     def on(platform: Platform) -> Callable[..., list[jax.Array]]:
-        fast = for_platform(compose(functions), platform)
+        fast = for_platform(program, platform)
 
         def work(*arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
             given = [x.of(y) for x, y in zip(batches, arrays, strict=True)]
@@ -75,18 +75,16 @@ def apply_batched(
     return on_its_platform(on, *arrays, platform=platform)
 
 
-def apply_to_one(
-    functions: Sequence[MatrixFunction], batch: MatrixBatch, platform: Platform | None
-) -> jax.Array:
-    """Applies ``functions`` to a batch that one of several branches works on.
+def apply_to_one(program: Program, batch: MatrixBatch, platform: Platform | None) -> jax.Array:
+    """Applies ``program`` to a batch that one of several branches works on.
 
     Of all branches XLA reserves the memory of the one that takes most. So results that a function
     rounds are written rounded; XLA would write float32 where a norm reads them twice. LLaMA-7B then
     had 587 MB of temporaries on 256 chips of v5e, and so 409.
     """
     x = batch.operand.load()
-    for function in functions:
-        x = for_layout(for_platform(function, platform), batch.transposed)(x.astype(batch.dtype))
+    for function in for_platform(program, platform).stored(batch.transposed):
+        x = function(x.astype(batch.dtype))
         if narrower(x.dtype, function.output_dtype) != x.dtype:
             x = jax.lax.optimization_barrier(x.astype(function.output_dtype))
     return narrowed(x.astype(batch.dtype), batch.result_dtype)

@@ -25,11 +25,11 @@ from optax_muonplus.frame import (
     LeafInfo,
     LeafSharding,
     Operand,
+    Program,
     as_named,
     axes_of_type,
     usable_axes,
 )
-from optax_muonplus.method import MatrixFunction
 from optax_muonplus.run.deal import LANES, Bucket, Turn, row_of
 from optax_muonplus.run.local import apply_batched, apply_local, apply_to_one
 from optax_muonplus.run.loops import (
@@ -44,9 +44,9 @@ from optax_muonplus.run.sharded_leaf import ShardedLeaf
 
 
 def apply_sharded(
-    functions: Sequence[MatrixFunction], operands: Sequence[Operand], leaves: Sequence[LeafInfo]
+    program: Program, operands: Sequence[Operand], leaves: Sequence[LeafInfo]
 ) -> list[jax.Array]:
-    """Applies ``functions``, one after the other, to the matrices of leaves on one mesh.
+    """Applies a program to the matrices of leaves on one mesh.
 
     Matrices travel in the dtype that the first function rounds them to, if it is narrower than
     theirs and has as many exponent bits. Results equal those of rounding after the transfer, have
@@ -59,7 +59,7 @@ def apply_sharded(
     computes = list(dict.fromkeys(x.compute for x in operands))
     # Arrays, which optax.inject_hyperparams makes of hyperparameters, have to be passed to jax.jit
     # and jax.shard_map as arguments. Python numbers stay constants of the program.
-    values, structure = jax.tree.flatten((computes, list(functions)))
+    values, structure = jax.tree.flatten((computes, program))
     hyperparams = {i: x for i, x in enumerate(values) if isinstance(x, jax.Array | np.ndarray)}
     numbers = tuple(None if i in hyperparams else x for i, x in enumerate(values))
     static = structure, numbers, tuple(computes.index(x.compute) for x in operands)
@@ -105,20 +105,20 @@ def _apply(
 ) -> list[jax.Array]:
     structure, numbers, which = static
 
-    def merged(hyperparams: dict[int, jax.Array]) -> tuple[list[Any], list[MatrixFunction]]:
+    def merged(hyperparams: dict[int, jax.Array]) -> tuple[list[Any], Program]:
         return structure.unflatten([hyperparams.get(i, x) for i, x in enumerate(numbers)])
 
     exchanges, _ = plan(leaves, merged(hyperparams)[1])
 
     def work_of_device(hyperparams: dict[int, jax.Array], *shards: Arrays) -> tuple[jax.Array, ...]:
-        computes, functions = merged(hyperparams)
+        computes, program = merged(hyperparams)
         operands = [
             Operand(x, leaf.dtype, computes[i])
             for x, leaf, i in zip(shards, leaves, which, strict=True)
         ]
         results: dict[int, jax.Array] = {}
         for exchange in exchanges:
-            device = _Device(functions, exchange, leaves, platform)
+            device = _Device(program, exchange, leaves, platform)
             work = device.work_in_place if exchange.is_local else device.send_and_work
             results |= work(operands)
         return tuple(results[i] for i in range(len(leaves)))
@@ -169,7 +169,7 @@ def _on_each_device(
 class _Device:
     """The part of one device in an exchange."""
 
-    functions: Sequence[MatrixFunction]
+    program: Program
     exchange: Exchange
     leaves: Sequence[ShardedLeaf]
     platform: Platform | None  # None is the one that the program is lowered for
@@ -179,7 +179,7 @@ class _Device:
         leaves = {i: self.leaves[i] for i in itertools.chain(*self.exchange.leaves)}
         layouts = [dataclasses.replace(x.layout, shape=x.local_shape) for x in leaves.values()]
         dtypes, some = [x.result_dtype for x in leaves.values()], [operands[i] for i in leaves]
-        results = apply_local(self.functions, some, layouts, dtypes, self.platform)
+        results = apply_local(self.program, some, layouts, dtypes, self.platform)
         return dict(zip(leaves, results, strict=True))
 
     def send_and_work(self, operands: Sequence[Operand]) -> dict[int, jax.Array]:
@@ -237,9 +237,7 @@ class _Device:
         items, senders = [self.exchange.items[x.kind] for x in hands], self.exchange.senders
         rows = [buffer[:, x.offset : x.offset + x.width] for x in hands]
         batches = [item.to_batches(x, senders) for item, x in zip(items, rows, strict=True)]
-        outputs = iter(
-            apply_batched(self.functions, list(itertools.chain(*batches)), self.platform)
-        )
+        outputs = iter(apply_batched(self.program, list(itertools.chain(*batches)), self.platform))
         for hand, item, own in zip(hands, items, batches, strict=True):
             output = item.to_rows([next(outputs) for _ in own], senders)
             results = jax.lax.dynamic_update_slice_in_dim(results, output, hand.offset, 1)
@@ -273,7 +271,7 @@ class _Device:
     def of_item(self, item: ShardedLeaf, rows: jax.Array) -> jax.Array:
         """Works on the rows ``(senders, lines, 128)`` of one item."""
         batches = item.to_batches(rows, self.exchange.senders)
-        outputs = [apply_to_one(self.functions, x, self.platform) for x in batches]
+        outputs = [apply_to_one(self.program, x, self.platform) for x in batches]
         return item.to_rows(outputs, self.exchange.senders)
 
 

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from optax_muonplus.frame import usable_axes
-from optax_muonplus.method import MatrixFunction, narrower
+from optax_muonplus.frame import Program, usable_axes
+from optax_muonplus.method import narrower
 from optax_muonplus.run.deal import LANES, Bucket, Kind, deal, row_of
 from optax_muonplus.run.polar import for_platform
 from optax_muonplus.run.sharded_leaf import ShardedLeaf
@@ -81,21 +81,21 @@ class Exchange(NamedTuple):
 
 
 def plan(
-    leaves: Sequence[ShardedLeaf], functions: Sequence[MatrixFunction]
+    leaves: Sequence[ShardedLeaf], program: Program
 ) -> tuple[tuple[Exchange, ...], np.ndarray]:
-    """Plans how to apply ``functions`` to arrays on one mesh, one at least.
+    """Plans how to apply ``program`` to arrays on one mesh, one at least.
 
     Arrays travel in the dtype that the first function rounds them to, if it is narrower than theirs
     and has as many exponent bits. The second result is the FLOPs of each device of the mesh.
     """
-    functions = [for_platform(function) for function in functions]
+    program = for_platform(program)
     mesh = leaves[0].sharding.mesh
     together: dict[Any, dict[ShardedLeaf, list[int]]] = {}
     for i, leaf in enumerate(leaves):
         members = together.setdefault((leaf.axes(), leaf.dtype, leaf.result_dtype), {})
         members.setdefault(leaf.item(mesh), []).append(i)
     kinds = {
-        key: [kind(x, sum(leaves[i].items for i in which), functions) for x, which in own.items()]
+        key: [kind(x, sum(leaves[i].items for i in which), program) for x, which in own.items()]
         for key, own in together.items()
     }
     sizes = {name: mesh.shape[name] for name in usable_axes(mesh)}
@@ -103,7 +103,7 @@ def plan(
     # The largest matrices first: smaller ones then fill what they leave uneven.
     for key in sorted(kinds, key=lambda key: -max(kind.flops for kind in kinds[key])):
         (cut, replicas), dtype, _ = key
-        narrow = jnp.dtype(narrower(dtype, functions[0].input_dtype))
+        narrow = jnp.dtype(narrower(dtype, program.input_dtype))
         members = tuple(together[key]), tuple(map(tuple, together[key].values()))
         start = Exchange(*members, narrow, cut, (), replicas, (), loads, 0)
         exchanges.append(cheapest(start, kinds[key], sizes))
@@ -111,11 +111,11 @@ def plan(
     return tuple(exchanges), loads
 
 
-def kind(item: ShardedLeaf, count: int, functions: Sequence[MatrixFunction]) -> Kind:
-    """Counts the work of ``functions`` on ``count`` items."""
+def kind(item: ShardedLeaf, count: int, program: Program) -> Kind:
+    """Counts the work of ``program`` on ``count`` items."""
     shapes = [block[1:] for block in item.layout.block_shapes() for _ in range(block[0])]
     flops = math.prod(item.layout.shape)  # one for each element, if nothing else
-    return Kind(count, item.lines, flops + sum(f.flops(x) for x in shapes for f in functions))
+    return Kind(count, item.lines, flops + sum(map(program.flops, shapes)))
 
 
 def cheapest(start: Exchange, kinds: Sequence[Kind], sizes: Mapping[str, int]) -> Exchange:

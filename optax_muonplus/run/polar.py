@@ -48,7 +48,7 @@ from optax_muonplus.run.iteration import (
 from optax_muonplus.run.loops import PLATFORMS, Platform, platform_of
 from optax_muonplus.run.products import Precision, Products
 
-Function = TypeVar("Function", bound=MatrixFunction)
+Function = TypeVar("Function")  # or a program of functions
 
 DEFAULT = Orthogonalize()
 EXACT = jax.lax.Precision.HIGHEST

@@ -28,7 +28,8 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from optax_muonplus.method import Composition, for_layout, narrowed
+from optax_muonplus.frame import Program
+from optax_muonplus.method import narrowed
 from optax_muonplus.run import products
 from optax_muonplus.run.batches import MatrixBatch, chunked, grouped
 from optax_muonplus.run.loops import concatenated, map_slices
@@ -41,28 +42,28 @@ STACK_BYTES = 2**27
 TPU_STACK_BYTES = 2**28
 
 
-def work_on_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``steps`` to all matrices, many at a time."""
+def work_on_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """Applies ``program`` to all matrices, many at a time."""
     results: dict[int, jax.Array] = {}
     short: dict[int, MatrixBatch] = {}
     for i, batch in enumerate(batches):
-        narrow, size = _rounded_once(steps, batch), _slice_size(batch)
+        narrow, size = _rounded_once(program, batch), _slice_size(batch)
         if size == batch.shape[0]:
             short[i] = narrow
         else:
-            results[i] = _in_slices(steps, narrow, size)
-    results |= zip(short, _in_stacks(steps, list(short.values())), strict=True)
+            results[i] = _in_slices(program, narrow, size)
+    results |= zip(short, _in_stacks(program, list(short.values())), strict=True)
     return [results[i] for i in range(len(batches))]
 
 
-def _rounded_once(steps: Composition, batch: MatrixBatch) -> MatrixBatch:
+def _rounded_once(program: Program, batch: MatrixBatch) -> MatrixBatch:
     """Rounds matrices when they are read, from arrays that are in memory anyway.
 
     Without the barrier XLA computes the momentum again, from the gradient and the momentum before,
     for every slice and in float32. A single array is rounded before the barrier if results are as
     narrow, since the momentum that it was made of then is too; or else it is left to XLA.
     """
-    narrow = batch.rounded_early(steps)
+    narrow = batch.rounded_early(program)
     if narrow.operand.compute is not None:
         return narrow.of(jax.lax.optimization_barrier(batch.operand.arrays))
     if narrow.operand.dtype.itemsize != jnp.dtype(batch.result_dtype).itemsize:
@@ -80,11 +81,11 @@ def _slice_size(batch: MatrixBatch) -> int:
     return divisor if 2 * divisor > most else most
 
 
-def _in_slices(steps: Composition, batch: MatrixBatch, size: int) -> jax.Array:
-    """Applies ``steps`` to a parameter of many layers or experts, slice by slice."""
+def _in_slices(program: Program, batch: MatrixBatch, size: int) -> jax.Array:
+    """Applies ``program`` to a parameter of many layers or experts, slice by slice."""
 
     def work(*arrays: jax.Array) -> jax.Array:
-        return _in_stacks(steps, [batch.of(arrays)])[0]
+        return _in_stacks(program, [batch.of(arrays)])[0]
 
     length = batch.shape[0]
     whole = length // size * size
@@ -94,8 +95,8 @@ def _in_slices(steps: Composition, batch: MatrixBatch, size: int) -> jax.Array:
     return jnp.concatenate([y, work(*batch.operand.map(lambda x: x[whole:]).arrays)])
 
 
-def _in_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``steps`` to stacks of the matrices that are stored in one shape."""
+def _in_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """Applies ``program`` to stacks of the matrices that are stored in one shape."""
     results: dict[int, jax.Array] = {}
     for group in grouped(batches, lambda x: x._replace(transposed=False).program_key):
         # Sorted, so that each stack has the two layouts in two runs.
@@ -105,31 +106,31 @@ def _in_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.A
             parts = [batches[i] for i in chunk]
             upright = sum(x.shape[0] for x in parts if not x.transposed)
             array = jnp.concatenate([x.operand.load() for x in parts])
-            stack = _at_once(steps, array, parts[0], upright)
+            stack = _at_once(program, array, parts[0], upright)
             stops = itertools.accumulate(x.shape[0] for x in parts)
             results |= zip(chunk, jnp.split(stack, list(stops)[:-1]), strict=True)
     return [results[i] for i in range(len(batches))]
 
 
-def _at_once(steps: Composition, x: jax.Array, stack: MatrixBatch, upright: int) -> jax.Array:
-    """Applies ``steps`` to a stack: ``upright`` matrices are (out, in), the others after them not.
+def _at_once(program: Program, x: jax.Array, stack: MatrixBatch, upright: int) -> jax.Array:
+    """Applies ``program`` to a stack: the first ``upright`` matrices are (out, in), others not.
 
     The first function may get matrices in a narrower dtype than the others, which get that of
     ``stack``.
     """
-    for function in steps.functions:
-        if upright in (0, len(x)):
-            x = for_layout(function, upright == 0)(x)
-        elif function.transpose_equivariant:
+    for function, transposed in zip(program.functions, program.transposed, strict=True):
+        if upright == 0:
+            x = transposed(x)
+        elif upright == len(x) or function.transpose_equivariant:
             x = function(x)
         else:
-            x = jnp.concatenate([function(x[:upright]), function.transposed()(x[upright:])])
+            x = jnp.concatenate([function(x[:upright]), transposed(x[upright:])])
         x = x.astype(stack.dtype)
     return narrowed(x, stack.result_dtype)
 
 
-def map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``steps`` to all matrices, one at a time."""
+def map_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """Applies ``program`` to all matrices, one at a time."""
     # Libtpu stores a matrix transposed where only its columns then fill their blocks. To swap the
     # axes moves nothing there; without it libtpu transposes the stack as a whole. Scanned layers
     # are not swapped: that costs 2 % (59.5 against 58.4 million cycles).
@@ -142,12 +143,12 @@ def map_stacks(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.A
     for group in grouped(stored, lambda x: (x.program_key, x.shape[0] == 1)):
         if stored[group[0]].shape[0] > 1:
             for i in group:
-                results[i] = map_slices(_of_arrays(steps, stored[i]), stored[i].operand.arrays, 1)
+                results[i] = map_slices(_of_arrays(program, stored[i]), stored[i].operand.arrays, 1)
             continue
-        narrow = {i: stored[i].rounded_early(steps) for i in group}
+        narrow = {i: stored[i].rounded_early(program) for i in group}
         sizes = [math.prod(x.shape) * x.operand.dtype.itemsize for x in narrow.values()]
         for chunk in chunked(group, sizes, TPU_STACK_BYTES):
-            results |= zip(chunk, _in_a_stack(steps, [narrow[i] for i in chunk]), strict=True)
+            results |= zip(chunk, _in_a_stack(program, [narrow[i] for i in chunk]), strict=True)
     return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(turned)]
 
 
@@ -157,13 +158,15 @@ def _swapped(batch: MatrixBatch) -> MatrixBatch:
     return batch._replace(operand=operand, transposed=not batch.transposed)
 
 
-def _in_a_stack(steps: Composition, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``steps`` to parameters of one matrix each."""
+def _in_a_stack(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """Applies ``program`` to parameters of one matrix each."""
     stack = concatenated([x.operand.load() for x in batches])
-    return jnp.split(map_slices(batches[0].apply(steps), (stack,), 1, in_place=True), len(batches))
+    return jnp.split(
+        map_slices(batches[0].apply(program), (stack,), 1, in_place=True), len(batches)
+    )
 
 
-def _of_arrays(steps: Composition, batch: MatrixBatch) -> Callable[..., jax.Array]:
-    """Returns ``steps`` of the matrices that are computed from arrays like those of ``batch``."""
-    function = batch.apply(steps)
+def _of_arrays(program: Program, batch: MatrixBatch) -> Callable[..., jax.Array]:
+    """Returns ``program`` of the matrices that are computed from arrays like those of ``batch``."""
+    function = batch.apply(program)
     return lambda *arrays: function(batch.of(arrays).operand.load())

@@ -168,9 +168,9 @@ def test_a_chain_reads_and_runs_by_what_it_is_given(links):
     """In the frame; the public chain passes the one that reads by rules, and what runs fast."""
     grads, seen = {"kernel": tree(1)["dense"]["kernel"]}, []
 
-    def run(functions, *where):
-        seen.append(functions)
-        return plainly(functions, *where)
+    def run(program, *where):
+        seen.append(program)
+        return plainly(program, *where)
 
     own = frame.matrix_chain(*links, resolve=EveryLeaf(), run=run)
     public = omp.matrix_chain(*links)
@@ -181,7 +181,7 @@ def test_a_chain_reads_and_runs_by_what_it_is_given(links):
 
 def steps_of(*parts):
     (link,) = links_of(omp.matrix_chain(*parts))
-    return link.steps
+    return link.program.functions
 
 
 def first_step(*before_scale):
