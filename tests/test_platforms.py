@@ -23,7 +23,7 @@ def collected():
         "print(jax.config.jax_platforms, jax.config.jax_default_matmul_precision, int(code))"
     )
     counts = "test_auto_counts_operations_and_asks_for_float32_products"
-    chosen = ["tests/mesh/test_deal.py", f"tests/polar/test_operations.py::{counts}"]
+    chosen = ["tests/mesh/test_plan.py", f"tests/polar/test_operations.py::{counts}"]
     done = subprocess.run(
         [sys.executable, "-c", report, "-p", "no:cacheprovider", "-q", *chosen],
         env=os.environ | {platforms.VARIABLE: "cuda"},

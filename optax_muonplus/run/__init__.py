@@ -2,8 +2,7 @@
 
 ``products``, ``iteration`` and ``polar`` are the fast polar factor.
 ``local`` works on one device, with ``batches`` on a CPU and ``stacks`` on accelerators. On a mesh
-``deal`` and ``planning`` decide what travels where, before anything is traced; ``mesh`` then moves
-the shards and does the work.
+``plan`` decides what travels where, before anything is traced; ``mesh`` then packs, works, returns.
 """
 
 from optax_muonplus.run.leaves import efficiently as efficiently
@@ -11,7 +10,7 @@ from optax_muonplus.run.loops import PLATFORMS as PLATFORMS
 from optax_muonplus.run.loops import Platform as Platform
 from optax_muonplus.run.loops import on_its_platform as on_its_platform
 from optax_muonplus.run.loops import platform_of as platform_of
-from optax_muonplus.run.planning import plan as plan
+from optax_muonplus.run.plan import plan as plan
 from optax_muonplus.run.polar import FastPolar as FastPolar
 from optax_muonplus.run.polar import for_platform as for_platform
 from optax_muonplus.run.polar import gram_newton_schulz as gram_newton_schulz

@@ -1,12 +1,14 @@
-"""Functions on matrices that lie in shards on a mesh, each matrix whole on one of its devices.
+"""Matrices that lie in shards on a mesh, each worked on whole by one device: pack, work, return.
 
-Every device packs, for each worker, its shards of the matrices that this worker gets. One
-all-to-all sends them; the worker joins them and works, and a second all-to-all sends the results
-back, in the same places. See the worked example in ``planning.py``. There are two collectives for
-each bucket, however many matrices are in it, and none while work is done.
+*Pack*: every device writes its shards into a send buffer, which has a row for each worker, and one
+all-to-all sends the rows. *Work*: a worker joins the shards that it received to whole matrices, and
+works on them. *Return*: it writes the shards of the results into the same places, and a second
+all-to-all sends the rows back. Devices that hold copies of a matrix divide the work, and gather the
+results. ``plan.py`` decides who works on what, and has a worked example.
 
-These are explicit collectives under ``jax.shard_map``. Sharding constraints on a stack made the
-compiler gather all of it ("involuntary full rematerialization") on a 4 x 2 mesh.
+There are two collectives for each bucket, however many matrices are in it, and none while work is
+done. They are explicit, under ``jax.shard_map``: sharding constraints on a stack made the compiler
+gather all of it ("involuntary full rematerialization") on a 4 x 2 mesh.
 """
 
 import dataclasses
@@ -30,17 +32,10 @@ from optax_muonplus.frame import (
     axes_of_type,
     usable_axes,
 )
-from optax_muonplus.run.deal import LANES, Bucket, Turn, row_of
 from optax_muonplus.run.local import apply_batched, apply_local, apply_to_one
-from optax_muonplus.run.loops import (
-    Arrays,
-    Platform,
-    concatenated,
-    on_its_platform,
-    platform_of,
-)
-from optax_muonplus.run.planning import Exchange, plan
-from optax_muonplus.run.sharded_leaf import ShardedLeaf
+from optax_muonplus.run.loops import Arrays, Platform, concatenated, on_its_platform, platform_of
+from optax_muonplus.run.plan import Bucket, Round, Route, lines_of, plan
+from optax_muonplus.run.sharded_leaf import LANES, ShardedLeaf
 
 
 def apply_sharded(
@@ -53,7 +48,7 @@ def apply_sharded(
     the dtypes of the records, and are sharded as the operands.
     """
     operands = [
-        _whole_blocks(operand).map(functools.partial(_sharded_as, leaf))
+        _in_whole_blocks(operand).map(functools.partial(_sharded_as, leaf))
         for operand, leaf in zip(operands, leaves, strict=True)
     ]
     computes = list(dict.fromkeys(x.compute for x in operands))
@@ -65,13 +60,14 @@ def apply_sharded(
     static = structure, numbers, tuple(computes.index(x.compute) for x in operands)
     sharded = tuple(ShardedLeaf.of(leaf, x.dtype) for leaf, x in zip(leaves, operands, strict=True))
     arrays = [x.arrays for x in operands]
-    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(arrays))
+    given = hyperparams, arrays, static, sharded, _platform(leaves)
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(arrays)):
+        return _apply(*given)
     # Outside of jit every operation would be a program of its own, and compiled anew at every call.
-    apply = _apply if traced else _compiled
-    return apply(hyperparams, arrays, static, sharded, _platform(leaves))
+    return _apply_compiled(*given)
 
 
-def _whole_blocks(operand: Operand) -> Operand:
+def _in_whole_blocks(operand: Operand) -> Operand:
     """Loads an operand with numbers for blocks, since a shard may cut a block."""
     shapes = {x.shape for x in operand.arrays}
     return operand if len(shapes) == 1 else Operand.of(operand.load())
@@ -108,25 +104,27 @@ def _apply(
     def merged(hyperparams: dict[int, jax.Array]) -> tuple[list[Any], Program]:
         return structure.unflatten([hyperparams.get(i, x) for i, x in enumerate(numbers)])
 
-    exchanges, _ = plan(leaves, merged(hyperparams)[1])
+    routes, _ = plan(leaves, merged(hyperparams)[1])
 
-    def work_of_device(hyperparams: dict[int, jax.Array], *shards: Arrays) -> tuple[jax.Array, ...]:
+    def on_device(hyperparams: dict[int, jax.Array], *shards: Arrays) -> tuple[jax.Array, ...]:
         computes, program = merged(hyperparams)
         operands = [
             Operand(x, leaf.dtype, computes[i])
             for x, leaf, i in zip(shards, leaves, which, strict=True)
         ]
         results: dict[int, jax.Array] = {}
-        for exchange in exchanges:
-            device = _Device(program, exchange, leaves, platform)
-            work = device.work_in_place if exchange.is_local else device.send_and_work
-            results |= work(operands)
+        for route in routes:
+            device = _Device(program, route, leaves, platform)
+            if route.is_local:
+                results |= device.work_in_place(operands)
+            else:
+                results |= device.exchange(operands)
         return tuple(results[i] for i in range(len(leaves)))
 
-    return _on_each_device(work_of_device, hyperparams, arrays, leaves)
+    return _on_each_device(on_device, hyperparams, arrays, leaves)
 
 
-_compiled = jax.jit(_apply, static_argnums=(2, 3, 4))
+_apply_compiled = jax.jit(_apply, static_argnums=(2, 3, 4))
 
 
 def _on_each_device(
@@ -153,114 +151,116 @@ def _on_each_device(
         axis_names=set(names),
         check_vma=False,  # what is gathered is the same on all devices, which it cannot see
     )
-    try:
-        return list(mapped(hyperparams, taken, *arrays))
-    except ValueError as error:
-        if "cannot appear in shard_map in_specs" not in str(error):
-            raise
-        raise ValueError(
-            "Members of a jax.vmap lie along an axis of the mesh, by its spmd_axis_name or their"
-            " types. Leave sharding= out, or put jax.shard_map over that axis around a jax.vmap"
-            " without a spmd_axis_name."
-        ) from error
+    return list(mapped(hyperparams, taken, *arrays))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Device:
-    """The part of one device in an exchange."""
+    """The part of one device in a route."""
 
     program: Program
-    exchange: Exchange
+    route: Route
     leaves: Sequence[ShardedLeaf]
     platform: Platform | None  # None is the one that the program is lowered for
 
     def work_in_place(self, operands: Sequence[Operand]) -> dict[int, jax.Array]:
         """Works on arrays whose matrices are whole on each device; returns results by index."""
-        leaves = {i: self.leaves[i] for i in itertools.chain(*self.exchange.leaves)}
+        leaves = {i: self.leaves[i] for i in itertools.chain(*self.route.leaves)}
         layouts = [dataclasses.replace(x.layout, shape=x.local_shape) for x in leaves.values()]
         dtypes, some = [x.result_dtype for x in leaves.values()], [operands[i] for i in leaves]
         results = apply_local(self.program, some, layouts, dtypes, self.platform)
         return dict(zip(leaves, results, strict=True))
 
-    def send_and_work(self, operands: Sequence[Operand]) -> dict[int, jax.Array]:
+    def exchange(self, operands: Sequence[Operand]) -> dict[int, jax.Array]:
         """Sends shards to the workers of their matrices; returns results by index."""
+        shards = [self.shards_of(operands, which) for which in self.route.leaves]
+        results: list[dict[int, jax.Array]] = [{} for _ in shards]
+        for bucket in self.route.buckets:
+            buffer = self.pack(bucket, shards)
+            buffer = on_its_platform(self.work_on(bucket), buffer, platform=self.platform)
+            buffer = self.return_(buffer)
+            for slot in itertools.chain(*bucket):
+                results[slot.kind][slot.first] = slot.take(buffer)
+        return self.joined(results)
 
-        def to_items(i: int) -> jax.Array:
-            # Narrowed before it is reshaped, as momentum is where it is stored: one array for both.
-            narrow = operands[i]._replace(dtype=self.exchange.transfer_dtype)
-            return self.leaves[i].to_items(narrow.load())
-
+    def shards_of(self, operands: Sequence[Operand], which: Sequence[int]) -> jax.Array:
+        """Returns the shards ``(items, lines, 128)`` of arrays of one kind."""
+        # Rounded before they are reshaped, as a momentum is where it is stored: one array for both.
+        narrow = [operands[i]._replace(dtype=self.route.transfer_dtype) for i in which]
+        parts = [self.leaves[i].to_items(x.load()) for i, x in zip(which, narrow, strict=True)]
         # A GPU joins arrays with fewer operations, a TPU in place.
-        join = functools.partial(
-            on_its_platform,
+        return on_its_platform(
             lambda platform: concatenated if platform == "tpu" else jnp.concatenate,
+            parts,
             platform=self.platform,
         )
-        items = [join([to_items(i) for i in indices]) for indices in self.exchange.leaves]
-        done: list[dict[int, jax.Array]] = [{} for _ in items]
-        for bucket in self.exchange.buckets:
-            hands = list(itertools.chain(*bucket))
-            buffer = jnp.zeros((self.exchange.workers, row_of(bucket), LANES), items[0].dtype)
-            for hand in hands:
-                buffer = hand.put(buffer, items[hand.kind][hand.items])
-            buffer = self.there_and_back(bucket, buffer)
-            for hand in hands:
-                done[hand.kind][hand.first] = hand.take(buffer)
-        results = {}
-        for parts, indices in zip(done, self.exchange.leaves, strict=True):
-            stops = np.cumsum([self.leaves[i].items for i in indices])[:-1]
-            own = jnp.split(jnp.concatenate([parts[first] for first in sorted(parts)]), stops)
-            results |= {i: self.leaves[i].from_items(x) for i, x in zip(indices, own, strict=True)}
-        return results
 
-    def there_and_back(self, bucket: Bucket, rows: jax.Array) -> jax.Array:
-        """Sends rows, one for each worker; returns the rows that the workers send back."""
-        replicas, axes = self.exchange.replica_axes, self.exchange.all_to_all_axes
-        copies = self.exchange.all_gather_axes
+    def pack(self, bucket: Bucket, shards: Sequence[jax.Array]) -> jax.Array:
+        """Writes shards into the rows of a send buffer; returns what this device receives."""
+        route = self.route
+        buffer = jnp.zeros((route.workers, lines_of(bucket), LANES), shards[0].dtype)
+        for slot in itertools.chain(*bucket):
+            buffer = slot.put(buffer, shards[slot.kind][slot.items])
+        return _moved(buffer, route.replica_axes, route.all_to_all_axes, route.all_gather_axes)
 
-        def work(platform: Platform) -> Callable[[jax.Array], jax.Array]:
-            return functools.partial(dataclasses.replace(self, platform=platform).work, bucket)
+    def return_(self, buffer: jax.Array) -> jax.Array:
+        """Sends results back, in the places of their shards; returns what this device gets."""
+        route = self.route
+        return _moved(buffer, route.all_gather_axes, route.all_to_all_axes, route.replica_axes)
 
-        rows = _moved(rows, replicas, axes, copies)
-        rows = on_its_platform(work, rows, platform=self.platform)
-        return _moved(rows, copies, axes, replicas)
+    def joined(self, results: Sequence[dict[int, jax.Array]]) -> dict[int, jax.Array]:
+        """Returns the arrays by index, of the shards of results by kind and first item."""
+        arrays = {}
+        for parts, which in zip(results, self.route.leaves, strict=True):
+            stops = np.cumsum([self.leaves[i].items for i in which])[:-1]
+            items = jnp.split(jnp.concatenate([parts[first] for first in sorted(parts)]), stops)
+            arrays |= {i: self.leaves[i].from_items(x) for i, x in zip(which, items, strict=True)}
+        return arrays
+
+    def work_on(self, bucket: Bucket) -> Callable[[Platform], Callable[[jax.Array], jax.Array]]:
+        """Returns, for each platform, the work on a receive buffer."""
+        return lambda platform: functools.partial(
+            dataclasses.replace(self, platform=platform).work, bucket
+        )
 
     def work(self, bucket: Bucket, buffer: jax.Array) -> jax.Array:
         """Works on a receive buffer; returns the results, in the places of their shards."""
-        dtype = self.exchange.items[0].result_dtype
+        dtype, senders = self.route.items[0].result_dtype, self.route.senders
         # Matrices lie in the buffer as they were sent, and each is read once: results take their
         # places there if they are as wide.
         in_place = buffer.dtype == dtype
         results = buffer if in_place else jnp.zeros(buffer.shape, dtype)
-        shared = [x for x in bucket if x[0].stop - x[0].start == self.exchange.workers]
-        hands = [turn[0] for turn in shared]
-        items, senders = [self.exchange.items[x.kind] for x in hands], self.exchange.senders
-        rows = [buffer[:, x.offset : x.offset + x.width] for x in hands]
-        batches = [item.to_batches(x, senders) for item, x in zip(items, rows, strict=True)]
+        # In a shared round every worker has as many items of one kind.
+        shared = [x for x in bucket if x[0].stop - x[0].start == self.route.workers]
+        slots = [slots[0] for slots in shared]
+        batches = [
+            self.route.items[x.kind].to_batches(buffer[:, x.offset : x.offset + x.width], senders)
+            for x in slots
+        ]
         outputs = iter(apply_batched(self.program, list(itertools.chain(*batches)), self.platform))
-        for hand, item, own in zip(hands, items, batches, strict=True):
-            output = item.to_rows([next(outputs) for _ in own], senders)
-            results = jax.lax.dynamic_update_slice_in_dim(results, output, hand.offset, 1)
-        for turn in bucket:
-            if turn not in shared:
-                results = self.of_turn(turn, results if in_place else buffer, results)
+        for slot, of_slot in zip(slots, batches, strict=True):
+            output = self.route.items[slot.kind].to_rows([next(outputs) for _ in of_slot], senders)
+            results = jax.lax.dynamic_update_slice_in_dim(results, output, slot.offset, 1)
+        for slots in bucket:
+            if slots not in shared:
+                results = self.work_on_round(slots, results if in_place else buffer, results)
         return results
 
-    def of_turn(self, turn: Turn, buffer: jax.Array, results: jax.Array) -> jax.Array:
-        """Works on a turn in which each worker has one item of some kind, or nothing.
+    def work_on_round(self, slots: Round, buffer: jax.Array, results: jax.Array) -> jax.Array:
+        """Works on a round in which each worker has one item of some kind, or nothing.
 
         All workers run one program, which looks up by the worker's index what it has to do.
         """
-        kinds = sorted({hand.kind for hand in turn})
+        kinds = sorted({slot.kind for slot in slots})
         # The branch of each worker, and the first line of its item.
-        table = np.zeros((2, self.exchange.workers), np.int32)
-        for hand in turn:
-            table[:, hand.start : hand.stop] = [[kinds.index(hand.kind) + 1], [hand.offset]]
-        branch, offset = jnp.asarray(table)[:, jax.lax.axis_index(self.exchange.worker_axes)]
+        table = np.zeros((2, self.route.workers), np.int32)
+        for slot in slots:
+            table[:, slot.start : slot.stop] = [[kinds.index(slot.kind) + 1], [slot.offset]]
+        branch, offset = jnp.asarray(table)[:, jax.lax.axis_index(self.route.worker_axes)]
         rows, unchanged = (
-            jax.lax.dynamic_slice_in_dim(x, offset, turn[0].lines, 1) for x in (buffer, results)
+            jax.lax.dynamic_slice_in_dim(x, offset, slots[0].lines, 1) for x in (buffer, results)
         )
-        branches = [functools.partial(self.of_item, self.exchange.items[kind]) for kind in kinds]
+        branches = [functools.partial(self.work_on_item, self.route.items[kind]) for kind in kinds]
         if table[0].all():
             branch -= 1
         else:
@@ -268,11 +268,11 @@ class _Device:
         output = jax.lax.switch(branch, branches, rows)
         return jax.lax.dynamic_update_slice_in_dim(results, output, offset, 1)
 
-    def of_item(self, item: ShardedLeaf, rows: jax.Array) -> jax.Array:
+    def work_on_item(self, item: ShardedLeaf, rows: jax.Array) -> jax.Array:
         """Works on the rows ``(senders, lines, 128)`` of one item."""
-        batches = item.to_batches(rows, self.exchange.senders)
+        batches = item.to_batches(rows, self.route.senders)
         outputs = [apply_to_one(self.program, x, self.platform) for x in batches]
-        return item.to_rows(outputs, self.exchange.senders)
+        return item.to_rows(outputs, self.route.senders)
 
 
 def _moved(

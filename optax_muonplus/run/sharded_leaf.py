@@ -10,7 +10,16 @@ import numpy as np
 
 from optax_muonplus.frame import LeafInfo, LeafSharding, MatrixLayout, Operand, usable_axes
 from optax_muonplus.run.batches import MatrixBatch
-from optax_muonplus.run.deal import LANES
+
+LANES = 128
+"""Numbers in a line, in which shards are sent.
+
+A TPU stores the last two axes of an array in tiles, of 16 x 128 numbers in bfloat16. A tile of an
+array ``(workers, lines, 128)`` belongs to one worker, and an all-to-all moves it as it is. In an
+array ``(workers, elements)`` a tile has numbers of 16 workers, and XLA stores all of it anew before
+and after the all-to-all. For LLaMA-7B on 256 chips of v5e that makes 42.5 million cycles an update,
+by libtpu's estimate, and lines 36.9. Elsewhere it makes no difference.
+"""
 
 
 class ShardedLeaf(NamedTuple):

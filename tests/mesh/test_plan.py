@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh
 
 from optax_muonplus.frame import LeafSharding, MatrixLayout
-from optax_muonplus.run import planning
-from optax_muonplus.run.deal import Kind, deal, row_of
-from optax_muonplus.run.planning import Exchange, cheapest
+from optax_muonplus.run import plan as planning
+from optax_muonplus.run.plan import Route, WorkItem, assign, cheapest, lines_of
 from optax_muonplus.run.sharded_leaf import ShardedLeaf
 
 kinds_of_items = st.lists(
-    st.builds(Kind, st.integers(1, 30), st.sampled_from([4, 8]), st.sampled_from([1, 6, 18])),
+    st.builds(WorkItem, st.integers(1, 30), st.sampled_from([4, 8]), st.sampled_from([1, 6, 18])),
     min_size=1,
     max_size=5,
 )
@@ -28,26 +27,26 @@ kinds_of_items = st.lists(
     st.lists(st.integers(0, 30), min_size=1, max_size=9),
     st.sampled_from([1, 200, 10**9]),
 )
-def test_every_item_is_dealt_once(kinds, busy, most):
+def test_every_item_is_assigned_once(kinds, busy, most):
     workers = len(busy)
-    buckets, done = deal(kinds, busy, most)
+    buckets, done = assign(kinds, busy, most)
     items = [[0] * kind.count for kind in kinds]
     loads = list(busy)
     for bucket in buckets:
-        rows = np.zeros((workers, row_of(bucket)), int)
-        for turn in bucket:
-            assert len({hand.lines for hand in turn}) == 1  # one part of the program cuts them out
-            taken = [w for hand in turn for w in range(hand.start, hand.stop)]
+        rows = np.zeros((workers, lines_of(bucket)), int)
+        for slots in bucket:
+            assert len({slot.lines for slot in slots}) == 1  # one part of the program cuts them out
+            taken = [w for slot in slots for w in range(slot.start, slot.stop)]
             assert len(taken) == len(set(taken))
-            for hand in turn:
-                assert hand.lines == kinds[hand.kind].lines
-                for item in range(hand.items.start, hand.items.stop):
-                    items[hand.kind][item] += 1
-                for worker in range(hand.start, hand.stop):
-                    loads[worker] += kinds[hand.kind].flops * hand.each
-                rows[hand.start : hand.stop, hand.offset : hand.offset + hand.width] += 1
+            for slot in slots:
+                assert slot.lines == kinds[slot.kind].lines
+                for item in range(slot.items.start, slot.items.stop):
+                    items[slot.kind][item] += 1
+                for worker in range(slot.start, slot.stop):
+                    loads[worker] += kinds[slot.kind].flops * slot.each
+                rows[slot.start : slot.stop, slot.offset : slot.offset + slot.width] += 1
         assert rows.max() == 1  # no two in one place
-        assert rows.sum(axis=1).max() == row_of(bucket)  # and no room that nobody needs
+        assert rows.sum(axis=1).max() == lines_of(bucket)  # and no room that nobody needs
     assert all(count == 1 for kind in items for count in kind)
     assert done == loads
     padded = sum(math.ceil(kind.count / workers) * kind.flops for kind in kinds)
@@ -56,15 +55,15 @@ def test_every_item_is_dealt_once(kinds, busy, most):
 
 @given(kinds_of_items, st.integers(1, 9), st.integers(1, 2000))
 def test_buckets_are_bounded(kinds, workers, most):
-    buckets, _ = deal(kinds, [0] * workers, most)
+    buckets, _ = assign(kinds, [0] * workers, most)
     for bucket in buckets:
-        # Or no longer than its first turn.
-        assert row_of(bucket) * workers <= most or row_of(bucket) == bucket[0][0].width
+        # Or no longer than its first round.
+        assert lines_of(bucket) * workers <= most or lines_of(bucket) == bucket[0][0].width
         for first, *_ in bucket:
             assert first.each == 1 or first.width * workers <= most
 
 
-SQUARE, LONG = Kind(4, 2, 6), Kind(4, 8, 18)
+SQUARE, LONG = WorkItem(4, 2, 6), WorkItem(4, 8, 18)
 
 
 @pytest.mark.parametrize(
@@ -79,19 +78,19 @@ SQUARE, LONG = Kind(4, 2, 6), Kind(4, 8, 18)
     ],
 )
 def test_loads_are_even(kinds, busy, loads):
-    assert deal(kinds, busy, 10**9)[1] == loads
+    assert assign(kinds, busy, 10**9)[1] == loads
 
 
-def test_the_last_share_may_be_dealt_one_by_one():
+def test_the_last_share_may_be_assigned_one_by_one():
     """Devices that have one long matrix fewer get more of the squares."""
-    _, loads = deal([Kind(128, 2, 6), Kind(96, 8, 13)], [0] * 64, 10**9)
+    _, loads = assign([WorkItem(128, 2, 6), WorkItem(96, 8, 13)], [0] * 64, 10**9)
     assert max(loads) == 2 * 13 + 6
 
 
-def test_items_of_one_length_share_turns_and_consecutive_ones_a_hand():
-    (bucket,), _ = deal([Kind(12, 8, 18)] * 2, [0] * 8, 10**9)
-    hands = [[(x.kind, x.items, x.start, x.stop) for x in turn] for turn in bucket]
-    assert hands == [
+def test_items_of_one_length_share_rounds_and_consecutive_ones_a_slot():
+    (bucket,), _ = assign([WorkItem(12, 8, 18)] * 2, [0] * 8, 10**9)
+    slots = [[(x.kind, x.items, x.start, x.stop) for x in slots] for slots in bucket]
+    assert slots == [
         [(0, slice(0, 8), 0, 8)],
         [(1, slice(0, 8), 0, 8)],
         [(0, slice(8, 12), 0, 4), (1, slice(8, 12), 4, 8)],
@@ -104,18 +103,18 @@ def test_items_of_one_length_share_turns_and_consecutive_ones_a_hand():
         # Rows of the rest are all as long as the longest, so that more in one costs nothing.
         ([SQUARE, LONG], 8, 1, [8]),
         # One run of a kind fills a row: of 12 items of 3 lines, 10 lines have room for 3.
-        ([Kind(24, 3, 1)], 2, 20, [9] * 4),
+        ([WorkItem(24, 3, 1)], 2, 20, [9] * 4),
         # 48 and 24 items for each worker, where 23 fit: four buckets of 18. Where 50 fit, two.
-        ([Kind(96, 5, 6), Kind(48, 5, 6)], 2, 235, [18 * 5] * 4),
-        ([Kind(96, 5, 6), Kind(48, 5, 6)], 2, 500, [36 * 5] * 2),
+        ([WorkItem(96, 5, 6), WorkItem(48, 5, 6)], 2, 235, [18 * 5] * 4),
+        ([WorkItem(96, 5, 6), WorkItem(48, 5, 6)], 2, 500, [36 * 5] * 2),
     ],
 )
 def test_buckets_are_few_and_equally_long(kinds, workers, most, rows):
-    buckets, _ = deal(kinds, [0] * workers, most)
-    assert [row_of(bucket) for bucket in buckets] == rows
+    buckets, _ = assign(kinds, [0] * workers, most)
+    assert [lines_of(bucket) for bucket in buckets] == rows
     # One part of the program works on all that a row has of a kind.
-    own = [{x.kind: x.each for turn in bucket for x in turn} for bucket in buckets]
-    assert all(len(turns) == len(set(map(str, turns))) for turns in buckets)
+    own = [{x.kind: x.each for slots in bucket for x in slots} for bucket in buckets]
+    assert all(len(rounds) == len(set(map(str, rounds))) for rounds in buckets)
     assert sum(map(len, own)) == sum(map(len, buckets))
 
 
@@ -131,8 +130,8 @@ def route(count, n=1024, cut=("a", "b"), replicas=(), loads=None, **sizes):
     dtype = jnp.dtype("float32")
     item = ShardedLeaf(layout, LeafSharding(mesh, ((), cut, ())), dtype, dtype)
     loads = np.zeros(list(sizes.values()), np.int64) if loads is None else loads
-    start = Exchange((item,), ((0,),), dtype, cut, (), replicas, (), loads, 0)
-    return cheapest(start, [Kind(count, item.lines, flops(n, n))], sizes)
+    start = Route((item,), ((0,),), dtype, cut, (), replicas, (), loads, 0)
+    return cheapest(start, [WorkItem(count, item.lines, flops(n, n))], sizes)
 
 
 @pytest.mark.parametrize(
