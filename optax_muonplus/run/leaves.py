@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import jax
 import jax.core
+from jax.sharding import AxisType, PartitionSpec
 
-from optax_muonplus.frame import LeafInfo, Operand, Program
+from optax_muonplus.frame import LeafInfo, Operand, Program, axes_of_type
 from optax_muonplus.method import narrowed
 from optax_muonplus.run.local import apply_local
 from optax_muonplus.run.mesh import apply_sharded
@@ -36,6 +37,7 @@ def _apply_on_device(
 ) -> list[jax.Array]:
     """Applies functions to leaves that are on one device, or distributed by the compiler."""
     if any(isinstance(x, jax.core.Tracer) for operand in operands for x in operand.arrays):
+        operands = [x.map(_typed_by_the_mesh) for x in operands]
         layouts, dtypes = [x.matrix for x in leaves], [x.dtype for x in leaves]
         return apply_local(program, operands, layouts, dtypes)
     # Outside of jit each operation is a program of its own, and a loop would be compiled anew at
@@ -46,3 +48,14 @@ def _apply_on_device(
         matrices = [program(x, layout.transposed) for x in layout.to_matrices(operand.load())]
         results.append(layout.from_matrices(matrices))
     return results
+
+
+def _typed_by_the_mesh(x: jax.Array) -> jax.Array:
+    """Gives an array that was made before ``jax.set_mesh`` a type on Explicit axes.
+
+    What a loop reads and writes would else have types of two meshes.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not axes_of_type(mesh, AxisType.Explicit) or not jax.typeof(x).sharding.mesh.empty:
+        return x
+    return jax.sharding.reshard(x, PartitionSpec(*[None] * x.ndim))

@@ -144,6 +144,23 @@ def test_every_mesh(mesh):
     check("defaults", mesh, MATRICES if mesh in ALL_LEAVES else SOME)
 
 
+@pytest.mark.parametrize("machine", ["cpu", "gpu", "tpu"])
+def test_arrays_made_before_an_explicit_mesh_was_set(machine, monkeypatch):
+    """Without a momentum, which would have the mesh's types."""
+    MACHINES[machine](monkeypatch)
+    grads = modules_of(gradients(), SOME)
+
+    def normalized(**options):
+        tx = omp.matrix_chain(Normalize("row"), weight_dimension_numbers=DIMS, **options)
+        return jax.jit(lambda x: tx.update(x, tx.init(x))[0])(grads)
+
+    expected = normalized(run=plainly)
+    with jax.set_mesh(make_mesh((4, 2), ("a", "b"), EXPLICIT)):
+        found = normalized()
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.float32(x), np.float32(y), rtol=1e-2, atol=1e-6)
+
+
 @pytest.mark.parametrize("machine", ["cpu", "gpu"])
 def test_unsaid_shardings_on_auto_axes(machine, monkeypatch):
     """The compiler knows them, and keeps them where leaves of one shape are cut alike."""
