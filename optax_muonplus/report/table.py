@@ -30,7 +30,8 @@ from optax_muonplus.report.models import check_no_state, without_static
 from optax_muonplus.report.remarks import remarks
 from optax_muonplus.report.state_bytes import line_of_bytes
 from optax_muonplus.report.without_effect import all_arguments, without_effect
-from optax_muonplus.run import ShardedLeaf, for_platform, plan
+from optax_muonplus.run import ShardedLeaf, for_platform
+from optax_muonplus.run.plan import plan
 from optax_muonplus.trees import reader_of, resolve, shardings_of
 
 T = TypeVar("T")

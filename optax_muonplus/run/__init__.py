@@ -10,7 +10,6 @@ from optax_muonplus.run.loops import PLATFORMS as PLATFORMS
 from optax_muonplus.run.loops import Platform as Platform
 from optax_muonplus.run.loops import on_its_platform as on_its_platform
 from optax_muonplus.run.loops import platform_of as platform_of
-from optax_muonplus.run.plan import plan as plan
 from optax_muonplus.run.polar import FastPolar as FastPolar
 from optax_muonplus.run.polar import for_platform as for_platform
 from optax_muonplus.run.polar import gram_newton_schulz as gram_newton_schulz
