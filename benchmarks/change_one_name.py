@@ -31,28 +31,16 @@ from examples.trainer.system.errors import UserError
 ADAMW, BEFORE = "optax.adamw", "optax.contrib.muon"
 PLAIN = "optax.contrib.muon, by itself"  # its own choice of matrices: every leaf of two axes
 PLUS, SAME = "omp.muonplus", "omp.muon, Optax's update"
-PAPER, RECOMMENDED = f"{PLUS}, adam_nesterov=False", f"{PLUS}, RECOMMENDED"
-MAX = functools.partial(omp.muonplus, shape_scale="max")
+PAPER = f"{PLUS}, PAPER"
 MUONS: dict[str, Callable[..., optax.GradientTransformation]] = {
     BEFORE: optax.contrib.muon,
     PLAIN: optax.contrib.muon,
     PLUS: omp.muonplus,  # no options, because a user gives none
-    PAPER: functools.partial(omp.muonplus, adam_nesterov=False),
+    PAPER: functools.partial(omp.muonplus, **omp.PAPER),
     SAME: functools.partial(omp.muon, **parity.AS_OPTAX),
-    f"{PLUS}, max": MAX,
-    f"{PLUS}, max, row_col": functools.partial(MAX, norm="row_col"),
-    RECOMMENDED: functools.partial(omp.muonplus, **omp.RECOMMENDED),
 }
-OF_TEXT = (BEFORE, ADAMW, PLUS, RECOMMENDED, PAPER, SAME)
-OF_DIGITS = (
-    BEFORE,
-    PLAIN,
-    ADAMW,
-    PLUS,
-    *(f"{PLUS}, max{x}" for x in ("", ", row_col")),
-    RECOMMENDED,
-    PAPER,
-)
+OF_TEXT = (BEFORE, ADAMW, PLUS, PAPER, SAME)
+OF_DIGITS = (BEFORE, PLAIN, ADAMW, PLUS, PAPER)
 RATE = "peak learning rate of the matrices (optax.adamw: of all parameters)"
 LEAST = {"rates": 1e-9, "adamw_rates": 1e-9, "seeds": 0} | dict.fromkeys(
     ("steps", "batch_size", "context", "layers", "width", "heads"), 1

@@ -10,12 +10,12 @@ from optax_muonplus import polar as polar
 from optax_muonplus import transforms as transforms
 from optax_muonplus.extras.heads import per_head as per_head
 from optax_muonplus.extras.rates import learning_rate as learning_rate
-from optax_muonplus.extras.recommended import RECOMMENDED as RECOMMENDED
 from optax_muonplus.extras.take_over import TakenOver as TakenOver
 from optax_muonplus.extras.take_over import take_over as take_over
 from optax_muonplus.frame import MatrixSpec as MatrixSpec
 from optax_muonplus.frame import MuonDimensionNumbers as MuonDimensionNumbers
 from optax_muonplus.method import did_you_mean as _did_you_mean
+from optax_muonplus.muonplus import PAPER as PAPER
 from optax_muonplus.muonplus import muon as muon
 from optax_muonplus.muonplus import muonplus as muonplus
 from optax_muonplus.report import describe as describe

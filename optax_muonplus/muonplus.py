@@ -1,7 +1,8 @@
 """Muon+ and Muon: the chain of their links for matrices, and AdamW for everything else."""
 
 import inspect
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -34,6 +35,21 @@ from optax_muonplus.transforms import (
 )
 from optax_muonplus.trees import LayerAxes, Rules, ShardingTree
 
+# The published default: its text, tables and code, K1seki221/MuonPlus @8a9ace1. Both decays are its
+# code's, as are AdamW's two decays of the moments.
+PAPER: Mapping[str, Any] = types.MappingProxyType(
+    {
+        "norm": "col_row",
+        "shape_scale": "spectral",
+        "match_frobenius": False,
+        "weight_decay": 0.1,
+        "adam_nesterov": False,
+        "adam_b1": 0.95,
+        "adam_b2": 0.95,
+        "adam_weight_decay": 0.1,
+    }
+)
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -48,10 +64,10 @@ def muonplus(
     weight_decay_mask: Any = None,
     mu_dtype: DTypeLike | None = None,
     *,
-    norm: Norm = "col_row",
+    norm: Norm = "row_col",
     norm_eps: ArrayLike = 1e-8,
-    match_frobenius: bool = False,
-    shape_scale: ShapeScale = "spectral",
+    match_frobenius: bool = True,
+    shape_scale: ShapeScale = "max",
     consistent_rms: float | jax.Array | None = None,
     nesterov: bool = True,
     bias_correction: bool = False,
@@ -82,12 +98,12 @@ def muonplus(
     .. math::
       M_t = \beta M_{t-1} + (1 - \beta) G_t, \qquad
       O_t = \mathrm{Norm}(\mathrm{Ortho}(\beta M_t + (1 - \beta) G_t)), \qquad
-      W_t = W_{t-1} - \eta \left( \sqrt{m/n}\; O_t + \lambda W_{t-1} \right)
+      W_t = W_{t-1} - \eta \left( \sqrt{\max(1, m/n)}\; O_t + \lambda W_{t-1} \right)
 
     Parameters that are not matrices (embeddings, heads, norms, biases, vectors) get AdamW with
     Nesterov's step. ``describe(params)`` prints what each will get. The state is one momentum
-    buffer for each matrix, and AdamW's two for each other parameter. All defaults but that step are
-    the paper's; ``**optax_muonplus.RECOMMENDED`` is what runs recommend (page "How to choose").
+    buffer for each matrix, and AdamW's two for each other parameter. The update has the length of
+    Optax's Muon, so its learning rates stay. ``**optax_muonplus.PAPER`` is the paper's own form.
 
     Args:
       learning_rate: number or schedule. Of the order of 0.01; the paper's best lie between 0.005
@@ -238,8 +254,8 @@ def _like(make: Callable[P, T], **defaults: Any) -> Callable[[Callable[..., T]],
 def muon(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
     """Muon: :func:`muonplus` with ``norm="none"`` by default, and every other argument the same.
 
-    To get ``optax.contrib.muon``'s update add ``shape_scale="max", bias_correction=True``, and for
-    the Muon+ paper's baseline ``adam_nesterov=False``.
+    To get ``optax.contrib.muon``'s update add ``bias_correction=True``, and for the Muon+ paper's
+    baseline ``shape_scale="spectral", adam_nesterov=False``.
 
     Source: Jordan et al., *Muon*, https://kellerjordan.github.io/posts/muon/ (2024).
     """

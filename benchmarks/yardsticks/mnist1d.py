@@ -133,7 +133,7 @@ METHODS: dict[str, Callable[[Any, int], optax.GradientTransformation]] = {
     "Muon, adam_nesterov=False": functools.partial(muonplus, norm="none", adam_nesterov=False),
     "Muon+ col_row": muonplus,
     "Muon+ col_row, adam_nesterov=False": functools.partial(muonplus, adam_nesterov=False),
-    "RECOMMENDED": functools.partial(muonplus, **omp.RECOMMENDED),
+    "RECOMMENDED": muonplus,
 }
 """From a rate and the number of steps."""
 

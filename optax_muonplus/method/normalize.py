@@ -71,7 +71,7 @@ def normalized_sides(norm: Norm, fan_out: int, fan_in: int) -> tuple[Side, ...]:
     return ("row",) if fan_out > fan_in else ("col",)
 
 
-def normalize_matrix(x: Matrices, norm: Norm = "col_row", norm_eps: ArrayLike = 1e-8) -> Matrices:
+def normalize_matrix(x: Matrices, norm: Norm = "row_col", norm_eps: ArrayLike = 1e-8) -> Matrices:
     r"""Divides rows or columns, or first one and then the other, by their l2 norms.
 
     .. math::
@@ -107,7 +107,7 @@ def normalize_matrix(x: Matrices, norm: Norm = "col_row", norm_eps: ArrayLike = 
     Zhang and Lin, arXiv:2609.39114 (NorMuon without its running mean). The side chosen by the
     data: MeqMuon, arXiv:2609.35701.
     """
-    return Normalize(norm, norm_eps)(x)
+    return Normalize(norm, norm_eps, match_frobenius=False)(x)
 
 
 def rows_vary_more(x: Matrices, stored_transposed: bool = False) -> jax.Array:
@@ -181,9 +181,9 @@ def _total(x: jax.Array) -> jax.Array:
 class Normalize(MatrixFunction):
     """Divides rows and columns by their norms; attributes as in ``optax_muonplus.normalize``."""
 
-    norm: Norm = static(default="col_row")
+    norm: Norm = static(default="row_col")
     norm_eps: ArrayLike = 1e-8
-    match_frobenius: bool = static(default=False)
+    match_frobenius: bool = static(default=True)
 
     def __post_init__(self) -> None:
         """Raises ValueError as :func:`normalize_matrix`, and unless the flag is one."""
@@ -204,6 +204,8 @@ class Normalize(MatrixFunction):
         """
         y, in_range = upcast_for_sum(x), bounded
         sides = normalized_sides(self.norm, *x.shape[-2:])
+        if not sides:
+            return x
         if self.norm == "auto":
             z = y if bounded else scale_by_pow2(y)[0]
             by_row, by_col = (self._divided(y, side, bounded) for side in ("row", "col"))

@@ -22,7 +22,7 @@ def check_shape_scale(shape_scale: str) -> None:
 def shape_factor(
     fan_out: int,
     fan_in: int,
-    shape_scale: ShapeScale = "spectral",
+    shape_scale: ShapeScale = "max",
     consistent_rms: float | jax.Array | None = None,
     norm: Norm = "none",
     match_frobenius: bool = False,
@@ -62,7 +62,7 @@ def shape_factor(
 class ScaleByShape(MatrixFunction):
     """Multiplies by a factor of the shape; attributes as in ``optax_muonplus.scale_by_shape``."""
 
-    shape_scale: ShapeScale = static(default="spectral")
+    shape_scale: ShapeScale = static(default="max")
     consistent_rms: float | jax.Array | None = None
     norm: Norm = static(default="none")
     match_frobenius: bool = static(default=False)

@@ -177,7 +177,7 @@ def _unlike_muon(tree: ResolvedTree, scale: ScaleByShape) -> Iterator[str]:
         yield f"times the RMS of Muon's: {longer}; match_frobenius=True makes them equal"
     optax = dataclasses.replace(muon, shape_scale="max")
     if shorter := _ratios(tree, scale, optax, lambda ratio: ratio <= _SHORT):
-        yield f"times the RMS of Optax's Muon: {shorter}; omp.RECOMMENDED has its shape_scale='max'"
+        yield f"times the RMS of Optax's Muon: {shorter}; shape_scale='max' has its factor"
 
 
 def _ratios(

@@ -106,10 +106,10 @@ def orthogonalize(
 
 
 def normalize(
-    norm: Norm = "col_row",
+    norm: Norm = "row_col",
     norm_eps: ArrayLike = 1e-8,
     *,
-    match_frobenius: bool = False,
+    match_frobenius: bool = True,
     weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
     rules: Rules = (),
@@ -137,7 +137,7 @@ def normalize(
 
 
 def scale_by_shape(
-    shape_scale: ShapeScale = "spectral",
+    shape_scale: ShapeScale = "max",
     consistent_rms: float | jax.Array | None = None,
     *,
     norm: Norm = "none",

@@ -35,11 +35,12 @@ def matrices(params):
     }
 
 
-def expected_values(moments, norm="col_row", norm_eps=1e-8, steps=5):
+def expected_values(moments, norm="row_col", norm_eps=1e-8, steps=5):
     """All measures of one matrix from its momentum, in float64."""
     polar = reference.newton_schulz(moments, steps=steps)
     m, n = moments.shape
-    update = reference.norm_dir(polar, norm, norm_eps) * np.sqrt(m / n)
+    update = reference.norm_dir(polar, norm, norm_eps) * reference.shape_factor(m, n)
+    update *= np.linalg.norm(polar) / np.linalg.norm(reference.norm_dir(polar, norm, norm_eps))
     values = {}
     for stage, x in {"momentum": moments, "polar": polar, "update": update}.items():
         values[f"{stage}/rms"] = rms(x)

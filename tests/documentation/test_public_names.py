@@ -15,9 +15,9 @@ PACKAGES = [
 ]
 
 
-def test_what_is_recommended_cannot_be_changed():
+def test_the_papers_form_cannot_be_changed():
     with pytest.raises(TypeError, match="does not support item assignment"):
-        optax_muonplus.RECOMMENDED["norm"] = "col"  # ty: ignore[invalid-assignment]
+        optax_muonplus.PAPER["norm"] = "col"  # ty: ignore[invalid-assignment]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

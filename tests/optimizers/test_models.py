@@ -29,7 +29,9 @@ def test_nnx_training_with_nnx_optimizer():
     """Variables at init, plain arrays at update: one set of rules for both."""
     model = Model(nnx.Rngs(0))
     params = nnx.state(model, nnx.Param)
-    optimizer = nnx.Optimizer(model, omp.muonplus(RATE), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(
+        model, omp.muonplus(RATE, norm="row", match_frobenius=False), wrt=nnx.Param
+    )
     # Trainers read the shape and dtype of every variable (tunix does at its first step).
     held = jax.tree.leaves(optimizer.opt_state, is_leaf=lambda x: isinstance(x, nnx.Variable))
     arrays = [x for x in held if isinstance(x, nnx.Variable)]

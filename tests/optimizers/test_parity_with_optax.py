@@ -210,12 +210,12 @@ def test_300_losses_of_a_model_agree_with_optax():
         assert np.abs(without / expected - 1).max() > 1e-3
 
 
-def test_the_recommended_arguments_keep_the_size_of_updates():
+def test_the_defaults_keep_the_size_of_updates():
     """So that a rate fits which was tuned for Muon with Optax's factor; AdamW's are Optax's."""
     params, grads = random_trees(8, SHAPES)
     given = {"muon_weight_dimension_numbers": DIMS}
-    muon = updates_of(omp.muon(0.02, shape_scale="max", **given), params, grads)
-    found = updates_of(omp.muonplus(0.02, **omp.RECOMMENDED, **given), params, grads)
+    muon = updates_of(omp.muon(0.02, **given), params, grads)
+    found = updates_of(omp.muonplus(0.02, **given), params, grads)
     expected = updates_of(optax.contrib.muon(0.02, **given), params, grads)
     np.testing.assert_allclose(found["bias"], expected["bias"], rtol=1e-5)
     for name in MATRICES:

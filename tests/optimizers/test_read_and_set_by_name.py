@@ -141,9 +141,10 @@ def test_cells_in_an_nnx_optimizer(wrap):
     kept = run("read the momentum", optimizer.opt_state, 1)["kernel"]
     np.testing.assert_allclose(kept, 0.95 * 3.0, rtol=1e-6)
     assert run("read the count", optimizer.opt_state, 1)["count"] == 1001
-    # A matrix of ones has the polar factor of equal entries; its columns and rows are then unit.
+    # The polar factor of a matrix of ones has equal entries too; five steps bring it near norm 1.
     moved = np.abs(model.up.kernel[...] - before)
-    np.testing.assert_allclose(moved, 0.01 * np.sqrt(12 / 8) / np.sqrt(8), rtol=1e-3)
+    np.testing.assert_allclose(moved, 0.01 * np.sqrt(12 / 8) / np.sqrt(8 * 12), rtol=0.3)
+    np.testing.assert_allclose(moved, moved[0, 0], rtol=1e-3)
 
 
 def test_what_is_set_is_what_the_next_update_uses():
@@ -157,8 +158,8 @@ def test_what_is_set_is_what_the_next_update_uses():
     structure = jax.tree.structure(state)
     zeros = jax.tree.map(jnp.zeros_like, PARAMS)
     updates, state = jax.jit(tx.update, donate_argnums=1)(zeros, state, PARAMS)
-    rows = jnp.linalg.norm(updates["up"]["kernel"], axis=0)
-    np.testing.assert_allclose(rows, 0.01 * np.sqrt(12 / 8), rtol=1e-3)
+    size = jnp.linalg.norm(updates["up"]["kernel"])
+    np.testing.assert_allclose(size, 0.01 * np.sqrt(12 / 8), rtol=0.3)
     assert run("read the count", state)["count"] == 1001
     assert jax.tree.structure(state) == structure
 

@@ -36,12 +36,12 @@ def test_describe_shows_groups_shapes_and_factors():
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in table.splitlines()}
     # Equal blocks are a batch: three matrices of 8 x 8 in each of three parameters.
     assert lines["blocks/{0..1,10}/qkv/kernel"] == "8x24 muon 8x8x3 1 0.354 3 your rule 'qkv'"
-    gate_up = "8x20 muon 8x8x2 + 4x8x1 1 + 0.7071 0.354 + 0.25 1 your rule 'gate'"
+    gate_up = "8x20 muon 8x8x2 + 4x8x1 1 + 1 0.354 + 0.354 1 your rule 'gate'"
     assert lines["gate_up/kernel"] == gate_up
-    assert lines["moe/w"] == "3x8x32 muon 32x8x3 2 0.707 1 your rule 'moe'"
+    assert lines["moe/w"] == "3x8x32 muon 32x8x3 2 0.354 1 your rule 'moe'"
     assert lines["wte/embedding"] == "50x8 adam 1 embedding"
     assert "muon: 5 parameters, 15 matrices, 1,504 elements; adam: 2 parameters" in table
-    rms = omp.describe(params, dims, norm="row", consistent_rms=0.2)
+    rms = omp.describe(params, dims, norm="row", match_frobenius=False, consistent_rms=0.2)
     assert (
         "0.5657" in rms
     )  # 0.2 sqrt(8), the fan-in: the RMS after a row normalization is 1/sqrt(n)

@@ -174,8 +174,9 @@ def _scale(options):
 
 def test_very_rectangular_matrices_step_further_than_muons():
     shapes = {"lora_b": jax.ShapeDtypeStruct((16, 1024), np.float32)}
-    assert "times the RMS of Muon's: lora_b 8; match_frobenius=True" in omp.describe(shapes)
-    assert "times the RMS" not in omp.describe(shapes, match_frobenius=True)
+    free = omp.describe(shapes, **omp.PAPER)
+    assert "times the RMS of Muon's: lora_b 8; match_frobenius=True" in free
+    assert "times the RMS" not in omp.describe(shapes)
 
 
 def test_matrices_with_many_more_inputs_step_shorter_than_optaxs():
@@ -186,11 +187,11 @@ def test_matrices_with_many_more_inputs_step_shorter_than_optaxs():
     }
     line = (
         "times the RMS of Optax's Muon: Dense_0/kernel 0.35, Dense_2/kernel 0.18;"
-        " omp.RECOMMENDED has its shape_scale='max'"
+        " shape_scale='max' has its factor"
     )
     for norm in ("col_row", "none"):
-        assert line in omp.describe(shapes, norm=norm)
-    for options in ({"shape_scale": "max"}, {"consistent_rms": 0.2}, omp.RECOMMENDED):
+        assert line in omp.describe(shapes, norm=norm, shape_scale="spectral")
+    for options in ({}, {"consistent_rms": 0.2}):
         assert "Optax's Muon" not in omp.describe(shapes, **options)
 
 
@@ -203,7 +204,7 @@ def test_matrices_that_a_norm_leaves_the_signs_of_are_named():
     for norm in ("none", "row"):
         assert "signs" not in omp.describe(shapes, norm=norm)
     updates = {"kernel": np.ones((8, 1))}
-    tx = omp.scale_by_muonplus(norm="long", shape_scale="none")
+    tx = omp.scale_by_muonplus(norm="long", match_frobenius=False, shape_scale="none")
     grads = {"kernel": np.linspace(-1, 2, 8, dtype=np.float32)[:, None]}
     out, _ = tx.update(grads, tx.init(updates), updates)
     np.testing.assert_allclose(out["kernel"], np.sign(grads["kernel"]), rtol=1e-5)

@@ -96,7 +96,7 @@ def more_varied_side(x):
 # --- factors of the shape -----------------------------------------------------------------------
 
 
-def shape_factor(m, n, shape_scale="spectral"):
+def shape_factor(m, n, shape_scale="max"):
     return {
         "spectral": np.sqrt(m / n),
         "max": np.sqrt(max(1.0, m / n)),
@@ -135,8 +135,8 @@ def momentum(m_prev, g, t, beta=0.95, nesterov=True, bias_correction=False):
 
 def muonplus_step(
     w, m_prev, g, t, *, learning_rate=1.0, beta=0.95, nesterov=True, bias_correction=False,
-    table="jordan", steps=5, preconditioning="frobenius", eps=1e-30, norm="col_row", norm_eps=1e-8,
-    match_frobenius=False, adaptive=False, shape_scale="spectral", consistent_rms=None,
+    table="jordan", steps=5, preconditioning="frobenius", eps=1e-30, norm="row_col", norm_eps=1e-8,
+    match_frobenius=True, adaptive=False, shape_scale="max", consistent_rms=None,
     weight_decay=0.0, cautious_weight_decay=False,
 ):  # fmt: skip
     """Paper, algorithm 1, with every option: ``(what is added to w, the new momentum buffer)``.

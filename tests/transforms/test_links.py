@@ -78,7 +78,9 @@ def test_custom_polar_functions_receive_matrices_as_out_by_in():
     def count_rows(x):
         return x * jnp.arange(1, x.shape[-2] + 1)[None, :, None]
 
-    tx = omp.scale_by_muonplus(polar=count_rows, norm="col", beta=0.5, shape_scale="none")
+    tx = omp.scale_by_muonplus(
+        polar=count_rows, norm="col", match_frobenius=False, beta=0.5, shape_scale="none"
+    )
     (updates,) = updates_of([tx], params, grads)
     for key in SHAPES:
         w = 0.5 * grads[key][0].T.astype(np.float64)
