@@ -70,8 +70,8 @@ def test_every_table_with_every_norm_with_and_without_nesterov(name):
         assert_close(actual, expected, LOOSER.get(name, TOLERANCE), context=f"{name} {ours}")
 
 
-def test_defaults_are_the_papers_algorithm():
-    """Nesterov momentum 0.95, five Jordan steps, col_row, sqrt(m/n); its text has no Nesterov."""
+def test_defaults_are_the_algorithm_with_optaxs_length():
+    """Nesterov momentum 0.95, five Jordan steps, row_col, sqrt(max(1, m/n)), matched norm."""
     params, grads = random_trees(1)
     (actual,) = updates_of([omp.muonplus(0.5)], params, grads)
     assert_close(actual, oracle_of(params, grads, learning_rate=0.5))
@@ -197,3 +197,24 @@ def test_compute_dtype_changes_the_products_only():
         assert 1e-4 < error < 0.06, f"{key}: {error}"
         assert update.dtype == np.float32
         np.testing.assert_allclose(np.linalg.norm(update, axis=1), 1, rtol=1e-6)
+
+
+def test_the_papers_form_is_its_published_code():
+    """omp.PAPER against the oracle with the paper's arguments, in both groups of parameters."""
+    params, grads = random_trees(21)
+    tx = omp.muonplus(0.5, **omp.PAPER, muon_weight_dimension_numbers=DIMS)
+    (actual,) = updates_of([tx], params, grads)
+    paper = {"norm": "col_row", "match_frobenius": False, "shape_scale": "spectral"}
+    expected = oracle_of(params, grads, learning_rate=0.5, weight_decay=0.1, **paper)
+    assert_close(actual, expected)
+    bias = {"bias": np.linspace(-1, 1, 5, dtype=np.float32)}
+    tx = omp.muonplus(0.5, **omp.PAPER)
+    state, m, v = tx.init(bias), np.zeros(5), np.zeros(5)
+    for t in range(1, STEPS + 1):
+        gradient = np.linspace(-2, t, 5, dtype=np.float32)
+        updates, state = tx.update({"bias": gradient}, state, bias)
+        wanted, m, v = reference.adamw_step(
+            bias["bias"], m, v, gradient, t,
+            learning_rate=0.5, b1=0.95, b2=0.95, weight_decay=0.1, nesterov=False,
+        )  # fmt: skip
+        np.testing.assert_allclose(updates["bias"], wanted, rtol=2e-5)
