@@ -1,0 +1,58 @@
+"""What is decided about the parts of a chain, once, when it is made."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optax_muonplus.frame.momentum import Momentum
+from optax_muonplus.frame.program import compile_parts
+from optax_muonplus.method import Normalize, Orthogonalize
+from tests.support import reference
+from tests.support.oracle_runs import NORMS
+
+
+def normalization(norm, norm_eps=0.0, match_frobenius=True, polar="auto"):
+    """What runs of a normalization that follows a polar factor."""
+    parts = [Orthogonalize(polar=polar), Normalize(norm, norm_eps, match_frobenius)]
+    return compile_parts(None, parts).functions[1]
+
+
+def matrices_with_dead_units():
+    x = np.random.default_rng(0).normal(size=(2, 6, 10))
+    x[:, 2], x[:, :, 3] = 0, 0
+    return x
+
+
+@pytest.mark.parametrize("norm_eps", [0.0, 1e-8, 0.5])
+@pytest.mark.parametrize("norm", [norm for norm in NORMS if norm != "none"])
+def test_norms_of_sides_are_enough_to_match_the_frobenius_norm(norm, norm_eps):
+    x = matrices_with_dead_units()
+    divided = [reference.norm_dir(matrix, norm, max(norm_eps, 1e-200)) for matrix in x]
+    sizes = [np.linalg.norm(x[i]) / np.linalg.norm(divided[i]) for i in range(len(x))]
+    expected = [y * size for y, size in zip(divided, sizes, strict=True)]
+    function = normalization(norm, norm_eps)
+    found = function(jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    other = function.transposed()(jnp.swapaxes(jnp.asarray(x, jnp.float32), 1, 2))
+    np.testing.assert_allclose(jnp.swapaxes(other, 1, 2), found, rtol=1e-6)
+
+
+def test_matching_the_frobenius_norm_takes_no_further_pass():
+    """After a polar factor; after a function of one's own squares may leave float32's range."""
+    x = jnp.ones((6, 10))
+
+    def passes(**options):
+        equations = jax.make_jaxpr(normalization("row_col", **options))(x).eqns
+        reductions = [e for e in equations if e.primitive.name.startswith("reduce_")]
+        return sum(e.invars[0].aval.shape == x.shape and "axes" in e.params for e in reductions)
+
+    assert passes() == passes(match_frobenius=False) == 2
+    assert passes(polar=jnp.sign) > 2
+
+
+def test_parts_stay_what_a_user_made():
+    polar_factor, norm = Orthogonalize(eps=1e-3), Normalize("row")
+    program = compile_parts(Momentum(bias_correction=True), [polar_factor, norm])
+    assert (polar_factor.eps, program.functions[0].eps, program.divisor) == (1e-3, 5e-4, 2.0)
+    assert vars(norm) == vars(Normalize("row"))
