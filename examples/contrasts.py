@@ -11,15 +11,23 @@ from examples.trainer.system.exit_status import command
 
 
 def write(
-    file: Annotated[Path, tyro.conf.Positional], sweeps: Path = Path("results/experiments")
+    file: Annotated[Path, tyro.conf.Positional],
+    sweeps: Path = Path("results/experiments"),
+    pooled: bool = False,
+    only: str = "",
 ) -> str:
     """Writes a table of differences of losses, each method at its best rate, paired by seed.
 
     Args:
       file: a JSON list of contrasts, see `examples/experiments/sweeps/contrasts.py`.
       sweeps: the folder of the sweeps that it names.
+      pooled: write the mean over all lines too, as random effects (Paule and Mandel, Hartung and
+        Knapp): for lines that ask one question in cells that share no seed.
+      only: the lines whose names have this word.
     """
-    return contrasts.table(contrasts.read(file), sweeps)
+    asked = [each for each in contrasts.read(file) if only in each.name]
+    lines = [contrasts.table(asked, sweeps)]
+    return "\n\n".join([*lines, contrasts.pooled_line(asked, sweeps)] if pooled else lines)
 
 
 main = command(write, "examples.contrasts")

@@ -1,4 +1,4 @@
-"""Tables and figures of one sweep or several: `python -m examples.report FOLDER ... --out DIR`."""
+"""Tables of sweeps, each method at its best rate: `python -m examples.report FOLDER ...`."""
 
 import sys
 from pathlib import Path
@@ -6,18 +6,18 @@ from typing import Annotated
 
 import tyro
 
-from examples.experiments.sweeps.report import write_report
+from examples.experiments.sweeps import results
+from examples.experiments.sweeps.report import table
 from examples.trainer.system.exit_status import command
 
 
-def report(folders: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path) -> Path:
-    """Writes tables and figures of sweeps into a folder.
+def report(folders: Annotated[tuple[Path, ...], tyro.conf.Positional]) -> str:
+    """Writes a table of each sweep.
 
     Args:
-      folders: folders of sweeps, each shown as a separate model in the tables.
-      out: where to write.
+      folders: folders of sweeps.
     """
-    return write_report(folders, out)
+    return "\n\n".join(table(results.read(folder)) for folder in folders)
 
 
 main = command(report, "examples.report")

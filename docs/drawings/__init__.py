@@ -9,7 +9,6 @@ from docs.drawings.devices import all_to_alls, collectives
 from docs.drawings.gains import gains
 from docs.drawings.method import chain, layouts
 from docs.drawings.plots import rates_by_width, regions
-from docs.drawings.regret import regret
 from docs.drawings.shakespeare import shakespeare
 from docs.drawings.tokens import tokens
 
@@ -22,7 +21,6 @@ DRAWINGS = {
     "gains": gains,
     "regions": regions,
     "rates_by_width": rates_by_width,
-    "regret": regret,
     "shakespeare": shakespeare,
     "tokens": tokens,
 }

@@ -1,25 +1,21 @@
-"""What is made of results of sweeps: tables, contrasts, and regret."""
+"""What is made of results of sweeps: tables and contrasts."""
 
 import dataclasses
-import itertools
 import json
 import math
-import statistics
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from examples import contrasts as contrasts_command
-from examples.experiments.sweeps import contrasts, figures, regret, results, tables
-from examples.experiments.sweeps.grid import Trial
+from examples.experiments.sweeps import contrasts, report, results
+from examples.experiments.sweeps.grid import Method, Trial
 from examples.experiments.sweeps.ledger import Ledger, smooth
-from examples.experiments.sweeps.regret import METHODS
-from examples.experiments.sweeps.report import write_report
-from examples.experiments.sweeps.results import ADAMW, MUON, Sweep
-from examples.trainer.settings.run import RunConfig
+from examples.experiments.sweeps.results import MUON, Sweep
+from examples.trainer.system.errors import UserError
 from tests.support.documents import README, ROOT
-from tests.support.sweep_results import MATCHED, PLUS, result, toy_sweep
+from tests.support.sweep_results import PLUS, result, toy_sweep
 
 # Tables
 
@@ -29,39 +25,18 @@ def rows(table):
 
 
 def test_table_of_best_rates():
-    found = {row[0]: row for row in rows(tables.best_of_each(toy_sweep()))}
+    found = {row[0]: row for row in rows(report.table(toy_sweep()))}
     assert found["Muon"][1:3] == ["0.1*", "2.1000 ± 0.1414"]
     # Seed by seed, -0.1 and -0.2: mean -0.15, deviation 0.0707.
-    assert found["Muon+ col_row"][4:] == ["-0.1500 ± 0.0707", "2"]
+    assert found["Muon+ col_row"][3:] == ["-0.1500 ± 0.0707", "2"]
     assert found["AdamW"][1] == "0.01"  # a single rate is no edge
-    mean = (math.exp(2.0) + math.exp(2.2)) / 2
-    assert found["Muon"][3].startswith(f"{mean:.2f} ±")
 
 
-def test_table_of_gains():
-    alone = Sweep("alone", {Trial(ADAMW, 0.01, 0): result(2.6)})
-    found = rows(tables.gains([toy_sweep(), alone]))
-    muon, plus = ["0.1*", "2.1000 ± 0.1414"], ["0.1*", "1.9500 ± 0.0707"]
-    assert found == [
-        ["toy", *muon, *plus, "col_row", "-0.1500 ± 0.0707"],
-        ["toy", *muon, "0.1", "1.9700", "col_row matched norm", "-0.0300"],
-    ]
-
-
-def test_the_best_norm_is_that_of_the_lowest_loss():
-    row = dataclasses.replace(PLUS, norm="row")
-    runs = toy_sweep().results
-    for loss, best in ((1.95, PLUS), (1.8, row)):
-        sweep = Sweep("toy", runs | {Trial(row, 0.1, 0): result(loss)})
-        assert sweep.against_muon() == [best, MATCHED]
-
-
-def test_figure_of_gains():
-    alone = Sweep("alone", {Trial(ADAMW, 0.01, 0): result(2.6)})
-    lost = Sweep("lost", {Trial(MUON, 0.1, 0): result(2.0), Trial(PLUS, 0.1, 0): result(math.inf)})
-    sweeps = [alone, toy_sweep(), lost]
-    assert figures.gaps_of(sweeps, "free") == {1: pytest.approx([-0.1, -0.2])}
-    assert figures.gaps_of(sweeps, "matched") == {1: pytest.approx([-0.03])}
+def test_a_method_that_diverged_has_no_final_loss():
+    """Seed 1 of Muon stops after 10 of 30 steps."""
+    early = dataclasses.replace(result(4.0), diverged_at=15)
+    muon = Sweep("toy", toy_sweep().results | {Trial(MUON, 0.1, 1): early})
+    assert {row[0]: row[2] for row in rows(report.table(muon))}["Muon"] == "diverged"
 
 
 def test_curves_are_smoothed_by_means_over_parts():
@@ -70,50 +45,14 @@ def test_curves_are_smoothed_by_means_over_parts():
     assert smooth(curve[:2]) == [(1, 1.0), (2, 2.0)]
 
 
-@pytest.mark.parametrize("loss", [800.0, 1e38, math.inf, math.nan])
-def test_a_report_of_huge_losses(loss, tmp_path):
-    ledger = Ledger(tmp_path)
-    for trial in toy_sweep().results:
-        ledger.add(trial, result(4.0, loss))
-    lines = write_report([tmp_path], tmp_path).read_text().splitlines()
-    assert max(map(len, lines)) < 160
-
-
-def test_tables_of_the_paper():
-    e = {x: f"{math.exp(x):.2f}" for x in (1.85, 1.9, 1.95, 1.97, 2.0, 2.5)}
-    assert rows(tables.by_rate(toy_sweep())) == [
-        ["0.1", e[2.0], f"**{e[1.9]}**"],
-        ["0.2", f"**{e[2.5]}**", "diverged"],
-    ]
-    muon, plus = ((math.exp(x) + math.exp(y)) / 2 for x, y in ((2.0, 2.2), (1.9, 2.0)))
-    (norms,) = rows(tables.by_norm([toy_sweep()]))
-    assert norms == ["toy", f"{muon:.2f}", "", "", f"{plus:.2f}", ""]
-    (polar,) = rows(tables.by_polar([toy_sweep()], ("you", "svd")))
-    gap = f"{math.exp(1.85) - math.exp(1.95):+.2f}"
-    assert polar == ["toy", "svd", e[1.95], e[1.85], gap, "col_row"]
-    (size,) = rows(tables.by_size([toy_sweep()]))
-    assert size[1] == "col_row" and size[4] == e[1.97]
-    # Means of the seeds: Muon ends at 2.1 after 30 steps, col_row is at 2.1 after 20.
-    steps, matched = rows(tables.to_the_same_loss([toy_sweep()]))
-    assert steps == ["toy", "2.1000", "30", "col_row", "20", "+50.0%"]
-    assert matched == ["toy", "2.1000", "30", "col_row matched norm", "10", "+200.0%"]
-    curve = [(10, 4.0), (20, 2.0), (30, 3.0), (40, 1.0)]
-    assert [tables.steps_to(curve, x) for x in (3.0, 5.0, 0.5)] == [15, 10, None]
-
-
-def test_a_method_that_diverged_has_no_final_loss(tmp_path):
-    """Seed 1 of Muon stops after 10 of 30 steps; Muon+ is never evaluated."""
-    early = dataclasses.replace(result(4.0), diverged_at=15)
-    never = dataclasses.replace(result(), diverged_at=5)
-    muon = Sweep("toy", toy_sweep().results | {Trial(MUON, 0.1, 1): early})
-    assert rows(tables.to_the_same_loss([muon])) == []
-    assert {row[0]: row[3] for row in rows(tables.best_of_each(muon))}["Muon"] == "diverged"
-    plus = {Trial(MUON, 0.1, 0): result(4.0, 2.0), Trial(PLUS, 0.1, 0): never}
-    steps = ["lost", "2.0000", "20", "col_row", "diverged", ""]
-    assert rows(tables.to_the_same_loss([Sweep("lost", plus)])) == [steps]
-    for trial, found in plus.items():
-        Ledger(tmp_path).add(trial, found)
-    assert "diverged" in write_report([tmp_path], tmp_path).read_text()
+def test_a_ledger_may_lack_curves_and_have_a_rule_of_an_earlier_trainer(tmp_path):
+    method = dataclasses.asdict(Method("muown"))
+    line = {"method": method, "rate": 0.1, "seed": 0, "val": [[10, 2.0]]}
+    line |= {"bits_per_byte": None, "diverged_at": None, "seconds": 1.0}
+    (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
+    sweep = results.read(tmp_path)
+    assert [m.name for m in sweep.methods()] == ["Muown"]
+    assert sweep.best(Method("muown")) == {0: 2.0}
 
 
 # Contrasts
@@ -241,6 +180,38 @@ def test_differences_in_readme_are_rounded_once_from_the_runs(row):
         assert cell == f"{mean} ± {found.half_width:.3f}", name
 
 
+def test_a_pooled_mean_is_that_of_paule_and_mandel_with_hartung_and_knapps_interval():
+    """Three cells of one error, in closed form: tau^2 is their variance less the error's square."""
+    y, error = np.array([-0.02, -0.01, 0.003]), 0.004
+    found = contrasts.pooled(y, [error] * 3)
+    deviation = np.std(y, ddof=1)
+    assert found.mean == pytest.approx(np.mean(y))
+    assert found.tau == pytest.approx(math.sqrt(deviation**2 - error**2))
+    test = stats.ttest_1samp(y, 0)
+    low, high = test.confidence_interval(0.95)
+    assert found.half_width == pytest.approx((high - low) / 2)
+    assert found.p == pytest.approx(test.pvalue)
+    spread = math.sqrt(found.tau**2 + deviation**2 / 3)
+    assert found.new_cell == pytest.approx(stats.t.ppf(0.975, 1) * spread)
+
+
+def test_cells_that_vary_less_than_their_errors_have_no_tau():
+    y, errors = np.array([-0.0101, -0.01, -0.0099]), np.array([0.004, 0.002, 0.008])
+    found = contrasts.pooled(y, errors)
+    assert found.tau == 0
+    assert found.mean == pytest.approx(np.average(y, weights=1 / errors**2))
+    with pytest.raises(UserError, match="three or more"):
+        contrasts.pooled([0.1, 0.2], [0.1, 0.1])
+
+
+def test_the_pooled_gain_of_the_committed_runs(capsys):
+    """The sentence of README: seven pairs of model and text, 69 seeds."""
+    file = str(EXPERIMENTS / "pooled" / "contrasts.json")
+    assert contrasts_command.main([file, "--sweeps", str(EXPERIMENTS), "--pooled"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "7 lines, 69 seeds: -0.00956 ± 0.00596, p 0.0078; below zero in 7;" in last
+
+
 def test_fresh_seeds_are_those_that_chose_no_rate(tmp_path):
     (tmp_path / "gpt").mkdir()
     ledger = Ledger(tmp_path / "gpt")
@@ -269,57 +240,3 @@ def test_what_is_not_there_is_named(sweeps, capsys):
         (sweeps / "bad.json").write_text(text)
         assert contrasts_command.main([str(sweeps / "bad.json")]) == 2
         assert "bad.json is no list of contrasts" in capsys.readouterr().err
-
-
-# Regret
-
-
-LOSSES = (3.0, 1.0, 2.5, 2.0, 4.0)
-
-
-RATES = (0.1, 0.2, 0.3, 0.4, 0.5)
-
-
-@pytest.mark.parametrize("tries", [1, 2, 3, 5])
-def test_the_expected_loss_is_the_mean_over_all_sets_of_rates(tries):
-    by_sets = [min(drawn) for drawn in itertools.combinations(LOSSES, tries)]
-    assert regret.expected(LOSSES, tries) == pytest.approx(statistics.fmean(by_sets))
-    kept = regret.expected((1.0, math.inf, 2.0), min(tries, 2))  # where a diverged one may be kept
-    assert kept == (math.inf if tries == 1 else pytest.approx((1 + 1 + 2) / 3))
-    with pytest.raises(ValueError, match="tries is 6, and there are 5 losses: give 1 to 5"):
-        regret.expected(LOSSES, 6)
-
-
-def runs(shift):
-    return {
-        Trial(method, rate, 0): result(loss + shift * i)
-        for i, method in enumerate(METHODS)
-        for rate, loss in zip(RATES, LOSSES, strict=True)
-    }
-
-
-def test_the_grid_is_of_rates_that_all_methods_have():
-    found = regret.regret(Sweep("gpt", runs(0.5) | {Trial(MUON, 0.6, 0): result(0.1)}))
-    assert found[MUON] == pytest.approx([1.5, 0.8, 0.45, 0])
-    assert found[METHODS[2]] == pytest.approx([2.5, 1.8, 1.45, 1])
-    few = {trial: x for trial, x in runs(0.5).items() if trial.rate < 0.5}
-    assert regret.regret(Sweep("gpt", few)) is None
-
-
-def test_the_page_has_a_row_for_each_family_and_method(tmp_path, capsys):
-    for name, shift in {"gpt-a": 0.5, "gpt-b": 0.1, "llama": 0.0}.items():
-        base = dataclasses.asdict(RunConfig())
-        base["model"]["family"] = name.partition("-")[0]
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "sweep.json").write_text(json.dumps({"base": base}))
-        for trial, found in runs(shift).items():
-            Ledger(folder).add(trial, found)
-    folders = [str(tmp_path / name) for name in ("gpt-a", "gpt-b", "llama")]
-    assert regret.main([*folders, "--out", str(tmp_path / "out")]) == 0
-    page = (tmp_path / "out" / "regret.md").read_text()
-    rows = [[x.strip() for x in line.split("|")] for line in page.splitlines() if "Muon" in line]
-    cells = {(row[1], row[2]): row[3] for row in rows if len(row) > 3}
-    assert len(cells) == 6 and cells["LLaMA, 1", "Muon"] == "+1.500"
-    assert cells["GPT, 2", "Muon+ col_row"].startswith("+1.800 ±")  # 1.5, and 0.5 and 0.1 more
-    assert (tmp_path / "out" / "regret.png").stat().st_size > 1000

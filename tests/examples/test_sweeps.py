@@ -222,9 +222,6 @@ def test_every_run_has_one_line_in_the_ledger(done):
         assert (config["optimizer"]["learning_rate"], config["seed"]) == (trial.rate, trial.seed)
         assert found.val == list(losses(folder, "val_loss").items())
         assert [loss for _, loss in found.train] == list(losses(folder).values())
-    assert "## s: each method at its best rate" in (done / "report.md").read_text()
-    for name in ("rates", "curves", "gains"):
-        assert (done / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_sweep_runs_equal_runs_of_the_trainer(done, tmp_path, text):
@@ -237,7 +234,10 @@ def test_sweep_runs_equal_runs_of_the_trainer(done, tmp_path, text):
 def test_finished_runs_are_skipped(done, text, capsys):
     with unittest.mock.patch.object(sweep_run, "run_trial", side_effect=AssertionError):
         assert run(text, done.parent) == 0
-    assert "6 runs, 6 of them done" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "6 runs, 6 of them done" in shown
+    assert report.main([str(done)]) == 0
+    assert shown.endswith(capsys.readouterr().out)  # the table
 
 
 def test_larger_grid_continues_with_the_new_runs(done, tmp_path, text):
@@ -259,7 +259,7 @@ def test_stopped_sweep_continues_to_the_same_results(done, tmp_path, text, capsy
     )
 
 
-def test_diverged_runs_are_in_ledger_and_report(tmp_path, text, capsys):
+def test_diverged_runs_are_in_ledger_and_table(tmp_path, text, capsys):
     with losses_are(range(14, 25)):  # of the first run; then the others are as they are
         flags = ["--max-skipped", "10", "--grid.optimizers", "muon", "--grid.seeds", "1"]
         assert run(text, tmp_path, *flags) == 0
@@ -267,7 +267,6 @@ def test_diverged_runs_are_in_ledger_and_report(tmp_path, text, capsys):
     assert low.diverged_at == 24 and low.loss == math.inf
     assert high.diverged_at is None and high.loss < math.log(300)
     assert "diverged" in capsys.readouterr().out
-    assert "diverged" in (tmp_path / "s" / "report.md").read_text()
 
 
 def test_processes_share_the_runs_of_a_sweep(done, tmp_path, text):
@@ -322,8 +321,8 @@ def test_folder_of_another_sweep_is_refused(done, text, capsys):
 
 def test_report_refuses_a_damaged_or_empty_ledger(tmp_path, capsys):
     (tmp_path / "runs.jsonl").write_text('{"method": 3}\n')
-    assert report.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert report.main([str(tmp_path)]) == 2
     assert "Remove the line" in capsys.readouterr().err
     (tmp_path / "runs.jsonl").write_text("")
-    assert report.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert report.main([str(tmp_path)]) == 2
     assert "no finished runs" in capsys.readouterr().err

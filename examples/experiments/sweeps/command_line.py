@@ -18,7 +18,7 @@ from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
 
 PROGRAM = "python -m examples.sweep"
-DESCRIPTION = f"""Trains one model with many optimizers, and writes tables and figures.
+DESCRIPTION = f"""Trains one model with many optimizers, and prints a table.
 
 `{PROGRAM} PRESET --help` lists the flags; those of `--grid` say what is varied. The same command
 continues a sweep that was stopped; several processes with the same command share the work."""

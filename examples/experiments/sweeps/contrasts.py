@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pydantic
-from scipy import stats
+from scipy import optimize, stats
 
 from examples.experiments.sweeps import results
 from examples.experiments.sweeps.results import Sweep
@@ -73,6 +74,50 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, half, float(2 * stats.t.sf(abs(mean) / error, n - 1)), n)
 
 
+@dataclass(frozen=True)
+class Pooled:
+    """A mean over cells whose true differences vary, and where that of a new cell lies."""
+
+    mean: float
+    half_width: float
+    p: float
+    tau: float
+    """The deviation of the true differences of cells."""
+    new_cell: float
+    """Half of the 95% interval of the true difference of a cell that is not among them."""
+
+
+def pooled(means: Sequence[float], errors: Sequence[float]) -> Pooled:
+    """Pools differences with their standard errors under random effects.
+
+    Cells are weighted by ``1 / (error^2 + tau^2)``. ``tau`` is that of Paule and Mandel (1982): the
+    weighted squares about the mean add up to their degrees of freedom. The interval is that of
+    Hartung and Knapp (2001), by Student's t, and the prediction has their variance and tau's.
+
+    Raises:
+      UserError: for fewer than three cells.
+    """
+    y, variances = np.asarray(means), np.square(errors)
+    freedom = len(y) - 1
+    if freedom < 2:
+        raise UserError(f"{len(y)} lines with a spread: a pooled estimate takes three or more")
+
+    def squares(tau2: float) -> float:
+        weights = 1 / (variances + tau2)
+        return float(np.sum(weights * np.square(y - np.average(y, weights=weights))))
+
+    tau2 = 0.0
+    if squares(0.0) > freedom:
+        tau2 = optimize.brentq(lambda x: squares(x) - freedom, 0.0, float(np.ptp(y)) ** 2 + 1e-12)
+    weights = 1 / (variances + tau2)
+    mean = float(np.average(y, weights=weights))
+    variance = squares(tau2) / freedom / float(np.sum(weights))
+    error, t = math.sqrt(variance), float(stats.t.ppf(0.975, freedom))
+    p = float(2 * stats.t.sf(abs(mean) / error, freedom))
+    new_cell = float(stats.t.ppf(0.975, freedom - 1)) * math.sqrt(tau2 + variance)
+    return Pooled(mean, t * error, p, math.sqrt(tau2), new_cell)
+
+
 def holm(ps: Sequence[float]) -> list[float]:
     """Corrects p-values for their number (Holm 1979): each is at least the smaller ones."""
     corrected, largest = [0.0] * len(ps), 0.0
@@ -133,6 +178,19 @@ def table(contrasts: Iterable[Contrast], root: Path) -> str:
         row[2:4] = f"{p:.2g}", f"{corrected:.2g}"
     head = ["difference of losses", "mean, 95%", "p", "p (Holm)", "seeds", "refuted if"]
     return tables.markdown(head, rows, padded=False)
+
+
+def pooled_line(contrasts: Iterable[Contrast], root: Path) -> str:
+    """Writes the mean over contrasts, each of which is of another cell with seeds of its own."""
+    found = [measured(contrast, root) for contrast in contrasts]
+    errors = [e.half_width / float(stats.t.ppf(0.975, e.seeds - 1)) for e in found]
+    pool = pooled([e.mean for e in found], errors)
+    seeds, below = sum(e.seeds for e in found), sum(e.mean < 0 for e in found)
+    return (
+        f"pooled over {len(found)} lines, {seeds} seeds:"
+        f" {pool.mean:+.5f} ± {pool.half_width:.5f}, p {pool.p:.2g}; below zero in {below};"
+        f" tau {pool.tau:.4f}; a new cell ± {pool.new_cell:.4f}"
+    )
 
 
 def read(path: Path) -> list[Contrast]:

@@ -90,6 +90,24 @@ VARIED = {
 }
 """Fields of OptimizerConfig that a grid sets, and the fields of Grid that list their values."""
 
+TITLES = {
+    "adamw": "AdamW",
+    "muon": "Muon",
+    "optax_muon": "Optax Muon",
+    "muonplus": "Muon+",
+    "normuon": "NorMuon",
+    "adamuon": "AdaMuon",
+    "aurora": "Aurora",
+    "turbo_muon": "Turbo-Muon",
+    "mano": "Mano",
+    "hyperball": "MuonH",
+    "muoneq": "MuonEq",
+    "muoneq_max": "MuonEq max",
+    "meqmuon": "MeqMuon",
+    "muown": "Muown",
+}
+"""What contrasts and tables call the optimizers of ledgers, also those that the trainer lost."""
+
 PAPER_RATES = {
     "gpt": (0.003, 0.005, 0.01, 0.02, 0.04),
     "llama": (0.005, 0.01, 0.02, 0.04, 0.06, 0.08),
@@ -117,7 +135,7 @@ class Method:
 
     @property
     def name(self) -> str:
-        rule = RULES[self.optimizer].title
+        rule = TITLES.get(self.optimizer, self.optimizer)
         ortho = "" if self.ortho in ("", "jordan") else self.ortho
         matched = "matched norm" if self.frobenius == "matched" else ""
         return " ".join(filter(None, (rule, self.norm, ortho, matched)))

@@ -23,14 +23,15 @@ class Result:
 
     val: list[tuple[int, float]]
     """Step and validation loss, in nats per token."""
-    train: list[tuple[float, float]]
-    """Points of the smoothed training loss: middle of some steps, and their mean loss."""
     bits_per_byte: float | None
     """At the end; None if it was never evaluated, or if the tokenizer loses text."""
     diverged_at: int | None
     """The step at which the run was given up because its loss stayed not finite, or None."""
     seconds: float
     """Duration with compilation; for a resumed run, of its last part only."""
+    train: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+    """Points of the smoothed training loss: middle of some steps, and their mean loss. Committed
+    ledgers have them where a picture draws them."""
 
     @property
     def loss(self) -> float:
@@ -69,7 +70,7 @@ class Ledger:
         try:
             trial = Trial(Method(**record.pop("method")), record.pop("rate"), record.pop("seed"))
             for curve in ("val", "train"):
-                record[curve] = [tuple(point) for point in record[curve]]
+                record[curve] = [tuple(point) for point in record.get(curve, ())]
             return trial, Result(**record)
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(

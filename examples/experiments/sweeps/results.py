@@ -1,14 +1,11 @@
-"""The results of a finished sweep: losses, best rates and curves by method."""
+"""The results of a finished sweep: losses and best rates by method."""
 
 import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from examples.experiments.sweeps.grid import Method, Trial
 from examples.experiments.sweeps.ledger import Ledger, Result
-from examples.trainer.settings.rules import Norm
 from examples.trainer.system.errors import UserError
 
 ADAMW, MUON = Method("adamw"), Method("muon", "", "jordan")
@@ -67,10 +64,6 @@ class Sweep:
         chose = self.choosing_seeds(method) if len(self.rates(method)) > 1 else set()
         return {seed: loss for seed, loss in self.best(method).items() if seed not in chose}
 
-    def best_of(self, methods: Iterable[Method]) -> Method:
-        """The method with the lowest loss of the first seed, each at its best rate."""
-        return min(methods, key=lambda method: self.best(method)[self.first_seed])
-
     def gaps(self, method: Method, other: Method) -> list[float]:
         """Loss of one method minus that of another, each at its best rate, by seed.
 
@@ -83,29 +76,6 @@ class Sweep:
         """Whether the best rate is the lowest or highest that was tried."""
         rates = self.rates(method)
         return len(rates) > 1 and self.best_rate(method) in (rates[0], rates[-1])
-
-    def curve(self, method: Method) -> list[tuple[int, float]]:
-        """Step and validation loss at the best rate, mean over seeds."""
-        rate = self.best_rate(method)
-        curves = [
-            result.val
-            for trial, result in self.results.items()
-            if trial.method == method and trial.rate == rate
-        ]
-        return [
-            (points[0][0], statistics.fmean(loss for _, loss in points))
-            for points in zip(*curves, strict=False)
-        ]
-
-    def plus(self, frobenius: str = "free") -> list[Method]:
-        """Muon+ with each norm that was run: as in the paper, or with Muon's Frobenius norm."""
-        wanted = [Method("muonplus", norm, "jordan", frobenius) for norm in get_args(Norm)]
-        return [method for method in wanted if method in self.methods()]
-
-    def against_muon(self) -> list[Method]:
-        """The best norm of Muon+, and the best with Muon's Frobenius norm, if Muon was run too."""
-        kinds = [self.plus(), self.plus("matched")] if MUON in self.methods() else []
-        return [self.best_of(methods) for methods in kinds if methods]
 
 
 def read(folder: Path) -> Sweep:

@@ -17,11 +17,11 @@ import jax
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from examples.experiments.sweeps import command_line, grid
+from examples.experiments.sweeps import command_line, grid, results
 from examples.experiments.sweeps.command_line import NewSweep
 from examples.experiments.sweeps.grid import Trial
 from examples.experiments.sweeps.ledger import Ledger, measured
-from examples.experiments.sweeps.report import write_report
+from examples.experiments.sweeps.report import table
 from examples.trainer.data.prepare import prepare
 from examples.trainer.data.token_folder import Dataset
 from examples.trainer.runs import folder as run_folder
@@ -44,7 +44,7 @@ def sweep(asked: NewSweep, preset: str) -> int:
     if status := finish(asked, preset):
         return status
     folder = folder_of(asked, preset)
-    print(f"tables and figures  {write_report([folder], folder)}")
+    print(table(results.read(folder)))
     return 0
 
 
