@@ -245,7 +245,10 @@ class Normalize(MatrixFunction):
             positive = squares + eps > 0
             factor = jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, squares + eps, 1)), 0)
             if i == len(sides):
-                before, after = (_total(x) for x in (first, squares * factor * factor))
+                # The power of two keeps XLA from making one sum over the matrix of two, which would
+                # read it once more.
+                before = 2**10 * _total(first / 2**10)
+                after = _total(squares * factor * factor)
                 factor *= root(jnp.where(after > 0, before / jnp.where(after > 0, after, 1), 0))
             y = y * factor
         return y
