@@ -15,13 +15,13 @@ from matplotlib.ticker import LogLocator
 
 from benchmarks import columns, records, timing
 from examples.trainer.runs.report import INK, save_figure
-from optax_muonplus import coefficients, polar
+from optax_muonplus import polar
 from optax_muonplus.matrices import normalize_matrix
 
 # Each table of coefficients with its usual number of steps; those with more rows also with more.
 RUNS = (
-    ("jordan", 5), ("you", 5), ("you", 6), ("dion", 5), ("turbo", 4),
-    ("polar_express", 5), ("polar_express", 6), ("polar_express", 8), ("cans", 5), ("cans", 8),
+    ("jordan", 5), ("you", 5), ("you", 6), ("dion", 5),
+    ("polar_express", 5), ("polar_express", 6), ("polar_express", 8),
     ("cubic", 5),
 )  # fmt: skip
 METHODS = (("newton_schulz", "float32"), ("gram", "float32"), ("newton_schulz", "bfloat16"))
@@ -33,7 +33,7 @@ COLOURS = {
     ("svd", "float32"): INK,
 }
 MARKS = {
-    "jordan": "o", "you": "s", "dion": "^", "turbo": "v", "polar_express": "D", "cans": "P",
+    "jordan": "o", "you": "s", "dion": "^", "polar_express": "D",
     "cubic": "X", "exact": "*",
 }  # fmt: skip
 
@@ -61,15 +61,7 @@ def main(config: Config) -> None:
     inputs = spectra(config)
     functions = {("exact", 0, "svd", "float32"): jax.jit(polar.svd)}
     for (method, dtype), (table, steps) in itertools.product(METHODS, RUNS):
-        if dtype != "float32" and coefficients.TABLES[table].needs_float32:
-            continue
-        options = polar.Orthogonalize(
-            table,
-            steps,
-            polar=method,
-            preconditioning="aol" if table == "turbo" else "frobenius",  # turbo is made for aol
-            compute_dtype=dtype,
-        )
+        options = polar.Orthogonalize(table, steps, polar=method, compute_dtype=dtype)
         functions[table, steps, method, dtype] = jax.jit(polar.FastPolar(options))
     gaussian = inputs["gaussian"][0]
     programs = {name: functools.partial(f, gaussian) for name, f in functions.items()}

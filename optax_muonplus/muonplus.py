@@ -108,8 +108,8 @@ def muonplus(
     Args:
       learning_rate: number or schedule. Of the order of 0.01; the paper's best lie between 0.005
         and 0.06 (its appendix "Detailed Sweep Experiments").
-      ns_coeffs: ``"jordan"``, ``"you"``, ``"polar_express"``, ``"dion"``, ``"turbo"`` (4 rows),
-        ``"cans"``, ``"cubic"`` (fewer products), one row of coefficients, or several.
+      ns_coeffs: ``"jordan"``, ``"you"``, ``"polar_express"``, ``"dion"``, ``"cubic"`` (fewer
+        products), one row of coefficients, or several.
       ns_steps: Newton-Schulz steps, 5 if None: the first rows of a table, or all rows of yours.
       beta: momentum decay, in [0, 1).
       eps: added to the norm that divides the momentum before the iteration, and to nothing else.
@@ -132,8 +132,8 @@ def muonplus(
       polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix), ``"svd"``, a
         function on ``(*batch, out, in)``, or ``"auto"``: the cheaper of the first two for each
         shape, where both are exact enough. See :class:`optax_muonplus.polar.Orthogonalize`.
-      preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"``, ``"aol_out"`` or
-        ``"schatten"``, the norm that divides the momentum before the iteration, see there.
+      preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"`` or ``"schatten"``, the norm that
+        divides the momentum before the iteration, see there.
       adaptive: multiplies each update by its inner product with the momentum, the dual norm.
       cautious_weight_decay: decays only the entries of matrices that the update moves towards zero
         anyway, see :func:`optax_muonplus.transforms.add_decayed_weights`.

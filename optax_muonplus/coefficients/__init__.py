@@ -1,22 +1,20 @@
 """Coefficients of the odd polynomials that Newton-Schulz iterations apply.
 
 :data:`TABLES` holds the published tables; :func:`minimax`, :func:`polar_express` and
-:func:`relaxed` compute new ones, and :func:`with_restarts` prepares these for the Gram form;
-:func:`for_steps` gives what a run of a certain number of steps uses, and :func:`evaluate` what
-these steps do to a singular value. Coefficients are Python numbers: they are static, and never
-become arrays in an optimizer's state.
+:func:`relaxed` compute new ones; :func:`for_steps` gives what a run of a certain number of steps
+uses, and :func:`evaluate` what these steps do to a singular value. Coefficients are Python numbers:
+they are static, and never become arrays in an optimizer's state.
 """
 
 from optax_muonplus.coefficients._minimax import evaluate as evaluate
 from optax_muonplus.coefficients._minimax import minimax as minimax
 from optax_muonplus.coefficients._minimax import polar_express as polar_express
 from optax_muonplus.coefficients._minimax import relaxed as relaxed
-from optax_muonplus.coefficients._restarts import with_restarts as with_restarts
 from optax_muonplus.method import TABLES as TABLES
 from optax_muonplus.method import Coefficients as Coefficients
 from optax_muonplus.method import CoefficientsLike as CoefficientsLike
 from optax_muonplus.method import Restarts as Restarts
 from optax_muonplus.method import Row as Row
 from optax_muonplus.method import Table as Table
-from optax_muonplus.method import every_step as every_step
 from optax_muonplus.method import for_steps as for_steps
+from optax_muonplus.method import restarts_for as restarts_for

@@ -46,7 +46,7 @@ def polar_express(
 
     Source: Amsel, Persson, Musco, Gower, arXiv:2505.16932, Algorithm 1.
     """
-    known_count("steps", steps, at_most=2**31 - 1)
+    known_count("steps", steps)
     if not 0 < lower <= 1:
         raise ValueError(f"lower must be in (0, 1], got {lower}.")
     rows = []

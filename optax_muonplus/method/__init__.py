@@ -2,7 +2,8 @@
 
 ``newton_schulz`` defines the polar factor, and ``momentum`` has the whole update of a matrix. Its
 functions are values with options, in ``orthogonalize``, ``normalize`` and ``scale``. Rows of the
-iteration are in ``coefficients``. ``function``, ``precision`` and ``arguments`` serve all of them.
+iteration are in ``coefficients``; ``restarts`` is for its Gram form. ``function``, ``precision``
+and ``arguments`` serve all of them.
 """
 
 from .arguments import DECAY as DECAY
@@ -20,10 +21,8 @@ from .arguments import supported as supported
 from .coefficients import TABLES as TABLES
 from .coefficients import Coefficients as Coefficients
 from .coefficients import CoefficientsLike as CoefficientsLike
-from .coefficients import Restarts as Restarts
 from .coefficients import Row as Row
 from .coefficients import Table as Table
-from .coefficients import every_step as every_step
 from .coefficients import for_steps as for_steps
 from .coefficients import scaled as scaled
 from .function import ArrayFunction as ArrayFunction
@@ -67,6 +66,9 @@ from .precision import scale_by_pow2 as scale_by_pow2
 from .precision import sum_of_squares as sum_of_squares
 from .precision import times_pow2 as times_pow2
 from .precision import upcast_for_sum as upcast_for_sum
+from .restarts import Restarts as Restarts
+from .restarts import every_step as every_step
+from .restarts import restarts_for as restarts_for
 from .scale import ScaleByShape as ScaleByShape
 from .scale import ShapeScale as ShapeScale
 from .scale import check_shape_scale as check_shape_scale

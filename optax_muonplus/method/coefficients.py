@@ -2,22 +2,16 @@ r"""The coefficients of the iteration: published tables, and the rows that a run
 
 A row ``(c_0, c_1, ..., c_q)`` stands for the polynomial ``p(x) = c_0 x + c_1 x^3 + ... + c_q
 x^(2q+1)``. A table has one row for each step.
-
-With its rows a table lists the *restarts* of the Gram iteration. Rounding makes the smallest
-eigenvalues of ``R = X X^H`` slightly negative. The iteration assumes that eigenvalues are squares
-of singular values. For a negative one the accumulated factor Q becomes larger than for any singular
-value, and the error of the result grows with the condition number of Q. A restart computes ``R``
-again from ``X``. How many are enough depends on the precision of products.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.core
 import numpy as np
 
-from .arguments import did_you_mean, known_count
+from .arguments import known_count
 
 # The coefficients of one step.
 Row = tuple[float, ...]
@@ -27,24 +21,6 @@ CoefficientsLike = str | Sequence[float] | Sequence[Sequence[float]]
 DEFAULT_STEPS = 5  # the paper's
 # Each step is written out in the program; the paper and its rivals use 4 to 10.
 MAX_STEPS = 100
-_USER = "user"  # the source of rows that are passed
-
-
-class Restarts(NamedTuple):
-    """Steps, counted from 0, at which the Gram iteration computes its Gram matrix again.
-
-    Attributes:
-      float32: if products are made in float32.
-      bfloat16_x3: if they are made of three products of bfloat16 parts.
-      float16: if operands and results of products are float16.
-      bfloat16: if they are bfloat16. Every step, which is the plain iteration, unless others were
-        found to be as exact as that.
-    """
-
-    float32: tuple[int, ...]
-    bfloat16_x3: tuple[int, ...]
-    float16: tuple[int, ...]
-    bfloat16: tuple[int, ...]
 
 
 class Table(NamedTuple):
@@ -56,21 +32,12 @@ class Table(NamedTuple):
         composition then converges.
       safety_factor: the input is divided by ``safety_factor * norm`` instead of ``norm``.
       source: where the numbers are from.
-      restarts: the restarts of the Gram iteration for one step, for two steps, and so on, which
-        were found by simulating the rounding of products. Those for bfloat16 were found by trying:
-        with them the result was as near to the float64 polynomial as that of the plain iteration,
-        for singular values of five kinds.
-      needs_float32: whether the iteration diverges if its products are narrower than float32. It
-        does if each polynomial maps to exactly the interval on which the next one was fitted:
-        rounding then moves singular values out of that interval.
     """
 
     rows: tuple[Row, ...]
     repeats_last: bool
     safety_factor: float
     source: str
-    restarts: tuple[Restarts, ...] = ()
-    needs_float32: bool = False
 
 
 class Coefficients(NamedTuple):
@@ -81,22 +48,11 @@ class Coefficients(NamedTuple):
         last row is used for every further step.
       steps: number of steps, a Python int or a traced integer array.
       safety_factor: as in :class:`Table`.
-      restarts: steps, counted from 0, at which the Gram iteration computes its Gram matrix again,
-        for each precision of products; None if they are not listed, as for rows of your own, and
-        if ``steps`` is traced.
-      needs_float32: as in :class:`Table`.
     """
 
     rows: tuple[Row, ...]
     steps: int | jax.Array
     safety_factor: float
-    restarts: Restarts | None
-    needs_float32: bool
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether the number of steps is known only when the program runs."""
-        return isinstance(self.steps, jax.core.Tracer)
 
 
 def for_steps(
@@ -118,103 +74,63 @@ def for_steps(
       ValueError: for an unknown name, malformed rows, ``ns_steps`` out of range, more rows of your
         own than steps, or fewer rows than steps where the last row may not be repeated.
     """
-    table = ns_coeffs if isinstance(ns_coeffs, Table) else _table(ns_coeffs)
+    is_name = isinstance(ns_coeffs, str)
+    table = _table(ns_coeffs) if is_name else _table_of_rows(ns_coeffs)
     ns_steps = DEFAULT_STEPS if ns_steps is None else ns_steps
     steps = known_count("ns_steps", ns_steps, MAX_STEPS)
+    listed = len(table.rows)
     if steps is None:
         if not table.repeats_last:
             raise ValueError(
                 f"ns_steps is a traced array, but ns_coeffs={ns_coeffs!r} has a fixed number of"
-                f" rows ({len(table.rows)}). Pass ns_steps as a Python int; under"
-                " optax.inject_hyperparams add static_args=('ns_steps',)."
+                f" rows ({listed}). Pass ns_steps as a Python int; under optax.inject_hyperparams"
+                " add static_args=('ns_steps',)."
             )
-        return Coefficients(table.rows, ns_steps, table.safety_factor, None, table.needs_float32)
-    if steps > len(table.rows) and not table.repeats_last:
+        return Coefficients(table.rows, ns_steps, table.safety_factor)
+    if steps > listed and not table.repeats_last:
         raise ValueError(
-            f"ns_coeffs={ns_coeffs!r} has {len(table.rows)} rows, too few for ns_steps={steps}, and"
-            " repeating its last row would not converge. Pass"
-            f" ns_steps={len(table.rows)} or fewer, more rows, or a table that extends:"
+            f"ns_coeffs={ns_coeffs!r} has {listed} rows, too few for ns_steps={steps}, and"
+            f" repeating its last row would not converge. Pass ns_steps={listed} or fewer, more"
+            " rows, or a table that extends:"
             f" {', '.join(name for name, t in TABLES.items() if t.repeats_last)}."
         )
-    if table.source == _USER and len(table.rows) > steps:
+    if steps < listed and not is_name:
         raise ValueError(
-            f"ns_coeffs has {len(table.rows)} rows, of which ns_steps={steps} would leave out the"
-            f" last {len(table.rows) - steps}, which bring singular values to 1. Pass"
-            f" ns_steps={len(table.rows)}, or {steps} rows, as polar_express({steps}) of"
-            " omp.coefficients makes them."
+            f"ns_coeffs has {listed} rows, of which ns_steps={steps} would leave out the last"
+            f" {listed - steps}, which bring singular values to 1. Pass ns_steps={listed}, or"
+            f" {steps} rows, as polar_express({steps}) of omp.coefficients makes them."
         )
-    missing = max(0, steps - len(table.rows))
-    rows = (table.rows + table.rows[-1:] * missing)[:steps]
-    restarts = table.restarts[steps - 1] if steps <= len(table.restarts) else None
-    return Coefficients(rows, steps, table.safety_factor, restarts, table.needs_float32)
+    rows = (table.rows + table.rows[-1:] * max(0, steps - listed))[:steps]
+    return Coefficients(rows, steps, table.safety_factor)
 
 
-def _table(ns_coeffs: CoefficientsLike) -> Table:
-    """Returns the table of that name, or one that is made of the caller's rows."""
-    if isinstance(ns_coeffs, str):
-        if ns_coeffs not in TABLES:
-            raise ValueError(
-                f"Unknown ns_coeffs {ns_coeffs!r}. Known names: {', '.join(TABLES)}; or pass rows"
-                f" of numbers.{did_you_mean(ns_coeffs, TABLES)}"
-            )
-        return TABLES[ns_coeffs]
+def _table(name: str) -> Table:
+    if name not in TABLES:
+        known = ", ".join(TABLES)
+        raise ValueError(f"Unknown ns_coeffs {name!r}. Known names: {known}; or pass rows.")
+    return TABLES[name]
+
+
+def _table_of_rows(ns_coeffs: Sequence[float] | Sequence[Sequence[float]]) -> Table:
+    """Makes a table of the caller's rows; a single one is used at every step, as in Optax."""
     if isinstance(ns_coeffs, jax.core.Tracer):
         raise ValueError(
             "ns_coeffs is a traced array, but coefficients are static numbers here. Pass a name or"
             " a tuple of Python numbers; under optax.inject_hyperparams a tuple is left alone."
         )
-    try:
-        rows = np.asarray(ns_coeffs, dtype=np.float64)
-    except (TypeError, ValueError):  # words, or rows of several lengths
-        rows = np.empty(0)
+    rows = np.asarray(ns_coeffs, dtype=np.float64)
     if rows.ndim not in (1, 2) or rows.shape[-1] < 2 or rows.shape[0] < 1:
         raise ValueError(
             "ns_coeffs must be one row (c_0, c_1, ...) of at least two numbers, or a sequence of"
-            f" such rows of one length; got {ns_coeffs!r}.{_of_adamw(rows)}"
+            f" such rows of one length; got {ns_coeffs!r}."
         )
-    if not np.all(np.isfinite(rows)):
-        raise ValueError(f"ns_coeffs must be finite, got {ns_coeffs!r}.")
     as_rows = tuple(tuple(row) for row in np.atleast_2d(rows).tolist())
-    # A single row is used at every step, as in Optax.
-    return Table(as_rows, rows.ndim == 1, 1.0, _USER)
-
-
-def _of_adamw(rows: np.ndarray) -> str:
-    """Returns a sentence for one number, which may stand where AdamW has its first decay."""
-    if rows.ndim:
-        return ""
-    return (
-        " If it is b1 of optax.adamw, whose second argument that is: b1 and b2 are"
-        " adam_b1=0.9, adam_b2=0.95 here, by name, and the momentum of matrices is beta."
-    )
-
-
-def every_step(steps: int) -> tuple[int, ...]:
-    """Returns the restarts of plain Newton-Schulz, which computes the Gram matrix at each step."""
-    return tuple(range(1, steps))
+    return Table(as_rows, rows.ndim == 1, 1.0, "")
 
 
 def scaled(rows: Sequence[Row], factor: float) -> tuple[Row, ...]:
     """Returns the coefficients of ``p(x / factor)``, for each row: ``c_k / factor^(2k+1)``."""
     return tuple(tuple(c / factor ** (2 * k + 1) for k, c in enumerate(row)) for row in rows)
-
-
-def by_steps(
-    float32: Sequence[tuple[int, ...]],
-    bfloat16_x3: Sequence[tuple[int, ...]],
-    float16: Sequence[tuple[int, ...]],
-    bfloat16: Mapping[int, tuple[int, ...]] | None = None,
-) -> tuple[Restarts, ...]:
-    """Returns restarts for one step, for two steps and so on, from the lists for each precision.
-
-    ``bfloat16`` has those numbers of steps only for which the Gram iteration is as exact as the
-    plain one.
-    """
-    columns = zip(float32, bfloat16_x3, float16, strict=True)
-    return tuple(
-        Restarts(*column, (bfloat16 or {}).get(steps, every_step(steps)))
-        for steps, column in enumerate(columns, start=1)
-    )
 
 
 _JORDAN = ((3.4445, -4.7750, 2.0315),)
@@ -254,19 +170,6 @@ _POLAR_EXPRESS = (
     (1.875, -1.25, 0.375),
 )
 
-_CANS = (
-    (8.4703, -25.1081, 18.6293),
-    (4.1828, -3.1087, 0.5806),
-    (3.9619, -2.9541, 0.5630),
-    (3.2866, -2.4647, 0.5074),
-    (2.2737, -1.6447, 0.4162),
-    # The published list ends above, with a row that would converge to 1.028 if it were repeated.
-    # The following rows continue its recursion, `polar_express(8, cushion=0)`, and converge to 1.
-    (1.8887161973518263, -1.265157225338596, 0.37651892555748845),
-    (1.8750008858394267, -1.250000984251773, 0.3750000984126771),
-    (1.875, -1.25, 0.375),
-)
-
 # NVIDIA's Emerging-Optimizers and its ports round `relaxed(5)` to these numbers.
 _CUBIC = (
     (3.3656576, -3.3420992),
@@ -289,71 +192,19 @@ TABLES: dict[str, Table] = {
         True,
         1.0,
         "Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/ (2024)",
-        restarts=by_steps(
-            float32=(*[()] * 5, (3,), (4,), (4,)),
-            bfloat16_x3=(*[()] * 4, (3,), (3,), (4,), (4,)),
-            float16=(*[()] * 3, (2,), (2,), (2, 4), (2, 4), (2, 4, 6)),
-            bfloat16={5: (1, 3), 6: (1, 2, 4)},
-        ),
     ),
-    "you": Table(
-        _YOU,
-        False,
-        1.0,
-        "Jiacheng You, in arXiv:2602.21545, appendix; first rows used",
-        restarts=by_steps(
-            float32=[()] * 6,
-            bfloat16_x3=(*[()] * 4, (2,), (2,)),
-            float16=(*[()] * 3, (2,), (2,), (2,)),
-            bfloat16={5: (1, 3)},
-        ),
-    ),
+    "you": Table(_YOU, False, 1.0, "Jiacheng You, in arXiv:2602.21545, appendix; first rows used"),
     "dion": Table(
         _DION,
         False,
         1.0,
         "Jiacheng You, https://x.com/YouJiacheng/status/1905861218138804534; optax preset 'dion'",
-        restarts=by_steps(
-            float32=[()] * 5,
-            bfloat16_x3=[()] * 5,
-            float16=(*[()] * 3, (2,), (2,)),
-            bfloat16={5: (1, 2, 4)},
-        ),
     ),
     "polar_express": Table(
         (*scaled(_POLAR_EXPRESS[:-1], 1.01), _POLAR_EXPRESS[-1]),
         True,
         1.01,
         "Amsel et al., The Polar Express, arXiv:2505.16932, appendix A",
-        restarts=by_steps(
-            float32=(*[()] * 6, (2,), (2,)),
-            bfloat16_x3=(*[()] * 3, *[(2,)] * 5),
-            float16=((), (), (1,), (2,), (1, 2), (1, 3), (1, 3), (1, 3)),
-        ),
-    ),
-    "turbo": Table(
-        _DION[-4:],
-        False,
-        1.0,
-        "Boissin et al., Turbo-Muon, arXiv:2512.04632: 4 steps, meant for preconditioning='aol'",
-        restarts=by_steps(
-            float32=[()] * 4,
-            bfloat16_x3=[()] * 4,
-            float16=(*[()] * 3, (2,)),
-            bfloat16={4: (2, 3)},
-        ),
-    ),
-    "cans": Table(
-        _CANS,
-        True,
-        1.0,
-        "Grishina et al., arXiv:2506.10935, as NVIDIA Emerging-Optimizers rounds them",
-        restarts=by_steps(
-            float32=(*[()] * 5, (1,), (1,), (2,)),
-            bfloat16_x3=(*[()] * 3, (1,), (1,), (1,), (2,), (1, 2)),
-            float16=[tuple(range(1, steps)) for steps in range(1, 9)],
-        ),
-        needs_float32=True,
     ),
     # The first polynomial maps 1 to 0.024, and values slightly above 1 to negative numbers. The
     # safety factor keeps matrices of one singular value away from there: bfloat16 would turn
@@ -363,12 +214,6 @@ TABLES: dict[str, Table] = {
         True,
         1.01,
         "Huang, How Much Orthogonalization Does Muon Need?, arXiv:2606.00371: 5 steps",
-        restarts=by_steps(
-            float32=[()] * 8,
-            bfloat16_x3=[()] * 8,
-            float16=(*[()] * 4, (1,), (1,), (2,), (2,)),
-            bfloat16={4: (2, 3), 5: (2, 3), 6: (2, 3, 5), 7: (2, 3, 5), 8: (2, 3, 5)},
-        ),
     ),
 }
 # optax.contrib.muon calls the same row "standard".

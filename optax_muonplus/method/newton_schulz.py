@@ -24,7 +24,7 @@ from .coefficients import Row
 from .function import Matrices, adjoint
 from .precision import as_real, product_dtype, root, scale_by_pow2, sum_of_squares, upcast_for_sum
 
-Preconditioning = Literal["frobenius", "spectral", "aol", "aol_out", "schatten"]
+Preconditioning = Literal["frobenius", "spectral", "aol", "schatten"]
 
 
 def newton_schulz(

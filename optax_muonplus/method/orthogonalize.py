@@ -5,23 +5,22 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from .arguments import NOT_NEGATIVE, check_number, check_word, floating_dtype
-from .coefficients import Coefficients, CoefficientsLike, Row, Table, every_step, for_steps
+from .coefficients import Coefficients, CoefficientsLike, for_steps
 from .function import Matrices, MatrixFunction, matrix_function, static
 from .newton_schulz import Preconditioning, newton_schulz, svd
-from .precision import holds_float32
+from .restarts import Restarts, every_step, restarts_for
 
 Polar = Literal["auto", "newton_schulz", "gram", "svd"]
 PolarFunction = Callable[[jax.Array], jax.Array]
 
 # Below any sum of squares that float32 gradients can make, above float32's smallest normal number.
 DEFAULT_EPS = 1e-30
-# The largest allowed intermediate singular value. Good coefficients stay near 1.
-LARGEST = 100.0
 
 
 @matrix_function
@@ -30,8 +29,7 @@ class Orthogonalize(MatrixFunction):
 
     A call maps matrices ``(*batch, out, in)``, real or complex, to an array of the same shape and
     dtype. It computes the definition, product by product. An optimizer runs the same polynomial by
-    :class:`FastPolar`, in half to four fifths of the time on a CPU; so do the functions
-    :func:`newton_schulz` and :func:`gram_newton_schulz`. Newton-Schulz iterates
+    :class:`FastPolar`, in half to four fifths of the time on a CPU. Newton-Schulz iterates
 
     .. math::
       X \leftarrow M / (\nu(M) + \epsilon), \qquad
@@ -48,8 +46,8 @@ class Orthogonalize(MatrixFunction):
         5, and stays None where ``optax.inject_hyperparams`` makes arrays of numbers.
       eps: added to the norm that divides. With the default the result does not depend on the scale
         of ``x``; a larger one shrinks the update of matrices whose norm is comparable to it.
-      polar: ``"newton_schulz"``, ``"gram"`` (see :func:`gram_newton_schulz`), ``"svd"`` (see
-        :func:`svd`), or a function of your own ``(*batch, out, in) -> (*batch, out, in)``.
+      polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix), ``"svd"``
+        (see :func:`svd`), or a function of your own ``(*batch, out, in) -> (*batch, out, in)``.
         ``"auto"`` takes, of the first two, the one that does fewer operations for the shape, if
         products are exact enough for both.
       preconditioning: the norm :math:`\nu`, which must bound the largest singular value by about 1:
@@ -60,19 +58,16 @@ class Orthogonalize(MatrixFunction):
         - ``"aol"``: one number for each unit of the shorter side, :math:`(\sum_j |X
           X^H|_{ij})^{1/2}`. The result is no longer exactly the polar factor of the input, but the
           iteration starts closer to one. Of a square matrix it scales the input side.
-        - ``"aol_out"``: the same, but of a square matrix it scales the output side.
       compute_dtype: dtype of the operands and results of matrix products. Products are summed, and
         polynomials combined, in float32 at least; results are rounded once. None means the input's
-        dtype, at least float32, at JAX's default matmul precision. ``"cans"`` diverges in less
-        than float32: it uses the precision of :func:`gram_newton_schulz`, and rejects a narrower
-        ``compute_dtype``. Float16 is for GPUs; TPUs have no unit for it and emulate it slowly. Its
-        derivatives may overflow: by a zero matrix that is normalized afterwards they are NaN.
+        dtype, at least float32, at JAX's default matmul precision. Float16 is for GPUs; TPUs have
+        no unit for it and emulate it slowly. Its derivatives may overflow: by a zero matrix that is
+        normalized afterwards they are NaN.
 
     Raises:
       ValueError: for an unknown option, too few rows, or too many of your own, ``ns_steps < 1``, a
-        negative ``eps``, a dtype that is not floating-point, coefficients that diverge in it, or
-        ``"gram"`` without restarts; when called, for anything but matrices of floating-point
-        numbers.
+        negative ``eps``, a dtype that is not floating-point, or ``"gram"`` without restarts; when
+        called, for matrices of integers.
 
     Source: Jordan et al. 2024 (Muon); Boissin et al., arXiv:2512.04632 (aol); Grishina et al.,
     arXiv:2506.10935 (schatten).
@@ -97,8 +92,6 @@ class Orthogonalize(MatrixFunction):
             check_word("polar", self.polar, known, otherwise)
         if self.is_iteration:
             chosen = for_steps(self.ns_coeffs, self.ns_steps)
-            _check_bounded(self.ns_coeffs, chosen)
-            _check_precision(self.ns_coeffs, chosen, operand)
             if self.polar == "gram":
                 _check_gram(self.ns_coeffs, chosen, operand)
             object.__setattr__(self, "ns_steps", chosen.steps)  # an int, unless it is traced
@@ -127,7 +120,7 @@ class Orthogonalize(MatrixFunction):
     @property
     def transpose_equivariant(self) -> bool:
         """False for a caller's function, as nothing is known of it, and for one-sided scalings."""
-        return not callable(self.polar) and self.preconditioning not in ("aol", "aol_out")
+        return not callable(self.polar) and self.preconditioning != "aol"
 
     def flops(self, shape: tuple[int, int]) -> int:
         """Counts the products of the definition; an SVD, or a caller's function, as five steps."""
@@ -160,84 +153,42 @@ class Orthogonalize(MatrixFunction):
         is_static = isinstance(self.ns_steps, int)
         return (_kept if is_static else for_steps)(self.ns_coeffs, self.ns_steps)
 
+    @property
+    def restarts(self) -> Restarts | None:
+        """The restarts of the Gram iteration, if any are known."""
+        is_static = isinstance(self.ns_steps, int)
+        return restarts_for(self.ns_coeffs, self.ns_steps) if is_static else None
+
 
 _kept: Callable[..., Coefficients] = functools.lru_cache(for_steps)
 
 
 def _hashable(ns_coeffs: CoefficientsLike) -> str | tuple[Any, ...]:
-    if isinstance(ns_coeffs, str | Table):
+    if isinstance(ns_coeffs, str):
         return ns_coeffs
     rows = np.asarray(ns_coeffs, np.float64).tolist()
     return tuple(tuple(row) if isinstance(row, list) else row for row in rows)
-
-
-def _check_bounded(ns_coeffs: CoefficientsLike, chosen: Coefficients) -> None:
-    """Raises ValueError if the steps send singular values to infinity, or all of them to zero.
-
-    Published tables keep them below 2.
-    """
-    if isinstance(ns_coeffs, str):
-        return
-    # A traced number of steps may be large: ten more show whether the last row diverges.
-    traced = chosen.is_traced
-    largest, last = _sizes(chosen.rows + chosen.rows[-1:] * (10 if traced else 0))
-    if not largest <= LARGEST:
-        raise ValueError(
-            f"ns_coeffs={ns_coeffs!r} diverges: in {'some' if traced else len(chosen.rows)} steps a"
-            f" singular value in [0, 1] becomes {largest:.3g}, in place of about 1. Pass"
-            " coefficients that converge, such as 'jordan', or fewer steps."
-        )
-    if last == 0:
-        raise ValueError(
-            f"ns_coeffs={ns_coeffs!r} sends every singular value to 0, so that nothing would move."
-            " Pass coefficients that converge to 1, such as 'jordan'."
-        )
-
-
-@functools.lru_cache
-def _sizes(rows: tuple[Row, ...]) -> tuple[float, float]:
-    """Returns the largest that a singular value in [0, 1] becomes, and the largest at the end."""
-    x = np.linspace(0, 1, 257)
-    sizes = []
-    with np.errstate(over="ignore", invalid="ignore"):
-        for row in rows:
-            x = x * np.polyval(row[::-1], x * x)
-            sizes.append(float(np.max(np.abs(x))))
-    # NaN, of infinities of both signs, counts as infinite.
-    return max(np.nan_to_num(sizes, nan=np.inf)), sizes[-1]
-
-
-def _check_precision(
-    ns_coeffs: CoefficientsLike, chosen: Coefficients, operand: jnp.dtype | None
-) -> None:
-    """Raises ValueError if the iteration diverges in products of that dtype."""
-    if chosen.needs_float32 and not holds_float32(operand):
-        raise ValueError(
-            f"ns_coeffs={ns_coeffs!r} diverges in products of less than float32, got"
-            f" compute_dtype={operand}. Leave that None, or pass other coefficients, such as"
-            " 'polar_express'."
-        )
 
 
 def _check_gram(
     ns_coeffs: CoefficientsLike, chosen: Coefficients, operand: jnp.dtype | None
 ) -> None:
     """Raises ValueError unless restarts of the Gram iteration are known for these products."""
-    if chosen.is_traced:
+    if isinstance(chosen.steps, jax.core.Tracer):
         raise ValueError(
             f"ns_steps={chosen.steps} is traced, but polar='gram' plans its restarts for a given"
             " number of steps. Pass a Python int; under optax.inject_hyperparams add"
             " static_args=('ns_steps',). Or polar='newton_schulz'."
         )
     steps = len(chosen.rows)
-    if chosen.restarts is None:
+    restarts = restarts_for(ns_coeffs, steps)
+    if restarts is None:
         raise ValueError(
             f"polar='gram' has no restarts for ns_coeffs={ns_coeffs!r} and {steps} steps: they are"
-            " listed for published tables, up to 8 steps. Pass the name of a table, fewer steps,"
-            " omp.coefficients.with_restarts(rows) for rows of your own, or polar='auto'."
+            " listed for published tables, up to 8 steps. Pass the name of a table, fewer steps, or"
+            " polar='auto'."
         )
-    plain = every_step(steps)
-    if operand == jnp.bfloat16 and steps > 1 and chosen.restarts.bfloat16 == plain:
+    if operand == jnp.bfloat16 and steps > 1 and restarts.bfloat16 == every_step(steps):
         raise ValueError(
             f"polar='gram' is less exact than the plain iteration in products of {operand} with"
             f" ns_coeffs={ns_coeffs!r} and {steps} steps, or diverges. Pass"

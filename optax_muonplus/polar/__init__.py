@@ -6,8 +6,7 @@ matrix is divided by a power of two near its largest entry first, so that neithe
 matrices leave the range of their dtype.
 
 :class:`Orthogonalize` is the one value that holds all choices. Called, it computes the definition;
-an optimizer runs it by :class:`FastPolar`, as :func:`newton_schulz` and :func:`gram_newton_schulz`
-do.
+an optimizer runs it by :class:`FastPolar`, as :func:`polar_factor` does.
 """
 
 from optax_muonplus.method import DEFAULT_EPS as DEFAULT_EPS
@@ -18,6 +17,5 @@ from optax_muonplus.method import Preconditioning as Preconditioning
 from optax_muonplus.method import svd as svd
 from optax_muonplus.run import FastPolar as FastPolar
 from optax_muonplus.run import Products as Products
-from optax_muonplus.run import gram_newton_schulz as gram_newton_schulz
 from optax_muonplus.run import matmul_shapes as matmul_shapes
-from optax_muonplus.run import newton_schulz as newton_schulz
+from optax_muonplus.run import polar_factor as polar_factor

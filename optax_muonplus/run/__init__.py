@@ -12,9 +12,8 @@ from optax_muonplus.run.loops import on_its_platform as on_its_platform
 from optax_muonplus.run.loops import platform_of as platform_of
 from optax_muonplus.run.polar import FastPolar as FastPolar
 from optax_muonplus.run.polar import for_platform as for_platform
-from optax_muonplus.run.polar import gram_newton_schulz as gram_newton_schulz
 from optax_muonplus.run.polar import matmul_shapes as matmul_shapes
-from optax_muonplus.run.polar import newton_schulz as newton_schulz
+from optax_muonplus.run.polar import polar_factor as polar_factor
 from optax_muonplus.run.products import Products as Products
 from optax_muonplus.run.products import part as part
 from optax_muonplus.run.products import with_zeros as with_zeros

@@ -191,7 +191,7 @@ def _scale(
         norm = jnp.linalg.norm(y.astype(gram.dtype), ord=2, axis=(-2, -1), keepdims=True)
     elif preconditioning == "schatten":
         norm = root(sum_of_squares(gram, (-2, -1)), degree=4)
-    elif preconditioning in ("aol", "aol_out"):
+    elif preconditioning == "aol":
         norm = root(jnp.sum(jnp.abs(gram), axis=-1, keepdims=True))
     else:
         trace = jnp.real(jnp.trace(gram, axis1=-2, axis2=-1))[..., None, None]

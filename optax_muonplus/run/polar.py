@@ -4,17 +4,16 @@ The Gram iteration needs more exact products than the plain one, and restarts th
 precision:
 
 - float32 and wider: on a CPU products are exact. On accelerators JAX's default is TF32, or
-  operands rounded to bfloat16, which is enough for the plain iteration only. There ``"gram"``, and
-  coefficients that need float32, use three products of bfloat16 parts, whose errors are several
-  times smaller than those of plain TF32. ``"auto"`` stays plain: three products take 3/2 of the
-  time of TF32, more than the Gram iteration saves. If JAX is told to make exact products
+  operands rounded to bfloat16, which is enough for the plain iteration only. There ``"gram"`` uses
+  three products of bfloat16 parts, whose errors are several times smaller than those of plain TF32.
+  ``"auto"`` stays plain: three products take 3/2 of the time of TF32, more than the Gram iteration
+  saves. If JAX is told to make exact products
   (``jax_default_matmul_precision="highest"``), ``"auto"`` may take either form there too.
 - float16: both forms, on GPUs. Errors of the Gram iteration are below those of plain bfloat16.
 - bfloat16: both, for the tables that have restarts with which the Gram iteration is as exact as the
   plain one. It rounds more often than in float16, so that it restarts more often.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -31,6 +30,8 @@ from optax_muonplus.method import (
     MatrixFunction,
     Orthogonalize,
     Preconditioning,
+    Restarts,
+    Row,
     every_step,
     holds_float32,
     matrix_function,
@@ -99,6 +100,7 @@ class FastPolar(MatrixFunction):
         options = self.options
         choices: tuple[Any, ...] = (
             options.coefficients._replace(steps=0),  # a traced number is no choice
+            options.restarts,
             str(options.polar),
             options.preconditioning,
             options.compute_dtype,
@@ -115,6 +117,7 @@ def _iteration(
     shape: tuple[int, int],
     dtype: jnp.dtype,
     chosen: Coefficients,
+    listed: Restarts | None,
     polar: str,
     preconditioning: Preconditioning,
     compute_dtype: jnp.dtype | None,
@@ -126,11 +129,11 @@ def _iteration(
     operand = sums if compute_dtype is None else jnp.dtype(compute_dtype)
     is_exact = default_precision in ("highest", "float32")
     restarts, precision, upcast_operands = choose_algorithm(
-        platform, shape, polar, chosen, operand, sums, is_exact
+        platform, shape, polar, chosen.rows, listed, operand, sums, is_exact
     )
     height, width = shape
     # A square matrix is multiplied from the left, which is 8% faster on a CPU. "aol" scales one
-    # side: it takes the right one, as optax.contrib.muon does, and "aol_out" the left.
+    # side: it takes the right one, as optax.contrib.muon does.
     left = height < width or (height == width and preconditioning != "aol")
     # The Gram form rounds more often than the plain one. In bfloat16 it is as near to the
     # polynomial if squares are not rounded, and up to 1.3 times as far if they are.
@@ -160,28 +163,29 @@ def choose_algorithm(
     platform: Platform,
     shape: Sequence[int],
     polar: str,
-    chosen: Coefficients,
+    rows: Sequence[Row],
+    listed: Restarts | None,
     operand: jnp.dtype,
     dtype: jnp.dtype,
     float32_is_exact: bool,
 ) -> Algorithm:
     """Returns the algorithm for matrices ``(..., out, in)`` of one shape.
 
-    ``operand`` is the dtype of operands and ``dtype`` that of sums. The coefficients allow both
-    ``operand`` and ``polar``, which is ``"newton_schulz"``, ``"gram"`` or ``"auto"``.
+    ``operand`` is the dtype of operands and ``dtype`` that of sums; ``polar`` is
+    ``"newton_schulz"``, ``"gram"`` or ``"auto"``.
     ``float32_is_exact`` says that JAX makes float32 products in full precision on every device.
     """
-    plain = every_step(len(chosen.rows))
+    plain = every_step(len(rows))
 
     def cheaper(gram: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the restarts of the cheaper form, if ``polar`` leaves a choice."""
         if polar == "newton_schulz":
             return plain
-        fewer = operations(shape, chosen.rows, gram) < operations(shape, chosen.rows, plain)
+        fewer = operations(shape, rows, gram) < operations(shape, rows, plain)
         return gram if polar == "gram" or fewer else plain
 
     # Where no restarts are known, the plain iteration is taken.
-    float32, bfloat16_x3, float16, bfloat16 = chosen.restarts or [plain] * 4
+    float32, bfloat16_x3, float16, bfloat16 = listed or [plain] * 4
     if not holds_float32(operand):
         # The CPU sums bfloat16 products in bfloat16 in places; the accelerators never do. TPUs have
         # no unit for float16, and would round its digits to those of bfloat16.
@@ -192,7 +196,7 @@ def choose_algorithm(
     exact = Algorithm(cheaper(float32), EXACT, upcast)
     if float32_is_exact or dtype in (jnp.float64, jnp.complex128):
         return exact
-    if polar == "gram" or chosen.needs_float32:
+    if polar == "gram":
         # Three products are defined for real numbers.
         split = platform != "cpu" and dtype == jnp.float32
         return Algorithm(cheaper(bfloat16_x3), BFLOAT16_X3) if split else exact
@@ -214,27 +218,11 @@ def for_platform(function: Function, platform: Platform | None = None) -> Functi
     return jax.tree.map(fast, function, is_leaf=lambda x: isinstance(x, Orthogonalize | FastPolar))
 
 
-def newton_schulz(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrices:
-    """Returns approximate polar factors by the plain Newton-Schulz iteration.
+def polar_factor(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrices:
+    r"""Returns the polar factors of ``x``, exact or approximate, as optimizers compute them.
 
-    Args:
-      x: matrices, real or complex.
-      options: coefficients, steps and precision; its ``polar`` does not count.
-
-    Returns:
-      An array of ``x``'s shape and dtype.
-
-    Raises:
-      ValueError: if one of ``x`` and ``options.compute_dtype`` is real and the other complex, and
-        for ``x`` that is no array of two axes at least or is not floating-point.
-    """
-    return for_platform(dataclasses.replace(options, polar="newton_schulz"))(x)
-
-
-def gram_newton_schulz(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrices:
-    r"""Returns the same polynomial as :func:`newton_schulz`, iterated on the Gram matrix.
-
-    With :math:`R_0 = X X^H` for the shorter side n,
+    ``"newton_schulz"`` is the iteration as :class:`Orthogonalize` defines it. ``"gram"`` is the
+    same polynomial, iterated on the Gram matrix. With :math:`R_0 = X X^H` for the shorter side n,
 
     .. math::
       P_i = c_0 I + c_1 R_i + c_2 R_i^2 + \dots, \qquad R_{i+1} = R_i P_i^2, \qquad
@@ -242,27 +230,25 @@ def gram_newton_schulz(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrice
 
     This multiplies with the longer side m twice instead of 2 T times: 4 n^2 m + 2 n^3 (4T - 3)
     operations in place of T (4 n^2 m + 2 n^3), fewer if m > 1.5 n. Where rounding errors in R would
-    grow, R is computed again from X (``coefficients.for_steps(...).restarts``). Float32 products
-    are exact on a CPU and made of three bfloat16 ones on accelerators, since the iteration may
-    diverge in TF32. In float16 the result is nearer to the polynomial than the plain iteration in
-    bfloat16, and in bfloat16 as near, for the tables that have such restarts.
+    grow, R is computed again from X. Float32 products are exact on a CPU and made of three bfloat16
+    ones on accelerators, since the iteration may diverge in TF32. In float16 the result is nearer
+    to the polynomial than the plain iteration in bfloat16, and in bfloat16 as near, for the tables
+    that have such restarts.
 
     Args:
-      x: matrices, real or complex.
-      options: coefficients of a published table, a Python int of steps, and precision; its
-        ``polar`` does not count.
+      x: matrices ``(*batch, out, in)``, real or complex.
+      options: every choice.
 
     Returns:
       An array of ``x``'s shape and dtype.
 
     Raises:
-      ValueError: as for :func:`newton_schulz`; and for coefficients of your own, steps beyond those
-        that are listed, a traced ``ns_steps``, or a ``compute_dtype`` of bfloat16 with a table that
-        has no restarts for it.
+      ValueError: if one of ``x`` and ``options.compute_dtype`` is real and the other complex, and
+        for ``x`` that is not floating-point.
 
     Source: Dao-AILab, gram-newton-schulz (2026).
     """
-    return for_platform(dataclasses.replace(options, polar="gram"))(x)
+    return for_platform(options)(x)
 
 
 def matmul_shapes(

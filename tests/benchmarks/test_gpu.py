@@ -104,5 +104,5 @@ def test_parts_run_on_a_cpu(part, n, monkeypatch):
 @pytest.mark.parametrize("table", ["jordan", "polar_express"])
 def test_the_float64_polynomial_is_the_iteration(table):
     x = gpu_parts.spectra((8, 21))["log-spaced"]
-    found = omp.polar.newton_schulz(x.astype(np.float32), omp.polar.Orthogonalize(table, 5))
+    found = omp.polar.polar_factor(x.astype(np.float32), omp.polar.Orthogonalize(table, 5))
     assert parity.distance(found, gpu_parts.polynomial(x, table, 5)) < 1e-5

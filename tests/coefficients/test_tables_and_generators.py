@@ -59,13 +59,6 @@ def test_polar_express_generator_gives_the_authors_current_list():
     np.testing.assert_allclose([*made[:7], made[9]], published, rtol=1e-9)
 
 
-def test_cans_table_is_the_published_rounding_and_then_the_generated_rows():
-    made = np.array(coefficients.polar_express(8, cushion=0))
-    table = np.array(coefficients.TABLES["cans"].rows)
-    np.testing.assert_allclose(table[:5], made[:5], atol=6e-5)
-    np.testing.assert_allclose(table[5:], made[5:], atol=1e-8)
-
-
 # l = 0.024, u = 1; the quintic's numbers are published, the others were computed apart from this
 # package.
 @pytest.mark.parametrize(
@@ -146,13 +139,12 @@ def test_relaxed_tables_use_the_whole_band_after_each_step(degree, steps, lower)
             "Unknown ns_coeffs 'muonn'. Known names: jordan",
         ),
         (lambda: coefficients.for_steps("you", 7), "6 rows, too few for ns_steps=7.*polar_express"),
-        (lambda: coefficients.for_steps("turbo", 5), "ns_steps=4 or fewer"),
+        (lambda: coefficients.for_steps("dion", 6), "ns_steps=5 or fewer"),
         (lambda: coefficients.for_steps([(2, -1.5, 0.5)] * 2, 3), "2 rows, too few"),
         (lambda: coefficients.for_steps("jordan", 0), "at least 1, got 0"),
         (lambda: coefficients.for_steps("jordan", 2.5), "integer of at least 1, got 2.5"),
         (lambda: coefficients.for_steps((1.0,), 5), "at least two numbers"),
         (lambda: coefficients.for_steps([[(1, 2, 3)]], 5), r"of one length; got \[\[\(1, 2, 3"),
-        (lambda: coefficients.for_steps((1.0, float("nan"), 2.0), 5), "must be finite"),
         (lambda: coefficients.minimax(0.1, 1, 4), "degree must be odd"),
         (lambda: coefficients.minimax(0.5, 0.1), "0 < lower <= upper"),
         (lambda: coefficients.polar_express(0), "steps must be an integer of at least 1, got 0"),

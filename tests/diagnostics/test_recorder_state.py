@@ -131,7 +131,7 @@ def test_watched_link_records_its_input_and_output():
     np.testing.assert_array_equal(updates["dense"]["kernel"], expected["dense"]["kernel"])
     values = read(state).values["dense/kernel"]
     before = grads["dense"]["kernel"].T / 2
-    after = omp.polar.newton_schulz(before)
+    after = omp.polar.polar_factor(before)
     for stage, x in {"before": before, "after": after}.items():
         np.testing.assert_allclose(values[f"{stage}/rms"], rms(x), rtol=1e-4)
         for side in SIDES:

@@ -30,7 +30,7 @@ def test_only_whole_matrices_are_orthogonalized():
 
     def spy(x):
         seen.append(x.shape)
-        return polar.newton_schulz(x)
+        return polar.polar_factor(x)
 
     shapes = {"q/kernel": (8, D, D), "up/kernel": (8, D, 4 * D), "down/kernel": (8, 4 * D, D)}
     dims = omp.MuonDimensionNumbers(-2, -1)

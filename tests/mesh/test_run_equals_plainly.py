@@ -41,7 +41,7 @@ OPTIONS = {
     "matched": {"norm": "row_col", "match_frobenius": True},
     "col, adaptive": {"norm": "col", "adaptive": True},
     "columns first": {"norm": "none", "preconditioning": "aol", "polar": "newton_schulz"},
-    "rows first": {"norm": "none", "preconditioning": "aol_out", "ns_coeffs": "cubic"},
+    "rows first": {"norm": "none", "preconditioning": "aol", "ns_coeffs": "cubic"},
     "own function": {"polar": lambda x: x / (1 + jnp.sum(x * x, axis=-1, keepdims=True))},
     "int8": {"mu_dtype": "int8"},
     "int8, adaptive": {"mu_dtype": "int8", "adaptive": True},

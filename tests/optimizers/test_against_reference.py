@@ -28,23 +28,13 @@ ORTHOGONALIZERS = {
     "you": {"ns_coeffs": "you"},
     "you-6": {"ns_coeffs": "you", "ns_steps": 6},
     "dion": {"ns_coeffs": "dion"},
-    "turbo": {"ns_coeffs": "turbo", "ns_steps": 4},
     "polar_express": {"ns_coeffs": "polar_express"},
-    "cans": {"ns_coeffs": "cans"},
-    "cans-7": {"ns_coeffs": "cans", "ns_steps": 7},
     "cubic": {"ns_coeffs": "cubic"},
     "cubic-7": {"ns_coeffs": "cubic", "ns_steps": 7},
     "triple": {"ns_coeffs": (2.0, -1.5, 0.5), "ns_steps": 12},
     "rows": {"ns_coeffs": ((3.0, -3.2, 1.2), (2.0, -1.5, 0.5)), "ns_steps": 2},
     "svd": {"polar": "svd"},
 }
-# CANS has no cushion: its first polynomial takes terms of order 8 down to 0.002, so the rounding of
-# those terms is 1000 times as large beside what is left. A plain float32 NumPy loop errs by 1.8e-4.
-# Further steps contract that again: seven leave 4.2e-5 with jax 0.12, whose products sum in another
-# order.
-LOOSER = {"cans": 1e-3, "cans-7": 1e-4}
-
-
 # The norm gets a polar factor, whichever table it is of.
 WITH_EVERY_NORM = ("jordan", "svd")
 
@@ -67,7 +57,7 @@ def test_every_table_with_every_norm_with_and_without_nesterov(name):
             steps.append(updates)
         actual = {k: np.stack([step[k] for step in steps]) for k in SHAPES}
         expected = oracle_of(params, grads, **theirs)
-        assert_close(actual, expected, LOOSER.get(name, TOLERANCE), context=f"{name} {ours}")
+        assert_close(actual, expected, TOLERANCE, context=f"{name} {ours}")
 
 
 def test_defaults_are_the_algorithm_with_optaxs_length():
@@ -87,15 +77,15 @@ def test_bias_correction():
     check([ours_and_theirs(**options, nesterov=n) for n in (False, True)], *random_trees(2))
 
 
-@pytest.mark.parametrize("word", ["frobenius", "spectral", "schatten", "aol", "aol_out"])
+@pytest.mark.parametrize("word", ["frobenius", "spectral", "schatten", "aol"])
 def test_every_preconditioning(word):
     """Alone on complex matrices; with safety_factor and an `eps` that is felt on real ones."""
-    turbo = ours_and_theirs(preconditioning=word, ns_coeffs="turbo", ns_steps=4)
+    dion = ours_and_theirs(preconditioning=word, ns_coeffs="dion", ns_steps=4)
     express = ours_and_theirs(
         preconditioning=word, ns_coeffs="polar_express", ns_steps=4, eps=0.7, norm="none"
     )
     cubic = ours_and_theirs(preconditioning=word, ns_coeffs="cubic")
-    check([turbo, cubic], *random_trees(4, np.complex64))
+    check([dion, cubic], *random_trees(4, np.complex64))
     check([express, cubic], *random_trees(4))
 
 
@@ -171,11 +161,10 @@ def test_whole_optimizer_with_weight_decay_and_adamw(options):
 
 
 def test_float64_agrees_to_float64_rounding():
-    """Nothing on the way is rounded to float32; the worst is the CANS table, at 1e-13."""
+    """Nothing on the way is rounded to float32."""
     with jax.enable_x64(True):
         variants = [
             ours_and_theirs(polar="svd", norm="row_col", weight_decay=0.1),
-            ours_and_theirs(ns_coeffs="cans", ns_steps=5, norm="none"),
             ours_and_theirs(ns_coeffs="polar_express", ns_steps=10, norm="none"),
             ours_and_theirs(preconditioning="aol", consistent_rms=0.2, adaptive=True),
         ]

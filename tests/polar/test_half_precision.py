@@ -16,21 +16,21 @@ import pytest
 
 import optax_muonplus as omp
 from optax_muonplus.polar import FastPolar, Orthogonalize
+from tests.support import polar
 from tests.support.half_precision import matrix, polynomial
 
 TABLES = {"jordan": 5, "you": 5, "dion": 5, "polar_express": 5, "cubic": 5}
-STEPS = {**TABLES, "you": 6, "turbo": 4, "polar_express": 6}  # the usual ones
+STEPS = {**TABLES, "you": 6, "polar_express": 6}  # the usual ones
 GRAM_RUNS = [
     *(("jordan", steps) for steps in (5, 8)),
     ("you", 6),
     ("dion", 5),
-    ("turbo", 4),
     *(("polar_express", steps) for steps in (5, 8)),
     *(("cubic", steps) for steps in (5, 8)),
 ]
 BFLOAT16_GRAM_RUNS = [
     *(("jordan", steps) for steps in (5, 6)),
-    *(("you", 5), ("dion", 5), ("turbo", 4)),
+    *(("you", 5), ("dion", 5)),
     *(("cubic", steps) for steps in (4, 5, 6, 7, 8)),
 ]
 TALL_RUNS = (("jordan", 5), ("cubic", 8))  # the same code with the factors in another order
@@ -48,7 +48,7 @@ def test_as_near_to_the_polynomial_as_products_rounded_once(table, spectrum, dty
     once = polynomial(
         divided, table, TABLES[table], lambda x: x.astype(DTYPES[dtype]).astype(np.float64)
     )
-    ours = omp.polar.newton_schulz(x, Orthogonalize(table, TABLES[table], compute_dtype=dtype))
+    ours = polar.plain(x, Orthogonalize(table, TABLES[table], compute_dtype=dtype))
     # Sums in float32 in place of float64, and another power of two before the first rounding: the
     # errors are other random numbers of the same size, which differ by a third in these matrices.
     size = np.linalg.norm(exact)
@@ -63,8 +63,8 @@ def of_all_spectra(n, m):
 @pytest.mark.parametrize("table, steps", GRAM_RUNS)
 def test_float16_gram_is_nearer_to_the_polynomial_than_plain_bfloat16(table, steps):
     xs = of_all_spectra(64, 192)
-    gram = omp.polar.gram_newton_schulz(xs, Orthogonalize(table, steps, compute_dtype="float16"))
-    plain = omp.polar.newton_schulz(xs, Orthogonalize(table, steps, compute_dtype="bfloat16"))
+    gram = polar.gram(xs, Orthogonalize(table, steps, compute_dtype="float16"))
+    plain = polar.plain(xs, Orthogonalize(table, steps, compute_dtype="bfloat16"))
     for i, spectrum in enumerate(SPECTRA):
         exact = polynomial(xs[i], table, steps)
         assert np.linalg.norm(gram[i] - exact) < np.linalg.norm(plain[i] - exact), spectrum
@@ -72,7 +72,7 @@ def test_float16_gram_is_nearer_to_the_polynomial_than_plain_bfloat16(table, ste
 
 @pytest.mark.parametrize("table, steps", BFLOAT16_GRAM_RUNS)
 def test_bfloat16_gram_is_as_near_to_the_polynomial_as_plain_bfloat16(table, steps):
-    assert omp.coefficients.for_steps(table, steps).restarts.bfloat16 != tuple(range(1, steps))
+    assert omp.coefficients.restarts_for(table, steps).bfloat16 != tuple(range(1, steps))
     # Wide and tall: factors of products must stand in the right order on both sides.
     sides = [((64, 192), False), ((48, 256), True)]
     for shape, tall in sides[: 1 + ((table, steps) in TALL_RUNS)]:
@@ -84,7 +84,7 @@ def test_bfloat16_gram_is_as_near_to_the_polynomial_as_plain_bfloat16(table, ste
         scaled = scales * (jnp.swapaxes(xs, -1, -2) if tall else xs)[None]
         gram, plain = (
             np.asarray(form(scaled, Orthogonalize(table, steps, compute_dtype="bfloat16")))
-            for form in (omp.polar.gram_newton_schulz, omp.polar.newton_schulz)
+            for form in (polar.gram, polar.plain)
         )
         exact = np.swapaxes(exact, -1, -2) if tall else exact
         squares = [np.sum((found - exact) ** 2, axis=(0, -2, -1)) for found in (gram, plain)]
@@ -97,17 +97,17 @@ def test_bfloat16_gram_is_refused_where_it_would_be_less_exact():
     x = matrix("gaussian", 8, 24)
     for table, steps in (("polar_express", 5), ("jordan", 8)):
         with pytest.raises(ValueError, match="less exact than the plain iteration"):
-            omp.polar.gram_newton_schulz(x, Orthogonalize(table, steps, compute_dtype="bfloat16"))
+            polar.gram(x, Orthogonalize(table, steps, compute_dtype="bfloat16"))
         # "auto" is plain there.
         auto = FastPolar(Orthogonalize(table, steps, compute_dtype="bfloat16"))(x)
-        plain = omp.polar.newton_schulz(x, Orthogonalize(table, steps, compute_dtype="bfloat16"))
+        plain = polar.plain(x, Orthogonalize(table, steps, compute_dtype="bfloat16"))
         np.testing.assert_array_equal(auto, plain)
 
 
 def test_float16_keeps_the_other_elements_beside_a_very_large_one():
     x = matrix("outlier", 96, 256)
     exact = polynomial(x, "jordan", 5)
-    for function in (omp.polar.newton_schulz, omp.polar.gram_newton_schulz):
+    for function in (polar.plain, polar.gram):
         result = function(x, Orthogonalize(compute_dtype="float16"))
         assert np.linalg.norm(result - exact) < 0.02 * np.linalg.norm(exact)
 
@@ -117,7 +117,7 @@ def test_float16_of_rows_of_any_degree():
     for degree in (3, 7, 9):
         rows = omp.coefficients.polar_express(4, degree=degree)
         exact = polynomial(x, rows, 4)
-        found = omp.polar.newton_schulz(x, Orthogonalize(rows, 4, compute_dtype="float16"))
+        found = polar.plain(x, Orthogonalize(rows, 4, compute_dtype="float16"))
         # Terms of degree 9 cancel to a thousandth: it then errs by 0.06 to 0.12, by the order in
         # which a processor sums.
         bound = 0.15 if degree == 9 else 0.1
@@ -128,16 +128,16 @@ def test_float16_of_rows_of_any_degree():
 def test_float16_does_not_depend_on_the_scale(size):
     """Squares of float32 matrices leave its range at both ends."""
     x = matrix("gaussian", 24, 60)
-    expected = omp.polar.gram_newton_schulz(x, Orthogonalize(compute_dtype="float16"))
-    scaled = omp.polar.gram_newton_schulz(x * size, Orthogonalize(compute_dtype="float16", eps=0))
+    expected = polar.gram(x, Orthogonalize(compute_dtype="float16"))
+    scaled = polar.gram(x * size, Orthogonalize(compute_dtype="float16", eps=0))
     assert np.linalg.norm(scaled - expected) < 0.01 * np.linalg.norm(expected)
 
 
 def test_float16_keeps_large_gram_matrices_of_random_matrices():
     """Their elements, 1/n^1.5 beside the diagonal, would round to zero below 6e-5."""
     x = matrix("gaussian", 768, 768)
-    expected = omp.polar.newton_schulz(x)
-    for function in (omp.polar.newton_schulz, omp.polar.gram_newton_schulz):
+    expected = polar.plain(x)
+    for function in (polar.plain, polar.gram):
         result = function(x, Orthogonalize(compute_dtype="float16"))
         assert np.linalg.norm(result - expected) < 0.01 * np.linalg.norm(expected)
 
@@ -180,9 +180,7 @@ def test_narrow_products_do_not_diverge(table, compute_dtype):
         x[100:] *= rng.standard_normal((100, shape[0], 1)) ** 4
         x = jnp.asarray(x, jnp.float32)
         for steps in runs:
-            result = omp.polar.newton_schulz(
-                x, Orthogonalize(table, steps, compute_dtype=compute_dtype)
-            )
+            result = polar.plain(x, Orthogonalize(table, steps, compute_dtype=compute_dtype))
             # A full semi-orthogonal matrix has norm sqrt(min); the tables overshoot by a quarter.
             norms = np.linalg.norm(result, axis=(1, 2)) / np.sqrt(min(shape))
             assert np.isfinite(norms).all() and norms.max() < 1.3
@@ -202,9 +200,7 @@ def results(program, operation):
 
 @pytest.mark.parametrize("dtype, name", [("bfloat16", "bf16"), ("float16", "f16")])
 def test_products_leave_in_half_precision_on_a_gpu(dtype, name):
-    program = gpu_program(
-        lambda x: omp.polar.newton_schulz(x, Orthogonalize(compute_dtype=dtype)), (24, 64)
-    )
+    program = gpu_program(lambda x: polar.plain(x, Orthogonalize(compute_dtype=dtype)), (24, 64))
     products = results(program, "dot_general")
     assert len(products) == 15  # R, R^2 and P Y, five times
     assert {product.split("x")[-1] for product in products} == {name}
@@ -212,7 +208,7 @@ def test_products_leave_in_half_precision_on_a_gpu(dtype, name):
 
 def test_the_long_side_is_padded_once_and_rounded_once_on_a_gpu():
     program = gpu_program(
-        lambda x: omp.polar.newton_schulz(x, Orthogonalize(compute_dtype="bfloat16")), (20, 61)
+        lambda x: polar.plain(x, Orthogonalize(compute_dtype="bfloat16")), (20, 61)
     )
     assert results(program, "pad") == ["24x64xbf16"]
     rounded = results(program, "reduce_precision")
@@ -248,7 +244,7 @@ def test_stacks_are_read_from_stored_momentum_on_a_gpu(nesterov):
 def test_no_half_precision_gram_matrix_overflows():
     """Its entries are up to four times the longer side, and float16 ends at 65,504."""
     x = jnp.full((2, 40_000), 1.4)  # divided by 1: the sum of squares of a row is 78,400
-    factor = omp.polar.newton_schulz(x, Orthogonalize("polar_express", 8, compute_dtype="float16"))
+    factor = polar.plain(x, Orthogonalize("polar_express", 8, compute_dtype="float16"))
     np.testing.assert_allclose(factor, 1 / np.sqrt(80_000), rtol=0.02)
 
 

@@ -22,9 +22,9 @@ def pre_normalize(x, preconditioning, eps, safety=1.0):
         size = np.linalg.svd(x, compute_uv=False)[0]
     elif preconditioning == "schatten":  # (sum of s^4)^(1/4), from the Gram matrix
         size = np.sum(np.linalg.svd(x, compute_uv=False) ** 4) ** 0.25
-    elif preconditioning in ("aol", "aol_out"):  # one number for each unit of the shorter side
+    elif preconditioning == "aol":  # one number for each unit of the shorter side
         m, n = x.shape
-        if n < m or (n == m and preconditioning == "aol"):
+        if n <= m:
             size = np.sqrt(np.abs(x.conj().T @ x).sum(axis=0))[None, :]
         else:
             size = np.sqrt(np.abs(x @ x.conj().T).sum(axis=1))[:, None]

@@ -3,10 +3,7 @@
 A row stands for X <- a X + b (X X^H) X + c (X X^H)^2 X. Imports neither JAX nor the package.
 """
 
-import functools
-
 import numpy as np
-from scipy.optimize import linprog
 
 # Jordan et al. 2024 (kellerjordan.github.io/posts/muon); paper, appendix D.1: one row, repeated.
 JORDAN = [(3.4445, -4.7750, 2.0315)]
@@ -47,24 +44,6 @@ DION = [
     (2.8366, -3.0525, 1.2012),
 ]
 
-# Boissin et al. 2025, arXiv 2512.04632 (Turbo-Muon): the last four rows above.
-TURBO = [
-    (3.9505, -6.3029, 2.6377),
-    (3.7418, -5.5913, 2.3037),
-    (2.8769, -3.1427, 1.2046),
-    (2.8366, -3.0525, 1.2012),
-]
-
-# Grishina et al. 2025, arXiv 2506.10935 (CANS), as printed in NVIDIA Emerging-Optimizers. Later
-# rows continue the recursion that made these, see `cans`.
-CANS = [
-    (8.4703, -25.1081, 18.6293),
-    (4.1828, -3.1087, 0.5806),
-    (3.9619, -2.9541, 0.5630),
-    (3.2866, -2.4647, 0.5074),
-    (2.2737, -1.6447, 0.4162),
-]
-
 # Huang 2026, arXiv 2606.00371: five steps of degree 3, as NVIDIA's code rounds them. Its safety
 # factor of 1.01 on the norm is this package's. Later rows continue them, see `cubic`.
 CUBIC = [
@@ -81,14 +60,11 @@ TABLES = {
     "you": YOU,
     "polar_express": POLAR_EXPRESS,
     "dion": DION,
-    "turbo": TURBO,
 }
 
 
 def coefficient_rows(table, steps):
     """The ``steps`` rows that an iteration uses; ``table`` is a name, one triple or rows."""
-    if table == "cans":
-        return cans(steps)
     if table == "cubic":
         return [(a, b, 0.0) for a, b in cubic(steps)]
     rows = TABLES[table] if isinstance(table, str) else table
@@ -98,17 +74,6 @@ def coefficient_rows(table, steps):
         rows = list(rows) + [rows[-1]] * steps
     assert len(rows) >= steps, f"{table!r} has {len(rows)} rows, {steps} were asked for"
     return rows[:steps]
-
-
-def cans(steps):
-    """The printed rows, then the closest to 1 on what the row before leaves, then its limit."""
-    if steps <= len(CANS):
-        return CANS[:steps]
-    low = 1e-3
-    for a, b, c in CANS:  # each row sends [low, 2 - low] to an interval of the same form
-        low = a * low + b * low**3 + c * low**5
-    limit = (15 / 8, -10 / 8, 3 / 8)  # the closest quintic on [1 - e, 1 + e], for e -> 0
-    return [*CANS, closest_to_one(low, 2 - low)] + [limit] * (steps - len(CANS) - 1)
 
 
 def cubic(steps):
@@ -135,20 +100,3 @@ def closest_cubic(low, high):
     top, ends = 2 / 3 * square**0.5, low - low**3 / (3 * square)
     a = 2 / (top + ends)
     return a, -a / (3 * square)
-
-
-@functools.cache
-def closest_to_one(low, high):
-    """``(a, b, c)`` for which ``a x + b x^3 + c x^5`` is closest to 1 on ``[low, high]``.
-
-    A linear program on a grid, least E with -E <= p(x) - 1 <= E: no exchange algorithm is involved.
-    """
-    x = np.geomspace(low, high, 4000)[:, None]
-    powers, one = np.hstack([x, x**3, x**5]), np.ones_like(x)
-    program = linprog(
-        c=[0, 0, 0, 1],
-        A_ub=np.block([[powers, -one], [-powers, -one]]),
-        b_ub=np.concatenate([one, -one]).ravel(),
-        bounds=[(None, None)] * 3 + [(0, None)],
-    )
-    return tuple(program.x[:3])

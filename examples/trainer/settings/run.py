@@ -65,7 +65,7 @@ class OptimizerConfig:
     """Polynomials of the polar step, by the paper's names; cubic ones take fewer products."""
     ns_steps: Annotated[int, Field(ge=1, le=100)] = 5
     """How many of them, as in all of the paper's runs."""
-    preconditioning: Literal["frobenius", "spectral", "aol", "aol_out", "schatten"] = "frobenius"
+    preconditioning: Literal["frobenius", "spectral", "aol", "schatten"] = "frobenius"
     """The norm that a matrix is divided by before the polynomials."""
     compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the products of the polar step; sums are in float32. auto: bfloat16 on GPUs and

@@ -1,17 +1,13 @@
-"""At which steps the Gram iteration of one's own rows computes its Gram matrix again.
+"""The rule by which the restarts of the Gram iteration were found: the fewest that are enough.
 
-The rule simulates the rounding errors to find the fewest restarts that are enough. Those of the
-published tables were found by it.
+It simulates rounding errors in float64.
 """
 
 import functools
 import itertools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-
-from optax_muonplus.method import Restarts, Row, Table, every_step, for_steps
 
 
 class Rounding(NamedTuple):
@@ -43,7 +39,7 @@ ROUNDINGS: dict[str, Rounding] = {
 }
 
 
-def _condition(rows: tuple[Row, ...], restarts: tuple[int, ...], error: float) -> float:
+def condition(rows, restarts, error):
     """Returns the largest condition number that the accumulated factor Q reaches for any spectrum.
 
     Singular values from 1 to 1e-10 are sent through the steps. Rounding is simulated by lowering
@@ -72,7 +68,7 @@ def _condition(rows: tuple[Row, ...], restarts: tuple[int, ...], error: float) -
 
 
 @functools.lru_cache
-def fewest_restarts(rows: tuple[Row, ...], products: str) -> tuple[int, ...]:
+def fewest_restarts(rows, products):
     """Returns the fewest restarts, counted from 0, for a condition number below its limit.
 
     Of all sets with that many restarts it is the one with the smallest condition number.
@@ -81,39 +77,9 @@ def fewest_restarts(rows: tuple[Row, ...], products: str) -> tuple[int, ...]:
     given number of restarts, which it leaves to the user.
     """
     error, max_condition = ROUNDINGS[products]
-    of_rows = functools.partial(_condition, rows, error=error)
+    of_rows = functools.partial(condition, rows, error=error)
     for size in range(len(rows)):
         best = min(itertools.combinations(range(1, len(rows)), size), key=of_rows)
         if of_rows(best) <= max_condition:
             return best
-    return every_step(len(rows))
-
-
-def with_restarts(rows: Sequence[Sequence[float]]) -> Table:
-    """Returns rows of your own with their restarts, for ``ns_coeffs`` beside the Gram iteration.
-
-    Without restarts, rows of numbers run in the plain form, also under ``polar="auto"``, and
-    ``polar="gram"`` refuses them. In bfloat16 they run in the plain form too: there restarts are
-    found by trying, as for the tables. The search takes a fraction of a second for five rows, and
-    twice the time for each further one.
-
-    Args:
-      rows: as in ``ns_coeffs``, one for each step.
-
-    Returns:
-      A table with as many steps, or fewer.
-
-    Raises:
-      ValueError: for rows that ``ns_coeffs`` refuses.
-
-    Example:
-      >>> import optax_muonplus as omp
-      >>> rows = omp.coefficients.with_restarts(omp.coefficients.polar_express(5))
-      >>> tx = omp.muonplus(0.02, rows, polar="gram")
-    """
-    known = for_steps(rows, len(rows)).rows
-    restarts = [
-        Restarts(*(fewest_restarts(known[:n], x) for x in ROUNDINGS), every_step(n))
-        for n in range(1, len(known) + 1)
-    ]
-    return Table(known, False, 1.0, "your own", tuple(restarts))
+    return tuple(range(1, len(rows)))
