@@ -8,7 +8,6 @@ logarithmic code 3.7%.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -170,38 +169,27 @@ def _is_momentum(x: Any) -> bool:
 
 
 def widened(state: Any) -> Any:
-    """A state of an optimizer with float32 in place of each momentum in eight bits.
-
-    It may come from a checkpoint, as a tree of dicts and lists.
-    """
+    """A state of an optimizer with float32 in place of each momentum in eight bits."""
 
     def wide(x: Any) -> Any:
-        if not _is_int8(x):
+        if not isinstance(x, Int8MomentumState):
             return x
-        fields = x if isinstance(x, Mapping) else x._asdict()
-        codes, scales, count = (fields[name] for name in Int8MomentumState._fields)
-        mu = jax.tree.map(lambda c, s: dequantized(jnp.asarray(c), jnp.asarray(s)), codes, scales)
-        return {"mu": mu, "count": count} if isinstance(x, Mapping) else MomentumState(mu, count)
+        return MomentumState(jax.tree.map(dequantized, x.codes, x.scales), x.count)
 
-    return jax.tree.map(wide, state, is_leaf=_is_int8)
+    return jax.tree.map(wide, state, is_leaf=lambda x: isinstance(x, Int8MomentumState))
 
 
 def stored_like(state: Any, like: Any) -> Any:
     """Undoes :func:`widened`, for a state with numbers in eight bits where ``like`` has."""
 
     def narrow(old: Any, x: Any) -> Any:
-        if not _is_int8(old):
+        if not isinstance(old, Int8MomentumState):
             return x
         kept = Int8MomentumState(x.mu, old.scales, x.count)
         buffers, treedef = buffers_of(kept)
         return state_of(kept, treedef, [quantized(m, s.shape) for m, s in buffers], x.count)
 
-    return jax.tree.map(narrow, like, state, is_leaf=_is_int8)
-
-
-def _is_int8(x: Any) -> bool:
-    on_disk = isinstance(x, Mapping) and set(x) == set(Int8MomentumState._fields)
-    return on_disk or isinstance(x, Int8MomentumState)
+    return jax.tree.map(narrow, like, state, is_leaf=lambda x: isinstance(x, Int8MomentumState))
 
 
 def _empty(zeros: optax.Params, count: Any) -> Int8MomentumState:

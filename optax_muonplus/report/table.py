@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from optax_muonplus.extras.take_over import aligned
 from optax_muonplus.frame import (
     ADAM,
     MUON,
@@ -207,3 +206,13 @@ def _signs(tree: ResolvedTree, scale: ScaleByShape) -> Iterator[str]:
             f"of one row or column, of which norm={scale.norm!r} leaves the signs: {shown};"
             " AdamW may suit them better (None as their dimension numbers)"
         )
+
+
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Makes the lines of a table; the first of ``rows`` is the header."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return [lines[0], "-" * (sum(widths) + 2 * (len(widths) - 1)), *lines[1:]]

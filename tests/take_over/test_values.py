@@ -4,7 +4,6 @@ import functools
 import re
 from typing import NamedTuple
 
-import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,7 +41,6 @@ OLD = {
     "adamw": (clipped(optax.adamw(FALLING)), "ScaleByAdamState"),
     "contrib": (optax.contrib.muon(FALLING, **DIMS), "MuonState"),
     "ours": (omp.muon(FALLING, **DIMS), "MomentumState"),
-    "normuon": (omp.baselines.normuon(FALLING, **DIMS), "MomentumState"),
 }
 WRAPPERS = {
     "MultiSteps(inject)": lambda tx: optax.MultiSteps(injected(lambda learning_rate: tx), 2),
@@ -58,54 +56,36 @@ WRAPPERS = {
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("old", OLD)
 def test_moments_and_counts_go_into_any_wrapper(old, wrapper):
-    """From the state in memory, and from dicts."""
     tx, average = OLD[old]
     old = filled(tx.init(PARAMS))
     new = WRAPPERS[wrapper](omp.muonplus(FALLING, **DIMS)).init(PARAMS)
-    for given in (old, flax.serialization.to_state_dict(old)):
-        state, _ = omp.take_over(given, new, PARAMS)
-        assert jax.tree.structure(state) == jax.tree.structure(new)
-        momentum = omp.transforms.find_momentum(state).mu
-        pairs = [(momentum, optax.tree.get(old, average).mu, "up/kernel")]
-        ours, theirs = (optax.tree.get(x, "ScaleByAdamState") for x in (state, old))
-        for path in ("up/bias", "down/kernel"):
-            pairs += [(ours.mu, theirs.mu, path), (ours.nu, theirs.nu, path)]
-        for a, b, path in pairs:
-            np.testing.assert_array_equal(at(a, path), at(b, path))
-        counts = optax.tree.get_all_with_path(state, "count")
-        assert {int(x) for _, x in counts if x is not None} == {7}
+    state, _ = omp.take_over(old, new, PARAMS)
+    assert jax.tree.structure(state) == jax.tree.structure(new)
+    momentum = omp.transforms.find_momentum(state).mu
+    pairs = [(momentum, optax.tree.get(old, average).mu, "up/kernel")]
+    ours, theirs = (optax.tree.get(x, "ScaleByAdamState") for x in (state, old))
+    for path in ("up/bias", "down/kernel"):
+        pairs += [(ours.mu, theirs.mu, path), (ours.nu, theirs.nu, path)]
+    for a, b, path in pairs:
+        np.testing.assert_array_equal(at(a, path), at(b, path))
+    counts = optax.tree.get_all_with_path(state, "count")
+    assert {int(x) for _, x in counts if x is not None} == {7}
 
 
-SLOW = optax.lookahead(omp.muonplus(FALLING), 3, 0.5)
 MAKERS = {
-    "lookahead": optax.GradientTransformation(
-        lambda params: SLOW.init(optax.LookaheadParams.init_synced(params)), SLOW.update
-    ),
     "muonplus": omp.muonplus(FALLING, bias_correction=True, mu_dtype="bfloat16"),
-    "normuon": omp.baselines.normuon(FALLING),
-    "adamuon": omp.baselines.adamuon(0.1),
-    "hyperball": omp.baselines.hyperball(FALLING),
-    "mano": omp.baselines.mano(0.1),
     "contrib": optax.contrib.muon(FALLING),
+    "adamw": optax.adamw(FALLING),
     "inject": injected(adam_learning_rate=0.1),
-    "MultiSteps": optax.MultiSteps(omp.muonplus(FALLING), 3),
-    "schedule_free": optax.contrib.schedule_free(omp.muonplus(0.1, beta=0.0), 0.1),
-    "plateau": optax.chain(omp.muonplus(0.1), optax.contrib.reduce_on_plateau()),
     "partition": partitioned(omp.muonplus(FALLING), omp.muon(0.1)),
-    "recorded": omp.diagnostics.recorded(omp.muonplus, every=2)(FALLING),
 }
-
-
-SETTINGS = re.compile("^(hyperparams/|step$|values/|names$)|ns_coeffs$")
+SETTINGS = re.compile(r"ns_coeffs|(^|/)hyperparams/")
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_an_optimizer_takes_over_all_of_its_own_state(name):
-    """Numbers that the new optimizer was given, and a record, are those of the new one."""
+def test_an_optimizer_takes_over_itself(name):
     new = MAKERS[name].init(PARAMS)
     old = filled(new)
-    if name == "MultiSteps":
-        old = old._replace(mini_step=jnp.asarray(0))
     state, report = omp.take_over(old, new, PARAMS)
     assert jax.tree.structure(state) == jax.tree.structure(old)
     assert not report.started_anew and not report.not_used
@@ -126,12 +106,6 @@ def counting(tx, params=PARAMS, **numbers):
     return jax.tree.map_with_path(number, filled(tx.init(params)))
 
 
-def accumulating(learning_rate, inside):
-    inner = optax.chain(omp.muonplus(learning_rate), optax.scale_by_schedule(inside))
-    return optax.MultiSteps(inner, 2).gradient_transformation()
-
-
-BATCHES = optax.inject_hyperparams(accumulating, static_args="inside")(FALLING, inside=FALLING)
 OURS = omp.muonplus(FALLING, bias_correction=True)
 COUNTS = {
     # AdamW's group or the momentum started anew in the middle of the run, schedules did not.
@@ -180,31 +154,11 @@ def test_optax_muon_and_ours_continue_each_other(nesterov, back):
         np.testing.assert_allclose(x, y, atol=1e-4 * np.abs(y - before).max(), rtol=0)
 
 
-def test_inject_hyperparams_around_multi_steps_counts_batches():
-    """Its schedules go on by them, and those inside by complete steps."""
-    old = BATCHES.init(PARAMS)
-    for _ in range(4):
-        _, old = jax.jit(BATCHES.update)(PARAMS, old, PARAMS)
-    state, report = omp.take_over(old, BATCHES.init(PARAMS), PARAMS)
-    assert state.count == 4 and state.hyperparams_states["learning_rate"].count == 4
-    assert state.inner_state.gradient_step == 2 and not report.started_anew
-    state, _ = omp.take_over(old, OURS.init(PARAMS), PARAMS)
-    assert {int(x) for _, x in optax.tree.get_all_with_path(state, "count")} == {2}
-    old = counting(optax.adamw(FALLING), _0_count=3)
-    assert omp.take_over(old, injected().init(PARAMS), PARAMS)[0].count == 7
-
-
-def test_two_groups_of_adamw_have_counts_of_their_own():
-    tx = partitioned(optax.adamw(0.1), optax.adamw(0.1))
-    state, _ = omp.take_over(counting(tx, b_inner_state_0_count=5), tx.init(PARAMS), PARAMS)
-    assert [int(optax.tree.get(state.inner_states[x], "count")) for x in "ab"] == [7, 5]
-
-
 def test_a_momentum_that_starts_anew_has_a_count_that_does():
     old = counting(OURS, {"bias": PARAMS["up"]["bias"]})
     state, report = omp.take_over(old, OURS.init(PARAMS["up"]), PARAMS["up"])
     assert omp.transforms.find_momentum(state).count == 0
-    assert report.started_anew[-1] == "inner_states/muon/inner_state/0/0: momentum's count"
+    assert "kernel: momentum" in report.started_anew
 
 
 class Means(NamedTuple):
@@ -223,25 +177,12 @@ NAMED = [
 
 @pytest.mark.parametrize("params", NAMED)
 def test_parameters_may_have_names_of_fields(params):
-    tx = optax.MultiSteps(omp.muonplus(FALLING), 2)
-    old = filled(tx.init(params))._replace(mini_step=jnp.asarray(0))
+    tx = omp.muonplus(FALLING)
+    old = filled(tx.init(params))
     state, report = omp.take_over(old, tx.init(params), params)
     jax.tree.map(np.testing.assert_array_equal, state, old)
     assert not report.started_anew
     assert "attn" not in params or "attn/value: momentum" in report.kept
-
-
-def test_fields_of_other_states_mean_something_else():
-    """The squares of another rule, and counts that count otherwise."""
-    plateau = optax.contrib.reduce_on_plateau()
-    for rest in (optax.scale_by_schedule(FALLING), optax.ema(0.9)):
-        old = filled(optax.chain(omp.baselines.normuon(0.1), rest).init(PARAMS))
-        new = optax.chain(omp.baselines.adamuon(0.1), plateau).init(PARAMS)
-        state, report = omp.take_over(old, new, PARAMS)
-        jax.tree.map(np.testing.assert_array_equal, state[1], new[1])
-        assert not np.any(optax.tree.get(state[0], "AdaMuonState").nu["up"]["kernel"])
-        assert "up/kernel: running mean of squares" in report.started_anew
-        assert "up/kernel: momentum" in report.kept
 
 
 @pytest.mark.parametrize("committed", [False, True])
