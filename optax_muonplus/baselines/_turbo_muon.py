@@ -25,27 +25,27 @@ class OutputsScaled(MatrixFunction):
     That is the input side of the transpose.
     """
 
-    factor: MatrixFunction
+    polar_factor: MatrixFunction
     stored_transposed: bool = static(default=False)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         is_square = x.shape[-2] == x.shape[-1]
         turned = is_square != self.stored_transposed
-        return (self.factor.transposed() if turned else self.factor)(x)
+        return (self.polar_factor.transposed() if turned else self.polar_factor)(x)
 
     def transposed(self) -> MatrixFunction:
         return self.replace(stored_transposed=not self.stored_transposed)
 
     @property
     def input_dtype(self) -> jnp.dtype | None:
-        return self.factor.input_dtype
+        return self.polar_factor.input_dtype
 
     @property
     def output_dtype(self) -> jnp.dtype | None:
-        return self.factor.output_dtype
+        return self.polar_factor.output_dtype
 
     def flops(self, shape: tuple[int, int]) -> int:
-        return self.factor.flops(shape)
+        return self.polar_factor.flops(shape)
 
 
 def scale_by_turbo_muon(
