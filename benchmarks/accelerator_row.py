@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
     Attributes:
       optimizer: ``"adamw"``, ``"optax"``, ``"maxtext"``, ``"muon"``, ``"muonplus"``, or the name of
-        a function of `omp.baselines`.
+        a function of `omp.contrib`.
       compute_dtype: of the operands of products; None leaves that to the gradients' dtype in Optax
         and MaxText, and to float32 in this package.
       as_optax: whether momentum, shape factor and AdamW are Optax's, so that rows differ only in
@@ -65,7 +65,7 @@ ROWS = {
         "muonplus", "bfloat16", norm="long", match_frobenius=True
     ),
     "optax.adamw": Row("adamw"),
-    **{f"omp.baselines.{name}:bfloat16": Row(name, "bfloat16", as_optax=False) for name in RIVALS},
+    **{f"omp.contrib.{name}:bfloat16": Row(name, "bfloat16", as_optax=False) for name in RIVALS},
 }
 
 
@@ -105,6 +105,9 @@ def optimizer(
         given["sharding"] = sharding
     if row.optimizer in RIVALS:  # the trainer's
         config = OptimizerConfig(name=row.optimizer, compute_dtype=row.compute_dtype or "float32")
+        if not RULES[row.optimizer].records_inside:
+            numbers = given.pop("muon_weight_dimension_numbers")
+            given = {"where": omp.Matrices(dimension_numbers=numbers, **given)}
         return optimizers.choose(config)(0.02, **given)
     given |= {"compute_dtype": row.compute_dtype, "ns_coeffs": row.ns_coeffs}
     given |= {"nesterov": row.nesterov}

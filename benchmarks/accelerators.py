@@ -46,7 +46,7 @@ class Config(trees.Options):
     omp.muonplus:bfloat16:cubic, omp.muonplus:bfloat16:no-nesterov, omp.muonplus:bfloat16:matched,
     omp.muonplus:bfloat16:long, omp.muonplus:bfloat16:long:matched, maxtext.muon and optax.adamw.
     Those of this package have Optax's momentum, shape factor and AdamW;
-    `omp.muonplus:bfloat16:default` has its defaults. `omp.baselines.aurora:bfloat16`, and so on,
+    `omp.muonplus:bfloat16:default` has its defaults. `omp.contrib.aurora:bfloat16`, and so on,
     are the other rules as the trainer has them."""
     maxtext: Path | None = None
     """Folder of a checkout of MaxText, for its row; by default the installed package."""

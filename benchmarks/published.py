@@ -173,11 +173,14 @@ def rule(case: Case, tree: dict[str, jax.ShapeDtypeStruct]) -> Any:
         "ns_coeffs": case.coefficients, "ns_steps": case.steps, "polar": case.polar,
         "compute_dtype": case.compute_dtype,
     }  # fmt: skip
-    if case.rule in ("muon", "muonh"):
-        make = omp.muon if case.rule == "muon" else omp.baselines.hyperball
-        return make(0.02, muon_weight_dimension_numbers=numbers, **factor, **where)
+    if case.rule == "muon":
+        return omp.muon(0.02, muon_weight_dimension_numbers=numbers, **factor, **where)
+    where = {"where": omp.Matrices(dimension_numbers=numbers, **where)}
+    if case.rule == "muonh":
+        rule = omp.contrib.scale_by_muon(polar_factor=omp.polar.Orthogonalize(**factor))
+        return omp.contrib.hyperball(0.02, rule, **where)
     link = omp.matrices.Normalize() if case.rule == "norms" else omp.polar.Orthogonalize(**factor)
-    return omp.matrix_chain(link, weight_dimension_numbers=numbers, **where)
+    return omp.matrix_chain(link, **where)
 
 
 def devices(row: columns.Row) -> str:

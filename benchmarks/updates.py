@@ -178,29 +178,47 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
 
 
 def rivals() -> dict[str, Callable[..., optax.GradientTransformation]]:
-    """Optimizers of ``omp.baselines``, like :func:`optimizers`."""
-    by_paper = omp.baselines.NorMuon(rule="paper")
+    """Optimizers of ``omp.contrib``, like :func:`optimizers`."""
+    by_paper = omp.contrib.NorMuon(rule="paper")
+    contrib = omp.contrib
+
+    def made(make: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
+        return lambda **given: make(*args, **options, where=where_of(given))
+
     return {
-        "normuon": lambda **given: omp.baselines.normuon(0.02, weight_decay=0.01, **given),
-        "normuon paper": lambda **given: omp.baselines.normuon(0.02, by_paper, **given),
-        "adamuon": lambda **given: omp.baselines.adamuon(1e-3, **given),
-        "turbo_muon": lambda **given: omp.baselines.turbo_muon(0.02, **given),
-        "mano": lambda **given: omp.baselines.mano(1e-3, weight_decay=0.1, **given),
-        "aurora": lambda **given: omp.baselines.aurora(0.05, weight_decay=0.025, **given),
-        "hyperball": lambda **given: omp.baselines.hyperball(0.014, **given),
-        "muoneq": lambda **given: omp.baselines.muoneq(1e-3, weight_decay=0.1, **given),
+        "normuon": made(contrib.normuon, 0.02, weight_decay=0.01),
+        "normuon paper": made(contrib.normuon, 0.02, by_paper),
+        "adamuon": made(contrib.adamuon, 1e-3),
+        "turbo_muon": made(contrib.turbo_muon, 0.02),
+        "mano": made(contrib.mano, 1e-3, weight_decay=0.1),
+        "aurora": made(contrib.aurora, 0.05, weight_decay=0.025),
+        "hyperball": made(contrib.hyperball, 0.014),
+        "muoneq": made(contrib.muoneq, 1e-3, weight_decay=0.1),
     }
 
 
 def links() -> dict[str, Callable[..., optax.GradientTransformation]]:
     """Transformations of matrices only, like :func:`optimizers`."""
-    polar = omp.polar.Orthogonalize("polar_express", 6)
+
+    def chained(**given: Any) -> optax.GradientTransformation:
+        where = where_of(given)
+        return optax.chain(
+            omp.momentum(0.9),
+            omp.orthogonalize("polar_express", 6, where=where),
+            omp.normalize("row_col", where=where),
+            omp.scale_by_shape("max", where=where),
+        )
+
     return {
-        "links": lambda **given: optax.chain(
-            omp.momentum(0.9), omp.orthogonalize(polar, **given),
-            omp.normalize("row_col", **given), omp.scale_by_shape("max", **given)),
-        "scale_by_muonplus": lambda **given: omp.scale_by_muonplus(**given),
-    }  # fmt: skip
+        "links": chained,
+        "scale_by_muonplus": lambda **given: omp.scale_by_muonplus(where=where_of(given)),
+    }
+
+
+def where_of(given: dict[str, Any]) -> omp.Matrices:
+    """What says who is a matrix, of the arguments of `omp.muonplus`."""
+    numbers = given["muon_weight_dimension_numbers"]
+    return omp.Matrices(dimension_numbers=numbers, sharding=given.get("sharding"))
 
 
 def run(case: Case) -> dict[str, np.ndarray]:
@@ -209,8 +227,7 @@ def run(case: Case) -> dict[str, np.ndarray]:
     mesh = make_mesh(case.mesh)
     shardings = None if mesh is None else {p: NamedSharding(mesh, x[1]) for p, x in leaves.items()}
     params = random_tree(leaves, shardings, 0)
-    prefix = "" if case.matrices_only else "muon_"
-    given: dict[str, Any] = {f"{prefix}weight_dimension_numbers": dimension_numbers}
+    given: dict[str, Any] = {"muon_weight_dimension_numbers": dimension_numbers}
     if case.mesh in ("auto", "replicas"):
         given["sharding"] = shardings
     arrays: dict[str, np.ndarray] = {}

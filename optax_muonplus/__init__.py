@@ -19,24 +19,25 @@ from optax_muonplus.muonplus import PAPER as PAPER
 from optax_muonplus.muonplus import muon as muon
 from optax_muonplus.muonplus import muonplus as muonplus
 from optax_muonplus.report import describe as describe
+from optax_muonplus.transforms import Matrices as Matrices
 from optax_muonplus.transforms import matrix_chain as matrix_chain
 from optax_muonplus.transforms import momentum as momentum
 from optax_muonplus.transforms import normalize as normalize
 from optax_muonplus.transforms import optimizer as optimizer
 from optax_muonplus.transforms import orthogonalize as orthogonalize
+from optax_muonplus.transforms import partition_labels as partition_labels
 from optax_muonplus.transforms import scale_by_muonplus as scale_by_muonplus
 from optax_muonplus.transforms import scale_by_shape as scale_by_shape
 from optax_muonplus.trees import muon_dimension_numbers as muon_dimension_numbers
-from optax_muonplus.trees import partition_labels as partition_labels
 
 __version__ = "0.3.0.dev0"
-_LATER = ("baselines", "diagnostics")  # imported by their first use
+_LATER = ("contrib", "diagnostics")  # imported by their first use
 # To be read, not imported.
 _ROOMS = {"extras", "frame", "messages", "method", "report", "run", "trees"}
 __all__ = sorted({*_LATER, *(name for name in dir() if not name.startswith("_"))} - _ROOMS)
 
 if _TYPE_CHECKING:
-    from optax_muonplus import baselines as baselines
+    from optax_muonplus import contrib as contrib
     from optax_muonplus import diagnostics as diagnostics
 else:  # a type checker would take every name for one of the module's
 

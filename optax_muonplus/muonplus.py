@@ -1,9 +1,8 @@
 """Muon+ and Muon: the chain of their links for matrices, and AdamW for everything else."""
 
-import inspect
 import types
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import optax
@@ -24,15 +23,9 @@ from optax_muonplus.method import (
     ShapeScale,
     check_flag,
 )
-from optax_muonplus.transforms import (
-    AdamW,
-    DualNorm,
-    Momentum,
-    add_decayed_weights,
-    matrix_chain,
-    partition_with_adamw,
-    scale_by_learning_rate,
-)
+from optax_muonplus.transforms import DualNorm, Matrices, Momentum, matrix_chain
+from optax_muonplus.transforms._decay import check_rate, decayed_weights, real
+from optax_muonplus.transforms._partition import nadamw, partition
 from optax_muonplus.trees import LayerAxes, Rules, ShardingTree
 
 # The published default: its text, tables and code, K1seki221/MuonPlus @8a9ace1. Both decays are its
@@ -49,9 +42,6 @@ PAPER: Mapping[str, Any] = types.MappingProxyType(
         "adam_weight_decay": 0.1,
     }
 )
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def muonplus(
@@ -78,13 +68,11 @@ def muonplus(
     compute_dtype: DTypeLike | None = None,
     adam_b1: ArrayLike = 0.9,
     adam_b2: ArrayLike = 0.999,
-    adam_eps: ArrayLike = 1e-8,
     adam_eps_root: ArrayLike = 0.0,
     adam_nesterov: bool = True,
     adam_weight_decay: optax.ScalarOrSchedule = 0.0,
-    adam_weight_decay_mask: Any = None,
-    adam_cautious_weight_decay: bool = False,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    others: optax.GradientTransformation | None = None,
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
     state_sharding: StateSharding = None,
@@ -136,20 +124,20 @@ def muonplus(
         divides the momentum before the iteration, see there.
       adaptive: multiplies each update by its inner product with the momentum, the dual norm.
       cautious_weight_decay: decays only the entries of matrices that the update moves towards zero
-        anyway, see :func:`optax_muonplus.transforms.add_decayed_weights`.
+        anyway, see :func:`optax_muonplus.transforms.cautious_decay`.
       compute_dtype: dtype of the operands and results of matrix products, such as ``"bfloat16"``
         on accelerators; sums are in float32 at least. None means the momentum's, at least float32.
-      adam_b1: AdamW's first decay.
-      adam_b2: AdamW's second decay.
-      adam_eps: AdamW's epsilon.
-      adam_eps_root: AdamW's epsilon inside the root.
+      adam_b1: AdamW's first decay, in [0, 1).
+      adam_b2: AdamW's second decay, in [0, 1).
+      adam_eps_root: AdamW's epsilon inside the root. It must be positive where updates are
+        differentiated and gradients may be zero: the root's derivative is infinite there.
       adam_nesterov: whether AdamW looks one step ahead (NAdamW); in Optax's Muon, not the paper's.
       adam_weight_decay: number or schedule; 0 here, where ``optax.adamw`` has 1e-4.
-      adam_weight_decay_mask: ``weight_decay_mask`` for AdamW's parameters, so that embeddings decay
-        and norms do not: ``lambda params: jax.tree.map(lambda x: x.ndim > 1, params)``.
-      adam_cautious_weight_decay: ``cautious_weight_decay`` for AdamW's parameters.
       adam_learning_rate: number or schedule; None means ``learning_rate``. A number stays constant
         when the matrices have a schedule: give a schedule here too.
+      others: any transformation of Optax for the other parameters, in place of the AdamW that the
+        six arguments before describe: ``optax.lion(1e-4)``, or ``optax.nadamw(3e-3, eps=1e-7,
+        weight_decay=0.1, mask=...)``. It computes nothing in float16.
       muon_weight_dimension_numbers: which parameters are matrices, and how: a tree or prefix tree
         of ``optax.contrib.MuonDimensionNumbers``, ``MatrixSpec`` and None (AdamW), or a function
         from the parameters to one, such as :func:`optax_muonplus.per_head`. None means the default
@@ -179,10 +167,11 @@ def muonplus(
 
     Raises:
       ValueError: when built, for unknown options, too few coefficient rows, coefficients that
-        diverge, dtypes that are not floating-point of 16 bits at least, and numbers out of range
-        or not finite; at init, for dimension numbers that do not fit the parameters, leaves of
-        three or more axes that no rule knows, and integer parameters; at an update, for gradients
-        that have another shape than their parameter, are integers, or are complex where it is not;
+        diverge, dtypes that are not floating-point of 16 bits at least, numbers out of range or
+        not finite, and arguments of AdamW beside ``others``; at init, for dimension numbers that do
+        not fit the parameters, leaves of three or more axes that no rule knows, and integer
+        parameters; at an update, for gradients that have another shape than their parameter, are
+        integers, or are complex where it is not;
         at init and update, for an array that may be one shard of a matrix inside
         ``jax.shard_map``. Paths and remedies are in the message.
 
@@ -203,61 +192,87 @@ def muonplus(
     for LLM Pre-training*, arXiv:2602.21545.
     """
     check_flag("adaptive", adaptive)
-    check_flag("cautious_weight_decay", cautious_weight_decay)
+    check_rate(learning_rate, weight_decay)
     matrices = matrix_chain(
         Momentum(beta, nesterov, bias_correction, mu_dtype),
         Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype),
         Normalize(norm, norm_eps, match_frobenius),
         *([DualNorm()] if adaptive else []),
         ScaleByShape(shape_scale, consistent_rms),
-        add_decayed_weights(weight_decay, weight_decay_mask, cautious=cautious_weight_decay),
-        scale_by_learning_rate(learning_rate),
+        decayed_weights(weight_decay, weight_decay_mask, cautious_weight_decay),
+        optax.scale_by_learning_rate(real(learning_rate)),
+        where=Matrices(
+            rules,
+            layer_axes,
+            muon_weight_dimension_numbers,
+            state_layout(sharding, state_sharding),
+        ),
     )
-    others = AdamW(
-        adam_learning_rate,
-        adam_b1,
-        adam_b2,
-        adam_eps,
-        adam_eps_root,
-        adam_nesterov,
-        adam_weight_decay,
-        adam_weight_decay_mask,
-        adam_cautious_weight_decay,
-    )
-    optimizer = partition_with_adamw(
-        matrices,
-        others,
-        muon_weight_dimension_numbers,
-        state_layout(sharding, state_sharding),
-        rules=rules,
-        layer_axes=layer_axes,
-    )
+    adam = adam_b1, adam_b2, adam_eps_root, adam_nesterov, adam_weight_decay
+    if others is None:
+        rate = learning_rate if adam_learning_rate is None else adam_learning_rate
+        others = nadamw(rate, *adam)
+    else:
+        _check_unused(*adam, adam_learning_rate)
+    optimizer = partition(matrices, others)
     if state_sharding is None:
         return optimizer
     return shard_state(optimizer, sharding, state_sharding)
 
 
-def _like(make: Callable[P, T], **defaults: Any) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """Gives another function the arguments of ``make``, some of them with other defaults."""
-    own = inspect.signature(make)
-    changed = [p.replace(default=defaults.get(n, p.default)) for n, p in own.parameters.items()]
+def _check_unused(*adam: Any) -> None:
+    """Raises ValueError for arguments of AdamW beside ``others``; arrays may be defaults."""
+    defaults = {
+        "adam_b1": 0.9,
+        "adam_b2": 0.999,
+        "adam_eps_root": 0.0,
+        "adam_nesterov": True,
+        "adam_weight_decay": 0.0,
+        "adam_learning_rate": None,
+    }
+    pairs = zip(defaults.items(), adam, strict=True)
+    given = [name for (name, x), y in pairs if not isinstance(y, jax.Array) and y != x]
+    if given:
+        raise ValueError(f"{', '.join(given)} would change nothing beside others=. Give it there.")
 
-    def decorate(other: Callable[..., T]) -> Callable[P, T]:
-        # help() and optax.inject_hyperparams read arguments and defaults off the signature.
-        other.__signature__ = own.replace(parameters=changed)  # ty: ignore[missing-attribute]
-        return other
 
-    return decorate
-
-
-@_like(muonplus, norm="none")
-def muon(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
-    """Muon: :func:`muonplus` with ``norm="none"`` by default, and every other argument the same.
+def muon(
+    learning_rate: optax.ScalarOrSchedule,
+    ns_coeffs: CoefficientsLike = "jordan",
+    ns_steps: int | jax.Array | None = None,
+    beta: ArrayLike = 0.95,
+    eps: ArrayLike = DEFAULT_EPS,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    mu_dtype: DTypeLike | None = None,
+    *,
+    shape_scale: ShapeScale = "max",
+    consistent_rms: float | jax.Array | None = None,
+    nesterov: bool = True,
+    bias_correction: bool = False,
+    polar: Polar | PolarFunction = "auto",
+    preconditioning: Preconditioning = "frobenius",
+    adaptive: bool = False,
+    cautious_weight_decay: bool = False,
+    compute_dtype: DTypeLike | None = None,
+    adam_b1: ArrayLike = 0.9,
+    adam_b2: ArrayLike = 0.999,
+    adam_eps_root: ArrayLike = 0.0,
+    adam_nesterov: bool = True,
+    adam_weight_decay: optax.ScalarOrSchedule = 0.0,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    others: optax.GradientTransformation | None = None,
+    muon_weight_dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+    state_sharding: StateSharding = None,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Muon: :func:`muonplus` without its normalization, every other argument the same.
 
     To get ``optax.contrib.muon``'s update add ``bias_correction=True``, and for the Muon+ paper's
     baseline ``shape_scale="spectral", adam_nesterov=False``.
 
     Source: Jordan et al., *Muon*, https://kellerjordan.github.io/posts/muon/ (2024).
     """
-    kwargs.setdefault("norm", "none")
-    return muonplus(*args, **kwargs)
+    return muonplus(norm="none", **locals())

@@ -60,13 +60,13 @@ class Config:
 
 def normuon(rate: Any, beta: Any, polar: Any, beta2: float) -> optax.GradientTransformation:
     """NorMuon as in the paper's equation 4.1."""
-    link = omp.baselines.NorMuon(
+    link = omp.contrib.NorMuon(
         beta2=beta2,
         shape_scale="none",
         momentum=Momentum(beta, nesterov=False),
         polar_factor=Orthogonalize(polar=polar),
     )
-    return omp.baselines.normuon(rate, link, muon_weight_dimension_numbers=MATRIX)
+    return omp.contrib.normuon(rate, link, where=omp.Matrices(dimension_numbers=MATRIX))
 
 
 def muonplus(

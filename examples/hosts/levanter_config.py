@@ -103,11 +103,14 @@ class MuonPlusConfig(OptimizerConfig):
                 nesterov=self.nesterov,
                 polar=self.polar,
                 compute_dtype=self.compute_dtype,
-                adam_b1=self.beta1,
-                adam_b2=self.beta2,
-                adam_eps=self.epsilon,
-                adam_nesterov=self.adam_nesterov,
-                adam_learning_rate=adam_lr,
+                others=optax.adamw(
+                    adam_lr,
+                    self.beta1,
+                    self.beta2,
+                    self.epsilon,
+                    weight_decay=0.0,
+                    nesterov=self.adam_nesterov,
+                ),
                 sharding=_by_names_of_axes,
                 rules=self.rules,
                 layer_axes=self.layer_axes,
@@ -126,7 +129,7 @@ class MuonPlusConfig(OptimizerConfig):
         return optax.chain(*links)
 
     def _labels(self, params: Any) -> Any:
-        return omp.partition_labels(params, rules=self.rules, layer_axes=self.layer_axes)
+        return omp.Matrices(self.rules, self.layer_axes)(params).labels
 
 
 def _decaying(

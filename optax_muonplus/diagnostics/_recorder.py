@@ -92,7 +92,7 @@ def _of_chain(tx: Any, due: Schedule | None, measures: Sequence[Measure], only: 
     """Returns a recorder of the stages inside of a chain with a polar factor."""
     link = polar_link(tx)
     norms = [x for x in link.functions if isinstance(x, Normalize)]
-    where = {name: getattr(tx, name) for name in ("weight_dimension_numbers", "sharding")}
+    where = {"weight_dimension_numbers": tx.resolve.reader, "sharding": tx.resolve.sharding}
     where |= {"only": only}
     stages = functools.partial(stages_of, link)
     names = ("momentum", "polar", "update")

@@ -49,7 +49,7 @@ def shard_state(
     over replicas the compiler can make a reduce-scatter of the mean and the cut.
 
     :func:`optax_muonplus.muonplus` and :func:`optax_muonplus.muon` have the same two arguments. An
-    optimizer of :mod:`optax_muonplus.baselines` gets ``sharding=state_layout(sharding,
+    optimizer of :mod:`optax_muonplus.contrib` gets ``sharding=state_layout(sharding,
     state_sharding)`` of its own, on a mesh with Auto axes.
 
     Args:

@@ -2,14 +2,16 @@
 
 Read ``plainly`` first: it says what a chain does to the matrices of a tree. ``layout`` says which
 axes of a parameter make them, and ``chain`` joins links. ``momentum`` and ``fused`` are links,
-``partition`` gives other parameters to AdamW, and ``leaves`` has a record of each parameter.
+and ``leaves`` has a record of each parameter.
 ``checks`` refuses gradients that do not fit.
 """
 
+from optax_muonplus.frame.chain import Chain as Chain
 from optax_muonplus.frame.chain import ChainTransformation as ChainTransformation
 from optax_muonplus.frame.chain import Link as Link
 from optax_muonplus.frame.chain import MatrixTransformation as MatrixTransformation
 from optax_muonplus.frame.chain import Part as Part
+from optax_muonplus.frame.chain import Resolved as Resolved
 from optax_muonplus.frame.chain import Resolver as Resolver
 from optax_muonplus.frame.chain import links_of as links_of
 from optax_muonplus.frame.chain import matrix_chain as matrix_chain
@@ -43,16 +45,7 @@ from optax_muonplus.frame.momentum import Storage as Storage
 from optax_muonplus.frame.momentum import buffers_of as buffers_of
 from optax_muonplus.frame.momentum import state_of as state_of
 from optax_muonplus.frame.operand import Operand as Operand
-from optax_muonplus.frame.partition import Rest as Rest
-from optax_muonplus.frame.partition import partition as partition
-from optax_muonplus.frame.partition import promoted as promoted
 from optax_muonplus.frame.plainly import Run as Run
 from optax_muonplus.frame.plainly import plainly as plainly
 from optax_muonplus.frame.program import DualNorm as DualNorm
 from optax_muonplus.frame.program import Program as Program
-from optax_muonplus.frame.rates import DecayedWeights as DecayedWeights
-from optax_muonplus.frame.rates import LearningRate as LearningRate
-from optax_muonplus.frame.rates import comes_before_rates as comes_before_rates
-from optax_muonplus.frame.rates import has_rate as has_rate
-from optax_muonplus.frame.rates import is_own as is_own
-from optax_muonplus.frame.rates import named as named

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike
 
 from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.frame.momentum import Momentum
@@ -16,13 +15,10 @@ from optax_muonplus.frame.operand import Operand
 from optax_muonplus.frame.plainly import Run, plainly
 from optax_muonplus.frame.program import DualNorm, Program, compile_parts
 from optax_muonplus.method import (
-    Elementwise,
     MatrixFunction,
     Normalize,
     Orthogonalize,
     ScaleByShape,
-    as_real,
-    matrix_function,
     supported,
 )
 
@@ -57,11 +53,6 @@ class FusedLink:
         program = compile_parts(momentum, functions)
         return cls(momentum, tuple(functions), program, rounds, run or plainly)
 
-    def times(self, factor: jax.Array) -> "FusedLink":
-        """Adds a function that multiplies by a number, such as the learning rate."""
-        program = Program.of([*self.program.functions, Times(factor)], self.program.divisor)
-        return dataclasses.replace(self, program=program)
-
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         """Returns the state of the momentum and an empty one, or an empty one."""
         given = [f for f in self.functions if not isinstance(f, DualNorm)]
@@ -90,16 +81,6 @@ class FusedLink:
             pairs = zip(leaves, operands, strict=True)
             leaves = [leaf._replace(dtype=x.dtype) for leaf, x in pairs]
         return treedef.unflatten(self.run(self.program, operands, leaves)), state
-
-
-@matrix_function
-class Times(Elementwise):
-    """Multiplies each matrix by a number."""
-
-    factor: ArrayLike
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return as_real(self.factor, jnp.finfo(x.dtype).dtype) * x
 
 
 def _is_known(function: MatrixFunction, dtype: Any) -> bool:

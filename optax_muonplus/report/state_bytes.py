@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.typing import DTypeLike
+import optax
 
 from optax_muonplus.extras.zero1 import find_shardings
 from optax_muonplus.frame import ADAM, MUON, LeafInfo, LeafSharding, ResolvedTree
@@ -29,19 +29,19 @@ def line_of_bytes(
         where = [x.state or own for x, own in zip(found, shardings, strict=True)]
     whole, shard = dict.fromkeys((MUON, ADAM), 0), dict.fromkeys((MUON, ADAM), 0)
     for leaf, known in zip(tree.leaves, where, strict=True):
-        for x in _buffers(leaf, given["mu_dtype"]) if leaf.known else ():
+        for x in _buffers(leaf, given) if leaf.known else ():
             whole[leaf.label] += x.size * x.dtype.itemsize
             shard[leaf.label] += _elements_of_a_shard(x.shape, known) * x.dtype.itemsize
     lines = [", ".join(f"{group} {n:,}" for group, n in x.items()) for x in (whole, shard)]
     return f"bytes of state: {lines[0]}" + f"; on each device {lines[1]}" * any(where)
 
 
-def _buffers(leaf: LeafInfo, mu_dtype: DTypeLike | None) -> list[Any]:
-    """Returns the shapes of the momentum of a matrix, or of AdamW's two moments."""
+def _buffers(leaf: LeafInfo, given: Mapping[str, Any]) -> list[Any]:
+    """Returns the shapes of the momentum of a matrix, or of the state that the others have."""
     like = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    if leaf.layout is None:
-        return [like, like]
-    return jax.tree.leaves(jax.eval_shape(Momentum(mu_dtype=mu_dtype).init, like))
+    others = optax.scale_by_adam() if given["others"] is None else given["others"]
+    rule = others if leaf.layout is None else Momentum(mu_dtype=given["mu_dtype"])
+    return [x for x in jax.tree.leaves(jax.eval_shape(rule.init, like)) if x.ndim]
 
 
 def _elements_of_a_shard(shape: tuple[int, ...], sharding: LeafSharding | None) -> int:

@@ -23,7 +23,6 @@ class NoEffect(NamedTuple):
 
 _ITERATION = ("ns_coeffs", "ns_steps", "eps", "preconditioning", "compute_dtype")
 _DECAY = ("weight_decay_mask", "cautious_weight_decay")
-_OF_ADAMW = ("adam_weight_decay_mask", "adam_cautious_weight_decay")
 _SIZE = "without nesterov or adaptive: a polar factor does not see the size of its matrix"
 LARGE = 0.005  # a learning rate beyond what AdamW usually has, and the least of Muon's
 
@@ -42,7 +41,6 @@ RULES = (
     NoEffect(("nesterov", "bias_correction"), "beside beta=0", lambda x: _is(0, x["beta"])),
     NoEffect(("bias_correction",), _SIZE, lambda given: not _sees_size(given)),
     NoEffect(_DECAY, "beside weight_decay=0", lambda x: _is(0, x["weight_decay"])),
-    NoEffect(_OF_ADAMW, "beside adam_weight_decay=0", lambda x: _is(0, x["adam_weight_decay"])),
 )
 
 
@@ -72,7 +70,7 @@ def without_effect(given: Mapping[str, Any]) -> Iterator[str]:
         if idle and rule.applies(given):
             yield f"without effect: {', '.join(idle)}, {rule.reason}"
     rate, adam = given.get("learning_rate"), given["adam_learning_rate"]
-    large = isinstance(rate, int | float) and rate >= LARGE
+    large = isinstance(rate, int | float) and rate >= LARGE and given["others"] is None
     if large and adam is None and given["consistent_rms"] is None:
         yield (
             f"adam_learning_rate is not given, and AdamW has learning_rate={rate:g} too;"

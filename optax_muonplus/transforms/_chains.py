@@ -1,26 +1,35 @@
 """Chains of links that read a tree by the rules of this library, and run anywhere."""
 
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import optax
+
 from optax_muonplus import frame
 from optax_muonplus.frame import (
     ChainTransformation,
-    DimensionNumbersTree,
+    DualNorm,
     MatrixTransformation,
+    Momentum,
+    MomentumTransformation,
     Part,
-    Rest,
     Run,
 )
+from optax_muonplus.method import (
+    ArrayFunction,
+    MatrixFunction,
+    Normalize,
+    Orthogonalize,
+    ScaleByShape,
+)
 from optax_muonplus.run import efficiently
-from optax_muonplus.transforms._adamw import AdamW
-from optax_muonplus.transforms._order import check_order, parts_of
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, TreeResolver, reader_of
+from optax_muonplus.transforms._where import Matrices, one_of
 
 
 def matrix_chain(
     *links: Part,
-    weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
+    where: Matrices | None = None,
     run: Run = efficiently,
 ) -> MatrixTransformation:
     """One transformation of several links, each of which receives the records of matrices.
@@ -39,11 +48,8 @@ def matrix_chain(
           :class:`optax_muonplus.transforms.Link` and :func:`optax_muonplus.transforms.map_blocks`;
         - any transformation of Optax that needs to know nothing of matrices, such as
           ``optax.trace`` or ``optax.scale_by_learning_rate``.
-      weight_dimension_numbers: for all links: tree, prefix tree or function of the updates; None
-        means the default rules by path. Every leaf must be a matrix.
-      sharding: for all links, as in :func:`optax_muonplus.muonplus`, like the next two.
-      rules: in place of dimension numbers.
-      layer_axes: with ``rules`` or without.
+      where: which parameters are matrices and where they lie, for all links; None means that of
+        the one link that has one, or the default rules by path. Every leaf must be a matrix.
       run: how functions are applied to the matrices: in batches and on a mesh by a plan, or by
         another function with the same results. :func:`optax_muonplus.transforms.plainly` is the
         reference, in a few lines.
@@ -54,9 +60,10 @@ def matrix_chain(
 
     Raises:
       TypeError: for something else.
-      ValueError: for a link with dimension numbers or a sharding of its own, a whole optimizer in
-        the place of a link, two momenta, what follows a learning rate, and a polar factor right
-        after another one; at init, for leaves that are not matrices.
+      ValueError: for links with several ``where``, a whole optimizer in
+        the place of a link, a momentum behind another one or behind functions, a normalization
+        before a polar factor, and a polar factor right after another one; at init, for leaves that
+        are not matrices.
 
     Example:
       >>> import jax.numpy as jnp, optax_muonplus as omp
@@ -66,47 +73,56 @@ def matrix_chain(
       >>> updates["dense"]["kernel"].shape
       (4, 8)
     """
-    resolve = TreeResolver(reader_of(weight_dimension_numbers, rules, layer_axes), sharding)
+    inner = [link.resolve for link in links if isinstance(link, MatrixTransformation)]
+    resolve = one_of(inner if where is None else [where, *inner])
     parts = [part for link in links for part in parts_of(link)]
     check_order(parts)
     return frame.matrix_chain(*parts, resolve=resolve, run=run)
 
 
-def partition_with_adamw(
-    chain: MatrixTransformation,
-    adamw: Rest | None = None,
-    weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    *,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
-) -> ChainTransformation:
-    """A chain for the matrices of a tree, and AdamW for everything else.
-
-    Args:
-      chain: of :func:`optax_muonplus.matrix_chain`, without dimension numbers and sharding of its
-        own.
-      adamw: AdamW's arguments, or another rule in its place; None means the default ones.
-      weight_dimension_numbers: which parameters are matrices, as in
-        :func:`optax_muonplus.muonplus`.
-      sharding: as in :func:`optax_muonplus.muonplus`, as are the next two.
-      rules: for parameters that the default rules would read in another way.
-      layer_axes: the axes along which layers are stacked.
-
-    Returns:
-      A transformation for the whole tree. Its state is that of ``optax.partition`` with the labels
-      ``"muon"`` and ``"adam"``.
-
-    Raises:
-      TypeError: for a chain of ``optax.chain``, which hands on no records of matrices.
-      ValueError: for a chain with dimension numbers of its own, and without a learning rate for
-        AdamW: neither in ``adamw`` nor in the chain.
-    """
-    if not isinstance(chain, MatrixTransformation):
-        raise TypeError(
-            f"The chain for matrices is {type(chain).__name__}, which cannot be told what each"
-            " matrix is. Make it with optax_muonplus.matrix_chain(...) in place of optax.chain."
+def parts_of(link: Any) -> tuple[Any, ...]:
+    """Returns the parts of a link: one, or those of a chain."""
+    if isinstance(link, MatrixTransformation):
+        return link.parts
+    if isinstance(link, ChainTransformation):
+        raise ValueError(
+            "A chain got a whole optimizer, such as omp.muonplus(0.02), in the place of a link."
+            " Pass the rule for matrices alone, such as omp.scale_by_muonplus()."
         )
-    parts = parts_of(chain)
-    resolve = TreeResolver(reader_of(weight_dimension_numbers, rules, layer_axes), sharding)
-    return frame.partition(*parts, adamw=adamw or AdamW(), resolve=resolve, run=chain.run)
+    if isinstance(link, MomentumTransformation):
+        return (link.momentum,)
+    if isinstance(link, optax.GradientTransformation | MatrixFunction | Momentum | DualNorm):
+        return (link,)
+    if hasattr(link, "init") and hasattr(link, "update") and not isinstance(link, type):
+        return (link,)
+    if callable(link) and not isinstance(link, type):
+        return (ArrayFunction(link),)
+    raise TypeError(
+        f"matrix_chain got {link!r}, which is no link: pass transformations, functions on arrays"
+        " (*batch, out, in), or objects with init(params, leaves) and update(updates, state,"
+        " params, leaves)."
+    )
+
+
+def check_order(parts: Sequence[Any]) -> None:
+    """Raises ValueError for matrix links of which one undoes another, without a word otherwise.
+
+    A rule with a momentum of its own counts as a momentum.
+    """
+    ours = [x for x in parts if not isinstance(x, optax.GradientTransformation)]
+    for before, part in itertools.pairwise(ours):
+        wrong = ""
+        if _has_momentum(part) and _has_momentum(ours[0]):
+            wrong = "a second momentum. optax.trace may stand beside one"
+        elif isinstance(part, Momentum):
+            wrong = "a momentum of what is not the gradient. A chain begins with its momentum"
+        elif isinstance(part, Orthogonalize):
+            scaled = isinstance(before, Normalize | ScaleByShape | Orthogonalize)
+            wrong = scaled and "a polar factor, which undoes it. It stands before them"
+        if wrong:
+            names = type(before).__name__, type(part).__name__
+            raise ValueError(f"The chain has {names[1]} after {names[0]}: {wrong}.")
+
+
+def _has_momentum(part: Any) -> bool:
+    return isinstance(part, Momentum) or isinstance(getattr(part, "momentum", None), Momentum)

@@ -7,24 +7,27 @@ of the gradients; those of the other links have the dtype of their input.
 import jax
 from jax.typing import ArrayLike, DTypeLike
 
+from optax_muonplus.coefficients import CoefficientsLike
 from optax_muonplus.frame import (
-    DimensionNumbersTree,
     DualNorm,
     MatrixTransformation,
     Momentum,
     MomentumTransformation,
 )
 from optax_muonplus.method import (
+    DEFAULT_EPS,
     Norm,
     Normalize,
     Orthogonalize,
+    Polar,
+    PolarFunction,
+    Preconditioning,
     ScaleByShape,
     ShapeScale,
     check_flag,
 )
 from optax_muonplus.transforms._chains import matrix_chain
-from optax_muonplus.transforms._optimizer import takes_options
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree
+from optax_muonplus.transforms._where import Matrices
 
 
 def momentum(
@@ -74,34 +77,34 @@ def momentum(
     return transformation
 
 
-@takes_options
 def orthogonalize(
-    polar_factor: Orthogonalize | None = Orthogonalize(),
+    ns_coeffs: CoefficientsLike = "jordan",
+    ns_steps: int | jax.Array | None = None,
+    eps: ArrayLike = DEFAULT_EPS,
     *,
-    weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
+    polar: Polar | PolarFunction = "auto",
+    preconditioning: Preconditioning = "frobenius",
+    compute_dtype: DTypeLike | None = None,
+    where: Matrices | None = None,
 ) -> MatrixTransformation:
     """Replaces every matrix by its polar factor, exact or approximate.
 
     Args:
-      polar_factor: how, as in ``omp.polar.Orthogonalize(polar="svd")``; None means the default.
-      weight_dimension_numbers: tree, prefix tree or function of the updates; None means the default
-        rules by path. Every leaf must be a matrix.
-      sharding: as in :func:`optax_muonplus.muonplus`, as are the next two.
-      rules: in place of dimension numbers.
-      layer_axes: with ``rules`` or without.
+      ns_coeffs: as in :class:`optax_muonplus.polar.Orthogonalize`, like the next five.
+      ns_steps: Newton-Schulz steps.
+      eps: added to the norm that divides the matrix before the iteration.
+      polar: how the factor is computed.
+      preconditioning: the norm that divides the matrix.
+      compute_dtype: dtype of the matrix products.
+      where: which parameters are matrices, and where they lie; None means the default rules by
+        path. Every leaf must be a matrix.
 
     Raises:
       ValueError: at init, for leaves that are not matrices.
     """
     return matrix_chain(
-        polar_factor or Orthogonalize(),
-        weight_dimension_numbers=weight_dimension_numbers,
-        sharding=sharding,
-        rules=rules,
-        layer_axes=layer_axes,
+        Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype),
+        where=where,
     )
 
 
@@ -110,10 +113,7 @@ def normalize(
     norm_eps: ArrayLike = 1e-8,
     *,
     match_frobenius: bool = True,
-    weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
+    where: Matrices | None = None,
 ) -> MatrixTransformation:
     """Divides the rows, the columns, or one after the other, of every matrix by their norms.
 
@@ -122,17 +122,11 @@ def normalize(
         ``"long"``, ``"long_row"``, ``"long_col"`` or ``"auto"``.
       norm_eps: inside the root, see :func:`optax_muonplus.matrices.normalize_matrix`.
       match_frobenius: whether to restore each matrix's Frobenius norm afterwards.
-      weight_dimension_numbers: as in :func:`orthogonalize`.
-      sharding: as in :func:`orthogonalize`.
-      rules: as in :func:`orthogonalize`.
-      layer_axes: as in :func:`orthogonalize`.
+      where: as in :func:`orthogonalize`.
     """
     return matrix_chain(
         Normalize(norm, norm_eps, match_frobenius),
-        weight_dimension_numbers=weight_dimension_numbers,
-        sharding=sharding,
-        rules=rules,
-        layer_axes=layer_axes,
+        where=where,
     )
 
 
@@ -142,10 +136,7 @@ def scale_by_shape(
     *,
     norm: Norm = "none",
     match_frobenius: bool = False,
-    weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
+    where: Matrices | None = None,
 ) -> MatrixTransformation:
     """Multiplies every matrix by a factor of its shape.
 
@@ -155,69 +146,55 @@ def scale_by_shape(
       norm: the normalization that came before, which ``consistent_rms`` has to know. In a
         :func:`matrix_chain` after :func:`normalize` it is known, unless it is given.
       match_frobenius: whether that restored the Frobenius norm; known there too.
-      weight_dimension_numbers: as in :func:`orthogonalize`.
-      sharding: as in :func:`orthogonalize`.
-      rules: as in :func:`orthogonalize`.
-      layer_axes: as in :func:`orthogonalize`.
+      where: as in :func:`orthogonalize`.
 
     See :func:`optax_muonplus.matrices.shape_factor` for the equations.
     """
     return matrix_chain(
         ScaleByShape(shape_scale, consistent_rms, norm, match_frobenius),
-        weight_dimension_numbers=weight_dimension_numbers,
-        sharding=sharding,
-        rules=rules,
-        layer_axes=layer_axes,
+        where=where,
     )
 
 
-@takes_options
 def scale_by_muonplus(
-    momentum: Momentum | None = Momentum(),
-    polar_factor: Orthogonalize | None = Orthogonalize(),
-    normalization: Normalize | None = Normalize(),
-    scale: ScaleByShape | None = ScaleByShape(),
+    ns_coeffs: CoefficientsLike = "jordan",
+    ns_steps: int | jax.Array | None = None,
+    beta: ArrayLike = 0.95,
+    eps: ArrayLike = DEFAULT_EPS,
+    mu_dtype: DTypeLike | None = None,
     *,
+    norm: Norm = "row_col",
+    norm_eps: ArrayLike = 1e-8,
+    match_frobenius: bool = True,
+    shape_scale: ShapeScale = "max",
+    consistent_rms: float | jax.Array | None = None,
+    nesterov: bool = True,
+    bias_correction: bool = False,
+    polar: Polar | PolarFunction = "auto",
+    preconditioning: Preconditioning = "frobenius",
     adaptive: bool = False,
-    weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
+    compute_dtype: DTypeLike | None = None,
+    where: Matrices | None = None,
 ) -> MatrixTransformation:
     r"""The matrix part of Muon+: no learning rate, no weight decay, no partition.
 
     .. math::
       M_t = \beta M_{t-1} + (1-\beta) G_t, \qquad
       O_t = \mathrm{Norm}(\mathrm{Ortho}(\beta M_t + (1-\beta) G_t)), \qquad
-      \text{update} = \sqrt{m/n}\, O_t
+      \text{update} = \sqrt{\max(1, m/n)}\, O_t
 
-    With ``Momentum(nesterov=False)`` the polar factor is that of :math:`M_t`. Updates have the
-    gradients' dtype. Each matrix is read and written once, and a sharded matrix is sent to the
-    device that works on it only once.
-
-    Args:
-      momentum: as in ``omp.transforms.Momentum(nesterov=False)``; None means the default, as for
-        the next three.
-      polar_factor: as in ``omp.polar.Orthogonalize(ns_steps=6)``.
-      normalization: as in ``omp.matrices.Normalize("row")``.
-      scale: as in ``omp.matrices.ScaleByShape("max")``.
-      adaptive: multiplies each update by its inner product with the momentum, the dual norm.
-      weight_dimension_numbers: as in :func:`orthogonalize`.
-      sharding: as in :func:`orthogonalize`.
-      rules: as in :func:`orthogonalize`.
-      layer_axes: as in :func:`orthogonalize`.
+    Arguments are those of :func:`optax_muonplus.muonplus`, and ``where`` is that of
+    :func:`orthogonalize`. Updates have the gradients' dtype. Each matrix is read and written once,
+    and a sharded matrix is sent to the device that works on it only once.
 
     Source: Zhang et al., arXiv:2602.21545, equation 2 and Algorithm 1.
     """
     check_flag("adaptive", adaptive)
     return matrix_chain(
-        momentum or Momentum(),
-        polar_factor or Orthogonalize(),
-        normalization or Normalize(),
+        Momentum(beta, nesterov, bias_correction, mu_dtype),
+        Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype),
+        Normalize(norm, norm_eps, match_frobenius),
         *([DualNorm()] if adaptive else []),
-        scale or ScaleByShape(),
-        weight_dimension_numbers=weight_dimension_numbers,
-        sharding=sharding,
-        rules=rules,
-        layer_axes=layer_axes,
+        ScaleByShape(shape_scale, consistent_rms),
+        where=where,
     )

@@ -9,7 +9,6 @@ from optax_muonplus.trees.flat import FlatTree as FlatTree
 from optax_muonplus.trees.flat import broadcast_prefix as broadcast_prefix
 from optax_muonplus.trees.flat import names_to_read as names_to_read
 from optax_muonplus.trees.leaves import TreeResolver as TreeResolver
-from optax_muonplus.trees.leaves import partition_labels as partition_labels
 from optax_muonplus.trees.leaves import resolve as resolve
 from optax_muonplus.trees.reader import RuleReader as RuleReader
 from optax_muonplus.trees.reader import muon_dimension_numbers as muon_dimension_numbers

@@ -1,4 +1,4 @@
-"""Records of all leaves of a tree, and labels for ``optax.partition``."""
+"""Records of all leaves of a tree."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,7 +19,6 @@ from optax_muonplus.trees.sharding import (
     mapped_axes,
     shardings_of,
 )
-from optax_muonplus.trees.user_rules import LayerAxes, Rules
 
 
 def resolve(
@@ -87,30 +86,6 @@ def _type(x: Any) -> Any:
         return jax.typeof(x), getattr(x, "sharding", None)
     except TypeError:  # it is no array of JAX
         return type(x), getattr(x, "shape", None), getattr(x, "dtype", None)
-
-
-def partition_labels(
-    params: Any,
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    *,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
-) -> Any:
-    """``"muon"`` or ``"adam"`` for every parameter: the labels for ``optax.partition``.
-
-    Labels say which leaves are matrices, and not how they lie. Give the links that work on them the
-    same dimension numbers, ``omp.matrix_chain(..., weight_dimension_numbers=...)``: a link without
-    them reads each matrix by the default rules, and nothing compares the two.
-
-    Args:
-      params: parameters or updates.
-      muon_weight_dimension_numbers: as in :func:`optax_muonplus.muonplus`, like the next two.
-      rules: in place of dimension numbers.
-      layer_axes: with ``rules`` or without.
-    """
-    flat = FlatTree.of(params)
-    leaves = _read(flat, reader_of(muon_weight_dimension_numbers, rules, layer_axes))
-    return flat.unflatten(leaf.label for leaf in leaves)
 
 
 def _read(tree: FlatTree, given: DimensionNumbersTree, strict: bool = True) -> list[LeafInfo]:

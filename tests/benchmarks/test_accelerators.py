@@ -70,12 +70,10 @@ AS_OPTAX = {"compute_dtype": "bfloat16", **parity.AS_OPTAX}
             omp.muonplus(0.02, norm="long", match_frobenius=True, **AS_OPTAX),
         ),
         (
-            "omp.baselines.normuon:bfloat16",
-            omp.baselines.normuon(
+            "omp.contrib.normuon:bfloat16",
+            omp.contrib.normuon(
                 0.02,
-                omp.baselines.NorMuon(
-                    polar_factor=omp.polar.Orthogonalize(compute_dtype="bfloat16")
-                ),
+                omp.contrib.NorMuon(polar_factor=omp.polar.Orthogonalize(compute_dtype="bfloat16")),
             ),
         ),
         ("optax.adamw", optax.adamw(0.001)),

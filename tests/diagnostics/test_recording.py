@@ -1,6 +1,5 @@
 """When and what is recorded; the update stays the same."""
 
-import dataclasses
 import functools
 
 import jax
@@ -121,20 +120,14 @@ def test_an_optimizer_is_recorded_as_the_function_that_makes_it():
 
 
 def test_what_updates_the_rest_may_have_a_momentum_too():
-    @dataclasses.dataclass(frozen=True)
-    class Momenta:
-        learning_rate: float = 0.1
-
-        def transformation(self):
-            return optax.chain(omp.momentum(0.5), optax.scale_by_learning_rate(0.1))
-
+    momenta = optax.chain(omp.momentum(0.5), optax.scale_by_learning_rate(0.1))
     shapes = {"up": {"kernel": (6, 8), "bias": (8,)}}
-    tx = omp.optimizer(omp.scale_by_muonplus(), 0.1, adamw=Momenta())
+    tx = omp.optimizer(omp.scale_by_muonplus(), 0.1, others=momenta)
     _, state = run(recorded(tx, every=2, measures=FEW), shapes=shapes)
     _, expected = run(recorded(omp.muonplus(0.1), every=2, measures=FEW), shapes=shapes)
     assert_records_close(read(state), read(expected), rtol=1e-6)
     two = omp.momentum(), omp.scale_by_muonplus()
-    with pytest.raises(ValueError, match="two momenta"):  # of the matrices there is one
+    with pytest.raises(ValueError, match="a second momentum"):  # of the matrices there is one
         recorded(lambda: omp.matrix_chain(*two))()
 
 

@@ -25,11 +25,11 @@ def test_the_library_imports_little_beyond_optax():
     added = {name.partition(".")[0] for name in own - optax} - set(sys.stdlib_module_names)
     assert added - {"optax_muonplus", "numpy"} == set()
     assert "numpy.polynomial" not in own
-    later = ("baselines", "diagnostics")
+    later = ("contrib", "diagnostics")
     assert not [room for room in later if f"optax_muonplus.{room}" in own]
-    code = "import optax_muonplus as omp; print(omp.baselines.normuon.__name__, *dir(omp))"
+    code = "import optax_muonplus as omp; print(omp.contrib.normuon.__name__, *dir(omp))"
     used, said = packages_after(code)
-    assert {room for room in later if f"optax_muonplus.{room}" in used} == {"baselines"}
+    assert {room for room in later if f"optax_muonplus.{room}" in used} == {"contrib"}
     assert said.split()[0] == "normuon" and "diagnostics" in said.split()
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus import baselines, coefficients, diagnostics, matrices, polar
+from optax_muonplus import coefficients, contrib, diagnostics, matrices, polar
 
-ROOMS = (polar, matrices, coefficients, diagnostics, baselines)
+ROOMS = (polar, matrices, coefficients, diagnostics, contrib)
 MATRIX = jnp.arange(12, dtype=jnp.float32).reshape(3, 4)
 ORTHOGONALIZE = [
     polar.Orthogonalize(polar=kind) for kind in ("auto", "newton_schulz", "gram", "svd", jnp.tanh)

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
 from optax_muonplus import diagnostics, transforms
-from tests.support.baselines import WITH_STATE, build
+from tests.support.contrib import WITH_STATE, build
 from tests.support.mesh import EXPLICIT, D, P, make_mesh
 from tests.support.trees import random_like
 

@@ -37,7 +37,9 @@ def test_only_whole_matrices_are_orthogonalized():
     mesh = make_mesh((4, 2), "ab")
     grads = random_like({name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in shapes.items()})
     wanted = jax.tree.map(lambda _: NamedSharding(mesh, P(None, "a", "b")), grads)
-    tx = omp.scale_by_muonplus(polar=spy, weight_dimension_numbers=dims, sharding=wanted)
+    tx = omp.scale_by_muonplus(
+        polar=spy, where=omp.Matrices(dimension_numbers=dims, sharding=wanted)
+    )
     sharded = jax.device_put(grads, wanted)
     state = tx.init(sharded)
     seen.clear()  # init looked at the shapes

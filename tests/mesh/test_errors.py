@@ -80,7 +80,7 @@ def test_meshes_of_mixed_axis_types_need_the_argument():
 
 def test_shards_inside_a_shard_map_are_refused():
     grads, sharding = small()
-    tx = omp.scale_by_muonplus(sharding=sharding)
+    tx = omp.scale_by_muonplus(where=omp.Matrices(sharding=sharding))
     mapped = jax.shard_map(
         lambda g: tx.update(g, tx.init(g))[0],
         mesh=sharding.mesh,

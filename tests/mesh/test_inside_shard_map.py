@@ -34,7 +34,7 @@ def update(tx, x):
     return tx.update(x, tx.init(x), x)[0]
 
 
-of_mano = functools.partial(omp.matrix_chain, omp.baselines.Mano())
+of_mano = functools.partial(omp.matrix_chain, omp.contrib.Mano())
 
 
 @KINDS
@@ -81,7 +81,10 @@ def test_layers_shared_out_are_whole_matrices_where_the_argument_says_so(types, 
     """One axis over the layers by hand, another over the matrices left to the library."""
     (x,) = random_tree([(8, 16, 24)])
     mesh = make_mesh((4, 2), "ab", types)
-    link = functools.partial(omp.scale_by_muonplus, weight_dimension_numbers=LAYERS)
+
+    def link(**where):
+        return omp.scale_by_muonplus(where=omp.Matrices(dimension_numbers=LAYERS, **where))
+
     expected = update(link(), x)
     alone = link(sharding=NamedSharding(mesh, P("a")))
     assert_same(jax.device_get(mapped(alone, mesh, P("a"), x, check_vma)), expected)
@@ -101,7 +104,7 @@ def test_replicas_that_differ_are_whole_matrices_where_the_argument_says_so(type
     """Each device trains a model of its own: local steps between averages."""
     (x,) = random_tree([(4, 16, 24)])
     mesh = make_mesh((4,), "a", types)
-    tx = omp.scale_by_muonplus(sharding=NamedSharding(mesh, P()))
+    tx = omp.scale_by_muonplus(where=omp.Matrices(sharding=NamedSharding(mesh, P())))
     step = jax.shard_map(
         lambda g: tx.update(g[0], tx.init(g[0]), g[0])[0][None],
         mesh=mesh,

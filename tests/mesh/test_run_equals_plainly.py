@@ -49,15 +49,16 @@ OPTIONS = {
 
 
 def chain(norm="col_row", match_frobenius=False, adaptive=False, mu_dtype=None, **options):
-    outer = {name: options.pop(name) for name in ("sharding", "run") if name in options}
+    run = {"run": options.pop("run")} if "run" in options else {}
+    where = omp.Matrices(dimension_numbers=DIMS, sharding=options.pop("sharding", None))
     return omp.matrix_chain(
         Momentum(mu_dtype=mu_dtype),
         Orthogonalize(**options),
         Normalize(norm, match_frobenius=match_frobenius),
         *([DualNorm()] if adaptive else []),
         ScaleByShape(),
-        weight_dimension_numbers=DIMS,
-        **outer,
+        where=where,
+        **run,
     )
 
 

@@ -45,7 +45,7 @@ from tests.support.trees import random_like
 )
 def test_forms_of_the_argument(form):
     grads, sharding = small()
-    tx = omp.scale_by_muonplus(sharding=form(sharding))
+    tx = omp.scale_by_muonplus(where=omp.Matrices(sharding=form(sharding)))
     compiled = jax.jit(tx.update).lower(grads, tx.init(grads)).compile()
     # Two matrices for eight devices: two groups of four gather one each, and repeat the work.
     assert collectives(compiled) == ["all-to-all", "all-gather", "all-to-all"]
@@ -146,7 +146,8 @@ def test_updates_on_a_mesh_can_be_differentiated(spec, monkeypatch):
 
     expected = of_update(omp.scale_by_muonplus(ns_steps=2), weights)(grads)
     sharded = of_update(
-        omp.scale_by_muonplus(ns_steps=2, sharding=wanted), jax.device_put(weights, wanted)
+        omp.scale_by_muonplus(ns_steps=2, where=omp.Matrices(sharding=wanted)),
+        jax.device_put(weights, wanted),
     )
     assert_same(sharded(jax.device_put(grads, wanted)), expected)
 
@@ -179,8 +180,8 @@ def test_injected_hyperparameters_on_the_mesh(types, options):
 def test_a_number_of_steps_may_be_an_array():
     """It is read when the transformation is made: an unknown number would not do for this table."""
     grads, sharding = small()
-    tx = omp.orthogonalize(omp.polar.Orthogonalize("dion", jnp.array(5)), sharding=sharding)
-    expected = omp.orthogonalize(omp.polar.Orthogonalize("dion"))
+    tx = omp.orthogonalize("dion", jnp.array(5), where=omp.Matrices(sharding=sharding))
+    expected = omp.orthogonalize("dion")
     whole = jax.device_get(grads)
     found, _ = tx.update(grads, tx.init(grads))
     assert_same(found, expected.update(whole, expected.init(whole))[0], grads_like(sharding))

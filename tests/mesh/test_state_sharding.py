@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
-from tests.support import baselines
+from tests.support import contrib
 from tests.support.compilation import collectives
 from tests.support.mesh import (
     AUTO,
@@ -195,12 +195,13 @@ def test_any_optimizer():
     assert state[0].mu["q0"]["kernel"].sharding.spec == P(("fsdp", "data"))
 
 
-@pytest.mark.parametrize("name", baselines.WITH_STATE)
+@pytest.mark.parametrize("name", contrib.WITH_STATE)
 def test_every_baseline_with_a_state(name):
     tree, lie = layers(1, q=(D, D), up=(D, 4 * D))
     params, grads = (random_like(tree, seed) for seed in (1, 2))
-    make = getattr(omp.baselines, name)
-    inner = make(0.1, sharding=omp.transforms.state_layout(lie, "data"))
+    make = getattr(omp.contrib, name)
+    lies = omp.transforms.state_layout(lie, "data")
+    inner = make(0.1, where=omp.Matrices(sharding=lies))
     tx = omp.transforms.shard_state(inner, lie, "data")
     updates, state = one_step(tx, jax.device_put(params, lie), jax.device_put(grads, lie))
     expected, expected_state = one_step(make(0.1), on_one(params), on_one(grads))

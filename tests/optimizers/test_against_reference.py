@@ -145,7 +145,7 @@ def test_whole_optimizer_with_weight_decay_and_adamw(options):
     bias = rng.normal(size=5).astype(np.float32)
     bias_grads = rng.normal(size=(STEPS, 5)).astype(np.float32)
     tx = omp.muonplus(
-        0.3, weight_decay=0.1, adam_b1=0.8, adam_b2=0.7, adam_eps=1e-2, adam_eps_root=1e-3,
+        0.3, weight_decay=0.1, adam_b1=0.8, adam_b2=0.7, adam_eps_root=1e-3,
         adam_weight_decay=0.2, adam_learning_rate=0.05, **options,
     )  # fmt: skip
     (updates,) = updates_of([tx], {**params, "bias": bias}, {**grads, "bias": bias_grads})
@@ -154,7 +154,7 @@ def test_whole_optimizer_with_weight_decay_and_adamw(options):
     for t in range(STEPS):
         expected, m, v = reference.adamw_step(
             bias.astype(np.float64), m, v, bias_grads[t].astype(np.float64), t + 1,
-            learning_rate=0.05, b1=0.8, b2=0.7, eps=1e-2, eps_root=1e-3, weight_decay=0.2,
+            learning_rate=0.05, b1=0.8, b2=0.7, eps=1e-8, eps_root=1e-3, weight_decay=0.2,
             nesterov=options.get("adam_nesterov", True),
         )  # fmt: skip
         np.testing.assert_allclose(updates["bias"][t], expected, rtol=1e-5)

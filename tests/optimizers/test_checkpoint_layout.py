@@ -20,13 +20,13 @@ def recorded(rate):
 # As written by the first version that had the optimizer, mostly 0.1.0.
 LAYOUTS = {
     "muonplus": (omp.muonplus, {MU}),
-    "aurora": (omp.baselines.aurora, {MU}),
-    "muoneq": (omp.baselines.muoneq, {MU}),
-    "turbo_muon": (omp.baselines.turbo_muon, {MU}),
-    "normuon": (omp.baselines.normuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
-    "adamuon": (omp.baselines.adamuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
-    "hyperball": (omp.baselines.hyperball, {MU}),
-    "mano": (omp.baselines.mano, {BASELINE_MU, f"{MUON}/0/count"}),
+    "aurora": (omp.contrib.aurora, {MU}),
+    "muoneq": (omp.contrib.muoneq, {MU}),
+    "turbo_muon": (omp.contrib.turbo_muon, {MU}),
+    "normuon": (omp.contrib.normuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
+    "adamuon": (omp.contrib.adamuon, {BASELINE_MU, f"{MUON}/0/nu/dense/kernel"}),
+    "hyperball": (omp.contrib.hyperball, {MU}),
+    "mano": (omp.contrib.mano, {BASELINE_MU, f"{MUON}/0/count"}),
 }
 
 

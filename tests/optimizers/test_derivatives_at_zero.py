@@ -9,9 +9,9 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus import baselines as rivals
+from optax_muonplus import contrib as rivals
 from optax_muonplus.method import times_pow2
-from tests.support.baselines import NAMES
+from tests.support.contrib import NAMES
 
 PARAMS = jax.random.normal(jax.random.key(0), (4, 6))
 GRADS = jax.random.normal(jax.random.key(1), (4, 6))

@@ -127,7 +127,9 @@ def test_gradients_of_every_size_give_one_update(options, dtype):
         g = g + 1j * rng.normal(size=(6, 9))
     sizes = np.array([0.0, *10.0 ** np.arange(-20, 21)])
     stack = jnp.asarray((sizes[:, None, None] * g).astype(dtype))
-    tx = omp.scale_by_muonplus(**options, weight_dimension_numbers=MuonDimensionNumbers(1, 2))
+    tx = omp.scale_by_muonplus(
+        **options, where=omp.Matrices(dimension_numbers=MuonDimensionNumbers(1, 2))
+    )
     updates = np.asarray(first_update(tx, stack))
     assert not np.any(updates[0])
     reference = updates[21]  # c = 1

@@ -15,8 +15,8 @@ INTEGERS = ("bool", "uint8", "int32", "float8_e4m3fn")
 OPTIMIZERS = {
     "muonplus": omp.muonplus,
     "muon": omp.muon,
-    "normuon": omp.baselines.normuon,
-    "mano": omp.baselines.mano,
+    "normuon": omp.contrib.normuon,
+    "mano": omp.contrib.mano,
 }
 
 
@@ -47,7 +47,7 @@ def test_gradients_of_another_shape_are_refused(build, name, shape):
 def test_links_compare_gradients_with_parameters_or_buffers():
     params = {"w": jnp.ones((4, 6))}
     narrow = {"w": jnp.ones((1, 6))}
-    normuon = omp.matrix_chain(omp.baselines.NorMuon())
+    normuon = omp.matrix_chain(omp.contrib.NorMuon())
     for link in (omp.momentum(), omp.scale_by_muonplus(), normuon):
         with pytest.raises(ValueError, match=r"w is \(1, 6\), its momentum \(4, 6\)"):
             link.update(narrow, link.init(params))
@@ -68,9 +68,9 @@ def test_update_dtype_of_every_pair(decay):
         options = {"weight_decay": decay, "adam_weight_decay": decay}
         tx = omp.muonplus(0.1, polar="svd", **options)
         others = [
-            omp.baselines.normuon(0.1, polar="svd", **options),
-            omp.baselines.mano(0.1, **options),
-            omp.baselines.hyperball(0.1),  # the rate is inside
+            omp.contrib.normuon(0.1, weight_decay=decay),
+            omp.contrib.mano(0.1, weight_decay=decay),
+            omp.contrib.hyperball(0.1),  # the rate is inside
         ]
         for p in (*REAL, *COMPLEX):
             params = jax.eval_shape(lambda p=p: tree(p))
@@ -124,14 +124,14 @@ def test_leaves_that_are_in_one_tree_only_are_left_alone():
     """Frozen parameters without gradients."""
     params = tree("float32", frozen=jnp.ones((4, 6)))
     grads = tree("float32", frozen=None)
-    tx = omp.scale_by_muonplus(weight_dimension_numbers=omp.muon_dimension_numbers)
+    tx = omp.scale_by_muonplus(where=omp.Matrices(dimension_numbers=omp.muon_dimension_numbers))
     kernels = ({"k": t["up"]["kernel"], "f": t["up"]["frozen"]} for t in (grads, params))
     grads, params = kernels
     updates, _ = tx.update(grads, tx.init(grads), params)
     assert updates["f"] is None
 
 
-@pytest.mark.parametrize("build", [omp.muonplus, omp.muon, omp.baselines.normuon])
+@pytest.mark.parametrize("build", [omp.muonplus, omp.muon, omp.contrib.normuon])
 def test_parameters_may_be_left_out_where_nothing_decays(build):
     params, grads = tree("float32"), jax.tree.map(jnp.cos, tree("float32"))
     mask = jax.tree.map(lambda x: x.ndim > 1, params)
@@ -147,7 +147,7 @@ def test_parameters_may_be_left_out_where_nothing_decays(build):
 def test_decay_without_parameters_is_refused(name, decay):
     tx = omp.muonplus(0.1, **{name: decay})
     grads = tree("float32")
-    with pytest.raises(ValueError, match=rf"^{name} is .*update\(gradients, state, parameters\)"):
+    with pytest.raises(ValueError, match="requires the current value of parameters"):
         tx.update(grads, tx.init(grads))
     jax.eval_shape(tx.update, grads, tx.init(grads), grads)
 

@@ -37,7 +37,7 @@ def test_what_is_not_of_the_kind_is_refused_when_built_and_named(factory, name, 
 @pytest.mark.parametrize("name", ["muonplus", "normuon", "adamuon", "mano"])
 def test_numbers_are_checked_through_inject_hyperparams(name):
     """Outside of jit, where their values are known; complex if a parameter is."""
-    make = optax.inject_hyperparams(getattr(omp.baselines, name, None) or omp.muonplus)
+    make = optax.inject_hyperparams(getattr(omp.contrib, name, None) or omp.muonplus)
     params = random_tree(SHAPES)
     with pytest.raises(ValueError, match=r"adam_b2 must be in \[0, 1\), got 1.0"):
         make(0.1, adam_b2=1.0).init(params)
@@ -57,7 +57,7 @@ def test_numbers_of_every_form_give_one_update():
     """Python's, NumPy's and JAX's, known or traced."""
     params, grads = random_tree(SHAPES), random_tree(SHAPES, 1)
     names = {"beta": 0.5, "eps": 0.25, "norm_eps": 0.125, "consistent_rms": 0.25, "adam_b1": 0.5,
-             "adam_b2": 0.75, "adam_eps": 0.125, "adam_eps_root": 0.25, "weight_decay": 0.25,
+             "adam_b2": 0.75, "adam_eps_root": 0.25, "weight_decay": 0.25,
              "adam_weight_decay": 0.5, "adam_learning_rate": 0.125}  # fmt: skip
 
     def updates(rate, **numbers):
@@ -236,9 +236,11 @@ def test_injected_hyperparameters_may_be_complex():
         np.testing.assert_allclose(updates[name], expected[name], rtol=1e-5)
 
 
-def test_muon_has_the_arguments_of_muonplus_and_no_norm_by_default():
+def test_muon_has_the_arguments_of_muonplus_but_for_those_of_a_norm():
     plus = dict(inspect.signature(omp.muonplus).parameters)
-    plus["norm"] = plus["norm"].replace(default="none")
+    for name in ("norm", "norm_eps", "match_frobenius"):
+        with pytest.raises(TypeError, match=name):
+            omp.muon(0.1, **{name: plus.pop(name).default})
     assert dict(inspect.signature(omp.muon).parameters) == plus
 
 

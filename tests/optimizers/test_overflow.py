@@ -99,16 +99,16 @@ def test_what_was_not_finite_stays_so(bad, options):
 @pytest.mark.parametrize(
     "by", ["normalize", "matched", "mano", "normuon", "adamuon", "aurora", "muoneq"]
 )
-def test_links_and_baselines_of_huge_gradients(by):
+def test_links_and_rivals_of_huge_gradients(by):
     """Squares of numbers above 1e19 overflow float32: rows of them were divided by infinity."""
     tx = {
         "normalize": omp.normalize(match_frobenius=False),
         "matched": omp.normalize("row"),
-        "mano": omp.matrix_chain(omp.baselines.Mano()),
-        "normuon": omp.matrix_chain(omp.baselines.NorMuon()),
-        "adamuon": omp.matrix_chain(omp.baselines.AdaMuon(sign=False)),
-        "aurora": omp.baselines.scale_by_aurora(),
-        "muoneq": omp.baselines.scale_by_muoneq(),
+        "mano": omp.matrix_chain(omp.contrib.Mano()),
+        "normuon": omp.matrix_chain(omp.contrib.NorMuon()),
+        "adamuon": omp.matrix_chain(omp.contrib.AdaMuon(sign=False)),
+        "aurora": omp.contrib.scale_by_aurora(),
+        "muoneq": omp.contrib.scale_by_muoneq(),
     }[by]
     huge, small = gradients("float32", 0.6)
     params = {"w": random_tree([(4, 6)], 1)[0]}
@@ -120,7 +120,7 @@ def test_links_and_baselines_of_huge_gradients(by):
 
 def test_mano_without_eps_divides_by_no_zero():
     params = {"w": jnp.ones((4, 6))}
-    tx = omp.matrix_chain(omp.baselines.Mano(eps=0.0))
+    tx = omp.matrix_chain(omp.contrib.Mano(eps=0.0))
     for grads in (params, jax.tree.map(jnp.zeros_like, params)):  # along the columns, and zero
         updates, _ = run(tx, grads, params)
         assert np.all(np.isfinite(updates))

@@ -108,12 +108,12 @@ def test_whole_optimizer_with_schedules_decay_mask_and_adamw(nesterov):
         weight_decay=0.1,
         weight_decay_mask={"square": False, "query": True, "experts": True, "bias": True},
         nesterov=nesterov,
-        eps=1e-3,
+        eps=1e-8,
         adam_b1=0.8,
         adam_b2=0.9,
         adam_eps_root=1e-4,
         adam_weight_decay=0.3,
-        ours={"adam_eps": 1e-3, "adam_nesterov": nesterov},
+        ours={"adam_nesterov": nesterov},
     )
 
 

@@ -9,33 +9,28 @@ about are elsewhere: values of the wrong kind (`test_hyperparameters.py`), rates
 
 import re
 
-import jax.numpy as jnp
 import optax
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus import baselines, transforms
-
-PARAMS = {"up": {"kernel": jnp.ones((4, 6)), "bias": jnp.zeros(6)}}
-TWO_EPS = omp.matrix_chain(omp.normalize(), baselines.Balance())
-
+from optax_muonplus import contrib
 
 # A call, and what its error says.
 MISTAKES = {
-    "an option of another rule": (
-        lambda: baselines.normuon(0.1, baselines.AdaMuon(), rule="paper"),
-        "no argument rule with AdaMuon, Momentum, Orthogonalize, AdamW: none of them has it",
+    "a decay that is not small": (
+        lambda: omp.optimizer(contrib.Hyperball(0.1), 0.1, weight_decay=20),
+        "weight_decay=20 times the learning rate 0.1 is more than 1",
     ),
-    "an option of two values": (
-        lambda: omp.optimizer(TWO_EPS, 1, norm_eps=1),
-        "in Normalize and in Balance: give it to one of them, as in Normalize(norm_eps=...)",
+    "arguments of AdamW beside others": (
+        lambda: omp.muonplus(0.1, others=optax.lion(0.1), adam_b1=0.8, adam_learning_rate=0.1),
+        "adam_b1, adam_learning_rate would change nothing beside others=. Give it there.",
     ),
-    "a decay for Hyperball": (
-        lambda: omp.optimizer(baselines.Hyperball(0.1), 0.1, weight_decay=0.1),
-        "The rule ends with Hyperball, which has a learning rate of its own and no weight decay",
+    "no rate for the others": (lambda: omp.optimizer(contrib.Hyperball(0.1), None), "pass others="),
+    "a class as rule": (lambda: omp.optimizer(contrib.NorMuon, 0.1), "which is no link"),
+    "a rate as rule": (
+        lambda: omp.optimizer(0.1, omp.scale_by_muonplus()),
+        "learning_rate must be a finite number",
     ),
-    "a maker as rule": (lambda: omp.optimizer(omp.scale_by_muonplus, 0.1), "has to be called"),
-    "a rate as rule": (lambda: omp.optimizer(0.1, omp.scale_by_muonplus()), "which is no link"),
     "positions of adamw": (lambda: omp.muonplus(3e-3, 0.9, 0.95), "adam_b1=0.9, adam_b2=0.95"),
     "a schedule of beta": (
         lambda: omp.muonplus(0.1, beta=lambda step: 0.9),
@@ -44,14 +39,6 @@ MISTAKES = {
     "a table beside an SVD": (
         lambda: omp.muonplus(0.1, "muonn", polar="svd"),
         "Unknown ns_coeffs 'muonn'. Known names: jordan",
-    ),
-    "optax.chain as chain": (
-        lambda: transforms.partition_with_adamw(optax.chain(omp.momentum())),
-        "optax_muonplus.matrix_chain(...) in place of optax.chain",
-    ),
-    "a mask of words": (
-        lambda: omp.muonplus(0.1, weight_decay=0.1, weight_decay_mask=["bias"]),
-        "lambda params: jax.tree.map(",
     ),
 }
 

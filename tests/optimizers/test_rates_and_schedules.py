@@ -9,22 +9,19 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus import baselines
-from optax_muonplus.transforms import AdamW, add_decayed_weights, scale_by_learning_rate
+from optax_muonplus import contrib
 
 MATRIX = {"up": {"kernel": jnp.ones((4, 6)), "bias": jnp.ones(6)}}
 TAKES_A_RATE = {
     "learning_rate": lambda x: omp.muonplus(x),
     "adam_learning_rate": lambda x: omp.muonplus(0.1, adam_learning_rate=x),
     "weight_decay": lambda x: omp.muonplus(0.1, weight_decay=x),
-    "adam_weight_decay": lambda x: AdamW(weight_decay=x),
+    "adam_weight_decay": lambda x: omp.muonplus(0.1, adam_weight_decay=x),
 }
 OTHERS = [
-    scale_by_learning_rate,
-    add_decayed_weights,
-    baselines.Hyperball,
-    baselines.normuon,
-    lambda x: baselines.mano(0.1, weight_decay=x),
+    contrib.Hyperball,
+    contrib.normuon,
+    lambda x: contrib.mano(0.1, weight_decay=x),
 ]
 
 
@@ -49,7 +46,7 @@ def test_zero_and_traced_numbers_are_taken():
     [
         (lambda rate, decay: omp.muonplus(rate, weight_decay=decay), "weight_decay"),
         (lambda rate, decay: omp.muonplus(rate, adam_weight_decay=decay), "adam_weight_decay"),
-        (lambda rate, decay: baselines.normuon(rate, weight_decay=decay), "weight_decay"),
+        (lambda rate, decay: contrib.normuon(rate, weight_decay=decay), "weight_decay"),
     ],
 )
 def test_a_decay_that_turns_parameters_round_is_refused(make, name):

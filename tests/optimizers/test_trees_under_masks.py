@@ -29,7 +29,7 @@ DECAYED = {
     "head": {"w": True, "b": False},
 }
 TREES = {"muon_weight_dimension_numbers": DIMS, "sharding": SHARDING}
-DECAY = {"weight_decay": 0.1, "weight_decay_mask": DECAYED}
+DECAY = {"weight_decay": 0.1, "weight_decay_mask": lambda params: jax.tree.map(jnp.ndim, params)}
 
 LEAVES = jax.tree.map(lambda x: True, PARAMS) | {"head": {"w": False, "b": False}}
 MODULES = {"up": True, "down": True, "head": False}
@@ -58,12 +58,13 @@ DECAYING = {
     "muonplus": omp.muonplus,
     "muon": omp.muon,
     "recorded": omp.diagnostics.recorded(omp.muonplus, every=1, only="head/w"),
-    **{name: getattr(omp.baselines, name) for name in RIVALS},
 }
-OTHERS = {"hyperball": omp.baselines.hyperball}  # it has no decay
+RIVALS = {name: getattr(omp.contrib, name) for name in RIVALS}
+WHERE = {"where": omp.Matrices(dimension_numbers=DIMS, sharding=SHARDING)}
 MAKERS = {
     **{name: functools.partial(make, 0.1, **TREES, **DECAY) for name, make in DECAYING.items()},
-    **{name: functools.partial(make, 0.1, **TREES) for name, make in OTHERS.items()},
+    **{name: functools.partial(make, 0.1, **WHERE, **DECAY) for name, make in RIVALS.items()},
+    "hyperball": functools.partial(omp.contrib.hyperball, 0.1, **WHERE),  # it has no decay
 }
 
 
@@ -107,8 +108,8 @@ LINKS = {
 
 @pytest.mark.parametrize("name", LINKS)
 def test_links_take_the_trees_of_the_whole_model_too(name):
-    tx = LINKS[name](weight_dimension_numbers=DIMS, sharding=SHARDING)
-    labels = omp.partition_labels(PARAMS, DIMS)
+    where = omp.Matrices(dimension_numbers=DIMS, sharding=SHARDING)
+    tx, labels = LINKS[name](where=where), where.labels(PARAMS)
     tx = optax.partition({"muon": tx, "adam": optax.adamw(0.1)}, labels)
     updates = jax.eval_shape(functools.partial(two_updates, tx), PARAMS, GRADS)
     assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, PARAMS)

@@ -254,7 +254,7 @@ def test_a_state_is_not_described():
         omp.describe(state)
 
 
-@pytest.mark.parametrize("make", [omp.muonplus, omp.muon, omp.baselines.normuon])
+@pytest.mark.parametrize("make", [omp.muonplus, omp.muon, omp.contrib.normuon])
 def test_one_vector_of_all_parameters_is_refused(make):
     params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
     for tx in (

@@ -10,7 +10,6 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from tests.support.baselines import NAMES
 from tests.support.trees import nested_shapes, random_like
 
 PARAMS = random_like(
@@ -26,7 +25,7 @@ def name_of(make):
 
 RULES = [("experts/", omp.MuonDimensionNumbers(-2, -1))]
 AXES = {"layers": 0}
-OPTIMIZERS = [omp.muonplus, omp.muon, *(getattr(omp.baselines, name) for name in NAMES)]
+OPTIMIZERS = [omp.muonplus, omp.muon]
 LINKS = [
     omp.orthogonalize,
     omp.normalize,
@@ -57,7 +56,7 @@ def test_every_link_takes_rules(make):
     matrices = {"experts": PARAMS["experts"], "layers": {"mlp": PARAMS["layers"]["mlp"]}}
     with pytest.raises(ValueError, match="No rule says"):
         make().init(matrices)
-    make(rules=RULES, layer_axes=AXES).init(matrices)
+    make(where=omp.Matrices(RULES, AXES)).init(matrices)
     inside = make(rules=RULES)
     with pytest.raises(ValueError, match="A link of a chain has weight_dimension_numbers"):
         omp.matrix_chain(inside)
@@ -84,14 +83,11 @@ def test_describe_and_labels_take_rules():
     table = omp.describe(PARAMS, rules=RULES, layer_axes=AXES)
     assert table == omp.describe(PARAMS, by_function())
     assert "5x3x2" in table and "6x4x2" in table
-    labels = omp.partition_labels(PARAMS, rules=RULES, layer_axes=AXES)
-    assert labels == omp.partition_labels(PARAMS, by_function())
-    chain = omp.transforms.partition_with_adamw(
-        omp.matrix_chain(omp.momentum(), omp.transforms.scale_by_learning_rate(0.1)),
-        rules=RULES,
-        layer_axes=AXES,
-    )
-    chain.init(PARAMS)
+    where = omp.Matrices(RULES, AXES)
+    matrices = omp.matrix_chain(omp.momentum(), where=where)
+    labels = omp.partition_labels(PARAMS, where)
+    assert labels == omp.Matrices(dimension_numbers=by_function())(PARAMS).labels
+    optax.partition({"muon": matrices, "adam": optax.sgd(0.1)}, where.labels).init(PARAMS)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +121,8 @@ def test_what_is_no_rule_is_refused_when_built(options, message):
 
 def test_axes_of_layers_may_be_integers_of_numpy():
     axes = {name: np.int64(axis) for name, axis in AXES.items()}
-    found = omp.partition_labels(PARAMS, rules=RULES, layer_axes=axes)
-    assert found == omp.partition_labels(PARAMS, rules=RULES, layer_axes=AXES)
+    found = omp.Matrices(RULES, axes)(PARAMS).labels
+    assert found == omp.Matrices(RULES, AXES)(PARAMS).labels
 
 
 def test_rules_next_to_per_head_are_given_to_it():

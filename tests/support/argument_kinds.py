@@ -7,14 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import optax_muonplus as omp
-from tests.support.baselines import NAMES
+from tests.support.contrib import NAMES
 
 NAN = float("nan")
 # Functions with hyperparameters, and what they cannot do without.
 OPTIMIZERS = {"muonplus": omp.muonplus, "muon": omp.muon}
-OPTIMIZERS |= {name: getattr(omp.baselines, name) for name in NAMES}
+OPTIMIZERS |= {name: getattr(omp.contrib, name) for name in NAMES}
+RULES = ("NorMuon", "AdaMuon", "Mano", "Aurora", "Balance")
 FACTORIES = {
     **{name: functools.partial(make, learning_rate=0.1) for name, make in OPTIMIZERS.items()},
+    **{name: getattr(omp.contrib, name) for name in RULES},
     "scale_by_muonplus": omp.scale_by_muonplus,
     "momentum": omp.momentum,
     "orthogonalize": omp.orthogonalize,
@@ -24,7 +26,7 @@ FACTORIES = {
 KINDS = {
     "rate": ("learning_rate", "adam_learning_rate", "weight_decay", "adam_weight_decay"),
     "decay": ("beta", "beta2", "adam_b1", "adam_b2"),
-    "not negative": ("eps", "norm_eps", "nu_eps", "adam_eps", "adam_eps_root"),
+    "not negative": ("eps", "norm_eps", "nu_eps", "adam_eps_root"),
     "positive": ("consistent_rms", "damping"),
     "flag": (
         "match_frobenius",
@@ -32,7 +34,6 @@ KINDS = {
         "bias_correction",
         "adaptive",
         "cautious_weight_decay",
-        "adam_cautious_weight_decay",
         "adam_nesterov",
         "sign",
     ),
@@ -44,22 +45,20 @@ KINDS = {
         "shape_scale",
         "polar",
         "preconditioning",
-        "rule",
         "side",
         "sides",
     ),
     "dtype": ("mu_dtype", "compute_dtype"),
     "value": (
-        "link",
-        "adamw",
+        "rule",
+        "others",
         "momentum",
         "polar_factor",
-        "normalization",
-        "scale",
+        "run",
+        "where",
     ),
     "tree": (
         "weight_decay_mask",
-        "adam_weight_decay_mask",
         "muon_weight_dimension_numbers",
         "weight_dimension_numbers",
         "sharding",
@@ -107,4 +106,5 @@ def cases():
     for factory, make in FACTORIES.items():
         for name in inspect.signature(make).parameters:
             if name != "learning_rate" or factory in WITH_RATES:
-                yield factory, name, KIND_OF[name]
+                is_word = name == "rule" and factory in RULES
+                yield factory, name, "word" if is_word else KIND_OF[name]

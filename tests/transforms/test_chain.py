@@ -8,18 +8,14 @@ import pytest
 
 import optax_muonplus as omp
 from optax_muonplus import frame
-from optax_muonplus.baselines import NorMuon
+from optax_muonplus.contrib import NorMuon
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
-    AdamW,
     DualNorm,
     Momentum,
-    add_decayed_weights,
     links_of,
-    partition_with_adamw,
     plainly,
-    scale_by_learning_rate,
 )
 from tests.support import trees
 
@@ -48,9 +44,10 @@ def parts():
     return Momentum(), Orthogonalize(), FREE_ROWS, ScaleByShape("none")
 
 
-def variant(dims, last=None):
-    links = last or (scale_by_learning_rate(1.0),)
-    return partition_with_adamw(omp.matrix_chain(*parts(), *links), AdamW(0.1), dims)
+def variant(dims=None, rate=1.0, decay=0.0):
+    where = omp.Matrices(dimension_numbers=dims)
+    others = optax.nadamw(0.1, weight_decay=0.0)
+    return omp.optimizer(omp.matrix_chain(*parts()), rate, decay, others=others, where=where)
 
 
 def test_dimension_numbers_reach_all_links_of_an_optimizer():
@@ -70,24 +67,31 @@ def test_dimension_numbers_reach_all_links_of_an_optimizer():
     np.testing.assert_allclose(np.linalg.norm(found["kernel"], axis=1), 1, rtol=1e-5)
 
 
-def test_labels_of_one_optimizer_do_not_change_what_another_one_reads():
-    def optimizer(link, dims):
-        groups = {"muon": optax.chain(omp.momentum(), link), "adam": optax.adamw(0.1)}
-        return optax.partition(groups, lambda params: omp.partition_labels(params, dims))
-
-    given = omp.matrix_chain(FREE_ROWS, weight_dimension_numbers=OTHER_WAY)
-    updates = first_update(optimizer(given, OTHER_WAY))
+def test_one_object_tells_labels_and_links_who_is_a_matrix():
+    where = omp.Matrices(dimension_numbers=OTHER_WAY)
+    link = omp.normalize("row", match_frobenius=False, where=where)
+    tx = optax.partition(
+        {"muon": optax.chain(omp.momentum(), link), "adam": optax.adamw(0.1)}, where.labels
+    )
+    updates = first_update(tx)
     np.testing.assert_allclose(np.linalg.norm(updates["kernel"], axis=1), 1, rtol=1e-5)
-    # Labels made with dimension numbers say nothing to a link of another optimizer.
-    for dims in (OTHER_WAY, None):
-        updates = first_update(optimizer(omp.normalize("row", match_frobenius=False), dims))
-        np.testing.assert_allclose(np.linalg.norm(updates["kernel"], axis=0), 1, rtol=1e-5)
 
 
-def test_a_link_with_dimension_numbers_of_its_own_is_refused():
-    link = omp.normalize("row", weight_dimension_numbers=OTHER_WAY)
-    with pytest.raises(ValueError, match="Give them to matrix_chain"):
-        omp.matrix_chain(omp.momentum(), link)
+def test_labels_by_rules_that_no_link_has_are_refused():
+    """Links would read the matrices by the default rules: another update, without a word."""
+    where = omp.Matrices(rules=[("kernel", omp.MuonDimensionNumbers(1, 0))])
+    links = omp.matrix_chain(omp.momentum(), omp.normalize("row"))
+    tx = optax.partition({"muon": links, "adam": optax.adamw(0.1)}, where.labels)
+    with pytest.raises(ValueError, match=r"no link has\. Pass\s+the same object to the links"):
+        tx.init(tree(0))
+    with pytest.raises(ValueError, match="no link has"):
+        omp.partition_labels(tree(0), where)
+    other = omp.Matrices(dimension_numbers=OTHER_WAY)
+    link = omp.normalize("row", where=other)
+    with pytest.raises(ValueError, match="Two objects say which parameters are matrices"):
+        omp.matrix_chain(omp.momentum(), link, where=where)
+    assert omp.matrix_chain(omp.momentum(), link).resolve is other
+    assert omp.optimizer(omp.matrix_chain(omp.momentum(), link), 0.1).resolve is other
 
 
 def test_a_chain_is_its_links_one_after_the_other():
@@ -135,19 +139,12 @@ def test_a_chain_of_optax_links_alone_rounds_nothing():
 
 
 def test_decay_and_rate_of_a_chain():
-    """Without decay the rate is multiplied in where updates are made, with decay after it."""
-    with_decay = variant(None, (add_decayed_weights(0.5), scale_by_learning_rate(0.25)))
-    without = variant(None, (add_decayed_weights(), scale_by_learning_rate(0.25)))
     params = tree(0)["dense"]["kernel"]
-    moved = first_update(without)["kernel"]
-    np.testing.assert_allclose(moved, first_update(variant(None))["kernel"] * 0.25, rtol=1e-6)
+    moved = first_update(variant(rate=0.25))["kernel"]
+    np.testing.assert_allclose(moved, first_update(variant())["kernel"] * 0.25, rtol=1e-6)
     expected = moved - 0.125 * params
-    np.testing.assert_allclose(first_update(with_decay)["kernel"], expected, rtol=1e-5, atol=1e-7)
-
-
-def test_adamw_needs_a_learning_rate():
-    with pytest.raises(ValueError, match="AdamW has no learning rate"):
-        partition_with_adamw(omp.matrix_chain(*parts()))
+    found = first_update(variant(rate=0.25, decay=0.5))["kernel"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
 class EveryLeaf:

@@ -10,8 +10,8 @@ import pytest
 import optax_muonplus as omp
 from optax_muonplus.transforms import Int8MomentumState, find_momentum
 from tests.support import reference, reference_int8
-from tests.support.baselines import WITH_STATE, build
 from tests.support.batches import temporary_bytes
+from tests.support.contrib import WITH_STATE, build
 from tests.support.trees import random_tree
 
 # Blocks of 256 and shorter, along the last axis and others, of several axes, and a whole long side.

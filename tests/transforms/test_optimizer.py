@@ -1,6 +1,4 @@
-"""`optimizer` of any rule, and options of values as keywords."""
-
-import inspect
+"""`optimizer` of any rule, with any transformation of Optax for the other parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -9,93 +7,99 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus import baselines
-from optax_muonplus.matrices import Normalize, ScaleByShape
-from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import AdamW, Momentum, plainly, takes_options
+from optax_muonplus import contrib
+from optax_muonplus.transforms import plainly
 
 PARAMS = {"up": {"kernel": np.ones((4, 6), np.float32), "bias": np.ones(6, np.float32)}}
 GRADS = jax.tree.map(lambda x: np.float32(np.random.default_rng(0).normal(size=x.shape)), PARAMS)
 
 
+def steps(tx, n=3):
+    params, state, update = PARAMS, tx.init(PARAMS), jax.jit(tx.update)
+    for i in range(n):
+        grads = jax.tree.map(lambda x, i=i: jnp.sin(x * (i + 1)), GRADS)
+        updates, state = update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
 def assert_same(one, other):
-    found, expected = (tx.update(GRADS, tx.init(PARAMS), PARAMS)[0] for tx in (one, other))
+    (found, state), (expected, wanted) = steps(one), steps(other)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+    jax.tree.map(np.testing.assert_array_equal, state, wanted)
 
 
-def test_an_optimizer_of_the_parts_of_muonplus_is_muonplus():
-    rule = omp.scale_by_muonplus(Momentum(0.9), scale=ScaleByShape("max"))
-    adamw = AdamW(0.3, b2=0.9, weight_decay=0.2)
-    found = omp.optimizer(rule, 0.1, 0.05, adamw=adamw)
-    ours = {"adam_learning_rate": 0.3, "adam_b2": 0.9, "adam_weight_decay": 0.2}
-    assert_same(found, omp.muonplus(0.1, beta=0.9, shape_scale="max", weight_decay=0.05, **ours))
+OTHERS = {"others": optax.nadamw(0.3, b2=0.9, weight_decay=0.2)}
+ADAM = {"adam_learning_rate": 0.3, "adam_b2": 0.9, "adam_weight_decay": 0.2}
 
 
-@pytest.mark.parametrize(
-    ("by_name", "by_value"),
-    [
-        (
-            lambda: omp.scale_by_muonplus(norm="row", beta=0.5, ns_steps=3, shape_scale="none"),
-            lambda: omp.scale_by_muonplus(
-                Momentum(0.5), Orthogonalize(ns_steps=3), Normalize("row"), ScaleByShape("none")
-            ),
-        ),
-        (
-            lambda: omp.scale_by_muonplus(None, Orthogonalize(ns_steps=3), ns_coeffs="you"),
-            lambda: omp.scale_by_muonplus(polar_factor=Orthogonalize("you", 3)),
-        ),
-        (
-            lambda: omp.matrix_chain(baselines.NorMuon(0.5, momentum=Momentum(0.5))),
-            lambda: omp.transforms.links_of(baselines.normuon(0.1, beta2=0.5, beta=0.5))[0],
-        ),
-    ],
-)
-def test_an_option_by_its_name_changes_the_value_that_has_it(by_name, by_value):
-    one, other = by_name(), by_value()
-    other = other if isinstance(other, optax.GradientTransformation) else omp.matrix_chain(other)
-    grads = {"kernel": GRADS["up"]["kernel"]}
-    found, expected = (tx.update(grads, tx.init(grads))[0] for tx in (one, other))
-    np.testing.assert_array_equal(found["kernel"], expected["kernel"])
-
-
-def test_an_option_changes_the_link_that_is_given():
-    link = baselines.NorMuon(0.5, rule="paper")
-    assert_same(
-        baselines.normuon(0.1, link, adamw=AdamW(0.3), nu_eps=1e-3, beta=0.5, adam_b1=0.5),
-        baselines.normuon(
-            0.1,
-            baselines.NorMuon(0.5, 1e-3, "paper", momentum=Momentum(0.5)),
-            adamw=AdamW(0.3, b1=0.5),
-        ),
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+def test_muonplus_is_what_a_user_can_write_with_optaxs_partition(decay):
+    """To the last bit, state tree included; so is `optimizer`, and `others=` is the same AdamW."""
+    links = (
+        omp.scale_by_muonplus(beta=0.9),
+        optax.add_decayed_weights(decay),
+        optax.scale_by_learning_rate(0.1),
     )
-
-
-def test_options_that_depend_on_each_other_are_changed_together():
-    """Turbo's table has four rows, and any other is checked with the steps it comes with."""
-    baselines.turbo_muon(0.1, ns_coeffs="polar_express", ns_steps=6)
-    baselines.turbo_muon(0.1, ns_steps=6, ns_coeffs="polar_express")
-
-
-def test_a_rule_with_a_rate_of_its_own_gets_it():
-    rate = optax.linear_schedule(0.1, 0.0, 5)
-    chain = omp.matrix_chain(baselines.scale_by_muon(), baselines.Hyperball(0.7))
-    assert_same(omp.optimizer(chain, rate), baselines.hyperball(rate))
+    groups = {"muon": omp.matrix_chain(*links), "adam": OTHERS["others"]}
+    by_hand = optax.partition(groups, omp.partition_labels)
+    ours = omp.muonplus(0.1, beta=0.9, weight_decay=decay, **ADAM)
+    assert_same(by_hand, ours)
+    assert_same(omp.optimizer(omp.scale_by_muonplus(beta=0.9), 0.1, decay, **OTHERS), ours)
+    assert_same(omp.muonplus(0.1, beta=0.9, weight_decay=decay, **OTHERS), ours)
 
 
 @pytest.mark.parametrize(
-    "rule", [omp.scale_by_muonplus(), baselines.NorMuon(), baselines.AdaMuon()]
+    "others", [optax.lion(1e-2), optax.sgd(0.1), optax.adamw(1e-2, eps=1e-3, weight_decay=0.1)]
 )
-def test_the_run_of_a_chain_reaches_rules_options_and_recorders(rule):
+def test_others_is_any_transformation_of_optax(others):
+    found, _ = steps(omp.muonplus(0.1, others=others))
+    bias = {"bias": PARAMS["up"]["bias"]}
+    state = others.init(bias)
+    for i in range(3):
+        grads = {"bias": jnp.sin(GRADS["up"]["bias"] * (i + 1))}
+        updates, state = others.update(grads, state, bias)
+        bias = optax.apply_updates(bias, updates)
+    np.testing.assert_allclose(found["up"]["bias"], bias["bias"], rtol=1e-6)
+    expected, _ = steps(omp.muonplus(0.1))
+    np.testing.assert_array_equal(found["up"]["kernel"], expected["up"]["kernel"])
+
+
+def test_float16_is_computed_wide_in_any_other_transformation():
+    """Squares of gradients above 256 are infinite in float16, and Adam's update would be zero."""
+    params = {"bias": jnp.ones(4, jnp.float16)}
+    grads = {"bias": jnp.full(4, 1000.0, jnp.float16)}
+    tx = omp.muonplus(0.1, others=optax.adam(0.5))
+    updates, state = tx.update(grads, tx.init(params), params)
+    np.testing.assert_allclose(updates["bias"], -0.5, rtol=1e-3)
+    assert {x.dtype for x in jax.tree.leaves((updates, state)) if x.ndim} == {jnp.dtype("float16")}
+
+
+@pytest.mark.several_devices
+def test_moments_of_others_lie_like_the_parameters_when_made_under_jit():
+    mesh = jax.make_mesh((4,), ("a",), (jax.sharding.AxisType.Auto,))
+    place = jax.NamedSharding(mesh, jax.P("a"))
+    params = jax.device_put({"bias": jnp.ones(8)}, place)
+    for others in (optax.lion(0.1), None):
+        tx = omp.muonplus(0.1, others=others, sharding={"bias": place})
+        moments = [x for x in jax.tree.leaves(jax.jit(tx.init)(params)) if x.ndim]
+        assert moments and all(x.sharding.is_equivalent_to(place, 1) for x in moments)
+
+
+@pytest.mark.parametrize(
+    "rule", [omp.scale_by_muonplus(beta=0.5), contrib.NorMuon(), contrib.AdaMuon()]
+)
+def test_the_run_of_a_chain_reaches_rules_and_recorders(rule):
     calls = []
 
     def run(*args):
         calls.append(args)
         return plainly(*args)
 
-    tx = omp.optimizer(omp.matrix_chain(rule, run=run), 0.1, beta=0.5)
+    tx = omp.optimizer(omp.matrix_chain(rule, run=run), 0.1)
     found, _ = tx.update(GRADS, tx.init(PARAMS), PARAMS)
     assert len(calls) == 1
-    expected = omp.optimizer(rule, 0.1, beta=0.5)
+    expected = omp.optimizer(rule, 0.1)
     expected, _ = expected.update(GRADS, expected.init(PARAMS), PARAMS)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), found, expected)
     if not hasattr(rule, "momentum"):
@@ -104,42 +108,10 @@ def test_the_run_of_a_chain_reaches_rules_options_and_recorders(rule):
         assert len(calls) == 4  # the update, its polar factor again, and what follows that
 
 
-def test_a_signature_has_the_options_and_their_defaults():
-    parameters = inspect.signature(baselines.aurora).parameters
-    assert list(parameters)[:4] == ["learning_rate", "link", "weight_decay", "weight_decay_mask"]
-    shown = {name: str(p) for name, p in parameters.items()}
-    assert shown["rounds"] == "rounds=2" and shown["ns_steps"] == "ns_steps=12"
-    assert shown["adam_b1"] == "adam_b1=0.9" and shown["beta"] == "beta=0.95"
-    assert not {"shape", "machine", "divisor", "bounded", "norm", "where"} & shown.keys()
-    assert inspect.getdoc(baselines.aurora).startswith("Aurora on the matrices")
-
-
-def test_a_function_of_a_users_own_takes_options():
-    @takes_options
-    def mine(learning_rate, link=baselines.NorMuon(beta2=0.5), *, twice=False, **where):  # noqa: B008
-        return omp.optimizer(link, learning_rate * (1 + twice), **where)
-
-    @takes_options
-    def alone(learning_rate, link=baselines.NorMuon()):  # noqa: B008
-        """A rule."""
-
-    for made, has_rest in ((mine, True), (alone, False)):
-        assert ("All other arguments are those of" in made.__doc__) == has_rest
-    assert_same(
-        mine(0.1, twice=True, nu_eps=1e-3, adam_b1=0.5, rules=()),
-        baselines.normuon(0.2, beta2=0.5, nu_eps=1e-3, adam_b1=0.5),
-    )
-    with pytest.raises(TypeError, match="unexpected keyword argument 'lr'"):
-        mine(lr=0.1)
-    with pytest.raises(TypeError, match="multiple values for argument 'learning_rate'"):
-        mine(0.1, learning_rate=0.1)
-    with pytest.raises(TypeError, match="missing 1 required positional argument"):
-        mine()
-
-
-def test_numbers_are_injected_where_they_are_given():
-    make = optax.inject_hyperparams(baselines.normuon)
-    tx = make(0.1, link=baselines.NorMuon(rule="paper"), beta2=0.5)
-    state = tx.init(PARAMS)
-    assert state.hyperparams.keys() == {"learning_rate", "weight_decay", "beta2"}
-    assert_same(tx, baselines.normuon(jnp.float32(0.1), rule="paper", beta2=jnp.float32(0.5)))
+def test_parts_are_values():
+    rule = contrib.NorMuon(beta2=0.5, momentum=omp.transforms.Momentum(0.5))
+    tx = optax.inject_hyperparams(contrib.normuon)(0.1, rule)
+    assert tx.init(PARAMS).hyperparams.keys() == {"learning_rate", "weight_decay"}
+    found, _ = steps(tx)
+    expected, _ = steps(contrib.normuon(jnp.float32(0.1), rule))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)

@@ -75,7 +75,7 @@ def test_states_of_another_reading_are_refused():
     """NumPy would broadcast NorMuon's mean of each row to one for each entry."""
     params = {"w": jnp.ones((4, 6))}
     one, other = (
-        omp.baselines.normuon(0.1, rules=[("w", omp.MuonDimensionNumbers(*axes))])
+        omp.contrib.normuon(0.1, where=omp.Matrices([("w", omp.MuonDimensionNumbers(*axes))]))
         for axes in ((0, 1), (1, 0))
     )
     for before, now in ((one, other), (other, one)):

@@ -31,7 +31,7 @@ class Rule(NamedTuple):
     title: str
     """Its name in tables and figures."""
     function: str = ""
-    """Its name in `optax_muonplus` or its `baselines`; empty: Optax's AdamW."""
+    """Its name in `optax_muonplus` or its `contrib`; empty: Optax's AdamW."""
     takes: tuple[str, ...] = (*MOMENTUM, *POLAR)
     """The settings that are its arguments, by the same names."""
     fixed: dict[str, Any] = {}  # noqa: RUF012 (no one changes it)
@@ -72,7 +72,7 @@ RULES: dict[Name, Rule] = {
         "Optax Muon",
         "muon",
         takes=MUON,
-        fixed={"shape_scale": "max", "bias_correction": True, "adam_nesterov": True},
+        fixed={"shape_scale": "max", "bias_correction": True},
         records_inside=True,
     ),
     "muonplus": Rule(

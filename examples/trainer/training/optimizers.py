@@ -18,7 +18,9 @@ from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import transformations
 from examples.trainer.training.transformations import clip_by_global_norm
-from optax_muonplus.transforms import AdamW
+from optax_muonplus.matrices import ScaleByShape
+from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.transforms import Momentum
 
 
 def schedule(config: OptimizerConfig, peak: ArrayLike, steps: int) -> optax.Schedule:
@@ -229,7 +231,7 @@ def adamw(
             "muon": rule(rate, weight_decay=decay),
             "adam": rule(adam_rate, weight_decay=config.adam_weight_decay),
         },
-        lambda params: omp.partition_labels(params, whole_kernels),
+        lambda params: omp.Matrices(dimension_numbers=whole_kernels)(params).labels,
     )
 
 
@@ -246,25 +248,19 @@ def matrix_rule(
     rule = choose(config)
     if records_inside(config):
         rule = omp.diagnostics.recorded(rule, every=config.record_every)
-    adamw: dict[str, Any] = {
-        "learning_rate": adam_rate,
-        "b1": config.adam_b1,
-        "b2": config.adam_b2,
-        "eps": adam_eps,
-        "nesterov": RULES[config.name].fixed.get("adam_nesterov", config.adam_nesterov),
-        "weight_decay": config.adam_weight_decay,
-    }
-    others: dict[str, Any] = {"adamw": AdamW(**adamw)}
-    if RULES[config.name].records_inside:
-        others = {f"adam_{name}": value for name, value in adamw.items()}
-    decays = {"weight_decay": decay} if RULES[config.name].decays else {}
-    return rule(
-        rate,
-        **decays,
-        muon_weight_dimension_numbers=numbers,
-        sharding=sharding,
-        **others,
+    others = optax.adamw(
+        adam_rate,
+        config.adam_b1,
+        config.adam_b2,
+        adam_eps,
+        weight_decay=config.adam_weight_decay,
+        nesterov=config.name == "optax_muon" or config.adam_nesterov,
     )
+    where = {"where": omp.Matrices(dimension_numbers=numbers, sharding=sharding)}
+    if RULES[config.name].records_inside:
+        where = {"muon_weight_dimension_numbers": numbers, "sharding": sharding}
+    decays = {"weight_decay": decay} if RULES[config.name].decays else {}
+    return rule(rate, **decays, others=others, **where)
 
 
 def records_inside(config: OptimizerConfig) -> bool:
@@ -277,11 +273,34 @@ def choose(config: OptimizerConfig) -> Callable[..., optax.GradientTransformatio
     options = {name: getattr(config, name) for name in rule.takes} | rule.fixed
     if options.get("compute_dtype") in ("auto", "float32"):
         options["compute_dtype"] = None
-    room = omp if rule.records_inside else omp.baselines
-    made = functools.partial(getattr(room, rule.function), **options)
+    if not rule.records_inside:
+        made = getattr(omp.contrib, rule.function)
+        return functools.partial(made, rule=contributed(rule.function, options))
+    made = functools.partial(getattr(omp, rule.function), **options)
     if config.name != "muonplus" or config.normalized == "all":
         return made
     return transformations.normalized(made, config.normalized)
+
+
+def contributed(function: str, options: dict[str, Any]) -> Any:
+    """A rule of `omp.contrib`, with options of its momentum, polar factor and size."""
+    made, parts = omp.contrib, []
+    defaults = {"turbo_muon": made.scale_by_turbo_muon().parts[1].polar_factor}
+    for part in (Momentum(), defaults.get(function, Orthogonalize()), ScaleByShape("max")):
+        names = [field.name for field in dataclasses.fields(part) if field.name in options]
+        parts.append(dataclasses.replace(part, **{name: options[name] for name in names}))
+    momentum, polar, scale = parts
+    if function == "muoneq" and "shape_scale" not in options:
+        scale = ScaleByShape(consistent_rms=0.2)
+    return {
+        "normuon": lambda: made.NorMuon(momentum=momentum, polar_factor=polar),
+        "adamuon": lambda: made.AdaMuon(momentum=momentum, polar_factor=polar),
+        "aurora": lambda: made.scale_by_aurora(momentum, made.Aurora(polar)),
+        "turbo_muon": lambda: made.scale_by_turbo_muon(momentum, polar),
+        "mano": lambda: made.Mano(momentum=momentum),
+        "hyperball": lambda: made.scale_by_muon(momentum, polar),
+        "muoneq": lambda: made.scale_by_muoneq(momentum, polar_factor=polar, scale=scale),
+    }[function]()
 
 
 def describe(config: OptimizerConfig, params: optax.Params, head_size: int | None = None) -> str:

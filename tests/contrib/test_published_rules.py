@@ -1,4 +1,4 @@
-"""The baselines against float64 transcriptions of their published code."""
+"""The rivals against float64 transcriptions of their published code."""
 
 import functools
 
@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optax_muonplus import baselines
-from tests.support import reference_baselines
-from tests.support.baselines import NAMES, SHAPES, build, decay, run, trees
+from optax_muonplus import contrib
+from tests.support import reference_contrib
+from tests.support.contrib import NAMES, SHAPES, build, decay, run, trees
 
 
 def oracle_state(name, w):
@@ -23,7 +23,7 @@ def oracle_state(name, w):
 
 def oracle(name, w, grads, **options):
     """The matrix (out, in) after each step."""
-    step = functools.partial(getattr(reference_baselines, f"{name}_step"), **options)
+    step = functools.partial(getattr(reference_contrib, f"{name}_step"), **options)
     w, state, seen = w.astype(float), oracle_state(name, w), []
     for g in grads:
         update, state = step(w, state, g.astype(float))
@@ -113,7 +113,7 @@ def test_aurora_leaves_a_row_that_is_dead():
 
 
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 8)], ids=str)
-@pytest.mark.parametrize("function", [baselines.Aurora(), baselines.Balance()], ids=str)
+@pytest.mark.parametrize("function", [contrib.Aurora(), contrib.Balance()], ids=str)
 def test_functions_of_matrices_that_are_stored_transposed(function, shape):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32)
     found = jnp.swapaxes(function.transposed()(jnp.swapaxes(x, 1, 2)), 1, 2)
@@ -124,7 +124,7 @@ def test_functions_of_matrices_that_are_stored_transposed(function, shape):
 def test_muoneq_compares_its_eps_with_the_momentum_itself(size):
     """What keeps squares in range does not change the rule; the polar factor sees no scale."""
     x = np.random.default_rng(0).normal(size=(6, 9)) * size * 4.0 ** np.arange(6)[:, None]
-    found = np.float64(baselines.Balance("row", 1.0)(jnp.asarray(x, jnp.float32)))
+    found = np.float64(contrib.Balance("row", 1.0)(jnp.asarray(x, jnp.float32)))
     expected = x / np.sqrt(np.sum(x**2, axis=1, keepdims=True) + 1.0)
     unit = [y / np.linalg.norm(y) for y in (found, expected)]
     np.testing.assert_allclose(*unit, atol=1e-6)

@@ -4,7 +4,6 @@ Source: marin-community/marin @0084342, ``adamh.py``, and @05422e2, ``muonh.py``
 a MuonH has it; Wen et al., arXiv:2606.16899.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -13,52 +12,51 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus import matrices, transforms
-from optax_muonplus.baselines._hyperball import check_not_zero, step_on_sphere
-from optax_muonplus.baselines._sizes import norm_over
+from optax_muonplus.contrib._hyperball import check_not_zero, step_on_sphere
+from optax_muonplus.contrib._sizes import norm_over
 from optax_muonplus.matrices import DECAY, NOT_NEGATIVE
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class AdamH:
+def adamh(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.95,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+) -> optax.GradientTransformation:
     r"""Adam's direction U, and a step on the sphere of parameters of one norm.
 
     .. math::
       V = W - \eta R\, U / \|U\|_F, \qquad W \leftarrow R\, V / \|V\|_F, \qquad R = \|W\|_F
 
-    as :class:`Hyperball` has it for matrices. It has the place of AdamW, for heads:
-    ``hyperball(0.02, adamw=ByPath({"head": AdamH()}, AdamW(6e-4)))`` is marin's MuonH, whose head
-    has the rate of the matrices. A leaf of three or more axes is a stack along the first one. There
-    is no weight decay. An update needs the parameters.
+    as :class:`Hyperball` has it for matrices. It is for heads, in a partition of one's own: marin's
+    MuonH is ``hyperball(0.02, others=optax.partition({"head": adamh(0.02), "rest":
+    optax.adamw(6e-4)}, labels))``. A leaf of three or more axes is a stack along the first one.
+    There is no weight decay. An update needs the parameters.
 
-    Attributes:
-      learning_rate: number or schedule, in units of R; None means that of the matrices.
-      b1: first decay.
-      b2: second decay.
+    Args:
+      learning_rate: number or schedule, in units of R.
+      b1: first decay, in [0, 1).
+      b2: second decay, in [0, 1).
       eps: epsilon.
+      eps_root: epsilon inside the root. It must be positive where updates are differentiated and
+        gradients may be zero: the root's derivative is infinite there.
+
+    Raises:
+      ValueError: for numbers out of range; at init, for a parameter of zeros, which would stay
+        zero, unless it is traced.
     """
-
-    learning_rate: optax.ScalarOrSchedule | None = None
-    b1: ArrayLike = 0.9
-    b2: ArrayLike = 0.95
-    eps: ArrayLike = 1e-8
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for what is out of range."""
-        if self.learning_rate is not None:
-            transforms.scale_by_learning_rate(self.learning_rate)
-        matrices.check_number("b1", self.b1, DECAY)
-        matrices.check_number("b2", self.b2, DECAY)
-        matrices.check_number("eps", self.eps, NOT_NEGATIVE)
-
-    def transformation(self) -> optax.GradientTransformation:
-        """Returns the chain, for a learning rate that is given."""
-        adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
-        return optax.chain(adam, _on_sphere(self.learning_rate))
+    transforms.check_rate(learning_rate)
+    matrices.check_number("b1", b1, DECAY)
+    matrices.check_number("b2", b2, DECAY)
+    matrices.check_number("eps", eps, NOT_NEGATIVE)
+    matrices.check_number("eps_root", eps_root, NOT_NEGATIVE)
+    return optax.chain(optax.scale_by_adam(b1, b2, eps, eps_root), _on_sphere(learning_rate))
 
 
 def _on_sphere(learning_rate: Any) -> optax.GradientTransformation:
     """Returns the step of a given direction that keeps norms."""
-    rate = transforms.scale_by_learning_rate(learning_rate)
+    rate = optax.scale_by_learning_rate(learning_rate)
 
     def init(params: optax.Params) -> optax.OptState:
         paths, leaves, _ = transforms.flatten_tree(params)
@@ -68,7 +66,7 @@ def _on_sphere(learning_rate: Any) -> optax.GradientTransformation:
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is None:
-            raise ValueError("AdamH needs the parameters: call update(grads, state, params).")
+            raise ValueError("adamh needs the parameters: call update(grads, state, params).")
         downhill, state = rate.update(jnp.ones([]), state)
 
         def stepped(u: jax.Array, w: jax.Array) -> jax.Array:

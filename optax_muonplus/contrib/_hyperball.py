@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus import matrices, transforms
-from optax_muonplus.baselines._sizes import divided, matrix_axes, matrix_norm, norm_over
+from optax_muonplus.contrib._sizes import divided, matrix_axes, matrix_norm, norm_over
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import LeafInfo, MatrixLayout, Momentum, Rule
+from optax_muonplus.transforms import LeafInfo, Matrices, MatrixLayout, Momentum, Part
 
 
 def scale_by_muon(
@@ -51,14 +51,14 @@ class Hyperball:
 
     def __post_init__(self) -> None:
         """Raises ValueError unless the rate is a number, not negative, or a schedule."""
-        transforms.scale_by_learning_rate(self.learning_rate)
+        transforms.check_rate(self.learning_rate)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> optax.OptState:
         """Returns the state of the learning rate."""
         norms = jax.tree.leaves(transforms.map_blocks(matrix_norm, leaves, params))
         for leaf, norm in zip(leaves, norms, strict=True):
-            check_not_zero(leaf.name, norm, "or leave it to AdamW by muon_weight_dimension_numbers")
-        return transforms.scale_by_learning_rate(self.learning_rate).init(params)
+            check_not_zero(leaf.name, norm, "or leave it to AdamW by rules")
+        return optax.scale_by_learning_rate(self.learning_rate).init(params)
 
     def update(
         self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
@@ -66,7 +66,7 @@ class Hyperball:
         """Returns the updates and the new state."""
         if params is None:
             raise ValueError("Hyperball needs the parameters: call update(grads, state, params).")
-        rate = transforms.scale_by_learning_rate(self.learning_rate)
+        rate = optax.scale_by_learning_rate(self.learning_rate)
         downhill, state = rate.update(jnp.ones([]), state)
 
         def step(layout: MatrixLayout, *block: jax.Array) -> jax.Array:
@@ -101,15 +101,18 @@ def step_on_sphere(downhill: Any, axes: tuple[int, ...], u: jax.Array, w: jax.Ar
     return divided(radius, norm_over(v, axes)) * v - w
 
 
-@transforms.takes_options(without=("weight_decay", "weight_decay_mask", "cautious_weight_decay"))
 def hyperball(
-    learning_rate: optax.ScalarOrSchedule, link: Rule = scale_by_muon(), **where: Any
+    learning_rate: optax.ScalarOrSchedule,
+    rule: Part = scale_by_muon(),
+    *,
+    others: optax.GradientTransformation | None = None,
+    where: Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Hyperball around a rule on the matrices, AdamW on everything else.
+    """Hyperball around a rule on the matrices, NAdamW or ``others`` on everything else.
 
-    ``link`` is the rule: Muon makes it MuonH, ``NorMuon()`` NorMuonH. The matrices have no weight
-    decay. marin's code has :class:`AdamH` for the head, which has AdamW here by default.
+    ``rule`` is Muon by default, which makes it MuonH; with ``NorMuon()`` it is NorMuonH. The
+    matrices have no weight decay. marin's code has :func:`adamh` for the head.
     """
-    transforms.check_rule(link, scale_by_muon, needs_polar_factor=False)
-    chain = transforms.matrix_chain(link, Hyperball(learning_rate))
-    return transforms.optimizer(chain, learning_rate, **where)
+    chain = transforms.matrix_chain(rule, Hyperball(learning_rate))
+    others = transforms.nadamw(learning_rate) if others is None else others
+    return transforms.optimizer(chain, None, others=others, where=where)

@@ -13,11 +13,11 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus import matrices, transforms
-from optax_muonplus.baselines._rescaled import Rescaled, RescaledState
-from optax_muonplus.baselines._sizes import RMS, matrix_norm
+from optax_muonplus.contrib._rescaled import Rescaled, RescaledState
+from optax_muonplus.contrib._sizes import RMS, matrix_norm
 from optax_muonplus.matrices import DECAY, NOT_NEGATIVE, Elementwise
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import MatrixLayout, Momentum, Rule
+from optax_muonplus.transforms import Matrices, MatrixLayout, Momentum, Part
 
 
 class AdaMuonState(RescaledState):
@@ -97,13 +97,19 @@ class AdaMuon(Rescaled):
         return scaled * (RMS * math.sqrt(m * n) / size), v.astype(nu.dtype)
 
 
-@transforms.takes_options
 def adamuon(
-    learning_rate: optax.ScalarOrSchedule, link: Rule = AdaMuon(), **where: Any
+    learning_rate: optax.ScalarOrSchedule,
+    rule: Part = AdaMuon(),
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    *,
+    others: optax.GradientTransformation | None = None,
+    where: Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """AdaMuon on the matrices, AdamW on everything else.
+    """AdaMuon on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 6e-4 in the code's GPT-2 runs, the order of AdamW's.
     """
-    transforms.check_rule(link, AdaMuon)
-    return transforms.optimizer(link, learning_rate, **where)
+    return transforms.optimizer(
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+    )

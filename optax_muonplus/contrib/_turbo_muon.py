@@ -13,7 +13,7 @@ from optax_muonplus import transforms
 from optax_muonplus.coefficients import TABLES
 from optax_muonplus.matrices import MatrixFunction, ScaleByShape, matrix_function, static
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import Momentum, Rule
+from optax_muonplus.transforms import Matrices, Momentum, Part
 
 ROWS = TABLES["dion"].rows[-4:]  # those of the code
 
@@ -76,13 +76,19 @@ def scale_by_turbo_muon(
     return transforms.matrix_chain(momentum, OutputsScaled(polar_factor), scale)
 
 
-@transforms.takes_options
 def turbo_muon(
-    learning_rate: optax.ScalarOrSchedule, link: Rule = scale_by_turbo_muon(), **where: Any
+    learning_rate: optax.ScalarOrSchedule,
+    rule: Part = scale_by_turbo_muon(),
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    *,
+    others: optax.GradientTransformation | None = None,
+    where: Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Turbo-Muon on the matrices, AdamW on everything else.
+    """Turbo-Muon on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 0.02 in the code.
     """
-    transforms.check_rule(link, scale_by_turbo_muon)
-    return transforms.optimizer(link, learning_rate, **where)
+    return transforms.optimizer(
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+    )

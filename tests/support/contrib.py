@@ -1,4 +1,6 @@
-"""The baselines built by name, and several steps of them."""
+"""The rivals built by name, and several steps of them."""
+
+import dataclasses
 
 import jax
 import numpy as np
@@ -6,6 +8,10 @@ import optax
 from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
+from optax_muonplus import contrib
+from optax_muonplus.matrices import ScaleByShape
+from optax_muonplus.polar import Orthogonalize
+from optax_muonplus.transforms import Momentum
 
 STEPS = 5
 # Kernels as Flax stores them, (in, out): W is their transpose.
@@ -23,8 +29,49 @@ NAMES = (
 WITH_STATE = ("normuon", "adamuon", "hyperball", "mano")
 
 
+FIELDS = {
+    part: [field.name for field in dataclasses.fields(part)] for part in (Momentum, Orthogonalize)
+}
+DEFAULTS = {
+    "mano": {Momentum: Momentum(nesterov=False)},
+    "aurora": {Orthogonalize: contrib.Aurora().polar_factor},
+    "turbo_muon": {Orthogonalize: contrib.scale_by_turbo_muon().parts[1].polar_factor},
+    "muoneq": {ScaleByShape: ScaleByShape(consistent_rms=0.2)},
+}
+MAKE = {
+    "normuon": lambda m, p, s, **own: contrib.NorMuon(momentum=m, polar_factor=p, **own),
+    "adamuon": lambda m, p, s, **own: contrib.AdaMuon(momentum=m, polar_factor=p, **own),
+    "aurora": lambda m, p, s, **own: contrib.scale_by_aurora(
+        m, contrib.Aurora(polar_factor=p, **own)
+    ),
+    "hyperball": lambda m, p, s: contrib.scale_by_muon(m, p),
+    "mano": lambda m, p, s, **own: contrib.Mano(momentum=m, **own),
+    "muoneq": lambda m, p, s, **own: contrib.scale_by_muoneq(m, contrib.Balance(**own), p, s),
+    "turbo_muon": lambda m, p, s: contrib.scale_by_turbo_muon(m, p),
+}
+
+
+def rule_of(name, **options):
+    """The rule with options of its parts by name."""
+    parts = []
+    for part in (Momentum, Orthogonalize):
+        names = [field for field in FIELDS[part] if field in options]
+        given = {field: options.pop(field) for field in names}
+        default = DEFAULTS.get(name, {}).get(part, part())
+        parts.append(dataclasses.replace(default, **given))
+    scale = DEFAULTS.get(name, {}).get(ScaleByShape, ScaleByShape("max"))
+    return MAKE[name](*parts, scale, **options)
+
+
+OUTER = ("weight_decay", "weight_decay_mask", "others", "where")
+
+
 def build(name, rate=0.05, **options):
-    return getattr(omp.baselines, name)(rate, **options)
+    where = {x: options.pop(x) for x in ("dimension_numbers", "sharding") if x in options}
+    outer = {x: options.pop(x) for x in OUTER if x in options}
+    if where:
+        outer["where"] = omp.Matrices(**where)
+    return getattr(contrib, name)(rate, rule_of(name, **options), **outer)
 
 
 def decay(name, weight_decay):

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus.baselines import NorMuon
-from tests.support.baselines import build, run, trees
+from optax_muonplus.contrib import NorMuon
+from tests.support.contrib import build, run, trees
 
 
 def test_hyperball_keeps_the_norm_of_each_matrix_and_of_each_step():
@@ -14,7 +14,7 @@ def test_hyperball_keeps_the_norm_of_each_matrix_and_of_each_step():
     params, grads = trees()
     small = omp.matrix_chain(NorMuon(), lambda x: 1e-20 * x)
     for rate, link in ((0.3, NorMuon()), (0.3, small), (0.0, NorMuon())):
-        tx = omp.baselines.hyperball(rate, link)
+        tx = omp.contrib.hyperball(rate, link)
         (first, *_, last), _ = run(tx, params, grads)
         for key, w in params.items():
             norm = np.linalg.norm(w)
@@ -22,7 +22,7 @@ def test_hyperball_keeps_the_norm_of_each_matrix_and_of_each_step():
             # Of a U across W, the chord of an angle whose tangent is the rate: 0.290 R.
             moved = np.linalg.norm(first[key] - w) / norm
             assert moved == pytest.approx(rate, rel=0.1)
-    both = (omp.baselines.hyperball(0.3, link) for link in (NorMuon(), small))
+    both = (omp.contrib.hyperball(0.3, link) for link in (NorMuon(), small))
     one, other = (run(tx, params, grads)[0] for tx in both)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), one, other)
 
@@ -31,7 +31,7 @@ def test_hyperball_keeps_the_norm_of_each_matrix_and_of_each_step():
 def test_hyperball_refuses_matrices_of_zeros_that_it_sees(traced):
     params = {"up": np.ones((2, 4, 6), np.float32) * np.array([1, 0], np.float32)[:, None, None]}
     dims = {"up": omp.MuonDimensionNumbers(1, 2)}
-    init = build("hyperball", muon_weight_dimension_numbers=dims).init
+    init = build("hyperball", dimension_numbers=dims).init
     if traced:
         jax.jit(init)(params)
     else:

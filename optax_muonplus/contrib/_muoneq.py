@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from optax_muonplus import matrices, transforms
 from optax_muonplus.matrices import NOT_NEGATIVE, MatrixFunction, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import Momentum, Rule
+from optax_muonplus.transforms import Matrices, Momentum, Part
 
 Sides = Literal["row", "col", "both"]
 _AXES: dict[Sides, tuple[int, ...]] = {"row": (-1,), "col": (-2,), "both": (-1, -2)}
@@ -80,13 +80,19 @@ def scale_by_muoneq(
     return transforms.matrix_chain(momentum, balance, polar_factor, scale)
 
 
-@transforms.takes_options
 def muoneq(
-    learning_rate: optax.ScalarOrSchedule, link: Rule = scale_by_muoneq(), **where: Any
+    learning_rate: optax.ScalarOrSchedule,
+    rule: Part = scale_by_muoneq(),
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    *,
+    others: optax.GradientTransformation | None = None,
+    where: Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """MuonEq on the matrices, AdamW on everything else.
+    """MuonEq on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 1e-3 in the code, with weight decay 0.1 and both decays of AdamW 0.95.
     """
-    transforms.check_rule(link, scale_by_muoneq)
-    return transforms.optimizer(link, learning_rate, **where)
+    return transforms.optimizer(
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+    )

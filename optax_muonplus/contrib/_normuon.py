@@ -13,11 +13,11 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus import matrices, transforms
-from optax_muonplus.baselines._rescaled import Rescaled, RescaledState
-from optax_muonplus.baselines._sizes import RMS, matrix_axes, matrix_norm
+from optax_muonplus.contrib._rescaled import Rescaled, RescaledState
+from optax_muonplus.contrib._sizes import RMS, matrix_axes, matrix_norm
 from optax_muonplus.matrices import DECAY, NOT_NEGATIVE, ShapeScale
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import MatrixLayout, Momentum, Rule
+from optax_muonplus.transforms import Matrices, MatrixLayout, Momentum, Part
 
 NorMuonRule = Literal["code", "paper"]
 NorMuonSide = Literal["row", "long", "long_row"]
@@ -118,13 +118,19 @@ class NorMuon(Rescaled):
         return matrices.sum_of_squares(x, matrix_axes(layout)) / (m * n)
 
 
-@transforms.takes_options
 def normuon(
-    learning_rate: optax.ScalarOrSchedule, link: Rule = NorMuon(), **where: Any
+    learning_rate: optax.ScalarOrSchedule,
+    rule: Part = NorMuon(),
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    *,
+    others: optax.GradientTransformation | None = None,
+    where: Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """NorMuon on the matrices, AdamW on everything else.
+    """NorMuon on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 0.02 in the code.
     """
-    transforms.check_rule(link, NorMuon)
-    return transforms.optimizer(link, learning_rate, **where)
+    return transforms.optimizer(
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+    )

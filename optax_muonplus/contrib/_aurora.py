@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from optax_muonplus import matrices, transforms
 from optax_muonplus.matrices import NOT_NEGATIVE, Kind, MatrixFunction, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import Momentum, Rule
+from optax_muonplus.transforms import Matrices, Momentum, Part
 
 
 @matrices.matrix_function
@@ -96,13 +96,19 @@ def scale_by_aurora(
     return transforms.matrix_chain(momentum, factor, scale)
 
 
-@transforms.takes_options
 def aurora(
-    learning_rate: optax.ScalarOrSchedule, link: Rule = scale_by_aurora(), **where: Any
+    learning_rate: optax.ScalarOrSchedule,
+    rule: Part = scale_by_aurora(),
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    *,
+    others: optax.GradientTransformation | None = None,
+    where: Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Aurora on the matrices, AdamW on everything else.
+    """Aurora on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 0.05 in the code, with weight decay 0.025.
     """
-    transforms.check_rule(link, scale_by_aurora)
-    return transforms.optimizer(link, learning_rate, **where)
+    return transforms.optimizer(
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+    )

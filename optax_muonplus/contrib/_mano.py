@@ -16,9 +16,9 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus import matrices, transforms
-from optax_muonplus.baselines._sizes import RMS, divided
+from optax_muonplus.contrib._sizes import RMS, divided
 from optax_muonplus.matrices import NOT_NEGATIVE
-from optax_muonplus.transforms import LeafInfo, MatrixLayout, Momentum, Rule
+from optax_muonplus.transforms import LeafInfo, Matrices, MatrixLayout, Momentum, Part
 
 
 class ManoState(NamedTuple):
@@ -113,13 +113,19 @@ def _over_norm(x: jax.Array, axes: tuple[int, ...], least: ArrayLike) -> jax.Arr
     return divided(x, size)
 
 
-@transforms.takes_options
 def mano(
-    learning_rate: optax.ScalarOrSchedule, link: Rule = Mano(), **where: Any
+    learning_rate: optax.ScalarOrSchedule,
+    rule: Part = Mano(),
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+    *,
+    others: optax.GradientTransformation | None = None,
+    where: Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Mano on the matrices, AdamW on everything else.
+    """Mano on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 1e-3 in the code, with weight decay 0.1.
     """
-    transforms.check_rule(link, Mano)
-    return transforms.optimizer(link, learning_rate, **where)
+    return transforms.optimizer(
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+    )

@@ -1,0 +1,114 @@
+"""A chain for the matrices of a tree, and any transformation of Optax for everything else."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from optax_muonplus.frame import (
+    ADAM,
+    MUON,
+    Chain,
+    ChainTransformation,
+    MatrixTransformation,
+    Resolved,
+    ResolvedTree,
+)
+from optax_muonplus.method import DECAY, NOT_NEGATIVE, check_flag, check_number, narrowed
+from optax_muonplus.transforms._decay import check_rate, decayed_weights, real
+
+
+def partition(
+    matrices: MatrixTransformation, others: optax.GradientTransformation
+) -> ChainTransformation:
+    """Returns ``optax.partition`` of a chain for matrices and a transformation of all others.
+
+    A user can write the same with ``optax.partition`` and labels of the chain's ``where``. Here a
+    tree is read once for both, gradients are checked, and the first state is sharded like the
+    parameters.
+    """
+    chain = Chain.of(matrices.parts, matrices.run)
+    others = wide_arithmetic(others)
+
+    def of(tree: ResolvedTree) -> optax.GradientTransformationExtraArgs:
+        def init(params: Any) -> Any:
+            return chain.init(params, tree.matrices)
+
+        def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+            return chain.update(updates, state, params, tree.matrices, extra)
+
+        links = optax.GradientTransformationExtraArgs(init, update)
+        return optax.partition({ADAM: others, MUON: links}, tree.labels)
+
+    def start(params: optax.Params, tree: ResolvedTree) -> Any:
+        return of(tree).init(params)
+
+    def step(updates: Any, state: Any, params: Any, tree: ResolvedTree, extra: Any) -> Any:
+        return of(tree).update(updates, state, params, **extra)
+
+    whole = Resolved(start, step, matrices.resolve, matrices.run)
+    return whole.transformation(ChainTransformation, matrices.parts)
+
+
+def wide_arithmetic(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Lets a transformation of Optax compute nothing in float16, and keep the dtypes of its state.
+
+    Adam's squares would overflow in float16 from a gradient of 256 on; the result has the largest
+    number of float16 where its own is larger. A float16 update of a float32 parameter would
+    underflow when multiplied by the learning rate, so updates have the dtype that they and their
+    parameters promote to. Decays that ``optax.inject_hyperparams`` traces in float32 would make
+    moments of bfloat16 wider.
+    """
+    inner = optax.with_extra_args_support(inner)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        if params is not None:
+            updates = jax.tree.map(_promoted, updates, params)
+        made, new = inner.update(*jax.tree.map(_widened, (updates, state, params)), **extra)
+        made = jax.tree.map(functools.partial(_as_before, jnp.float16), made, updates)
+        return made, jax.tree.map(functools.partial(_as_before, jnp.inexact), new, state)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def nadamw(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps_root: ArrayLike = 0.0,
+    nesterov: bool = True,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+) -> optax.GradientTransformationExtraArgs:
+    """Returns ``optax.nadamw``, or ``optax.adamw``, without a decay where it is zero.
+
+    Raises ValueError, with the names that ``optax.contrib.muon`` gives them, for numbers out of
+    range.
+    """
+    check_rate(learning_rate, weight_decay, "adam_")
+    check_number("adam_b1", b1, DECAY)
+    check_number("adam_b2", b2, DECAY)
+    check_number("adam_eps_root", eps_root, NOT_NEGATIVE)
+    check_flag("adam_nesterov", nesterov)
+    b1, b2, eps_root = map(real, (b1, b2, eps_root))
+    return optax.chain(
+        optax.scale_by_adam(b1, b2, eps_root=eps_root, nesterov=nesterov),
+        decayed_weights(weight_decay),
+        optax.scale_by_learning_rate(real(learning_rate)),
+    )
+
+
+def _promoted(update: Any, parameter: Any) -> jax.Array:
+    update = jnp.asarray(update)
+    return update.astype(jnp.promote_types(update.dtype, jnp.result_type(parameter)))
+
+
+def _widened(x: Any) -> Any:
+    return x.astype(jnp.float32) if jnp.result_type(x) == jnp.float16 else x
+
+
+def _as_before(kind: Any, x: Any, before: Any) -> Any:
+    now, then = jnp.result_type(x), jnp.result_type(before)
+    return narrowed(x, then) if now != then and jnp.issubdtype(then, kind) else x

@@ -1,0 +1,110 @@
+"""Which parameters are matrices, how, and where they lie: said once, for labels and links."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from optax_muonplus.frame import DimensionNumbersTree, ResolvedTree
+from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, TreeResolver, reader_of
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Matrices:
+    """Which parameters are matrices, how their axes make rows and columns, and where they lie.
+
+    The same object serves the labels of ``optax.partition`` and the links that work on matrices.
+
+    Attributes:
+      rules: as in :func:`optax_muonplus.muonplus`, like the others.
+      layer_axes: the axes along which layers are stacked.
+      dimension_numbers: in place of both, a tree, prefix tree or function.
+      sharding: where the parameters lie.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optax_muonplus as omp
+      >>> where = omp.Matrices(rules=[("readout", None)])
+      >>> matrices = omp.matrix_chain(
+      ...     omp.momentum(), omp.orthogonalize(), optax.scale_by_learning_rate(0.02), where=where
+      ... )
+      >>> tx = optax.partition({"muon": matrices, "adam": optax.nadamw(3e-3)}, where.labels)
+      >>> params = {"up": {"kernel": jnp.ones((4, 8))}, "readout": {"kernel": jnp.ones((8, 2))}}
+      >>> where.labels(params)
+      {'readout': {'kernel': 'adam'}, 'up': {'kernel': 'muon'}}
+    """
+
+    rules: Rules = ()
+    layer_axes: LayerAxes = None
+    dimension_numbers: DimensionNumbersTree = None
+    sharding: ShardingTree = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for rules and axes that are none, and next to dimension numbers."""
+        self._resolver  # noqa: B018
+
+    @functools.cached_property
+    def _resolver(self) -> TreeResolver:
+        reader = reader_of(self.dimension_numbers, self.rules, self.layer_axes)
+        return TreeResolver(reader, self.sharding)
+
+    @property
+    def reader(self) -> DimensionNumbersTree:
+        """What reads a tree, in the place of dimension numbers; None for the default rules."""
+        return self._resolver.dimension_numbers
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing is said: matrices are read by the default rules."""
+        return self.reader is None and self.sharding is None
+
+    def labels(self, params: Any) -> Any:
+        """Returns ``"muon"`` or ``"adam"`` for every parameter or update.
+
+        Raises:
+          ValueError: for labels of rules or dimension numbers that no link was given: each link
+            would read the same matrices by the default rules, without a word.
+        """
+        if self.reader is not None and not vars(self).get("in_links"):
+            raise ValueError(
+                "The labels follow rules, layer_axes or dimension_numbers that no link has. Pass"
+                " the same object to the links: omp.matrix_chain(..., where=where)."
+            )
+        return self(params).labels
+
+    def __call__(self, tree: Any) -> ResolvedTree:
+        """Returns the records of all leaves."""
+        return self._resolver(tree)
+
+    def placed(self, state: Any, tree: ResolvedTree) -> Any:
+        """Returns the first state of parameters, sharded as they are."""
+        return self._resolver.placed(state, tree)
+
+
+def one_of(given: Sequence[Any]) -> Matrices:
+    """Returns the one object that says something, for links, or the default rules.
+
+    Raises ValueError for two.
+    """
+    told = list({id(where): where for where in given if not where.is_default}.values())
+    if len(told) > 1:
+        raise ValueError(
+            "Two objects say which parameters are matrices: where= of a link and where= of another"
+            " one or of the chain around it. Make one omp.Matrices(...) and pass it once."
+        )
+    where = told[0] if told else Matrices()
+    vars(where)["in_links"] = True
+    return where
+
+
+def partition_labels(params: Any, where: Matrices | None = None) -> Any:
+    """``"muon"`` or ``"adam"`` for every parameter: the labels for ``optax.partition``.
+
+    Args:
+      params: parameters or updates.
+      where: which of them are matrices, the same object that the links have; None means the default
+        rules.
+
+    Raises:
+      ValueError: as :meth:`Matrices.labels`.
+    """
+    return (where or Matrices()).labels(params)
