@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from optax_muonplus import coefficients as coefficients
 from optax_muonplus import matrices as matrices
 from optax_muonplus import polar as polar
+from optax_muonplus import rules as rules
 from optax_muonplus import transforms as transforms
-from optax_muonplus.extras.heads import per_head as per_head
+from optax_muonplus.describe import describe as describe
 from optax_muonplus.extras.rates import learning_rate as learning_rate
 from optax_muonplus.extras.take_over import TakenOver as TakenOver
 from optax_muonplus.extras.take_over import take_over as take_over
 from optax_muonplus.frame import MatrixSpec as MatrixSpec
 from optax_muonplus.frame import MuonDimensionNumbers as MuonDimensionNumbers
+from optax_muonplus.heads import per_head as per_head
 from optax_muonplus.method import did_you_mean as _did_you_mean
 from optax_muonplus.muonplus import PAPER as PAPER
 from optax_muonplus.muonplus import muon as muon
 from optax_muonplus.muonplus import muonplus as muonplus
-from optax_muonplus.report import describe as describe
 from optax_muonplus.transforms import Matrices as Matrices
 from optax_muonplus.transforms import matrix_chain as matrix_chain
 from optax_muonplus.transforms import momentum as momentum
@@ -33,7 +34,7 @@ from optax_muonplus.trees import muon_dimension_numbers as muon_dimension_number
 __version__ = "0.3.0.dev0"
 _LATER = ("contrib", "diagnostics")  # imported by their first use
 # To be read, not imported.
-_ROOMS = {"extras", "frame", "messages", "method", "report", "run", "trees"}
+_ROOMS = {"extras", "frame", "heads", "messages", "method", "run", "trees"}
 __all__ = sorted({*_LATER, *(name for name in dir() if not name.startswith("_"))} - _ROOMS)
 
 if _TYPE_CHECKING:

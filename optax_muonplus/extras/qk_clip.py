@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.extras.heads import FUSED, KEY, QUERY, side_of
 from optax_muonplus.frame import (
     DimensionNumbersTree,
     LeafInfo,
@@ -18,9 +17,10 @@ from optax_muonplus.frame import (
     beside_updates,
     check_gradients,
 )
+from optax_muonplus.heads import FUSED, KEY, QUERY, side_of
 from optax_muonplus.messages import flatten_tree, listed
 from optax_muonplus.method import POSITIVE, check_number, check_word, known_count
-from optax_muonplus.trees import LayerAxes, Rules, names_to_read, reader_of, resolve
+from optax_muonplus.trees import LayerAxes, Rules, normalize_paths, reader_of, resolve
 
 Fused = Literal["blocks", "by_head"]
 _NORM = r"((q|k|qk|query|key)_?(ln|((layer|rms)_?)?norm)|norm_?(q|k|query|key))(/|$)"
@@ -156,7 +156,7 @@ def _by_module(max_logits: Any, modules: dict[str, list[QueryKeyLayer]]) -> dict
     """Returns the maxima of each module: the one with the longest path that theirs begins with."""
     paths, arrays, _ = flatten_tree(max_logits)
     found, unknown = {}, []
-    for name, maxima in zip(names_to_read(paths), arrays, strict=True):
+    for name, maxima in zip(normalize_paths(paths), arrays, strict=True):
         fitting = [m for m in modules if f"{name}/".startswith(f"{m}/" if m else "")]
         if fitting and (module := max(fitting, key=len)) not in found and jnp.ndim(maxima):
             found[module] = jnp.asarray(maxima)
@@ -230,7 +230,7 @@ def query_key_modules(tree: ResolvedTree) -> dict[str, list[QueryKeyLayer]]:
     Raises ValueError if there are none, and for modules whose logits do not follow from the sizes
     of these layers alone.
     """
-    names = names_to_read([leaf.path for leaf in tree.leaves])
+    names = normalize_paths([leaf.path for leaf in tree.leaves])
     found: dict[str, list[QueryKeyLayer]] = collections.defaultdict(list)
     for name, leaf in zip(names, tree.leaves, strict=True):
         kernel = re.sub(r"/(bias|b)$", "", re.sub(r"_bias$", "_weight", name))

@@ -102,7 +102,7 @@ def _check_found(pattern: re.Pattern[str], leaves: Sequence[LeafInfo], tree: Any
             " are not matrices and have no rows and columns to measure: AdamW updates them."
             " Leave the pattern out, or give them dimension numbers."
         )
-    if FlatTree.of(tree).may_have_had(pattern.pattern):
+    if FlatTree.of(tree).could_match_masked(pattern.pattern):
         return
     paths = [leaf.name for leaf in leaves if leaf.layout is not None]
     near = difflib.get_close_matches(pattern.pattern, paths, n=5, cutoff=math.ulp(0))

@@ -1,8 +1,9 @@
-"""Reads what each leaf is: by the user's rules, by what its layer says of it, or by default."""
+"""Reads what each leaf is: by the user's rules, by the class of its module, or by default."""
 
 import collections
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -16,33 +17,33 @@ from optax_muonplus.frame import (
     MatrixLayout,
     Shape,
 )
-from optax_muonplus.trees.flat import FlatTree, names_to_read
-from optax_muonplus.trees.layer_axes import check_kernels, unsaid_stacks, with_stacks
-from optax_muonplus.trees.neighbours import Neighbours
-from optax_muonplus.trees.own_words import Said, said_by_layers
-from optax_muonplus.trees.rule_words import PathRule
-from optax_muonplus.trees.rules import DEFAULT_RULES
-from optax_muonplus.trees.suggestions import what_to_write
-from optax_muonplus.trees.user_rules import (
+from optax_muonplus.trees.flatten import FlatTree, normalize_paths
+from optax_muonplus.trees.given import (
     LayerAxes,
     Rules,
-    check_found,
+    check_matches,
     checked_layer_axes,
     checked_rules,
 )
+from optax_muonplus.trees.language import PathRule
+from optax_muonplus.trees.modules import Annotation, read_annotations
+from optax_muonplus.trees.neighbours import Neighbours, bias_of
+from optax_muonplus.trees.stacks import check_kernels, infer_stacks, with_stacks
+from optax_muonplus.trees.suggestions import suggest_rules
+from optax_muonplus.trees.table import DEFAULT_RULES
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RuleReader:
-    """What reads a tree; called with one, it gives the dimension numbers of its leaves.
+    """Reads a tree by rules; called with one, it returns the dimension numbers of its leaves.
 
     A subclass may read leaves in another way: everything that takes dimension numbers takes it.
     """
 
-    rules: Sequence[PathRule] = ()  # the user has given them; they come before the default ones
+    rules: Sequence[PathRule] = ()  # the user's; they come before the default ones
     # The axes along which layers are stacked, by patterns of paths.
     layer_axes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
-    # How a user makes such a reader, for messages.
+    # The call that makes such a reader, for messages.
     call: ClassVar[str] = "omp.muon_dimension_numbers(params"
 
     @property
@@ -60,16 +61,16 @@ class RuleReader:
 
     def read(self, tree: FlatTree) -> list[LeafInfo]:
         """Makes a record for each leaf; ``known`` is False where no rule can read it."""
-        by_layer = said_by_layers(tree)
-        said = [by_layer.get(path) or by_layer.get(path[:-1]) for path in tree.paths]
-        leaves = with_stacks(tree.records(), self.layer_axes, said)
+        leaves = with_stacks(tree.records(), self.layer_axes)
         if self.rules or self.layer_axes:
-            check_found(self.rules, self.layer_axes, leaves, tree)
-        chosen = [next((rule for rule in self.rules if rule.fits_leaf(x)), None) for x in leaves]
-        by_default = _by_default_rules(tree, leaves, said)
-        leaves = laid(map(_by_rule, chosen, by_default))
+            check_matches(self.rules, self.layer_axes, leaves, tree)
+        modules = _Modules(tree, leaves)
+        annotations = read_annotations(tree)
+        users = [modules.first_rule(x, self.rules) for x in leaves]
+        defaults = [_by_default(x, modules, annotations.get(x.path)) for x in leaves]
+        leaves = with_layouts(map(_by_rule, users, defaults))
         check_kernels(leaves, self.layer_axes)
-        asked = [not (rule or layer) for rule, layer in zip(chosen, said, strict=True)]
+        asked = [rule is None for rule in users]
         return _without_vectors_of_layers(leaves, asked)
 
 
@@ -80,12 +81,12 @@ def muon_dimension_numbers(
 ) -> Any:
     """Dimension numbers of every parameter, by rules on its path; None means the AdamW group.
 
-    Leaves of fewer than two axes are not matrices. For the others the first rule that fits decides:
-    the given ``rules`` in order, then the default ones. Those send embeddings, unembeddings, tables
-    of positions and tokens, norms, scales, biases and depthwise kernels to AdamW, know the kernels
-    of attention, convolutions, patches and experts, and read a 2-D ``weight`` as (out, in) and any
-    other 2-D leaf as (in, out). A layer that names its own axes, as Haliax's do, comes before a
-    default rule. :func:`optax_muonplus.describe` says by which rule each parameter was read.
+    Leaves with fewer than two axes longer than 1 are not matrices. For the others the first rule
+    that fits decides: the given ``rules`` in order, then the default ones. Those send embeddings,
+    unembeddings, tables of positions and tokens, norms, scales, biases, LoRA factors and depthwise
+    kernels to AdamW. They know the kernels of attention, convolutions, patches and experts, and
+    read a 2-D ``weight`` as (out, in) and any other 2-D leaf as (in, out), unless the layer's bias
+    says the opposite. :func:`optax_muonplus.describe` says by which rule each parameter was read.
 
     Optimizers and :func:`optax_muonplus.describe` take both arguments themselves::
 
@@ -93,10 +94,10 @@ def muon_dimension_numbers(
       omp.muonplus(0.02, rules=[("moe/w", experts)], layer_axes={"layers": 0})
 
     Args:
-      params: parameters or updates; only paths, shapes and the names of axes are read.
+      params: parameters or updates; only paths, shapes and classes of modules are read.
       rules: ``(pattern, dimension numbers or None)``, or with a third item, the number of axes that
         the rule is for. Patterns are regular expressions, searched in paths such as
-        ``blocks/0/attn/query/kernel``.
+        ``blocks/0/attn/query/kernel``. :mod:`optax_muonplus.rules` has lists of rules to pass.
       layer_axes: patterns of the paths of stacked parameters, and the axis (or axes) along which
         they are stacked: ``{"layers": 0}`` under ``nn.scan``, 1 in MaxText. The first that matches
         holds, and rules see the shapes without these axes.
@@ -112,41 +113,46 @@ def muon_dimension_numbers(
 
 
 def reader_of(
-    given: DimensionNumbersTree, rules: Rules = (), layer_axes: LayerAxes = None
+    dimension_numbers: DimensionNumbersTree, rules: Rules = (), layer_axes: LayerAxes = None
 ) -> DimensionNumbersTree:
-    """Makes a :class:`RuleReader` of what a user gave; trees, functions and None alone stay.
+    """Makes a :class:`RuleReader` of a user's arguments; trees, functions and None alone stay.
 
-    Raises ValueError for rules that are none, and for rules next to ``given``, which says all.
+    Raises ValueError for malformed rules, and for rules next to ``dimension_numbers``.
     """
-    made, axes = checked_rules(rules), checked_layer_axes(layer_axes)
-    if given is muon_dimension_numbers:
-        given = RuleReader()
-    elif isinstance(given, functools.partial) and given.func is muon_dimension_numbers:
-        given = given if given.args else reader_of(None, **given.keywords) or RuleReader()
-    if not made and not axes:
-        return given
-    named = " and ".join(["rules"] * bool(made) + ["layer_axes"] * bool(axes))
-    if isinstance(given, RuleReader) and type(given) is not RuleReader:
-        call = given.call.partition("(")[0]
+    checked, axes = checked_rules(rules), checked_layer_axes(layer_axes)
+    if dimension_numbers is muon_dimension_numbers:
+        dimension_numbers = RuleReader()
+    elif (
+        isinstance(dimension_numbers, functools.partial)
+        and dimension_numbers.func is muon_dimension_numbers
+        and not dimension_numbers.args
+    ):
+        dimension_numbers = reader_of(None, **dimension_numbers.keywords) or RuleReader()
+    if not checked and not axes:
+        return dimension_numbers
+    named = " and ".join(["rules"] * bool(checked) + ["layer_axes"] * bool(axes))
+    if isinstance(dimension_numbers, RuleReader) and type(dimension_numbers) is not RuleReader:
+        call = dimension_numbers.call.partition("(")[0]
         raise ValueError(
             f"Got {named} next to {call}(...). Give them to {call.rpartition('.')[2]}:"
-            f" {given.call}, rules=[...], layer_axes={{...}})."
+            f" {dimension_numbers.call}, rules=[...], layer_axes={{...}})."
         )
-    if given is not None and not (isinstance(given, RuleReader) and given.is_default):
+    is_default = isinstance(dimension_numbers, RuleReader) and dimension_numbers.is_default
+    if dimension_numbers is not None and not is_default:
         raise ValueError(
             f"Got {named} next to dimension numbers, which say of every parameter what it is. Leave"
             " one of them out. Rules come before the default ones, so that they are enough where"
             " only some parameters differ."
         )
-    return RuleReader(made, axes)
+    return RuleReader(checked, axes)
 
 
-def laid(leaves: Iterable[LeafInfo]) -> list[LeafInfo]:
+def with_layouts(leaves: Iterable[LeafInfo]) -> list[LeafInfo]:
     """Gives records the layouts that their dimension numbers describe.
 
     Raises ValueError, which names all leaves that their dimension numbers do not fit.
     """
-    found, wrong = [], []
+    complete, wrong = [], []
     for leaf in leaves:
         spec = leaf.dimension_numbers
         try:
@@ -154,16 +160,16 @@ def laid(leaves: Iterable[LeafInfo]) -> list[LeafInfo]:
         except ValueError as error:
             wrong.append(f"{leaf.name}: {error}")
         else:
-            found.append(leaf._replace(layout=layout))
+            complete.append(leaf._replace(layout=layout))
     if wrong:
         raise ValueError("Dimension numbers do not fit. " + " ".join(wrong))
-    return found
+    return complete
 
 
 def check_known(leaves: Sequence[LeafInfo]) -> None:
     """Raises ValueError for leaves that no rule can read, with the lines to write."""
     if not all(leaf.known for leaf in leaves):
-        lines = what_to_write(leaves)
+        lines = suggest_rules(leaves)
         raise ValueError(f"No rule says how these parameters are matrices:\n{lines}")
 
 
@@ -172,40 +178,90 @@ def _refuse_count(tree: FlatTree) -> None:
     alone = tree.paths == [()] and not np.shape(tree.arrays[0])
     if alone and np.issubdtype(getattr(tree.arrays[0], "dtype", type(tree.arrays[0])), np.integer):
         raise ValueError(
-            "Dimension numbers were asked of an integer, not of parameters."
-            " optax.inject_hyperparams calls functions with the number of the step: add"
-            " static_args=('muon_weight_dimension_numbers',) to it, or pass rules=[...] to the"
-            " optimizer, which is no function."
+            "Expected parameters, got an integer: optax.inject_hyperparams called your function"
+            " with the step count. Add static_args=('muon_weight_dimension_numbers',) to it, or"
+            " pass rules=[...] to the optimizer."
         )
 
 
-def _without_vectors_of_layers(
-    leaves: list[LeafInfo], by_default: Sequence[bool]
-) -> list[LeafInfo]:
-    """Asks about matrices of default rules that seem to be one vector for each stacked layer."""
-    for stack in unsaid_stacks(leaves):
-        why = f"no rule: a vector of each of {stack.size} layers?"
-        for x in stack.members:
-            if len(x.shape) == 2 and x.layout and by_default[x.index]:
-                leaves[x.index] = x._replace(
-                    layout=None, dimension_numbers=None, rule=why, known=False
-                )
-    return leaves
+class _Modules:
+    """The parameters of a tree by their modules, of which rules ask about neighbours."""
+
+    def __init__(self, tree: FlatTree, leaves: Sequence[LeafInfo]) -> None:
+        self.names = normalize_paths(tree.paths)
+        self.shapes: dict[str, dict[str, Shape]] = collections.defaultdict(dict)
+        for name in normalize_paths(tree.holes):
+            module, path = _place(name)
+            self.shapes[module][path] = ()
+        for name, leaf in zip(self.names, leaves, strict=True):
+            module, path = _place(name)
+            self.shapes[module][path] = leaf.layer_shape
+
+    def first_rule(self, leaf: LeafInfo, rules: Iterable[PathRule]) -> PathRule | None:
+        """Finds the first rule that fits a leaf, and on which the neighbours agree.
+
+        A user's own pattern is searched in the path as it is, one of a table without dots in it.
+        """
+        name, written = self.names[leaf.index], "/".join(leaf.path)
+        module, path = _place(name)
+        if rules is DEFAULT_RULES:
+            # Layers that differ in their numbers only are looked up once.
+            rules = _fitting_rules(re.sub(r"(^|[/_])\d+(?=/|$)", r"\g<1>0", name), leaf.layer_shape)
+        else:
+            rules = [r for r in rules if r.fits(name if r.reads else written, leaf.layer_shape)]
+        for rule in rules:
+            if not rule.reads or self._agree(rule, self.shapes[module], path):
+                return rule
+        return None
+
+    def _agree(self, rule: PathRule, shapes: Neighbours, path: str) -> bool:
+        if rule.agrees and not rule.agrees(shapes, path):
+            return False
+        return rule.dimension_numbers is None or _fits_bias(rule.dimension_numbers, shapes, path)
+
+
+def _fits_bias(spec: DimensionNumbers, shapes: Neighbours, path: str) -> bool:
+    """Whether there are as many outputs as the layer's bias has entries, if it has one.
+
+    A bias as long as no axis says nothing.
+    """
+    bias, shape = bias_of(shapes, path), shapes[path]
+    if len(bias) != 1 or bias[0] not in shape:
+        return True
+    axes = MatrixLayout.of(shape, spec).output_axes
+    return math.prod(shape[axis] for axis in axes) == bias[0]
+
+
+def _by_default(leaf: LeafInfo, modules: _Modules, annotation: Annotation | None) -> LeafInfo:
+    """Reads a leaf by the default rules, and by the class of its module."""
+    rule = modules.first_rule(leaf, DEFAULT_RULES)
+    spec, reads, known = None, "no rule", False
+    if rule is not None:
+        spec, reads, known = rule.dimension_numbers, rule.reads, True
+    # The name decides whether it is a matrix; the class decides the layout. A table is one under
+    # any name.
+    is_table = annotation is not None and annotation[1].startswith("embedding")
+    if annotation and (is_table or not known or spec is not None):
+        (spec, reads), known = annotation, True
+    if sum(size > 1 for size in leaf.layer_shape) < 2 and (spec is not None or not known):
+        spec, reads, known = None, "vector", True
+    return leaf._replace(dimension_numbers=spec, rule=reads, known=known)
 
 
 def _by_rule(rule: PathRule | None, default: LeafInfo) -> LeafInfo:
     """Applies a rule of the user, and notes where it overrides AdamW's; a vector is no matrix."""
-    spec, said, known = default.dimension_numbers, default.rule, default.known
+    spec, reads, known = default.dimension_numbers, default.rule, default.known
     if rule is not None:
-        is_over = rule.dimension_numbers and known and spec is None
-        said = f"your rule {rule.pattern!r}" + (f", in place of: {said}" if is_over else "")
+        overrides = rule.dimension_numbers and known and spec is None
+        reads = rule.reads or f"your rule {rule.pattern!r}"
+        reads += f", in place of: {default.rule}" if overrides else ""
         spec, known = rule.dimension_numbers, True
     if len(default.layer_shape) < 2:
-        spec, said, known = None, said if known else "vector", True
+        spec, reads, known = None, default.rule if default.known else "vector", True
     if default.stack:
         spec = spec and _of_stack(default, spec)
-        said = f"{said}; layers on axis {', '.join(map(str, default.stack))}"
-    return default._replace(dimension_numbers=spec, rule=said, known=known)
+        reads = f"{reads}; layers on axis {', '.join(map(str, default.stack))}"
+    return default._replace(dimension_numbers=spec, rule=reads, known=known)
 
 
 def _of_stack(leaf: LeafInfo, spec: DimensionNumbers) -> DimensionNumbers:
@@ -220,38 +276,16 @@ def _of_stack(leaf: LeafInfo, spec: DimensionNumbers) -> DimensionNumbers:
     return layout.dimension_numbers([x for x in range(len(leaf.shape)) if x not in leaf.stack])
 
 
-def _by_default_rules(
-    tree: FlatTree, leaves: Sequence[LeafInfo], said: Sequence[Said | None]
-) -> list[LeafInfo]:
-    """Reads leaves by the default rules, and by what layers say of their own axes."""
-    places = list(map(_place, names_to_read(tree.paths)))
-    modules: dict[str, dict[str, Shape]] = collections.defaultdict(dict)
-    for module, own in map(_place, names_to_read(tree.holes)):
-        modules[module][own] = ()
-    for (module, own), leaf in zip(places, leaves, strict=True):
-        modules[module][own] = leaf.layer_shape
-    found = []
-    for (module, own), leaf, layer in zip(places, leaves, said, strict=True):
-        rule = _first_rule(module, own, modules[module])
-        # The name decides whether it is a matrix; the layer's own axes decide the layout. A table
-        # is one under any name.
-        is_table = layer is not None and layer[1].startswith("embedding")
-        if layer and (is_table or rule is None or rule.dimension_numbers is not None):
-            leaf = leaf._replace(dimension_numbers=layer[0], rule=layer[1])
-        elif rule is None:
-            leaf = leaf._replace(rule="no rule", known=False)
-        else:
-            leaf = leaf._replace(dimension_numbers=rule.dimension_numbers, rule=rule.reads)
-        found.append(leaf)
-    return found
-
-
-def _first_rule(module: str, own: str, neighbours: Neighbours) -> PathRule | None:
-    """Finds the first default rule that fits, and on which the neighbours agree."""
-    name = f"{module}/{own}" if module else own
-    # Layers that differ in their numbers only are asked about once.
-    fitting = _fitting_rules(re.sub(r"(^|[/_])\d+(?=/|$)", r"\g<1>0", name), neighbours[own])
-    return next((r for r in fitting if not r.agrees or r.agrees(neighbours, own)), None)
+def _without_vectors_of_layers(leaves: list[LeafInfo], asked: Sequence[bool]) -> list[LeafInfo]:
+    """Marks matrices of default rules that seem to be one vector for each stacked layer."""
+    for stack in infer_stacks(leaves):
+        why = f"no rule: a vector of each of {stack.size} layers?"
+        for x in stack.members:
+            if len(x.shape) == 2 and x.layout and asked[x.index]:
+                leaves[x.index] = x._replace(
+                    layout=None, dimension_numbers=None, rule=why, known=False
+                )
+    return leaves
 
 
 def _place(name: str) -> tuple[str, str]:

@@ -31,7 +31,7 @@ from optax_muonplus.frame import (
     varying_axes,
 )
 from optax_muonplus.messages import Path, flatten_tree
-from optax_muonplus.trees.flat import FlatTree, broadcast_prefix
+from optax_muonplus.trees.flatten import FlatTree, broadcast_prefix
 
 # A tree or prefix tree of NamedSharding and None, or a function from parameters to one.
 ShardingTree = Any
@@ -45,14 +45,14 @@ def given_shardings(tree: FlatTree, sharding: ShardingTree) -> list[NamedShardin
     return [entry if isinstance(entry, NamedSharding) else None for entry in entries]
 
 
-def as_params_lie(state: Any, tree: ResolvedTree) -> Any:
+def shard_like_params(state: Any, tree: ResolvedTree) -> Any:
     """Shards every leaf of ``state`` that mirrors a parameter like that parameter.
 
     A leaf mirrors a parameter if its path ends in the parameter's and it has its shape. One with a
     number for each block of a parameter is sharded like it, but along axes that do not divide.
     Under ``jax.jit`` on Auto axes the zeros of a state would otherwise be made on one device.
 
-    Raises ValueError where shardings do not fit the parameters, or are others than theirs.
+    Raises ValueError if a sharding does not fit its parameter or differs from the array's own.
     """
     shardings_of(tree, tree.leaves)
     params = {x.path: (x.shape, x.given_sharding) for x in tree.leaves if x.given_sharding}

@@ -20,11 +20,11 @@ FLOORS = """
 method messages
 frame
 run trees coefficients
-extras.heads
+heads rules
 extras.zero1 extras.int8 extras.bfloat16 extras.qk_clip matrices polar
 transforms
 muonplus contrib diagnostics extras
-report
+describe
 __init__
 """
 FLOOR = {room: i for i, line in enumerate(FLOORS.strip().splitlines()) for room in line.split()}

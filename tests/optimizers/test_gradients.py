@@ -46,13 +46,15 @@ def test_gradients_of_another_shape_are_refused(build, name, shape):
 
 def test_links_compare_gradients_with_parameters_or_buffers():
     params = {"w": jnp.ones((4, 6))}
-    narrow = {"w": jnp.ones((1, 6))}
+    narrow, vector = {"w": jnp.ones((2, 6))}, {"w": jnp.ones((1, 6))}
     normuon = omp.matrix_chain(omp.contrib.NorMuon())
     for link in (omp.momentum(), omp.scale_by_muonplus(), normuon):
-        with pytest.raises(ValueError, match=r"w is \(1, 6\), its momentum \(4, 6\)"):
+        with pytest.raises(ValueError, match=r"w is \(2, 6\), its momentum \(4, 6\)"):
             link.update(narrow, link.init(params))
+        with pytest.raises(ValueError, match=r"Not matrices: w|w is \(1, 6\), its momentum"):
+            link.update(vector, link.init(params))
     for link in (omp.orthogonalize(), omp.normalize(), omp.scale_by_shape()):
-        with pytest.raises(ValueError, match=r"w is \(1, 6\), its parameter \(4, 6\)"):
+        with pytest.raises(ValueError, match=r"w is \(2, 6\), its parameter \(4, 6\)"):
             link.update(narrow, link.init(params), params)
     with pytest.raises(ValueError, match="w is complex64, its momentum float32"):
         omp.momentum().update({"w": jnp.ones((4, 6), "complex64")}, omp.momentum().init(params))

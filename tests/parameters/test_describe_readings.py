@@ -2,9 +2,7 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import optax_muonplus as omp
@@ -55,15 +53,6 @@ def test_rules_are_named():
     tree["up"] = {"kernel": omp.MuonDimensionNumbers(0, 1), "weight": None, "bias": None}
     found, _ = rows(omp.describe(params, tree))
     assert all(line.endswith("your dimension numbers") for line in found.values())
-
-    def changed(params):
-        """The default rules, and something of the user's own."""
-        return {**omp.muon_dimension_numbers(params), "x": None}
-
-    found, _ = rows(omp.describe(params, changed))
-    assert found["x"].endswith("your dimension numbers")
-    assert found["up/weight"].endswith("weight: out, in (Equinox, PyTorch, Haliax)")
-    assert found["wte/embedding"].endswith("embedding")
     rules = [("up/kernel", omp.MatrixSpec(split_sizes=(3, 3))), ("x", omp.MuonDimensionNumbers())]
     by_partial = functools.partial(omp.muon_dimension_numbers, rules=rules)
     for found, _ in (
@@ -72,9 +61,6 @@ def test_rules_are_named():
     ):
         assert found["up/kernel"].endswith("your rule 'up/kernel'")
         assert found["x"].endswith("your rule 'x'")
-    # A function of the user's own does not say by which rule.
-    found, _ = rows(omp.describe(params, lambda p: omp.muon_dimension_numbers(p, rules=rules)))
-    assert found["up/kernel"].endswith("your dimension numbers")
 
 
 def test_unknown_leaves_are_shown_and_refused():
@@ -127,19 +113,6 @@ def test_a_matrix_with_as_many_outputs_as_an_embedding_has_rows_is_pointed_out()
     assert "a head?" not in omp.describe(params, rules=[("linear/w", None)])
 
 
-@pytest.mark.parametrize("container", [list, tuple])
-def test_trees_without_names_are_said_to_have_none(container):
-    params = container([jnp.ones((100, 8)), jnp.ones((8, 4)), jnp.ones(4)])
-    found, below = rows(omp.describe(params))
-    assert found["0"].endswith("by default: in, out")
-    (doubt,) = [line for line in below if line.startswith("no names:")]
-    assert "0 (100, 8), 1 (8, 4)" in doubt
-    assert "no names" not in omp.describe({"up": jnp.ones((4, 6))})
-    assert "no names" not in omp.describe(jnp.ones((4, 6)))
-    with pytest.raises(ValueError, match=r"No rule says.*:\n  1 \(2, 3, 4\)"):
-        omp.muonplus(0.1).init(container([jnp.ones((4, 4)), jnp.ones((2, 3, 4))]))
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -147,64 +120,15 @@ def test_trees_without_names_are_said_to_have_none(container):
         {"norm": "col_row"},
         {"norm": "row_col", "shape_scale": "max"},
         {"norm": "none"},
-        {"norm": "col", "match_frobenius": True},
+        {"norm": "col", "match_frobenius": False},
         {"norm": "col_row", "consistent_rms": 0.2},
     ],
 )
 def test_the_rms_is_that_of_an_update(options):
-    """The column is for an exact polar factor; a line says how far that is from Muon's."""
+    """The column is for an exact polar factor."""
     params = random_tree({"wide": {"kernel": (32, 4)}, "tall": {"kernel": (4, 128)}})
     updates = first_update(omp.muonplus(1.0, polar="svd", **options), params)
-    found, below = rows(omp.describe(params, **options))
-    muon = first_update(omp.muon(1.0, polar="svd", **_scale(options)), params)
+    found, _ = rows(omp.describe(params, **options))
     for name in params:
         rms = float(jnp.sqrt(jnp.mean(updates[name]["kernel"] ** 2)))
-        shown = found[f"{name}/kernel"].split()[5]
-        assert float(shown) == pytest.approx(rms, rel=1e-2)
-        ratio = rms / float(jnp.sqrt(jnp.mean(muon[name]["kernel"] ** 2)))
-        far = [line for line in below if line.startswith("times the RMS of Muon") and name in line]
-        assert bool(far) == (ratio > 4 and "consistent_rms" not in options)
-        if far:
-            assert f"{name}/kernel {ratio:.1f}" in far[0]
-
-
-def _scale(options):
-    return {k: v for k, v in options.items() if k in ("shape_scale", "consistent_rms")}
-
-
-def test_very_rectangular_matrices_step_further_than_muons():
-    shapes = {"lora_b": jax.ShapeDtypeStruct((16, 1024), np.float32)}
-    free = omp.describe(shapes, **omp.PAPER)
-    assert "times the RMS of Muon's: lora_b 8; match_frobenius=True" in free
-    assert "times the RMS" not in omp.describe(shapes)
-
-
-def test_matrices_with_many_more_inputs_step_shorter_than_optaxs():
-    """At the rate of Optax's Muon a CNN's loss was four times as high for this factor."""
-    shapes = {
-        f"Dense_{i}": {"kernel": jax.ShapeDtypeStruct((fan_in, 64), np.float32)}
-        for i, fan_in in enumerate((512, 504, 2048))
-    }
-    line = (
-        "times the RMS of Optax's Muon: Dense_0/kernel 0.35, Dense_2/kernel 0.18;"
-        " shape_scale='max' has its factor"
-    )
-    for norm in ("col_row", "none"):
-        assert line in omp.describe(shapes, norm=norm, shape_scale="spectral")
-    for options in ({}, {"consistent_rms": 0.2}):
-        assert "Optax's Muon" not in omp.describe(shapes, **options)
-
-
-def test_matrices_that_a_norm_leaves_the_signs_of_are_named():
-    shapes = {f"layer_{i}": {"kernel": np.zeros((8, 1))} for i in range(3)}  # (out, in) = (1, 8)
-    shapes["wide"] = {"kernel": np.zeros((8, 2))}
-    line = "of one row or column, of which norm={!r} leaves the signs: layer_{{0..2}}/kernel; AdamW"
-    for norm in ("col_row", "col", "row_col", "long", "auto"):
-        assert line.format(norm) in omp.describe(shapes, norm=norm)
-    for norm in ("none", "row"):
-        assert "signs" not in omp.describe(shapes, norm=norm)
-    updates = {"kernel": np.ones((8, 1))}
-    tx = omp.scale_by_muonplus(norm="long", match_frobenius=False, shape_scale="none")
-    grads = {"kernel": np.linspace(-1, 2, 8, dtype=np.float32)[:, None]}
-    out, _ = tx.update(grads, tx.init(updates), updates)
-    np.testing.assert_allclose(out["kernel"], np.sign(grads["kernel"]), rtol=1e-5)
+        assert float(found[f"{name}/kernel"].split()[5]) == pytest.approx(rms, rel=1e-2)

@@ -2,7 +2,8 @@
 
 The tables in ``model_zoo/`` have for each leaf its path, its shape, what is right (out x in, with
 x batch where there are several, ``adam``, or ``?`` where it cannot be known) and the rule that
-says so. Each model is read as a whole, since neighbours matter.
+says so. Each model is read as a whole, since neighbours matter. Where a user has to write rules to
+get what is right, a line ``rules=`` behind the name of the model has them.
 """
 
 import math
@@ -14,8 +15,10 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from optax_muonplus.trees import resolve
-from optax_muonplus.trees.rules import matrix
+import optax_muonplus as omp
+from optax_muonplus.trees.language import matrix
+from optax_muonplus.trees.reader import reader_of
+from optax_muonplus.trees.resolve import resolve
 
 ZOO = pathlib.Path(__file__).parent / "model_zoo"
 LEFT_OUT = "-"
@@ -23,11 +26,13 @@ LEFT_OUT = "-"
 
 def read_models():
     """``{(file, model): [(path, shape, right, rule)]}``; a leaf "alone" is a model of its own."""
-    models = {}
+    models, rules = {}, {}
     for file in sorted(ZOO.glob("*.txt")):
         for line in file.read_text().splitlines():
             if line.startswith("["):
                 model = line.strip("[]")
+            elif line.startswith("rules="):
+                rules[file.stem, model] = eval(line.removeprefix("rules="), {"omp": omp})
             elif line and not line.startswith("#"):
                 path, shape, right, rule = re.split(
                     r" {2,}|(?<=\S) (?=\d+x|adam|\?)", line, maxsplit=3
@@ -36,17 +41,17 @@ def read_models():
                 name = f"{path} {shape}" if model.startswith("alone:") else model
                 leaves = models.setdefault((file.stem, name), [])
                 leaves.append((path, sizes, right, rule))
-    return models
+    return models, rules
 
 
-MODELS = read_models()
+MODELS, RULES = read_models()
 
 
 def test_number_of_leaves():
     counts = {}
     for (file, _), leaves in MODELS.items():
         counts[file] = counts.get(file, 0) + len(leaves)
-    assert counts.pop("small_trees") == 190
+    assert counts.pop("small_trees") == 250
     assert counts == {
         "equinox_haliax": 53,
         "flax_linen": 105,
@@ -67,7 +72,8 @@ def test_each_leaf_is_read_as_a_person_judged(model):
     for hole in (None, optax.MaskedNode()) if len(there) < len(leaves) else (None,):
         whole = {path: tree.get(path, hole) for path, *_ in leaves}
         assert len(whole) == len(leaves)
-        found = {leaf.name: leaf for leaf in resolve(whole, strict=False).leaves}
+        reader = reader_of(None, RULES.get(model, ()))
+        found = {leaf.name: leaf for leaf in resolve(whole, reader, strict=False).leaves}
         assert {path: found[path].shape for path in tree} == {x[0]: x[1] for x in there}
         read = {path: (_shown(found[path]), found[path].rule) for path in tree}
         assert read == {path: (right, rule) for path, _, right, rule in there}

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 import optax_muonplus as omp
-from tests.support.trees import by_path, nested_shapes
+from tests.support.trees import by_path
 
 KEY = jax.random.key(0)
 
@@ -81,18 +81,6 @@ def test_a_table_is_known_by_its_class_whatever_its_name(name):
     assert len(buffers) == {"stacked": 0, "tuple": 3, "sequential": 3}.get(name, 2)
 
 
-def test_a_whole_model_is_described_as_its_arrays_are():
-    model = {"mlp": eqx.nn.MLP(8, 4, 16, 2, key=KEY), "x": table(), "drop": eqx.nn.Dropout(0.1)}
-    params = eqx.filter(model, eqx.is_inexact_array)
-    assert omp.describe(model) == omp.describe(params)
-    assert omp.muon_dimension_numbers(model)["x"].weight is None
-    assert omp.muon_dimension_numbers(model)["mlp"].layers[0].weight == omp.MuonDimensionNumbers(
-        1, 0
-    )
-    with pytest.raises(ValueError, match="activation is a function"):
-        omp.muonplus(0.1).init(model)
-
-
 def test_norms_are_known_by_their_class():
     norms = {"a": eqx.nn.LayerNorm((4, 8)), "b": eqx.nn.WeightNorm(eqx.nn.Linear(4, 8, key=KEY))}
     found = labels(eqx.filter(norms, eqx.is_inexact_array))
@@ -117,10 +105,3 @@ def test_a_model_of_nnx_is_described_as_its_state_is_read():
             self.x = OwnEmbed()
 
     assert omp.describe(Model()) == omp.describe(nnx.state(Model(), nnx.Param))
-
-
-def test_a_matrix_with_the_sides_of_a_head_may_be_a_table():
-    params = nested_shapes(x=(500, 16), lm_head__kernel=(16, 500), up__kernel=(16, 64))
-    (line,) = [x for x in omp.describe(params).splitlines() if x.startswith("an embedding?")]
-    assert "x (500, 16)" in line and line.endswith("rules=[('^x', None)].")
-    assert "an embedding?" not in omp.describe(params, rules=[("^x", None)])

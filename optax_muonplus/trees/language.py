@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from optax_muonplus.frame import DimensionNumbers, LeafInfo, MuonDimensionNumbers, Shape
+from optax_muonplus.frame import DimensionNumbers, MuonDimensionNumbers, Shape
 from optax_muonplus.trees.neighbours import Neighbours
 
 Agrees = Callable[[Neighbours, str], bool]
@@ -33,7 +33,7 @@ class PathRule(NamedTuple):
     agrees: Agrees | None = None  # asks the neighbours of a path about this reading
 
     def fits(self, name: str, shape: Shape) -> bool:
-        """Says whether path and shape fit, without a look at the neighbours."""
+        """Whether path and shape fit, without a look at the neighbours."""
         # A vector is no matrix, whatever its path; a rule without ndim may only confirm that.
         right_ndim = len(shape) == self.ndim
         if self.ndim is None:
@@ -44,10 +44,6 @@ class PathRule(NamedTuple):
             for axis, size in zip(self.axes, shape, strict=bool(self.axes))
         )
         return right_sizes and re.search(self.pattern, name) is not None
-
-    def fits_leaf(self, leaf: LeafInfo) -> bool:
-        """Says whether one layer of a leaf fits."""
-        return self.fits("/".join(leaf.path), leaf.layer_shape)
 
 
 def matrix(names: str, reads: str, library: str = "", agrees: Agrees | None = None) -> PathRule:

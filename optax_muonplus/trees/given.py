@@ -7,8 +7,8 @@ from typing import Any
 
 from optax_muonplus.frame import AxisNumbers, DimensionNumbers, LeafInfo, Shape
 from optax_muonplus.messages import listed
-from optax_muonplus.trees.flat import FlatTree
-from optax_muonplus.trees.rule_words import PathRule
+from optax_muonplus.trees.flatten import FlatTree
+from optax_muonplus.trees.language import PathRule
 
 # Keys of a path as jax.tree_util.keystr writes them.
 _QUOTED = re.compile(r"\[['\"]|['\"]\]")
@@ -20,48 +20,13 @@ LayerAxes = Mapping[str, AxisNumbers] | None
 
 
 def checked_rules(rules: Rules) -> list[PathRule]:
-    """Makes rules of the table's kind; raises ValueError, naming the first that is none."""
+    """Converts user rules to ``PathRule``; raises ValueError for the first malformed one."""
     if isinstance(rules, str) or not isinstance(rules, Sequence):  # an iterator is read once only
         raise ValueError(
             "rules must be a list of (pattern, dimension numbers or None), as in"
             f" rules=[('head', None)]; got {rules!r}."
         )
     return [_checked_rule(rule) for rule in rules]
-
-
-def checked_layer_axes(layer_axes: LayerAxes) -> dict[str, Shape]:
-    """Makes axes by their patterns; raises ValueError for what is none."""
-    if not isinstance(layer_axes, Mapping | None):
-        raise ValueError(f"layer_axes must be as in {{'layers': 0}}, got {layer_axes!r}.")
-    return {pattern: _checked_axes(pattern, x) for pattern, x in (layer_axes or {}).items()}
-
-
-def check_found(
-    rules: Sequence[PathRule],
-    layer_axes: Mapping[str, Shape],
-    leaves: Sequence[LeafInfo],
-    tree: FlatTree,
-) -> None:
-    """Raises ValueError for patterns that find no leaf, and cannot be for one that was left out."""
-    names = tree.names
-    patterns = [getattr(p, "pattern", p) for p in (*(x.pattern for x in rules), *layer_axes)]
-    # A dot stands for any character, so that such a path would find another one, if any.
-    dotted = [p for p in patterns if _ATTRIBUTES.fullmatch(p)]
-    if dotted and not any("." in name for name in names):
-        raise ValueError(
-            f"{', '.join(map(repr, dotted))} is a path as jax.tree_util.keystr writes it. Write"
-            f" {', '.join(repr(_as_path(p)) for p in dotted)}."
-        )
-    idle_rules = [x.pattern for x in rules if not any(map(x.fits_leaf, leaves))]
-    idle_axes = [p for p in layer_axes if not any(re.search(p, name) for name in names)]
-    for what, all_idle in (("Rules", idle_rules), ("Patterns of layer_axes", idle_axes)):
-        if not (idle := [x for x in all_idle if not tree.may_have_had(x)]):
-            continue
-        unfit = [(name, None) for name in names if any(re.search(p, name) for p in idle)]
-        why = f"They find {listed(unfit)}, which has too few axes, or others than the rule is for."
-        if not unfit:
-            why = f"The paths are: {listed((name, None) for name in names)}."
-        raise ValueError(f"{what} that match no parameter: {', '.join(map(repr, idle))}. {why}")
 
 
 def _checked_rule(rule: Sequence[Any]) -> PathRule:
@@ -72,31 +37,69 @@ def _checked_rule(rule: Sequence[Any]) -> PathRule:
             f"A rule is (pattern, dimension numbers or None), or with a third item its number of"
             f" axes; got {rule!r}. rules= is a list of them."
         )
-    made = PathRule(*rule)
-    check_pattern(made.pattern, "The rule")
-    if not isinstance(made.dimension_numbers, DimensionNumbers | None):
+    parsed = PathRule(*rule)
+    check_pattern(parsed.pattern, "The rule")
+    if not isinstance(parsed.dimension_numbers, DimensionNumbers | None):
         raise ValueError(
-            f"The rule for {made.pattern!r} must give MuonDimensionNumbers, MatrixSpec or None, got"
-            f" {made.dimension_numbers!r}."
+            f"The rule for {parsed.pattern!r} must give MuonDimensionNumbers, MatrixSpec or None,"
+            f" got {parsed.dimension_numbers!r}."
         )
-    return made
+    return parsed
 
 
-def _checked_axes(pattern: str, given: AxisNumbers) -> Shape:
+def checked_layer_axes(layer_axes: LayerAxes) -> dict[str, Shape]:
+    """Converts axes to tuples by their patterns; raises ValueError for what is no axis."""
+    if not isinstance(layer_axes, Mapping | None):
+        raise ValueError(f"layer_axes must be as in {{'layers': 0}}, got {layer_axes!r}.")
+    return {pattern: _checked_axes(pattern, x) for pattern, x in (layer_axes or {}).items()}
+
+
+def _checked_axes(pattern: str, axes: AxisNumbers) -> Shape:
     check_pattern(pattern, "layer_axes")
-    axes = tuple(given) if isinstance(given, Sequence) else (given,)
-    if not axes or not all(
-        isinstance(a, numbers.Integral) and not isinstance(a, bool) for a in axes
-    ):
+    axes = tuple(axes) if isinstance(axes, Sequence) else (axes,)
+    if not axes or not all(isinstance(x, numbers.Integral) for x in axes):
         raise ValueError(
             f"layer_axes must give an axis, or several, for {pattern!r}, as in"
-            f" {{'layers': 0}}; got {given!r}."
+            f" {{'layers': 0}}; got {axes!r}."
         )
     return axes
 
 
+def check_matches(
+    rules: Sequence[PathRule],
+    layer_axes: Mapping[str, Shape],
+    leaves: Sequence[LeafInfo],
+    tree: FlatTree,
+) -> None:
+    """Raises ValueError for a user's patterns that match no leaf, and none that was left out."""
+    names = tree.names
+    written = [x for x in rules if not x.reads]  # the lists in optax_muonplus.rules may be idle
+    patterns = [getattr(p, "pattern", p) for p in (*(x.pattern for x in written), *layer_axes)]
+    # An unescaped dot matches any character, so a keystr path could match the wrong parameter.
+    dotted = [p for p in patterns if _ATTRIBUTES.fullmatch(p)]
+    if dotted and not any("." in name for name in names):
+        raise ValueError(
+            f"{', '.join(map(repr, dotted))} is a path as jax.tree_util.keystr writes it. Write"
+            f" {', '.join(repr(_as_path(p)) for p in dotted)}."
+        )
+    idle_rules = [
+        x.pattern
+        for x in written
+        if not any(x.fits("/".join(leaf.path), leaf.layer_shape) for leaf in leaves)
+    ]
+    idle_axes = [p for p in layer_axes if not any(re.search(p, name) for name in names)]
+    for what, all_idle in (("Rules", idle_rules), ("Patterns of layer_axes", idle_axes)):
+        if not (idle := [x for x in all_idle if not tree.could_match_masked(x)]):
+            continue
+        unfit = [(name, None) for name in names if any(re.search(p, name) for p in idle)]
+        why = f"They find {listed(unfit)}, which has too few axes, or others than the rule is for."
+        if not unfit:
+            why = f"The paths are: {listed((name, None) for name in names)}."
+        raise ValueError(f"{what} that match no parameter: {', '.join(map(repr, idle))}. {why}")
+
+
 def check_pattern(pattern: Any, where: str) -> None:
-    """Raises ValueError for what is no regular expression, and for JAX's own writing of a path."""
+    """Raises ValueError for what is no regular expression, and for a path as JAX writes it."""
     try:
         re.compile(pattern)
     except (re.error, TypeError) as error:

@@ -1,7 +1,7 @@
 """A tree of parameters, flattened once, and trees that are given for it, matched by their paths.
 
 A tree that is given for a whole model may have entries for leaves that ``optax.masked``,
-``optax.partition`` or Equinox left out of the tree at hand. Nothing is asked of them there.
+``optax.partition`` or Equinox left out of the tree at hand. Such entries are ignored.
 """
 
 import collections
@@ -65,8 +65,8 @@ class FlatTree:
         pairs = zip(*flatten_with_names(self.tree, is_hole), strict=True)
         return [path for path, x in pairs if is_hole(x)]
 
-    def may_have_had(self, pattern: str) -> bool:
-        """Says whether ``pattern``, which is found in no path, may be for what was left out.
+    def could_match_masked(self, pattern: str) -> bool:
+        """Whether ``pattern``, which matches no path, may be for what was left out.
 
         A ``MaskedNode`` in the place of a whole subtree does not say which paths were below it.
         """
@@ -74,7 +74,7 @@ class FlatTree:
 
 
 def is_function(given: Any) -> bool:
-    """Says whether ``given`` is a function, and not a tree with a call, as Equinox modules are."""
+    """Whether ``given`` is a function, and not a tree with a call, as Equinox modules are."""
     return callable(given) and jax.tree_util.all_leaves([given])
 
 
@@ -92,18 +92,18 @@ def broadcast_prefix(given: Any, tree: FlatTree, kind: Any, what: str, expected:
     entries = dict(zip(names, leaves, strict=True))
     prefixes = [[p[:n] for n in range(len(p), -1, -1) if p[:n] in entries] for p in tree.paths]
     used = {found[0] for found in prefixes if found}
-    # None that covers no leaf is how Equinox and optax.masked write "nothing here".
-    said = {path: entry for path, entry in entries.items() if entry is not None or path in used}
+    # Equinox and optax.masked mark absent subtrees with None; ignore those.
+    entered = {path: entry for path, entry in entries.items() if entry is not None or path in used}
     wrong = [
         f"{'/'.join(path) or 'the root'}: {entry!r}"
-        for path, entry in said.items()
+        for path, entry in entered.items()
         if not isinstance(entry, kind)
     ]
     if wrong:
         raise ValueError(f"{what.capitalize()} must be {expected}, got {'; '.join(wrong)}.")
     uncovered = ["/".join(p) for p, found in zip(tree.paths, prefixes, strict=True) if not found]
-    left_out = tree.holes if len(used) < len(said) else []
-    idle = ["/".join(p) for p in said if p not in used and not _is_above_or_below(p, left_out)]
+    left_out = tree.holes if len(used) < len(entered) else []
+    idle = ["/".join(p) for p in entered if p not in used and not _is_above_or_below(p, left_out)]
     if uncovered or idle:
         raise ValueError(
             f"The tree of {what} does not match the parameters."
@@ -122,8 +122,8 @@ def _is_above_or_below(path: Path, others: Sequence[Path]) -> bool:
 _WITHIN_PARAMETER = (("0",), ("array",), ("value", "data_array"))
 
 
-def names_to_read(paths: Sequence[Path]) -> list[str]:
-    """Writes paths as the default rules are searched in them.
+def normalize_paths(paths: Sequence[Path]) -> list[str]:
+    """Writes paths as the rules of tables are searched in them.
 
     Haliax's arrays end in ``weight/0`` or ``weight/array``, penzai's in ``value/data_array``, and
     have no neighbours. Flattened models of PyTorch and penzai have dots for slashes.

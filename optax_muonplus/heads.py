@@ -18,7 +18,7 @@ from optax_muonplus.trees import (
     check_pattern,
     checked_layer_axes,
     checked_rules,
-    names_to_read,
+    normalize_paths,
 )
 
 QUERY, FUSED, KEY, VALUE, OUTPUT = "query", "fused", "key", "value", "output"
@@ -119,7 +119,7 @@ class PerHead(RuleReader):
     def read(self, tree: FlatTree) -> list[LeafInfo]:
         """Reads leaves by the rules, and cuts those that hold heads."""
         leaves = super().read(tree)
-        left_out = [side_of(name) for name in names_to_read(tree.holes)]
+        left_out = [side_of(name) for name in normalize_paths(tree.holes)]
         chosen = self._chosen(leaves, left_out)
         faults = collections.defaultdict(list)
         for i, (pattern, inputs) in chosen.items():
@@ -141,7 +141,7 @@ class PerHead(RuleReader):
         self, leaves: Sequence[LeafInfo], left_out: Sequence[tuple[str, str]]
     ) -> dict[int, tuple[str, bool]]:
         """Finds by index the pattern of a parameter, and whether its heads are its inputs."""
-        sides = [side_of(name) for name in names_to_read([x.path for x in leaves])]
+        sides = [side_of(name) for name in normalize_paths([x.path for x in leaves])]
         with_queries = {module for side, module in (*sides, *left_out) if side in (QUERY, FUSED)}
         chosen = {}
         for i, (leaf, (side, module)) in enumerate(zip(leaves, sides, strict=True)):
@@ -156,7 +156,7 @@ class PerHead(RuleReader):
     def _check_found(self, chosen: Collection[tuple[str, bool]], tree: FlatTree) -> None:
         """Raises ValueError if nothing was chosen of what was asked for."""
         idle = [pattern for pattern in self.sizes if pattern not in {x for x, _ in chosen}]
-        idle = [pattern for pattern in idle if not tree.may_have_had(pattern)]
+        idle = [pattern for pattern in idle if not tree.could_match_masked(pattern)]
         sides = {inputs for _, inputs in chosen}
         if idle and not self.by_name:
             what = f"Patterns of head_size that find no matrix to cut: {', '.join(map(repr, idle))}"

@@ -1,39 +1,32 @@
-"""Which axes number layers: by the argument ``layer_axes``, or as it seems where nobody says so.
+"""Finds the axes along which layers are stacked: given by ``layer_axes``, or inferred from shapes.
 
 Under a scan each parameter gets an axis of layers: kernels have three axes then, and norms and
-biases have two, as a kernel has. A vector of each layer is no matrix. Where nobody states the axis,
-the shapes side by side show it.
+biases have two, as a kernel has. A vector of each layer is no matrix.
 """
 
 import collections
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from optax_muonplus.frame import LeafInfo, Shape
 from optax_muonplus.messages import Path, listed
 
-_KERNEL = re.compile("(?i)kernel$|^w$|lora_[ab]$")
+_KERNEL = re.compile("(?i)kernel$|^w$")
 _CONTAINER = re.compile(r"(?i)layer|block|stack|stage|scan|^h$")
 
 
-def with_stacks(
-    leaves: Sequence[LeafInfo], layer_axes: Mapping[str, Shape], said: Sequence[Any]
-) -> list[LeafInfo]:
-    """Notes the axes that number layers, of all leaves but those whose layers ``said`` theirs.
+def with_stacks(leaves: Sequence[LeafInfo], layer_axes: Mapping[str, Shape]) -> list[LeafInfo]:
+    """Sets ``stack`` on every leaf that a pattern of ``layer_axes`` finds.
 
     Raises ValueError for axes that a leaf has not, and where one stack has several sizes.
     """
-    found = [
-        leaf if layer else leaf._replace(stack=_stack_of(leaf, layer_axes))
-        for leaf, layer in zip(leaves, said, strict=True)
-    ]
-    _check_one_count(found, layer_axes)
-    return found
+    stacked = [leaf._replace(stack=_stack_of(leaf, layer_axes)) for leaf in leaves]
+    _check_one_count(stacked, layer_axes)
+    return stacked
 
 
 def _stack_of(leaf: LeafInfo, layer_axes: Mapping[str, Shape]) -> Shape:
-    """Returns the axes of a leaf that number its layers, by the first pattern found in its path."""
     pattern, ndim = _pattern(leaf.path, layer_axes), len(leaf.shape)
     if pattern is None or ndim < 2:
         return ()
@@ -75,7 +68,14 @@ def _check_one_count(leaves: Sequence[LeafInfo], layer_axes: Mapping[str, Shape]
 
 def check_kernels(leaves: Sequence[LeafInfo], layer_axes: Mapping[str, Shape]) -> None:
     """Raises ValueError for kernels, by their names, of which ``layer_axes`` leaves a vector."""
-    wrong = [x for x in leaves if x.rule.startswith("vector; ") and _KERNEL.search(x.path[-1])]
+    wrong = [
+        x
+        for x in leaves
+        if x.stack
+        and len(x.layer_shape) < 2
+        and x.rule.startswith("vector")
+        and _KERNEL.search(x.path[-1])
+    ]
     if wrong:
         patterns = dict.fromkeys(_pattern(x.path, layer_axes) for x in wrong)
         raise ValueError(
@@ -91,68 +91,72 @@ def _pattern(path: Path, layer_axes: Mapping[str, Shape]) -> str | None:
 
 
 class Stack(NamedTuple):
-    """Parameters that have as many layers, it seems."""
+    """Parameters that seem to have an axis of layers in common."""
 
-    node: Path  # below which they all are
+    node: Path  # the container of all of them
     axis: int
-    size: int  # how many layers
+    size: int  # the number of layers
     members: Sequence[LeafInfo]
 
 
 def is_container(path: Path, depth: int) -> bool:
-    """Says whether a name may be that of stacked layers: what has numbers below it is none."""
+    """Whether ``path[depth]`` looks like a container of stacked layers.
+
+    A container with numbered children is a list, not a stack.
+    """
     return _CONTAINER.search(path[depth]) is not None and not path[depth + 1].isdigit()
 
 
-def unsaid_stacks(leaves: Sequence[LeafInfo]) -> list[Stack]:
-    """Finds the stacks that leaves of two axes are in beside others of three and more."""
+def infer_stacks(leaves: Sequence[LeafInfo]) -> list[Stack]:
+    """Finds containers whose leaves of two axes seem to be vectors of stacked layers.
+
+    All leaves of two axes and more below such a container have one size on one axis, which batches
+    the kernels among them and is shorter than their widest side. Elsewhere than in a container by
+    its name, it is the first and shortest axis of every leaf.
+    """
     kernels = [x for x in leaves if len(x.shape) > 2 and not x.stack and {0, 1} & {*x.batch_axes}]
     nodes = {x.path[:n] for x in kernels for n in range(len(x.path))}
-    found: list[Stack] = []
+    stacks: list[Stack] = []
     for node in sorted(nodes, key=len):
-        if not any(node[: len(other.node)] == other.node for other in found):
-            found += _stacks(node, [x for x in leaves if x.path[: len(node)] == node != x.path])
-    return found
+        if not any(node[: len(stack.node)] == stack.node for stack in stacks):
+            below = [x for x in leaves if x.path[: len(node)] == node != x.path]
+            stacks += filter(None, [_stack_below(node, below)])
+    return stacks
 
 
-def _stacks(node: Path, below: Sequence[LeafInfo]) -> Iterator[Stack]:
+def _stack_below(node: Path, below: Sequence[LeafInfo]) -> Stack | None:
     """Finds the stack of all leaves below a node, or of those that it holds itself."""
     arrays = [x for x in below if len(x.shape) > 1 and not x.stack]
-    depth = len(node) - 1
-    named = depth >= 0 and all(is_container(x.path, depth) for x in below)
-    for axis in (0, 1):
+    named = bool(node) and all(is_container(x.path, len(node) - 1) for x in below)
+    for axis in (0, 1) if named else (0,):
         stack = _stack(axis, arrays)
-        if stack and (named or (axis == 0 and node and _is_short(stack, below))):
-            yield stack
-            return
-    own = [x for x in arrays if x.path[:-1] == node]
-    first = {x.shape[0] for x in own if len(x.shape) > 2}
-    own = [x for x in own if x.shape[0] in first]
-    stack = _stack(0, own)
-    if stack and _is_short(stack, own):
-        yield stack
+        if stack and (named or (node and _is_short(stack, below))):
+            return stack
+    held = [x for x in arrays if x.path[:-1] == node]
+    first = {x.shape[0] for x in held if len(x.shape) > 2}
+    held = [x for x in held if x.shape[0] in first]
+    stack = _stack(0, held)
+    return stack if stack and _is_short(stack, held) else None
 
 
 def _stack(axis: int, members: Sequence[LeafInfo]) -> Stack | None:
     """Makes a stack of members with one size on ``axis``, if both kernels and vectors are there."""
     # A leaf that AdamW gets, as a bias of heads, may have other axes.
     kernels = [x for x in members if len(x.shape) > 2 and x.batch_axes]
-    vectors = [x for x in members if len(x.shape) == 2]
     sizes = {x.shape[axis] for x in members}
-    # Layers are fewer than the inputs or outputs of their widest kernel.
-    long = all(
+    batched = all(
         axis in x.batch_axes and x.shape[axis] < max(x.shape[:axis] + x.shape[axis + 1 :])
         for x in kernels
     )
-    if len(sizes) != 1 or not kernels or not vectors or not long:
+    has_vectors = any(len(x.shape) == 2 for x in members)
+    if len(sizes) != 1 or not kernels or not has_vectors or not batched:
         return None
     paths = [x.path[:-1] for x in members]
     same = [len(set(names)) == 1 for names in zip(*paths, strict=False)]
-    shared = paths[0][: (*same, False).index(False)]
-    return Stack(shared, axis, sizes.pop(), members)
+    return Stack(paths[0][: (*same, False).index(False)], axis, sizes.pop(), members)
 
 
 def _is_short(stack: Stack, below: Sequence[LeafInfo]) -> bool:
-    """Says whether all leaves, vectors too, have that first axis, the shortest of each."""
+    """Whether the axis is the first and shortest of all leaves, vectors too."""
     shapes = [x.shape for x in below]
     return all(x[:1] == (stack.size,) and min(x[1:], default=1 << 62) > stack.size for x in shapes)

@@ -1,7 +1,7 @@
 """Records of all leaves of a tree."""
 
 import dataclasses
-from collections.abc import Sequence
+import warnings
 from typing import Any
 
 import jax
@@ -9,14 +9,13 @@ import jax.numpy as jnp
 
 from optax_muonplus.frame import DimensionNumbers, DimensionNumbersTree, LeafInfo, ResolvedTree
 from optax_muonplus.messages import VALUE
-from optax_muonplus.trees.flat import FlatTree, broadcast_prefix, is_function
-from optax_muonplus.trees.models import check_parameters
-from optax_muonplus.trees.reader import RuleReader, check_known, laid, reader_of
+from optax_muonplus.trees.flatten import FlatTree, broadcast_prefix
+from optax_muonplus.trees.reader import RuleReader, check_known, reader_of, with_layouts
 from optax_muonplus.trees.sharding import (
     ShardingTree,
-    as_params_lie,
     given_shardings,
     mapped_axes,
+    shard_like_params,
     shardings_of,
 )
 
@@ -77,7 +76,7 @@ class TreeResolver:
 
     def placed(self, state: Any, tree: ResolvedTree) -> Any:
         """Returns ``state`` sharded as the parameters are, after a check of their shardings."""
-        return as_params_lie(state, tree)
+        return shard_like_params(state, tree)
 
 
 def _type(x: Any) -> Any:
@@ -90,31 +89,22 @@ def _type(x: Any) -> Any:
 
 def _read(tree: FlatTree, given: DimensionNumbersTree, strict: bool = True) -> list[LeafInfo]:
     """Makes the records of leaves, but for shardings."""
-    check_parameters(tree)
     given = RuleReader() if given is None else given
     given = given if isinstance(given, RuleReader) else reader_of(given)
-    leaves = given.read(tree) if isinstance(given, RuleReader) else _by_numbers(tree, given, strict)
+    leaves = given.read(tree) if isinstance(given, RuleReader) else _by_numbers(tree, given)
     if strict:
-        _check_not_flat(leaves)
+        _warn_of_one_vector(leaves)
         check_known(leaves)
     dtypes = map(jnp.result_type, tree.arrays)
     return [leaf._replace(dtype=dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
 
 
-def _by_numbers(tree: FlatTree, given: DimensionNumbersTree, strict: bool) -> list[LeafInfo]:
+def _by_numbers(tree: FlatTree, given: DimensionNumbersTree) -> list[LeafInfo]:
     """Reads leaves by a tree of dimension numbers, or a function to one."""
     expected = "MuonDimensionNumbers, MatrixSpec, or None for AdamW"
     specs = broadcast_prefix(given, tree, DimensionNumbers | None, "dimension numbers", expected)
     pairs = zip(tree.records(), specs, strict=True)
-    own = [leaf._replace(dimension_numbers=spec) for leaf, spec in pairs]
-    if strict or not is_function(given):
-        return laid(own)
-    # A function may call rules, and does not say by which: the default ones may agree.
-    pairs = zip(own, RuleReader().read(tree), strict=True)
-    return laid(
-        x._replace(rule=y.rule) if y.known and x.dimension_numbers == y.dimension_numbers else x
-        for x, y in pairs
-    )
+    return with_layouts(leaf._replace(dimension_numbers=spec) for leaf, spec in pairs)
 
 
 def _without_boxes(labels: Any) -> Any:
@@ -135,12 +125,12 @@ def _without_boxes(labels: Any) -> Any:
     return jax.tree.map(lambda x: boxed(x) or x, labels, is_leaf=is_box)
 
 
-def _check_not_flat(leaves: Sequence[LeafInfo]) -> None:
-    """Raises ValueError for parameters that are one vector, without any name."""
+def _warn_of_one_vector(leaves: list[LeafInfo]) -> None:
+    """Warns of parameters that are one vector, without any name: AdamW gets all of it."""
     if [(x.path, len(x.shape)) for x in leaves] == [((), 1)]:
-        raise ValueError(
-            f"The parameters are one vector of shape {leaves[0].shape}: nothing in it is a"
-            " matrix, and all of it would get AdamW. optax.flatten and ravel_pytree make such"
-            " vectors: leave them out, so that parameters come as a tree. A vector that is meant"
-            " needs a name, as in {'bias': ...}."
+        warnings.warn(
+            f"The parameters are one vector of shape {leaves[0].shape}: nothing in it is a matrix,"
+            " and all of it gets AdamW. optax.flatten and ravel_pytree make such vectors: leave"
+            " them out, so that parameters come as a tree.",
+            stacklevel=2,
         )

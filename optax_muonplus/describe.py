@@ -1,0 +1,288 @@
+"""A table of what an optimizer does with each parameter, and the doubts that it leaves."""
+
+import collections
+import dataclasses
+import inspect
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
+import optax
+from jax.sharding import AxisType
+
+from optax_muonplus.frame import (
+    ADAM,
+    GIVEN,
+    MUON,
+    UNKNOWN,
+    DimensionNumbersTree,
+    LeafInfo,
+    LeafSharding,
+    Program,
+    ResolvedTree,
+    axes_of_type,
+)
+from optax_muonplus.heads import side_of
+from optax_muonplus.messages import fold, listed, without_numbers
+from optax_muonplus.method import MatrixFunction, Orthogonalize, ScaleByShape, accumulation_dtype
+from optax_muonplus.muonplus import muonplus
+from optax_muonplus.run import ShardedLeaf, for_platform
+from optax_muonplus.run.plan import plan
+from optax_muonplus.transforms import Momentum
+from optax_muonplus.trees import (
+    reader_of,
+    resolve,
+    rules_for_adamw,
+    shardings_of,
+    suggest_rules,
+)
+
+T = TypeVar("T")
+_HEADER = ("parameter", "shape", "group", "out x in x batch", "scale", "rms", "count", "rule")
+_USERS = ("your rule", GIVEN)
+# A head has no output for a position, a type or a time.
+_NO_TOKENS = re.compile(r"(?i)pos|wpe|type|time|seg")
+
+
+def describe(
+    params: Any, muon_weight_dimension_numbers: DimensionNumbersTree = None, **arguments: Any
+) -> str:
+    """Shows what :func:`optax_muonplus.muonplus` with the same arguments does with each parameter.
+
+    The table has one line for each parameter, or for several whose paths differ in numbers only
+    (their count is in the line). It has the path, shape, group, the matrices as out x in x batch,
+    the factor that multiplies their updates, the root mean square of an update at learning rate 1
+    (of an exact polar factor, without ``adaptive``), and the rule by which the parameter was read.
+    Batch is how many matrices of this size it holds: layers, experts, heads or equal fused blocks;
+    fused blocks of another size follow behind a +. Group ``?`` is for parameters that no rule can
+    read, which ``muonplus`` refuses. On a mesh a column has the mesh axes over which each axis is
+    sharded, and a line the FLOPs of the busiest device over an even share, and the bytes that each
+    one receives at an update. Lines below have the bytes of the state of each group, matrices that
+    may be heads, and rules to write for parameters that no rule can read.
+
+    Args:
+      params: parameters, or their shapes from ``jax.eval_shape``.
+      muon_weight_dimension_numbers: as in ``muonplus``.
+      **arguments: all others of ``muonplus``: ``norm``, ``rules``, ``sharding``, ... A
+        ``learning_rate`` may be left out, and without ``sharding`` the arrays say where they lie.
+
+    Returns:
+      The table as text.
+
+    Raises:
+      TypeError: for arguments that ``muonplus`` does not have.
+      ValueError: as ``muonplus``, when it is built and at init, but for parameters that no rule can
+        read.
+    """
+    settings: dict[str, Any] = {"learning_rate": 0.0, **arguments}
+    muonplus(**settings)  # refuses what it would refuse
+    settings = _defaults() | settings
+    dims = reader_of(muon_weight_dimension_numbers, settings["rules"], settings["layer_axes"])
+    tree = resolve(params, dims, settings["sharding"], strict=False)
+    shardings = shardings_of(tree, tree.leaves)
+    scale, polar_factor = _part(ScaleByShape, settings), _part(Orthogonalize, settings)
+    lines = [*_table(tree, shardings, scale), _totals(tree), *_work_per_device(tree, polar_factor)]
+    if settings["sharding"] is None:
+        lines += _on_auto_axes(tree.matrices)
+    lines += _possible_heads(tree.leaves)
+    if not all(leaf.known for leaf in tree.leaves):
+        lines.append(f"?: no rule can read these.\n{suggest_rules(tree.leaves)}")
+    lines += [_bytes_of_state(tree, settings)] if tree.leaves else []
+    return "\n".join(lines)
+
+
+def _defaults() -> dict[str, Any]:
+    parameters = inspect.signature(muonplus).parameters.items()
+    return {name: p.default for name, p in parameters if p.default is not p.empty}
+
+
+def _part(part: type[T], settings: Mapping[str, Any]) -> T:
+    """Makes a part of the chain of those settings that are its fields."""
+    names = [field.name for field in dataclasses.fields(part)]  # ty: ignore[invalid-argument-type]
+    return part(**{name: settings[name] for name in names if name in settings})
+
+
+def _table(
+    tree: ResolvedTree, shardings: Sequence[LeafSharding | None], scale: ScaleByShape
+) -> list[str]:
+    """Returns the lines of the table; shardings are shown if there are any."""
+    on_mesh = any(shardings)
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for leaf, sharding in zip(tree.leaves, shardings, strict=True):
+        shape = "x".join(map(str, leaf.shape)) or "scalar"
+        where = (_spec(sharding),) if on_mesh else ()
+        cells = (shape, *where, leaf.label, *_sizes_and_factors(leaf, scale), leaf.rule)
+        rows.setdefault((without_numbers(leaf.name), *cells), []).append(leaf.name)
+    lines = [
+        (name, *cells, str(count), rule)
+        for (_, *cells, rule), names in rows.items()
+        for name, count in fold(names)
+    ]
+    header = (*_HEADER[:2], "sharding", *_HEADER[2:]) if on_mesh else _HEADER
+    return _aligned([header, *lines])
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Makes the lines of a table; the first of ``rows`` is the header."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return [lines[0], "-" * (sum(widths) + 2 * (len(widths) - 1)), *lines[1:]]
+
+
+def _spec(sharding: LeafSharding | None) -> str:
+    """Shows over which mesh axes each axis is sharded, as ``(data, -)``."""
+    if sharding is None:
+        return "?"
+    return f"({', '.join('.'.join(names) or '-' for names in sharding.spec)})"
+
+
+def _sizes_and_factors(leaf: LeafInfo, scale: ScaleByShape) -> Iterator[str]:
+    """Yields the three cells for the matrices of a leaf."""
+    blocks = [] if leaf.layout is None else leaf.layout.block_shapes()
+    yield " + ".join(f"{m}x{n}x{batch}" for batch, m, n in blocks)
+    yield " + ".join(f"{scale.factor(m, n):.4g}" for _, m, n in blocks)
+    yield " + ".join(f"{scale.update_rms(m, n):.3g}" for _, m, n in blocks)
+
+
+def _totals(tree: ResolvedTree) -> str:
+    """Returns a line with the numbers of parameters, matrices and elements."""
+    matrices = sum(batch for leaf in tree.matrices for batch, _, _ in leaf.matrix.block_shapes())
+    parts = []
+    for group, more in ((MUON, f" {matrices} matrices,"), (ADAM, "")):
+        sizes = [math.prod(leaf.shape) for leaf in tree.leaves if leaf.label == group]
+        parts.append(f"{group}: {len(sizes)} parameters,{more} {sum(sizes):,} elements")
+    unknown = sum(not leaf.known for leaf in tree.leaves)
+    return "; ".join([*parts, *([f"{UNKNOWN}: {unknown} parameters"] if unknown else [])])
+
+
+def _bytes_of_state(tree: ResolvedTree, settings: Mapping[str, Any]) -> str:
+    """Returns a line with the bytes of the state of each group; counts are left out."""
+    others = settings["others"] or optax.scale_by_adam()
+    sizes = dict.fromkeys((MUON, ADAM), 0)
+    for leaf in filter(lambda leaf: leaf.known, tree.leaves):
+        rule = others if leaf.layout is None else Momentum(mu_dtype=settings["mu_dtype"])
+        state = jax.eval_shape(rule.init, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        sizes[leaf.label] += sum(
+            x.size * x.dtype.itemsize for x in jax.tree.leaves(state) if x.ndim
+        )
+    return "bytes of state: " + ", ".join(f"{group} {n:,}" for group, n in sizes.items())
+
+
+def _work_per_device(tree: ResolvedTree, polar_factor: MatrixFunction) -> Iterator[str]:
+    """Yields a line about the devices that work on the matrices, if there are several."""
+    members = [
+        ShardedLeaf.of(leaf, accumulation_dtype(leaf.dtype))  # the momentum is in float32 at least
+        for leaf in tree.matrices
+        if leaf.sharding is not None
+    ]
+    if not members:
+        return
+    polar_factor = for_platform(polar_factor)
+    exchanges, loads = plan(members, Program.of([polar_factor]))
+    blocks = [block for member in members for block in member.layout.block_shapes()]
+    flops = sum(batch * polar_factor.flops((m, n)) for batch, m, n in blocks)
+    received = sum(exchange.bytes_received for exchange in exchanges)
+    yield (
+        f"{sum(batch for batch, _, _ in blocks)} matrices shared out among {loads.size}"
+        f" devices: the busiest has {loads.max() / (flops / loads.size):.2f} x an even share; each"
+        f" receives {received / 1e6:.1f} MB at an update"
+    )
+
+
+def _on_auto_axes(matrices: Sequence[LeafInfo]) -> Iterator[str]:
+    """Yields a line where an optimizer under ``jax.jit`` could not know the shardings shown."""
+    on_auto = [
+        leaf
+        for leaf in matrices
+        if leaf.sharding is not None
+        and any(
+            leaf.sharding.mesh.shape[axis] > 1
+            for axis in axes_of_type(leaf.sharding.mesh, AxisType.Auto)
+        )
+    ]
+    if on_auto:
+        yield (
+            f"on Auto mesh axes without sharding=: {listed((x.name, None) for x in on_auto)}. Under"
+            " jax.jit an array does not say where it lies, and XLA gathers matrices in each"
+            " iteration. Pass sharding= to the optimizer: their shardings, or a function to them."
+        )
+
+
+def _possible_heads(leaves: Sequence[LeafInfo]) -> Iterator[str]:
+    """Yields a line about all matrices that may be heads."""
+    times = collections.Counter((without_numbers(x.name), x.shape) for x in leaves)
+    # Matrices of one shape whose paths differ in numbers only are repeated layers, and no heads.
+    alone = [
+        leaf
+        for leaf in leaves
+        if leaf.layout
+        and not leaf.rule.startswith(_USERS)
+        and len(leaf.layout.block_shapes()) == 1
+        and times[without_numbers(leaf.name), leaf.shape] == 1
+    ]
+    if found := _like_heads(leaves, alone):
+        why = "; ".join(
+            f"{_shown(matrices)} has as many outputs as {table} has rows"
+            for table, matrices in found.items()
+        )
+        rules = rules_for_adamw(leaves, [leaf for matrices in found.values() for leaf in matrices])
+        yield f"a head? {why}. If it gives logits, send it to AdamW by rules={rules}."
+    elif heads := _last_layers(leaves, alone):
+        yield (
+            f"a head? {_shown(heads)}: no other layer takes its outputs. If it gives logits or"
+            f" predictions, send it to AdamW by rules={rules_for_adamw(leaves, heads)}."
+        )
+
+
+def _shown(leaves: Sequence[LeafInfo]) -> str:
+    return listed((leaf.name, leaf.shape) for leaf in leaves)
+
+
+def _outputs(leaf: LeafInfo) -> int:
+    return leaf.matrix.block_shapes()[0][1]
+
+
+def _like_heads(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> dict[str, list[LeafInfo]]:
+    """Finds matrices with as many outputs as an embedding of tokens has rows, by its name."""
+    outputs = collections.defaultdict(list)
+    for leaf in alone:
+        outputs[_outputs(leaf)].append(leaf)
+    found = {}
+    for table in leaves:
+        is_table = table.rule.startswith("embedding") and len(table.shape) == 2
+        if is_table and not _NO_TOKENS.search(table.name):
+            matrices = outputs.pop(table.shape[0], [])
+            if matrices and table.shape[0] != table.shape[1]:
+                found[table.name] = matrices
+    return found
+
+
+def _last_layers(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> list[LeafInfo]:
+    """Finds the matrices at the end of a chain of layers, where no leaf is known to be a head."""
+    by_user = [x for x in leaves if x.rule.startswith(_USERS) and len(x.shape) > 1 and not x.layout]
+    if by_user or any(x.rule.startswith("head") for x in leaves):
+        return []
+    matrices = [leaf for leaf in leaves if leaf.layout]
+    taken = {leaf.matrix.shape[axis] for leaf in matrices for axis in leaf.matrix.reduction_axes}
+    return [
+        leaf
+        for leaf in alone
+        if len(leaf.shape) == 2
+        and not leaf.stack
+        and not re.search(r"\d", "/".join(leaf.path[:-2]))  # not one of several blocks
+        and not side_of("/".join(leaf.path))[0]
+        and _may_take(leaf, matrices)
+        and _outputs(leaf) not in taken
+        and _outputs(leaf) < leaf.matrix.block_shapes()[0][2]
+    ]
+
+
+def _may_take(leaf: LeafInfo, matrices: Sequence[LeafInfo]) -> bool:
+    """Whether another layer may give its inputs, or all pixels of a convolution."""
+    outputs = {_outputs(x) for x in matrices if x is not leaf} - {1}
+    return any(leaf.matrix.block_shapes()[0][2] % n == 0 for n in outputs)

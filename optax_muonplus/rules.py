@@ -1,0 +1,52 @@
+"""Lists of rules to pass to ``rules=``, for networks whose names mean something else elsewhere.
+
+``omp.muonplus(0.02, rules=omp.rules.AGENTS)``; rules of one's own go before or behind them:
+``rules=[("torso", None), *omp.rules.AGENTS]``. A rule of a list may match nothing.
+"""
+
+from optax_muonplus.trees.language import PathRule, adamw, matrix
+from optax_muonplus.trees.neighbours import is_outermost
+from optax_muonplus.trees.table import COUNTER, LEAF, TOP
+
+# Networks of reinforcement learning, what they are made of, and what their outputs are called.
+_NET = r"(_?(net(work)?|function|fn|mlp|model|params|head))"
+_ROLE = "(actor|critic|policy|advantage)"
+_AGENT = (
+    rf"^(?!**(att|extractor))(**/)?((*_)?{_ROLE}{_NET}?|action{_NET}|value{_NET}?|pi|[qv]f"
+    rf"|[qv]({_NET}|_?\d)){COUNTER}"
+    r"(/(~|params|mlp|net(work)?|layers|body|trunk|torso)){0,}"
+)
+_OUTPUT = (
+    r"(out(put)?s?|logits?|means?|mu|loc|log_?std|values?|final|last)"
+    r"(_(layer|linear|dense|fc|proj))?"
+)
+_HEAD = "head of an actor or critic"
+
+AGENTS: tuple[PathRule, ...] = (
+    adamw(
+        rf"(?i)((*_)?{_ROLE}{_NET}?|(value|action|[qv]f?){_NET}|v_head/summary){COUNTER}{LEAF}",
+        _HEAD,
+        agrees=is_outermost,
+    ),
+    adamw(
+        rf"(?i)(*_)?({_ROLE}|value|action|reward|[qv]f?)_?{_OUTPUT}{COUNTER}{LEAF}",
+        _HEAD,
+        agrees=is_outermost,
+    ),
+    adamw(rf"{TOP}(value|advantage){COUNTER}/(kernel|w|weight)", _HEAD, agrees=is_outermost),
+    adamw(rf"(?i){_AGENT}/{_OUTPUT}{LEAF}", _HEAD, agrees=is_outermost),
+)
+"""Outputs of actors and critics get AdamW, by their names: Stoix, Mava, CleanRL, openpi, DreamerV3,
+Stable-Baselines3, TRL. The last of several numbered layers has no such name: ``actor/Dense_2``
+needs a rule of its own, ``("actor/Dense_2", None)``."""
+
+MAXTEXT: tuple[PathRule, ...] = (
+    matrix(
+        r"(?i)(moe_?block(_\d+)?|routed_experts|gptossmlp)/(wi(_\d)?|wo)",
+        "experts: expert, in, out",
+        "MaxText",
+    ),
+    matrix("qkv_proj/kernel", "attention: in, part, (heads head)", "MaxText"),
+)
+"""Experts and fused attention of MaxText, whose arrays have the names of a module elsewhere. With
+scanned layers pass ``layer_axes={"layers": 1}`` too."""
