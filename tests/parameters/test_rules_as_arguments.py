@@ -57,9 +57,9 @@ def test_every_link_takes_rules(make):
     with pytest.raises(ValueError, match="No rule says"):
         make().init(matrices)
     make(where=omp.Matrices(RULES, AXES)).init(matrices)
-    inside = make(rules=RULES)
-    with pytest.raises(ValueError, match="A link of a chain has weight_dimension_numbers"):
-        omp.matrix_chain(inside)
+    inside = make(where=omp.Matrices(RULES))
+    with pytest.raises(ValueError, match="Two objects say which parameters are matrices"):
+        omp.matrix_chain(inside, where=omp.Matrices(RULES))
 
 
 def test_the_update_is_that_of_the_same_rules_in_a_function():
