@@ -1,55 +1,82 @@
-"""Pages: short titles and cells, searches that lead to them, pictures, and their Markdown twins."""
+"""README and pages: short titles, cells and sentences; links that lead somewhere; few words."""
 
 import re
 
 import pytest
 
-from docs.drawings import DRAWINGS
-from docs.ext.headings import expanded
-from docs.ext.twins import first_words, twin
-from docs.searches import FIRST
-from tests.support.documents import PAGES, ROOT
+from tests.support.documents import PAGES, README, ROOT
 
-FILES = ("README.md", "benchmarks/README.md", "examples/README.md", "CONTRIBUTING.md")
-CELLS = {name: (ROOT / name).read_text() for name in FILES}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_titles_have_five_words_and_the_twin_only_markdown(page):
-    """The sidebar and a phone show titles whole."""
-    title = re.search(r"^# (.+)$", PAGES[page], re.M)
-    assert title is None or len(title[1].split()) <= 5  # the changelog has its in another file
-    text = twin(expanded(PAGES[page]), page.removesuffix(".md"))
-    assert not re.search(r"\{(index|toctree|code-cell)\}|^\.\. auto|^%section", text, re.M)
-    assert not text.startswith("---\n")
+OTHERS = ("CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md")
+DOCUMENTS = {"README.md": README}
+DOCUMENTS |= {f"docs/{name}": text for name, text in PAGES.items()}
+DOCUMENTS |= {name: (ROOT / name).read_text() for name in OTHERS if (ROOT / name).exists()}
+# Lists of publications, whose numbers are their names.
+SENTENCES = [name for name in DOCUMENTS if name != "docs/reference/bibliography.md"]
 
 
-@pytest.mark.parametrize("document", [*CELLS, *PAGES])
+def without_code(text):
+    text = re.sub(r"\A---\n.*?^---$", "", text, flags=re.M | re.S)
+    text = re.sub(r"^( *)(```|\$\$).*?^\1\2$", "", text, flags=re.M | re.S)
+    return re.sub(r"`[^`]*`", "CODE", text)
+
+
+def prose(text):
+    """Sentences of paragraphs and bullets: no tables, headings and targets of links."""
+    text = re.sub(r"^(\|.*|#.*|!\[.*|:::.*|%.*)$", "\n", without_code(text), flags=re.M)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    for block in re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.) ", text, flags=re.M):
+        yield from re.split(r"(?<=[.:?!])\**\s+(?=[A-Z`*\"(\[])", " ".join(block.split()))
+
+
+@pytest.mark.parametrize("document", SENTENCES)
+def test_sentences_have_at_most_35_words_and_four_figures(document):
+    for sentence in prose(DOCUMENTS[document]):
+        assert len(sentence.split()) <= 35, f"{document}: {sentence}"
+        figures = re.findall(
+            r"(?<![\w.:/-])[\u2212-]?\d[\d.,]*(?![\w/])", re.sub(r"arXiv:\S+", "", sentence)
+        )
+        assert len(figures) <= 4, f"{document}, {len(figures)} figures: {sentence}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_cells_of_tables_have_25_words_at_most(document):
-    """A link counts by its words, and code as one word; longer ones are read by nobody."""
-    text = re.sub(r"^( *)```.*?^\1```$", "", (CELLS | PAGES)[document], flags=re.M | re.S)
-    text = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", text))
+    text = re.sub(r"\]\([^)]*\)", "]", without_code(DOCUMENTS[document]))
     for line in re.findall(r"^\|.*\|$", text, re.M):
         for cell in line.split("|")[1:-1]:
             assert len(cell.split()) <= 25, f"{document}: {cell}"
 
 
-def test_the_table_of_choices_fits_one_screen_and_queries_lead_to_pages():
-    assert len(re.findall(r"^\|.*\|$", PAGES["choose.md"], re.M)) <= 2 + 8
-    assert {f"{page}.md" for page in FIRST.values()} <= set(PAGES)
+@pytest.mark.parametrize("page", PAGES)
+def test_titles_have_five_words(page):
+    """The sidebar and a phone show titles whole."""
+    title = re.search(r"^# (.+)$", PAGES[page], re.M)
+    assert title is None or len(title[1].split()) <= 5
 
 
-@pytest.mark.parametrize("name", ["chain", "shakespeare"])
-def test_pictures_of_the_readme_are_drawn_from_the_results(name):
-    written = (ROOT / "docs" / "_static" / f"{name}.svg").read_text()
-    assert written == DRAWINGS[name]().svg() + "\n", "python -m docs.drawings writes it again"
+def test_there_are_few_words():
+    """A page that grows makes another one shorter."""
+    words = {name: len(text.split()) for name, text in DOCUMENTS.items()}
+    assert words["README.md"] <= 900
+    assert words["docs/choose.md"] <= 350
+    assert sum(words.values()) <= 33_000
 
 
-def test_a_twin_has_relative_links_python_code_and_a_first_sentence():
-    cell = "```{code-cell}\n:tags: [remove-input]\nx = 1\n```\n"
-    text = f"---\na: b\n---\n\n# A\n\n{cell}[b](/c/d.md#e)\n"
-    assert twin(text, "c/f") == "# A\n\n```python\nx = 1\n```\n[b](d.md#e)\n"
-    text = twin(PAGES["reference/optimizers.md"], "reference/optimizers")
-    assert "### `optax_muonplus.muonplus(learning_rate" in text and "Args:" in text
-    text = "\n```sh\npip\n```\n\nThis [page](x.md) says\nthings. More.\n"
-    assert first_words(text) == "This page says things."
+def slug(title):
+    """The anchor of a heading, as GitHub and MyST make it."""
+    title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "")
+    return re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, "CHANGELOG.md"])
+def test_links_lead_to_files_and_headings(document):
+    path = ROOT / document
+    text = re.sub(r"^( *)```.*?^\1```$", "", path.read_text(), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (path.parent / file).resolve() if file else path
+        assert linked.exists(), f"{document} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.M)
+            assert anchor in map(slug, headings), f"{document} links to {target}"
