@@ -24,7 +24,7 @@ from optax_muonplus.method import (
     check_flag,
 )
 from optax_muonplus.transforms import DualNorm, Matrices, Momentum, matrix_chain
-from optax_muonplus.transforms._decay import check_rate, decayed_weights, real
+from optax_muonplus.transforms._decay import check_rate, decayed_weights, scale_by_rate
 from optax_muonplus.transforms._partition import nadamw, partition
 from optax_muonplus.trees import LayerAxes, Rules, ShardingTree
 
@@ -200,7 +200,7 @@ def muonplus(
         *([DualNorm()] if adaptive else []),
         ScaleByShape(shape_scale, consistent_rms),
         decayed_weights(weight_decay, weight_decay_mask, cautious_weight_decay),
-        optax.scale_by_learning_rate(real(learning_rate)),
+        scale_by_rate(learning_rate),
         where=Matrices(
             rules,
             layer_axes,

@@ -11,8 +11,9 @@ from optax_muonplus.frame.chain import ChainTransformation as ChainTransformatio
 from optax_muonplus.frame.chain import Link as Link
 from optax_muonplus.frame.chain import MatrixTransformation as MatrixTransformation
 from optax_muonplus.frame.chain import Part as Part
-from optax_muonplus.frame.chain import Resolved as Resolved
 from optax_muonplus.frame.chain import Resolver as Resolver
+from optax_muonplus.frame.chain import Scaling as Scaling
+from optax_muonplus.frame.chain import TreeTransformation as TreeTransformation
 from optax_muonplus.frame.chain import links_of as links_of
 from optax_muonplus.frame.chain import matrix_chain as matrix_chain
 from optax_muonplus.frame.checks import beside_updates as beside_updates

@@ -1,8 +1,12 @@
-"""A chain of links, each of which receives the records of the matrices."""
+"""A chain of links: from the gradients of a tree to its updates, matrix by matrix.
+
+``TreeTransformation`` is what Optax calls. It reads the tree and hands the records of the matrices
+to ``Chain``, which calls its links in order. A ``FusedLink`` applies a momentum and functions.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -78,46 +82,13 @@ class Resolver(Protocol):
         ...
 
 
-class ChainTransformation(optax.GradientTransformationExtraArgs):
-    """A transformation with a chain of links in it.
+class Scaling(optax.GradientTransformation):
+    """A transformation of Optax that multiplies all updates by one number, as a learning rate does.
 
-    Attributes:
-      parts: links and functions of the chain, in order.
-      resolve: says which leaves are matrices, and how they are sharded.
-      run: applies functions to the matrices of a tree.
+    Behind the functions on matrices it is one more of them. After the loops of a CPU it would be a
+    pass of its own, 15% more bytes, and would take memory that grows with the layers: of width 256,
+    11.8 MB in place of 2.7 for twelve.
     """
-
-    run: Run
-    parts: tuple[Any, ...]
-    resolve: Resolver
-
-
-class MatrixTransformation(ChainTransformation):
-    """A transformation of trees whose leaves all are matrices."""
-
-
-Made = TypeVar("Made", bound=ChainTransformation)
-
-
-def matrix_chain(*parts: Any, resolve: Resolver, run: Run = plainly) -> MatrixTransformation:
-    """Makes one transformation of the parts of what ``optax_muonplus.matrix_chain`` takes."""
-    chain = Chain.of(parts, run)
-
-    def init(params: optax.Params, tree: ResolvedTree) -> optax.OptState:
-        check_only_matrices(tree.leaves)
-        return chain.init(params, tree.leaves)
-
-    def update(updates: Any, state: Any, params: Any, tree: ResolvedTree, extra: Any) -> Any:
-        check_only_matrices(tree.leaves)
-        return chain.update(updates, state, params, tree.leaves, extra)
-
-    return Resolved(init, update, resolve, run).transformation(MatrixTransformation, parts)
-
-
-def links_of(transformation: Any) -> tuple[Any, ...]:
-    """Returns the links of the chain in a transformation of this library; none of any other."""
-    run = getattr(transformation, "run", plainly)
-    return Chain.of(getattr(transformation, "parts", ()), run).links
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,6 +97,7 @@ class Chain:
 
     links: tuple[Any, ...]  # in order; transformations of Optax receive no records
     n_matrix_links: int  # how many there are up to the last one that receives records
+    n_scalings: int  # how many there are behind it, if functions on matrices come before them
 
     @classmethod
     def of(cls, parts: Sequence[Any], run: Run) -> "Chain":
@@ -135,7 +107,10 @@ class Chain:
         for i in numbers[:-1]:
             if isinstance(links[i - 1], FusedLink):
                 links[i - 1] = dataclasses.replace(links[i - 1], rounds=False)
-        return cls(tuple(links), max(numbers, default=0))
+        count = max(numbers, default=0)
+        scales = count > 0 and isinstance(links[count - 1], FusedLink)
+        scales = scales and all(isinstance(link, Scaling) for link in links[count:])
+        return cls(tuple(links), count, len(links) - count if scales else 0)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         """Returns the state of the only link, or a tuple of those of all."""
@@ -154,19 +129,39 @@ class Chain:
         extra_args: Mapping[str, Any],
     ) -> tuple[optax.Updates, Any]:
         """Returns the updates of the last link, and the new state."""
-        made, new = updates, []
-        states = (state,) if len(self.links) == 1 else state
-        for i, (link, old) in enumerate(zip(self.links, states, strict=True), 1):
-            if _is_of_optax(link):
+        gradients = updates
+        links, states = self.links, (state,) if len(self.links) == 1 else state
+        scaled: list[Any] = []
+        if self.n_scalings and _are_wide(updates, params):
+            links, states, scaled = self._with_factor(updates, states)
+        new = []
+        for i, (link, old) in enumerate(zip(links, states, strict=True), 1):
+            if isinstance(link, optax.GradientTransformation):
                 link = optax.with_extra_args_support(link)
-                made, now = link.update(made, old, params, **extra_args)
+                updates, now = link.update(updates, old, params, **extra_args)
             else:
-                made, now = link.update(made, old, params, leaves)
+                updates, now = link.update(updates, old, params, leaves)
             if i == self.n_matrix_links:  # a link with the rate inside has made the whole step
-                made = _like(updates, made, params if hasattr(link, "learning_rate") else None)
-                made = made if i == len(self.links) else _promoted(made, params)
+                like = params if hasattr(link, "learning_rate") else None
+                updates = _like(gradients, updates, like)
+                updates = updates if i == len(self.links) else _promoted(updates, params)
             new.append(now)
-        return made, tuple(new) if len(self.links) > 1 else new[0]
+        new += scaled
+        return updates, tuple(new) if len(self.links) > 1 else new[0]
+
+    def _with_factor(self, updates: Any, states: Any) -> tuple[tuple[Any, ...], Any, list[Any]]:
+        """Moves scalings into the functions before them; returns links, their states, and theirs.
+
+        A scaling of the number 1 is its factor.
+        """
+        first = len(self.links) - self.n_scalings
+        dtype = jnp.result_type(*jax.tree.leaves(updates), jnp.float32)
+        factor, new = jnp.ones([], jnp.finfo(dtype).dtype), []
+        for link, old in zip(self.links[first:], states[first:], strict=True):
+            factor, now = link.update(factor, old)
+            new.append(now)
+        *before, fused = self.links[:first]
+        return (*before, fused.times(factor)), states[:first], new
 
 
 def _is_of_optax(link: Any) -> bool:
@@ -202,6 +197,18 @@ def _link_of(parts: Sequence[Any], run: Run) -> Any:
     return FusedLink.of(momentum, parts[momentum is not None :], run=run)
 
 
+def _are_wide(updates: optax.Updates, params: optax.Params | None) -> bool:
+    """Returns whether updates can be multiplied by a rate in the dtypes that they have."""
+
+    def is_wide(update: Any, parameter: Any) -> bool:
+        dtype = jnp.result_type(update)
+        promotes = jnp.promote_types(dtype, jnp.result_type(parameter)) != dtype
+        return jnp.finfo(dtype).bits >= 32 and not promotes
+
+    others = updates if params is None else params
+    return all(jax.tree.leaves(jax.tree.map(is_wide, updates, others)))
+
+
 def _like(
     gradients: optax.Updates, updates: optax.Updates, params: optax.Params | None
 ) -> optax.Updates:
@@ -229,31 +236,88 @@ def _promoted(updates: optax.Updates, params: optax.Params | None) -> optax.Upda
     )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Resolved:
-    """Resolves a tree, and gives the records of its leaves to a chain.
+class Inner(Protocol):
+    """What is done to a tree that was read."""
 
-    Parameters are resolved at init and gradients at an update, each by path and shape: containers
-    may differ between the two: ``flax.nnx.Optimizer`` gives variables first and arrays later.
+    def init(self, params: optax.Params, tree: ResolvedTree) -> optax.OptState:
+        """Returns the state before the first update."""
+        ...
+
+    def update(
+        self, updates: Any, state: Any, params: Any, tree: ResolvedTree, extra_args: Any
+    ) -> tuple[optax.Updates, optax.OptState]:
+        """Returns the updates and the new state."""
+        ...
+
+
+class OnlyMatrices:
+    """A chain for a tree whose leaves all are matrices."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+
+    def init(self, params: optax.Params, tree: ResolvedTree) -> optax.OptState:
+        check_only_matrices(tree.leaves)
+        return self.chain.init(params, tree.leaves)
+
+    def update(
+        self, updates: Any, state: Any, params: Any, tree: ResolvedTree, extra_args: Any
+    ) -> tuple[optax.Updates, optax.OptState]:
+        check_only_matrices(tree.leaves)
+        return self.chain.update(updates, state, params, tree.leaves, extra_args)
+
+
+class ChainTransformation(optax.GradientTransformationExtraArgs):
+    """A transformation with a chain of links in it.
+
+    Attributes:
+      parts: links and functions of the chain, in order.
+      chain: the links that are made of them.
+      resolve: says which leaves are matrices, and how they are sharded.
+      run: applies functions to the matrices of a tree.
     """
 
-    start: Callable[[optax.Params, ResolvedTree], Any]  # returns the state
-    # From updates, state, parameters, records and extra arguments to updates and state.
-    step: Callable[..., tuple[optax.Updates, Any]]
-    resolve: Resolver  # gives the records; the state is sharded like the parameters
     run: Run
+    parts: tuple[Any, ...]
+    chain: Chain
+    resolve: Resolver
 
-    def transformation(self, cls: type[Made], parts: tuple[Any, ...]) -> Made:
-        """Returns the transformation of the chain that is made of ``parts``."""
-        made = cls(self.init, self.update)
-        made.parts, made.resolve, made.run = parts, self.resolve, self.run
-        return made
+
+class MatrixTransformation(ChainTransformation):
+    """A transformation of trees whose leaves all are matrices."""
+
+
+def matrix_chain(*parts: Any, resolve: Resolver, run: Run = plainly) -> MatrixTransformation:
+    """Makes one transformation of the parts of what ``optax_muonplus.matrix_chain`` takes."""
+    chain = Chain.of(parts, run)
+    whole = TreeTransformation(OnlyMatrices(chain), resolve)
+    made = MatrixTransformation(whole.init, whole.update)
+    made.parts, made.chain, made.resolve, made.run = parts, chain, resolve, run
+    return made
+
+
+def links_of(transformation: Any) -> tuple[Any, ...]:
+    """Returns the links of the chain in a transformation of this library; none of any other."""
+    chain = getattr(transformation, "chain", None)
+    return chain.links if isinstance(chain, Chain) else ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TreeTransformation:
+    """Reads a tree, and gives the records of its leaves to ``inner``.
+
+    Parameters are read at init and gradients at an update, each by path and shape: containers may
+    differ between the two: ``flax.nnx.Optimizer`` gives variables first and arrays later.
+    """
+
+    inner: Inner
+    resolve: Resolver  # gives the records; the state is sharded like the parameters
 
     def init(self, params: optax.Params) -> optax.OptState:
         """Returns the state before the first update."""
         tree = self.resolve(params)
         check_inexact(tree.leaves)
-        return self.resolve.placed(self.start(params, tree), tree)
+        return self.resolve.placed(self.inner.init(params, tree), tree)
 
     def update(
         self,
@@ -269,6 +333,6 @@ class Resolved:
         tree = self.resolve(updates)
         if params is not None:
             check_leaves(updates, params)
-        made, new = self.step(updates, state, params, tree, extra_args)
+        updates, new = self.inner.update(updates, state, params, tree, extra_args)
         check_state(state, new)
-        return made, new
+        return updates, new

@@ -53,6 +53,10 @@ class FusedLink:
         program = compile_parts(momentum, functions)
         return cls(momentum, tuple(functions), program, rounds, run or plainly)
 
+    def times(self, factor: jax.Array) -> "FusedLink":
+        """Returns the link with one more function, which multiplies by a number."""
+        return dataclasses.replace(self, program=self.program.times(factor))
+
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         """Returns the state of the momentum and an empty one, or an empty one."""
         given = [f for f in self.functions if not isinstance(f, DualNorm)]

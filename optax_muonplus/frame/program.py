@@ -9,14 +9,17 @@ from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from optax_muonplus.frame.momentum import Momentum
 from optax_muonplus.method import (
+    Elementwise,
     MatrixFunction,
     Normalize,
     Orthogonalize,
     ScaleByShape,
     ViaTranspose,
+    as_real,
     compose,
     matrix_function,
     scale_by_pow2,
@@ -61,6 +64,10 @@ class Program:
             x = function(x)
         return x
 
+    def times(self, factor: jax.Array) -> "Program":
+        """Returns the program with one more function, which multiplies by a number."""
+        return Program.of([*self.functions, Times(factor)], self.divisor)
+
     @property
     def input_dtype(self) -> jnp.dtype | None:
         """The dtype that matrices are rounded to before anything else, or None."""
@@ -69,6 +76,16 @@ class Program:
     def flops(self, shape: tuple[int, int]) -> int:
         """Counts FLOPs of products for a matrix ``(out, in)``."""
         return sum(function.flops(shape) for function in self.functions)
+
+
+@matrix_function
+class Times(Elementwise):
+    """Multiplies each matrix by a number."""
+
+    factor: ArrayLike
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return as_real(self.factor, jnp.finfo(x.dtype).dtype) * x
 
 
 @matrix_function

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from optax_muonplus.frame import Scaling
 from optax_muonplus.method import Kind, check_flag, check_number
 
 RATE = Kind("a finite number, not negative, or a schedule", lambda x: x >= 0)
@@ -53,9 +54,14 @@ def decayed_weights(
     """Optax's decay or the cautious one; without parameters, where it is zero as a number."""
     check_flag("cautious_weight_decay", cautious)
     if isinstance(weight_decay, int | float) and weight_decay == 0:
-        return optax.identity()
+        return Scaling(*optax.identity())
     make = cautious_decay if cautious else optax.add_decayed_weights
     return make(real(weight_decay), mask)
+
+
+def scale_by_rate(learning_rate: optax.ScalarOrSchedule | None) -> Scaling:
+    """``optax.scale_by_learning_rate``, which a chain may move into its functions on matrices."""
+    return Scaling(*optax.scale_by_learning_rate(real(learning_rate)))
 
 
 def check_rate(

@@ -7,7 +7,7 @@ import optax
 from optax_muonplus.frame import ChainTransformation, MatrixTransformation, Part
 from optax_muonplus.run import efficiently
 from optax_muonplus.transforms._chains import matrix_chain
-from optax_muonplus.transforms._decay import check_rate, decayed_weights, real
+from optax_muonplus.transforms._decay import check_rate, decayed_weights, scale_by_rate
 from optax_muonplus.transforms._partition import nadamw, partition
 from optax_muonplus.transforms._where import Matrices
 
@@ -70,7 +70,7 @@ def optimizer(
     matrices = matrix_chain(
         rule,
         decayed_weights(weight_decay, weight_decay_mask, cautious_weight_decay),
-        optax.scale_by_learning_rate(real(learning_rate)),
+        scale_by_rate(learning_rate),
         where=where,
         run=rule.run if isinstance(rule, MatrixTransformation) else efficiently,
     )

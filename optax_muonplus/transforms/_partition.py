@@ -1,5 +1,6 @@
 """A chain for the matrices of a tree, and any transformation of Optax for everything else."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -14,11 +15,11 @@ from optax_muonplus.frame import (
     Chain,
     ChainTransformation,
     MatrixTransformation,
-    Resolved,
     ResolvedTree,
+    TreeTransformation,
 )
 from optax_muonplus.method import DECAY, NOT_NEGATIVE, check_flag, check_number, narrowed
-from optax_muonplus.transforms._decay import check_rate, decayed_weights, real
+from optax_muonplus.transforms._decay import check_rate, decayed_weights, real, scale_by_rate
 
 
 def partition(
@@ -30,27 +31,37 @@ def partition(
     tree is read once for both, gradients are checked, and the first state is sharded like the
     parameters.
     """
-    chain = Chain.of(matrices.parts, matrices.run)
-    others = wide_arithmetic(others)
+    whole = TreeTransformation(Partition(matrices.chain, wide_arithmetic(others)), matrices.resolve)
+    made = ChainTransformation(whole.init, whole.update)
+    made.parts, made.chain = matrices.parts, matrices.chain
+    made.resolve, made.run = matrices.resolve, matrices.run
+    return made
 
-    def of(tree: ResolvedTree) -> optax.GradientTransformationExtraArgs:
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Partition:
+    """``optax.partition`` of a chain and a transformation of all leaves that are no matrices."""
+
+    chain: Chain
+    others: optax.GradientTransformation
+
+    def init(self, params: optax.Params, tree: ResolvedTree) -> optax.OptState:
+        return self._of(tree).init(params)
+
+    def update(
+        self, updates: Any, state: Any, params: Any, tree: ResolvedTree, extra_args: Any
+    ) -> tuple[optax.Updates, optax.OptState]:
+        return self._of(tree).update(updates, state, params, **extra_args)
+
+    def _of(self, tree: ResolvedTree) -> optax.GradientTransformationExtraArgs:
         def init(params: Any) -> Any:
-            return chain.init(params, tree.matrices)
+            return self.chain.init(params, tree.matrices)
 
         def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-            return chain.update(updates, state, params, tree.matrices, extra)
+            return self.chain.update(updates, state, params, tree.matrices, extra)
 
-        links = optax.GradientTransformationExtraArgs(init, update)
-        return optax.partition({ADAM: others, MUON: links}, tree.labels)
-
-    def start(params: optax.Params, tree: ResolvedTree) -> Any:
-        return of(tree).init(params)
-
-    def step(updates: Any, state: Any, params: Any, tree: ResolvedTree, extra: Any) -> Any:
-        return of(tree).update(updates, state, params, **extra)
-
-    whole = Resolved(start, step, matrices.resolve, matrices.run)
-    return whole.transformation(ChainTransformation, matrices.parts)
+        matrices = optax.GradientTransformationExtraArgs(init, update)
+        return optax.partition({ADAM: self.others, MUON: matrices}, tree.labels)
 
 
 def wide_arithmetic(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -96,7 +107,7 @@ def nadamw(
     return optax.chain(
         optax.scale_by_adam(b1, b2, eps_root=eps_root, nesterov=nesterov),
         decayed_weights(weight_decay),
-        optax.scale_by_learning_rate(real(learning_rate)),
+        scale_by_rate(learning_rate),
     )
 
 
