@@ -16,7 +16,6 @@ from optax_muonplus.extras.take_over import take_over as take_over
 from optax_muonplus.frame import MatrixSpec as MatrixSpec
 from optax_muonplus.frame import MuonDimensionNumbers as MuonDimensionNumbers
 from optax_muonplus.heads import per_head as per_head
-from optax_muonplus.method import did_you_mean as _did_you_mean
 from optax_muonplus.muonplus import PAPER as PAPER
 from optax_muonplus.muonplus import muon as muon
 from optax_muonplus.muonplus import muonplus as muonplus
@@ -53,7 +52,7 @@ else:  # a type checker would take every name for one of the module's
         rooms = [x for x in __all__ if isinstance(globals()[x], _types.ModuleType)]
         known = [*__all__, *(f"{room}.{x}" for room in rooms for x in vars(globals()[room]))]
         same = [x for x in known if x.rpartition(".")[2] == name]
-        near = f" It is {__name__}.{same[0]}." if same else _did_you_mean(name, __all__)
+        near = f" It is {__name__}.{same[0]}." if same else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{near}")
 
 

@@ -108,8 +108,7 @@ def muonplus(
       mu_dtype: dtype of the momentum buffer; None means the parameter's. ``"int8"``: 1.02 bytes.
       norm: ``"none"`` (Muon), ``"col"``, ``"row"`` (a row has the weights of one output unit),
         ``"col_row"`` (columns, then rows), ``"row_col"``, ``"long"`` (the longer side, see
-        :func:`optax_muonplus.matrices.normalize_matrix`; for square matrices ``"long_row"`` or
-        ``"long_col"``) or ``"auto"`` (the side that varies more).
+        :func:`optax_muonplus.matrices.normalize_matrix`).
       norm_eps: inside the root of the row and column norms.
       match_frobenius: rescales the normalized matrix to the Frobenius norm it had before.
       shape_scale: ``"spectral"`` sqrt(m/n), ``"max"`` sqrt(max(1, m/n)) or ``"none"``.

@@ -15,7 +15,7 @@ from optax_muonplus.matrices import (
     SUMMED_AXIS,
     Side,
     as_real,
-    check_matrices,
+    check_floating,
     check_word,
     scale_by_pow2,
     sum_of_squares,
@@ -171,7 +171,7 @@ def _centred_ranks(values: jax.Array) -> jax.Array:
 
 def _check(x: jax.Array, side: str = "row") -> None:
     check_word("side", side, get_args(Side))
-    check_matrices(x, empty=False)
+    check_floating(x)
 
 
 def _check_same_shape(x: jax.Array, y: jax.Array) -> None:

@@ -17,7 +17,7 @@ from optax_muonplus.method import ShapeScale as ShapeScale
 from optax_muonplus.method import Side as Side
 from optax_muonplus.method import as_real as as_real
 from optax_muonplus.method import check_flag as check_flag
-from optax_muonplus.method import check_matrices as check_matrices
+from optax_muonplus.method import check_floating as check_floating
 from optax_muonplus.method import check_number as check_number
 from optax_muonplus.method import check_shape_scale as check_shape_scale
 from optax_muonplus.method import check_word as check_word
@@ -28,7 +28,6 @@ from optax_muonplus.method import matrix_function as matrix_function
 from optax_muonplus.method import normalize_matrix as normalize_matrix
 from optax_muonplus.method import normalized_sides as normalized_sides
 from optax_muonplus.method import root as root
-from optax_muonplus.method import rows_vary_more as rows_vary_more
 from optax_muonplus.method import scale_by_pow2 as scale_by_pow2
 from optax_muonplus.method import shape_factor as shape_factor
 from optax_muonplus.method import static as static

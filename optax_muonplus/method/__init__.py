@@ -11,10 +11,9 @@ from .arguments import NOT_NEGATIVE as NOT_NEGATIVE
 from .arguments import POSITIVE as POSITIVE
 from .arguments import Kind as Kind
 from .arguments import check_flag as check_flag
-from .arguments import check_matrices as check_matrices
+from .arguments import check_floating as check_floating
 from .arguments import check_number as check_number
 from .arguments import check_word as check_word
-from .arguments import did_you_mean as did_you_mean
 from .arguments import floating_dtype as floating_dtype
 from .arguments import known_count as known_count
 from .arguments import supported as supported
@@ -49,7 +48,6 @@ from .normalize import Side as Side
 from .normalize import match_frobenius_norm as match_frobenius_norm
 from .normalize import normalize_matrix as normalize_matrix
 from .normalize import normalized_sides as normalized_sides
-from .normalize import rows_vary_more as rows_vary_more
 from .orthogonalize import DEFAULT_EPS as DEFAULT_EPS
 from .orthogonalize import Orthogonalize as Orthogonalize
 from .orthogonalize import Polar as Polar

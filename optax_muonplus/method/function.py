@@ -6,15 +6,12 @@ would cost a copy each way. Every function therefore also provides its transpose
 
 import abc
 import dataclasses
-import functools
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
-
-from .arguments import check_matrices
 
 Matrices = jax.Array  # (*batch, out, in), real or complex
 _Class = TypeVar("_Class", bound=type)
@@ -70,22 +67,7 @@ class MatrixFunction(abc.ABC):
       class Sign(MatrixFunction):
           def __call__(self, x):
               return jnp.sign(x)
-
-    A call of it with anything but matrices of floating-point numbers raises ValueError.
     """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Lets ``__call__`` check its array, here for all functions on matrices."""
-        super().__init_subclass__(**kwargs)
-        function = cls.__dict__.get("__call__")
-        if function is not None:
-
-            @functools.wraps(function)
-            def checked(self: Any, x: Matrices) -> Matrices:
-                check_matrices(x)
-                return function(self, x)
-
-            cls.__call__ = checked  # ty: ignore[invalid-assignment]
 
     @abc.abstractmethod
     def __call__(self, x: Matrices) -> Matrices:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from .arguments import check_matrices
+from .arguments import check_floating
 from .coefficients import Row
 from .function import Matrices, adjoint
 from .precision import as_real, product_dtype, root, scale_by_pow2, sum_of_squares, upcast_for_sum
@@ -104,9 +104,9 @@ def svd(x: Matrices) -> Matrices:
       An array of ``x``'s shape and dtype, computed in float32 at least.
 
     Raises:
-      ValueError: for ``x`` that is no array of two axes at least or is not floating-point.
+      ValueError: for ``x`` that is not floating-point.
     """
-    check_matrices(x)
+    check_floating(x)
     y, _ = scale_by_pow2(upcast_for_sum(x))
     u, s, vh = jnp.linalg.svd(y, full_matrices=False)
     tolerance = max(x.shape[-2:]) * jnp.finfo(s.dtype).eps

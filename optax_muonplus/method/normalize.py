@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from .arguments import NOT_NEGATIVE, check_flag, check_matrices, check_number, check_word
-from .function import Matrices, MatrixFunction, ViaTranspose, matrix_function, static
+from .arguments import NOT_NEGATIVE, check_flag, check_floating, check_number, check_word
+from .function import Matrices, MatrixFunction, matrix_function, static
 from .precision import (
     as_real,
     divide_by_pow2,
@@ -21,35 +21,24 @@ from .precision import (
     upcast_for_sum,
 )
 
-Norm = Literal["none", "col", "row", "col_row", "row_col", "long", "long_row", "long_col", "auto"]
+Norm = Literal["none", "col", "row", "col_row", "row_col", "long"]
 Side = Literal["row", "col"]
 
 # The axis over which the norm of a row, or of a column, is summed.
 SUMMED_AXIS: dict[Side, int] = {"row": -1, "col": -2}
-
-_BY_NAME: dict[Norm, tuple[Side, ...]] = {
+_SIDES: dict[Norm, tuple[Side, ...]] = {
     "none": (),
     "col": ("col",),
     "row": ("row",),
     "col_row": ("col", "row"),
     "row_col": ("row", "col"),
 }
-_OF_SQUARES: dict[Norm, tuple[Side, ...]] = {
-    "long": (),
-    "long_row": ("row",),
-    "long_col": ("col",),
-    "auto": ("row",),
-}
-
-
 # The norm of the transposed matrix, unless it has the same name.
 _OTHER_WAY: dict[Norm, Norm] = {
     "col": "row",
     "row": "col",
     "col_row": "row_col",
     "row_col": "col_row",
-    "long_row": "long_col",
-    "long_col": "long_row",
 }
 
 
@@ -59,15 +48,12 @@ def check_norm(norm: str) -> None:
 
 
 def normalized_sides(norm: Norm, fan_out: int, fan_in: int) -> tuple[Side, ...]:
-    """Lists the sides that ``norm`` normalizes, in order: ``("col", "row")`` for ``"col_row"``.
-
-    For ``"auto"`` it is the side that an exact polar factor of this shape leads to.
-    """
+    """Lists the sides that ``norm`` normalizes, in order: ``("col", "row")`` for ``"col_row"``."""
     check_norm(norm)
-    if norm in _BY_NAME:
-        return _BY_NAME[norm]
+    if norm != "long":
+        return _SIDES[norm]
     if fan_out == fan_in:
-        return _OF_SQUARES[norm]
+        return ()
     return ("row",) if fan_out > fan_in else ("col",)
 
 
@@ -82,11 +68,7 @@ def normalize_matrix(x: Matrices, norm: Norm = "row_col", norm_eps: ArrayLike = 
     unit norms in the end. Sums are in float32 at least.
 
     ``"long"`` normalizes the longer side only: rows of a tall matrix, columns of a wide one. A
-    polar factor has even norms on the shorter side already. Square matrices stay as they are;
-    ``"long_row"`` normalizes their rows, and ``"long_col"`` their columns.
-
-    ``"auto"`` normalizes, for each matrix, the side with norms that vary more, by
-    :func:`rows_vary_more`. For a polar factor that is the longer side.
+    polar factor has even norms on the shorter side already. Square matrices stay as they are.
 
     Args:
       x: matrices ``(*batch, out, in)``, real or complex.
@@ -104,34 +86,9 @@ def normalize_matrix(x: Matrices, norm: Norm = "row_col", norm_eps: ArrayLike = 
         ``x`` that is no array of two axes at least or is not floating-point.
 
     Source: Zhang et al., Muon+, arXiv:2602.21545, equations 3-8 and Algorithm 1. The longer side:
-    Zhang and Lin, arXiv:2609.39114 (NorMuon without its running mean). The side chosen by the
-    data: MeqMuon, arXiv:2609.35701.
+    Zhang and Lin, arXiv:2609.39114 (NorMuon without its running mean).
     """
     return Normalize(norm, norm_eps, match_frobenius=False)(x)
-
-
-def rows_vary_more(x: Matrices, stored_transposed: bool = False) -> jax.Array:
-    """Returns for each matrix whether norms of rows vary at least as much as those of columns.
-
-    The measure is the coefficient of variation, the standard deviation over the mean. Zero rows and
-    columns do not count.
-
-    Args:
-      x: matrices ``(*batch, out, in)``, with squares that do not overflow.
-      stored_transposed: whether they are ``(*batch, in, out)``.
-
-    Source: MeqMuon, arXiv:2609.35701, equations 8 and 11.
-    """
-    check_matrices(x)
-
-    def evenness(axis: int) -> jax.Array:
-        """Returns ``|X| / sqrt(1 + variation^2)``; both sides have the norm ``|X|``."""
-        norms = root(sum_of_squares(x, (axis,)))
-        number = jnp.maximum(jnp.sum(norms > 0, (-2, -1), keepdims=True), 1)
-        return jnp.sum(norms, (-2, -1), keepdims=True) / jnp.sqrt(number)
-
-    of_last, of_first = evenness(-1), evenness(-2)
-    return of_first <= of_last if stored_transposed else of_last <= of_first
 
 
 def match_frobenius_norm(x: Matrices, like: Matrices) -> Matrices:
@@ -153,7 +110,7 @@ def match_frobenius_norm(x: Matrices, like: Matrices) -> Matrices:
 
     Source: Zhang et al., Muon+, arXiv:2602.21545, table "Matching Frobenius norm".
     """
-    check_matrices(x, like)
+    check_floating(x, like)
     if x.shape != like.shape:
         raise ValueError(
             f"Got shapes {x.shape} and {like.shape}, but a matrix gets the norm of one of its own"
@@ -202,19 +159,15 @@ class Normalize(MatrixFunction):
           bounded: whether entries are known to be of the order of 1 at most, as those of a polar
             factor are. It saves reading them once more, to keep their squares in range.
         """
+        check_floating(x)
         y, in_range = upcast_for_sum(x), bounded
         sides = normalized_sides(self.norm, *x.shape[-2:])
         if not sides:
             return x
-        if self.norm == "auto":
-            z = y if bounded else scale_by_pow2(y)[0]
-            by_row, by_col = (self._divided(y, side, bounded) for side in ("row", "col"))
-            y = jnp.where(rows_vary_more(z), by_row, by_col)
-        elif bounded and self.match_frobenius:
+        if bounded and self.match_frobenius:
             return self._matched_in_passing(y, sides).astype(x.dtype)
-        else:
-            for side in sides:
-                y, in_range = self._divided(y, side, in_range), True
+        for side in sides:
+            y, in_range = self._divided(y, side, in_range), True
         y = y.astype(x.dtype)
         return _matched(y, x, bounded) if self.match_frobenius else y
 
@@ -255,6 +208,4 @@ class Normalize(MatrixFunction):
 
     def transposed(self) -> MatrixFunction:
         """Normalizes rows for columns and columns for rows."""
-        if self.norm == "auto":
-            return ViaTranspose(self)
         return self.replace(norm=_OTHER_WAY.get(self.norm, self.norm))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from .arguments import check_floating, check_matrices
+from .arguments import supported
 
 
 def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
@@ -18,8 +18,14 @@ def product_dtype(dtype: DTypeLike, compute_dtype: DTypeLike | None) -> jnp.dtyp
     """Returns the dtype of sums and of linear combinations, for matrices of ``dtype``.
 
     Raises:
-      ValueError: if one of the two is real and the other complex.
+      ValueError: if ``dtype`` is not floating-point of 16 bits at least, and if one of the two is
+        real and the other complex.
     """
+    if not supported(jnp.dtype(dtype)):
+        raise ValueError(
+            f"Got matrices of dtype {dtype}, but results have that dtype, which must be"
+            " floating-point of 16 bits at least. Pass x.astype(jnp.float32)."
+        )
     wide = accumulation_dtype(dtype)
     if compute_dtype is None:
         return wide
@@ -80,7 +86,6 @@ def scale_by_pow2(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     Returns:
       The quotient, and the powers ``(*batch, 1, 1)``. The power is 1 for a matrix of zeros.
     """
-    check_matrices(x)
     return divide_by_pow2(x, jnp.max(jnp.abs(x), (-2, -1), keepdims=True, initial=0))
 
 
@@ -89,8 +94,6 @@ def divide_by_pow2(x: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]
 
     The power is 1 where ``size`` is zero.
     """
-    check_floating(x)
-    check_floating(size)
     info = jnp.finfo(size.dtype)
     # Rounding to a mantissa of 0 bits gives a power of two. XLA may multiply by its reciprocal, and
     # treats subnormal numbers as 0: the upper bound keeps the reciprocal out of that range.
@@ -101,7 +104,6 @@ def divide_by_pow2(x: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]
 
 def times_pow2(x: jax.Array, power: jax.Array) -> jax.Array:
     """Multiplies by ``power``; finite numbers that leave the range become the largest one."""
-    check_floating(x)
     return _saturated(x, jnp.finfo(x.dtype).max / jnp.maximum(power, 1)) * power
 
 
@@ -111,7 +113,6 @@ def narrowed(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     An infinity in a momentum buffer or a parameter would turn into NaN and stay. Infinities that
     are in ``x`` already stay.
     """
-    check_floating(x)
     largest = jnp.finfo(dtype).max
     fits = largest >= jnp.finfo(x.dtype).max
     return (x if fits else _saturated(x, largest)).astype(dtype)

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from .arguments import POSITIVE, check_flag, check_number, check_word
+from .arguments import POSITIVE, check_flag, check_floating, check_number, check_word
 from .function import Matrices, MatrixFunction, matrix_function, static
 from .normalize import Norm, check_norm, normalized_sides
 from .precision import upcast_for_sum
@@ -49,7 +49,6 @@ def shape_factor(
     A semi-orthogonal (m, n) matrix has Frobenius norm :math:`\sqrt{\min(m, n)}`, hence RMS
     :math:`1/\sqrt{\max(m, n)}`. If rows are normalized last, the Frobenius norm is :math:`\sqrt m`
     and the RMS :math:`1/\sqrt n`. If columns are, they are :math:`\sqrt n` and :math:`1/\sqrt m`.
-    With ``norm="auto"`` the longer side is taken to be the one that is chosen.
 
     Source: Bernstein, arXiv:2409.20325 (spectral); Liu et al., arXiv:2502.16982 (RMS of a
     polar factor).
@@ -99,6 +98,7 @@ class ScaleByShape(MatrixFunction):
         return 1 / math.sqrt(fan_in if sides[-1] == "row" else fan_out)
 
     def __call__(self, x: Matrices) -> Matrices:
+        check_floating(x)
         return (x * self.factor(*x.shape[-2:])).astype(x.dtype)
 
     def transposed(self) -> MatrixFunction:

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.method import Matrices, Row, adjoint, check_matrices
+from optax_muonplus.method import Matrices, Row, adjoint
 
 # Sides of half-precision operands are padded to 8 elements (16 bytes), as cuBLAS requires.
 ALIGNMENT = 8
@@ -195,13 +195,11 @@ def _polynomial(products: Products, gram: Square, row: Row, scale: Scale | None)
 
 def part(x: Matrices, shape: Sequence[int]) -> Matrices:
     """Returns the first rows and columns of matrices, as many as ``shape`` says."""
-    check_matrices(x)
     return x[..., : shape[0], : shape[1]]
 
 
 def with_zeros(x: Matrices, shape: Sequence[int]) -> Matrices:
     """Adds rows and columns of zeros behind matrices, so that they have ``shape``."""
-    check_matrices(x)
     if x.shape[-2:] == tuple(shape):
         return x
     widths = [(0, n - side) for n, side in zip(shape, x.shape[-2:], strict=True)]

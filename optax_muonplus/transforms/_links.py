@@ -118,8 +118,8 @@ def normalize(
     """Divides the rows, the columns, or one after the other, of every matrix by their norms.
 
     Args:
-      norm: ``"none"``, ``"col"``, ``"row"``, ``"col_row"`` (columns first), ``"row_col"``,
-        ``"long"``, ``"long_row"``, ``"long_col"`` or ``"auto"``.
+      norm: ``"none"``, ``"col"``, ``"row"``, ``"col_row"`` (columns first), ``"row_col"`` or
+        ``"long"``.
       norm_eps: inside the root, see :func:`optax_muonplus.matrices.normalize_matrix`.
       match_frobenius: whether to restore each matrix's Frobenius norm afterwards.
       where: as in :func:`orthogonalize`.

@@ -27,7 +27,7 @@ RULES |= {"muon": functools.partial(omp.muon, 0.02)}
 OPTIONS = [
     {},
     {"norm": "row", "norm_eps": 0.0},
-    {"norm": "auto", "match_frobenius": True},
+    {"norm": "long", "match_frobenius": True},
     {"preconditioning": "schatten"},
     {"preconditioning": "aol"},
     {"adaptive": True},

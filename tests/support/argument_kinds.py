@@ -93,8 +93,8 @@ REFUSED = {
     "flag": ["no", "False", None, 2, 0.0, np.array([True, False]), jnp.array(True)],
     "count": [*NO_COUNT, None],
     "count or None": NO_COUNT,
-    "word": ["no such word", None, 5, b"row"],
-    "dtype": ["int32", "bool", "uint8", "float33", "float8_e4m3fn", 5, int, bool, "float64", "U4"],
+    "word": ["no such word", None, 5],
+    "dtype": ["int32", "bool", "uint8", "float33", "float8_e4m3fn", 5, int, bool, "U4"],
 }
 
 

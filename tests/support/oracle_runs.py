@@ -10,7 +10,7 @@ import optax_muonplus as omp
 from tests.support import reference
 
 # Not auto: on a square polar factor, rounding decides which side varies more.
-NORMS = tuple(norm for norm in typing.get_args(omp.matrices.Norm) if norm != "auto")
+NORMS = typing.get_args(omp.matrices.Norm)
 # Kernels as Flax stores them, (in, out): W is their transpose.
 SHAPES = {"tall": (12, 20), "wide": (20, 12), "square": (16, 16)}
 DIMS = MuonDimensionNumbers(reduction_axis=0, output_axis=1)

@@ -72,25 +72,12 @@ def norm_dir(x, d, eps=1e-8):
         return norm_dir(norm_dir(x, "col", eps), "row", eps)
     if d == "row_col":
         return norm_dir(norm_dir(x, "row", eps), "col", eps)
-    if d == "auto":
-        return norm_dir(x, more_varied_side(x), eps)
-    return norm_dir(x, long_side(*x.shape, d), eps)
+    return norm_dir(x, long_side(*x.shape), eps)
 
 
-def long_side(m, n, d):
-    """The longer side of a matrix (m, n); that of a square one by the end of ``d``."""
-    if m == n:
-        return {"long": "none", "long_row": "row", "long_col": "col", "auto": "row"}[d]
-    return "row" if m > n else "col"
-
-
-def more_varied_side(x):
-    """The side with norms of the larger coefficient of variation."""
-    rows, columns = np.linalg.norm(x, axis=1), np.linalg.norm(x, axis=0)
-    if not rows.any():
-        return "none"
-    rows, columns = rows[rows > 0], columns[columns > 0]
-    return "row" if rows.std() / rows.mean() >= columns.std() / columns.mean() else "col"
+def long_side(m, n):
+    """The longer side of a matrix (m, n)."""
+    return "none" if m == n else "row" if m > n else "col"
 
 
 # --- factors of the shape -----------------------------------------------------------------------
@@ -106,8 +93,8 @@ def shape_factor(m, n, shape_scale="max"):
 
 def rms_factor(m, n, rms, norm="none", match_frobenius=False):
     """What an ideal update is multiplied by for the root of its mean square to be ``rms``."""
-    if norm.startswith("long") or norm == "auto":
-        norm = long_side(m, n, norm)
+    if norm == "long":
+        norm = long_side(m, n)
     if norm == "none" or match_frobenius:  # min(m, n) singular values of one
         squares = min(m, n)
     elif norm.endswith("row"):  # m rows of length one

@@ -16,7 +16,7 @@ Name = Literal[
     "optax_muon",
     "adamw",
 ]
-Norm = Literal["none", "col", "row", "col_row", "row_col", "long", "long_row", "long_col", "auto"]
+Norm = Literal["none", "col", "row", "col_row", "row_col", "long"]
 """Those of the library, which takes seconds to import."""
 
 
