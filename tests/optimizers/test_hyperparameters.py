@@ -30,16 +30,15 @@ def test_what_is_not_of_the_kind_is_refused_when_built_and_named(factory, name, 
         # A word that is no dtype is NumPy's to refuse.
         own = kind != "dtype"
         error = ValueError if own else (ValueError, TypeError)
-        with pytest.raises(error, match=rf"\b{name}\b" if own else "") as caught:
+        with pytest.raises(error, match=rf"\b{name}\b" if own else ".") as caught:
             FACTORIES[factory](**{name: value})
         shown = str(caught.value)
         assert not own or "must" in shown or "Known" in shown, (value, shown)
 
 
-@pytest.mark.parametrize("name", ["muonplus", "normuon", "adamuon", "mano"])
-def test_numbers_are_checked_through_inject_hyperparams(name):
+def test_numbers_are_checked_through_inject_hyperparams():
     """Outside of jit, where their values are known; complex if a parameter is."""
-    make = optax.inject_hyperparams(getattr(omp.contrib, name, None) or omp.muonplus)
+    make = optax.inject_hyperparams(omp.muonplus)
     params = random_tree(SHAPES)
     with pytest.raises(ValueError, match=r"adam_b2 must be in \[0, 1\), got 1.0"):
         make(0.1, adam_b2=1.0).init(params)
@@ -98,9 +97,9 @@ def test_traced_values_that_cannot_be_are_refused_by_their_types():
     def build(**arguments):
         jax.eval_shape(lambda x: omp.muonplus(0.1, **x) and 0, arguments)
 
-    with pytest.raises(ValueError, match=r"beta must be .* float32\[3\]"):
+    with pytest.raises(ValueError, match=r"beta must be .*float32\[3\]"):
         build(beta=jnp.full(3, 0.5))
-    with pytest.raises(ValueError, match=r"eps must be .* bool\[\]"):
+    with pytest.raises(ValueError, match=r"eps must be .*bool\[\]"):
         build(eps=jnp.array(True))
     with pytest.raises(ValueError, match=r"nesterov must be .*static_args=\('nesterov',\)"):
         build(nesterov=jnp.array(True))
