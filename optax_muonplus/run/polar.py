@@ -14,10 +14,9 @@ precision:
   plain one. It rounds more often than in float16, so that it restarts more often.
 """
 
-import functools
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.core
@@ -25,13 +24,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from optax_muonplus.method import (
-    Coefficients,
     Matrices,
     MatrixFunction,
     Orthogonalize,
-    Preconditioning,
-    Restarts,
-    Row,
     every_step,
     holds_float32,
     matrix_function,
@@ -95,86 +90,51 @@ class FastPolar(MatrixFunction):
         shapes = matmul_shapes(shape, self.options, self.platform)
         return sum(2 * math.prod(product) for product in shapes)
 
-    def iteration(self, platform: Platform, shape: tuple[int, ...], dtype: DTypeLike) -> Iteration:
+    def iteration(self, platform: Platform, shape: Sequence[int], dtype: DTypeLike) -> Iteration:
         """Resolves all choices for matrices of that shape and dtype on that platform."""
         options = self.options
-        choices: tuple[Any, ...] = (
-            options.coefficients._replace(steps=0),  # a traced number is no choice
-            options.restarts,
-            str(options.polar),
-            options.preconditioning,
-            options.compute_dtype,
-            jax.config.jax_default_matmul_precision,  # ty: ignore[missing-attribute]
-            products.TPU_BLOCK if platform == "tpu" else 1,
+        rows, _, safety_factor = options.coefficients
+        sums = product_dtype(dtype, options.compute_dtype)
+        operand = sums if options.compute_dtype is None else jnp.dtype(options.compute_dtype)
+        restarts, precision, upcast_operands = choose_algorithm(
+            options, platform, shape, operand, sums
         )
-        return _iteration(self.products, platform, shape[-2:], jnp.dtype(dtype), *choices)
-
-
-@functools.lru_cache(maxsize=4096)
-def _iteration(
-    kind: type[Products],
-    platform: Platform,
-    shape: tuple[int, int],
-    dtype: jnp.dtype,
-    chosen: Coefficients,
-    listed: Restarts | None,
-    polar: str,
-    preconditioning: Preconditioning,
-    compute_dtype: jnp.dtype | None,
-    default_precision: str | None,
-    block: int,
-) -> Iteration:
-    """Resolves all choices, where ``default_precision`` is what JAX is told of its products."""
-    sums = product_dtype(dtype, compute_dtype)
-    operand = sums if compute_dtype is None else jnp.dtype(compute_dtype)
-    is_exact = default_precision in ("highest", "float32")
-    restarts, precision, upcast_operands = choose_algorithm(
-        platform, shape, polar, chosen.rows, listed, operand, sums, is_exact
-    )
-    height, width = shape
-    # A square matrix is multiplied from the left, which is 8% faster on a CPU. "aol" scales one
-    # side: it takes the right one, as optax.contrib.muon does.
-    left = height < width or (height == width and preconditioning != "aol")
-    # The Gram form rounds more often than the plain one. In bfloat16 it is as near to the
-    # polynomial if squares are not rounded, and up to 1.3 times as far if they are.
-    exact_squares = operand == jnp.bfloat16 and restarts != every_step(len(chosen.rows))
-    made = kind(
-        left,
-        operand,
-        sums,
-        range_factor(operand, len(chosen.rows[0])),
-        precision,
-        upcast_operands,
-        exact_squares,
-        block,
-    )
-    return Iteration(chosen.rows, restarts, chosen.safety_factor, preconditioning, made)
-
-
-class Algorithm(NamedTuple):
-    """A way to carry out the iteration."""
-
-    restarts: tuple[int, ...]  # steps that compute the Gram matrix again
-    precision: Precision  # how products are made
-    upcast_operands: bool = False  # operands are cast to the dtype of sums
+        height, width = shape[-2:]
+        # A square matrix is multiplied from the left, which is 8% faster on a CPU. "aol" scales one
+        # side: it takes the right one, as optax.contrib.muon does.
+        left = height < width or (height == width and options.preconditioning != "aol")
+        # The Gram form rounds more often than the plain one. In bfloat16 it is as near to the
+        # polynomial if squares are not rounded, and up to 1.3 times as far if they are.
+        exact_squares = operand == jnp.bfloat16 and restarts != every_step(len(rows))
+        factor = range_factor(operand, len(rows[0]))
+        block = products.TPU_BLOCK if platform == "tpu" else 1
+        made = self.products(
+            left, operand, sums, factor, precision, upcast_operands, exact_squares, block
+        )
+        return Iteration(rows, restarts, safety_factor, options.preconditioning, made)
 
 
 def choose_algorithm(
+    options: Orthogonalize,
     platform: Platform,
     shape: Sequence[int],
-    polar: str,
-    rows: Sequence[Row],
-    listed: Restarts | None,
     operand: jnp.dtype,
-    dtype: jnp.dtype,
-    float32_is_exact: bool,
-) -> Algorithm:
-    """Returns the algorithm for matrices ``(..., out, in)`` of one shape.
+    sums: jnp.dtype,
+) -> tuple[tuple[int, ...], Precision, bool]:
+    """Returns how the iteration of matrices ``(..., out, in)`` is carried out.
 
-    ``operand`` is the dtype of operands and ``dtype`` that of sums; ``polar`` is
-    ``"newton_schulz"``, ``"gram"`` or ``"auto"``.
-    ``float32_is_exact`` says that JAX makes float32 products in full precision on every device.
+    Args:
+      options: the iteration.
+      platform: where it runs.
+      shape: of the matrices.
+      operand: dtype of the operands of products.
+      sums: dtype of sums.
+
+    Returns:
+      The steps that compute the Gram matrix again, the precision of products, and whether operands
+      are cast to the dtype of sums.
     """
+    rows, polar = options.coefficients.rows, options.polar
     plain = every_step(len(rows))
 
     def cheaper(gram: tuple[int, ...]) -> tuple[int, ...]:
@@ -185,23 +145,27 @@ def choose_algorithm(
         return gram if polar == "gram" or fewer else plain
 
     # Where no restarts are known, the plain iteration is taken.
-    float32, bfloat16_x3, float16, bfloat16 = listed or [plain] * 4
+    float32, bfloat16_x3, float16, bfloat16 = options.restarts or [plain] * 4
+    on_cpu = platform == "cpu"
     if not holds_float32(operand):
         # The CPU sums bfloat16 products in bfloat16 in places; the accelerators never do. TPUs have
         # no unit for float16, and would round its digits to those of bfloat16.
         on_tpu = platform == "tpu" and operand == jnp.float16
         restarts = cheaper(float16 if operand == jnp.float16 else bfloat16)
-        return Algorithm(restarts, EXACT if on_tpu else None, on_tpu or platform == "cpu")
-    upcast = operand != dtype and platform == "cpu"
-    exact = Algorithm(cheaper(float32), EXACT, upcast)
-    if float32_is_exact or dtype in (jnp.float64, jnp.complex128):
+        return restarts, EXACT if on_tpu else None, on_tpu or on_cpu
+    upcast = operand != sums and on_cpu
+    exact = cheaper(float32), EXACT, upcast
+    is_exact = jax.config.jax_default_matmul_precision in (  # ty: ignore[missing-attribute]
+        "highest",
+        "float32",
+    )
+    if is_exact or sums in (jnp.float64, jnp.complex128):
         return exact
     if polar == "gram":
         # Three products are defined for real numbers.
-        split = platform != "cpu" and dtype == jnp.float32
-        return Algorithm(cheaper(bfloat16_x3), BFLOAT16_X3) if split else exact
-    default = Algorithm(plain, None, upcast)
-    return exact if platform == "cpu" and exact.restarts != plain else default
+        split = not on_cpu and sums == jnp.float32
+        return (cheaper(bfloat16_x3), BFLOAT16_X3, False) if split else exact
+    return exact if on_cpu and exact[0] != plain else (plain, None, upcast)
 
 
 def for_platform(function: Function, platform: Platform | None = None) -> Function:
