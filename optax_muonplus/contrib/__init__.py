@@ -1,6 +1,6 @@
-"""Optimizers that Muon+ is compared with, on public names of the library only.
+"""Optimizers that Muon+ is compared with, and a recorder, on public names of the library only.
 
-Each is called with a learning rate and a rule, whose options are its fields:
+Each optimizer is called with a learning rate and a rule, whose options are its fields:
 ``omp.contrib.normuon(0.02, omp.contrib.NorMuon(beta2=0.9))``.
 """
 
@@ -20,5 +20,9 @@ from optax_muonplus.contrib._muoneq import muoneq as muoneq
 from optax_muonplus.contrib._muoneq import scale_by_muoneq as scale_by_muoneq
 from optax_muonplus.contrib._normuon import NorMuon as NorMuon
 from optax_muonplus.contrib._normuon import normuon as normuon
+from optax_muonplus.contrib._recorder import Record as Record
+from optax_muonplus.contrib._recorder import RecordState as RecordState
+from optax_muonplus.contrib._recorder import read_record as read_record
+from optax_muonplus.contrib._recorder import recorded as recorded
 from optax_muonplus.contrib._turbo_muon import scale_by_turbo_muon as scale_by_turbo_muon
 from optax_muonplus.contrib._turbo_muon import turbo_muon as turbo_muon

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.diagnostics import Side
+from examples.paper.imbalance import Side, squared_norms
 
 Matrices = Mapping[str, jax.Array]
 """Matrices (out, in) by name."""
@@ -105,7 +105,7 @@ def descent_bound(
     bounds = {}
     for name, norms in curvatures.items():
         slope = jnp.sum(gradients[name] * updates[name])
-        squares = jnp.sum(jnp.square(by_block(updates[name], side)), axis=1)
+        squares = squared_norms(updates[name], side)
         total = jnp.sum(norms * squares)
         step_size = ratio(slope, total)
         mean = ratio(total, jnp.sum(squares))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.polynomial import polynomial
 from numpy.typing import ArrayLike
 
-from examples.experiments.theory.regions import g
+from examples.paper.regions import g
 from optax_muonplus import coefficients
 
 # By how much the singular values of a float32 matrix of Frobenius norm 1 can exceed 1.

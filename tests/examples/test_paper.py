@@ -1,14 +1,16 @@
-"""The paper's theory: the map of eigenvalues, the shift of variances, and curvatures of blocks."""
+"""The paper in numbers: the map of eigenvalues, variances, imbalance, and curvatures of blocks."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from examples.experiments.theory import curvature, regions, variance
+from examples.paper import curvature, imbalance, regions, variance
 from optax_muonplus import coefficients
 from tests.support import reference, reference_coefficients
 from tests.support import reference_theory as exact
+from tests.support.measures import SIDES, correlation, gaussian, ratio, squares
+from tests.support.measures import variance as variance_of_norms
 
 PAPER = (2, -1.5, 0.5)
 COMPOSED = [("jordan", 5), ("polar_express", 2), (PAPER, 12), ((1.5, -0.5), 6)]
@@ -136,3 +138,41 @@ def test_norm_of_an_indefinite_block_and_a_zero_update():
     np.testing.assert_allclose(found["w"], [3], rtol=1e-6)
     zero = {"w": jnp.zeros((1, 3))}
     assert all(float(x) == 0 for x in curvature.descent_bound(found, zero, zero)["w"])
+
+
+# Imbalance
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+@pytest.mark.parametrize("side", SIDES)
+def test_measures_of_imbalance_are_those_of_numpy(dtype, side):
+    x, y = gaussian(6, 9, dtype=dtype), gaussian(6, 9, seed=5, dtype=dtype)
+    norms = squares(x, side)
+    for found, expected in (
+        (imbalance.norm_variance(x, side), variance_of_norms(x, side)),
+        (imbalance.relative_variance(x, side), variance_of_norms(x, side) / norms.mean() ** 2),
+        (imbalance.norm_ratio(x, side), ratio(x, side)),
+        (imbalance.spearman(x, y, side), correlation(x, y, side)),
+    ):
+        assert found.dtype == jnp.float32
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_equal_norms_share_their_rank():
+    """Small integers: the sums are exact, so that ties are ties."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        x, y = rng.integers(0, 2, (2, 9, 4)).astype(np.float32)
+        assert len(set(squares(x, "row"))) < 9
+        given = imbalance.spearman(jnp.asarray(x), jnp.asarray(y))
+        np.testing.assert_allclose(given, correlation(x, y, "row"), atol=1e-6)
+    assert np.isnan(imbalance.spearman(jnp.ones((4, 6)), gaussian(4, 6)))
+
+
+def test_stages_show_the_imbalance_that_muonplus_takes_away(capsys):
+    imbalance.main()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    variance = {(row[0], " ".join(row[1:-5]), row[-5]): float(row[-4]) for row in rows}
+    for shape in ("128x128", "341x128", "128x341"):
+        assert variance[shape, "polar factor", "row"] > 50 * variance[shape, "momentum", "row"]
+        assert variance[shape, "after row_col", "col"] < 1e-12
