@@ -72,14 +72,15 @@ class FusedLink:
 
         With a momentum the state is ``(its state, optax.EmptyState())``, as :meth:`init` makes it.
         """
-        del params
         arrays, treedef = jax.tree.flatten(updates)
         if self.momentum is None:
             operands = [Operand.of(x) for x in arrays]
         else:
             mu, nothing = state
             rounded_to, divisor = self.program.input_dtype, self.program.divisor
-            mu, operands = self.momentum.advance(updates, mu, rounded_to, divisor)
+            mu, operands = self.momentum.advance(
+                updates, mu, rounded_to, divisor, params is not None
+            )
             state = (mu, nothing)
         if not self.rounds:
             pairs = zip(leaves, operands, strict=True)

@@ -144,7 +144,12 @@ class Momentum:
         return jax.tree.structure(state[0]).unflatten([x.load() for x in directions]), state
 
     def advance(
-        self, updates: optax.Updates, state: Any, rounded_to: Any = None, divisor: float = 1.0
+        self,
+        updates: optax.Updates,
+        state: Any,
+        rounded_to: Any = None,
+        divisor: float = 1.0,
+        compared: bool = False,
     ) -> tuple[Any, list[Operand]]:
         """Takes one step of the moving average; returns the state, and a direction for each leaf.
 
@@ -152,11 +157,12 @@ class Momentum:
         narrow, they are computed from it, which is in memory anyway, and else from the sum before
         it was rounded. Numbers in eight bits are read as they are stored. ``divisor`` divides the
         directions before they can overflow: with bias correction they are up to twice as large as
-        the largest gradient.
+        the largest gradient. Gradients that were ``compared`` with parameters are not checked.
         """
         storage = storage_of(self.dtype)
         check_momentum(state, storage, self.bias_correction)
-        check_gradients(updates, state[0], "momentum")
+        if not compared:
+            check_gradients(updates, state[0], "momentum")
         buffers, treedef = buffers_of(state)
         grads = [jnp.asarray(g) for g in treedef.flatten_up_to(updates)]
         pairs = zip(buffers, grads, strict=True)
