@@ -1,4 +1,4 @@
-"""Optimizers that Muon+ is compared with, and a recorder, on public names of the library only.
+"""Optimizers that Muon+ is compared with, a recorder and QK-clip, on public names only.
 
 Each optimizer is called with a learning rate and a rule, whose options are its fields:
 ``omp.contrib.normuon(0.02, omp.contrib.NorMuon(beta2=0.9))``.
@@ -20,6 +20,7 @@ from optax_muonplus.contrib._muoneq import muoneq as muoneq
 from optax_muonplus.contrib._muoneq import scale_by_muoneq as scale_by_muoneq
 from optax_muonplus.contrib._normuon import NorMuon as NorMuon
 from optax_muonplus.contrib._normuon import normuon as normuon
+from optax_muonplus.contrib._qk_clip import qk_clip as qk_clip
 from optax_muonplus.contrib._recorder import Record as Record
 from optax_muonplus.contrib._recorder import RecordState as RecordState
 from optax_muonplus.contrib._recorder import read_record as read_record

@@ -6,7 +6,6 @@ from optax_muonplus.extras.int8 import Int8MomentumState as Int8MomentumState
 from optax_muonplus.extras.int8 import find_momentum as find_momentum
 from optax_muonplus.extras.int8 import stored_like as stored_like
 from optax_muonplus.extras.int8 import widened as widened
-from optax_muonplus.extras.qk_clip import qk_clip as qk_clip
 from optax_muonplus.extras.zero1 import shard_state as shard_state
 from optax_muonplus.extras.zero1 import state_layout as state_layout
 from optax_muonplus.frame import DualNorm as DualNorm

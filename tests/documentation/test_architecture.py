@@ -21,7 +21,7 @@ method messages
 frame
 run trees coefficients
 heads rules
-extras.zero1 extras.int8 extras.bfloat16 extras.qk_clip matrices polar
+extras.zero1 extras.int8 extras.bfloat16 matrices polar
 transforms
 muonplus contrib diagnostics extras
 describe

@@ -26,7 +26,7 @@ STATES = {
     "int8": lambda **given: omp.muonplus(0.1, mu_dtype="int8", **given),
     "remainders": lambda **given: transforms.param_remainders(omp.muonplus(0.1, **given)),
     "recorded": lambda **given: diagnostics.recorded(omp.muonplus, every=1)(0.1, **given),
-    "clipped": lambda **given: optax.chain(omp.muonplus(0.1, **given), transforms.qk_clip(2.0)),
+    "clipped": lambda **given: optax.chain(omp.muonplus(0.1, **given), omp.contrib.qk_clip(2.0)),
 }
 BFLOAT16 = ("remainders",)
 

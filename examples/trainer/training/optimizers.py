@@ -199,11 +199,9 @@ def build(
     if state_over and sharding is not None:
         rule = omp.transforms.shard_state(rule, sharding, state_over)
     if config.qk_clip is not None:  # last, and on biases too, which are no matrices
-        bound = omp.transforms.qk_clip(
-            config.qk_clip,
-            head_size=head_size,
-            fused="by_head",
-            weight_dimension_numbers=whole_kernels,
+        where = omp.Matrices(dimension_numbers=whole_kernels)
+        bound = omp.contrib.qk_clip(
+            config.qk_clip, head_size=head_size, fused="by_head", where=where
         )
         rule = optax.chain(rule, bound)
     if config.clip_norm is not None:

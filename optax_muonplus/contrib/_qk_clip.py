@@ -3,6 +3,7 @@
 import collections
 import math
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -10,20 +11,21 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.frame import (
-    DimensionNumbersTree,
-    LeafInfo,
-    ResolvedTree,
-    beside_updates,
-    check_gradients,
-)
-from optax_muonplus.heads import FUSED, KEY, QUERY, side_of
-from optax_muonplus.messages import flatten_tree, listed
-from optax_muonplus.method import POSITIVE, check_number, check_word, known_count
-from optax_muonplus.trees import LayerAxes, Rules, normalize_paths, reader_of, resolve
+from optax_muonplus.matrices import POSITIVE, check_number, check_word, known_count
+from optax_muonplus.transforms import LeafInfo, Matrices, flatten_tree
 
 Fused = Literal["blocks", "by_head"]
 _NORM = r"((q|k|qk|query|key)_?(ln|((layer|rms)_?)?norm)|norm_?(q|k|query|key))(/|$)"
+# Names of layers; a fused one holds queries, keys and values.
+_SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"
+QUERY, FUSED, KEY = "query", "fused", "key"
+_LAYERS = {
+    QUERY: rf"(q|query){_SUFFIX}|(w_?|to_|c_|linear_|in_proj_)q|q_proj_weight"
+    r"|wq_b|q_b_proj|q_up(_proj)?|w_?uq",
+    FUSED: rf"(qkv|query_key_value){_SUFFIX}|(w_?|to_|c_|linear_|in_proj_)qkv|c_attn"
+    r"|in_proj_weight",
+    KEY: rf"(k|key){_SUFFIX}|(w_?|to_|c_|linear_)k|k_proj_weight|k_up(_proj)?|w_?uk",
+}
 # Up-projections of latent attention, whose heads also have parts that all of them share.
 _LATENT = r"(wq_b|q_b_proj|[qk]_up(_proj)?|w_?u[qk])/?(kernel|w|weight)?$"
 
@@ -51,15 +53,13 @@ def qk_clip(
     *,
     head_size: int | None = None,
     fused: Fused | None = None,
-    weight_dimension_numbers: DimensionNumbersTree = None,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
+    where: Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""QK-clip of MuonClip: bounds attention logits by scaling queries and keys, head by head.
 
     Comes last, after the learning rate, and needs the largest logit of each head::
 
-      tx = optax.chain(omp.muonplus(0.02), omp.transforms.qk_clip(100.0))
+      tx = optax.chain(omp.muonplus(0.02), omp.contrib.qk_clip(100.0))
       updates, state = tx.update(grads, state, params, max_logits={"blocks/0/attn": maxima})
 
     With S the largest logit of a head over the batch, before the softmax and after the scale, the
@@ -89,10 +89,7 @@ def qk_clip(
       fused: how outputs follow each other in a kernel of queries, keys and values. ``"blocks"``:
         all queries, all keys, all values. ``"by_head"``: the queries of a head of keys, this head,
         its values, and then the next, as in Megatron-LM.
-      weight_dimension_numbers: as in :func:`orthogonalize`, as are the next two: the axes that a
-        kernel reduces are its inputs.
-      rules: for kernels that the default rules would read in another way.
-      layer_axes: the axes along which layers are stacked.
+      where: which parameters are matrices, and how: the axes that a kernel reduces are its inputs.
 
     Returns:
       A transformation without state.
@@ -110,10 +107,10 @@ def qk_clip(
     if fused is not None:
         check_word("fused", fused, get_args(Fused))
     size = None if head_size is None else known_count("head_size", head_size)
-    dims = reader_of(weight_dimension_numbers, rules, layer_axes)
+    read = where or Matrices()
 
     def init_fn(params: optax.Params) -> optax.EmptyState:
-        _modules(resolve(params, dims), size, fused)
+        _modules(read(params).leaves, size, fused)
         return optax.EmptyState()
 
     def update_fn(
@@ -124,10 +121,9 @@ def qk_clip(
                 "qk_clip scales parameters by the largest attention logits of their heads: call"
                 " update(gradients, state, parameters, max_logits={'path/of/attention': maxima})."
             )
-        check_gradients(updates, params)
-        tree = resolve(updates, dims)
-        modules = _modules(tree, size, fused)
-        new, own = list(tree.arrays), jax.tree.leaves(beside_updates(updates, params))
+        tree = read(updates)
+        modules = _modules(tree.leaves, size, fused)
+        new, own = list(tree.arrays), read(params).arrays
         for module, maxima in _by_module(max_logits, modules).items():
             factors = _head_factors(modules[module], maxima, threshold, size, fused)
             for layer, of_heads in zip(modules[module], factors, strict=True):
@@ -139,10 +135,10 @@ def qk_clip(
 
 
 def _modules(
-    tree: ResolvedTree, size: int | None, fused: Fused | None
+    leaves: Sequence[LeafInfo], size: int | None, fused: Fused | None
 ) -> dict[str, list[QueryKeyLayer]]:
     """Returns the layers of each module; fused ones need ``size`` and ``fused``."""
-    modules = query_key_modules(tree)
+    modules = query_key_modules(leaves)
     if None in (size, fused) and any(x.side == FUSED for xs in modules.values() for x in xs):
         raise ValueError(
             "Fused queries, keys and values do not say where their heads lie. Give"
@@ -156,7 +152,7 @@ def _by_module(max_logits: Any, modules: dict[str, list[QueryKeyLayer]]) -> dict
     """Returns the maxima of each module: the one with the longest path that theirs begins with."""
     paths, arrays, _ = flatten_tree(max_logits)
     found, unknown = {}, []
-    for name, maxima in zip(normalize_paths(paths), arrays, strict=True):
+    for name, maxima in zip(map(_name, paths), arrays, strict=True):
         fitting = [m for m in modules if f"{name}/".startswith(f"{m}/" if m else "")]
         if fitting and (module := max(fitting, key=len)) not in found and jnp.ndim(maxima):
             found[module] = jnp.asarray(maxima)
@@ -165,8 +161,8 @@ def _by_module(max_logits: Any, modules: dict[str, list[QueryKeyLayer]]) -> dict
     if unknown or len(found) < len(modules):
         raise ValueError(
             "max_logits must have one array (*layers, heads) for each attention module, at its"
-            f" path. Modules: {listed((module, None) for module in modules)}. Without maxima:"
-            f" {listed((m, None) for m in modules if m not in found) or 'none'}. Maxima of no"
+            f" path. Modules: {', '.join(modules)}. Without maxima:"
+            f" {', '.join(m for m in modules if m not in found) or 'none'}. Maxima of no"
             f" module, or more than one for a module: {', '.join(unknown) or 'none'}."
         )
     return found
@@ -224,18 +220,18 @@ def _scaled(update: jax.Array, parameter: Any, factor: jax.Array) -> jax.Array:
     return jnp.where(f < 1, f * u + (f - 1) * p, u).astype(jnp.result_type(update))
 
 
-def query_key_modules(tree: ResolvedTree) -> dict[str, list[QueryKeyLayer]]:
+def query_key_modules(leaves: Sequence[LeafInfo]) -> dict[str, list[QueryKeyLayer]]:
     """Returns the layers with queries and keys, by the path of their module.
 
     Raises ValueError if there are none, and for modules whose logits do not follow from the sizes
     of these layers alone.
     """
-    names = normalize_paths([leaf.path for leaf in tree.leaves])
+    names = [_name(leaf.path) for leaf in leaves]
     found: dict[str, list[QueryKeyLayer]] = collections.defaultdict(list)
-    for name, leaf in zip(names, tree.leaves, strict=True):
+    for name, leaf in zip(names, leaves, strict=True):
         kernel = re.sub(r"/(bias|b)$", "", re.sub(r"_bias$", "_weight", name))
-        side, module = side_of(kernel)
-        if side not in (QUERY, KEY, FUSED):
+        side, module = _side_of(kernel)
+        if not side:
             continue
         if kernel == name and leaf.layout is None:
             raise ValueError(f"{leaf.name} is no matrix ({leaf.rule}). Say by a rule how it is.")
@@ -246,9 +242,23 @@ def query_key_modules(tree: ResolvedTree) -> dict[str, list[QueryKeyLayer]]:
     return modules
 
 
+def _name(path: Iterable[str]) -> str:
+    """Writes a path with slashes, where flattened models of PyTorch have dots."""
+    return "/".join(path).replace(".", "/")
+
+
+def _side_of(name: str) -> tuple[str, str]:
+    """Tells whether a layer holds queries, keys or both, and the module that it is in."""
+    for side, layers in _LAYERS.items():
+        found = re.match(rf"(?i)(?P<module>(.*/)?)({layers})(/(kernel|w|weight))?$", name)
+        if found:
+            return side, found["module"]
+    return "", ""
+
+
 def _check_modules(modules: dict[str, list[QueryKeyLayer]], names: list[str]) -> None:
     """Raises ValueError for modules that the link has no rule for, and if there are none."""
-    shown = listed((name, None) for name in names)
+    shown = ", ".join(names)
     if not modules:
         raise ValueError(
             "No module has layers with the names of queries and keys (query and key, q_proj and"
@@ -262,7 +272,7 @@ def _check_modules(modules: dict[str, list[QueryKeyLayer]], names: list[str]) ->
     ]
     if alone:
         raise ValueError(
-            f"{listed((module, None) for module in alone)}: queries without a layer that has the"
+            f"{', '.join(alone)}: queries without a layer that has the"
             " name of keys alone. There is no rule for keys and values in one kernel, or for latent"
             f" attention. The paths are: {shown}."
         )
@@ -270,6 +280,6 @@ def _check_modules(modules: dict[str, list[QueryKeyLayer]], names: list[str]) ->
     norms = [x for x in names if x.startswith(prefixes) and re.search(f"(^|/){_NORM}", x)]
     if norms:
         raise ValueError(
-            f"{listed((name, None) for name in norms)}: norms of queries and keys undo a scale of"
+            f"{', '.join(norms)}: norms of queries and keys undo a scale of"
             " their weights, and bound logits by themselves. Leave qk_clip out."
         )
