@@ -1,7 +1,6 @@
 """Muon+ for JAX: Muon with one normalization step after the orthogonalization, for Optax."""
 
 import importlib as _importlib
-import types as _types
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from optax_muonplus import coefficients as coefficients
@@ -10,12 +9,8 @@ from optax_muonplus import polar as polar
 from optax_muonplus import rules as rules
 from optax_muonplus import transforms as transforms
 from optax_muonplus.describe import describe as describe
-from optax_muonplus.extras.rates import learning_rate as learning_rate
-from optax_muonplus.extras.take_over import TakenOver as TakenOver
-from optax_muonplus.extras.take_over import take_over as take_over
 from optax_muonplus.frame import MatrixSpec as MatrixSpec
 from optax_muonplus.frame import MuonDimensionNumbers as MuonDimensionNumbers
-from optax_muonplus.heads import per_head as per_head
 from optax_muonplus.muonplus import PAPER as PAPER
 from optax_muonplus.muonplus import muon as muon
 from optax_muonplus.muonplus import muonplus as muonplus
@@ -31,7 +26,14 @@ from optax_muonplus.transforms import scale_by_shape as scale_by_shape
 from optax_muonplus.trees import muon_dimension_numbers as muon_dimension_numbers
 
 __version__ = "0.3.0.dev0"
-_LATER = ("contrib", "diagnostics")  # imported by their first use
+# Their first use imports them: a room, or a function of a file.
+_LATER = {
+    "contrib": "contrib",
+    "diagnostics": "diagnostics",
+    "learning_rate": "extras.rates",
+    "per_head": "heads",
+    "take_over": "extras.take_over",
+}
 # To be read, not imported.
 _ROOMS = {"extras", "frame", "heads", "messages", "method", "run", "trees"}
 __all__ = sorted({*_LATER, *(name for name in dir() if not name.startswith("_"))} - _ROOMS)
@@ -39,21 +41,16 @@ __all__ = sorted({*_LATER, *(name for name in dir() if not name.startswith("_"))
 if _TYPE_CHECKING:
     from optax_muonplus import contrib as contrib
     from optax_muonplus import diagnostics as diagnostics
+    from optax_muonplus.extras.rates import learning_rate as learning_rate
+    from optax_muonplus.extras.take_over import take_over as take_over
+    from optax_muonplus.heads import per_head as per_head
 else:  # a type checker would take every name for one of the module's
 
     def __getattr__(name: str) -> object:
-        """Imports a room; raises AttributeError, which says what the library calls a name."""
-        if name in _LATER:
-            return _importlib.import_module(f"{__name__}.{name}")
-        if name.startswith("_"):  # asked for by tools
+        if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        for room in _LATER:
-            _importlib.import_module(f"{__name__}.{room}")
-        rooms = [x for x in __all__ if isinstance(globals()[x], _types.ModuleType)]
-        known = [*__all__, *(f"{room}.{x}" for room in rooms for x in vars(globals()[room]))]
-        same = [x for x in known if x.rpartition(".")[2] == name]
-        near = f" It is {__name__}.{same[0]}." if same else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{near}")
+        module = _importlib.import_module(f"{__name__}.{_LATER[name]}")
+        return module if name == _LATER[name] else globals().setdefault(name, vars(module)[name])
 
 
 def __dir__() -> list[str]:

@@ -24,7 +24,6 @@ from optax_muonplus.frame import (
     ResolvedTree,
     axes_of_type,
 )
-from optax_muonplus.heads import side_of
 from optax_muonplus.messages import fold, listed, without_numbers
 from optax_muonplus.method import MatrixFunction, Orthogonalize, ScaleByShape, accumulation_dtype
 from optax_muonplus.muonplus import muonplus
@@ -267,6 +266,8 @@ def _last_layers(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> list[
     by_user = [x for x in leaves if x.rule.startswith(_USERS) and len(x.shape) > 1 and not x.layout]
     if by_user or any(x.rule.startswith("head") for x in leaves):
         return []
+    from optax_muonplus.heads import side_of
+
     matrices = [leaf for leaf in leaves if leaf.layout]
     taken = {leaf.matrix.shape[axis] for leaf in matrices for axis in leaf.matrix.reduction_axes}
     return [

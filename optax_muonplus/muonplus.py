@@ -8,8 +8,8 @@ import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
+from optax_muonplus import transforms
 from optax_muonplus.coefficients import CoefficientsLike
-from optax_muonplus.extras.zero1 import StateSharding, shard_state, state_layout
 from optax_muonplus.frame import DimensionNumbersTree
 from optax_muonplus.method import (
     DEFAULT_EPS,
@@ -75,7 +75,7 @@ def muonplus(
     others: optax.GradientTransformation | None = None,
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
-    state_sharding: StateSharding = None,
+    state_sharding: ShardingTree = None,
     rules: Rules = (),
     layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -192,6 +192,9 @@ def muonplus(
     """
     check_flag("adaptive", adaptive)
     check_rate(learning_rate, weight_decay)
+    placed = sharding
+    if state_sharding is not None:
+        placed = transforms.state_layout(sharding, state_sharding)
     matrices = matrix_chain(
         Momentum(beta, nesterov, bias_correction, mu_dtype),
         Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype),
@@ -204,7 +207,7 @@ def muonplus(
             rules,
             layer_axes,
             muon_weight_dimension_numbers,
-            state_layout(sharding, state_sharding),
+            placed,
         ),
     )
     adam = adam_b1, adam_b2, adam_eps_root, adam_nesterov, adam_weight_decay
@@ -216,7 +219,7 @@ def muonplus(
     optimizer = partition(matrices, others)
     if state_sharding is None:
         return optimizer
-    return shard_state(optimizer, sharding, state_sharding)
+    return transforms.shard_state(optimizer, sharding, state_sharding)
 
 
 def _check_unused(*adam: Any) -> None:
@@ -263,7 +266,7 @@ def muon(
     others: optax.GradientTransformation | None = None,
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
-    state_sharding: StateSharding = None,
+    state_sharding: ShardingTree = None,
     rules: Rules = (),
     layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from optax_muonplus.frame import STORAGES, Buffer, MomentumState, Storage, buffers_of, state_of
+from optax_muonplus.frame import Buffer, MomentumState, Storage, buffers_of, state_of
 from optax_muonplus.messages import flatten_with_names, path_name
 from optax_muonplus.method import narrowed
 
@@ -208,4 +208,4 @@ def _store(x: jax.Array, buffer: Buffer) -> Buffer:
     return quantized(x, buffer[1].shape)
 
 
-STORAGES[jnp.dtype(jnp.int8)] = Storage(Int8MomentumState, _empty, dequantized, _store)
+STORAGE = Storage(Int8MomentumState, _empty, dequantized, _store)

@@ -37,7 +37,6 @@ from optax_muonplus.frame.leaves import as_named as as_named
 from optax_muonplus.frame.leaves import axes_of_type as axes_of_type
 from optax_muonplus.frame.leaves import usable_axes as usable_axes
 from optax_muonplus.frame.leaves import varying_axes as varying_axes
-from optax_muonplus.frame.momentum import STORAGES as STORAGES
 from optax_muonplus.frame.momentum import Buffer as Buffer
 from optax_muonplus.frame.momentum import Momentum as Momentum
 from optax_muonplus.frame.momentum import MomentumState as MomentumState

@@ -1,6 +1,7 @@
 """The momentum: the only state that Muon+ has for a matrix."""
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -64,22 +65,21 @@ def _store(x: jax.Array, buffer: Buffer) -> Buffer:
 
 
 AS_NUMBERS = Storage(MomentumState, MomentumState, _load, _store)
-# By dtype: how buffers are kept that are more than arrays of numbers. An extra may add one.
-STORAGES: dict[Any, Storage] = {}
+# Where the storage of a dtype is that is more than arrays of numbers; its first use imports it.
+_STORAGES = {"int8": "optax_muonplus.extras.int8"}
 
 
-def storage_of(dtype: Any) -> Storage:
+def storage_of(dtype: np.dtype | None) -> Storage:
     """Returns how buffers of a dtype are kept."""
-    return STORAGES.get(dtype, AS_NUMBERS)
+    module = None if dtype is None else _STORAGES.get(dtype.name)
+    return importlib.import_module(module).STORAGE if module else AS_NUMBERS
 
 
 def momentum_dtype(value: DTypeLike | None) -> np.dtype | None:
     """Returns ``mu_dtype`` as a dtype with a storage; raises ValueError for any other."""
-    # Python's int and a string that is no dtype are for floating_dtype to refuse.
-    if isinstance(value, str | np.dtype | type):
-        for dtype in STORAGES:
-            if value in (dtype.name, dtype.type, getattr(jnp, dtype.name)):
-                return dtype
+    for name in _STORAGES:
+        if value in (name, np.dtype(name), getattr(np, name), getattr(jnp, name)):
+            return np.dtype(name)
     return floating_dtype("mu_dtype", value)
 
 

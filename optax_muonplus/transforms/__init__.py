@@ -1,13 +1,8 @@
 """The links of Muon+ as Optax transformations, and chains of them."""
 
-from optax_muonplus.extras.bfloat16 import RemaindersState as RemaindersState
-from optax_muonplus.extras.bfloat16 import param_remainders as param_remainders
-from optax_muonplus.extras.int8 import Int8MomentumState as Int8MomentumState
-from optax_muonplus.extras.int8 import find_momentum as find_momentum
-from optax_muonplus.extras.int8 import stored_like as stored_like
-from optax_muonplus.extras.int8 import widened as widened
-from optax_muonplus.extras.zero1 import shard_state as shard_state
-from optax_muonplus.extras.zero1 import state_layout as state_layout
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from optax_muonplus.frame import DualNorm as DualNorm
 from optax_muonplus.frame import FusedLink as FusedLink
 from optax_muonplus.frame import LeafInfo as LeafInfo
@@ -36,3 +31,32 @@ from optax_muonplus.transforms._partition import nadamw as nadamw
 from optax_muonplus.transforms._partition import wide_arithmetic as wide_arithmetic
 from optax_muonplus.transforms._where import Matrices as Matrices
 from optax_muonplus.transforms._where import partition_labels as partition_labels
+
+# Files of rare use, which their first use imports.
+_LATER = {
+    "RemaindersState": "bfloat16",
+    "param_remainders": "bfloat16",
+    "Int8MomentumState": "int8",
+    "find_momentum": "int8",
+    "shard_state": "zero1",
+    "state_layout": "zero1",
+}
+
+if _TYPE_CHECKING:
+    from optax_muonplus.extras.bfloat16 import RemaindersState as RemaindersState
+    from optax_muonplus.extras.bfloat16 import param_remainders as param_remainders
+    from optax_muonplus.extras.int8 import Int8MomentumState as Int8MomentumState
+    from optax_muonplus.extras.int8 import find_momentum as find_momentum
+    from optax_muonplus.extras.zero1 import shard_state as shard_state
+    from optax_muonplus.extras.zero1 import state_layout as state_layout
+else:  # a type checker would take every name for one of the module's
+
+    def __getattr__(name: str) -> object:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = _importlib.import_module(f"optax_muonplus.extras.{_LATER[name]}")
+        return globals().setdefault(name, getattr(module, name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*_LATER, *globals()})
