@@ -1,5 +1,7 @@
 """Muon+ and Muon: the chain of their links for matrices, and AdamW for everything else."""
 
+from __future__ import annotations  # help() prints types as they are written here
+
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -81,88 +83,85 @@ def muonplus(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Muon+: Muon with one normalization step after the orthogonalization.
 
-    For each matrix W of shape (m, n) = (out, in), with gradient G and decay :math:`\lambda`:
+    For each matrix W of shape (m, n) = (out, in), with gradient G, learning rate :math:`\eta` and
+    decay :math:`\lambda`:
 
     .. math::
       M_t = \beta M_{t-1} + (1 - \beta) G_t, \qquad
       O_t = \mathrm{Norm}(\mathrm{Ortho}(\beta M_t + (1 - \beta) G_t)), \qquad
       W_t = W_{t-1} - \eta \left( \sqrt{\max(1, m/n)}\; O_t + \lambda W_{t-1} \right)
 
-    Parameters that are not matrices (embeddings, heads, norms, biases, vectors) get AdamW with
-    Nesterov's step. ``describe(params)`` prints what each will get. The state is one momentum
-    buffer for each matrix, and AdamW's two for each other parameter. The update has the length of
-    Optax's Muon, so its learning rates stay. ``**optax_muonplus.PAPER`` is the paper's own form.
+    All other parameters (embeddings, heads, norms, biases) get AdamW with Nesterov's step, or
+    ``others``. ``describe(params)`` prints what each will get. The update of a matrix has the
+    Frobenius norm of Optax's Muon, so its learning rates stay. ``**optax_muonplus.PAPER`` is the
+    paper's own form. Numbers may be Python numbers, NumPy or JAX scalars, or traced; traced ones
+    are not checked.
 
     Args:
-      learning_rate: number or schedule. Of the order of 0.01; the paper's best lie between 0.005
-        and 0.06 (its appendix "Detailed Sweep Experiments").
+      learning_rate: of all parameters; not negative, number or schedule, of the order of 0.01.
+
+        **Matrices**
       ns_coeffs: ``"jordan"``, ``"you"``, ``"polar_express"``, ``"dion"``, ``"cubic"`` (fewer
         products), one row of coefficients, or several.
-      ns_steps: Newton-Schulz steps, 5 if None: the first rows of a table, or all rows of yours.
+      ns_steps: Newton-Schulz steps, at least 1. None means 5 of a table, or all rows of yours.
       beta: momentum decay, in [0, 1).
-      eps: added to the norm that divides the momentum before the iteration, and to nothing else.
-      weight_decay: decoupled, number or schedule, multiplied by the learning rate, not by the shape
-        factor; of the matrices only, the rest has ``adam_weight_decay``.
-      weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``;
-        for the matrices.
-      mu_dtype: dtype of the momentum buffer; None means the parameter's. ``"int8"``: 1.02 bytes.
+      eps: not negative; added to the norm that divides the momentum before the iteration.
+      weight_decay: decoupled, not negative, number or schedule; times the learning rate, not times
+        the shape factor.
+      weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``.
+      mu_dtype: dtype of the momentum; None means the parameter's. ``"int8"`` takes 1.02 bytes.
       norm: ``"none"`` (Muon), ``"col"``, ``"row"`` (a row has the weights of one output unit),
-        ``"col_row"`` (columns, then rows), ``"row_col"``, ``"long"`` (the longer side, see
-        :func:`optax_muonplus.matrices.normalize_matrix`).
-      norm_eps: inside the root of the row and column norms.
-      match_frobenius: rescales the normalized matrix to the Frobenius norm it had before.
+        ``"col_row"`` (columns, then rows), ``"row_col"`` or ``"long"`` (the longer side).
+      norm_eps: not negative; inside the root of row and column norms.
+      match_frobenius: rescales the normalized matrix to the Frobenius norm that it had before.
       shape_scale: ``"spectral"`` sqrt(m/n), ``"max"`` sqrt(max(1, m/n)) or ``"none"``.
-      consistent_rms: if given, in place of ``shape_scale``, the root mean square of every update;
-        0.2 matches AdamW's, so that one learning rate serves both groups.
+      consistent_rms: positive; the root mean square of an update at learning rate 1, instead of
+        ``shape_scale``. 0.2 is that of AdamW, so one learning rate of AdamW's size serves both.
       nesterov: whether the momentum looks one step ahead, see :func:`optax_muonplus.momentum`.
       bias_correction: divides the momentum by what its zero start left out, see there.
       polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix), ``"svd"``, a
-        function on ``(*batch, out, in)``, or ``"auto"``: the cheaper of the first two for each
-        shape, where both are exact enough. See :class:`optax_muonplus.polar.Orthogonalize`.
+        function ``(*batch, m, n) -> (*batch, m, n)``, or ``"auto"``, the cheaper of the first two
+        where both are exact enough.
       preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"`` or ``"schatten"``, the norm that
-        divides the momentum before the iteration, see there.
+        divides the momentum before the iteration.
       adaptive: multiplies each update by its inner product with the momentum, the dual norm.
-      cautious_weight_decay: decays only the entries of matrices that the update moves towards zero
-        anyway, see :func:`optax_muonplus.transforms.cautious_decay`.
-      compute_dtype: dtype of the operands and results of matrix products, such as ``"bfloat16"``
-        on accelerators; sums are in float32 at least. None means the momentum's, at least float32.
-      adam_b1: AdamW's first decay, in [0, 1).
-      adam_b2: AdamW's second decay, in [0, 1).
-      adam_eps_root: AdamW's epsilon inside the root. It must be positive where updates are
-        differentiated and gradients may be zero: the root's derivative is infinite there.
-      adam_nesterov: whether AdamW looks one step ahead (NAdamW); in Optax's Muon, not the paper's.
-      adam_weight_decay: number or schedule; 0 here, where ``optax.adamw`` has 1e-4.
+      cautious_weight_decay: decays only entries that the update moves towards zero anyway.
+      compute_dtype: dtype of the matrix products, such as ``"bfloat16"`` on a GPU or TPU; sums are
+        in float32 at least. None means the momentum's, at least float32.
+
+        **Other parameters**
+      adam_b1: decay of AdamW's first moment, in [0, 1).
+      adam_b2: decay of its second moment, in [0, 1).
+      adam_eps_root: not negative; its epsilon inside the root.
+      adam_nesterov: whether it looks one step ahead (NAdamW), as in Optax's Muon.
+      adam_weight_decay: its decay, number or schedule; 0 here, where ``optax.adamw`` has 1e-4.
       adam_learning_rate: number or schedule; None means ``learning_rate``. A number stays constant
-        when the matrices have a schedule: give a schedule here too.
-      others: any transformation of Optax for the other parameters, in place of the AdamW that the
-        six arguments before describe: ``optax.lion(1e-4)``, or ``optax.nadamw(3e-3, eps=1e-7,
-        weight_decay=0.1, mask=...)``. It computes nothing in float16.
+        when the matrices have a schedule.
+      others: any Optax transformation instead, such as ``optax.lion(1e-3)``.
+
+        **Layout**
       muon_weight_dimension_numbers: which parameters are matrices, and how: a tree or prefix tree
-        of ``optax.contrib.MuonDimensionNumbers``, ``MatrixSpec`` and None (AdamW), or a function
-        from the parameters to one, such as :func:`optax_muonplus.per_head`. None means the default
-        rules, :func:`optax_muonplus.muon_dimension_numbers`.
-      sharding: where the parameters lie: a tree or prefix tree of ``jax.sharding.NamedSharding`` on
-        one mesh (None where it is not known), or a function from the parameters to one. With it
-        each matrix is moved once to a device that works on it whole, and once back, and replicas
-        divide the work. Explicit axes need none, because array types carry their sharding. Without
-        it the compiler moves matrices at every step of the iteration, and inside ``jax.shard_map``
-        a matrix that varies over one of its axes is refused. See the page on meshes.
-      state_sharding: where the state lies, if it is sharded over replicas of the parameters too
-        (ZeRO-1): the name of a mesh axis, such as ``"data"``, or several, or a tree as for
-        ``sharding``. See :func:`optax_muonplus.transforms.shard_state`.
-      rules: ``[(pattern, dimension numbers or None for AdamW), ...]``, before the default rules. A
-        pattern is a regular expression, searched in paths such as ``blocks/0/attn/query/kernel``;
-        the first that is found decides, and one that finds nothing is an error.
+        of ``optax.contrib.MuonDimensionNumbers``, ``MatrixSpec`` and None (``others``), or a
+        function from the parameters to one, such as :func:`optax_muonplus.per_head`. None means
+        the default rules, :func:`optax_muonplus.muon_dimension_numbers`.
+      rules: ``[(pattern, dimension numbers or None), ...]``, before the default rules. A pattern is
+        a regular expression, searched in paths such as ``blocks/0/attn/query/kernel``; the first
+        that is found decides, and one that finds nothing is an error.
       layer_axes: ``{pattern: axis}`` for parameters that hold stacked layers: ``{"layers": 0}``
-        under ``nn.scan``, 1 in MaxText. Like ``rules``, which see the shape of one layer, it is in
-        place of ``muon_weight_dimension_numbers``.
+        under ``nn.scan``, 1 in MaxText. Rules then see the shape of one layer.
+
+        **Mesh**
+      sharding: where the parameters lie: a tree or prefix tree of ``jax.sharding.NamedSharding`` on
+        one mesh (None where it is not known), or a function from the parameters to one. Each
+        matrix then moves once to a device that works on it whole, and once back. Explicit axes
+        need none. Without it on Auto axes the compiler moves matrices at every iteration.
+      state_sharding: where the state lies, if it is sharded over replicas too (ZeRO-1): the name of
+        a mesh axis, several names, or a tree as for ``sharding``.
 
     Returns:
-      A transformation for the whole parameter tree. An update has the dtype that its gradient and
-      its parameter promote to (float32 for float16 and bfloat16), as AdamW's do in Optax. A
-      matrix's update is rounded to the gradient's dtype before learning rate and decay; values out
-      of its range saturate. ``update`` needs no parameters where both decays are zero, and updates
-      then have the dtypes of the gradients.
+      A transformation for the whole parameter tree. Its state has one momentum buffer for each
+      matrix, and that of ``others`` for the other parameters. An update has the dtype that its
+      gradient and its parameter promote to. ``update`` needs no parameters where there is no decay.
 
     Raises:
       ValueError: when built, for unknown options, too few coefficient rows, coefficients that
@@ -174,11 +173,8 @@ def muonplus(
         at init and update, for an array that may be one shard of a matrix inside
         ``jax.shard_map``. Paths and remedies are in the message.
 
-    Numbers may also be NumPy or JAX scalars, or traced; traced ones are not checked. ``describe``
-    takes the same arguments and names those that have no effect because of another. Dimension
-    numbers, shardings, masks and rules may be for the whole model where ``optax.masked``,
-    ``optax.partition`` or None leaves out a part. Under ``optax.inject_hyperparams`` functions
-    count as schedules: name them, and dtypes that are no strings, in ``static_args``.
+    Under ``optax.inject_hyperparams`` functions count as schedules: name them, ``ns_steps``, and
+    dtypes that are no strings, in ``static_args``.
 
     Example:
       >>> import jax.numpy as jnp, optax, optax_muonplus as omp
