@@ -38,7 +38,10 @@ def test_only_whole_matrices_are_orthogonalized():
     grads = random_like({name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in shapes.items()})
     wanted = jax.tree.map(lambda _: NamedSharding(mesh, P(None, "a", "b")), grads)
     tx = omp.scale_by_muonplus(
-        polar=spy, where=omp.Matrices(dimension_numbers=dims, sharding=wanted)
+        polar=spy,
+        norm="col_row",
+        match_frobenius=False,
+        where=omp.Matrices(dimension_numbers=dims, sharding=wanted),
     )
     sharded = jax.device_put(grads, wanted)
     state = tx.init(sharded)
@@ -107,7 +110,8 @@ def test_branches_return_bfloat16():
 def test_unknown_shardings_are_left_to_the_compiler(known, sent):
     """The traced program moves only matrices of known sharding; the compiler moves the others."""
     grads, sharding = small()
-    tx, plain = omp.scale_by_muonplus(sharding=known(sharding)), omp.scale_by_muonplus()
+    where = omp.Matrices(sharding=known(sharding))
+    tx, plain = omp.scale_by_muonplus(where=where), omp.scale_by_muonplus()
     lowered = jax.jit(tx.update).lower(grads, tx.init(grads))
     assert re.findall(r"stablehlo\.(all_\w+|collective_\w+)", lowered.as_text()) == sent
     compiled = lowered.compile()

@@ -43,7 +43,9 @@ def test_errors_name_the_leaf():
 def test_links_look_at_the_argument(link):
     sharding = NamedSharding(make_mesh((4, 2), "ab"), P(None, "a"))
     with pytest.raises(ValueError, match=r"up/kernel: .*size 6, into 4"):
-        link(sharding=sharding).init({"up": {"kernel": np.ones((D, 6), np.float32)}})
+        link(where=omp.Matrices(sharding=sharding)).init(
+            {"up": {"kernel": np.ones((D, 6), np.float32)}}
+        )
 
 
 def test_shardings_of_what_adamw_gets_are_checked_too():
