@@ -82,5 +82,5 @@ html_theme_options = {
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"
-html_copy_source = False
+html_copy_source = True  # llms.txt leads to the sources
 html_show_sourcelink = False
