@@ -1,6 +1,6 @@
 """Muon+ in Levanter's configuration: a file to copy.
 
-After its import Levanter knows ``optimizer: {type: muonplus}``.
+After its import Levanter knows ``optimizer: {type: muonplus}``. Copy ``haliax_axes.py`` too.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ from jax.sharding import AxisType
 from levanter.optim.config import OptimizerConfig
 
 import optax_muonplus as omp
+from examples.hosts import haliax_axes
 
 
 @OptimizerConfig.register_subclass("muonplus")
@@ -112,8 +113,7 @@ class MuonPlusConfig(OptimizerConfig):
                     nesterov=self.adam_nesterov,
                 ),
                 sharding=_by_names_of_axes,
-                rules=self.rules,
-                layer_axes=self.layer_axes,
+                muon_weight_dimension_numbers=self._dimension_numbers,
             )
         )
         adam_decay = self.weight_decay if self.adam_weight_decay is None else self.adam_weight_decay
@@ -129,7 +129,10 @@ class MuonPlusConfig(OptimizerConfig):
         return optax.chain(*links)
 
     def _labels(self, params: Any) -> Any:
-        return omp.Matrices(self.rules, self.layer_axes)(params).labels
+        return omp.Matrices(dimension_numbers=self._dimension_numbers)(params).labels
+
+    def _dimension_numbers(self, params: Any) -> Any:
+        return haliax_axes.dimension_numbers(params, self.rules, self.layer_axes)
 
 
 def _decaying(

@@ -1,6 +1,5 @@
 """MaxText: its own training loop and models. Skipped where maxtext is not installed."""
 
-import functools
 import re
 import warnings
 
@@ -125,14 +124,13 @@ def abstract_model(settings):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_leaf_is_read_as_a_person_would(model):
-    """By MaxText's own dimension numbers, and by the default rules with the axis of the layers."""
+    """By MaxText's own dimension numbers, and by the rules for MaxText with the axis of the layers."""
     settings, judged = MODELS[model]
     config, _, abstract = abstract_model(settings)
     params = nnx.state(abstract, nnx.Param)
     assert readings(params, get_muon_weight_dimension_numbers(abstract, config)) == judged
     axes = None if "scan_layers=False" in settings else {"layers/": 1}
-    rules = functools.partial(omp.muon_dimension_numbers, layer_axes=axes)
-    assert readings(params, rules) == judged
+    assert readings(params, rules=omp.rules.MAXTEXT, layer_axes=axes) == judged
 
 
 @pytest.mark.parametrize(("flags", "axis"), [([], "fsdp"), (ZERO_1, "data")])

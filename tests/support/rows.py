@@ -5,9 +5,18 @@ import numpy as np
 import optax_muonplus as omp
 
 
-def row_optimizer():
+def row_optimizer(dimension_numbers=None):
     """Rows of its first update have the norm 1, whatever the shape."""
-    return omp.muonplus(1.0, norm="row", shape_scale="none", norm_eps=0.0, polar="svd", beta=0.0)
+    return omp.muonplus(
+        1.0,
+        norm="row",
+        match_frobenius=False,
+        shape_scale="none",
+        norm_eps=0.0,
+        polar="svd",
+        beta=0.0,
+        muon_weight_dimension_numbers=dimension_numbers,
+    )
 
 
 def assert_rows_are_outputs(update, names, inputs, outputs):
