@@ -124,7 +124,7 @@ def abstract_model(settings):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_leaf_is_read_as_a_person_would(model):
-    """By MaxText's own dimension numbers, and by the rules for MaxText with the axis of the layers."""
+    """By MaxText's own dimension numbers, and by the rules for it with the axis of the layers."""
     settings, judged = MODELS[model]
     config, _, abstract = abstract_model(settings)
     params = nnx.state(abstract, nnx.Param)
