@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -61,7 +62,38 @@ class Partition:
             return self.chain.update(updates, state, params, tree.matrices, extra)
 
         matrices = optax.GradientTransformationExtraArgs(init, update)
-        return optax.partition({ADAM: self.others, MUON: matrices}, tree.labels)
+        return _partition({ADAM: self.others, MUON: matrices}, tree.labels)
+
+
+def _partition(
+    transforms: Mapping[str, optax.GradientTransformation], labels: Any
+) -> optax.GradientTransformationExtraArgs:
+    """Returns ``optax.partition``, also where ``labels`` can be called, as an Equinox model can.
+
+    Optax would call such labels, and the masks that it makes of them.
+    """
+
+    def mask(group: str, _: Any) -> Any:
+        return jax.tree.map(lambda label: label == group, labels)
+
+    masked = {
+        group: optax.masked(transform, functools.partial(mask, group))
+        for group, transform in transforms.items()
+    }
+
+    def init(params: Any) -> Any:
+        return optax.transforms.PartitionState({k: x.init(params) for k, x in masked.items()})
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        states = {}
+        for group, transform in masked.items():
+            transform = optax.with_extra_args_support(transform)
+            updates, states[group] = transform.update(
+                updates, state.inner_states[group], params, **extra
+            )
+        return updates, optax.transforms.PartitionState(states)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def wide_arithmetic(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
