@@ -9,8 +9,8 @@ from optax_muonplus import polar as polar
 from optax_muonplus import rules as rules
 from optax_muonplus import transforms as transforms
 from optax_muonplus.describe import describe as describe
-from optax_muonplus.frame import MatrixSpec as MatrixSpec
-from optax_muonplus.frame import MuonDimensionNumbers as MuonDimensionNumbers
+from optax_muonplus.frame.layout import MatrixSpec as MatrixSpec
+from optax_muonplus.frame.layout import MuonDimensionNumbers as MuonDimensionNumbers
 from optax_muonplus.muonplus import PAPER as PAPER
 from optax_muonplus.muonplus import muon as muon
 from optax_muonplus.muonplus import muonplus as muonplus

@@ -12,23 +12,24 @@ import jax
 import optax
 from jax.sharding import AxisType
 
-from optax_muonplus.frame import (
+from optax_muonplus.frame.layout import DimensionNumbersTree
+from optax_muonplus.frame.leaves import (
     ADAM,
     GIVEN,
     MUON,
     UNKNOWN,
-    DimensionNumbersTree,
     LeafInfo,
     LeafSharding,
-    Program,
     ResolvedTree,
     axes_of_type,
 )
+from optax_muonplus.frame.program import Program
 from optax_muonplus.messages import fold, listed, without_numbers
 from optax_muonplus.method import MatrixFunction, Orthogonalize, ScaleByShape, accumulation_dtype
 from optax_muonplus.muonplus import muonplus
-from optax_muonplus.run import ShardedLeaf, for_platform
 from optax_muonplus.run.plan import plan
+from optax_muonplus.run.polar import for_platform
+from optax_muonplus.run.sharded_leaf import ShardedLeaf
 from optax_muonplus.transforms import Momentum
 from optax_muonplus.trees import (
     reader_of,

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus import transforms
 from optax_muonplus.coefficients import CoefficientsLike
-from optax_muonplus.frame import DimensionNumbersTree
+from optax_muonplus.frame.layout import DimensionNumbersTree
 from optax_muonplus.method import (
     DEFAULT_EPS,
     Norm,

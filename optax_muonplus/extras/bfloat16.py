@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus.frame import beside_updates
+from optax_muonplus.frame.checks import beside_updates
 from optax_muonplus.messages import (
     check_leaves,
     check_state,

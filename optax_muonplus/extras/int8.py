@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from optax_muonplus.frame import Buffer, MomentumState, Storage, buffers_of, state_of
+from optax_muonplus.frame.momentum import Buffer, MomentumState, Storage, buffers_of, state_of
 from optax_muonplus.messages import flatten_with_names, path_name
 from optax_muonplus.method import narrowed
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import optax.contrib
 
-from optax_muonplus.frame import MomentumState
+from optax_muonplus.frame.momentum import MomentumState
 from optax_muonplus.messages import flatten_tree, flatten_with_names, listed, path_name
 from optax_muonplus.method import narrowed
 

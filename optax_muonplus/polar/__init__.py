@@ -15,7 +15,7 @@ from optax_muonplus.method import Polar as Polar
 from optax_muonplus.method import PolarFunction as PolarFunction
 from optax_muonplus.method import Preconditioning as Preconditioning
 from optax_muonplus.method import svd as svd
-from optax_muonplus.run import FastPolar as FastPolar
-from optax_muonplus.run import Products as Products
-from optax_muonplus.run import matmul_shapes as matmul_shapes
-from optax_muonplus.run import polar_factor as polar_factor
+from optax_muonplus.run.polar import FastPolar as FastPolar
+from optax_muonplus.run.polar import matmul_shapes as matmul_shapes
+from optax_muonplus.run.polar import polar_factor as polar_factor
+from optax_muonplus.run.products import Products as Products

@@ -6,7 +6,9 @@ import jax
 import jax.core
 from jax.sharding import AxisType, PartitionSpec
 
-from optax_muonplus.frame import LeafInfo, Operand, Program, axes_of_type
+from optax_muonplus.frame.leaves import LeafInfo, axes_of_type
+from optax_muonplus.frame.operand import Operand
+from optax_muonplus.frame.program import Program
 from optax_muonplus.method import narrowed
 from optax_muonplus.run.local import apply_local
 from optax_muonplus.run.mesh import apply_sharded

@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import jax.core
 
-from optax_muonplus.frame import MatrixLayout, Operand, Program
+from optax_muonplus.frame.layout import MatrixLayout
+from optax_muonplus.frame.operand import Operand
+from optax_muonplus.frame.program import Program
 from optax_muonplus.method import narrowed, narrower
 from optax_muonplus.run.batches import MatrixBatch, sharded_like_sources, work_in_loops
 from optax_muonplus.run.loops import Platform, on_its_platform

@@ -30,7 +30,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_muonplus.frame import Program, usable_axes
+from optax_muonplus.frame.leaves import usable_axes
+from optax_muonplus.frame.program import Program
 from optax_muonplus.method import narrower
 from optax_muonplus.run.polar import for_platform
 from optax_muonplus.run.sharded_leaf import LANES, ShardedLeaf

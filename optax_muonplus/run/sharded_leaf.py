@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_muonplus.frame import LeafInfo, LeafSharding, MatrixLayout, Operand, usable_axes
+from optax_muonplus.frame.layout import MatrixLayout
+from optax_muonplus.frame.leaves import LeafInfo, LeafSharding, usable_axes
+from optax_muonplus.frame.operand import Operand
 from optax_muonplus.run.batches import MatrixBatch
 
 LANES = 128

@@ -28,7 +28,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from optax_muonplus.frame import Program
+from optax_muonplus.frame.program import Program
 from optax_muonplus.method import narrowed
 from optax_muonplus.run import products
 from optax_muonplus.run.batches import MatrixBatch, chunked, grouped

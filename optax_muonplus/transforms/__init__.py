@@ -3,18 +3,18 @@
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from optax_muonplus.frame import DualNorm as DualNorm
-from optax_muonplus.frame import FusedLink as FusedLink
-from optax_muonplus.frame import LeafInfo as LeafInfo
-from optax_muonplus.frame import Link as Link
-from optax_muonplus.frame import MatrixLayout as MatrixLayout
-from optax_muonplus.frame import MatrixTransformation as MatrixTransformation
-from optax_muonplus.frame import Momentum as Momentum
-from optax_muonplus.frame import MomentumState as MomentumState
-from optax_muonplus.frame import Part as Part
-from optax_muonplus.frame import Run as Run
-from optax_muonplus.frame import links_of as links_of
-from optax_muonplus.frame import plainly as plainly
+from optax_muonplus.frame.chain import Link as Link
+from optax_muonplus.frame.chain import MatrixTransformation as MatrixTransformation
+from optax_muonplus.frame.chain import Part as Part
+from optax_muonplus.frame.chain import links_of as links_of
+from optax_muonplus.frame.fused import FusedLink as FusedLink
+from optax_muonplus.frame.layout import MatrixLayout as MatrixLayout
+from optax_muonplus.frame.leaves import LeafInfo as LeafInfo
+from optax_muonplus.frame.momentum import Momentum as Momentum
+from optax_muonplus.frame.momentum import MomentumState as MomentumState
+from optax_muonplus.frame.plainly import Run as Run
+from optax_muonplus.frame.plainly import plainly as plainly
+from optax_muonplus.frame.program import DualNorm as DualNorm
 from optax_muonplus.messages import flatten_tree as flatten_tree
 from optax_muonplus.transforms._blocks import map_blocks as map_blocks
 from optax_muonplus.transforms._chains import matrix_chain as matrix_chain

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.frame import LeafInfo, MatrixLayout
+from optax_muonplus.frame.layout import MatrixLayout
+from optax_muonplus.frame.leaves import LeafInfo
 
 
 def map_blocks(

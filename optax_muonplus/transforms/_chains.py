@@ -6,16 +6,11 @@ from typing import Any
 
 import optax
 
-from optax_muonplus import frame
-from optax_muonplus.frame import (
-    ChainTransformation,
-    DualNorm,
-    MatrixTransformation,
-    Momentum,
-    MomentumTransformation,
-    Part,
-    Run,
-)
+from optax_muonplus.frame import chain
+from optax_muonplus.frame.chain import ChainTransformation, MatrixTransformation, Part
+from optax_muonplus.frame.momentum import Momentum, MomentumTransformation
+from optax_muonplus.frame.plainly import Run
+from optax_muonplus.frame.program import DualNorm
 from optax_muonplus.method import (
     ArrayFunction,
     MatrixFunction,
@@ -23,7 +18,7 @@ from optax_muonplus.method import (
     Orthogonalize,
     ScaleByShape,
 )
-from optax_muonplus.run import efficiently
+from optax_muonplus.run.leaves import efficiently
 from optax_muonplus.transforms._where import Matrices, one_of
 
 
@@ -77,7 +72,7 @@ def matrix_chain(
     resolve = one_of(inner if where is None else [where, *inner])
     parts = [part for link in links for part in parts_of(link)]
     check_order(parts)
-    return frame.matrix_chain(*parts, resolve=resolve, run=run)
+    return chain.matrix_chain(*parts, resolve=resolve, run=run)
 
 
 def parts_of(link: Any) -> tuple[Any, ...]:

@@ -4,8 +4,8 @@ from typing import Any
 
 import optax
 
-from optax_muonplus.frame import ChainTransformation, MatrixTransformation, Part
-from optax_muonplus.run import efficiently
+from optax_muonplus.frame.chain import ChainTransformation, MatrixTransformation, Part
+from optax_muonplus.run.leaves import efficiently
 from optax_muonplus.transforms._chains import matrix_chain
 from optax_muonplus.transforms._decay import check_rate, decayed_weights, scale_by_rate
 from optax_muonplus.transforms._partition import nadamw, partition

@@ -10,15 +10,13 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.frame import (
-    ADAM,
-    MUON,
+from optax_muonplus.frame.chain import (
     Chain,
     ChainTransformation,
     MatrixTransformation,
-    ResolvedTree,
     TreeTransformation,
 )
+from optax_muonplus.frame.leaves import ADAM, MUON, ResolvedTree
 from optax_muonplus.method import DECAY, NOT_NEGATIVE, check_flag, check_number, narrowed
 from optax_muonplus.transforms._decay import check_rate, decayed_weights, real, scale_by_rate
 

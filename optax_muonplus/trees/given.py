@@ -5,7 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optax_muonplus.frame import AxisNumbers, DimensionNumbers, LeafInfo, Shape
+from optax_muonplus.frame.layout import AxisNumbers, DimensionNumbers, Shape
+from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.messages import listed
 from optax_muonplus.trees.flatten import FlatTree
 from optax_muonplus.trees.language import PathRule

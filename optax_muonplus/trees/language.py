@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from optax_muonplus.frame import DimensionNumbers, MuonDimensionNumbers, Shape
+from optax_muonplus.frame.layout import DimensionNumbers, MuonDimensionNumbers, Shape
 from optax_muonplus.trees.neighbours import Neighbours
 
 Agrees = Callable[[Neighbours, str], bool]

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from optax_muonplus.frame import DimensionNumbers, MuonDimensionNumbers, Shape
+from optax_muonplus.frame.layout import DimensionNumbers, MuonDimensionNumbers, Shape
 from optax_muonplus.messages import Path, path_of_keys
 from optax_muonplus.trees.flatten import FlatTree
 

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from optax_muonplus.frame import Shape
+from optax_muonplus.frame.layout import Shape
 
 Neighbours = Mapping[str, Shape]
 

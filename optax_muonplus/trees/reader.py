@@ -10,13 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from optax_muonplus.frame import (
-    DimensionNumbers,
-    DimensionNumbersTree,
-    LeafInfo,
-    MatrixLayout,
-    Shape,
-)
+from optax_muonplus.frame.layout import DimensionNumbers, DimensionNumbersTree, MatrixLayout, Shape
+from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.trees.flatten import FlatTree, normalize_paths
 from optax_muonplus.trees.given import (
     LayerAxes,

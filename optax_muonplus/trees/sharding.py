@@ -20,10 +20,10 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from optax_muonplus.frame import (
+from optax_muonplus.frame.layout import MatrixLayout
+from optax_muonplus.frame.leaves import (
     LeafInfo,
     LeafSharding,
-    MatrixLayout,
     ResolvedTree,
     as_named,
     axes_of_type,

@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from optax_muonplus.frame import LeafInfo, Shape
+from optax_muonplus.frame.layout import Shape
+from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.messages import Path, listed
 
 _KERNEL = re.compile("(?i)kernel$|^w$")

@@ -7,8 +7,10 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus import frame
 from optax_muonplus.contrib import NorMuon
+from optax_muonplus.frame import chain
+from optax_muonplus.frame.layout import MatrixLayout
+from optax_muonplus.frame.leaves import MUON, LeafInfo, ResolvedTree
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (
@@ -154,11 +156,11 @@ class EveryLeaf:
 
     def __call__(self, tree):
         arrays, structure = jax.tree.flatten(tree)
-        layouts = [frame.MatrixLayout.of(x.shape, omp.MuonDimensionNumbers()) for x in arrays]
-        rows = enumerate(zip(arrays, layouts, strict=True))
-        leaves = [frame.LeafInfo(i, (str(i),), x.shape, x.dtype, layout) for i, (x, layout) in rows]
-        labels = structure.unflatten([frame.MUON] * len(leaves))
-        return frame.ResolvedTree(leaves, arrays, structure.unflatten, labels)
+        layouts = [MatrixLayout.of(x.shape, omp.MuonDimensionNumbers()) for x in arrays]
+        pairs = enumerate(zip(arrays, layouts, strict=True))
+        leaves = [LeafInfo(i, (str(i),), x.shape, x.dtype, layout) for i, (x, layout) in pairs]
+        labels = structure.unflatten([MUON] * len(leaves))
+        return ResolvedTree(leaves, arrays, structure.unflatten, labels)
 
     def placed(self, state, tree):
         return state
@@ -173,7 +175,7 @@ def test_a_chain_reads_and_runs_by_what_it_is_given(links):
         seen.append(program)
         return plainly(program, *where)
 
-    own = frame.matrix_chain(*links, resolve=EveryLeaf(), run=run)
+    own = chain.matrix_chain(*links, resolve=EveryLeaf(), run=run)
     public = omp.matrix_chain(*links)
     found, expected = (tx.update(grads, tx.init(grads))[0]["kernel"] for tx in (own, public))
     assert len(seen) == 1
