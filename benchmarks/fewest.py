@@ -14,7 +14,7 @@ import tyro
 
 from benchmarks import columns
 from optax_muonplus import coefficients, polar
-from optax_muonplus.coefficients import CoefficientsLike, Row
+from optax_muonplus.method import CoefficientsLike, Row
 
 # Tables by name; "degree 3" and "degree 5" are made for the band by `coefficients.relaxed`, and
 # have no Gram form.

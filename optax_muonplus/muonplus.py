@@ -11,10 +11,10 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus import transforms
-from optax_muonplus.coefficients import CoefficientsLike
 from optax_muonplus.frame.layout import DimensionNumbersTree
 from optax_muonplus.method import (
     DEFAULT_EPS,
+    CoefficientsLike,
     Norm,
     Normalize,
     Orthogonalize,

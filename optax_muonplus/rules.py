@@ -4,16 +4,20 @@
 ``rules=[("torso", None), *omp.rules.AGENTS]``. A rule of a list may match nothing.
 """
 
-from optax_muonplus.trees.language import PathRule, adamw, matrix
-from optax_muonplus.trees.neighbours import is_outermost
-from optax_muonplus.trees.table import COUNTER, LEAF, TOP
+from optax_muonplus.trees.language import PathRule as _PathRule
+from optax_muonplus.trees.language import adamw as _adamw
+from optax_muonplus.trees.language import matrix as _matrix
+from optax_muonplus.trees.neighbours import is_outermost as _is_outermost
+from optax_muonplus.trees.table import COUNTER as _COUNTER
+from optax_muonplus.trees.table import LEAF as _LEAF
+from optax_muonplus.trees.table import TOP as _TOP
 
 # Networks of reinforcement learning, what they are made of, and what their outputs are called.
 _NET = r"(_?(net(work)?|function|fn|mlp|model|params|head))"
 _ROLE = "(actor|critic|policy|advantage)"
 _AGENT = (
     rf"^(?!**(att|extractor))(**/)?((*_)?{_ROLE}{_NET}?|action{_NET}|value{_NET}?|pi|[qv]f"
-    rf"|[qv]({_NET}|_?\d)){COUNTER}"
+    rf"|[qv]({_NET}|_?\d)){_COUNTER}"
     r"(/(~|params|mlp|net(work)?|layers|body|trunk|torso)){0,}"
 )
 _OUTPUT = (
@@ -22,31 +26,31 @@ _OUTPUT = (
 )
 _HEAD = "head of an actor or critic"
 
-AGENTS: tuple[PathRule, ...] = (
-    adamw(
-        rf"(?i)((*_)?{_ROLE}{_NET}?|(value|action|[qv]f?){_NET}|v_head/summary){COUNTER}{LEAF}",
+AGENTS: tuple[_PathRule, ...] = (
+    _adamw(
+        rf"(?i)((*_)?{_ROLE}{_NET}?|(value|action|[qv]f?){_NET}|v_head/summary){_COUNTER}{_LEAF}",
         _HEAD,
-        agrees=is_outermost,
+        agrees=_is_outermost,
     ),
-    adamw(
-        rf"(?i)(*_)?({_ROLE}|value|action|reward|[qv]f?)_?{_OUTPUT}{COUNTER}{LEAF}",
+    _adamw(
+        rf"(?i)(*_)?({_ROLE}|value|action|reward|[qv]f?)_?{_OUTPUT}{_COUNTER}{_LEAF}",
         _HEAD,
-        agrees=is_outermost,
+        agrees=_is_outermost,
     ),
-    adamw(rf"{TOP}(value|advantage){COUNTER}/(kernel|w|weight)", _HEAD, agrees=is_outermost),
-    adamw(rf"(?i){_AGENT}/{_OUTPUT}{LEAF}", _HEAD, agrees=is_outermost),
+    _adamw(rf"{_TOP}(value|advantage){_COUNTER}/(kernel|w|weight)", _HEAD, agrees=_is_outermost),
+    _adamw(rf"(?i){_AGENT}/{_OUTPUT}{_LEAF}", _HEAD, agrees=_is_outermost),
 )
 """Outputs of actors and critics get AdamW, by their names: Stoix, Mava, CleanRL, openpi, DreamerV3,
 Stable-Baselines3, TRL. The last of several numbered layers has no such name: ``actor/Dense_2``
 needs a rule of its own, ``("actor/Dense_2", None)``."""
 
-MAXTEXT: tuple[PathRule, ...] = (
-    matrix(
+MAXTEXT: tuple[_PathRule, ...] = (
+    _matrix(
         r"(?i)(moe_?block(_\d+)?|routed_experts|gptossmlp)/(wi(_\d)?|wo)",
         "experts: expert, in, out",
         "MaxText",
     ),
-    matrix("qkv_proj/kernel", "attention: in, part, (heads head)", "MaxText"),
+    _matrix("qkv_proj/kernel", "attention: in, part, (heads head)", "MaxText"),
 )
 """Experts and fused attention of MaxText, whose arrays have the names of a module elsewhere. With
 scanned layers pass ``layer_axes={"layers": 1}`` too."""

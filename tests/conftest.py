@@ -39,6 +39,9 @@ if PLATFORM != "cpu":
     jax.config.update("jax_default_matmul_precision", "highest")
 
 
+USE = pytest.StashKey[tuple[int, int]]()
+
+
 def pytest_collection_modifyitems(items):
     """Skips on an accelerator what needs a CPU."""
     here = pathlib.Path(__file__).parent
@@ -47,6 +50,47 @@ def pytest_collection_modifyitems(items):
         marks = [mark.name for mark in item.iter_markers()]
         if reason := platforms.reason_to_skip(PLATFORM, folder, marks):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs(request):
+    """Frees the compiled programs of a file: each holds several of a process's 65,530 maps."""
+    yield
+    largest = request.config.stash.setdefault(USE, (0, 0))
+    request.config.stash[USE] = tuple(map(max, largest, memory_use()))
+    jax.clear_caches()
+    gc.collect()
+
+
+def memory_use():
+    """Memory maps of this process, and the most memory that it had, in MB; zeros without /proc."""
+    try:
+        maps = len(pathlib.Path("/proc/self/maps").read_text().splitlines())
+        status = pathlib.Path("/proc/self/status").read_text()
+    except OSError:
+        return 0, 0
+    return maps, int(status.partition("VmHWM:")[2].split()[0]) // 1024
+
+
+def pytest_sessionfinish(session):
+    """Hands the use of memory from a worker of pytest-xdist to the process that prints it."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["memory use"] = session.config.stash.get(USE, (0, 0))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Keeps the largest use of memory of all workers."""
+    found = getattr(node, "workeroutput", {}).get("memory use", (0, 0))
+    largest = node.config.stash.get(USE, (0, 0))
+    node.config.stash[USE] = tuple(map(max, largest, found))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    maps, megabytes = config.stash.get(USE, (0, 0))
+    if maps:
+        terminalreporter.write_line(f"largest process: {maps:,} memory maps, {megabytes:,} MB")
 
 
 @pytest.fixture(scope="session", autouse=True)

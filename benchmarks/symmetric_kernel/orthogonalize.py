@@ -37,7 +37,7 @@ class TriangleProducts(omp.polar.Products):
         return symmetric_product(a, b) if pays else super().commuting(a, b, exact)
 
     def polynomial(
-        self, gram: jax.Array, row: omp.coefficients.Row | jax.Array, scale: jax.Array | None = None
+        self, gram: jax.Array, row: tuple[float, ...] | jax.Array, scale: jax.Array | None = None
     ) -> jax.Array:
         """Combines three terms within the product, and rounds there."""
         one_number = scale is None or scale.shape[-2] == 1

@@ -140,7 +140,7 @@ def spread(x: np.ndarray, n: int) -> np.ndarray:
     return n * (np.sum((x - mean) ** 2, -1) + (n - x.shape[-1]) * mean[..., 0] ** 2)
 
 
-def mean_value_slope(rows: Sequence[coefficients.Row], x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def mean_value_slope(rows: Sequence[tuple[float, ...]], x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Computes ``(g(x) - g(y)) / (x - y)`` as the product of the divided differences of steps."""
     slope = np.ones_like(x + y)
     for row in rows:

@@ -11,10 +11,4 @@ from optax_muonplus.coefficients._minimax import minimax as minimax
 from optax_muonplus.coefficients._minimax import polar_express as polar_express
 from optax_muonplus.coefficients._minimax import relaxed as relaxed
 from optax_muonplus.method import TABLES as TABLES
-from optax_muonplus.method import Coefficients as Coefficients
-from optax_muonplus.method import CoefficientsLike as CoefficientsLike
-from optax_muonplus.method import Restarts as Restarts
-from optax_muonplus.method import Row as Row
-from optax_muonplus.method import Table as Table
 from optax_muonplus.method import for_steps as for_steps
-from optax_muonplus.method import restarts_for as restarts_for

@@ -9,11 +9,8 @@ matrices leave the range of their dtype.
 an optimizer runs it by :class:`FastPolar`, as :func:`polar_factor` does.
 """
 
-from optax_muonplus.method import DEFAULT_EPS as DEFAULT_EPS
 from optax_muonplus.method import Orthogonalize as Orthogonalize
 from optax_muonplus.method import Polar as Polar
-from optax_muonplus.method import PolarFunction as PolarFunction
-from optax_muonplus.method import Preconditioning as Preconditioning
 from optax_muonplus.method import svd as svd
 from optax_muonplus.run.polar import FastPolar as FastPolar
 from optax_muonplus.run.polar import matmul_shapes as matmul_shapes

@@ -3,7 +3,6 @@
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from optax_muonplus.frame.chain import Link as Link
 from optax_muonplus.frame.chain import MatrixTransformation as MatrixTransformation
 from optax_muonplus.frame.chain import Part as Part
 from optax_muonplus.frame.chain import links_of as links_of
@@ -18,7 +17,6 @@ from optax_muonplus.frame.program import DualNorm as DualNorm
 from optax_muonplus.messages import flatten_tree as flatten_tree
 from optax_muonplus.transforms._blocks import map_blocks as map_blocks
 from optax_muonplus.transforms._chains import matrix_chain as matrix_chain
-from optax_muonplus.transforms._decay import cautious_decay as cautious_decay
 from optax_muonplus.transforms._decay import check_rate as check_rate
 from optax_muonplus.transforms._find import find_matrices as find_matrices
 from optax_muonplus.transforms._links import momentum as momentum
@@ -28,13 +26,11 @@ from optax_muonplus.transforms._links import scale_by_muonplus as scale_by_muonp
 from optax_muonplus.transforms._links import scale_by_shape as scale_by_shape
 from optax_muonplus.transforms._optimizer import optimizer as optimizer
 from optax_muonplus.transforms._partition import nadamw as nadamw
-from optax_muonplus.transforms._partition import wide_arithmetic as wide_arithmetic
 from optax_muonplus.transforms._where import Matrices as Matrices
 from optax_muonplus.transforms._where import partition_labels as partition_labels
 
 # Files of rare use, which their first use imports.
 _LATER = {
-    "RemaindersState": "bfloat16",
     "param_remainders": "bfloat16",
     "Int8MomentumState": "int8",
     "find_momentum": "int8",
@@ -43,7 +39,6 @@ _LATER = {
 }
 
 if _TYPE_CHECKING:
-    from optax_muonplus.extras.bfloat16 import RemaindersState as RemaindersState
     from optax_muonplus.extras.bfloat16 import param_remainders as param_remainders
     from optax_muonplus.extras.int8 import Int8MomentumState as Int8MomentumState
     from optax_muonplus.extras.int8 import find_momentum as find_momentum

@@ -7,12 +7,12 @@ of the gradients; those of the other links have the dtype of their input.
 import jax
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus.coefficients import CoefficientsLike
 from optax_muonplus.frame.chain import MatrixTransformation
 from optax_muonplus.frame.momentum import Momentum, MomentumTransformation
 from optax_muonplus.frame.program import DualNorm
 from optax_muonplus.method import (
     DEFAULT_EPS,
+    CoefficientsLike,
     Norm,
     Normalize,
     Orthogonalize,

@@ -5,6 +5,7 @@ import functools
 import pytest
 
 from optax_muonplus import coefficients
+from optax_muonplus.method import restarts_for
 from tests.support import restarts
 
 
@@ -13,12 +14,12 @@ def test_listed_restarts_follow_the_rule(name):
     table = coefficients.TABLES[name]
     longest = 8 if table.repeats_last else len(table.rows)
     for steps in range(1, longest + 1):
-        listed = coefficients.restarts_for(name, steps)
+        listed = restarts_for(name, steps)
         rows = (table.rows + table.rows[-1:] * steps)[:steps]
         for products in restarts.ROUNDINGS:
             rule = restarts.fewest_restarts(rows, products)
             assert getattr(listed, products) == rule, (name, steps, products)
-    assert coefficients.restarts_for(name, longest + 1) is None
+    assert restarts_for(name, longest + 1) is None
 
 
 @pytest.mark.parametrize(

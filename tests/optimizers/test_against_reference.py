@@ -22,6 +22,7 @@ from tests.support.oracle_runs import (
     random_trees,
     updates_of,
 )
+from tests.support.platforms import LESS_EXACT
 
 ORTHOGONALIZERS = {
     "jordan": {"ns_coeffs": "jordan"},
@@ -85,8 +86,9 @@ def test_every_preconditioning(word):
         preconditioning=word, ns_coeffs="polar_express", ns_steps=4, eps=0.7, norm="none"
     )
     cubic = ours_and_theirs(preconditioning=word, ns_coeffs="cubic")
-    check([dion, cubic], *random_trees(4, np.complex64))
-    check([express, cubic], *random_trees(4))
+    tolerance = TOLERANCE * (LESS_EXACT if word == "spectral" else 1)  # it is from an SVD
+    check([dion, cubic], *random_trees(4, np.complex64), tolerance=tolerance)
+    check([express, cubic], *random_trees(4), tolerance=tolerance)
 
 
 def test_complex_svd_and_adaptive():

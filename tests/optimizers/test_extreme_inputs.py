@@ -11,6 +11,7 @@ from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
 from optax_muonplus.method import Norm
+from tests.support.platforms import LESS_EXACT
 from tests.support.trees import SHAPES, assert_trees_close, first_update, random_tree
 
 POLARS = [
@@ -70,7 +71,7 @@ def test_degenerate_gradients_give_finite_updates(options):
         for key, update in updates.items():
             assert np.all(np.isfinite(update)), key
         # A singular vector's zeros are zeros to 6e-8, which norm_eps = 1e-8 lets grow to 6e-4.
-        noise = 1e-2 if svd else 0.0
+        noise = 1e-2 * LESS_EXACT if svd else 0.0
         assert np.abs(updates["zero_input"][2]).max() <= noise
         assert np.abs(updates["zero_output"][:, 2]).max() <= noise
         assert np.count_nonzero(updates["one_entry"]) == 1
@@ -135,5 +136,6 @@ def test_gradients_of_every_size_give_one_update(options, dtype):
     reference = updates[21]  # c = 1
     # c * G is rounded to 6e-8, which no singular value here is small enough to amplify by 50.
     error = np.abs(updates[1:] - reference).max(axis=(1, 2)) / np.abs(reference).max()
-    assert error.max() < 3e-6, dict(zip(sizes[1:], error, strict=True))
+    slack = LESS_EXACT if options.get("preconditioning") == "spectral" else 1
+    assert error.max() < 3e-6 * slack, dict(zip(sizes[1:], error, strict=True))
     assert np.abs(reference).max() > 0.1

@@ -7,6 +7,7 @@ import pytest
 
 import optax_muonplus as omp
 from optax_muonplus.method import narrowed
+from tests.support.platforms import LESS_EXACT
 from tests.support.trees import random_tree
 
 FLAGS = {
@@ -63,7 +64,8 @@ def test_adaptive_updates_are_exact_or_the_largest_number(flags, dtype):
         for part, want in [(updates.real, expected.real), (updates.imag, expected.imag)]:
             clipped = np.clip(np.asarray(want, np.float64), -1, 1)
             found = np.asarray(part, np.float64) / largest
-            np.testing.assert_allclose(found, clipped, atol=100 * float(jnp.finfo(dtype).eps))
+            rounding = LESS_EXACT * float(jnp.finfo(dtype).eps)
+            np.testing.assert_allclose(found, clipped, atol=100 * rounding)
 
 
 @pytest.mark.parametrize("bias_correction", [False, True])

@@ -1,5 +1,6 @@
 """The backend that tests run on: a CPU, or of the core's tests an accelerator."""
 
+import os
 from collections.abc import Collection, Mapping
 
 VARIABLE = "OPTAX_MUONPLUS_TEST_PLATFORM"
@@ -20,6 +21,11 @@ MARKS = {
 def chosen(environment: Mapping[str, str]) -> str:
     """The backend's name: `cpu`, unless the variable names another one, such as `cuda`."""
     return environment.get(VARIABLE) or "cpu"
+
+
+# A GPU's SVD was up to twice as far from the exact factor as the one of a CPU (H100, float32), and
+# its products sum in another order.
+LESS_EXACT = 1.0 if chosen(os.environ) == "cpu" else 2.5
 
 
 def jax_platforms(platform: str) -> str:

@@ -103,7 +103,8 @@ def test_zeros_small_and_infinite_numbers():
     rows[3, 7] = np.inf
     _, state = jax.jit(tx.update)(jnp.asarray(rows), state)
     found = np.asarray(find_momentum(state).mu)
-    np.testing.assert_array_equal(found[:2], 0)
+    # A GPU keeps what is below the smallest normal number; a CPU makes zeros of it.
+    np.testing.assert_allclose(found[:2], 0, atol=np.finfo(np.float32).tiny)
     np.testing.assert_allclose(found[2], 0.5e38, rtol=1e-2)
     assert not np.isfinite(found[3]).any()  # and other blocks do not see it
 
