@@ -10,6 +10,7 @@ import pytest
 from optax_muonplus import contrib
 from tests.support import reference_contrib
 from tests.support.contrib import NAMES, SHAPES, build, decay, run, trees
+from tests.support.platforms import LESS_EXACT
 
 
 def oracle_state(name, w):
@@ -138,8 +139,10 @@ def test_zero_gradients_change_nothing_and_later_steps_are_finite(name):
     params, grads = trees()
     zeros = jax.tree.map(np.zeros_like, params)
     (first, *_), _ = run(usual(name), params, [zeros])
+    # Hyperball keeps norms by a division, which a GPU rounds.
+    rounding = 2e-7 if name == "hyperball" and LESS_EXACT > 1 else 0
     for key in params:
-        np.testing.assert_array_equal(first[key], params[key])
+        np.testing.assert_allclose(first[key], params[key], rtol=0, atol=rounding)
     # And a first real step after it is finite; so is one from parameters that are zero.
     for start in (params, zeros) if name != "hyperball" else (params,):
         after, _ = run(usual(name), start, [zeros, grads[0], zeros])
