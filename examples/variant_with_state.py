@@ -65,7 +65,7 @@ row_muon = omp.matrix_chain(
     omp.momentum(0.95),
     omp.orthogonalize(),
     ScaleByRows(),
-    omp.scale_by_shape(consistent_rms=0.2, norm="row"),
+    omp.scale_by_shape(consistent_rms=0.2),
 )
 
 

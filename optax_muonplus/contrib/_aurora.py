@@ -12,6 +12,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus import matrices, transforms
+from optax_muonplus.contrib._sizes import divided
 from optax_muonplus.matrices import NOT_NEGATIVE, Kind, MatrixFunction, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import Matrices, Momentum, Part
@@ -60,15 +61,16 @@ class Aurora(MatrixFunction):
             return self.polar_factor(x)
         axis = -1 if m > n else -2
         y, power = matrices.scale_by_pow2(matrices.upcast_for_sum(x))
-        tiny, eps = jnp.finfo(power.dtype).tiny, matrices.as_real(self.norm_eps, power.dtype)
+        eps = matrices.as_real(self.norm_eps, power.dtype)
+        damping = matrices.as_real(self.damping, power.dtype)
         # Matrices are scaled, not D: rows of zeros then stay zeros, however large D would grow.
         size = matrices.root(matrices.sum_of_squares(y, (axis,)))
-        y = y / jnp.maximum(size, jnp.maximum(eps / power, tiny))
+        y = divided(y, jnp.maximum(size, eps / power))
         factor = self.polar_factor(y)
         for _ in range(self.rounds - 1):
-            squares = matrices.sum_of_squares(factor, (axis,))
-            squares = jnp.maximum(squares, jnp.maximum(eps * eps, tiny))
-            y = y / squares ** matrices.as_real(self.damping, power.dtype)
+            squares = jnp.maximum(matrices.sum_of_squares(factor, (axis,)), eps * eps)
+            counts = squares > 0  # a dead row has no root, and no derivative of one
+            y = jnp.where(counts, y / jnp.where(counts, squares, 1) ** damping, 0)
             factor = self.polar_factor(y)
         return factor.astype(x.dtype)
 

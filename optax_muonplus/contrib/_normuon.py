@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from optax_muonplus import matrices, transforms
 from optax_muonplus.contrib._rescaled import Rescaled, RescaledState
-from optax_muonplus.contrib._sizes import RMS, matrix_axes, matrix_norm
+from optax_muonplus.contrib._sizes import RMS, divided, matrix_axes
 from optax_muonplus.matrices import DECAY, NOT_NEGATIVE, ShapeScale
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import Matrices, MatrixLayout, Momentum, Part
@@ -89,7 +89,7 @@ class NorMuon(Rescaled):
 
     def start(self, layout: MatrixLayout, w: jax.Array, mu: jax.Array) -> jax.Array:
         """Returns a zero for each row or column, where it lies."""
-        return jnp.zeros_like(self._mean_squares(layout, w))
+        return jnp.zeros_like(self._mean_squares(layout, w)[0])
 
     def rescaled(
         self, layout: MatrixLayout, o: jax.Array, nu: jax.Array
@@ -99,23 +99,27 @@ class NorMuon(Rescaled):
         _, m, n = layout.matrix_shape(o.shape)
         decay = matrices.as_real(self.beta2, nu.dtype)
         guard = matrices.as_real(self.nu_eps, nu.dtype)
-        nu = (decay * nu + (1 - decay) * self._mean_squares(layout, o)).astype(nu.dtype)
-        scaled = o / (matrices.root(nu) + guard)
-        size = matrix_norm(layout, scaled) + guard
+        mean, entries = self._mean_squares(layout, o)
+        nu = (decay * nu + (1 - decay) * mean).astype(nu.dtype)
+        inverse = divided(jnp.ones_like(nu), matrices.root(nu) + guard)
+        # Both Frobenius norms follow from the means: O is read twice, and never copied.
+        squares = jnp.stack([mean, (matrices.root(mean) * inverse) ** 2])
+        axes = [axis + 1 for axis in matrix_axes(layout)]
+        before, after = matrices.root(entries * jnp.sum(squares, axes, keepdims=True))
         if self.rule == "paper":
-            return scaled * (RMS * math.sqrt(m * n) / size), nu
-        kept = matrix_norm(layout, o) / size
-        return scaled * (kept * matrices.shape_factor(m, n, self.shape_scale)), nu
+            return o * (inverse * divided(RMS * math.sqrt(m * n), after + guard)), nu
+        kept = divided(before, after + guard) * matrices.shape_factor(m, n, self.shape_scale)
+        return o * (inverse * kept), nu
 
-    def _mean_squares(self, layout: MatrixLayout, x: jax.Array) -> jax.Array:
-        """Returns the mean square of each row, or of what else has a running mean."""
+    def _mean_squares(self, layout: MatrixLayout, x: jax.Array) -> tuple[jax.Array, int]:
+        """Returns the mean square of each row, or of what else has one, and of how many entries."""
         _, m, n = layout.matrix_shape(x.shape)
+        axes, entries = matrix_axes(layout), m * n  # square: one number, and the norm is put back
         if self.side == "row" or m > n or (m == n and self.side == "long_row"):
-            return matrices.sum_of_squares(x, layout.reduction_axes) / n
-        if m < n:
-            return matrices.sum_of_squares(x, layout.output_axes) / m
-        # One number divides a whole matrix, whose norm is then put back.
-        return matrices.sum_of_squares(x, matrix_axes(layout)) / (m * n)
+            axes, entries = layout.reduction_axes, n
+        elif m < n:
+            axes, entries = layout.output_axes, m
+        return matrices.sum_of_squares(x, axes) / entries, entries
 
 
 def normuon(

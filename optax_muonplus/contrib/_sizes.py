@@ -10,7 +10,7 @@ from optax_muonplus.transforms import MatrixLayout
 RMS = 0.2  # root mean square of an update, about that of AdamW's
 
 
-def divided(x: jax.Array, size: jax.Array, least: ArrayLike = 0) -> jax.Array:
+def divided(x: ArrayLike, size: jax.Array, least: ArrayLike = 0) -> jax.Array:
     """Returns ``x / size``, and zero where the size is not above ``least``."""
     counts = size > least
     return jnp.where(counts, x / jnp.where(counts, size, 1), 0)

@@ -145,7 +145,7 @@ def compile_parts(momentum: Momentum | None, parts: Sequence[MatrixFunction | Du
             divisor, part = 2.0, part.replace(eps=part.eps / 2)
         if isinstance(part, Normalize) and _is_polar_factor(before):
             part = NormalizeBounded(part)
-        if isinstance(part, ScaleByShape) and isinstance(before, Normalize | NormalizeBounded):
+        if isinstance(part, ScaleByShape) and part.norm is None:
             part = _told(part, before)
         functions.append(part)
     if before_dual_norm is not None:
@@ -159,9 +159,9 @@ def _is_polar_factor(function: MatrixFunction | None) -> TypeGuard[Orthogonalize
     return isinstance(function, Orthogonalize) and not callable(function.polar)
 
 
-def _told(scale: ScaleByShape, before: Normalize | NormalizeBounded) -> ScaleByShape:
-    """Returns the factor by shape for results of a normalization, unless it was given one."""
-    if scale.norm != "none" or scale.match_frobenius:
-        return scale
+def _told(scale: ScaleByShape, before: MatrixFunction | None) -> ScaleByShape:
+    """Returns the factor by shape, which measures matrices of which it knows nothing."""
     norm = before.normalize if isinstance(before, NormalizeBounded) else before
-    return scale.replace(norm=norm.norm, match_frobenius=norm.match_frobenius)
+    if isinstance(norm, Normalize):
+        return scale.replace(norm=norm.norm, match_frobenius=norm.match_frobenius)
+    return scale.replace(norm="none") if isinstance(before, Orthogonalize) else scale

@@ -4,7 +4,7 @@ A row ``(c_0, c_1, ..., c_q)`` stands for the polynomial ``p(x) = c_0 x + c_1 x^
 x^(2q+1)``. A table has one row for each step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -117,6 +117,11 @@ def _table_of_rows(ns_coeffs: Sequence[float] | Sequence[Sequence[float]]) -> Ta
         raise ValueError(
             "ns_coeffs is a traced array, but coefficients are static numbers here. Pass a name or"
             " a tuple of Python numbers; under optax.inject_hyperparams a tuple is left alone."
+        )
+    if isinstance(ns_coeffs, Mapping):
+        raise ValueError(
+            f"ns_coeffs is a mapping with {', '.join(map(str, ns_coeffs))}: pass arguments that are"
+            " kept in one as omp.muonplus(rate, **arguments)."
         )
     rows = np.asarray(ns_coeffs, dtype=np.float64)
     if rows.ndim not in (1, 2) or rows.shape[-1] < 2 or rows.shape[0] < 1:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from .arguments import POSITIVE, check_flag, check_floating, check_number, check_word
 from .function import Matrices, MatrixFunction, matrix_function, static
 from .normalize import Norm, check_norm, normalized_sides
-from .precision import upcast_for_sum
+from .precision import as_real, root, scale_by_pow2, sum_of_squares, upcast_for_sum
 
 ShapeScale = Literal["spectral", "max", "none"]
 
@@ -59,16 +59,22 @@ def shape_factor(
 
 @matrix_function
 class ScaleByShape(MatrixFunction):
-    """Multiplies by a factor of the shape; attributes as in ``optax_muonplus.scale_by_shape``."""
+    """Multiplies by a factor of the shape; attributes as in ``optax_muonplus.scale_by_shape``.
+
+    Attributes:
+      norm: the normalization of the polar factor before it, on which ``consistent_rms`` depends.
+        None: nothing is known of what comes before, and each matrix is measured.
+    """
 
     shape_scale: ShapeScale = static(default="max")
     consistent_rms: float | jax.Array | None = None
-    norm: Norm = static(default="none")
+    norm: Norm | None = static(default=None)
     match_frobenius: bool = static(default=False)
 
     def __post_init__(self) -> None:
         check_shape_scale(self.shape_scale)
-        check_norm(self.norm)
+        if self.norm is not None:
+            check_norm(self.norm)
         check_flag("match_frobenius", self.match_frobenius)
         if self.consistent_rms is not None:
             check_number("consistent_rms", self.consistent_rms, POSITIVE)
@@ -92,14 +98,24 @@ class ScaleByShape(MatrixFunction):
 
     def _polar_rms(self, fan_out: int, fan_in: int) -> float:
         """Returns the RMS of an exact polar factor after ``norm``, see :func:`shape_factor`."""
-        sides = normalized_sides(self.norm, fan_out, fan_in)
+        sides = normalized_sides(self.norm or "none", fan_out, fan_in)
         if self.match_frobenius or not sides:
             return 1 / math.sqrt(max(fan_out, fan_in))
         return 1 / math.sqrt(fan_in if sides[-1] == "row" else fan_out)
 
     def __call__(self, x: Matrices) -> Matrices:
         check_floating(x)
-        return (x * self.factor(*x.shape[-2:])).astype(x.dtype)
+        return self.apply(x, *x.shape[-2:])
+
+    def apply(self, x: Matrices, fan_out: int, fan_in: int) -> Matrices:
+        """Returns the scaled matrices, of one shape whichever way they are stored."""
+        if self.consistent_rms is None or self.norm is not None:
+            return (x * self.factor(fan_out, fan_in)).astype(x.dtype)
+        y, _ = scale_by_pow2(upcast_for_sum(x))
+        squares = sum_of_squares(y, (-2, -1))
+        wanted = as_real(self.consistent_rms, squares.dtype) * math.sqrt(fan_out * fan_in)
+        size = root(jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0))
+        return (y * (wanted * size)).astype(x.dtype)
 
     def transposed(self) -> MatrixFunction:
         """Returns the same factor, with fan-out and fan-in read off the other axes."""
@@ -113,7 +129,7 @@ class ScaleByTransposedShape(MatrixFunction):
     scale: ScaleByShape
 
     def __call__(self, x: Matrices) -> Matrices:
-        return (x * self.scale.factor(x.shape[-1], x.shape[-2])).astype(x.dtype)
+        return self.scale.apply(x, x.shape[-1], x.shape[-2])
 
     def transposed(self) -> MatrixFunction:
         return self.scale

@@ -131,26 +131,20 @@ def scale_by_shape(
     shape_scale: ShapeScale = "max",
     consistent_rms: float | jax.Array | None = None,
     *,
-    norm: Norm = "none",
-    match_frobenius: bool = False,
     where: Matrices | None = None,
 ) -> MatrixTransformation:
     """Multiplies every matrix by a factor of its shape.
 
     Args:
       shape_scale: ``"spectral"`` sqrt(out/in), ``"max"`` sqrt(max(1, out/in)) or ``"none"``.
-      consistent_rms: if given, the factor instead gives updates this root mean square.
-      norm: the normalization that came before, which ``consistent_rms`` has to know. In a
-        :func:`matrix_chain` after :func:`normalize` it is known, unless it is given.
-      match_frobenius: whether that restored the Frobenius norm; known there too.
+      consistent_rms: if given, the updates get this root mean square instead. In a
+        :func:`matrix_chain` it follows from the shape behind a polar factor or a normalization;
+        elsewhere each matrix is measured.
       where: as in :func:`orthogonalize`.
 
     See :func:`optax_muonplus.matrices.shape_factor` for the equations.
     """
-    return matrix_chain(
-        ScaleByShape(shape_scale, consistent_rms, norm, match_frobenius),
-        where=where,
-    )
+    return matrix_chain(ScaleByShape(shape_scale, consistent_rms), where=where)
 
 
 def scale_by_muonplus(

@@ -40,6 +40,8 @@ ShardingTree = Any
 def given_shardings(tree: FlatTree, sharding: ShardingTree) -> list[NamedSharding | None]:
     """Returns the entry of ``sharding`` for each leaf of ``tree``; a single device is no entry."""
     expected = "a jax.sharding.NamedSharding, or None where it is not known"
+    if isinstance(sharding, Mesh | AbstractMesh):  # it can be called, as a function can
+        raise ValueError(f"Shardings must be {expected}, got the mesh {sharding}.")
     kinds = NamedSharding | SingleDeviceSharding | None
     entries = broadcast_prefix(sharding, tree, kinds, "shardings", expected)
     return [entry if isinstance(entry, NamedSharding) else None for entry in entries]

@@ -9,11 +9,15 @@ about are elsewhere: values of the wrong kind (`test_hyperparameters.py`), rates
 
 import re
 
+import jax
+import jax.numpy as jnp
 import optax
 import pytest
 
 import optax_muonplus as omp
 from optax_muonplus import contrib
+
+PARAMS = {"up": {"kernel": jnp.ones((4, 6))}}
 
 # A call, and what its error says.
 MISTAKES = {
@@ -32,6 +36,14 @@ MISTAKES = {
         "learning_rate must be a finite number",
     ),
     "positions of adamw": (lambda: omp.muonplus(3e-3, 0.9, 0.95), "adam_b1=0.9, adam_b2=0.95"),
+    "a mapping of arguments": (
+        lambda: omp.muonplus(0.1, omp.PAPER),
+        "ns_coeffs is a mapping with norm, shape_scale, match_frobenius, weight_decay",
+    ),
+    "a mesh as sharding": (
+        lambda: omp.muonplus(0.1, sharding=jax.make_mesh((1,), ("a",))).init(PARAMS),
+        "Shardings must be a jax.sharding.NamedSharding, or None where it is not known, got the me",
+    ),
     "a schedule of beta": (
         lambda: omp.muonplus(0.1, beta=lambda step: 0.9),
         "optax.inject_hyperparams makes",

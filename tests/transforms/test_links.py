@@ -10,6 +10,7 @@ import pytest
 import optax_muonplus as omp
 from tests.support import reference
 from tests.support.oracle_runs import DIMS, SHAPES, random_trees, updates_of
+from tests.support.trees import random_tree
 
 
 def test_links_refuse_leaves_that_are_not_matrices():
@@ -50,11 +51,11 @@ def test_links_chained_by_hand_are_the_alias():
         omp.momentum(**momentum),
         omp.orthogonalize(**polar, where=omp.Matrices(dimension_numbers=DIMS)),
         omp.normalize(norm_eps=1e-3, **common, where=omp.Matrices(dimension_numbers=DIMS)),
-        omp.scale_by_shape("max", 0.2, **common, where=omp.Matrices(dimension_numbers=DIMS)),
+        omp.scale_by_shape("max", where=omp.Matrices(dimension_numbers=DIMS)),
     ]
     matrix_part = {
         **momentum, **polar, **common,
-        "norm_eps": 1e-3, "shape_scale": "max", "consistent_rms": 0.2,
+        "norm_eps": 1e-3, "shape_scale": "max",
     }  # fmt: skip
     part = omp.scale_by_muonplus(**matrix_part, where=omp.Matrices(dimension_numbers=DIMS))
     by_hand, part, alias = updates_of(
@@ -74,6 +75,32 @@ def test_links_chained_by_hand_are_the_alias():
     for key in SHAPES:
         np.testing.assert_allclose(part[key], by_hand[key], rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(alias[key], by_hand[key], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("chain", [optax.chain, omp.matrix_chain])
+@pytest.mark.parametrize("stored", [(64, 64), (64, 256), (256, 64), (16, 1024)])
+def test_a_consistent_rms_is_that_of_any_composition(chain, stored):
+    """A factor by shape alone would give 0.4 and 1.6 for 0.2 where rows were normalized before."""
+    grads = {"kernel": random_tree([stored])[0]}
+    for links in (
+        [omp.normalize("row", match_frobenius=False)],
+        [omp.normalize()],
+        [omp.matrix_chain(jnp.sign)],
+        [],
+    ):
+        rms = omp.scale_by_shape(consistent_rms=0.2)
+        tx = chain(omp.momentum(), omp.orthogonalize(polar="svd"), *links, rms)
+        updates, _ = tx.update(grads, tx.init(grads))
+        np.testing.assert_allclose(jnp.sqrt(jnp.mean(updates["kernel"] ** 2)), 0.2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e30])
+def test_matrices_of_any_size_get_the_rms(size):
+    grads = {"kernel": size * random_tree([(4, 6)])[0]}
+    tx = omp.scale_by_shape(consistent_rms=0.2)
+    updates, _ = tx.update(grads, tx.init(grads))
+    found = jnp.sqrt(jnp.mean(updates["kernel"] ** 2))
+    np.testing.assert_allclose(found, 0.2 if size else 0, rtol=1e-5)
 
 
 def test_custom_polar_functions_receive_matrices_as_out_by_in():
