@@ -35,7 +35,7 @@ MISTAKES = {
         lambda: omp.optimizer(0.1, omp.scale_by_muonplus()),
         "learning_rate must be a finite number",
     ),
-    "positions of adamw": (lambda: omp.muonplus(3e-3, 0.9, 0.95), "adam_b1=0.9, adam_b2=0.95"),
+    "positions of adamw": (lambda: omp.muonplus(3e-3, 0.9, 0.95), "ns_coeffs must be one row"),
     "a mapping of arguments": (
         lambda: omp.muonplus(0.1, omp.PAPER),
         "ns_coeffs is a mapping with norm, shape_scale, match_frobenius, weight_decay",
