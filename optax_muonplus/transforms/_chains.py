@@ -107,7 +107,9 @@ def check_order(parts: Sequence[Any]) -> None:
     ours = [x for x in parts if not isinstance(x, optax.GradientTransformation)]
     for before, part in itertools.pairwise(ours):
         wrong = ""
-        if _has_momentum(part) and _has_momentum(ours[0]):
+        if hasattr(before, "learning_rate"):
+            wrong = "a link of a whole step downhill. A rule with a rate of its own stands last"
+        elif _has_momentum(part) and _has_momentum(ours[0]):
             wrong = "a second momentum. optax.trace may stand beside one"
         elif isinstance(part, Momentum):
             wrong = "a momentum of what is not the gradient. A chain begins with its momentum"

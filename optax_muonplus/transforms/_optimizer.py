@@ -6,7 +6,7 @@ import optax
 
 from optax_muonplus.frame.chain import ChainTransformation, MatrixTransformation, Part
 from optax_muonplus.run.leaves import efficiently
-from optax_muonplus.transforms._chains import matrix_chain
+from optax_muonplus.transforms._chains import matrix_chain, parts_of
 from optax_muonplus.transforms._decay import check_rate, decayed_weights, scale_by_rate
 from optax_muonplus.transforms._partition import nadamw, partition
 from optax_muonplus.transforms._where import Matrices
@@ -34,8 +34,8 @@ def optimizer(
         one link, such as ``omp.contrib.NorMuon()`` or an object of your own with ``init(params,
         leaves)`` and ``update(updates, state, params, leaves)``, see
         :class:`optax_muonplus.transforms.Link`.
-      learning_rate: number or schedule. None for a rule whose updates are whole steps downhill;
-        ``others`` is then needed.
+      learning_rate: number or schedule. None for a rule whose updates are whole steps downhill,
+        such as one that ends with ``omp.contrib.Hyperball(0.02)``; ``others`` is then needed.
       weight_decay: number or schedule, of the matrices only.
       weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``;
         for the matrices.
@@ -53,7 +53,8 @@ def optimizer(
     Raises:
       TypeError: for what is no link.
       ValueError: for links in an order that :func:`matrix_chain` refuses, a whole optimizer in the
-        place of a rule, and numbers out of range.
+        place of a rule, a rate or a decay beside a rule with a rate of its own, and numbers out of
+        range.
 
     Example:
       >>> import jax.numpy as jnp, optax, optax_muonplus as omp
@@ -63,6 +64,15 @@ def optimizer(
       >>> updates, state = tx.update(params, tx.init(params), params)
     """
     check_rate(0.0 if learning_rate is None else learning_rate, weight_decay)
+    is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
+    parts = parts_of(rule)
+    if hasattr(parts[-1], "learning_rate") and learning_rate is not None:
+        raise ValueError(
+            f"The rule ends with {type(parts[-1]).__name__}, which has a learning rate and makes"
+            " whole steps downhill. Pass learning_rate=None, and others= for other parameters."
+        )
+    if learning_rate is None and not is_zero:
+        raise ValueError("weight_decay is multiplied by the learning rate, which is None.")
     if others is None:
         if learning_rate is None:
             raise ValueError("learning_rate is None, and nothing else has a rate: pass others=.")

@@ -22,7 +22,7 @@ PARAMS = {"up": {"kernel": jnp.ones((4, 6))}}
 # A call, and what its error says.
 MISTAKES = {
     "a decay that is not small": (
-        lambda: omp.optimizer(contrib.Hyperball(0.1), 0.1, weight_decay=20),
+        lambda: omp.optimizer(contrib.NorMuon(), 0.1, weight_decay=20),
         "weight_decay=20 times the learning rate 0.1 is more than 1",
     ),
     "arguments of AdamW beside others": (
@@ -30,6 +30,18 @@ MISTAKES = {
         "adam_b1, adam_learning_rate would change nothing beside others=. Give it there.",
     ),
     "no rate for the others": (lambda: omp.optimizer(contrib.Hyperball(0.1), None), "pass others="),
+    "a second rate": (
+        lambda: omp.optimizer(contrib.Hyperball(0.1), 0.1),
+        "The rule ends with Hyperball, which has a learning rate and makes whole steps downhill",
+    ),
+    "a step of a step": (
+        lambda: contrib.hyperball(0.1, omp.matrix_chain(omp.momentum(), contrib.Hyperball(0.7))),
+        "Hyperball after Hyperball: a link of a whole step downhill",
+    ),
+    "a decay without a rate": (
+        lambda: omp.optimizer(contrib.Hyperball(0.1), None, 0.1, others=optax.sgd(0.1)),
+        "weight_decay is multiplied by the learning rate, which is None",
+    ),
     "a class as rule": (lambda: omp.optimizer(contrib.NorMuon, 0.1), "which is no link"),
     "a rate as rule": (
         lambda: omp.optimizer(0.1, omp.scale_by_muonplus()),
