@@ -152,7 +152,8 @@ def test_arrays_made_before_an_explicit_mesh_was_set(machine, monkeypatch):
     grads = modules_of(gradients(), SOME)
 
     def normalized(**options):
-        tx = omp.matrix_chain(Normalize("row"), weight_dimension_numbers=DIMS, **options)
+        where = omp.Matrices(dimension_numbers=DIMS)
+        tx = omp.matrix_chain(Normalize("row"), where=where, **options)
         return jax.jit(lambda x: tx.update(x, tx.init(x))[0])(grads)
 
     expected = normalized(run=plainly)

@@ -117,9 +117,13 @@ def test_bfloat16_transfers_keep_unit_rows():
     grads = random_like({f"{i}": {"kernel": shape(64, 128)} for i in range(3)})
     wanted = jax.tree.map(lambda _: NamedSharding(mesh, P("a", "b")), grads)
     build = functools.partial(
-        omp.scale_by_muonplus, norm="row", shape_scale="none", compute_dtype="bfloat16"
+        omp.scale_by_muonplus,
+        norm="row",
+        match_frobenius=False,
+        shape_scale="none",
+        compute_dtype="bfloat16",
     )
-    tx = build(sharding=wanted)
+    tx = build(where=omp.Matrices(sharding=wanted))
     sharded = jax.device_put(grads, wanted)
     updates, _ = jax.jit(tx.update)(sharded, tx.init(sharded))
     expected, _ = jax.jit(build().update)(grads, build().init(grads))
