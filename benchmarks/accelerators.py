@@ -1,24 +1,22 @@
 """One update, compiled for accelerators that are not there: `python -m benchmarks.accelerators`.
 
-Nothing is run. The compilers are those of the accelerators, and the figures are what they wrote.
-`--help` lists the options.
+Nothing is run. The compilers are those of the accelerators, and the figures are what they wrote:
+of a GPU the bytes and kernels beside the products, of a TPU libtpu's cycles. `--help` lists the
+options. A row is a name and words of its form: `omp.muonplus:bfloat16:row_col:matched`.
 """
 
 import dataclasses
 import json
-import shlex
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import tyro
 
 from benchmarks import accelerator_row, columns, records, trees
-from benchmarks.accelerator_row import REFERENCE, ROWS
-from examples.compiled_programs import targets
-from examples.compiled_programs.forecast import children
+from benchmarks.accelerator_row import REFERENCE
+from examples.compiled_programs import child, targets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,23 +31,19 @@ class Config(trees.Options):
     """Groups of devices that have different experts; rows are cut over the devices of a group."""
     scanned: bool = False
     """One leaf for a kernel of all layers, with a leading axis, in place of one leaf a layer."""
-    row_by_row: bool = False
-    """Store stacked matrices in the order of their axes, in place of the compiler's choice."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of parameters and gradients, and so of Optax's products."""
     per_head: int | None = None
     """Outputs of one attention head: this package then takes each head of queries, keys and values
-    for a matrix. Other rows have whole kernels."""
-    rows: tuple[str, ...] = tuple(ROWS)[:4]
-    """Which rows to compile, of optax.contrib.muon, omp.muon:bfloat16, omp.muonplus:bfloat16,
-    omp.muonplus:float16, omp.muonplus:float32, omp.muon:bfloat16:cubic,
-    omp.muonplus:bfloat16:cubic, omp.muonplus:bfloat16:no-nesterov, omp.muonplus:bfloat16:matched,
-    omp.muonplus:bfloat16:long, omp.muonplus:bfloat16:long:matched, maxtext.muon and optax.adamw.
-    Those of this package have Optax's momentum, shape factor and AdamW;
-    `omp.muonplus:bfloat16:default` has its defaults. `omp.contrib.aurora:bfloat16`, and so on,
-    are the other rules as the trainer has them."""
-    maxtext: Path | None = None
-    """Folder of a checkout of MaxText, for its row; by default the installed package."""
+    for a matrix. Optax's rows have whole kernels."""
+    rows: tuple[str, ...] = (
+        REFERENCE,
+        "omp.muon:bfloat16",
+        "omp.muonplus:bfloat16",
+        "omp.muonplus:bfloat16:row_col:matched",
+    )
+    """Which rows to compile: optax.contrib.muon, optax.adamw, omp.muon and omp.muonplus with words
+    of `accelerator_row.WORDS`. Without `default` a row has Optax's momentum and shape factor."""
     row: str | None = None
     """Compile this row in this process and print its figures as JSON. The command starts itself so
     for each row, in the environment that the compiler needs."""
@@ -62,19 +56,20 @@ def main(config: Config) -> None:
     """Compiles and prints the table; writes it with the machine's description as JSON."""
     try:
         target = targets.parse(config.target)
+        for name in config.rows:
+            rule, *words = name.split(":")
+            accelerator_row.arguments(rule, words)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     if sentence := targets.missing(target):
         raise SystemExit(sentence)
-    if unknown := sorted({*config.rows, *([config.row] if config.row else [])} - set(ROWS)):
-        raise SystemExit(f"There is no row {', '.join(unknown)}. Rows are {', '.join(ROWS)}.")
     if config.row is not None:
         print(json.dumps(accelerator_row.figures(config.row, config, target)))
         return
     jax.config.update("jax_platforms", "cpu")  # plugins would complain of devices that are missing
-    rows = {}
+    rows: dict[str, Any] = {}
     for name in config.rows:
-        print(f"compiling {name}")
+        print(f"compiling {name}", flush=True)
         rows[name] = row_of_process(command(config, name), target, LIMIT_S)
     print(assumptions(target))
     print(table(target, rows))
@@ -90,13 +85,12 @@ def main(config: Config) -> None:
 def command(config: Config, name: str) -> list[str]:
     """Returns the command that compiles one row."""
     options = dataclasses.replace(config, rows=Config.rows, row=name)
-    flags = [part for flag in records.flags(options) for part in shlex.split(flag)]
-    return [sys.executable, "-m", "benchmarks.accelerators", *flags]
+    return [sys.executable, "-m", "benchmarks.accelerators", *records.flags(options)]
 
 
 def row_of_process(arguments: list[str], target: targets.Target, limit_s: float) -> dict[str, Any]:
     """Returns the figures that a process prints; if it fails, how it ended."""
-    with children.process(arguments, targets.environment(target), limit_s) as (lines, ended):
+    with child.process(arguments, targets.environment(target), limit_s) as (lines, ended):
         found = list(lines)
         how = ended()
     return {"failed": how} if how else found[-1]
@@ -105,15 +99,11 @@ def row_of_process(arguments: list[str], target: targets.Target, limit_s: float)
 def assumptions(target: targets.Target) -> str:
     """Says what the figures are made of."""
     cycles = "Cycles are libtpu's own estimates, without collectives."
-    roofline = (
-        f"Roofline: {target.roofline} The kernel for symmetric products counts with the blocks that"
-        " it computes, at the same rate; its polar factor of (2048, 4096) took 0.94 on an H200."
-    )
     return (
         "Nothing was run: these are programs of the real compiler, read as text."
-        f" {roofline if target.is_gpu else cycles} Loops count as often as they run, a conditional"
-        " with the branch that its device takes, or with its most expensive one. Figures are of the"
-        " device with most work."
+        f" {f'Roofline: {target.roofline}' if target.is_gpu else cycles} Loops count as often as"
+        " they run, a conditional with the branch that its device takes, or with its most expensive"
+        " one. Figures are of the device with most work."
     )
 
 
@@ -128,7 +118,7 @@ def table(target: targets.Target, rows: Mapping[str, dict[str, Any]]) -> str:
     for heading, key, digits, unit, compared in (_GPU if target.is_gpu else _TPU) + _MEMORY:
         shown.append(columns.number(heading, key, digits, unit))
         if compared:
-            shown.append(of_reference(key, sums.get(REFERENCE, {})))
+            shown.append(columns.of_reference(key, sums.get(REFERENCE, {})))
     shown.append(("collectives", collectives))
     failed = [
         f"{name} has no figures: {row['failed']}" for name, row in rows.items() if name not in done
@@ -136,15 +126,9 @@ def table(target: targets.Target, rows: Mapping[str, dict[str, Any]]) -> str:
     return "\n".join([columns.table(columns.named(sums), shown), *failed])
 
 
-def of_reference(key: str, reference: columns.Row) -> columns.Column:
-    """Makes a column of ratios to Optax's figure, empty where that is missing or zero."""
-    base = reference.get(key)
-    return "of Optax's", lambda row: f"{row[key] / base:.2f}" if base else ""
-
-
 def collectives(row: columns.Row) -> str:
     """Writes how many collectives of each kind run."""
-    return ", ".join(f"{n} {kind}" for kind, n in row["collectives"].items())
+    return ", ".join(f"{n:g} {kind}" for kind, n in row["collectives"].items())
 
 
 # Heading, key of the figure, digits, its unit, and whether it is compared with Optax's.
@@ -157,8 +141,9 @@ _MEMORY = (
 _GPU = (
     ("roofline ms", "roofline_s", 2, 1e-3, True),
     ("GB beside products", "bytes_beside_products", 2, 1e9, True),
+    ("kernels beside products", "kernels_beside_products", 0, 1, True),
     ("TFLOP", "operations_of_products", 2, 1e12, True),
-    ("kernels", "kernels", 0, 1, True),
+    ("kernels", "kernels", 0, 1, False),
 )
 _TPU = (
     ("million cycles", "estimated_cycles", 1, 1e6, True),
@@ -170,8 +155,7 @@ def file_name(config: Config) -> str:
     """Says what was compiled, for which devices."""
     heads = ["per-head"] if config.per_head else []
     spread = [f"experts{config.experts}"] if config.experts > 1 else []
-    stored = [*["scanned"] * config.scanned, *["row-by-row"] * config.row_by_row]
-    form = [*stored, *config.changed, *heads, *spread]
+    form = [*["scanned"] * config.scanned, *config.changed, *heads, *spread]
     parts = ["accelerators", config.target.replace(":", "-"), config.tree, *form, config.dtype]
     return "-".join(parts)
 

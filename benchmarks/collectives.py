@@ -22,7 +22,6 @@ COMPILER = "omp.muonplus, left to the compiler"
 OURS = "omp.muonplus, sharding="
 NARROW = "omp.muonplus, sharding=, bfloat16"
 CUT_STATE = "omp.muonplus, sharding=, state_sharding="
-LEFT_STATE = "omp.muonplus, sharding=, its state cut by hand"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +42,14 @@ class Config(trees.Options):
     scanned: bool = False
     """One leaf for a kernel of all layers, with a leading axis, in place of one leaf a layer."""
     state_over: str = ""
-    """A mesh axis of replicas over which the state is sharded too: adds rows with that."""
+    """A mesh axis of replicas over which the state is sharded too: adds a row with that."""
     rivals: bool = True
     """Also compile Optax's Muon, and Muon+ without `sharding=`. Both take long for many layers."""
 
 
 def main(config: Config) -> None:
     """Compiles and prints the table; writes it with the machine's description as JSON."""
-    shapes = trees.shapes(config.size, dtype=config.dtype)
+    shapes = trees.shapes(config.size, config.dtype)
     devices = meshes.simulated(config.mesh)
     if devices.size == 1:
         raise SystemExit(f"--mesh {config.mesh} is one device, on which nothing moves.")
@@ -61,7 +60,7 @@ def main(config: Config) -> None:
     rows = {}
     for name, tx in optimizers(config, placed).items():
         print(f"compiling {name}")
-        state_like = cut_state(config, placed) if name in (CUT_STATE, LEFT_STATE) else placed
+        state_like = cut_state(config, placed) if name == CUT_STATE else placed
         rows[name] = figures(tx, placed, state_like, method_operations(config, name))
     if not config.rivals:
         print(f"{REFERENCE} and {COMPILER} were not compiled: --no-rivals")
@@ -94,7 +93,6 @@ def optimizers(config: Config, placed: Any) -> dict[str, optax.GradientTransform
     if config.dtype == "float32":
         rows[NARROW] = omp.muonplus(0.02, sharding=sharding, **narrow)
     if config.state_over:
-        rows[LEFT_STATE] = rows[OURS]
         over = config.state_over
         rows[CUT_STATE] = omp.muonplus(0.02, sharding=sharding, state_sharding=over, **ours)
     return rows

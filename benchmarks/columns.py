@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from examples.trainer.system import tables
-
 Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], str]]
 
@@ -12,7 +10,9 @@ Column = tuple[str, Callable[[Row], str]]
 def table(rows: Iterable[Row], columns: Sequence[Column], left: int = 1) -> str:
     """Writes a table; its first columns, ``left`` of them, hold words."""
     head = [heading for heading, _ in columns]
-    return tables.markdown(head, [[cell(row) for _, cell in columns] for row in rows], left)
+    rule = ["---" if i < left else "---:" for i in range(len(columns))]
+    cells = [[cell(row) for _, cell in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *cells))
 
 
 def named(rows: Mapping[str, Row]) -> list[Row]:
@@ -30,7 +30,7 @@ def number(heading: str, key: str, digits: int = 1, unit: float = 1) -> Column:
     return heading, lambda row: f"{row[key] / unit:.{digits}f}" if key in row else ""
 
 
-def milliseconds(row: Row) -> str:
-    """Writes the median time and its quartiles."""
-    low, high = (1e3 * s for s in row["quartiles_s"])
-    return f"{1e3 * row['median_s']:.1f} ({low:.1f}-{high:.1f})"
+def of_reference(key: str, reference: Row) -> Column:
+    """Makes a column of ratios to a figure of Optax's row, empty where that is missing or zero."""
+    base = reference.get(key)
+    return "of Optax's", lambda row: f"{row[key] / base:.2f}" if base and key in row else ""

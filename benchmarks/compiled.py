@@ -36,7 +36,6 @@ def compile_update(
     donated: bool = False,
     options: Any = None,
     state_like: Any = None,
-    stored_alike: bool = False,
 ) -> Compiled:
     """Compiles an update of parameters, of which shapes suffice.
 
@@ -46,13 +45,11 @@ def compile_update(
       donated: whether the state's memory is reused, as in a training loop.
       options: of the compiler.
       state_like: the state is sharded like these shapes; None means like the parameters.
-      stored_alike: whether updates and the new state lie in memory like parameters and state.
     """
     like = params if state_like is None else state_like
     state = meshes.placed_state(jax.eval_shape(tx.init, params), like)
     begin = time.perf_counter()
-    places = jax.tree.map(lambda x: x.format, (params, state)) if stored_alike else None
-    update = jax.jit(tx.update, donate_argnums=1 if donated else (), out_shardings=places)
+    update = jax.jit(tx.update, donate_argnums=1 if donated else ())
     lowered = update.lower(params, state, params)
     program = lowered.compile(compiler_options=options)
     return Compiled(lowered, program, time.perf_counter() - begin, state)

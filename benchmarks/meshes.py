@@ -8,7 +8,6 @@ from fractions import Fraction
 from typing import Any
 
 import jax
-from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
@@ -64,20 +63,6 @@ def _matrix_cuts(
     return [names or None for names in cuts]
 
 
-def row_by_row(tree: Any) -> Any:
-    """Stores stacked matrices in the order of their axes, which a TPU does not by itself.
-
-    libtpu puts the axes innermost that fill its blocks of 8 x 128 best: for two layers of
-    2048 x 5461 that is the axis of layers.
-    """
-
-    def stored(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        order = Layout(tuple(range(x.ndim))) if x.ndim > 2 else None
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=Format(order, x.sharding))
-
-    return jax.tree.map(stored, tree)
-
-
 def placed_state(state: Any, params: Any) -> Any:
     """Places state leaves that mirror a parameter like that parameter; replicates the others.
 
@@ -88,14 +73,14 @@ def placed_state(state: Any, params: Any) -> Any:
         return state
     replicated = NamedSharding(sharding.mesh, PartitionSpec())
 
-    def place(path: tuple[Any, ...], x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def with_sharding(path: tuple[Any, ...], x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         candidates = (by_path[path[i:]] for i in range(len(path)) if path[i:] in by_path)
         param = next(candidates, None)
         mirrors = param is not None and param.shape == x.shape
-        lies = param.format if mirrors else replicated
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lies)
+        place = param.sharding if mirrors else replicated
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
 
-    return jax.tree_util.tree_map_with_path(place, state)
+    return jax.tree_util.tree_map_with_path(with_sharding, state)
 
 
 def described(params: Any) -> list[str]:

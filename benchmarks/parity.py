@@ -1,4 +1,4 @@
-"""Options that give the update of `optax.contrib.muon`, and the distance of two updates."""
+"""Forms of Muon+ by their arguments, and the distance of two updates."""
 
 from typing import Any
 
@@ -6,7 +6,13 @@ import jax
 import numpy as np
 
 AS_OPTAX: dict[str, Any] = {"shape_scale": "max", "bias_correction": True}
-"""Options of ``optax_muonplus.muon`` that give Optax's update."""
+"""Options of ``optax_muonplus.muon`` that give the update of `optax.contrib.muon`."""
+
+COL_ROW: dict[str, Any] = {"norm": "col_row", "match_frobenius": False}
+"""The norm of the paper's published form."""
+
+ROW_COL: dict[str, Any] = {"norm": "row_col", "match_frobenius": True}
+"""The norm of the recommended form."""
 
 
 def distance(found: Any, expected: Any) -> float:
@@ -16,6 +22,6 @@ def distance(found: Any, expected: Any) -> float:
 
 
 def largest_difference(ours: Any, theirs: Any, labels: Any) -> float:
-    """Largest relative distance between two updates of one matrix."""
+    """Returns the largest relative distance between two updates of one matrix."""
     leaves = (jax.tree.leaves(tree) for tree in (ours, theirs, labels))
     return max(distance(a, b) for a, b, label in zip(*leaves, strict=True) if label == "muon")

@@ -1,9 +1,7 @@
 """Time, memory and compile time of one update: `python -m benchmarks.step`, `--help` for more."""
 
 import dataclasses
-import math
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,8 +11,6 @@ import tyro
 import optax_muonplus as omp
 from benchmarks import columns, parity, products, records, timing, trees
 from benchmarks.compiled import Update, compile_update
-from benchmarks.products import Product
-from optax_muonplus.matrices import Norm
 
 ADAMW = "optax.adamw"
 REFERENCE = "optax.contrib.muon"
@@ -28,8 +24,6 @@ DEEPER = 4  # times as many layers, to see what grows with the depth
 class Config(trees.Options):
     """The update that is measured, and how often."""
 
-    vocabulary: int = 0
-    """Rows of an embedding, which AdamW updates in every optimizer of the table; 0 is none."""
     rounds: int = 15
     """How often each update is timed."""
 
@@ -38,49 +32,36 @@ def optimizers(config: Config, shapes: Any) -> dict[str, optax.GradientTransform
     """Makes the optimizers of the table; all treat the same parameters as matrices."""
     dims: dict[str, Any] = {"muon_weight_dimension_numbers": omp.muon_dimension_numbers(shapes)}
     ours: dict[str, Any] = {**dims, "compute_dtype": config.compute_dtype}
-    norms: tuple[Norm, ...] = ("col", "row", "col_row", "row_col")
+    forms = {"row_col": parity.ROW_COL, "col_row": parity.COL_ROW}
     return {
         ADAMW: optax.adamw(0.01),
         REFERENCE: optax.contrib.muon(0.01, **dims),
         SAME_UPDATE: omp.muon(0.01, **ours, **parity.AS_OPTAX),
         MUON: omp.muon(0.01, **ours),
         PLAIN: omp.muon(0.01, polar="newton_schulz", **ours),
-        **{f"omp.muonplus, {norm}": omp.muonplus(0.01, norm=norm, **ours) for norm in norms},
+        **{f"omp.muonplus, {name}": omp.muonplus(0.01, **x, **ours) for name, x in forms.items()},
     }
 
 
 def main(config: Config) -> None:
     """Measures and prints the table; writes it with the machine's description as JSON."""
-    shapes = trees.shapes(config.size, config.vocabulary, config.dtype)
+    shapes = trees.shapes(config.size, config.dtype)
     updates = compile_updates(config, shapes)
-    chains = products.chains(config.size, config.dtype)
-    programs: dict[str, Callable[[], Any]] = {**updates}
-    programs |= {name: chain.run for name, chain in chains.items()}
-    seconds = timing.interleaved(programs, config.rounds)
-    per_product = products.seconds_of_each(chains, seconds)
+    seconds = timing.interleaved(dict(updates), config.rounds)
     rows = {}
     for name, update in updates.items():
         row = update.figures | timings(seconds[name], seconds[REFERENCE], seconds[MUON])
         if name != ADAMW:
-            polar = "newton_schulz" if name in (REFERENCE, PLAIN) else "auto"
-            row |= work(config.size, config.compute_dtype, polar, per_product, row["median_s"])
+            polar: Any = "newton_schulz" if name in (REFERENCE, PLAIN) else "auto"
+            operations = products.flops(products.needed(config.size, polar, config.compute_dtype))
+            row |= {"gflop": operations / 1e9, "gflop_per_s": operations / row["median_s"] / 1e9}
         rows[name] = row
     same, reference = updates[SAME_UPDATE](), updates[REFERENCE]()
     difference = parity.largest_difference(same, reference, omp.partition_labels(shapes))
-    rates = {
-        "x".join(map(str, product)): {"gflop_per_s": 2 * math.prod(product) / s / 1e9}
-        for product, s in per_product.items()
-    }
     print(columns.table(columns.named(rows), COLUMNS))
-    for product, rate in rates.items():
-        print(f"products alone, {product}: {rate['gflop_per_s']:.0f} GFLOP/s")
     print(f"matrices of {SAME_UPDATE} against {REFERENCE}: {difference:.1e} apart at most")
-    record = {
-        **records.describe_run("benchmarks.step", config),
-        "largest_difference": difference,
-        "products": rates,
-        "rows": rows,
-    }
+    record = records.describe_run("benchmarks.step", config)
+    record |= {"largest_difference": difference, "rows": rows}
     parts = ["step", config.tree, *config.changed, config.dtype, jax.default_backend()]
     records.write(config.out, "-".join(parts), record)
 
@@ -88,7 +69,7 @@ def main(config: Config) -> None:
 def compile_updates(config: Config, shapes: Any) -> dict[str, Update]:
     """Compiles every row of the table, for the model and for :data:`DEEPER` times its layers."""
     more_layers = config.size._replace(layers=DEEPER * config.size.layers)
-    deeper = trees.shapes(more_layers, config.vocabulary, config.dtype)
+    deeper = trees.shapes(more_layers, config.dtype)
     params, grads = trees.random_like(shapes, 0), trees.random_like(shapes, 1)
     deep = optimizers(config, deeper)
     updates = {}
@@ -112,45 +93,24 @@ def timings(seconds: np.ndarray, reference: np.ndarray, muon: np.ndarray) -> dic
     }
 
 
-def work(
-    size: trees.Size,
-    compute_dtype: str | None,
-    polar: Literal["auto", "newton_schulz"],
-    per_product: dict[Product, float],
-    seconds: float,
-) -> dict[str, float]:
-    """Counts operations of the method's products, and their share of the update's time.
-
-    Args:
-      size: of the model.
-      compute_dtype: as in :func:`optax_muonplus.muon`.
-      polar: the method, as there.
-      per_product: seconds of each product on its own.
-      seconds: of the whole update.
-    """
-    needed = products.needed(size, polar, compute_dtype)
-    operations = products.flops(needed)
-    alone = sum(count * per_product[product] for product, count in needed.items())
-    return {
-        "gflop": operations / 1e9,
-        "gflop_per_s": operations / seconds / 1e9,
-        "share_of_products": alone / seconds,
-    }
-
-
 def over_muon(row: columns.Row) -> str:
     """Writes what the normalization adds, in percent."""
     return f"{row['percent_over_muon']:+.1f}%" if "muonplus" in row["name"] else ""
 
 
+def milliseconds(row: columns.Row) -> str:
+    """Writes the median time and its quartiles."""
+    low, high = (1e3 * s for s in row["quartiles_s"])
+    return f"{1e3 * row['median_s']:.1f} ({low:.1f}-{high:.1f})"
+
+
 COLUMNS = (
     columns.word("update", "name"),
-    ("ms (quartiles)", columns.milliseconds),
+    ("ms (quartiles)", milliseconds),
     columns.number("times faster", "times_faster", 2),
     ("over omp.muon", over_muon),
     columns.number("GFLOP", "gflop"),
     columns.number("GFLOP/s", "gflop_per_s", 0),
-    columns.number("of products", "share_of_products", 2),
     columns.number("compile s", "compile_s", 2),
     columns.number(f"{DEEPER}x layers", "compile_deeper_s", 2),
     columns.number("temporary MB", "temporary_bytes", 1, 1e6),

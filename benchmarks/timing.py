@@ -1,34 +1,31 @@
 """Times several programs in one process, in turn."""
 
 import time
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.progress import track
-
-Name = TypeVar("Name", bound=Hashable)
 
 
 def interleaved(
-    programs: Mapping[Name, Callable[[], Any]], rounds: int, calls: int = 1
-) -> dict[Name, np.ndarray]:
+    programs: Mapping[str, Callable[[], Any]], rounds: int, calls: int = 1
+) -> dict[str, np.ndarray]:
     """Measures seconds of a call of each program in each round, which runs them one by one.
 
     An untimed round comes first.
 
     Args:
-      programs: functions of no arguments, which return arrays.
+      programs: functions of no arguments, which return arrays, or what has a
+        ``block_until_ready`` of its own.
       rounds: how often each program is timed.
       calls: of a program in a round. They are all enqueued before the last is waited for, so that
         an accelerator does not wait for the host between them.
     """
     for program in programs.values():
         jax.block_until_ready(program())
-    seconds: dict[Name, list[float]] = {name: [] for name in programs}
-    for _ in track(range(rounds), "rounds", console=Console(stderr=True)):
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(rounds):
         for name, program in programs.items():
             begin = time.perf_counter()
             for _ in range(calls):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from examples.trainer.settings import presets
+import optax_muonplus as omp
 
 Name = Literal[
     "gpt-256", "gpt-384", "gpt-small", "gpt-base", "gpt-large", "gpt-huge",
@@ -32,15 +32,21 @@ class Size(NamedTuple):
     experts: int = 0  # none: one MLP in each layer, without a router
 
 
+# The paper's table "Architecture configurations" (arXiv 2602.21545), and four others.
 SIZES = {
     "gpt-256": Size(256, 12, 4 * 256, False),  # the default of benchmarks.collectives
     "gpt-384": Size(384, 6, 4 * 384, False),  # GPT-Small cut to one second on two CPU cores
+    "gpt-small": Size(768, 12, 3072, False),
+    "gpt-base": Size(1024, 24, 4096, False),
+    "gpt-large": Size(1280, 36, 5120, False),
+    "gpt-huge": Size(4096, 32, 16384, False),
+    "llama-60m": Size(512, 8, 1376, True),
+    "llama-130m": Size(768, 12, 2048, True),
+    "llama-350m": Size(1024, 24, 2736, True),
+    "llama-1b": Size(2048, 24, 5461, True),
+    "llama-7b": Size(4096, 32, 11008, True),
     "deepseek-moe": Size(2048, 24, 1408, True, experts=64),
     "mixtral": Size(4096, 32, 14336, True, experts=8),
-    **{
-        name: Size(size.d_model, size.n_layer, size.d_ff, size.family == "llama")
-        for name, size in presets.SIZES.items()
-    },
 }
 
 
@@ -80,8 +86,8 @@ class Options:
         return [f"{name}{value}" for name in names if (value := getattr(self, name))]
 
 
-def shapes(size: Size, vocabulary: int = 0, dtype: Any = jnp.float32) -> dict[str, Any]:
-    """Makes a tree of shapes; without a vocabulary it has no embedding."""
+def shapes(size: Size, dtype: Any = jnp.float32) -> dict[str, Any]:
+    """Makes a tree of shapes, without embedding and head."""
 
     def kernel(*shape: int) -> dict[str, Any]:
         return {"kernel": jax.ShapeDtypeStruct(shape, dtype)}
@@ -94,11 +100,7 @@ def shapes(size: Size, vocabulary: int = 0, dtype: Any = jnp.float32) -> dict[st
     if size.gated:
         mlp["gate"] = kernel(*experts, d, f)
     block |= {"experts": mlp, "router": kernel(d, size.experts)} if experts else mlp
-    tree: dict[str, Any] = {f"block_{i}": block for i in range(size.layers)}
-    tree["norm_out"] = scale
-    if vocabulary:
-        tree["embed"] = {"embedding": jax.ShapeDtypeStruct((vocabulary, d), dtype)}
-    return tree
+    return {f"block_{i}": block for i in range(size.layers)} | {"norm_out": scale}
 
 
 # The argument of `omp.muon_dimension_numbers` for `scanned` trees.
@@ -121,8 +123,6 @@ def scanned(tree: dict[str, Any]) -> dict[str, Any]:
 
 def dimension_numbers(tree: dict[str, Any]) -> Any:
     """Reads a tree by the default rules; the blocks of a scanned one have an axis of layers."""
-    import optax_muonplus as omp  # here: benchmarks.tracing measures another checkout's library
-
     return omp.muon_dimension_numbers(tree, layer_axes=LAYER_AXES if "blocks" in tree else None)
 
 

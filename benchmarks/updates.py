@@ -2,8 +2,8 @@
 
 `save` runs every optimizer of the package for three steps on small trees, on one device and on
 meshes of eight simulated ones, and writes all updates and states. `compare FILE FILE` lists what
-differs. To measure another version, run this file by its path, with that version on PYTHONPATH:
-`PYTHONPATH=../other python benchmarks/updates.py save other.npz`.
+differs. Another version is measured by its own command, in its checkout, unless arguments are the
+same: `PYTHONPATH=../other python benchmarks/updates.py save other.npz` runs this file with it.
 """
 
 import os
@@ -60,6 +60,13 @@ def dimension_numbers(params: Any) -> Any:
     paths = [str(path) for path, _ in jax.tree.leaves_with_path(params)]
     rules = [rule for rule in RULES if any(rule[0] in path for path in paths)]
     return omp.muon_dimension_numbers(params, rules=rules)
+
+
+OF_MATRICES: dict[str, Any] = {
+    "norm": "col_row", "shape_scale": "spectral", "match_frobenius": False, "nesterov": True,
+}  # fmt: skip
+PUBLISHED: dict[str, Any] = {**OF_MATRICES, "adam_nesterov": True}
+"""The form of every row that says no other: the defaults of `muonplus` changed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,20 +149,21 @@ def cases() -> Iterator[Case]:
 
 
 def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
-    """Optimizers of whole trees by name; each says whether it has Nesterov: its default changed."""
+    """Optimizers of whole trees by name, without defaults that changed."""
 
-    def plus(nesterov: bool = True, **kwargs: Any) -> Callable[..., optax.GradientTransformation]:
-        return lambda **given: omp.muonplus(0.02, nesterov=nesterov, **kwargs, **given)
+    def plus(**kwargs: Any) -> Callable[..., optax.GradientTransformation]:
+        return lambda **given: omp.muonplus(0.02, **{**PUBLISHED, **kwargs, **given})
 
     def injected(**given: Any) -> optax.GradientTransformation:
         made = optax.inject_hyperparams(
             omp.muonplus, static_args=("muon_weight_dimension_numbers", "sharding")
         )
-        return made(optax.linear_schedule(0.02, 0.01, 10), consistent_rms=0.2, **given)
+        schedule = optax.linear_schedule(0.02, 0.01, 10)
+        return made(schedule, consistent_rms=0.2, **PUBLISHED, **given)
 
     def recorded(**given: Any) -> optax.GradientTransformation:
         make = omp.diagnostics.recorded(omp.muonplus, every=2)
-        return make(0.02, nesterov=True, **given)
+        return make(0.02, **PUBLISHED, **given)
 
     return {
         "muonplus": plus(weight_decay=0.1, adam_learning_rate=3e-3),
@@ -168,9 +176,11 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
         "muonplus svd": plus(polar="svd", consistent_rms=0.2),
         "muonplus adaptive": plus(adaptive=True, preconditioning="spectral"),
         "muonplus function": plus(polar=omp.polar.svd),
-        "muon": lambda **given: omp.muon(0.02, ns_coeffs="dion", nesterov=True, **given),
+        "muon": lambda **given: omp.muon(
+            0.02, ns_coeffs="dion", shape_scale="spectral", nesterov=True, **given),
         "muon as optax": plus(
             norm="none", shape_scale="max", bias_correction=True, polar="newton_schulz"),
+        "muonplus recommended": plus(norm="row_col", shape_scale="max", match_frobenius=True),
         **rivals(),
         "injected": injected,
         "recorded": recorded,
@@ -211,7 +221,9 @@ def links() -> dict[str, Callable[..., optax.GradientTransformation]]:
 
     return {
         "links": chained,
-        "scale_by_muonplus": lambda **given: omp.scale_by_muonplus(where=where_of(given)),
+        "scale_by_muonplus": lambda **given: omp.scale_by_muonplus(
+            **OF_MATRICES, where=where_of(given)
+        ),
     }
 
 

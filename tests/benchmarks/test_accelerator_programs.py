@@ -64,47 +64,6 @@ def test_a_library_product_has_its_operations_and_no_workspace(
     assert of(work, "seconds") == {"products": max(CUBE / rate, size / RATES.memory)}
 
 
-def test_the_kernel_for_symmetric_products_has_the_operations_of_its_blocks():
-    """The kernel computes 6 of 3 x 3 blocks, for each of two matrices."""
-    size, square = (2 * 2 * 768 * n for n in (64, 768))
-    text = """HloModule toy, is_scheduled=true, num_partitions=1
-
-ENTRY %main (x: bf16[2,768,64], r: bf16[2,768,768], c: f32[2,3]) -> bf16[2,768,768] {
-  %x = bf16[2,768,64] parameter(0)
-  %r = bf16[2,768,768] parameter(1)
-  %c = f32[2,3] parameter(2)
-  ROOT %mpmd_map = bf16[2,768,768] custom-call(%x, %x, %r, %c), \
-custom_call_target="mosaic_gpu_v2", backend_config={module = "symmetric_product_mosaic_gpu"}
-}
-"""
-    work = gpu.most_work(hlo.parse(text), RATES)
-    operations = 2 * 6 * 2 * 256 * 256 * 64
-    assert of(work, "operations") == {"products": operations}
-    assert of(work, "bytes") == {"products": 2 * size + 2 * square + 2 * 3 * 4}
-    assert of(work, "seconds") == {
-        "products": max(operations / RATES.half, of(work, "bytes")["products"] / RATES.memory)
-    }
-    with pytest.raises(ValueError, match="mpmd_map is a kernel without an estimate"):
-        gpu.most_work(hlo.parse(text.replace("symmetric_product_", "")), RATES)
-
-
-def test_kernels_whose_text_is_bytes_are_told_by_their_scope():
-    """As JAX 0.12 writes them: with braces that nothing closes, which hide no other instruction."""
-    kernel = r"""bf16[1,512,512] custom-call(%x, %x), custom_call_target="mosaic_gpu_v2", \
-metadata={op_name="jit(f)/symmetric_product/mpmd_map" scheduling_name="mpmd_map.1"}, \
-backend_config={module = "ML\EFR{\22{\01", kernel_hash = "k\"{"}""".replace("\\\n", "")
-    text = f"""HloModule toy, num_partitions=1
-
-ENTRY %main (x: bf16[1,512,512]) -> bf16[1,512,512] {{
-  %x = bf16[1,512,512] parameter(0)
-  %mpmd_map.1 = {kernel}
-  ROOT %mpmd_map.2 = {kernel}
-}}
-"""
-    work = gpu.most_work(hlo.parse(text), RATES)
-    assert of(work, "operations") == {"products": 2 * 3 * 2 * 256 * 256 * 512}
-
-
 FUSIONS = """
 %sums (p: bf16[64,64]) -> f32[64] {
   %p = bf16[64,64] parameter(0)

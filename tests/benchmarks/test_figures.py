@@ -1,4 +1,4 @@
-"""What benchmarks compute beside the clock: work, rounds, records, and what a log says.
+"""What benchmarks compute beside the clock: work, rounds, records, tables and differences.
 
 The commands themselves are not run: they take minutes, and their figures are read by people.
 """
@@ -7,25 +7,27 @@ import dataclasses
 import importlib
 import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 import optax_muonplus as omp
 from benchmarks import (
-    fewest,
-    processes,
+    collectives,
+    columns,
+    meshes,
+    polar,
     products,
     records,
-    soak,
-    step,
     timing,
+    tiny_shakespeare,
     trees,
+    updates,
 )
-from benchmarks.yardsticks import tiny_shakespeare
+from examples.trainer.system.errors import UserError
 from tests.support.documents import ROOT
 
 COMMANDS = [path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "__init__"]
@@ -36,28 +38,12 @@ def test_a_command_finds_all_that_it_imports(name):
     importlib.import_module(f"benchmarks.{name}")
 
 
-def test_the_library_of_another_checkout_can_still_be_imported_after_tracing():
-    look = "import sys, benchmarks.tracing; sys.exit('optax_muonplus' in sys.modules)"
-    subprocess.run([sys.executable, "-c", look], cwd=ROOT, check=True)
-
-
 def test_work_counts_the_operations_of_plain_and_gram_newton_schulz():
     """Per layer of width d: 30 d^3 for each square, 50 d^3 for each 1:4 under Gram, else 90 d^3."""
     size = trees.SIZES["gpt-384"]._replace(layers=2)
-    per_product = dict.fromkeys([(384, 384, 384), (384, 1536, 384), (384, 384, 1536)], 1.0)
     for polar_method, cube in (("auto", 4 * 30 + 2 * 50), ("newton_schulz", 4 * 30 + 2 * 90)):
-        work = step.work(size, None, polar_method, per_product, seconds=1.0)
-        assert work["gflop"] * 1e9 == 2 * cube * 384**3
-    # Each product takes a second here: 4 * 15 + 2 * (15 plain).
-    assert work["share_of_products"] == 2 * (4 * 15 + 2 * 15)
-
-
-def test_product_chains_keep_the_norm_and_count_their_products():
-    for n, m in ((8, 8), (8, 24)):
-        chain = products.chain(n, m, np.float32, batch=2)
-        norm = np.linalg.norm(np.asarray(chain.run()), axis=(-2, -1))
-        np.testing.assert_allclose(norm, np.sqrt(n), rtol=1e-4)
-        assert sum(chain.products.values()) == 2 * 32 * (2 if m > n else 1)
+        found = products.flops(products.needed(size, polar_method, None))
+        assert found == 2 * cube * 384**3
 
 
 def test_a_round_times_every_program_once_and_its_calls_together(monkeypatch):
@@ -70,51 +56,48 @@ def test_a_round_times_every_program_once_and_its_calls_together(monkeypatch):
     assert {name: list(values) for name, values in seconds.items()} == {"a": [2.0], "b": [3.0]}
 
 
-@pytest.mark.parametrize(
-    "table, steps, lower", [("jordan", 4, 4.9e-3), ("jordan", 5, 1.42e-3), ("cubic", 5, 6.23e-3)]
-)
-def test_reach_is_where_the_band_begins(table, steps, lower):
-    found = fewest.reach(omp.coefficients.for_steps(table, steps).rows, 1.3 / 0.7)
-    assert found == pytest.approx(lower, rel=0.01)
-
-
 @dataclasses.dataclass(frozen=True)
 class Config:
     tokens: tuple[int, ...] = (1, 2)
     learning_rate: float = 0.1
     rivals: bool = True
-    bfloat16: bool = False
     library: Path | None = None
     out: Path | None = None
 
 
-def test_a_record_has_the_command_that_gives_it_and_not_its_folder(tmp_path, monkeypatch):
+def test_a_record_has_the_command_that_gives_it_and_not_its_folder(tmp_path):
     assert records.flags(Config(out=Path("somewhere"))) == []
-    config = Config((3, 4), 0.5, rivals=False, bfloat16=True, library=Path("other"))
-    flags = "--tokens 3 4 --learning-rate 0.5 --no-rivals --bfloat16 --library other"
-    assert " ".join(records.flags(config)) == flags
-    config = dataclasses.replace(config, out=tmp_path / "new")
+    config = Config((3, 4), 0.5, rivals=False, library=Path("other"), out=tmp_path / "new")
     records.write(config.out, "x", records.describe_run("a.b", config))
     record = json.loads((tmp_path / "new" / "x.json").read_text())
+    flags = "--tokens 3 4 --learning-rate 0.5 --no-rivals --library other"
     assert record["command"] == f"python -m a.b {flags}"
     assert {"device", "processor", "jax", "optax_muonplus"} <= record["machine"].keys()
     assert record["config"] == {
-        "tokens": [3, 4], "learning_rate": 0.5, "rivals": False, "bfloat16": True,
-        "library": "other",
+        "tokens": [3, 4], "learning_rate": 0.5, "rivals": False, "library": "other",
     }  # fmt: skip
-    monkeypatch.chdir(tmp_path / "new")
     records.write(None, "y", {"a": 1})
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["x.json"]
 
 
-def test_growth_is_from_the_middle_of_the_second_tenth_to_that_of_the_last():
-    samples = [{"step": n, "resident": 50_000_000 + 200_000 * n} for n in range(1, 101)]
-    rows = soak.tenths(samples, 100)
-    assert [row["step"] for row in rows] == list(range(10, 101, 10))
-    assert soak.growth_of(rows) == pytest.approx(80 * 200_000, rel=0.2)
-    assert soak.growth_of(rows) > soak.LIMIT
-    with pytest.raises(RuntimeError, match="no sample from step 10 to 20"):
-        soak.tenths([{"step": 5, "resident": 1}], 100)
+def test_tables_compare_with_the_reference_and_leave_out_what_a_row_lacks():
+    rows = columns.named({"a": {"s": 2.0}, "b": {"s": 1.0}, "c": {}})
+    shown = [columns.word("update", "name"), columns.number("ms", "s"),
+             columns.of_reference("s", rows[0])]  # fmt: skip
+    assert columns.table(rows, shown).splitlines() == [
+        "| update | ms | of Optax's |",
+        "| --- | ---: | ---: |",
+        "| a | 2.0 | 1.00 |",
+        "| b | 1.0 | 0.50 |",
+        "| c |  |  |",
+    ]
+
+
+def test_the_spectra_of_polar_factors_are_those_of_the_exact_ones():
+    found = polar.spectra(polar.Config(short=4, long=6, count=1))
+    for x, exact in found.values():
+        np.testing.assert_allclose(exact @ exact.swapaxes(-1, -2), np.eye(4)[None], atol=1e-12)
+        assert polar.accuracy(polar.polar.svd(x), exact)["distance"] < 1e-3
 
 
 def test_the_split_of_tiny_shakespeare_is_nanogpts(tmp_path):
@@ -124,27 +107,66 @@ def test_the_split_of_tiny_shakespeare_is_nanogpts(tmp_path):
     assert len(ids[1]) == 3
 
 
-def test_shakespeare_trains_what_its_rows_are_called(tmp_path):
-    """Muon has NAdamW beside it, as Optax's; AdamW is plain; RECOMMENDED is the library's."""
-    found = {
-        name: tiny_shakespeare.run_config(entry, 0.01, tiny_shakespeare.Config(), tmp_path)
-        for name, entry in tiny_shakespeare.ENTRIES.items()
-    }
-    nesterov = {name for name, run in found.items() if run.optimizer.adam_nesterov}
-    assert nesterov == {"Muon max", "RECOMMENDED", "Muon+ col_row"}
+def test_recommended_in_shakespeare_is_the_default():
+    """And all but AdamW have Nesterov's step for what is no matrix, as Optax's Muon."""
     entry = tiny_shakespeare.ENTRIES["RECOMMENDED"]
-    defaults = inspect.signature(omp.muonplus).parameters
-    for name, value in (
-        ("norm", entry.norm),
-        ("shape_scale", entry.shape),
-        ("match_frobenius", entry.frobenius == "matched"),
-    ):
-        assert value == defaults[name].default
+    default = inspect.signature(omp.muonplus).parameters
+    assert entry.norm == default["norm"].default and entry.frobenius == "matched"
+    assert entry.shape == default["shape_scale"].default and default["match_frobenius"].default
+    plain = {name for name, entry in tiny_shakespeare.ENTRIES.items() if not entry.nesterov}
+    assert plain == {"AdamW as published", "AdamW"}
 
 
-def test_where_nobody_disturbs_a_run_and_it_does_not_end_nothing_else_is_tried(
-    tmp_path, monkeypatch
-):
-    row = {"what": "undisturbed", "problem": "the end did not come; statuses []"}
-    monkeypatch.setattr(processes.Trial, "attempt", lambda *arguments: row)
-    assert list(processes.Trial(processes.Config(), tmp_path, 0.0).rows()) == [row]
+def test_the_committed_runs_of_tiny_shakespeare_go_on_under_the_default_folder():
+    """A sweep with other paths of data would be refused as another one."""
+    config = tiny_shakespeare.Config()
+    folder = config.runs_dir / tiny_shakespeare.NAME
+    entry = tiny_shakespeare.ENTRIES["AdamW"]
+    data = tiny_shakespeare.run_config(entry, 0.004, config, folder).data
+    sweeps = sorted((ROOT / "results/benchmarks/yardsticks/tiny-shakespeare").glob("*/sweep.json"))
+    assert sweeps
+    for sweep in sweeps:
+        found = json.loads(sweep.read_text())["base"]["data"]
+        assert (tuple(found["paths"]), found["tokenizer"]) == (data.paths, data.tokenizer)
+
+
+def test_wrong_options_end_before_anything_is_measured(monkeypatch):
+    with pytest.raises(SystemExit, match="A mesh is written as data=4,model=2, not as 'data'"):
+        meshes.simulated("data")
+    with pytest.raises(UserError, match="--seeds begins at 5"):
+        tiny_shakespeare.main(tiny_shakespeare.Config(seeds=4))
+    one = jax.make_mesh((1,), ("data",), (AxisType.Auto,), devices=jax.devices()[:1])
+    monkeypatch.setattr(meshes, "simulated", lambda text: one)
+    with pytest.raises(SystemExit, match="is one device, on which nothing moves"):
+        collectives.main(collectives.Config(spec="data,-"))
+
+
+# The bits of two versions
+
+NAME = "muon | none | jit | update 0"
+ARRAY = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+ARRAYS = {NAME: ARRAY, "muon | none | jit | state": np.array(0.0)}
+ONE_BIT = ARRAY.copy()
+ONE_BIT.view(np.uint32)[1, 2] ^= 1
+BY = "muon | none | jit: 1 arrays differ, by up to 1.2e-07\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (ARRAYS, "0 arrays differ, 0 are unmatched\n"),
+        ({**ARRAYS, NAME: ONE_BIT}, BY + "1 arrays differ, 0 are unmatched\n"),
+        ({**ARRAYS, "muon | none | jit | state": np.array(-0.0)}, "1 arrays differ, 0 are unm"),
+        ({NAME: ARRAY}, "0 arrays differ, 1 are unmatched\n"),
+        ({**ARRAYS, "one more": np.array(1)}, "0 arrays differ, 1 are unmatched\n"),
+        ({**ARRAYS, NAME: ARRAY.T}, "0 arrays differ, 1 are unmatched\n"),
+        ({**ARRAYS, NAME: ARRAY.astype(np.float64)}, "0 arrays differ, 1 are unmatched\n"),
+    ],
+    ids=["equal", "one bit", "minus zero", "missing", "additional", "shape", "dtype"],
+)
+def test_compare_says_what_differs(tmp_path, capsys, changed, said):
+    for file, arrays in (("old.npz", ARRAYS), ("new.npz", changed)):
+        np.savez(tmp_path / file, **arrays)
+    files = [str(tmp_path / file) for file in ("old.npz", "new.npz")]
+    assert updates.main(["compare", *files]) == (changed is not ARRAYS)
+    assert said in capsys.readouterr().out

@@ -2,16 +2,17 @@
 
 import json
 import sys
+import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from benchmarks import gpu, gpu_parts, parity, symmetric_kernel
-from benchmarks.compiled import Update
-from examples.compiled_programs.forecast import children
-from optax_muonplus.run import stacks
+from benchmarks import gpu, gpu_rows, parity
+from benchmarks.gpu_rows import Event
+from examples.compiled_programs import child
 
 MACHINE = {"device": "NVIDIA H100 80GB HBM3"}
 
@@ -21,7 +22,7 @@ def parts_do(monkeypatch):
     """Replaces the processes of parts: each runs `code`, with its name as `part`, and a `say`."""
 
     def replace(code):
-        real = children.process
+        real = child.process
         head = "import json, os, sys, time\ndef say(**x): print(json.dumps(x), flush=True)\n"
 
         def process(command, variables, limit_s):
@@ -29,7 +30,7 @@ def parts_do(monkeypatch):
             script = f"{head}part = {part!r}\nsay(machine={MACHINE})\n{code}"
             return real([sys.executable, "-c", script], variables, limit_s)
 
-        monkeypatch.setattr(children, "process", process)
+        monkeypatch.setattr(child, "process", process)
 
     return replace
 
@@ -40,18 +41,18 @@ def test_rows_of_a_part_that_dies_or_hangs_are_kept_and_others_run(
     parts_do(
         "say(name='first', median_s=0.002)\n"
         "if part == 'gpt-small': time.sleep(100)\n"
-        "if part == 'kernel': print('out of memory', file=sys.stderr, flush=True); os.abort()\n"
+        "if part == 'float32': print('out of memory', file=sys.stderr, flush=True); os.abort()\n"
         "say(name='second', median_s=0.004)\n"
     )
     monkeypatch.setitem(gpu.PARTS, "gpt-small", 2.0)
-    config = gpu.Config(parts=("gpt-small", "kernel", "numbers"), out=tmp_path)
+    config = gpu.Config(parts=("gpt-small", "float32", "numbers"), out=tmp_path)
     record = gpu.main(config)
     found = [(row["part"], row["name"], row.get("failed")) for row in record["rows"]]
     assert found == [
         ("gpt-small", "first", None),
         ("gpt-small", "", "not done after 2 s"),
-        ("kernel", "first", None),
-        ("kernel", "", "killed by SIGABRT: out of memory"),
+        ("float32", "first", None),
+        ("float32", "", "killed by SIGABRT: out of memory"),
         ("numbers", "first", None),
         ("numbers", "second", None),
     ]
@@ -61,48 +62,85 @@ def test_rows_of_a_part_that_dies_or_hangs_are_kept_and_others_run(
 
 
 def test_parts_after_the_budget_are_left_out(tmp_path):
-    record = gpu.main(gpu.Config(parts=("step", "numbers"), budget_s=0.0, out=tmp_path))
+    record = gpu.main(gpu.Config(parts=("float32", "numbers"), budget_s=0.0, out=tmp_path))
     assert [row["failed"] for row in record["rows"]] == ["no time was left"] * 2
-    assert gpu.sentence(record) == "Nothing was measured that README has a sentence for."
     with pytest.raises(SystemExit, match=r"no part stp. Parts are gpt-small"):
         gpu.main(gpu.Config(parts=("stp",)))
+    assert sum(gpu.PARTS[part] for part in gpu.Config.parts) <= 240
 
 
-def test_the_sentence_for_the_readme_says_what_was_measured():
-    row = {"part": "gpt-small", "name": "omp.muonplus, bfloat16", "median_s": 0.00351}
-    share = {"part": "step", "name": "muonplus", "optimizer_share": 0.0312}
-    record = {"machine": MACHINE, "rows": [row | {"of_reference": 0.417}, share]}
-    assert gpu.sentence(record) == (
-        "On one NVIDIA H100 80GB HBM3: an update of GPT-Small takes 3.5 ms, 0.42 of Optax's Muon;"
-        " the optimizer is 3.1% of a training step of GPT-Small."
-    )
+class Parameter:
+    """What is used of `torch.nn.Parameter`."""
+
+    def __init__(self, data):
+        self.data, self.grad = data, None
 
 
-@pytest.mark.parametrize(
-    ("part", "n"), [("gpt-small", 5), ("kernel", 2), ("step", 5), ("numbers", 22), ("stacks", 5)]
-)
-def test_parts_run_on_a_cpu(part, n, monkeypatch):
-    built = []  # the size of stacks with which each update was compiled
-    monkeypatch.setattr(
-        gpu_parts, "Update", lambda *args: built.append(stacks.STACK_BYTES) or Update(*args)
-    )
-    if part == "kernel" and jax.__version_info__ < symmetric_kernel.product.FIRST_JAX:
-        pytest.skip("the kernel is written in a newer JAX")
-    rows = list(gpu_parts.rows(part, True, 1, 1))
+class Tensor:
+    """What is used of `torch.Tensor`."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def to(self, device, dtype):
+        assert device == "cpu"
+        return Tensor(self.data.astype(dtype))
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    """A PyTorch without a GPU, which counts steps."""
+    steps = []
+
+    def muon(params, lr, weight_decay):
+        shapes = {x.data.data.shape for x in params}
+        assert shapes == {(16, 16), (16, 40), (40, 16)} and weight_decay == 0.0
+        assert all(x.grad.data.dtype == x.data.data.dtype for x in params)
+        return types.SimpleNamespace(step=lambda: steps.append(lr))
+
+    module = types.ModuleType("torch")
+    module.__spec__ = types.SimpleNamespace()  # what `importlib.util.find_spec` looks at
+    vars(module).update(
+        tensor=Tensor, nn=types.SimpleNamespace(Parameter=Parameter),
+        optim=types.SimpleNamespace(Muon=muon), float32=np.float32, bfloat16=jnp.bfloat16,
+        cuda=types.SimpleNamespace(is_available=lambda: False),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return steps
+
+
+@pytest.mark.parametrize(("part", "n"), [("gpt-small", 4), ("float32", 4)])
+def test_updates_are_timed_on_a_cpu_with_torch_last(part, n, torch):
+    rows = list(gpu_rows.rows(part, True, 1, 2))
     assert len({row["name"] for row in rows}) == len(rows) == n
-    if part == "numbers":
-        assert max(row["distance"] for row in rows[:2]) < 1e-4  # Gram's sums have another order
-        refused = {row["name"] for row in rows if "refused" in row}
-        assert refused == {"polar_express, gram, bfloat16"}
-    elif part == "stacks":
-        assert built == [2**27, *(mib * 2**20 for mib in (8, 32, 64, 256, 1024))]
-        assert stacks.STACK_BYTES == 2**27  # as before
-    else:
-        assert rows[0]["of_reference"] == 1.0 and all(row.get("median_s", 1) > 0 for row in rows)
+    assert rows[0]["of_reference"] == 1.0 and all(row["median_s"] > 0 for row in rows)
+    assert rows[-1]["name"] == "torch.optim.Muon" and len(torch) == 1 + 2
+
+
+def test_numbers_are_compared_on_a_cpu():
+    rows = list(gpu_rows.rows("numbers", True, 1, 1))
+    assert len({row["name"] for row in rows}) == len(rows) == 22
+    assert max(row["distance"] for row in rows[:2]) < 1e-4  # Gram's sums have another order
+    refused = {row["name"] for row in rows if "refused" in row}
+    assert refused == {"polar_express, gram, bfloat16"}
+
+
+def test_time_is_divided_into_products_traffic_and_waiting():
+    names = ("nvjet_hsh_128x256", "loop_convert_fusion", "gemm_fusion_dot_3", "input_reduce_fusion")
+    starts, durations = (0, 10, 40, 60), (10, 20, 30, 10)  # the last two overlap by ten
+    events = [Event(*x) for x in zip(names, starts, durations, strict=True)]
+    found = gpu_rows.classes(reversed(events), 2)
+    assert found == pytest.approx(
+        {"products_s": 20e-9, "traffic_s": 15e-9, "waiting_s": 5e-9, "kernels": 2}
+    )
+
+
+def test_a_profile_without_a_gpu_is_read_and_has_no_kernels():
+    assert gpu_rows.profile(jax.jit(lambda: jnp.ones((8, 8)) @ jnp.ones((8, 8)))) == {}
 
 
 @pytest.mark.parametrize("table", ["jordan", "polar_express"])
 def test_the_float64_polynomial_is_the_iteration(table):
-    x = gpu_parts.spectra((8, 21))["log-spaced"]
+    x = gpu_rows.spectra((8, 21))["log-spaced"]
     found = omp.polar.polar_factor(x.astype(np.float32), omp.polar.Orthogonalize(table, 5))
-    assert parity.distance(found, gpu_parts.polynomial(x, table, 5)) < 1e-5
+    assert parity.distance(found, gpu_rows.polynomial(x, table, 5)) < 1e-5

@@ -2,13 +2,13 @@
 
 import re
 import signal
+import socket
 import unittest.mock
 
 import jax
 import pytest
 from jax._src import distributed
 
-from benchmarks.trainer_processes import free_address
 from examples.train import main
 from examples.trainer.runs import processes
 from examples.trainer.runs.watchdog import StopRequests
@@ -26,6 +26,13 @@ from tests.support.trainer import (
 )
 
 MESH = ("--mesh", "data=2,fsdp=2")
+
+
+def free_address():
+    """An address for JAX's coordinator."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return f"localhost:{free.getsockname()[1]}"
 
 
 @pytest.fixture

@@ -10,16 +10,18 @@ Optax's Muon. The same command goes on after a stop, and several processes share
 import dataclasses
 import hashlib
 import statistics
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import tyro
 from tokenizers import Tokenizer, models
 
 from benchmarks import columns, records
-from benchmarks.yardsticks import intervals
 from examples.experiments.sweeps.command_line import NewSweep
+from examples.experiments.sweeps.contrasts import estimate
 from examples.experiments.sweeps.grid import Grid
 from examples.experiments.sweeps.results import Sweep, read
 from examples.experiments.sweeps.run import finish
@@ -27,6 +29,7 @@ from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.rules import Name, Norm
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
+from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
 
@@ -114,9 +117,8 @@ def main(config: Config) -> int:
     rows = list(rows_of(found))
     print(columns.table(rows, COLUMNS))
     print(f"nanoGPT's README: {PUBLISHED} nats a character, one run, by 240 windows")
-    run = records.describe_run(f"benchmarks.yardsticks {NAME}", config)
-    versions = intervals.versions("flax")
-    records.write(config.out, NAME, {**run, **versions, "published": PUBLISHED, "rows": rows})
+    run = records.describe_run("benchmarks.tiny_shakespeare", config)
+    records.write(config.out, NAME, {**run, "published": PUBLISHED, "rows": rows})
     return 0
 
 
@@ -230,8 +232,8 @@ def rows_of(found: dict[str, tuple[float, Sweep]]) -> Iterator[dict[str, Any]]:
             "method": name,
             "rate": f"{runs.best_rate(method):g}",
             "second": f"{second:g}",
-            "nats": intervals.written(list(values.values()), 4),
-            "difference": "" if name == BASE or not gaps else intervals.written(gaps, 4),
+            "nats": written(list(values.values())),
+            "difference": "" if name == BASE or not gaps else written(gaps),
             "nats_by_seed": values,
         }
 
@@ -240,3 +242,19 @@ def fresh(runs: Sweep) -> dict[int, float]:
     """Losses of the seeds that chose nothing; of all rows they are the same."""
     (method,) = runs.methods()
     return {seed: loss for seed, loss in runs.best(method).items() if seed >= CHOOSE}
+
+
+def written(values: list[float]) -> str:
+    """Writes the mean, and the half width of its interval of 95% by Student's distribution."""
+    found = estimate(values)
+    return f"{found.mean:.4f} ± {found.half_width:.4f}" if len(values) > 1 else f"{found.mean:.4f}"
+
+
+def command_line() -> int:
+    """Runs the command line; returns the exit status."""
+    config = tyro.cli(Config, prog="python -m benchmarks.tiny_shakespeare", description=__doc__)
+    return exit_status.run_command(lambda: main(config))
+
+
+if __name__ == "__main__":
+    sys.exit(command_line())

@@ -1,1 +1,0 @@
-"""Yardsticks that nobody here wrote, with their published figures."""

@@ -1,1 +1,0 @@
-"""What people outside can run or take: submissions to benchmarks and reports to other projects."""
