@@ -162,7 +162,7 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
         return made(schedule, consistent_rms=0.2, **PUBLISHED, **given)
 
     def recorded(**given: Any) -> optax.GradientTransformation:
-        make = omp.diagnostics.recorded(omp.muonplus, every=2)
+        make = omp.contrib.recorded(omp.muonplus, every=2)
         return make(0.02, **PUBLISHED, **given)
 
     return {
