@@ -39,6 +39,11 @@ ShardingTree = Any
 
 def given_shardings(tree: FlatTree, sharding: ShardingTree) -> list[NamedSharding | None]:
     """Returns the entry of ``sharding`` for each leaf of ``tree``; a single device is no entry."""
+    if isinstance(sharding, Mesh | AbstractMesh):
+        raise ValueError(
+            "sharding is a mesh, which does not say how each parameter is cut over it: give"
+            " jax.sharding.NamedSharding(mesh, jax.P(...)), or a tree or function of them."
+        )
     expected = "a jax.sharding.NamedSharding, or None where it is not known"
     if isinstance(sharding, Mesh | AbstractMesh):  # it can be called, as a function can
         raise ValueError(f"Shardings must be {expected}, got the mesh {sharding}.")

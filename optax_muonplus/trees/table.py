@@ -42,7 +42,9 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
     # Published recipes train adapters by AdamW.
     adamw("(?i)*lora(_*)?_([ab]|up|down)(/*){0,}|*lora*/([ab]|up|down)(/*)?", "LoRA factor"),
     adamw(
-        r"(?i)(*_)?(bias(es)?|(scale|offset|gain|gamma|beta)s?|lambdas)" + COUNTER, "bias or scale"
+        r"(?i)(*_)?(bias(es|_[ih]h(_l\d+)?(_reverse)?)?|(scale|offset|gain|gamma|beta)s?|lambdas)"
+        + COUNTER,
+        "bias or scale",
     ),
     adamw("(?i)weight_g|parametrizations/*/original0", "gain of a weight norm", library="PyTorch"),
     adamw(
@@ -110,7 +112,8 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
     ),
     # Step sizes and rates of decay: S4, S5, the LRU, Mamba.
     adamw(
-        rf"(?i)log_(?!*(proj|weight|kernel))*|*_log|(*_)?dt|step_size|lambda|inv_{_DECAY}"
+        rf"(?i)log_(?!*(proj|weight|kernel))*|*_log|(*_)?dt|time_?(step|scale|constant)s?|step_sizes?|(*_)?decay(_rate)?s?"
+        rf"|lambda|inv_{_DECAY}"
         rf"|((log|inv)_)?{_DECAY}(_(log|re(al)?|im(ag)?)){{1,}}" + COUNTER,
         "step size or decay rate",
     ),
@@ -136,7 +139,7 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
     matrix("(?i)*expert*/(*/)?kernel", "experts: expert, in, out", "Flax"),
     # Equinox and PyTorch name it so and store it as (out, in).
     matrix(
-        r"weight(_v)?|weight_[ih][hr](_l\d+)?(_reverse)?|(in|[qkv])_proj_weight"
+        r"weight(_v|_orig)?|weight_[ih][hr](_l\d+)?(_reverse)?|(in|[qkv])_proj_weight"
         "|parametrizations/*/original1",
         "weight: out, in",
         "Equinox, PyTorch, Haliax",

@@ -83,6 +83,16 @@ CASES = {
         ),
         {"patch_embed/proj/weight": (1, 2, 3)},
     ),
+    **{
+        f"Equinox convolution {sides}": (
+            lambda sides=sides: equinox(
+                [eqx.nn.Conv(len(sides), 3, 7, sides, key=KEY)],
+                lambda model: model[0](window(3, *sides)),
+            ),
+            {"0/weight": tuple(range(1, len(sides) + 2))},
+        )
+        for sides in [(1,), (9,), (3, 3)]
+    },
     "Flax patches": (lambda: flax_convolution("embedding", 4, 4), {"embedding/kernel": (0, 1, 2)}),
     **{
         f"Flax convolution {sides}": (

@@ -51,7 +51,7 @@ def test_number_of_leaves():
     counts = {}
     for (file, _), leaves in MODELS.items():
         counts[file] = counts.get(file, 0) + len(leaves)
-    assert counts.pop("small_trees") == 250
+    assert counts.pop("small_trees") == 256
     assert counts == {
         "equinox_haliax": 53,
         "flax_linen": 105,

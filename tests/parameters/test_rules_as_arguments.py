@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import optax_muonplus as omp
+from optax_muonplus.frame import MatrixLayout
 from tests.support.trees import nested_shapes, random_like
 
 PARAMS = random_like(
@@ -254,3 +255,49 @@ def test_classes_of_characters_and_names_with_dots_are_patterns():
     omp.describe({"model.head.weight": jnp.ones((4, 6))}, rules=[(".head.weight", None)])
     with pytest.raises(ValueError, match=r"head_size for '.query' has no regular expression"):
         omp.per_head({"*query": 2})
+
+
+def test_rules_of_a_list_may_match_nothing_and_ask_the_neighbours():
+    shapes = {
+        "actor__mean__kernel": (64, 6),
+        "glu__value__kernel": (64, 8),
+        "glu__gate__kernel": (64, 8),
+    }
+    params = nested_shapes(**shapes)
+    numbers = omp.muon_dimension_numbers(params, [("glu/gate", None), *omp.rules.AGENTS])
+    assert numbers["actor"]["mean"]["kernel"] is None
+    assert numbers["glu"]["value"]["kernel"] == omp.MuonDimensionNumbers(0, 1)
+    assert numbers["glu"]["gate"]["kernel"] is None
+    assert omp.muon_dimension_numbers(params)["actor"]["mean"]["kernel"] is not None
+    with pytest.raises(ValueError, match="Rules that match no parameter: 'nowhere'"):
+        omp.muon_dimension_numbers(params, [("nowhere", None), *omp.rules.AGENTS])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "bias"), [((4, 4, 6, 12), 6), ((4, 6, 12), 6), ((1, 1, 6, 12), 6), ((5, 5, 4, 8), 4)]
+)
+@pytest.mark.parametrize("name", ["up", "ConvTranspose_0"])
+def test_a_transposed_convolution_is_proposed_with_the_outputs_of_its_bias(kernel, bias, name):
+    params = nested_shapes(**{f"{name}__kernel": kernel, f"{name}__bias": (bias,)})
+    with pytest.raises(ValueError, match="No rule says") as caught:
+        omp.muon_dimension_numbers(params)
+    (line,) = [x.strip().rstrip(",") for x in str(caught.value).splitlines() if "('" in x]
+    pattern, numbers = eval(line, {"omp": omp})
+    assert numbers.output_axis == len(kernel) - 2
+    assert omp.muon_dimension_numbers(params, [(pattern, numbers)])[name]["kernel"] == numbers
+
+
+def test_what_is_proposed_is_never_a_matrix_of_one_row():
+    params = {"a.0.weight": jnp.ones((6, 1, 8)), "a.1.weight": jnp.ones((9, 8, 4))}
+    with pytest.raises(ValueError, match="No rule says") as caught:
+        omp.muon_dimension_numbers(params)
+    lines = [x.strip().rstrip(",") for x in str(caught.value).splitlines() if "('" in x]
+    rules = [eval(line, {"omp": omp}) for line in lines]
+    for name, numbers in omp.muon_dimension_numbers(params, rules).items():
+        layout = numbers and MatrixLayout.of(params[name].shape, numbers)
+        assert layout is None or min(layout.block_shapes()[0][1:]) > 1
+
+
+def test_a_mesh_in_the_place_of_shardings_says_so():
+    with pytest.raises(ValueError, match="sharding is a mesh, which does not say how each"):
+        omp.muonplus(0.1, sharding=jax.make_mesh((1,), ("a",))).init({"up": jnp.ones((4, 6))})
