@@ -3,11 +3,9 @@
 import dataclasses
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -108,18 +106,6 @@ def test_a_file_that_does_not_fit(tmp_path, name, text, words):
 
 
 # Flags
-
-
-@pytest.mark.parametrize(("part", "argv"), [(0, ["gpt-tiny"]), (1, ["--resume", "x"])])
-def test_flags_keep_their_names(capsys, monkeypatch, part, argv):
-    """Scripts of users have them. A new flag comes into the file; none leaves it."""
-    monkeypatch.setenv("COLUMNS", "300")
-    content = Path(__file__).with_name("flags.txt").read_text().split("\n\n")[part]
-    with pytest.raises(SystemExit):
-        command_line.parse([*argv, "--help"])
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-    found = set(re.findall(r"^[│\s]*(?:-h, )?(--[a-z][\w.-]*\w)(?=[\s,]|$)", shown, re.MULTILINE))
-    assert found == set(re.findall(r"^--\S+", content, re.MULTILINE))
 
 
 def test_the_default_run_has_its_best_rate_and_a_model_that_can_be_exported(tmp_path):

@@ -11,7 +11,7 @@ from jax._src import distributed
 
 from examples.train import main
 from examples.trainer.runs import processes
-from examples.trainer.runs.watchdog import StopRequests
+from examples.trainer.runs.stops import StopRequests
 from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import (

@@ -20,7 +20,6 @@ import pytest
 from examples.train import main
 from examples.trainer.runs import integrity, processes, recorder
 from examples.trainer.runs.metrics import LearningRates, read_metrics
-from examples.trainer.runs.watchdog import Watchdog
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding, transformations
@@ -224,90 +223,6 @@ def test_leaving_after_a_stop_does_not_wait_for_threads():
         [sys.executable, "-c", code], cwd=ROOT, timeout=60, capture_output=True, text=True
     )
     assert (ended.returncode, ended.stdout) == (130, "said\n")
-
-
-# What hangs
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that a test sets; seconds."""
-    now = [0.0]
-    monkeypatch.setattr(recorder.time, "monotonic", lambda: now[0])
-    return now
-
-
-def test_a_loop_that_hangs_ends_with_the_stacks_of_all_threads(tmp_path, text):
-    flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--name", "x"]
-    program = f"""
-import sys, threading
-from examples import train
-from examples.trainer.runs import loop
-place = loop.place_batch
-def stuck_disk(loader, step, rows):
-    return place(loader, step, rows) if step < 9 else threading.Event().wait()
-loop.place_batch = stuck_disk
-sys.exit(train.main({[*flags, "--watchdog-minutes", "0.05"]!r}))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert done.returncode == 1, done.stderr
-    assert "error: a step has not ended after" in done.stderr and "--resume" in done.stderr
-    assert "stuck_disk" in done.stderr and "Current thread" in done.stderr  # of the other thread
-    assert saved_step(tmp_path / "x") == 8
-    assert main(["--resume", str(tmp_path / "x")]) == 0
-
-
-def test_a_python_that_stands_still_is_ended_too():
-    program = """
-import ctypes
-from examples.trainer.runs import watchdog
-watchdog.SILENT = 1
-with watchdog.Watchdog(0.02):
-    watchdog.time.sleep(1)
-    ctypes.PyDLL(None).sleep(600)  # in C, without letting other threads run
-"""
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 26 and "Python has stood still for 2 s" in done.stderr
-    assert "<module>" in done.stderr and "in watch" in done.stderr  # the stacks of both threads
-
-
-def test_a_process_that_is_paused_goes_on():
-    program = """
-from examples.trainer.runs import watchdog
-watchdog.SILENT = 1
-with watchdog.Watchdog(0.05) as dog:
-    dog.began("step")
-    dog.began("step")  # which may take 3 s from now on, and where Python stands still 4 s
-    print("ready", flush=True)
-    input()
-"""
-    command = [sys.executable, "-c", program]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as run:
-        assert run.stdout is not None and run.stdout.readline() == "ready\n"
-        run.send_signal(signal.SIGSTOP)
-        time.sleep(8)
-        run.send_signal(signal.SIGCONT)
-        run.communicate("\n", timeout=PATIENCE)
-    assert run.returncode == 0
-
-
-def test_a_phase_may_take_ten_medians_and_at_least_the_given_time(clock):
-    watchdog = Watchdog(minutes=5)
-    watchdog.began("step")
-    assert watchdog.limit() == 6 * 300  # the first step, which compiles
-    for seconds in (100, 50, 70):
-        clock[0] += seconds
-        watchdog.began("step")
-    assert watchdog.limit() == 700
-    watchdog.began("save")
-    assert watchdog.limit() == 6 * 300
-    clock[0] += 2
-    watchdog.began("save")
-    assert watchdog.limit() == 300
 
 
 # Steps that are not finite

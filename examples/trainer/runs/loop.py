@@ -12,7 +12,7 @@ from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.checkpoint import Checkpoints
 from examples.trainer.runs.progress import Observer
 from examples.trainer.runs.recorder import Due, Profile, Recorder
-from examples.trainer.runs.watchdog import EVALUATION, SAVE, STEP, StopRequests, Watchdog
+from examples.trainer.runs.stops import StopRequests
 from examples.trainer.settings.command_line import DEFAULT_MACHINE
 from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.training import sharding
@@ -62,7 +62,6 @@ def execute(
             observer.begin(step)
             stack.callback(observer.close)
         stack.callback(profile.stop)  # the run may end before the last step of the trace
-        watchdog = stack.enter_context(Watchdog(machine.watchdog_minutes))
         steps = range(step, config.steps)
         batches = stack.enter_context(prefetch(lambda i: place_batch(setup.loader, i, rows), steps))
 
@@ -70,18 +69,15 @@ def execute(
             return stop.stop(saves.asks(), recorder.is_slow, evaluations.asks())
 
         def save() -> None:
-            watchdog.began(SAVE)
             checkpoints.save(step, state)
             recorder.saved = step
             saves.restart()
 
         def evaluate() -> None:
-            watchdog.began(EVALUATION)
             recorder.evaluate(step, state)
             evaluations.restart()
 
         while step < config.steps and not stops():
-            watchdog.began(STEP)
             asked = time.monotonic()
             batch = next(batches)
             waited = time.monotonic() - asked
@@ -108,7 +104,6 @@ def execute(
         recorder.write()
         if step > recorder.saved:
             save()
-        watchdog.began(SAVE)
         checkpoints.wait_until_saved()
     return Outcome(state, step, stop.agreed if step < config.steps else 0)
 

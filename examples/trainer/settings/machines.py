@@ -62,9 +62,6 @@ class MachineConfig:
     """Minutes between evaluations, beside those by steps; 0 for none by time."""
     keep_every: CountOrZero = 0
     """Save multiples of so many steps and keep them for good; 0: only the two newest are kept."""
-    watchdog_minutes: FiniteOrZero = 5.0
-    """End the run, after the stacks of all threads, if a step, an evaluation or a save takes longer
-    than this and than ten times its median; 0 for never."""
     profile: str = ""
     """FROM:TO, the steps to record with the profiler of JAX."""
 
