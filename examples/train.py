@@ -1,6 +1,5 @@
 """Pretrains a language model with Muon+: `python -m examples.train`, `--help` for more."""
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -30,16 +29,11 @@ def run(argv: Sequence[str]) -> int:
 
     from examples.trainer.runs import processes
     from examples.trainer.runs.launch import launch
-    from examples.trainer.training import sharding
 
-    if isinstance(asked, NewRun):
-        if asked.compile_for:
-            from examples.compiled_programs.forecast.command import forecast
+    if isinstance(asked, NewRun) and asked.compile_for:
+        from examples.trainer.runs.compile_for import compile_for
 
-            return forecast(asked, preset, argv)
-        if asked.json:
-            raise UserError("--json goes with --compile-for; a run writes metrics.jsonl.")
-    sharding.set_xla_flags(asked.machine.mesh, os.environ)
+        return compile_for(asked, argv)
     try:
         processes.join(asked.machine)
         return launch(asked, preset)

@@ -3,7 +3,6 @@
 #
 #   bash examples/launch/start_or_resume.sh NAME "RECIPE AND ITS FLAGS" FLAGS OF THE MACHINE
 #
-# --checkpoint-dir is one of the machine, which each resume needs too.
 # Every process runs it. All of them choose the same way: process 0 makes the folder after all have
 # joined, so that none of them sees it before. `exec` hands SIGTERM on to Python.
 set -euo pipefail

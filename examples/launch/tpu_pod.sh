@@ -13,7 +13,7 @@ set -euo pipefail
 # shellcheck disable=SC2016  # the host fills in its name
 train='cd ~/optax_muonplus &&
 export RUNS=/mnt/shared/runs XDG_CACHE_HOME=/mnt/shared/cache &&
-nohup bash examples/launch/start_or_resume.sh llama-1b "llama-1b --machine v5e-4x4" \
+nohup bash examples/launch/start_or_resume.sh llama-1b "llama-1b --accumulate 16" \
   --distributed --mesh fsdp=16 > train-$(hostname).log 2>&1 < /dev/null &'
 # gcloud compute tpus tpu-vm ssh ... --command "pkill -TERM -f examples.train" stops and saves.
 gcloud compute tpus tpu-vm ssh "$TPU" --zone "$ZONE" --worker=all --command "$train"

@@ -2,13 +2,9 @@
 
 import json
 import os
-import platform
-import re
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import tracemalloc
 import unittest.mock
 from unittest.mock import Mock
@@ -26,7 +22,6 @@ from examples.trainer.training.step import TrainState
 from tests.support.trainer import (
     CUBE,
     PATIENCE,
-    ROOT,
     STEPS,
     TOY,
     losses,
@@ -176,54 +171,6 @@ def test_unwritable_metrics_are_reported_and_resumable(tmp_path, text, capsys):
     assert list(losses(tmp_path / "x")) == list(range(1, STEPS + 1))
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-@pytest.mark.parametrize(
-    ("cores", "own", "heaps"),
-    [(1, {}, 2), (12, {}, 12), (12, {"MALLOC_ARENA_MAX": "3"}, 3)],
-)
-def test_there_is_a_heap_for_each_core(cores, own, heaps):
-    program = f"""
-import ctypes, os, threading
-os.cpu_count = lambda: {cores}
-from examples.trainer.runs import checkpoint
-libc, both = ctypes.CDLL(None), threading.Barrier(16)
-def allocate():
-    libc.malloc(1000)
-    both.wait()
-threads = [threading.Thread(target=allocate) for _ in range(16)]
-for step in "start", "join":
-    for thread in threads:
-        getattr(thread, step)()
-libc.malloc_stats()
-"""
-    shown = told(program, own).stderr
-    assert len(re.findall(r"^Arena \d+:", shown, re.M)) == heaps
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-@pytest.mark.parametrize(("own", "kept"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "1"}, False)])
-def test_freed_arrays_stay_with_the_process(own, kept):
-    program = """
-import os
-import numpy as np
-from examples.trainer.runs import checkpoint
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-before = resident()
-np.ones(2**25)  # 256 MB, free at once
-print(resident() - before)
-"""
-    assert (int(told(program, own).stdout) > 2**27) == kept
-
-
-def told(program, own):
-    """What a process prints, without the environment's own settings of glibc."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")} | own
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-
-
 # Damage
 
 
@@ -255,8 +202,8 @@ def folder(made, tmp_path):
     return shutil.copytree(made, tmp_path / "checkpoints")
 
 
-def restore(folder, said=None):
-    with Checkpoints(folder, about, (said if said is not None else []).append) as checkpoints:
+def restore(folder):
+    with Checkpoints(folder, about) as checkpoints:
         return checkpoints.restore(5, abstract())
 
 
@@ -268,7 +215,8 @@ def files(step):
 
 def test_every_file_of_a_checkpoint_is_verified(folder):
     step = folder / "5"
-    assert integrity.verify(step) and len(files(step)) > 5
+    integrity.verify(step)
+    assert len(files(step)) > 5
     for path in files(step):
         content = path.read_bytes()
         place = len(content) // 2
@@ -289,7 +237,7 @@ def test_every_file_of_a_checkpoint_is_verified(folder):
             with pytest.raises(integrity.Damaged, match=f"{path.name} is missing"):
                 integrity.verify(step)
         path.write_bytes(content)
-    assert integrity.verify(step)
+    integrity.verify(step)
 
 
 def test_damaged_checkpoint_names_its_file_its_step_and_the_one_before(folder):
@@ -307,18 +255,6 @@ def test_damaged_checkpoint_names_its_file_its_step_and_the_one_before(folder):
         assert f"the checkpoint before it, of step 3, {folder}/3." in str(caught.value)
     shutil.rmtree(folder / "3")
     with pytest.raises(UserError, match="There is no checkpoint before it"):
-        restore(folder)
-
-
-def test_checkpoint_without_checksums_restores_and_says_so(folder):
-    said = []
-    assert float(restore(folder, said).params["a"][0, 0]) == 5
-    assert not said
-    (folder / "5" / "about" / integrity.LIST).unlink()
-    assert float(restore(folder, said).params["a"][0, 0]) == 5
-    assert len(said) == 1 and f"{folder}/5 is not verified" in said[0]
-    (folder / "5" / "state" / "_METADATA").write_text("{")
-    with pytest.raises(UserError, match=r"/5 cannot be read(.|\n)*before it, of step 3"):
         restore(folder)
 
 

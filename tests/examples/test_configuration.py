@@ -13,15 +13,13 @@ import pytest
 
 import optax_muonplus as omp
 from examples import train
-from examples.compiled_programs import targets
 from examples.trainer.runs import launch, processes
-from examples.trainer.settings import command_line, machines, presets
+from examples.trainer.settings import command_line
 from examples.trainer.settings.presets import COMPARED, DEFAULT_PRESET, PRESETS
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.tables import fitted
-from examples.trainer.training import sharding
 from examples.trainer.weights.export import check_expressible
 from tests.support.trainer import ROOT
 
@@ -64,14 +62,11 @@ def test_a_file_changes_a_preset_and_flags_win(tmp_path, name, text):
 
 
 def test_the_configuration_of_a_run(tmp_path):
-    own = dataclasses.replace(PRESETS["llama-micro"][1], name="x", seed=5, earlier_steps=(7,))
+    own = dataclasses.replace(PRESETS["llama-micro"][1], name="x", seed=5)
     run = {"config": dataclasses.asdict(own), "data": "0123"}
     path = written(tmp_path / "config.json", json.dumps(run))
-    expected = dataclasses.replace(own, name="", earlier_steps=(), seed=6)
+    expected = dataclasses.replace(own, name="", seed=6)
     assert parse("--config", str(path), "--seed", "6") == expected
-    del run["config"]["model"]["norm_epsilon"]  # as a run of an earlier version
-    path.write_text(json.dumps(run))
-    assert parse("--config", str(path)).model.norm_epsilon == 1e-6
 
 
 @pytest.mark.parametrize(
@@ -120,65 +115,6 @@ def test_the_default_run_has_its_best_rate_and_a_model_that_can_be_exported(tmp_
     settings = written(tmp_path / "d.json", '{"steps": 5}')  # no run's, whatever its suffix
     assert parse("--config", str(settings)).optimizer.learning_rate == 0.01
     assert COMPARED[DEFAULT_PRESET][1] == RunConfig()
-
-
-# Machines
-
-
-ALL = [(name, fit) for name in presets.ROWS for fit in machines.FITS[name]]
-
-
-@pytest.mark.parametrize("name", presets.ROWS)
-def test_every_recipe_has_a_smallest_h100_and_a_smallest_tpu_slice(name):
-    kinds = [fit.kind for fit in machines.FITS[name]]
-    assert kinds[0] == "h100" and set(kinds[1:]) & {"v5e", "v5p"}
-
-
-@pytest.mark.parametrize(("name", "fit"), ALL)
-def test_a_machine_sets_mesh_and_micro_batches(name, fit):
-    for machine in {fit.smallest, fit.smallest.replace("h100-1", "h100-64")}:
-        asked, _ = command_line.parse([f"{name}-muon", "--machine", machine])
-        target = targets.parse(machine.replace("-", ":"))  # the same devices to --compile-for
-        sizes = sharding.mesh_sizes(asked.machine.mesh, target.devices)
-        rows = 512 / (sizes["data"] * sizes["fsdp"] * asked.config.accumulate)
-        assert rows == int(rows) and 1 <= rows <= fit.rows
-        assert rows == fit.rows or target.devices * fit.rows > 512
-
-
-@pytest.mark.parametrize(
-    ("machine", "like", "mesh"),
-    [
-        ("a100-8", "h100-8", "fsdp=8"),
-        ("b200-16", "h100-16", "data=2,fsdp=8"),
-        ("v6e-4x4", "v5e-4x4", "fsdp=16"),
-    ],
-)
-def test_devices_with_more_memory_are_taken_like_others(machine, like, mesh):
-    both = [command_line.parse(["llama-7b", "--machine", x])[0] for x in (machine, like)]
-    assert [asked.machine.mesh for asked in both] == [mesh, mesh]
-    assert both[0].config.accumulate == both[1].config.accumulate
-    memory = [targets.parse(x.replace("-", ":")).memory for x in (machine, like)]
-    assert memory[0] >= memory[1]
-
-
-def test_other_flags_of_the_command_line_win():
-    words = ["llama-7b", "--machine=h100-8", "--accumulate", "512", "--mesh", "tensor=8"]
-    asked, _ = command_line.parse(words)
-    assert (asked.config.accumulate, asked.machine.mesh) == (512, "tensor=8")
-    assert asked.config.model.remat == "none"
-    asked, _ = command_line.parse([*words, "--model.remat", "full"])
-    assert asked.config.model.remat == "full"
-
-
-@pytest.mark.parametrize(("recipe", "machine"), [("gpt-small", "v5e-1"), ("llama-7b", "h100-64")])
-def test_a_device_with_room_for_all_activations_keeps_them(recipe, machine):
-    """A loop over layers would copy what it keeps, when it is made and when it is used."""
-    asked, _ = command_line.parse([recipe, "--machine", machine])
-    assert (asked.config.model.remat, asked.config.model.scan) == ("none", False)
-    words = [recipe, "--machine", machine, "--model.scan", "--model.remat", "full"]
-    for argv in (words, ["llama-7b", "--machine", "v5e-4x4"]):  # asked for, or for lack of room
-        asked, _ = command_line.parse(argv)
-        assert (asked.config.model.remat, asked.config.model.scan) == ("full", True)
 
 
 # How commands end

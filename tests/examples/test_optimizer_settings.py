@@ -288,31 +288,6 @@ def test_muoneq_max_is_muoneq_but_for_its_size():
     np.testing.assert_allclose(as_muon, own * 2**0.5 / (0.2 * 8**0.5), rtol=1e-5, atol=1e-6)
 
 
-# Parameters in bfloat16
-
-
-@pytest.mark.parametrize("name", ["muonplus", "adamw", "normuon"])
-def test_small_steps_add_up_also_in_the_average(name):
-    config = OptimizerConfig(
-        name=name, param_rounding="remainders", learning_rate=1e-3, adam_learning_rate=1e-3, ema=0.5
-    )
-    rule = optimizers.build(config, steps=1000)
-    kernel = 1 + jnp.eye(16, 64, dtype=jnp.bfloat16)
-    params = {"up": {"kernel": kernel}, "ln": {"scale": jnp.ones(64, jnp.bfloat16)}}
-    grads = jax.tree.map(
-        lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params
-    )
-    state, new = rule.init(params), params
-    update = jax.jit(rule.update)
-    for _ in range(40):
-        updates, state = update(grads, state, new)
-        new = optax.apply_updates(new, updates)
-    for before, after in zip(*map(jax.tree.leaves, (params, new)), strict=True):
-        assert after.dtype == jnp.bfloat16 and (before != after).any()
-    for mean, after in zip(*map(jax.tree.leaves, (state.average, new)), strict=True):
-        np.testing.assert_allclose(mean, np.asarray(after, np.float32), atol=0.02)
-
-
 # Heads
 
 

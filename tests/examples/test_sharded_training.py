@@ -1,10 +1,7 @@
 """Training on a mesh: where arrays are, what moves, and that a mesh changes no loss."""
 
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 import unittest.mock
 
 import jax
@@ -16,7 +13,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from examples.compiled_programs import collectives, counts, hlo
-from examples.train import main
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.placement import place_batch
 from examples.trainer.models.layers import Layout, look_up, product
@@ -27,7 +23,6 @@ from examples.trainer.training import sharding
 from tests.support.trainer import (
     ADAMW_RULE,
     CUBE,
-    TOY,
     assemble_toy,
     compiled_step,
     first_losses,
@@ -284,38 +279,6 @@ def test_a_run_connects_its_mesh_before_it_makes_arrays(tmp_path, text, capsys):
 
 
 MESH = "data=2,fsdp=4"
-
-
-PIPELINED = "--xla_gpu_enable_pipelined_all_reduce"
-
-
-@pytest.mark.parametrize(
-    "mesh", ["", "fsdp=8", "data=8", "data=2,fsdp=4", "fsdp=64", "data=1,tensor=16"]
-)
-def test_one_device_one_host_and_no_replicas_need_no_flag(mesh):
-    environment = {}
-    sharding.set_xla_flags(mesh, environment)
-    assert environment == {}
-
-
-def test_what_the_user_sets_comes_last_and_wins():
-    environment = {"XLA_FLAGS": f"{PIPELINED}=false"}
-    sharding.set_xla_flags("data=8,fsdp=8", environment)
-    assert environment["XLA_FLAGS"] == f"{PIPELINED}=true {PIPELINED}=false"
-
-
-def test_a_run_sets_the_flag_before_it_begins(monkeypatch, tmp_path):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX")
-    words = ["--data.paths", str(tmp_path / "none.txt"), "--mesh", "data=4,fsdp=4"]
-    assert main([*TOY, *words]) == 2
-    assert os.environ["XLA_FLAGS"] == f"{PIPELINED}=true --xla_cpu_max_isa=AVX"
-
-
-def test_this_version_of_jax_accepts_the_flag():
-    """It ends a process that gives an unknown one."""
-    code = "import jax; jax.devices()"
-    environment = {**os.environ, "XLA_FLAGS": sharding.xla_flags({"data": 8, "fsdp": 8})}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
 
 
 def of_rounded_replicas(gradient):

@@ -1,28 +1,22 @@
 """Runs that are stopped, crash, hang or diverge, and go on: the same losses."""
 
 import gc
-import math
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import threading
 import time
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 import orbax.checkpoint as ocp
 import pytest
 
 from examples.train import main
 from examples.trainer.runs import integrity, processes, recorder
-from examples.trainer.runs.metrics import LearningRates, read_metrics
-from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.runs.metrics import read_metrics
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import sharding, transformations
+from examples.trainer.training import sharding
 from tests.support.trainer import (
     PATIENCE,
     ROOT,
@@ -30,7 +24,6 @@ from tests.support.trainer import (
     TOY,
     crash,
     losses,
-    losses_are,
     run_shell,
     saved_step,
     stop_at,
@@ -228,63 +221,4 @@ def test_leaving_after_a_stop_does_not_wait_for_threads():
 # Steps that are not finite
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_run_that_stays_not_finite_stops_with_advice(tmp_path, text, capsys, loss):
-    with losses_are(range(4, STEPS + 1), loss):
-        assert train(text, tmp_path, "--name", "x", "--max-skipped", "5") == 2
-    shown = capsys.readouterr()
-    assert "at 6 steps in a row, the last of them step 9" in shown.err
-    assert "the last checkpoint is of step 8" in shown.err and saved_step(tmp_path / "x") == 8
-    assert "lower --optimizer.learning-rate" in shown.err and "--max-skipped" in shown.err
-    assert f"step 4/{STEPS}  loss or gradient not finite: left out" in shown.out
-
-
-def test_steps_that_are_not_finite_are_skipped_and_counted(tmp_path, text):
-    with losses_are({2, 3, 5, 6}):  # never more than two in a row
-        assert train(text, tmp_path, "--name", "x", "--max-skipped", "2") == 0
-    assert losses(tmp_path / "x", "skipped") == {2: 1, 3: 2, 5: 1, 6: 2}
-    assert list(losses(tmp_path / "x")) == [1, 4, *range(7, STEPS + 1)]
-
-
 # Spikes
-
-
-def test_a_gradient_above_the_bound_changes_nothing():
-    inner = optax.adam(0.1)
-    params = {"a": jnp.arange(3.0), "b": jnp.ones(2)}
-    grads = {"a": jnp.asarray([0.0, 3.0, 0.0]), "b": jnp.asarray([4.0, 0.0])}  # of norm 5
-    state = inner.init(params)
-    expected = inner.update(grads, state, params)
-    for bound in (5.0, math.inf):
-        found = transformations.leave_out_above(bound, inner).update(grads, state, params)
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
-    found = transformations.leave_out_above(4.999, inner).update(grads, state, params)
-    jax.tree.map(np.testing.assert_array_equal, found, (jax.tree.map(jnp.zeros_like, grads), state))
-
-
-def test_spikes_are_left_out_and_a_resumed_run_leaves_out_the_same(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(recorder, "WINDOW", 6)
-    flags = ("--skip-spikes", "0.5")
-    assert train(text, tmp_path, "--name", "whole", *flags) == 0
-    records = [r for r in read_metrics(tmp_path / "whole" / "metrics.jsonl") if "val_loss" not in r]
-    norms = [record["grad/norm/total"] for record in records]
-    assert len(norms) == STEPS
-    left = []
-    for step in range(1, STEPS + 1):
-        past = norms[: max(0, step - 2)][-6:]
-        if len(past) >= 3 and norms[step - 1] > statistics.fmean(past) + 0.5 * statistics.stdev(
-            past
-        ):
-            left.append(step)
-    assert left == [record["step"] for record in records if "skipped_above" in record]
-    assert 0 < len(left) < STEPS / 2
-    rates = [record["optim/learning_rate"] for record in records if "train_loss" in record]
-    whole = LearningRates(OptimizerConfig(), STEPS)
-    assert rates == [whole.of(i)["optim/learning_rate"] for i in range(len(rates))]
-
-    with stop_at(13, lambda: signal.raise_signal(signal.SIGTERM)):
-        assert train(text, tmp_path, "--name", "x", *flags) == 143
-    assert main(["--resume", str(tmp_path / "x")]) == 0
-    again = [r for r in read_metrics(tmp_path / "x" / "metrics.jsonl") if "val_loss" not in r]
-    same = ("step", "train_loss", "grad/norm/total", "skipped_above", "optim/learning_rate")
-    assert [[r.get(k) for k in same] for r in again] == [[r.get(k) for k in same] for r in records]

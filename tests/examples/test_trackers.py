@@ -1,8 +1,6 @@
 """Trackers get the figures of metrics.jsonl; one that fails is left out, and the run goes on."""
 
-import json
 import shutil
-import sqlite3
 import sys
 import time
 import types
@@ -11,7 +9,7 @@ import pytest
 
 from examples.train import main
 from examples.trainer.runs.metrics import read_metrics
-from tests.support.trainer import PATIENCE, STEPS, losses, run_shell, train
+from tests.support.trainer import STEPS, losses, train
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -80,15 +78,14 @@ def test_a_tracker_that_fails_does_not_stop_the_run(tracked, monkeypatch, capsys
     monkeypatch.setitem(sys.modules, "wandb", fake)
     tracked("--tracker", "wandb")
     shown = capsys.readouterr().out
-    sentence = "--tracker wandb is left out from here on: no route to host. The run goes on"
-    assert shown.count(sentence) == 1 and "and more" not in shown
+    assert shown.count("--tracker wandb is left out from here on: no route to host.") == 1
     assert len(fake.calls) == calls + 1
 
 
 def test_a_missing_package_is_a_sentence_and_leaves_no_run(tmp_path, text, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    assert train(text, tmp_path, "--tracker", "trackio") == 2
-    assert "--tracker trackio needs the package trackio" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    assert train(text, tmp_path, "--tracker", "tensorboard") == 2
+    assert "--tracker tensorboard needs the package tensorboardX" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -115,19 +112,3 @@ def test_wandb_works_offline(tracked, monkeypatch):
     (written,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
     content = written.read_bytes()
     assert b"train_loss" in content and (run / "tracker_id").read_bytes() in content
-
-
-def test_trackio_keeps_its_own_database(trained_run, tmp_path, monkeypatch):
-    pytest.importorskip("trackio")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
-    run = shutil.copytree(trained_run, tmp_path / "x")
-    shutil.rmtree(run / "checkpoints" / str(STEPS))
-    process = run_shell("--resume", str(run), "--tracker", "trackio")
-    shown, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, shown
-    (database,) = (tmp_path / "trackio").glob("*.db")
-    with sqlite3.connect(database) as rows:
-        found = rows.execute("SELECT step, metrics FROM metrics").fetchall()
-    values = [(step, json.loads(text)) for step, text in found]
-    own = {step: x["train_loss"] for step, x in values if "train_loss" in x}
-    assert own == pytest.approx({step: x for step, x in losses(run).items() if step > 16})

@@ -27,6 +27,7 @@ from examples.experiments.sweeps.run import begin
 from examples.trainer.data.loader import positions
 from examples.trainer.data.mixture import loader_of
 from examples.trainer.data.token_folder import Dataset
+from examples.trainer.runs.recorder import MAX_SKIPPED
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
@@ -69,7 +70,6 @@ def refuse_what_is_not_done(asked: NewSweep) -> None:
     config = asked.config
     given = {
         "--data.mixture": config.data.mixture,
-        "--skip-spikes": config.skip_spikes,
         "--mesh": asked.mesh,
     }
     if named := " and ".join(flag for flag, value in given.items() if value):
@@ -135,7 +135,7 @@ def result_of(
 
     It diverged where the trainer stops: at one skipped step in a row more than it may have.
     """
-    skipped, most = ~np.isfinite(train), config.max_skipped + 1
+    skipped, most = ~np.isfinite(train), MAX_SKIPPED + 1
     in_a_row = np.convolve(skipped, np.ones(most))[: len(train)]  # of the last `most` steps
     diverged_at = next((int(i) + 1 for i in np.flatnonzero(in_a_row == most)), None)
     end = len(train) + 1 if diverged_at is None else diverged_at

@@ -41,8 +41,6 @@ def parse(argv: Sequence[str]) -> tuple[NewSweep, str]:
         for name, (text, config) in COMPARED.items()
     }
     asked, preset = choose_preset(presets, argv, PROGRAM, DESCRIPTION)
-    if asked.config.from_run:
-        raise UserError("--from-run goes on with one run: leave it out of a sweep.")
     refuse_what_the_grid_sets(asked, presets[preset][1].config)
     return asked, preset
 

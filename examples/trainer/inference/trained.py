@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
@@ -18,13 +17,11 @@ from tokenizers import Tokenizer
 from examples.trainer.data.placement import place_rows
 from examples.trainer.models.language_model import Forward
 from examples.trainer.runs import folder
-from examples.trainer.runs.checkpoint import Metadata, place_of, restore_parts
+from examples.trainer.runs.checkpoint import restore_parts
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.training import sharding, transformations
+from examples.trainer.training import sharding
 from examples.trainer.training.loss import Scores, token_scores
 from examples.trainer.training.step import make_forward, make_init_params, on_targets
-
-Weights = Literal["last", "ema", "tail"]
 
 
 @dataclass(frozen=True)
@@ -37,11 +34,6 @@ class CheckpointRef:
     """Step of the checkpoint; the last one by default."""
     mesh: str = ""
     """How devices are arranged, as data=2,fsdp=4; empty: all of them on fsdp."""
-    weights: Weights = "last"
-    """ema: their exponential moving average, of a run with --ema; tail: their mean over its last
-    steps, of a run with --tail."""
-    checkpoint_dir: str = ""
-    """The --checkpoint-dir that the run began with, if it had one."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,7 @@ class TrainedModel:
 
 def load(checkpoint: CheckpointRef) -> TrainedModel:
     """Reads the parameters of a checkpoint onto a mesh, and nothing else of it."""
-    config, data_key = folder.reopen(checkpoint.run, checkpoint.checkpoint_dir)
+    config, data_key = folder.read_config(checkpoint.run)
     tokenizer = folder.read_tokenizer(checkpoint.run)
     metadata = folder.metadata_of(checkpoint.run, config, data_key)
     # The run may have asked for a kernel that this machine lacks.
@@ -77,30 +69,11 @@ def load(checkpoint: CheckpointRef) -> TrainedModel:
     vocab_size = tokenizer.get_vocab_size()
     shapes = jax.eval_shape(make_init_params(config.model, vocab_size), 0)
     abstract = sharding.abstract(shapes, sharding.of_params(shapes, mesh))
-    place = place_of(checkpoint.run, config)
+    place = checkpoint.run / "checkpoints"
     step, found = restore_parts(place, checkpoint.step, {"params": abstract}, metadata)
     params = found["params"]
-    if checkpoint.weights != "last":
-        transformations.check_average(checkpoint.weights, config.optimizer, config.steps, step)
-        params = averaged(checkpoint, config, step, params, metadata)
     forward = make_forward(config.model, vocab_size, mesh)
     return TrainedModel(config, tokenizer, mesh, step, params, forward)
-
-
-def averaged(
-    checkpoint: CheckpointRef,
-    config: RunConfig,
-    step: int,
-    params: optax.Params,
-    metadata: Metadata,
-) -> optax.Params:
-    """The averages of the parameters."""
-    like = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), params
-    )
-    wanted = {"opt_state": {"average": like}}
-    _, found = restore_parts(place_of(checkpoint.run, config), step, wanted, metadata)
-    return transformations.with_averages(params, found["opt_state"]["average"])
 
 
 SHORTEST = 16  # tokens; shorter rows are padded to this, so that few lengths are compiled

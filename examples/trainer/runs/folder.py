@@ -28,6 +28,7 @@ from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
 
+VERSION_0_2 = "6aced257"  # its last commit
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 
@@ -45,10 +46,9 @@ def choose_folder(config: RunConfig, preset: str) -> Path:
     return next(root / name for name in names if not (root / name).exists())
 
 
-def resume_command(folder: Path, mesh: str = "", bucket: str = "") -> str:
+def resume_command(folder: Path, mesh: str = "") -> str:
     on = f" --mesh {mesh}" if mesh else ""
-    there = f" --checkpoint-dir {shlex.quote(bucket)}" if bucket else ""
-    return f"python -m examples.train --resume {shlex.quote(str(folder))}{on}{there}"
+    return f"python -m examples.train --resume {shlex.quote(str(folder))}{on}"
 
 
 def create(folder: Path, config: RunConfig, dataset: Dataset) -> None:
@@ -60,7 +60,6 @@ def create(folder: Path, config: RunConfig, dataset: Dataset) -> None:
                 "that all processes share."
             )
         return
-    content = json.dumps(run_metadata(config, dataset.key), indent=2).encode()
     # Complete before it gets its name: a folder without config.json could not be resumed, nor
     # made again.
     partial = folder.with_name(f".{secrets.token_hex(8)}.partial")
@@ -68,7 +67,7 @@ def create(folder: Path, config: RunConfig, dataset: Dataset) -> None:
         try:
             partial.mkdir(parents=True)
             write_atomically(partial / TOKENIZER, dataset.tokenizer.to_str().encode())
-            write_atomically(partial / CONFIG, content)
+            write_atomically(partial / CONFIG, written(config, dataset.key))
             refuse_taken(folder)  # else an empty folder would be replaced
             partial.rename(folder)
         except BaseException as error:
@@ -78,13 +77,6 @@ def create(folder: Path, config: RunConfig, dataset: Dataset) -> None:
                     refuse_taken(folder)
                 error.filename = str(folder)
             raise
-
-
-def rewrite(folder: Path, config: RunConfig, data_key: str) -> None:
-    """Writes the configuration of a run that was extended."""
-    content = json.dumps(run_metadata(config, data_key), indent=2).encode()
-    if is_first():
-        write_atomically(folder / CONFIG, content)
 
 
 def refuse_taken(folder: Path) -> None:
@@ -101,6 +93,28 @@ def refuse_taken(folder: Path) -> None:
     raise UserError(
         f"{folder} exists: choose another --name, or continue it with\n  {resume_command(folder)}"
     )
+
+
+def lengthened(folder: Path, config: RunConfig, steps: int | None) -> RunConfig:
+    """The settings of a run that is to have so many steps; None: as many as it has."""
+    if steps is None:
+        return config
+    if steps < config.steps:
+        raise UserError(
+            f"{folder} has {config.steps} steps: give --steps a larger number than that, or leave"
+            " it out."
+        )
+    return dataclasses.replace(config, steps=steps)
+
+
+def keep_steps(folder: Path, config: RunConfig, data_key: str) -> None:
+    """Writes the settings of a run that was made longer; for after its state has been read."""
+    if is_first() and read_config(folder)[0] != config:
+        write_atomically(folder / CONFIG, written(config, data_key))
+
+
+def written(config: RunConfig, data_key: str) -> bytes:
+    return json.dumps(run_metadata(config, data_key), indent=2).encode()
 
 
 def run_metadata(config: RunConfig, data_key: str) -> dict[str, Any]:
@@ -122,30 +136,13 @@ def metadata_of(folder: Path, config: RunConfig, data_key: str) -> Callable[[int
     }
 
 
-def reopen(folder: Path, *buckets: str) -> tuple[RunConfig, str]:
-    """The settings of a run, and the key of its text.
-
-    `buckets` are what flags say of `--checkpoint-dir`: a file alone may not send anyone to one.
-    """
-    config, data_key = read_config(folder)
-    if config.checkpoint_dir not in (buckets or ("",)):
-        given = next(filter(None, buckets), "not given")
-        raise UserError(
-            f"{folder / CONFIG} has the checkpoints in"
-            f" {config.checkpoint_dir or 'the folder of the run'}, and --checkpoint-dir is {given}:"
-            " give it, or leave it out, as there. A bucket is used with your credentials, so that"
-            " no file alone may name one: give the flag only for a bucket that you trust."
-        )
-    return config, data_key
-
-
 def read_config(folder: Path) -> tuple[RunConfig, str]:
     path = folder / CONFIG
     files.check_regular(path)
     if not path.exists():
         raise UserError(f"{folder} is no run folder: it has no {CONFIG}.")
-    advice = "Put back the file that the run began with; the checkpoints have its settings in"
-    with files.parsing(path, "was not written by this version", f"{advice} STEP/about/metadata."):
+    advice = f"A run of version 0.2 goes on with that version: git checkout {VERSION_0_2}."
+    with files.parsing(path, "was not written by this version", advice):
         written = json.loads(path.read_text())
         return from_dict(RunConfig, written["config"]), str(written["data"])
 

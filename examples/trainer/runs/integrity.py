@@ -5,8 +5,6 @@ the CRC-32 of every file of `state` and of `about`, so that neither can come fro
 checkpoint. Only files that are there are opened: a list from elsewhere leads nowhere.
 """
 
-import contextlib
-import ctypes
 import json
 import os
 import zlib
@@ -17,7 +15,6 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-STATE, ABOUT = "state", "about"
 LIST = "checksums.json"
 UNLISTED = (LIST, "commit_success.txt")  # Orbax writes the second where no folder can be renamed
 BLOCK = 1 << 20  # bytes that are read at once; they stay in the processor's cache
@@ -34,11 +31,9 @@ class CheckedJson(ocp.JsonCheckpointHandler):
     def finalize(self, directory: Any) -> None:
         super().finalize(directory)
         about = Path(directory)  # it gets its name afterwards
-        found = {**files(about.parent / STATE, STATE), **files(about, ABOUT)}
+        found = {**files(about.parent / "state", "state"), **files(about, "about")}
         sums = checksums(list(found.values()))
         (about / LIST).write_text(json.dumps(dict(zip(found, sums, strict=True)), indent=1) + "\n")
-        with contextlib.suppress(AttributeError):  # of a C library that is not glibc
-            ctypes.CDLL(None).malloc_trim(0)  # else what a save has freed stays with the process
 
 
 def files(folder: Path, name: str) -> dict[str, Path]:
@@ -63,15 +58,13 @@ def checksum(path: Path) -> str:
     return f"{size} {crc:08x}"
 
 
-def verify(step: Path, part: int = 0, parts: int = 1) -> bool:
-    """Whether a checkpoint has checksums; raises `Damaged` if a file differs.
+def verify(step: Path, part: int = 0, parts: int = 1) -> None:
+    """Raises `Damaged` if a file of a checkpoint is missing, new, or differs from its checksum.
 
     Of several processes each reads the files of its `part` of so many `parts`.
     """
-    path = step / ABOUT / LIST
-    if not path.is_file():
-        return False
-    found = {**files(step / STATE, STATE), **files(step / ABOUT, ABOUT)}
+    path = step / "about" / LIST
+    found = {**files(step / "state", "state"), **files(step / "about", "about")}
     try:
         expected = dict(json.loads(path.read_text(encoding="utf-8")))
         own = sorted(found.keys() & expected.keys())[part::parts]
@@ -86,4 +79,3 @@ def verify(step: Path, part: int = 0, parts: int = 1) -> bool:
     for name, one in zip(own, seen, strict=True):
         if one != expected[name]:
             raise Damaged(f"{found[name]} has another content than was written")
-    return True

@@ -16,14 +16,15 @@ from examples.trainer.data.token_folder import cache_folder
 from examples.trainer.data.tokenizer import end_of, ids_of
 from examples.trainer.models import attention_kernels
 from examples.trainer.models.layers import Layout
-from examples.trainer.runs import branches, checkpoint, processes, progress
 from examples.trainer.runs import folder as run_folder
+from examples.trainer.runs import processes
 from examples.trainer.runs.folder import only_writer
 from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
 from examples.trainer.runs.report import sample_text, write_results
-from examples.trainer.settings import machines as machine_settings
-from examples.trainer.settings.command_line import NewRun, Resume, origin, read_config_file
+from examples.trainer.runs.tracker import Tracker
+from examples.trainer.settings import validation
+from examples.trainer.settings.command_line import NewRun, Resume, read_config_file
 from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.settings.model import head_size
 from examples.trainer.settings.presets import PRESETS, as_published
@@ -58,13 +59,11 @@ def launch(asked: NewRun | Resume, preset: str) -> int:
     if isinstance(asked, NewRun):
         folder = processes.first_then_others(lambda: make_folder(folder, setup, preset))
         folder = Path(processes.from_first(str(folder)))
-    again = run_folder.resume_command(folder, asked.machine.mesh, setup.config.checkpoint_dir)
+    again = run_folder.resume_command(folder, asked.machine.mesh)
     resume = f"continue with\n  {again}"
     try:
         with files.explained(f"a file of {folder}", "use", f"Then {resume}"):
             with only_writer(folder, console.print):
-                if isinstance(asked, Resume) and asked.steps:
-                    run_folder.rewrite(folder, setup.config, setup.dataset.key)
                 stopped_by = train(setup, folder, console, asked.machine)
             processes.wait_for_all()
     except KeyboardInterrupt:  # a second Ctrl-C, or one outside the loop
@@ -85,33 +84,25 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
     if isinstance(asked, NewRun):
         folder, config, data_key = run_folder.choose_folder(asked.config, preset), asked.config, ""
         check_config(config)
-        if config.from_run:
-            config = branches.resolve_branch(config)
         optimizers.check_taken(config.optimizer, before_flags(asked, preset), [config.optimizer])
         text = config.data
-        checkpoint.refuse_bucket(folder, config)
     else:
         folder = asked.resume
-        config, data_key = run_folder.reopen(folder, asked.checkpoint_dir)
+        config, data_key = run_folder.read_config(folder)
         try:
             check_config(config)
         except UserError as error:
             raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
-        config = branches.extended(config, asked, console.print)
+        config = run_folder.lengthened(folder, config, asked.steps)
         words = run_folder.read_tokenizer(folder)  # refuses one whose digest cannot be compared
         # Whatever the files beside its first copy say by now.
         text = dataclasses.replace(config.data, end_token=end_of(words)[0])
-    machine_settings.check_machine(asked.machine, config.steps)
-    list(map(progress.package_of, asked.machine.tracker))  # refused before the run, not in it
+    validation.check(asked.machine)
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
-    alone = jax.process_count() == 1 and isinstance(asked, NewRun)
-    stream = asked.machine.tokenize or alone
-    setup = make_setup(config, prepare(text, console.print, stream), mesh)
+    setup = make_setup(config, prepare(text, console.print, True), mesh)
     words = setup.dataset.tokenizer  # what it cannot do is refused before the run, not after it
     end_of(words)
     ids_of(words, [config.prompt])
-    if isinstance(asked, NewRun) and config.from_run:
-        branches.check_branch(setup)
     if data_key not in ("", setup.dataset.key):
         raise UserError(
             f"the text is not the one that {folder} was trained on, so that resuming would "
@@ -131,7 +122,6 @@ def make_folder(folder: Path, setup: TrainingSetup, preset: str) -> Path:
             if config.name or not folder.exists():
                 raise
         folder = run_folder.choose_folder(config, preset)
-        checkpoint.refuse_bucket(folder, config)
 
 
 def check_config(config: RunConfig) -> None:
@@ -142,9 +132,6 @@ def check_config(config: RunConfig) -> None:
 def before_flags(asked: NewRun, preset: str) -> OptimizerConfig:
     """The update rule that the flags of a new run change."""
     config = PRESETS[preset][1]
-    if asked.config.from_run:
-        run, _ = origin(asked.config.from_run)
-        config, _ = branches.reopen_origin(asked.config, run)
     if asked.file:
         config = read_config_file(asked.file, config)
     if asked.as_published:
@@ -156,12 +143,13 @@ def train(setup: TrainingSetup, folder: Path, console: Console, machine: Machine
     """Trains from the last checkpoint on and reports; the signal that stopped it, or 0."""
     config, tokenizer = setup.config, setup.dataset.tokenizer
     display = Display(console, config.steps)
+    asked = dict.fromkeys(machine.tracker) if processes.is_first() else ()
+    trackers = [Tracker(name, folder, config, console.print) for name in asked]
     outcome = execute(
         setup,
         folder,
-        [display, *progress.trackers(machine.tracker, folder, config, console.print)],
+        [display, *trackers],
         lambda state, start: describe_setup(setup, folder, state, start, console),
-        machine,
         console.print,
     )
     state = outcome.state
@@ -225,8 +213,6 @@ def describe_setup(
     if setup.mesh.size > 1:
         lines.append(f"mesh   {sharding.describe(setup.mesh)}")
         lines += [f"       {line}" for line in sharding.undivided(state.params, setup.mesh)]
-    if flags := sharding.xla_flags(setup.mesh.shape):
-        lines.append(f"XLA    {flags}, before those of XLA_FLAGS")
     lines.append(
         f"run    step {start} to {config.steps} of {tokens_per_step:,} tokens "
         f"{'' if data.parts else f'({epochs[0]:.2f} epochs), '}in {folder}"

@@ -1,8 +1,7 @@
 """The figures of a run: speed, rates and memory, and the file with one JSON object per line.
 
-The names are Levanter's (`throughput/...`, `grad/norm/total`, `optim/...`); those of one device,
-which Levanter does not write, are MaxText's (`perf/per_device_...`). `memory/peak_bytes_in_use` is
-the statistic of JAX of that name, largest of the devices of process 0.
+The names are Levanter's (`throughput/...`, `grad/norm/total`, `optim/...`).
+`memory/peak_bytes_in_use` is the statistic of JAX, largest of the devices of process 0.
 """
 
 import contextlib
@@ -13,21 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from examples.trainer.runs.processes import is_first
-from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.settings.model import training_flops_per_token
-from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system import chips, files
 from examples.trainer.system.files import Lines
-from examples.trainer.training import optimizers
 from examples.trainer.training.program import TrainingSetup
 
 METRICS = "metrics.jsonl"
-MATRICES = "matrices.jsonl"
 RESUME = "Then resume: the checkpoints are complete."
 ADVICE = "Remove that line, or put the file back: only tables and pictures need its figures."
 
@@ -75,7 +69,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> Lines:
-    """All records, each with a `step` and with numbers or, in MATRICES, a table of them."""
+    """All records, each with a `step` and with numbers."""
     files.check_no_link(path)
     return files.read_json_lines(path, ADVICE, problem_of)
 
@@ -84,13 +78,12 @@ def problem_of(record: dict[str, Any]) -> str:
     """What is wrong with a record; empty if all is well."""
     if type(record.get("step")) is not int:
         return "without a step"
-    others = [name for name, x in record.items() if type(x) not in (int, float, dict)]
+    others = [name for name, x in record.items() if type(x) not in (int, float)]
     return f"with no number as {others[0]}" if others else ""
 
 
 DURATION = "throughput/duration"
 TOKENS_PER_SECOND = "throughput/tokens_per_second"
-TOKENS_PER_SECOND_BEFORE = "tokens_per_second"  # its name in the files of runs before these names
 LOADING = "throughput/loading_time"
 MFU = "throughput/mfu"
 GRADIENT_NORM = "grad/norm/total"
@@ -101,44 +94,29 @@ class Work(NamedTuple):
 
     tokens: int
     """Tokens of a step, on all devices."""
-    flops_per_token: float | None
-    """Operations that the model needs for a token; None where some matrices have no gradient."""
-    devices: int
+    flops_per_token: float
+    """Operations that the model needs for a token."""
     peak: float | None
-    """Operations a second of one device; None where it is not known, as on a CPU."""
+    """Operations a second of all devices; None where it is not known, as on a CPU."""
 
     def measured(self, seconds: float) -> dict[str, float]:
         rate = self.tokens / seconds
-        figures = {
-            DURATION: rounded(seconds),
-            TOKENS_PER_SECOND: rounded(rate),
-            "perf/per_device_tokens_per_sec": rounded(rate / self.devices),
-        }
-        if self.flops_per_token is None:
-            return figures
-        flops = rate * self.flops_per_token
-        figures["throughput/gflops_per_second"] = rounded(flops / 1e9)
-        figures["perf/per_device_tflops_per_sec"] = rounded(flops / 1e12 / self.devices)
+        figures = {DURATION: rounded(seconds), TOKENS_PER_SECOND: rounded(rate)}
         if self.peak is not None:
-            figures[MFU] = rounded(100 * flops / self.devices / self.peak)  # percent, as Levanter
+            # Percent, as Levanter has it.
+            figures[MFU] = rounded(100 * rate * self.flops_per_token / self.peak)
         return figures
 
 
-def work_of(setup: TrainingSetup, machine: MachineConfig) -> Work:
-    config, given = setup.config, machine.peak_tflops
+def work_of(setup: TrainingSetup) -> Work:
+    config = setup.config
     vocabulary = setup.dataset.tokenizer.get_vocab_size()
-    kind = setup.mesh.devices.flat[0].device_kind
+    peak = chips.peak(setup.mesh.devices.flat[0].device_kind)
     return Work(
         tokens=config.batch_size * config.model.context,
         flops_per_token=training_flops_per_token(config.model, vocabulary),
-        devices=setup.mesh.size,
-        peak=chips.peak(kind) if given is None else 1e12 * given,
+        peak=None if peak is None else peak * setup.mesh.size,
     )
-
-
-def speed_of(record: dict[str, Any]) -> float | None:
-    """The tokens per second of a record, also of one from before these names; None without."""
-    return record.get(TOKENS_PER_SECOND, record.get(TOKENS_PER_SECOND_BEFORE))
 
 
 def peak_memory() -> dict[str, int]:
@@ -152,29 +130,6 @@ def rounded(x: Any, digits: int = 6) -> float:
     """A number with as many digits as mean something."""
     x = float(np.asarray(x))
     return float(f"{x:.{digits}g}") if math.isfinite(x) else x
-
-
-RATES_AT_ONCE = 1024  # updates whose rates are computed at once, and held in memory
-
-
-class LearningRates:
-    """The rates of any update; a block of them is computed when its first is asked for."""
-
-    def __init__(self, config: OptimizerConfig, steps: int):
-        peaks = optimizers.rates(config)
-        self.schedules = [jax.vmap(optimizers.schedule(config, peak, steps)) for peak in peaks[:2]]
-        self.first = -RATES_AT_ONCE
-        """The first update of the block."""
-        self.block = np.zeros((2, 0))
-
-    def of(self, update: int) -> dict[str, float]:
-        """The rates of an update, counted from 0."""
-        if not self.first <= update < self.first + RATES_AT_ONCE:
-            self.first = update - update % RATES_AT_ONCE
-            updates = self.first + jnp.arange(RATES_AT_ONCE)
-            self.block = np.stack([np.asarray(of(updates)) for of in self.schedules])
-        matrices, rest = map(rounded, self.block[:, update - self.first])
-        return {"optim/learning_rate": matrices, "optim/adam_lr": rest}
 
 
 def updates_made(opt_state: optax.OptState) -> int:

@@ -20,6 +20,7 @@ from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
 
+INIT_SECONDS = 600  # to wait for all processes at the start; large clusters start slowly
 SHUTDOWN_SECONDS = 10  # how long a failed process waits for the others to end
 JOINT = re.compile(r"[A-Z_]+: .*(Gloo|NCCL|coordination|barrier|by peer)", re.I | re.S)
 """The text of an error, after its status, of those that wait for each other."""
@@ -41,7 +42,7 @@ def join(machine: MachineConfig) -> None:
             flag_or_variable("--num-processes", machine.num_processes, "JAX_NUM_PROCESSES"),
             flag_or_variable("--process-id", machine.process_id, "JAX_PROCESS_ID"),
             local_devices(os.environ),
-            initialization_timeout=machine.init_timeout,
+            initialization_timeout=INIT_SECONDS,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )
     except (ValueError, IndexError) as error:  # IndexError: an address without a port

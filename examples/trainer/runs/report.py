@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from examples.trainer.data.tokenizer import end_id, ids_of
 from examples.trainer.models.language_model import Forward
 from examples.trainer.models.sampling import DEFAULT, Sampling, sample_ids
-from examples.trainer.runs.metrics import METRICS, MFU, read_metrics, speed_of
+from examples.trainer.runs.metrics import METRICS, MFU, TOKENS_PER_SECOND, read_metrics
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
@@ -74,7 +74,7 @@ def write_results(folder: Path, sample: str) -> tuple[str, float]:
 
 def summary(records: list[dict[str, Any]]) -> str:
     train = [record["train_loss"] for record in records if "train_loss" in record][-SMOOTHED:]
-    speeds = [rate for rate in map(speed_of, records) if rate is not None]
+    speeds = [record[TOKENS_PER_SECOND] for record in records if TOKENS_PER_SECOND in record]
     used = [record[MFU] for record in records if MFU in record]
     val = next(record for record in reversed(records) if VAL_LOSS in record)
     lines = [

@@ -21,10 +21,6 @@ class StopRequests:
         self.asked = 0
         self.agreed = 0
         """The signal that all processes stop for; 0 as long as they continue."""
-        self.save = False
-        """Whether all processes save after the next step."""
-        self.evaluate = False
-        """Whether all processes evaluate after the next step."""
         self.waits = False
         """Whether a step is waited for before the next one is given to the devices."""
 
@@ -42,16 +38,15 @@ class StopRequests:
         signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    def stop(self, save: bool = False, slow: bool = False, evaluate: bool = False) -> bool:
+    def stop(self, slow: bool = False) -> bool:
         """Whether to stop now; called once before each step.
 
-        This process wants a save or an evaluation, or finds that steps are slow. Where all wait for
-        slow steps, a request is known before the next step; otherwise two steps run before the run
-        stops, and with several processes three.
+        `slow`: this process finds that steps are slow. Where all wait for slow steps, a request is
+        known before the next step; otherwise two steps run before the run stops, and with several
+        processes three.
         """
-        own = (self.asked, save, slow, evaluate)
-        self.agreed, *wanted = self.agree(own, self.waits)
-        self.save, self.waits, self.evaluate = map(bool, wanted)
+        self.agreed, waits = self.agree((self.asked, slow), self.waits)
+        self.waits = bool(waits)
         return self.agreed > 0
 
     def __exit__(self, *error: object) -> None:

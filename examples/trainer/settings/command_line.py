@@ -11,12 +11,11 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 import yaml
 
-from examples.trainer.settings import machines
 from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.settings.presets import DEFAULT_PRESET, DEFAULT_RATE, PRESETS, as_published
 from examples.trainer.settings.run import RunConfig
@@ -70,10 +69,7 @@ def read_config_file(path: Path, base: RunConfig) -> RunConfig:
         return dataclasses.replace(
             checked_settings(path, values),
             name="",
-            from_run="",
             runs_dir=base.runs_dir,
-            checkpoint_dir=base.checkpoint_dir,
-            earlier_steps=(),
         )
     check_names(path, values, base)
     return checked_settings(path, merged(dataclasses.asdict(base), values))
@@ -82,22 +78,6 @@ def read_config_file(path: Path, base: RunConfig) -> RunConfig:
 def is_of_a_run(values: dict[str, Any]) -> bool:
     """Whether a file is the `config.json` of a run."""
     return isinstance(values.get("config"), dict)
-
-
-def of_branch(config: RunConfig, argv: Sequence[str]) -> RunConfig:
-    """The settings of the run that `--from-run` names, of which flags may change any."""
-    if not argv[0].startswith("-"):
-        raise UserError(f"--from-run takes the settings of that run: leave out {argv[0]}.")
-    run, _ = origin(config.from_run)
-    return read_config_file(run / "config.json", config)
-
-
-def origin(ref: str) -> tuple[Path, int | None]:
-    """The folder and the step of RUN or RUN:STEP."""
-    run, _, step = ref.rpartition(":")
-    if Path(ref).is_dir() or not step.isdecimal():
-        return Path(ref), None
-    return Path(run), int(step)
 
 
 def content(path: Path) -> dict[str, Any]:
@@ -170,8 +150,7 @@ DESCRIPTION = f"""Pretrains a language model.
   --name NAME                     the run is kept in runs/NAME
 
 `{PROGRAM} --resume runs/NAME` continues a run that was stopped; only flags about the machine, such
-as --mesh, and --steps, which extends it, go with it (`{PROGRAM} --resume --help`).
-`{PROGRAM} --from-run runs/NAME:STEP --name NEW` goes on from a run's checkpoint in a new run."""
+as --mesh, and --steps, which extends it, go with it (`{PROGRAM} --resume --help`)."""
 
 DEFAULT_MACHINE = MachineConfig()
 Unprefixed = tyro.conf.arg(name="")  # --steps rather than --config.steps
@@ -183,10 +162,6 @@ class NewRun:
 
     config: Annotated[RunConfig, Unprefixed]
     machine: Annotated[MachineConfig, Unprefixed] = DEFAULT_MACHINE
-    known: Annotated[str, tyro.conf.arg(name="machine")] = ""
-    """A machine on which a recipe of the paper is known to fit, such as h100-1, h100-8, h100-64,
-    v5e-4x4 or v5p-2x2x1: sets --mesh, --accumulate, --model.remat and --model.scan, unless they are
-    given too."""
     as_published: bool = False
     """For a recipe of the paper: sets all in which the paper's code and configurations differ from
     its text, unless those flags are given too (examples/README.md has the list)."""
@@ -194,9 +169,7 @@ class NewRun:
     """Settings from a .yaml or .toml file, or from the config.json of a run; flags win over it."""
     compile_for: str = ""
     """Train nothing: compile for h100:N, v5e:4x4, v5p:2x2x1, v6e:2x2 or cpu:N, which need not be
-    there, and say whether the run fits, how the work is shared, and how long a step may take."""
-    json: Path | None = None
-    """File for the figures of --compile-for."""
+    there, and say whether the run fits, and what a step computes and sends."""
 
 
 @dataclass(frozen=True)
@@ -209,13 +182,8 @@ class Resume:
     resume: Path
     """Folder of the run."""
     steps: Count | None = None
-    """Extend the run to this many steps."""
-    extend: Literal["stretch", "again"] = "stretch"
-    """The learning rates of a run that is extended. stretch: from its last checkpoint on those of a
-    run that had the new steps from the start; again: the peak for a share of hold_share of the
-    steps that are left, then a linear fall."""
-    checkpoint_dir: str = ""
-    """The --checkpoint-dir that the run began with, if it had one."""
+    """Make the run longer: this many steps in all, with the learning rates of a run that had them
+    from its start."""
     machine: Annotated[MachineConfig, Unprefixed] = DEFAULT_MACHINE
 
 
@@ -231,21 +199,15 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
     known = {name: (text, NewRun(config)) for name, (text, config) in PRESETS.items()}
     asked, name = choose_preset(known, argv, PROGRAM, DESCRIPTION)
     given = asked.config
-    if not any((asked.as_published, asked.known, asked.file, given.from_run)):
+    if not any((asked.as_published, asked.file)):
         return with_rate(asked, name), name
     # These change the defaults of other flags, which are then read again.
     text, config = PRESETS[name]
-    machine = MachineConfig()
-    if given.from_run:
-        config = of_branch(given, argv)
     if asked.file:
         config = read_config_file(asked.file, config)
     if asked.as_published:
         config = as_published(name, config)
-    if asked.known:
-        config = machines.on_machine(name, asked.known, config)
-        machine = MachineConfig(mesh=machines.mesh_of_machine(asked.known))
-    known[name] = text, NewRun(config, machine)
+    known[name] = text, NewRun(config)
     asked, _ = choose_preset(known, argv, PROGRAM, DESCRIPTION)
     return with_rate(asked, name), name
 
@@ -256,7 +218,7 @@ def with_rate(asked: NewRun, preset: str) -> NewRun:
     What is taken from an earlier run keeps the rate of that run.
     """
     rule = asked.config.optimizer
-    earlier = asked.config.from_run or (asked.file and is_of_a_run(content(asked.file)))
+    earlier = asked.file and is_of_a_run(content(asked.file))
     wanted = preset == DEFAULT_PRESET and rule.name == "muonplus" and rule.learning_rate is None
     if earlier or not wanted:
         return asked

@@ -1,7 +1,7 @@
 """The settings of a network, checks of them, and the operations that training it needs."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import pydantic
 import tyro
@@ -67,23 +67,6 @@ class ModelConfig:
     document_token: tyro.conf.Suppress[CountOrZero | None] = None
     """The token that begins a document, where documents are masked from each other: of the
     tokenizer, by --data.document-mask."""
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def complete(cls, saved: Any) -> Any:
-        """Gives saved settings the fields that they lack, as networks were before these fields.
-
-        A field that changes what a run computes, unless it has another value than its default,
-        needs that value here: runs and sweeps of earlier versions then stay what they were.
-        """
-        if not isinstance(saved, dict):
-            return saved
-        if isinstance(saved.get("remat"), bool):
-            saved = {**saved, "remat": "full" if saved["remat"] else "none"}
-        older: dict[str, Any] = {"norm_epsilon": 1e-6}
-        if saved.get("family", "gpt") == "gpt":
-            older |= {"qkv": "separate", "final_norm": "layer", "depth_scaled_init": False}
-        return {**older, **saved}
 
     @pydantic.model_validator(mode="after")
     def fitting(self) -> "ModelConfig":

@@ -4,7 +4,6 @@ The docstring below a field is what `--help` shows for it.
 """
 
 import dataclasses
-import re
 from typing import Annotated, Literal
 
 import pydantic
@@ -71,19 +70,10 @@ class OptimizerConfig:
     """Precision of the products of the polar step; sums are in float32. auto: bfloat16 on GPUs and
     TPUs, as in the paper's code, where the polar step allows it, and float32 on CPUs. float16 is as
     fast on GPUs and nearer to the exact step; TPUs have no units for it."""
-    ema: Annotated[float | None, Field(gt=0, lt=1), tyro.conf.arg(aliases=("--ema",))] = None
-    """Decay of a moving average of the weights, such as 0.999, which is evaluated too."""
-    tail: Annotated[Positive | None, tyro.conf.arg(aliases=("--tail",))] = None
-    """Average the weights after the last so many steps, or if it is less than 1 after that share of
-    them; the average is evaluated too."""
     beta: Decay = 0.95
     """Decay of the momentum of the matrices."""
-    mu_dtype: Literal["float32", "bfloat16", "int8"] | None = None
-    """How the momentum of the matrices is kept, but for adamw; None: as they are themselves. int8
-    is 1.02 bytes for each element, with a scale for each block of 256."""
-    param_rounding: Literal["nearest", "remainders"] = "nearest"
-    """How parameters in bfloat16 are rounded after an update: nearest loses steps of less than half
-    the distance of their values; remainders keeps 2 bytes for each, and trains as float32 does."""
+    mu_dtype: Literal["float32", "bfloat16"] | None = None
+    """How the momentum of the matrices is kept, but for adamw; None: as they are themselves."""
     nesterov: bool = True
     """Look one step ahead with the momentum, as the official code does; not under mano."""
     bias_correction: bool = False
@@ -116,9 +106,6 @@ class OptimizerConfig:
     schedule_floor: Annotated[Share, tyro.conf.arg(aliases=("--schedule-floor",))] = 0.0
     """Share of the peak rates at which their fall ends: a linear fall to zero stops there, as in
     the paper's code, which has 0.1 for GPT; a cosine is scaled to end there, as Optax's."""
-    schedule_from: CountOrZero = 0
-    """If not 0, the step from which a constant peak and a linear fall over the rest of the run take
-    the place of the schedule."""
     hold_share: Share = 0.4
     """Share of the steps at the peak under constant_linear."""
     warmup_share: Share = 0.1
@@ -140,10 +127,6 @@ class OptimizerConfig:
                 f"{named(given)}: {self.name} holds the norms of matrices or rows, which this would"
                 " change. Leave it out"
             )
-        if self.ema and self.tail is not None:
-            raise ValueError(
-                "--ema and --tail are two averages, and a run keeps one: leave one out"
-            )
         return self
 
 
@@ -163,16 +146,8 @@ class RunConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     name: str = ""
     """Folder under runs_dir; empty: the first unused of <preset>-<optimizer>, ...-2, ...-3."""
-    from_run: str = ""
-    """RUN or RUN:STEP: go on from a checkpoint of another run, the last by default, in a run of its
-    own. Its settings are those of that run, unless flags change them; needs --name."""
-    earlier_steps: tyro.conf.Suppress[tuple[Count, ...]] = ()
-    """How many steps the run had before it was extended; --resume RUN --steps N writes this."""
     runs_dir: str = "runs"
     """Where run folders are made."""
-    checkpoint_dir: str = ""
-    """A folder in Google Cloud Storage, gs://BUCKET/PATH: checkpoints are in PATH/NAME there, the
-    other files of a run in its folder. Empty: in the run's folder."""
     seed: CountOrZero = 0
     """Decides the initial parameters, the order of the data and the sample."""
     steps: Count = 400
@@ -181,50 +156,16 @@ class RunConfig:
     """Rows per step, on all devices together; a step sees batch_size x context tokens."""
     accumulate: Count = 1
     """Micro-batches per step: activations need as many times less memory."""
-    max_skipped: CountOrZero = 10
-    """Steps in a row that may be skipped because their loss or gradient is not finite; one more
-    stops the run."""
     eval_every: Count = 100
     """Steps between evaluations; the last step is always evaluated."""
     eval_batches: Count = 20
     """Validation batches, always the same; fewer if the validation text is shorter."""
-    skip_spikes: FinitePositive | None = None
-    """Leave out a step whose gradient norm is so many standard deviations above the mean of the
-    last 128 steps, as 6; None: only steps that are not finite are left out."""
     checkpoint_every: Count = 200
     """Steps between checkpoints; the last step is always saved."""
     prompt: str = ""
     """Start of the sample written at the end; empty: the start of a document."""
     sample_tokens: Count = 200
     """Length of the sample in tokens."""
-
-    @pydantic.model_validator(mode="after")
-    def fitting(self) -> "RunConfig":
-        """Refuses settings that would fail only later, or would silently do nothing useful."""
-        rule = self.optimizer
-        if rule.param_rounding != "nearest" and self.model.param_dtype == "float32":
-            raise ValueError(
-                f"--optimizer.param-rounding {rule.param_rounding} is for parameters in bfloat16:"
-                " add --model.param-dtype bfloat16, or leave it out"
-            )
-        tail = rule.tail or 0
-        if tail >= 1 and (tail != int(tail) or tail > self.steps):
-            raise ValueError(
-                f"--tail {tail:g}: give a whole number of steps, at most the {self.steps} of the"
-                " run, or a share of them below 1"
-            )
-        if "://" in self.runs_dir:
-            raise ValueError(
-                f"--runs-dir {self.runs_dir}: a run locks files and appends to them, which an"
-                " object store cannot. Give a folder on a disk, and --checkpoint-dir"
-                " gs://BUCKET/PATH"
-            )
-        if self.checkpoint_dir and not re.match("gs://[^/]", self.checkpoint_dir):
-            raise ValueError(
-                f"--checkpoint-dir {self.checkpoint_dir}: give gs://BUCKET/PATH. Orbax writes to no"
-                " other object store: mount it as a folder, and give that as --runs-dir"
-            )
-        return self
 
 
 def with_document_token(config: RunConfig, token: int | None) -> RunConfig:

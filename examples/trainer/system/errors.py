@@ -15,8 +15,7 @@ class Diverged(UserError):
         super().__init__(
             f"the loss or its gradient was not finite {steps}, the last of them step {step}. None "
             f"of them changed the parameters; {kept}. Start again with a lower "
-            "--optimizer.learning-rate or --optimizer.adam-learning-rate, or, if the cause is a "
-            "few texts and not the rates, with a larger --max-skipped."
+            "--optimizer.learning-rate or --optimizer.adam-learning-rate."
         )
 
 

@@ -26,14 +26,22 @@ from optax_muonplus.transforms import Momentum
 def schedule(config: OptimizerConfig, peak: ArrayLike, steps: int) -> optax.Schedule:
     """Learning rate by step; without a floor it is zero at `steps`, one after the last step."""
     floor = config.schedule_floor
-    if config.schedule == "constant_linear" or config.schedule_from:
-        begin = config.schedule_from + int(config.hold_share * (steps - config.schedule_from))
+    if config.schedule == "constant_linear":
+        begin = int(config.hold_share * steps)
         share = optax.linear_schedule(1.0, 0.0, steps - begin, transition_begin=begin)
         return lambda step: peak * jnp.maximum(share(step), floor)  # as the paper's code
     begin = max(1, int(config.warmup_share * steps))
     start = 1 / begin if config.warmup_start is None else config.warmup_start
     share = optax.warmup_cosine_decay_schedule(start, 1.0, begin, max(steps, begin + 1), floor)
     return lambda step: peak * share(step)
+
+
+def schedules(
+    config: OptimizerConfig, steps: int
+) -> Callable[[ArrayLike], tuple[ArrayLike, ArrayLike]]:
+    """Update, counted from 0, to the rates of the matrices and of the other parameters."""
+    matrices, rest = (schedule(config, peak, steps) for peak in rates(config))
+    return lambda update: (matrices(update), rest(update))
 
 
 # The rule for kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix.
@@ -71,20 +79,11 @@ def rules_for(params: optax.Params) -> list[Any]:
     return [STACKED] if any(re.search(STACKED[0], name) for name in names) else []
 
 
-ROUNDING: dict[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]] = {
-    "nearest": lambda rule: rule,
-    "remainders": omp.transforms.param_remainders,
-}
-"""How parameters in bfloat16 take their updates; those in float32 take them as they are."""
-
-
 class Rates(NamedTuple):
     """Peak learning rates. They are inputs of a compiled step, which then serves all rates."""
 
     matrices: ArrayLike
     rest: ArrayLike
-    largest_norm: ArrayLike | None = None
-    """A gradient with a larger norm changes nothing; None for no such bound, and no such code."""
 
 
 def rates(config: OptimizerConfig) -> Rates:
@@ -175,7 +174,7 @@ def build(
     state_over = "data" if config.shard_over_data else None
     placed = omp.transforms.state_layout(sharding, state_over)
     peaks = peaks or rates(config)
-    rate, adam_rate = (schedule(config, peak, steps) for peak in peaks[:2])
+    rate, adam_rate = (schedule(config, peak, steps) for peak in peaks)
     follows = config.decay_follows_rate
     decay = schedule(config, config.weight_decay, steps) if follows else config.weight_decay
 
@@ -195,7 +194,6 @@ def build(
     if config.mlp_in_rate != 1:
         larger = optax.masked(optax.scale(config.mlp_in_rate), transformations.into_mlp)
         rule = optax.chain(rule, larger)
-    rule = ROUNDING[config.param_rounding](rule)
     if state_over and sharding is not None:
         rule = omp.transforms.shard_state(rule, sharding, state_over)
     if config.qk_clip is not None:  # last, and on biases too, which are no matrices
@@ -206,7 +204,7 @@ def build(
         rule = optax.chain(rule, bound)
     if config.clip_norm is not None:
         rule = optax.chain(clip_by_global_norm(config.clip_norm), rule)
-    return transformations.with_average(rule, config, steps)
+    return rule
 
 
 def adamw(

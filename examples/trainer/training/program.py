@@ -18,7 +18,7 @@ from examples.trainer.settings import run, validation
 from examples.trainer.settings.model import ModelConfig, head_size
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers, sharding, transformations
+from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.evaluate import Evaluation, make_evaluate
 from examples.trainer.training.loss import head_loss
 from examples.trainer.training.optimizers import Rates
@@ -71,10 +71,7 @@ def make_program(
 
     def optimizer(rates: Rates) -> optax.GradientTransformation:
         shardings = param_shardings if mesh.size > 1 else None
-        built = optimizers.build(rule, steps, shardings, rates, head_size(model))
-        if rates.largest_norm is None:
-            return built
-        return transformations.leave_out_above(rates.largest_norm, built)
+        return optimizers.build(rule, steps, shardings, rates, head_size(model))
 
     no_rates = optimizer(Rates(0.0, 0.0))
     init_from = make_init_from(no_rates)
@@ -112,9 +109,7 @@ class TrainingSetup:
     init: Callable[[], TrainState]
     """Makes the state before the first step, from the seed of the configuration."""
     train_step: Callable[..., tuple[TrainState, Measured]]
-    """State, inputs and targets to the next state and its figures, at the configured rates.
-
-    With `largest_norm`, a step whose gradient has a larger norm does not change the state."""
+    """State, inputs and targets to the next state and its figures, at the configured rates."""
     evaluate: Callable[[optax.Params], Evaluation]
 
 
@@ -140,9 +135,7 @@ def make_setup(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup
         loader=loader,
         program=program,
         init=lambda: program.init(config.seed),
-        train_step=lambda state, *batch, largest_norm=None: program.train_step(
-            state, rates._replace(largest_norm=largest_norm), *batch
-        ),
+        train_step=lambda state, *batch: program.train_step(state, rates, *batch),
         evaluate=make_evaluate(program.loss, config, dataset, mesh),
     )
 

@@ -1,18 +1,8 @@
-"""The device mesh, a table that maps parameters to its axes, and a flag of XLA for large meshes.
-
-By default XLA ends each layer's sum of gradients between hosts before the next layer begins. With
-the flag a loop over layers ends the sum that its last turn began. By the compiled program of
-`llama-7b --machine h100-64 --model.scan --model.remat attention`, with jax 0.10.2, a step then
-waits 0.08 s for collectives in place of 0.16 s, and needs 0.85 GB more. Without a loop it changes
-nothing. With the flags of the same kind for gathers and reduce-scatters such a step waits as long
-and copies more; on one host (a loop over layers of `llama-350m` on h100-8) all three would gain
-0.6%. jaxlib 0.8.0 to 0.12.0 accept the flag on every platform, where it matters or not. They end a
-process that gives an unknown one.
-"""
+"""The device mesh, and a table that maps parameters to its axes."""
 
 import math
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,7 +13,6 @@ import optax_muonplus as omp
 from examples.trainer.models.layers import RULES as RULES
 from examples.trainer.models.layers import shard_count as shard_count
 from examples.trainer.models.layers import spec
-from examples.trainer.settings.machines import HOST
 from examples.trainer.system.errors import UserError
 
 MESH_AXES = ("data", "fsdp", "tensor")
@@ -170,21 +159,3 @@ def describe(mesh: Mesh) -> str:
     return (
         f"{mesh.size} {kind} devices{f' in {processes} processes' if processes > 1 else ''}, {axes}"
     )
-
-
-BETWEEN_HOSTS = "--xla_gpu_enable_pipelined_all_reduce=true"
-
-
-def xla_flags(sizes: Mapping[str, int]) -> str:
-    """The flags for a mesh; empty unless it has replicas, on more devices than a host of GPUs."""
-    several = math.prod(sizes.values()) > HOST
-    return BETWEEN_HOSTS if several and sizes.get("data", 1) > 1 else ""
-
-
-def set_xla_flags(mesh: str, environment: MutableMapping[str, str]) -> None:
-    """Sets the flags for `--mesh`; XLA reads them when JAX makes its first array.
-
-    XLA takes the last value of a flag that is given twice: what the user sets wins.
-    """
-    if flags := xla_flags(parse(mesh) if mesh else {}):
-        environment["XLA_FLAGS"] = f"{flags} {environment.get('XLA_FLAGS', '')}".strip()
