@@ -8,11 +8,11 @@ import unittest.mock
 
 import jax
 import pytest
+from examples.trainer.parity import replay
 
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.models import sampling
-from examples.trainer.parity import replay
 from examples.trainer.runs import report
 from examples.trainer.training import program
 from tests.support.trainer import on_devices, train

@@ -27,7 +27,7 @@ from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
 from examples.trainer.training.loss import head_loss, token_scores
-from examples.trainer.training.step import make_model, make_training_loss, on_targets
+from examples.trainer.training.step import make_model, on_targets
 from tests.support.trainer import CUBE, losses, on_devices, train
 
 
@@ -260,8 +260,8 @@ def test_a_mesh_gives_the_losses_and_gradients_of_one_device():
     ids[:, [4, 15]] = END
 
     def results(mesh):
-        loss = make_training_loss(config, WORDS, mesh, measures_logits=True)
-        step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+        loss = on_targets(head_loss, config, WORDS, mesh)
+        step = jax.jit(jax.value_and_grad(loss))
         return jax.tree.leaves(step(params, ids[:, :-1], ids[:, 1:]))
 
     pairs = zip(results(sharding.make_mesh(CUBE, jax.devices())), results(ONE), strict=True)

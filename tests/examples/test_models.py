@@ -247,7 +247,7 @@ def test_a_step_has_half_a_million_tokens_and_the_run_ten_billion():
 @pytest.mark.parametrize("family", KINDS)
 def test_kernels_of_blocks_are_the_matrices(family, tied, scan):
     params = shapes(dataclasses.replace(KINDS[family], tied=tied, scan=scan))
-    numbers = optimizers.whole_kernels if scan else None  # unstacked, by the default rules
+    numbers = optimizers.matrices if scan else None  # unstacked, by the default rules
     labels = leaves(omp.Matrices(dimension_numbers=numbers)(params).labels)
     matrices = {path for path, label in labels.items() if label == "muon"}
     assert matrices == {path for path in labels if "blocks" in path and path.endswith("kernel")}
@@ -264,7 +264,7 @@ def test_kernels_of_blocks_are_the_matrices(family, tied, scan):
 def test_default_rules_do_not_take_stacked_kernels_for_heads():
     # (layer, in, out) has as many axes as Flax's (in, head, out of a head): only a rule can tell.
     params = shapes(dataclasses.replace(GPT, scan=True))
-    qkv = optimizers.whole_kernels(params)["blocks"]["attn"]["qkv"]["kernel"]
+    qkv = optimizers.matrices(params)["blocks"]["attn"]["qkv"]["kernel"]
     assert qkv == omp.MuonDimensionNumbers(1, 2)
     with pytest.raises(ValueError, match="blocks/mlp"):
         omp.muon_dimension_numbers(params)

@@ -262,7 +262,7 @@ def test_setting_of_another_type_is_named(copy, section, key, value, words):
 def test_damaged_config_is_named(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match=f"{tmp_path}/config.json was not written by this version"):
-        run_folder.reopen(tmp_path)
+        run_folder.read_config(tmp_path)
 
 
 # What a checkpoint minds of its settings

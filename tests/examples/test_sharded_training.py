@@ -1,6 +1,5 @@
 """Training on a mesh: where arrays are, what moves, and that a mesh changes no loss."""
 
-import dataclasses
 import re
 import unittest.mock
 
@@ -214,37 +213,17 @@ def test_no_device_needs_the_heads_of_another(text):
 
 
 @pytest.mark.parametrize(
-    ("family", "scan", "per_head"),
-    [("gpt", False, False), ("llama", True, True)],
+    ("family", "scan"),
+    [("gpt", False), ("llama", True)],
 )
-def test_projections_on_a_mesh_train_as_on_one_device(family, scan, per_head, text):
-    rule = OptimizerConfig(learning_rate=0.1, per_head=per_head)
+def test_projections_on_a_mesh_train_as_on_one_device(family, scan, text):
+    rule = OptimizerConfig(learning_rate=0.1)
     changes = {"family": family, "n_layer": 2, "scan": scan, "optimizer": rule, "accumulate": 2}
     eight, one = (
         first_losses(assemble_toy(text, *mesh, **changes), 4) for mesh in ((CUBE, 8), ("", 1))
     )
     assert eight == pytest.approx(one, abs=1e-5)
     assert one[-1] < one[0] - 0.1
-
-
-@pytest.mark.parametrize(("name", "record_every"), [("muonplus", 2), ("normuon", 0)])
-def test_moments_over_data_change_no_loss(name, record_every, text):
-    """With the moments of AdamW, which both have for the embeddings."""
-    given = {"shard_over_data": True, "learning_rate": 0.02, "record_every": record_every}
-    rule = OptimizerConfig(name=name, **given)
-    cut, whole = (
-        assemble_toy(text, CUBE, n_layer=2, scan=True, optimizer=optimizer)
-        for optimizer in (rule, dataclasses.replace(rule, shard_over_data=False, record_every=0))
-    )
-    assert first_losses(cut, 4) == pytest.approx(first_losses(whole, 4), abs=1e-5)
-    for toy, spec in ((cut, P("data", "fsdp", "tensor")), (whole, P(None, "fsdp", "tensor"))):
-        state = toy.init()
-        (first, *_) = (
-            x
-            for path, x in jax.tree.leaves_with_path(state.opt_state)
-            if jax.tree_util.keystr(path, simple=True, separator="/").endswith("mlp/up/kernel")
-        )
-        assert first.sharding.spec == spec
 
 
 def groups_of(compiled):

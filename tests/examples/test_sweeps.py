@@ -79,19 +79,6 @@ def test_a_polar_step_says_its_number_of_steps():
     assert [method.name for method in grid.methods(plan)][1:3] == ["Muon jordan-3", "Muon cubic-4"]
 
 
-@pytest.mark.parametrize("word", ["aol", "schatten"])
-@pytest.mark.parametrize("name", ["muonplus", "normuon"])
-def test_the_preconditioning_of_a_run_reaches_its_rule(word, name):
-    rng = np.random.default_rng(0)
-    params = {"up": {"kernel": np.asarray(rng.normal(size=(12, 6)), np.float32)}}
-    updates = []
-    for given in ("frobenius", word):
-        config = OptimizerConfig(name, ns_coeffs="cubic", preconditioning=given)
-        rule = optimizers.build(config, steps=10)
-        updates.append(rule.update(params, rule.init(params), params)[0]["up"]["kernel"])
-    assert np.abs(updates[0] - updates[1]).max() > 0.01 * np.abs(updates[0]).max()
-
-
 def test_further_seeds_are_run_at_the_best_rate():
     plan = Grid(optimizers=("muon",), rates=(0.1, 0.2, 0.3), seeds=3)
     first = [Trial(MUON, rate, 0) for rate in plan.rates]

@@ -17,7 +17,7 @@ from examples.trainer.data.tokenizer import end_of, ids_of
 from examples.trainer.models import attention_kernels
 from examples.trainer.models.layers import Layout
 from examples.trainer.runs import folder as run_folder
-from examples.trainer.runs import processes
+from examples.trainer.runs import processes, tracker
 from examples.trainer.runs.folder import only_writer
 from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
@@ -26,7 +26,6 @@ from examples.trainer.runs.tracker import Tracker
 from examples.trainer.settings import validation
 from examples.trainer.settings.command_line import NewRun, Resume, read_config_file
 from examples.trainer.settings.machines import MachineConfig
-from examples.trainer.settings.model import head_size
 from examples.trainer.settings.presets import PRESETS, as_published
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system import exit_status, files, tables
@@ -98,6 +97,7 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
         # Whatever the files beside its first copy say by now.
         text = dataclasses.replace(config.data, end_token=end_of(words)[0])
     validation.check(asked.machine)
+    list(map(tracker.package_of, asked.machine.tracker))  # refused before the run, not in it
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     setup = make_setup(config, prepare(text, console.print, True), mesh)
     words = setup.dataset.tokenizer  # what it cannot do is refused before the run, not after it
@@ -193,7 +193,7 @@ def describe_setup(
     size = sum(x.size for x in jax.tree.leaves(state.params))
     tokens_per_step = config.batch_size * config.model.context
     epochs = setup.loader.epochs(config.steps)
-    table = optimizers.describe(config.optimizer, state.params, head_size(config.model))
+    table = optimizers.describe(config.optimizer, state.params)
     lines = [
         tables.fitted(table, console.width, WIDE) if console.is_terminal else table,
         f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "

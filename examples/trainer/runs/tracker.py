@@ -14,6 +14,10 @@ from examples.trainer.system import optional_packages
 PACKAGES: dict[TrackerName, str] = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 
 
+def package_of(name: TrackerName) -> Any:
+    return optional_packages.load(PACKAGES[name], f"--tracker {name}", name)
+
+
 class Tracker:
     """Gives the figures of a run to a dashboard. One that fails is left out; the run goes on."""
 
@@ -21,7 +25,7 @@ class Tracker:
         self, name: TrackerName, folder: Path, config: RunConfig, say: Callable[[str], None]
     ):
         self.name, self.folder, self.config, self.say = name, folder, config, say
-        self.package: Any = optional_packages.load(PACKAGES[name], f"--tracker {name}", name)
+        self.package: Any = package_of(name)
 
     def begin(self, step: int) -> None:
         self.attempt(self.start, step)

@@ -17,7 +17,7 @@ import tyro
 import yaml
 
 from examples.trainer.settings.machines import MachineConfig
-from examples.trainer.settings.presets import DEFAULT_PRESET, DEFAULT_RATE, PRESETS, as_published
+from examples.trainer.settings.presets import DEFAULT_PRESET, PRESETS, as_published
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import Count, from_dict
 from examples.trainer.system import files
@@ -198,9 +198,8 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
         return tyro.cli(Resume, args=words, prog=PROGRAM), ""
     known = {name: (text, NewRun(config)) for name, (text, config) in PRESETS.items()}
     asked, name = choose_preset(known, argv, PROGRAM, DESCRIPTION)
-    given = asked.config
     if not any((asked.as_published, asked.file)):
-        return with_rate(asked, name), name
+        return asked, name
     # These change the defaults of other flags, which are then read again.
     text, config = PRESETS[name]
     if asked.file:
@@ -209,21 +208,7 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
         config = as_published(name, config)
     known[name] = text, NewRun(config)
     asked, _ = choose_preset(known, argv, PROGRAM, DESCRIPTION)
-    return with_rate(asked, name), name
-
-
-def with_rate(asked: NewRun, preset: str) -> NewRun:
-    """The run, at the best rate of the default preset if nothing gives one.
-
-    What is taken from an earlier run keeps the rate of that run.
-    """
-    rule = asked.config.optimizer
-    earlier = asked.file and is_of_a_run(content(asked.file))
-    wanted = preset == DEFAULT_PRESET and rule.name == "muonplus" and rule.learning_rate is None
-    if earlier or not wanted:
-        return asked
-    rule = dataclasses.replace(rule, learning_rate=DEFAULT_RATE)
-    return dataclasses.replace(asked, config=dataclasses.replace(asked.config, optimizer=rule))
+    return asked, name
 
 
 def check_resume(argv: Sequence[str]) -> None:

@@ -214,6 +214,9 @@ def optimizer_of_recipe(recipe: Recipe) -> OptimizerConfig:
         learning_rate=recipe.learning_rate,
         adam_learning_rate=recipe.learning_rate,
         norm=recipe.norm,
+        match_frobenius=False,
+        shape_scale="spectral",
+        adam_nesterov=False,
         weight_decay=recipe.weight_decay,
         adam_weight_decay=recipe.weight_decay,
         adam_b1=0.95,  # both as in the paper's code
@@ -277,8 +280,27 @@ PRESETS: dict[str, tuple[str, RunConfig]] = {
 """Name to (one line of help, configuration)."""
 
 DEFAULT_PRESET = "gpt-tiny"
-DEFAULT_RATE = 0.01
-"""Of muonplus in that preset; examples/README.md has the losses at other rates."""
 
-COMPARED = PRESETS | {DEFAULT_PRESET: (PRESETS[DEFAULT_PRESET][0], RunConfig())}
-"""The same for sweeps, whose runs keep the norm that they began with."""
+SWEPT = OptimizerConfig(
+    adam_learning_rate=0.01,
+    norm="col_row",
+    match_frobenius=False,
+    shape_scale="spectral",
+    weight_decay=0.1,
+    adam_b2=0.95,
+    adam_nesterov=False,
+)
+"""What sweeps of small models have in results/, whatever the library's default is."""
+
+
+def swept(config: RunConfig) -> RunConfig:
+    rule = dataclasses.replace(SWEPT, schedule=config.optimizer.schedule)
+    model = dataclasses.replace(config.model, final_norm="rms")
+    return dataclasses.replace(config, optimizer=rule, model=model, data=DataConfig())
+
+
+COMPARED = {
+    name: (text, swept(config) if name.endswith("tiny") else config)
+    for name, (text, config) in PRESETS.items()
+}
+"""The presets of sweeps."""

@@ -15,7 +15,7 @@ from examples.trainer.data.tokenizer import end_id
 from examples.trainer.models.language_model import Forward
 from examples.trainer.models.layers import Layout
 from examples.trainer.settings import run, validation
-from examples.trainer.settings.model import ModelConfig, head_size
+from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
@@ -34,7 +34,6 @@ from examples.trainer.training.step import (
     make_init_from,
     make_init_params,
     make_train_step,
-    make_training_loss,
     on_targets,
     shardings_of,
 )
@@ -64,14 +63,13 @@ def make_program(
 ) -> Program:
     """The functions of a run; compiles nothing before they are called."""
     loss = on_targets(head_loss, model, vocab_size, mesh)
-    training_loss = make_training_loss(model, vocab_size, mesh, rule.qk_clip is not None)
     init_params = make_init_params(model, vocab_size)
     rule = optimizers.for_platform(rule, Layout(mesh).platform)
     param_shardings = sharding.of_params(jax.eval_shape(init_params, 0), mesh)
 
     def optimizer(rates: Rates) -> optax.GradientTransformation:
         shardings = param_shardings if mesh.size > 1 else None
-        return optimizers.build(rule, steps, shardings, rates, head_size(model))
+        return optimizers.build(rule, steps, shardings, rates)
 
     no_rates = optimizer(Rates(0.0, 0.0))
     init_from = make_init_from(no_rates)
@@ -80,13 +78,13 @@ def make_program(
         return init_from(init_params(seed), seed)
 
     shapes = jax.eval_shape(init, 0)
-    abstract = sharding.abstract(shapes, sharding.of_state(shapes, mesh, rule.shard_over_data))
+    abstract = sharding.abstract(shapes, sharding.of_state(shapes, mesh))
     return Program(
         forward=make_forward(model, vocab_size, mesh),
         abstract=abstract,
         init=jax.jit(init, out_shardings=shardings_of(abstract)),  # each device makes its shards
         init_from=jax.jit(init_from, out_shardings=shardings_of(abstract), donate_argnums=0),
-        train_step=make_train_step(training_loss, optimizer, abstract, mesh, accumulate),
+        train_step=make_train_step(loss, optimizer, abstract, mesh, accumulate),
         loss=jax.jit(loss, out_shardings=sharding.replicated(mesh)),
     )
 

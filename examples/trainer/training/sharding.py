@@ -9,7 +9,6 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import optax_muonplus as omp
 from examples.trainer.models.layers import RULES as RULES
 from examples.trainer.models.layers import shard_count as shard_count
 from examples.trainer.models.layers import spec
@@ -101,21 +100,14 @@ def of_params(params: Any, mesh: Mesh) -> Any:
     return jax.tree.map_with_path(sharding, params)
 
 
-def of_state(state: Any, mesh: Mesh, over_data: bool = False) -> Any:
-    """The sharding of each array of a state: moments like their parameter, the rest replicated.
-
-    With `over_data` the moments are sharded over replicas too.
-    """
+def of_state(state: Any, mesh: Mesh) -> Any:
+    """The sharding of each array of a state: moments like their parameter, the rest replicated."""
 
     def sharding(path: Any, x: Any) -> NamedSharding:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        axes = logical_axes(name)
+        axes = logical_axes(jax.tree_util.keystr(path, simple=True, separator="/"))
         if axes is None or len(axes) != len(x.shape):
             return replicated(mesh)
-        own = NamedSharding(mesh, spec(axes, x.shape, mesh))
-        if over_data and name.startswith("opt_state"):
-            return omp.transforms.state_layout(own, "data")(x) or own
-        return own
+        return NamedSharding(mesh, spec(axes, x.shape, mesh))
 
     return jax.tree.map_with_path(sharding, state)
 

@@ -14,13 +14,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
-from examples.trainer.models.attention import Attention
 from examples.trainer.models.attention_kernels import check_attention
 from examples.trainer.models.language_model import Forward, LanguageModel, build
 from examples.trainer.models.layers import Layout
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.training import sharding, transformations
-from examples.trainer.training.loss import head_loss
 from examples.trainer.training.optimizers import Rates
 
 Seed = int | jax.Array
@@ -28,9 +26,6 @@ Result = TypeVar("Result")
 
 Loss = Callable[[optax.Params, ArrayLike, ArrayLike], jax.Array]
 """Parameters, inputs and targets (B, T) to nats per token."""
-
-TrainingLoss = Callable[[optax.Params, ArrayLike, ArrayLike], tuple[jax.Array, dict[str, Any]]]
-"""The same, and what else the optimizer gets by name: the largest attention logits, or nothing."""
 
 
 def make_forward(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Forward:
@@ -61,37 +56,16 @@ def on_targets(
     return measured
 
 
-def make_training_loss(
-    config: ModelConfig, vocab_size: int, mesh: Mesh, measures_logits: bool
-) -> TrainingLoss:
-    """The loss; with `measures_logits` also the largest logits of heads, by block."""
-    model_of = make_model(config, vocab_size, mesh, measures_logits)
-
-    def loss(
-        params: optax.Params, inputs: ArrayLike, targets: ArrayLike
-    ) -> tuple[jax.Array, dict[str, Any]]:
-        model = model_of(params)
-        x, kept = model.hidden(jnp.asarray(inputs), None, 0)
-        nats = head_loss(x, model.head(), jnp.asarray(targets), layout_of(config, mesh))
-        if not measures_logits:
-            return nats, {}
-        blocks = {"attn": kept} if config.scan else [{"attn": maxima} for maxima in kept]
-        return nats, {"max_logits": {"blocks": blocks}}
-
-    return loss
-
-
 def layout_of(config: ModelConfig, mesh: Mesh) -> Layout:
     return Layout(mesh, config.replica_sum_dtype)
 
 
 def make_model(
-    config: ModelConfig, vocab_size: int, mesh: Mesh, measures_logits: bool = False
+    config: ModelConfig, vocab_size: int, mesh: Mesh
 ) -> Callable[[optax.Params], LanguageModel]:
     layout = layout_of(config, mesh)
     check_attention(config, layout)
     model = nnx.eval_shape(lambda: build(config, vocab_size, nnx.Rngs(0), layout))
-    model.set_attributes(Attention, measures=measures_logits)
     graph, _ = nnx.split(model)
     return lambda params: nnx.merge(graph, params)
 
@@ -142,7 +116,7 @@ def shardings_of(abstract: Any) -> Any:
 
 
 def make_train_step(
-    loss_of: TrainingLoss,
+    loss_of: Loss,
     optimizer: Callable[[Rates], optax.GradientTransformation],
     abstract: TrainState,
     mesh: Mesh,
@@ -159,13 +133,10 @@ def make_train_step(
     ) -> tuple[TrainState, Measured]:
         rows = (jnp.asarray(inputs), jnp.asarray(targets))
         batches = jax.tree.map(lambda x: micro_batches(x, accumulate, mesh), rows)
-        loss_and_grads = jax.value_and_grad(loss_of, has_aux=True)
-        loss, grads, extra = mean_over(batches, loss_and_grads, state.params, placed)
+        loss, grads = mean_over(batches, jax.value_and_grad(loss_of), state.params, placed)
         norm = transformations.global_norm(grads)
-        with jax.named_scope("optimizer"):  # the forecast reads this name
-            rule = optax.with_extra_args_support(optimizer(rates))
-            updates, opt_state = rule.update(grads, state.opt_state, state.params, **extra)
-            params = optax.apply_updates(state.params, updates)
+        updates, opt_state = optimizer(rates).update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         # Elementwise selection instead of a branch, so that the old state's memory can be reused.
         params, opt_state = jax.tree.map(
@@ -195,27 +166,24 @@ def micro_batches(x: jax.Array, n: int, mesh: Mesh) -> jax.Array:
 
 def mean_over(
     batches: tuple[jax.Array, jax.Array],
-    loss_and_grads: Callable[..., tuple[tuple[jax.Array, Any], optax.Params]],
+    loss_and_grads: Callable[..., tuple[jax.Array, optax.Params]],
     params: optax.Params,
     placed: Any,
-) -> tuple[jax.Array, optax.Params, Any]:
+) -> tuple[jax.Array, optax.Params]:
     """Mean loss and gradients over micro-batches, with the memory of one; sums in float32.
 
-    The sums are sharded as `placed` says. The means have the types of the parameters. Of what comes
-    with the loss, the largest.
+    The sums are sharded as `placed` says. The means have the types of the parameters.
     """
     n = len(batches[0])
     if n == 1:
-        (loss, extra), grads = loss_and_grads(params, *(x[0] for x in batches))
-        return loss, grads, extra
+        return loss_and_grads(params, *(x[0] for x in batches))
 
-    def add(total: Any, batch: Any) -> tuple[Any, Any]:
+    def add(total: Any, batch: Any) -> tuple[Any, None]:
         loss, grads = total
-        (more_loss, extra), more_grads = loss_and_grads(params, *batch)
+        more_loss, more_grads = loss_and_grads(params, *batch)
         grads = jax.lax.with_sharding_constraint(jax.tree.map(jnp.add, grads, more_grads), placed)
-        return (loss + more_loss, grads), extra
+        return (loss + more_loss, grads), None
 
     zeros = (jnp.zeros(()), jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params))
-    (loss, grads), extra = jax.lax.scan(add, zeros, batches)
-    grads = jax.tree.map(lambda total, x: (total / n).astype(x.dtype), grads, params)
-    return loss / n, grads, jax.tree.map(lambda x: x.max(axis=0), extra)
+    (loss, grads), _ = jax.lax.scan(add, zeros, batches)
+    return loss / n, jax.tree.map(lambda total, x: (total / n).astype(x.dtype), grads, params)

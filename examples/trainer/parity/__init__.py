@@ -1,1 +1,0 @@
-"""Trainings that the paper's code did, repeated by the trainer and compared step by step."""
