@@ -8,8 +8,8 @@ import unittest.mock
 
 import jax
 import pytest
-from examples.trainer.parity import replay
 
+from examples import parity
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.models import sampling
@@ -24,7 +24,7 @@ def programs():
     keep = functools.lru_cache(maxsize=32)
     make, steps = (keep(x.__wrapped__) for x in (program.make_program, sampling.make_steps))
     with contextlib.ExitStack() as patches:
-        for module in (program, replay):
+        for module in (program, parity):
             patches.enter_context(unittest.mock.patch.object(module, "make_program", make))
         patches.enter_context(unittest.mock.patch.object(sampling, "make_steps", steps))
         yield

@@ -148,8 +148,6 @@ def test_settings_reach_the_rule():
         {"polar": "svd"},
         {"ns_coeffs": "you"},
         {"ns_steps": 3},
-        {"nesterov": False},
-        {"clip_norm": 0.1, "name": "adamw"},
         {"name": "muon"},
     ):
         other = optimizers.build(OptimizerConfig(**{"learning_rate": 1.0, **change}), 10)
