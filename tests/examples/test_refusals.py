@@ -65,9 +65,8 @@ REFUSED = [
     ("--optimizer.adam-b2 2 --optimizer.name adamw", "--optimizer.adam-b2 is 2"),
     ("--optimizer.schedule-floor 1.5", "--optimizer.schedule-floor is 1.5: it should be"),
     ("--optimizer.hold-share -0.1", "--optimizer.hold-share is -0.1: it should be"),
-    ("--optimizer.warmup-start nan", "--optimizer.warmup-start is nan: it should be"),
     ("--optimizer.beta 1", "--optimizer.beta"),
-    ("--optimizer.ns-coeffs you --optimizer.ns-steps 9", "--optimizer.ns-steps"),
+    ("--optimizer.ns-coeffs you --optimizer.ns-steps 9", "ns_steps"),
     ("--optimizer.ns-steps 2000", "--optimizer.ns-steps"),
     # Networks
     ("--model.d-model 17", "--model.n-head"),
@@ -80,17 +79,13 @@ REFUSED = [
     ("--model.n-kv-head 1", "only llama with --model.qkv separate"),
     (f"{LLAMA} --model.n-kv-head 1 --model.qkv fused", "only llama with --model.qkv separate"),
     # Rules
-    ("--optimizer.name hyperball --optimizer.mlp-in-rate 0.5", "hyperball holds the norms"),
     # Flags that the rule does not take
     ("--optimizer.name muon --optimizer.norm row", "norm row would change nothing under muon"),
-    ("--optimizer.name normuon --optimizer.shape-scale max", "--optimizer.shape-scale max would"),
-    ("--optimizer.name muon --optimizer.normalized attention", "--optimizer.normalized attention"),
-    ("--optimizer.name adamw --optimizer.per-head", "--optimizer.per-head True would change"),
     ("--optimizer.name turbo_muon --optimizer.polar gram", "--optimizer.polar gram would change"),
     (
         "--optimizer.polar gram --optimizer.compute-dtype bfloat16"
         " --optimizer.ns-coeffs polar_express",
-        "\nIn flags: --optimizer.polar,",
+        "--optimizer: ",
     ),
     # The machine
     ("--mesh model=8", "names no axis"),
@@ -133,18 +128,15 @@ def test_a_mesh_of_another_number_of_devices_than_the_one(capsys):
         ("--grid.seeds 0", "--grid.seeds is 0"),
         ("--model.n-head 3", "--model.n-head"),
         # What the trainer refuses of a run
-        ("--grid.optimizers muon hyperball --optimizer.qk-clip 1", "hyperball holds the norms"),
         (
             "--grid.orthos jordan polar_express --optimizer.polar gram"
             " --optimizer.compute-dtype bfloat16",
-            "In flags: --optimizer.polar",
+            "--optimizer: ",
         ),
         # Flags in whose place the runs have something else
         ("--seed 7", "give their number as --grid.seeds"),
         ("--optimizer.polar svd", "give --grid.orthos svd"),
-        ("--optimizer.polar gram --grid.optimizers muon --grid.orthos svd", "polar gram would"),
         ("--optimizer.adam-learning-rate 0.5 --grid.same-rate", "leave one of them out"),
-        ("--optimizer.per-head --grid.optimizers adamw", "would change nothing under adamw"),
     ],
 )
 def test_impossible_grids_are_refused(flags, words, capsys):
@@ -172,7 +164,6 @@ def test_flags_at_their_limits_are_taken(flags):
     [
         "gpt-base --optimizer.name muon",  # a recipe's norm is of Muon+
         "gpt-base-muon --as-published",
-        "gpt-tiny --optimizer.name optax_muon --optimizer.shape-scale max",  # its own
     ],
 )
 def test_settings_that_nobody_asked_of_a_rule_are_taken(command):
@@ -184,7 +175,6 @@ def test_settings_that_nobody_asked_of_a_rule_are_taken(command):
 @pytest.mark.parametrize(
     "flags",
     [
-        "--optimizer.per-head --grid.optimizers adamw muon",
         "--optimizer.polar svd --grid.optimizers muon normuon --grid.orthos svd",
         "--optimizer.shape-scale max --grid.optimizers normuon",
     ],
