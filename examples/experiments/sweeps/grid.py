@@ -37,7 +37,7 @@ class Grid:
     rates: tuple[FinitePositive, ...] = (0.01, 0.014, 0.02, 0.028, 0.04)
     """Peak learning rates of the matrices under all but the optimizers of adam_rates."""
     adam_rates: tuple[FinitePositive, ...] = (0.0005, 0.001, 0.002, 0.004, 0.008)
-    """The same under adamw, adamuon, mano and muoneq: their updates are larger."""
+    """The same under adamw, adamuon and mano: their updates are larger."""
     same_rate: bool = False
     """Give the other parameters the rate of the matrices, as the paper's code does."""
     orthos: tuple[str, ...] = ("jordan",)
