@@ -4,6 +4,6 @@ A script to copy imports none of these packages. A package imports only those on
 own, or to its left; `tests/documentation/test_houses.py` reads the lines.
 
     trainer: system, settings, models, data, weights, training, runs, parity, inference
-    compiled_programs: ., forecast
+    compiled_programs: .
     experiments: theory, sweeps
 """

@@ -1,1 +1,0 @@
-"""What a run needs on a machine that is not there: its programs, compiled and read."""
