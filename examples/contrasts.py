@@ -11,7 +11,7 @@ from examples.trainer.system.exit_status import command
 
 
 def write(
-    file: Annotated[Path, tyro.conf.Positional],
+    file: Annotated[Path, tyro.conf.Positional] = Path("results/experiments/pooled/contrasts.json"),
     sweeps: Path = Path("results/experiments"),
     pooled: bool = False,
     only: str = "",
@@ -19,7 +19,8 @@ def write(
     """Writes a table of differences of losses, each method at its best rate, paired by seed.
 
     Args:
-      file: a JSON list of contrasts, see `examples/experiments/sweeps/contrasts.py`.
+      file: a JSON list of contrasts, see `examples/experiments/sweeps/contrasts.py`; by default
+        those of the table of evidence.
       sweeps: the folder of the sweeps that it names.
       pooled: write the mean over all lines too, as random effects (Paule and Mandel, Hartung and
         Knapp): for lines that ask one question in cells that share no seed.

@@ -14,7 +14,7 @@ from examples.experiments.sweeps.grid import Method, Trial
 from examples.experiments.sweeps.ledger import Ledger, smooth
 from examples.experiments.sweeps.results import MUON, Sweep
 from examples.trainer.system.errors import UserError
-from tests.support.documents import README, ROOT
+from tests.support.documents import ROOT
 from tests.support.sweep_results import PLUS, result, toy_sweep
 
 # Tables
@@ -150,34 +150,16 @@ def test_contrasts_that_are_none_are_refused(wrong, tmp_path, capsys):
 
 
 EXPERIMENTS = ROOT / "results" / "experiments"
-# A row of README's table by a word in it: the end of the sweep's name, and the method.
-README_ROWS = {
-    "RECOMMENDED": ("max-nadam", "Muon+ row_col matched norm"),
-    "the default": ("spectral-nadam", "Muon+ col_row"),
-    "no normalization": ("max-nadam", "Muon"),
-    "as the paper trains": ("spectral", "Muon+ col_row"),
-}
-README_COLUMNS = (
-    ("best_muon/gpt-hold-0.4-0.02", True),
-    ("best_muon/llama-hold-0.4-0.03", True),
-    ("repeat/gpt", False),
-    ("repeat/llama", False),
-)
+POOLED = EXPERIMENTS / "pooled" / "contrasts.json"
 
 
-@pytest.mark.parametrize("row", README_ROWS)
-def test_differences_in_readme_are_rounded_once_from_the_runs(row):
-    lines = [x for x in README.splitlines() if x.startswith("| `omp.") and row in x and "±" in x]
-    written = [
-        cell.strip(" *").replace("\N{MINUS SIGN}", "-") for cell in lines[0].split("|")[2:-1]
-    ]
-    sweep, method = README_ROWS[row]
-    for cell, (name, fresh) in zip(written, README_COLUMNS, strict=True):
-        plus = contrasts.Term(1, f"{name}-{sweep}", method)
-        minus = contrasts.Term(-1, f"{name}-max", "Optax Muon")
-        found = contrasts.measured(contrasts.Contrast("x", (plus, minus), fresh=fresh), EXPERIMENTS)
-        mean = f"{found.mean:+.3f}".replace("+0.000", "0.000")
-        assert cell == f"{mean} ± {found.half_width:.3f}", name
+def test_the_table_of_evidence_is_rounded_once_from_the_runs():
+    page = (ROOT / "docs/explain/evidence.md").read_text().replace("\N{MINUS SIGN}", "-")
+    table = "| model" + page.partition("| model")[2].partition("\n\n")[0]
+    written = [(row[1], row[3].strip("*")) for row in rows(table)]
+    found = [contrasts.measured(each, EXPERIMENTS) for each in contrasts.read(POOLED)]
+    expected = [(str(e.seeds), f"{e.mean:+.4f} ± {e.half_width:.4f}") for e in found]
+    assert written == [*expected, ("69", "-0.0096 ± 0.0060")]
 
 
 def test_a_pooled_mean_is_that_of_paule_and_mandel_with_hartung_and_knapps_interval():
@@ -204,10 +186,10 @@ def test_cells_that_vary_less_than_their_errors_have_no_tau():
         contrasts.pooled([0.1, 0.2], [0.1, 0.1])
 
 
-def test_the_pooled_gain_of_the_committed_runs(capsys):
+def test_the_pooled_gain_of_the_committed_runs(monkeypatch, capsys):
     """The sentence of README: seven pairs of model and text, 69 seeds."""
-    file = str(EXPERIMENTS / "pooled" / "contrasts.json")
-    assert contrasts_command.main([file, "--sweeps", str(EXPERIMENTS), "--pooled"]) == 0
+    monkeypatch.chdir(ROOT)
+    assert contrasts_command.main(["--pooled"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert "7 lines, 69 seeds: -0.00956 ± 0.00596, p 0.0078; below zero in 7;" in last
 

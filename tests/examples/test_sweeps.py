@@ -159,21 +159,6 @@ def test_one_step_of_every_method(method):
     assert error < 1e-5
 
 
-def test_recipes_have_the_rates_of_the_paper():
-    plan = sweep_command_line.parse(["llama-60m"])[0].grid
-    assert plan.rates == (0.005, 0.01, 0.02, 0.04, 0.06, 0.08) and plan.same_rate
-    rule = rule_of(OptimizerConfig(adam_learning_rate=0.5), plan, Trial(PLUS, 0.06, 0))
-    assert rule.adam_learning_rate == 0.06
-    assert sweep_command_line.parse(["gpt-small-muon"])[0].grid.rates == (
-        0.003,
-        0.005,
-        0.01,
-        0.02,
-        0.04,
-    )
-    assert not sweep_command_line.parse([])[0].grid.same_rate
-
-
 # Runs
 
 

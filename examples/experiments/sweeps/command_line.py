@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from examples.experiments.sweeps.grid import VARIED, Grid, default_grid, methods
+from examples.experiments.sweeps.grid import VARIED, Grid, methods
 from examples.trainer.data.token_folder import Dataset
 from examples.trainer.settings.command_line import Unprefixed, choose_preset
 from examples.trainer.settings.presets import COMPARED
@@ -36,10 +36,7 @@ class NewSweep:
 
 def parse(argv: Sequence[str]) -> tuple[NewSweep, str]:
     """The sweep that the flags ask for, and the name of the preset of its runs."""
-    presets = {
-        name: (text, NewSweep(config, default_grid(name)))
-        for name, (text, config) in COMPARED.items()
-    }
+    presets = {name: (text, NewSweep(config, Grid())) for name, (text, config) in COMPARED.items()}
     asked, preset = choose_preset(presets, argv, PROGRAM, DESCRIPTION)
     refuse_what_the_grid_sets(asked, presets[preset][1].config)
     return asked, preset

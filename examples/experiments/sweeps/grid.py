@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from examples.trainer.settings.presets import ROWS
 from examples.trainer.settings.rules import RULES, Name, Norm
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import STRICT, Count, FinitePositive
@@ -107,21 +106,6 @@ TITLES = {
     "muown": "Muown",
 }
 """What contrasts and tables call the optimizers of ledgers, also those that the trainer lost."""
-
-PAPER_RATES = {
-    "gpt": (0.003, 0.005, 0.01, 0.02, 0.04),
-    "llama": (0.005, 0.01, 0.02, 0.04, 0.06, 0.08),
-}
-"""From the paper's appendix "Detailed Sweep Experiments"."""
-
-
-def default_grid(preset: str) -> Grid:
-    """Takes the paper's rates for its recipes."""
-    row = ROWS.get(preset.removesuffix("-muon"))
-    if row is None:
-        return Grid()
-    rates = PAPER_RATES[row[0].size.family]
-    return Grid(rates=rates, adam_rates=rates, same_rate=True)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
