@@ -32,7 +32,6 @@ from .function import MatrixFunction as MatrixFunction
 from .function import ViaTranspose as ViaTranspose
 from .function import adjoint as adjoint
 from .function import compose as compose
-from .function import for_layout as for_layout
 from .function import matrix_function as matrix_function
 from .function import static as static
 from .momentum import look_ahead as look_ahead

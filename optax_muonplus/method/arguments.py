@@ -106,16 +106,16 @@ def _is_here(value: Any) -> bool:
 
 
 def check_floating(*arrays: Any) -> None:
-    """Raises ValueError for an array whose dtype cannot hold what is computed of it.
+    """Raises ValueError for an array, or a dtype, that cannot hold what is computed of it.
 
     Results have the dtype of the array: integers would become zeros.
     """
     for x in arrays:
-        if not supported(x.dtype):
+        dtype = jnp.dtype(getattr(x, "dtype", x))
+        if not supported(dtype):
             raise ValueError(
-                f"Got an array {x.dtype} of shape {x.shape}, but results have the dtype of the"
-                " array, which must be floating-point of 16 bits at least. Pass"
-                " x.astype(jnp.float32)."
+                f"Got matrices of dtype {dtype}, but results have that dtype, which must be"
+                " floating-point of 16 bits at least. Pass x.astype(jnp.float32)."
             )
 
 

@@ -168,8 +168,3 @@ class Composition(MatrixFunction):
 def compose(functions: Sequence[MatrixFunction]) -> Composition:
     """Makes one function of several, the first one first."""
     return Composition(tuple(functions))
-
-
-def for_layout(function: MatrixFunction, transposed: bool) -> MatrixFunction:
-    """Returns ``function`` for matrices that are stored as (in, out) if ``transposed``."""
-    return function.transposed() if transposed else function

@@ -95,8 +95,6 @@ class Orthogonalize(MatrixFunction):
             if self.polar == "gram":
                 _check_gram(self.ns_coeffs, chosen, operand)
             object.__setattr__(self, "ns_steps", chosen.steps)  # an int, unless it is traced
-        elif isinstance(self.ns_coeffs, str):  # without effect, but for a word that is none
-            for_steps(self.ns_coeffs, 1)
         object.__setattr__(self, "ns_coeffs", _hashable(self.ns_coeffs))
         object.__setattr__(self, "compute_dtype", operand)
 
@@ -156,8 +154,7 @@ class Orthogonalize(MatrixFunction):
     @property
     def restarts(self) -> Restarts | None:
         """The restarts of the Gram iteration, if any are known."""
-        is_static = isinstance(self.ns_steps, int)
-        return restarts_for(self.ns_coeffs, self.ns_steps) if is_static else None
+        return restarts_for(self.ns_coeffs, self.ns_steps)
 
 
 _kept: Callable[..., Coefficients] = functools.lru_cache(for_steps)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from .arguments import supported
+from .arguments import check_floating
 
 
 def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
@@ -21,11 +21,7 @@ def product_dtype(dtype: DTypeLike, compute_dtype: DTypeLike | None) -> jnp.dtyp
       ValueError: if ``dtype`` is not floating-point of 16 bits at least, and if one of the two is
         real and the other complex.
     """
-    if not supported(jnp.dtype(dtype)):
-        raise ValueError(
-            f"Got matrices of dtype {dtype}, but results have that dtype, which must be"
-            " floating-point of 16 bits at least. Pass x.astype(jnp.float32)."
-        )
+    check_floating(dtype)
     wide = accumulation_dtype(dtype)
     if compute_dtype is None:
         return wide

@@ -9,7 +9,7 @@ restarts are enough depends on the coefficients and on the precision of products
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .coefficients import CoefficientsLike
 
@@ -30,10 +30,10 @@ class Restarts(NamedTuple):
     bfloat16: tuple[int, ...]
 
 
-def restarts_for(ns_coeffs: CoefficientsLike, steps: int) -> Restarts | None:
-    """Returns the restarts of so many steps of a table; None for rows and for longer runs."""
+def restarts_for(ns_coeffs: CoefficientsLike, steps: Any) -> Restarts | None:
+    """Returns the restarts of a table; None for rows, for longer runs and for traced steps."""
     listed = _TABLES.get(ns_coeffs) if isinstance(ns_coeffs, str) else None
-    if listed is None or steps > len(listed[0]):
+    if listed is None or not isinstance(steps, int) or steps > len(listed[0]):
         return None
     *columns, bfloat16 = listed
     return Restarts(*(x[steps - 1] for x in columns), bfloat16.get(steps, every_step(steps)))

@@ -60,10 +60,6 @@ MISTAKES = {
         lambda: omp.muonplus(0.1, beta=lambda step: 0.9),
         "optax.inject_hyperparams makes",
     ),
-    "a table beside an SVD": (
-        lambda: omp.muonplus(0.1, "muonn", polar="svd"),
-        "Unknown ns_coeffs 'muonn'. Known names: jordan",
-    ),
 }
 
 
