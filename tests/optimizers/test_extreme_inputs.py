@@ -58,8 +58,10 @@ def test_degenerate_gradients_give_finite_updates(options):
         "underflowing": full * np.float32(1e-40),
     }
     grads = {k: jnp.asarray(g, jnp.float32) for k, g in grads.items()}
+    # By the default rules (1, n) is a vector.
+    where = omp.Matrices(dimension_numbers=dict.fromkeys(grads, MuonDimensionNumbers(0, 1)))
     transformations = [
-        omp.scale_by_muonplus(norm=norm, shape_scale="none", **extra, **options)
+        omp.scale_by_muonplus(norm=norm, shape_scale="none", **extra, **options, where=where)
         for norm, extra in [
             ("none", {}),
             ("col_row", {"norm_eps": 1e-8 if svd else 0.0, "match_frobenius": True}),
