@@ -54,7 +54,7 @@ MISTAKES = {
     ),
     "a mesh as sharding": (
         lambda: omp.muonplus(0.1, sharding=jax.make_mesh((1,), ("a",))).init(PARAMS),
-        "Shardings must be a jax.sharding.NamedSharding, or None where it is not known, got the me",
+        "sharding is a mesh, which does not say how each parameter is cut over it",
     ),
     "a schedule of beta": (
         lambda: omp.muonplus(0.1, beta=lambda step: 0.9),
